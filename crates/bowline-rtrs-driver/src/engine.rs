@@ -1,12 +1,12 @@
 //! The engine: devices, and the threads that serve sessions and servers on them.
 //!
 //! ```text
-//!   bowline-rtrs-cm    one for each device: events of its connection manager; the first has timers
-//!   bowline-rtrs       one for each session and device: completions nobody else takes
-//!   bowline-rtrs-srv   one for each server and device: completions, and so the handler
-//!   bowline-rtrs-mem   one for each server: makes large pages of memory that is used
+//!   bowline-rtrs-cm    one per device: events of its connection manager; the first runs timers
+//!   bowline-rtrs       one per session and device: completions that no other thread takes
+//!   bowline-rtrs-srv   one per server and device: takes completions and runs the handler
+//!   bowline-rtrs-mem   one per server: moves memory in use to large pages
 //! ```
-//! All of them sleep when there is nothing to do.
+//! All these threads sleep when there is nothing to do.
 
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::net::IpAddr;
@@ -25,56 +25,60 @@ use crate::stats::{DriverStats, Stats};
 
 /// Most devices of an engine.
 const DEVICES_MAX: usize = 256;
-/// The longest a background thread sleeps: as long may it take to notice that it is to end.
+/// The longest sleep of a background thread, and so the longest delay before it notices that it
+/// must end.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
-/// How long the end of everything waits for peers, and for handlers that owe answers.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long closing an engine waits for peers, and for handlers that owe responses.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How threads wait for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {
-    /// As the device does it: the soft one looks for as long as waking up would cost, then sleeps.
-    /// A thread sleeps on one device only: in an engine of several, background threads take the
-    /// completions, one for each device, and wake those of the program that wait for requests.
+    /// As the device does it: the soft device polls for about as long as waking up would take, then
+    /// sleeps. A thread sleeps on one device only. In an engine of several devices, one background
+    /// thread for each device takes the completions and wakes the threads of the program that wait
+    /// for requests.
     #[default]
     Adaptive,
-    /// Never sleeps: lowest latency, one processor for each thread of a server, and for each thread
-    /// of a program that waits for requests, which takes the completions of all devices.
+    /// Never sleeps: lowest latency. Occupies one processor for each thread of a server, and for
+    /// each thread of a program that waits for requests; such a thread takes the completions of all
+    /// devices.
     Spin,
 }
 
 /// Settings of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineConfig {
-    /// How threads wait.
+    /// How threads wait for completions.
     pub poll: Poll,
 }
 
 /// A session or server, as the engine sees it.
-pub(crate) trait Station: Send + Sync {
-    /// An event of a device's connection manager; tells whether it was for this one.
+pub(crate) trait Member: Send + Sync {
+    /// Handles an event of a device's connection manager; returns whether it belongs to this
+    /// member.
     fn cm(&self, port: PortId, event: &CmEvent) -> bool;
-    /// A queue pair of a device has failed.
+    /// Handles the failure of a queue pair.
     fn qp_failed(&self, port: PortId, qpn: Qpn);
-    /// Looks at the clock; returns when to look again.
+    /// Runs timers that are due; returns when the next one is.
     fn tick(&self, now: Instant) -> Option<Instant>;
-    /// A device is closed, or can no longer be used. May be told more than once.
+    /// Handles that a device is closed, or can no longer be used. May be called more than once.
     fn device_gone(&self, port: PortId);
-    /// Closes it and waits, no longer than told, until it is closed.
-    fn end(&self, patience: Duration);
-    /// Its threads are to end.
+    /// Closes the session or server and waits, at most for `timeout`, until it is closed.
+    fn end(&self, timeout: Duration);
+    /// Makes its threads end.
     fn stop(&self);
 }
 
-/// What the threads and everything else share.
+/// The part of an engine that its threads, sessions and servers share.
 pub(crate) struct Inner {
     pub(crate) devices: Vec<Arc<dyn Device>>,
-    /// Which of them are closed, or can no longer be used.
+    /// For each device: whether it is closed, or can no longer be used.
     gone: Vec<AtomicBool>,
     pub(crate) config: EngineConfig,
     pub(crate) stats: Arc<Stats>,
     pub(crate) names: Arc<Names>,
-    stations: Mutex<Vec<Arc<dyn Station>>>,
+    members: Mutex<Vec<Arc<dyn Member>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
 }
@@ -85,8 +89,8 @@ impl core::fmt::Debug for Inner {
     }
 }
 
-/// Devices and threads for sessions and servers. A device belongs to one engine, since the events
-/// of its connection manager do.
+/// Devices and threads for sessions and servers. A device belongs to one engine, because its
+/// connection manager has one queue of events.
 ///
 /// Dropping an engine closes it.
 #[derive(Debug)]
@@ -95,10 +99,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine on some devices.
+    /// Starts an engine on these devices.
     ///
     /// # Errors
-    /// `EINVAL` without a device, or with more than 256; the system's when there can be no threads.
+    /// `EINVAL` without a device, or with more than 256; the system's error when no thread can be
+    /// started.
     pub fn new(devices: Vec<Arc<dyn Device>>, config: EngineConfig) -> Result<Arc<Self>, Error> {
         if !(1..=DEVICES_MAX).contains(&devices.len()) {
             return Err(Error::new("starting an engine with 1 to 256 devices", Errno::EINVAL));
@@ -109,7 +114,7 @@ impl Engine {
             config,
             stats: Arc::default(),
             names: Arc::default(),
-            stations: Mutex::default(),
+            members: Mutex::default(),
             threads: Mutex::default(),
             stop: AtomicBool::new(false),
         });
@@ -126,14 +131,14 @@ impl Engine {
         &self.inner.devices
     }
 
-    /// Returns what has kept packets from being sent on a path in the last seconds, where that is
-    /// known.
+    /// Returns the error that has kept packets from being sent on a path in the last seconds, if
+    /// the device knows it.
     pub fn fault(&self, local: IpAddr, remote: IpAddr) -> Option<bowline_verbs::Error> {
         let has_it = |device: &&Arc<dyn Device>| device.attr().addrs.contains(&local);
         self.devices().iter().filter(has_it).find_map(|device| device.fault_to(remote))
     }
 
-    /// Returns what has been done so far.
+    /// Returns the engine's counters.
     pub fn stats(&self) -> DriverStats {
         self.inner.stats.snapshot()
     }
@@ -155,12 +160,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
-    /// Makes what a core needs of each device, with room for so many poll connections. Of devices
-    /// that are gone, or refuse, there is a place only ([`Port::refusal`]): the station is to be
-    /// told that they are gone.
+    /// Makes the objects a core needs on each device, with completion queues for `polled` poll
+    /// connections. A device that is gone, or refuses, gets an unusable [`Port`]
+    /// ([`Port::refusal`]); the caller must report it to the member with [`Member::device_gone`].
     ///
     /// # Errors
-    /// That the engine is closed; that no device is left, with the word of the first.
+    /// An error when the engine is closed, or when no device is left: then the first device's
+    /// error.
     pub(crate) fn ports(&self, polled: u16) -> Result<Vec<Arc<Port>>, Error> {
         if self.is_stopped() {
             return Err(Error::closed("using an engine"));
@@ -186,7 +192,7 @@ impl Inner {
         self.stop.load(SeqCst)
     }
 
-    /// Starts a thread, which ends by itself when the engine or its station stops.
+    /// Starts a thread, which ends by itself when the engine or its member stops.
     pub(crate) fn spawn(
         &self,
         name: &str,
@@ -203,67 +209,68 @@ impl Inner {
         Ok(handle)
     }
 
-    /// From now on a session or server gets events.
+    /// Registers a session or server: it gets events from now on.
     ///
     /// # Errors
-    /// That the engine is closed: nobody would look after it.
-    pub(crate) fn add(&self, station: Arc<dyn Station>) -> Result<(), Error> {
-        let mut stations = lock(&self.stations);
-        // Looked at with the list locked: whoever closes the engine takes the list after saying so,
-        // and finds all that were added before.
+    /// An error when the engine is closed: no thread would serve the member.
+    pub(crate) fn add(&self, member: Arc<dyn Member>) -> Result<(), Error> {
+        let mut members = lock(&self.members);
+        // Checked with the list locked: closing sets `stop` before it takes the list, so it finds
+        // every member added before.
         if self.is_stopped() {
-            drop(stations);
+            drop(members);
             return Err(Error::closed("using an engine"));
         }
-        stations.push(Arc::clone(&station));
-        drop(stations);
-        // Those that have gone since its ports were made: whoever marks one takes the list after
-        // it.
+        members.push(Arc::clone(&member));
+        drop(members);
+        // Reports devices that went after the member's ports were made: `device_gone` sets the flag
+        // before it reads the list.
         for (index, gone) in self.gone.iter().enumerate() {
             if gone.load(SeqCst) {
-                station.device_gone(port_id(index));
+                member.device_gone(port_id(index));
             }
         }
         Ok(())
     }
 
-    /// A device is closed, or can no longer be used.
+    /// Marks a device as closed or unusable and tells all members.
     fn device_gone(&self, index: usize) {
         if let Some(gone) = self.gone.get(index) {
             gone.store(true, SeqCst);
         }
-        self.stations().iter().for_each(|station| station.device_gone(port_id(index)));
+        self.members().iter().for_each(|member| member.device_gone(port_id(index)));
     }
 
-    /// From now on it gets none.
-    pub(crate) fn remove(&self, station: &dyn Station) {
+    /// Unregisters a session or server: it gets no more events.
+    pub(crate) fn remove(&self, member: &dyn Member) {
         let gone: Vec<_> = {
-            let mut stations = lock(&self.stations);
-            let is = |known: &mut Arc<dyn Station>| std::ptr::addr_eq(Arc::as_ptr(known), station);
-            stations.extract_if(.., is).collect()
+            let mut members = lock(&self.members);
+            let is = |known: &mut Arc<dyn Member>| std::ptr::addr_eq(Arc::as_ptr(known), member);
+            members.extract_if(.., is).collect()
         };
-        // Not while the list is locked: this may be the last of it.
+        // Dropped without the list's lock: this may be the last reference.
         drop(gone);
     }
 
-    fn stations(&self) -> Vec<Arc<dyn Station>> {
-        lock(&self.stations).clone()
+    fn members(&self) -> Vec<Arc<dyn Member>> {
+        lock(&self.members).clone()
     }
 
     fn close(&self) {
         if self.stop.swap(true, SeqCst) {
             return;
         }
-        for station in self.stations() {
-            station.end(CLOSE_PATIENCE);
-            station.stop();
+        for member in self.members() {
+            member.end(CLOSE_TIMEOUT);
+            member.stop();
         }
-        let stations = std::mem::take(&mut *lock(&self.stations));
-        // Not while the list is locked: these may be the last of them.
-        drop(stations);
+        let members = std::mem::take(&mut *lock(&self.members));
+        // Dropped without the list's lock: these may be the last references.
+        drop(members);
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
-            // The last engine may be dropped by a function of the program that a thread of it runs.
+            // A callback of the program may drop the last engine, so this can be one of its
+            // threads.
             if thread.thread().id() != std::thread::current().id() {
                 // A panic of that thread has been reported on standard error.
                 let _ = thread.join();
@@ -280,10 +287,10 @@ impl Inner {
         let mut closing = None;
         let mut gone = false;
         loop {
-            // Sessions that are being closed need events to the last.
+            // Sessions that are being closed need events until they are closed.
             if self.is_stopped() {
-                let end = *closing.get_or_insert_with(|| clock::now() + CLOSE_PATIENCE);
-                if lock(&self.stations).is_empty() || clock::now() > end {
+                let end = *closing.get_or_insert_with(|| clock::now() + CLOSE_TIMEOUT);
+                if lock(&self.members).is_empty() || clock::now() > end {
                     return;
                 }
             }
@@ -295,7 +302,7 @@ impl Inner {
             match device.cm_event(limit) {
                 Ok(event) => {
                     self.stats.cm_events.inc();
-                    self.hand_out(&**device, port, &event);
+                    self.dispatch_cm_event(&**device, port, &event);
                 }
                 Err(bowline_verbs::Error::TimedOut) => {}
                 Err(_) => gone = true,
@@ -303,16 +310,16 @@ impl Inner {
             while !gone && let Ok(event) = device.async_event(Duration::ZERO) {
                 match event {
                     AsyncEvent::QpFatal(qpn) => {
-                        self.stations().iter().for_each(|station| station.qp_failed(port, qpn));
+                        self.members().iter().for_each(|member| member.qp_failed(port, qpn));
                     }
-                    // Nothing need complete there any more [RT-31], [RS-19].
+                    // No work request there need ever complete [RT-31], [RS-19].
                     AsyncEvent::DeviceFatal => gone = true,
                     _ => {}
                 }
             }
             if gone {
                 self.device_gone(index);
-                // The timers of the first are everybody's.
+                // The first device's thread also runs the timers of all devices.
                 if index > 0 {
                     return;
                 }
@@ -320,20 +327,20 @@ impl Inner {
         }
     }
 
-    fn hand_out(&self, device: &dyn Device, port: PortId, event: &CmEvent) {
-        if self.stations().iter().any(|station| station.cm(port, event)) {
+    fn dispatch_cm_event(&self, device: &dyn Device, port: PortId, event: &CmEvent) {
+        if self.members().iter().any(|member| member.cm(port, event)) {
             return;
         }
         if let CmEvent::ConnectRequest { id, .. } = event {
-            // Its listener has just gone.
+            // The request's listener has just been closed.
             let _ = device.destroy_id(*id);
         }
     }
 
-    /// Runs what is due; returns how long nothing else is.
+    /// Runs timers that are due; returns the time until the next one.
     fn run_timers(&self) -> Duration {
         let now = clock::now();
-        let next = self.stations().iter().filter_map(|station| station.tick(now)).min();
+        let next = self.members().iter().filter_map(|member| member.tick(now)).min();
         next.map_or(TICK, |at| at.saturating_since(now).clamp(Duration::from_millis(1), TICK))
     }
 }
@@ -346,11 +353,11 @@ mod tests {
 
     use super::*;
 
-    /// Notes which devices it is told are gone.
+    /// Records which devices it was told are gone.
     #[derive(Default)]
     struct Nobody(Mutex<Vec<PortId>>);
 
-    impl Station for Nobody {
+    impl Member for Nobody {
         fn cm(&self, _: PortId, _: &CmEvent) -> bool {
             false
         }
@@ -370,22 +377,22 @@ mod tests {
         fn stop(&self) {}
     }
 
-    /// A session that is being opened when the engine is closed would wait for events that nobody
-    /// reads.
+    /// A session that is being opened when the engine is closed would wait for events that no
+    /// thread reads.
     #[test]
     fn a_closed_engine_takes_nobody_in() {
         let addrs = vec![IpAddr::from([127, 79, 130, 1])];
         let device = SoftDevice::open(SoftConfig { addrs, ..SoftConfig::default() }).unwrap();
         let engine = Engine::new(vec![Arc::new(device)], EngineConfig::default()).unwrap();
         engine.inner.add(Arc::new(Nobody::default())).unwrap();
-        assert_eq!(engine.inner.stations().len(), 1);
+        assert_eq!(engine.inner.members().len(), 1);
         engine.close();
         let refused = engine.inner.add(Arc::new(Nobody::default())).unwrap_err();
         assert_eq!(refused.errno(), Errno::ENODEV);
-        assert_eq!(engine.inner.stations().len(), 0);
+        assert_eq!(engine.inner.members().len(), 0);
     }
 
-    /// A session that is being opened when a device goes would wait for it.
+    /// A session that is being opened when a device goes would wait for that device.
     #[test]
     fn who_comes_after_a_device_has_gone_is_told() {
         let devices = [1, 2].map(|host| {

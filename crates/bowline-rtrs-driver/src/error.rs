@@ -1,11 +1,11 @@
-//! Why a call was refused, or what a request came to.
+//! The error of a call or of a request.
 
 use core::fmt;
 
 use bowline_rtrs::Errno;
 use bowline_rtrs::client::Refusal;
 
-/// Why a call was refused, or what a request came to.
+/// The error of a call or of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     what: &'static str,
@@ -17,18 +17,18 @@ pub struct Error {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The protocol, or the peer, says so.
+    /// An error of the protocol or reported by the peer.
     Protocol(Errno),
-    /// A device refused.
+    /// A device's error.
     Device(bowline_verbs::Error),
-    /// The only device that would do is gone, or cannot be used.
+    /// The only suitable device is gone, or cannot be used.
     Unusable {
-        /// Its name.
+        /// Name of the device.
         device: String,
-        /// Why.
+        /// The device's error.
         why: bowline_verbs::Error,
     },
-    /// The system refused.
+    /// A system call's error.
     System(Errno),
     /// The engine, session or server is closed. `ENODEV`.
     Closed,
@@ -43,7 +43,7 @@ impl Error {
         Self { refusal, ..self }
     }
 
-    /// How a server has refused, if that is what it was.
+    /// The server's refusal, if the server refused the connection.
     pub const fn refusal(&self) -> Option<Refusal> {
         self.refusal
     }
@@ -73,7 +73,7 @@ impl Error {
         Self::of(what, ErrorKind::System(errno))
     }
 
-    /// What kind of error it is.
+    /// The kind of the error.
     pub const fn kind(&self) -> &ErrorKind {
         &self.kind
     }
@@ -88,7 +88,7 @@ impl Error {
     }
 }
 
-/// What was tried, and why it failed, in one line.
+/// The operation that was tried and its error, in one line.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.what)?;

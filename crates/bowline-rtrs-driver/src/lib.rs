@@ -1,21 +1,21 @@
-//! RTRS over any verbs: what runs the state machines of `bowline-rtrs`, and the library API on top.
+//! RTRS over any verbs: runs the state machines of `bowline-rtrs` and offers the library API.
 //!
 //! ```text
-//!   client::Session   requests ──┐                       ┌── server::Handler
-//!                                │  core, under its lock │   (rdma_ev, link_ev)
-//!   call, wait, poll: the thread │  Hub ── Binding       │  bowline-rtrs-srv: a thread takes
-//!   that waits takes completions │   │                   │  completions and runs the handler
-//!                                └── bowline_verbs::Device ──┘
+//!   client::Session   requests ──┐                          ┌── server::Handler
+//!                                │  core, under its lock    │   (rdma_ev, link_ev)
+//!   call, wait, poll: the thread │  Executor ── Binding     │  bowline-rtrs-srv: a thread takes
+//!   that waits takes completions │   │                      │  completions and runs the handler
+//!                                └── bowline_verbs::Device ─┘
 //! ```
 //! An [`Engine`] holds the devices and the threads. Nothing is allocated for a request, once queues
 //! have grown to their size.
 #![deny(unsafe_code)]
 
 pub mod client;
-mod drive;
+mod completions;
 mod engine;
 mod error;
-mod hub;
+mod executor;
 mod port;
 mod random;
 pub mod server;

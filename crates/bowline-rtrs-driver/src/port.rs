@@ -1,4 +1,5 @@
-//! A device as a core's binding uses it: a protection domain and a completion queue of its own.
+//! A device as a core's binding uses it: with a protection domain and completion queues for that
+//! core alone.
 
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -14,45 +15,45 @@ use bowline_verbs::{
     QpInit, QpState, QpType, Qpn, RecvWr, SendWr,
 };
 
-/// The name of an engine's device, which has at most 256.
+/// The id of an engine's device. An engine has at most 256.
 pub(crate) fn port_id(index: usize) -> PortId {
     PortId(u8::try_from(index).unwrap_or(u8::MAX))
 }
 
-/// Entries of a completion queue, when the device has so many: room for 340 connections of default
-/// depth. Where they take memory only when they are used, as many as there can be: the soft device
-/// has room for 7690, more than a server lets one address have. A connection that finds no room is
-/// refused.
+/// Entries of a completion queue, if the device allows that many: enough for 340 connections of
+/// default depth. Devices that allocate entries only when used get as many as they allow: the soft
+/// device has room for 7690 connections, more than a server grants to one address. A connection
+/// that finds no room is refused.
 const CQ_ENTRIES: usize = 1 << 20;
 
-/// The same of one for a poll connection: room for 20 paths of default depth.
+/// Entries of a poll connection's completion queue: enough for 20 paths of default depth.
 const POLLED_ENTRIES: usize = 1 << 16;
 
-/// A completion queue, which can never overrun.
+/// A completion queue that can never overrun, because queue pairs reserve entries in it.
 struct Queue {
     cq: CqId,
     entries: usize,
-    /// Entries that the queue pairs may fill, those that are gone included until what they have
-    /// left there is taken.
-    promised: AtomicUsize,
-    /// Entries of queue pairs that are gone.
-    leaving: AtomicUsize,
+    /// Entries reserved by queue pairs. Those of a destroyed queue pair count until its last
+    /// completions have been taken.
+    reserved: AtomicUsize,
+    /// Reserved entries of queue pairs that have been destroyed.
+    destroyed: AtomicUsize,
 }
 
 impl Queue {
     fn new(device: &Arc<dyn Device>, most: usize) -> Result<Self, Error> {
         let limits = device.attr();
         let entries = if limits.lazy_cq { usize::MAX } else { most }.min(limits.max_cqe);
-        let (promised, leaving) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Ok(Self { cq: device.create_cq(entries)?, entries, promised, leaving })
+        let (reserved, destroyed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Ok(Self { cq: device.create_cq(entries)?, entries, reserved, destroyed })
     }
 
     /// Reserves entries.
-    fn promise(&self, entries: usize) -> Result<(), Error> {
-        let fits = |promised: usize| {
-            promised.checked_add(entries).filter(|promised| *promised <= self.entries)
+    fn reserve(&self, entries: usize) -> Result<(), Error> {
+        let fits = |reserved: usize| {
+            reserved.checked_add(entries).filter(|reserved| *reserved <= self.entries)
         };
-        let reserved = self.promised.fetch_update(Relaxed, Relaxed, fits);
+        let reserved = self.reserved.fetch_update(Relaxed, Relaxed, fits);
         reserved.map(drop).map_err(|_| Error::Limit("completion queue entries"))
     }
 }
@@ -61,11 +62,11 @@ impl Queue {
 pub(crate) struct Port {
     device: Arc<dyn Device>,
     attr: PortAttr,
-    /// Or why the device cannot be used.
+    /// The protection domain, or the error because of which the device cannot be used.
     pd: Result<PdId, Error>,
-    /// The one all have in common, and those of poll connections.
+    /// The completion queue that all connections share, then those of the poll connections.
     queues: Vec<Queue>,
-    /// Which of them each queue pair uses, and how much of it.
+    /// For each queue pair: the index of its completion queue, and the entries reserved there.
     queue_pairs: Mutex<BTreeMap<Qpn, (u16, usize)>>,
 }
 
@@ -76,7 +77,8 @@ impl core::fmt::Debug for Port {
 }
 
 impl Port {
-    /// Makes what a core needs of a device, with room for so many poll connections.
+    /// Makes the objects a core needs on a device, with completion queues for `polled` poll
+    /// connections.
     pub(crate) fn new(device: &Arc<dyn Device>, polled: u16) -> Result<Self, Error> {
         let mut port = Self::with(device, Ok(device.alloc_pd()?));
         for queue in 0..=polled {
@@ -86,7 +88,7 @@ impl Port {
         Ok(port)
     }
 
-    /// The place of a device that cannot be used: nothing can be made there.
+    /// Stands for a device that cannot be used: no object can be made there.
     pub(crate) fn unusable(device: &Arc<dyn Device>, why: Error) -> Self {
         Self::with(device, Err(why))
     }
@@ -105,18 +107,18 @@ impl Port {
         Self { device, attr, pd, queues, queue_pairs: Mutex::default() }
     }
 
-    /// Why the device could not be used from the start.
+    /// The error because of which the device could never be used.
     pub(crate) fn refusal(&self) -> Option<&Error> {
         self.pd.as_ref().err()
     }
 
-    /// The error of what needs this device, which cannot be used.
+    /// The error of an operation `what` that needs this unusable device.
     pub(crate) fn unusable_for(&self, what: &'static str) -> crate::Error {
         let why = self.refusal().cloned().unwrap_or(Error::Closed);
         crate::Error::unusable(what, self.device.attr().name, why)
     }
 
-    /// This protection domain, or the one of what has none of its own.
+    /// The given protection domain, or by default this port's.
     fn domain(&self, pd: Option<PdId>) -> Result<PdId, Error> {
         pd.map_or_else(|| self.pd.clone(), Ok)
     }
@@ -129,7 +131,7 @@ impl Port {
         &self.device
     }
 
-    /// Takes completions of a queue, 0 for the one all have in common.
+    /// Takes completions of a queue; queue 0 is the one all connections share.
     pub(crate) fn poll(
         &self,
         queue: u16,
@@ -137,31 +139,31 @@ impl Port {
         max: usize,
     ) -> Result<usize, Error> {
         let Some(queue) = self.queues.get(usize::from(queue)) else { return Ok(0) };
-        let leaving = queue.leaving.load(Acquire);
+        let destroyed = queue.destroyed.load(Acquire);
         let count = self.device.poll_cq(queue.cq, out, max)?;
-        if leaving > 0 && count < max {
-            // It was empty after these had gone.
-            queue.leaving.fetch_sub(leaving, Relaxed);
-            queue.promised.fetch_sub(leaving, Relaxed);
+        if destroyed > 0 && count < max {
+            // The queue was empty after these queue pairs were destroyed.
+            queue.destroyed.fetch_sub(destroyed, Relaxed);
+            queue.reserved.fetch_sub(destroyed, Relaxed);
         }
         Ok(count)
     }
 
-    /// Waits for completions of the queue all have in common.
+    /// Waits for completions in the queue all connections share.
     pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
         let Some(queue) = self.queues.first() else { return Ok(false) };
         self.device.wait_cq(queue.cq, false, Some(limit))
     }
 
     fn create_qp(&self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {
-        // Room for the markers of its end.
+        // One more entry for the marker that drains the queue pair.
         let max_send_wr = (shape.send_wr + 1).min(self.attr.max_qp_wr);
         let max_recv_wr = (shape.recv_wr + 1).min(self.attr.max_qp_wr);
         let entries = max_send_wr + max_recv_wr;
         let queue = self.queues.get(usize::from(shape.queue));
         let queue = queue.ok_or(Error::NoSuch("completion queue"))?;
         let (pd, cq) = (self.domain(pd)?, queue.cq);
-        queue.promise(entries)?;
+        queue.reserve(entries)?;
         let cap = QpCap {
             max_send_wr,
             max_recv_wr,
@@ -182,14 +184,14 @@ impl Port {
             let ready =
                 self.device.modify_qp(qpn, &QpAttr { state, access, give_up, ..QpAttr::default() });
             if ready.is_err() {
-                // Just made and not used.
+                // The queue pair was never used.
                 let _ = self.device.destroy_qp(qpn);
             }
             ready.map(|()| qpn)
         });
         match made {
             Ok(qpn) => _ = self.lock().insert(qpn, (shape.queue, entries)),
-            Err(_) => _ = queue.promised.fetch_sub(entries, Relaxed),
+            Err(_) => _ = queue.reserved.fetch_sub(entries, Relaxed),
         }
         made
     }
@@ -199,7 +201,7 @@ impl Port {
         if let Some((queue, entries)) = self.lock().remove(&qpn)
             && let Some(queue) = self.queues.get(usize::from(queue))
         {
-            queue.leaving.fetch_add(entries, Release);
+            queue.destroyed.fetch_add(entries, Release);
         }
         Ok(())
     }
@@ -210,7 +212,8 @@ impl Port {
 }
 
 impl Drop for Port {
-    /// The binding has removed everything that used them, unless it was given up with its device.
+    /// The binding has destroyed all objects that use these, unless it was abandoned with its
+    /// device.
     fn drop(&mut self) {
         for queue in &self.queues {
             let _ = self.device.destroy_cq(queue.cq);
@@ -227,7 +230,7 @@ pub(crate) struct PortSet {
     ports: Vec<PortHandle>,
 }
 
-/// One of them.
+/// A shared reference to one device of a core.
 #[derive(Clone, Debug)]
 struct PortHandle(Arc<Port>);
 
@@ -257,7 +260,7 @@ impl Verbs for PortHandle {
     }
 
     fn dealloc_pd(&mut self, pd: PdId) {
-        // Ours and empty: it fails only when the device is closed.
+        // The domain is this core's and empty: the call fails only when the device is closed.
         let _ = self.0.device.dealloc_pd(pd);
     }
 
@@ -292,7 +295,8 @@ impl Verbs for PortHandle {
     }
 
     fn dereg_mr(&mut self, lkey: u32) {
-        // Ours, and without windows: it fails only when the device is closed.
+        // The memory region is this core's and has no windows: the call fails only when the device
+        // is closed.
         let _ = self.0.device.dereg_mr(lkey);
     }
 

@@ -1,4 +1,4 @@
-//! Unpredictable numbers, from the system.
+//! Unpredictable numbers from the system.
 
 use bowline_base::entropy::random_bytes;
 use bowline_wire::rtrs::Uuid;

@@ -17,122 +17,122 @@ pub use bowline_rtrs::server::{
     ServerCounters, ServerLimits, SessId, SessionInfo, Usr,
 };
 
-use crate::drive::Drive;
-use crate::engine::{Engine, Inner, Poll, Station, TICK};
-use crate::hub::{Hub, Side};
+use crate::completions::CompletionBatch;
+use crate::engine::{Engine, Inner, Member, Poll, TICK};
+use crate::executor::{CoreState, Executor};
 use crate::port::{PortSet, port_id};
 use bowline_base::clock;
 
 use crate::Error;
 
-/// A thread that sleeps while requests wait for the end of others looks so often whether they can
-/// begin.
-const LATE: Duration = Duration::from_millis(1);
+/// How long a thread sleeps before it checks whether deferred requests can begin.
+const DEFERRED_CHECK: Duration = Duration::from_millis(1);
 
-/// What happened to a session [RS-27].
+/// A session has come or gone [RS-27].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEv {
-    /// Its first path is there.
+    /// The first path of a session is connected.
     Connected {
         /// The session.
         session: SessId,
-        /// What the client calls it.
+        /// The name the client gave the session.
         name: SessionName,
     },
-    /// Its last path is gone, and all its requests are answered.
+    /// The last path of a session is gone, and all its requests are answered.
     Disconnected {
         /// The session.
         session: SessId,
     },
 }
 
-/// A path that was closed because its client broke a rule, or is not one that may come [RT-64],
-/// [RT-67].
+/// A path that was closed because its client broke a rule, or was refused access [RT-64], [RT-67].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offence {
     /// The client's address.
     pub remote: SocketAddr,
-    /// What it did.
+    /// Why the path was closed.
     pub reason: CloseReason,
 }
 
-/// What has become of a path.
+/// A change of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathNews {
-    /// What its session is called.
+#[doc(alias = "PathNews")]
+pub struct PathEv {
+    /// The name of the path's session.
     pub session: SessionName,
-    /// Own address.
+    /// Local address.
     pub local: SocketAddr,
-    /// The client's.
+    /// The client's address.
     pub remote: SocketAddr,
-    /// What.
+    /// The change.
     pub change: PathChange,
 }
 
-/// See [`PathNews`].
+/// The kind of a change in [`PathEv`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathChange {
-    /// It is served.
+    /// The path is served.
     Connected,
-    /// It was served, and is closed.
+    /// The path was served, and is closed.
     Closed(CloseReason),
 }
 
-/// Changes that nobody has asked for yet.
+/// Changes that the program has not taken yet.
 #[derive(Debug, Default)]
-struct News {
-    kept: VecDeque<PathNews>,
+struct PathEvents {
+    kept: VecDeque<PathEv>,
     missed: u64,
 }
 
-impl News {
-    const MOST: usize = 256;
+impl PathEvents {
+    const MAX: usize = 256;
 
     fn add(&mut self, session: SessionName, path: PathInfo, change: PathChange) {
-        if self.kept.len() == Self::MOST {
+        if self.kept.len() == Self::MAX {
             self.kept.pop_front();
             self.missed += 1;
         }
         let PathInfo { local, remote, .. } = path;
-        self.kept.push_back(PathNews { session, local, remote, change });
+        self.kept.push_back(PathEv { session, local, remote, change });
     }
 }
 
-/// The layer above: what it does with requests. Its functions are called without locks held, by a
-/// thread of the engine, and must not block: heartbeats wait for them too [RT-81]. A panic of one
-/// is reported on standard error and ends there: the thread goes on, what was left in the list is
-/// answered with `EIO`, and a session that has come is refused. What had been taken out of the list
-/// by then, a `drain` takes all of it, is the layer's still: it holds its chunks, and the server's
-/// end waits for it.
+/// The layer above, which handles requests. Its functions are called without locks held, by a
+/// thread of the engine, and must not block: heartbeats would be delayed too [RT-81]. A panic is
+/// reported on standard error and ends there: the thread goes on, requests left in the list are
+/// answered with `EIO`, and a new session is refused. Requests that the function had already taken
+/// out of the list (a `drain` takes all of them) still belong to the layer above: they hold their
+/// chunks, and closing the server waits for them.
 pub trait Handler: Send + Sync {
-    /// Requests have come; it takes all of them out of the list. Each is to be answered once with
-    /// [`Server::respond`], now or later, by any thread [RT-46].
+    /// Requests have come; the function takes all of them out of the list. Each must be answered
+    /// once with [`Server::respond`], now or later, by any thread [RT-46].
     fn rdma_ev(&self, server: &Server, requests: &mut Vec<Request>);
 
-    /// A session has come or gone. An error to the first closes its path.
+    /// A session has come or gone. An error for [`LinkEv::Connected`] closes its path.
     ///
     /// # Errors
-    /// Whatever the layer above has against the session.
+    /// Any error refuses the session.
     fn link_ev(&self, server: &Server, event: LinkEv) -> Result<(), Errno>;
 
-    /// Everything that came together has been handed over: requests to storage may be begun now.
+    /// All requests that came together have been handed over: storage requests can be submitted
+    /// now.
     fn flushed(&self, server: &Server) {
         let _ = server;
     }
 }
 
-/// A server. It serves until it is closed, or its engine is.
+/// A server. It serves until it or its engine is closed.
 pub struct Server {
-    hub: Hub<State>,
+    executor: Executor<State>,
     engine: Arc<Inner>,
     handler: Arc<dyn Handler>,
     listeners: Mutex<Vec<(PortId, CmId)>>,
     changed: Condvar,
     stop: AtomicBool,
-    /// A request waits for another one's end, or can begin now that this has come [RS-9]: no
-    /// completion tells of it.
-    late: AtomicBool,
-    /// Devices that are gone, and how many have nothing left.
+    /// A request is deferred until another one has ended, or can begin because that one has [RS-9]:
+    /// no completion announces it.
+    deferred: AtomicBool,
+    /// For each device: whether it is gone.
     gone: Vec<AtomicBool>,
     lost: AtomicUsize,
 }
@@ -147,13 +147,13 @@ struct State {
     core: Core,
     closed: bool,
     offence: Option<Offence>,
-    news: News,
+    path_events: PathEvents,
     links: VecDeque<LinkEv>,
-    /// A thread hands out `links`.
-    linking: bool,
+    /// A thread is delivering `links`.
+    delivering: bool,
 }
 
-impl Side for State {
+impl CoreState for State {
     type Core = Core;
 
     fn core(&mut self) -> &mut Core {
@@ -165,10 +165,10 @@ impl Side for State {
     }
 }
 
-/// What a thread that takes completions uses again.
-struct Turn {
+/// Buffers of a thread that takes completions, kept from one batch to the next.
+struct PollState {
     port: usize,
-    drive: Drive,
+    drive: CompletionBatch,
     ports: PortSet,
     batch: Batch,
     failed: Vec<(PortId, u32)>,
@@ -176,7 +176,7 @@ struct Turn {
 }
 
 impl Server {
-    /// Listens at some addresses of the engine's devices; an unspecified one stands for all of
+    /// Listens at these addresses of the engine's devices; an unspecified address stands for all of
     /// them. Devices that are gone are left out.
     ///
     /// # Errors
@@ -194,22 +194,22 @@ impl Server {
         let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
         let core = Core::new(config, &attrs)
             .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
-        let (links, linking) = (VecDeque::new(), false);
+        let (links, delivering) = (VecDeque::new(), false);
         let unusable: Vec<bool> = ports.iter().map(|port| port.refusal().is_some()).collect();
-        let (offence, news) = (None, News::default());
-        let state = State { core, closed: false, offence, news, links, linking };
+        let (offence, path_events) = (None, PathEvents::default());
+        let state = State { core, closed: false, offence, path_events, links, delivering };
         let server = Arc::new(Self {
-            hub: Hub::new(state, ports, Arc::clone(&engine.stats)),
+            executor: Executor::new(state, ports, Arc::clone(&engine.stats)),
             engine,
             handler,
             listeners: Mutex::default(),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
-            late: AtomicBool::new(false),
+            deferred: AtomicBool::new(false),
             gone: unusable.iter().map(|_| AtomicBool::new(false)).collect(),
             lost: AtomicUsize::new(0),
         });
-        server.engine.add(Arc::clone(&server) as Arc<dyn Station>)?;
+        server.engine.add(Arc::clone(&server) as Arc<dyn Member>)?;
         for (index, _) in unusable.iter().enumerate().filter(|(_, unusable)| **unusable) {
             server.device_gone(port_id(index));
         }
@@ -221,7 +221,7 @@ impl Server {
     }
 
     fn start(self: &Arc<Self>, at: &[SocketAddr]) -> Result<(), Error> {
-        for port in (0..self.hub.ports.len()).filter(|port| !self.is_gone(*port)) {
+        for port in (0..self.executor.ports.len()).filter(|port| !self.is_gone(*port)) {
             let server = Arc::clone(self);
             self.engine.spawn("bowline-rtrs-srv", move || server.run(port))?;
         }
@@ -230,12 +230,12 @@ impl Server {
         at.iter().try_for_each(|at| self.listen(*at))
     }
 
-    /// The thread that has the memory of sessions consist of large pages: the system may have to
-    /// look for them for a second and more, and no request, heartbeat or connection is to wait for
-    /// that.
+    /// Runs the thread that moves the memory of sessions to large pages. The system may have to
+    /// search for such pages for more than a second; no request, heartbeat or connection may wait
+    /// for that.
     fn enlarge_pages(&self) {
         while !self.stop.load(SeqCst) {
-            let filled = self.hub.lock().core.take_filled();
+            let filled = self.executor.lock().core.take_filled();
             match filled {
                 Some(Mem { buffer, offset, len }) => buffer.enlarge_pages(offset, len),
                 None => std::thread::sleep(TICK),
@@ -247,12 +247,12 @@ impl Server {
         self.gone.get(port).is_none_or(|gone| gone.load(SeqCst))
     }
 
-    /// Listens on every device that has the address and is not gone.
+    /// Listens on every usable device that has the address.
     fn listen(&self, at: SocketAddr) -> Result<(), Error> {
         const WHAT: &str = "listening";
         let mut listening = false;
         let mut nowhere = Error::device(WHAT, bowline_verbs::Error::AddrNotAvailable);
-        for (index, port) in self.hub.ports.iter().enumerate() {
+        for (index, port) in self.executor.ports.iter().enumerate() {
             if self.is_gone(index) {
                 if port.device().attr().addrs.contains(&at.ip()) {
                     nowhere = port.unusable_for(WHAT);
@@ -260,10 +260,10 @@ impl Server {
                 continue;
             }
             let name = port_id(index);
-            // Requests wait until the binding knows the listener.
-            let made = self.hub.with_exec(|exec| {
+            // Connection requests wait until the binding knows the listener.
+            let made = self.executor.with_devices(|devices| {
                 let made = port.device().listen(at)?;
-                exec.binding.listen(name, made);
+                devices.binding.listen(name, made);
                 Ok(made)
             });
             match made {
@@ -278,18 +278,18 @@ impl Server {
         listening.then_some(()).ok_or(nowhere)
     }
 
-    /// Answers requests: 0 or a negative errno, and where a READ's data is when it is not in the
-    /// request's own memory. What is answered together goes out together. The iterator is asked
-    /// with the server locked: it must not call it.
+    /// Answers requests. The number is 0 or a negative errno; the memory is where a READ's data is
+    /// if not in the request's chunk. Responses given together go out together. The iterator is
+    /// called with the server locked: it must not call the server.
     pub fn respond(&self, answers: &mut dyn Iterator<Item = (OpId, i32, Option<MemRef>)>) {
         let now = clock::now();
-        let mut state = self.hub.lock();
+        let mut state = self.executor.lock();
         for (op, errno, from) in answers {
             state.core.respond(now, op, errno, from);
         }
-        self.look_for_late(&state);
+        self.check_deferred(&state);
         drop(state);
-        if self.hub.ring() {
+        if self.executor.drain_unless_calling() {
             self.settle();
         }
     }
@@ -302,45 +302,45 @@ impl Server {
         if buffer.is_empty() {
             return Err(Error::new("registering memory", Errno::EINVAL));
         }
-        let region = self.hub.lock().core.add_region(buffer, Access::LOCAL_WRITE);
-        self.hub.drain_all();
+        let region = self.executor.lock().core.add_region(buffer, Access::LOCAL_WRITE);
+        self.executor.drain_all();
         Ok(region)
     }
 
-    /// Ends the registration. Answers from there must have been received: one that has to be sent
-    /// again ends its path.
+    /// Ends the registration. Responses from this memory must have been received: one that would
+    /// have to be sent again ends its path.
     pub fn drop_region(&self, region: RegionId) {
-        self.hub.lock().core.drop_region(region);
-        self.hub.drain();
+        self.executor.lock().core.drop_region(region);
+        self.executor.drain();
     }
 
-    /// The memory of a request: what a WRITE has brought, or where a READ's result may be put.
-    /// `None` when its session is gone, which it is not before the request is answered.
+    /// The memory of a request: the data of a WRITE, or the place for a READ's result. `None` when
+    /// its session is gone, which cannot happen before the request is answered.
     pub fn chunk(&self, request: &Request) -> Option<Mem> {
         let buffer = self.memory(request.session)?;
         let offset = usize::try_from(request.data.offset).ok()?;
         Some(Mem { buffer, offset, len: request.data.len as usize })
     }
 
-    /// All chunks of a session, in which `Request::data` says where its data are: the same as long
-    /// as the session is there. Handlers that keep it until [`LinkEv::Disconnected`] need not ask
-    /// for each request's [`chunk`](Self::chunk), nor count who uses it. `None` when the session is
-    /// gone.
+    /// All chunks of a session; `Request::data` locates a request's data in it. The memory stays
+    /// the same as long as the session exists. A handler that keeps it until
+    /// [`LinkEv::Disconnected`] need not call [`chunk`](Self::chunk) for each request, nor count
+    /// references. `None` when the session is gone.
     pub fn memory(&self, session: SessId) -> Option<Arc<Buffer>> {
-        self.hub.lock().core.memory(session).map(Arc::clone)
+        self.executor.lock().core.memory(session).map(Arc::clone)
     }
 
-    /// What sessions and their paths are like now.
+    /// The current state of all sessions and their paths.
     pub fn sessions(&self) -> Vec<SessionInfo> {
-        self.hub.lock().core.sessions().collect()
+        self.executor.lock().core.sessions().collect()
     }
 
-    /// What a path is like now.
+    /// The current state of a path.
     pub fn path(&self, path: PathId) -> Option<PathInfo> {
-        self.hub.lock().core.path(path)
+        self.executor.lock().core.path(path)
     }
 
-    /// The engine's device of a path.
+    /// The name of the engine's device with this id.
     pub fn device_name(&self, port: PortId) -> Option<String> {
         let device = self.engine.devices.get(usize::from(port.0))?;
         Some(device.attr().name)
@@ -351,50 +351,52 @@ impl Server {
     /// # Errors
     /// `ENOTCONN` when it is not there.
     pub fn disconnect_path(&self, path: PathId) -> Result<(), Error> {
-        let mut state = self.hub.lock();
+        let mut state = self.executor.lock();
         if state.core.path(path).is_none() {
             return Err(Error::new("disconnecting a path", Errno::ENOTCONN));
         }
         state.core.disconnect_path(clock::now(), path);
         drop(state);
-        self.hub.drain();
+        self.executor.drain();
         self.settle();
         Ok(())
     }
 
     /// Sets the counts of a path's requests to 0 [RS-43].
     pub fn reset_rdma(&self, path: PathId) {
-        self.hub.lock().core.reset_rdma(path);
+        self.executor.lock().core.reset_rdma(path);
     }
 
     /// Sets the counts of a path's work completions to 0 [RS-46].
     pub fn reset_completions(&self, path: PathId) {
-        self.hub.lock().core.reset_completions(path);
+        self.executor.lock().core.reset_completions(path);
     }
 
-    /// Counts of the server.
+    /// The server's counters.
     pub fn counters(&self) -> ServerCounters {
-        *self.hub.lock().core.counters()
+        *self.executor.lock().core.counters()
     }
 
-    /// The last offence; [`counters`](Self::counters) tell how many there were.
+    /// The last offence; [`counters`](Self::counters) count all of them.
     pub fn last_offence(&self) -> Option<Offence> {
-        self.hub.lock().offence
+        self.executor.lock().offence
     }
 
-    /// What has become of paths since the last time, oldest first. No more than 256 changes are
-    /// kept; how many more there were comes with them.
-    pub fn path_news(&self) -> (Vec<PathNews>, u64) {
-        let News { kept, missed } = std::mem::take(&mut self.hub.lock().news);
+    /// Takes the changes of paths since the last call, oldest first. At most 256 changes are kept;
+    /// the number is that of older changes that were dropped.
+    #[doc(alias = "path_news")]
+    pub fn take_path_events(&self) -> (Vec<PathEv>, u64) {
+        let PathEvents { kept, missed } = std::mem::take(&mut self.executor.lock().path_events);
         (kept.into(), missed)
     }
 
-    /// The settings.
+    /// The server's settings.
     pub fn config(&self) -> ServerConfig {
-        self.hub.lock().core.config().clone()
+        self.executor.lock().core.config().clone()
     }
 
-    /// Closes all sessions and waits until they are closed: every request must be answered [RS-28].
+    /// Closes all sessions and waits until they are closed: every request must be answered first
+    /// [RS-28].
     pub fn close(&self) {
         self.end(Duration::MAX);
         self.stop();
@@ -403,21 +405,21 @@ impl Server {
 
     /// The thread that takes the completions of a device.
     fn run(&self, port: usize) {
-        let mut turn = Turn {
+        let mut poll_state = PollState {
             port,
-            drive: Drive::default(),
-            ports: PortSet::new(&self.hub.ports),
+            drive: CompletionBatch::default(),
+            ports: PortSet::new(&self.executor.ports),
             batch: Batch::default(),
             failed: Vec::new(),
             requests: Vec::new(),
         };
         while !self.stop.load(SeqCst) && !self.is_gone(port) {
-            let more = match self.turn(&mut turn) {
+            let more = match self.poll_once(&mut poll_state) {
                 Ok(0) if self.engine.config.poll == Poll::Spin => Ok(true),
                 Ok(0) => {
-                    self.hub.stats.waits.inc();
-                    let limit = if self.late.load(SeqCst) { LATE } else { TICK };
-                    self.hub.ports[port].wait(limit)
+                    self.executor.stats.waits.inc();
+                    let limit = if self.deferred.load(SeqCst) { DEFERRED_CHECK } else { TICK };
+                    self.executor.ports[port].wait(limit)
                 }
                 Ok(_) => Ok(true),
                 Err(error) => Err(error),
@@ -429,41 +431,41 @@ impl Server {
         }
     }
 
-    /// Handles what has completed; returns how much.
-    fn turn(&self, turn: &mut Turn) -> Result<usize, bowline_verbs::Error> {
-        let stats = &self.hub.stats;
-        let count = turn.drive.poll_requests(&self.hub.ports[turn.port], stats)?;
-        if count == 0 && !self.late.load(SeqCst) {
+    /// Takes one batch of completions and handles it; returns their number.
+    fn poll_once(&self, poll_state: &mut PollState) -> Result<usize, bowline_verbs::Error> {
+        let stats = &self.executor.stats;
+        let count = poll_state.drive.poll_requests(&self.executor.ports[poll_state.port], stats)?;
+        if count == 0 && !self.deferred.load(SeqCst) {
             return Ok(0);
         }
         let now = clock::now();
-        let mut state = self.hub.lock();
-        self.late.store(false, SeqCst);
+        let mut state = self.executor.lock();
+        self.deferred.store(false, SeqCst);
         let core = &mut state.core;
-        core.handle_done(now, &turn.drive.dones);
-        core.take_withdraws(&mut turn.batch);
-        turn.failed.clear();
-        // A change of a table, not a system call; the client cannot change after it what is read
-        // now [RT-44].
-        withdraw(&mut turn.ports, &mut turn.batch, &mut turn.failed);
-        core.process(now, &turn.failed);
-        core.take_requests(&mut turn.requests);
+        core.handle_done(now, &poll_state.drive.dones);
+        core.take_withdraws(&mut poll_state.batch);
+        poll_state.failed.clear();
+        // Invalidation changes a table and makes no system call. After it the client cannot change
+        // the headers that are read now [RT-44].
+        withdraw(&mut poll_state.ports, &mut poll_state.batch, &mut poll_state.failed);
+        core.process(now, &poll_state.failed);
+        core.take_requests(&mut poll_state.requests);
         let ends_first = core.ends_given_up();
         drop(state);
         if ends_first {
-            // By whichever thread: also that of another device may have told of them, and not
-            // closed them yet.
-            self.hub.drain_all();
+            // Run by whichever thread gets there: a thread of another device may have received the
+            // notices too, and not have closed those paths yet.
+            self.executor.drain_all();
         }
-        if turn.requests.is_empty() {
-            self.hub.drain();
+        if poll_state.requests.is_empty() {
+            self.executor.drain();
         } else {
-            stats.served.add(turn.requests.len() as u64);
-            self.hub.call(|| {
-                contain(|| self.handler.rdma_ev(self, &mut turn.requests));
+            stats.served.add(poll_state.requests.len() as u64);
+            self.executor.run_callbacks(|| {
+                contain(|| self.handler.rdma_ev(self, &mut poll_state.requests));
                 contain(|| self.handler.flushed(self));
-                // Whatever it has forgotten would hold its chunk for ever.
-                let left = turn.requests.drain(..);
+                // A request that the handler left in the list would hold its chunk for ever.
+                let left = poll_state.requests.drain(..);
                 self.respond(&mut left.map(|request| (request.op, Errno::EIO.neg(), None)));
             });
         }
@@ -471,18 +473,18 @@ impl Server {
         Ok(count)
     }
 
-    /// Requests that no completion brings are taken by a thread that looks for completions. Whoever
-    /// has put them off looks again soon, until they have begun; it cannot be woken.
-    fn look_for_late(&self, state: &State) {
+    /// Makes a thread that polls completions check for deferred requests, since no completion
+    /// brings these. The thread checks again soon, until they have begun; it cannot be woken.
+    fn check_deferred(&self, state: &State) {
         if state.core.has_requests() || state.core.has_waiting() {
-            self.late.store(true, SeqCst);
+            self.deferred.store(true, SeqCst);
         }
     }
 
-    /// Hands on what the core has to tell, in order, by one thread at a time.
+    /// Delivers the core's events in order, one thread at a time.
     fn settle(&self) {
-        let mut state = self.hub.lock();
-        self.look_for_late(&state);
+        let mut state = self.executor.lock();
+        self.check_deferred(&state);
         while let Some(event) = state.core.poll_event() {
             match event {
                 ServerEvent::Up { session, name, first: true, .. } => {
@@ -492,14 +494,14 @@ impl Server {
                     state.links.push_back(LinkEv::Disconnected { session });
                 }
                 ServerEvent::PathConnected { name, path } => {
-                    state.news.add(name, path, PathChange::Connected);
+                    state.path_events.add(name, path, PathChange::Connected);
                 }
                 ServerEvent::PathClosed { name, path, reason, .. } => {
                     if is_offence(reason) {
                         state.offence = Some(Offence { remote: path.remote, reason });
                     }
                     if let Some(name) = name {
-                        state.news.add(name, path, PathChange::Closed(reason));
+                        state.path_events.add(name, path, PathChange::Closed(reason));
                     }
                 }
                 ServerEvent::Closed => {
@@ -509,10 +511,10 @@ impl Server {
                 _ => {}
             }
         }
-        if state.linking {
+        if state.delivering {
             return;
         }
-        state.linking = true;
+        state.delivering = true;
         while let Some(event) = state.links.pop_front() {
             drop(state);
             let up = match &event {
@@ -522,12 +524,12 @@ impl Server {
             let answer = contain(|| self.handler.link_ev(self, event));
             let accepted = answer.is_some_and(|answer| answer.is_ok());
             if let Some(session) = up {
-                self.hub.lock().core.answer_link(clock::now(), session, accepted);
-                self.hub.drain();
+                self.executor.lock().core.answer_link(clock::now(), session, accepted);
+                self.executor.drain();
             }
-            state = self.hub.lock();
+            state = self.executor.lock();
         }
-        state.linking = false;
+        state.delivering = false;
     }
 }
 
@@ -535,9 +537,9 @@ const fn is_offence(reason: CloseReason) -> bool {
     reason.is_violation() || reason.is_refusal()
 }
 
-impl Station for Server {
+impl Member for Server {
     fn cm(&self, port: PortId, event: &CmEvent) -> bool {
-        let mine = self.hub.cm(port, event);
+        let mine = self.executor.cm(port, event);
         if mine {
             self.settle();
         }
@@ -545,44 +547,44 @@ impl Station for Server {
     }
 
     fn qp_failed(&self, port: PortId, qpn: Qpn) {
-        self.hub.qp_failed(port, qpn);
+        self.executor.qp_failed(port, qpn);
         self.settle();
     }
 
     fn tick(&self, now: Instant) -> Option<Instant> {
-        let next = self.hub.tick(now);
+        let next = self.executor.tick(now);
         self.settle();
         next
     }
 
-    /// Its paths have ended. With the last device there is nothing left whose end could be waited
-    /// for.
+    /// The paths on the device have ended. After the last device is gone there is no path left to
+    /// wait for.
     fn device_gone(&self, port: PortId) {
         let Some(gone) = self.gone.get(usize::from(port.0)) else { return };
         if gone.swap(true, SeqCst) {
             return;
         }
-        self.hub.device_gone(port);
+        self.executor.device_gone(port);
         self.settle();
         if self.lost.fetch_add(1, SeqCst) + 1 == self.gone.len() {
-            self.hub.lock().closed = true;
+            self.executor.lock().closed = true;
             self.changed.notify_all();
         }
     }
 
-    fn end(&self, patience: Duration) {
+    fn end(&self, timeout: Duration) {
         let listeners =
             std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
         for (port, id) in listeners {
-            // Requests that wait there are refused.
-            let _ = self.hub.ports[usize::from(port.0)].device().destroy_id(id);
-            self.hub.forget_listener(port, id);
+            // Connection requests waiting at the listener are refused.
+            let _ = self.executor.ports[usize::from(port.0)].device().destroy_id(id);
+            self.executor.forget_listener(port, id);
         }
-        self.hub.lock().core.close(clock::now());
-        self.hub.drain();
+        self.executor.lock().core.close(clock::now());
+        self.executor.drain();
         self.settle();
-        let state = self.hub.lock();
-        let wait = self.changed.wait_timeout_while(state, patience, |state| !state.closed);
+        let state = self.executor.lock();
+        let wait = self.changed.wait_timeout_while(state, timeout, |state| !state.closed);
         drop(wait);
     }
 

@@ -1,9 +1,9 @@
-//! What an engine has done.
+//! Counters of an engine.
 
 bowline_base::driver_stats! {
-    /// Looks at completion queues.
+    /// Polls of completion queues.
     polls,
-    /// Those of them that found nothing.
+    /// Polls that found no completion.
     empty_polls,
     /// Waits for completions.
     waits,
@@ -11,17 +11,17 @@ bowline_base::driver_stats! {
     completions,
     /// Batches of work requests given to devices.
     batches,
-    /// Send work requests in them.
+    /// Send work requests in these batches.
     sends,
-    /// Receives in them.
+    /// Receive work requests in these batches.
     receives,
-    /// Requests given to sessions of this side.
+    /// Requests submitted to sessions of this engine.
     requests,
-    /// Requests that servers of this side were given.
+    /// Requests handed to handlers of this engine's servers.
     served,
-    /// Naps of background threads while programs drive their sessions themselves.
+    /// Naps of background threads while threads of the program take completions themselves.
     naps,
-    /// Other threads made runnable.
+    /// Times another thread was woken.
     hand_overs,
     /// Events of the connection manager.
     cm_events,

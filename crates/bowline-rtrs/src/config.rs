@@ -1,28 +1,29 @@
-//! Settings both sides have, and what a core must know of a device.
+//! Settings that both sides share, and attributes of a device.
 
 use core::time::Duration;
 
-/// Longest wait for the queues of a closed connection to run empty. Devices that work take
-/// milliseconds; as long as it takes, requests wait. The same as path death [RT-88], so that both
+/// Longest wait until the queues of a closed connection are flushed. Working devices take
+/// milliseconds; requests wait that long. Equal to the path-death time [RT-88], so that both
 /// together bound an outage [RT-100].
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(3);
 
-/// How the peer's silence is noticed [RT-60], [RT-88]. When a dead *path* is given up is mostly the
-/// device's own setting: the queue pairs fail, and the core takes that as the sign. Below a second
-/// it is too short for a kernel server [RT-96].
+/// How a silent peer is detected [RT-60], [RT-88]. When a dead *path* is given up is mostly
+/// determined by the device: its queue pairs fail, which the core takes as the sign. Less than a
+/// second is too short for a kernel server [RT-96].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HbConfig {
-    /// Time between two looks at the peer [RT-63].
+    /// Time between two checks of the peer [RT-63].
     pub interval: Duration,
-    /// So many looks without a sign of life are borne; the one after them ends the path.
+    /// Number of checks without a message from the peer that are tolerated; the next one ends the
+    /// path.
     pub missed_max: u32,
-    /// A silent path is asked sooner, every `probe_interval`.
+    /// Probe a silent path sooner, after `probe_interval`.
     pub fast_path_detection: bool,
-    /// Silence after which the peer is asked.
+    /// Silence after which the peer is probed.
     pub probe_interval: Duration,
-    /// Of a server, towards clients that do not wait for it when their last path is lost: time
-    /// without any acknowledgement after which a path is given up if another one of the session
-    /// works [RT-93].
+    /// For a server with clients that do not wait for it when their last path is lost: time without
+    /// any acknowledgement after which a path is given up if another path of the session works
+    /// [RT-93].
     pub path_dead: Duration,
 }
 
@@ -38,22 +39,22 @@ impl Default for HbConfig {
     }
 }
 
-/// What a core must know of a device.
+/// Attributes of a device that a core needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttr {
     /// Most work requests of one queue.
     pub max_qp_wr: usize,
     /// Most elements of a gather list.
     pub max_sge: usize,
-    /// Memory can be registered by a work request.
+    /// Whether memory can be registered by a work request.
     pub fast_registration: bool,
-    /// Keys can be withdrawn and renewed, so a server can refresh them. Where they cannot, it
-    /// announces that it does not [RT-73].
+    /// Whether keys can be suspended and renewed, so that a server can refresh them. If not, the
+    /// server announces that it does not [RT-73].
     pub key_refresh: bool,
-    /// WRITEs of data that fills packets leave together, so many bytes with one call; 0: they do
-    /// not.
+    /// Bytes of data that leave with one call in WRITEs that fill their packets; 0: the device does
+    /// not batch.
     pub burst: usize,
-    /// Bytes of data of a packet, at most.
+    /// Most bytes of data in a packet.
     pub mtu: usize,
 }
 

@@ -1,29 +1,30 @@
 //! Heartbeats: the same on both sides, on the service connection of each connected path.
 //!
-//! Two questions are asked [RT-87]. *Is the peer alive?* Every `interval` it is looked whether
-//! anything came, and a message is sent if so; after `missed_max` looks without a sign of life the
-//! path ends [RT-60]. *Is the path alive?* When nothing came for `probe_interval` a message is sent
-//! at once [RT-88], and the queue pair itself fails if nobody acknowledges it. No second message is
-//! sent while one waits for its answer. Nothing of this is negotiated: each side asks at its own
-//! pace [RT-94].
+//! A heartbeat answers two questions [RT-87]. *Is the peer alive?* Every `interval` it checks
+//! whether anything came, and sends a message if so; after `missed_max` checks without a message
+//! from the peer the path ends [RT-60]. *Is the path alive?* When nothing came for
+//! `probe_interval`, it sends a message at once [RT-88], and the queue pair itself fails if that is
+//! not acknowledged. It sends no second message while one waits for its answer. None of this is
+//! negotiated: each side sends at its own pace [RT-94].
 //!
-//! A [`patient`](Heartbeat::patient) heartbeat is that of a path whose queue pair bears silence
-//! longer, since its end may be worse than the wait [RT-93]. It tells when the path is silent;
-//! whether it ends is for others to say.
+//! A [`patient`](Heartbeat::patient) heartbeat belongs to a path whose queue pair tolerates silence
+//! longer, since ending the path may be worse than waiting [RT-93]. It reports when the path is
+//! silent; the caller decides whether the path ends.
 
 use core::time::Duration;
 
 use crate::{HbConfig, Instant};
 
-/// What to do now.
+/// The action to take now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HbDo {
+#[doc(alias = "HbDo")]
+pub enum HeartbeatAction {
     /// Nothing; ask again at [`Heartbeat::next`].
     Nothing,
     /// Send an HB_MSG.
     SendMsg,
-    /// Nothing is acknowledged for [`HbConfig::path_dead`]; told again while that is so. Only of a
-    /// patient one.
+    /// Nothing was acknowledged for [`HbConfig::path_dead`]; reported again while that is so. Only
+    /// from a patient heartbeat.
     Silent,
     /// The peer is dead: the path ends.
     Dead,
@@ -33,18 +34,18 @@ pub enum HbDo {
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
     config: HbConfig,
-    /// Looks since something came.
+    /// Checks since anything came.
     missed: u32,
-    /// When something came last.
-    heard: Instant,
-    /// The next look.
-    look: Instant,
-    /// When the message was sent whose answer is awaited.
+    /// When the last message came.
+    last_received: Instant,
+    /// When the next check is due.
+    check_at: Instant,
+    /// When the message that awaits an answer was sent.
     sent: Option<Instant>,
     patient: bool,
-    /// When something came, or something sent was acknowledged, last.
-    alive: Instant,
-    /// When the path is silent, if it does not show before that it is alive.
+    /// When the last message came, or the last acknowledgement of a message.
+    last_alive: Instant,
+    /// When the path counts as silent, unless it shows before that it is alive.
     silent_at: Option<Instant>,
 }
 
@@ -54,82 +55,83 @@ impl Heartbeat {
         Self {
             config,
             missed: 0,
-            heard: now,
-            look: now + config.interval,
+            last_received: now,
+            check_at: now + config.interval,
             sent: None,
             patient: false,
-            alive: now,
+            last_alive: now,
             silent_at: None,
         }
     }
 
-    /// One that tells of silence, if the settings are to find dead paths sooner than dead peers.
+    /// Makes the heartbeat report silence, if the settings say to detect dead paths sooner than
+    /// dead peers.
     #[must_use]
     pub fn patient(self) -> Self {
         Self { patient: self.config.fast_path_detection, ..self }
     }
 
-    /// The peer's device has acknowledged something.
+    /// The peer's device has acknowledged a message.
     pub fn acknowledged(&mut self, now: Instant) {
-        self.alive = now;
+        self.last_alive = now;
         self.silent_at = None;
     }
 
-    /// Tells whether the path has shown of late that it is alive: one that works, and has nothing
-    /// to carry, is asked every `probe_interval`.
+    /// Whether the path has shown recently that it is alive. A working idle path is probed every
+    /// `probe_interval`.
     pub fn is_alive(&self, now: Instant) -> bool {
         let HbConfig { path_dead, probe_interval, .. } = self.config;
-        now.saturating_since(self.alive) < (path_dead / 2).max(probe_interval * 3 / 2)
+        now.saturating_since(self.last_alive) < (path_dead / 2).max(probe_interval * 3 / 2)
     }
 
-    /// Something came from the peer [RT-57].
+    /// A message came from the peer [RT-57].
     pub fn received(&mut self, now: Instant) {
         self.missed = 0;
-        self.heard = now;
+        self.last_received = now;
         self.acknowledged(now);
     }
 
-    /// An HB_ACK came: returns the time the answer took, `None` if nothing was asked [RT-62].
+    /// An HB_ACK came: returns the round-trip time, `None` if no message awaited an answer [RT-62].
     pub fn acked(&mut self, now: Instant) -> Option<Duration> {
         self.received(now);
         self.sent.take().map(|sent| now.saturating_since(sent))
     }
 
-    /// Looks at the clock. Time may have passed [`next`](Self::next) by any amount; one look is
-    /// made.
-    pub fn tick(&mut self, now: Instant) -> HbDo {
-        if now >= self.look {
-            self.look = now + self.config.interval;
+    /// Runs the timers. The time may have passed [`next`](Self::next) by any amount; only one check
+    /// is made.
+    pub fn tick(&mut self, now: Instant) -> HeartbeatAction {
+        if now >= self.check_at {
+            self.check_at = now + self.config.interval;
             if self.missed > self.config.missed_max {
-                return HbDo::Dead;
+                return HeartbeatAction::Dead;
             }
             self.missed += 1;
             if self.missed > 1 || self.sent.is_some() {
-                return HbDo::Nothing;
+                return HeartbeatAction::Nothing;
             }
         } else if self.silent_at.is_some_and(|at| now >= at) {
             self.silent_at = Some(now + self.config.probe_interval);
-            return HbDo::Silent;
+            return HeartbeatAction::Silent;
         } else if self.probe_at().is_none_or(|at| now < at) {
-            return HbDo::Nothing;
+            return HeartbeatAction::Nothing;
         }
-        // A message sent early is no look: the next one may follow at once, and would end the path
+        // An early probe is not a check: the next check may follow at once, and would end the path
         // an interval too soon.
         self.sent = Some(now);
         if self.patient {
             self.silent_at = Some(now + self.config.path_dead);
         }
-        HbDo::SendMsg
+        HeartbeatAction::SendMsg
     }
 
     /// When to call [`tick`](Self::tick).
     pub fn next(&self) -> Instant {
-        [self.probe_at(), self.silent_at].into_iter().flatten().fold(self.look, Instant::min)
+        [self.probe_at(), self.silent_at].into_iter().flatten().fold(self.check_at, Instant::min)
     }
 
     fn probe_at(&self) -> Option<Instant> {
         let asks = self.config.fast_path_detection && self.sent.is_none();
-        asks.then(|| self.heard + self.config.probe_interval)
+        asks.then(|| self.last_received + self.config.probe_interval)
     }
 }
 
@@ -149,13 +151,13 @@ mod tests {
     #[test]
     fn a_silent_peer_is_dead_30_seconds_after_the_message() {
         let mut hb = Heartbeat::new(slow(), at(0));
-        assert_eq!(hb.tick(at(4_999)), HbDo::Nothing);
-        assert_eq!(hb.tick(at(5_000)), HbDo::SendMsg);
+        assert_eq!(hb.tick(at(4_999)), HeartbeatAction::Nothing);
+        assert_eq!(hb.tick(at(5_000)), HeartbeatAction::SendMsg);
         for look in 2..=6 {
-            assert_eq!(hb.tick(at(look * 5_000)), HbDo::Nothing);
+            assert_eq!(hb.tick(at(look * 5_000)), HeartbeatAction::Nothing);
         }
         assert_eq!(hb.next(), at(35_000));
-        assert_eq!(hb.tick(at(35_000)), HbDo::Dead);
+        assert_eq!(hb.tick(at(35_000)), HeartbeatAction::Dead);
     }
 
     // tests [RT-57], [RT-61], [RT-62]
@@ -163,7 +165,7 @@ mod tests {
     fn one_message_for_each_look_while_the_peer_answers() {
         let mut hb = Heartbeat::new(slow(), at(0));
         for look in 1..100 {
-            assert_eq!(hb.tick(at(look * 5_000)), HbDo::SendMsg);
+            assert_eq!(hb.tick(at(look * 5_000)), HeartbeatAction::SendMsg);
             assert_eq!(hb.acked(at(look * 5_000 + 3)), Some(Duration::from_millis(3)));
             assert_eq!(hb.acked(at(look * 5_000 + 4)), None);
         }
@@ -175,42 +177,45 @@ mod tests {
         let mut hb = Heartbeat::new(HbConfig::default(), at(0));
         assert_eq!(hb.next(), at(1_000));
         hb.received(at(900));
-        assert_eq!(hb.tick(at(1_000)), HbDo::Nothing);
+        assert_eq!(hb.tick(at(1_000)), HeartbeatAction::Nothing);
         assert_eq!(hb.next(), at(1_900));
-        assert_eq!(hb.tick(at(1_900)), HbDo::SendMsg);
-        assert_eq!(hb.tick(at(2_900)), HbDo::Nothing);
+        assert_eq!(hb.tick(at(1_900)), HeartbeatAction::SendMsg);
+        assert_eq!(hb.tick(at(2_900)), HeartbeatAction::Nothing);
         assert_eq!(hb.next(), at(5_000));
-        // The answer does not come but other things do: not dead, and not asked twice.
+        // The answer does not come, but other messages do: the peer is not dead, and is not probed
+        // again.
         for second in 3..60 {
             hb.received(at(second * 1_000));
-            assert_eq!(hb.tick(at(second * 1_000 + 500)), HbDo::Nothing);
+            assert_eq!(hb.tick(at(second * 1_000 + 500)), HeartbeatAction::Nothing);
         }
         assert!(hb.acked(at(60_000)).is_some());
-        assert_eq!(hb.tick(at(61_000)), HbDo::SendMsg);
+        assert_eq!(hb.tick(at(61_000)), HeartbeatAction::SendMsg);
     }
 
     // tests [RT-88], [RT-93]
     #[test]
     fn a_patient_one_tells_of_silence_until_the_path_is_alive() {
         let mut hb = Heartbeat::new(HbConfig::default(), at(0)).patient();
-        assert_eq!(hb.tick(at(1_000)), HbDo::SendMsg);
+        assert_eq!(hb.tick(at(1_000)), HeartbeatAction::SendMsg);
         assert!(hb.is_alive(at(1_499)) && !hb.is_alive(at(1_500)));
         assert_eq!(hb.next(), at(4_000));
-        assert_eq!(hb.tick(at(4_000)), HbDo::Silent);
+        assert_eq!(hb.tick(at(4_000)), HeartbeatAction::Silent);
         assert_eq!(hb.next(), at(5_000));
-        assert_eq!(hb.tick(at(5_000)), HbDo::Nothing, "a look");
-        assert_eq!(hb.tick(at(5_000)), HbDo::Silent);
-        // The message is acknowledged, and not answered: the path is alive, of the peer nobody
-        // knows.
+        assert_eq!(hb.tick(at(5_000)), HeartbeatAction::Nothing, "a look");
+        assert_eq!(hb.tick(at(5_000)), HeartbeatAction::Silent);
+        // The message is acknowledged, but not answered: the path is alive, the peer may not be.
         hb.acknowledged(at(5_500));
         assert!(hb.is_alive(at(6_000)));
         for look in 2..=6 {
-            assert_eq!((hb.next(), hb.tick(at(look * 5_000))), (at(look * 5_000), HbDo::Nothing));
+            assert_eq!(
+                (hb.next(), hb.tick(at(look * 5_000))),
+                (at(look * 5_000), HeartbeatAction::Nothing)
+            );
         }
-        assert_eq!(hb.tick(at(35_000)), HbDo::Dead);
-        // Where dead paths are not looked for there is no such thing.
+        assert_eq!(hb.tick(at(35_000)), HeartbeatAction::Dead);
+        // Without fast detection of dead paths silence is not reported.
         let mut hb = Heartbeat::new(slow(), at(0)).patient();
-        assert_eq!(hb.tick(at(5_000)), HbDo::SendMsg);
+        assert_eq!(hb.tick(at(5_000)), HeartbeatAction::SendMsg);
         assert_eq!(hb.next(), at(10_000));
     }
 
@@ -228,7 +233,7 @@ mod tests {
                     if now > silent {
                         break;
                     }
-                    if hb.tick(at(now)) == HbDo::SendMsg {
+                    if hb.tick(at(now)) == HeartbeatAction::SendMsg {
                         assert!(hb.acked(at(now)).is_some());
                     }
                 }
@@ -236,9 +241,9 @@ mod tests {
                 let dead = loop {
                     let now = hb.next().as_nanos() / 1_000_000;
                     match hb.tick(at(now)) {
-                        HbDo::Dead => break now,
-                        HbDo::SendMsg => beats += 1,
-                        HbDo::Nothing | HbDo::Silent => {}
+                        HeartbeatAction::Dead => break now,
+                        HeartbeatAction::SendMsg => beats += 1,
+                        HeartbeatAction::Nothing | HeartbeatAction::Silent => {}
                     }
                 };
                 let silence = dead - silent;

@@ -1,22 +1,23 @@
-//! Names of things: paths, connections, ports, regions, work requests.
+//! Ids of paths, connections, ports, regions and work requests.
 
 /// Most paths of one core at a time.
 pub const PATHS_MAX: u16 = 1 << 12;
 
-/// A path of a core. A slot that is used again has another life, so that what still comes for the
-/// path before is told from what comes for this one, and is ignored.
+/// A path of a core. When a slot is reused it gets another generation, so that events for the
+/// former path are recognized and ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId {
-    /// Place in the core's table, below [`PATHS_MAX`].
+    /// Index in the core's table, below [`PATHS_MAX`].
     pub slot: u16,
-    /// How often the place was used before, wrapping.
-    pub life: u8,
+    /// How often the slot was used before, wrapping.
+    #[doc(alias = "life")]
+    pub generation: u8,
 }
 
 /// A connection of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId {
-    /// The path, in this life.
+    /// The path.
     pub path: PathId,
     /// Number of the connection within its path, below 4096; 0 is the service connection.
     pub cid: u16,
@@ -25,46 +26,46 @@ pub struct ConnId {
 impl ConnId {
     /// Packs it in 32 bits: the upper half of a work request id, whose lower half is a [`Tag`].
     pub const fn pack(self) -> u32 {
-        let PathId { slot, life } = self.path;
-        (slot as u32 & 0xfff) << 20 | (life as u32) << 12 | self.cid as u32 & 0xfff
+        let PathId { slot, generation } = self.path;
+        (slot as u32 & 0xfff) << 20 | (generation as u32) << 12 | self.cid as u32 & 0xfff
     }
 
     /// Undoes [`pack`](Self::pack).
     pub const fn unpack(n: u32) -> Self {
-        let path = PathId { slot: (n >> 20) as u16, life: (n >> 12) as u8 };
+        let path = PathId { slot: (n >> 20) as u16, generation: (n >> 12) as u8 };
         Self { path, cid: (n & 0xfff) as u16 }
     }
 }
 
-/// A device, by its place in the list a core was given.
+/// A device, by its index in the list given to the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u8);
 
-/// Memory that is registered, on the order of a core.
+/// Memory registered by order of a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u32);
 
-/// A connection request that waits for an answer.
+/// A connection request that is not answered yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// A stretch of registered memory.
+/// A range of registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemRef {
     /// The memory.
     pub region: RegionId,
-    /// Where the stretch begins, in bytes; also its address, since every region begins at 0.
+    /// Where the range begins, in bytes; also its address, since every region begins at 0.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// A core's own part of a work request id: what kind of request, and which of its kind.
+/// The core's part of a work request id: the kind of request, and an index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(pub u32);
 
 impl Tag {
-    /// A request of an IO: the client's write into a chunk.
+    /// A work request of an IO: the client's write into a chunk.
     pub const IO: u32 = 1;
     /// A heartbeat or its answer.
     pub const HEARTBEAT: u32 = 2;
@@ -72,17 +73,17 @@ impl Tag {
     pub const RECV: u32 = 3;
     /// A message about the path: INFO_REQ, INFO_RSP, and the receive for it.
     pub const INFO: u32 = 4;
-    /// An answer of the server.
+    /// A response of the server.
     pub const REPLY: u32 = 5;
     /// A marker at the end of a closed connection's queues. The binding posts it, the core counts
     /// it.
     pub const DRAIN: u32 = 6;
-    /// The client takes memory of an IO back from the server, or has given it.
+    /// The client registers memory for a single request, or invalidates its key.
     pub const KEY: u32 = 7;
-    /// The client wants to know that everything before it has been sent.
+    /// The client wants to know that all earlier sends have completed.
     pub const FENCE: u32 = 8;
 
-    /// Makes the tag of the request of this kind with this index, below 2^28.
+    /// Makes a tag of this kind; the index must be below 2^28.
     pub const fn new(kind: u32, index: u32) -> Self {
         Self(kind << 28 | index & 0x0fff_ffff)
     }
@@ -104,10 +105,10 @@ mod tests {
 
     #[test]
     fn a_connection_survives_the_packing() {
-        let conn = ConnId { path: PathId { slot: 4095, life: 255 }, cid: 4095 };
+        let conn = ConnId { path: PathId { slot: 4095, generation: 255 }, cid: 4095 };
         assert_eq!(conn.pack(), u32::MAX);
         assert_eq!(ConnId::unpack(conn.pack()), conn);
-        let conn = ConnId { path: PathId { slot: 1, life: 2 }, cid: 3 };
+        let conn = ConnId { path: PathId { slot: 1, generation: 2 }, cid: 3 };
         assert_eq!(conn.pack(), 0x0010_2003);
         assert_eq!(ConnId::unpack(conn.pack()), conn);
     }

@@ -16,10 +16,10 @@ mod wr;
 
 pub use bowline_base::{Errno, Instant};
 pub use config::{HbConfig, PortAttr};
-pub use hb::{HbDo, Heartbeat};
+pub use hb::{Heartbeat, HeartbeatAction};
 pub use ids::{ConnId, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId, Tag};
 pub use policy::Policy;
-pub use wr::{Batch, Done, Input, On, Order, QpShape, RecvSlot, RegionKeys, Wr, WrKind};
+pub use wr::{Batch, Done, Input, Order, QpShape, RecvSlot, RegionKeys, RegionPorts, Wr, WrKind};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -1,9 +1,8 @@
-//! What a core orders and what it is told: work requests and completions without a device.
+//! Orders and inputs of a core: work requests and completions without a device.
 //!
-//! A core never touches a device. On the hot path it fills a [`Batch`], flat and used again, and
-//! takes [`Done`]s; on the cold path it gives [`Order`]s and takes [`Input`]s. The orders come
-//! first, then the batch that was made together with them. These few operations are all a device
-//! must have [RT-71].
+//! A core never touches a device. On the hot path it fills a flat, reused [`Batch`], and takes
+//! [`Done`]s; on the cold path it gives [`Order`]s and takes [`Input`]s. Orders come before the
+//! batch that was made together with them. A device needs no other operations [RT-71].
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -13,24 +12,24 @@ use bowline_verbs::{Access, Buffer, RejectReason, Remote, Status, WcOpcode};
 
 use crate::{ConnId, Errno, MemRef, PathId, PortId, RegionId, RequestId, Tag};
 
-/// What a send work request does.
+/// The operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WrKind {
     /// Send.
     Send,
     /// Send with an immediate.
     SendImm(u32),
-    /// Send, and the peer's key is invalidated.
+    /// Send that invalidates the peer's key.
     SendInv(u32),
     /// RDMA write.
     Write(Remote),
     /// RDMA write with an immediate.
     WriteImm(Remote, u32),
-    /// Gives the peer the memory of the request, its pieces in order, under this key of
-    /// [`Order::AddKeys`] and from address 0 on [RT-42]. The key is valid before what follows goes
-    /// out.
+    /// Registers the request's pieces of memory, in order, for the peer: under this key of
+    /// [`Order::AddKeys`], from address 0 on [RT-42]. The key is valid before later work requests
+    /// go out.
     Register(u32),
-    /// Takes it back; when this has completed the peer can do nothing with the key any more.
+    /// Invalidates such a key. Once it has completed, the peer can do nothing with the key.
     Invalidate(u32),
 }
 
@@ -41,9 +40,9 @@ pub struct Wr {
     pub conn: ConnId,
     /// Comes back in the completion.
     pub tag: Tag,
-    /// What to do.
+    /// The operation.
     pub kind: WrKind,
-    /// Its memory: first and number of pieces in [`Batch::mems`].
+    /// Its memory: index and number of pieces in [`Batch::mems`].
     pub mem: (u32, u8),
     /// Completes with an entry also on success.
     pub signal: bool,
@@ -56,19 +55,19 @@ pub struct RecvSlot {
     pub conn: ConnId,
     /// Comes back in the completion.
     pub tag: Tag,
-    /// Where a message goes; `None` for a receive that takes immediates only.
+    /// Memory for a message; `None` for a receive that takes immediates only.
     pub mem: Option<MemRef>,
 }
 
 /// Work for the device, carried out in the order of the fields. Work requests of one connection are
-/// executed in order: what one has written is there when the next one completes at the peer
-/// [RT-72]. All stay in order but for unsignalled WRITEs without immediate: these may go earlier,
-/// over requests of other kinds, and in two parts, so that two failures may come of one tag. The
-/// end of one may go within the WRITE with immediate behind it, if that writes to the memory behind
-/// [RT-97].
+/// executed in order: data that one has written is there when the next one completes at the peer
+/// [RT-72]. All stay in order except unsignalled WRITEs without immediate. These may be sent
+/// earlier, before requests of other kinds, and in two parts, so that one tag may fail twice. The
+/// last bytes of one may be sent within the following WRITE with immediate, if that writes to the
+/// adjacent memory [RT-97].
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// Keys the peer can no longer use.
+    /// Keys to suspend, so that the peer cannot use them.
     pub withdraw: Vec<(PortId, u32)>,
     /// Keys it can use again: the present one and the new one.
     pub renew: Vec<(PortId, u32, u32)>,
@@ -81,7 +80,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Tells whether there is nothing to do.
+    /// Whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.withdraw.is_empty()
             && self.renew.is_empty()
@@ -89,7 +88,7 @@ impl Batch {
             && self.wrs.is_empty()
     }
 
-    /// Empties it and keeps its memory.
+    /// Empties the batch and keeps its allocations.
     pub fn clear(&mut self) {
         self.withdraw.clear();
         self.renew.clear();
@@ -98,7 +97,7 @@ impl Batch {
         self.mems.clear();
     }
 
-    /// Returns the memory of one of its work requests.
+    /// Returns the memory of a work request of this batch.
     pub fn mems_of(&self, wr: &Wr) -> &[MemRef] {
         let start = wr.mem.0 as usize;
         self.mems.get(start..start + usize::from(wr.mem.1)).unwrap_or(&[])
@@ -118,28 +117,28 @@ impl Batch {
 pub struct Done {
     /// The connection.
     pub conn: ConnId,
-    /// The request's.
+    /// The tag of the work request.
     pub tag: Tag,
-    /// How it ended.
+    /// The outcome.
     pub status: Status,
-    /// What it was. Not to be relied on unless `status` is a success.
+    /// The kind of work request. Undefined unless `status` is a success.
     pub opcode: WcOpcode,
     /// Bytes of the message.
     pub len: u32,
     /// Immediate.
     pub imm: Option<u32>,
-    /// Key of this side that the peer has invalidated.
+    /// The key of this side that the peer has invalidated.
     pub invalidated: Option<u32>,
 }
 
 /// Keys of a region, or of a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionKeys {
-    /// Address of its first byte, in the terms of the region.
+    /// Address of its first byte, relative to the region.
     pub addr: u64,
-    /// For this side's requests.
+    /// For this side's work requests.
     pub lkey: u32,
-    /// For the peer's.
+    /// For the peer's work requests.
     pub rkey: u32,
 }
 
@@ -153,187 +152,189 @@ pub struct QpShape {
     pub recv_wr: usize,
     /// Elements of a gather list.
     pub send_sge: usize,
-    /// What the peer may do.
+    /// The peer's access rights.
     pub access: Access,
-    /// Its completion queue: 0 for the one all have in common, or the number of a poll connection,
-    /// from 1 on, whose completions the program takes by itself [RS-31].
+    /// Index of its completion queue: 0 for the one that all connections share, or from 1 on that
+    /// of a poll connection, which the program polls itself [RS-31].
     pub queue: u16,
-    /// How long it bears that nothing is acknowledged, where the device lets that be chosen;
-    /// `None`: as long as the device usually does.
+    /// How long the queue pair waits for an acknowledgement before it fails, if the device lets
+    /// that be chosen; `None`: the device's default.
     pub give_up: Option<Duration>,
 }
 
-/// Where a region is registered.
+/// The devices on which a region is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
+#[doc(alias = "On")]
+pub enum RegionPorts {
     /// On every device.
     All,
     /// On one.
     One(PortId),
 }
 
-/// What a core wants done, apart from work requests. Carried out in order, before the batch that
-/// was made together with it.
+/// A command of a core, apart from work requests. Carried out in order, before the batch that was
+/// made together with it.
 #[derive(Debug)]
 pub enum Order {
-    /// Register memory. Addresses begin at 0. Answered by [`Input::Region`], once for each device.
+    /// Registers memory. Addresses begin at 0. Answered by [`Input::Region`], once for each device.
     AddRegion {
-        /// Its name.
+        /// Id of the region.
         region: RegionId,
         /// The memory.
         buffer: Arc<Buffer>,
-        /// Rights of the keys told in the answer. For this side's requests the binding registers
-        /// the memory once more.
+        /// Access rights of the keys in the answer. For this side's requests the binding registers
+        /// the memory a second time.
         access: Access,
-        /// One key for each part of so many bytes; `None`: one key.
+        /// Bytes of the parts that get a key each; `None`: one key for all.
         granule: Option<u32>,
         /// On which devices.
-        ports: On,
-        /// The path it is for, if it is for one.
+        ports: RegionPorts,
+        /// The path that uses it, if only one does.
         path: Option<PathId>,
     },
-    /// End a registration. After it nothing of the region is touched.
+    /// Ends a registration. After it the region's memory is not accessed.
     DropRegion {
-        /// Which.
+        /// The region.
         region: RegionId,
     },
-    /// Make keys for [`WrKind::Register`], none of which is good for anything yet. Answered by
+    /// Makes keys for [`WrKind::Register`], which are not valid for any memory yet. Answered by
     /// [`Input::Keys`].
     AddKeys {
-        /// Whose they are; one set for each.
+        /// The path; it has one set of keys.
         path: PathId,
-        /// On which device.
+        /// The device.
         port: PortId,
-        /// How many.
+        /// Number of keys.
         count: u16,
     },
-    /// End these keys, whatever they are good for at the moment: after it the peer can do nothing
+    /// Ends a path's keys, whether they are registered or not: after it the peer can do nothing
     /// with them.
     DropKeys {
-        /// Whose.
+        /// The path.
         path: PathId,
     },
-    /// Make a queue pair and connect it. Answered by [`Input::Established`], [`Input::Refused`] or
-    /// [`Input::Failed`].
+    /// Makes a queue pair and connects it. Answered by [`Input::Established`], [`Input::Refused`]
+    /// or [`Input::Failed`].
     Connect {
-        /// Its name.
+        /// Id of the connection.
         conn: ConnId,
-        /// On which device.
+        /// The device.
         port: PortId,
-        /// Own address; the port is never 0.
+        /// Local address; its port is never 0.
         local: SocketAddr,
-        /// The peer's.
+        /// The peer's address.
         remote: SocketAddr,
-        /// The queue pair.
+        /// Sizes and rights of the queue pair.
         shape: QpShape,
         /// CON_REQ.
         private: [u8; 56],
-        /// Retransmissions asked of the peer's queue pair [RT-90].
+        /// Retransmissions requested of the peer's queue pair [RT-90].
         retry_count: u8,
     },
-    /// Make a queue pair and accept. Answered by [`Input::Established`] or [`Input::Failed`]; after
-    /// that the request may still be refused.
+    /// Makes a queue pair and accepts a connection request. Answered by [`Input::Established`] or
+    /// [`Input::Failed`]; after `Failed` the request can still be refused.
     Accept {
-        /// Its name.
+        /// Id of the connection.
         conn: ConnId,
-        /// What is accepted.
+        /// The connection request.
         request: RequestId,
-        /// The queue pair.
+        /// Sizes and rights of the queue pair.
         shape: QpShape,
         /// CON_RSP.
         private: [u8; 56],
-        /// Posted before the accept.
+        /// A receive to post before accepting.
         first: Option<RecvSlot>,
     },
-    /// Refuse.
+    /// Refuses a connection request.
     Reject {
-        /// What is refused.
+        /// The connection request.
         request: RequestId,
         /// CON_RSP with the errno.
         private: [u8; 56],
     },
-    /// Take the queue pair to ERR, post a signalled empty send and an empty receive behind what is
-    /// there ([`Tag::DRAIN`]), and disconnect. The core counts the two completions;
-    /// [`Input::Drained`] comes instead when they could not be posted. [`Input::Disconnected`]
-    /// follows when the peer has answered, if the connection was established. A queue pair that the
-    /// device does not take to ERR is removed, and both inputs come at once.
+    /// Takes the queue pair to ERR, posts a signalled empty send and an empty receive behind all
+    /// other work requests ([`Tag::DRAIN`]), and disconnects. The core counts the two completions;
+    /// if they cannot be posted, [`Input::Drained`] comes instead. If the connection was
+    /// established, [`Input::Disconnected`] follows when the peer has answered. A queue pair that
+    /// the device does not take to ERR is destroyed, and both inputs come at once.
     Close {
-        /// Which.
+        /// The connection.
         conn: ConnId,
     },
-    /// Remove connection and queue pair. Nothing comes of this name any more but
-    /// [`Input::Drained`], which says that it is done.
+    /// Destroys connection and queue pair. After it no input comes for the id, except
+    /// [`Input::Drained`], which confirms it.
     Forget {
-        /// Which.
+        /// The connection.
         conn: ConnId,
     },
 }
 
-/// What a core is told besides completions.
+/// An event for a core, apart from completions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// A region was registered on a device, or not.
+    /// A region was registered on a device, or could not be.
     Region {
-        /// Which.
+        /// The region.
         region: RegionId,
         /// The device.
         port: PortId,
         /// One entry, or one for each granule.
         keys: Result<Vec<RegionKeys>, Errno>,
     },
-    /// Keys were made, or not.
+    /// Keys were made, or could not be.
     Keys {
-        /// Whose.
+        /// The path.
         path: PathId,
-        /// The keys: the lowest byte is the program's to choose.
+        /// The keys; the program chooses their lowest byte.
         keys: Result<Vec<u32>, Errno>,
     },
-    /// A client wants to connect.
-    Asked {
-        /// Its name.
+    /// A client requests a connection.
+    #[doc(alias = "Asked")]
+    ConnectRequest {
+        /// Id of the request.
         request: RequestId,
         /// The device.
         port: PortId,
-        /// Own address.
+        /// Local address.
         local: SocketAddr,
-        /// The client's.
+        /// The client's address.
         remote: SocketAddr,
         /// CON_REQ.
         private: Vec<u8>,
     },
     /// A connection is made.
     Established {
-        /// Which.
+        /// The connection.
         conn: ConnId,
-        /// The peer's data.
+        /// The peer's private data.
         private: Vec<u8>,
     },
-    /// The peer refused.
+    /// The peer refused a connection.
     Refused {
-        /// Which.
+        /// The connection.
         conn: ConnId,
-        /// Why: by its program, or by its connection manager.
+        /// Whether its program or its connection manager refused.
         reason: RejectReason,
-        /// The peer's data.
+        /// The peer's private data.
         private: Vec<u8>,
     },
-    /// Not reachable, an address that does not serve, an order that could not be carried out, or a
-    /// request that could not be posted.
+    /// A connection failed: the peer is unreachable or does not listen, an order could not be
+    /// carried out, or a work request could not be posted.
     Failed {
-        /// Which connection.
+        /// The connection.
         conn: ConnId,
-        /// Why.
+        /// The error.
         errno: Errno,
     },
-    /// The queues of a closed connection are empty, or gone with it: nothing of it touches memory
-    /// or leaves any more.
+    /// The queues of a closed connection are flushed, or destroyed: no work request of it accesses
+    /// memory or sends packets any more.
     Drained {
-        /// Which.
+        /// The connection.
         conn: ConnId,
     },
-    /// The peer has disconnected, or answered that this side has.
+    /// The peer has disconnected, or has answered a disconnect.
     Disconnected {
-        /// Which.
+        /// The connection.
         conn: ConnId,
     },
 }

@@ -1,48 +1,48 @@
-//! Calls about paths that wait: each has an outcome of its own.
+//! Control calls about paths that are waiting for their outcomes.
 
 use bowline_rtrs::{Errno, PathId};
 
-/// What a call about a path waits for.
+/// The event of a path that a call waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// The path is connected for the first time, or could not be.
+    /// The path has been connected for the first time, or its connection failed.
     Added,
-    /// The same of a path that was there.
+    /// An existing path has been connected again, or its connection failed.
     Reconnected,
-    /// It is closed.
+    /// The path is closed.
     Closed,
-    /// It is gone.
+    /// The path is removed.
     Removed,
 }
 
-/// Tells a call from all others of its session.
+/// Identifies a call within its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticket(u64);
+pub(super) struct CallId(u64);
 
 struct Call {
-    ticket: Ticket,
+    call_id: CallId,
     path: PathId,
     until: Until,
     outcome: Option<Result<(), Errno>>,
 }
 
-/// All calls whose callers have not looked at their outcomes.
+/// All calls whose callers have not collected their outcomes.
 #[derive(Default)]
 pub(super) struct Calls {
     list: Vec<Call>,
-    begun: u64,
+    next_id: u64,
 }
 
 impl Calls {
-    /// A call begins. The lock under which the core was told of it is held still.
-    pub(super) fn begin(&mut self, path: PathId, until: Until) -> Ticket {
-        let ticket = Ticket(self.begun);
-        self.begun += 1;
-        self.list.push(Call { ticket, path, until, outcome: None });
-        ticket
+    /// Registers a call. The lock under which the core got the command must still be held.
+    pub(super) fn begin(&mut self, path: PathId, until: Until) -> CallId {
+        let call_id = CallId(self.next_id);
+        self.next_id += 1;
+        self.list.push(Call { call_id, path, until, outcome: None });
+        call_id
     }
 
-    /// This has happened to a path: all calls that wait for it have come to this.
+    /// Records the outcome of all calls that wait for this event of this path.
     pub(super) fn end(&mut self, path: PathId, until: Until, outcome: Result<(), Errno>) {
         let waits = |call: &&mut Call| call.path == path && call.until == until;
         for call in self.list.iter_mut().filter(waits) {
@@ -50,9 +50,9 @@ impl Calls {
         }
     }
 
-    /// What a call has come to, once.
-    pub(super) fn take(&mut self, ticket: Ticket) -> Option<Result<(), Errno>> {
-        let at = self.list.iter().position(|call| call.ticket == ticket)?;
+    /// Returns the outcome of a call, once.
+    pub(super) fn take(&mut self, call_id: CallId) -> Option<Result<(), Errno>> {
+        let at = self.list.iter().position(|call| call.call_id == call_id)?;
         let outcome = self.list[at].outcome?;
         self.list.swap_remove(at);
         Some(outcome)

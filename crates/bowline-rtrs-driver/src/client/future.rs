@@ -9,13 +9,13 @@ use bowline_rtrs::Errno;
 use bowline_rtrs::client::{Completed, PermitKind};
 
 use super::permit::Permit;
-use super::permits::Place;
+use super::permits::WaiterId;
 use super::session::current_cpu;
 use super::shared::Shared;
 use super::state::Completer;
 use crate::Error;
 
-/// What a request came to, or who waits for that.
+/// The result of a request, or the waker of the task that waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Cell(Mutex<Outcome>);
 
@@ -37,11 +37,11 @@ impl Completer for Cell {
     }
 }
 
-/// A request in flight. It goes on when this is dropped.
+/// A request in flight. Dropping the future does not cancel the request.
 #[derive(Debug)]
 #[must_use = "what the request comes to is known when this is awaited"]
 pub struct Call {
-    /// Why it could not be submitted, or where its end shows.
+    /// The cell that gets the result, or the error if the request could not be submitted.
     begun: Result<Arc<Cell>, Option<Error>>,
 }
 
@@ -57,7 +57,7 @@ impl Future for Call {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let cell = match &mut self.begun {
             Ok(cell) => cell,
-            // Asked once more after it was ready, it is never ready again.
+            // Polled again after it was ready: the future stays pending.
             Err(error) => {
                 return error.take().map_or(Poll::Pending, |error| Poll::Ready(Err(error)));
             }
@@ -68,7 +68,7 @@ impl Future for Call {
             None => {
                 let former = outcome.waker.replace(context.waker().clone());
                 drop(outcome);
-                // Not while the cell is locked: it is the program's.
+                // Dropped without the cell's lock: a waker is code of the program.
                 drop(former);
                 Poll::Pending
             }
@@ -76,21 +76,21 @@ impl Future for Call {
     }
 }
 
-/// A permit that is waited for.
+/// A permit that a task waits for.
 #[must_use = "a permit is taken when this is awaited"]
 pub struct GetPermit {
-    /// Until it is ready.
+    /// The session, until the future is ready.
     shared: Option<Arc<Shared>>,
     kind: PermitKind,
-    /// As if first asked on this processor.
+    /// The processor whose connection to use; by default that of the first poll.
     cpu: Option<u16>,
-    /// Among those who wait.
-    place: Option<Place>,
+    /// The task's position in the queue of waiters.
+    waiter: Option<WaiterId>,
 }
 
 impl GetPermit {
     pub(super) const fn new(shared: Arc<Shared>, kind: PermitKind, cpu: Option<u16>) -> Self {
-        Self { shared: Some(shared), kind, cpu, place: None }
+        Self { shared: Some(shared), kind, cpu, waiter: None }
     }
 }
 
@@ -104,11 +104,11 @@ impl Future for GetPermit {
     type Output = Result<Permit, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { shared, kind, cpu, place } = &mut *self;
-        // Asked once more after it was ready, it is never ready again.
+        let Self { shared, kind, cpu, waiter } = &mut *self;
+        // Polled again after it was ready: the future stays pending.
         let Some(session) = shared else { return Poll::Pending };
         let cpu = *cpu.get_or_insert_with(current_cpu);
-        let outcome = session.poll_permit(*kind, cpu, place, context.waker());
+        let outcome = session.poll_permit(*kind, cpu, waiter, context.waker());
         let outcome = outcome.map_ok(|permit| Permit::new(permit, session));
         if outcome.is_ready() {
             *shared = None;
@@ -119,14 +119,14 @@ impl Future for GetPermit {
 
 impl Drop for GetPermit {
     fn drop(&mut self) {
-        let (Some(session), Some(place)) = (&self.shared, self.place) else { return };
-        if let Some(permit) = session.leave(place) {
+        let (Some(session), Some(waiter)) = (&self.shared, self.waiter) else { return };
+        if let Some(permit) = session.cancel_wait(waiter) {
             session.put_permit(permit);
         }
     }
 }
 
-/// Reads what a request came to.
+/// Converts the result of a request.
 pub(super) fn ended(errno: i32) -> Result<(), Error> {
     match errno {
         0 => Ok(()),

@@ -1,4 +1,4 @@
-//! The names of sessions: one has each at a time [RS-24].
+//! The names of an engine's sessions, each of which one session has at a time [RS-24].
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,11 +8,11 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     taken: Mutex<BTreeSet<String>>,
-    /// A name is free again.
+    /// Signalled when a name becomes free.
     freed: Condvar,
 }
 
-/// A session's right to its name, which ends when this is dropped.
+/// A session's reservation of its name, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
     names: Arc<Names>,
@@ -24,10 +24,10 @@ impl Names {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a name; `None` when another session has it all the while.
-    pub(super) fn claim(self: &Arc<Self>, name: &str, patience: Duration) -> Option<Claim> {
+    /// Reserves a name; `None` if another session has it for the whole `timeout`.
+    pub(super) fn claim(self: &Arc<Self>, name: &str, timeout: Duration) -> Option<Claim> {
         let in_use = |taken: &mut BTreeSet<String>| taken.contains(name);
-        let waited = self.freed.wait_timeout_while(self.lock(), patience, in_use);
+        let waited = self.freed.wait_timeout_while(self.lock(), timeout, in_use);
         let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let free = taken.insert(name.to_owned());
         free.then(|| Claim { names: Arc::clone(self), name: name.to_owned() })

@@ -1,4 +1,4 @@
-//! A permit as the program has it.
+//! A permit as the program holds it.
 
 use std::sync::{Arc, Weak};
 
@@ -8,17 +8,17 @@ use super::shared::Shared;
 
 /// The right to have one request in flight, in a chunk of the server [RT-37].
 ///
-/// It goes back to its session when it is dropped, or with
-/// [`Session::put_permit`](super::Session::put_permit), which is quicker; its request may be in
-/// flight still, and whoever has it next can use it when that has ended. A permit of a session that
-/// is closed, or gone, is good for nothing, and does not hold anything of it.
+/// Dropping a permit gives it back to its session;
+/// [`Session::put_permit`](super::Session::put_permit) does the same faster. Its request may still
+/// be in flight; the next holder can use the permit when that request has ended. A permit of a
+/// session that is closed or dropped is useless, and keeps no part of the session alive.
 ///
-/// Like `put_permit`, to drop one may run functions of the program that are told of requests, paths
-/// and the session: not while a lock is held that these take.
+/// Like `put_permit`, dropping a permit may run callbacks of the program for requests, paths and
+/// the session: do not drop it while holding a lock that these callbacks take.
 #[must_use = "a permit that is dropped goes back to its session"]
 pub struct Permit {
     core: Core,
-    /// Weak: it is the program's, and may be kept for ever.
+    /// Weak, because the program may keep a permit for ever.
     session: Weak<Shared>,
 }
 
@@ -38,30 +38,30 @@ impl PartialEq for Permit {
 }
 
 impl Permit {
-    /// Not while the session is locked.
+    /// Call without the session's lock.
     pub(super) fn new(core: Core, session: &Arc<Shared>) -> Self {
         Self { core, session: Arc::downgrade(session) }
     }
 
-    /// Index of the chunk.
+    /// Index of the permit's chunk on the server.
     pub const fn index(&self) -> u16 {
         self.core.index()
     }
 
-    /// Which connection its requests take.
+    /// The kind of connection that its requests take.
     pub const fn kind(&self) -> PermitKind {
         self.core.kind()
     }
 
-    /// As the core knows it.
+    /// The permit as the core knows it.
     pub(super) const fn core(&self) -> &Core {
         &self.core
     }
 
-    /// Puts it back into its session, which may be another one than that which is at hand.
+    /// Gives the permit back to its session, which may differ from `at_hand`.
     pub(super) fn put(mut self, at_hand: &Shared) {
         if std::ptr::eq(self.session.as_ptr(), at_hand) {
-            // Nothing is left to be done when it is dropped.
+            // Makes the drop that follows do nothing.
             self.session = Weak::new();
             at_hand.put_permit(self.core.take());
         }

@@ -1,11 +1,12 @@
-//! Who waits for permits: threads and tasks, in the order in which they came [RS-26].
+//! The queue of threads and tasks that wait for permits, first come, first served [RS-26].
 //!
 //! ```text
-//!   none is free ──> waits ── one is, and it is the first ──> given, woken ──> takes it
-//!                      └── it goes, or the session ends ───────────┘ the next one is given it
+//!   no free permit ──> waiting ── a permit is free, first in line ──> assigned, woken ──> takes it
+//!                        └── cancelled, or the session ends ──────────────┘ goes to the next one
 //! ```
-//! A permit that comes back is given away before anybody else can take it, so that who comes later
-//! does not pass by, and so that a task that is woken and never looks loses nobody's turn.
+//! A returned permit is assigned to the first waiter before any other thread can take it. So a
+//! later caller cannot overtake a waiter, and a task that is woken but never polled does not block
+//! the waiters behind it.
 
 use core::cell::RefCell;
 use core::task::Waker;
@@ -17,15 +18,15 @@ use bowline_verbs::contain;
 
 use super::state::Finished;
 
-/// Who is woken.
+/// The thread or task to wake.
 #[derive(Debug)]
-pub(super) enum Sleeper {
+pub(super) enum WakeTarget {
     Thread(Thread),
     Task(Waker),
 }
 
-impl Sleeper {
-    /// Not while anything is locked: a waker is the program's.
+impl WakeTarget {
+    /// Call without locks held: a waker is code of the program.
     pub(super) fn wake(self) {
         match self {
             Self::Thread(thread) => thread.unpark(),
@@ -33,7 +34,7 @@ impl Sleeper {
         }
     }
 
-    /// It is the thread that asks.
+    /// Whether this is the calling thread.
     pub(super) fn is_me(&self) -> bool {
         matches!(self, Self::Thread(thread) if thread.id() == std::thread::current().id())
     }
@@ -44,17 +45,18 @@ thread_local! {
     static NEXT: RefCell<Option<VecDeque<Waker>>> = const { RefCell::new(None) };
 }
 
-/// Calls a waker. What that does may wake others, who may do the same: they are called after it,
-/// not from within, since there may be any number of them.
+/// Calls a waker. The waker may make this thread wake further tasks, whose wakers may do the same.
+/// They are queued and called one after the other, not recursively, since their number has no
+/// bound.
 fn call(waker: Waker) {
     let mut next = Some(waker);
-    // Without the list, in a thread that is ending, they are called from within.
+    // In a thread that is ending the queue no longer exists, and wakers are called recursively.
     let _ = NEXT.try_with(|list| match &mut *list.borrow_mut() {
         Some(list) => list.extend(next.take()),
         list => *list = Some(VecDeque::new()),
     });
     while let Some(waker) = next {
-        // A panic was printed when it happened.
+        // The panic hook has already reported a panic.
         let _ = contain(move || waker.wake());
         let take = NEXT.try_with(|list| {
             let mut list = list.borrow_mut();
@@ -68,108 +70,109 @@ fn call(waker: Waker) {
     }
 }
 
-/// Tells one who waits from all others of its session; later ones are greater.
+/// Identifies a waiter within its session; later waiters have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(u64);
+pub(super) struct WaiterId(u64);
 
 struct Waiter {
-    place: Place,
+    waiter: WaiterId,
     kind: PermitKind,
     cpu: u16,
-    sleeper: Sleeper,
+    target: WakeTarget,
 }
 
-/// All who wait.
+/// All waiters of a session, and the permits assigned to them.
 #[derive(Default)]
-pub(super) struct Queue {
-    /// By place; those for IO, and those for service messages, who may have the permit that is kept
-    /// from IO [RT-37].
+pub(super) struct PermitQueue {
+    /// Two queues ordered by id: waiters for IO permits, and waiters for service permits, which may
+    /// also take the permit that is reserved from IO [RT-37].
     waiting: [VecDeque<Waiter>; 2],
-    /// Permits whose new owners have not taken them yet.
-    given: Vec<(Place, Permit)>,
-    begun: u64,
+    /// Permits assigned to waiters that have not collected them yet.
+    assigned: Vec<(WaiterId, Permit)>,
+    next_id: u64,
 }
 
-impl Queue {
-    /// Somebody waits for a permit of this kind.
-    pub(super) fn is_awaited(&self, kind: PermitKind) -> bool {
-        !self.waiting[line(kind)].is_empty()
+impl PermitQueue {
+    /// Whether anyone waits for a permit of this kind.
+    pub(super) fn has_waiters(&self, kind: PermitKind) -> bool {
+        !self.waiting[queue(kind)].is_empty()
     }
 
-    /// Somebody waits for a permit of any kind.
-    pub(super) fn is_any_awaited(&self) -> bool {
-        self.waiting.iter().any(|line| !line.is_empty())
+    /// Whether anyone waits for a permit of any kind.
+    pub(super) fn has_any_waiters(&self) -> bool {
+        self.waiting.iter().any(|queue| !queue.is_empty())
     }
 
-    /// Takes the last place. The core has just refused a permit of this kind, or somebody waits for
-    /// one: then it tells of the next that is free.
-    pub(super) fn join(&mut self, kind: PermitKind, cpu: u16, sleeper: Sleeper) -> Place {
-        let place = Place(self.begun);
-        self.begun += 1;
-        self.waiting[line(kind)].push_back(Waiter { place, kind, cpu, sleeper });
-        place
+    /// Adds a waiter at the end. The core must have just refused a permit of this kind, or another
+    /// waiter must be queued for one: only then does the core announce the next free permit.
+    pub(super) fn enqueue(&mut self, kind: PermitKind, cpu: u16, target: WakeTarget) -> WaiterId {
+        let waiter = WaiterId(self.next_id);
+        self.next_id += 1;
+        self.waiting[queue(kind)].push_back(Waiter { waiter, kind, cpu, target });
+        waiter
     }
 
-    /// Gives free permits to those who have waited longest. The core is asked until it refuses one,
-    /// so that it tells of the next.
-    pub(super) fn give(&mut self, core: &mut Core, out: &mut Finished) {
+    /// Assigns free permits to those who have waited longest. Asks the core until it refuses one,
+    /// because only then does it announce the next free permit.
+    pub(super) fn assign(&mut self, core: &mut Core, out: &mut Finished) {
         let mut refused = [false; 2];
-        // Who came first is asked for first, in whichever line: without a permit that is kept, all
-        // are the same to both.
+        // The waiter with the smallest id is served first, whichever queue it is in. Apart from the
+        // reserved permit both queues batch_limit all permits.
         let next = |waiting: &[VecDeque<Waiter>; 2], refused: [bool; 2]| {
-            let lines = waiting.iter().enumerate().filter(|(line, _)| !refused[*line]);
-            lines.filter_map(|(line, all)| Some((all.front()?.place, line))).min()
+            let queues = waiting.iter().enumerate().filter(|(queue, _)| !refused[*queue]);
+            queues.filter_map(|(queue, all)| Some((all.front()?.waiter, queue))).min()
         };
-        while let Some((place, line)) = next(&self.waiting, refused) {
-            let waiting = &mut self.waiting[line];
+        while let Some((waiter, queue)) = next(&self.waiting, refused) {
+            let waiting = &mut self.waiting[queue];
             let permit = waiting.front().and_then(|first| core.get_permit(first.kind, first.cpu));
             match permit {
                 Some(permit) => {
-                    self.given.push((place, permit));
-                    out.wake.extend(waiting.pop_front().map(|first| first.sleeper));
+                    self.assigned.push((waiter, permit));
+                    out.wake.extend(waiting.pop_front().map(|first| first.target));
                 }
-                None => refused[line] = true,
+                None => refused[queue] = true,
             }
         }
     }
 
-    /// What a place was given, once.
-    pub(super) fn take(&mut self, place: Place) -> Option<Permit> {
-        let at = self.given.iter().position(|(owner, _)| *owner == place)?;
-        Some(self.given.remove(at).1)
+    /// Returns the permit assigned to a waiter, once.
+    pub(super) fn take(&mut self, waiter: WaiterId) -> Option<Permit> {
+        let at = self.assigned.iter().position(|(owner, _)| *owner == waiter)?;
+        Some(self.assigned.remove(at).1)
     }
 
-    /// Another one is woken for this place from now on. Returns who is not: to be dropped without
-    /// the lock.
-    #[must_use]
-    pub(super) fn replace(&mut self, place: Place, sleeper: Sleeper) -> Option<Sleeper> {
-        let (line, at) = self.find(place)?;
-        let waiter = self.waiting[line].get_mut(at)?;
-        Some(std::mem::replace(&mut waiter.sleeper, sleeper))
-    }
-
-    /// Gives up a place that was given nothing. Returns who would have been woken: to be dropped
+    /// Replaces the thread or task to wake for a waiter. Returns the former one, to be dropped
     /// without the lock.
     #[must_use]
-    pub(super) fn leave(&mut self, place: Place) -> Option<Sleeper> {
-        let (line, at) = self.find(place)?;
-        self.waiting[line].remove(at).map(|waiter| waiter.sleeper)
+    pub(super) fn replace(&mut self, waiter: WaiterId, target: WakeTarget) -> Option<WakeTarget> {
+        let (queue, at) = self.find(waiter)?;
+        let waiter = self.waiting[queue].get_mut(at)?;
+        Some(std::mem::replace(&mut waiter.target, target))
     }
 
-    /// The session is over: what was given and not taken goes back, and everybody is woken.
+    /// Removes a waiter to which no permit was assigned. Returns its wake target, to be dropped
+    /// without the lock.
+    #[must_use]
+    pub(super) fn remove(&mut self, waiter: WaiterId) -> Option<WakeTarget> {
+        let (queue, at) = self.find(waiter)?;
+        self.waiting[queue].remove(at).map(|waiter| waiter.target)
+    }
+
+    /// Ends all waiting when the session is over: assigned permits go back, and everyone is woken.
     pub(super) fn end(&mut self, core: &mut Core, out: &mut Finished) {
-        self.given.drain(..).for_each(|(_, permit)| core.put_permit(permit));
-        let all = self.waiting.iter_mut().flat_map(|line| line.drain(..));
-        out.wake.extend(all.map(|waiter| waiter.sleeper));
+        self.assigned.drain(..).for_each(|(_, permit)| core.put_permit(permit));
+        let all = self.waiting.iter_mut().flat_map(|queue| queue.drain(..));
+        out.wake.extend(all.map(|waiter| waiter.target));
     }
 
-    fn find(&self, place: Place) -> Option<(usize, usize)> {
-        let find = |line: &VecDeque<Waiter>| line.binary_search_by_key(&place, |w| w.place).ok();
-        self.waiting.iter().enumerate().find_map(|(at, line)| Some((at, find(line)?)))
+    fn find(&self, waiter: WaiterId) -> Option<(usize, usize)> {
+        let find =
+            |queue: &VecDeque<Waiter>| queue.binary_search_by_key(&waiter, |w| w.waiter).ok();
+        self.waiting.iter().enumerate().find_map(|(at, queue)| Some((at, find(queue)?)))
     }
 }
 
-/// In which line one waits.
-fn line(kind: PermitKind) -> usize {
+/// Index of the queue for permits of this kind.
+fn queue(kind: PermitKind) -> usize {
     usize::from(kind == PermitKind::Service)
 }

@@ -7,9 +7,9 @@ use bowline_verbs::Buffer;
 
 use super::shared::Shared;
 
-/// Memory that is registered for a session, from which WRITEs are sent and to which READs are
-/// answered. Dropped, it is registered until the requests in flight that use it have ended and
-/// nothing of it may have to be sent again, which is known at the next heartbeat at the latest.
+/// Memory registered for a session: WRITEs are sent from it, READs are received into it. After it
+/// is dropped it stays registered until requests in flight that use it have ended and no part of it
+/// can have to be sent again. The latter is known at the next heartbeat at the latest.
 pub struct Region {
     shared: Arc<Shared>,
     id: RegionId,
@@ -33,12 +33,12 @@ impl Region {
         &self.buffer
     }
 
-    /// Its name in the session.
+    /// Id of the region in the session.
     pub const fn id(&self) -> RegionId {
         self.id
     }
 
-    /// A part of it. One that does not lie within it is refused by the request.
+    /// A part of the memory. A request refuses a part that exceeds the region.
     pub const fn piece(&self, offset: usize, len: u32) -> MemRef {
         MemRef { region: self.id, offset: offset as u64, len }
     }
@@ -46,7 +46,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.shared.hub.lock().core.drop_region(self.id);
-        self.shared.hub.drain();
+        self.shared.executor.lock().core.drop_region(self.id);
+        self.shared.executor.drain();
     }
 }

@@ -1,4 +1,4 @@
-//! A session as the program has it.
+//! A session as the program holds it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,26 +13,26 @@ use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::{Dir, Uuid};
 
 use super::builder::{SessionBuilder, connections, refused, resolve};
-use super::calls::{Ticket, Until};
+use super::calls::{CallId, Until};
 use super::future::{Call, Cell, GetPermit, ended};
 use super::names::Claim;
 use super::permit::Permit;
 use super::region::Region;
 use super::shared::Shared;
 use super::state::{Done, State};
-use crate::engine::{Engine, Inner, Station};
-use crate::hub::Hub;
+use crate::engine::{Engine, Inner, Member};
+use crate::executor::Executor;
 use crate::port::port_id;
 use crate::{Error, random};
 
 /// Connections of a path, the service connection included [RT-24].
 const MAX_CONNECTIONS: u32 = 4096;
-/// Local ports tried for a path, when other programs have them.
+/// Attempts to find a local port for a path, if other programs use those tried.
 const PORTS_TRIED: usize = 8;
-/// How often a server that resets the first connections is asked again, and when. One that still
-/// has a former life of this client does so: it was told of the end a moment ago and is not through
-/// with it [RT-91], [RT-92], [RS-48].
-const RESETS_BORNE: u32 = 5;
+/// How often, and after what pause, a server that resets the first connections is poll_requested
+/// again. A server resets them while it still has an earlier incarnation of this client: it was
+/// told of that one's end a moment ago and has not finished it [RT-91], [RT-92], [RS-48].
+const RESETS_MAX: u32 = 5;
 const RESET_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long to wait for a permit.
@@ -51,30 +51,31 @@ pub enum Wait {
 pub struct Req<'a> {
     /// Read or write.
     pub dir: Dir,
-    /// The right to it.
+    /// The right to have the request in flight.
     pub permit: &'a Permit,
     /// The user message; copied.
     pub usr: &'a [u8],
-    /// Memory that is sent, or where the answer goes: at most so many pieces as [`Attrs`] says.
+    /// Memory that is sent, or that receives the response; at most as many pieces as [`Attrs`]
+    /// allows.
     pub data: &'a [MemRef],
-    /// Who is told of its end.
+    /// The completer called at its end.
     pub done: Done,
 }
 
-/// A path, for those who look.
+/// The state of a path, for display.
 #[derive(Clone, Debug)]
 pub struct PathView {
-    /// Its name.
+    /// Id of the path.
     pub id: PathId,
-    /// The device.
+    /// Id of its device.
     pub port: PortId,
-    /// Own address.
+    /// Local address.
     pub src: SocketAddr,
-    /// The server's.
+    /// The server's address.
     pub dst: SocketAddr,
-    /// Its state.
+    /// State of the path.
     pub state: PathState,
-    /// Time the last heartbeat took to be answered; 0 before the first.
+    /// Round-trip time of the last heartbeat; 0 before the first answer.
     pub latency: Duration,
     /// Requests in flight.
     pub inflight: u32,
@@ -91,10 +92,10 @@ pub struct PathView {
 pub struct Session {
     shared: Arc<Shared>,
     name: String,
-    /// Its right to the name, until it is closed.
+    /// Reserves the name until the session is closed.
     claim: Mutex<Option<Claim>>,
     port: u16,
-    /// What the server may do with memory of the program at any time.
+    /// Access rights that memory of the program is registered with.
     access: Access,
 }
 
@@ -105,9 +106,9 @@ impl core::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Opens a session: connects all its paths, or none [RS-24]. A server that resets connections
-    /// is asked again for a second, and as long is waited for a name that another session of the
-    /// engine has.
+    /// Opens a session: connects all its paths, or none [RS-24]. If the server resets the
+    /// connections, retries for a second. Waits up to a second for a name that another session of
+    /// the engine has.
     ///
     /// # Errors
     /// `EINVAL` without a path, or with more than 128, or with more than 4095 IO and poll
@@ -134,7 +135,7 @@ impl Session {
             ReadKeys::PerRequest => Access::LOCAL_WRITE,
         };
         let listeners = Arc::new(listeners);
-        let claim = engine.names.claim(&name, RESET_PAUSE * RESETS_BORNE);
+        let claim = engine.names.claim(&name, RESET_PAUSE * RESETS_MAX);
         let claim = claim.ok_or(Error::new(
             "opening a session of a name that another one here has",
             Errno::EEXIST,
@@ -153,18 +154,18 @@ impl Session {
                 .collect::<Result<_, Error>>()?;
             let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
             let core = Core::new(config.clone(), &attrs, random::uuid()?);
-            let hub = Hub::new(State::new(core), ports, Arc::clone(&engine.stats));
+            let executor = Executor::new(State::new(core), ports, Arc::clone(&engine.stats));
             let shared =
-                Arc::new(Shared::new(hub, Arc::clone(engine), polled, Arc::clone(&listeners)));
-            engine.add(Arc::clone(&shared) as Arc<dyn Station>)?;
+                Arc::new(Shared::new(executor, Arc::clone(engine), polled, Arc::clone(&listeners)));
+            engine.add(Arc::clone(&shared) as Arc<dyn Member>)?;
             for (index, _) in unusable.iter().enumerate().filter(|(_, unusable)| **unusable) {
                 shared.device_gone(port_id(index));
             }
             let mut session =
                 Self { shared, name: name.clone(), claim: Mutex::default(), port, access };
             session.shared.start()?;
-            session.shared.hub.lock().core.open(clock::now(), &paths);
-            session.shared.hub.drain();
+            session.shared.executor.lock().core.open(clock::now(), &paths);
+            session.shared.executor.drain();
             session.shared.settle();
             let opened = session.shared.wait_control(None, |state| {
                 let result = state.opened?;
@@ -178,7 +179,7 @@ impl Session {
                 Some(Err((Errno::EADDRINUSE, _))) if ports_taken + 1 < PORTS_TRIED => {
                     ports_taken += 1;
                 }
-                Some(Err((Errno::ECONNRESET, _))) if resets < RESETS_BORNE => {
+                Some(Err((Errno::ECONNRESET, _))) if resets < RESETS_MAX => {
                     resets += 1;
                     std::thread::sleep(RESET_PAUSE);
                 }
@@ -191,17 +192,17 @@ impl Session {
         }
     }
 
-    /// Its name.
+    /// The session's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it offers [RS-24].
+    /// The limits of the session [RS-24].
     ///
     /// # Errors
     /// `ECOMM` when no path is connected.
     pub fn attrs(&self) -> Result<Attrs, Error> {
-        let attrs = self.shared.hub.lock().core.geometry();
+        let attrs = self.shared.executor.lock().core.geometry();
         attrs.ok_or(Error::new("asking what a session offers", Errno::ECOMM))
     }
 
@@ -224,16 +225,16 @@ impl Session {
         if buffer.is_empty() {
             return Err(Error::new(WHAT, Errno::EINVAL));
         }
-        let mut state = self.shared.hub.lock();
+        let mut state = self.shared.executor.lock();
         if state.closed {
             return Err(Error::closed(WHAT));
         }
         let id = state.core.add_region(Arc::clone(&buffer), self.access);
         drop(state);
         let region = Region::new(Arc::clone(&self.shared), id, buffer);
-        self.shared.hub.drain_all();
+        self.shared.executor.drain_all();
         self.shared.settle();
-        let outcome = self.shared.hub.lock().core.region_outcome(id);
+        let outcome = self.shared.executor.lock().core.region_outcome(id);
         match outcome {
             Some(Ok(())) => Ok(region),
             Some(Err(errno)) => Err(Error::new(WHAT, errno)),
@@ -241,36 +242,37 @@ impl Session {
         }
     }
 
-    /// Takes a permit, the right to have one request in flight; `None` when there is none in time,
-    /// or the session is closed or being closed. Threads and tasks that wait get theirs in the
-    /// order in which they came, before those that do not. Its requests take the connection of the
-    /// processor this thread is on. Who waits for one of [`PermitKind::Polled`] polls all poll
-    /// connections meanwhile.
+    /// Takes a permit, the right to have one request in flight; `None` when none is free in time,
+    /// or the session is closed or being closed. Waiting threads and tasks are served in the order
+    /// in which they came, before callers that do not wait. Requests with the permit take the
+    /// connection of the processor on which this thread runs. A thread that waits for one of
+    /// [`PermitKind::Polled`] polls all poll connections meanwhile.
     pub fn get_permit(&self, kind: PermitKind, wait: Wait) -> Option<Permit> {
         self.get_permit_on(kind, wait, current_cpu())
     }
 
-    /// The same as if called on this processor; for programs that spread requests over connections
-    /// themselves.
+    /// Like [`get_permit`](Self::get_permit) called on this processor; for programs that spread
+    /// requests over connections themselves.
     pub fn get_permit_on(&self, kind: PermitKind, wait: Wait, cpu: u16) -> Option<Permit> {
         let permit = match wait {
-            Wait::No => self.shared.hub.lock().core.get_permit(kind, cpu),
+            Wait::No => self.shared.executor.lock().core.get_permit(kind, cpu),
             Wait::Forever => self.shared.wait_permit(kind, None, cpu),
             Wait::For(limit) => self.shared.wait_permit(kind, Some(limit), cpu),
         };
         permit.map(|permit| Permit::new(permit, &self.shared))
     }
 
-    /// Takes a permit as soon as there is one, without holding up the thread: for tasks of any
+    /// Takes a permit as soon as one is free, without blocking the thread: for tasks of any
     /// runtime.
     ///
-    /// It may be dropped at any time: what it was given by then goes to the next who waits. Its
-    /// requests take the connection of the processor on which it was first asked. A program that
-    /// awaits one of [`PermitKind::Polled`] polls meanwhile, since requests end when it does.
+    /// The future may be dropped at any time: a permit it was assigned by then goes to the next
+    /// waiter. Requests with the permit take the connection of the processor on which the future
+    /// was first polled. A program that awaits one of [`PermitKind::Polled`] must poll meanwhile,
+    /// because requests end only when it does.
     ///
-    /// A program of callbacks takes what it can get with [`Wait::No`], and otherwise asks this once
-    /// with a waker of its own: that is called when the permit is there, by any thread, without
-    /// locks held, as a [`Completer`](super::Completer) is.
+    /// A program of callbacks first tries [`Wait::No`]. If no permit is free it polls this future
+    /// once with its own waker, which is called when the permit is assigned: by any thread, without
+    /// locks held, like a [`Completer`](super::Completer).
     ///
     /// ```no_run
     /// # use bowline_rtrs_driver::{Dir, Error, client::{PermitKind, Region, Session}};
@@ -290,13 +292,13 @@ impl Session {
         GetPermit::new(Arc::clone(&self.shared), kind, None)
     }
 
-    /// The same as if first asked on this processor.
+    /// Like [`get_permit_async`](Self::get_permit_async), first polled on this processor.
     pub fn get_permit_on_async(&self, kind: PermitKind, cpu: u16) -> GetPermit {
         GetPermit::new(Arc::clone(&self.shared), kind, Some(cpu))
     }
 
-    /// Gives a permit back. Its request may be in flight still. To drop it does the same, and takes
-    /// a few nanoseconds more.
+    /// Gives a permit back. Its request may still be in flight. Dropping the permit does the same,
+    /// and takes a few nanoseconds more.
     pub fn put_permit(&self, permit: Permit) {
         permit.put(&self.shared);
     }
@@ -321,19 +323,20 @@ impl Session {
         done: Done,
     ) -> Result<(), Error> {
         let submitted = {
-            let mut state = self.shared.hub.lock();
-            let tag = state.slots.told(done);
+            let mut state = self.shared.executor.lock();
+            let tag = state.slots.register_completer(done);
             submit(&mut state, clock::now(), dir, permit, usr, data, tag)
         };
         self.ring(1);
         submitted.map_err(Refused::into_error)
     }
 
-    /// Submits some requests, which go out together; returns how many, if not all could be. The
-    /// iterator is asked with the session locked: it must not call it, nor drop a permit of it.
+    /// Submits requests, which go out together; returns their number, which is smaller if one
+    /// failed. The iterator is called with the session locked: it must not call the session, nor
+    /// drop a permit of it.
     ///
     /// # Errors
-    /// As [`request`](Self::request), when the first could not be.
+    /// As [`request`](Self::request), if the first request failed.
     pub fn request_batch(
         &self,
         requests: &mut dyn Iterator<Item = Req<'_>>,
@@ -341,8 +344,8 @@ impl Session {
         self.submit_batch(requests, None)
     }
 
-    /// The same, and the permits are taken for such of the processor this thread is on: for
-    /// programs that keep permits.
+    /// Like [`request_batch`](Self::request_batch), but first assigns the permits to the processor
+    /// on which this thread runs: for programs that keep permits.
     ///
     /// # Errors
     /// As [`request_batch`](Self::request_batch).
@@ -361,13 +364,13 @@ impl Session {
         let mut count = 0;
         let mut failed = None;
         {
-            let mut state = self.shared.hub.lock();
+            let mut state = self.shared.executor.lock();
             let now = clock::now();
             for Req { dir, permit, usr, data, done } in requests {
                 if let Some(cpu) = cpu {
                     state.core.set_cpu_of(permit.core(), cpu);
                 }
-                let tag = state.slots.told(done);
+                let tag = state.slots.register_completer(done);
                 match submit(&mut state, now, dir, permit, usr, data, tag) {
                     Ok(()) => count += 1,
                     Err(refused) => {
@@ -387,7 +390,7 @@ impl Session {
     /// Submits a request and waits for its end; the thread takes completions meanwhile.
     ///
     /// # Errors
-    /// As [`request`](Self::request), and what the request came to.
+    /// As [`request`](Self::request), and the request's own error.
     pub fn call(
         &self,
         dir: Dir,
@@ -396,8 +399,8 @@ impl Session {
         data: &[MemRef],
     ) -> Result<(), Error> {
         let (tag, submitted) = {
-            let mut state = self.shared.hub.lock();
-            let tag = state.slots.awaited(std::thread::current());
+            let mut state = self.shared.executor.lock();
+            let tag = state.slots.register_thread(std::thread::current());
             (tag, submit(&mut state, clock::now(), dir, permit, usr, data, tag))
         };
         submitted.map_err(Refused::into_error)?;
@@ -413,48 +416,47 @@ impl Session {
         }
     }
 
-    /// Submits a request; what is returned is ready when it has ended. A background thread takes
-    /// the completion, so no runtime is needed, and any will do.
+    /// Submits a request and returns a future of its result. A background thread takes the
+    /// completion, so any runtime will do, or none.
     pub fn call_async(&self, dir: Dir, permit: &Permit, usr: &[u8], data: &[MemRef]) -> Call {
         let cell = Arc::new(Cell::default());
         let done = Done { to: Arc::clone(&cell) as _, tag: 0 };
         Call::new(self.request(dir, permit, usr, data, done).map(|()| cell))
     }
 
-    /// Takes completions that are there, and does what they lead to; returns how many. With many
-    /// requests outstanding these are not all, so that the program can send the next ones while the
-    /// server still works on others; whoever wants all calls it until it returns 0. Other threads
-    /// that do so at the same time find none.
+    /// Takes completions that are there and handles them; returns their number. With many requests
+    /// outstanding it does not take all, so that the program can send the next requests while the
+    /// server still works on others; to take all, call it until it returns 0. Other threads that
+    /// poll at the same time find none.
     pub fn poll(&self) -> usize {
         self.shared.poll()
     }
 
-    /// Takes completions that are there of the poll connections of this number on all paths, from 0
-    /// on, and does what they lead to; returns how many. `None` when no path is connected or there
-    /// is no such connection [RS-31].
+    /// Takes completions that are there for the poll connections of this index, counted from 0, on
+    /// all paths, and handles them; returns their number. `None` when no path is connected or the
+    /// session has no poll connection of this index [RS-31].
     pub fn poll_queue(&self, index: u16) -> Option<usize> {
         let count = self.shared.poll_queue(index)?;
-        let connected = self.shared.hub.lock().core.geometry().is_some();
+        let connected = self.shared.executor.lock().core.geometry().is_some();
         connected.then_some(count)
     }
 
-    /// How many requests have ended so far; their completers have returned. For
+    /// Number of requests that have ended and whose completers have returned. See
     /// [`wait`](Self::wait).
     pub fn ended(&self) -> u64 {
         self.shared.ended()
     }
 
-    /// Waits until more than `seen` requests have ended, no longer than `limit`; tells whether they
-    /// have. The thread takes completions meanwhile. `seen` is what [`ended`](Self::ended) said
-    /// before the program looked whether it has to wait, so that what ends in between is not waited
-    /// for.
+    /// Waits until more than `seen` requests have ended, at most for `limit`; returns whether they
+    /// have. The thread takes completions meanwhile. Read `seen` from [`ended`](Self::ended) before
+    /// checking whether to wait at all: then the call does not miss a request that ends in between.
     pub fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
         self.shared.wait_ended(seen, limit)
     }
 
     fn ring(&self, requests: usize) {
-        self.shared.hub.stats.requests.add(requests as u64);
-        if self.shared.hub.ring() {
+        self.shared.executor.stats.requests.add(requests as u64);
+        if self.shared.executor.drain_unless_calling() {
             self.shared.settle();
         }
     }
@@ -463,21 +465,21 @@ impl Session {
     /// another address family than the session's [RT-28].
     ///
     /// # Errors
-    /// As [`open`](Self::open) when no device has an address for it; what kept it from being
-    /// connected; it is gone then.
+    /// As [`open`](Self::open) when no device has an address for the path; the error that kept the
+    /// path from being connected: the path is removed then.
     pub fn add_path(&self, src: Option<IpAddr>, dst: IpAddr) -> Result<PathId, Error> {
         const WHAT: &str = "adding a path";
         for tries in 1.. {
             let gone = |index| self.shared.is_gone(index);
-            let addr = resolve(&self.shared.hub.ports, gone, (src, dst), self.port)?;
+            let addr = resolve(&self.shared.executor.ports, gone, (src, dst), self.port)?;
             let uuid = random::uuid()?;
             let add = |core: &mut Core, now| core.add_path(now, addr, uuid);
-            let (path, ticket) = self.order(WHAT, Until::Added, add)?;
-            match self.wait_outcome(ticket) {
+            let (path, call_id) = self.order(WHAT, Until::Added, add)?;
+            match self.wait_outcome(call_id) {
                 Some(Ok(())) => return Ok(path),
                 Some(Err(Errno::EADDRINUSE)) if tries < PORTS_TRIED => {}
                 Some(Err(errno)) => {
-                    let state = self.shared.hub.lock();
+                    let state = self.shared.executor.lock();
                     let others = state.core.paths().filter(|other| other.id != path);
                     let addrs: Vec<_> = others.map(|other| other.addr).chain([addr]).collect();
                     return Err(refused(WHAT, errno, &addrs));
@@ -491,7 +493,7 @@ impl Session {
     /// Closes a path, forgets it, and waits until it is gone [RS-39].
     ///
     /// # Errors
-    /// `ENOTCONN` when it is not there.
+    /// `ENOTCONN` when there is no such path.
     pub fn remove_path(&self, path: PathId) -> Result<(), Error> {
         self.command("removing a path", path, Until::Removed, Core::remove_path)
     }
@@ -499,7 +501,7 @@ impl Session {
     /// Closes a path and waits until it is closed; it is not connected again by itself [RS-38].
     ///
     /// # Errors
-    /// `ENOTCONN` when it is not there.
+    /// `ENOTCONN` when there is no such path.
     pub fn disconnect_path(&self, path: PathId) -> Result<(), Error> {
         self.command("disconnecting a path", path, Until::Closed, Core::disconnect_path)
     }
@@ -507,20 +509,19 @@ impl Session {
     /// Connects a path anew and waits for the outcome [RS-37].
     ///
     /// # Errors
-    /// `EBUSY` while it is being connected or closed; `ENOTCONN` when it is not there, or could not
-    /// be connected.
+    /// `EBUSY` while the path is being connected or closed; `ENOTCONN` when there is no such path,
+    /// or it could not be connected.
     pub fn reconnect_path(&self, path: PathId) -> Result<(), Error> {
         self.command("reconnecting a path", path, Until::Reconnected, Core::reconnect_path)
     }
 
-    /// Tells the core what is wanted of a path. The ticket is for
-    /// [`wait_outcome`](Self::wait_outcome).
+    /// Gives the core a command about a path. The id is for [`wait_outcome`](Self::wait_outcome).
     fn order(
         &self,
         what: &'static str,
         until: Until,
         order: impl FnOnce(&mut Core, Instant) -> Result<PathId, Errno>,
-    ) -> Result<(PathId, Ticket), Error> {
+    ) -> Result<(PathId, CallId), Error> {
         self.shared.order(|state| {
             if state.closed {
                 return Err(Error::closed(what));
@@ -539,25 +540,25 @@ impl Session {
         command: impl FnOnce(&mut Core, Instant, PathId) -> Result<(), Errno>,
     ) -> Result<(), Error> {
         let command = |core: &mut Core, now| match command(core, now, path) {
-            // The core's word for a path it does not have.
+            // The core's error for a path it does not have.
             Err(Errno::EINVAL) => Err(Errno::ENOTCONN),
             done => done.map(|()| path),
         };
-        let (_, ticket) = self.order(what, until, command)?;
-        match self.wait_outcome(ticket) {
+        let (_, call_id) = self.order(what, until, command)?;
+        match self.wait_outcome(call_id) {
             Some(outcome) => outcome.map_err(|errno| Error::new(what, errno)),
             None => Err(Error::closed(what)),
         }
     }
 
-    /// What was ordered of a path comes to this; `None` when the session is over before.
-    fn wait_outcome(&self, ticket: Ticket) -> Option<Result<(), Errno>> {
-        self.shared.wait_control(None, |state| state.calls.take(ticket))
+    /// Waits for the outcome of a path command; `None` when the session ended first.
+    fn wait_outcome(&self, call_id: CallId) -> Option<Result<(), Errno>> {
+        self.shared.wait_control(None, |state| state.calls.take(call_id))
     }
 
     /// The paths, in the order they were added.
     pub fn paths(&self) -> Vec<PathView> {
-        let state = self.shared.hub.lock();
+        let state = self.shared.executor.lock();
         let view = |path: bowline_rtrs::client::PathInfo<'_>| PathView {
             id: path.id,
             port: path.addr.port,
@@ -571,49 +572,51 @@ impl Session {
         state.core.paths().map(view).collect()
     }
 
-    /// Requests in flight. One that is counted no longer has ended; its completer may still run.
+    /// Requests in flight. A request that is no longer counted has ended; its completer may still
+    /// run.
     pub fn inflight(&self) -> usize {
-        self.shared.hub.lock().core.inflight()
+        self.shared.executor.lock().core.inflight()
     }
 
     /// How paths are chosen.
     pub fn policy(&self) -> Policy {
-        self.shared.hub.lock().core.policy()
+        self.shared.executor.lock().core.policy()
     }
 
     /// Changes how paths are chosen.
     pub fn set_policy(&self, policy: Policy) {
-        self.shared.hub.lock().core.set_policy(policy);
+        self.shared.executor.lock().core.set_policy(policy);
     }
 
-    /// Attempts to connect a lost path; -1: for ever.
+    /// Attempts to reconnect a lost path; -1: no limit.
     pub fn max_reconnects(&self) -> i16 {
-        self.shared.hub.lock().core.max_reconnects()
+        self.shared.executor.lock().core.max_reconnects()
     }
 
-    /// Changes them.
+    /// Changes [`max_reconnects`](Self::max_reconnects).
     pub fn set_max_reconnects(&self, attempts: i16) {
-        self.shared.hub.lock().core.set_max_reconnects(attempts);
+        self.shared.executor.lock().core.set_max_reconnects(attempts);
     }
 
     /// Sets counters of a path to 0; `false` if there is no such path.
     pub fn reset_stats(&self, path: PathId, file: StatsFile) -> bool {
-        self.shared.hub.lock().core.reset_stats(path, file)
+        self.shared.executor.lock().core.reset_stats(path, file)
     }
 
-    /// The engine's device of a path.
+    /// The name of the engine's device with this id.
     pub fn device_name(&self, port: PortId) -> Option<String> {
         let Inner { devices, .. } = &*self.shared.engine;
         devices.get(usize::from(port.0)).map(|device| device.attr().name)
     }
 
-    /// Returns the devices that paths may be of.
+    /// The engine's devices.
     pub(crate) fn devices(&self) -> &[Arc<dyn bowline_verbs::Device>] {
         &self.shared.engine.devices
     }
 
-    /// Closes all paths and waits until they are closed and all permits are back [RS-25]: whoever
-    /// holds one drops it first. Requests in flight end with an error if they cannot be answered.
+    /// Closes all paths and waits until they are closed and all permits are returned [RS-25]:
+    /// threads that hold a permit must drop it. Requests in flight that cannot be answered end with
+    /// an error.
     pub fn close(self: Arc<Self>) {
         self.shared.end(Duration::MAX);
         self.shared.stop();
@@ -628,7 +631,7 @@ impl Drop for Session {
     }
 }
 
-/// Why a request was not taken, and who would have been told of its end: dropped without the lock.
+/// A request that was not taken: its error, and its completer, to be dropped without the lock.
 struct Refused {
     errno: Errno,
     _done: Option<Done>,
@@ -640,7 +643,7 @@ impl Refused {
     }
 }
 
-/// Gives the core a request; frees its slot if it does not take it.
+/// Gives the core a request; frees its slot if the core refuses it.
 fn submit(
     state: &mut State,
     now: Instant,
@@ -654,8 +657,8 @@ fn submit(
     submitted.map_err(|errno| Refused { errno, _done: state.slots.free(tag) })
 }
 
-/// The processor this thread is on, by which requests are spread over connections [RT-37]; a few ns
-/// on x86-64.
+/// The processor on which this thread runs, by which requests are spread over connections [RT-37].
+/// Takes a few nanoseconds on x86-64.
 pub(super) fn current_cpu() -> u16 {
     u16::try_from(rustix::thread::sched_getcpu()).unwrap_or(u16::MAX)
 }

@@ -1,13 +1,14 @@
-//! A session as its threads share it, and who takes completions.
+//! The state of a session that all its threads batch_limit, and the choice of the thread that takes
+//! completions.
 //!
 //! ```text
-//!   a thread that waits      takes completions itself, if no other thread does: no hand-over
-//!     another does           sleeps until its own request has ended, or until it is its turn
-//!   the background thread    does when no thread of the program has since its last look
+//!   a thread that waits    takes completions itself if no other thread does: no hand-over needed
+//!     if another does      sleeps until its own request has ended, or until it gets the role
+//!   the background thread  takes them if no thread of the program has since its last check
 //! ```
-//! A thread sleeps on one device at a time, so with several it takes completions itself only if it
-//! never sleeps ([`Poll::Spin`]): of one after the other. Otherwise each device's background thread
-//! does.
+//! A thread can sleep on one device at a time. In an engine of several devices a thread that waits
+//! therefore takes completions itself only if it never sleeps ([`Poll::Spin`]): it polls the
+//! devices in poll_state. Otherwise each device's background thread takes them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Poll as Polling, Waker};
@@ -20,142 +21,144 @@ use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, Policy, PortId};
 use bowline_verbs::{CmEvent, Qpn, contain};
 
-use super::permits::{Place, Sleeper};
+use super::permits::{WaiterId, WakeTarget};
 use super::session::current_cpu;
-use super::state::{Finished, Follower, LinkEv, News, PathEv, State};
+use super::state::{Finished, Follower, LinkEv, PathEv, SessionEvent, State};
 use crate::Error;
-use crate::drive::{BATCH, Drive, share};
-use crate::engine::{Inner, Poll, Station, TICK};
-use crate::hub::Hub;
+use crate::completions::{BATCH, CompletionBatch, batch_limit};
+use crate::engine::{Inner, Member, Poll, TICK};
+use crate::executor::Executor;
 use crate::port::port_id;
 
-/// The background thread looks so often whether the program still takes completions itself.
+/// How long the background thread sleeps before it checks again whether threads of the program
+/// still take completions.
 const NAP: Duration = Duration::from_millis(2);
-/// The same, when a thread of the program waits without a break.
-const LONG_NAP: Duration = Duration::from_millis(256);
-/// Nanoseconds between two looks at queues that the program polls, to see that it does.
-const POLLED_LOOK: u64 = 200_000_000;
-/// Such a look goes on so often while it finds something: a path that ends leaves all its receives
+/// The longest such sleep, reached when threads of the program take completions without a break.
+const NAP_MAX: Duration = Duration::from_millis(256);
+/// Nanoseconds between two checks whether the program polls the queues of its poll connections.
+const POLLED_CHECK_NANOS: u64 = 200_000_000;
+/// Most batches that one such check takes from a queue. A path that ends leaves all its receives
 /// there.
-const POLLED_TURNS: usize = 16;
-/// A waiting thread looks so often at what no completion tells it.
-const SLICE: Duration = Duration::from_millis(50);
+const POLLED_BATCHES_MAX: usize = 16;
+/// How long a waiting thread sleeps before it checks conditions that no completion announces.
+const WAIT_SLICE: Duration = Duration::from_millis(50);
 
-/// What a thread that takes completions uses again.
+/// Buffers and statistics of a thread that takes completions, kept from one batch to the next.
 #[derive(Default)]
-pub(super) struct Turn {
-    drive: Drive,
+pub(super) struct PollState {
+    drive: CompletionBatch,
     finished: Finished,
-    /// Requests that were in flight when completions were last taken.
+    /// Requests that were in flight when the last batch was taken.
     outstanding: usize,
-    /// Paths that the next ones are dealt out to evenly; 0 or 1: they are not.
+    /// Number of paths over which the next requests are spread evenly; 0 or 1: they are not spread.
     spread: usize,
 }
 
-/// Who takes the completions of a device.
+/// The role of the thread that takes a device's completions: whoever holds `poll_state` has it.
 #[derive(Default)]
-struct Lead {
-    turn: Mutex<Turn>,
-    /// Times a thread of the program has, or would have.
-    program: AtomicU64,
-    /// The background thread naps for long.
+struct Leader {
+    poll_state: Mutex<PollState>,
+    /// How often a thread of the program took completions, or would have if no other thread did.
+    program_polls: AtomicU64,
+    /// The background thread is in a long nap and must be woken when the program stops polling.
     napping: AtomicBool,
-    /// It is to take completions now, though a thread of the program has just done so.
-    asked: AtomicBool,
-    /// The device is: there is nothing more to take.
+    /// The background thread is to take completions now, even if a thread of the program has just
+    /// done so.
+    poll_requested: AtomicBool,
+    /// The device is gone: no more completions come from it.
     gone: AtomicBool,
     helper: OnceLock<Thread>,
 }
 
-impl Lead {
-    /// A thread of the program takes completions, or would if no other did.
+impl Leader {
+    /// Notes that a thread of the program takes completions, or would if no other thread did.
     fn count(&self) {
-        // Only told apart from what it was before; nothing is published by it.
-        self.program.fetch_add(1, Ordering::Relaxed);
+        // The value is only compared with an earlier one; it publishes no other memory.
+        self.program_polls.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn try_turn(&self) -> Option<MutexGuard<'_, Turn>> {
-        match self.turn.try_lock() {
-            Ok(turn) => Some(turn),
-            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+    fn try_lead(&self) -> Option<MutexGuard<'_, PollState>> {
+        match self.poll_state.try_lock() {
+            Ok(poll_state) => Some(poll_state),
+            Err(TryLockError::Poisoned(poll_state)) => Some(poll_state.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 }
 
-/// The completion queues of the poll connections of one number, on each device.
+/// The completion queues, one on each device, of the poll connections with the same index.
 struct Polled {
-    turns: Vec<Mutex<Turn>>,
-    /// The program has polled since the engine's last look.
+    poll_states: Vec<Mutex<PollState>>,
+    /// The program has polled these queues since the engine's last check.
     polled: AtomicBool,
 }
 
 impl Polled {
     fn new(ports: usize) -> Self {
-        let turns = std::iter::repeat_with(Mutex::default).take(ports).collect();
-        Self { turns, polled: AtomicBool::new(false) }
+        let poll_states = std::iter::repeat_with(Mutex::default).take(ports).collect();
+        Self { poll_states, polled: AtomicBool::new(false) }
     }
 }
 
-/// Functions of the program that are told what happens to a session.
+/// Callbacks of the program for events of a session.
 #[derive(Default)]
 pub(super) struct Listeners {
-    /// The end and return of all paths.
+    /// Called when the last path is lost and when the first is back.
     pub(super) on_link: Option<Box<dyn Fn(LinkEv) + Send + Sync>>,
-    /// Each path.
+    /// Called when the state of a path changes.
     pub(super) on_path: Option<Box<dyn Fn(PathEv) + Send + Sync>>,
 }
 
 impl Listeners {
-    fn tell(&self, news: &News) {
+    fn call(&self, news: &SessionEvent) {
         match news {
-            News::Link(event) => self.on_link.as_ref().map(|on_link| on_link(*event)),
-            News::Path(event) => self.on_path.as_ref().map(|on_path| on_path(*event)),
+            SessionEvent::Link(event) => self.on_link.as_ref().map(|on_link| on_link(*event)),
+            SessionEvent::Path(event) => self.on_path.as_ref().map(|on_path| on_path(*event)),
         };
     }
 }
 
-/// A session.
+/// A session, as all its threads batch_limit it.
 pub(super) struct Shared {
-    pub(super) hub: Hub<State>,
+    pub(super) executor: Executor<State>,
     pub(super) engine: Arc<Inner>,
-    leads: Vec<Lead>,
-    /// Devices that are gone, and nothing is in flight on them.
-    lost: AtomicUsize,
-    /// Queues of poll connections, and when to look at them next, in nanoseconds.
+    leaders: Vec<Leader>,
+    /// Number of devices that are gone and on which no request is in flight.
+    devices_gone: AtomicUsize,
+    /// Completion queues of the poll connections, by connection index.
     polled: Vec<Polled>,
-    polled_at: AtomicU64,
-    /// Wakes those who wait for calls to end.
+    polled_check_at: AtomicU64,
+    /// Wakes threads that wait for the outcome of a control call.
     changed: Condvar,
     listeners: Arc<Listeners>,
-    /// Requests that have ended, and of which the program was told.
+    /// Requests that have ended and whose completers have returned.
     ended: AtomicU64,
-    /// Threads that wait for more of them.
-    watchers: AtomicUsize,
+    /// Threads in `wait_ended`.
+    any_waiters: AtomicUsize,
     stop: AtomicBool,
-    /// The program has no session any more.
+    /// The program has dropped the session.
     dropped: AtomicBool,
 }
 
 impl Shared {
     pub(super) fn new(
-        hub: Hub<State>,
+        executor: Executor<State>,
         engine: Arc<Inner>,
         polled: u16,
         listeners: Arc<Listeners>,
     ) -> Self {
-        let ports = hub.ports.len();
+        let ports = executor.ports.len();
         Self {
             polled: (0..polled).map(|_| Polled::new(ports)).collect(),
-            polled_at: AtomicU64::new(0),
-            leads: hub.ports.iter().map(|_| Lead::default()).collect(),
-            lost: AtomicUsize::new(0),
-            hub,
+            polled_check_at: AtomicU64::new(0),
+            leaders: executor.ports.iter().map(|_| Leader::default()).collect(),
+            devices_gone: AtomicUsize::new(0),
+            executor,
             engine,
             changed: Condvar::new(),
             listeners,
             ended: AtomicU64::new(0),
-            watchers: AtomicUsize::new(0),
+            any_waiters: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             dropped: AtomicBool::new(false),
         }
@@ -163,101 +166,103 @@ impl Shared {
 
     /// Starts the background threads.
     pub(super) fn start(self: &Arc<Self>) -> Result<(), Error> {
-        for port in (0..self.leads.len()).filter(|port| !self.is_gone(*port)) {
+        for port in (0..self.leaders.len()).filter(|port| !self.is_gone(*port)) {
             let shared = Arc::clone(self);
             let thread = self.engine.spawn("bowline-rtrs", move || shared.help(port))?;
             // Set once, here.
-            let _ = self.leads[port].helper.set(thread);
+            let _ = self.leaders[port].helper.set(thread);
         }
         Ok(())
     }
 
-    /// Tells whether a device is gone.
+    /// Returns whether a device is gone.
     pub(super) fn is_gone(&self, port: usize) -> bool {
-        self.leads.get(port).is_none_or(|lead| lead.gone.load(Ordering::SeqCst))
+        self.leaders.get(port).is_none_or(|leader| leader.gone.load(Ordering::SeqCst))
     }
 
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Hands on what the core has to tell.
+    /// Delivers all pending events and completions of the core.
     pub(super) fn settle(&self) {
         self.settle_with(&mut Finished::default());
     }
 
-    /// Gives the core an order, after what it had to tell before: that answers earlier orders.
+    /// Runs a control command on the core. Events pending before it are collected first, since they
+    /// answer earlier commands.
     pub(super) fn order<T>(&self, order: impl FnOnce(&mut State) -> T) -> T {
         let mut finished = Finished::default();
-        let mut state = self.hub.lock();
+        let mut state = self.executor.lock();
         let control = state.collect(&mut finished);
         let ordered = order(&mut state);
         drop(state);
         self.wake(control);
-        self.hub.drain();
+        self.executor.drain();
         self.settle_with(&mut finished);
         ordered
     }
 
     fn settle_with(&self, finished: &mut Finished) {
         loop {
-            let mut state = self.hub.lock();
+            let mut state = self.executor.lock();
             let control = state.collect(finished);
             drop(state);
             self.wake(control);
             if finished.is_empty() {
                 break;
             }
-            self.tell(finished);
+            self.notify(finished);
         }
-        self.tell_news();
+        self.deliver_events();
         self.end_if_closed();
     }
 
-    /// Runs functions of the program, and wakes its threads and tasks.
-    fn tell(&self, finished: &mut Finished) {
-        for sleeper in finished.wake.drain(..) {
-            self.hub.stats.hand_overs.inc();
-            sleeper.wake();
+    /// Runs completers of the program, and wakes its threads and tasks.
+    fn notify(&self, finished: &mut Finished) {
+        for target in finished.wake.drain(..) {
+            self.executor.stats.hand_overs.inc();
+            target.wake();
         }
-        if finished.told.is_empty() {
-            self.hub.drain();
+        if finished.results.is_empty() {
+            self.executor.drain();
         } else {
-            self.hub.call(|| finished.tell());
+            self.executor.run_callbacks(|| finished.call_completers());
         }
         self.count_ended(finished);
     }
 
-    /// The program has been told of what has ended: threads that wait for anything look again.
+    /// Counts requests whose completers have returned, and wakes `wait_ended` callers.
     fn count_ended(&self, finished: &mut Finished) {
         let count = std::mem::take(&mut finished.ended);
         if count == 0 {
             return;
         }
-        // Paired with those of `wait_ended`: either it sees the count, or this the watcher.
+        // Paired with the accesses in `wait_ended`: either that thread sees the new count, or this
+        // one sees the waiter.
         self.ended.fetch_add(count, Ordering::SeqCst);
-        if self.watchers.load(Ordering::SeqCst) > 0 {
+        if self.any_waiters.load(Ordering::SeqCst) > 0 {
             let me = std::thread::current().id();
-            let state = self.hub.lock();
+            let state = self.executor.lock();
             let any = state.followers.iter().filter(|follower| follower.any);
             for follower in any.filter(|follower| follower.thread.id() != me) {
-                self.hub.stats.hand_overs.inc();
+                self.executor.stats.hand_overs.inc();
                 follower.thread.unpark();
             }
         }
     }
 
-    /// Requests that have ended so far, and of which the program was told.
+    /// Number of requests that have ended and whose completers have returned.
     pub(super) fn ended(&self) -> u64 {
         self.ended.load(Ordering::SeqCst)
     }
 
     /// Takes completions until more than `seen` requests have ended, no longer than `limit`.
     pub(super) fn wait_ended(&self, seen: u64, limit: Option<Duration>) -> bool {
-        self.watchers.fetch_add(1, Ordering::SeqCst);
+        self.any_waiters.fetch_add(1, Ordering::SeqCst);
         let more = |_: &mut State| (self.ended() != seen).then_some(());
         let more = self.drive_until(limit, true, more).is_some();
-        self.watchers.fetch_sub(1, Ordering::SeqCst);
+        self.any_waiters.fetch_sub(1, Ordering::SeqCst);
         more
     }
 
@@ -267,25 +272,26 @@ impl Shared {
         }
     }
 
-    /// Tells what happened to the session and its paths, in order, by one thread at a time [RS-17].
-    fn tell_news(&self) {
-        let mut state = self.hub.lock();
-        if state.telling || state.news.is_empty() {
+    /// Calls the listeners for pending events of the session and its paths, in order, one thread at
+    /// a time [RS-17].
+    fn deliver_events(&self) {
+        let mut state = self.executor.lock();
+        if state.delivering || state.events.is_empty() {
             return;
         }
-        state.telling = true;
-        while let Some(news) = state.news.pop_front() {
+        state.delivering = true;
+        while let Some(event) = state.events.pop_front() {
             drop(state);
-            contain(|| self.listeners.tell(&news));
-            state = self.hub.lock();
+            contain(|| self.listeners.call(&event));
+            state = self.executor.lock();
         }
-        state.telling = false;
+        state.delivering = false;
     }
 
-    /// A session that nobody has any more ends when its paths are gone.
+    /// Ends a session that the program has dropped, once its paths are gone.
     fn end_if_closed(&self) {
         if self.dropped.load(Ordering::Relaxed) && !self.is_stopped() {
-            let state = self.hub.lock();
+            let state = self.executor.lock();
             let over = state.closed || state.core.is_gone();
             drop(state);
             if over {
@@ -295,26 +301,32 @@ impl Shared {
         }
     }
 
-    /// Nobody has the session any more.
+    /// Called when the program has dropped the session: starts closing it.
     pub(super) fn abandon(&self) {
         self.dropped.store(true, Ordering::Relaxed);
-        self.hub.lock().core.close(clock::now());
-        self.hub.drain();
+        self.executor.lock().core.close(clock::now());
+        self.executor.drain();
         self.settle();
         if self.is_stopped() {
-            // Its last device had gone before.
+            // The last device was gone before, so no event of a path will do this.
             self.engine.remove(self);
         }
     }
 
-    /// Takes completions, and does what they lead to; returns how many there were.
-    fn drive(&self, port: usize, queue: u16, turn: &mut Turn) -> usize {
-        // A poll connection is looked at when its program chooses to.
-        let max = if queue == 0 { share(turn.outstanding, turn.spread) } else { BATCH };
-        if self.leads[port].gone.load(Ordering::Relaxed) {
+    /// Takes one batch of completions of a device and handles them; returns their number.
+    fn drive(&self, port: usize, queue: u16, poll_state: &mut PollState) -> usize {
+        // The program chooses when to poll a poll connection: it takes all completions.
+        let max =
+            if queue == 0 { batch_limit(poll_state.outstanding, poll_state.spread) } else { BATCH };
+        if self.leaders[port].gone.load(Ordering::Relaxed) {
             return 0;
         }
-        let count = match turn.drive.poll(&self.hub.ports[port], queue, max, &self.hub.stats) {
+        let count = match poll_state.drive.poll(
+            &self.executor.ports[port],
+            queue,
+            max,
+            &self.executor.stats,
+        ) {
             Ok(0) => return 0,
             Ok(count) => count,
             Err(_) => {
@@ -323,51 +335,51 @@ impl Shared {
             }
         };
         let now = clock::now();
-        let mut state = self.hub.lock();
+        let mut state = self.executor.lock();
         let inflight = || state.core.paths().map(|path| path.inflight as usize).filter(|n| *n > 0);
-        turn.outstanding = inflight().sum();
-        turn.spread =
+        poll_state.outstanding = inflight().sum();
+        poll_state.spread =
             if state.core.policy() == Policy::RoundRobin { inflight().count() } else { 1 };
         state.core.set_cpu(current_cpu());
-        state.core.handle_done(now, &turn.drive.dones);
-        let control = state.collect(&mut turn.finished);
-        let quiet = state.news.is_empty();
+        state.core.handle_done(now, &poll_state.drive.dones);
+        let control = state.collect(&mut poll_state.finished);
+        let quiet = state.events.is_empty();
         drop(state);
         self.wake(control);
-        let told = if turn.finished.told.is_empty() {
-            self.hub.drain()
+        let got_inputs = if poll_state.finished.results.is_empty() {
+            self.executor.drain()
         } else {
-            let finished = &mut turn.finished;
-            self.hub.call(|| finished.tell())
+            let finished = &mut poll_state.finished;
+            self.executor.run_callbacks(|| finished.call_completers())
         };
-        self.count_ended(&mut turn.finished);
-        for sleeper in turn.finished.wake.drain(..) {
-            // Whoever drives knows by itself.
-            if !sleeper.is_me() {
-                self.hub.stats.hand_overs.inc();
-                sleeper.wake();
+        self.count_ended(&mut poll_state.finished);
+        for target in poll_state.finished.wake.drain(..) {
+            // The thread that polls sees the outcome itself.
+            if !target.is_me() {
+                self.executor.stats.hand_overs.inc();
+                target.wake();
             }
         }
-        if told || control || !quiet {
-            self.settle_with(&mut turn.finished);
+        if got_inputs || control || !quiet {
+            self.settle_with(&mut poll_state.finished);
         }
         count
     }
 
-    /// Takes completions that are there; returns how many.
+    /// Takes completions that are there, without waiting; returns their number.
     pub(super) fn poll(&self) -> usize {
         let mut count = 0;
-        for (port, lead) in self.leads.iter().enumerate() {
-            lead.count();
-            if let Some(mut turn) = lead.try_turn() {
-                count += self.drive(port, 0, &mut turn);
+        for (port, leader) in self.leaders.iter().enumerate() {
+            leader.count();
+            if let Some(mut poll_state) = leader.try_lead() {
+                count += self.drive(port, 0, &mut poll_state);
             }
         }
         count
     }
 
-    /// Takes completions of poll connections that are there; `None` if there are none of this
-    /// number.
+    /// Takes completions that are there for the poll connections of this index; `None` if the
+    /// session has no poll connection of this index.
     pub(super) fn poll_queue(&self, index: u16) -> Option<usize> {
         let polled = self.polled.get(usize::from(index))?;
         polled.polled.store(true, Ordering::Relaxed);
@@ -376,20 +388,20 @@ impl Shared {
 
     fn drive_polled(&self, index: u16, polled: &Polled) -> usize {
         let mut count = 0;
-        for (port, turn) in polled.turns.iter().enumerate() {
-            let mut turn = match turn.try_lock() {
-                Ok(turn) => turn,
-                Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-                // Another thread is at it.
+        for (port, poll_state) in polled.poll_states.iter().enumerate() {
+            let mut poll_state = match poll_state.try_lock() {
+                Ok(poll_state) => poll_state,
+                Err(TryLockError::Poisoned(poll_state)) => poll_state.into_inner(),
+                // Another thread polls this queue.
                 Err(TryLockError::WouldBlock) => continue,
             };
-            count += self.drive(port, index + 1, &mut turn);
+            count += self.drive(port, index + 1, &mut poll_state);
         }
         count
     }
 
-    /// Polls the poll connections until something is there, no longer than `limit`; `None` when it
-    /// is not, or the session is over.
+    /// Polls the poll connections until `ready` returns a value, at most for `limit`; `None` on
+    /// timeout or when the session is over.
     pub(super) fn poll_until<T>(
         &self,
         limit: Option<Duration>,
@@ -404,7 +416,7 @@ impl Shared {
             for index in 0..self.polled.len() as u16 {
                 count += self.poll_queue(index).unwrap_or(0);
             }
-            let mut state = self.hub.lock();
+            let mut state = self.executor.lock();
             if let Some(done) = ready(&mut state) {
                 return Some(done);
             }
@@ -419,12 +431,12 @@ impl Shared {
         }
     }
 
-    /// Takes the completions of poll connections that the program has not polled since the last
-    /// time: paths are lost, and requests of theirs move, without it.
-    fn look_at_polled(&self) {
+    /// Takes completions of poll connections that the program has not polled since the last check:
+    /// paths fail, and requests move to other paths, whether the program polls or not.
+    fn drain_unpolled(&self) {
         for (index, polled) in (0..).zip(&self.polled) {
             if !polled.polled.swap(false, Ordering::Relaxed) {
-                for _ in 0..POLLED_TURNS {
+                for _ in 0..POLLED_BATCHES_MAX {
                     if self.drive_polled(index, polled) == 0 {
                         break;
                     }
@@ -433,9 +445,9 @@ impl Shared {
         }
     }
 
-    /// Takes completions until something is there, no longer than `limit`; `None` when it is not,
-    /// or the session is over. `any`: it may be there after any completion, else after that of a
-    /// request this thread waits for.
+    /// Takes completions until `ready` returns a value, at most for `limit`; `None` on timeout or
+    /// when the session is over. With `any_completion` every completion can make it ready, without
+    /// only that of a request this thread waits for.
     pub(super) fn drive_until<T>(
         &self,
         limit: Option<Duration>,
@@ -448,7 +460,7 @@ impl Shared {
         let mut next = 0;
         let mut waited = false;
         let outcome = loop {
-            let mut state = self.hub.lock();
+            let mut state = self.executor.lock();
             if waited {
                 state.followers.retain(|follower| follower.thread.id() != me);
                 waited = false;
@@ -457,28 +469,30 @@ impl Shared {
                 break Some(done);
             }
             let left =
-                deadline.map_or(SLICE, |(start, limit)| limit.saturating_sub(start.elapsed()));
+                deadline.map_or(WAIT_SLICE, |(start, limit)| limit.saturating_sub(start.elapsed()));
             if left.is_zero() || state.closed || self.is_stopped() {
                 break None;
             }
-            let leads = if spins || self.leads.len() == 1 { &self.leads[..] } else { &[] };
-            // If a background thread is at it, it stands back the next time.
-            leads.iter().for_each(Lead::count);
-            // Tried under the lock of the state: who has it looks for followers after giving it up.
-            let turns = (0..leads.len()).map(|at| (next + at) % leads.len());
-            let turn = turns.into_iter().find_map(|port| Some((port, leads[port].try_turn()?)));
-            let Some((port, mut turn)) = turn else {
+            let leaders = if spins || self.leaders.len() == 1 { &self.leaders[..] } else { &[] };
+            // A background thread that holds the role yields it at its next check.
+            leaders.iter().for_each(Leader::count);
+            // Tried under the state's lock: the thread that has the role looks for followers after
+            // it gave the role up.
+            let poll_states = (0..leaders.len()).map(|at| (next + at) % leaders.len());
+            let poll_state =
+                poll_states.into_iter().find_map(|port| Some((port, leaders[port].try_lead()?)));
+            let Some((port, mut poll_state)) = poll_state else {
                 state.followers.push(Follower { thread: std::thread::current(), any });
                 waited = true;
                 drop(state);
-                std::thread::park_timeout(left.min(SLICE));
+                std::thread::park_timeout(left.min(WAIT_SLICE));
                 continue;
             };
             drop(state);
             next = port + 1;
-            if self.drive(port, 0, &mut turn) == 0 && !spins {
-                self.hub.stats.waits.inc();
-                if self.hub.ports[port].wait(left.min(SLICE)).is_err() {
+            if self.drive(port, 0, &mut poll_state) == 0 && !spins {
+                self.executor.stats.waits.inc();
+                if self.executor.ports[port].wait(left.min(WAIT_SLICE)).is_err() {
                     self.device_gone(port_id(port));
                 }
             }
@@ -487,68 +501,69 @@ impl Shared {
         outcome
     }
 
-    /// If nobody takes completions of a device, another thread that waits does from now on. If none
-    /// waits, but functions of the program are to be told of requests, the background thread does;
-    /// where it is these that this thread waits for, it comes back `soon`, and the background
-    /// thread sees to it later if it does not. Tells whether nobody did.
+    /// Hands the role on when no thread takes a device's completions: to a follower, if one waits.
+    /// Without a follower, the background thread takes over if completers are outstanding. `soon`
+    /// says that the calling thread comes back soon to take completions for these: then the
+    /// background thread takes over later, and only if the caller did not. Returns whether the role
+    /// of a device was free.
     fn pass_on(&self, soon: bool) -> bool {
-        if self.leads.iter().all(|lead| lead.try_turn().is_none()) {
+        if self.leaders.iter().all(|leader| leader.try_lead().is_none()) {
             return false;
         }
-        let mut state = self.hub.lock();
+        let mut state = self.executor.lock();
         let next = state.followers.pop();
-        let asks = !soon && state.slots.has_told();
+        let asks = !soon && state.slots.has_completers();
         drop(state);
         if let Some(next) = next {
-            self.hub.stats.hand_overs.inc();
+            self.executor.stats.hand_overs.inc();
             next.thread.unpark();
             return true;
         }
-        for lead in &self.leads {
-            if lead.napping.swap(false, Ordering::SeqCst) || asks {
-                // Somebody else may have asked.
-                lead.asked.fetch_or(asks, Ordering::SeqCst);
-                self.wake_helper(lead);
+        for leader in &self.leaders {
+            if leader.napping.swap(false, Ordering::SeqCst) || asks {
+                // Another thread may have set the flag; do not clear it.
+                leader.poll_requested.fetch_or(asks, Ordering::SeqCst);
+                self.wake_helper(leader);
             }
         }
         true
     }
 
-    fn wake_helper(&self, lead: &Lead) {
-        if let Some(helper) = lead.helper.get() {
-            self.hub.stats.hand_overs.inc();
+    fn wake_helper(&self, leader: &Leader) {
+        if let Some(helper) = leader.helper.get() {
+            self.executor.stats.hand_overs.inc();
             helper.unpark();
         }
     }
 
     /// The background thread of a device.
     fn help(&self, port: usize) {
-        let lead = &self.leads[port];
+        let leader = &self.leaders[port];
         let mut seen = 0;
         let mut nap = NAP;
         let mut led = false;
-        while !self.is_stopped() && !lead.gone.load(Ordering::Relaxed) {
-            let program = lead.program.load(Ordering::Relaxed);
-            let asked = lead.asked.swap(false, Ordering::SeqCst);
-            let active = program != seen && !asked;
+        while !self.is_stopped() && !leader.gone.load(Ordering::Relaxed) {
+            let program = leader.program_polls.load(Ordering::Relaxed);
+            let poll_requested = leader.poll_requested.swap(false, Ordering::SeqCst);
+            let active = program != seen && !poll_requested;
             seen = program;
-            let turn = if active { None } else { lead.try_turn() };
-            let Some(mut turn) = turn else {
-                // Whoever leaves when nothing else is there to take completions calls.
-                nap = if active { NAP } else { (nap * 2).min(LONG_NAP) };
-                lead.napping.store(nap > NAP, Ordering::SeqCst);
+            let poll_state = if active { None } else { leader.try_lead() };
+            let Some(mut poll_state) = poll_state else {
+                // The last thread of the program that stops taking completions wakes this one.
+                nap = if active { NAP } else { (nap * 2).min(NAP_MAX) };
+                leader.napping.store(nap > NAP, Ordering::SeqCst);
                 led = led && !self.pass_on(true);
-                self.hub.stats.naps.inc();
+                self.executor.stats.naps.inc();
                 std::thread::park_timeout(nap);
                 continue;
             };
             nap = NAP;
             led = true;
-            lead.napping.store(false, Ordering::SeqCst);
-            if self.drive(port, 0, &mut turn) == 0 {
-                self.hub.stats.waits.inc();
-                if self.hub.ports[port].wait(TICK).is_err() {
-                    drop(turn);
+            leader.napping.store(false, Ordering::SeqCst);
+            if self.drive(port, 0, &mut poll_state) == 0 {
+                self.executor.stats.waits.inc();
+                if self.executor.ports[port].wait(TICK).is_err() {
+                    drop(poll_state);
                     self.device_gone(port_id(port));
                     return;
                 }
@@ -556,22 +571,22 @@ impl Shared {
         }
     }
 
-    /// Waits for a permit. Who waits for one of [`PermitKind::Polled`] polls: the requests that
-    /// have the permits end when somebody does.
+    /// Waits for a permit. A thread that waits for one of [`PermitKind::Polled`] polls the poll
+    /// connections, because requests that hold such permits end only when they are polled.
     pub(super) fn wait_permit(
         &self,
         kind: PermitKind,
         limit: Option<Duration>,
         cpu: u16,
     ) -> Option<Permit> {
-        let place = {
-            let mut state = self.hub.lock();
+        let waiter = {
+            let mut state = self.executor.lock();
             if let Some(outcome) = state.take_permit(kind, cpu) {
                 return outcome.ok();
             }
-            state.permits.join(kind, cpu, Sleeper::Thread(std::thread::current()))
+            state.permits.enqueue(kind, cpu, WakeTarget::Thread(std::thread::current()))
         };
-        let look = |state: &mut State| state.outcome(place);
+        let look = |state: &mut State| state.outcome(waiter);
         let outcome = if kind == PermitKind::Polled && !self.polled.is_empty() {
             self.poll_until(limit, look)
         } else {
@@ -579,11 +594,11 @@ impl Shared {
         };
         match outcome {
             Some(outcome) => outcome.ok(),
-            None => self.leave(place),
+            None => self.cancel_wait(waiter),
         }
     }
 
-    /// Sleeps until something is there of which this thread is told, no longer than `limit`.
+    /// Sleeps until `check` returns a value, at most for `limit`. Another thread wakes this one.
     fn sleep_until<T>(
         &self,
         limit: Option<Duration>,
@@ -591,99 +606,100 @@ impl Shared {
     ) -> Option<T> {
         let start = Moment::now();
         loop {
-            let left = limit.map_or(SLICE, |limit| limit.saturating_sub(start.elapsed()));
+            let left = limit.map_or(WAIT_SLICE, |limit| limit.saturating_sub(start.elapsed()));
             if left.is_zero() {
                 return None;
             }
-            self.wake_helpers();
-            std::thread::park_timeout(left.min(SLICE));
-            if let Some(there) = look(&mut self.hub.lock()) {
+            self.wake_all_helpers();
+            std::thread::park_timeout(left.min(WAIT_SLICE));
+            if let Some(there) = look(&mut self.executor.lock()) {
                 return Some(there);
             }
         }
     }
 
-    /// Permits come back with completions: somebody has to take them.
-    fn wake_helpers(&self) {
-        for lead in &self.leads {
-            lead.asked.store(true, Ordering::SeqCst);
-            self.wake_helper(lead);
+    /// Makes the background threads take completions: these bring permits back.
+    fn wake_all_helpers(&self) {
+        for leader in &self.leaders {
+            leader.poll_requested.store(true, Ordering::SeqCst);
+            self.wake_helper(leader);
         }
     }
 
-    /// Takes a permit, or sees to it that the task is woken when it has one. `place` is its own.
+    /// Takes a permit, or queues the task to be woken when it has one. `waiter` is the task's
+    /// position in the queue, if it has one.
     pub(super) fn poll_permit(
         &self,
         kind: PermitKind,
         cpu: u16,
-        place: &mut Option<Place>,
+        waiter: &mut Option<WaiterId>,
         task: &Waker,
     ) -> Polling<Result<Permit, Error>> {
-        let mut sleeper = None;
+        let mut target = None;
         loop {
-            let mut state = self.hub.lock();
-            let outcome = match *place {
-                Some(place) => state.outcome(place),
+            let mut state = self.executor.lock();
+            let outcome = match *waiter {
+                Some(waiter) => state.outcome(waiter),
                 None => state.take_permit(kind, cpu),
             };
             if let Some(outcome) = outcome {
-                *place = None;
+                *waiter = None;
                 return Polling::Ready(outcome);
             }
-            let Some(sleeper) = sleeper.take() else {
+            let Some(target) = target.take() else {
                 drop(state);
-                // Not while the session is locked: it is the program's. The same of the former one.
-                sleeper = Some(Sleeper::Task(task.clone()));
+                // Cloned and dropped without the session's lock: a waker is code of the program.
+                target = Some(WakeTarget::Task(task.clone()));
                 continue;
             };
-            let former = match *place {
-                Some(place) => state.permits.replace(place, sleeper),
+            let former = match *waiter {
+                Some(waiter) => state.permits.replace(waiter, target),
                 None => {
-                    *place = Some(state.permits.join(kind, cpu, sleeper));
+                    *waiter = Some(state.permits.enqueue(kind, cpu, target));
                     None
                 }
             };
             drop(state);
             drop(former);
-            self.wake_helpers();
+            self.wake_all_helpers();
             return Polling::Pending;
         }
     }
 
-    /// Gives up a place; returns what it was given in the last moment.
-    pub(super) fn leave(&self, place: Place) -> Option<Permit> {
-        let mut state = self.hub.lock();
-        let given = state.permits.take(place);
-        let former = state.permits.leave(place);
+    /// Leaves the queue; returns the permit if one was assigned in the meantime.
+    pub(super) fn cancel_wait(&self, waiter: WaiterId) -> Option<Permit> {
+        let mut state = self.executor.lock();
+        let given = state.permits.take(waiter);
+        let former = state.permits.remove(waiter);
         drop(state);
         drop(former);
         given
     }
 
-    /// Gives a permit back, to whoever waits for one.
+    /// Gives a permit back to the session, which assigns it to the first waiter.
     pub(super) fn put_permit(&self, permit: Permit) {
         let mut finished = Finished::default();
-        let mut state = self.hub.lock();
+        let mut state = self.executor.lock();
         state.core.put_permit(permit);
-        // The last one may be what the end of the session waits for.
-        if !state.permits.is_any_awaited() && state.core.is_open() {
+        // A session that is closing may wait for this last permit.
+        if !state.permits.has_any_waiters() && state.core.is_open() {
             return;
         }
-        // Before anybody else can take it.
+        // Collected under the same lock, before another thread can take the permit.
         let control = state.collect(&mut finished);
         drop(state);
         self.wake(control);
         self.settle_with(&mut finished);
     }
 
-    /// Waits until a call has ended, at most `limit`.
+    /// Waits until a control call has an outcome, at most for `limit`.
     pub(super) fn wait_control<T>(
         &self,
         limit: Option<Duration>,
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<T> {
         let start = Moment::now();
-        let mut state = self.hub.lock();
+        let mut state = self.executor.lock();
         loop {
             if let Some(done) = ready(&mut state) {
                 return Some(done);
@@ -705,9 +721,9 @@ fn wait<'a>(
     condition.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
 }
 
-impl Station for Shared {
+impl Member for Shared {
     fn cm(&self, port: PortId, event: &CmEvent) -> bool {
-        let mine = self.hub.cm(port, event);
+        let mine = self.executor.cm(port, event);
         if mine {
             self.settle();
         }
@@ -715,60 +731,62 @@ impl Station for Shared {
     }
 
     fn qp_failed(&self, port: PortId, qpn: Qpn) {
-        self.hub.qp_failed(port, qpn);
+        self.executor.qp_failed(port, qpn);
         self.settle();
     }
 
     fn tick(&self, now: Instant) -> Option<Instant> {
-        let next = self.hub.tick(now);
+        let next = self.executor.tick(now);
         self.settle();
         if self.polled.is_empty() {
             return next;
         }
         let now = now.as_nanos();
-        let due = self.polled_at.load(Ordering::Relaxed);
+        let due = self.polled_check_at.load(Ordering::Relaxed);
         if now >= due {
-            self.polled_at.store(now + POLLED_LOOK, Ordering::Relaxed);
-            self.look_at_polled();
+            self.polled_check_at.store(now + POLLED_CHECK_NANOS, Ordering::Relaxed);
+            self.drain_unpolled();
         }
         next
     }
 
-    /// Requests of its paths move to those of other devices. The session ends with the last one.
+    /// Requests on the device's paths move to paths of other devices. The session ends with its
+    /// last device.
     fn device_gone(&self, port: PortId) {
-        let Some(lead) = self.leads.get(usize::from(port.0)) else { return };
-        if lead.gone.swap(true, Ordering::SeqCst) {
+        let Some(leader) = self.leaders.get(usize::from(port.0)) else { return };
+        if leader.gone.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.hub.device_gone(port);
+        self.executor.device_gone(port);
         self.settle();
-        if self.lost.fetch_add(1, Ordering::SeqCst) + 1 == self.leads.len() {
-            self.hub.lock().core.close(clock::now());
-            self.hub.drain();
+        if self.devices_gone.fetch_add(1, Ordering::SeqCst) + 1 == self.leaders.len() {
+            self.executor.lock().core.close(clock::now());
+            self.executor.drain();
             self.settle();
             self.stop();
         }
     }
 
-    fn end(&self, patience: Duration) {
-        self.hub.lock().core.close(clock::now());
-        self.hub.drain();
+    fn end(&self, timeout: Duration) {
+        self.executor.lock().core.close(clock::now());
+        self.executor.drain();
         self.settle();
-        let limit = (patience < Duration::MAX).then_some(patience);
-        // Whoever closes the engine does not wait for permits, which are good for nothing then.
+        let limit = (timeout < Duration::MAX).then_some(timeout);
+        // Closing the engine does not wait for permits of the program: they are useless from then
+        // on.
         let over = |state: &State| state.closed || limit.is_some() && state.core.is_gone();
         self.wait_control(limit, |state| over(state).then_some(()));
-        self.hub.lock().closed = true;
+        self.executor.lock().closed = true;
     }
 
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.changed.notify_all();
-        for lead in &self.leads {
-            self.wake_helper(lead);
+        for leader in &self.leaders {
+            self.wake_helper(leader);
         }
         let mut finished = Finished::default();
-        self.hub.lock().give_up(&mut finished);
-        self.tell(&mut finished);
+        self.executor.lock().give_up(&mut finished);
+        self.notify(&mut finished);
     }
 }

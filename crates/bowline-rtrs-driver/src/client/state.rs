@@ -1,4 +1,4 @@
-//! What is kept beside the core, under its lock: who waits for which request, and what happened.
+//! The data kept beside the core under its lock: waiters for requests, and undelivered events.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,23 +13,23 @@ use bowline_rtrs::{Errno, PathId};
 use bowline_verbs::contain;
 
 use super::calls::{Calls, Until};
-use super::permits::{Place, Queue, Sleeper};
+use super::permits::{PermitQueue, WaiterId, WakeTarget};
 use crate::Error;
-use crate::hub::Side;
+use crate::executor::CoreState;
 
-/// Gets what requests came to.
+/// A callback for the results of requests.
 pub trait Completer: Send + Sync {
-    /// Some requests have ended. Called by the thread that took the completions, without locks
-    /// held; it must not block, and it may submit requests, which go out together when it returns.
-    /// A panic of it is reported on standard error and ends there: the thread goes on, and others
-    /// are told.
+    /// Called when requests have ended, by the thread that took the completions, without locks
+    /// held. It must not block. It may submit requests, which go out together when it returns. A
+    /// panic is reported on standard error and ends there: the thread goes on, and other completers
+    /// are called.
     fn completed(&self, done: &[Completed]);
 }
 
-/// Who is told of the end of a request, and by which tag.
+/// The completer to call at the end of a request, and the tag to give it.
 #[derive(Clone)]
 pub struct Done {
-    /// Who.
+    /// The completer to call.
     pub to: Arc<dyn Completer>,
     /// Comes back in [`Completed::tag`].
     pub tag: u64,
@@ -41,7 +41,7 @@ impl core::fmt::Debug for Done {
     }
 }
 
-/// What happened to a session.
+/// A change of a session's connectivity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkEv {
     /// The last path is lost [RS-17].
@@ -50,37 +50,37 @@ pub enum LinkEv {
     Reconnected,
 }
 
-/// What happened to a path.
+/// A change of a path's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathEv {
     /// The path.
     pub id: PathId,
-    /// Own address.
+    /// Local address.
     pub src: SocketAddr,
-    /// The server's.
+    /// The server's address.
     pub dst: SocketAddr,
-    /// Its state now.
+    /// The new state.
     pub state: PathState,
 }
 
-/// What the program is told in order.
-pub(super) enum News {
+/// An event for the program's listeners; they are called in order.
+pub(super) enum SessionEvent {
     Link(LinkEv),
     Path(PathEv),
 }
 
-/// What fails, for errors.
+/// The operation named in errors.
 const PERMIT: &str = "waiting for a permit";
 
-/// A request in flight, or what it came to. The core knows it by its place.
+/// A request in flight, or its result. The core's tag for the request is the slot's index.
 enum Slot {
-    /// The next free one.
+    /// Unused; holds the index of the next free slot.
     Free(usize),
-    /// To be told.
-    To(Done),
-    /// A thread waits.
+    /// A completer is to be called.
+    Callback(Done),
+    /// A thread waits for the result.
     Awaited(Thread),
-    /// It has ended, and the thread has not looked yet.
+    /// The result, which the waiting thread has not collected yet.
     Ended(i32),
 }
 
@@ -88,16 +88,16 @@ enum Slot {
 pub(super) struct Slots {
     list: Vec<Slot>,
     free: usize,
-    /// Those that are [`Slot::To`].
-    to: usize,
+    /// Number of slots that are [`Slot::Callback`].
+    callbacks: usize,
 }
 
-/// No free slot.
+/// End of the list of free slots.
 const NONE: usize = usize::MAX;
 
 impl Slots {
     fn new() -> Self {
-        Self { list: Vec::new(), free: NONE, to: 0 }
+        Self { list: Vec::new(), free: NONE, callbacks: 0 }
     }
 
     fn take(&mut self, slot: Slot) -> u64 {
@@ -116,63 +116,63 @@ impl Slots {
         at as u64
     }
 
-    /// A program's function is to be told.
-    pub(super) fn told(&mut self, done: Done) -> u64 {
-        self.to += 1;
-        self.take(Slot::To(done))
+    /// Takes a slot for a request whose end is reported to a completer.
+    pub(super) fn register_completer(&mut self, done: Done) -> u64 {
+        self.callbacks += 1;
+        self.take(Slot::Callback(done))
     }
 
-    /// Tells whether functions of the program are to be told of requests.
-    pub(super) const fn has_told(&self) -> bool {
-        self.to > 0
+    /// Whether requests are in flight whose end is reported to completers.
+    pub(super) const fn has_completers(&self) -> bool {
+        self.callbacks > 0
     }
 
-    /// A thread waits.
-    pub(super) fn awaited(&mut self, thread: Thread) -> u64 {
+    /// Takes a slot for a request for which a thread waits.
+    pub(super) fn register_thread(&mut self, thread: Thread) -> u64 {
         self.take(Slot::Awaited(thread))
     }
 
-    /// Frees a slot. What it held is the program's: to be dropped without the lock, since that may
-    /// call the session.
+    /// Frees a slot. Returns the completer it held, which is the program's: to be dropped without
+    /// the lock, because its destructor may call the session.
     #[must_use]
     pub(super) fn free(&mut self, at: u64) -> Option<Done> {
         let slot = self.list.get_mut(at as usize)?;
         let held = std::mem::replace(slot, Slot::Free(self.free));
         self.free = at as usize;
-        let Slot::To(done) = held else { return None };
-        self.to -= 1;
+        let Slot::Callback(done) = held else { return None };
+        self.callbacks -= 1;
         Some(done)
     }
 
-    /// What an awaited request came to, once; frees its slot.
+    /// Returns the result of a request for which a thread waits, once; frees its slot.
     pub(super) fn ended(&mut self, at: u64) -> Option<i32> {
         let Some(Slot::Ended(errno)) = self.list.get(at as usize) else {
             return None;
         };
         let errno = *errno;
-        // It has told its thread already.
+        // The slot holds no completer any more.
         let _ = self.free(at);
         Some(errno)
     }
 
-    /// A request has ended.
+    /// Records the end of a request.
     fn end(&mut self, at: u64, errno: i32, out: &mut Finished) {
         let Some(slot) = self.list.get_mut(at as usize) else {
             return;
         };
         match std::mem::replace(slot, Slot::Ended(errno)) {
-            Slot::To(done) => {
-                self.to -= 1;
-                out.told.push((done.to, Completed { tag: done.tag, errno }));
-                // Just emptied.
+            Slot::Callback(done) => {
+                self.callbacks -= 1;
+                out.results.push((done.to, Completed { tag: done.tag, errno }));
+                // The slot has just been emptied.
                 let _ = self.free(at);
             }
-            Slot::Awaited(thread) => out.wake.push(Sleeper::Thread(thread)),
+            Slot::Awaited(thread) => out.wake.push(WakeTarget::Thread(thread)),
             other => *slot = other,
         }
     }
 
-    /// All requests have ended, because nobody is left to tell.
+    /// Ends all requests, because no completion can come any more.
     fn end_all(&mut self, errno: i32, out: &mut Finished) {
         for at in 0..self.list.len() {
             self.end(at as u64, errno, out);
@@ -180,59 +180,59 @@ impl Slots {
     }
 }
 
-/// What is to be done without the lock.
+/// Callbacks and wake-ups that are to be done without the lock.
 #[derive(Default)]
 pub(super) struct Finished {
-    pub(super) told: Vec<(Arc<dyn Completer>, Completed)>,
-    pub(super) wake: Vec<Sleeper>,
-    /// Requests that have ended.
+    pub(super) results: Vec<(Arc<dyn Completer>, Completed)>,
+    pub(super) wake: Vec<WakeTarget>,
+    /// Number of requests that have ended.
     pub(super) ended: u64,
-    /// Used again for those that are told together.
+    /// Reused buffer for results that go to the same completer.
     pub(super) group: Vec<Completed>,
 }
 
 impl Finished {
     pub(super) fn is_empty(&self) -> bool {
-        self.told.is_empty() && self.wake.is_empty()
+        self.results.is_empty() && self.wake.is_empty()
     }
 
-    /// Tells everybody.
-    pub(super) fn tell(&mut self) {
-        while let Some((to, _)) = self.told.first() {
+    /// Calls all completers.
+    pub(super) fn call_completers(&mut self) {
+        while let Some((to, _)) = self.results.first() {
             let to = Arc::clone(to);
-            let same = self.told.iter().take_while(|(other, _)| Arc::ptr_eq(&to, other)).count();
+            let same = self.results.iter().take_while(|(other, _)| Arc::ptr_eq(&to, other)).count();
             self.group.clear();
-            self.group.extend(self.told.drain(..same).map(|(_, done)| done));
+            self.group.extend(self.results.drain(..same).map(|(_, done)| done));
             let group = &self.group;
-            // What it was the last to hold is dropped in there too.
+            // If this is the last reference to the completer, it is dropped in there too.
             contain(move || to.completed(group));
         }
     }
 }
 
-/// A thread that waits and does not take completions itself.
+/// A thread that waits while another one takes completions.
 pub(super) struct Follower {
     pub(super) thread: Thread,
-    /// Any completion is what it waits for.
+    /// The thread waits for any completion, not only for one request's.
     pub(super) any: bool,
 }
 
-/// The core, and what is kept beside it.
+/// The core, and the data kept beside it.
 pub(super) struct State {
     pub(super) core: Core,
     pub(super) slots: Slots,
     completed: Vec<Completed>,
     pub(super) followers: Vec<Follower>,
-    pub(super) permits: Queue,
+    pub(super) permits: PermitQueue,
     pub(super) opened: Option<Result<(), Errno>>,
     pub(super) closed: bool,
     pub(super) calls: Calls,
-    pub(super) news: VecDeque<News>,
-    /// A thread tells `news`.
-    pub(super) telling: bool,
+    pub(super) events: VecDeque<SessionEvent>,
+    /// A thread is delivering `events`.
+    pub(super) delivering: bool,
 }
 
-impl Side for State {
+impl CoreState for State {
     type Core = Core;
 
     fn core(&mut self) -> &mut Core {
@@ -251,12 +251,12 @@ impl State {
             slots: Slots::new(),
             completed: Vec::new(),
             followers: Vec::new(),
-            permits: Queue::default(),
+            permits: PermitQueue::default(),
             opened: None,
             closed: false,
             calls: Calls::default(),
-            news: VecDeque::new(),
-            telling: false,
+            events: VecDeque::new(),
+            delivering: false,
         }
     }
 
@@ -278,8 +278,12 @@ impl State {
             match event {
                 Event::Opened(result) => self.opened = Some(result),
                 Event::Closed => self.closed = true,
-                Event::Disconnected => self.news.push_back(News::Link(LinkEv::Disconnected)),
-                Event::Reconnected => self.news.push_back(News::Link(LinkEv::Reconnected)),
+                Event::Disconnected => {
+                    self.events.push_back(SessionEvent::Link(LinkEv::Disconnected))
+                }
+                Event::Reconnected => {
+                    self.events.push_back(SessionEvent::Link(LinkEv::Reconnected))
+                }
                 Event::PathAdded { path, result } => self.calls.end(path, Until::Added, result),
                 Event::PathReconnected { path, result } => {
                     self.calls.end(path, Until::Reconnected, result);
@@ -287,13 +291,13 @@ impl State {
                 Event::PathClosed { path } => self.calls.end(path, Until::Closed, Ok(())),
                 Event::PathRemoved { path } => self.calls.end(path, Until::Removed, Ok(())),
                 Event::PathState { path: id, addr: PathAddr { src, dst, .. }, state } => {
-                    self.news.push_back(News::Path(PathEv { id, src, dst, state }));
+                    self.events.push_back(SessionEvent::Path(PathEv { id, src, dst, state }));
                 }
                 Event::PermitFree => permits = true,
             }
         }
         if permits {
-            self.permits.give(&mut self.core, out);
+            self.permits.assign(&mut self.core, out);
         }
         control
     }
@@ -312,12 +316,12 @@ impl State {
         if self.is_over() {
             return Some(Err(Error::closed(PERMIT)));
         }
-        if self.permits.is_awaited(kind) { None } else { self.core.get_permit(kind, cpu).map(Ok) }
+        if self.permits.has_waiters(kind) { None } else { self.core.get_permit(kind, cpu).map(Ok) }
     }
 
-    /// What has become of a place; `None` while it waits.
-    pub(super) fn outcome(&mut self, place: Place) -> Option<Result<Permit, Error>> {
-        match self.permits.take(place) {
+    /// What has become of a waiter; `None` while it waits.
+    pub(super) fn outcome(&mut self, waiter: WaiterId) -> Option<Result<Permit, Error>> {
+        match self.permits.take(waiter) {
             Some(permit) => Some(Ok(permit)),
             None => self.is_over().then_some(Err(Error::closed(PERMIT))),
         }
@@ -330,6 +334,6 @@ impl State {
         self.opened.get_or_insert(Err(Errno::ENODEV));
         self.slots.end_all(Errno::ENODEV.neg(), out);
         let followers = self.followers.iter().map(|follower| follower.thread.clone());
-        out.wake.extend(followers.map(Sleeper::Thread));
+        out.wake.extend(followers.map(WakeTarget::Thread));
     }
 }

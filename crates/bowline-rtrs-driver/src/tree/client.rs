@@ -12,12 +12,12 @@ use super::{
 
 const ADD_PATH: &str = "Usage: echo [<source addr>@]<destination addr> > add_path\n\n\
                         *addr ::= [ ip:<ipv4|ipv6> | gid:<gid> ]";
-/// Bounds of `max_reconnect_attempts` [RS-33].
+/// Limits of `max_reconnect_attempts` [RS-33].
 const ATTEMPTS_MIN: i64 = -1;
 const ATTEMPTS_MAX: i64 = 9999;
 
-/// Returns the directory of client sessions, one device per session [RS-33]. `sessions` is asked
-/// at every look.
+/// Returns the directory of client sessions, one device per session [RS-33]. Calls `sessions` at
+/// every access.
 pub fn client_node(
     sessions: impl Fn() -> Vec<Arc<dyn ClientSession>> + Send + Sync + 'static,
     files: Files,
@@ -95,18 +95,18 @@ impl Node for SessionNode {
     }
 }
 
-/// The line that counts; what a script writes behind it does not.
+/// The line that is parsed; text that a script writes after it is ignored.
 fn first_line(text: &str) -> &str {
     text.split('\n').next().unwrap_or_default().trim()
 }
 
-/// The kernel answers every mistake in an address here with `EINVAL`, and an address that is right
-/// but not served with what connecting came to [RS-34] [RS-47].
+/// Maps errors of the address parser. The kernel answers every malformed address with `EINVAL`, and
+/// an address where no server is with the error of the connection attempt [RS-34] [RS-47].
 fn bad(errno: Errno) -> Errno {
     if errno == Errno::ENODEV { Errno::ENODEV } else { Errno::EINVAL }
 }
 
-/// Parses a number of attempts; nothing stands around it [RS-33].
+/// Parses a number of attempts; no blanks are allowed around it [RS-33].
 fn attempts(text: &str) -> Result<i16, Errno> {
     let number: i64 =
         text.parse().map_err(|error: std::num::ParseIntError| match error.kind() {
@@ -273,7 +273,7 @@ impl Node for StatsNode {
     }
 }
 
-/// The histogram of RS-46 c, without the end of its last line.
+/// The histogram of RS-46 c, without the newline after its last line.
 fn latency(stats: &ClientStats) -> String {
     let (rows, last) = stats.latency.split_at(stats.latency.len() - 1);
     let mut out = String::new();

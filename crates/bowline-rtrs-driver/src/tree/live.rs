@@ -13,8 +13,8 @@ use super::{
 use crate::client::{PathView, Session};
 use crate::server::Server;
 
-/// Reports whether the own address of a path is of the interface that its text names; devices that
-/// do not know are believed to have the right one.
+/// Returns whether the local address of a path belongs to the interface in its scope id. A device
+/// that does not know its interface is assumed to match.
 pub fn is_on_link<'a>(
     devices: impl IntoIterator<Item = &'a Arc<dyn Device>>,
     path: &PathSpec,
@@ -25,7 +25,7 @@ pub fn is_on_link<'a>(
     devices.into_iter().find_map(of).is_none_or(|found| found == 0 || found == link)
 }
 
-/// Every device here has one port.
+/// Every device in this tree has one port.
 const DEVICE_PORT: u8 = 1;
 
 impl ClientSession for Session {
@@ -79,7 +79,8 @@ impl ClientSession for Session {
             PathCommand::Remove => self.remove_path(path),
         };
         done.map_err(|error| match error.errno() {
-            // A path that could not be connected comes to the same, and is there still [RS-37].
+            // A failed connection attempt returns the same error, but its path still exists
+            // [RS-37].
             Errno::ENOTCONN if !Self::paths(self).iter().any(|known| known.id == path) => {
                 Errno::ENODEV
             }
@@ -96,14 +97,14 @@ impl ClientSession for Session {
             Stats::Completions => client::StatsFile::WcCompletion,
             Stats::All => client::StatsFile::All,
         };
-        // A path that is gone has nothing to reset.
+        // The path may be gone; then there is nothing to reset.
         let _ = self.reset_stats(path, file);
     }
 }
 
 fn stats(path: PathView) -> ClientStats {
     let PathView { inflight, stats, .. } = path;
-    // A count that has not begun shows as none [RS-42].
+    // A counter that has not been initialized is shown as 0 [RS-42].
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     let ms = |time: core::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     ClientStats {
@@ -129,12 +130,12 @@ fn stats(path: PathView) -> ClientStats {
     }
 }
 
-/// One number for each processor there is, also for those on which nothing happened [RS-41].
+/// Extends the list to one number for each processor of the machine, including idle ones [RS-41].
 fn per_processor(mut counts: Vec<u64>) -> Vec<u64> {
     static POSSIBLE: LazyLock<usize> = LazyLock::new(|| {
         let all = std::fs::read_to_string("/sys/devices/system/cpu/possible");
         let all = all.ok().and_then(|text| numbers(&text));
-        // Those that this process may use, where the system does not tell.
+        // Falls back to the processors that this process may use.
         all.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     });
     let processors = *POSSIBLE;
@@ -144,7 +145,7 @@ fn per_processor(mut counts: Vec<u64>) -> Vec<u64> {
     counts
 }
 
-/// Counts the numbers of a list such as `0-3,8`.
+/// Counts the numbers in a list such as `0-3,8`.
 fn numbers(list: &str) -> Option<usize> {
     list.trim_end().split(',').try_fold(0_usize, |count, part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -154,7 +155,7 @@ fn numbers(list: &str) -> Option<usize> {
 }
 
 impl ServerSessions for Server {
-    /// Paths are there from INFO_REQ until they close [RS-40].
+    /// A path is listed from its INFO_REQ until it closes [RS-40].
     fn sessions(&self) -> Vec<ServerSession> {
         let all = Self::sessions(self).into_iter();
         all.filter_map(|session| {
@@ -220,7 +221,7 @@ mod tests {
         let Ok(all) = std::fs::read_to_string("/sys/devices/system/cpu/possible") else {
             return bowline_testkit::skipped::because("the system does not tell its processors");
         };
-        // A process that may use one of them only has the same columns.
+        // A process restricted to one processor shows the same columns.
         let allowed = sched_getaffinity(None).unwrap();
         let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
         let mut one = CpuSet::new();

@@ -8,9 +8,9 @@
 //! rtrs-server/<session>/paths/<client@server>/{hca_name, .., disconnect, stats/rdma}
 //! ```
 //!
-//! Texts, modes and error numbers are those of Linux 6.12 [RS-32..44]. Files that older kernels
-//! had stand beside them, for readers of that time [RS-46], unless [`Files::Linux612`] asks for
-//! exactly what 6.12 has.
+//! Texts, modes and error numbers are those of Linux 6.12 [RS-32..44]. Files that only older
+//! kernels had are present too, for tools of that time [RS-46], unless [`Files::Linux612`] asks for
+//! exactly the files of 6.12.
 //!
 //! Spec: `docs/spec/rtrs.md`, sections 9 and 10.
 
@@ -33,21 +33,20 @@ pub use view::{
     ServerPath, ServerSession, ServerSessions, Stats,
 };
 
-/// Which files a tree has.
+/// The set of files in a tree.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Files {
-    /// Those of Linux 6.12, and those that it dropped [RS-46].
+    /// The files of Linux 6.12, and those of older kernels that 6.12 dropped [RS-46].
     #[default]
     All,
-    /// Exactly those of Linux 6.12.
+    /// Exactly the files of Linux 6.12.
     Linux612,
 }
 
-/// What every device of a class has.
+/// The attribute that every device of a class has.
 const UEVENT: AttrDef = AttrDef { name: "uevent", mode: 0o644 };
 
-/// Something of an attribute's directory that is looked up again at every use, because it may be
-/// gone by then.
+/// Looks up the object behind a directory at every access, because it may be gone by then.
 type Lookup<T> = Arc<dyn Fn() -> Option<T> + Send + Sync>;
 
 const fn show(name: &'static str) -> AttrDef {
@@ -62,17 +61,17 @@ fn text(text: impl Into<String>) -> Result<Value, Errno> {
     Ok(Value::Text(text.into()))
 }
 
-/// A command file takes "1" and nothing else.
+/// Checks a value written to a command file: only "1" is allowed.
 fn must_be_one(value: &str) -> Result<(), Errno> {
     if value == "1" { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// A list of numbers as the kernel prints per-processor values: a blank after each.
+/// Formats per-processor values as the kernel does: a blank after each.
 fn per_cpu(values: &[u64]) -> String {
     values.iter().map(|value| format!("{value} ")).collect()
 }
 
-/// A directory with children made on demand.
+/// A directory whose children are made at every access.
 struct Listed<F>(F);
 
 impl<F: Fn() -> Vec<(String, Arc<dyn Node>)> + Send + Sync> Node for Listed<F> {

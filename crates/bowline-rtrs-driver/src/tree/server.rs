@@ -38,7 +38,8 @@ impl Node for SessionNode {
         if name == UEVENT.name { Ok(Value::Empty) } else { Err(Errno::ENOENT) }
     }
 
-    /// No device here has anybody to tell of it, as on the client's side.
+    /// Accepts the write without effect: no device has a listener for uevents, as on the client's
+    /// side.
     fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
         Err(Errno::EINVAL)
     }
@@ -160,14 +161,14 @@ impl Node for StatsNode {
     }
 }
 
-/// What is fixed when a server starts, as the parameters of module rtrs_server [RS-29].
+/// Settings fixed when a server starts: the parameters of module rtrs_server [RS-29].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ServerParameters {
-    /// Keys are made invalid while a request is worked on.
+    /// Keys are invalid while a request is being handled.
     pub always_invalidate: bool,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub max_chunk_size: u32,
-    /// Chunks of a session.
+    /// Number of chunks of a session.
     pub sess_queue_depth: u16,
 }
 

@@ -32,7 +32,7 @@ fn io() -> IoStats {
 }
 
 fn id(slot: u16) -> bowline_rtrs::PathId {
-    bowline_rtrs::PathId { slot, life: 0 }
+    bowline_rtrs::PathId { slot, generation: 0 }
 }
 
 impl ClientSession for Fake {

@@ -1,4 +1,4 @@
-//! What the tree needs to know and to do; sessions and servers give it.
+//! The interfaces that sessions and servers implement for the tree.
 
 use std::net::IpAddr;
 
@@ -22,97 +22,98 @@ pub trait ClientSession: Send + Sync {
     /// Changes how paths are chosen.
     fn set_policy(&self, policy: Policy);
 
-    /// Returns how often a path is connected again in vain before it is given up; -1 = for ever.
+    /// Returns how many failed attempts to reconnect a path are made before it is given up; -1: no
+    /// limit.
     fn max_reconnects(&self) -> i16;
 
-    /// Changes it.
+    /// Changes [`max_reconnects`](Self::max_reconnects).
     fn set_max_reconnects(&self, attempts: i16);
 
     /// Adds a path and waits until it is connected or has failed [RS-34].
     ///
     /// # Errors
     ///
-    /// What kept it from being connected; the path is gone then.
+    /// The error that kept the path from being connected; the path is removed then.
     fn add_path(&self, path: PathSpec) -> Result<(), Errno>;
 
     /// Carries out a command on a path and waits for its end [RS-37..39].
     ///
     /// # Errors
     ///
-    /// As the rules of the commands say; `ENODEV` for a path that is gone.
+    /// Those given by the rules of the commands; `ENODEV` for a path that is gone.
     fn command(&self, path: PathId, command: PathCommand) -> Result<(), Errno>;
 
-    /// Sets statistics of a path back to 0.
+    /// Resets statistics of a path to 0.
     fn reset(&self, path: PathId, what: Stats);
 }
 
-/// What can be asked of a path.
+/// A command on a path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PathCommand {
-    /// Connect it again, now.
+    /// Reconnects the path now.
     Reconnect,
-    /// End its connections and leave it at that.
+    /// Closes the path's connections and does not reconnect it.
     Disconnect,
-    /// End it and forget it.
+    /// Closes the path and removes it.
     Remove,
 }
 
-/// Groups of statistics that are set back together [RS-41] [RS-42].
+/// Groups of statistics that are reset together [RS-41] [RS-42].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Stats {
     /// Reads, writes, failovers.
     Rdma,
-    /// Completions on other processors than expected.
+    /// Completions on another processor than expected.
     Migration,
-    /// Connections made again.
+    /// Reconnections.
     Reconnects,
     /// Latencies of requests.
     Latency,
-    /// Completions handled at once.
+    /// Completions handled per wake-up.
     Completions,
-    /// All of these.
+    /// All of these groups.
     All,
 }
 
 /// A path of a client session.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ClientPath {
-    /// Names it in commands.
+    /// Identifies the path in commands.
     pub id: PathId,
     /// Local address.
     pub src: IpAddr,
     /// Address of the server.
     pub dst: IpAddr,
-    /// It carries requests.
+    /// The path carries requests.
     pub connected: bool,
     /// Name of the device.
     pub device: String,
     /// Port of the device, from 1.
     pub port: u8,
-    /// Round trip of the last heartbeat, nanoseconds.
+    /// Round-trip time of the last heartbeat in nanoseconds.
     pub latency_ns: u64,
-    /// What it has done.
+    /// Counters of the path.
     pub stats: ClientStats,
 }
 
-/// What a path of a client has done.
+/// Counters of a client's path.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ClientStats {
     /// Reads and writes.
     pub io: IoStats,
     /// Requests that were moved here from a path that failed.
     pub failovers: u64,
-    /// How often it was connected again.
+    /// Successful reconnections.
     pub reconnects: u64,
-    /// How often that failed.
+    /// Failed attempts to reconnect.
     pub reconnects_failed: u64,
-    /// Per processor: completions expected there that ran elsewhere.
+    /// For each processor: completions that were expected there and ran elsewhere.
     pub migration_from: Vec<u64>,
-    /// Per processor: completions that ran there and belonged elsewhere.
+    /// For each processor: completions that ran there and were expected elsewhere.
     pub migration_to: Vec<u64>,
-    /// Reads and writes by the time they took; rows as [`LATENCY_ROWS`] says.
+    /// Number of reads and of writes by latency; rows as for [`LATENCY_ROWS`].
     pub latency: [(u64, u64); LATENCY_ROWS],
-    /// The longest, in whole milliseconds.
+    /// The highest latency of a read and of a write, in whole milliseconds.
     pub latency_max_ms: (u64, u64),
     /// Work completions.
     pub completions: Completions,
@@ -123,24 +124,24 @@ pub struct ClientStats {
 pub struct IoStats {
     /// Reads.
     pub reads: u64,
-    /// Their bytes, user messages included.
+    /// Bytes of these reads, user messages included.
     pub read_bytes: u64,
     /// Writes.
     pub writes: u64,
-    /// Their bytes, user messages included.
+    /// Bytes of these writes, user messages included.
     pub write_bytes: u64,
-    /// Requests without an answer yet.
+    /// Requests without a response yet.
     pub inflight: u64,
 }
 
 /// Work completions handled per wake-up.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Completions {
-    /// Most at once.
+    /// The most in one wake-up.
     pub max: u64,
-    /// All.
+    /// The total.
     pub total: u64,
-    /// Wake-ups that found any.
+    /// Wake-ups that found completions.
     pub calls: u64,
 }
 
@@ -156,7 +157,7 @@ pub trait ServerSessions: Send + Sync {
     /// `ENODEV` for a path that is gone.
     fn disconnect(&self, path: PathId) -> Result<(), Errno>;
 
-    /// Sets statistics of a path back to 0.
+    /// Resets statistics of a path to 0.
     fn reset(&self, path: PathId, what: Stats);
 }
 
@@ -172,7 +173,7 @@ pub struct ServerSession {
 /// A path of a server session.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ServerPath {
-    /// Names it in commands.
+    /// Identifies the path in commands.
     pub id: PathId,
     /// Address of the client.
     pub client: IpAddr,
@@ -182,7 +183,7 @@ pub struct ServerPath {
     pub device: String,
     /// Port of the device, from 1.
     pub port: u8,
-    /// What it has done.
+    /// Reads and writes of the path.
     pub io: IoStats,
     /// Work completions.
     pub completions: Completions,

@@ -1,5 +1,5 @@
-//! Protection domains of a server: one for each path, so that what a peer may reach is the memory
-//! of its own path and nothing else, whatever keys it knows or guesses [RT-64].
+//! Protection domains of a server: one for each path, so that a peer can reach only the memory of
+//! its path, whatever keys it knows or guesses [RT-64].
 
 use std::sync::Arc;
 
@@ -7,31 +7,32 @@ use bowline_verbs::{Access, Buffer, Error, PdId};
 
 use super::regions::ByRegion;
 use super::verbs::{Ports, Verbs};
-use crate::{On, PathId, PortId, RegionId};
+use crate::{PathId, PortId, RegionId, RegionPorts};
 
-/// The domain of a path, for as long as there is a region or a queue pair of it.
+/// The domain of a path. It exists while a region or a queue pair uses it.
 #[derive(Debug)]
 struct Domain {
-    life: u8,
+    generation: u8,
     port: PortId,
     pd: PdId,
-    /// Regions and queue pairs.
+    /// Number of regions and queue pairs that use it.
     users: usize,
-    /// Keys of what all paths are answered from, for this side's requests.
+    /// Local keys of the shared memory, for this side's requests.
     shared: ByRegion<u32>,
 }
 
-/// Memory that is registered in every domain.
+/// Memory registered in every domain.
 #[derive(Debug)]
 struct Shared {
     name: RegionId,
     buffer: Arc<Buffer>,
-    on: On,
+    on: RegionPorts,
 }
 
 impl Shared {
     fn is_on(&self, port: PortId) -> bool {
-        matches!(self.on, On::All) || matches!(self.on, On::One(one) if one == port)
+        matches!(self.on, RegionPorts::All)
+            || matches!(self.on, RegionPorts::One(one) if one == port)
     }
 
     fn register(&self, verbs: &mut dyn Verbs, pd: PdId) -> Result<u32, Error> {
@@ -56,11 +57,11 @@ impl Domains {
 
     fn at_mut(&mut self, path: PathId) -> Option<&mut Domain> {
         let domain = self.paths.get_mut(usize::from(path.slot))?.as_mut();
-        domain.filter(|domain| domain.life == path.life)
+        domain.filter(|domain| domain.generation == path.generation)
     }
 
-    /// Returns the domain of a path, made if it is not there, for one user more:
-    /// [`leave`](Self::leave) ends that.
+    /// Returns the domain of a path, which is made if necessary, and counts one more user;
+    /// [`leave`](Self::leave) ends the use.
     pub(super) fn enter(
         &mut self,
         ports: &mut dyn Ports,
@@ -88,12 +89,12 @@ impl Domains {
         if self.paths.len() <= slot {
             self.paths.resize_with(slot + 1, || None);
         }
-        // A core uses a slot again when nothing is left of its last life.
-        self.paths[slot] = Some(Domain { life: path.life, port, pd, users: 1, shared });
+        // A core reuses a slot only when nothing of the earlier generation is left.
+        self.paths[slot] = Some(Domain { generation: path.generation, port, pd, users: 1, shared });
         Ok(pd)
     }
 
-    /// A user is gone; with the last one the domain goes.
+    /// Ends a use; with the last one the domain is destroyed.
     pub(super) fn leave(&mut self, ports: &mut dyn Ports, path: PathId) {
         let Some(domain) = self.at_mut(path) else { return };
         domain.users -= 1;
@@ -107,20 +108,21 @@ impl Domains {
         }
     }
 
-    /// Registers memory that all paths of some ports are answered from, now and later.
+    /// Registers memory from which all paths on these ports can be answered, present paths and
+    /// later ones.
     pub(super) fn share(
         &mut self,
         ports: &mut dyn Ports,
         name: RegionId,
         buffer: &Arc<Buffer>,
-        on: On,
+        on: RegionPorts,
     ) -> Result<(), Error> {
         let region = Shared { name, buffer: Arc::clone(buffer), on };
         let mut outcome = Ok(());
         for domain in self.paths.iter_mut().flatten().filter(|domain| region.is_on(domain.port)) {
             match region.register(ports.port(domain.port), domain.pd) {
                 Ok(lkey) => _ = domain.shared.insert(name.0, lkey),
-                // Answers from there fail on this path, and it with them.
+                // Responses from this memory fail on this path, and end it.
                 Err(error) => outcome = Err(error),
             }
         }
@@ -128,7 +130,7 @@ impl Domains {
         outcome
     }
 
-    /// Ends that.
+    /// Ends the registration of shared memory.
     pub(super) fn unshare(&mut self, ports: &mut dyn Ports, name: RegionId) {
         self.shared.retain(|region| region.name != name);
         for domain in self.paths.iter_mut().flatten() {
@@ -138,10 +140,10 @@ impl Domains {
         }
     }
 
-    /// The key of shared memory for requests of a path.
+    /// The local key of shared memory for requests of a path.
     pub(super) fn shared_key(&self, path: PathId, name: RegionId) -> Option<u32> {
         let domain = self.paths.get(usize::from(path.slot))?.as_ref();
-        let domain = domain.filter(|domain| domain.life == path.life)?;
+        let domain = domain.filter(|domain| domain.generation == path.generation)?;
         domain.shared.get(&name.0).copied()
     }
 }

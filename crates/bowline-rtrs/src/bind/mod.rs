@@ -1,4 +1,4 @@
-//! Carries out what the cores order, on any verbs, and tells them what comes of it.
+//! Carries out the orders of a core on any verbs, and translates the results.
 //!
 //! ```text
 //!   core --- Order ---> run_order --> queue pairs, regions, connections   (one Binding each core)
@@ -6,8 +6,8 @@
 //!        <-- Input ---- both of them, and cm() for events of the connection manager
 //!        <-- Done ----- done_of() each completion
 //! ```
-//! The only code that knows which queue pair and which connection of the connection manager a
-//! [`ConnId`] is. Generic, so that the simulator runs the same code as the driver.
+//! Only this code knows which queue pair and which connection-manager id belongs to a [`ConnId`].
+//! It is generic, so that the simulator runs the same code as the driver.
 
 mod domains;
 mod pack;
@@ -27,11 +27,11 @@ pub use verbs::{Ports, Verbs};
 
 use self::pack::Bursts;
 use self::post::Scratch;
-use self::regions::{Adding, Regions};
-use self::table::{Conn, Table, Whose};
+use self::regions::{Regions, Registration};
+use self::table::{CmIdOwner, Conn, Table};
 use crate::{ConnId, Done, Errno, Input, Order, PortAttr, PortId, QpShape, RequestId, Tag};
 
-/// Reads a completion of a work request that a binding posted.
+/// Translates the completion of a work request that a binding posted.
 pub fn done_of(completion: &Completion) -> Done {
     Done {
         conn: ConnId::unpack((completion.wr_id >> 32) as u32),
@@ -44,7 +44,7 @@ pub fn done_of(completion: &Completion) -> Done {
     }
 }
 
-/// The work request id of a connection's request; [`done_of`] undoes it.
+/// The work request id of a connection's tag; [`done_of`] reverses it.
 const fn wr_id(conn: ConnId, tag: Tag) -> u64 {
     (conn.pack() as u64) << 32 | tag.0 as u64
 }
@@ -60,7 +60,7 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Makes the binding of a client that was given so many ports.
+    /// Makes the binding of a client with this many ports.
     pub fn new(ports: usize) -> Self {
         Self {
             ports,
@@ -71,41 +71,41 @@ impl Binding {
         }
     }
 
-    /// Makes the binding of a server. Its clients do not trust each other: each path has a
-    /// protection domain of its own, in which there is nothing of others [RT-64].
+    /// Makes the binding of a server. Its clients do not trust each other: each path has a separate
+    /// protection domain, which contains no memory of others [RT-64].
     pub fn of_server(ports: usize) -> Self {
         Self { regions: Regions::of_server(), ..Self::new(ports) }
     }
 
-    /// Tells whether nothing is left of what was ordered.
+    /// Whether nothing that was ordered is left.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty() && self.regions.is_empty()
     }
 
-    /// Requests to connect that come to this listener are for this core.
+    /// Assigns a listener to this core: it gets the connection requests that come there.
     pub fn listen(&mut self, port: PortId, listener: CmId) {
-        self.table.name(port, listener, Whose::Listener);
+        self.table.name(port, listener, CmIdOwner::Listener);
     }
 
-    /// They are not any more.
+    /// Ends the assignment of a listener.
     pub fn forget_listener(&mut self, port: PortId, listener: CmId) {
         self.table.forget_name(port, listener);
     }
 
-    /// Tells whether an event is for this core.
+    /// Whether an event belongs to this core.
     pub fn is_for(&self, port: PortId, event: &CmEvent) -> bool {
         let id = match event {
             CmEvent::ConnectRequest { request, .. } => request.listener,
             event => event.id(),
         };
-        self.table.whose(port, id).is_some()
+        self.table.cm_id_owner(port, id).is_some()
     }
 
     /// Carries out an order.
     pub fn run_order(&mut self, ports: &mut dyn Ports, order: Order, out: &mut Vec<Input>) {
         match order {
             Order::AddRegion { region, buffer, access, granule, ports: on, path } => {
-                let what = Adding { buffer: &buffer, access, granule, on, path };
+                let what = Registration { buffer: &buffer, access, granule, on, path };
                 self.regions.add(ports, self.ports, region, &what, out);
             }
             Order::DropRegion { region } => self.regions.drop_region(ports, region),
@@ -127,7 +127,7 @@ impl Binding {
             }
             Order::Accept { conn, request, shape, private, first } => {
                 let Some((port, id)) = self.table.take_request(request) else {
-                    // The client has given up meanwhile.
+                    // The client has given up in the meantime.
                     out.push(Input::Failed { conn, errno: Errno::ECONNRESET });
                     return;
                 };
@@ -138,21 +138,22 @@ impl Binding {
                     None => Ok(()),
                     Some(slot) => scratch.post_first(verbs, regions, (port, qpn), slot),
                 };
-                // The request is this connection's even if it cannot be accepted: it ends with it.
+                // The request belongs to this connection even if accepting it fails: it ends with
+                // the connection.
                 let accept =
                     |verbs: &mut dyn Verbs, param: &ConnParam| Ok((id, verbs.accept(id, param)));
                 let what = (conn, port, pd, &shape);
                 let made = open(ports, what, param(&private), out, first, accept);
                 self.scratch = scratch;
                 if !self.keep(ports, conn, made) {
-                    // The core refuses it then, with the error it is told.
+                    // The core gets the error and then refuses the request.
                     self.table.add_request(request, port, id);
                 }
             }
             Order::Reject { request, private } => {
                 if let Some((port, id)) = self.table.take_request(request) {
                     let verbs = ports.port(port);
-                    // One that has given up needs no answer.
+                    // A client that has given up needs no answer.
                     let _ = verbs.reject(id, &private);
                     let _ = verbs.destroy_id(id);
                 }
@@ -165,7 +166,7 @@ impl Binding {
         }
     }
 
-    /// Keeps a connection that was begun; tells whether it was.
+    /// Registers a connection that was begun; returns whether there is one.
     fn keep(&mut self, ports: &mut dyn Ports, conn: ConnId, made: Begun) -> bool {
         match made {
             Begun::Conn(made) => {
@@ -186,8 +187,8 @@ impl Binding {
         known.dead = true;
         let verbs = ports.port(known.port);
         if verbs.fail_qp(known.qpn).is_err() {
-            // Its device is gone, or no longer does what it is told: nothing would empty its queues
-            // [RT-100].
+            // The device is gone, or does not execute commands any more, so its queues would never
+            // be flushed [RT-100].
             self.forget(ports, conn);
             out.extend([Input::Drained { conn }, Input::Disconnected { conn }]);
             return;
@@ -200,9 +201,9 @@ impl Binding {
         if !posted {
             out.push(Input::Drained { conn });
         }
-        // One that stands without this side having heard of it is told as well: its peer may have
-        // sent already what it is closed for.
-        if verbs.disconnect(known.id).is_err() && known.stands {
+        // An established connection of which this side had not heard yet is closed with this input
+        // too: the peer may already have sent its disconnect.
+        if verbs.disconnect(known.id).is_err() && known.established {
             out.push(Input::Disconnected { conn });
         }
     }
@@ -210,37 +211,36 @@ impl Binding {
     fn forget(&mut self, ports: &mut dyn Ports, conn: ConnId) {
         if let Some(known) = self.table.remove(conn) {
             let verbs = ports.port(known.port);
-            // What is gone with its device is gone.
+            // Fails only if the device is gone, and the objects with it.
             let _ = verbs.destroy_id(known.id);
             let _ = verbs.destroy_qp(known.qpn);
             self.regions.leave(ports, conn.path);
         }
     }
 
-    /// Translates an event of the connection manager of a port; `None` if it is nothing to the
-    /// core.
+    /// Translates an event of a port's connection manager; `None` if it does not concern the core.
     pub fn cm(&mut self, port: PortId, event: CmEvent) -> Option<Input> {
         if let CmEvent::ConnectRequest { id, request } = event {
-            self.table.whose(port, request.listener)?;
+            self.table.cm_id_owner(port, request.listener)?;
             self.requests = self.requests.wrapping_add(1);
             let name = RequestId(self.requests);
             self.table.add_request(name, port, id);
             let (local, remote) = (request.local, request.remote);
             let private = request.private_data;
-            return Some(Input::Asked { request: name, port, local, remote, private });
+            return Some(Input::ConnectRequest { request: name, port, local, remote, private });
         }
-        let conn = match self.table.whose(port, event.id())? {
-            Whose::Conn(conn) => conn,
-            Whose::Request(request) => {
-                // Over before it was answered.
+        let conn = match self.table.cm_id_owner(port, event.id())? {
+            CmIdOwner::Conn(conn) => conn,
+            CmIdOwner::Request(request) => {
+                // Ended before it was answered.
                 self.table.take_request(request);
                 return None;
             }
-            Whose::Listener => return None,
+            CmIdOwner::Listener => return None,
         };
         match event {
             CmEvent::Established { private_data: private, .. } => {
-                self.table.get_mut(conn)?.stands = true;
+                self.table.get_mut(conn)?.established = true;
                 Some(Input::Established { conn, private })
             }
             CmEvent::Rejected { reason, private_data: private, .. } => {
@@ -252,15 +252,16 @@ impl Binding {
         }
     }
 
-    /// Translates the failure of a queue pair that the device tells of by itself.
+    /// Translates the failure of a queue pair that the device has reported.
     pub fn qp_failed(&self, port: PortId, qpn: Qpn) -> Option<Input> {
         let conn = self.table.find(port, qpn)?;
         Some(Input::Failed { conn, errno: Errno::ECONNRESET })
     }
 
-    /// A device is gone, or says that it can do nothing more. Its connections have failed and are
-    /// removed, so that nothing of it touches memory any more; their ends need not be waited for.
-    /// Memory is registered without it from now on, and nothing is begun there.
+    /// Handles that a device is gone, or reports that it can do nothing more. Its connections fail
+    /// and are destroyed, so that no work request accesses memory any more; their ends need not be
+    /// awaited. From now on memory is registered without this device, and no connection is begun
+    /// there.
     pub fn device_gone(&mut self, ports: &mut dyn Ports, port: PortId, out: &mut Vec<Input>) {
         self.regions.device_gone(port);
         let conns = self.table.all_on(port);
@@ -272,10 +273,10 @@ impl Binding {
     }
 }
 
-/// The connection begun, and whether what began it went well.
+/// The connection-manager id, and the error of beginning the connection, if any.
 type Started = Result<(CmId, Result<(), Error>), Error>;
 
-/// What RTRS asks of a connection [RT-26]; `retry_count` of an accept counts for nothing.
+/// The connection parameters of RTRS [RT-26]; an accept ignores `retry_count`.
 fn param(private: &[u8; 56]) -> ConnParam {
     ConnParam {
         private_data: private.to_vec(),
@@ -287,19 +288,19 @@ fn param(private: &[u8; 56]) -> ConnParam {
     }
 }
 
-/// What comes of the order to open a connection.
+/// The result of an order to open a connection.
 enum Begun {
     Conn(Conn),
-    /// There is nothing of it.
+    /// No object is left.
     Nothing,
-    /// Nor was there a protection domain.
+    /// No protection domain could be made either.
     NoDomain,
 }
 
-/// Adds room for parts to a queue pair, if its device likes bursts and has it. What is outstanding
-/// begins behind a signalled message, and a message follows all data, so no more than half of it is
-/// data, each in two parts at most. Who makes the queue pair adds a place for the marker of the
-/// end.
+/// Adds room for split requests to a queue pair, if its device batches and has room. Outstanding
+/// work requests begin behind a signalled message, and each data request is followed by a message.
+/// So at most half of them are data requests, each in two parts at most. The caller adds an entry
+/// for the drain marker.
 fn with_parts(attr: PortAttr, shape: &QpShape) -> (Bursts, QpShape) {
     let (bytes, send_wr) = (attr.burst as u64, shape.send_wr + shape.send_wr / 2);
     let split = bytes > 0 && send_wr < attr.max_qp_wr;
@@ -307,8 +308,8 @@ fn with_parts(attr: PortAttr, shape: &QpShape) -> (Bursts, QpShape) {
     (Bursts { bytes, split, packet: attr.mtu as u64 }, QpShape { send_wr, ..*shape })
 }
 
-/// Makes a queue pair and begins its connection. Says [`Input::Failed`] if any of it does not work;
-/// then there is nothing left, unless the connection has a name.
+/// Makes a queue pair and begins its connection. On failure says [`Input::Failed`]; then no object
+/// is left, unless the connection has an id.
 fn open(
     ports: &mut dyn Ports,
     (conn, port, pd, shape): (ConnId, PortId, Result<Option<PdId>, Error>, &QpShape),

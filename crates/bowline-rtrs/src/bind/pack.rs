@@ -1,8 +1,7 @@
-//! In which order the sends of a connection go out, so that bursts are full.
+//! The order in which the sends of a connection are posted, so that bursts are full.
 //!
-//! A device that sends packets of one size together, some 60 KiB with one call, sends a short
-//! packet along with them, but only behind them. An IO is data and a short message that tells of
-//! it:
+//! The device sends packets of one size together, some 60 KiB with one call; a shorter packet can
+//! only be the last of them. An IO is data and a short message that announces it:
 //!
 //! ```text
 //!   core     D1 m1 D2 m2 D3 m3 ...
@@ -12,74 +11,73 @@
 //!   two      D1' M1' D2' M2' D3' M3' ...           data and message in two packets of one size
 //!   uneven   D1' M1' D2' M2' D3' M3' ...           the message takes along what fills no packet
 //! ```
-//! Long, middling and short data fills packets; "two" is data that fills two packets at most
-//! together with its message, "uneven" any other. The last two are for messages that go to the
+//! Long, middling and short data fills packets; "two" is data that fills at most two packets
+//! together with its message; "uneven" is any other. The last two are for messages that go to the
 //! memory behind their data.
 //!
-//! Data moves forward, over messages that tell of other data. Each stays before the message that
-//! tells of it [RT-47]; and whatever is complete when a signalled request is, in the core's order,
-//! is so in this one, since only unsignalled requests move. Messages stay in order. Data of more
-//! than a few bursts does not go before a message: who waits for the first of it should not wait
-//! for the last.
+//! Data moves forward, before messages that announce other data. It stays before its own message
+//! [RT-47]. Whatever is complete when a signalled request is, in the core's order, is also complete
+//! in this order, since only unsignalled requests move. Messages stay in order. At most a few
+//! bursts of data go before a message, so that the first request need not wait for the last.
 
 use crate::{Batch, Wr, WrKind};
 
-/// Bursts of data that at most go before a message that tells of earlier data, or of none; and what
-/// fills the burst at hand.
+/// Bursts of data that may go before a message announcing earlier data, or none; beyond that only
+/// data that fills the current burst.
 const AHEAD: u64 = 4;
-/// Data of so many bytes, or of a multiple, fills packets of every MTU.
+/// Data of a multiple of this many bytes fills packets of every MTU.
 const EVEN: u64 = 4096;
 
-/// Longer data, which the soft device sends as one message (`APART_MAX` of `bowline-roce`), has its
-/// message right behind it: the first of its packets begins a burst, and the last, like any, has
-/// room for a short one behind it.
+/// Longer data is sent by the soft device as one message (`APART_MAX` of `bowline-roce`). Its
+/// announcing message goes right behind it: the first of its packets begins a burst, and the last
+/// has room for a short one behind it.
 const LONG: u64 = 120 << 10;
 
-/// An immediate makes a packet so many bytes longer.
+/// Bytes that an immediate adds to a packet.
 const IMM: u64 = 4;
 
-/// A send, or a part of one.
+/// A send work request, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Its place in the batch.
+    /// Index of the work request in the batch.
     pub(super) wr: u32,
-    /// Bytes of it in parts before this one.
+    /// Bytes of it in earlier parts.
     pub(super) skip: u64,
-    /// Bytes of this part.
+    /// Bytes of it in this part.
     pub(super) len: u64,
-    /// Before its own bytes go the rest of this one's, from there on.
+    /// Work request whose rest, from this offset on, goes before this part's bytes.
     pub(super) rest: Option<(u32, u64)>,
 }
 
-/// Memory that is used again for every connection.
+/// Memory reused for every connection.
 #[derive(Debug, Default)]
 pub(super) struct Packer {
-    /// Messages that wait.
-    late: Vec<Part>,
+    /// Deferred messages.
+    deferred: Vec<Part>,
     pub(super) parts: Vec<Part>,
 }
 
-/// Bytes of a request.
+/// Bytes of a work request.
 fn bytes(batch: &Batch, wr: &Wr) -> u64 {
     batch.mems_of(wr).iter().map(|mem| u64::from(mem.len)).sum()
 }
 
-/// How a device likes its sends.
+/// The batching behaviour of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bursts {
-    /// Bytes of data of a burst; 0: it does not care for the order.
+    /// Bytes of data in a burst; 0: the device does not batch.
     pub(super) bytes: u64,
-    /// Queue pairs have room for the parts of requests.
+    /// Queue pairs have room for split requests.
     pub(super) split: bool,
-    /// Most bytes of a packet.
+    /// Most bytes of data in a packet.
     pub(super) packet: u64,
 }
 
-/// Data without its last bytes, and its message, which goes to the memory behind it, with these:
-/// half of both each if two packets hold them, so that they are of one size and bursts are made of
-/// them without waiting for others' data; else by itself goes what fills packets. `None`: that is
-/// all of it, or the message cannot take the others.
-fn cut(batch: &Batch, data: Part, message: u32, packet: u64) -> Option<(Part, Part)> {
+/// Splits data, so that its last bytes go with its message, which must go to the adjacent memory.
+/// If two packets hold both, each gets half, so that they have equal size and fill bursts without
+/// waiting for others' data. Otherwise the first part is the data that fills whole packets. `None`
+/// if that is all of it, or if the message cannot take the rest.
+fn split_tail(batch: &Batch, data: Part, message: u32, packet: u64) -> Option<(Part, Part)> {
     let wr = |at: u32| batch.wrs.get(at as usize);
     let (WrKind::Write(to), WrKind::WriteImm(behind, _)) = (wr(data.wr)?.kind, wr(message)?.kind)
     else {
@@ -92,7 +90,7 @@ fn cut(batch: &Batch, data: Part, message: u32, packet: u64) -> Option<(Part, Pa
     let all = data.len + own;
     let second = all.checked_sub(IMM)? / 2;
     let first = all - second;
-    // With their pads; one sum of eight has no such halves.
+    // Including padding; for one remainder modulo 8 there are no such halves.
     let alike = first.next_multiple_of(4) == second.next_multiple_of(4) + IMM;
     let halves = alike && first < data.len && first <= packet;
     let full = data.len - data.len.checked_rem(packet)?;
@@ -121,14 +119,15 @@ impl Packer {
                 continue;
             }
             if !matches!(wr.kind, WrKind::Write(_)) || wr.signal {
-                let place = if long { &mut self.parts } else { &mut self.late };
+                let place = if long { &mut self.parts } else { &mut self.deferred };
                 place.push(whole);
                 continue;
             }
             long = len > LONG;
-            let pair = sends.peek().and_then(|message| cut(batch, whole, *message, to.packet));
+            let pair =
+                sends.peek().and_then(|message| split_tail(batch, whole, *message, to.packet));
             if long || pair.is_some() {
-                self.parts.append(&mut self.late);
+                self.parts.append(&mut self.deferred);
                 if let Some((first, message)) = pair {
                     sends.next();
                     self.parts.extend([first, message]);
@@ -141,7 +140,7 @@ impl Packer {
             let even = len.is_multiple_of(EVEN);
             let much = since + len > AHEAD * to.bytes;
             let mut first = 0;
-            if !self.late.is_empty() && (data == 1 || much) {
+            if !self.deferred.is_empty() && (data == 1 || much) {
                 if even && (len == room || len > room && to.split) {
                     first = room;
                     self.parts.push(Part { len: first, ..whole });
@@ -149,7 +148,7 @@ impl Packer {
                     room = to.bytes;
                 }
                 if first > 0 || much {
-                    self.parts.append(&mut self.late);
+                    self.parts.append(&mut self.deferred);
                     (since, data) = (0, 0);
                 }
             }
@@ -165,7 +164,7 @@ impl Packer {
                 Some(more) => to.bytes - more % to.bytes,
             };
         }
-        self.parts.append(&mut self.late);
+        self.parts.append(&mut self.deferred);
     }
 }
 
@@ -182,7 +181,7 @@ mod tests {
 
     /// IOs of so many pages of data each, and the message that tells of it.
     fn batch(pages: &[u32]) -> Batch {
-        let conn = ConnId { path: PathId { slot: 0, life: 0 }, cid: 1 };
+        let conn = ConnId { path: PathId { slot: 0, generation: 0 }, cid: 1 };
         let mut batch = Batch::default();
         for (io, pages) in (0_u32..).zip(pages) {
             let mem = |len| [MemRef { region: RegionId(1), offset: 0, len }];
@@ -230,7 +229,7 @@ mod tests {
 
     /// Requests in a row: so many bytes of data, or a message.
     fn row(items: &[Option<u32>]) -> Batch {
-        let conn = ConnId { path: PathId { slot: 0, life: 0 }, cid: 1 };
+        let conn = ConnId { path: PathId { slot: 0, generation: 0 }, cid: 1 };
         let mut batch = Batch::default();
         for (at, len) in (0_u32..).zip(items) {
             let mem = [MemRef { region: RegionId(1), offset: 0, len: len.unwrap_or(60) }];
@@ -291,7 +290,7 @@ mod tests {
 
     /// IOs of so many bytes of data and message, which goes to the memory behind the data.
     fn ios(lens: &[(u32, u32)]) -> Batch {
-        let conn = ConnId { path: PathId { slot: 0, life: 0 }, cid: 1 };
+        let conn = ConnId { path: PathId { slot: 0, generation: 0 }, cid: 1 };
         let mut batch = Batch::default();
         for (io, (data, message)) in (0_u32..).zip(lens) {
             let mem = |len| [MemRef { region: RegionId(1), offset: 0, len }];

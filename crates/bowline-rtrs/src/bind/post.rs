@@ -8,40 +8,41 @@ use super::verbs::{Ports, Verbs};
 use super::{Binding, wr_id};
 use crate::{Batch, Input, MemRef, PortId, RecvSlot, Wr, WrKind};
 
-/// Keys handed to a device at once.
+/// Most keys handed to a device at once.
 const KEYS: usize = 64;
-/// There is no further send of this connection in the batch.
+/// Marks the last send of a connection in the batch.
 const LAST: u32 = u32::MAX;
 
-/// Memory that is used again for every batch.
+/// Memory reused for every batch.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     sges: Vec<Sge>,
     sends: Vec<SendWr<'static>>,
     recvs: Vec<RecvWr<'static>>,
-    /// For each send of the batch the next one of its connection.
+    /// For each send of the batch, the next one of its connection.
     next: Vec<u32>,
     packer: Packer,
-    /// Elements of the gather list of each part.
+    /// Length of the gather list of each part.
     counts: Vec<usize>,
-    /// The first sends of all connections of the batch.
+    /// The first send of each connection in the batch.
     firsts: Vec<u32>,
     turn: u64,
 }
 
-/// Gives an empty list another lifetime; it keeps its memory, since nothing of the element changes.
-fn again<'a>(mut list: Vec<SendWr<'_>>) -> Vec<SendWr<'a>> {
+/// Changes the lifetime of an empty list; it keeps its allocation, since the element's layout stays
+/// the same.
+fn recycle<'a>(mut list: Vec<SendWr<'_>>) -> Vec<SendWr<'a>> {
     list.clear();
     list.into_iter().map(|_| -> SendWr<'a> { unreachable!("the list is empty") }).collect()
 }
 
-fn again_recvs<'a>(mut list: Vec<RecvWr<'_>>) -> Vec<RecvWr<'a>> {
+fn recycle_recvs<'a>(mut list: Vec<RecvWr<'_>>) -> Vec<RecvWr<'a>> {
     list.clear();
     list.into_iter().map(|_| -> RecvWr<'a> { unreachable!("the list is empty") }).collect()
 }
 
 impl Scratch {
-    /// Posts the receive that has to be there before a connection is accepted.
+    /// Posts the receive that must exist before a connection is accepted.
     pub(super) fn post_first(
         &mut self,
         verbs: &mut dyn Verbs,
@@ -63,7 +64,7 @@ impl Scratch {
         self.sges.extend(
             slots.iter().filter_map(|slot| Some(regions.sge(port, slot.conn.path, &slot.mem?))),
         );
-        let mut wrs = again_recvs(std::mem::take(&mut self.recvs));
+        let mut wrs = recycle_recvs(std::mem::take(&mut self.recvs));
         let mut rest = self.sges.as_slice();
         for slot in slots {
             let (sges, others) = rest.split_at(usize::from(slot.mem.is_some()));
@@ -71,7 +72,7 @@ impl Scratch {
             wrs.push(RecvWr { id: wr_id(slot.conn, slot.tag), sges });
         }
         let posted = verbs.post_recv(qpn, &wrs).map_err(|(_, error)| error);
-        self.recvs = again_recvs(wrs);
+        self.recvs = recycle_recvs(wrs);
         posted
     }
 
@@ -105,7 +106,7 @@ impl Scratch {
             self.sges.extend(mems.map(|mem| regions.sge(port, wr.conn.path, &mem)));
             self.counts.push(self.sges.len() - before);
         }
-        let mut wrs = again(std::mem::take(&mut self.sends));
+        let mut wrs = recycle(std::mem::take(&mut self.sends));
         let mut rest = self.sges.as_slice();
         for ((part, wr), count) in parts().zip(&self.counts) {
             let (sges, others) = rest.split_at(*count);
@@ -114,12 +115,12 @@ impl Scratch {
             wrs.push(send_wr(wr, remote, sges, || regions.pieces(batch.mems_of(wr))));
         }
         let posted = verbs.post_send(qpn, &wrs).map_err(|(_, error)| error);
-        self.sends = again(wrs);
+        self.sends = recycle(wrs);
         posted
     }
 }
 
-/// The memory of so many bytes of a send work request, behind the first.
+/// A range of the memory of a send work request: `left` bytes after the first `skip`.
 fn gathered<'a>(
     batch: &'a Batch,
     wr: &Wr,
@@ -138,7 +139,7 @@ fn gathered<'a>(
     })
 }
 
-/// Where a part goes in the peer's memory.
+/// The peer's address for a part.
 fn remote(batch: &Batch, wr: &Wr, part: &Part) -> Remote {
     let (of, skip) = match part.rest {
         Some((of, skip)) => (batch.wrs.get(of as usize).unwrap_or(wr), skip),
@@ -175,8 +176,8 @@ fn send_wr<'a>(
 }
 
 impl Binding {
-    /// Carries out a batch and clears it; its `withdraw` must be empty, [`withdraw`] sees to that.
-    /// What cannot be posted makes its connection fail [RT-59].
+    /// Carries out a batch and clears it; its `withdraw` must be empty, see [`withdraw`]. If a work
+    /// request cannot be posted, its connection fails [RT-59].
     pub fn run_batch(&mut self, ports: &mut dyn Ports, batch: &mut Batch, out: &mut Vec<Input>) {
         debug_assert!(batch.withdraw.is_empty(), "withdrawn before what was received is looked at");
         renew(ports, batch);
@@ -210,7 +211,7 @@ impl Binding {
         }
     }
 
-    /// The sends of each connection go out with one call, in the order of [`pack`](super::pack).
+    /// Posts the sends of each connection with one call, in the order of [`pack`](super::pack).
     fn run_sends(
         &mut self,
         ports: &mut dyn Ports,
@@ -257,8 +258,8 @@ impl Binding {
     }
 }
 
-/// Takes memory away from peers, as a batch says; after it they cannot change what they have sent
-/// [RT-44]. Adds to `failed` the keys for which that was not possible.
+/// Suspends the keys in a batch: afterwards peers cannot change the data they have sent [RT-44].
+/// Adds to `failed` the keys that could not be suspended.
 pub fn withdraw(ports: &mut dyn Ports, batch: &mut Batch, failed: &mut Vec<(PortId, u32)>) {
     let mut keys = [0; KEYS];
     for of_port in batch.withdraw.chunk_by(|a, b| a.0 == b.0) {
@@ -270,7 +271,7 @@ pub fn withdraw(ports: &mut dyn Ports, batch: &mut Batch, failed: &mut Vec<(Port
             }
             let verbs = ports.port(some[0].0);
             if verbs.withdraw_keys(&keys[..count]).is_err() {
-                // One by one: the others' owners shall not suffer.
+                // One by one, so that the other keys' owners are not affected.
                 failed.extend(some.iter().filter(|(_, key)| verbs.withdraw_keys(&[*key]).is_err()));
             }
         }
@@ -278,8 +279,8 @@ pub fn withdraw(ports: &mut dyn Ports, batch: &mut Batch, failed: &mut Vec<(Port
     batch.withdraw.clear();
 }
 
-/// Gives memory back to peers. A key that cannot be renewed is one of a path that is gone, or the
-/// peer's next write fails and so its path.
+/// Renews suspended keys. If a key cannot be renewed, its path is gone, or the peer's next write
+/// fails and ends the path.
 fn renew(ports: &mut dyn Ports, batch: &Batch) {
     let mut keys = [(0, 0); KEYS];
     for of_port in batch.renew.chunk_by(|a, b| a.0 == b.0) {

@@ -1,4 +1,4 @@
-//! Regions: where they are registered, and under which keys.
+//! Regions: on which devices they are registered, and their keys.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,14 +8,14 @@ use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Sge};
 
 use super::domains::Domains;
 use super::verbs::{Ports, Verbs};
-use crate::{Input, MemRef, On, PathId, PortId, RegionId, RegionKeys};
+use crate::{Input, MemRef, PathId, PortId, RegionId, RegionKeys, RegionPorts};
 
-/// Region numbers are counted by the core, so they need no mixing; and nobody walks through the
-/// map, so its order does not matter.
+/// A hasher for region numbers. The core counts these, so they need no mixing beyond the one
+/// multiplication; the map is never iterated, so its order does not matter.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Plain(u64);
+pub(super) struct RegionHasher(u64);
 
-impl Hasher for Plain {
+impl Hasher for RegionHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -27,23 +27,23 @@ impl Hasher for Plain {
     }
 
     fn write_u32(&mut self, n: u32) {
-        // The map looks at the upper bits too.
+        // Spreads the number over the upper bits, which the map uses too.
         self.0 = u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
-/// Something for each region.
-pub(super) type ByRegion<T> = HashMap<u32, T, BuildHasherDefault<Plain>>;
+/// A map by region.
+pub(super) type ByRegion<T> = HashMap<u32, T, BuildHasherDefault<RegionHasher>>;
 
 #[derive(Debug, Default)]
 struct Region {
-    /// The memory; `None` for one that nobody added.
+    /// The memory; `None` if it was never added.
     buffer: Option<Arc<Buffer>>,
-    /// The path in whose protection domain it is, if that has one of its own.
+    /// The path whose protection domain it is in, if that path has its own.
     path: Option<PathId>,
-    /// The key of this side's requests, for each port; 0: not registered there.
+    /// For each port the local key of this side's requests; 0: not registered there.
     local: Vec<u32>,
-    /// Registrations of each port, to be ended.
+    /// The registrations to end, by port.
     registered: Vec<(PortId, u32)>,
 }
 
@@ -51,16 +51,16 @@ struct Region {
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     map: ByRegion<Region>,
-    /// Keys of [`Order::AddKeys`](crate::Order::AddKeys), as they were made.
+    /// Keys made for [`Order::AddKeys`](crate::Order::AddKeys).
     keys: BTreeMap<PathId, (PortId, Vec<u32>)>,
-    /// Of a server. A client's regions are all in the one domain of its session.
+    /// The protection domains of a server. All regions of a client are in one domain.
     domains: Option<Domains>,
     /// Devices that are gone.
     gone: Vec<PortId>,
 }
 
 impl Regions {
-    /// Regions of a server: each path has a protection domain of its own.
+    /// Regions of a server: each path has its own protection domain.
     pub(super) fn of_server() -> Self {
         Self { domains: Some(Domains::default()), ..Self::default() }
     }
@@ -71,8 +71,8 @@ impl Regions {
             && self.domains.as_ref().is_none_or(Domains::is_empty)
     }
 
-    /// Returns the protection domain of a queue pair of a path, `None` for that of all. Until
-    /// [`leave`](Self::leave) it stays. There is none on a device that is gone.
+    /// Returns the protection domain for a queue pair of a path, `None` for the common one. It
+    /// exists until [`leave`](Self::leave). Fails on a device that is gone.
     pub(super) fn enter(
         &mut self,
         ports: &mut dyn Ports,
@@ -86,7 +86,7 @@ impl Regions {
         domains.enter(ports, port, path).map(Some)
     }
 
-    /// The queue pair is gone.
+    /// Ends the use of the domain by a queue pair.
     pub(super) fn leave(&mut self, ports: &mut dyn Ports, path: PathId) {
         if let Some(domains) = &mut self.domains {
             domains.leave(ports, path);
@@ -100,18 +100,18 @@ impl Regions {
         }
     }
 
-    /// Registers a region and tells its keys, for each device.
+    /// Registers a region and reports its keys, for each device.
     pub(super) fn add(
         &mut self,
         ports: &mut dyn Ports,
         count: usize,
         name: RegionId,
-        what: &Adding<'_>,
+        what: &Registration<'_>,
         out: &mut Vec<Input>,
     ) {
         if let (Some(domains), None) = (&mut self.domains, what.path) {
             let outcome = domains.share(ports, name, what.buffer, what.on);
-            // Its keys are those of each path.
+            // Its keys differ between paths, so none are reported.
             let keys = outcome.map(|()| Vec::new()).map_err(|error| error.errno());
             out.extend(what.ports(count).map(|port| {
                 let keys = keys.clone();
@@ -135,8 +135,9 @@ impl Regions {
                 _ => Ok(None),
             };
             let mut keys = pd.and_then(|pd| register(ports.port(port), pd, what, &mut made));
-            if what.on == On::All && matches!(keys, Err(Error::Closed)) {
-                // What is good for the others is good: no path needs keys there any more.
+            if what.on == RegionPorts::All && matches!(keys, Err(Error::Closed)) {
+                // The device is gone, so no path needs keys there; the region is usable on the
+                // others.
                 keys = Ok((0, vec![RegionKeys::default()]));
             }
             match &keys {
@@ -168,7 +169,7 @@ impl Regions {
         }
     }
 
-    /// Makes keys, all or none.
+    /// Makes keys for a path: all of them, or none.
     pub(super) fn add_keys(
         &mut self,
         ports: &mut dyn Ports,
@@ -199,8 +200,8 @@ impl Regions {
         }
     }
 
-    /// The memory of a request that registers it. What is not there is left out: the range that the
-    /// peer was told is then too long for the key, and its write fails, as it must.
+    /// The memory of a work request that registers it. Pieces that do not exist are left out: the
+    /// key is then too short for the range announced to the peer, and its write fails, as it must.
     pub(super) fn pieces(&self, mems: &[MemRef]) -> Vec<Piece> {
         let piece = |mem: &MemRef| {
             let buffer = self.map.get(&mem.region.0)?.buffer.as_ref()?;
@@ -210,8 +211,8 @@ impl Regions {
         mems.iter().filter_map(piece).collect()
     }
 
-    /// Memory in the terms of a port and a path. What is not registered there gets a key that is
-    /// nobody's: the request then fails, as it must.
+    /// The gather element for a range, on a port and for a path. A region not registered there gets
+    /// key 0, which is never valid, so the request fails, as it must.
     pub(super) fn sge(&self, port: PortId, path: PathId, mem: &MemRef) -> Sge {
         let lkey = match self.map.get(&mem.region.0) {
             Some(region) => region.local.get(usize::from(port.0)).copied(),
@@ -221,35 +222,35 @@ impl Regions {
     }
 }
 
-/// What is to be registered.
+/// A registration to make.
 #[derive(Debug)]
-pub(super) struct Adding<'a> {
+pub(super) struct Registration<'a> {
     pub(super) buffer: &'a Arc<Buffer>,
     pub(super) access: Access,
     pub(super) granule: Option<u32>,
-    pub(super) on: On,
-    /// Whose it is.
+    pub(super) on: RegionPorts,
+    /// The path it belongs to, if any.
     pub(super) path: Option<PathId>,
 }
 
-impl Adding<'_> {
-    /// Where, of so many ports.
+impl Registration<'_> {
+    /// The devices to register it on, of `count` ports.
     fn ports(&self, count: usize) -> impl Iterator<Item = PortId> + use<> {
         let on = self.on;
         let all = (0..count).map(|index| PortId(u8::try_from(index).unwrap_or(u8::MAX)));
-        all.filter(move |port| !matches!(on, On::One(one) if one != *port))
+        all.filter(move |port| !matches!(on, RegionPorts::One(one) if one != *port))
     }
 }
 
-/// Registers memory on one device: for peers, whole or in parts, and for this side's requests, so
-/// that these do not depend on what peers may at the moment. Adds what it has registered to `made`.
+/// Registers memory on one device: for peers, whole or in parts, and a second time for this side's
+/// requests, so that these do not depend on the peers' keys. Adds the registrations to `made`.
 fn register(
     verbs: &mut dyn Verbs,
     pd: Option<PdId>,
-    what: &Adding<'_>,
+    what: &Registration<'_>,
     made: &mut Vec<u32>,
 ) -> Result<(u32, Vec<RegionKeys>), Error> {
-    let Adding { buffer, access, granule, .. } = *what;
+    let Registration { buffer, access, granule, .. } = *what;
     let mut one = |offset: usize, len: usize, access| -> Result<MrKeys, Error> {
         let keys = verbs.reg_mr(pd, buffer, offset, len, offset as u64, access)?;
         made.push(keys.lkey);
@@ -257,7 +258,7 @@ fn register(
     };
     let local = one(0, buffer.len(), Access::LOCAL_WRITE)?;
     let step = match granule {
-        // Nothing of it is the peer's.
+        // The peer has no access.
         _ if access == Access::LOCAL_WRITE => {
             let MrKeys { lkey, rkey } = local;
             return Ok((lkey, vec![RegionKeys { addr: 0, lkey, rkey }]));

@@ -10,8 +10,8 @@ use bowline_verbs::{
 
 use super::{Binding, Ports, Verbs, done_of, with_parts, withdraw};
 use crate::{
-    Batch, ConnId, Errno, Input, MemRef, On, Order, PathId, PortAttr, PortId, QpShape, RecvSlot,
-    RegionId, Tag, WrKind,
+    Batch, ConnId, Errno, Input, MemRef, Order, PathId, PortAttr, PortId, QpShape, RecvSlot,
+    RegionId, RegionPorts, Tag, WrKind,
 };
 
 /// Notes calls, and refuses what it is told to.
@@ -197,8 +197,8 @@ impl Ports for Fake {
 
 const PORT: PortId = PortId(0);
 
-fn conn(slot: u16, life: u8) -> ConnId {
-    ConnId { path: PathId { slot, life }, cid: 1 }
+fn conn(slot: u16, generation: u8) -> ConnId {
+    ConnId { path: PathId { slot, generation }, cid: 1 }
 }
 
 fn connect(to: ConnId) -> Order {
@@ -218,7 +218,7 @@ fn pair() -> (Binding, Fake, [ConnId; 2], RegionId) {
     let region = RegionId(9);
     let buffer = Arc::new(Buffer::new(8192).unwrap());
     let (access, granule) = (Access::LOCAL_WRITE | Access::REMOTE_WRITE, Some(4096));
-    let (ports, path) = (On::All, None);
+    let (ports, path) = (RegionPorts::All, None);
     let order = Order::AddRegion { region, buffer, access, granule, ports, path };
     binding.run_order(&mut fake, order, &mut out);
     let [Input::Region { keys: Ok(keys), .. }] = &out[..] else { panic!("{out:?}") };
@@ -429,7 +429,7 @@ fn connections_end_in_order() {
             "fail 3",
             "send 3: s0![]",
             "recv 3: [0]",
-            // This one stands perhaps, and its event is on its way.
+            // This one established perhaps, and its event is on its way.
             "disconnect 4"
         ]
     );
@@ -442,7 +442,7 @@ fn connections_end_in_order() {
     fake.calls.clear();
     binding.run_order(&mut fake, Order::Forget { conn: a }, &mut out);
     binding.run_order(&mut fake, Order::Forget { conn: conn(1, 6) }, &mut out);
-    assert_eq!(fake.calls, ["forget 2", "destroy 1"], "another life is another connection");
+    assert_eq!(fake.calls, ["forget 2", "destroy 1"], "another generation is another connection");
     assert_eq!(out, [a, conn(1, 6)].map(|conn| Input::Drained { conn }));
     out.clear();
     assert_eq!(binding.cm(PORT, CmEvent::Disconnected { id: CmId(2) }), None);
@@ -507,7 +507,7 @@ fn a_region_is_registered_whole_or_not() {
     let (mut binding, mut fake, ..) = pair();
     let buffer = Arc::new(Buffer::new(8192).unwrap());
     let (access, granule) = (Access::LOCAL_WRITE | Access::REMOTE_ATOMIC, None);
-    let (region, ports, path) = (RegionId(1), On::One(PORT), None);
+    let (region, ports, path) = (RegionId(1), RegionPorts::One(PORT), None);
     let order = Order::AddRegion { region, buffer, access, granule, ports, path };
     let mut out = Vec::new();
     binding.run_order(&mut fake, order, &mut out);
@@ -527,7 +527,7 @@ fn paths_of_a_server_have_domains_of_their_own() {
         buffer: buffer(),
         access: Access::LOCAL_WRITE,
         granule: None,
-        ports: On::All,
+        ports: RegionPorts::All,
         path,
     };
     let (a, b) = (conn(0, 0), conn(1, 7));

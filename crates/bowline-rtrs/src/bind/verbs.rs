@@ -1,4 +1,4 @@
-//! The part of verbs that a binding needs. None of it waits.
+//! The part of verbs that a binding needs. No call blocks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,11 +7,10 @@ use bowline_verbs::{Access, Buffer, CmId, ConnParam, Error, MrKeys, PdId, Qpn, R
 
 use crate::{PortAttr, PortId, QpShape};
 
-/// A device, with one completion queue for everything of a core, and one protection domain for
-/// whatever has none of its own. The methods are those of [`bowline_verbs::Device`] unless they say
-/// more.
+/// A device, with one completion queue for all connections of a core, and one common protection
+/// domain. The methods are those of [`bowline_verbs::Device`], with the differences stated here.
 pub trait Verbs {
-    /// What the core is told of it.
+    /// The attributes that the core needs.
     fn attr(&self) -> PortAttr;
 
     /// Makes a protection domain.
@@ -20,12 +19,12 @@ pub trait Verbs {
     /// Those of the device.
     fn alloc_pd(&mut self) -> Result<PdId, Error>;
 
-    /// Removes one of [`alloc_pd`](Self::alloc_pd), in which nothing is left.
+    /// Destroys a domain of [`alloc_pd`](Self::alloc_pd), which must be empty.
     fn dealloc_pd(&mut self, pd: PdId);
 
-    /// Makes a queue pair, in the common domain if in no other, and takes it to INIT. It has room
-    /// for one request more of each kind than the shape says, if the device can: the markers of
-    /// [`Order::Close`](crate::Order::Close).
+    /// Makes a queue pair, in the common domain by default, and takes it to INIT. It has room for
+    /// one request more of each kind than the shape says, if the device allows: for the drain
+    /// markers of [`Order::Close`](crate::Order::Close).
     ///
     /// # Errors
     /// Also [`Error::Limit`] when the completion queue might overrun.
@@ -37,13 +36,13 @@ pub trait Verbs {
     /// Those of the device.
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error>;
 
-    /// Removes a queue pair.
+    /// Destroys a queue pair.
     ///
     /// # Errors
     /// Those of the device.
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error>;
 
-    /// Registers memory, in the common domain if in no other.
+    /// Registers memory, in the common domain by default.
     ///
     /// # Errors
     /// Those of the device.
@@ -63,16 +62,16 @@ pub trait Verbs {
     /// Those of the device.
     fn alloc_mr(&mut self) -> Result<u32, Error>;
 
-    /// Ends a registration, by the local key it began with.
+    /// Ends a registration, by its first local key.
     fn dereg_mr(&mut self, lkey: u32);
 
-    /// Takes memory away from peers.
+    /// Suspends remote keys.
     ///
     /// # Errors
     /// Those of the device; nothing has changed then.
     fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error>;
 
-    /// Gives it back.
+    /// Renews suspended keys.
     ///
     /// # Errors
     /// Those of the device; nothing has changed then.
@@ -81,16 +80,16 @@ pub trait Verbs {
     /// Posts sends.
     ///
     /// # Errors
-    /// Those of the device, and how many were posted.
+    /// Those of the device, and the number of work requests posted.
     fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)>;
 
     /// Posts receives.
     ///
     /// # Errors
-    /// Those of the device, and how many were posted.
+    /// Those of the device, and the number of work requests posted.
     fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)>;
 
-    /// Connects.
+    /// Begins a connection.
     ///
     /// # Errors
     /// Those of the device.
@@ -101,13 +100,13 @@ pub trait Verbs {
         param: &ConnParam,
     ) -> Result<CmId, Error>;
 
-    /// Accepts.
+    /// Accepts a connection request.
     ///
     /// # Errors
     /// Those of the device.
     fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error>;
 
-    /// Refuses.
+    /// Refuses a connection request.
     ///
     /// # Errors
     /// Those of the device.
@@ -119,7 +118,7 @@ pub trait Verbs {
     /// Those of the device.
     fn disconnect(&mut self, id: CmId) -> Result<(), Error>;
 
-    /// Forgets a connection.
+    /// Destroys a connection-manager id.
     ///
     /// # Errors
     /// Those of the device.
@@ -128,9 +127,9 @@ pub trait Verbs {
 
 /// The devices of a core.
 pub trait Ports {
-    /// How many there are.
+    /// The number of devices.
     fn count(&self) -> usize;
 
-    /// One of them; ids are below [`count`](Self::count).
+    /// One device; ids are below [`count`](Self::count).
     fn port(&mut self, port: PortId) -> &mut dyn Verbs;
 }

@@ -7,17 +7,17 @@ use bowline_wire::rtrs::{MAX_PATHS, MAX_QUEUE_DEPTH, PORT, SessionName};
 
 use crate::{HbConfig, Policy, PortId};
 
-/// Under which keys a server writes the answers to READs [RT-43].
+/// The keys under which a server writes the data of READs [RT-43].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReadKeys {
-    /// Those of the memory's registration, as long as it lasts: nothing is done for a request, and
-    /// the server can write there whenever it wants to. A READ whose data goes to several places
-    /// has a key of its own nevertheless, where the device can make one.
+    /// The long-lived keys of the registered memory: no extra work for a request, but the server
+    /// can write there at any time. A READ whose data goes to several places has a key of its own
+    /// nevertheless, if the device can make one.
     #[default]
     LongLived,
-    /// A key of its own for each READ, as kernels have it: the server can reach the memory of
-    /// requests in flight and nothing else. Takes two more messages and a registration for each;
-    /// needs devices with fast registration. Memory of the program needs no rights for the peer.
+    /// A key for each READ, as in kernels: the server can reach only the memory of requests in
+    /// flight. Takes two more messages and a registration for each READ, and needs devices with
+    /// own_key registration. Memory of the program needs no rights for the peer.
     PerRequest,
 }
 
@@ -28,43 +28,44 @@ pub struct ClientConfig {
     pub name: SessionName,
     /// Port of the server, for addresses whose port is 0.
     pub port: u16,
-    /// Time from the loss of a path to the first attempt to connect it again, and between attempts,
-    /// as the kernel has it [RS-10]. `None`: at once, then after 1, 2, 4 .. 30 s [RT-91].
+    /// Time from the loss of a path to the first attempt to reconnect it, and between attempts,
+    /// fixed as in kernels [RS-10]. `None`: at once, then after 1, 2, 4 .. 30 s [RT-91].
     pub reconnect_delay: Option<Duration>,
-    /// Attempts to connect a lost path again; -1: for ever; 0: none [RS-13].
+    /// Attempts to reconnect a lost path; -1: no limit; 0: none [RS-13].
     pub max_reconnects: i16,
-    /// IO connections of each path, beside the service connection. 0: everything goes over that one
-    /// [RT-24].
+    /// IO connections of each path, in addition to the service connection. 0: requests go over the
+    /// service connection [RT-24].
     pub io_connections: u16,
-    /// Connections of each path beside those, for requests whose completions the program takes by
-    /// itself [RS-31].
+    /// Poll connections of each path, for requests whose completions the program polls itself
+    /// [RS-31].
     pub poll_connections: u16,
-    /// Which path a request takes.
+    /// How the path of a request is chosen.
     pub policy: Policy,
-    /// How the server's silence is noticed.
+    /// How a silent server is detected.
     pub heartbeat: HbConfig,
     /// Longest time of each step of connecting [RT-18].
     pub connect_timeout: Duration,
-    /// One permit is kept back for service messages, so that IO cannot shut them out.
+    /// Reserves one permit for service messages, so that IO cannot block them.
     pub reserve_service_permit: bool,
     /// The layer above keeps requests while no path is connected, so a server should drop a
     /// vanished client soon [RT-90].
     pub bridges_outages: bool,
-    /// Longest user message there is room for, beside what the server takes.
+    /// Longest user message in bytes that the session allocates memory for; the server has a limit
+    /// too.
     pub max_usr: u16,
-    /// Under which keys READs are answered.
+    /// The keys under which READs are answered.
     pub read_keys: ReadKeys,
-    /// Servers that can need not tell each new key of a chunk [RT-99]. Without it they tell it, as
-    /// to kernels.
+    /// Servers that can do so may omit new keys of chunks [RT-99]. If false, they send them, as to
+    /// kernels.
     pub counts_keys: bool,
-    /// Seed of the random spread of reconnection.
+    /// Seed of the random spread of reconnections.
     pub seed: u64,
-    /// Bounds.
+    /// Limits on what the session accepts.
     pub limits: ClientLimits,
 }
 
 impl ClientConfig {
-    /// The usual settings for a session of this name.
+    /// The default settings for a session of this name.
     pub fn new(name: SessionName, seed: u64) -> Self {
         Self {
             name,
@@ -92,13 +93,13 @@ impl ClientConfig {
     }
 }
 
-/// Bounds of what a session takes.
+/// Limits on what a session accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Paths, at most 128.
     pub paths: usize,
-    /// Largest queue depth that is taken from a server. A session has up to 600 bytes for each,
-    /// more with a larger [`ClientConfig::max_usr`], and each connection up to 100.
+    /// Largest queue depth accepted from a server. A session takes up to 600 bytes for each chunk,
+    /// more with a larger [`ClientConfig::max_usr`], and each connection up to 100 bytes.
     pub queue_depth: u16,
 }
 
@@ -108,12 +109,12 @@ impl Default for ClientLimits {
     }
 }
 
-/// Where a path goes.
+/// The addresses of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PathAddr {
     /// The device.
     pub port: PortId,
-    /// Own address. All connections of a path come from this port, for its whole life [RT-35].
+    /// Local address. All connections of a path use this port, as long as the path exists [RT-35].
     pub src: SocketAddr,
     /// The server's address; port 0 stands for [`ClientConfig::port`].
     pub dst: SocketAddr,

@@ -1,5 +1,5 @@
-//! Making a link: connection after connection, then the exchange of INFO_REQ and INFO_RSP
-//! [RT-18] to [RT-25], [RT-30] to [RT-35].
+//! Connecting an incarnation of a path: connection after connection, then the exchange of INFO_REQ
+//! and INFO_RSP [RT-18] to [RT-25], [RT-30] to [RT-35].
 
 use std::sync::Arc;
 
@@ -8,68 +8,69 @@ use bowline_wire::rtrs::{
     ConAnswer, ConReq, ConRsp, PathLife, READ_HDR_MAX, info_rsp_len, parse_info_rsp,
 };
 
-use super::link::{Conn, ConnState, Link, Phase, RECV_SLOT};
-use super::path::{Goal, Join, Manual};
+use super::incarnation::{Conn, ConnState, Incarnation, Phase, RECV_SLOT};
+use super::path::{FirstConnect, Goal, ManualReconnect};
 use super::permits::Permits;
 use super::request::Request;
-use super::session::{Agreed, Event, Headers, Life};
+use super::session::{Agreed, Event, Headers, SessionState};
 use super::{PathState, ReadKeys, Refusal, Session};
 use crate::{
-    ConnId, Done, Errno, Heartbeat, Instant, MemRef, On, Order, PathId, PortAttr, QpShape,
-    RecvSlot, Tag, WrKind,
+    ConnId, Done, Errno, Heartbeat, Instant, MemRef, Order, PathId, PortAttr, QpShape, RecvSlot,
+    RegionPorts, Tag, WrKind,
 };
 
 /// Work requests of each queue of a service connection [RT-22].
 const SERVICE_WR: usize = 1026;
 /// Receives on a service connection, beside that for INFO_RSP [RT-25].
 const SERVICE_RECVS: u32 = 1024;
-/// Receives of an IO connection beyond one for each permit, and send entries beyond two.
+/// Receives of an IO connection beyond one for each permit, and send entries beyond two for each.
 const IO_SPARE: usize = 16;
-/// Queue entries the core does not use: INFO_RSP's receive, the drain markers.
+/// Queue entries not available to requests: one for INFO_RSP's receive, one for the drain marker.
 const QUEUE_SPARE: usize = 2;
-/// A request in so many is signalled, at most [RT-52].
+/// At most this many work requests go unsignalled in a row [RT-52].
 const SIGNAL_MAX: u16 = 512;
 
 impl Session {
-    /// Begins to connect a path.
-    pub(super) fn start_link(&mut self, now: Instant, id: PathId) {
+    /// Begins an attempt to connect a path.
+    pub(super) fn start_incarnation(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.recon_cnt = path.recon_cnt.wrapping_add(1);
-        let (port, life) = (path.addr.port, PathLife::new(&path.uuid, path.recon_cnt));
-        let Some(link) = self.links.add(Link::new(id, port, life)) else {
-            // The end of links that part in the background makes room.
+        let (port, generation) = (path.addr.port, PathLife::new(&path.uuid, path.recon_cnt));
+        let Some(incarnation) = self.incarnations.add(Incarnation::new(id, port, generation))
+        else {
+            // Incarnations that end in the background will make room.
             self.change(id, PathState::ConnectingErr);
             return self.attempt_failed(now, id, Errno::ENOMEM, false);
         };
         if let Some(path) = self.paths.get_mut(id) {
-            path.link = Some(link);
+            path.incarnation = Some(incarnation);
         }
-        self.connect(now, link, 0);
+        self.connect(now, incarnation, 0);
     }
 
     /// Orders the connection of this number.
-    fn connect(&mut self, now: Instant, lid: PathId, cid: u16) {
+    fn connect(&mut self, now: Instant, inc_id: PathId, cid: u16) {
         self.refusal = None;
         let (io, polled) = (self.config.io_connections, self.config.poll_connections);
         let cid_num = io + polled + 1;
         let retry_count = if self.list.len() > 1 || self.config.bridges_outages { 6 } else { 7 };
         let deadline = now + self.config.connect_timeout;
-        let Some(link) = self.links.get_mut(lid) else { return };
-        let Some(path) = link.path.and_then(|id| self.paths.get(id)) else { return };
-        let Some(attr) = self.ports.get(usize::from(link.port.0)) else {
-            return self.fail(now, lid, Errno::ENODEV);
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        let Some(path) = incarnation.path.and_then(|id| self.paths.get(id)) else { return };
+        let Some(attr) = self.ports.get(usize::from(incarnation.port.0)) else {
+            return self.fail(now, inc_id, Errno::ENODEV);
         };
-        let depth = link.geometry.map(|geometry| geometry.queue_depth());
+        let depth = incarnation.geometry.map(|geometry| geometry.queue_depth());
         let per_request = self.config.read_keys == ReadKeys::PerRequest;
         let queue = cid.saturating_sub(io);
         let shape = shape((cid, queue), depth.unwrap_or(0), per_request, attr);
         let send_max = shape.send_wr.saturating_sub(QUEUE_SPARE) as u32;
         let recvs = shape.recv_wr.saturating_sub(QUEUE_SPARE) as u32;
         let mut conn = Conn::new(send_max, recvs);
-        conn.recv_base = link.conns.iter().map(|conn| conn.recvs).sum();
-        link.conns.push(conn);
-        link.phase = Phase::Connecting(cid);
-        link.deadline = Some(deadline);
+        conn.recv_base = incarnation.conns.iter().map(|conn| conn.recvs).sum();
+        incarnation.conns.push(conn);
+        incarnation.phase = Phase::Connecting(cid);
+        incarnation.deadline = Some(deadline);
         let private = ConReq {
             cid,
             cid_num,
@@ -85,8 +86,8 @@ impl Session {
             remote.set_port(self.config.port);
         }
         self.orders.push_back(Order::Connect {
-            conn: ConnId { path: lid, cid },
-            port: link.port,
+            conn: ConnId { path: inc_id, cid },
+            port: incarnation.port,
             local: path.addr.src,
             remote,
             shape,
@@ -95,13 +96,13 @@ impl Session {
         });
     }
 
-    /// A connection is made.
+    /// Handles that a connection is made.
     pub(super) fn on_established(&mut self, now: Instant, conn: ConnId, private: &[u8]) {
-        let Some(link) = self.link_of(conn) else { return };
-        if link.phase != Phase::Connecting(conn.cid) {
+        let Some(incarnation) = self.incarnation_of(conn) else { return };
+        if incarnation.phase != Phase::Connecting(conn.cid) {
             return;
         }
-        link.conns[usize::from(conn.cid)].state = ConnState::Established;
+        incarnation.conns[usize::from(conn.cid)].state = ConnState::Established;
         let next = conn.cid + 1;
         let step = match ConAnswer::parse(private) {
             Ok(ConAnswer::Accepted(rsp)) if conn.cid == 0 => self.take_answer(conn.path, rsp),
@@ -121,11 +122,12 @@ impl Session {
         }
     }
 
-    /// Takes what the server announced on the service connection [RT-30], [RT-32].
-    fn take_answer(&mut self, lid: PathId, rsp: ConRsp) -> Result<(), Errno> {
+    /// Checks and stores what the server announced on the service connection [RT-30], [RT-32].
+    fn take_answer(&mut self, inc_id: PathId, rsp: ConRsp) -> Result<(), Errno> {
         let depth = rsp.geometry.queue_depth();
-        let link = self.links.get_mut(lid).ok_or(Errno::ECONNRESET)?;
-        let path = link.path.and_then(|id| self.paths.get_mut(id)).ok_or(Errno::ECONNRESET)?;
+        let incarnation = self.incarnations.get_mut(inc_id).ok_or(Errno::ECONNRESET)?;
+        let path =
+            incarnation.path.and_then(|id| self.paths.get_mut(id)).ok_or(Errno::ECONNRESET)?;
         path.first = true;
         if depth > self.config.limits.queue_depth {
             return Err(Errno::ECONNRESET);
@@ -137,12 +139,12 @@ impl Session {
         if self.agreed.is_some_and(|agreed| agreed.depth != depth) {
             return Err(Errno::ECONNRESET);
         }
-        link.geometry = Some(rsp.geometry);
+        incarnation.geometry = Some(rsp.geometry);
         if rsp.counted_keys && (rsp.new_rkey || !self.config.counts_keys) {
             return Err(Errno::ECONNRESET);
         }
-        (link.new_rkey, link.counted_keys) = (rsp.new_rkey, rsp.counted_keys);
-        link.heeds_notice = rsp.heeds_notice;
+        (incarnation.new_rkey, incarnation.counted_keys) = (rsp.new_rkey, rsp.counted_keys);
+        incarnation.heeds_notice = rsp.heeds_notice;
         if self.headers.is_none() {
             self.make_headers(depth, rsp.geometry.max_hdr())?;
         }
@@ -153,7 +155,7 @@ impl Session {
         Ok(())
     }
 
-    /// Makes what is kept for each permit, now that their number is known.
+    /// Allocates the per-permit state, now that the queue depth is known.
     fn make_headers(&mut self, depth: u16, max_hdr: u32) -> Result<(), Errno> {
         let usr = max_hdr.min(self.config.max_usr.into());
         let slot = (usr + READ_HDR_MAX as u32).next_multiple_of(64);
@@ -166,51 +168,52 @@ impl Session {
         Ok(())
     }
 
-    /// Posts every receive, then sends INFO_REQ: nothing can come for which there is no receive
+    /// Posts all receives, then sends INFO_REQ, so that no message can arrive without a receive
     /// [RT-74].
-    fn exchange_info(&mut self, now: Instant, lid: PathId) {
-        if self.make_memory(lid).is_none() {
-            return self.fail(now, lid, Errno::ENOMEM);
+    fn exchange_info(&mut self, now: Instant, inc_id: PathId) {
+        if self.make_memory(inc_id).is_none() {
+            return self.fail(now, inc_id, Errno::ENOMEM);
         }
-        let info_req = self.info_req(lid);
-        let Some(link) = self.links.get_mut(lid) else { return };
+        let info_req = self.info_req(inc_id);
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
         if self.config.read_keys == ReadKeys::PerRequest {
-            let device = self.ports.get(usize::from(link.port.0));
-            // Whether there are any is checked when a path is added.
-            let _ = link.want_keys(lid, device, &mut self.orders);
+            let device = self.ports.get(usize::from(incarnation.port.0));
+            // The device was checked when the path was added.
+            let _ = incarnation.ensure_keys(inc_id, device, &mut self.orders);
         }
-        let (Some((region, buffer)), Some(geometry)) = (&link.memory, link.geometry) else {
+        let (Some((region, buffer)), Some(geometry)) = (&incarnation.memory, incarnation.geometry)
+        else {
             return;
         };
         let region = *region;
-        let service = ConnId { path: lid, cid: 0 };
+        let service = ConnId { path: inc_id, cid: 0 };
         let len = info_rsp_len(geometry.queue_depth()) as u32;
         let mem = Some(MemRef { region, offset: 0, len });
         self.batch.recvs.push(RecvSlot { conn: service, tag: Tag::new(Tag::INFO, 0), mem });
         let signal_every = u32::from(geometry.queue_depth().min(SIGNAL_MAX) / 2).max(1);
-        buffer.write(link.info_req_at() as usize, &info_req);
-        for cid in 0..link.conns.len() as u16 {
-            link.conns[usize::from(cid)].signal_every = signal_every;
-            let conn = ConnId { path: lid, cid };
-            let slots = 0..link.conns[usize::from(cid)].recvs;
-            self.batch.recvs.extend(slots.filter_map(|index| link.recv_slot(conn, index)));
+        buffer.write(incarnation.info_req_at() as usize, &info_req);
+        for cid in 0..incarnation.conns.len() as u16 {
+            incarnation.conns[usize::from(cid)].signal_every = signal_every;
+            let conn = ConnId { path: inc_id, cid };
+            let slots = 0..incarnation.conns[usize::from(cid)].recvs;
+            self.batch.recvs.extend(slots.filter_map(|index| incarnation.recv_slot(conn, index)));
         }
-        let offset = link.info_req_at();
+        let offset = incarnation.info_req_at();
         let start = self.batch.mems.len();
         self.batch.mems.push(MemRef { region, offset, len: info_req.len() as u32 });
         let tag = Tag::new(Tag::INFO, 1);
-        let of = &mut link.conns[0];
+        let of = &mut incarnation.conns[0];
         of.post_signalled(&mut self.batch, service, tag, WrKind::Send, start, true);
-        link.phase = Phase::Info;
-        link.deadline = Some(now + self.config.connect_timeout);
+        incarnation.phase = Phase::Info;
+        incarnation.deadline = Some(now + self.config.connect_timeout);
     }
 
-    /// Makes and registers the memory of a link.
-    fn make_memory(&mut self, lid: PathId) -> Option<()> {
-        let link = self.links.get(lid)?;
-        let recvs: u32 = link.conns.iter().map(|conn| conn.recvs).sum();
-        let recvs = if link.new_rkey { u64::from(recvs) * u64::from(RECV_SLOT) } else { 0 };
-        let (port, len) = (link.port, link.recvs_at() + recvs);
+    /// Allocates and registers the memory of an incarnation.
+    fn make_memory(&mut self, inc_id: PathId) -> Option<()> {
+        let incarnation = self.incarnations.get(inc_id)?;
+        let recvs: u32 = incarnation.conns.iter().map(|conn| conn.recvs).sum();
+        let recvs = if incarnation.new_rkey { u64::from(recvs) * u64::from(RECV_SLOT) } else { 0 };
+        let (port, len) = (incarnation.port, incarnation.recvs_at() + recvs);
         let buffer = Arc::new(Buffer::new(usize::try_from(len).ok()?).ok()?);
         let access = Access::LOCAL_WRITE;
         let region = self.regions.add(Arc::clone(&buffer), access, std::iter::once(port));
@@ -219,73 +222,78 @@ impl Session {
             buffer: Arc::clone(&buffer),
             access,
             granule: None,
-            ports: On::One(port),
-            path: Some(lid),
+            ports: RegionPorts::One(port),
+            path: Some(inc_id),
         });
-        self.links.get_mut(lid)?.memory = Some((region, buffer));
+        self.incarnations.get_mut(inc_id)?.memory = Some((region, buffer));
         Some(())
     }
 
-    /// INFO_RSP, or the end of its receive.
+    /// Handles INFO_RSP, or the failure of its receive.
     pub(super) fn on_info_rsp(&mut self, now: Instant, done: &Done) {
-        let lid = done.conn.path;
-        let Some(link) = self.link_of(done.conn) else { return };
-        if link.phase != Phase::Info {
+        let inc_id = done.conn.path;
+        let Some(incarnation) = self.incarnation_of(done.conn) else { return };
+        if incarnation.phase != Phase::Info {
             return;
         }
-        let (Some(geometry), Some((_, buffer))) = (link.geometry, &link.memory) else { return };
+        let (Some(geometry), Some((_, buffer))) = (incarnation.geometry, &incarnation.memory)
+        else {
+            return;
+        };
         let mut bytes = Vec::new();
         if done.status == Status::Success && done.imm.is_none() {
             let len = (done.len as usize).min(info_rsp_len(geometry.queue_depth()));
             buffer.append_to(0, len, &mut bytes);
         }
-        let mut chunks = std::mem::take(&mut link.chunks);
+        let mut chunks = std::mem::take(&mut incarnation.chunks);
         match parse_info_rsp(&bytes, &geometry, &mut chunks) {
             Ok(()) => {
-                link.chunks = chunks;
-                self.link_up(now, lid);
+                incarnation.chunks = chunks;
+                self.incarnation_up(now, inc_id);
             }
-            Err(_) => self.fail(now, lid, Errno::ECONNRESET),
+            Err(_) => self.fail(now, inc_id, Errno::ECONNRESET),
         }
     }
 
-    /// A link is made: its path carries IO [RS-11].
-    fn link_up(&mut self, now: Instant, lid: PathId) {
-        let Some(link) = self.links.get_mut(lid) else { return };
-        let Some(id) = link.path else { return };
-        link.phase = Phase::Up;
-        link.deadline = None;
-        link.heartbeat = Some(Heartbeat::new(self.config.heartbeat, now));
-        link.counted = true;
+    /// Handles that an incarnation is ready: its path carries IO [RS-11].
+    fn incarnation_up(&mut self, now: Instant, inc_id: PathId) {
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        let Some(id) = incarnation.path else { return };
+        incarnation.phase = Phase::Up;
+        incarnation.deadline = None;
+        incarnation.heartbeat = Some(Heartbeat::new(self.config.heartbeat, now));
+        incarnation.counted = true;
         self.up += 1;
-        self.end_named(lid);
+        self.end_named(inc_id);
         let Some(path) = self.paths.get_mut(id) else { return };
         path.attempts = 0;
         path.busy = 0;
         path.up_at = now;
         path.stats.reconnects += 1;
-        let join = std::mem::replace(&mut path.join, Join::Member);
-        let manual = std::mem::take(&mut path.manual) != Manual::No;
+        let join = std::mem::replace(&mut path.first_connect, FirstConnect::Done);
+        let manual = std::mem::take(&mut path.manual) != ManualReconnect::No;
         debug_assert_eq!(path.goal, Goal::Up, "a path that is closed is not connected");
         self.change(id, PathState::Connected);
         match join {
-            Join::Opening => self.open_next(now),
-            Join::Adding => self.events.push_back(Event::PathAdded { path: id, result: Ok(()) }),
-            Join::Member => {}
+            FirstConnect::Opening => self.open_next(now),
+            FirstConnect::Adding => {
+                self.events.push_back(Event::PathAdded { path: id, result: Ok(()) })
+            }
+            FirstConnect::Done => {}
         }
         if manual {
             self.events.push_back(Event::PathReconnected { path: id, result: Ok(()) });
         }
-        if self.up == 1 && self.life == Life::Open && join != Join::Opening {
+        if self.up == 1 && self.state == SessionState::Open && join != FirstConnect::Opening {
             self.events.push_back(Event::Reconnected);
         }
     }
 }
 
-/// Sizes of a queue pair [RT-22]. An IO takes one entry of each queue, or two of the send queue
+/// Sizes of a queue pair [RT-22]. A request takes one entry of each queue, or two of the send queue
 /// where data goes before its header; a send entry is known to be free only when a later one was
-/// signalled. One whose memory is registered for it takes two more of the send queue, and its
-/// answer a second receive.
+/// signalled. A request with a key of its own takes two more entries of the send queue, and its
+/// response a second receive.
 fn shape((cid, queue): (u16, u16), depth: u16, per_request: bool, attr: &PortAttr) -> QpShape {
     let depth = usize::from(depth);
     let of_io = if attr.burst > 0 { 3 } else { 2 };

@@ -1,8 +1,8 @@
-//! Memory that the program is through with and that was sent from: it stays registered until
-//! nothing can be sent again [RT-98].
+//! Memory that the program has dropped, but from which packets may have to be sent again: it stays
+//! registered until that is impossible [RT-98].
 //!
-//! The answer to a request may be quicker than the acknowledgement of its last packet, and only
-//! some sends tell that they are over.
+//! The response to a request may arrive before the acknowledgement of its last packet, and only
+//! some sends are signalled.
 
 use std::collections::VecDeque;
 
@@ -11,44 +11,46 @@ use bowline_verbs::Remote;
 use super::Session;
 use crate::{ConnId, Order, PathId, RegionId, Tag, WrKind};
 
-/// Bytes that may wait for what is sent next anyhow, or for the next heartbeat.
+/// Bytes of such memory that may wait for the next signalled send or heartbeat.
 const WAIT_MAX: usize = 4 << 20;
 
-/// A region that only sends keep.
+/// A dropped region that only sends keep registered.
 #[derive(Debug)]
-struct One {
+struct LingeringRegion {
     region: RegionId,
     bytes: usize,
-    /// The sends after which nothing is to be sent again: connections, and how many of each.
+    /// Number of sends of each connection after whose completion the region is free.
     fences: Vec<(ConnId, u64)>,
 }
 
-/// All of them, in the order of their fences.
+/// All such regions, in the order of their fences.
 #[derive(Debug, Default)]
 pub(super) struct Lingering {
-    all: VecDeque<One>,
+    regions: VecDeque<LingeringRegion>,
     bytes: usize,
 }
 
 impl Lingering {
     pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.regions.is_empty()
     }
 }
 
 impl Session {
-    /// Ends a registration that no request uses, once what was sent from it cannot be sent again.
-    /// The next request of the connection tells, or the next heartbeat of the session does; when
-    /// much waits for that, it is asked at once.
+    /// Ends a registration that no request uses, once no packet can have to be sent again from it.
+    /// The next request of each connection or the next heartbeat of the session shows that; if many
+    /// bytes wait, fences are posted at once.
     pub(super) fn order_drop(&mut self, gone: Option<RegionId>) {
         let Some(region) = gone else { return };
         let mut fences = Vec::new();
-        for lid in self.links.ids() {
-            let Some(link) = self.links.get_mut(lid).filter(|link| link.is_live()) else {
+        for inc_id in self.incarnations.ids() {
+            let Some(incarnation) =
+                self.incarnations.get_mut(inc_id).filter(|incarnation| incarnation.is_live())
+            else {
                 continue;
             };
-            for (cid, conn) in (0..).zip(&mut link.conns) {
-                fences.extend(conn.fence().map(|fence| (ConnId { path: lid, cid }, fence)));
+            for (cid, conn) in (0..).zip(&mut incarnation.conns) {
+                fences.extend(conn.fence().map(|fence| (ConnId { path: inc_id, cid }, fence)));
             }
         }
         if fences.is_empty() {
@@ -60,18 +62,20 @@ impl Session {
         kept.lingers = true;
         let bytes = kept.buffer.len();
         self.lingering.bytes += bytes;
-        self.lingering.all.push_back(One { region, bytes, fences });
+        self.lingering.regions.push_back(LingeringRegion { region, bytes, fences });
         if self.lingering.bytes > WAIT_MAX {
-            self.links.ids().into_iter().for_each(|lid| self.end_fences(lid));
+            self.incarnations.ids().into_iter().for_each(|inc_id| self.post_fences(inc_id));
         }
     }
 
     /// Drops regions whose last sends have completed.
-    pub(super) fn look_at_lingering(&mut self) {
-        while let Some(One { region, bytes, fences }) = self.lingering.all.front() {
+    pub(super) fn drop_unfenced(&mut self) {
+        while let Some(LingeringRegion { region, bytes, fences }) = self.lingering.regions.front() {
             let over = |(conn, fence): &(ConnId, u64)| {
-                let link = self.links.get(conn.path).filter(|link| link.is_live());
-                let conn = link.and_then(|link| link.conns.get(usize::from(conn.cid)));
+                let incarnation =
+                    self.incarnations.get(conn.path).filter(|incarnation| incarnation.is_live());
+                let conn = incarnation
+                    .and_then(|incarnation| incarnation.conns.get(usize::from(conn.cid)));
                 conn.is_none_or(|conn| conn.is_past(*fence))
             };
             if !fences.iter().all(over) {
@@ -79,7 +83,7 @@ impl Session {
             }
             let (region, bytes) = (*region, *bytes);
             self.lingering.bytes -= bytes;
-            self.lingering.all.pop_front();
+            self.lingering.regions.pop_front();
             self.regions.remove(region);
             self.orders.push_back(Order::DropRegion { region });
         }
@@ -88,10 +92,14 @@ impl Session {
     /// Sends nothing, but signalled, on connections where somebody waits for the end of what was
     /// sent and nobody sends more. The server does not notice: a write of no bytes needs no key and
     /// takes no receive.
-    pub(super) fn end_fences(&mut self, id: PathId) {
-        let Some(link) = self.links.get_mut(id).filter(|link| link.is_live()) else { return };
+    pub(super) fn post_fences(&mut self, id: PathId) {
+        let Some(incarnation) =
+            self.incarnations.get_mut(id).filter(|incarnation| incarnation.is_live())
+        else {
+            return;
+        };
         let start = self.batch.mems.len();
-        for (cid, of) in (0..).zip(&mut link.conns) {
+        for (cid, of) in (0..).zip(&mut incarnation.conns) {
             if of.fenced && of.has_room(0) {
                 let (conn, tag) = (ConnId { path: id, cid }, Tag::new(Tag::FENCE, 0));
                 of.post(&mut self.batch, conn, tag, WrKind::Write(Remote::default()), start);

@@ -10,12 +10,12 @@
 //!             +------- Reconnecting <--------+
 //! ```
 //!
-//! A *path* is a pair of addresses and lives as long as the program wants it to. What carries IO is
-//! a *link*: one attempt to connect a path, with its connections, the server's chunk keys and the
-//! receives posted. Every attempt is a new link, so that an old one can be taken down in the
-//! background while the next one is made [RT-91]. A [`ConnId`](crate::ConnId) names a connection of
-//! a link; the `path` within it is the link's place and life, not the [`PathId`](crate::PathId) of
-//! the path.
+//! A *path* is a pair of addresses and exists as long as the program wants it to. IO is carried by
+//! an *incarnation* of the path: one attempt to connect it, with its connections, the server's
+//! chunk keys and the posted receives. Every attempt is a new incarnation, so that an old one can
+//! be torn down in the background while the next one is connected [RT-91]. A
+//! [`ConnId`](crate::ConnId) names a connection of an incarnation; the `path` within it is the
+//! incarnation's id, not the [`PathId`](crate::PathId) of the path.
 //!
 //! The driving loop: give [`Session::handle`] the inputs, [`Session::handle_done`] the completions
 //! and [`Session::handle_timeout`] the time, then carry out [`Session::poll_order`] until `None`
@@ -27,9 +27,9 @@
 mod config;
 mod control;
 mod establish;
+mod incarnation;
 mod keys;
 mod lingering;
-mod link;
 mod notices;
 mod path;
 mod permits;

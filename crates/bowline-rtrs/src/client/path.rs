@@ -10,24 +10,24 @@ use crate::{Instant, PathId};
 /// State of a path [RS-1].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PathState {
-    /// A link is being made.
+    /// An incarnation is being connected.
     Connecting,
-    /// Making a link has failed, and what there was of it is being taken down.
+    /// Connecting has failed, and the incarnation is being torn down.
     ConnectingErr,
-    /// The link is lost; the next one is waited for.
+    /// The connection is lost; the next attempt is pending.
     Reconnecting,
     /// Carries IO.
     Connected,
-    /// Being closed on order.
+    /// Being closed by command.
     Closing,
-    /// Closed, and listed still.
+    /// Closed, but still listed.
     Closed,
     /// Removed.
     Dead,
 }
 
 impl PathState {
-    /// Tells whether the change is one of the table; nobody makes another.
+    /// Whether the transition table allows this change.
     pub(super) const fn may_become(self, to: Self) -> bool {
         use PathState::{
             Closed, Closing, Connected, Connecting, ConnectingErr, Dead, Reconnecting,
@@ -43,16 +43,16 @@ impl PathState {
     }
 }
 
-/// A path, for those who look.
+/// The state of a path, for display.
 #[derive(Clone, Debug)]
 pub struct PathInfo<'a> {
-    /// Its name.
+    /// Id of the path.
     pub id: PathId,
-    /// Its addresses.
+    /// Addresses of the path.
     pub addr: PathAddr,
-    /// Its state.
+    /// State of the path.
     pub state: PathState,
-    /// Time the last heartbeat took to be answered; 0 before the first.
+    /// Round-trip time of the last heartbeat; 0 before the first answer.
     pub latency: Duration,
     /// Requests in flight.
     pub inflight: u32,
@@ -60,7 +60,7 @@ pub struct PathInfo<'a> {
     pub stats: &'a ClientStats,
 }
 
-/// What the program wants of a path.
+/// The state the program wants a path to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
     Up,
@@ -68,26 +68,26 @@ pub(super) enum Goal {
     Removed,
 }
 
-/// Who waits for the path to come up for the first time.
+/// The call that waits for the first connection of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Join {
+pub(super) enum FirstConnect {
     /// `open`.
     Opening,
     /// `add_path`.
     Adding,
-    /// Nobody: it has been up.
-    Member,
+    /// None: the path has been connected.
+    Done,
 }
 
-/// Whether `reconnect_path` waits.
+/// The state of a `reconnect_path` call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Manual {
-    /// No.
+pub(super) enum ManualReconnect {
+    /// None is pending.
     #[default]
     No,
-    /// For the end of the present link.
+    /// Waiting for the end of the present incarnation.
     Ordered,
-    /// For the outcome of the present attempt.
+    /// Waiting for the outcome of the present attempt.
     Running,
 }
 
@@ -97,41 +97,46 @@ pub(super) struct Path {
     pub(super) uuid: Uuid,
     pub(super) state: PathState,
     pub(super) goal: Goal,
-    pub(super) join: Join,
-    /// The link it has, or is making, or whose end it waits for.
-    pub(super) link: Option<PathId>,
-    /// Its next connection may make a session at the server [RT-34].
+    pub(super) first_connect: FirstConnect,
+    /// The present incarnation, or the one whose end the path waits for.
+    pub(super) incarnation: Option<PathId>,
+    /// Its next connection may create a session at the server [RT-34].
     pub(super) first: bool,
     pub(super) recon_cnt: u16,
-    /// Attempts since it was lost [RS-13].
+    /// Attempts since the path was lost [RS-13].
     pub(super) attempts: u32,
-    /// Attempts since it was lost that the server was not ready for.
+    /// Attempts since the path was lost that found the server not ready.
     pub(super) busy: u32,
-    /// Place in the series of delays.
+    /// Position in the series of delays.
     pub(super) backoff: u32,
     pub(super) retry_at: Option<Instant>,
-    /// When it came up last.
+    /// When the path was connected last.
     pub(super) up_at: Instant,
-    /// When it was lost.
+    /// When the path was lost.
     pub(super) lost_at: Instant,
-    /// What the server announced the first time [RT-30].
+    /// The queue depth that the server announced first [RT-30].
     pub(super) depth: Option<u16>,
-    /// The server announces another depth now: it is not connected again by itself [RS-15].
+    /// The server announces another depth now: the path is not reconnected automatically [RS-15].
     pub(super) changed: bool,
-    pub(super) manual: Manual,
+    pub(super) manual: ManualReconnect,
     pub(super) latency: Duration,
     pub(super) stats: ClientStats,
 }
 
 impl Path {
-    pub(super) fn new(addr: PathAddr, uuid: Uuid, first: bool, join: Join) -> Self {
+    pub(super) fn new(
+        addr: PathAddr,
+        uuid: Uuid,
+        first: bool,
+        first_connect: FirstConnect,
+    ) -> Self {
         Self {
             addr,
             uuid,
             state: PathState::Connecting,
             goal: Goal::Up,
-            join,
-            link: None,
+            first_connect,
+            incarnation: None,
             first,
             recon_cnt: 0,
             attempts: 0,
@@ -142,7 +147,7 @@ impl Path {
             lost_at: Instant::default(),
             depth: None,
             changed: false,
-            manual: Manual::No,
+            manual: ManualReconnect::No,
             latency: Duration::ZERO,
             stats: ClientStats::default(),
         }

@@ -1,18 +1,18 @@
 //! Permits: the right to use one chunk of the server [RT-37].
 
-/// Which connection a request takes.
+/// The kind of connection a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PermitKind {
     /// The service connection.
     Service,
-    /// An IO connection, by the processor.
+    /// An IO connection, chosen by the processor.
     Io,
-    /// A poll connection, by the processor: its completions come when the program polls. Where the
-    /// session has none, an IO connection.
+    /// A poll connection, chosen by the processor: its completions come when the program polls. If
+    /// the session has none, an IO connection.
     Polled,
 }
 
-/// The right to have one request in flight, in the chunk of this index. Given back with
+/// The right to have one request in flight, in the chunk of this index. Give it back with
 /// [`Session::put_permit`](super::Session::put_permit).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a permit that is not given back is lost to the session"]
@@ -28,29 +28,29 @@ impl Permit {
         self.index
     }
 
-    /// Which connection its requests take.
+    /// The kind of connection its requests take.
     pub const fn kind(&self) -> PermitKind {
         self.kind
     }
 
-    /// Takes it out of where it is kept. What stays there is good for nothing.
+    /// Moves the permit out of `self`; what stays there is useless.
     pub const fn take(&mut self) -> Self {
         let Self { owner, index, kind } = *self;
-        // No session has so many.
+        // An index that no session has.
         self.index = u16::MAX;
         Self { owner, index, kind }
     }
 }
 
-/// Which permits are out. A bit that is set is a permit that is free.
+/// The permits in use. A set bit is a free permit.
 #[derive(Debug, Default)]
 pub(super) struct Permits {
     free: Vec<u64>,
     left: u32,
     total: u32,
-    /// One was refused since [`take_wanted`](Self::take_wanted), with so many kept: the fewest, if
-    /// several were.
-    wanted: Option<u32>,
+    /// A caller was refused since [`take_refused`](Self::take_refused). Holds the number of permits
+    /// that had to stay free, the smallest if several callers were refused.
+    refused_keep: Option<u32>,
 }
 
 impl Permits {
@@ -58,14 +58,14 @@ impl Permits {
         let total = u32::from(total);
         let words = total.div_ceil(64);
         let word = |i: u32| u64::MAX >> (64 - (total - 64 * i).min(64));
-        Self { free: (0..words).map(word).collect(), left: total, total, wanted: None }
+        Self { free: (0..words).map(word).collect(), left: total, total, refused_keep: None }
     }
 
     /// Takes the lowest free index, unless no more than `keep` are left.
     pub(super) fn take(&mut self, keep: u32) -> Option<u16> {
         let found = (self.left > keep).then(|| self.free.iter().position(|&w| w != 0)).flatten();
         let Some(at) = found else {
-            self.wanted = Some(self.wanted.map_or(keep, |least| least.min(keep)));
+            self.refused_keep = Some(self.refused_keep.map_or(keep, |least| least.min(keep)));
             return None;
         };
         let bit = self.free[at].trailing_zeros();
@@ -85,10 +85,10 @@ impl Permits {
         u32::from(index) < self.total && self.free[usize::from(index / 64)] >> (index % 64) & 1 == 0
     }
 
-    /// Tells whether somebody was refused one since the last time, and can have one now.
-    pub(super) fn take_wanted(&mut self) -> bool {
+    /// Returns whether a caller was refused since the last call and could have a permit now.
+    pub(super) fn take_refused(&mut self) -> bool {
         let left = self.left;
-        self.wanted.take_if(|keep| left > *keep).is_some()
+        self.refused_keep.take_if(|keep| left > *keep).is_some()
     }
 
     pub(super) fn all_back(&self) -> bool {
@@ -106,11 +106,11 @@ mod tests {
         let mut permits = Permits::new(130);
         assert_eq!((0..130).map_while(|_| permits.take(0)).last(), Some(129));
         assert_eq!(permits.take(0), None);
-        assert!(!permits.take_wanted(), "none can be had yet");
+        assert!(!permits.take_refused(), "none can be had yet");
         permits.put(70);
         permits.put(5);
-        assert!(permits.take_wanted());
-        assert!(!permits.take_wanted(), "told once");
+        assert!(permits.take_refused());
+        assert!(!permits.take_refused(), "told once");
         assert_eq!((permits.take(0), permits.take(0), permits.take(0)), (Some(5), Some(70), None));
         assert!(!permits.all_back());
         (0..130).for_each(|i| permits.put(i));
@@ -133,12 +133,12 @@ mod tests {
         let io = [permits.take(1), permits.take(1)].map(Option::unwrap);
         let kept = permits.take(0).unwrap();
         assert_eq!((permits.take(1), permits.take(0), permits.take(1)), (None, None, None));
-        assert!(!permits.take_wanted());
+        assert!(!permits.take_refused());
         permits.put(kept);
-        assert!(permits.take_wanted(), "for whoever may have the last one");
+        assert!(permits.take_refused(), "for whoever may have the last one");
         assert_eq!(permits.take(1), None);
-        assert!(!permits.take_wanted(), "not for others");
+        assert!(!permits.take_refused(), "not for others");
         permits.put(io[0]);
-        assert!(permits.take_wanted());
+        assert!(permits.take_refused());
     }
 }

@@ -1,72 +1,74 @@
-//! Connecting a lost path again: when, how often, and who hears of it [RS-10] to [RS-15], [RT-91].
+//! Reconnecting a lost path: when, how often, and which callers are told [RS-10] to [RS-15],
+//! [RT-91].
 
 use core::time::Duration;
 
-use super::path::{Goal, Join, Manual, Path};
+use super::path::{FirstConnect, Goal, ManualReconnect, Path};
 use super::session::Event;
 use super::{PathState, Session};
 use crate::{Errno, Instant, PathId};
 
-/// The kernel's wait before every attempt [RS-10].
+/// The kernel's fixed wait before every attempt [RS-10].
 const KERNEL_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest delay between attempts, in seconds.
 const DELAY_MAX: u64 = 30;
-/// A link that stood so long was good: what comes after it is a new outage. Longer than one takes
-/// that fails as soon as it is used; a path that is cut every few seconds is none of these.
-const GOOD: Duration = Duration::from_secs(2);
-/// First delay towards a server that has not noticed the end of the last link; it doubles.
+/// A connection that lasted this long was good, so its loss begins a new outage. Longer than a
+/// connection lasts that fails as soon as it is used; shorter than the intervals of a path that is
+/// cut every few seconds.
+const GOOD_CONNECTION: Duration = Duration::from_secs(2);
+/// First delay towards a server that has not noticed the end of the former incarnation; it doubles.
 const BUSY_DELAY: Duration = Duration::from_millis(50);
-/// So often it doubles.
+/// Number of times it doubles.
 const BUSY_DOUBLINGS: u32 = 6;
-/// A server that has not noticed after so long refuses for another reason.
+/// After this time a server that still refuses does so for another reason.
 const BUSY_MAX: Duration = Duration::from_secs(60);
-/// And so long whoever has ordered a reconnect waits for it.
+/// How long a `reconnect_path` call waits for such a server.
 const BUSY_ORDERED_MAX: Duration = Duration::from_secs(2);
 
 impl Path {
-    /// The next delay of the series 1, 2, 4 .. 30 s, 25 % more or less [RT-91].
+    /// Returns the next delay of the series 1, 2, 4 .. 30 s, 25 % more or less [RT-91].
     fn next_delay(&mut self, random: u64) -> Duration {
         let seconds = (1_u64 << self.backoff.saturating_sub(1).min(5)).min(DELAY_MAX);
         self.backoff = self.backoff.max(1) + 1;
         Duration::from_millis(seconds * (750 + random % 501))
     }
 
-    /// A link that was up is lost.
+    /// Records that a connected path is lost.
     pub(super) fn note_loss(&mut self, now: Instant) {
         self.lost_at = now;
-        if now.saturating_since(self.up_at) >= GOOD {
+        if now.saturating_since(self.up_at) >= GOOD_CONNECTION {
             self.backoff = 0;
         }
     }
 }
 
 impl Session {
-    /// A path's link is gone, as far as the path waits for it.
-    pub(super) fn link_gone(&mut self, now: Instant, id: PathId, errno: Errno, busy: bool) {
+    /// Handles that a path's incarnation has ended, or that the path no longer waits for it.
+    pub(super) fn incarnation_gone(&mut self, now: Instant, id: PathId, errno: Errno, busy: bool) {
         let Some(path) = self.paths.get(id) else { return };
         match path.state {
             PathState::Closing => self.path_closed(id),
-            PathState::ConnectingErr if path.manual == Manual::Ordered => {
+            PathState::ConnectingErr if path.manual == ManualReconnect::Ordered => {
                 self.change(id, PathState::Reconnecting);
                 self.retry(now, id);
             }
             PathState::ConnectingErr => self.attempt_failed(now, id, errno, busy),
-            PathState::Reconnecting => self.plan_first(now, id),
+            PathState::Reconnecting => self.schedule_first_retry(now, id),
             _ => {}
         }
     }
 
-    /// Plans the first attempt after a loss.
-    fn plan_first(&mut self, now: Instant, id: PathId) {
+    /// Schedules the first attempt after a loss.
+    fn schedule_first_retry(&mut self, now: Instant, id: PathId) {
         let random = self.random();
         let spread = Duration::from_millis(random % 8);
         let Some(path) = self.paths.get_mut(id) else { return };
         match self.config.reconnect_delay {
-            Some(delay) if path.manual == Manual::No => {
+            Some(delay) if path.manual == ManualReconnect::No => {
                 path.retry_at = Some(now + delay + spread + KERNEL_BACKOFF);
             }
-            None if path.manual == Manual::No && path.backoff > 0 => {
-                // It was lost as soon as it was made: no better than an attempt that failed.
+            None if path.manual == ManualReconnect::No && path.backoff > 0 => {
+                // The connection was lost as soon as it was made: treated like a failed attempt.
                 let wait = path.next_delay(random);
                 path.retry_at = Some(now + wait);
             }
@@ -77,9 +79,9 @@ impl Session {
         }
     }
 
-    /// The last path is lost. Others wait for their next attempt while nobody waits for them; now
-    /// everybody does, so their series begins anew.
-    pub(super) fn retry_soon(&mut self, now: Instant) {
+    /// Restarts the delays of all paths when the last connected path is lost, because every request
+    /// now waits for them.
+    pub(super) fn restart_delays(&mut self, now: Instant) {
         if self.config.reconnect_delay.is_some() {
             return;
         }
@@ -94,31 +96,32 @@ impl Session {
         }
     }
 
-    /// An attempt has failed: the end of a path that was never up, else the next one is planned.
+    /// Handles a failed attempt: removes a path that was never connected, else schedules the next
+    /// attempt.
     pub(super) fn attempt_failed(&mut self, now: Instant, id: PathId, errno: Errno, busy: bool) {
         let random = self.random();
         let delay = self.config.reconnect_delay;
         let Some(path) = self.paths.get_mut(id) else { return };
-        match path.join {
-            Join::Opening => return self.fail_open(now, errno),
-            Join::Adding => {
+        match path.first_connect {
+            FirstConnect::Opening => return self.fail_open(now, errno),
+            FirstConnect::Adding => {
                 self.change(id, PathState::Closing);
                 self.change(id, PathState::Closed);
                 self.remove(id);
                 return self.events.push_back(Event::PathAdded { path: id, result: Err(errno) });
             }
-            Join::Member => {}
+            FirstConnect::Done => {}
         }
         let lost_for = now.saturating_since(path.lost_at);
         let early = lost_for < BUSY_MAX;
-        // Nor is it the end of an order to connect [RT-91].
+        // A busy server does not end a `reconnect_path` call either [RT-91].
         let goes_on = busy && delay.is_none() && lost_for < BUSY_ORDERED_MAX;
-        let manual = !goes_on && std::mem::take(&mut path.manual) != Manual::No;
+        let manual = !goes_on && std::mem::take(&mut path.manual) != ManualReconnect::No;
         let wait = if let Some(delay) = delay {
             path.stats.reconnects_failed += 1;
             delay + Duration::from_millis(random % 8) + KERNEL_BACKOFF
         } else if busy && early {
-            // The server has the old link still: not an attempt in the sense of the limit.
+            // The server still has the former incarnation: this attempt does not count.
             path.attempts = path.attempts.saturating_sub(1);
             path.busy += 1;
             BUSY_DELAY * (1 << (path.busy - 1).min(BUSY_DOUBLINGS))
@@ -134,29 +137,29 @@ impl Session {
         }
     }
 
-    /// Connects a lost path again, unless its attempts are used up [RS-13], [RS-15].
+    /// Reconnects a lost path, unless its attempts are used up [RS-13], [RS-15].
     pub(super) fn retry(&mut self, now: Instant, id: PathId) {
-        // Unsigned, so -1 is as good as for ever.
+        // As unsigned number -1 is practically unlimited.
         let max = i32::from(self.config.max_reconnects) as u32;
         let Some(path) = self.paths.get_mut(id) else { return };
         if path.state != PathState::Reconnecting {
             return;
         }
-        if path.manual == Manual::No && (path.changed || path.attempts >= max) {
+        if path.manual == ManualReconnect::No && (path.changed || path.attempts >= max) {
             path.goal = Goal::Closed;
             self.change(id, PathState::Closing);
             return self.path_closed(id);
         }
-        if path.manual == Manual::Ordered {
-            path.manual = Manual::Running;
+        if path.manual == ManualReconnect::Ordered {
+            path.manual = ManualReconnect::Running;
         }
         path.attempts = path.attempts.saturating_add(1);
         path.retry_at = None;
         self.change(id, PathState::Connecting);
-        self.start_link(now, id);
+        self.start_incarnation(now, id);
     }
 
-    /// Changes the state of a path and tells.
+    /// Changes the state of a path and reports it.
     pub(super) fn change(&mut self, id: PathId, state: PathState) {
         let Some(path) = self.paths.get_mut(id) else { return };
         debug_assert!(path.state.may_become(state), "{:?} to {state:?}", path.state);
@@ -165,30 +168,30 @@ impl Session {
         self.events.push_back(Event::PathState { path: id, addr, state });
     }
 
-    /// Nothing is left of a path that was to be closed.
+    /// Handles that a path to be closed has no incarnation any more.
     pub(super) fn path_closed(&mut self, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.retry_at = None;
-        let (goal, join) = (path.goal, path.join);
-        let manual = std::mem::take(&mut path.manual) != Manual::No;
+        let (goal, join) = (path.goal, path.first_connect);
+        let manual = std::mem::take(&mut path.manual) != ManualReconnect::No;
         self.change(id, PathState::Closed);
         if manual {
             let result = Err(Errno::ENOTCONN);
             self.events.push_back(Event::PathReconnected { path: id, result });
         }
-        if join == Join::Adding {
+        if join == FirstConnect::Adding {
             let result = Err(Errno::ECONNABORTED);
             self.events.push_back(Event::PathAdded { path: id, result });
         }
         self.events.push_back(Event::PathClosed { path: id });
-        if goal == Goal::Removed || join == Join::Adding {
+        if goal == Goal::Removed || join == FirstConnect::Adding {
             self.remove(id);
             self.events.push_back(Event::PathRemoved { path: id });
         }
     }
 
-    /// Takes a closed path out of the list. What round-robin took last is its successor then
-    /// [RS-21].
+    /// Removes a closed path from the list. Where round-robin took it last, its successor takes its
+    /// place [RS-21].
     fn remove(&mut self, id: PathId) {
         self.change(id, PathState::Dead);
         let at = self.list.iter().position(|&one| one == id);

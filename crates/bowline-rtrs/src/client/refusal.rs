@@ -1,4 +1,4 @@
-//! How a server refuses a connection [RT-31].
+//! The ways in which a server refuses a connection [RT-31].
 
 use core::fmt;
 
@@ -7,15 +7,15 @@ use bowline_wire::rtrs::ConRspError;
 
 use crate::Errno;
 
-/// How a server has refused a connection. All the program's caller gets is a number, which is the
-/// same for many of these.
+/// How a server has refused a connection. Distinguishes cases for which the program gets the same
+/// error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its connection manager did, before anything of RTRS came into play.
+    /// The server's connection manager refused, before RTRS was involved.
     Manager(RejectReason),
-    /// The server did, with this number.
+    /// The RTRS server refused, with this error.
     Server(Errno),
-    /// What answers is no server of RTRS, or none of this version.
+    /// The peer is not an RTRS server, or not one of this version.
     Answer(ConRspError),
 }
 

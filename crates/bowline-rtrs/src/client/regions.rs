@@ -1,4 +1,4 @@
-//! Memory a session has registered: the program's, and its own.
+//! Memory registered by a session: the program's, and its internal buffers.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::{Errno, MemRef, PortId, RegionId, RegionKeys};
 pub(super) struct Region {
     pub(super) buffer: Arc<Buffer>,
     pub(super) access: Access,
-    /// What each device answered; `None` until it did.
+    /// Each device's answer; `None` until it comes.
     keys: Vec<(PortId, Option<Result<RegionKeys, Errno>>)>,
-    /// Pieces of it in requests in flight.
+    /// Number of its pieces in requests in flight.
     pub(super) uses: u32,
-    /// The program wants it gone.
+    /// The program has dropped it.
     dropped: bool,
-    /// Only sends that may have to be repeated keep it.
+    /// Only packets that may have to be sent again keep it registered.
     pub(super) lingers: bool,
 }
 
 impl Region {
-    /// The keys at this device, when it has answered with any.
+    /// The keys on this device, if registration there succeeded.
     pub(super) fn keys(&self, port: PortId) -> Result<RegionKeys, Errno> {
         let entry = self.keys.iter().find(|(at, _)| *at == port);
         entry.and_then(|(_, keys)| *keys).unwrap_or(Err(Errno::EINVAL))
@@ -33,8 +33,8 @@ impl Region {
     }
 }
 
-/// All regions, by number. A number is used again when its region is dropped and nothing is to come
-/// for it any more.
+/// All regions, by number. A number is reused when its region is removed and no device's answer is
+/// pending.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     slots: Vec<Option<Region>>,
@@ -66,7 +66,7 @@ impl Regions {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// Tells whether the piece lies in a region that is there, with these rights.
+    /// Whether the piece lies within a registered region with these rights.
     pub(super) fn allows(&self, piece: &MemRef, access: Access) -> bool {
         self.get(piece.region).is_some_and(|region| {
             let end = piece.offset.checked_add(u64::from(piece.len));
@@ -75,7 +75,7 @@ impl Regions {
         })
     }
 
-    /// Notes what a device answered.
+    /// Records a device's answer.
     pub(super) fn answer(
         &mut self,
         id: RegionId,
@@ -88,14 +88,13 @@ impl Regions {
         self.gone(id)
     }
 
-    /// Marks a region as unwanted. Returns it when no request uses it.
-    pub(super) fn unwant(&mut self, id: RegionId) -> Option<RegionId> {
+    /// Marks a region as dropped. Returns it if it can be removed.
+    pub(super) fn mark_dropped(&mut self, id: RegionId) -> Option<RegionId> {
         self.get_mut(id)?.dropped = true;
         self.gone(id)
     }
 
-    /// A piece is no longer in flight. Returns the region when no request uses it and nobody
-    /// wants it.
+    /// Ends the use of a piece. Returns the region if it is dropped and can be removed.
     pub(super) fn release(&mut self, id: RegionId) -> Option<RegionId> {
         let region = self.get_mut(id)?;
         region.uses = region.uses.saturating_sub(1);
@@ -108,20 +107,20 @@ impl Regions {
         over.then_some(id)
     }
 
-    /// Forgets a region; its number is free.
+    /// Removes a region; its number is free.
     pub(super) fn remove(&mut self, id: RegionId) {
         if let Some(slot) = self.slots.get_mut(id.0 as usize) {
             *slot = None;
         }
     }
 
-    /// What is left.
+    /// The remaining regions.
     pub(super) fn ids(&self) -> impl Iterator<Item = RegionId> {
         let there = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
         there.map(|(at, _)| RegionId(at as u32))
     }
 
-    /// Tells how registration went: `None` while a device has not answered.
+    /// Returns the outcome of the registration; `None` until all devices have answered.
     pub(super) fn outcome(&self, id: RegionId) -> Option<Result<(), Errno>> {
         let Some(region) = self.get(id) else { return Some(Err(Errno::EINVAL)) };
         if !region.answered() {

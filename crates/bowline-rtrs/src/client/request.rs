@@ -1,13 +1,14 @@
-//! Requests: submission, the choice of a path, and the end [RT-37] to [RT-43], [RS-20] to [RS-23].
+//! Requests: submission, the choice of a path, and completion [RT-37] to [RT-43], [RS-20] to
+//! [RS-23].
 
 use bowline_verbs::{Access, Remote};
 use bowline_wire::rtrs::{
     Desc, Dir, Geometry, Imm, READ_HDR_MAX, WRITE_HDR_LEN, read_hdr, write_hdr,
 };
 
-use super::keys::{Grant, PIECES_MAX, join};
-use super::link::{HEARTBEAT_RESERVE, Phase};
-use super::session::{Completed, Life};
+use super::incarnation::{HEARTBEAT_RESERVE, Phase};
+use super::keys::{OwnKey, PIECES_MAX, join};
+use super::session::{Completed, SessionState};
 use super::{PathState, Permit, PermitKind, Session};
 use crate::{ConnId, Errno, Instant, MemRef, PathId, Policy, PortAttr, Tag, WrKind};
 
@@ -16,41 +17,41 @@ const READ_HDR_MIN: u32 = 8;
 /// Most elements of a gather list, the header's included.
 const GATHER_MAX: usize = 129;
 
-/// What became of a request on a path.
-enum Taken {
-    /// It is in flight.
-    Yes,
+/// The result of submitting a request on one path.
+enum Submission {
+    /// The request is in flight.
+    InFlight,
     /// The path is not connected.
-    No,
-    /// Another path may take it.
-    Error(Errno),
-    /// No path will.
-    Nowhere(Errno),
+    NotConnected,
+    /// Refused; another path may take it.
+    TryNext(Errno),
+    /// Refused; no path will take it.
+    Refused(Errno),
 }
 
-/// What a permit is used for.
+/// The state of the request of a permit.
 #[derive(Debug)]
 pub(super) struct Request {
     /// It is in flight.
     pub(super) running: bool,
-    /// Its permit was given back before it ended.
+    /// The permit was given back before the request ended.
     pub(super) put: bool,
-    /// The link and connection it is on.
-    pub(super) link: PathId,
+    /// The incarnation and connection it is on.
+    pub(super) incarnation: PathId,
     pub(super) cid: u16,
     dir: Dir,
     kind: PermitKind,
-    /// The processor its permit was taken on.
+    /// The processor the permit was taken on.
     pub(super) cpu: u16,
     usr_len: u16,
     data_len: u32,
     pub(super) data: Vec<MemRef>,
     /// It is a READ with a key of its own.
-    pub(super) fast: bool,
-    pub(super) grant: Grant,
-    /// It was answered so, and its key is being invalidated.
+    pub(super) own_key: bool,
+    pub(super) key_state: OwnKey,
+    /// The result of the request, while its key is being invalidated.
     pub(super) answered: Option<i32>,
-    /// It was on a link that is gone: the server may carry it out still.
+    /// It was on an incarnation that has ended: the server may still carry it out there.
     pub(super) moved: bool,
     tag: u64,
     at: Instant,
@@ -61,7 +62,7 @@ impl Request {
         Self {
             running: false,
             put: false,
-            link: PathId { slot: 0, life: 0 },
+            incarnation: PathId { slot: 0, generation: 0 },
             cid: 0,
             dir: Dir::Read,
             kind: PermitKind::Io,
@@ -69,8 +70,8 @@ impl Request {
             usr_len: 0,
             data_len: 0,
             data: Vec::new(),
-            fast: false,
-            grant: Grant::None,
+            own_key: false,
+            key_state: OwnKey::None,
             answered: None,
             moved: false,
             tag: 0,
@@ -87,17 +88,17 @@ impl Request {
         }
     }
 
-    /// Tells whether its data goes before its header, in a message of its own, on a device that
-    /// likes that: if both do not fit one packet. As two, the data of many requests leaves with one
-    /// call and their headers with another, or data and header as packets of one size, as
-    /// [`bind`](crate::bind) knows best. The server sees the same chunk when the immediate arrives
-    /// [RT-97].
+    /// Whether data is sent before the header as a separate message: if both do not fit one packet
+    /// and the device prefers that. Then the data of many requests leaves with one call and the
+    /// headers with another, or data and header leave as packets of equal size;
+    /// [`bind`](crate::bind) decides. The server sees the same chunk contents when the immediate
+    /// arrives [RT-97].
     const fn is_split(&self, device: &PortAttr) -> bool {
         let all = self.data_len.saturating_add(self.usr_len as u32 + self.hdr_len());
         matches!(self.dir, Dir::Write) && self.data_len > 0 && device.takes_two(all)
     }
 
-    /// Tells whether it fits a chunk. The descriptor of a READ counts [RT-40].
+    /// Whether the request fits a chunk. The descriptor of a READ counts [RT-40].
     fn fits(&self, geometry: &Geometry) -> bool {
         let all = u64::from(self.data_len) + u64::from(self.usr_len) + u64::from(self.hdr_len());
         all <= u64::from(geometry.chunk()) && self.data_len <= geometry.max_io()
@@ -105,21 +106,21 @@ impl Request {
 }
 
 impl Session {
-    /// Submits a request. `usr` is copied. Of a WRITE, `data` is what is sent; of a READ, where the
-    /// answer goes: memory the peer may write, unless it is given a key for this request alone
-    /// ([`ReadKeys`](super::ReadKeys)), as it always is for pieces that do not follow each other in
-    /// memory. They may have any length and begin anywhere. After `Ok` exactly one [`Completed`]
-    /// with `tag` follows; the server does not reach memory under a key of the request after it
-    /// [RT-69].
+    /// Submits a request. `usr` is copied. For a WRITE, `data` is what is sent. For a READ it
+    /// receives the data, under a key of the memory that allows the peer to write, or under a key
+    /// for this request alone ([`ReadKeys`](super::ReadKeys)), as it always is if the pieces are
+    /// not adjacent in memory. Pieces may have any length and begin anywhere. After `Ok` exactly
+    /// one [`Completed`] with `tag` follows; after it the server cannot reach memory under a key of
+    /// the request [RT-69].
     ///
     /// # Errors
-    /// [`Errno::ECONNABORTED`] when no path is connected; [`Errno::EMSGSIZE`] when it is too long
-    /// for the server, or the user message for the session
+    /// [`Errno::ECONNABORTED`] when no path is connected; [`Errno::EMSGSIZE`] when the request is
+    /// too long for the server, or the user message too long for the session
     /// ([`ClientConfig::max_usr`](super::ClientConfig::max_usr)); [`Errno::EINVAL`] when the memory
-    /// is not good for it, when a READ has more pieces than
-    /// [`Attrs::max_read_segments`](super::Attrs::max_read_segments), since it has one descriptor
-    /// only [RT-12], or when the permit is not this session's; [`Errno::EBUSY`] when the permit's
-    /// request is in flight still [RT-59].
+    /// lacks the rights, when a READ has more pieces than
+    /// [`Attrs::max_read_segments`](super::Attrs::max_read_segments), since it has only one
+    /// descriptor [RT-12], or when the permit is not this session's; [`Errno::EBUSY`] when the
+    /// permit's request is still in flight [RT-59].
     pub fn request(
         &mut self,
         now: Instant,
@@ -132,7 +133,7 @@ impl Session {
         if permit.owner != self.owner || !self.permits.is_out(permit.index) {
             return Err(Errno::EINVAL);
         }
-        if !matches!(self.life, Life::Open) || self.up == 0 {
+        if !matches!(self.state, SessionState::Open) || self.up == 0 {
             return Err(Errno::ECONNABORTED);
         }
         let index = usize::from(permit.index);
@@ -144,10 +145,10 @@ impl Session {
         request.data.extend(data.iter().filter(|piece| piece.len > 0));
         join(&mut request.data);
         let count = request.data.len();
-        let fast = self.is_fast(dir, count);
+        let own_key = self.needs_own_key(dir, count);
         let access = match dir {
             Dir::Write => Access::empty(),
-            Dir::Read if fast => Access::LOCAL_WRITE,
+            Dir::Read if own_key => Access::LOCAL_WRITE,
             Dir::Read => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         };
         let pieces = self.requests[index].data.iter();
@@ -170,20 +171,21 @@ impl Session {
         request.kind = permit.kind;
         request.usr_len = usr_len;
         request.data_len = data_len;
-        request.fast = fast;
+        request.own_key = own_key;
         request.answered = None;
         request.moved = false;
         request.tag = tag;
         request.at = now;
         self.submit(permit.index)?;
-        // Its memory stays registered until it ends, also when it moves to another path.
+        // The memory stays registered until the request ends, also when it moves to another path.
         let data = std::mem::take(&mut self.requests[index].data);
         self.use_regions(&data);
         self.requests[index].data = data;
         Ok(())
     }
 
-    /// Puts a request on a path, the next one if one does not take it [RS-20].
+    /// Submits a request on the path of the policy's choice, or on the next one if that refuses
+    /// [RS-20].
     pub(super) fn submit(&mut self, index: u16) -> Result<PathId, Errno> {
         let mut tried = 0_u128;
         let mut result = Errno::ECONNABORTED;
@@ -197,17 +199,17 @@ impl Session {
             tried |= 1 << at.min(127);
             let id = self.list[at];
             match self.submit_on(id, index) {
-                Taken::Yes => return Ok(id),
-                Taken::No => {}
-                Taken::Error(errno) => result = errno,
-                Taken::Nowhere(errno) => return Err(errno),
+                Submission::InFlight => return Ok(id),
+                Submission::NotConnected => {}
+                Submission::TryNext(errno) => result = errno,
+                Submission::Refused(errno) => return Err(errno),
             }
         }
         Err(result)
     }
 
-    /// Chooses a path: its place in the list. Those of `tried` are not taken again, where the
-    /// policy remembers.
+    /// Chooses a path; returns its index in the list. Policies other than round-robin skip the
+    /// paths in `tried`.
     fn next_path(&mut self, cpu: u16, tried: u128) -> Option<usize> {
         let policy = self.config.policy;
         if policy == Policy::RoundRobin {
@@ -218,10 +220,14 @@ impl Session {
             let Some(path) = self.paths.get(*id).filter(|p| p.state == PathState::Connected) else {
                 continue;
             };
-            let Some(link) = path.link.and_then(|link| self.links.get(link)) else { continue };
+            let Some(incarnation) =
+                path.incarnation.and_then(|incarnation| self.incarnations.get(incarnation))
+            else {
+                continue;
+            };
             let key = match policy {
                 Policy::MinLatency => u64::try_from(path.latency.as_nanos()).unwrap_or(u64::MAX),
-                Policy::MinInflight | Policy::RoundRobin => u64::from(link.inflight),
+                Policy::MinInflight | Policy::RoundRobin => u64::from(incarnation.inflight),
             };
             if tried >> at.min(127) & 1 == 0 && best.is_none_or(|(least, _)| key < least) {
                 best = Some((key, at));
@@ -230,8 +236,8 @@ impl Session {
         best.map(|(_, at)| at)
     }
 
-    /// The path after the last one of this processor; the place is remembered also when the path is
-    /// not connected [RS-21].
+    /// Returns the path after the last one of this processor, and remembers it even if it is not
+    /// connected [RS-21].
     fn round_robin(&mut self, cpu: u16) -> Option<usize> {
         if self.list.is_empty() {
             return None;
@@ -246,35 +252,38 @@ impl Session {
         Some(at)
     }
 
-    /// Puts a request on this path, if it is connected [RS-2].
-    fn submit_on(&mut self, id: PathId, index: u16) -> Taken {
+    /// Submits a request on this path, if it is connected [RS-2].
+    fn submit_on(&mut self, id: PathId, index: u16) -> Submission {
         let path = self.paths.get_mut(id).filter(|path| path.state == PathState::Connected);
-        let Some(path) = path else { return Taken::No };
-        let link = path.link.and_then(|id| Some((id, self.links.get_mut(id)?)));
-        let Some((lid, link)) = link.filter(|(_, link)| link.phase == Phase::Up) else {
-            return Taken::No;
+        let Some(path) = path else { return Submission::NotConnected };
+        let incarnation =
+            path.incarnation.and_then(|id| Some((id, self.incarnations.get_mut(id)?)));
+        let Some((inc_id, incarnation)) =
+            incarnation.filter(|(_, incarnation)| incarnation.phase == Phase::Up)
+        else {
+            return Submission::NotConnected;
         };
-        let Some(geometry) = link.geometry else { return Taken::No };
+        let Some(geometry) = incarnation.geometry else { return Submission::NotConnected };
         let request = &mut self.requests[usize::from(index)];
         if u32::from(request.usr_len) + request.hdr_len() > geometry.max_hdr() {
-            return Taken::Nowhere(Errno::EMSGSIZE);
+            return Submission::Refused(Errno::EMSGSIZE);
         }
         if !request.fits(&geometry) {
-            return Taken::Error(Errno::EMSGSIZE);
+            return Submission::TryNext(Errno::EMSGSIZE);
         }
-        let device = self.ports.get(usize::from(link.port.0));
+        let device = self.ports.get(usize::from(incarnation.port.0));
         let sges = device.map_or(0, |port| port.max_sge);
         if request.dir == Dir::Write && request.data.len() + 1 > sges.min(GATHER_MAX) {
-            return Taken::Error(Errno::EINVAL);
+            return Submission::TryNext(Errno::EINVAL);
         }
-        if request.fast {
-            if let Err(errno) = link.want_keys(lid, device, &mut self.orders) {
-                return Taken::Error(errno);
+        if request.own_key {
+            if let Err(errno) = incarnation.ensure_keys(inc_id, device, &mut self.orders) {
+                return Submission::TryNext(errno);
             }
         } else if let (Dir::Read, Some(piece)) = (request.dir, request.data.first()) {
-            let keys = self.regions.get(piece.region).map(|region| region.keys(link.port));
+            let keys = self.regions.get(piece.region).map(|region| region.keys(incarnation.port));
             if keys.is_none_or(|keys| keys.is_err()) {
-                return Taken::Error(Errno::EINVAL);
+                return Submission::TryNext(Errno::EINVAL);
             }
         }
         let (io, polled) = (self.config.io_connections, self.config.poll_connections);
@@ -285,40 +294,42 @@ impl Session {
                 request.cpu.checked_rem(io).map_or(0, |cid| cid + 1)
             }
         };
-        request.link = lid;
+        request.incarnation = inc_id;
         request.running = true;
         path.stats.posted(request.dir, u64::from(request.usr_len) + u64::from(request.data_len));
-        link.inflight += 1;
-        let conn = &mut link.conns[usize::from(request.cid)];
+        incarnation.inflight += 1;
+        let conn = &mut incarnation.conns[usize::from(request.cid)];
         conn.inflight += 1;
-        let extra = u32::from(request.fast);
+        let extra = u32::from(request.own_key);
         if conn.waiting.is_empty()
             && conn.has_room(HEARTBEAT_RESERVE + 1)
-            && conn.inflight + conn.granted + extra <= conn.recvs
-            && (!request.fast || link.keys.is_ready())
+            && conn.inflight + conn.with_own_key + extra <= conn.recvs
+            && (!request.own_key || incarnation.keys.is_ready())
         {
             self.post(index);
         } else {
             conn.waiting.push_back(index);
         }
-        Taken::Yes
+        Submission::InFlight
     }
 
     /// Posts a request on the connection chosen for it: one write of data, user message and header,
-    /// whose immediate names the chunk and where the header begins [RT-38], [RT-39]. Data may go
-    /// before it, see [`Request::is_split`].
+    /// whose immediate gives the chunk and the header's offset [RT-38], [RT-39]. Data may go before
+    /// it, see [`Request::is_split`].
     fn post(&mut self, index: u16) {
         let mut own_key = None;
-        if self.requests[usize::from(index)].fast {
-            own_key = self.grant(index);
+        if self.requests[usize::from(index)].own_key {
+            own_key = self.register_key(index);
             debug_assert!(own_key.is_some(), "posted without a key");
         }
         let request = &self.requests[usize::from(index)];
-        let (Some(link), Some(headers)) = (self.links.get_mut(request.link), &self.headers) else {
+        let (Some(incarnation), Some(headers)) =
+            (self.incarnations.get_mut(request.incarnation), &self.headers)
+        else {
             return;
         };
         let (Some(geometry), Some(&(addr, rkey))) =
-            (link.geometry, link.chunks.get(usize::from(index)))
+            (incarnation.geometry, incarnation.chunks.get(usize::from(index)))
         else {
             return;
         };
@@ -326,10 +337,10 @@ impl Session {
         let hdr_at = slot_at as usize + usize::from(request.usr_len);
         let mut start = self.batch.mems.len();
         let mut addr = addr;
-        let conn = ConnId { path: request.link, cid: request.cid };
+        let conn = ConnId { path: request.incarnation, cid: request.cid };
         let tag = Tag::new(Tag::IO, u32::from(index));
-        let device = self.ports.get(usize::from(link.port.0));
-        let of = &mut link.conns[usize::from(request.cid)];
+        let device = self.ports.get(usize::from(incarnation.port.0));
+        let of = &mut incarnation.conns[usize::from(request.cid)];
         match request.dir {
             Dir::Write => {
                 self.batch.mems.extend_from_slice(&request.data);
@@ -345,7 +356,7 @@ impl Session {
                 let own = own_key.map(|key| Desc { addr: 0, key, len: request.data_len });
                 let desc = own.or_else(|| {
                     let piece = request.data.first()?;
-                    let keys = self.regions.get(piece.region)?.keys(link.port).ok()?;
+                    let keys = self.regions.get(piece.region)?.keys(incarnation.port).ok()?;
                     let addr = keys.addr.wrapping_add(piece.offset);
                     Some(Desc { addr, key: keys.rkey, len: piece.len })
                 });
@@ -363,23 +374,23 @@ impl Session {
         of.post(&mut self.batch, conn, tag, kind, start);
     }
 
-    /// Posts what waited for room on a connection. On a link that ends nothing is posted any more:
-    /// what waits moves with the rest when the queues are empty.
+    /// Posts requests that waited for room on a connection. Not on an incarnation that is ending:
+    /// there they move with all others when the queues are flushed.
     pub(super) fn post_waiting(&mut self, conn: ConnId) {
-        if self.links.get(conn.path).is_none_or(|link| !link.is_live()) {
+        if self.incarnations.get(conn.path).is_none_or(|incarnation| !incarnation.is_live()) {
             return;
         }
         self.post_notices(conn);
-        self.post_revocations(conn);
+        self.post_invalidations(conn);
         loop {
-            let Some(link) = self.links.get_mut(conn.path) else { return };
-            let Some(of) = link.conns.get_mut(usize::from(conn.cid)) else { return };
+            let Some(incarnation) = self.incarnations.get_mut(conn.path) else { return };
+            let Some(of) = incarnation.conns.get_mut(usize::from(conn.cid)) else { return };
             let Some(&index) = of.waiting.front() else { return };
-            let fast = self.requests[usize::from(index)].fast;
-            let posted = of.inflight - of.waiting.len() as u32 + of.granted;
+            let own_key = self.requests[usize::from(index)].own_key;
+            let posted = of.inflight - of.waiting.len() as u32 + of.with_own_key;
             if !of.has_room(HEARTBEAT_RESERVE + 1)
-                || posted + u32::from(fast) >= of.recvs
-                || fast && !link.keys.is_ready()
+                || posted + u32::from(own_key) >= of.recvs
+                || own_key && !incarnation.keys.is_ready()
             {
                 return;
             }
@@ -388,24 +399,25 @@ impl Session {
         }
     }
 
-    /// A request has left its link, to end or to move.
-    pub(super) fn leave_link(&mut self, index: u16) {
+    /// Detaches a request from its incarnation, because it ends or moves.
+    pub(super) fn leave_incarnation(&mut self, index: u16) {
         let request = &mut self.requests[usize::from(index)];
         request.running = false;
-        if let Some(link) = self.links.get_mut(request.link) {
-            link.inflight -= 1;
-            self.look_quiet |= link.phase == Phase::Quiet && link.inflight == 0;
-            let conn = &mut link.conns[usize::from(request.cid)];
+        if let Some(incarnation) = self.incarnations.get_mut(request.incarnation) {
+            incarnation.inflight -= 1;
+            self.check_quiet |= incarnation.phase == Phase::Quiescing && incarnation.inflight == 0;
+            let conn = &mut incarnation.conns[usize::from(request.cid)];
             conn.inflight -= 1;
-            conn.granted -= u32::from(request.grant != Grant::None);
+            conn.with_own_key -= u32::from(request.key_state != OwnKey::None);
         }
-        request.grant = Grant::None;
+        request.key_state = OwnKey::None;
     }
 
-    /// Ends a request that has left its link: the program hears of it.
+    /// Completes a request that has left its incarnation.
     pub(super) fn end_request(&mut self, now: Instant, index: u16, errno: i32) {
         let request = &mut self.requests[usize::from(index)];
-        let path = self.links.get(request.link).and_then(|link| link.path);
+        let path =
+            self.incarnations.get(request.incarnation).and_then(|incarnation| incarnation.path);
         if let Some(path) = path.and_then(|path| self.paths.get_mut(path)) {
             let took = now.saturating_since(request.at);
             path.stats.completed(request.dir, took, request.cpu, self.cpu);

@@ -1,4 +1,4 @@
-//! What is counted of a path.
+//! Counters of a path.
 
 use core::time::Duration;
 
@@ -6,7 +6,7 @@ use bowline_wire::rtrs::Dir;
 
 /// Rows of the histogram: 1, 2, 4 .. 65536 ms, and the rest [RS-46].
 const ROWS: usize = 18;
-/// Most processors counted one by one.
+/// Number of processors that are counted separately.
 const CPUS_MAX: usize = 1024;
 
 /// Times from submission to completion [RS-46].
@@ -14,7 +14,7 @@ const CPUS_MAX: usize = 1024;
 pub struct Latencies {
     /// Requests by latency, reads and writes: at most 1, 2, 4 .. 65536 ms, and more.
     pub rows: [[u64; 2]; ROWS],
-    /// The longest read and write.
+    /// The highest latency of reads and of writes.
     pub max: [Duration; 2],
 }
 
@@ -37,17 +37,17 @@ impl Latencies {
 pub struct ClientStats {
     /// Requests of direction READ that were posted.
     pub reads: u64,
-    /// Their bytes, user message and data.
+    /// Bytes of these requests, user message and data.
     pub read_bytes: u64,
     /// Requests of direction WRITE that were posted.
     pub writes: u64,
-    /// Their bytes, user message and data.
+    /// Bytes of these requests, user message and data.
     pub write_bytes: u64,
     /// Requests taken over from other paths.
     pub failovers: u64,
     /// Reconnections that succeeded; -1 before the path was connected for the first time.
     pub reconnects: i64,
-    /// Attempts that failed.
+    /// Attempts to reconnect that failed.
     pub reconnects_failed: i64,
     /// For each processor: completions expected on it that were handled on another.
     pub migration_from: Vec<u64>,
@@ -59,7 +59,7 @@ pub struct ClientStats {
     pub wc_max: u64,
     /// Completions handled.
     pub wc_total: u64,
-    /// Times any were handled.
+    /// Number of times completions were handled.
     pub wc_calls: u64,
 }
 
@@ -128,7 +128,8 @@ impl ClientStats {
         self.wc_calls += 1;
     }
 
-    /// Sets what one file shows to zero. Requests in flight are a state, not a counter, and stay.
+    /// Resets the counters in one file to 0. Requests in flight are a state, not a counter, and
+    /// stay.
     pub(super) fn reset(&mut self, file: StatsFile) {
         let is = |one| file == one || file == StatsFile::All;
         if is(StatsFile::Migration) {

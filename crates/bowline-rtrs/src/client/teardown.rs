@@ -1,26 +1,26 @@
-//! The end of a link: its queues run empty, its requests move to other paths, its peer is left
-//! [RS-5] to [RS-8], [RT-91].
+//! The end of an incarnation: its queues are flushed, its requests move to other paths, its
+//! connections are disconnected [RS-5] to [RS-8], [RT-91].
 
 use core::time::Duration;
 
 use bowline_verbs::RejectReason;
 use bowline_wire::rtrs::ConAnswer;
 
-use super::link::{ConnState, Phase};
-use super::session::{Event, Life};
+use super::incarnation::{ConnState, Phase};
+use super::session::{Event, SessionState};
 use super::{PathState, Refusal, Session};
 use crate::config::DRAIN_MAX;
 use crate::{ConnId, Errno, Instant, Order, PathId};
 
 /// Longest wait for the peer's answers to the disconnects [RS-7].
-const PART_MAX: Duration = Duration::from_secs(30);
-/// How long a path waits for them, and the session at its end [RT-91], [RT-92].
-const PART_SOON: Duration = Duration::from_secs(1);
-/// How long requests in flight may go on when a path is closed on order [RS-8].
-const QUIET_MAX: Duration = Duration::from_secs(1);
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a path waits for these answers, and a session that is ending [RT-91], [RT-92].
+const SHORT_DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long requests in flight may go on when a path is closed by command [RS-8].
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// The server refused a connection [RT-31].
+    /// Handles that the server refused a connection [RT-31].
     pub(super) fn on_refused(
         &mut self,
         now: Instant,
@@ -28,9 +28,9 @@ impl Session {
         reason: RejectReason,
         private: &[u8],
     ) {
-        let Some(link) = self.link_of(conn) else { return };
-        if link.phase != Phase::Connecting(conn.cid) {
-            return self.never_made(now, conn);
+        let Some(incarnation) = self.incarnation_of(conn) else { return };
+        if incarnation.phase != Phase::Connecting(conn.cid) {
+            return self.failed_while_ending(now, conn);
         }
         let consumer = reason == RejectReason::CONSUMER;
         let refusal = match ConAnswer::parse(private) {
@@ -43,126 +43,128 @@ impl Session {
             Refusal::Server(errno) => errno,
             Refusal::Manager(_) | Refusal::Answer(_) => Errno::ECONNRESET,
         };
-        link.busy = consumer && conn.cid == 0 && errno == Errno::ECONNRESET;
-        link.conns[usize::from(conn.cid)].state = ConnState::Failed;
+        incarnation.busy = consumer && conn.cid == 0 && errno == Errno::ECONNRESET;
+        incarnation.conns[usize::from(conn.cid)].state = ConnState::Failed;
         self.refusal = Some(refusal);
         self.fail(now, conn.path, errno);
     }
 
-    /// Something could not be done on a connection.
+    /// Handles that an operation on a connection failed.
     pub(super) fn on_failed(&mut self, now: Instant, conn: ConnId, errno: Errno) {
-        let Some(link) = self.link_of(conn) else { return };
-        let of = &mut link.conns[usize::from(conn.cid)];
-        match link.phase {
+        let Some(incarnation) = self.incarnation_of(conn) else { return };
+        let of = &mut incarnation.conns[usize::from(conn.cid)];
+        match incarnation.phase {
             Phase::Connecting(cid) if cid == conn.cid => of.state = ConnState::Failed,
-            Phase::Draining | Phase::Parting => return self.never_made(now, conn),
+            Phase::Draining | Phase::Disconnecting => return self.failed_while_ending(now, conn),
             _ => {}
         }
         self.fail(now, conn.path, errno);
     }
 
-    /// A connection that was given up while it was being made has failed by itself.
-    fn never_made(&mut self, now: Instant, conn: ConnId) {
-        let Some(link) = self.link_of(conn) else { return };
-        if link.conns[usize::from(conn.cid)].state == ConnState::Connecting {
+    /// Handles the failure of a connection that was given up while it was being made.
+    fn failed_while_ending(&mut self, now: Instant, conn: ConnId) {
+        let Some(incarnation) = self.incarnation_of(conn) else { return };
+        if incarnation.conns[usize::from(conn.cid)].state == ConnState::Connecting {
             self.on_disconnected(now, conn);
         }
     }
 
-    /// The queues of a closed connection have run empty by so much.
+    /// Handles `by` drain completions of a closed connection.
     pub(super) fn on_drained(&mut self, now: Instant, conn: ConnId, by: u8) {
-        let Some(link) = self.link_of(conn) else { return };
-        if link.phase != Phase::Draining {
+        let Some(incarnation) = self.incarnation_of(conn) else { return };
+        if incarnation.phase != Phase::Draining {
             return;
         }
-        let of = &mut link.conns[usize::from(conn.cid)];
+        let of = &mut incarnation.conns[usize::from(conn.cid)];
         of.drained = of.drained.saturating_add(by);
-        self.look_at_drains(now, conn.path);
+        self.check_drained(now, conn.path);
     }
 
-    /// The peer has left, or answered that this side has.
+    /// Handles that the peer has disconnected, or has answered a disconnect.
     pub(super) fn on_disconnected(&mut self, now: Instant, conn: ConnId) {
-        let Some(link) = self.link_of(conn) else { return };
-        link.conns[usize::from(conn.cid)].parted = true;
-        match link.phase {
+        let Some(incarnation) = self.incarnation_of(conn) else { return };
+        incarnation.conns[usize::from(conn.cid)].disconnected = true;
+        match incarnation.phase {
             Phase::Draining => {}
-            Phase::Parting => self.look_at_parting(now, conn.path),
+            Phase::Disconnecting => self.check_disconnected(now, conn.path),
             _ => self.fail(now, conn.path, Errno::ECONNRESET),
         }
     }
 
-    /// An error ends a link [RS-5].
-    pub(super) fn fail(&mut self, now: Instant, lid: PathId, errno: Errno) {
-        let Some(link) = self.links.get_mut(lid) else { return };
-        match link.phase {
-            Phase::Draining | Phase::Parting => {}
-            Phase::Connecting(_) | Phase::Info | Phase::Up | Phase::Quiet => {
-                link.errno = errno;
-                self.take_down(now, lid);
+    /// Ends an incarnation with an error [RS-5].
+    pub(super) fn fail(&mut self, now: Instant, inc_id: PathId, errno: Errno) {
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        match incarnation.phase {
+            Phase::Draining | Phase::Disconnecting => {}
+            Phase::Connecting(_) | Phase::Info | Phase::Up | Phase::Quiescing => {
+                incarnation.errno = errno;
+                self.take_down(now, inc_id);
             }
         }
     }
 
-    /// Takes no more IO on a link, and ends it when what is in flight has ended, or a second is
-    /// over.
-    pub(super) fn quiet(&mut self, now: Instant, lid: PathId) {
-        let Some(link) = self.links.get_mut(lid) else { return };
-        match link.phase {
-            Phase::Up if link.inflight > 0 => {
-                link.phase = Phase::Quiet;
-                link.deadline = Some(now + QUIET_MAX);
+    /// Takes no more IO on an incarnation, and tears it down when its requests have ended, at the
+    /// latest after a second.
+    pub(super) fn quiesce(&mut self, now: Instant, inc_id: PathId) {
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        match incarnation.phase {
+            Phase::Up if incarnation.inflight > 0 => {
+                incarnation.phase = Phase::Quiescing;
+                incarnation.deadline = Some(now + QUIESCE_TIMEOUT);
             }
-            Phase::Up | Phase::Connecting(_) | Phase::Info => self.take_down(now, lid),
-            Phase::Quiet | Phase::Draining | Phase::Parting => {}
+            Phase::Up | Phase::Connecting(_) | Phase::Info => self.take_down(now, inc_id),
+            Phase::Quiescing | Phase::Draining | Phase::Disconnecting => {}
         }
     }
 
-    /// Ends the links whose last request has ended.
-    pub(super) fn look_at_quiet(&mut self, now: Instant) {
-        if std::mem::take(&mut self.look_quiet) {
-            for id in self.links.ids() {
-                let is =
-                    |link: &super::link::Link| link.phase == Phase::Quiet && link.inflight == 0;
-                if self.links.get(id).is_some_and(is) {
+    /// Tears down quiescing incarnations whose last request has ended.
+    pub(super) fn end_quiescing(&mut self, now: Instant) {
+        if std::mem::take(&mut self.check_quiet) {
+            for id in self.incarnations.ids() {
+                let is = |incarnation: &super::incarnation::Incarnation| {
+                    incarnation.phase == Phase::Quiescing && incarnation.inflight == 0
+                };
+                if self.incarnations.get(id).is_some_and(is) {
                     self.take_down(now, id);
                 }
             }
         }
     }
 
-    /// Takes a link down: queue pairs to error, disconnects.
-    pub(super) fn take_down(&mut self, now: Instant, lid: PathId) {
-        // What is not posted yet is not: behind the drain markers nobody would wait for it.
-        self.batch.wrs.retain(|wr| wr.conn.path != lid);
-        self.batch.recvs.retain(|recv| recv.conn.path != lid);
-        let Some(link) = self.links.get_mut(lid) else { return };
-        link.phase = Phase::Draining;
-        link.deadline = Some(now + DRAIN_MAX);
-        link.heartbeat = None;
-        self.drop_keys(lid);
-        let Some(link) = self.links.get_mut(lid) else { return };
-        let kernel_like = self.config.reconnect_delay.is_some() && self.life == Life::Open;
-        let patience = if kernel_like { PART_MAX } else { PART_SOON };
-        link.release_at = Some(now + patience);
-        for (cid, conn) in link.conns.iter_mut().enumerate() {
+    /// Tears an incarnation down: queue pairs to the error state, disconnects.
+    pub(super) fn take_down(&mut self, now: Instant, inc_id: PathId) {
+        // Drops work requests that are not posted yet: behind the drain markers no completion would
+        // be awaited.
+        self.batch.wrs.retain(|wr| wr.conn.path != inc_id);
+        self.batch.recvs.retain(|recv| recv.conn.path != inc_id);
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        incarnation.phase = Phase::Draining;
+        incarnation.deadline = Some(now + DRAIN_MAX);
+        incarnation.heartbeat = None;
+        self.drop_keys(inc_id);
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        let kernel_like = self.config.reconnect_delay.is_some() && self.state == SessionState::Open;
+        let patience = if kernel_like { DISCONNECT_TIMEOUT } else { SHORT_DISCONNECT_TIMEOUT };
+        incarnation.release_at = Some(now + patience);
+        for (cid, conn) in incarnation.conns.iter_mut().enumerate() {
             if conn.state == ConnState::Failed {
                 conn.drained = 2;
-                conn.parted = true;
+                conn.disconnected = true;
                 continue;
             }
-            conn.parted |= conn.state == ConnState::Connecting;
-            let conn = ConnId { path: lid, cid: cid as u16 };
+            conn.disconnected |= conn.state == ConnState::Connecting;
+            let conn = ConnId { path: inc_id, cid: cid as u16 };
             self.orders.push_back(Order::Close { conn });
         }
-        let (owner, errno) = (link.path, link.errno);
+        let (owner, errno) = (incarnation.path, incarnation.errno);
         if let Some(id) = owner {
             self.path_lost(now, id, errno);
         }
-        self.look_at_drains(now, lid);
-        self.look_at_lingering();
+        self.check_drained(now, inc_id);
+        self.drop_unfenced();
     }
 
-    /// The path of a link hears that it is lost.
+    /// Handles that a path has lost its incarnation.
     fn path_lost(&mut self, now: Instant, id: PathId, errno: Errno) {
         let Some(path) = self.paths.get_mut(id) else { return };
         match path.state {
@@ -173,66 +175,68 @@ impl Session {
             PathState::Connecting => self.change(id, PathState::ConnectingErr),
             _ => {}
         }
-        if self.life == Life::Opening {
+        if self.state == SessionState::Opening {
             self.fail_open(now, errno);
         }
     }
 
-    /// Queues of a link do not run empty: its device no longer does what it is told. Their queue
-    /// pairs are removed, after which the server can write nothing by them and nothing leaves any
-    /// more; requests move when that is done, as if they had run empty [RT-100].
-    pub(super) fn give_up_draining(&mut self, lid: PathId) {
-        let Some(link) = self.links.get_mut(lid) else { return };
-        for (cid, conn) in (0..).zip(&mut link.conns) {
+    /// Handles that queues are not flushed in time: the device no longer executes commands.
+    /// Destroys the queue pairs, after which the server can write nothing through them and no
+    /// packet leaves. Requests move when that is done, as if the queues had been flushed [RT-100].
+    pub(super) fn give_up_draining(&mut self, inc_id: PathId) {
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        for (cid, conn) in (0..).zip(&mut incarnation.conns) {
             if !conn.is_drained() {
                 conn.state = ConnState::Forgotten;
-                // Nobody is left who could hear it.
-                conn.parted = true;
-                self.orders.push_back(Order::Forget { conn: ConnId { path: lid, cid } });
+                // The device can no longer receive the peer's answer.
+                conn.disconnected = true;
+                self.orders.push_back(Order::Forget { conn: ConnId { path: inc_id, cid } });
             }
         }
     }
 
-    /// When all queues of a link are empty: moves its requests, then waits for the peer.
-    fn look_at_drains(&mut self, now: Instant, lid: PathId) {
-        let Some(link) = self.links.get_mut(lid) else { return };
-        if link.phase != Phase::Draining || !link.conns.iter().all(|conn| conn.is_drained()) {
+    /// Once all queues are flushed: moves the requests, then waits for the peer.
+    fn check_drained(&mut self, now: Instant, inc_id: PathId) {
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        if incarnation.phase != Phase::Draining
+            || !incarnation.conns.iter().all(|conn| conn.is_drained())
+        {
             return;
         }
-        link.phase = Phase::Parting;
-        let ending = matches!(self.life, Life::Closing | Life::Failing(_));
-        let wait = if ending { PART_SOON } else { PART_MAX };
-        link.deadline = Some(now + wait);
-        let counted = std::mem::take(&mut link.counted);
+        incarnation.phase = Phase::Disconnecting;
+        let ending = matches!(self.state, SessionState::Closing | SessionState::Failing(_));
+        let wait = if ending { SHORT_DISCONNECT_TIMEOUT } else { DISCONNECT_TIMEOUT };
+        incarnation.deadline = Some(now + wait);
+        let counted = std::mem::take(&mut incarnation.counted);
         if counted {
-            self.move_requests(now, lid);
+            self.move_requests(now, inc_id);
             self.up -= 1;
             if self.up == 0 {
-                self.retry_soon(now);
+                self.restart_delays(now);
             }
-            if self.up == 0 && matches!(self.life, Life::Open | Life::Closing) {
+            if self.up == 0 && matches!(self.state, SessionState::Open | SessionState::Closing) {
                 self.events.push_back(Event::Disconnected);
             }
         }
-        self.look_at_parting(now, lid);
+        self.check_disconnected(now, inc_id);
     }
 
-    /// Moves the requests of a dead link to other paths, with their permits; those that none takes
-    /// end [RS-8].
-    fn move_requests(&mut self, now: Instant, lid: PathId) {
-        let Some(link) = self.links.get_mut(lid) else { return };
-        for conn in &mut link.conns {
+    /// Moves the requests of a dead incarnation to other paths, with their permits; requests that
+    /// no path takes fail [RS-8].
+    fn move_requests(&mut self, now: Instant, inc_id: PathId) {
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        for conn in &mut incarnation.conns {
             conn.waiting.clear();
         }
-        self.give_notice(lid);
+        self.give_notice(inc_id);
         let (mut given_up, mut refused) = (false, false);
         for index in 0..self.requests.len() as u16 {
             let request = &self.requests[usize::from(index)];
-            if !request.running || request.link != lid {
+            if !request.running || request.incarnation != inc_id {
                 continue;
             }
-            self.leave_link(index);
-            // Answered before the end, and only its key was in the way.
+            self.leave_incarnation(index);
+            // The response came before the end; only the key had to be invalidated.
             if let Some(errno) = self.requests[usize::from(index)].answered.take() {
                 self.end_request(now, index, errno);
                 continue;
@@ -246,78 +250,80 @@ impl Session {
                 }
                 Err(errno) => {
                     given_up = true;
-                    // Else no path is connected [RT-59].
+                    // Any other error means that a path is connected [RT-59].
                     refused |= errno != Errno::ECONNABORTED;
                     self.end_request(now, index, errno.neg());
                 }
             }
         }
         if given_up {
-            self.fail_joined(now, refused);
+            self.fail_stale_joins(now, refused);
         }
     }
 
-    /// Requests were given up that the server may still carry out, in chunks that are used for
-    /// others now. A server lets a path join only when what is under way at its INFO_REQ is done,
-    /// so a path whose INFO_REQ is older than that has to ask again. Those are the paths that wait
-    /// for the answer, and, where requests were `refused` by paths that are up, because they have
-    /// no key there or are too long, these as well: data of the chunks' next requests would be
-    /// there before the old ones are done, and these would write their results into it [RS-9].
-    pub(super) fn fail_joined(&mut self, now: Instant, refused: bool) {
-        for id in self.links.ids() {
-            let phase = self.links.get(id).map(|link| link.phase);
+    /// Requests were given up that the server may still carry out, in chunks that now serve other
+    /// requests. A server lets a path join only when all requests in progress at its INFO_REQ are
+    /// done. So a path whose INFO_REQ is older than that must ask again. Those are the paths that
+    /// wait for INFO_RSP. If requests were `refused` by connected paths, because these have no key
+    /// or a shorter limit, these paths must ask again too: otherwise data of the chunks' next
+    /// requests would arrive before the old requests are done, and those would write their results
+    /// into it [RS-9].
+    pub(super) fn fail_stale_joins(&mut self, now: Instant, refused: bool) {
+        for id in self.incarnations.ids() {
+            let phase = self.incarnations.get(id).map(|incarnation| incarnation.phase);
             if phase == Some(Phase::Info) || refused && phase == Some(Phase::Up) {
                 self.fail(now, id, Errno::ECONNABORTED);
             }
         }
     }
 
-    /// When the peer has answered every disconnect, nothing is left of a link.
-    fn look_at_parting(&mut self, now: Instant, lid: PathId) {
-        let parted = self.links.get(lid).is_some_and(|link| {
-            link.phase == Phase::Parting && link.conns.iter().all(|conn| conn.parted)
+    /// Removes an incarnation once the peer has answered every disconnect.
+    fn check_disconnected(&mut self, now: Instant, inc_id: PathId) {
+        let disconnected = self.incarnations.get(inc_id).is_some_and(|incarnation| {
+            incarnation.phase == Phase::Disconnecting
+                && incarnation.conns.iter().all(|conn| conn.disconnected)
         });
-        if parted {
-            self.forget(now, lid);
+        if disconnected {
+            self.forget(now, inc_id);
         }
     }
 
-    /// The path no longer waits for the end of a link, which goes on in the background.
-    pub(super) fn release(&mut self, now: Instant, lid: PathId) {
-        let Some(link) = self.links.get_mut(lid) else { return };
-        link.release_at = None;
-        let (errno, busy) = (link.errno, link.busy);
-        let Some(id) = link.path.take() else { return };
+    /// Detaches an incarnation from its path, which no longer waits for its end.
+    pub(super) fn release(&mut self, now: Instant, inc_id: PathId) {
+        let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return };
+        incarnation.release_at = None;
+        let (errno, busy) = (incarnation.errno, incarnation.busy);
+        let Some(id) = incarnation.path.take() else { return };
         let Some(path) = self.paths.get_mut(id) else { return };
-        path.link = None;
-        self.link_gone(now, id, errno, busy);
+        path.incarnation = None;
+        self.incarnation_gone(now, id, errno, busy);
     }
 
-    /// Nothing is left of a link.
-    pub(super) fn forget(&mut self, now: Instant, lid: PathId) {
-        let Some(link) = self.links.get(lid) else { return };
-        for (cid, conn) in (0..).zip(&link.conns) {
+    /// Destroys everything of an incarnation.
+    pub(super) fn forget(&mut self, now: Instant, inc_id: PathId) {
+        let Some(incarnation) = self.incarnations.get(inc_id) else { return };
+        for (cid, conn) in (0..).zip(&incarnation.conns) {
             if conn.state != ConnState::Forgotten {
-                self.orders.push_back(Order::Forget { conn: ConnId { path: lid, cid } });
+                self.orders.push_back(Order::Forget { conn: ConnId { path: inc_id, cid } });
             }
         }
-        let memory = link.memory.as_ref().map(|(region, _)| *region);
+        let memory = incarnation.memory.as_ref().map(|(region, _)| *region);
         if let Some(region) = memory {
             self.drop_region(region);
         }
-        self.release(now, lid);
-        self.links.remove(lid);
+        self.release(now, inc_id);
+        self.incarnations.remove(inc_id);
     }
 
-    /// The session ends: nothing in the background keeps it longer than a second.
-    pub(super) fn hurry(&mut self, now: Instant) {
-        let soon = now + PART_SOON;
-        for id in self.links.ids() {
-            let Some(link) = self.links.get_mut(id) else { continue };
-            if link.phase == Phase::Parting {
-                link.deadline = link.deadline.map(|at| at.min(soon));
+    /// Shortens all timeouts to a second, because the session ends.
+    pub(super) fn shorten_timeouts(&mut self, now: Instant) {
+        let soon = now + SHORT_DISCONNECT_TIMEOUT;
+        for id in self.incarnations.ids() {
+            let Some(incarnation) = self.incarnations.get_mut(id) else { continue };
+            if incarnation.phase == Phase::Disconnecting {
+                incarnation.deadline = incarnation.deadline.map(|at| at.min(soon));
             }
-            link.release_at = link.release_at.map(|at| at.min(soon));
+            incarnation.release_at = incarnation.release_at.map(|at| at.min(soon));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From a client's first connection request until it knows the chunks.
+//! Setup of a path: from a client's first connection request until it knows the chunks.
 
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
@@ -9,41 +9,41 @@ use bowline_wire::rtrs::{
     self, ConAnswer, ConReq, ConRsp, Desc, INFO_REQ_MAX, PathLife, SessionName, emit_info_rsp,
 };
 
-use super::path::{ChunkKey, Conn, ConnState, Conns, Own, Path, PathState, Setup};
+use super::path::{ChunkKey, Conn, ConnState, Conns, InternalMemory, Path, PathState, Setup};
 use super::sendq::{SendQueue, Signal};
-use super::session::{Link, Session};
+use super::session::{Consent, Session};
 use super::{CloseReason, PathStats, Server, ServerEvent, SessId};
 use crate::{
-    ConnId, Done, Errno, HbConfig, Heartbeat, Instant, On, Order, PathId, PortId, QpShape,
-    RecvSlot, RegionId, RegionKeys, RequestId, Tag, WrKind,
+    ConnId, Done, Errno, HbConfig, Heartbeat, Instant, Order, PathId, PortId, QpShape, RecvSlot,
+    RegionId, RegionKeys, RegionPorts, RequestId, Tag, WrKind,
 };
 
-/// Receives for immediates on the service connection, at least [RT-25].
+/// Least number of receives for immediates on the service connection [RT-25].
 const SERVICE_DEPTH: usize = 512;
-/// Receives for notices on each connection; more at a time are sent again.
-const NOTICES: usize = 8;
-/// Least work requests a queue must hold.
+/// Receives for notices on each connection; if more come at a time, the device retransmits them.
+const NOTICE_RECVS: usize = 8;
+/// Least number of work requests that a queue must hold.
 pub(super) const QUEUE_MIN: usize = 16;
 
-/// What the queues of a path's connections depend on.
+/// The properties of a path that determine the queues of its connections.
 struct Kind {
     port: PortId,
     refresh: bool,
     heeds_notice: bool,
-    /// It has one connection, for everything.
-    alone: bool,
+    /// The path has only one connection, for everything.
+    single: bool,
 }
 
 impl Kind {
     const fn of(path: &Path) -> Self {
         let &Path { port, refresh, heeds_notice, .. } = path;
-        Self { port, refresh, heeds_notice, alone: path.conns.len() == 1 }
+        Self { port, refresh, heeds_notice, single: path.conns.len() == 1 }
     }
 }
 
 impl Server {
-    /// A client wants to connect [RT-19], [RT-28].
-    pub(super) fn asked(
+    /// Handles a connection request [RT-19], [RT-28].
+    pub(super) fn on_connect_request(
         &mut self,
         now: Instant,
         request: RequestId,
@@ -119,7 +119,7 @@ impl Server {
         asked: &ConReq,
     ) -> Result<(), Errno> {
         let session = self.sessions.find(id).ok_or(Errno::ENXIO)?;
-        let fresh = session.link == Link::Down && session.running == 0;
+        let fresh = session.consent == Consent::Down && session.running == 0;
         if session.is_ending() && !fresh {
             return Err(Errno::ECONNRESET);
         }
@@ -167,17 +167,18 @@ impl Server {
         let id = self.paths.vacancy().ok_or(Errno::ENOMEM)?;
         let refresh = self.config.always_invalidate && attr.key_refresh;
         let depth = self.config.geometry.queue_depth();
-        let buffer = Buffer::new(Own::bytes(depth, refresh)).map_err(|_| Errno::ENOMEM)?;
-        let own = Own::new(self.next_region(), Arc::new(buffer), depth);
-        let (heeds_notice, alone) = (asked.gives_notice, asked.cid_num == 1);
-        let kind = Kind { port, refresh, heeds_notice, alone };
+        let buffer =
+            Buffer::new(InternalMemory::bytes(depth, refresh)).map_err(|_| Errno::ENOMEM)?;
+        let own = InternalMemory::new(self.next_region(), Arc::new(buffer), depth);
+        let (heeds_notice, single) = (asked.gives_notice, asked.cid_num == 1);
+        let kind = Kind { port, refresh, heeds_notice, single };
         let mut conns = Conns::new(asked.cid_num);
         conns.ask(asked.cid, self.conn(&kind, asked.cid, request));
         let path = Path {
             id,
             session: session.slot,
             uuid: asked.path,
-            life: PathLife::new(&asked.path, asked.recon_cnt),
+            generation: PathLife::new(&asked.path, asked.recon_cnt),
             port,
             local,
             remote,
@@ -189,7 +190,7 @@ impl Server {
             heeds_notice,
             given_up: false,
             conns,
-            own,
+            internal: own,
             region: None,
             keys: vec![ChunkKey { rkey: 0, taken: false }; usize::from(depth)],
             info_rsp_len: 0,
@@ -202,11 +203,11 @@ impl Server {
         };
         self.wake_at(path.deadline);
         self.orders.push_back(Order::AddRegion {
-            region: path.own.region,
-            buffer: Arc::clone(&path.own.buffer),
+            region: path.internal.region,
+            buffer: Arc::clone(&path.internal.buffer),
             access: Access::LOCAL_WRITE,
             granule: None,
-            ports: On::One(port),
+            ports: RegionPorts::One(port),
             path: Some(id),
         });
         self.paths.add(path);
@@ -217,11 +218,11 @@ impl Server {
         Ok(())
     }
 
-    /// A connection that is asked for.
+    /// Makes the state of a requested connection.
     fn conn(&self, kind: &Kind, cid: u16, request: RequestId) -> Conn {
         let size = self.shape(kind, cid).send_wr - 1;
         Conn {
-            state: ConnState::Asked,
+            state: ConnState::Requested,
             request: Some(request),
             established: false,
             disconnected: false,
@@ -229,14 +230,14 @@ impl Server {
         }
     }
 
-    /// Sizes of a connection's queues: those of the kernel [RT-22], and a place in each for the
-    /// marker at their end.
+    /// Sizes of a connection's queues: those of the kernel [RT-22], plus one entry in each for the
+    /// drain marker.
     fn shape(&self, path: &Kind, cid: u16) -> QpShape {
-        let &Kind { port, refresh, heeds_notice, alone } = path;
+        let &Kind { port, refresh, heeds_notice, single } = path;
         let depth = usize::from(self.config.geometry.queue_depth());
         let service = 2 * SERVICE_DEPTH + 2;
         let send = match (cid, refresh) {
-            (0, _) if !alone => service,
+            (0, _) if !single => service,
             (0, true) => service + 5 * depth,
             (0, false) => service + 3 * depth,
             (_, true) => 5 * depth + 1,
@@ -248,22 +249,22 @@ impl Server {
             send_sge: 1,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             queue: 0,
-            give_up: (!heeds_notice).then(|| self.patience()),
+            give_up: (!heeds_notice).then(|| self.silence_limit()),
         }
     }
 
-    /// How long the queue pairs of a client bear silence that is no bowline: until its heartbeat
-    /// tells that it is dead, and so that they never decide that themselves [RT-93].
-    fn patience(&self) -> Duration {
+    /// How long the queue pairs of non-bowline clients tolerate silence: longer than the heartbeat
+    /// needs to detect a dead client, so that they never decide that themselves [RT-93].
+    fn silence_limit(&self) -> Duration {
         let HbConfig { interval, missed_max, .. } = self.config.heartbeat;
         interval.saturating_mul(missed_max.saturating_add(3))
     }
 
-    /// Receives for immediates of a connection [RT-25]. All requests of a client may come on one,
-    /// and some notices between them.
+    /// Receives for immediates on a connection [RT-25]. All requests of a client may come on one,
+    /// with some notices between them.
     fn receives(&self, port: PortId, cid: u16, heeds_notice: bool) -> usize {
         let depth = usize::from(self.config.geometry.queue_depth());
-        let notices = if heeds_notice { NOTICES } else { 0 };
+        let notices = if heeds_notice { NOTICE_RECVS } else { 0 };
         let wanted = notices + if cid == 0 { SERVICE_DEPTH.max(depth + 8) } else { depth };
         wanted.min(self.queue_max(port) - 2)
     }
@@ -272,14 +273,14 @@ impl Server {
         self.ports.get(usize::from(port.0)).map_or(QUEUE_MIN, |attr| attr.max_qp_wr)
     }
 
-    /// Accepts the connections that were asked for, once the path's own memory is registered.
+    /// Accepts the requested connections, once the path's internal memory is registered.
     fn accept_asked(&mut self, id: PathId) {
         let Some(path) = self.paths.get(id).filter(|path| path.setup != Setup::Preparing) else {
             return;
         };
         let kind = Kind::of(path);
         let heeds_notice = path.heeds_notice;
-        let info_req = path.own.info_req(heeds_notice);
+        let info_req = path.internal.info_req(heeds_notice);
         let count = path.conns.len();
         let counted_keys = path.counted;
         let new_rkey = path.refresh && !counted_keys;
@@ -290,7 +291,9 @@ impl Server {
             let shape = self.shape(&kind, cid);
             let conn = ConnId { path: id, cid };
             let Some(asked) = self.conn_mut(conn) else { continue };
-            let (ConnState::Asked, Some(request)) = (asked.state, asked.request) else { continue };
+            let (ConnState::Requested, Some(request)) = (asked.state, asked.request) else {
+                continue;
+            };
             asked.state = ConnState::Live;
             let tag = Tag::new(Tag::INFO, 0);
             let first = (cid == 0).then_some(RecvSlot { conn, tag, mem: Some(info_req) });
@@ -299,8 +302,8 @@ impl Server {
         }
     }
 
-    /// Memory was registered: the path's own, or the chunks. That of the upper layer needs no
-    /// attention.
+    /// Handles a registration: of the path's internal memory, or of the chunks. Memory of the upper
+    /// layer needs no action.
     pub(super) fn registered(
         &mut self,
         now: Instant,
@@ -308,12 +311,14 @@ impl Server {
         _port: PortId,
         keys: Result<Vec<RegionKeys>, Errno>,
     ) {
-        let Some(path) =
-            self.paths.iter().find(|path| path.own.region == region || path.region == Some(region))
+        let Some(path) = self
+            .paths
+            .iter()
+            .find(|path| path.internal.region == region || path.region == Some(region))
         else {
             return;
         };
-        let (id, own) = (path.id, path.own.region == region);
+        let (id, own) = (path.id, path.internal.region == region);
         match (keys, path.state, path.setup) {
             (Ok(_), PathState::Connecting, Setup::Preparing) if own => {
                 if let Some(path) = self.paths.get_mut(id) {
@@ -325,7 +330,7 @@ impl Server {
                 if self.describe(id, &keys).is_none() {
                     return self.close_path(now, id, CloseReason::Failed(Errno::EINVAL));
                 }
-                self.link(now, id);
+                self.ask_upper_layer(now, id);
             }
             (Err(errno), PathState::Connecting, _) => {
                 self.close_path(now, id, CloseReason::Failed(errno));
@@ -334,7 +339,7 @@ impl Server {
         }
     }
 
-    /// INFO_REQ came, or its receive failed [RT-20], [RT-68].
+    /// Handles INFO_REQ, or the failure of its receive [RT-20], [RT-68].
     pub(super) fn info_request(&mut self, now: Instant, done: &Done) {
         let id = done.conn.path;
         if done.status == Status::Success {
@@ -347,10 +352,10 @@ impl Server {
         };
         let session = self.paths.get(id).map(|path| path.session);
         let session = session.and_then(|slot| self.sessions.get_mut(slot));
-        if session.is_none_or(|session| session.furnish(&self.config.geometry).is_err()) {
+        if session.is_none_or(|session| session.allocate_chunks(&self.config.geometry).is_err()) {
             return self.close_path(now, id, CloseReason::Failed(Errno::ENOMEM));
         }
-        given_up.into_iter().for_each(|life| self.notice(now, id, life));
+        given_up.into_iter().for_each(|generation| self.notice(now, id, generation));
         let Some(path) = self.paths.get_mut(id) else { return };
         path.setup = Setup::Registering;
         let (port, heeds_notice) = (path.port, path.heeds_notice);
@@ -371,7 +376,7 @@ impl Server {
             buffer: Arc::clone(&session.buffer),
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             granule: refresh.then_some(self.config.geometry.chunk()),
-            ports: On::One(port),
+            ports: RegionPorts::One(port),
             path: Some(id),
         });
         if let Some(path) = self.paths.get_mut(id) {
@@ -379,7 +384,7 @@ impl Server {
         }
     }
 
-    /// The name in INFO_REQ, and the paths it says are given up.
+    /// Validates INFO_REQ; returns the name in it, and the paths it says are given up.
     fn judge_info(&self, done: &Done) -> Result<(SessionName, Vec<PathLife>), CloseReason> {
         if done.status != Status::Success {
             return Err(CloseReason::Completion(done.status));
@@ -395,7 +400,7 @@ impl Server {
         }
         let mut bytes = [0; INFO_REQ_MAX];
         let len = bytes.len().min(done.len as usize);
-        path.own.buffer.read(0, &mut bytes[..len]);
+        path.internal.buffer.read(0, &mut bytes[..len]);
         let name = rtrs::parse_info_req(&bytes[..len]).map_err(|_| CloseReason::Info)?;
         let rules = &self.config.allow;
         let may = |rule: &super::AllowRule| {
@@ -404,7 +409,7 @@ impl Server {
         if !rules.is_empty() && !rules.iter().any(may) {
             return Err(CloseReason::NotAllowed);
         }
-        // One session has one name, and one name is that of one session [RS-48].
+        // A session has one name, and a name belongs to one session [RS-48].
         let clash = self.sessions.iter().any(|session| match &session.name {
             Some(taken) => (session.id.slot == path.session) != (*taken == name),
             None => false,
@@ -416,8 +421,8 @@ impl Server {
         Ok((name, given_up.collect()))
     }
 
-    /// Keeps the keys of the chunks and writes INFO_RSP [RT-7] to [RT-10]. `None`: the keys are not
-    /// those that were asked for.
+    /// Stores the keys of the chunks and writes INFO_RSP [RT-7] to [RT-10]. `None` if the keys are
+    /// not those that were ordered.
     fn describe(&mut self, id: PathId, keys: &[RegionKeys]) -> Option<()> {
         let geometry = self.config.geometry;
         let path = self.paths.get_mut(id)?;
@@ -433,36 +438,35 @@ impl Server {
         let mut bytes = Vec::new();
         emit_info_rsp(descs, &mut bytes);
         path.info_rsp_len = bytes.len() as u32;
-        let at = path.own.info_rsp(path.info_rsp_len);
-        path.own.buffer.write(at.offset as usize, &bytes);
+        let at = path.internal.info_rsp(path.info_rsp_len);
+        path.internal.buffer.write(at.offset as usize, &bytes);
         Some(())
     }
 
     /// Asks the upper layer, if it does not know the session yet [RS-27].
-    fn link(&mut self, now: Instant, id: PathId) {
+    fn ask_upper_layer(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.setup = Setup::Linking;
         let Some(session) = self.sessions.get_mut(path.session) else { return };
         let Some(name) = session.name.clone() else { return };
-        let (link, session_id) = (session.link, session.id);
-        let first = link == Link::Down;
+        let (link, session_id) = (session.consent, session.id);
+        let first = link == Consent::Down;
         if first {
-            session.link = Link::Asked;
+            session.consent = Consent::Asked;
         }
         let slot = path.session;
         self.events.push_back(ServerEvent::Up { session: session_id, name, path: id, first });
         self.connect_joined(now, slot);
     }
 
-    /// Serves the paths of a session that have nothing more to wait for: the upper layer has
-    /// accepted the session, and everything is answered that was under way when the last of them
-    /// joined.
+    /// Serves the paths of a session that need not wait any longer: the upper layer has accepted
+    /// the session, and everything is answered that was in progress when the last of them joined.
     ///
-    /// A client that loses all its paths gives up its requests, and uses their chunks for others as
-    /// soon as a path is back. A request given up that is still carried out would write its result
-    /// into the new one, or write the new one's data in its own place [RS-9].
+    /// A client that loses all its paths gives up its requests, and reuses their chunks as soon as
+    /// a path is back. A given-up request that is still carried out would write its result into the
+    /// new request, or write the new request's data to its own place [RS-9].
     pub(super) fn connect_joined(&mut self, now: Instant, slot: u32) {
-        let ready = |session: &&Session| session.link == Link::Up && session.old == 0;
+        let ready = |session: &&Session| session.consent == Consent::Up && session.old == 0;
         let session = self.sessions.get(slot).filter(ready);
         let Some(session) = session.filter(|_| !self.awaits_given_up(slot)) else { return };
         for at in 0..session.paths.len() {
@@ -479,14 +483,14 @@ impl Server {
         }
     }
 
-    /// The upper layer's answer to the first [`ServerEvent::Up`] of a session: it is served, or its
-    /// paths are closed.
+    /// Gives the upper layer's answer to the first [`ServerEvent::Up`] of a session: it is served,
+    /// or its paths are closed.
     pub fn answer_link(&mut self, now: Instant, session: SessId, ok: bool) {
         let Some(asked) = self.sessions.get_mut(session.slot) else { return };
-        if asked.id != session || asked.link != Link::Asked {
+        if asked.id != session || asked.consent != Consent::Asked {
             return;
         }
-        asked.link = if ok { Link::Up } else { Link::Down };
+        asked.consent = if ok { Consent::Up } else { Consent::Down };
         let ids: Vec<PathId> = (self.paths.iter())
             .filter(|path| path.session == session.slot && path.state == PathState::Connecting)
             .filter(|path| path.setup == Setup::Linking)
@@ -500,16 +504,16 @@ impl Server {
         self.end_session_if_over(session);
     }
 
-    /// The path is served from now on; INFO_RSP tells the client [RT-20].
+    /// Serves the path from now on; INFO_RSP tells the client [RT-20].
     fn connect(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.state = PathState::Connected;
         let heartbeat = Heartbeat::new(self.config.heartbeat, now);
-        // The other kind of client has none of this [RT-101].
+        // Clients that do not give notice have no given-up paths to name [RT-101].
         let heartbeat = if path.heeds_notice { heartbeat } else { heartbeat.patient() };
         let next = heartbeat.next();
         path.heartbeat = Some(heartbeat);
-        let (conn, mem) = (path.conn_id(0), path.own.info_rsp(path.info_rsp_len));
+        let (conn, mem) = (path.conn_id(0), path.internal.info_rsp(path.info_rsp_len));
         if let Some(service) = path.conns.get_mut(0) {
             let queue = &mut service.queue;
             queue.send(&mut self.batch, conn, Tag::INFO, WrKind::Send, &[mem], Signal::Yes);
@@ -522,7 +526,7 @@ impl Server {
         self.wake_at(next);
     }
 
-    /// An order could not be carried out, or something could not be posted.
+    /// Handles that an order could not be carried out, or a work request not posted.
     pub(super) fn failed(&mut self, now: Instant, conn: ConnId, errno: Errno) {
         let pending = self.conn_mut(conn).and_then(|conn| conn.request.take());
         if let Some(request) = pending {
@@ -532,7 +536,7 @@ impl Server {
     }
 }
 
-/// IPv4 clients of a listener for both families appear as what they are [RS-32].
+/// Converts IPv4-mapped addresses, which a dual-stack listener reports, to IPv4 [RS-32].
 fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }

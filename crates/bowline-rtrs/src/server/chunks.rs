@@ -1,7 +1,7 @@
-//! Operations, and which chunk belongs to which of them.
+//! Operations, and the chunk each of them holds.
 //!
-//! The chunks are the session's, shared by its paths, so a request that a client repeats over
-//! another path meets the first one in the same chunk. One operation at a time holds a chunk; the
+//! Chunks belong to the session and are shared by its paths. So a request that a client repeats
+//! over another path meets the first one in the same chunk. One operation at a time holds a chunk;
 //! requests of other paths wait behind it [RS-9]:
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //!                                \--respond, path closing--> Answered --path drained--> (free)
 //! ```
 //!
-//! A chunk held for a path that closes is not given on before the path's queue pairs are dead:
-//! until then a write of the client that was late may still come and change it.
+//! A chunk held for a closing path is not given to another before the path's queue pairs are dead:
+//! until then a late write of the client may still change it.
 
 use bowline_verbs::HUGE_PAGE;
 use bowline_wire::rtrs::Desc;
@@ -23,7 +23,7 @@ use crate::PathId;
 /// No operation.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Where an operation stands.
+/// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpState {
     /// The slot is not in use.
@@ -41,22 +41,22 @@ pub(super) enum OpState {
 /// An operation.
 #[derive(Debug)]
 pub(super) struct Op {
-    pub(super) life: u32,
+    pub(super) generation: u32,
     pub(super) state: OpState,
     /// Slot of the session.
     pub(super) session: u32,
     pub(super) path: PathId,
     pub(super) cid: u16,
     pub(super) chunk: u16,
-    /// Of the session, when it came.
+    /// The session's epoch when the request came.
     pub(super) epoch: u32,
-    /// The next of the same list: of those that wait for the chunk, or of the free ones.
+    /// The next operation in its list: of those that wait for the chunk, or of the free slots.
     pub(super) next: u32,
-    /// Where a read's data goes.
+    /// The destination of a read's data.
     pub(super) desc: Option<Desc>,
     /// The client wants the key of `desc` invalidated.
     pub(super) inval: bool,
-    /// What the upper layer is to get when the wait is over.
+    /// The request, to be handed to the upper layer when the wait is over.
     pub(super) held: Option<Box<Request>>,
 }
 
@@ -78,13 +78,13 @@ impl Ops {
         let slot = self.free;
         if let Some(free) = self.slots.get_mut(slot as usize) {
             self.free = free.next;
-            let life = free.life;
-            *free = Op { life, ..op };
-            return OpId { slot, life };
+            let generation = free.generation;
+            *free = Op { generation, ..op };
+            return OpId { slot, generation };
         }
         let slot = self.slots.len() as u32;
-        self.slots.push(Op { life: 0, ..op });
-        OpId { slot, life: 0 }
+        self.slots.push(Op { generation: 0, ..op });
+        OpId { slot, generation: 0 }
     }
 
     /// Gives a slot back.
@@ -92,32 +92,32 @@ impl Ops {
         let head = self.free;
         let op = self.at(slot);
         op.state = OpState::Free;
-        op.life = op.life.wrapping_add(1);
+        op.generation = op.generation.wrapping_add(1);
         op.next = head;
         op.held = None;
         self.free = slot;
     }
 
-    /// The operation of a slot that is known to be in use.
+    /// The operation in a slot that must be in use.
     pub(super) fn at(&mut self, slot: u32) -> &mut Op {
         &mut self.slots[slot as usize]
     }
 
-    /// The same, to look at.
+    /// A shared reference to the operation in a slot that must be in use.
     pub(super) fn peek(&self, slot: u32) -> &Op {
         &self.slots[slot as usize]
     }
 
-    /// Tells whether this is an operation of the path that waits for the path's end.
+    /// Whether this is an answered operation of the path, which waits for the path's end.
     pub(super) fn is_answered(&self, slot: u32, path: PathId) -> bool {
         let op = self.slots.get(slot as usize);
         op.is_some_and(|op| op.path == path && op.state == OpState::Answered)
     }
 
-    /// The operation of this name in this state.
+    /// The operation with this id, if it is in this state.
     pub(super) fn find(&mut self, id: OpId, state: OpState) -> Option<&mut Op> {
         let op = self.slots.get_mut(id.slot as usize)?;
-        (op.life == id.life && op.state == state).then_some(op)
+        (op.generation == id.generation && op.state == state).then_some(op)
     }
 }
 
@@ -126,16 +126,16 @@ impl Ops {
 pub(super) struct Chunk {
     /// The operation that holds it.
     pub(super) holder: u32,
-    /// The first of those that wait for it.
+    /// The first operation that waits for it.
     pub(super) waiting: u32,
-    /// It was ever used.
+    /// The chunk was used at least once.
     used: bool,
 }
 
-/// How many chunks of each stretch of a large page were never used.
+/// For each range of the size of a large page: the number of chunks that were never used.
 #[derive(Debug, Default)]
 pub(super) struct Unused {
-    /// Chunks of a stretch.
+    /// Chunks in a range.
     each: usize,
     left: Vec<usize>,
 }
@@ -147,10 +147,10 @@ impl Unused {
         Self { each, left }
     }
 
-    /// A chunk is used. Returns the first chunk and the number of those of its stretch when all of
-    /// them have been, once.
+    /// Records the use of a chunk. Returns the first chunk and the number of chunks of its range,
+    /// once, when all of them have been used.
     #[inline]
-    pub(super) fn uses(&mut self, index: usize, chunk: &mut Chunk) -> Option<(usize, usize)> {
+    pub(super) fn note_use(&mut self, index: usize, chunk: &mut Chunk) -> Option<(usize, usize)> {
         if std::mem::replace(&mut chunk.used, true) {
             return None;
         }
@@ -164,7 +164,7 @@ impl Unused {
 impl Chunk {
     pub(super) const FREE: Self = Self { holder: NONE, waiting: NONE, used: false };
 
-    /// Puts an operation at the end of those that wait.
+    /// Appends an operation to those that wait.
     pub(super) fn wait(&mut self, ops: &mut Ops, slot: u32) {
         ops.at(slot).next = NONE;
         let mut last = self.waiting;
@@ -178,7 +178,7 @@ impl Chunk {
         ops.at(last).next = slot;
     }
 
-    /// Takes the first of those that wait.
+    /// Removes the first operation that waits.
     pub(super) fn next(&mut self, ops: &Ops) -> Option<u32> {
         let slot = self.waiting;
         (slot != NONE).then(|| {
@@ -187,7 +187,7 @@ impl Chunk {
         })
     }
 
-    /// Takes the operations of a path out of those that wait, and tells the epoch of each.
+    /// Removes the waiting operations of a path, and reports their epochs.
     pub(super) fn forget(&mut self, ops: &mut Ops, path: PathId, gone: &mut Vec<u32>) {
         let mut kept = NONE;
         let mut slot = self.waiting;
@@ -219,11 +219,11 @@ mod tests {
         let mut chunks = vec![Chunk::FREE; 18];
         let mut told = Vec::new();
         for index in (0..18).rev().chain(0..18) {
-            told.extend(unused.uses(index, &mut chunks[index]));
+            told.extend(unused.note_use(index, &mut chunks[index]));
         }
         assert_eq!(told, [(16, 8), (8, 8), (0, 8)]);
         let mut large = Unused::new(2, 4 * HUGE_PAGE);
-        assert_eq!(large.uses(1, &mut chunks[0].clone()), None, "used before");
-        assert_eq!(large.uses(1, &mut Chunk::FREE.clone()), Some((1, 1)));
+        assert_eq!(large.note_use(1, &mut chunks[0].clone()), None, "used before");
+        assert_eq!(large.note_use(1, &mut Chunk::FREE.clone()), Some((1, 1)));
     }
 }

@@ -1,9 +1,10 @@
 //! The end of paths and sessions [RS-19].
 //!
-//! A path is closed in three steps. Its queue pairs are killed and emptied, or removed if their
-//! device does not empty them [RT-100]; then its chunks may be given to requests of other paths,
-//! and the session does not know it any more, so that the client can come back at once. Until the
-//! client has heard of the end, or for 30 s, the connections are kept to tell it again [RT-93].
+//! A path is closed in three steps. Its queue pairs are taken to the error state and flushed, or
+//! destroyed if their device does not flush them [RT-100]. Then its chunks may be given to requests
+//! of other paths, and the session forgets the path, so that the client can come back at once. The
+//! connections are kept until the client has learned of the end, for at most 30 s, to tell it again
+//! [RT-93].
 
 use core::fmt;
 use core::time::Duration;
@@ -12,17 +13,17 @@ use bowline_verbs::Status;
 
 use super::chunks::OpState;
 use super::path::{ConnState, PathState};
-use super::session::Link;
+use super::session::Consent;
 use super::{Server, ServerEvent, SessId};
 use crate::config::DRAIN_MAX;
 use crate::{ConnId, Errno, Instant, Order, PathId};
 
-/// How long the end of a connection is told to a client that does not answer [RS-6].
+/// How long the disconnect is repeated to a client that does not answer [RS-6].
 const LINGER: Duration = Duration::from_secs(30);
-/// The same when the server ends [RT-92].
+/// The same limit while the server is closing [RT-92].
 const LINGER_LAST: Duration = Duration::from_secs(1);
 
-/// Why a path was closed.
+/// The reason why a path was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -30,45 +31,45 @@ pub enum CloseReason {
     Local,
     /// The client disconnected.
     Disconnected,
-    /// Something could not be made or posted.
+    /// An object could not be made, or a work request not posted.
     Failed(Errno),
     /// A work request failed; the connection is broken.
     Completion(Status),
-    /// The client does not answer [RT-60].
+    /// The client does not answer heartbeats [RT-60].
     Heartbeat,
-    /// Nothing is acknowledged, and another path of the session works [RT-93].
+    /// Nothing was acknowledged, and another path of the session works [RT-93].
     Silent,
-    /// Nothing had proved that the client is there, and others asked [RT-66].
+    /// Its client was not proven to exist, and other clients needed the place [RT-66].
     PushedOut,
-    /// It was not established in time [RT-66].
+    /// The path was not established in time [RT-66].
     NotEstablished,
-    /// The client repeated a request of this path over another one: it has given this one up
+    /// The client repeated a request of this path over another one, so it has given this one up
     /// [RS-9].
     Overtaken,
-    /// The client says over another path that it has given up this one [RT-101].
+    /// The client gave notice over another path that it has given up this one [RT-101].
     GivenUp,
-    /// The client, or the name of its session, is not one that may come [RT-64].
+    /// The client's address, or the name of its session, is not allowed [RT-64].
     NotAllowed,
     /// Another session has the name [RT-20].
     NameTaken,
-    /// INFO_REQ is malformed, or came when it should not [RT-68].
+    /// INFO_REQ is malformed, or came in a wrong state [RT-68].
     Info,
-    /// A message that is not one for a server, or not one for now [RT-67].
+    /// A message that a server does not accept, or not in this state [RT-67].
     Message,
     /// A request names a chunk or an offset that does not exist [RT-67].
     Chunk,
-    /// A request names a chunk of which another is not answered yet [RT-67].
+    /// A request names a chunk whose present request is not answered yet [RT-67].
     ChunkBusy,
     /// The header of a request is malformed or breaks a limit [RT-67].
     Header,
     /// Too many requests wait for their chunks [RT-66].
     TooMany,
-    /// The key of a chunk could not be withdrawn, so its request was not carried out [RT-67].
+    /// The key of a chunk could not be suspended, so its request was not carried out [RT-67].
     Withdraw,
 }
 
 impl CloseReason {
-    /// Tells whether the client broke a rule.
+    /// Whether the client broke a rule.
     pub const fn is_violation(self) -> bool {
         matches!(
             self,
@@ -82,7 +83,7 @@ impl CloseReason {
         )
     }
 
-    /// Tells whether the client, or the name of its session, was not admitted.
+    /// Whether the client, or the name of its session, was not admitted.
     pub const fn is_refusal(self) -> bool {
         matches!(self, Self::NotAllowed | Self::NameTaken)
     }
@@ -121,8 +122,8 @@ impl Server {
         self.close_path(now, path, CloseReason::Local);
     }
 
-    /// Closes everything; nobody is admitted any more [RS-28]. [`ServerEvent::Closed`] comes when
-    /// everything is answered and gone, for which silent clients are waited 1 s.
+    /// Closes everything; no client is admitted any more [RS-28]. [`ServerEvent::Closed`] comes
+    /// when all operations are answered and all paths gone; silent clients delay it by at most 1 s.
     pub fn close(&mut self, now: Instant) {
         self.closing = true;
         for slot in 0..self.paths.slots() {
@@ -136,7 +137,7 @@ impl Server {
             self.close_path(now, id, CloseReason::Local);
             self.wake_at(last);
         }
-        self.tell_closed();
+        self.report_closed();
     }
 
     pub(super) fn close_path(&mut self, now: Instant, id: PathId, reason: CloseReason) {
@@ -159,7 +160,7 @@ impl Server {
             let conn = ConnId { path: id, cid };
             let Some(closed) = self.conn_mut(conn) else { continue };
             match closed.state {
-                ConnState::Asked => {
+                ConnState::Requested => {
                     closed.state = ConnState::Gone;
                     if let Some(request) = closed.request.take() {
                         self.refuse(request, errno);
@@ -167,7 +168,7 @@ impl Server {
                 }
                 ConnState::Live => {
                     closed.state = ConnState::Closing(0);
-                    for late in std::mem::take(&mut closed.queue.late) {
+                    for late in std::mem::take(&mut closed.queue.deferred) {
                         if let Some(op) = self.ops.find(late.op, OpState::Queued) {
                             op.state = OpState::Answered;
                             self.counters.answers_dropped += 1;
@@ -192,7 +193,7 @@ impl Server {
         self.empty_if_drained(now, id);
     }
 
-    /// Requests of a path that waited for a chunk are over.
+    /// Drops requests of a path that wait for a chunk.
     fn forget_waiting(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id).filter(|path| path.waiting > 0) else { return };
         let Some(session) = self.sessions.get_mut(path.session) else { return };
@@ -210,39 +211,39 @@ impl Server {
         self.connect_joined(now, slot);
     }
 
-    /// One of the two markers at the ends of a connection's queues.
-    pub(super) fn marker(&mut self, now: Instant, conn: ConnId) {
+    /// Handles one of the two drain markers of a connection.
+    pub(super) fn on_drain_marker(&mut self, now: Instant, conn: ConnId) {
         let Some(closed) = self.conn_mut(conn) else { return };
         match closed.state {
             ConnState::Closing(0) => closed.state = ConnState::Closing(1),
-            ConnState::Closing(_) => self.drained(now, conn),
+            ConnState::Closing(_) => self.on_drained(now, conn),
             _ => {}
         }
     }
 
-    /// The queues of a connection are empty, or gone.
-    pub(super) fn drained(&mut self, now: Instant, conn: ConnId) {
+    /// Handles that the queues of a connection are flushed, or destroyed.
+    pub(super) fn on_drained(&mut self, now: Instant, conn: ConnId) {
         let Some(drained) = self.conn_mut(conn) else { return };
         match drained.state {
             ConnState::Closing(_) => drained.state = ConnState::Drained,
             ConnState::Forgetting => drained.state = ConnState::Gone,
             _ => return,
         }
-        self.forget_if_told(conn);
+        self.forget_if_client_knows(conn);
         self.empty_if_drained(now, conn.path);
     }
 
-    /// The client has disconnected, or answered that this side has.
-    pub(super) fn disconnected(&mut self, now: Instant, conn: ConnId) {
+    /// Handles that the client has disconnected, or has answered a disconnect.
+    pub(super) fn on_disconnected(&mut self, now: Instant, conn: ConnId) {
         let Some(told) = self.conn_mut(conn) else { return };
         told.disconnected = true;
         self.close_path(now, conn.path, CloseReason::Disconnected);
-        self.forget_if_told(conn);
+        self.forget_if_client_knows(conn);
         self.remove_if_gone(conn.path);
     }
 
-    /// Forgets a connection of whose end the client knows.
-    fn forget_if_told(&mut self, conn: ConnId) {
+    /// Destroys a connection whose end the client knows.
+    fn forget_if_client_knows(&mut self, conn: ConnId) {
         let Some(told) = self.conn_mut(conn) else { return };
         if told.state == ConnState::Drained && (told.disconnected || !told.established) {
             told.state = ConnState::Gone;
@@ -250,25 +251,25 @@ impl Server {
         }
     }
 
-    /// Queues of a closed path do not run empty: its device no longer does what it is told. Their
-    /// queue pairs are removed, and when that is done the path is as if they had run empty
-    /// [RT-100].
+    /// Handles that the queues of a closed path are not flushed in time: the device does not
+    /// execute commands any more. Destroys the queue pairs; when that is done, the path counts as
+    /// flushed [RT-100].
     pub(super) fn give_up_draining(&mut self, id: PathId) {
-        self.forget_those(id, |state| {
+        self.forget_conns(id, |state| {
             matches!(state, ConnState::Closing(_)).then_some(ConnState::Forgetting)
         });
     }
 
-    /// The patience with a closed path's client is over.
+    /// Ends the wait for the client of a closed path.
     pub(super) fn give_up_waiting(&mut self, id: PathId) {
-        self.forget_those(id, |state| {
+        self.forget_conns(id, |state| {
             matches!(state, ConnState::Drained).then_some(ConnState::Gone)
         });
         self.remove_if_gone(id);
     }
 
-    /// Forgets the connections of a path that are to be in another state then.
-    fn forget_those(&mut self, id: PathId, next: impl Fn(ConnState) -> Option<ConnState>) {
+    /// Destroys the connections for which `next` gives a new state.
+    fn forget_conns(&mut self, id: PathId, next: impl Fn(ConnState) -> Option<ConnState>) {
         let Some(path) = self.paths.get_mut(id) else { return };
         for (cid, late) in path.conns.iter_mut() {
             if let Some(state) = next(late.state) {
@@ -278,8 +279,8 @@ impl Server {
         }
     }
 
-    /// No queue pair of the path lives any more: its chunks are free for other paths, the session
-    /// forgets it.
+    /// Handles that all queue pairs of the path are dead: its chunks are free for other paths, and
+    /// the session forgets it.
     fn empty_if_drained(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get_mut(id) else { return };
         if path.state != PathState::Closing || !path.is_drained() {
@@ -288,7 +289,7 @@ impl Server {
         path.state = PathState::Closed;
         self.given_up -= usize::from(path.given_up);
         let slot = path.session;
-        self.orders.push_back(Order::DropRegion { region: path.own.region });
+        self.orders.push_back(Order::DropRegion { region: path.internal.region });
         if let Some(region) = path.region.take() {
             self.orders.push_back(Order::DropRegion { region });
         }
@@ -309,7 +310,7 @@ impl Server {
         let gone = |path: &&super::path::Path| path.state == PathState::Closed && path.is_gone();
         if self.paths.get(id).filter(gone).is_some() {
             self.paths.remove(id.slot);
-            self.tell_closed();
+            self.report_closed();
         }
     }
 
@@ -319,21 +320,20 @@ impl Server {
         }
     }
 
-    /// Ends a session without paths and operations, unless the upper layer is just being asked
-    /// about it.
+    /// Ends a session without paths and operations, unless the upper layer is being asked about it.
     pub(super) fn end_session_if_over(&mut self, id: SessId) {
         let Some(session) = self.sessions.find(id) else { return };
-        if !session.is_ending() || session.running > 0 || session.link == Link::Asked {
+        if !session.is_ending() || session.running > 0 || session.consent == Consent::Asked {
             return;
         }
-        if session.link == Link::Up {
+        if session.consent == Consent::Up {
             self.events.push_back(ServerEvent::Down { session: id });
         }
         self.sessions.remove(id.slot);
-        self.tell_closed();
+        self.report_closed();
     }
 
-    fn tell_closed(&mut self) {
+    fn report_closed(&mut self) {
         if self.closing && self.paths.is_empty() && self.sessions.len() == 0 {
             self.events.push_back(ServerEvent::Closed);
         }

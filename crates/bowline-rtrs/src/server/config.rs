@@ -1,4 +1,4 @@
-//! Settings of a server: geometry, limits, and who may come.
+//! Settings of a server: geometry, limits, and allowed clients.
 
 use core::time::Duration;
 use std::net::IpAddr;
@@ -12,16 +12,16 @@ use crate::HbConfig;
 pub struct ServerConfig {
     /// Chunks of a session, and their size [RT-16], [RS-29].
     pub geometry: Geometry,
-    /// A client cannot reach a chunk while the server owns it [RT-65]. Holds for the devices that
-    /// can refresh keys; on others it is off.
+    /// Clients cannot reach a chunk while the server owns it [RT-65]. Applies to devices that can
+    /// refresh keys; on others it is off.
     pub always_invalidate: bool,
     /// Heartbeats.
     pub heartbeat: HbConfig,
-    /// What clients can make the server hold.
+    /// Limits on the resources that clients can use.
     pub limits: ServerLimits,
-    /// Who may come; empty: everybody.
+    /// Allowed clients; empty: all.
     pub allow: Vec<AllowRule>,
-    /// Least bytes of a user message: what the upper layer reads before it looks at the length
+    /// Least bytes of a user message: what the upper layer reads before it checks the length
     /// [RT-67].
     pub usr_min: u16,
 }
@@ -47,42 +47,43 @@ impl ServerConfig {
         usize::from(self.geometry.queue_depth()) * self.geometry.chunk() as usize
     }
 
-    /// Sessions there may be: as many as have room in [`ServerLimits::memory`], and no more than
+    /// Most sessions: as many as fit in [`ServerLimits::memory`], but at most
     /// [`ServerLimits::sessions`].
     pub fn sessions_max(&self) -> usize {
         self.limits.sessions.min(self.limits.memory / self.session_bytes())
     }
 }
 
-/// What clients can make a server hold [RT-66].
+/// Limits on the resources that clients can use [RT-66].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Bytes of the chunks of all sessions. Only what is used of them is really there, but each
-    /// session may use all of its own.
+    /// Bytes of the chunks of all sessions. The system provides memory only for chunks that are
+    /// used, but each session may use all of its own.
     pub memory: usize,
     /// Sessions.
     pub sessions: usize,
-    /// Sessions that were begun from one address.
+    /// Sessions begun from one address.
     pub sessions_per_address: usize,
     /// Paths of a session.
     pub paths_per_session: usize,
     /// Connections of a path.
     pub connections_per_path: u16,
-    /// Connections of all paths together, promised or made, those included whose end the client has
-    /// not confirmed yet. What a device has no room for in its queues is refused besides [RT-28].
+    /// Connections of all paths together, including requested ones and those whose end the client
+    /// has not confirmed yet. A connection for which a device has no queue space is refused too
+    /// [RT-28].
     pub connections: usize,
-    /// The same of one address, so that none can take them all; as many as one path may have, or
-    /// 128 paths with 32 each. A client of more than half of that which comes back from a crash is
-    /// refused until the end of its former connections is noticed.
+    /// Connections of one address, so that no client can take them all; by default as many as one
+    /// path may have, or 128 paths with 32 each. A client with more than half of these that comes
+    /// back after a crash is refused until the end of its former connections is noticed.
     pub connections_per_address: usize,
-    /// Paths of which nothing has proved yet that the client is there. They count for none of the
-    /// limits above, and the oldest makes room for the next.
+    /// Paths whose client is not proven to exist. They do not count for the limits above, and the
+    /// oldest makes room for the next.
     pub strangers: usize,
-    /// Time from the first request of a path until its client has proved that.
+    /// Time from the first request of a path until its client must be proven to exist.
     pub prove: Duration,
-    /// Time from then on until the client knows the chunks.
+    /// Time from then on until the client must know the chunks.
     pub establish: Duration,
-    /// Requests of a session that wait because their chunk is still in use by another path [RS-9].
+    /// Waiting requests of a session, whose chunks are still used by another path [RS-9].
     pub waiting: usize,
 }
 
@@ -104,19 +105,19 @@ impl Default for ServerLimits {
     }
 }
 
-/// Clients that may come [RT-64].
+/// A rule that allows clients [RT-64].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowRule {
-    /// Their address, or the network it is in.
+    /// The client's address, or that of its network.
     pub addr: IpAddr,
-    /// Leading bits of the address that count; more than it has: all.
+    /// Number of leading bits of the address that must match; larger than the address: all.
     pub prefix: u8,
-    /// What their session may be called, `*` standing for anything; `None`: as they like.
+    /// Pattern for the names of the client's sessions, `*` matching anything; `None`: any name.
     pub name: Option<String>,
 }
 
 impl AllowRule {
-    /// Tells whether the address is one of these.
+    /// Whether the rule allows the address.
     pub fn admits(&self, addr: IpAddr) -> bool {
         match (self.addr.to_canonical(), addr.to_canonical()) {
             (IpAddr::V4(own), IpAddr::V4(addr)) => {
@@ -131,13 +132,13 @@ impl AllowRule {
         }
     }
 
-    /// Tells whether the session of such a client may have this name.
+    /// Whether the rule allows this session name.
     pub fn admits_name(&self, name: &str) -> bool {
         self.name.as_deref().is_none_or(|pattern| name_fits(pattern, name))
     }
 }
 
-/// Tells whether the name of a session fits a pattern, in which `*` stands for anything.
+/// Whether a session name matches a pattern, in which `*` matches anything.
 pub fn name_fits(pattern: &str, name: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(head) else { return false };

@@ -1,13 +1,15 @@
 //! The server: all sessions of one listener as a state machine.
 //!
-//! A client's connection requests come in as [`Input::Asked`], its messages as [`Done`]s; the upper
-//! layer gets [`Request`]s and answers each with [`Server::respond`]. One turn of a driver:
+//! Connection requests of clients come in as [`Input::ConnectRequest`], their messages as
+//! [`Done`]s; the upper layer gets [`Request`]s and answers each with [`Server::respond`]. One
+//! iteration of a driver:
 //!
 //! ```text
 //! poll completions -> handle_done -> take_withdraws -> (withdraw the keys) -> process
 //!   -> take_requests -> upper layer -> respond -> poll_order*, take_batch -> (carry them out)
 //! ```
-//! While [`Server::ends_given_up`] says so, the last step goes before the upper layer as well.
+//! While [`Server::ends_given_up`] returns true, the last step is also done before the upper layer
+//! is called.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -44,7 +46,9 @@ use std::sync::Arc;
 use bowline_verbs::{Access, Buffer, Mem};
 use bowline_wire::rtrs::SessionName;
 
-use crate::{Batch, ConnId, Done, Errno, Input, Instant, On, Order, PathId, PortAttr, RegionId};
+use crate::{
+    Batch, ConnId, Done, Errno, Input, Instant, Order, PathId, PortAttr, RegionId, RegionPorts,
+};
 pub use close::CloseReason;
 pub use config::{AllowRule, ServerConfig, ServerLimits, name_fits};
 pub use path::PathState;
@@ -56,61 +60,62 @@ use path::Paths;
 use request::Arrived;
 use session::Sessions;
 
-/// A session of a server. A slot that is used again has another life.
+/// A session of a server. When a slot is reused it gets another generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessId {
-    /// Place in the server's table.
+    /// Index in the server's table.
     pub slot: u32,
-    /// How often the place was used before, wrapping.
-    pub life: u32,
+    /// How often the slot was used before, wrapping.
+    #[doc(alias = "life")]
+    pub generation: u32,
 }
 
 impl SessId {
     /// Packs it in 64 bits.
     pub const fn pack(self) -> u64 {
-        (self.life as u64) << 32 | self.slot as u64
+        (self.generation as u64) << 32 | self.slot as u64
     }
 }
 
-/// What a server tells its upper layer, besides requests.
+/// An event for the upper layer, besides requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServerEvent {
-    /// A path of the session is there. When it is the `first`, it is not served before
-    /// [`Server::answer_link`]; for others nothing is to be done.
+    /// A path of the session is ready. If it is the `first`, it is not served before
+    /// [`Server::answer_link`]; otherwise no action is needed.
     Up {
         /// The session.
         session: SessId,
-        /// What the client calls it.
+        /// The name the client gave the session.
         name: SessionName,
         /// The path.
         path: PathId,
-        /// The session was not there before.
+        /// Whether the session is new.
         first: bool,
     },
     /// The last path of a session is gone and all its operations are answered. Comes for each
-    /// session that was accepted by [`Server::answer_link`], and for no other.
+    /// session accepted with [`Server::answer_link`], and for no other.
     Down {
         /// The session.
         session: SessId,
     },
     /// A path is served from now on.
     PathConnected {
-        /// What its session is called.
+        /// The name of its session.
         name: SessionName,
         /// The path.
         path: PathInfo,
     },
-    /// A path was closed, whether it had been told of or not. Its operations are still to be
+    /// A path was closed, whether it had been reported before or not. Its operations must still be
     /// answered.
     PathClosed {
         /// The session.
         session: SessId,
-        /// What it is called, if the path has been connected.
+        /// The name of the session, if the path was connected.
         name: Option<SessionName>,
-        /// The path, as it was.
+        /// The path's last state.
         path: PathInfo,
-        /// Why.
+        /// The reason.
         reason: CloseReason,
     },
     /// Everything is gone, after [`Server::close`].
@@ -125,39 +130,39 @@ pub struct Server {
     sessions: Sessions,
     paths: Paths,
     ops: Ops,
-    /// Those that wait for chunks.
+    /// Number of operations that wait for chunks.
     waiting: usize,
-    /// The next region's name.
+    /// The number of the next region.
     region: u32,
-    /// Requests whose keys are being withdrawn.
+    /// Requests whose keys are being suspended.
     arrived: Vec<Arrived>,
-    /// Used again by [`process`](Self::process).
+    /// Spare allocation for [`process`](Self::process).
     arrived_spare: Vec<Arrived>,
     requests: Vec<Request>,
     batch: Batch,
     orders: VecDeque<Order>,
     events: VecDeque<ServerEvent>,
-    /// No deadline is before this; none if there is none.
+    /// A lower bound of all deadlines; `None` if there are none.
     next: Option<Instant>,
-    /// Calls of [`handle_done`](Self::handle_done), to count completions by.
+    /// Number of calls of [`handle_done`](Self::handle_done), to count completions per call.
     turn: u64,
-    /// Paths that are connecting and not proven, oldest first.
+    /// Connecting paths whose client is not proven to exist, oldest first.
     strangers: VecDeque<PathId>,
-    /// Paths that are closing and that the client has given up.
+    /// Number of closing paths that the client has given up.
     given_up: usize,
     closing: bool,
-    /// Stretches of sessions may wait for [`take_filled`](Self::take_filled).
+    /// Ranges of chunks may wait for [`take_filled`](Self::take_filled).
     filled: bool,
     counters: ServerCounters,
 }
 
 impl Server {
-    /// Makes a server for these devices; a [`PortId`](crate::PortId) is a place in the list.
+    /// Makes a server on these devices; a [`PortId`](crate::PortId) is an index in the list.
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] for no device or more than 256, for chunks that are not a power of two
-    /// [RT-16], for limits under which there is room for no session, and for a device whose queues
-    /// hold fewer than 16 work requests.
+    /// [`Errno::EINVAL`] for no device or more than 256, for chunks whose size is not a power of
+    /// two [RT-16], for limits that leave room for no session, and for a device whose queues hold
+    /// fewer than 16 work requests.
     pub fn new(config: ServerConfig, ports: &[PortAttr]) -> Result<Self, Errno> {
         let fits = (1..=256).contains(&ports.len())
             && config.geometry.chunk().is_power_of_two()
@@ -193,8 +198,8 @@ impl Server {
     /// Takes what the binding has to tell.
     pub fn handle(&mut self, now: Instant, input: Input) {
         match input {
-            Input::Asked { request, port, local, remote, private } => {
-                self.asked(now, request, port, local, remote, &private);
+            Input::ConnectRequest { request, port, local, remote, private } => {
+                self.on_connect_request(now, request, port, local, remote, &private);
             }
             Input::Region { region, port, keys } => self.registered(now, region, port, keys),
             Input::Established { conn, .. } => {
@@ -209,8 +214,8 @@ impl Server {
                 self.close_path(now, conn.path, CloseReason::Failed(Errno::ECONNRESET));
             }
             Input::Failed { conn, errno } => self.failed(now, conn, errno),
-            Input::Drained { conn } => self.drained(now, conn),
-            Input::Disconnected { conn } => self.disconnected(now, conn),
+            Input::Drained { conn } => self.on_drained(now, conn),
+            Input::Disconnected { conn } => self.on_disconnected(now, conn),
             // A server orders none.
             Input::Keys { .. } => {}
         }
@@ -291,7 +296,7 @@ impl Server {
             buffer,
             access,
             granule,
-            ports: On::All,
+            ports: RegionPorts::All,
             path,
         });
         region
@@ -380,7 +385,10 @@ impl Server {
         assert_eq!(self.waiting, all, "operations that wait");
         for request in &self.requests {
             let op = self.ops.peek(request.op.slot);
-            assert_eq!((op.life, op.state), (request.op.life, chunks::OpState::Running));
+            assert_eq!(
+                (op.generation, op.state),
+                (request.op.generation, chunks::OpState::Running)
+            );
             assert_eq!(op.session, request.session.slot, "a request of another's operation");
             let start = u64::from(op.chunk) * u64::from(self.config.geometry.chunk());
             assert_eq!(request.data.offset, start, "a request of another's chunk");

@@ -11,7 +11,7 @@ use super::PathStats;
 use super::sendq::SendQueue;
 use crate::{ConnId, Heartbeat, Instant, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId};
 
-/// State of a path [RS-18]. A path is used once.
+/// State of a path [RS-18]. A path connects only once.
 ///
 /// ```text
 /// Connecting --INFO_RSP--> Connected --+
@@ -20,27 +20,27 @@ use crate::{ConnId, Heartbeat, Instant, MemRef, PATHS_MAX, PathId, PortId, Regio
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// Connections come, the client asks for the chunks.
+    /// Connections are made, and the client asks for the chunks.
     Connecting,
     /// Requests are served.
     Connected,
-    /// The queue pairs are being emptied.
+    /// The queues are being flushed.
     Closing,
-    /// The queue pairs are dead. The session does not know the path any more; only the end of the
-    /// connections is still being said to the client.
+    /// The queue pairs are dead. The session does not know the path any more; only the disconnects
+    /// are still repeated to the client.
     Closed,
 }
 
-/// How far a path in [`PathState::Connecting`] has come.
+/// The progress of a path in [`PathState::Connecting`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setup {
-    /// Its own memory is being registered; the connections wait.
+    /// Its internal memory is being registered; the connections wait.
     Preparing,
-    /// Connections come.
+    /// Connections are being made.
     Connecting,
     /// INFO_REQ came, the chunks are being registered.
     Registering,
-    /// The upper layer is asked.
+    /// The upper layer is being asked.
     Linking,
 }
 
@@ -48,11 +48,11 @@ pub(super) enum Setup {
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) state: ConnState,
-    /// The binding can still be told to refuse it.
+    /// The connection request, while the binding can still refuse it.
     pub(super) request: Option<RequestId>,
     /// The client knows of it.
     pub(super) established: bool,
-    /// The client has disconnected, or answered that we have.
+    /// The client has disconnected, or has answered a disconnect.
     pub(super) disconnected: bool,
     pub(super) queue: SendQueue,
 }
@@ -60,29 +60,29 @@ pub(super) struct Conn {
 /// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnState {
-    /// Asked for; the path's memory is not registered yet.
-    Asked,
+    /// Requested; the path's memory is not registered yet.
+    Requested,
     /// Accepted.
     Live,
-    /// Ordered to close; so many of its drain markers have come.
+    /// Ordered to close; counts its drain markers.
     Closing(u8),
-    /// Ordered to be forgotten, since its queues did not run empty [RT-100].
+    /// Being destroyed, since its queues were not flushed [RT-100].
     Forgetting,
-    /// Its queues are empty.
+    /// Its queues are flushed.
     Drained,
-    /// Forgotten.
+    /// Destroyed.
     Gone,
 }
 
-/// The connections of a path. What a client only announces takes no memory: it may never come
-/// [RT-66].
+/// The connections of a path. Connections that a client only announces take no memory: they may
+/// never come [RT-66].
 #[derive(Debug)]
 pub(super) struct Conns {
-    /// How many the client wants.
+    /// Number of connections the client wants.
     count: u16,
-    /// All of them, once all are asked for.
+    /// All connections, once all are requested.
     all: Vec<Conn>,
-    /// Until then those that are, by number.
+    /// Until then the requested ones, by number.
     asked: BTreeMap<u16, Conn>,
 }
 
@@ -103,7 +103,7 @@ impl Conns {
         }
     }
 
-    /// Those there are, each with its number; all others are not asked for.
+    /// The requested connections with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u16, &Conn)> {
         let asked = self.asked.iter().map(|(cid, conn)| (*cid, conn));
         (0..).zip(&self.all).chain(asked)
@@ -114,7 +114,7 @@ impl Conns {
         (0..).zip(&mut self.all).chain(asked)
     }
 
-    /// A connection is asked for, of a number of which there is none yet.
+    /// Adds a requested connection; its number must be unused.
     pub(super) fn ask(&mut self, cid: u16, conn: Conn) {
         self.asked.insert(cid, conn);
         if self.asked.len() == usize::from(self.count) {
@@ -122,33 +122,33 @@ impl Conns {
         }
     }
 
-    /// Tells whether all are there.
+    /// Whether all connections are requested.
     pub(super) const fn are_all_asked(&self) -> bool {
         !self.all.is_empty()
     }
 }
 
-/// What a path knows of a chunk.
+/// A path's state of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChunkKey {
-    /// The client's key, with refresh.
+    /// The client's present key, if keys are refreshed.
     pub(super) rkey: u32,
-    /// The client has sent a request for it and was not answered yet.
+    /// The client has sent a request in the chunk that was not answered yet.
     pub(super) taken: bool,
 }
 
-/// The path's own memory: INFO_REQ, the key messages, INFO_RSP.
+/// The path's internal memory: INFO_REQ, the key messages, INFO_RSP.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct InternalMemory {
     pub(super) region: RegionId,
     pub(super) buffer: Arc<Buffer>,
     depth: u64,
 }
 
-impl Own {
+impl InternalMemory {
     const KEYS: u64 = INFO_REQ_MAX as u64;
 
-    /// Bytes it takes for so many chunks.
+    /// Bytes it takes for this many chunks.
     pub(super) const fn bytes(depth: u16, refresh: bool) -> usize {
         let descs = if refresh { depth as usize } else { 1 };
         INFO_REQ_MAX + 8 * depth as usize + 8 + 16 * descs
@@ -162,7 +162,7 @@ impl Own {
         MemRef { region: self.region, offset, len }
     }
 
-    /// `names`: paths may be named in it.
+    /// `names`: INFO_REQ may name given-up paths.
     pub(super) const fn info_req(&self, names: bool) -> MemRef {
         self.piece(0, if names { INFO_REQ_MAX } else { INFO_REQ_LEN } as u32)
     }
@@ -183,39 +183,39 @@ pub(super) struct Path {
     /// Slot of the session.
     pub(super) session: u32,
     pub(super) uuid: Uuid,
-    /// What notices call it.
-    pub(super) life: PathLife,
+    /// The path's name in notices.
+    pub(super) generation: PathLife,
     pub(super) port: PortId,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) state: PathState,
     pub(super) setup: Setup,
-    /// The client is known to be there: it has got what was sent to its address [RT-66].
+    /// The client is proven to exist: it has received what was sent to its address [RT-66].
     pub(super) proven: bool,
     /// Its chunk keys are refreshed [RT-65].
     pub(super) refresh: bool,
-    /// They are, and the client is not told them: it counts [RT-99].
+    /// They are refreshed, but not sent to the client, which counts them [RT-99].
     pub(super) counted: bool,
     /// The client gives notice of paths it has given up [RT-101].
     pub(super) heeds_notice: bool,
-    /// It is such a path.
+    /// The client has given up this path.
     pub(super) given_up: bool,
     pub(super) conns: Conns,
-    pub(super) own: Own,
+    pub(super) internal: InternalMemory,
     /// The chunks, registered for this path.
     pub(super) region: Option<RegionId>,
     pub(super) keys: Vec<ChunkKey>,
-    /// INFO_RSP, until it is sent.
+    /// Bytes of INFO_RSP, until it is sent.
     pub(super) info_rsp_len: u32,
     pub(super) heartbeat: Option<Heartbeat>,
-    /// When the patience with it ends: while it connects, and from the close on.
+    /// When a connecting path times out, or a closed one stops waiting for its client.
     pub(super) deadline: Instant,
-    /// When the patience with queues that do not run empty ends, once it is closed.
+    /// When a closed path stops waiting for its queues to be flushed.
     pub(super) drain_by: Instant,
-    /// Requests of it that wait for a chunk.
+    /// Number of its requests that wait for a chunk.
     pub(super) waiting: usize,
     pub(super) stats: PathStats,
-    /// Completions since the count of them began anew, and in which turn that was.
+    /// Completions in the current call of `handle_done`, and that call's number.
     pub(super) turn: (u64, u64),
 }
 
@@ -224,23 +224,23 @@ impl Path {
         ConnId { path: self.id, cid }
     }
 
-    /// Connections that are, or may still come, and count against the limits.
+    /// Number of connections that exist or may still come; they count against the limits.
     pub(super) fn promised(&self) -> usize {
         if self.proven { self.conns.len().into() } else { 0 }
     }
 
-    /// Tells whether no queue pair of it can do anything any more.
+    /// Whether all its queue pairs are dead.
     pub(super) fn is_drained(&self) -> bool {
         (self.conns.iter())
             .all(|(_, conn)| matches!(conn.state, ConnState::Drained | ConnState::Gone))
     }
 
-    /// Tells whether the binding knows nothing of it any more.
+    /// Whether the binding has no object of it any more.
     pub(super) fn is_gone(&self) -> bool {
         self.conns.iter().all(|(_, conn)| conn.state == ConnState::Gone)
     }
 
-    /// Counts a work completion of this turn.
+    /// Counts a work completion in this call of `handle_done`.
     pub(super) fn count_completion(&mut self, turn: u64) {
         if self.turn.0 != turn {
             self.turn = (turn, 0);
@@ -256,14 +256,14 @@ impl Path {
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     slots: Vec<Slot>,
-    /// Connections of all proven paths, promised or made.
+    /// Connections of all proven paths, announced or made.
     pub(super) connections: usize,
     used: usize,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
-    life: u8,
+    generation: u8,
     path: Option<Path>,
 }
 
@@ -272,15 +272,15 @@ impl Paths {
         self.used == 0
     }
 
-    /// The name the next path gets; `None` when there are too many.
+    /// The id of the next path; `None` when there are too many.
     pub(super) fn vacancy(&self) -> Option<PathId> {
         let at = self.slots.iter().position(|slot| slot.path.is_none());
         let slot = u16::try_from(at.unwrap_or(self.slots.len())).ok()?;
-        let life = self.slots.get(usize::from(slot)).map_or(0, |slot| slot.life);
-        (slot < PATHS_MAX).then_some(PathId { slot, life })
+        let generation = self.slots.get(usize::from(slot)).map_or(0, |slot| slot.generation);
+        (slot < PATHS_MAX).then_some(PathId { slot, generation })
     }
 
-    /// Adds a path under the name it was given by [`vacancy`](Self::vacancy).
+    /// Adds a path, whose id must come from [`vacancy`](Self::vacancy).
     pub(super) fn add(&mut self, path: Path) {
         let at = usize::from(path.id.slot);
         if at == self.slots.len() {
@@ -290,7 +290,7 @@ impl Paths {
         self.slots[at].path = Some(path);
     }
 
-    /// The client of a path is there.
+    /// Marks the client of a path as proven.
     pub(super) fn prove(&mut self, id: PathId) {
         if let Some(path) = self.get_mut(id)
             && !std::mem::replace(&mut path.proven, true)
@@ -299,12 +299,12 @@ impl Paths {
         }
     }
 
-    /// Removes a path. What still comes for it is told by the life of its slot.
+    /// Removes a path. The generation of its slot distinguishes later events for it.
     pub(super) fn remove(&mut self, slot: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(slot))
             && let Some(path) = slot.path.take()
         {
-            slot.life = slot.life.wrapping_add(1);
+            slot.generation = slot.generation.wrapping_add(1);
             self.connections -= path.promised();
             self.used -= 1;
         }
@@ -318,7 +318,7 @@ impl Paths {
         self.slots.get_mut(usize::from(slot))?.path.as_mut()
     }
 
-    /// The path of this name, if it still is.
+    /// The path of this id, if it still exists.
     pub(super) fn get(&self, id: PathId) -> Option<&Path> {
         self.at(id.slot).filter(|path| path.id == id)
     }

@@ -1,22 +1,22 @@
-//! Answers and heartbeats.
+//! Responses and heartbeats.
 
 use bowline_verbs::{Remote, next_key};
 use bowline_wire::rtrs::{Desc, ERRNO_MAX, Imm, RkeyRsp};
 
 use super::chunks::OpState;
 use super::path::{ConnState, PathState};
-use super::sendq::{Late, Signal};
+use super::sendq::{DeferredReply, Signal};
 use super::{CloseReason, OpId, Server};
-use crate::{ConnId, Errno, HbDo, Instant, MemRef, PathId, Tag, WrKind};
+use crate::{ConnId, Errno, HeartbeatAction, Instant, MemRef, PathId, Tag, WrKind};
 
-/// Of an RDMA write of no bytes [RT-49].
+/// The target of an RDMA write of no bytes [RT-49].
 const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
 
 impl Server {
     /// Answers an operation, once; `errno` is 0 or negative. A successful read is answered with the
     /// first [`Request::room`](super::Request::room) bytes of `from`, memory of
-    /// [`add_region`](Self::add_region), or of its chunk; when `from` has fewer bytes the answer is
-    /// `-EIO`. An operation whose path is gone is over without an answer [RS-19].
+    /// [`add_region`](Self::add_region), or by default of its chunk; if `from` has fewer bytes, the
+    /// result is `-EIO`. An operation whose path is gone ends without a response [RS-19].
     pub fn respond(&mut self, now: Instant, op: OpId, errno: i32, from: Option<MemRef>) {
         let Some(running) = self.ops.find(op, OpState::Running) else { return };
         let conn = ConnId { path: running.path, cid: running.cid };
@@ -26,22 +26,22 @@ impl Server {
             _ => false,
         };
         let errno = if short && errno == 0 { Errno::EIO.neg() } else { errno };
-        // 9 bits of the immediate hold it [RT-17].
+        // The immediate has 9 bits for it [RT-17].
         let errno = u16::try_from(errno.unsigned_abs()).ok().filter(|errno| *errno <= ERRNO_MAX);
         let errno = errno.unwrap_or(Errno::EIO.0 as u16);
-        let late = Late { op, errno, from };
+        let late = DeferredReply { op, errno, from };
         match self.paths.get_mut(conn.path) {
             Some(path) if path.state == PathState::Connected => {
                 let Some(queue) = path.conns.get_mut(conn.cid).map(|conn| &mut conn.queue) else {
                     return;
                 };
-                if queue.late.is_empty() && self.answer(conn, late) {
+                if queue.deferred.is_empty() && self.answer(conn, late) {
                     self.release(op.slot);
                 } else if let Some(late_op) = self.ops.find(op, OpState::Running) {
                     late_op.state = OpState::Queued;
                     self.counters.answers_waited += 1;
                     if let Some(conn) = self.conn_mut(conn) {
-                        conn.queue.late.push_back(late);
+                        conn.queue.deferred.push_back(late);
                     }
                 }
             }
@@ -55,7 +55,7 @@ impl Server {
                 self.release(op.slot);
             }
         }
-        // From here on the upper layer does not touch the chunk any more.
+        // From here on the upper layer must not touch the chunk.
         if let Some(session) = self.sessions.get_mut(session) {
             session.end(epoch);
         }
@@ -63,10 +63,10 @@ impl Server {
         self.end_slot_if_over(session);
     }
 
-    /// Sends the answers that waited, as far as there is room [RT-53].
-    pub(super) fn send_late(&mut self, conn: ConnId) {
+    /// Sends deferred responses, as far as there is room [RT-53].
+    pub(super) fn send_deferred(&mut self, conn: ConnId) {
         while let Some(waiting) = self.conn_mut(conn) {
-            let Some(late) = waiting.queue.late.front().copied() else { return };
+            let Some(late) = waiting.queue.deferred.front().copied() else { return };
             if self.ops.find(late.op, OpState::Queued).is_some() {
                 if !self.answer(conn, late) {
                     return;
@@ -74,13 +74,13 @@ impl Server {
                 self.release(late.op.slot);
             }
             if let Some(waiting) = self.conn_mut(conn) {
-                waiting.queue.late.pop_front();
+                waiting.queue.deferred.pop_front();
             }
         }
     }
 
-    /// Posts the answer of an operation [RT-47], [RT-48]; `false` when there is no room.
-    fn answer(&mut self, id: ConnId, late: Late) -> bool {
+    /// Posts the response of an operation [RT-47], [RT-48]; `false` when there is no room.
+    fn answer(&mut self, id: ConnId, late: DeferredReply) -> bool {
         let Some(path) = self.paths.get_mut(id.path) else { return false };
         let Some(conn) = path.conns.get_mut(id.cid) else { return false };
         let op = self.ops.peek(late.op.slot);
@@ -98,8 +98,8 @@ impl Server {
         let inval = op.desc.filter(|_| op.inval).map(|desc| desc.key);
         let imm = Imm::Done { id: chunk.into(), errno: late.errno, invalidated: inval.is_some() };
         let imm = imm.to_u32();
-        // A write with the data can be the completion as well, where the device does not like two
-        // better.
+        // A single write with data and immediate can complete the request, unless the device
+        // prefers two.
         let told = path.refresh && !path.counted;
         let device = self.ports.get(usize::from(path.port.0));
         let in_two = |desc: Desc| device.is_some_and(|device| device.takes_two(desc.len));
@@ -118,7 +118,7 @@ impl Server {
             }
             if told {
                 let msg = RkeyRsp { id: chunk, key: key.rkey }.emit();
-                path.own.buffer.write(path.own.key_msg(chunk).offset as usize, &msg);
+                path.internal.buffer.write(path.internal.key_msg(chunk).offset as usize, &msg);
             }
         }
         let mut send = |kind, mem: Option<MemRef>, signal| {
@@ -131,7 +131,7 @@ impl Server {
                 return true;
             }
             send(WrKind::Write(remote), from, Signal::No);
-            // Right behind the data: what tells of it can take the last of it along.
+            // Right behind the data: the message that announces it can take its last bytes along.
             if inval.is_none() {
                 let len = from.map_or(0, |from| from.len);
                 end = Remote { addr: remote.addr.wrapping_add(len.into()), ..remote };
@@ -141,7 +141,7 @@ impl Server {
             send(WrKind::SendInv(key), None, Signal::No);
         }
         if told {
-            let mem = path.own.key_msg(chunk);
+            let mem = path.internal.key_msg(chunk);
             send(WrKind::SendImm(imm), Some(mem), Signal::InTurn);
         } else {
             send(WrKind::WriteImm(end, imm), None, Signal::InTurn);
@@ -149,7 +149,7 @@ impl Server {
         true
     }
 
-    /// Answers HB_MSG [RT-62]. A client that sends more of them than it takes answers gets none.
+    /// Answers HB_MSG [RT-62]. A client that sends them faster than it takes the answers gets none.
     pub(super) fn answer_heartbeat(&mut self, id: ConnId) {
         if self.send_heartbeat(id, Imm::HbAck, Signal::InTurn) {
             self.counters.heartbeats_answered += 1;
@@ -158,29 +158,29 @@ impl Server {
         }
     }
 
-    /// Looks whether the client still answers [RT-60], [RT-88].
+    /// Runs the heartbeat of a path [RT-60], [RT-88].
     pub(super) fn beat(&mut self, now: Instant, id: PathId) {
         let Some(heartbeat) = self.paths.get_mut(id).and_then(|path| path.heartbeat.as_mut())
         else {
             return;
         };
         match heartbeat.tick(now) {
-            HbDo::Nothing => {}
-            // A full queue is a question that is not answered either.
-            HbDo::SendMsg => {
+            HeartbeatAction::Nothing => {}
+            // A full queue means that the heartbeat is not answered either.
+            HeartbeatAction::SendMsg => {
                 if self.send_heartbeat(ConnId { path: id, cid: 0 }, Imm::HbMsg, Signal::Yes) {
                     self.counters.heartbeats_sent += 1;
                 }
             }
-            HbDo::Silent if self.has_another(now, id) => {
+            HeartbeatAction::Silent if self.has_another(now, id) => {
                 self.close_path(now, id, CloseReason::Silent);
             }
-            HbDo::Silent => {}
-            HbDo::Dead => self.close_path(now, id, CloseReason::Heartbeat),
+            HeartbeatAction::Silent => {}
+            HeartbeatAction::Dead => self.close_path(now, id, CloseReason::Heartbeat),
         }
     }
 
-    /// Tells whether the client has another path that works.
+    /// Whether the client has another path that works.
     fn has_another(&self, now: Instant, id: PathId) -> bool {
         let session = self.paths.get(id).and_then(|path| self.sessions.get(path.session));
         let slots = session.map_or(&[][..], |session| &session.paths);

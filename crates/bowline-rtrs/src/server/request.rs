@@ -1,9 +1,9 @@
 //! Completions; requests, from their arrival to the upper layer.
 //!
-//! A request is three things in its chunk: data, user message, header [RT-38]. The client may be
-//! able to change them at any time, so first its key of the chunk is withdrawn [RT-44], and then
-//! header and user message are copied out, each byte once; the copy is judged and used, the chunk
-//! is never looked at again [RT-65].
+//! A request consists of data, user message and header in its chunk [RT-38]. The client may be able
+//! to change them at any time. So first its key of the chunk is suspended [RT-44]; then header and
+//! user message are copied, each byte once. The copy is validated and used, and the chunk is not
+//! read again for them [RT-65].
 
 use core::ops::Deref;
 
@@ -15,34 +15,35 @@ use super::path::{ConnState, PathState};
 use super::{CloseReason, Server, SessId};
 use crate::{ConnId, Done, Instant, MemRef, PortId, RecvSlot, Tag};
 
-/// Bytes of a user message that need no memory of their own.
+/// Bytes of a user message stored without allocation.
 const USR_INLINE: usize = 48;
 /// Most bytes of a header [RT-12].
 const HEADER_MAX: usize = 24;
 
-/// An operation, from request to answer.
+/// An operation, from request to response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId {
-    /// Place in the server's table.
+    /// Index in the server's table.
     pub slot: u32,
-    /// How often the place was used before, wrapping.
-    pub life: u32,
+    /// How often the slot was used before, wrapping.
+    #[doc(alias = "life")]
+    pub generation: u32,
 }
 
-/// A request, judged: everything about it is within the limits.
+/// A validated request: everything in it is within the limits.
 #[derive(Debug)]
 pub struct Request {
-    /// To be answered by [`Server::respond`], exactly once.
+    /// The operation to answer with [`Server::respond`], exactly once.
     pub op: OpId,
     /// The session.
     pub session: SessId,
-    /// Read or write, as the transport has it: where the data goes.
+    /// Read or write, from the transport's view: the direction of the data.
     pub dir: Dir,
-    /// The data: of a write, or the place for that of a read. Lies in [`Server::memory`], at the
-    /// beginning of a chunk. What is there before a read is of earlier requests of the session.
+    /// The data of a write, or the place for the data of a read. Lies in [`Server::memory`], at the
+    /// beginning of a chunk. Before a read it holds data of earlier requests of the session.
     pub data: MemRef,
-    /// Bytes a successful read is answered with, at most those of `data`; 0: none. All of them must
-    /// be written before the answer. 0 for a write.
+    /// Bytes of the response to a successful read, at most those of `data`; 0: none. All of them
+    /// must be written before the response. 0 for a write.
     pub room: u32,
     /// The user message.
     pub usr: Usr,
@@ -87,16 +88,16 @@ impl core::fmt::Debug for Usr {
     }
 }
 
-/// A request that came and was not read yet.
+/// A request that has arrived, but was not read yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrived {
     conn: ConnId,
     chunk: u16,
-    /// Where in the chunk the header is.
+    /// Offset of the header in the chunk.
     off: u32,
     /// Bytes the client wrote.
     len: u32,
-    /// The key withdrawn for it.
+    /// The key suspended for it.
     rkey: Option<u32>,
 }
 
@@ -105,7 +106,7 @@ impl Server {
         let turn = self.turn;
         let Some(path) = self.paths.get_mut(done.conn.path) else { return };
         if done.tag.kind() == Tag::DRAIN {
-            return self.marker(now, done.conn);
+            return self.on_drain_marker(now, done.conn);
         }
         path.count_completion(turn);
         let Some(conn) = path.conns.get_mut(done.conn.cid) else { return };
@@ -123,14 +124,14 @@ impl Server {
                 if let Some(heartbeat) = &mut path.heartbeat {
                     heartbeat.acknowledged(now);
                 }
-                if !conn.queue.late.is_empty() {
-                    self.send_late(done.conn);
+                if !conn.queue.deferred.is_empty() {
+                    self.send_deferred(done.conn);
                 }
             }
         }
     }
 
-    /// An immediate came [RT-44], [RT-57], [RT-67].
+    /// Handles a received immediate [RT-44], [RT-57], [RT-67].
     fn received(&mut self, now: Instant, done: &Done) {
         // Posted again at once, so that the client never finds the queue empty.
         let (conn, tag) = (done.conn, done.tag);
@@ -155,8 +156,8 @@ impl Server {
                     self.wake_at(next);
                 }
             }
-            Imm::GivenUp(life) if connected && path.heeds_notice => {
-                self.notice(now, conn.path, life);
+            Imm::GivenUp(generation) if connected && path.heeds_notice => {
+                self.notice(now, conn.path, generation);
             }
             Imm::HbMsg | Imm::HbAck | Imm::GivenUp(_) | Imm::Done { .. } | Imm::Unknown(_) => {
                 self.counters.immediates_ignored += 1;
@@ -167,7 +168,7 @@ impl Server {
         }
     }
 
-    /// A request lies in a chunk: the client must not reach it any more.
+    /// Handles the arrival of a request: the client must not reach the chunk any more.
     fn arrive(&mut self, now: Instant, done: &Done, payload: u32) {
         let Some(path) = self.paths.get_mut(done.conn.path) else { return };
         let Some((chunk, off)) = self.config.geometry.split(payload) else {
@@ -185,8 +186,8 @@ impl Server {
         self.arrived.push(Arrived { conn: done.conn, chunk, off, len: done.len, rkey });
     }
 
-    /// Reads and judges the requests whose keys have been withdrawn. `failed` are the keys for
-    /// which that did not work: their paths are closed, the requests not carried out [RT-67].
+    /// Reads and validates the requests whose keys have been suspended. `failed` are the keys for
+    /// which that did not work: their paths are closed, and the requests not carried out [RT-67].
     pub fn process(&mut self, now: Instant, failed: &[(PortId, u32)]) {
         let spare = std::mem::take(&mut self.arrived_spare);
         let mut arrived = std::mem::replace(&mut self.arrived, spare);
@@ -218,8 +219,8 @@ impl Server {
         let mut tail = [0; HEADER_MAX];
         let room = HEADER_MAX.min((geometry.chunk() - arrived.off) as usize);
         session.buffer.read(at(arrived.off), &mut tail[..room]);
-        // Looked at where it is: to move what was just written waits until all stores before are
-        // done.
+        // Used by reference: moving a value that was just written would wait for the stores to
+        // finish.
         let parsed = parse_io(geometry, arrived.off, &tail[..room]);
         let Ok(io) = &parsed else {
             return self.close_path(now, id, CloseReason::Header);
@@ -244,7 +245,7 @@ impl Server {
         path.stats.inflight += 1;
         let session_id = session.id;
         let op = self.ops.take(Op {
-            life: 0,
+            generation: 0,
             epoch: session.begin(),
             state: OpState::Running,
             session: path.session,
@@ -261,19 +262,19 @@ impl Server {
         self.start(now, Request { op, session, dir, data, room, usr });
     }
 
-    /// Hands a request on, or lets it wait for its chunk [RS-9].
+    /// Hands a request to the upper layer, or lets it wait for its chunk [RS-9].
     ///
-    /// That another path still has an operation in the chunk tells that the client has given up one
-    /// of the two paths, since it uses a chunk for one request at a time. It is the older one, so
-    /// that is closed. It can be the newer one after all: packets of a path that was given up may
-    /// be late, not lost. A bowline tells of the path before, so that it is closed already
-    /// [RT-101]. A kernel does not: if it has used the chunk for another request since, that one's
-    /// data was written over, and the late one is carried out once more [RT-96].
+    /// If another path still has an operation in the chunk, the client has given up one of the two
+    /// paths, since it uses a chunk for one request at a time. The older path is assumed to be the
+    /// one and is closed. It can be the newer one after all: packets of a given-up path may be late
+    /// instead of lost. A bowline client gives notice of the path first, so that it is closed
+    /// already [RT-101]. A kernel does not: if it has used the chunk for another request since, the
+    /// late request overwrites that one's data, and is carried out again [RT-96].
     fn start(&mut self, now: Instant, request: Request) {
         let op = request.op;
         let Some(session) = self.sessions.get_mut(request.session.slot) else { return };
         let index = usize::from(self.ops.peek(op.slot).chunk);
-        self.filled |= session.uses(index);
+        self.filled |= session.note_use(index);
         let Some(chunk) = session.chunks.get_mut(index) else { return };
         if chunk.holder == NONE {
             chunk.holder = op.slot;
@@ -301,7 +302,7 @@ impl Server {
         self.close_path(now, holder, CloseReason::Overtaken);
     }
 
-    /// Gives a chunk to the next request that waits for it, after its operation is over.
+    /// Ends an operation and gives its chunk to the next waiting request.
     pub(super) fn release(&mut self, slot: u32) {
         let op = self.ops.peek(slot);
         let (session, index, path) = (op.session, usize::from(op.chunk), op.path);
@@ -330,33 +331,33 @@ impl Server {
         }
     }
 
-    /// Tells whether requests are ready for the upper layer.
+    /// Whether requests are ready for the upper layer.
     pub fn has_requests(&self) -> bool {
         !self.requests.is_empty()
     }
 
-    /// Tells whether requests wait for the chunks of others: when these are over, no completion
-    /// tells that there are requests for the upper layer [RS-9].
+    /// Whether requests wait for chunks of others: when those end, no completion announces the
+    /// requests for the upper layer [RS-9].
     pub const fn has_waiting(&self) -> bool {
         self.waiting > 0
     }
 
-    /// Takes the requests that are ready for the upper layer. Look again after
-    /// [`respond`](Self::respond): a chunk that becomes free may let another one begin.
+    /// Takes the requests that are ready for the upper layer. Call it again after
+    /// [`respond`](Self::respond): a freed chunk may let another request begin.
     pub fn take_requests(&mut self, into: &mut Vec<Request>) {
         into.append(&mut self.requests);
     }
 }
 
-/// Tells whether a completion is that of a receive, which a failed one tells by its tag alone: the
-/// only send of that kind is signalled, and has a number.
+/// Whether a completion of an INFO work request is that of its receive. After a failure only the
+/// tag tells: the only send of that kind is signalled, and has a number.
 fn is_recv(done: &Done) -> bool {
     done.tag.index() == 0
 }
 
-/// Tells whether the client wrote what the header says it did, if the device tells how much that
-/// was [RT-39]. The data of a WRITE, or a part, may have come before, in a message of its own
-/// [RT-97]; what is in the chunk instead, should it not have, is what this client has put there.
+/// Whether the client wrote as many bytes as the header says, if the device reports the number
+/// [RT-39]. The data of a WRITE, or a part of it, may have come before as a separate message
+/// [RT-97]. If it has not come, the chunk holds older data of the same client.
 fn is_length(io: &IoReq, arrived: &Arrived) -> bool {
     let rest = arrived.off - io.data_len;
     let lens = match io.hdr {

@@ -1,25 +1,25 @@
-//! How full a send queue is, and the answers that wait for it.
+//! The fill level of a send queue, and the responses that wait for room.
 //!
-//! Only some work requests are signalled; the completion of one tells that all before it are done
-//! too [RT-52]. The index of a work request's tag is its number in the queue, so a completion says
-//! by itself how far the queue has come.
+//! Only some work requests are signalled; the completion of one means that all before it are done
+//! too [RT-52]. The index of a work request's tag is its number in the queue, so a completion
+//! single tells how far the queue has come.
 
 use std::collections::VecDeque;
 
 use super::OpId;
 use crate::{Batch, ConnId, MemRef, Tag, WrKind};
 
-/// Most work requests of one answer: the data, the invalidation, the completion [RT-47].
+/// Most work requests of one response: the data, the invalidation, the completion [RT-47].
 pub(super) const CHAIN_MAX: u32 = 3;
-/// Places no answer takes: heartbeats and their answers go there [RT-60], [RT-62].
+/// Entries reserved for heartbeats and their answers [RT-60], [RT-62].
 const RESERVE: u32 = 4;
 /// Least size of a send queue: the reserve, and two chains.
 pub(super) const SIZE_MIN: u32 = RESERVE + 2 * CHAIN_MAX;
 const INDEX: u32 = 0x0fff_ffff;
 
-/// An answer that waits.
+/// A deferred response.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Late {
+pub(super) struct DeferredReply {
     pub(super) op: OpId,
     pub(super) errno: u16,
     pub(super) from: Option<MemRef>,
@@ -29,37 +29,37 @@ pub(super) struct Late {
 #[derive(Debug)]
 pub(super) struct SendQueue {
     size: u32,
-    /// Every so many work requests one is signalled.
+    /// At least one in this many work requests is signalled.
     interval: u32,
     since_signal: u32,
     /// Number of the newest work request.
     posted: u32,
-    /// Number of the newest one known to be done.
+    /// Number of the newest work request known to be done.
     done: u32,
-    /// Answers that found no room, oldest first [RT-53].
-    pub(super) late: VecDeque<Late>,
+    /// Deferred responses, oldest first [RT-53].
+    pub(super) deferred: VecDeque<DeferredReply>,
 }
 
 impl SendQueue {
-    /// A queue of `size` places, at least [`SIZE_MIN`], for a session of `depth` chunks.
+    /// A queue of `size` entries, at least [`SIZE_MIN`], for a session of `depth` chunks.
     pub(super) fn new(size: u32, depth: u16) -> Self {
         assert!(size >= SIZE_MIN, "a send queue of {size}");
-        // What is not signalled must leave room for a chain that is.
+        // Unsignalled work requests must leave room for a signalled chain.
         let most = (size - RESERVE - CHAIN_MAX) / 2;
         let interval = (u32::from(depth).min(512) / 2).min(most).max(1);
-        Self { size, interval, since_signal: 0, posted: 0, done: 0, late: VecDeque::new() }
+        Self { size, interval, since_signal: 0, posted: 0, done: 0, deferred: VecDeque::new() }
     }
 
     pub(super) const fn used(&self) -> u32 {
         self.posted.wrapping_sub(self.done) & INDEX
     }
 
-    /// Tells whether an answer of so many work requests fits.
+    /// Whether a response of this many work requests fits.
     pub(super) const fn has_room(&self, count: u32) -> bool {
         self.used() + count + RESERVE <= self.size
     }
 
-    /// Tells whether a heartbeat fits.
+    /// Whether a heartbeat fits.
     pub(super) const fn has_reserve(&self) -> bool {
         self.used() < self.size
     }
@@ -88,7 +88,7 @@ impl SendQueue {
         batch.send(conn, Tag::new(tag, self.posted), kind, mems, signal);
     }
 
-    /// A signalled work request is done, and with it all before it.
+    /// Handles the completion of a signalled work request, and with it of all before it.
     pub(super) fn completed(&mut self, index: u32) {
         let ahead = self.posted.wrapping_sub(index) & INDEX;
         if ahead < self.used() {
@@ -107,9 +107,9 @@ impl SendQueue {
 /// Whether a work request completes with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
-    /// No: another of its chain follows.
+    /// No: another work request of its chain follows.
     No,
-    /// When it is time for one [RT-52].
+    /// If a signalled one is due [RT-52].
     InTurn,
     /// Yes.
     Yes,
@@ -119,7 +119,7 @@ pub(super) enum Signal {
 mod tests {
     use super::*;
 
-    const CONN: ConnId = ConnId { path: crate::PathId { slot: 0, life: 0 }, cid: 1 };
+    const CONN: ConnId = ConnId { path: crate::PathId { slot: 0, generation: 0 }, cid: 1 };
 
     /// Sends chains until there is no room; returns their number and the index signalled last.
     fn fill(queue: &mut SendQueue) -> (u32, Option<u32>) {

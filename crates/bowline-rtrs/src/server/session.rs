@@ -1,4 +1,4 @@
-//! Sessions: the memory a client's paths share.
+//! Sessions: the memory that a client's paths share.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::SessId;
 use super::chunks::{Chunk, Unused};
 use crate::Errno;
 
-/// What the upper layer knows of a session.
+/// The upper layer's knowledge of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    /// Nothing.
+pub(super) enum Consent {
+    /// It does not know the session.
     Down,
     /// It was asked, and has not answered yet.
     Asked,
@@ -27,34 +27,34 @@ pub(super) struct Session {
     pub(super) id: SessId,
     pub(super) uuid: Uuid,
     pub(super) name: Option<SessionName>,
-    /// Who began it.
+    /// The address that began it.
     pub(super) from: IpAddr,
-    /// A client of it is known to be there.
+    /// A client of it is proven to exist.
     pub(super) proven: bool,
-    /// All chunks, one after the other; none before a path of it joins.
+    /// All chunks, one after the other; empty before the first path joins.
     pub(super) buffer: Arc<Buffer>,
     pub(super) chunks: Vec<Chunk>,
-    /// Memory that is used as a whole is of large pages, which are faster.
+    /// Tracks ranges that are used completely, to move them to large pages, which are faster.
     unused: Unused,
-    /// Stretches that are used and not of large pages yet: where each begins, and its bytes.
+    /// Completely used ranges that are not moved to large pages yet: offset and length in bytes.
     filled: Vec<(usize, usize)>,
     /// Slots of its paths, oldest first.
     pub(super) paths: Vec<u16>,
-    /// Operations not answered, those that wait not counted.
+    /// Operations not answered, not counting those that wait.
     pub(super) running: usize,
     /// Operations that wait for a chunk.
     pub(super) waiting: usize,
-    /// Operations the upper layer has not answered, those that wait included.
+    /// Operations the upper layer has not answered, including those that wait.
     pub(super) unanswered: usize,
-    /// Counts the paths that have joined.
+    /// Number of paths that have joined.
     pub(super) epoch: u32,
-    /// Of the unanswered operations those that are older than the last path's INFO_REQ.
+    /// Unanswered operations that are older than the last path's INFO_REQ.
     pub(super) old: usize,
-    pub(super) link: Link,
+    pub(super) consent: Consent,
 }
 
 impl Session {
-    /// A session without memory.
+    /// Makes a session without memory.
     pub(super) fn new(id: SessId, uuid: Uuid, from: IpAddr) -> Result<Self, Errno> {
         Ok(Self {
             id,
@@ -72,12 +72,13 @@ impl Session {
             unanswered: 0,
             epoch: 0,
             old: 0,
-            link: Link::Down,
+            consent: Consent::Down,
         })
     }
 
-    /// Makes the memory of a session, if it is not there. Only what is used of it is really there.
-    pub(super) fn furnish(&mut self, geometry: &Geometry) -> Result<(), Errno> {
+    /// Allocates the memory of a session, if it has none. The system provides pages only when they
+    /// are used.
+    pub(super) fn allocate_chunks(&mut self, geometry: &Geometry) -> Result<(), Errno> {
         if self.chunks.is_empty() {
             let depth = usize::from(geometry.queue_depth());
             let chunk = geometry.chunk() as usize;
@@ -89,36 +90,36 @@ impl Session {
         Ok(())
     }
 
-    /// A request lies in a chunk. Tells whether with it a whole stretch is used.
+    /// Records that a request uses a chunk. Returns whether that completes a range.
     #[inline]
-    pub(super) fn uses(&mut self, index: usize) -> bool {
+    pub(super) fn note_use(&mut self, index: usize) -> bool {
         let Some(chunk) = self.chunks.get_mut(index) else { return false };
-        let Some((first, count)) = self.unused.uses(index, chunk) else { return false };
+        let Some((first, count)) = self.unused.note_use(index, chunk) else { return false };
         let bytes = self.buffer.len() / self.chunks.len();
         let count = count.min(self.chunks.len() - first);
         self.filled.push((first * bytes, count * bytes));
         true
     }
 
-    /// Takes a stretch that is used.
+    /// Takes a completely used range.
     fn take_filled(&mut self) -> Option<Mem> {
         let (offset, len) = self.filled.pop()?;
         Some(Mem { buffer: Arc::clone(&self.buffer), offset, len })
     }
 
-    /// A path joins: it is not served before everything that is under way now is answered.
+    /// Handles that a path joins: it is not served before everything now in progress is answered.
     pub(super) fn join(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.old = self.unanswered;
     }
 
-    /// An operation begins; returns its epoch.
+    /// Records the begin of an operation; returns its epoch.
     pub(super) fn begin(&mut self) -> u32 {
         self.unanswered += 1;
         self.epoch
     }
 
-    /// An operation of this epoch is answered, or will never be begun.
+    /// Records that an operation of this epoch is answered, or will never begin.
     pub(super) fn end(&mut self, epoch: u32) {
         self.unanswered -= 1;
         if epoch != self.epoch {
@@ -126,7 +127,7 @@ impl Session {
         }
     }
 
-    /// Tells whether nothing is left of it but what the upper layer has not answered yet.
+    /// Whether nothing is left of it except operations that the upper layer has not answered.
     pub(super) fn is_ending(&self) -> bool {
         self.paths.is_empty()
     }
@@ -141,7 +142,7 @@ pub(super) struct Sessions {
 
 #[derive(Debug, Default)]
 struct Slot {
-    life: u32,
+    generation: u32,
     session: Option<Session>,
 }
 
@@ -150,7 +151,7 @@ impl Sessions {
         self.used
     }
 
-    /// Adds the session that `make` makes for the name it is given.
+    /// Adds the session that `make` makes for the given id.
     pub(super) fn add(
         &mut self,
         make: impl FnOnce(SessId) -> Result<Session, Errno>,
@@ -161,17 +162,17 @@ impl Sessions {
             self.slots.push(Slot::default());
         }
         let slot = &mut self.slots[at];
-        let session = make(SessId { slot: at as u32, life: slot.life })?;
+        let session = make(SessId { slot: at as u32, generation: slot.generation })?;
         self.used += 1;
         Ok(slot.session.insert(session))
     }
 
-    /// Removes a session; its memory goes with it.
+    /// Removes a session and its memory.
     pub(super) fn remove(&mut self, slot: u32) {
         if let Some(slot) = self.slots.get_mut(slot as usize)
             && slot.session.take().is_some()
         {
-            slot.life = slot.life.wrapping_add(1);
+            slot.generation = slot.generation.wrapping_add(1);
             self.used -= 1;
         }
     }
@@ -184,13 +185,13 @@ impl Sessions {
         self.slots.get_mut(slot as usize)?.session.as_mut()
     }
 
-    /// Takes a stretch of any session that is used.
+    /// Takes a completely used range of any session.
     pub(super) fn take_filled(&mut self) -> Option<Mem> {
         let mut sessions = self.slots.iter_mut().filter_map(|slot| slot.session.as_mut());
         sessions.find_map(Session::take_filled)
     }
 
-    /// The session of this name, if it still is.
+    /// The session of this id, if it still exists.
     pub(super) fn find(&self, id: SessId) -> Option<&Session> {
         self.get(id.slot).filter(|session| session.id == id)
     }

@@ -1,4 +1,4 @@
-//! What a server counts, and what it tells of sessions and paths.
+//! Counters of a server, and information about sessions and paths.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ macro_rules! counters {
         }
 
         impl ServerCounters {
-            /// Names and values.
+            /// Names and values of the counters.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),+].into_iter()
             }
@@ -29,18 +29,17 @@ counters! {
     accepted,
     /// Connection requests refused [RT-28].
     refused,
-    /// Of these: as much as there may be was there already, sessions or their memory or connections
-    /// [RT-66].
+    /// Refused for lack of resources: of sessions, their memory, or connections [RT-66].
     refused_full,
     /// Paths that were connected.
     paths_connected,
     /// Paths closed, whether they had been connected or not.
     paths_closed,
-    /// Of these: the client broke a rule [RT-67].
+    /// Closed because the client broke a rule [RT-67].
     paths_violated,
-    /// Of these: the client, or the name of its session, was not admitted [RT-64], [RT-20].
+    /// Closed because the client, or the name of its session, was not admitted [RT-64], [RT-20].
     paths_refused,
-    /// Of these: nothing had proved that the client was there, and others asked [RT-66].
+    /// Closed because the client was not proven to exist, and others needed the place [RT-66].
     paths_pushed_out,
     /// Requests handed to the upper layer.
     requests,
@@ -48,28 +47,28 @@ counters! {
     requests_waited,
     /// Requests dropped because their path closed before they were begun.
     requests_dropped,
-    /// Answers given.
+    /// Responses given.
     answers,
-    /// Answers that waited for room in the send queue [RT-53].
+    /// Responses that waited for room in the send queue [RT-53].
     answers_waited,
-    /// Answers dropped because their path was gone [RS-19].
+    /// Responses dropped because their path was gone [RS-19].
     answers_dropped,
     /// HB_MSGs sent.
     heartbeats_sent,
     /// HB_MSGs answered.
     heartbeats_answered,
-    /// HB_MSGs not answered because the send queue was full of answers.
+    /// HB_MSGs not answered because the send queue was full of responses.
     heartbeats_dropped,
     /// Notices of paths that are given up [RT-101].
     notices,
-    /// Of these: there was no such path, since it was closed already, or never there.
+    /// Notices of a path that did not exist: closed already, or never there.
     notices_ignored,
-    /// Immediates ignored: of an unknown type, an answer, or a heartbeat where none belongs
-    /// [RT-14], [RT-62], [RT-67].
+    /// Immediates ignored: of an unknown type, a response, or a heartbeat in a wrong state [RT-14],
+    /// [RT-62], [RT-67].
     immediates_ignored,
 }
 
-/// Counts of a path, as `stats/rdma` and `stats/wc_completion` show them [RS-43], [RS-46].
+/// Counters of a path, as `stats/rdma` and `stats/wc_completion` show them [RS-43], [RS-46].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathStats {
     /// Reads.
@@ -86,42 +85,42 @@ pub struct PathStats {
     pub wc_max: u64,
     /// Work completions.
     pub wc_total: u64,
-    /// How often there were any to be handled.
+    /// Number of calls that handled work completions.
     pub wc_calls: u64,
 }
 
-/// What a path is like now.
+/// The current state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
-    /// Its name.
+    /// Id of the path.
     pub path: PathId,
-    /// Device it came by.
+    /// The device it uses.
     pub port: PortId,
-    /// Own address.
+    /// Local address.
     pub local: SocketAddr,
-    /// The client's.
+    /// The client's address.
     pub remote: SocketAddr,
     /// State.
     pub state: PathState,
     /// Connections of the path.
     pub connections: u16,
-    /// Keys are refreshed on it.
+    /// Whether keys are refreshed on it.
     pub refresh: bool,
-    /// Counts.
+    /// Counters of the path.
     pub stats: PathStats,
 }
 
-/// What a session is like now.
+/// The current state of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
-    /// Its name here.
+    /// Id of the session.
     pub session: SessId,
-    /// What the client calls it; `None` until a path has told.
+    /// The name the client gave it; `None` until the first INFO_REQ.
     pub name: Option<SessionName>,
-    /// Its name on the wire.
+    /// Its UUID on the wire.
     pub uuid: Uuid,
     /// Its paths, oldest first.
     pub paths: Vec<PathInfo>,
-    /// Operations not answered yet, those of paths that are gone included.
+    /// Operations not answered yet, including those of paths that are gone.
     pub operations: usize,
 }

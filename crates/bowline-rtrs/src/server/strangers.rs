@@ -1,10 +1,10 @@
-//! Paths of clients that may not be there [RT-66].
+//! Paths whose client is not proven to exist [RT-66].
 //!
-//! A request to connect proves nothing: anybody can send it from any address, and as many as it
-//! likes. Only when the client shows that it has got the answer is it known that somebody lives
-//! there. Until then a path is a stranger: it takes little memory, counts for no limit, ends soon,
-//! and the oldest makes room for the next. So whoever forges requests keeps out neither those that
-//! are there nor those that come.
+//! A connection request proves nothing: anyone can send any number of them with forged addresses.
+//! Only when the client shows that it has received the answer is it proven to exist at its address.
+//! Until then its path is a stranger: it takes little memory, counts for no limit, times out soon,
+//! and the oldest makes room for the next. So forged requests keep out neither present clients nor
+//! new ones.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::{CloseReason, Server};
 use crate::{Errno, Instant, PathId};
 
 impl Server {
-    /// A stranger comes; the oldest makes room for it.
+    /// Adds a stranger; the oldest makes room for it.
     pub(super) fn add_stranger(&mut self, now: Instant, id: PathId) {
         self.strangers.push_back(id);
         if self.strangers.len() > self.config.limits.strangers
@@ -24,12 +24,12 @@ impl Server {
         }
     }
 
-    /// A path is none any more, if it was: it is proven, or over.
+    /// Removes a path from the strangers, if it is one: it is proven, or closed.
     pub(super) fn remove_stranger(&mut self, id: PathId) {
         self.strangers.retain(|stranger| *stranger != id);
     }
 
-    /// Tells whether there may be one more session that was begun from an address.
+    /// Whether one more session may be begun from an address.
     pub(super) fn has_session_room(&self, from: IpAddr) -> bool {
         let per_address = self.config.limits.sessions_per_address;
         let proven = || self.sessions.iter().filter(|session| session.proven);
@@ -37,7 +37,7 @@ impl Server {
             && proven().filter(|session| session.from == from).count() < per_address
     }
 
-    /// Tells whether there may be so many more connections from an address.
+    /// Whether this many more connections are allowed from an address.
     pub(super) fn has_room(&self, wanted: u16, from: IpAddr) -> bool {
         let (wanted, limits) = (usize::from(wanted), &self.config.limits);
         let same = self.paths.iter().filter(|path| path.remote.ip() == from);
@@ -46,8 +46,8 @@ impl Server {
             && theirs + wanted <= limits.connections_per_address
     }
 
-    /// The client of a path is there, and the path counts from now on. The limits are looked at
-    /// once more: others may have come since it asked.
+    /// Marks the client of a path as proven; from now on the path counts for the limits. These are
+    /// checked again: other clients may have come since the path was requested.
     pub(super) fn prove(&mut self, now: Instant, id: PathId) {
         let Some(path) = self.paths.get(id).filter(|path| !path.proven) else { return };
         if path.state != PathState::Connecting {

@@ -204,14 +204,15 @@ fn answers_to_a_connect_that_make_no_sense_are_refused() {
     }
 }
 
-// tests [RT-58]: nothing that comes for a connection of another life, or for none, has an effect.
+// tests [RT-58]: nothing that comes for a connection of another generation, or for none, has an
+// effect.
 #[test]
 fn strangers_completions_are_ignored() {
     let mut scene = Scene::new(true);
     let mut stale = scene.io;
-    stale.path.life = stale.path.life.wrapping_add(1);
+    stale.path.generation = stale.path.generation.wrapping_add(1);
     let beyond = ConnId { cid: 9, ..scene.io };
-    let nowhere = ConnId { path: bowline_rtrs::PathId { slot: 4095, life: 0 }, cid: 0 };
+    let nowhere = ConnId { path: bowline_rtrs::PathId { slot: 4095, generation: 0 }, cid: 0 };
     for conn in [stale, beyond, nowhere] {
         for kind in 0..16 {
             let one = done(conn, Tag::new(kind, 3), WcOpcode::Recv);

@@ -324,7 +324,7 @@ fn requests_wait_for_their_keys() {
     }
     assert_eq!(ended, permits.len());
     // Keys of a link that is gone.
-    let path = PathId { slot: 99, life: 3 };
+    let path = PathId { slot: 99, generation: 3 };
     rig.session.handle(rig.now, Input::Keys { path, keys: Ok(vec![1]) });
     rig.pump();
 }

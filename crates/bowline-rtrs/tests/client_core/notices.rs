@@ -18,8 +18,8 @@ fn rig(paths: u8) -> Rig {
     rig
 }
 
-/// The path to this address in the life that began with this attempt.
-fn life(n: u8, attempt: u16) -> PathLife {
+/// The path to this address in the generation that began with this attempt.
+fn generation(n: u8, attempt: u16) -> PathLife {
     PathLife::new(&Uuid([n; 16]), attempt)
 }
 
@@ -47,14 +47,14 @@ fn notice_goes_before_the_requests_that_move() {
     // On each connection of the others, once, and before anything else.
     let others: Vec<ConnId> = [rig.live(2), rig.live(3)].concat();
     assert_eq!(others.len(), 6);
-    let told: Vec<_> = others.iter().map(|conn| (*conn, life(1, 1), 6)).collect();
+    let told: Vec<_> = others.iter().map(|conn| (*conn, generation(1, 1), 6)).collect();
     assert_eq!(rig.notices, told);
     // The next one: both are named by their own lives.
     rig.notices.clear();
     let before = rig.ios.len();
     rig.break_conn(rig.live(2)[0]);
     rig.pump();
-    let told: Vec<_> = rig.live(3).iter().map(|conn| (*conn, life(2, 1), before)).collect();
+    let told: Vec<_> = rig.live(3).iter().map(|conn| (*conn, generation(2, 1), before)).collect();
     assert_eq!(rig.notices, told);
 }
 
@@ -118,9 +118,9 @@ fn notice_is_not_lost_for_want_of_room() {
     // One fits where no request does, the other does not.
     let over = |rig: &Rig| {
         let over = rig.notices.iter().filter(|(conn, ..)| *conn == io);
-        over.map(|(_, life, _)| *life).collect::<Vec<_>>()
+        over.map(|(_, generation, _)| *generation).collect::<Vec<_>>()
     };
-    assert_eq!(over(&rig), [life(1, 1)]);
+    assert_eq!(over(&rig), [generation(1, 1)]);
     rig.ios.retain(|one| one.conn == io);
     let first = std::mem::take(&mut rig.ios);
     let answered = first.len();
@@ -134,7 +134,7 @@ fn notice_is_not_lost_for_want_of_room() {
         assert!(!sent.is_empty(), "it stands still");
         rig.session.handle_done(rig.now, &sent);
         rig.pump();
-        assert_eq!(over(&rig), [life(1, 1), life(2, 1)]);
+        assert_eq!(over(&rig), [generation(1, 1), generation(2, 1)]);
         assert_eq!(rig.notices.last().map(|(.., before)| *before), Some(0), "the notice first");
         let ios = std::mem::take(&mut rig.ios);
         moved += ios.len();
@@ -164,14 +164,16 @@ fn a_path_that_is_just_coming_up_brings_notice() {
     rig.break_conn(rig.live(1)[1]);
     rig.pump();
     let third = rig.live(3);
-    let over: Vec<_> = rig.notices.drain(..).map(|(conn, life, _)| (conn, life)).collect();
-    assert_eq!(over, third.iter().map(|conn| (*conn, life(1, 1))).collect::<Vec<_>>());
+    let over: Vec<_> =
+        rig.notices.drain(..).map(|(conn, generation, _)| (conn, generation)).collect();
+    assert_eq!(over, third.iter().map(|conn| (*conn, generation(1, 1))).collect::<Vec<_>>());
     let rsp = rig.info_rsp(joining[0].path);
     rig.give_message(joining[0], &rsp, None);
     rig.pump();
     assert_eq!(rig.state(1), PathState::Connected);
-    let over: Vec<_> = rig.notices.drain(..).map(|(conn, life, _)| (conn, life)).collect();
-    assert_eq!(over, joining.iter().map(|conn| (*conn, life(1, 1))).collect::<Vec<_>>());
+    let over: Vec<_> =
+        rig.notices.drain(..).map(|(conn, generation, _)| (conn, generation)).collect();
+    assert_eq!(over, joining.iter().map(|conn| (*conn, generation(1, 1))).collect::<Vec<_>>());
 }
 
 // tests [RT-101]: when nothing survives, the next path names what was given up, until one is back
@@ -196,7 +198,7 @@ fn the_next_path_names_those_given_up() {
     rig.pass(Duration::from_secs(3));
     let asked = named(&mut rig);
     let last = &asked[asked.len() - 2..];
-    assert_eq!(last, [[life(1, 1), life(2, 1)], [life(1, 1), life(2, 1)]]);
+    assert_eq!(last, [[generation(1, 1), generation(2, 1)], [generation(1, 1), generation(2, 1)]]);
     let joining = rig.live(1);
     let rsp = rig.info_rsp(joining[0].path);
     rig.give_message(joining[0], &rsp, None);

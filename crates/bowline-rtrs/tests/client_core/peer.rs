@@ -426,7 +426,9 @@ impl Rig {
                         req,
                     });
                 }
-                Imm::GivenUp(life) => self.notices.push((wr.conn, life, self.ios.len())),
+                Imm::GivenUp(generation) => {
+                    self.notices.push((wr.conn, generation, self.ios.len()))
+                }
                 beat => self.beats.push((wr.conn, beat)),
             },
             WrKind::Invalidate(_) => {}

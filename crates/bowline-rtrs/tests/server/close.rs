@@ -132,7 +132,7 @@ fn what_comes_late_for_a_path_that_is_gone_is_ignored() {
     rig.server.disconnect_path(rig.now, path.id);
     rig.settle();
     let again = rig.path(1, 2, A, 2);
-    assert_eq!((again.id.slot, again.id.life), (path.id.slot, path.id.life + 1));
+    assert_eq!((again.id.slot, again.id.generation), (path.id.slot, path.id.generation + 1));
     rig.sent.clear();
     let conn = path.conn(0);
     for tag in [Tag::RECV, Tag::REPLY, Tag::DRAIN, Tag::INFO] {

@@ -22,13 +22,13 @@ fn rig() -> (Rig, Path, Path) {
     (rig, a, b)
 }
 
-/// The path with this UUID in the life that begins with this attempt.
-fn life(path: u8, attempt: u16) -> PathLife {
+/// The path with this UUID in the generation that begins with this attempt.
+fn generation(path: u8, attempt: u16) -> PathLife {
     PathLife::new(&uuid(path), attempt)
 }
 
-fn notice(rig: &mut Rig, over: &Path, cid: u16, life: PathLife) -> Done {
-    rig.imm(over.conn(cid), Imm::GivenUp(life).to_u32(), 0)
+fn notice(rig: &mut Rig, over: &Path, cid: u16, generation: PathLife) -> Done {
+    rig.imm(over.conn(cid), Imm::GivenUp(generation).to_u32(), 0)
 }
 
 fn usr(requests: &[Request]) -> Vec<u8> {
@@ -41,7 +41,7 @@ fn the_path_that_is_named_is_closed() {
     for cid in 0..2 {
         let (mut rig, a, b) = rig();
         let c = rig.path(1, 4, C, 2);
-        let told = notice(&mut rig, &b, cid, life(2, 1));
+        let told = notice(&mut rig, &b, cid, generation(2, 1));
         rig.deliver(&[told]);
         assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
         assert_eq!(rig.closed, [a.conn(0), a.conn(1)]);
@@ -51,7 +51,7 @@ fn the_path_that_is_named_is_closed() {
         let counters = *rig.server.counters();
         assert_eq!((counters.notices, counters.notices_ignored), (1, 0));
         assert_eq!((counters.paths_violated, counters.immediates_ignored), (0, 0));
-        // The client may come back: as another life, which an old notice does not reach.
+        // The client may come back: as another generation, which an old notice does not reach.
         let mut again = None;
         for cid in 0..2 {
             let req = ConReq { recon_cnt: 2, gives_notice: true, ..con_req(1, 2, cid, 2) };
@@ -63,7 +63,7 @@ fn the_path_that_is_named_is_closed() {
         let (id, rsp) = again.unwrap();
         let mut again = Path::new(id, &rsp);
         rig.info(&mut again, "s1").expect("connected");
-        let told = notice(&mut rig, &b, cid, life(2, 1));
+        let told = notice(&mut rig, &b, cid, generation(2, 1));
         rig.deliver(&[told]);
         assert_eq!(rig.take_closed(), []);
         assert_eq!(rig.server.counters().notices_ignored, 1);
@@ -77,7 +77,13 @@ fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
     // Another session's path of the same name.
     let other = rig.path(7, 2, C, 1);
     let own = rig.path(7, 9, A, 1);
-    let mut names = vec![life(3, 1), life(5, 1), life(2, 2), life(9, 1), PathLife::from_u32(!0)];
+    let mut names = vec![
+        generation(3, 1),
+        generation(5, 1),
+        generation(2, 2),
+        generation(9, 1),
+        PathLife::from_u32(!0),
+    ];
     names.extend((0..1000).map(|n| PathLife::from_u32(n * 7919)));
     let count = names.len() as u64;
     for name in names {
@@ -89,7 +95,7 @@ fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
     assert_eq!((counters.notices, counters.notices_ignored), (count, count));
     assert!(!rig.server.ends_given_up());
     // In its own session it reaches the path of that name.
-    let told = notice(&mut rig, &own, 0, life(2, 1));
+    let told = notice(&mut rig, &own, 0, generation(2, 1));
     rig.deliver(&[told]);
     assert_eq!(rig.take_closed(), [(other.id, CloseReason::GivenUp)]);
     assert_eq!(rig.server.sessions().map(|session| session.paths.len()).sum::<usize>(), 3);
@@ -103,7 +109,7 @@ fn who_has_not_agreed_gives_no_notice() {
     let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
     assert!(!a.heeds_notice && !b.heeds_notice);
     for cid in 0..2 {
-        let told = notice(&mut rig, &b, cid, life(2, 1));
+        let told = notice(&mut rig, &b, cid, generation(2, 1));
         rig.deliver(&[told]);
     }
     assert_eq!(rig.take_closed(), []);
@@ -118,7 +124,7 @@ fn who_has_not_agreed_gives_no_notice() {
     rig.gives_notice = true;
     let d = rig.path(1, 5, "10.0.0.5", 1);
     assert!(d.heeds_notice);
-    let told = notice(&mut rig, &d, 0, life(2, 1));
+    let told = notice(&mut rig, &d, 0, generation(2, 1));
     rig.deliver(&[told]);
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
     // A path that is being made takes none.
@@ -137,7 +143,7 @@ fn what_comes_late_over_a_path_that_is_given_up_is_not_carried_out() {
         rig.deliver(&[before]);
         let running = rig.one();
         let beside = rig.write(&a, 1, 1, b"1", b"data");
-        let told = notice(&mut rig, &b, 1, life(2, 1));
+        let told = notice(&mut rig, &b, 1, generation(2, 1));
         let moved = rig.write(&b, 1, 2, b"2", b"data");
         let late = rig.write(&a, 1, 3, b"3", b"data");
         rig.deliver(&[beside, told, moved, late]);
@@ -165,7 +171,7 @@ fn what_comes_late_over_a_path_that_is_given_up_is_not_carried_out() {
 fn it_is_told_that_a_path_has_to_be_closed_first() {
     let (mut rig, _, b) = rig();
     rig.hold_drain = true;
-    let told = notice(&mut rig, &b, 1, life(2, 1));
+    let told = notice(&mut rig, &b, 1, generation(2, 1));
     assert!(!rig.server.ends_given_up());
     rig.server.handle_done(rig.now, &[told]);
     assert!(rig.server.ends_given_up());
@@ -193,7 +199,7 @@ fn a_path_joins_when_those_it_names_are_dead() {
     let running = rig.one();
     rig.hold_drain = true;
     let mut c = rig.connect(1, 4, C, 2);
-    let names = [life(9, 1), life(2, 1), life(4, 1)];
+    let names = [generation(9, 1), generation(2, 1), generation(4, 1)];
     info_req(&mut rig, &c, &names);
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
     assert!(rig.learn(&mut c).is_none(), "its queue pairs live");
@@ -213,7 +219,7 @@ fn a_path_joins_when_those_it_names_are_dead() {
     let mut d = rig.connect(1, 5, "10.0.0.5", 1);
     rig.server.disconnect_path(rig.now, b.id);
     rig.settle();
-    info_req(&mut rig, &d, &[life(3, 1)]);
+    info_req(&mut rig, &d, &[generation(3, 1)]);
     assert!(rig.learn(&mut d).is_none());
     rig.drain_all();
     rig.learn(&mut d).expect("now");
@@ -226,7 +232,7 @@ fn a_path_joins_in_the_end_though_the_queues_of_another_do_not_empty() {
     let (mut rig, _, _) = rig();
     rig.hold_drain = true;
     let mut c = rig.connect(1, 4, C, 1);
-    info_req(&mut rig, &c, &[life(2, 1)]);
+    info_req(&mut rig, &c, &[generation(2, 1)]);
     rig.pass(std::time::Duration::from_secs(2));
     assert!(rig.learn(&mut c).is_none());
     rig.pass(std::time::Duration::from_secs(2));

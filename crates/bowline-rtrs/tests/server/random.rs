@@ -48,7 +48,7 @@ impl Bytes<'_> {
 }
 
 /// What notices call one of the paths there may be.
-fn life(input: &mut Bytes<'_>) -> PathLife {
+fn generation(input: &mut Bytes<'_>) -> PathLife {
     PathLife::new(&uuid(1 + input.below(6) as u8), 1)
 }
 
@@ -181,7 +181,7 @@ impl Play {
         if input.one_in(6) {
             bytes.truncate(input.below(256));
         } else if input.one_in(3) {
-            let lives: Vec<PathLife> = (0..input.below(4)).map(|_| life(input)).collect();
+            let lives: Vec<PathLife> = (0..input.below(4)).map(|_| generation(input)).collect();
             emit_given_up(&lives, &mut bytes);
         }
         let done = self.rig.message(path.conn(0), &bytes);
@@ -228,7 +228,7 @@ impl Play {
             0 => input.word(),
             1 => Imm::Done { id: chunk.into(), errno: 0, invalidated: false }.to_u32(),
             2 => input.of(&[0x8000_0000, 0x9000_0000, 0x3000_0000]),
-            3 => Imm::GivenUp(life(input)).to_u32(),
+            3 => Imm::GivenUp(generation(input)).to_u32(),
             _ => Imm::Request(geometry.request_payload(chunk, at)).to_u32(),
         };
         let done = self.rig.imm(conn, imm, input.byte().into());
@@ -261,8 +261,8 @@ impl Play {
 
     /// News of a connection, or of one that does not exist any more.
     fn tell(&mut self, input: &mut Bytes<'_>) {
-        let life = PathId { slot: input.below(8) as u16, life: input.byte() };
-        let path = self.path(input).filter(|_| !input.one_in(3)).map_or(life, |path| path.id);
+        let generation = PathId { slot: input.below(8) as u16, generation: input.byte() };
+        let path = self.path(input).filter(|_| !input.one_in(3)).map_or(generation, |path| path.id);
         let conn = ConnId { path, cid: input.below(4) as u16 };
         let private = Vec::new();
         match input.byte() % 4 {
@@ -273,9 +273,11 @@ impl Play {
             }
             2 => self.rig.server.handle(self.rig.now, Input::Established { conn, private }),
             _ => {
-                // A completion of another life.
-                let conn =
-                    ConnId { path: PathId { life: path.life.wrapping_sub(1), ..path }, ..conn };
+                // A completion of another generation.
+                let conn = ConnId {
+                    path: PathId { generation: path.generation.wrapping_sub(1), ..path },
+                    ..conn
+                };
                 let opcode = WcOpcode::RecvRdmaWithImm;
                 let tag = Tag::new(Tag::RECV, 0);
                 self.rig.deliver(&[Done { tag, opcode, imm: Some(0x40), ..done(conn) }]);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bowline_rtrs::server::{CloseReason, OpId, Request, Server, ServerConfig, ServerEvent, SessId};
 use bowline_rtrs::{
-    Batch, ConnId, Done, Errno, Input, Instant, MemRef, On, Order, PathId, PortAttr, PortId,
-    RecvSlot, RegionId, RegionKeys, RequestId, Tag, Wr, WrKind,
+    Batch, ConnId, Done, Errno, Input, Instant, MemRef, Order, PathId, PortAttr, PortId, RecvSlot,
+    RegionId, RegionKeys, RegionPorts, RequestId, Tag, Wr, WrKind,
 };
 use bowline_verbs::{Buffer, Status, WcOpcode};
 use bowline_wire::rtrs::{
@@ -203,8 +203,8 @@ impl Rig {
         match order {
             Order::AddRegion { region, buffer, granule, ports, .. } => {
                 let ports = match ports {
-                    On::One(port) => port.0..port.0 + 1,
-                    On::All => 0..1,
+                    RegionPorts::One(port) => port.0..port.0 + 1,
+                    RegionPorts::All => 0..1,
                 };
                 for port in ports {
                     let granule = granule.map_or(buffer.len() as u64, u64::from);
@@ -363,7 +363,8 @@ impl Rig {
         let addr = |addr: &str, port| SocketAddr::new(addr.parse::<IpAddr>().unwrap(), port);
         let (local, remote) = (addr(to, 1234), addr(from, 40_000));
         let private = private.to_vec();
-        self.server.handle(self.now, Input::Asked { request, port, local, remote, private });
+        self.server
+            .handle(self.now, Input::ConnectRequest { request, port, local, remote, private });
         request
     }
 

@@ -10,31 +10,31 @@ use bowline_rtrs::client::{PathState, Permit, ReadKeys, Session};
 use bowline_rtrs::{HbConfig, PathId, RegionId, Wr};
 use bowline_verbs::Buffer;
 
-use self::disks::{Held, Mine};
-use self::eyes::{Eyes, note_input};
+use self::disks::{ClientDisk, MapState};
 use self::failover::Failover;
-use self::fresh::Fresh;
-use self::landing::Landings;
+use self::final_io::FinalIo;
+use self::intercept::{Interceptor, note_input};
 use self::link::Purpose;
+use self::placement::Placements;
 use self::program::Request;
-use super::base::{Base, Event};
+use super::context::{Base, Event};
 use super::fabric::{Own, bench, drain};
 use super::plan::ClientPlan;
-use super::process::{Heard, Process, hear};
+use super::process::{Process, Translated, translate};
 use crate::roce::host::Host;
 
-mod back;
 mod disks;
-mod eyes;
 mod failover;
-mod fresh;
-mod landing;
-mod life;
+mod final_io;
+mod intercept;
 mod link;
+mod open;
 mod paths;
+mod placement;
 mod program;
+mod recovery;
 
-/// How far the program is.
+/// The stage of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     /// The session is being opened.
@@ -45,48 +45,48 @@ pub(crate) enum Stage {
     Running,
     /// All of the disks is read, in the end.
     Verifying,
-    /// A little is done on each of them, in a time that is stated.
-    Fresh,
+    /// Some blocks of each disk are written and read within a stated time.
+    FinalIo,
     /// The disks are being given up.
     Unmapping,
     /// The session is being closed.
     Closing,
-    /// Nothing is left of it.
+    /// Nothing is left of the session.
     Closed,
 }
 
-/// A session while it lives.
+/// An open session, with everything that ends with it.
 #[derive(Debug)]
-pub(crate) struct Life {
+pub(crate) struct ActiveSession {
     pub(crate) session: Session,
     binding: Binding,
     own: Vec<Own>,
     core: Option<Core<u64>>,
-    disks: Vec<Held>,
+    disks: Vec<MapState>,
     pub(crate) stage: Stage,
     region: RegionId,
     buffer: Arc<Buffer>,
-    landings: Landings,
+    placements: Placements,
     failover: Failover,
     /// Since when the program waits for a path, in the end.
     lost_since: Option<u64>,
-    /// By kind of permit, for messages and for IO: one was refused, and none can be had yet.
+    /// By kind of permit (service, IO): one was refused, and none has become free since.
     refused: [bool; 2],
-    /// Permits of the slots, kept as drivers do; none where there is only one.
+    /// One permit for each slot, kept as drivers do; none if there is only one permit.
     permits: Vec<Permit>,
     /// By tag: permit and purpose.
-    asked: BTreeMap<u64, (Option<Permit>, Purpose)>,
+    in_flight: BTreeMap<u64, (Option<Permit>, Purpose)>,
     tags: u64,
     messages: VecDeque<Message>,
     sends: VecDeque<SendIo>,
     service_slots: Vec<usize>,
     requests: BTreeMap<u64, Request>,
     places: Vec<usize>,
-    /// Verification: the next disk and byte, and whether something could not be read.
+    /// Verification: the next disk and byte, and whether a read failed.
     verified: (usize, u64),
     unread: bool,
-    fresh: Option<Fresh>,
-    /// States of its paths, as they were told.
+    final_io: Option<FinalIo>,
+    /// States of its paths, as reported by events.
     states: BTreeMap<PathId, PathState>,
 }
 
@@ -96,47 +96,47 @@ pub(crate) struct Client {
     pub(crate) number: usize,
     pub(crate) plan: ClientPlan,
     pub(crate) process: Process,
-    pub(crate) life: Option<Life>,
-    disks: Vec<Mine>,
+    pub(crate) active: Option<ActiveSession>,
+    disks: Vec<ClientDisk>,
     /// Requests still to be made.
     left: u32,
     requests: u64,
     ports: u16,
-    /// Nothing goes wrong any more.
+    /// The faults are over.
     calm: bool,
     /// Everything is done and nothing is left.
     pub(crate) done: bool,
-    /// Inputs of its core, ever.
+    /// Inputs of its cores since the start of the run.
     pub(crate) inputs: u64,
     going: bool,
-    /// An event to give a disk up is in the queue.
+    /// An event to swap a disk is in the queue.
     swapping: bool,
     attacks: Vec<Wr>,
-    /// It has begun to close its session just now.
+    /// The client has just begun to close its session.
     pub(crate) leaves_now: bool,
 }
 
-/// What a run has in common for all clients.
+/// Parameters of the run that all clients share.
 pub(crate) struct Common<'a> {
     pub(crate) servers: &'a [IpAddr],
     pub(crate) heartbeat: HbConfig,
     pub(crate) burst: Option<usize>,
     pub(crate) faulty: bool,
-    /// Time for a request of fresh work without storage; 0 if there is none.
-    pub(crate) fresh: u64,
-    /// From then on a path that seems to be connected is.
+    /// Longest time of a request of the final IO without storage, in nanoseconds; 0: no final IO.
+    pub(crate) final_io: u64,
+    /// From this time on, a path that seems connected is connected.
     pub(crate) sure_from: u64,
 }
 
 impl Client {
-    /// `first`: the number of its first disk on the server.
+    /// `first` is the number of its first disk on the server.
     pub(crate) fn new(number: usize, plan: ClientPlan, first: usize, look: u64) -> Self {
         let disks = (first..).zip(&plan.disks);
         Self {
-            disks: disks.map(|(number, disk)| Mine::new(number, disk.clone())).collect(),
+            disks: disks.map(|(number, disk)| ClientDisk::new(number, disk.clone())).collect(),
             number,
             process: Process::new(number + 1, look),
-            life: None,
+            active: None,
             left: plan.requests,
             requests: 0,
             ports: 0,
@@ -155,66 +155,66 @@ impl Client {
         self.plan.request_max as usize
     }
 
-    /// Looks at what the devices have told.
-    pub(crate) fn look(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
+    /// Handles events of the devices.
+    pub(crate) fn poll(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
         let now = base.instant();
         while let Some((port, notice)) = self.process.inbox.pop_front() {
-            let Some(life) = &mut self.life else { continue };
-            let Some(mut bench) = bench(hosts, &life.own, now) else { return };
-            match hear(base, &mut life.binding, &mut bench, &life.own, port, notice) {
-                Heard::Nothing => {}
-                Heard::Input(input) => {
+            let Some(active) = &mut self.active else { continue };
+            let Some(mut bench) = bench(hosts, &active.own, now) else { return };
+            match translate(base, &mut active.binding, &mut bench, &active.own, port, notice) {
+                Translated::Nothing => {}
+                Translated::Input(input) => {
                     self.inputs += 1;
                     note_input(base, self.number, &input);
-                    life.session.handle(now, input);
+                    active.session.handle(now, input);
                 }
-                Heard::Dones(dones) => {
+                Translated::Dones(dones) => {
                     self.inputs += dones.len() as u64;
                     base.note([12, self.number as u64, dones.len() as u64], || {
                         format!("client {}: {dones:?}", self.number)
                     });
-                    life.session.handle_done(now, &dones);
+                    active.session.handle_done(now, &dones);
                 }
             }
         }
         self.pump(base, hosts, common);
     }
 
-    /// Looks at the clock.
+    /// Runs timers that are due.
     pub(crate) fn wake(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
         let now = base.instant();
-        if let Some(life) = &mut self.life {
-            life.session.handle_timeout(now);
-            if let Some(core) = &mut life.core {
+        if let Some(active) = &mut self.active {
+            active.session.handle_timeout(now);
+            if let Some(core) = &mut active.core {
                 core.handle_timeout(now);
             }
         }
         self.pump(base, hosts, common);
     }
 
-    /// Moves everything that can move.
+    /// Runs the cores until nothing moves any more.
     pub(crate) fn pump(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
         if self.process.is_silent(base) {
             return;
         }
         let now = base.instant();
         while base.failure.is_none() {
-            let Some(life) = &mut self.life else { return };
-            let Some(mut bench) = bench(hosts, &life.own, now) else { return };
-            let mut watch = Eyes {
+            let Some(active) = &mut self.active else { return };
+            let Some(mut bench) = bench(hosts, &active.own, now) else { return };
+            let mut intercept = Interceptor {
                 base: &mut *base,
                 number: self.number,
                 inputs: &mut self.inputs,
                 attack: (self.plan.hostile && !self.calm)
-                    .then_some((life.region, &mut self.attacks)),
+                    .then_some((active.region, &mut self.attacks)),
                 later: Vec::new(),
             };
-            drain(&mut life.session, &mut life.binding, &mut bench, now, &mut watch);
-            let early = watch.later;
+            drain(&mut active.session, &mut active.binding, &mut bench, now, &mut intercept);
+            let early = intercept.later;
             for input in early {
-                life.session.handle(now, input);
+                active.session.handle(now, input);
             }
-            life.session.check_invariants();
+            active.session.check_invariants();
             self.check_keys(base, hosts);
             let moved = self.completions(base)
                 | self.events(base, common)
@@ -229,13 +229,13 @@ impl Client {
         self.settle(base, hosts);
     }
 
-    /// No key is good for longer than the READ it was made for.
+    /// Checks that no key is valid for longer than the READ it was made for.
     fn check_keys(&self, base: &mut Base, hosts: &[Host]) {
-        let Some(life) = &self.life else { return };
+        let Some(active) = &self.active else { return };
         if self.plan.read_keys == ReadKeys::PerRequest || self.plan.scattered > 0 {
             let devices = hosts.iter().filter_map(|host| host.device.as_ref());
             let good: usize = devices.map(|device| device.in_use().bound).sum();
-            let (number, given) = (self.number, life.session.keys_given());
+            let (number, given) = (self.number, active.session.valid_own_keys());
             if good > given {
                 base.fail(|| {
                     format!("client {number}: {good} keys, {given} given: good after the end")
@@ -245,7 +245,7 @@ impl Client {
     }
 }
 
-/// The program of a client goes on.
+/// The event that makes a client's program continue.
 fn go(process: &Process, client: usize) -> Event {
     Event::Go { client, boot: process.boot }
 }

@@ -1,4 +1,4 @@
-//! Storage of the server: what is in it, what is durable, and how long it takes.
+//! The server's storage: contents, durable contents, and limits.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use crate::engine::rng::Rng;
 #[derive(Debug)]
 pub(crate) struct Disk {
     pub(crate) plan: DiskPlan,
-    /// What reads find.
+    /// The contents that reads return.
     pub(crate) contents: Arc<Buffer>,
-    /// What outlives the machine.
+    /// The contents that survive the machine's death.
     platter: Vec<u8>,
 }
 
@@ -46,12 +46,12 @@ impl Disk {
         all
     }
 
-    /// Carries out what needs no memory of a request.
+    /// Carries out an operation without data.
     pub(crate) fn carry_out(&mut self, op: IoOp, offset: u64, len: u32, rng: &mut Rng) {
         let (at, len) = (offset as usize, len as usize);
         match op {
             IoOp::WriteZeroes => self.write(offset, &vec![0; len], false),
-            // It may as well do nothing.
+            // A discard may have no effect.
             IoOp::Discard if rng.chance(500) => self.write(offset, &vec![0; len], false),
             IoOp::Discard | IoOp::SecureErase | IoOp::Read | IoOp::Write => {}
             IoOp::Flush => self.platter = self.read_contents(),
@@ -59,7 +59,7 @@ impl Disk {
         debug_assert!(at + len <= self.platter.len(), "checked by the server");
     }
 
-    /// Writes.
+    /// Writes to the contents, and with `fua` to the durable contents.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) {
         self.contents.write(offset as usize, bytes);
         if fua || !self.plan.cache {
@@ -67,7 +67,7 @@ impl Disk {
         }
     }
 
-    /// The machine dies: of what was not flushed some sectors are lost.
+    /// Simulates the machine's death: some sectors that were not flushed are lost.
     pub(crate) fn crash(&mut self, rng: &mut Rng) {
         let mut all = self.read_contents();
         for (new, old) in all.chunks_mut(SECTOR).zip(self.platter.chunks_mut(SECTOR)) {
@@ -76,7 +76,7 @@ impl Disk {
             }
         }
         self.platter.clone_from(&all);
-        // A machine that starts again has other memory.
+        // Other memory than before, as after a restart.
         if let Ok(contents) = Buffer::new(all.len()) {
             contents.write(0, &all);
             self.contents = Arc::new(contents);

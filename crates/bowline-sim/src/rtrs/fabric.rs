@@ -1,4 +1,5 @@
-//! The devices of all machines, as bindings use them, and what carries out a core's orders.
+//! The devices of all machines as bindings use them, and the function that carries out a core's
+//! orders.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -18,24 +19,24 @@ use crate::roce::mute::Mutes;
 /// Entries of a completion queue.
 const CQ_ENTRIES: usize = 1 << 17;
 
-/// What a machine's program has of one device.
+/// The objects that a machine's program has on one device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Own {
     pub(crate) pd: PdId,
     pub(crate) cq: CqId,
-    /// Bytes of a burst, as its binding is told.
+    /// Burst size in bytes, as reported to the binding.
     burst: usize,
 }
 
 impl Own {
-    /// `burst`: what the device says, if it is `None`.
+    /// `burst` overrides the device's burst size.
     pub(crate) fn new(device: &mut Device, burst: Option<usize>) -> Result<Self, Error> {
         let (pd, burst) = (device.alloc_pd()?, burst.unwrap_or(device.attr().burst));
         Ok(Self { pd, cq: device.create_cq(CQ_ENTRIES)?, burst })
     }
 }
 
-/// A device for one call.
+/// A device, borrowed for one call.
 pub(crate) struct Port<'a> {
     device: &'a mut Device,
     mutes: &'a mut Mutes,
@@ -43,10 +44,10 @@ pub(crate) struct Port<'a> {
     own: Own,
 }
 
-/// The devices of a machine for one call.
+/// The devices of a machine, borrowed for one call.
 pub(crate) struct Bench<'a>(Vec<Port<'a>>);
 
-/// The devices of a machine; `None` when it is dead.
+/// Borrows the devices of a machine; `None` if it is dead.
 pub(crate) fn bench<'a>(hosts: &'a mut [Host], own: &[Own], now: Instant) -> Option<Bench<'a>> {
     let devices = hosts.iter_mut().zip(own);
     let ports: Option<Vec<Port<'a>>> = devices
@@ -63,7 +64,7 @@ impl Bench<'_> {
         self.0.iter().map(Verbs::attr).collect()
     }
 
-    /// Takes all completions of a device, and asks to be told of the next one.
+    /// Takes all completions of a device, and arms the completion queue for the next one.
     pub(crate) fn poll(&mut self, port: usize, out: &mut Vec<Completion>) -> Result<bool, Error> {
         let Port { device, own, mutes, .. } = &mut self.0[port];
         let mut taken = Vec::new();
@@ -102,7 +103,7 @@ impl Verbs for Port<'_> {
     }
 
     fn dealloc_pd(&mut self, pd: PdId) {
-        // One that cannot be removed shows at the end, when it is left.
+        // A domain that cannot be freed shows at the end, as an object that is left.
         let _ = self.device.dealloc_pd(pd);
     }
 
@@ -161,7 +162,7 @@ impl Verbs for Port<'_> {
     }
 
     fn dereg_mr(&mut self, lkey: u32) {
-        // One that cannot be removed shows at the end, when it is left.
+        // A region that cannot be deregistered shows at the end, as an object that is left.
         let _ = self.device.dereg_mr(lkey);
     }
 
@@ -178,7 +179,8 @@ impl Verbs for Port<'_> {
             return Ok(());
         }
         let posted = self.device.post_send(self.now, qpn, wrs);
-        // Cores count, and bindings have made room for the parts they make.
+        // Cores count work requests, and bindings have reserved room for the parts they make of
+        // one.
         assert!(!matches!(posted, Err((_, Error::QueueFull))), "a send queue is full");
         posted
     }
@@ -224,7 +226,7 @@ impl Verbs for Port<'_> {
     }
 }
 
-/// What both cores have in common.
+/// The interface that client and server core share.
 pub(crate) trait Core {
     fn handle(&mut self, now: Instant, input: Input);
     fn poll_order(&mut self) -> Option<Order>;
@@ -259,50 +261,50 @@ impl Core for bowline_rtrs::server::Server {
     }
 }
 
-/// What watches, and in sabotaged runs changes, what goes from a core to its devices.
-pub(crate) trait Watch {
+/// Observes, and in sabotaged runs modifies, everything that a core gives to its devices.
+pub(crate) trait Intercept {
     fn order(&mut self, order: Order) -> Option<Order>;
     fn batch(&mut self, batch: &mut Batch);
     fn input(&mut self, input: &Input);
 }
 
-/// Carries out what a core has ordered, until it orders nothing more.
+/// Carries out a core's orders until there are no more.
 pub(crate) fn drain(
     core: &mut dyn Core,
     binding: &mut Binding,
     bench: &mut Bench<'_>,
     now: Instant,
-    watch: &mut dyn Watch,
+    intercept: &mut dyn Intercept,
 ) {
     let (mut batch, mut inputs, mut failed) = (Batch::default(), Vec::new(), Vec::new());
     loop {
-        // The orders first, then the batch that was made together with them.
+        // Orders come before the batch that was made together with them.
         let orders: Vec<Order> = std::iter::from_fn(|| core.poll_order()).collect();
         core.take_batch(&mut batch);
         if orders.is_empty() && batch.is_empty() {
             return;
         }
         for order in orders {
-            if let Some(order) = watch.order(order) {
+            if let Some(order) = intercept.order(order) {
                 binding.run_order(bench, order, &mut inputs);
             }
         }
-        watch.batch(&mut batch);
+        intercept.batch(&mut batch);
         withdraw(bench, &mut batch, &mut failed);
         binding.run_batch(bench, &mut batch, &mut inputs);
         for input in inputs.drain(..) {
-            watch.input(&input);
+            intercept.input(&input);
             core.handle(now, input);
         }
     }
 }
 
-/// Which hosts each machine has.
+/// The range of hosts of each machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Spans(pub(crate) Vec<Range<usize>>);
 
 impl Spans {
-    /// Machine and port of a host.
+    /// The machine and the port of a host.
     pub(crate) fn of(&self, host: usize) -> (usize, usize) {
         let node = self.0.iter().position(|span| span.contains(&host)).unwrap_or(0);
         (node, host - self.0[node].start)

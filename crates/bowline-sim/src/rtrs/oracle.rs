@@ -1,17 +1,17 @@
-//! What may be read from a disk: for each sector the writes that may have been the last.
+//! The model of a disk: for each sector, the writes whose data a read may return.
 //!
-//! No two disks have a write with the same stamp, so that what was written to another is found out.
+//! Stamps are unique across all disks, so that data written to another disk is recognized.
 //!
-//! A write is *seen* from when it is begun; one that began before another was acknowledged may come
-//! after it or before it. A write that failed, or whose writer died, may be carried out still,
-//! until the server dies. What was acknowledged and not made durable by a flush may be gone after
-//! the server's death.
+//! A write can be visible from its begin on. Of two writes, if neither was acknowledged before the
+//! other began, either may be the last. A write that failed, or whose writer died, may still be
+//! carried out until the server dies. A write that was acknowledged, but not made durable by a
+//! flush, may be lost when the server dies.
 
 use std::collections::BTreeMap;
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
-/// Stamps of a disk.
+/// Number of stamps of a disk.
 const STAMPS: u32 = 1 << 20;
 
 /// The contents a write gives to a sector; zeroes for stamp 0.
@@ -22,7 +22,8 @@ pub(crate) fn fill(stamp: u32, sector: u64, out: &mut [u8]) {
     }
 }
 
-/// The two halves of a word that a write gives to a sector: where it is, and which write it is of.
+/// The two halves of a word that a write gives to a sector: the word's position, and the write's
+/// stamp.
 fn halves(stamp: u32, sector: u64, index: usize) -> [u32; 2] {
     match stamp {
         0 => [0, 0],
@@ -30,65 +31,65 @@ fn halves(stamp: u32, sector: u64, index: usize) -> [u32; 2] {
     }
 }
 
-/// A write, as one sector sees it.
+/// A write that may have given a sector its contents.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     stamp: u32,
-    begun: u64,
-    /// When it was acknowledged.
+    started: u64,
+    /// When the write was acknowledged.
     done: Option<u64>,
-    /// A later write was acknowledged then: it can be read no more, unless the server dies.
-    hidden: Option<u64>,
+    /// When a later write was acknowledged, so that this one is no longer visible, unless the
+    /// server dies.
+    superseded: Option<u64>,
 }
 
-/// Something the program does at the moment.
+/// An operation in progress.
 #[derive(Clone, Debug)]
 struct Running {
-    what: What,
-    begun: u64,
+    what: DiskOp,
+    started: u64,
     first: u64,
     count: u64,
-    /// The server died meanwhile, and the client has not noticed: what was acknowledged may be
-    /// gone.
-    shaken: bool,
+    /// The server died meanwhile, and the client has not noticed: acknowledged data may be lost.
+    server_died: bool,
 }
 
-/// What a program does with a disk.
+/// An operation on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum DiskOp {
     Read,
-    /// With this stamp, and whether it is durable when it is acknowledged.
+    /// A stamp, and whether the write is durable once it is acknowledged.
     Write(u32, bool),
-    /// It may do nothing.
+    /// May have no effect.
     Discard,
     Flush,
 }
 
-/// One disk as its only writer knows it.
+/// A disk as its only writer knows it.
 #[derive(Debug)]
 pub(crate) struct Oracle {
     sectors: Vec<Vec<Candidate>>,
     running: BTreeMap<u64, Running>,
-    /// What reads that are under way may find besides: sector and stamp.
-    also: BTreeMap<u64, Vec<(u64, u32)>>,
+    /// For each read in progress: the sector and stamp pairs it may find.
+    may_find: BTreeMap<u64, Vec<(u64, u32)>>,
     clock: u64,
     stamps: u32,
 }
 
 impl Oracle {
-    /// Nothing was written yet to the disk of this number.
+    /// A disk, by its number, to which nothing has been written.
     pub(crate) fn new(disk: usize, sectors: u64) -> Self {
-        let zero = Candidate { stamp: 0, begun: 0, done: Some(0), hidden: None };
+        let zero = Candidate { stamp: 0, started: 0, done: Some(0), superseded: None };
         Self {
             sectors: vec![vec![zero]; sectors as usize],
             running: BTreeMap::new(),
-            also: BTreeMap::new(),
+            may_find: BTreeMap::new(),
             clock: 0,
             stamps: disk as u32 * STAMPS,
         }
     }
 
-    /// A stamp for the next write.
+    /// Returns the stamp of the next write.
     pub(crate) fn next_stamp(&mut self) -> u32 {
         self.stamps += 1;
         self.stamps
@@ -99,59 +100,60 @@ impl Oracle {
         self.clock
     }
 
-    /// The program begins something.
-    pub(crate) fn begin(&mut self, id: u64, what: What, first: u64, count: u64) {
-        let begun = self.tick();
+    /// Records that the program begins an operation.
+    pub(crate) fn begin(&mut self, id: u64, what: DiskOp, first: u64, count: u64) {
+        let started = self.tick();
         let sectors = first..first + count;
         let stamp = match what {
-            What::Write(stamp, _) => Some(stamp),
-            What::Discard => Some(0),
-            What::Read | What::Flush => None,
+            DiskOp::Write(stamp, _) => Some(stamp),
+            DiskOp::Discard => Some(0),
+            DiskOp::Read | DiskOp::Flush => None,
         };
         if let Some(stamp) = stamp {
             for at in sectors.clone() {
-                let candidate = Candidate { stamp, begun, done: None, hidden: None };
+                let candidate = Candidate { stamp, started, done: None, superseded: None };
                 self.sectors[at as usize].push(candidate);
             }
             for (read, running) in &self.running {
                 let range = running.first..running.first + running.count;
                 let both = sectors.clone().filter(|at| range.contains(at));
-                if let Some(also) = self.also.get_mut(read) {
-                    also.extend(both.map(|at| (at, stamp)));
+                if let Some(may_find) = self.may_find.get_mut(read) {
+                    may_find.extend(both.map(|at| (at, stamp)));
                 }
             }
         }
-        if what == What::Read {
+        if what == DiskOp::Read {
             let seen = |at: u64| {
-                let visible = self.sectors[at as usize].iter().filter(|c| c.hidden.is_none());
+                let visible = self.sectors[at as usize].iter().filter(|c| c.superseded.is_none());
                 visible.map(move |c| (at, c.stamp)).collect::<Vec<_>>()
             };
-            self.also.insert(id, sectors.flat_map(seen).collect());
+            self.may_find.insert(id, sectors.flat_map(seen).collect());
         }
-        self.running.insert(id, Running { what, begun, first, count, shaken: false });
+        self.running.insert(id, Running { what, started, first, count, server_died: false });
     }
 
-    /// It is over; `data` is what a read has found.
+    /// Records the end of an operation; `data` is the result of a read.
     pub(crate) fn end(&mut self, id: u64, ok: bool, data: &[u8]) -> Result<(), String> {
         let now = self.tick();
         let run = self.running.remove(&id).ok_or_else(|| format!("request {id} ends twice"))?;
-        let also = self.also.remove(&id).unwrap_or_default();
+        let may_find = self.may_find.remove(&id).unwrap_or_default();
         match run.what {
-            What::Read if ok => check(&run, data, &also),
-            What::Write(stamp, durable) if ok => {
+            DiskOp::Read if ok => check(&run, data, &may_find),
+            DiskOp::Write(stamp, durable) if ok => {
                 for at in run.first..run.first + run.count {
-                    self.written(at, stamp, run.begun, (now, run.shaken), durable);
+                    self.written(at, stamp, run.started, (now, run.server_died), durable);
                 }
                 Ok(())
             }
-            What::Flush if ok => {
-                let old = |c: &Candidate| c.hidden.is_some_and(|hidden| hidden < run.begun);
+            DiskOp::Flush if ok => {
+                let old =
+                    |c: &Candidate| c.superseded.is_some_and(|superseded| superseded < run.started);
                 self.sectors.iter_mut().for_each(|sector| sector.retain(|c| !old(c)));
                 Ok(())
             }
-            What::Discard if ok => {
+            DiskOp::Discard if ok => {
                 for at in run.first..run.first + run.count {
-                    let of = |c: &&mut Candidate| c.begun == run.begun;
+                    let of = |c: &&mut Candidate| c.started == run.started;
                     let found = self.sectors[at as usize].iter_mut().find(of);
                     found.into_iter().for_each(|c| c.done = Some(now));
                 }
@@ -165,77 +167,79 @@ impl Oracle {
         &mut self,
         at: u64,
         stamp: u32,
-        begun: u64,
-        (now, shaken): (u64, bool),
+        started: u64,
+        (now, server_died): (u64, bool),
         durable: bool,
     ) {
         let sector = &mut self.sectors[at as usize];
         for candidate in sector.iter_mut() {
-            if candidate.stamp == stamp && candidate.begun == begun {
+            if candidate.stamp == stamp && candidate.started == started {
                 candidate.done = Some(now);
-            } else if !shaken
-                && candidate.done.is_some_and(|done| done < begun)
-                && candidate.hidden.is_none()
+            } else if !server_died
+                && candidate.done.is_some_and(|done| done < started)
+                && candidate.superseded.is_none()
             {
-                candidate.hidden = Some(now);
+                candidate.superseded = Some(now);
             }
         }
         if durable {
-            sector.retain(|c| c.done.is_none_or(|done| done >= begun) || c.hidden.is_none());
+            sector.retain(|c| c.done.is_none_or(|done| done >= started) || c.superseded.is_none());
         }
     }
 
-    /// The server dies: what it was doing it does no more, and what was not durable may be gone.
+    /// Records the death of the server: its operations end, and data that is not durable may be
+    /// lost.
     pub(crate) fn server_died(&mut self) {
         let now = self.tick();
-        let running: Vec<u64> = self.running.values().map(|r| r.begun).collect();
-        self.running.values_mut().for_each(|run| run.shaken = true);
+        let running: Vec<u64> = self.running.values().map(|r| r.started).collect();
+        self.running.values_mut().for_each(|run| run.server_died = true);
         for (at, sector) in self.sectors.iter_mut().enumerate() {
             for candidate in sector.iter_mut() {
-                candidate.hidden = None;
-                let lives = running.contains(&candidate.begun);
-                if candidate.done.is_none() && !lives {
+                candidate.superseded = None;
+                let is_current_boot = running.contains(&candidate.started);
+                if candidate.done.is_none() && !is_current_boot {
                     candidate.done = Some(now);
                 }
             }
             for (read, run) in &self.running {
                 let within = (run.first..run.first + run.count).contains(&(at as u64));
-                if let Some(also) = self.also.get_mut(read).filter(|_| within) {
-                    also.extend(sector.iter().map(|c| (at as u64, c.stamp)));
+                if let Some(may_find) = self.may_find.get_mut(read).filter(|_| within) {
+                    may_find.extend(sector.iter().map(|c| (at as u64, c.stamp)));
                 }
             }
         }
     }
 
-    /// The client has lost its session and found it again, after whatever deaths there were: of
-    /// what is under way nothing counts that was acknowledged before.
+    /// Records that the client has lost its session and regained it after any deaths of the server:
+    /// what was acknowledged before no longer matters to operations in progress.
     pub(crate) fn resumed(&mut self) {
-        self.running.values_mut().for_each(|run| run.shaken = false);
+        self.running.values_mut().for_each(|run| run.server_died = false);
     }
 
-    /// The program dies: what it was doing may be done still, and nobody will tell.
+    /// Records the death of the program: its operations may still be carried out, but no result
+    /// comes.
     pub(crate) fn program_died(&mut self) {
         self.running.clear();
-        self.also.clear();
+        self.may_find.clear();
     }
 
-    /// What the program is doing.
+    /// Number of operations in progress.
     pub(crate) fn running(&self) -> usize {
         self.running.len()
     }
 }
 
-/// Judges what a read has found.
+/// Checks the result of a read.
 ///
-/// A write that is under way may show in part. Of a disk that is memory and read by the device
-/// itself the boundary is where one packet ends, which is any multiple of 4 bytes: so each half of
-/// a word is judged for itself. Where one write alone may be read, that is the whole word.
-fn check(run: &Running, data: &[u8], also: &[(u64, u32)]) -> Result<(), String> {
+/// A write in progress may be visible in part. If the device itself reads a memory disk, the
+/// boundary is the end of a packet, at any multiple of 4 bytes. So each half of an 8-byte word is
+/// checked separately. Where only one write may be visible, that checks the whole word.
+fn check(run: &Running, data: &[u8], may_find: &[(u64, u32)]) -> Result<(), String> {
     if data.len() != run.count as usize * SECTOR {
         return Err(format!("a read of {} sectors gave {} bytes", run.count, data.len()));
     }
     for (at, sector) in (run.first..).zip(data.chunks_exact(SECTOR)) {
-        let may: Vec<u32> = also.iter().filter(|(of, _)| *of == at).map(|(_, s)| *s).collect();
+        let may: Vec<u32> = may_find.iter().filter(|(of, _)| *of == at).map(|(_, s)| *s).collect();
         for (index, halves_found) in sector.as_chunks::<4>().0.chunks_exact(2).enumerate() {
             for (half, found) in halves_found.iter().enumerate() {
                 let found = u32::from_le_bytes(*found);
@@ -255,7 +259,7 @@ mod tests {
     use super::*;
 
     fn read(oracle: &mut Oracle, stamp: u32) -> Result<(), String> {
-        oracle.begin(999, What::Read, 3, 1);
+        oracle.begin(999, DiskOp::Read, 3, 1);
         let mut data = [0; SECTOR];
         fill(stamp, 3, &mut data);
         oracle.end(999, true, &data)
@@ -263,7 +267,7 @@ mod tests {
 
     fn write(oracle: &mut Oracle, durable: bool) -> u32 {
         let stamp = oracle.next_stamp();
-        oracle.begin(stamp.into(), What::Write(stamp, durable), 2, 3);
+        oracle.begin(stamp.into(), DiskOp::Write(stamp, durable), 2, 3);
         stamp
     }
 
@@ -291,7 +295,7 @@ mod tests {
             let two = write(&mut oracle, durable);
             oracle.end(two.into(), true, &[]).unwrap();
             if flush {
-                oracle.begin(500, What::Flush, 0, 0);
+                oracle.begin(500, DiskOp::Flush, 0, 0);
                 oracle.end(500, true, &[]).unwrap();
             }
             assert!(read(&mut oracle, one).is_err());
@@ -304,7 +308,7 @@ mod tests {
     #[test]
     fn a_torn_or_foreign_sector_is_noticed() {
         let mut oracle = Oracle::new(0, 8);
-        oracle.begin(1, What::Read, 3, 1);
+        oracle.begin(1, DiskOp::Read, 3, 1);
         let mut data = [0; SECTOR];
         fill(7, 4, &mut data);
         assert!(oracle.end(1, true, &data).is_err());
@@ -318,7 +322,7 @@ mod tests {
             if !under_way {
                 oracle.end(one.into(), true, &[]).unwrap();
             }
-            oracle.begin(999, What::Read, 3, 1);
+            oracle.begin(999, DiskOp::Read, 3, 1);
             let mut data = [0; SECTOR];
             fill(one, 3, &mut data);
             data[..260].fill(0);

@@ -1,5 +1,5 @@
-//! What a seed stands for: machines, their network, sessions, disks, what is done with them, and
-//! what goes wrong.
+//! The plan of a run, drawn from its seed: machines, their network, sessions, disks, their use, and
+//! the faults.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use bowline_wire::roce::IcrcPolicy;
 use bowline_wire::rtrs::PORT;
 use serde::{Deserialize, Serialize};
 
-use super::each::Case;
-use super::remote;
+use super::serde_defs;
+use super::single_fault::FaultCase;
 use super::trial::{self, Trial};
 use crate::engine::queue::{MS, SEC, US};
 use crate::engine::rng::Rng;
@@ -24,51 +24,57 @@ use crate::roce::plan::{ACK_DELAYS, Hints, HostPlan};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scenario {
-    /// Anything.
+    /// A mixture of all kinds of faults.
     Swarm,
-    /// No faults: nothing may fail, and all of it ends soon.
+    /// No faults: nothing may fail, and everything ends soon.
     Calm,
-    /// The network loses, repeats, damages and reorders.
-    Weather,
-    /// Something breaks at a certain step of making or ending a connection.
+    /// The network loses, repeats, damages and reorders datagrams.
+    #[serde(rename = "weather")]
+    #[doc(alias = "Weather")]
+    NetworkFaults,
+    /// A fault at a certain step of making or ending a connection.
     Steps,
     /// Lines are cut for a while.
     Cuts,
-    /// Programs stop for a while, so that they answer nobody.
+    /// Programs stall for a while, so that they answer nobody.
     Stalls,
     /// Storage takes seconds.
     Slow,
-    /// The same, and lines are cut meanwhile.
+    /// Storage takes seconds, and lines are cut meanwhile.
     Late,
     /// Machines die and start again.
     Crash,
     /// Paths are added, removed, disconnected and connected again under load.
     Paths,
-    /// A client writes where it must not any more.
+    /// A client writes to chunks that it must not change any more.
     Hostile,
-    /// Keys for single READs, and a server that leaves them or uses them after its answer.
+    /// Keys for single READs, with a server that does not invalidate them or uses them after its
+    /// response.
     Keys,
     /// A server with a write cache dies while long writes are under way.
     Volatile,
-    /// Disks are given up and mapped again while others are in use, the server dies, and not all
+    /// Disks are unmapped and mapped again while others are in use, the server dies, and not all
     /// paths notice.
     Disks,
-    /// Lines hold what they carry while paths are given up, and deliver it later.
-    Held,
-    /// One thing goes wrong at one step of a story: by the number of the seed, each at each step in
-    /// turn.
-    Each,
+    /// Lines delay what they carry while paths are given up, and deliver it later.
+    #[serde(rename = "held")]
+    #[doc(alias = "Held")]
+    DelayedLines,
+    /// A single fault at one step of a base run: the seed enumerates the faults and steps.
+    #[serde(rename = "each")]
+    #[doc(alias = "Each")]
+    SingleFault,
 }
 
 impl Scenario {
-    /// Those that are drawn.
+    /// Number of scenarios that seeds draw from.
     const DRAWN: u64 = 15;
 
-    /// Every scenario.
+    /// All scenarios.
     pub const ALL: [Self; 16] = [
         Self::Swarm,
         Self::Calm,
-        Self::Weather,
+        Self::NetworkFaults,
         Self::Steps,
         Self::Cuts,
         Self::Stalls,
@@ -80,16 +86,16 @@ impl Scenario {
         Self::Keys,
         Self::Volatile,
         Self::Disks,
-        Self::Held,
-        Self::Each,
+        Self::DelayedLines,
+        Self::SingleFault,
     ];
 
-    /// The name on the command line.
+    /// The scenario's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Swarm => "swarm",
             Self::Calm => "calm",
-            Self::Weather => "weather",
+            Self::NetworkFaults => "weather",
             Self::Steps => "steps",
             Self::Cuts => "cuts",
             Self::Stalls => "stalls",
@@ -101,8 +107,8 @@ impl Scenario {
             Self::Keys => "keys",
             Self::Volatile => "volatile",
             Self::Disks => "disks",
-            Self::Held => "held",
-            Self::Each => "each",
+            Self::DelayedLines => "held",
+            Self::SingleFault => "each",
         }
     }
 
@@ -112,11 +118,11 @@ impl Scenario {
     }
 }
 
-/// A machine: its devices, and how quick its program is.
+/// A machine: its devices, and the delay of its program.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NodePlan {
     pub(crate) hosts: Vec<HostPlan>,
-    /// Longest time until the program looks at what its devices tell.
+    /// Longest time in nanoseconds until the program handles events of its devices.
     pub(crate) look: u64,
 }
 
@@ -124,49 +130,50 @@ pub(crate) struct NodePlan {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DiskPlan {
     pub(crate) sectors: u64,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub(crate) logical: u32,
     /// Writes are durable only after a flush.
     pub(crate) cache: bool,
     pub(crate) fua: bool,
-    /// Reads are answered from its own memory.
+    /// Reads are answered from the disk's memory directly.
     pub(crate) direct: bool,
-    /// Typical and longest time an operation takes.
+    /// Typical and longest duration of an operation, in nanoseconds.
     pub(crate) takes: (u64, u64),
-    /// Operations of a thousand that take the longest time.
+    /// Operations in a thousand that take the longest time.
     pub(crate) slow: u64,
 }
 
 /// A client and its disks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClientPlan {
-    /// Own port and the server's, for each path it begins with.
+    /// Local port and server's port of each path the session is opened with.
     pub(crate) paths: Vec<(u8, u8)>,
     pub(crate) io_connections: u16,
     pub(crate) poll_connections: u16,
-    #[serde(with = "remote::PolicyDef")]
+    #[serde(with = "serde_defs::PolicyDef")]
     pub(crate) policy: Policy,
-    #[serde(with = "remote::ReadKeysDef")]
+    #[serde(with = "serde_defs::ReadKeysDef")]
     pub(crate) read_keys: ReadKeys,
-    /// Servers need not tell it keys: it counts them. Kernels do not.
+    /// The client counts keys, so that servers need not send them; kernels do not.
     pub(crate) counts_keys: bool,
-    /// READs of a thousand whose data goes to several places.
+    /// READs in a thousand whose data goes to several places.
     pub(crate) scattered: u64,
-    /// As the kernel waits before it connects again.
+    /// Fixed reconnect delay in nanoseconds, as kernels have it.
     pub(crate) kernel_delay: Option<u64>,
     pub(crate) max_reconnects: i16,
-    /// Requests wait while the session is away; else they fail.
+    /// Requests wait while the session has no path; otherwise they fail.
     pub(crate) queues: bool,
-    /// Requests of the program, and how many at a time.
+    /// Requests of the program, and how many are in progress at a time.
     pub(crate) requests: u32,
     pub(crate) depth: usize,
-    /// Bytes of a request, at most.
+    /// Longest request in bytes.
     pub(crate) request_max: u32,
-    /// Longest pause of the program.
+    /// Longest pause of the program in nanoseconds.
     pub(crate) gap: u64,
     pub(crate) start: u64,
     pub(crate) hostile: bool,
-    /// Rounds of a thousand after which it closes its session, to open it again.
+    /// Chance in a thousand, for each round of the program, that it closes its session, to open it
+    /// again.
     #[serde(default)]
     pub(crate) leaves: u64,
     pub(crate) disks: Vec<DiskPlan>,
@@ -175,28 +182,29 @@ pub(crate) struct ClientPlan {
     pub(crate) swap: u64,
 }
 
-/// Something that goes wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fault {
-    /// A line between a client's port and one of the server's.
+    /// A line between a client's port and one of the server's is cut.
     Cut,
-    /// The same in one direction only.
+    /// A line is cut in one direction only.
     HalfCut,
     /// A machine dies.
     Crash,
     /// A program does nothing for a while.
     Stall,
-    /// Somebody orders something about a path.
+    /// The client gets a random command for a path.
     Path,
     /// The server closes a path.
     Kick,
-    /// The server dies and is back soon, and a line is cut meanwhile: a path of a client does not
-    /// notice.
-    Unseen,
+    /// The server dies and is back soon, and a line is cut meanwhile, so that one path of a client
+    /// does not notice.
+    #[serde(rename = "unseen")]
+    UnnoticedCrash,
 }
 
-/// A fault at a certain step: after so many inputs of the client's core.
+/// A fault at a certain step, counted in inputs of the client's core.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct StepPlan {
     pub(crate) client: usize,
@@ -204,48 +212,51 @@ pub(crate) struct StepPlan {
     pub(crate) what: Fault,
 }
 
-/// One run.
+/// The plan of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) scenario: Scenario,
     pub(crate) net: NetPlan,
-    /// The server first.
+    /// The machines; the server's comes first.
     pub(crate) nodes: Vec<NodePlan>,
     pub(crate) clients: Vec<ClientPlan>,
     pub(crate) queue_depth: u16,
     pub(crate) chunk: u32,
     pub(crate) invalidate: bool,
-    /// Bytes of a burst, if bindings are told another size than that of the devices: chunks are
-    /// shorter than most of those.
+    /// Burst size in bytes reported to bindings, if not the devices' own: chunks are shorter than
+    /// most device bursts.
     pub(crate) burst: Option<usize>,
-    /// The server does not always invalidate the keys it is asked to, and writes with others once
-    /// more.
-    pub(crate) rude: bool,
-    /// Heartbeats: interval, how many may be missed, silence until the peer is asked.
+    /// The server does not always invalidate the keys it is in_flight to, and repeats writes with
+    /// old keys.
+    #[serde(rename = "rude")]
+    pub(crate) misbehaving: bool,
+    /// Heartbeats: interval in nanoseconds, how many may be missed, and the silence in nanoseconds
+    /// before the peer is probed.
     pub(crate) heartbeat: (u64, u32, u64),
-    /// Kinds of faults and the mean time between two of a kind.
+    /// Kinds of faults, and the mean time in nanoseconds between two faults of that kind.
     pub(crate) faults: Vec<(Fault, u64)>,
     pub(crate) step: Option<StepPlan>,
-    pub(crate) each: Option<Case>,
-    /// Cuts of a thousand that hold what the line carries, and lose nothing.
+    #[serde(rename = "each")]
+    pub(crate) single_fault: Option<FaultCase>,
+    /// Cuts in a thousand that delay what the line carries instead of losing it.
     pub(crate) holds: u64,
-    /// Longest duration of one.
+    /// Longest duration of a fault in nanoseconds.
     pub(crate) fault_max: u64,
-    /// Time in which things go wrong.
+    /// Duration of the phase with faults in nanoseconds.
     pub(crate) active: u64,
-    /// What the run has to stand besides.
+    /// Additional trials.
     pub(crate) trials: Vec<Trial>,
-    /// What goes wrong often when a client closes its session.
+    /// A fault injected often when a client closes its session.
     #[serde(default)]
     pub(crate) at_close: Option<Fault>,
-    /// Fresh work is done in the end.
-    #[serde(default)]
-    pub(crate) fresh: bool,
+    /// The run ends with final IO.
+    #[serde(default, rename = "fresh")]
+    pub(crate) final_io: bool,
 }
 
-/// What the chance of lines that hold begins with.
+/// Mixed into the seed of the random numbers for lines that delay.
 pub(crate) const HOLDS: u64 = 0x68_6f6c_6473;
-/// What may go wrong when a session is closed.
+/// Faults that may be injected when a session is closed.
 const AT_CLOSE: [Fault; 7] = [
     Fault::Cut,
     Fault::HalfCut,
@@ -253,19 +264,19 @@ const AT_CLOSE: [Fault; 7] = [
     Fault::Stall,
     Fault::Path,
     Fault::Kick,
-    Fault::Unseen,
+    Fault::UnnoticedCrash,
 ];
-/// Bytes of all requests of a run, about.
+/// Approximate bytes of all requests of a run.
 const VOLUME: u64 = 600_000;
 
 impl Plan {
-    /// Draws what the seed stands for; what came to plans later from `extra`, so that seeds stay
-    /// what they were.
+    /// Draws the plan of a seed. Everything added to plans later is drawn from `extra`, so that old
+    /// seeds keep their plans.
     pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
-        // Chance of their own: whatever they draw, the rest stays what it is.
+        // Separate generators, so that what they draw does not change the rest of the plan.
         let mut trials = Rng::new(extra.clone().next());
         let mut holds = Rng::new(extra.clone().next() ^ HOLDS);
-        // What a hostile client does at the wrong moment it does in few of its runs.
+        // Weighted twice, because a hostile client acts at the critical moment in few of its runs.
         let drawn = match rng.below(Scenario::DRAWN + 1) {
             Scenario::DRAWN => Scenario::Hostile,
             drawn => Scenario::ALL[drawn as usize],
@@ -275,11 +286,11 @@ impl Plan {
         let volatile = scenario == S::Volatile;
         let keys = scenario == S::Keys;
         let disks = scenario == S::Disks;
-        let held = scenario == S::Held;
+        let held = scenario == S::DelayedLines;
         let any = |rng: &mut Rng, of: S, often: u64| {
             scenario == of || scenario == S::Swarm && rng.chance(often)
         };
-        let weather = any(rng, S::Weather, 300);
+        let network_faults = any(rng, S::NetworkFaults, 300);
         let steps = any(rng, S::Steps, 250);
         let late = any(rng, S::Late, 150);
         let cuts = any(rng, S::Cuts, 350) || late || (keys || disks) && extra.chance(500) || held;
@@ -305,7 +316,7 @@ impl Plan {
                 NodePlan { hosts, look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]) }
             })
             .collect();
-        let net = draw_net(rng, weather);
+        let net = draw_net(rng, network_faults);
         let queue_depth = rng.pick(&[1, 2, 3, 8, 16, 32]);
         let chunk = rng.pick(&[8192, 8192, 16_384, 32_768]);
         let active = rng.magnitude(10 * MS, if slow || stalls { 30 * SEC } else { 8 * SEC });
@@ -317,7 +328,7 @@ impl Plan {
             .map(|at| {
                 let own = nodes[at + 1].hosts.len();
                 let mut client = draw_client(rng, (own, servers), queue_depth, count as u64);
-                // Mostly there is work as long as there are faults.
+                // In most runs there is work as long as there are faults.
                 if rng.chance(700) {
                     client.gap = active / u64::from(client.requests) * 8;
                 }
@@ -327,7 +338,7 @@ impl Plan {
                 }
                 client.hostile = hostile && at == 0;
                 if client.hostile && scenario == S::Hostile {
-                    // The server has chunks for long while more requests come.
+                    // The server keeps chunks for long while more requests come.
                     client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 20 * MS]);
                     client.depth = client.depth.max(8);
                     client.requests = client.requests.max(80);
@@ -341,7 +352,7 @@ impl Plan {
                     client.disks[0].slow = rng.pick(&[10, 100, 500]);
                 }
                 if late && rng.chance(700) {
-                    // The same sectors again and again.
+                    // Few sectors, so that requests overlap often.
                     client.disks[0].sectors = 16;
                     client.request_max = 4096;
                 }
@@ -360,7 +371,7 @@ impl Plan {
                 if extra.chance(100) {
                     client.poll_connections = extra.between(1, 2) as u16;
                 }
-                // Not drawn, so that what is drawn stays as it was.
+                // Derived instead of drawn, so that everything drawn after it stays the same.
                 client.counts_keys = client.start.is_multiple_of(2);
                 if volatile {
                     client.queues = true;
@@ -372,7 +383,7 @@ impl Plan {
                     client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 50 * MS]);
                 }
                 if held {
-                    // The same sectors again and again, and always something under way.
+                    // Few sectors, so that requests overlap often, and requests always in progress.
                     client.disks[0].sectors = 16;
                     client.request_max = 4096;
                     client.requests = extra.between(200, 400) as u32;
@@ -380,7 +391,7 @@ impl Plan {
                     client.depth = client.depth.max(4);
                 }
                 if disks {
-                    // Always something under way.
+                    // Requests always in progress.
                     client.request_max = client.request_max.min(8192);
                     client.requests = extra.between(100, 400) as u32;
                     client.gap = active / u64::from(client.requests) * extra.between(1, 8);
@@ -405,7 +416,7 @@ impl Plan {
         add(rng, paths, Fault::Path);
         let kick = (paths || cuts) && rng.chance(400);
         add(rng, kick, Fault::Kick);
-        add(rng, disks, Fault::Unseen);
+        add(rng, disks, Fault::UnnoticedCrash);
         let step = steps.then(|| StepPlan {
             client: rng.index(count),
             after: rng.magnitude(1, 100) - 1,
@@ -429,7 +440,7 @@ impl Plan {
             queue_depth,
             chunk,
             invalidate: rng.chance(refreshed),
-            rude: extra.chance(if keys {
+            misbehaving: extra.chance(if keys {
                 500
             } else if scenario == S::Swarm {
                 100
@@ -440,13 +451,13 @@ impl Plan {
             burst: extra.chance(600).then(|| extra.pick(&[512, 4096, 8192, 12_288])),
             faults,
             step,
-            each: None,
+            single_fault: None,
             holds: if held { 1000 } else { holds.pick(&[0, 0, 300, 700]) },
             fault_max: rng.magnitude(MS, if disks { SEC } else { 20 * SEC }),
             active,
             trials,
             at_close: None,
-            fresh: true,
+            final_io: true,
         };
         if !plan.faults.is_empty() && extra.chance(500) {
             let what = extra.pick(&AT_CLOSE);
@@ -455,28 +466,30 @@ impl Plan {
         for (node, client) in plan.nodes[1..].iter().zip(&mut plan.clients) {
             draw_disks(extra, client, active, disks);
             if (disks || held) && client.paths.len() == 1 {
-                // All that it has, since not all of them must notice the same.
+                // All paths it can have, so that not all of them notice the same fault.
                 client.paths = all_pairs(node.hosts.len(), servers);
             }
         }
         plan
     }
 
-    /// Whether the server must keep this client from changing its chunks. One with several paths
-    /// has a key of each, of which only that of the path a request came by is withdrawn [RT-44].
-    pub(crate) fn keeps_out(&self, client: usize) -> bool {
+    /// Whether the server must keep this client from changing its chunks. A client with several
+    /// paths has a key for each; only the key of the path a request came by is withdrawn [RT-44].
+    pub(crate) fn protects_chunks_of(&self, client: usize) -> bool {
         let one = self.clients[client].paths.len() == 1;
         let more = self.faults.iter().any(|(fault, _)| *fault == Fault::Path)
             || self.step.is_some_and(|step| step.what == Fault::Path);
         !self.clients[client].hostile || self.invalidate && one && !more
     }
 
-    /// Whether anything goes wrong, so that paths may be lost.
+    /// Whether there are faults of any kind, so that paths may be lost.
     pub(crate) fn is_faulty(&self) -> bool {
         let net = &self.net;
         let disturbed = net.loss + net.repeat + net.damage + net.forge + net.jitter > 0;
-        let wrong =
-            !self.faults.is_empty() || self.step.is_some() || self.each.is_some() || self.rude;
+        let wrong = !self.faults.is_empty()
+            || self.step.is_some()
+            || self.single_fault.is_some()
+            || self.misbehaving;
         disturbed || wrong || !self.trials.is_empty() || self.clients.iter().any(|c| c.hostile)
     }
 }
@@ -507,14 +520,14 @@ fn draw_host(
     }
 }
 
-fn draw_net(rng: &mut Rng, weather: bool) -> NetPlan {
+fn draw_net(rng: &mut Rng, network_faults: bool) -> NetPlan {
     let delay = rng.magnitude(US, 2 * MS);
     let some = |rng: &mut Rng, most: u64| {
-        if weather && rng.chance(600) { rng.magnitude(1, most) } else { 0 }
+        if network_faults && rng.chance(600) { rng.magnitude(1, most) } else { 0 }
     };
     NetPlan {
         delay,
-        jitter: if weather && rng.chance(600) { rng.magnitude(1, 4 * delay) } else { 0 },
+        jitter: if network_faults && rng.chance(600) { rng.magnitude(1, 4 * delay) } else { 0 },
         loss: some(rng, 60),
         repeat: some(rng, 200),
         damage: some(rng, 40),
@@ -525,7 +538,7 @@ fn draw_net(rng: &mut Rng, weather: bool) -> NetPlan {
     }
 }
 
-/// Every port of a client with every port of the server.
+/// All pairs of a client's port and a server's port.
 fn all_pairs(own: usize, servers: usize) -> Vec<(u8, u8)> {
     (0..own).flat_map(|a| (0..servers).map(move |b| (a as u8, b as u8))).collect()
 }
@@ -575,8 +588,8 @@ fn draw_client(
     }
 }
 
-/// Draws the disks of a client besides its first, and how often they are swapped; in runs that are
-/// about this there are some.
+/// Draws the further disks of a client, and how often they are swapped; in runs `about` disks there
+/// is at least one.
 fn draw_disks(extra: &mut Rng, client: &mut ClientPlan, active: u64, about: bool) {
     let more = if about { extra.pick(&[1, 2, 3]) } else { extra.pick(&[0, 0, 0, 1, 2, 3]) };
     if more == 0 {
@@ -585,14 +598,14 @@ fn draw_disks(extra: &mut Rng, client: &mut ClientPlan, active: u64, about: bool
     let first = client.disks[0].clone();
     client.disks.extend((0..more).map(|_| DiskPlan {
         sectors: 8 * extra.pick(&[2, 2, 8, 32]),
-        // A request holds a block at least.
+        // A request must hold at least one block.
         logical: if client.request_max < 4096 { 512 } else { extra.pick(&[512, 4096]) },
         cache: extra.chance(600),
         fua: extra.chance(500),
         direct: extra.chance(300),
         ..first
     }));
-    // Enough for each.
+    // Enough requests for each disk.
     client.requests += client.requests * more / 2;
     client.swap = active / extra.magnitude(4, 100);
 }

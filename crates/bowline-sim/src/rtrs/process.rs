@@ -1,4 +1,4 @@
-//! A running program: what its devices have told it and it has not looked at yet.
+//! A running program, with an inbox of device events that it has not handled yet.
 
 use std::collections::VecDeque;
 
@@ -7,34 +7,35 @@ use bowline_rtrs::bind::{Binding, done_of};
 use bowline_rtrs::{Done, Input, PortId};
 use bowline_verbs::{CmEvent, CqId, Qpn};
 
-use super::base::{Base, Event};
+use super::context::{Base, Event};
 use super::fabric::{Bench, Own};
 
-/// Something a device has told.
+/// An event of a device.
 #[derive(Debug)]
-pub(crate) enum Notice {
+pub(crate) enum DeviceNotice {
     Cq(CqId),
     Cm(CmEvent),
     Fatal(Qpn),
 }
 
-/// What programs of clients and of the server have in common.
+/// State that programs of clients and of the server share.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) node: usize,
-    /// Its life.
+    /// Incremented whenever the program starts or stops, so that events for earlier runs are
+    /// recognized.
     pub(crate) boot: u32,
     pub(crate) alive: bool,
-    pub(crate) inbox: VecDeque<(usize, Notice)>,
-    /// An event to look is in the queue.
-    looking: bool,
-    /// It does nothing before this.
+    pub(crate) inbox: VecDeque<(usize, DeviceNotice)>,
+    /// An event to handle the inbox is in the queue.
+    poll_scheduled: bool,
+    /// The program handles no events before this time.
     stalled: u64,
-    /// It does nothing at all before this.
+    /// The program does nothing at all before this time.
     silent: u64,
     /// When the earliest timer event in the queue is due.
     wake_at: Option<u64>,
-    /// Longest time until it looks.
+    /// Longest delay before the program handles its inbox, in nanoseconds.
     look: u64,
 }
 
@@ -45,7 +46,7 @@ impl Process {
             boot: 0,
             alive: false,
             inbox: VecDeque::new(),
-            looking: false,
+            poll_scheduled: false,
             stalled: 0,
             silent: 0,
             wake_at: None,
@@ -62,65 +63,67 @@ impl Process {
         self.boot += 1;
         self.alive = false;
         self.inbox.clear();
-        self.looking = false;
+        self.poll_scheduled = false;
         self.stalled = 0;
         self.silent = 0;
         self.wake_at = None;
     }
 
-    /// Does nothing for so long.
+    /// Makes the program handle no events for `length` nanoseconds.
     pub(crate) fn stall(&mut self, now: u64, length: u64) {
         self.stalled = self.stalled.max(now + length);
     }
 
-    /// Does nothing at all for so long, then everything it was asked for.
+    /// Makes the program do nothing at all for `length` nanoseconds, and then everything it was
+    /// in_flight for.
     pub(crate) fn fall_silent(&mut self, base: &mut Base, length: u64) {
         self.stall(base.now, length);
         self.silent = base.now + length;
         self.wake(base, Some(Instant::from_nanos(self.silent)));
     }
 
-    /// Tells whether it does nothing at all.
+    /// Returns whether the program does nothing at all now.
     pub(crate) fn is_silent(&self, base: &Base) -> bool {
         self.silent > base.now
     }
 
-    /// How long it will still do nothing.
+    /// The rest of the present stall, in nanoseconds.
     pub(crate) fn stalled_for(&self, now: u64) -> u64 {
         self.stalled.saturating_sub(now)
     }
 
-    /// Tells whether it has stalled after this time.
+    /// Returns whether the program was stalled at some time after `since`.
     pub(crate) fn was_stalled(&self, since: u64) -> bool {
         self.stalled > since
     }
 
-    /// A device has something to tell.
-    pub(crate) fn tell(&mut self, base: &mut Base, port: usize, notice: Notice) {
+    /// Adds an event of a device to the inbox.
+    pub(crate) fn enqueue(&mut self, base: &mut Base, port: usize, notice: DeviceNotice) {
         self.inbox.push_back((port, notice));
-        self.wants_look(base);
+        self.schedule_poll(base);
     }
 
-    fn wants_look(&mut self, base: &mut Base) {
-        if !std::mem::replace(&mut self.looking, true) {
+    fn schedule_poll(&mut self, base: &mut Base) {
+        if !std::mem::replace(&mut self.poll_scheduled, true) {
             let stall = self.stalled.saturating_sub(base.now);
             let delay = stall + base.rng.below(self.look + 1);
-            base.schedule(delay, Event::Look { node: self.node, boot: self.boot });
+            base.schedule(delay, Event::Poll { node: self.node, boot: self.boot });
         }
     }
 
-    /// It is time to look; `false` when it is stalled, and looks later.
-    pub(crate) fn looks(&mut self, base: &mut Base) -> bool {
-        self.looking = false;
+    /// The event to handle the inbox is due; `false` if the program is stalled and will do it
+    /// later.
+    pub(crate) fn poll_due(&mut self, base: &mut Base) -> bool {
+        self.poll_scheduled = false;
         if self.stalled > base.now {
-            self.wants_look(base);
+            self.schedule_poll(base);
             return false;
         }
         true
     }
 
-    /// A timer event: `false` when it is stalled, and wakes later.
-    pub(crate) fn wakes(&mut self, base: &mut Base) -> bool {
+    /// A timer event is due; `false` if the program is stalled and will handle it later.
+    pub(crate) fn timer_due(&mut self, base: &mut Base) -> bool {
         if self.wake_at.is_some_and(|at| at <= base.now) {
             self.wake_at = None;
         }
@@ -131,7 +134,7 @@ impl Process {
         true
     }
 
-    /// Wants to be woken at this time at the latest.
+    /// Schedules a timer event for this time at the latest.
     pub(crate) fn wake(&mut self, base: &mut Base, at: Option<Instant>) {
         let Some(due) = at.map(|at| at.as_nanos().max(base.now)) else { return };
         if self.wake_at.is_none_or(|at| at > due) {
@@ -142,27 +145,27 @@ impl Process {
     }
 }
 
-/// What a notice means to a core.
-pub(crate) enum Heard {
+/// The meaning of a device event for a core.
+pub(crate) enum Translated {
     Nothing,
     Input(Input),
     Dones(Vec<Done>),
 }
 
-/// Looks at one notice.
-pub(crate) fn hear(
+/// Translates one device event for the core.
+pub(crate) fn translate(
     base: &mut Base,
     binding: &mut Binding,
     bench: &mut Bench<'_>,
     own: &[Own],
     port: usize,
-    notice: Notice,
-) -> Heard {
+    notice: DeviceNotice,
+) -> Translated {
     let id = PortId(port as u8);
     match notice {
-        Notice::Cq(cq) => {
+        DeviceNotice::Cq(cq) => {
             if own.get(port).is_none_or(|own| own.cq != cq) {
-                return Heard::Nothing;
+                return Translated::Nothing;
             }
             let mut entries = Vec::new();
             loop {
@@ -175,9 +178,13 @@ pub(crate) fn hear(
                     }
                 }
             }
-            Heard::Dones(entries.iter().map(done_of).collect())
+            Translated::Dones(entries.iter().map(done_of).collect())
         }
-        Notice::Cm(event) => binding.cm(id, event).map_or(Heard::Nothing, Heard::Input),
-        Notice::Fatal(qpn) => binding.qp_failed(id, qpn).map_or(Heard::Nothing, Heard::Input),
+        DeviceNotice::Cm(event) => {
+            binding.cm(id, event).map_or(Translated::Nothing, Translated::Input)
+        }
+        DeviceNotice::Fatal(qpn) => {
+            binding.qp_failed(id, qpn).map_or(Translated::Nothing, Translated::Input)
+        }
     }
 }

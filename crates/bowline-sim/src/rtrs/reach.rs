@@ -1,7 +1,7 @@
-//! What runs of sessions can come to: the names of all of it, so that what no seed reaches shows.
+//! Coverage: names for every situation that runs of sessions can reach, so that a situation that no
+//! seed reaches shows.
 //!
-//! What goes wrong at every step in turn ([`Scenario::Each`]) is counted by its own test, and not
-//! here.
+//! Runs of [`Scenario::SingleFault`] are counted by a test of their own, and not here.
 
 use bowline_rnbd::IoOp;
 use bowline_rtrs::Policy;
@@ -10,12 +10,12 @@ use bowline_rtrs::server::ServerCounters;
 
 use super::client::{Client, Stage};
 use super::plan::{Fault, Plan, Scenario};
-use super::trial::Ordeal;
+use super::trial::TrialKind;
 use crate::engine::coverage::Coverage;
 use crate::engine::coverage::TIME_SHARES;
 use crate::roce::reach::table;
 
-/// Changes of paths at the client, from a row to a column.
+/// Changes of a client's path, from the row's state to the column's.
 const PATHS: [[&str; 7]; 7] = table!(
     [
         "Connecting",
@@ -36,7 +36,7 @@ const PATHS: [[&str; 7]; 7] = table!(
         "then Dead"
     ]
 );
-/// The changes that paths may make, by row and column.
+/// The changes that paths can make, as row and column.
 const CHANGES: [(usize, usize); 11] =
     [(0, 1), (0, 3), (0, 4), (1, 2), (1, 4), (2, 0), (2, 4), (3, 2), (3, 4), (4, 5), (5, 2)];
 
@@ -52,20 +52,20 @@ const fn path_row(state: PathState) -> usize {
     }
 }
 
-/// A path of a client has changed; the first state of one is not told.
+/// Records the change of a client's path; its first state is not a change.
 pub(super) fn path(coverage: &mut Coverage, from: PathState, to: PathState) {
     coverage.hit("path of a client", PATHS[path_row(from)][path_row(to)]);
 }
 
-/// What sessions are told, by how far their program is.
+/// Events of sessions, by the stage of the program.
 const SESSIONS: [[&str; 6]; 4] = table!(
     ["opened", "not opened", "lost its last path", "has a path again"]
     ["at first", "while disks are mapped", "while it works", "in the end", "being closed", "over"]
 );
 
-/// What a session is told: a row of [`SESSIONS`].
+/// An event of a session: a row of [`SESSIONS`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Word {
+pub(super) enum SessionEventClass {
     Opened,
     NotOpened,
     Lost,
@@ -77,17 +77,17 @@ const fn session_column(stage: Stage) -> usize {
         Stage::Opening => 0,
         Stage::Mapping => 1,
         Stage::Running => 2,
-        Stage::Verifying | Stage::Fresh => 3,
+        Stage::Verifying | Stage::FinalIo => 3,
         Stage::Unmapping | Stage::Closing => 4,
         Stage::Closed => 5,
     }
 }
 
-pub(super) fn session(coverage: &mut Coverage, word: Word, stage: Stage) {
+pub(super) fn session(coverage: &mut Coverage, word: SessionEventClass, stage: Stage) {
     coverage.hit("session", SESSIONS[word as usize][session_column(stage)]);
 }
 
-/// Faults, by how far the client was that they struck.
+/// Faults, by the stage of the client they affect.
 const FAULTS: [[&str; 6]; 14] = table!(
     [
         "cut",
@@ -108,12 +108,12 @@ const FAULTS: [[&str; 6]; 14] = table!(
     ["no session", "opening", "mapping", "idle", "busy", "closing"]
 );
 
-/// What goes wrong: a row of [`FAULTS`].
+/// A class of faults: a row of [`FAULTS`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Blow {
+pub(super) enum FaultClass {
     Cut,
     HalfCut,
-    Held,
+    MapState,
     HalfHeld,
     AllHeld,
     ServerDies,
@@ -122,13 +122,13 @@ pub(super) enum Blow {
     ClientStalls,
     Order,
     Kick,
-    Unseen,
+    UnnoticedCrash,
     Mute,
     Silent,
 }
 
-impl Blow {
-    /// What a fault is, of the server or not.
+impl FaultClass {
+    /// The class of a fault, of the server or of a client.
     pub(super) const fn of(fault: Fault, server: bool) -> Self {
         match fault {
             Fault::Cut => Self::Cut,
@@ -139,14 +139,14 @@ impl Blow {
             Fault::Stall => Self::ClientStalls,
             Fault::Path => Self::Order,
             Fault::Kick => Self::Kick,
-            Fault::Unseen => Self::Unseen,
+            Fault::UnnoticedCrash => Self::UnnoticedCrash,
         }
     }
 }
 
-/// Something goes wrong with a client.
-pub(super) fn struck(coverage: &mut Coverage, blow: Blow, client: &Client) {
-    let column = match client.life.as_ref().map(|life| life.stage) {
+/// Records a fault that affects a client.
+pub(super) fn fault(coverage: &mut Coverage, class: FaultClass, client: &Client) {
+    let column = match client.active.as_ref().map(|active| active.stage) {
         None | Some(Stage::Closed) => 0,
         Some(Stage::Opening) => 1,
         Some(Stage::Mapping) => 2,
@@ -154,16 +154,16 @@ pub(super) fn struck(coverage: &mut Coverage, blow: Blow, client: &Client) {
         Some(_) if client.requests_running() == 0 => 3,
         Some(_) => 4,
     };
-    coverage.hit("fault", FAULTS[blow as usize][column]);
+    coverage.hit("fault", FAULTS[class as usize][column]);
 }
 
-/// What becomes of requests of programs.
+/// Requests of programs, by their outcome.
 const REQUESTS: [[&str; 4]; 5] = table!(
     ["read", "write", "flush", "discard", "write zeroes"]
     ["done", "lost with the session", "given up with its disk", "refused without its disk"]
 );
 
-/// How a request ended: a column of [`REQUESTS`].
+/// The outcome of a request: a column of [`REQUESTS`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ended {
     Done,
@@ -183,7 +183,7 @@ pub(super) fn ended(coverage: &mut Coverage, op: IoOp, how: Ended) {
     coverage.hit("request", REQUESTS[row][how as usize]);
 }
 
-/// What somebody orders about paths, and what becomes of it.
+/// Commands for paths, by their outcome.
 const ORDERS: [[&str; 2]; 4] =
     table!(["remove", "disconnect", "reconnect", "add"]["taken", "refused"]);
 
@@ -191,7 +191,7 @@ pub(super) fn ordered(coverage: &mut Coverage, what: u64, taken: bool) {
     coverage.hit("order", ORDERS[what.min(3) as usize][usize::from(!taken)]);
 }
 
-/// What happens to disks.
+/// Events of disks.
 const DISKS: [&str; 6] = [
     "mapped",
     "not mapped",
@@ -201,23 +201,23 @@ const DISKS: [&str; 6] = [
     "given up at once after requests",
 ];
 
-/// What happens to a disk: one of [`DISKS`].
+/// An event of a disk: one of [`DISKS`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum OfDisk {
+pub(super) enum DiskEventClass {
     Mapped,
     NotMapped,
     Idle,
     Busy,
     Mapping,
-    Haste,
+    AfterSubmit,
 }
 
-pub(super) fn disk(coverage: &mut Coverage, what: OfDisk) {
+pub(super) fn disk(coverage: &mut Coverage, what: DiskEventClass) {
     coverage.hit("disk", DISKS[what as usize]);
 }
 
-/// What clients and servers do that they must not, and what is late.
-pub(super) const WRONGS: [&str; 7] = [
+/// Misbehaviour of clients and servers, and other rare events.
+pub(super) const MISDEEDS: [&str; 7] = [
     "a write with the key of a request",
     "a write with the next key",
     "a key left to the client",
@@ -227,9 +227,9 @@ pub(super) const WRONGS: [&str; 7] = [
     "attempts to connect are used up",
 ];
 
-/// One of [`WRONGS`].
+/// One of [`MISDEEDS`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Wrong {
+pub(super) enum Misdeed {
     Attack,
     AttackNext,
     KeyLeft,
@@ -239,11 +239,11 @@ pub(super) enum Wrong {
     UsedUp,
 }
 
-pub(super) fn wrong(coverage: &mut Coverage, what: Wrong) {
-    coverage.hit("beside", WRONGS[what as usize]);
+pub(super) fn misdeed(coverage: &mut Coverage, what: Misdeed) {
+    coverage.hit("beside", MISDEEDS[what as usize]);
 }
 
-/// What plans may choose.
+/// Choices that plans can make.
 const CHOICES: [&str; 27] = [
     "round robin",
     "least inflight",
@@ -274,7 +274,7 @@ const CHOICES: [&str; 27] = [
     "IPv6",
 ];
 
-/// What a plan has chosen.
+/// Records the choices of a plan.
 pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
     let mut chosen = [false; CHOICES.len()];
     for client in &plan.clients {
@@ -305,7 +305,7 @@ pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
         }
     }
     chosen[if plan.invalidate { 21 } else { 22 }] = true;
-    chosen[23] |= plan.rude;
+    chosen[23] |= plan.misbehaving;
     chosen[25] |= plan.burst.is_some();
     chosen[26] |= plan.nodes[0].hosts[0].addr.is_ipv6();
     for (name, _) in CHOICES.iter().zip(chosen).filter(|(_, is)| *is) {
@@ -313,65 +313,67 @@ pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
     }
     coverage.hit("plan", plan.scenario.name());
     for trial in &plan.trials {
-        coverage.hit("plan", ordeal(trial.what));
+        coverage.hit("plan", trial_kind(trial.what));
     }
 }
 
-const ORDEALS: [&str; 5] =
+const TRIAL_KINDS: [&str; 5] =
     ["silent server", "silent client", "restart", "mute server", "mute client"];
 
-const fn ordeal(what: Ordeal) -> &'static str {
-    ORDEALS[match what {
-        Ordeal::Silence { node: 0 } => 0,
-        Ordeal::Silence { .. } => 1,
-        Ordeal::Restart { .. } => 2,
-        Ordeal::Mute { node: 0, .. } => 3,
-        Ordeal::Mute { .. } => 4,
+const fn trial_kind(what: TrialKind) -> &'static str {
+    TRIAL_KINDS[match what {
+        TrialKind::Silence { node: 0 } => 0,
+        TrialKind::Silence { .. } => 1,
+        TrialKind::Restart { .. } => 2,
+        TrialKind::Mute { node: 0, .. } => 3,
+        TrialKind::Mute { .. } => 4,
     }]
 }
 
-/// Paths that are back after the last fault, and fresh work: how much of its time it needed.
+/// Names for the times that paths needed to be connected after the last fault, and that final IO
+/// needed, as shares of the allowed time.
 pub(super) const BACK: &str = "all paths back";
 pub(super) const FRESH: &str = "fresh work";
 
-/// What a server has counted in one of its lives.
+/// Records the counters of a server since its last start.
 pub(super) fn counted(coverage: &mut Coverage, counters: &ServerCounters) {
     for (name, count) in counters.iter().filter(|(_, count)| *count > 0) {
         coverage.add("server", name, count);
     }
 }
 
-/// Counters of servers that nothing in these runs moves: no client sends immediates of its own
-/// making, and send queues are not full of answers for so long that a heartbeat is due.
-const STILL: [&str; 2] = ["immediates_ignored", "heartbeats_dropped"];
+/// Server counters that these runs never move: no client sends made-up immediates, and send queues
+/// are not full of responses for so long that a heartbeat is due.
+const UNMOVED_COUNTERS: [&str; 2] = ["immediates_ignored", "heartbeats_dropped"];
 
 /// Makes all names known.
 pub(super) fn declare(coverage: &mut Coverage) {
     for (row, column) in CHANGES {
         coverage.declare("path of a client", &[PATHS[row][column]]);
     }
-    // A session is opened once; one that loses its last path while it maps its first disk is
-    // closed.
+    // A session opens once; one that loses its last path while it maps its first disk is closed.
     for (row, columns) in [(0, 0..1), (1, 0..1), (2, 1..5), (3, 2..4)] {
         coverage.declare("session", &SESSIONS[row][columns]);
     }
     FAULTS[..12].iter().for_each(|row| coverage.declare("fault", row));
-    // What comes once in a run at most hardly meets the moments in which a session is closed.
+    // Events that occur at most once in a run hardly ever coincide with the close of a session.
     FAULTS[12..].iter().for_each(|row| coverage.declare("fault", &row[..5]));
     REQUESTS.iter().for_each(|row| coverage.declare("request", row));
-    // There is no bound of paths that these runs come to.
+    // These runs never reach the limit of paths, so adding one is never refused.
     ORDERS[..3].iter().for_each(|row| coverage.declare("order", row));
     coverage.declare("order", &ORDERS[3][..1]);
     coverage.declare("disk", &DISKS);
-    coverage.declare("beside", &WRONGS);
+    coverage.declare("beside", &MISDEEDS);
     coverage.declare("plan", &CHOICES);
-    coverage.declare("plan", &ORDEALS);
-    let drawn = Scenario::ALL.into_iter().filter(|scenario| *scenario != Scenario::Each);
+    coverage.declare("plan", &TRIAL_KINDS);
+    let drawn = Scenario::ALL.into_iter().filter(|scenario| *scenario != Scenario::SingleFault);
     drawn.for_each(|scenario| coverage.declare("plan", &[scenario.name()]));
-    for (name, _) in ServerCounters::default().iter().filter(|(name, _)| !STILL.contains(name)) {
+    for (name, _) in
+        ServerCounters::default().iter().filter(|(name, _)| !UNMOVED_COUNTERS.contains(name))
+    {
         coverage.declare("server", &[name]);
     }
-    // What comes together only once in a blue moon takes nearly all of it.
+    // Only very rare combinations take nearly all of the allowed time.
     coverage.declare(BACK, &TIME_SHARES[..5]);
     coverage.declare(FRESH, &TIME_SHARES);
 }

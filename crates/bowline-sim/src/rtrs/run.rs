@@ -1,9 +1,9 @@
 //! Runs of one seed and of many.
 
-use super::each;
 use super::plan::{Plan, Scenario};
 use super::reach;
 use super::sabotage::Sabotage;
+use super::single_fault;
 use super::stats::Stats;
 use super::world::World;
 use crate::engine::coverage::Coverage;
@@ -12,11 +12,11 @@ use crate::engine::rng::Rng;
 use crate::engine::simulator::{self, Simulator};
 use crate::engine::trace::Trace;
 
-/// What became of a seed.
+/// The outcome of a seed.
 pub type Outcome = crate::Outcome<Stats>;
-/// What became of many seeds.
+/// The summary of many seeds.
 pub type Summary = crate::Summary<Stats>;
-/// How to run.
+/// Options of a run.
 pub type Options = crate::Options<Scenario>;
 
 /// The simulator of RTRS sessions and RNBD disks.
@@ -34,7 +34,7 @@ impl Simulator for Rtrs {
 
     fn draw(seed: u64, forced: Option<Scenario>) -> Start<Plan> {
         let (plan, chance) = match forced {
-            Some(Scenario::Each) => each::draw(seed),
+            Some(Scenario::SingleFault) => single_fault::draw(seed),
             scenario => {
                 let mut rng = Rng::new(seed ^ 0x7275);
                 let mut extra = Rng::new(seed ^ 0x6b65_7973);

@@ -1,29 +1,29 @@
-//! Faults that the promises do not allow, to prove that the judges notice. Tests only.
+//! Deliberate mistakes, to prove that the judges notice them. For tests only.
 
 use bowline_rnbd::server::Reply;
 use bowline_wire::rnbd::{self as wire, OpenRsp, Request};
 
-/// What a run does wrong on purpose.
+/// A deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sabotage {
-    /// A write is carried out once more, later: what a request overtaken by its repetition would do
-    /// if the server did not let them wait for each other.
+    /// A write is carried out a second time, later: as a request that its repetition overtook would
+    /// be if the server did not serialize them.
     DoubleWrite,
     /// A permit is not given back.
     ForgetPermit,
-    /// The end of a request is told twice.
+    /// A request is completed twice.
     CompleteTwice,
-    /// The client can reach a chunk while the server has it.
+    /// The client can write to a chunk while the server has it.
     NoWithdraw,
-    /// The next key of a chunk is good while the server has it.
+    /// The next key of a chunk is valid while the server has it.
     EarlyRenew,
-    /// An answer names another request.
+    /// A response names another request.
     WrongId,
-    /// Requests move to other paths before the queue pairs of the old one are dead.
+    /// Requests move to other paths before the queue pairs of the old path are dead.
     EarlyDrain,
     /// A request is forgotten.
     DropRequest,
-    /// The key told is not the key made.
+    /// The announced key differs from the real one.
     StaleKey,
     /// No new key is made.
     NoRenew,
@@ -31,37 +31,37 @@ pub(crate) enum Sabotage {
     EarlyAnswer,
     /// Memory stays registered.
     LeakRegion,
-    /// A key of a READ is not invalidated.
+    /// A key for a single READ is not invalidated.
     KeepKey,
-    /// Keys of a path stay when it ends.
+    /// Keys of a path remain when it ends.
     LeakKeys,
-    /// A session, of any life of the server, has the device ids 0, 1 and so on.
+    /// Every session gets the device ids 0, 1 and so on, also after a restart of the server.
     SmallIds,
-    /// A request ends as if no path were left.
+    /// A request fails as if no path were left.
     GiveUp,
-    /// Nobody is told that there is a permit again.
+    /// A waiter is not told that a permit is free.
     LosePermitFree,
-    /// Nobody notices that a peer is silent.
+    /// Silent peers are not detected.
     Patience,
-    /// A client waits for ever before it connects a lost path again.
+    /// A client never reconnects a lost path.
     StayAway,
-    /// A server that is told to close does nothing.
+    /// A server ignores the command to close.
     StayOpen,
-    /// A server that has closed does not say so.
+    /// A server does not report that it has closed.
     LoseClosed,
-    /// A server is not told of paths that are given up.
+    /// The server gets no notices of paths that are given up.
     NoNotice,
-    /// A server answers nothing any more when fresh work begins.
-    DeafToFresh,
+    /// A server stops responding when final IO begins.
+    DeafToFinalIo,
 }
 
-/// Device ids of one session as they must not be: the lowest free ones, which mean something else
-/// to the server before and after. They stand for those the server has given out.
+/// Misdeed device ids of one session: always the lowest free ones, which mean another device to the
+/// server before or after a restart. Maps them to the server's real ids.
 #[derive(Debug, Default)]
 pub(crate) struct SmallIds(Vec<Option<u32>>);
 
 impl SmallIds {
-    /// Returns a message as if the server's own id was in it.
+    /// Returns a message with the server's real id in it.
     pub(crate) fn message(&mut self, usr: &[u8]) -> Vec<u8> {
         let mut usr = usr.to_vec();
         let small = match wire::parse(&usr) {
@@ -72,12 +72,12 @@ impl SmallIds {
         let closes = matches!(wire::parse(&usr), Ok(Request::Close { .. }));
         let slot = self.0.get_mut(small as usize);
         let own = slot.and_then(|slot| if closes { slot.take() } else { *slot });
-        // One that is not known stands for none, most likely.
+        // An unknown id becomes one that most likely does not exist.
         usr[4..8].copy_from_slice(&own.unwrap_or(u32::MAX).to_le_bytes());
         usr
     }
 
-    /// Returns an answer with a small id in it.
+    /// Returns a response with a small id in it.
     pub(crate) fn reply(&mut self, reply: Reply) -> Reply {
         let Reply::Open(bytes) = &reply else { return reply };
         let Some(rsp) = OpenRsp::parse(bytes) else { return reply };
@@ -115,7 +115,7 @@ impl Sabotage {
         Self::StayOpen,
         Self::LoseClosed,
         Self::NoNotice,
-        Self::DeafToFresh,
+        Self::DeafToFinalIo,
     ];
 }
 
@@ -127,11 +127,11 @@ mod tests {
     use crate::rtrs::run::Rtrs;
     use crate::rtrs::{Options, Scenario};
 
-    /// Where seeds begin that find each soon, and what is soon.
+    /// The first seed of the search for each mistake, and the number of seeds that must suffice.
     const SEEDS: u64 = 7_000_000;
     const SOON: u64 = 2_000;
 
-    /// What the judges say, of those of many seeds in which they say anything.
+    /// The failures that the judges report for 300 seeds.
     fn caught(how: Sabotage, scenario: Scenario) -> impl Iterator<Item = String> {
         let options = Options::default().with_scenario(Some(scenario));
         (0..300).filter_map(move |seed| {
@@ -140,7 +140,7 @@ mod tests {
         })
     }
 
-    /// The same where some seeds show something else first.
+    /// Checks that one of the failures contains the word, though other seeds may fail differently.
     fn assert_shown(how: Sabotage, scenario: Scenario, word: &str) {
         assert!(caught(how, scenario).any(|what| what.contains(word)), "{how:?} is not noticed");
     }
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn late_requests_of_a_path_that_the_server_keeps_are_noticed() {
         let words = ["it may be of", "its chunk has changed"];
-        assert_caught(Sabotage::NoNotice, Scenario::Held, &words);
+        assert_caught(Sabotage::NoNotice, Scenario::DelayedLines, &words);
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         );
     }
 
-    /// None is forced to happen: what seeds draw shows each of them before long.
+    /// Random seeds find each mistake soon, without scenarios chosen for it.
     #[test]
     fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
         for how in Sabotage::ALL {

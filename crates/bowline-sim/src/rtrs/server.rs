@@ -12,16 +12,16 @@ use bowline_verbs::{Access, Buffer, next_key};
 use bowline_wire::rnbd::{Access as DiskAccess, status_of_errno};
 use bowline_wire::rtrs::Imm;
 
-use super::base::{Base, Event};
+use super::context::{Base, Event};
 use super::disk::Disk;
-use super::fabric::{Own, Watch, bench, drain};
-use super::process::{Heard, Process, hear};
-use super::reach::{self, Wrong};
+use super::fabric::{Intercept, Own, bench, drain};
+use super::process::{Process, Translated, translate};
+use super::reach::{self, Misdeed};
 use super::sabotage::{Sabotage, SmallIds};
 use crate::engine::queue::MS;
 use crate::roce::host::Host;
 
-/// Longest time it takes to open an export.
+/// Longest time in nanoseconds that opening an export takes.
 const OPEN_MAX: u64 = 5 * MS;
 
 /// An operation of storage.
@@ -34,13 +34,13 @@ struct Operation {
     data: MemRef,
     room: u32,
     chunks: Arc<Buffer>,
-    /// What was in the chunk when the request came.
+    /// The contents of the chunk when the request came.
     before: Vec<u8>,
-    /// It was answered before it was carried out.
+    /// The request was answered before the operation was carried out.
     answered: bool,
 }
 
-/// A message whose answer comes later.
+/// A message to be answered later.
 #[derive(Debug)]
 struct Waiting {
     op: OpId,
@@ -50,7 +50,7 @@ struct Waiting {
     chunks: Arc<Buffer>,
 }
 
-/// What dies with the machine.
+/// State that is lost when the machine dies.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) sessions: Sessions,
@@ -61,9 +61,9 @@ pub(crate) struct Running {
     numbers: u64,
     waiting: BTreeMap<Ticket, Waiting>,
     opening: BTreeMap<u32, (Vec<u8>, DiskAccess)>,
-    /// Memory of the disks that answer directly.
+    /// Memory of the disks whose READs are answered from it directly.
     regions: BTreeMap<ExportId, RegionId>,
-    /// By session; empty unless this is done wrong on purpose.
+    /// Device ids by session; empty unless [`Sabotage::SmallIds`] is on.
     small_ids: BTreeMap<SessId, SmallIds>,
     pub(crate) closed: bool,
 }
@@ -75,12 +75,13 @@ pub(crate) struct Server {
     config: ServerConfig,
     pub(crate) disks: Vec<Disk>,
     /// By disk: whether chunks of its client must not change while the server has them.
-    kept_out: Vec<bool>,
-    /// It uses keys of clients after its answer, and does not always invalidate them.
-    rude: bool,
-    /// Writes it will make once more.
+    must_not_change: Vec<bool>,
+    /// The server misbehaves: it uses keys of clients after its response, and does not always
+    /// invalidate them.
+    misbehaving: bool,
+    /// Writes that a misbehaving server will repeat.
     later: VecDeque<(Wr, Vec<MemRef>)>,
-    /// Nothing takes longer than usual any more.
+    /// No operation takes longer than usual any more.
     pub(crate) calm: bool,
     pub(crate) running: Option<Running>,
 }
@@ -89,16 +90,16 @@ impl Server {
     pub(crate) fn new(
         config: ServerConfig,
         disks: Vec<Disk>,
-        kept_out: Vec<bool>,
-        rude: bool,
+        must_not_change: Vec<bool>,
+        misbehaving: bool,
         look: u64,
     ) -> Self {
         let process = Process::new(0, look);
         let (later, calm, running) = (VecDeque::new(), false, None);
-        Self { process, config, disks, kept_out, rude, later, calm, running }
+        Self { process, config, disks, must_not_change, misbehaving, later, calm, running }
     }
 
-    /// Starts serving.
+    /// Starts the server.
     pub(crate) fn start(
         &mut self,
         base: &mut Base,
@@ -142,7 +143,7 @@ impl Server {
         Ok(())
     }
 
-    /// The machine dies.
+    /// Handles the death of the server's machine.
     pub(crate) fn died(&mut self, base: &mut Base) {
         self.count(base);
         self.process.stop();
@@ -151,7 +152,7 @@ impl Server {
         self.disks.iter_mut().for_each(|disk| disk.crash(&mut base.rng));
     }
 
-    /// Adds up what this life has counted.
+    /// Adds the counters since the last start to the run's statistics.
     pub(crate) fn count(&self, base: &mut Base) {
         let Some(running) = &self.running else { return };
         let counters = running.sessions.counters();
@@ -161,27 +162,27 @@ impl Server {
         base.stats.violations += counters.paths_violated;
     }
 
-    /// Looks at what the devices have told.
-    pub(crate) fn look(&mut self, base: &mut Base, hosts: &mut [Host]) {
+    /// Handles events of the devices.
+    pub(crate) fn poll(&mut self, base: &mut Base, hosts: &mut [Host]) {
         let now = base.instant();
         while let Some((port, notice)) = self.process.inbox.pop_front() {
             let Some(running) = &mut self.running else { return };
             let Some(mut bench) = bench(hosts, &running.own, now) else { return };
-            match hear(base, &mut running.binding, &mut bench, &running.own, port, notice) {
-                Heard::Nothing => {}
-                Heard::Input(input) => {
+            match translate(base, &mut running.binding, &mut bench, &running.own, port, notice) {
+                Translated::Nothing => {}
+                Translated::Input(input) => {
                     note_input(base, &input);
                     running.sessions.handle(now, input);
                 }
-                Heard::Dones(dones) => {
+                Translated::Dones(dones) => {
                     base.note([32, dones.len() as u64, 0], || format!("server: {dones:?}"));
                     running.sessions.handle_done(now, &dones);
                     let (mut batch, mut failed) = (Batch::default(), Vec::new());
                     running.sessions.take_withdraws(&mut batch);
-                    if base.wrongs(Sabotage::NoWithdraw, 1000) {
+                    if base.sabotages(Sabotage::NoWithdraw, 1000) {
                         batch.withdraw.clear();
                     }
-                    let early = base.wrongs(Sabotage::EarlyRenew, 1000);
+                    let early = base.sabotages(Sabotage::EarlyRenew, 1000);
                     let early = if early { batch.withdraw.clone() } else { Vec::new() };
                     withdraw(&mut bench, &mut batch, &mut failed);
                     for (port, key) in early {
@@ -195,7 +196,7 @@ impl Server {
         self.pump(base, hosts);
     }
 
-    /// Looks at the clock.
+    /// Runs timers that are due.
     pub(crate) fn wake(&mut self, base: &mut Base, hosts: &mut [Host]) {
         let now = base.instant();
         if let Some(running) = &mut self.running {
@@ -208,14 +209,14 @@ impl Server {
     pub(crate) fn close(&mut self, base: &mut Base, hosts: &mut [Host]) {
         let now = base.instant();
         if let Some(running) = &mut self.running
-            && !base.wrongs(Sabotage::StayOpen, 1000)
+            && !base.sabotages(Sabotage::StayOpen, 1000)
         {
             running.sessions.close(now);
         }
         self.pump(base, hosts);
     }
 
-    /// Closes a path of somebody's.
+    /// Closes a random path.
     pub(crate) fn kick(&mut self, base: &mut Base, hosts: &mut [Host]) {
         let now = base.instant();
         let Some(running) = &mut self.running else { return };
@@ -229,7 +230,7 @@ impl Server {
         self.pump(base, hosts);
     }
 
-    /// Moves everything that can move.
+    /// Runs the cores until nothing moves any more.
     fn pump(&mut self, base: &mut Base, hosts: &mut [Host]) {
         if self.process.is_silent(base) {
             return;
@@ -238,11 +239,11 @@ impl Server {
         while base.failure.is_none() {
             let Some(running) = &mut self.running else { return };
             let Some(mut bench) = bench(hosts, &running.own, now) else { return };
-            let rude = (self.rude && !self.calm).then_some(&mut self.later);
+            let misbehaving = (self.misbehaving && !self.calm).then_some(&mut self.later);
             let invalidate = self.config.always_invalidate;
-            let mut watch = Eyes { base: &mut *base, invalidate, rude };
+            let mut intercept = Interceptor { base: &mut *base, invalidate, misbehaving };
             let Running { sessions, binding, .. } = running;
-            drain(sessions, binding, &mut bench, now, &mut watch);
+            drain(sessions, binding, &mut bench, now, &mut intercept);
             running.sessions.check_invariants();
             let mut requests = Vec::new();
             running.sessions.take_requests(&mut requests);
@@ -274,7 +275,7 @@ impl Server {
                 }
                 ServerEvent::Down { session } => running.core.link_down(SessKey(session.pack())),
                 ServerEvent::Closed => {
-                    running.closed = !base.wrongs(Sabotage::LoseClosed, 1000);
+                    running.closed = !base.sabotages(Sabotage::LoseClosed, 1000);
                 }
                 _ => {}
             }
@@ -282,7 +283,7 @@ impl Server {
         moved
     }
 
-    /// A request of a client.
+    /// Handles a request of a client.
     fn request(&mut self, base: &mut Base, request: Request) {
         let now = base.instant();
         let Some(running) = &mut self.running else { return };
@@ -294,8 +295,8 @@ impl Server {
         base.note([35, op.slot.into(), data.offset], || {
             format!("server: {op:?} of {session:?}: {dir:?} {data:?} room {room} {:02x?}", &usr[..])
         });
-        if base.wrongs(Sabotage::DropRequest, 20)
-            || base.fresh && base.wrongs(Sabotage::DeafToFresh, 1000)
+        if base.sabotages(Sabotage::DropRequest, 20)
+            || base.final_io && base.sabotages(Sabotage::DeafToFinalIo, 1000)
         {
             return;
         }
@@ -334,7 +335,7 @@ impl Server {
                 let takes = if slow { plan.takes.1 } else { plan.takes.0 };
                 let boot = self.process.boot;
                 base.schedule_within(takes, Event::Stored { boot, number });
-                let answered = io.op == IoOp::Write && base.wrongs(Sabotage::EarlyAnswer, 300);
+                let answered = io.op == IoOp::Write && base.sabotages(Sabotage::EarlyAnswer, 300);
                 if answered {
                     running.core.io_done(io.open);
                     running.sessions.respond(now, op, 0, None);
@@ -347,7 +348,7 @@ impl Server {
         }
     }
 
-    /// Answers that had to wait, and exports nobody needs.
+    /// Sends responses that were delayed, and releases exports no longer in use.
     fn answers(&mut self, base: &mut Base) -> bool {
         let now = base.instant();
         let Some(running) = &mut self.running else { return false };
@@ -371,7 +372,7 @@ impl Server {
         moved
     }
 
-    /// An export was opened, or not.
+    /// Completes the opening of an export.
     pub(crate) fn opened(&mut self, base: &mut Base, hosts: &mut [Host], ticket: u32) {
         let Some(running) = &mut self.running else { return };
         let Some((name, _)) = running.opening.remove(&ticket) else { return };
@@ -384,14 +385,14 @@ impl Server {
         self.pump(base, hosts);
     }
 
-    /// Storage has finished an operation.
+    /// Completes an operation of storage.
     pub(crate) fn stored(&mut self, base: &mut Base, hosts: &mut [Host], number: u64) {
         let now = base.instant();
         let Some(running) = &mut self.running else { return };
         let Some(operation) = running.operations.remove(&number) else { return };
         let Operation { op, export, io, data, room, chunks, before, answered, session } = operation;
         let disk = &mut self.disks[export.0 as usize];
-        let kept_out = self.kept_out[export.0 as usize];
+        let must_not_change = self.must_not_change[export.0 as usize];
         base.note([36, op.slot.into(), number], || {
             format!("server: {op:?} of {session:?} is done: {io:?}")
         });
@@ -400,7 +401,7 @@ impl Server {
             IoOp::Write => {
                 let mut bytes = Vec::new();
                 chunks.append_to(data.offset as usize, io.len as usize, &mut bytes);
-                if kept_out && !answered && bytes != before[..bytes.len()] {
+                if must_not_change && !answered && bytes != before[..bytes.len()] {
                     base.fail(|| {
                         format!("{op:?}: its chunk has changed while the server had it: {io:?}")
                     });
@@ -423,8 +424,9 @@ impl Server {
             running.core.io_done(io.open);
             running.sessions.respond(now, op, -i32::from(status_of_errno(0)), from);
         }
-        if base.wrongs(Sabotage::DoubleWrite, 200) && io.op == IoOp::Write {
-            // What a request that was overtaken by its repetition does, if nobody lets it wait.
+        if base.sabotages(Sabotage::DoubleWrite, 200) && io.op == IoOp::Write {
+            // A repeated write: what a request that was overtaken by its repetition would do, if
+            // the server did not make it wait.
             running.numbers += 1;
             let number = running.numbers;
             let operation =
@@ -436,7 +438,7 @@ impl Server {
         self.pump(base, hosts);
     }
 
-    /// At the end: what is left.
+    /// Ends the server and checks that nothing of it is left.
     pub(crate) fn end(&mut self, base: &mut Base, hosts: &mut [Host]) {
         self.count(base);
         let Some(mut running) = self.running.take() else { return };
@@ -446,9 +448,9 @@ impl Server {
         let now = base.instant();
         if let Some(mut bench) = bench(hosts, &running.own, now) {
             let invalidate = self.config.always_invalidate;
-            let mut watch = Eyes { base: &mut *base, invalidate, rude: None };
+            let mut intercept = Interceptor { base: &mut *base, invalidate, misbehaving: None };
             let Running { sessions, binding, .. } = &mut running;
-            drain(sessions, binding, &mut bench, now, &mut watch);
+            drain(sessions, binding, &mut bench, now, &mut intercept);
         }
         let left = running.waiting.len() + running.opening.len();
         let opens = running.core.opens();
@@ -470,7 +472,7 @@ impl Server {
     }
 }
 
-/// Writes an answer where a read finds it; returns its errno.
+/// Writes the response data where the client's READ expects it; returns the errno of the response.
 fn written(chunks: &Buffer, data: MemRef, room: u32, reply: &Reply, errno: i32) -> i32 {
     let bytes = reply.bytes();
     if bytes.is_empty() {
@@ -490,18 +492,19 @@ fn note_input(base: &mut Base, input: &Input) {
     base.note([31, 0, 0], || format!("server: {input:?}"));
 }
 
-/// Sees what goes from the server's core to its devices.
-struct Eyes<'a> {
+/// Records, and in sabotaged runs modifies, everything that the server's core gives to its devices.
+struct Interceptor<'a> {
     base: &'a mut Base,
     invalidate: bool,
-    /// Writes a rude server will make once more.
-    rude: Option<&'a mut VecDeque<(Wr, Vec<MemRef>)>>,
+    /// Writes that a misbehaving server will repeat.
+    misbehaving: Option<&'a mut VecDeque<(Wr, Vec<MemRef>)>>,
 }
 
-impl Eyes<'_> {
-    /// Leaves keys to the client, and uses others that were invalidated, after the answer.
-    fn be_rude(&mut self, batch: &mut Batch) {
-        let Some(later) = &mut self.rude else { return };
+impl Interceptor<'_> {
+    /// Leaves keys for the client to invalidate, and writes with keys that were invalidated by a
+    /// response.
+    fn misbehave(&mut self, batch: &mut Batch) {
+        let Some(later) = &mut self.misbehaving else { return };
         let extra = &mut self.base.extra;
         let mut left = 0;
         batch.wrs.retain(|wr| {
@@ -511,14 +514,14 @@ impl Eyes<'_> {
         });
         self.base.stats.keys_left += left;
         if left > 0 {
-            reach::wrong(&mut self.base.coverage, Wrong::KeyLeft);
+            reach::misdeed(&mut self.base.coverage, Misdeed::KeyLeft);
         }
         if extra.chance(100)
             && let Some((write, mems)) = later.pop_front()
         {
             batch.send(write.conn, Tag::new(Tag::HEARTBEAT, 1), write.kind, &mems, false);
             self.base.stats.late_writes += 1;
-            reach::wrong(&mut self.base.coverage, Wrong::LateWrite);
+            reach::misdeed(&mut self.base.coverage, Misdeed::LateWrite);
         }
         let gone: Vec<(ConnId, u32)> = (batch.wrs.iter())
             .filter_map(|wr| match wr.kind {
@@ -534,12 +537,12 @@ impl Eyes<'_> {
                 later.push_back((*wr, batch.mems_of(wr).to_vec()));
             }
         }
-        // One that waits too long might find its key in use again [RT-42].
+        // A write that waits too long might find its key in use again [RT-42].
         later.truncate(4);
     }
 }
 
-impl Watch for Eyes<'_> {
+impl Intercept for Interceptor<'_> {
     fn order(&mut self, order: Order) -> Option<Order> {
         self.base.note([37, 0, 0], || match &order {
             Order::AddRegion { region, buffer, granule, ports, path, .. } => {
@@ -549,7 +552,7 @@ impl Watch for Eyes<'_> {
             order => format!("server: {order:?}"),
         });
         let leak = matches!(order, Order::DropRegion { .. });
-        if leak && self.base.wrongs(Sabotage::LeakRegion, 300) {
+        if leak && self.base.sabotages(Sabotage::LeakRegion, 300) {
             return None;
         }
         Some(order)
@@ -564,20 +567,20 @@ impl Watch for Eyes<'_> {
         if !batch.withdraw.is_empty() {
             self.base.fail(|| "server: keys are to be withdrawn after the requests".into());
         }
-        if self.base.wrongs(Sabotage::NoWithdraw, 1000) {
-            // Too late, but a key can only be renewed when it was withdrawn.
+        if self.base.sabotages(Sabotage::NoWithdraw, 1000) {
+            // Too late, but a key can be renewed only after it was withdrawn.
             batch.withdraw.extend(batch.renew.iter().map(|(port, old, _)| (*port, *old)));
         }
-        self.be_rude(batch);
-        if self.invalidate && self.base.wrongs(Sabotage::StaleKey, 50) {
+        self.misbehave(batch);
+        if self.invalidate && self.base.sabotages(Sabotage::StaleKey, 50) {
             for (_, _, new) in &mut batch.renew {
                 *new ^= 1;
             }
         }
-        if self.invalidate && self.base.wrongs(Sabotage::NoRenew, 50) {
+        if self.invalidate && self.base.sabotages(Sabotage::NoRenew, 50) {
             batch.renew.clear();
         }
-        if self.base.wrongs(Sabotage::WrongId, 50) {
+        if self.base.sabotages(Sabotage::WrongId, 50) {
             for wr in &mut batch.wrs {
                 let (WrKind::SendImm(imm) | WrKind::WriteImm(_, imm)) = &mut wr.kind else {
                     continue;

@@ -1,6 +1,6 @@
-//! What some runs have to stand besides their faults: a program that is silent for so long that its
-//! peers must notice, a server that is closed and started again in the midst of everything, and a
-//! device that fails and says nothing.
+//! Trials: events some runs must survive besides their faults. A program is silent for so long that
+//! its peers must notice; a server is closed and started again while it is in use; a device fails
+//! without reporting it.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,29 +8,29 @@ use super::plan::Scenario;
 use crate::engine::queue::{MS, SEC, US};
 use crate::engine::rng::Rng;
 
-/// Something a run has to stand, once.
+/// A trial of a run; it happens once.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Trial {
-    pub(crate) what: Ordeal,
-    /// Since the start of the run.
+    pub(crate) what: TrialKind,
+    /// Nanoseconds since the start of the run.
     pub(crate) at: u64,
 }
 
-/// What it is.
+/// The kinds of trials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Ordeal {
-    /// The program of this machine does nothing at all, while its devices answer: only heartbeats
-    /// tell.
+pub(crate) enum TrialKind {
+    /// The program of this machine does nothing while its devices still respond: only heartbeats
+    /// reveal it.
     Silence { node: usize },
-    /// The server closes all sessions and ends; its machine starts again after so long.
+    /// The server closes all sessions and ends; its machine starts again `away` nanoseconds later.
     Restart { away: u64 },
-    /// A device of this machine does no more what it is told, until everything there was on it is
-    /// removed.
+    /// A device of this machine ignores commands for its present queue pairs, until these are
+    /// destroyed.
     Mute { node: usize, device: usize },
 }
 
-/// Draws them.
+/// Draws the trials of a run.
 pub(crate) fn draw(rng: &mut Rng, scenario: Scenario, nodes: usize, active: u64) -> Vec<Trial> {
     use Scenario as S;
     let mut trials = Vec::new();
@@ -42,7 +42,7 @@ pub(crate) fn draw(rng: &mut Rng, scenario: Scenario, nodes: usize, active: u64)
     };
     if rng.chance(silence) {
         let node = if rng.chance(500) { 0 } else { 1 + rng.index(nodes - 1) };
-        add(rng, Ordeal::Silence { node });
+        add(rng, TrialKind::Silence { node });
     }
     let restart = match scenario {
         S::Crash | S::Slow | S::Paths => 300,
@@ -51,7 +51,7 @@ pub(crate) fn draw(rng: &mut Rng, scenario: Scenario, nodes: usize, active: u64)
     };
     if rng.chance(restart) {
         let away = rng.magnitude(US, 5 * SEC).max(MS);
-        add(rng, Ordeal::Restart { away });
+        add(rng, TrialKind::Restart { away });
     }
     let mute = match scenario {
         S::Cuts | S::Keys | S::Paths => 300,
@@ -61,7 +61,7 @@ pub(crate) fn draw(rng: &mut Rng, scenario: Scenario, nodes: usize, active: u64)
     if rng.chance(mute) {
         let node = rng.index(nodes);
         let device = rng.index(8);
-        add(rng, Ordeal::Mute { node, device });
+        add(rng, TrialKind::Mute { node, device });
     }
     trials
 }

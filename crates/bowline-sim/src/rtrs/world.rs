@@ -1,4 +1,4 @@
-//! One run: machines, their network and their troubles, step by step.
+//! One simulated run: machines, their network and their faults, step by step.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -10,16 +10,16 @@ use bowline_rtrs::server::ServerConfig;
 use bowline_verbs::AsyncEvent;
 use bowline_wire::rtrs::Geometry;
 
-use super::base::{Base, Event, left};
 use super::client::{Client, Common};
+use super::context::{Base, Event, left};
 use super::disk::Disk;
-use super::each::{Case, Mishap, hold_length};
 use super::fabric::Spans;
 use super::plan::{Fault, HOLDS, Plan};
-use super::process::{Notice, Process};
-use super::reach::{self, Blow};
+use super::process::{DeviceNotice, Process};
+use super::reach::{self, FaultClass};
 use super::sabotage::Sabotage;
 use super::server::Server;
+use super::single_fault::{FaultCase, SingleFault, hold_length};
 use super::stats::Stats;
 use crate::engine::coverage::Coverage;
 use crate::engine::queue::{MS, Queue, SEC, US};
@@ -33,7 +33,7 @@ pub(crate) use self::trials::Step;
 mod end;
 mod trials;
 
-/// Where the run is.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Faults happen.
@@ -54,7 +54,7 @@ pub(crate) struct World {
     hosts: Vec<Host>,
     spans: Spans,
     servers: Vec<IpAddr>,
-    /// What bindings are told of bursts, if not what devices say.
+    /// Burst size in bytes reported to bindings, if not the devices' own.
     burst: Option<usize>,
     heartbeat: HbConfig,
     server: Server,
@@ -62,36 +62,38 @@ pub(crate) struct World {
     phase: Phase,
     phase_since: u64,
     done: bool,
-    /// The fault at a certain step is still to come.
+    /// The plan's fault at a certain step is still to come.
     step_left: bool,
-    /// Datagrams that have arrived.
+    /// Number of datagrams that have arrived.
     arrived: u64,
-    /// Chance of lines that hold what they are given.
+    /// Random numbers for lines that delay what they carry.
     holds: Rng,
-    /// Time for a request of fresh work without storage; 0 if there is none.
-    fresh: u64,
-    /// After the last fault it takes so long until a path that seems to be connected is, and that
-    /// is then.
+    /// Longest time of a final request without storage, in nanoseconds; 0: no final IO.
+    final_io: u64,
+    /// Nanoseconds after the last fault until a path that seems connected is connected, and the
+    /// time from which that holds.
     notice: u64,
     sure_from: u64,
-    /// Every path was connected at one time after the last fault.
+    /// All paths were connected at one moment after the last fault.
     back: bool,
 }
 
-/// Virtual time within which programs must finish after the last fault: the server's patience with
-/// clients that vanished, the longest pause between attempts, slow storage, and time for the data.
+/// Virtual time in nanoseconds within which programs must finish after the last fault. Covers the
+/// server's timeout for clients that vanished, the longest pause between attempts to connect, slow
+/// storage, and the transfer of the data.
 const DRAIN_MAX: u64 = 900 * SEC;
-/// The same without any fault.
+/// The same limit for runs without faults.
 const CALM_MAX: u64 = 60 * SEC;
-/// Within which the server must have closed.
+/// Virtual time within which the server must have closed.
 const CLOSE_MAX: u64 = 60 * SEC;
-/// Longest time connection managers remember connections, and late datagrams and timers show.
+/// Longest time that connection managers remember connections and that late datagrams and timers
+/// can show.
 const QUIET: u64 = 60 * SEC;
-/// How often programs set right what faults have left.
+/// Interval at which programs repair what faults have left.
 const REPAIR: u64 = 3 * SEC;
-/// Steps after which a run is taken to go in circles.
+/// Number of steps after which a run is taken to loop for ever.
 const STEPS_MAX: u64 = 3_000_000;
-/// Bursts of one turn after which a device is taken to go in circles.
+/// Number of bursts in one driver poll after which a device is taken to loop for ever.
 const BURSTS_MAX: usize = 20_000;
 /// Bytes of a chunk for user message and header.
 const MAX_HDR: u32 = 4096;
@@ -131,7 +133,7 @@ impl World {
             coverage: Coverage::default(),
             failure: None,
             sabotage,
-            fresh: false,
+            final_io: false,
         };
         reach::chosen(&mut base.coverage, &plan);
         base.note([0, 0, 0], || format!("{plan:#?}"));
@@ -147,12 +149,12 @@ impl World {
         let geometry = Geometry::of_chunk(plan.queue_depth, plan.chunk, MAX_HDR);
         let geometry = base.judge(geometry.map_err(|e| format!("geometry: {e}")));
         let config = ServerConfig { geometry: geometry.unwrap_or(config.geometry), ..config };
-        let kept_out = plan.clients.iter().enumerate().flat_map(|(number, client)| {
-            std::iter::repeat_n(plan.keeps_out(number), client.disks.len())
+        let must_not_change = plan.clients.iter().enumerate().flat_map(|(number, client)| {
+            std::iter::repeat_n(plan.protects_chunks_of(number), client.disks.len())
         });
-        let kept_out = kept_out.collect();
+        let must_not_change = must_not_change.collect();
         let look = plan.nodes[0].look;
-        let server = Server::new(config, disks, kept_out, plan.rude, look);
+        let server = Server::new(config, disks, must_not_change, plan.misbehaving, look);
         let mut first = 0;
         let clients = plan.clients.iter().enumerate().map(|(n, client)| {
             let disk = first;
@@ -175,7 +177,7 @@ impl World {
             step_left: plan.step.is_some(),
             arrived: 0,
             holds,
-            fresh: if plan.fresh { end::request_bound(&plan) } else { 0 },
+            final_io: if plan.final_io { end::request_bound(&plan) } else { 0 },
             notice: 0,
             sure_from: 0,
             back: false,
@@ -216,11 +218,11 @@ impl World {
         }
     }
 
-    fn lives(&self, host: usize, boot: u32) -> bool {
+    fn is_current_boot(&self, host: usize, boot: u32) -> bool {
         self.hosts[host].boot == boot && self.hosts[host].device.is_some()
     }
 
-    fn runs(&mut self, node: usize, boot: u32) -> bool {
+    fn is_running(&mut self, node: usize, boot: u32) -> bool {
         let process = self.process(node);
         process.alive && process.boot == boot
     }
@@ -238,12 +240,12 @@ impl World {
             heartbeat: self.heartbeat,
             burst: self.burst,
             faulty,
-            fresh: self.fresh,
+            final_io: self.final_io,
             sure_from: self.sure_from,
         };
         act(&mut self.clients[client], &mut self.base, &mut self.hosts[span.clone()], &common);
         self.touched(span);
-        self.look_for_step(client);
+        self.check_step_fault(client);
     }
 
     /// Runs the server with its devices.
@@ -257,63 +259,63 @@ impl World {
         match event {
             Event::Arrive { host, datagram } => self.arrive(host, &datagram),
             Event::Timer { host, boot } => {
-                if self.lives(host, boot) {
+                if self.is_current_boot(host, boot) {
                     let result = self.hosts[host].timer(self.base.now);
                     self.base.judge(result);
                     self.touched(host..host + 1);
                 }
             }
             Event::Turn { host, boot } => {
-                if self.lives(host, boot) {
+                if self.is_current_boot(host, boot) {
                     self.turn(host);
                 }
             }
-            Event::Look { node, boot } => {
-                if self.runs(node, boot) {
+            Event::Poll { node, boot } => {
+                if self.is_running(node, boot) {
                     let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
-                    let looks = process.looks(&mut self.base);
+                    let due = process.poll_due(&mut self.base);
                     *self.process(node) = process;
                     match node.checked_sub(1) {
-                        _ if !looks => {}
-                        None => self.server(Server::look),
-                        Some(client) => self.client(client, Client::look),
+                        _ if !due => {}
+                        None => self.server(Server::poll),
+                        Some(client) => self.client(client, Client::poll),
                     }
                 }
             }
             Event::Wake { node, boot } => {
-                if self.runs(node, boot) {
+                if self.is_running(node, boot) {
                     let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
-                    let wakes = process.wakes(&mut self.base);
+                    let due = process.timer_due(&mut self.base);
                     *self.process(node) = process;
                     match node.checked_sub(1) {
-                        _ if !wakes => {}
+                        _ if !due => {}
                         None => self.server(Server::wake),
                         Some(client) => self.client(client, Client::wake),
                     }
                 }
             }
             Event::Begin { client, boot } => {
-                if self.runs(client + 1, boot) {
+                if self.is_running(client + 1, boot) {
                     self.client(client, Client::begin);
                 }
             }
             Event::Go { client, boot } => {
-                if self.runs(client + 1, boot) {
+                if self.is_running(client + 1, boot) {
                     self.client(client, Client::go);
                 }
             }
             Event::Swap { client, boot } => {
-                if self.runs(client + 1, boot) {
+                if self.is_running(client + 1, boot) {
                     self.client(client, Client::swap);
                 }
             }
             Event::Stored { boot, number } => {
-                if self.runs(0, boot) {
+                if self.is_running(0, boot) {
                     self.server(|server, base, hosts| server.stored(base, hosts, number));
                 }
             }
             Event::Opened { boot, ticket } => {
-                if self.runs(0, boot) {
+                if self.is_running(0, boot) {
                     self.server(|server, base, hosts| server.opened(base, hosts, ticket));
                 }
             }
@@ -350,9 +352,11 @@ impl World {
             let (from, qpn, psn) = (datagram.from, word(4) & 0xff_ffff, word(8) & 0xff_ffff);
             format!("host {host} <- {from}: {opcode:#04x} QPN {qpn:#x} PSN {psn:#x} {len} bytes")
         });
-        let case = self.plan.each.filter(|case| case.after == self.arrived);
+        let fault_case =
+            self.plan.single_fault.filter(|fault_case| fault_case.after == self.arrived);
         self.arrived += 1;
-        if case.is_some_and(|case| !self.goes_wrong(case, host, datagram)) {
+        if fault_case.is_some_and(|fault_case| !self.inject_at_arrival(fault_case, host, datagram))
+        {
             return;
         }
         if self.hosts[host].mutes.ignores(&datagram.bytes) {
@@ -362,7 +366,7 @@ impl World {
         self.touched(host..host + 1);
     }
 
-    /// Devices were given something: their drivers have to look at it.
+    /// Schedules driver polls of devices that were given work.
     fn touched(&mut self, span: Range<usize>) {
         for host in span {
             self.set_timer(host);
@@ -396,9 +400,9 @@ impl World {
             let sent = hosts[host].send(now, |datagram| {
                 let Some(to) = addrs.iter().position(|addr| *addr == datagram.to) else { return };
                 base.stats.sent += 1;
-                let fate = net.send(now, &mut base.rng, (host, to), datagram);
-                base.stats.lost += u64::from(fate.arrivals.is_empty());
-                for (at, datagram) in fate.arrivals {
+                let delivery = net.send(now, &mut base.rng, (host, to), datagram);
+                base.stats.lost += u64::from(delivery.arrivals.is_empty());
+                for (at, datagram) in delivery.arrivals {
                     base.queue.push(at, Event::Arrive { host: to, datagram });
                 }
             });
@@ -410,20 +414,20 @@ impl World {
         self.set_timer(host);
     }
 
-    /// Hands out what a device has to say.
+    /// Moves a device's events to the inbox of its program.
     fn events(&mut self, host: usize) {
         let (node, port) = self.spans.of(host);
         loop {
             let Some(device) = &mut self.hosts[host].device else { return };
             let Some(event) = device.poll_event() else { return };
             let notice = match event {
-                DeviceEvent::CqReady(cq) => Notice::Cq(cq),
-                DeviceEvent::Cm(event) => Notice::Cm(event),
-                DeviceEvent::Async(AsyncEvent::QpFatal(qpn)) => Notice::Fatal(qpn),
+                DeviceEvent::CqReady(cq) => DeviceNotice::Cq(cq),
+                DeviceEvent::Cm(event) => DeviceNotice::Cm(event),
+                DeviceEvent::Async(AsyncEvent::QpFatal(qpn)) => DeviceNotice::Fatal(qpn),
                 _ => continue,
             };
             let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
-            process.tell(&mut self.base, port, notice);
+            process.enqueue(&mut self.base, port, notice);
             *self.process(node) = process;
         }
     }
@@ -459,7 +463,7 @@ impl World {
         }
     }
 
-    /// A machine dies; it starts again after a time drawn up to `most`.
+    /// Kills a machine; it starts again after a random time of at most `most` nanoseconds.
     fn crash(&mut self, node: usize, most: u64) {
         let span = self.spans.0[node].clone();
         if self.hosts[span.start].device.is_none() {
@@ -491,19 +495,19 @@ impl World {
             return;
         }
         let client = self.base.rng.index(self.clients.len());
-        self.strike(self.plan.faults[kind].0, client);
+        self.inject_fault(self.plan.faults[kind].0, client);
         self.next_fault(kind);
     }
 
-    /// Something goes wrong with this client, or its server.
-    fn strike(&mut self, what: Fault, client: usize) {
+    /// Injects a fault at this client, or at the server.
+    fn inject_fault(&mut self, what: Fault, client: usize) {
         self.base.stats.faults += 1;
         self.base.note([7, what as u64, client as u64], || format!("{what:?}, client {client}"));
         let length = self.base.rng.magnitude(US, self.plan.fault_max);
         let node = if self.base.rng.chance(500) { 0 } else { client + 1 };
-        let mut blow = Blow::of(what, node == 0);
+        let mut class = FaultClass::of(what, node == 0);
         match what {
-            Fault::Cut | Fault::HalfCut | Fault::Unseen => {
+            Fault::Cut | Fault::HalfCut | Fault::UnnoticedCrash => {
                 let (mine, others) = (self.spans.0[client + 1].clone(), self.spans.0[0].clone());
                 let one = mine.start + self.base.rng.index(mine.len());
                 let other = others.start + self.base.rng.index(others.len());
@@ -512,16 +516,16 @@ impl World {
                     (Fault::HalfCut, _) => vec![(other, one)],
                     _ => vec![(one, other), (other, one)],
                 };
-                let unseen = what == Fault::Unseen;
+                let unseen = what == Fault::UnnoticedCrash;
                 if !unseen && self.holds.chance(self.plan.holds) {
                     let all = self.holds.chance(400);
                     let half = what == Fault::HalfCut;
-                    blow = match (all, half) {
-                        (true, _) => Blow::AllHeld,
-                        (_, true) => Blow::HalfHeld,
-                        _ => Blow::Held,
+                    class = match (all, half) {
+                        (true, _) => FaultClass::AllHeld,
+                        (_, true) => FaultClass::HalfHeld,
+                        _ => FaultClass::MapState,
                     };
-                    reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                    reach::fault(&mut self.base.coverage, class, &self.clients[client]);
                     for (a, b) in mine.flat_map(|a| others.clone().map(move |b| (a, b))) {
                         if all || (a, b) == (one, other) {
                             let length = hold_length(&mut self.holds);
@@ -530,7 +534,7 @@ impl World {
                     }
                     return;
                 }
-                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                reach::fault(&mut self.base.coverage, class, &self.clients[client]);
                 let length = if unseen { self.base.rng.between(10 * MS, 3 * SEC) } else { length };
                 for (from, to) in ways(one, other) {
                     self.net.block(from, to, true);
@@ -541,26 +545,26 @@ impl World {
                 }
             }
             Fault::Crash => {
-                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                reach::fault(&mut self.base.coverage, class, &self.clients[client]);
                 self.crash(node, self.plan.fault_max);
             }
             Fault::Stall => {
-                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                reach::fault(&mut self.base.coverage, class, &self.clients[client]);
                 let now = self.base.now;
                 self.process(node).stall(now, length.max(MS));
             }
             Fault::Path => {
-                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                reach::fault(&mut self.base.coverage, class, &self.clients[client]);
                 self.client(client, Client::order_path);
             }
             Fault::Kick => {
-                reach::struck(&mut self.base.coverage, blow, &self.clients[client]);
+                reach::fault(&mut self.base.coverage, class, &self.clients[client]);
                 self.server(Server::kick);
             }
         }
     }
 
-    /// Lines hold what they are given for a while: nothing is lost, all of it is late.
+    /// Makes lines delay what they carry until `length` nanoseconds from now: nothing is lost.
     fn hold(&mut self, lines: &[(usize, usize)], length: u64) {
         self.base.stats.holds += 1;
         let until = self.base.now + length;
@@ -568,22 +572,27 @@ impl World {
         lines.iter().for_each(|&(from, to)| self.net.hold(from, to, until));
     }
 
-    /// Something goes wrong while a datagram arrives at a host; tells whether it gets in
-    /// nevertheless.
-    fn goes_wrong(&mut self, case: Case, host: usize, datagram: &Datagram) -> bool {
+    /// Injects the plan's fault at the arrival of a datagram; returns whether the datagram is still
+    /// delivered.
+    fn inject_at_arrival(
+        &mut self,
+        fault_case: FaultCase,
+        host: usize,
+        datagram: &Datagram,
+    ) -> bool {
         let from = self.hosts.iter().position(|host| host.addr() == datagram.from.ip());
         let Some(from) = from.filter(|_| self.is_before_end()) else { return true };
-        let Case { mishap, lasts, .. } = case;
+        let FaultCase { fault, lasts, .. } = fault_case;
         self.base.stats.faults += 1;
-        self.base.note([9, mishap as u64, host as u64], || format!("{mishap:?}, host {host}"));
+        self.base.note([9, fault as u64, host as u64], || format!("{fault:?}, host {host}"));
         let (there, back) = ((from, host), (host, from));
-        let lines: &[_] = match mishap {
-            Mishap::Cut | Mishap::Hold => &[there, back],
-            Mishap::CutThere | Mishap::HoldThere => &[there],
-            Mishap::CutBack => &[back],
+        let lines: &[_] = match fault {
+            SingleFault::Cut | SingleFault::Hold => &[there, back],
+            SingleFault::CutThere | SingleFault::HoldThere => &[there],
+            SingleFault::CutBack => &[back],
             _ => &[],
         };
-        if matches!(mishap, Mishap::Hold | Mishap::HoldThere) {
+        if matches!(fault, SingleFault::Hold | SingleFault::HoldThere) {
             self.hold(lines, lasts);
             return true;
         }
@@ -592,31 +601,34 @@ impl World {
             self.base.schedule(lasts, Event::Mend(from, to));
         }
         let (receiver, sender) = (self.spans.of(host).0, self.spans.of(from).0);
-        match mishap {
-            Mishap::ReceiverDies => self.crash(receiver, lasts),
-            Mishap::SenderDies => self.crash(sender, lasts),
-            Mishap::ReceiverStalls => {
+        match fault {
+            SingleFault::ReceiverDies => self.crash(receiver, lasts),
+            SingleFault::SenderDies => self.crash(sender, lasts),
+            SingleFault::ReceiverStalls => {
                 let now = self.base.now;
                 self.process(receiver).stall(now, lasts);
             }
             _ => {}
         }
-        matches!(mishap, Mishap::CutBack | Mishap::SenderDies | Mishap::ReceiverStalls)
+        matches!(
+            fault,
+            SingleFault::CutBack | SingleFault::SenderDies | SingleFault::ReceiverStalls
+        )
     }
 
-    /// The fault at a certain step, and that of a session which is being closed.
-    fn look_for_step(&mut self, client: usize) {
+    /// Injects the plan's fault at a certain step, and the one at the close of a session.
+    fn check_step_fault(&mut self, client: usize) {
         let leaves = std::mem::take(&mut self.clients[client].leaves_now);
         if let Some(what) = self.plan.at_close.filter(|_| leaves && self.phase == Phase::Active)
             && self.base.extra.chance(300)
         {
-            self.strike(what, client);
+            self.inject_fault(what, client);
         }
         let Some(step) = self.plan.step.filter(|_| self.step_left) else { return };
         if step.client == client && self.clients[client].inputs > step.after {
             self.step_left = false;
             if self.phase == Phase::Active {
-                self.strike(step.what, client);
+                self.inject_fault(step.what, client);
             }
         }
     }
@@ -648,7 +660,7 @@ impl World {
 
     fn check(&mut self) {
         let spent = self.base.now - self.phase_since;
-        if self.phase == Phase::Draining && !self.judge_back(spent) {
+        if self.phase == Phase::Draining && !self.judge_reconnected(spent) {
             return;
         }
         let limit = |most: u64| if self.plan.is_faulty() { most } else { most.min(CALM_MAX) };
@@ -699,14 +711,14 @@ impl World {
         for client in &self.clients {
             let number = client.number;
             let running = client.requests_running();
-            let Some(life) = &client.life else {
+            let Some(active) = &client.active else {
                 out += &format!("client {number}: no session, done {}\n", client.done);
                 continue;
             };
-            let (stage, inflight) = (life.stage, life.session.inflight());
+            let (stage, inflight) = (active.stage, active.session.inflight());
             out +=
                 &format!("client {number}: {stage:?}, {running} requests, {inflight} in flight\n");
-            for path in life.session.paths() {
+            for path in active.session.paths() {
                 let (id, state) = (path.id, path.state);
                 out += &format!("  {id:?} {state:?} {:?} {} in flight\n", path.addr, path.inflight);
             }

@@ -149,7 +149,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let (mut offences, mut lost) = (Offences::default(), Lost::default());
     while !stop.wait(Some(slice)) && input_is_there() {
         let now = Instant::now();
-        let (news, missed) = server.rtrs().path_news();
+        let (news, missed) = server.rtrs().take_path_events();
         let lines = lost.lines(now, &news, missed, |own, client| engine.fault(own, client));
         for line in lines.into_iter().chain(offences.look(now, &server)) {
             note!("{line}");

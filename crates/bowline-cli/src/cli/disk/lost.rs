@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_rtrs_driver::server::{CloseReason, PathChange, PathNews};
+use bowline_rtrs_driver::server::{CloseReason, PathChange, PathEv};
 use bowline_verbs::{Error, Status};
 
 /// Time in which no more than [`LINES`] are printed: clients decide how much there is to tell.
@@ -36,7 +36,7 @@ impl Lost {
     pub(super) fn lines(
         &mut self,
         now: Instant,
-        news: &[PathNews],
+        news: &[PathEv],
         missed: u64,
         why: impl Fn(IpAddr, IpAddr) -> Option<Error>,
     ) -> Vec<String> {
@@ -66,10 +66,10 @@ impl Lost {
     /// those who break rules are counted elsewhere.
     fn line(
         &mut self,
-        news: &PathNews,
+        news: &PathEv,
         why: impl Fn(IpAddr, IpAddr) -> Option<Error>,
     ) -> Option<String> {
-        let PathNews { session, local, remote, change } = news;
+        let PathEv { session, local, remote, change } = news;
         let path = (session.as_str().to_owned(), remote.ip(), local.ip());
         let what = match *change {
             PathChange::Connected => self.paths.remove(&path).then(|| "back".to_owned()),
@@ -110,10 +110,10 @@ mod tests {
 
     use super::*;
 
-    fn news(host: u8, change: PathChange) -> PathNews {
+    fn news(host: u8, change: PathChange) -> PathEv {
         let addr = |net| SocketAddr::from(([10, 0, net, host], 1234));
         let session = SessionName::new("disks").unwrap();
-        PathNews { session, local: addr(2), remote: addr(1), change }
+        PathEv { session, local: addr(2), remote: addr(1), change }
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         let mut lost = Lost::default();
         let now = Instant::now();
         let unknown = |_, _| None;
-        let flood: Vec<PathNews> =
+        let flood: Vec<PathEv> =
             (0..100).map(|n| news(n, PathChange::Closed(CloseReason::Heartbeat))).collect();
         assert_eq!(lost.lines(now, &flood, 5, unknown).len(), 16);
         assert_eq!(lost.lines(now + SPAN / 2, &flood, 0, unknown).len(), 0);

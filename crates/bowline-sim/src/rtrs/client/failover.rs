@@ -1,12 +1,12 @@
-//! Which requests of a session may fail: those in whose life no path was connected for a moment.
-//! All others move to a path that is, or never leave it.
+//! Judges which requests of a session may fail: those during which, for a moment, no path was
+//! connected. All others move to a connected path, or never leave theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bowline_rtrs::client::{Completed, PathInfo, PathState};
 use bowline_rtrs::{Errno, PathId};
 
-/// Errors a session gives by itself; others are answers of the server.
+/// Errors that a session itself gives; others are responses of the server.
 const OWN: [Errno; 5] =
     [Errno::ECONNABORTED, Errno::ECONNRESET, Errno::ETIMEDOUT, Errno::ENOMEM, Errno::EMSGSIZE];
 
@@ -14,12 +14,12 @@ const OWN: [Errno; 5] =
 #[derive(Debug, Default)]
 pub(super) struct Failover {
     connected: BTreeSet<PathId>,
-    /// Times the last of them was lost.
+    /// Number of times the last connected path was lost.
     outages: u64,
-    /// Outages before each request that is under way.
+    /// For each request in progress: the number of outages before it.
     begun: BTreeMap<u64, u64>,
-    /// Requests that have failed, and the outages before: what has happened to paths by then is
-    /// told after their end.
+    /// Failed requests, with the number of outages before them. They are judged later, because path
+    /// events of that time come after the completions.
     failed: Vec<(Completed, u64)>,
 }
 
@@ -29,7 +29,7 @@ impl Failover {
         self.begun.insert(tag, self.outages);
     }
 
-    /// The session does not take a request.
+    /// Judges the refusal of a request.
     pub(super) fn refused<'a>(
         errno: Errno,
         mut paths: impl Iterator<Item = PathInfo<'a>>,
@@ -40,14 +40,14 @@ impl Failover {
         }
     }
 
-    /// A request has ended.
+    /// Records the end of a request.
     pub(super) fn ended(&mut self, one: Completed) {
         let before = self.begun.remove(&one.tag);
         let own = OWN.iter().any(|errno| errno.neg() == one.errno);
         self.failed.extend(before.filter(|_| own).map(|before| (one, before)));
     }
 
-    /// A path has changed.
+    /// Records the change of a path.
     pub(super) fn path(&mut self, path: PathId, state: PathState) {
         if state == PathState::Connected {
             self.connected.insert(path);
@@ -56,7 +56,7 @@ impl Failover {
         }
     }
 
-    /// All is told that has happened by now.
+    /// Judges the failed requests, once all events up to now are recorded.
     pub(super) fn judge(&mut self) -> Result<(), String> {
         let up = !self.connected.is_empty();
         let wrong = |(_, before): &(Completed, u64)| up && *before == self.outages;

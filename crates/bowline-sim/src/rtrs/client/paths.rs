@@ -1,4 +1,4 @@
-//! Paths of a session: their addresses, and what somebody orders about them.
+//! Paths of a session: their addresses, and random commands for them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use bowline_wire::rtrs::{PORT, Uuid};
 
 use super::{Client, Common, Stage};
 use crate::roce::host::Host;
-use crate::rtrs::base::Base;
+use crate::rtrs::context::Base;
 use crate::rtrs::reach;
 
 impl Client {
@@ -27,19 +27,19 @@ impl Client {
         }
     }
 
-    /// Sets right what faults have left: closed paths, closed disks, disks that are not mapped.
+    /// Repairs what faults have left: closed paths, closed disks, disks that are not mapped.
     pub(crate) fn repair(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
         let now = base.instant();
-        let Some(life) = &mut self.life else { return };
-        let closed: Vec<PathId> = (life.session.paths())
+        let Some(active) = &mut self.active else { return };
+        let closed: Vec<PathId> = (active.session.paths())
             .filter(|path| path.state == PathState::Closed)
             .map(|path| path.id)
             .collect();
-        if life.stage < Stage::Closing {
-            let none = life.session.paths().next().is_none();
+        if active.stage < Stage::Closing {
+            let none = active.session.paths().next().is_none();
             for path in closed {
-                // One that is busy will be tried again.
-                let _ = life.session.reconnect_path(now, path);
+                // A busy path will be tried again.
+                let _ = active.session.reconnect_path(now, path);
             }
             if none {
                 self.add_path(base, hosts, common, self.plan.paths[0]);
@@ -60,35 +60,35 @@ impl Client {
         let addr = self.addr(&own, common, from, to);
         let uuid = uuid(base);
         let now = base.instant();
-        if let Some(life) = &mut self.life {
-            let added = life.session.add_path(now, addr, uuid);
+        if let Some(active) = &mut self.active {
+            let added = active.session.add_path(now, addr, uuid);
             base.note([22, self.number as u64, 0], || format!("{addr:?}: {added:?}"));
         }
     }
 
-    /// Somebody orders something about a path.
+    /// Gives a random command for a path.
     pub(crate) fn order_path(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
         let now = base.instant();
-        let Some(life) = &mut self.life else { return };
-        if life.stage >= Stage::Closing {
+        let Some(active) = &mut self.active else { return };
+        if active.stage >= Stage::Closing {
             return;
         }
-        let paths: Vec<PathId> = life.session.paths().map(|path| path.id).collect();
+        let paths: Vec<PathId> = active.session.paths().map(|path| path.id).collect();
         let what = base.rng.below(5);
         let path = if paths.is_empty() { None } else { Some(base.rng.pick(&paths)) };
         base.note([18, self.number as u64, what], || {
             format!("client {}: order {what} about {path:?}", self.number)
         });
-        // Nobody removes the last path: there would be nothing to come back. One that is being
-        // added may not become one.
+        // The last path is not removed, since then none would be left to come back. A path that is
+        // being added does not count, since it may not become one.
         let stays = |state| {
             matches!(state, PathState::Connected | PathState::Reconnecting | PathState::Closed)
         };
-        let staying = life.session.paths().filter(|path| stays(path.state)).count();
+        let staying = active.session.paths().filter(|path| stays(path.state)).count();
         let result = match (what, path) {
-            (0, Some(path)) if staying > 1 => life.session.remove_path(now, path),
-            (1, Some(path)) => life.session.disconnect_path(now, path),
-            (2, Some(path)) => life.session.reconnect_path(now, path),
+            (0, Some(path)) if staying > 1 => active.session.remove_path(now, path),
+            (1, Some(path)) => active.session.disconnect_path(now, path),
+            (2, Some(path)) => active.session.reconnect_path(now, path),
             _ => {
                 let from = base.rng.index(hosts.len()) as u8;
                 let to = base.rng.index(common.servers.len()) as u8;
@@ -102,7 +102,7 @@ impl Client {
     }
 }
 
-/// A number for a path or a session.
+/// A random id for a path or a session.
 pub(super) fn uuid(base: &mut Base) -> Uuid {
     let mut bytes = [0; 16];
     for half in bytes.chunks_exact_mut(8) {

@@ -1,4 +1,4 @@
-//! After the last fault: within which time everything must be as it was.
+//! Time limits after the last fault.
 
 use bowline_rtrs::client::PathState;
 
@@ -8,30 +8,30 @@ use crate::engine::queue::{MS, SEC};
 use crate::rtrs::client::Stage;
 use crate::rtrs::plan::Plan;
 use crate::rtrs::reach;
-use crate::rtrs::trial::Ordeal;
+use crate::rtrs::trial::TrialKind;
 
-/// Round trips of a request: its own, that of a key made or withdrawn for it, and two more in which
-/// a receive was missing, or something was repaired that came in another order.
+/// Round trips of a request: its own, one for a key that is made or withdrawn for it, and two for a
+/// missing receive or the repair of reordered datagrams.
 const OF_REQUEST: u64 = 4;
-/// After this time, and two round trips, a silent peer is asked how far it has come; how often that
-/// is waited for where datagrams overtake each other.
+/// Nanoseconds after which, plus two round trips, a silent peer is probed; and how often a request
+/// can have to wait for that where datagrams overtake each other.
 const PROBE: u64 = 5 * MS;
 const OVERTAKEN: u64 = 3;
 
-/// Time in which a device of a peer that answers nothing gives it up, and the binding tells so.
+/// Time in which a device gives up a peer that answers nothing, and the binding reports it.
 const GIVE_UP: u64 = 4 * SEC;
-/// Longest time a path that is lost is taken apart: its queue pairs, and then its connections.
+/// Longest teardown of a lost path: of its queue pairs, then of its connections.
 const PARTED: u64 = 33 * SEC;
-/// Longest pause between two attempts to connect, with what is added by chance [RT-91].
+/// Longest pause between two attempts to connect, including the random part [RT-91].
 const PAUSE: u64 = 38 * SEC;
 /// Longest time of a step of connecting [RT-18].
 const CONNECT: u64 = 30 * SEC;
-/// What a server waits for clients that have vanished, before their names and disks are free again.
+/// How long a server waits for vanished clients before their names and disks are free again.
 const LINGER: u64 = 30 * SEC;
-/// What a server that was closing when the faults ended may need until it is there again.
+/// How long a server that was closing when the faults ended may need to be started again.
 const RESTART: u64 = 60 * SEC;
 
-/// Time in which a request of fresh work is done, without storage.
+/// Longest time of a request of the final IO, without storage, in nanoseconds.
 pub(super) fn request_bound(plan: &Plan) -> u64 {
     let hosts = || plan.nodes.iter().flat_map(|node| &node.hosts);
     let turn = hosts().map(|host| host.turn).max().unwrap_or(0);
@@ -43,10 +43,9 @@ pub(super) fn request_bound(plan: &Plan) -> u64 {
 }
 
 impl World {
-    /// Time after which a path that seems to be connected is, if nothing goes wrong any more:
-    /// programs that do nothing are there again, and silence is noticed. A device that does not
-    /// answer is asked soon; one that answers for a program that does not is found out by
-    /// heartbeats alone.
+    /// Nanoseconds after the last fault until every path that seems connected is connected: stalled
+    /// programs run again, and silence is noticed. A device that does not respond is probed soon; a
+    /// device that responds for a program that does not is detected by heartbeats alone.
     pub(super) fn notice_bound(&self) -> u64 {
         if !self.plan.is_faulty() {
             return 0;
@@ -54,43 +53,43 @@ impl World {
         let programs = self.clients.iter().map(|client| &client.process);
         let stalled = programs.chain([&self.server.process]).map(|p| p.stalled_for(self.base.now));
         let only_heartbeats =
-            |ordeal| matches!(ordeal, Ordeal::Silence { .. } | Ordeal::Mute { .. });
+            |trial_kind| matches!(trial_kind, TrialKind::Silence { .. } | TrialKind::Mute { .. });
         let heartbeats = self.plan.trials.iter().any(|trial| only_heartbeats(trial.what));
         let patience = if heartbeats { self.patience() } else { 0 };
         stalled.max().unwrap_or(0) + patience + self.plan.heartbeat.2 + GIVE_UP
     }
 
-    /// Time in which every path is connected again after the last fault: somebody notices that one
-    /// is lost, takes it apart, and connects it again, once the server has forgotten what it had of
+    /// Nanoseconds after the last fault within which every path must be connected again: its loss
+    /// is noticed, it is torn down, and connected again once the server has forgotten its state for
     /// it.
-    fn back_bound(&self) -> u64 {
+    fn reconnect_bound(&self) -> u64 {
         let kernel = self.plan.clients.iter().filter_map(|client| client.kernel_delay).max();
         let slow = self.plan.clients.iter().flat_map(|client| &client.disks).map(|d| d.takes.1);
         let restarts =
-            self.plan.trials.iter().any(|trial| matches!(trial.what, Ordeal::Restart { .. }));
+            self.plan.trials.iter().any(|trial| matches!(trial.what, TrialKind::Restart { .. }));
         let mut bound = self.notice + PARTED + PAUSE + CONNECT + LINGER;
         bound += kernel.unwrap_or(0) + slow.max().unwrap_or(0);
         bound + if restarts { RESTART } else { 0 }
     }
 
-    /// Judges whether every path is back in time; false when it is not.
-    pub(super) fn judge_back(&mut self, spent: u64) -> bool {
-        if self.back || self.fresh == 0 {
+    /// Judges whether every path is connected in time; false if not.
+    pub(super) fn judge_reconnected(&mut self, spent: u64) -> bool {
+        if self.back || self.final_io == 0 {
             return true;
         }
-        let bound = self.back_bound();
+        let bound = self.reconnect_bound();
         let lost = self.clients.iter().find_map(|client| {
             if client.done {
                 return None;
             }
             let number = client.number;
-            let Some(life) = &client.life else {
+            let Some(active) = &client.active else {
                 return Some(format!("client {number} has no session"));
             };
-            if life.stage > Stage::Fresh {
+            if active.stage > Stage::FinalIo {
                 return None;
             }
-            let mut paths = life.session.paths();
+            let mut paths = active.session.paths();
             let away = paths.find(|path| path.state != PathState::Connected);
             away.map(|path| format!("client {number}: {:?} is not back: {:?}", path.id, path.state))
         });

@@ -1,4 +1,4 @@
-//! Trials, step by step, and what is judged of them.
+//! Trials, step by step, and their judgement.
 
 use bowline_rtrs::PathId;
 use bowline_rtrs::client::PathState;
@@ -8,42 +8,44 @@ use bowline_wire::rtrs::SessionName;
 use super::{Phase, World};
 use crate::engine::queue::{MS, SEC};
 use crate::roce::host::Host;
-use crate::rtrs::base::Event;
 use crate::rtrs::client::Client;
+use crate::rtrs::context::Event;
 use crate::rtrs::process::Process;
-use crate::rtrs::reach::{self, Blow, Wrong};
+use crate::rtrs::reach::{self, FaultClass, Misdeed};
 use crate::rtrs::server::Server;
-use crate::rtrs::trial::{Ordeal, Trial};
+use crate::rtrs::trial::{Trial, TrialKind};
 
-/// How late a sign of life may be: a device goes on sending what its program has posted.
+/// How late a sign of active may be in nanoseconds: a device goes on sending what its program has
+/// posted.
 const LATE: u64 = 5 * SEC;
-/// Within which a server must have closed, storage and clients that are silent included.
+/// Nanoseconds within which a server must have closed, including storage and silent clients.
 const CLOSE_MAX: u64 = 120 * SEC;
-/// How often it is looked whether it has.
+/// Interval in nanoseconds at which the trial checks that.
 const LOOK: u64 = 10 * MS;
 
-/// Where a trial is.
+/// The state of a trial.
 #[derive(Debug)]
 pub(crate) enum Step {
     Begins(Trial),
-    /// This machine has been silent, since then, in this life; paths to it that were connected.
+    /// This machine has been silent since `since`, during `boot`; `paths` to it were connected.
     Silent {
         node: usize,
         since: u64,
         boot: u32,
         paths: Vec<Watched>,
     },
-    /// The server is being closed, since then, in this life.
+    /// The server has been closing since `since`, during `boot`.
     Closing {
         since: u64,
         boot: u32,
         away: u64,
     },
-    /// The server's machine starts again, if anybody needs it still.
+    /// The server's machine starts again, unless the run is over.
     Starts,
 }
 
-/// A path to a silent machine, on the side that lives, and that one's life.
+/// A path to a silent machine, as seen by the machine at its other end, during that machine's
+/// `boot`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
     node: usize,
@@ -60,9 +62,11 @@ impl World {
 
     pub(super) fn trial(&mut self, step: Step) {
         match step {
-            Step::Begins(Trial { what: Ordeal::Silence { node }, .. }) => self.fall_silent(node),
-            Step::Begins(Trial { what: Ordeal::Restart { away }, .. }) => self.begin_restart(away),
-            Step::Begins(Trial { what: Ordeal::Mute { node, device }, .. }) => {
+            Step::Begins(Trial { what: TrialKind::Silence { node }, .. }) => self.fall_silent(node),
+            Step::Begins(Trial { what: TrialKind::Restart { away }, .. }) => {
+                self.begin_restart(away)
+            }
+            Step::Begins(Trial { what: TrialKind::Mute { node, device }, .. }) => {
                 self.fall_mute(node, device);
             }
             Step::Silent { node, since, boot, paths } => {
@@ -77,15 +81,15 @@ impl World {
         }
     }
 
-    /// Counts how far the clients are that a machine has to do with.
-    fn trial_strikes(&mut self, blow: Blow, node: usize) {
+    /// Records the coverage of a fault for the clients that a machine affects.
+    fn trial_faults(&mut self, class: FaultClass, node: usize) {
         let mine = |client: &&Client| node == 0 || client.number + 1 == node;
         for client in self.clients.iter().filter(mine) {
-            reach::struck(&mut self.base.coverage, blow, client);
+            reach::fault(&mut self.base.coverage, class, client);
         }
     }
 
-    /// Longest silence of a peer that is not dead [RT-60], [RT-61].
+    /// Longest silence of a peer that is not dead, in nanoseconds [RT-60], [RT-61].
     pub(super) fn patience(&self) -> u64 {
         let (interval, missed_max, _) = self.plan.heartbeat;
         interval * u64::from(missed_max + 2)
@@ -100,7 +104,7 @@ impl World {
         self.base.stats.silences += 1;
         self.base.note([40, node as u64, patience], || format!("machine {node} falls silent"));
         let paths = self.paths_to(node);
-        self.trial_strikes(Blow::Silent, node);
+        self.trial_faults(FaultClass::Silent, node);
         let mut process = std::mem::replace(self.process(node), Process::new(node, 0));
         process.fall_silent(&mut self.base, patience + SEC);
         let boot = process.boot;
@@ -109,7 +113,7 @@ impl World {
         self.base.schedule(patience, Event::Trial(step));
     }
 
-    /// The connected paths to a machine, as the others see them.
+    /// The connected paths to a machine, as its peers see them.
     fn paths_to(&self, node: usize) -> Vec<Watched> {
         let mut paths = Vec::new();
         if let Some(client) = node.checked_sub(1) {
@@ -125,16 +129,16 @@ impl World {
             return paths;
         }
         for client in &self.clients {
-            let Some(life) = &client.life else { continue };
-            let connected = life.session.paths().filter(|p| p.state == PathState::Connected);
+            let Some(active) = &client.active else { continue };
+            let connected = active.session.paths().filter(|p| p.state == PathState::Connected);
             let (node, boot) = (client.number + 1, client.process.boot);
             paths.extend(connected.map(|path| Watched { node, boot, path: path.id }));
         }
         paths
     }
 
-    /// Nobody has a path any more to a machine that was silent for so long, unless it was itself
-    /// busy with something else.
+    /// Checks that no machine still has a path to one that was silent for so long, unless it was
+    /// stalled itself.
     fn judge_silence(&mut self, silent: usize, since: u64, before: &[Watched]) {
         let now = self.paths_to(silent);
         for &Watched { node, boot, path } in before {
@@ -147,16 +151,16 @@ impl World {
                 });
             }
             self.base.stats.silences_noticed += 1;
-            reach::wrong(&mut self.base.coverage, Wrong::Noticed);
+            reach::misdeed(&mut self.base.coverage, Misdeed::Noticed);
         }
     }
 
-    /// A device fails without a word.
+    /// Makes a device fail without reporting it.
     fn fall_mute(&mut self, node: usize, device: usize) {
         if self.phase != Phase::Active {
             return;
         }
-        self.trial_strikes(Blow::Mute, node);
+        self.trial_faults(FaultClass::Mute, node);
         let span = self.spans.0[node].clone();
         let host = span.start + device % span.len();
         let count = self.hosts[host].mutes.fall_mute();
@@ -171,7 +175,7 @@ impl World {
             return;
         }
         self.base.stats.restarts += 1;
-        reach::wrong(&mut self.base.coverage, Wrong::Restart);
+        reach::misdeed(&mut self.base.coverage, Misdeed::Restart);
         self.base.note([41, away, 0], || "the server closes, to start again".into());
         self.server(Server::close);
         let open = self.server.running.iter().flat_map(|running| running.sessions.sessions());
@@ -187,8 +191,8 @@ impl World {
         matches!(self.phase, Phase::Active | Phase::Draining)
     }
 
-    /// Waits for the end of the server. If its machine has died meanwhile there is nothing to wait
-    /// for, and in the end somebody else does.
+    /// Waits until the server has closed. If its machine has died meanwhile there is nothing to
+    /// wait for; the end of the run checks the rest.
     fn go_on_closing(&mut self, since: u64, boot: u32, away: u64) {
         if !self.is_before_end() || self.server.process.boot != boot {
             return;

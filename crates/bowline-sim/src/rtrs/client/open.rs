@@ -1,4 +1,4 @@
-//! A session from its beginning to its end, and what must be left of it: nothing.
+//! A session from its opening to its closing, and the check that nothing of it is left.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -11,34 +11,34 @@ use bowline_rtrs::client::{ClientConfig, ReadKeys, Session};
 use bowline_verbs::{Access, Buffer};
 use bowline_wire::rtrs::SessionName;
 
-use super::disks::Held;
+use super::disks::MapState;
 use super::failover::Failover;
-use super::landing::Landings;
 use super::paths::uuid;
-use super::{Client, Common, Life, Stage};
+use super::placement::Placements;
+use super::{ActiveSession, Client, Common, Stage};
 use crate::engine::queue::SEC;
 use crate::roce::host::Host;
-use crate::rtrs::base::{Base, Event};
+use crate::rtrs::context::{Base, Event};
 use crate::rtrs::fabric::{Own, bench};
 use crate::rtrs::sabotage::Sabotage;
 
-/// Bytes for the answer to a service message, and how many there are at a time.
+/// Bytes for the response to a service message, and the number of such buffers.
 const SERVICE_BYTES: usize = 64;
 const SERVICE_SLOTS: usize = 8;
-/// Time until a session that could not be opened is tried again.
+/// Nanoseconds until the client opens its next session.
 const AGAIN: u64 = SEC;
 
 impl Client {
-    /// Begins a session.
+    /// Opens a session.
     pub(crate) fn begin(&mut self, base: &mut Base, hosts: &mut [Host], common: &Common<'_>) {
-        if self.life.is_some() || self.done {
+        if self.active.is_some() || self.done {
             return;
         }
         let made = self.make(base, hosts, common);
-        let Some(life) = base.judge(made) else { return };
+        let Some(active) = base.judge(made) else { return };
         base.stats.sessions += 1;
         base.note([10, self.number as u64, 0], || format!("client {}: opens", self.number));
-        self.life = Some(life);
+        self.active = Some(active);
         self.swap_later(base);
         self.pump(base, hosts, common);
     }
@@ -48,7 +48,7 @@ impl Client {
         base: &mut Base,
         hosts: &mut [Host],
         common: &Common<'_>,
-    ) -> Result<Life, String> {
+    ) -> Result<ActiveSession, String> {
         let wrong = |e: bowline_verbs::Error| format!("client {}: {e}", self.number);
         let own = hosts.iter_mut().map(|host| {
             let device = host.device.as_mut().ok_or("a device is missing")?;
@@ -62,7 +62,7 @@ impl Client {
         let name = SessionName::new(&format!("client-{}", self.number))
             .map_err(|e| format!("a session's name: {e}"))?;
         let mut delay = self.plan.kernel_delay.map(Duration::from_nanos);
-        if base.wrongs(Sabotage::StayAway, 1000) {
+        if base.sabotages(Sabotage::StayAway, 1000) {
             delay = Some(Duration::from_secs(86_400));
         }
         let config = ClientConfig {
@@ -87,27 +87,27 @@ impl Client {
             ReadKeys::PerRequest => Access::LOCAL_WRITE,
         };
         let region = session.add_region(Arc::clone(&buffer), access);
-        let landings = Landings::new(&mut session, len)?;
+        let placements = Placements::new(&mut session, len)?;
         let addrs: Vec<IpAddr> = hosts.iter().map(Host::addr).collect();
         let paths: Vec<_> = (self.plan.paths.clone().into_iter())
             .map(|(from, to)| (self.addr(&addrs, common, from, to), uuid(base)))
             .collect();
         session.open(now, &paths);
-        Ok(Life {
+        Ok(ActiveSession {
             session,
             binding: Binding::new(own.len()),
             own,
             core: None,
-            disks: vec![Held::No; self.disks.len()],
+            disks: vec![MapState::No; self.disks.len()],
             stage: Stage::Opening,
             region,
             buffer,
-            landings,
+            placements,
             failover: Failover::default(),
             lost_since: None,
             refused: [false; 2],
             permits: Vec::new(),
-            asked: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             tags: 0,
             messages: VecDeque::new(),
             sends: VecDeque::new(),
@@ -116,51 +116,54 @@ impl Client {
             places: (0..count).map(|n| n * bytes).collect(),
             verified: (0, 0),
             unread: false,
-            fresh: None,
+            final_io: None,
             states: BTreeMap::new(),
         })
     }
 
-    /// The machine dies.
+    /// Handles the death of the client's machine.
     pub(crate) fn died(&mut self, base: &mut Base) {
         self.count(base);
         self.process.stop();
         self.done = false;
-        self.life = None;
+        self.active = None;
         self.disks.iter_mut().for_each(|disk| disk.oracle.program_died());
         self.going = false;
         self.swapping = false;
         self.attacks.clear();
     }
 
-    /// Adds up what this session has counted.
+    /// Adds the session's counters to the run's statistics.
     pub(super) fn count(&self, base: &mut Base) {
-        let Some(life) = &self.life else { return };
-        base.stats.failovers += life.session.paths().map(|path| path.stats.failovers).sum::<u64>();
+        let Some(active) = &self.active else { return };
+        base.stats.failovers +=
+            active.session.paths().map(|path| path.stats.failovers).sum::<u64>();
     }
 
-    /// Ends what is to end, and sees to it that timers are heard.
+    /// Requests a wake-up for the next timer. Ends a closed session and checks that nothing of it
+    /// is left.
     pub(super) fn settle(&mut self, base: &mut Base, hosts: &mut [Host]) {
-        let Some(life) = &mut self.life else { return };
-        let timers = [life.session.poll_timeout(), life.core.as_ref().and_then(Core::poll_timeout)];
+        let Some(active) = &mut self.active else { return };
+        let timers =
+            [active.session.poll_timeout(), active.core.as_ref().and_then(Core::poll_timeout)];
         self.process.wake(base, timers.into_iter().flatten().min());
-        if life.stage != Stage::Closed {
+        if active.stage != Stage::Closed {
             return;
         }
-        for path in life.session.paths() {
+        for path in active.session.paths() {
             let number = self.number;
             base.fail(|| format!("client {number}: {:?} is left of a closed session", path.id));
         }
-        if !life.binding.is_empty() {
+        if !active.binding.is_empty() {
             base.fail(|| format!("client {}: its binding is not empty", self.number));
         }
-        for (host, own) in hosts.iter_mut().zip(&life.own) {
+        for (host, own) in hosts.iter_mut().zip(&active.own) {
             let Some(device) = &mut host.device else { continue };
             let ended = device.destroy_cq(own.cq).and_then(|()| device.dealloc_pd(own.pd));
             base.judge(ended.map_err(|e| format!("client {}: at its end: {e}", self.number)));
         }
-        let finished = life.verified != (0, 0) || self.plan.hostile;
-        self.life = None;
+        let finished = active.verified != (0, 0) || self.plan.hostile;
+        self.active = None;
         if self.calm && self.left == 0 && finished {
             self.done = true;
         } else {

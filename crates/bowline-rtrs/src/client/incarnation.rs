@@ -1,4 +1,5 @@
-//! A link: one attempt to connect a path, from the first connect to the end of its connections.
+//! An incarnation of a path: one attempt to connect it, from the first connect to the end of its
+//! connections.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,45 +18,46 @@ pub(super) const HEARTBEAT_RESERVE: u32 = 4;
 /// Bytes of a receive that takes RKEY_RSP.
 pub(super) const RECV_SLOT: u32 = 8;
 
-/// How far a link has come.
+/// The phase of an incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// This connection is being made.
+    /// The connection of this number is being made.
     Connecting(u16),
-    /// INFO_RSP is waited for.
+    /// Waiting for INFO_RSP.
     Info,
     /// Carries IO.
     Up,
-    /// Takes no new IO; what is in flight may end by itself for a while.
-    Quiet,
-    /// Queue pairs are in error; their queues run empty, or they are removed [RT-100].
+    /// Takes no new IO; requests in flight may complete for a while.
+    Quiescing,
+    /// Queue pairs are in the error state: their queues are being flushed, or the queue pairs
+    /// destroyed [RT-100].
     Draining,
-    /// Queues are empty; the peer's answers to the disconnects are waited for.
-    Parting,
+    /// The queues are empty; waiting for the peer's answers to the disconnects.
+    Disconnecting,
 }
 
 #[derive(Debug)]
-pub(super) struct Link {
-    /// The path it belongs to; `None`: it ends in the background.
+pub(super) struct Incarnation {
+    /// The path it belongs to; `None` once it ends in the background.
     pub(super) path: Option<PathId>,
     pub(super) port: PortId,
-    /// What notices call the path, as long as it has this link.
-    pub(super) life: PathLife,
+    /// The name of this incarnation in notices.
+    pub(super) generation: PathLife,
     pub(super) phase: Phase,
-    /// End of the phase.
+    /// When the phase times out.
     pub(super) deadline: Option<Instant>,
-    /// When the path stops waiting for the end of the link, from the beginning of the end on.
+    /// When the path stops waiting for the end of this incarnation; set when the end begins.
     pub(super) release_at: Option<Instant>,
     pub(super) conns: Vec<Conn>,
-    /// What the server announced, once it has.
+    /// The geometry the server announced.
     pub(super) geometry: Option<Geometry>,
-    /// Each reply brings the new key of its chunk.
+    /// Each reply carries the new key of its chunk.
     pub(super) new_rkey: bool,
-    /// Each reply renews the key of its chunk, and does not say to what [RT-99].
+    /// Each reply advances the key of its chunk without carrying it [RT-99].
     pub(super) counted_keys: bool,
-    /// The server ends paths of which it gets notice that they are given up [RT-101].
+    /// The server ends paths when it gets notice that they are given up [RT-101].
     pub(super) heeds_notice: bool,
-    /// Paths that were given up when INFO_REQ was sent.
+    /// Given-up incarnations that its INFO_REQ named.
     pub(super) named: Vec<PathLife>,
     /// Address and key of each chunk.
     pub(super) chunks: Vec<(u64, u32)>,
@@ -65,24 +67,24 @@ pub(super) struct Link {
     pub(super) memory: Option<(RegionId, Arc<Buffer>)>,
     pub(super) heartbeat: Option<Heartbeat>,
     pub(super) inflight: u32,
-    /// It has carried IO, and the session counts it as up.
+    /// It has carried IO and is counted in `Session::up`.
     pub(super) counted: bool,
-    /// The server broke the rules: nothing it says is believed any more.
+    /// The server broke the rules: its later messages are ignored.
     pub(super) distrusted: bool,
-    /// The server was not ready for the path: it has not noticed the end of its last link.
+    /// The server refused because it has not noticed the end of the former incarnation.
     pub(super) busy: bool,
-    /// Why it ended.
+    /// The error that ended it.
     pub(super) errno: Errno,
-    /// Completions of the batch being handled.
+    /// Completions handled in the current batch.
     pub(super) handled: u64,
 }
 
-impl Link {
-    pub(super) fn new(path: PathId, port: PortId, life: PathLife) -> Self {
+impl Incarnation {
+    pub(super) fn new(path: PathId, port: PortId, generation: PathLife) -> Self {
         Self {
             path: Some(path),
             port,
-            life,
+            generation,
             phase: Phase::Connecting(0),
             deadline: None,
             release_at: None,
@@ -105,23 +107,23 @@ impl Link {
         }
     }
 
-    /// Tells whether what was sent may be sent again: its queue pairs are not in error.
+    /// Whether its queue pairs work: they have not been taken to the error state.
     pub(super) const fn is_live(&self) -> bool {
-        matches!(self.phase, Phase::Connecting(_) | Phase::Info | Phase::Up | Phase::Quiet)
+        matches!(self.phase, Phase::Connecting(_) | Phase::Info | Phase::Up | Phase::Quiescing)
     }
 
-    /// Where INFO_REQ lies in the memory.
+    /// Offset of INFO_REQ in the memory.
     pub(super) fn info_req_at(&self) -> u64 {
         let depth = self.geometry.map_or(0, |g| g.queue_depth());
         (8 + 16 * u64::from(depth)).next_multiple_of(64)
     }
 
-    /// Where the receives begin in the memory.
+    /// Offset of the receives in the memory.
     pub(super) fn recvs_at(&self) -> u64 {
         self.info_req_at() + (INFO_REQ_MAX as u64).next_multiple_of(64)
     }
 
-    /// A receive of a connection.
+    /// The receive of this index of a connection.
     pub(super) fn recv_slot(&self, conn: ConnId, index: u32) -> Option<RecvSlot> {
         let of = self.conns.get(usize::from(conn.cid))?;
         let (region, _) = self.memory.as_ref()?;
@@ -135,53 +137,53 @@ impl Link {
 /// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnState {
-    /// Ordered, not answered.
+    /// Ordered, but not answered yet.
     Connecting,
     /// Made.
     Established,
-    /// Never made: nothing was posted.
+    /// Could not be made: nothing was posted on it.
     Failed,
-    /// Ordered to be forgotten, since its queues did not run empty [RT-100].
+    /// Its queue pair is being destroyed, because its queues were not flushed [RT-100].
     Forgotten,
 }
 
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) state: ConnState,
-    /// Entries of the send queue the core may use.
+    /// Send queue entries that the core may use.
     pub(super) send_max: u32,
     /// Receives that are posted.
     pub(super) recvs: u32,
-    /// The first of its receives among those of the link.
+    /// Index of its first receive among those of the incarnation.
     pub(super) recv_base: u32,
-    /// Send queue entries in use, as far as is known.
+    /// Send queue entries in use, as far as completions have told.
     used: u32,
-    /// Requests posted since the last signalled one, that included: what its completion frees goes
-    /// into `signals`.
+    /// Work requests since the last signalled one, including that one. Its completion frees as many
+    /// entries as recorded in `signals`.
     unsignalled: u32,
     signals: VecDeque<u32>,
-    /// A request at so many is signalled.
+    /// At least one in this many work requests is signalled.
     pub(super) signal_every: u32,
-    /// Work requests posted, and those of them that are known to have completed.
+    /// Work requests posted, and those known to have completed.
     posted: u64,
     sent: u64,
-    /// Somebody waits until what was posted has completed, and no signalled request has followed
-    /// yet.
+    /// A caller waits for completion of everything posted, and no signalled work request has
+    /// followed yet.
     pub(super) fenced: bool,
-    /// Requests in flight, those that wait included.
+    /// Requests in flight, including those that wait for room.
     pub(super) inflight: u32,
-    /// Those of them that are posted and whose answer may take two receives.
-    pub(super) granted: u32,
-    /// Requests that found no room.
+    /// Posted requests with a key of their own, whose response may take two receives.
+    pub(super) with_own_key: u32,
+    /// Requests that wait for room in the queues.
     pub(super) waiting: VecDeque<u16>,
-    /// Requests whose keys are to be invalidated and found no room.
-    pub(super) revoking: VecDeque<u16>,
-    /// Notices that found no room, or that the server cannot take yet.
+    /// Requests whose keys are to be invalidated; they wait for room in the send queue.
+    pub(super) invalidating: VecDeque<u16>,
+    /// Notices that wait for room, or until the server can take them.
     pub(super) notices: VecDeque<PathLife>,
-    /// Drain markers that have come back, or would have.
+    /// Drain markers that have completed, or count as completed.
     pub(super) drained: u8,
-    /// The peer has disconnected, or answered a disconnect, or has nothing to answer.
-    pub(super) parted: bool,
+    /// The peer has disconnected, has answered a disconnect, or owes no answer.
+    pub(super) disconnected: bool,
 }
 
 impl Conn {
@@ -199,12 +201,12 @@ impl Conn {
             sent: 0,
             fenced: false,
             inflight: 0,
-            granted: 0,
+            with_own_key: 0,
             waiting: VecDeque::new(),
-            revoking: VecDeque::new(),
+            invalidating: VecDeque::new(),
             notices: VecDeque::new(),
             drained: 0,
-            parted: false,
+            disconnected: false,
         }
     }
 
@@ -212,7 +214,7 @@ impl Conn {
         self.drained >= 2
     }
 
-    /// Tells whether a request may be posted, with so many entries left free.
+    /// Whether a work request may be posted while `reserve` entries stay free.
     pub(super) const fn has_room(&self, reserve: u32) -> bool {
         self.used + reserve < self.send_max
     }
@@ -229,7 +231,7 @@ impl Conn {
         self.post_signalled(batch, conn, tag, kind, start, false);
     }
 
-    /// Posts a work request without a completion of its own: another one follows at once.
+    /// Posts a work request without a completion: a signalled one follows at once.
     pub(super) fn post_unsignalled(
         &mut self,
         batch: &mut Batch,
@@ -243,14 +245,14 @@ impl Conn {
         batch.wrs.push(Wr { conn, tag, kind, mem, signal: false });
     }
 
-    /// A work request more, of which nothing is known yet.
+    /// Counts a work request that is being posted.
     const fn count_posted(&mut self) {
         self.used += 1;
         self.unsignalled += 1;
         self.posted += 1;
     }
 
-    /// Posts a send work request; with `always` it completes with an entry in any case.
+    /// Posts a send work request; `always` forces a completion.
     pub(super) fn post_signalled(
         &mut self,
         batch: &mut Batch,
@@ -274,28 +276,28 @@ impl Conn {
         batch.wrs.push(Wr { conn, tag, kind, mem, signal });
     }
 
-    /// A signalled request has completed, and all before it with it.
+    /// A signalled work request has completed, and with it all before it.
     pub(super) fn sent(&mut self) {
         let freed = self.signals.pop_front().unwrap_or(0);
         self.used = self.used.saturating_sub(freed);
         self.sent += u64::from(freed);
     }
 
-    /// The number of work requests after whose completion all that were posted until now are over;
-    /// `None` when they are. The next one posted completes with an entry.
+    /// Returns the number of work requests whose completion means that everything posted so far is
+    /// done; `None` if it is done already. The next work request posted will be signalled.
     pub(super) fn fence(&mut self) -> Option<u64> {
         let all_sent = self.sent == self.posted;
         self.fenced |= !all_sent && self.unsignalled > 0;
         (!all_sent).then_some(self.posted)
     }
 
-    /// Tells whether so many work requests have completed.
+    /// Whether this many work requests have completed.
     pub(super) const fn is_past(&self, fence: u64) -> bool {
         self.sent >= fence
     }
 }
 
-/// All links, by place and life.
+/// A table with generational ids: an id is a slot and the slot's generation.
 #[derive(Debug, Default)]
 pub(super) struct Table<T> {
     slots: Vec<(u8, Option<T>)>,
@@ -307,7 +309,7 @@ impl<T> Table<T> {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Adds one; `None` when the table is full.
+    /// Adds an entry; `None` when the table is full.
     pub(super) fn add(&mut self, one: T) -> Option<PathId> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -317,25 +319,25 @@ impl<T> Table<T> {
             }
             None => return None,
         };
-        let (life, place) = &mut self.slots[usize::from(slot)];
-        *life = life.wrapping_add(1);
+        let (generation, place) = &mut self.slots[usize::from(slot)];
+        *generation = generation.wrapping_add(1);
         *place = Some(one);
-        Some(PathId { slot, life: *life })
+        Some(PathId { slot, generation: *generation })
     }
 
     pub(super) fn get(&self, id: PathId) -> Option<&T> {
-        let (life, one) = self.slots.get(usize::from(id.slot))?;
-        if *life == id.life { one.as_ref() } else { None }
+        let (generation, one) = self.slots.get(usize::from(id.slot))?;
+        if *generation == id.generation { one.as_ref() } else { None }
     }
 
     pub(super) fn get_mut(&mut self, id: PathId) -> Option<&mut T> {
-        let (life, one) = self.slots.get_mut(usize::from(id.slot))?;
-        if *life == id.life { one.as_mut() } else { None }
+        let (generation, one) = self.slots.get_mut(usize::from(id.slot))?;
+        if *generation == id.generation { one.as_mut() } else { None }
     }
 
     pub(super) fn remove(&mut self, id: PathId) -> Option<T> {
-        let (life, one) = self.slots.get_mut(usize::from(id.slot))?;
-        let gone = if *life == id.life { one.take() } else { None };
+        let (generation, one) = self.slots.get_mut(usize::from(id.slot))?;
+        let gone = if *generation == id.generation { one.take() } else { None };
         if gone.is_some() {
             self.free.push(id.slot);
         }
@@ -343,8 +345,8 @@ impl<T> Table<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (PathId, &T)> {
-        self.slots.iter().enumerate().filter_map(|(slot, (life, one))| {
-            one.as_ref().map(|one| (PathId { slot: slot as u16, life: *life }, one))
+        self.slots.iter().enumerate().filter_map(|(slot, (generation, one))| {
+            one.as_ref().map(|one| (PathId { slot: slot as u16, generation: *generation }, one))
         })
     }
 

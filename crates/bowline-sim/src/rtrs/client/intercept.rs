@@ -1,37 +1,37 @@
-//! What sees, and in some runs spoils, all that goes from a client's core to its devices.
+//! Records, and in sabotaged runs modifies, everything that a client's core gives to its devices.
 
 use bowline_rtrs::{Batch, Input, MemRef, Order, RegionId, Tag, Wr, WrKind};
 use bowline_verbs::{Remote, next_key};
 use bowline_wire::rtrs::{INFO_REQ_LEN, Imm};
 
-use crate::rtrs::base::Base;
-use crate::rtrs::fabric::Watch;
-use crate::rtrs::reach::{self, Wrong};
+use crate::rtrs::context::Base;
+use crate::rtrs::fabric::Intercept;
+use crate::rtrs::reach::{self, Misdeed};
 use crate::rtrs::sabotage::Sabotage;
 
-/// Sees what goes from a client's core to its devices.
-pub(super) struct Eyes<'a> {
+/// Records and modifies what a client's core gives to its devices.
+pub(super) struct Interceptor<'a> {
     pub(super) base: &'a mut Base,
     pub(super) number: usize,
     pub(super) inputs: &'a mut u64,
-    /// A hostile client: memory with garbage, and writes it will make later.
+    /// For a hostile client: memory with garbage, and the writes it will make later.
     pub(super) attack: Option<(RegionId, &'a mut Vec<Wr>)>,
     pub(super) later: Vec<Input>,
 }
 
-impl Watch for Eyes<'_> {
+impl Intercept for Interceptor<'_> {
     fn order(&mut self, order: Order) -> Option<Order> {
         let number = self.number;
         self.base.note([20, number as u64, 0], || format!("client {number}: {order:?}"));
         match order {
-            // The queue pair lives on.
-            Order::Close { conn } if self.base.wrongs(Sabotage::EarlyDrain, 1000) => {
+            // The queue pair stays alive.
+            Order::Close { conn } if self.base.sabotages(Sabotage::EarlyDrain, 1000) => {
                 self.later.push(Input::Drained { conn });
                 self.later.push(Input::Disconnected { conn });
                 None
             }
-            Order::Forget { .. } if self.base.wrongs(Sabotage::EarlyDrain, 1000) => None,
-            Order::DropKeys { .. } if self.base.wrongs(Sabotage::LeakKeys, 1000) => None,
+            Order::Forget { .. } if self.base.sabotages(Sabotage::EarlyDrain, 1000) => None,
+            Order::DropKeys { .. } if self.base.sabotages(Sabotage::LeakKeys, 1000) => None,
             order => Some(order),
         }
     }
@@ -42,7 +42,7 @@ impl Watch for Eyes<'_> {
             format!("client {number}: {:?}, {} receives", batch.wrs, batch.recvs.len())
         });
         if self.base.sabotage == Some(Sabotage::KeepKey) {
-            // Completes as well, and changes nothing.
+            // The work request completes as usual, but invalidates nothing.
             for wr in &mut batch.wrs {
                 if let WrKind::Invalidate(_) = wr.kind {
                     wr.kind = WrKind::Write(Remote::default());
@@ -66,10 +66,10 @@ impl Watch for Eyes<'_> {
                 (wr.kind, wr.tag.kind())
                 && self.base.rng.chance(200)
             {
-                // The key of the request, or the one that is good when that is over.
+                // The key of the request, or its successor, which becomes valid after the request.
                 let next = self.base.rng.chance(500);
-                let wrong = if next { Wrong::AttackNext } else { Wrong::Attack };
-                reach::wrong(&mut self.base.coverage, wrong);
+                let wrong = if next { Misdeed::AttackNext } else { Misdeed::Attack };
+                reach::misdeed(&mut self.base.coverage, wrong);
                 if next {
                     remote.rkey = next_key(remote.rkey);
                 }
@@ -84,7 +84,7 @@ impl Watch for Eyes<'_> {
     }
 }
 
-/// Makes of notices what means nothing, and leaves paths out of INFO_REQ.
+/// Makes notices unknown to the server, and removes the given-up paths from INFO_REQ.
 fn keep_quiet(batch: &mut Batch) {
     let Batch { wrs, mems, .. } = batch;
     for wr in wrs {

@@ -1,4 +1,4 @@
-//! How types of other crates, which know nothing of serde, stand in kept plans.
+//! Serde definitions for types of other crates, which do not depend on serde.
 
 use bowline_rtrs::Policy;
 use bowline_rtrs::client::ReadKeys;

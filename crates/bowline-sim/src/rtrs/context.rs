@@ -1,4 +1,4 @@
-//! What every part of a run needs: the time, what is due, chance, and the record.
+//! State that every part of a run uses: the time, the event queue, random numbers, and the trace.
 
 use bowline_roce::{Device, Instant};
 
@@ -11,82 +11,82 @@ use crate::engine::rng::Rng;
 use crate::engine::trace::Trace;
 use crate::roce::net::Datagram;
 
-/// Something due at one moment of virtual time.
+/// An event at a moment of virtual time.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A datagram arrives.
     Arrive { host: usize, datagram: Datagram },
     /// A timer of a device may be due.
     Timer { host: usize, boot: u32 },
-    /// A driver sends what there is and hands out events.
+    /// A driver sends what its device has ready, and hands out the device's events.
     Turn { host: usize, boot: u32 },
-    /// A program looks at what its devices have told it.
-    Look { node: usize, boot: u32 },
+    /// A program takes events from its inbox.
+    Poll { node: usize, boot: u32 },
     /// A timer of a program's cores may be due.
     Wake { node: usize, boot: u32 },
     /// A program begins a session.
     Begin { client: usize, boot: u32 },
-    /// A program goes on.
+    /// A program continues.
     Go { client: usize, boot: u32 },
-    /// A program gives a disk up, or takes it again.
+    /// A program unmaps a disk, or maps one again.
     Swap { client: usize, boot: u32 },
     /// Storage has finished an operation.
     Stored { boot: u32, number: u64 },
-    /// The server has opened an export, or not.
+    /// The server's attempt to open an export is over.
     Opened { boot: u32, ticket: u32 },
-    /// The next fault of one kind.
+    /// The next fault of this kind, an index into the plan's faults.
     Fault(usize),
     /// A machine starts again.
     Boot(usize),
-    /// A line is whole again.
+    /// A cut line is connected again.
     Mend(usize, usize),
     /// The faulty part of the run ends.
     Calm,
-    /// Programs set right what faults have left.
+    /// Programs repair what faults have left.
     Repair,
-    /// Looks whether everything is done.
+    /// Checks whether everything is done.
     Check,
-    /// What the run has to stand goes on.
+    /// A trial continues.
     Trial(Step),
 }
 
-/// What every part of a run needs.
+/// State that every part of a run uses.
 pub(crate) struct Base {
     pub(crate) now: u64,
     pub(crate) queue: Queue<Event>,
     pub(crate) rng: Rng,
-    /// Chance for what came to runs later, so that seeds stay what they were.
+    /// A second generator for everything added to runs later, so that old seeds keep their runs.
     pub(crate) extra: Rng,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) coverage: Coverage,
-    /// The first broken promise.
+    /// The first broken invariant.
     pub(crate) failure: Option<String>,
     pub(crate) sabotage: Option<Sabotage>,
-    /// Fresh work has begun.
-    pub(crate) fresh: bool,
+    /// Final IO has begun.
+    pub(crate) final_io: bool,
 }
 
 impl Base {
-    /// Puts `event` into the queue, `delay` from now.
+    /// Schedules `event` in `delay` nanoseconds.
     pub(crate) fn schedule(&mut self, delay: u64, event: Event) {
         self.queue.push(self.now.saturating_add(delay), event);
     }
 
-    /// The same after a time drawn up to `most`.
+    /// Schedules `event` after a random delay of at most `most` nanoseconds.
     pub(crate) fn schedule_within(&mut self, most: u64, event: Event) {
         let delay = self.rng.below(most + 1);
         self.schedule(delay, event);
     }
 
-    /// Records the first broken promise; later ones follow from it.
+    /// Records a broken invariant if it is the first; later ones follow from it.
     pub(crate) fn fail(&mut self, what: impl FnOnce() -> String) {
         if self.failure.is_none() {
             self.failure = Some(what());
         }
     }
 
-    /// Records a broken promise, if it is one.
+    /// Records the error of a check, if it failed.
     pub(crate) fn judge<T>(&mut self, result: Result<T, String>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -97,7 +97,7 @@ impl Base {
         }
     }
 
-    /// Adds to the record.
+    /// Adds to the trace.
     pub(crate) fn note(&mut self, facts: [u64; 3], text: impl FnOnce() -> String) {
         self.trace.note(self.now, facts, text);
     }
@@ -106,13 +106,13 @@ impl Base {
         Instant::from_nanos(self.now)
     }
 
-    /// Tells whether this wrong is to be done, so often of a thousand.
-    pub(crate) fn wrongs(&mut self, how: Sabotage, permille: u64) -> bool {
+    /// Returns whether to commit this sabotage now, with a probability of `permille` in a thousand.
+    pub(crate) fn sabotages(&mut self, how: Sabotage, permille: u64) -> bool {
         self.sabotage == Some(how) && self.rng.chance(permille)
     }
 }
 
-/// What of a device is left, though nobody should have left anything.
+/// Describes objects that are left on a device; `None` if there are none.
 pub(crate) fn left(device: &Device) -> Option<String> {
     let held = device.in_use();
     (held != bowline_roce::InUse::default()).then(|| format!("{held:?}"))

@@ -1,5 +1,5 @@
-//! Where the data of READs with keys of their own go: in disorder through other memory, if at all
-//! directly, and to stay as they were when the READ ended.
+//! Placement of the data of READs with keys for single requests. Scattered READs go to other memory
+//! in disorder first. The results must not change after the READ has ended.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,64 +8,65 @@ use bowline_rtrs::client::{ReadKeys, Session};
 use bowline_rtrs::{MemRef, RegionId};
 use bowline_verbs::{Access, Buffer};
 
-use crate::rtrs::base::Base;
+use crate::rtrs::context::Base;
 
-/// Most pieces of a scattered READ but the last.
+/// Most pieces of a scattered READ, not counting the last one.
 const PIECES: usize = 100;
 
-/// What a session's READs with keys of their own have brought.
+/// The scatter memory of a session, and results that must not change any more.
 #[derive(Debug)]
-pub(super) struct Landings {
+pub(super) struct Placements {
     /// Memory where scattered READs put their parts in disorder.
     region: RegionId,
     scatter: Arc<Buffer>,
-    settled: Vec<Settled>,
+    finished: Vec<FinishedRead>,
 }
 
-/// Where the data of a READ goes that has keys of its own.
+/// The placement of one READ with a key for that request.
 #[derive(Debug)]
-pub(super) struct Landing {
-    /// Where the program wants it.
+pub(super) struct Placement {
+    /// Offset of the data in the program's memory.
     to: usize,
     len: usize,
-    /// Places of its parts in other memory, if it goes there first.
+    /// Pieces in the scatter memory, in the order of the data; empty: the data goes to the
+    /// program's memory directly.
     pub(super) pieces: Vec<MemRef>,
 }
 
-/// Memory that nobody may change any more.
+/// The result of a finished READ, which nobody may change any more.
 #[derive(Debug)]
-struct Settled {
+struct FinishedRead {
     at: usize,
-    /// In the memory for scattered READs.
+    /// The result is in the scatter memory.
     scattered: bool,
     bytes: Vec<u8>,
 }
 
-impl Landings {
-    /// Memory as long as the program's.
+impl Placements {
+    /// Allocates scatter memory as long as the program's memory.
     pub(super) fn new(session: &mut Session, len: usize) -> Result<Self, String> {
         let scatter = Arc::new(Buffer::new(len).map_err(|e| format!("memory: {e}"))?);
         let region = session.add_region(Arc::clone(&scatter), Access::LOCAL_WRITE);
-        Ok(Self { region, scatter, settled: Vec::new() })
+        Ok(Self { region, scatter, finished: Vec::new() })
     }
 
-    /// Decides where the data of a READ into `data` go; so `often` of a thousand they are
-    /// scattered. `None`: under the key of the program's memory.
+    /// Chooses the placement of a READ into `data`; `permille` of a thousand are scattered. `None`:
+    /// the READ uses the key of the program's memory.
     pub(super) fn choose(
         &self,
         base: &mut Base,
         often: u64,
         keys: ReadKeys,
         data: &MemRef,
-    ) -> Option<Landing> {
+    ) -> Option<Placement> {
         let pieces = self.scatter(base, often, data);
         let own_key = !pieces.is_empty() || keys == ReadKeys::PerRequest;
         let (to, len) = (data.offset as usize, data.len as usize);
-        own_key.then_some(Landing { to, len, pieces })
+        own_key.then_some(Placement { to, len, pieces })
     }
 
-    /// Cuts a stretch into parts that lie in disorder at the same place of other memory; none: it
-    /// is left whole.
+    /// Cuts a range into pieces in disorder, at the same offsets in the scatter memory; empty if
+    /// the range is not scattered.
     fn scatter(&self, base: &mut Base, often: u64, data: &MemRef) -> Vec<MemRef> {
         if often == 0 || !base.extra.chance(often) || data.len < 2 {
             return Vec::new();
@@ -75,7 +76,7 @@ impl Landings {
         let mut pieces = Vec::new();
         let mut left = data.len;
         while left > 0 && pieces.len() < PIECES {
-            // Two at least.
+            // At least two pieces.
             let most = u64::from(left) - u64::from(pieces.is_empty());
             let len = 1 + base.extra.below(most) as u32;
             left -= len;
@@ -87,9 +88,9 @@ impl Landings {
         pieces
     }
 
-    /// Takes what a READ with keys of its own has brought to where the program wants it.
-    pub(super) fn land(&mut self, buffer: &Buffer, landing: Landing) {
-        let Landing { to, len, pieces } = landing;
+    /// Copies the data of a finished READ to the program's memory, and remembers the result.
+    pub(super) fn finish(&mut self, buffer: &Buffer, placement: Placement) {
+        let Placement { to, len, pieces } = placement;
         let mut at = to;
         for piece in &pieces {
             self.scatter.copy_to(piece.offset as usize, buffer, at, piece.len as usize);
@@ -98,13 +99,14 @@ impl Landings {
         let scattered = !pieces.is_empty();
         let mut bytes = Vec::new();
         if scattered { &self.scatter } else { buffer }.append_to(to, len, &mut bytes);
-        self.settled.push(Settled { at: to, scattered, bytes });
+        self.finished.push(FinishedRead { at: to, scattered, bytes });
     }
 
-    /// The program uses a part of its memory again: what was read there was its own to the end.
+    /// Checks, before the program reuses a part of its memory, that nobody has changed the results
+    /// there.
     pub(super) fn reuse(&mut self, buffer: &Buffer, part: Range<usize>) -> Result<(), String> {
-        for Settled { at, scattered, bytes } in
-            self.settled.extract_if(.., |settled| part.contains(&settled.at))
+        for FinishedRead { at, scattered, bytes } in
+            self.finished.extract_if(.., |finished| part.contains(&finished.at))
         {
             let mut now = vec![0; bytes.len()];
             if scattered { &self.scatter } else { buffer }.read(at, &mut now);

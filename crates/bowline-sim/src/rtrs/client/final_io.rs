@@ -1,30 +1,30 @@
-//! After the faults, when every path is back and all that was asked for is done: on each disk one
-//! block is written, flushed where that means anything, and read, within a time that is stated.
+//! Final IO after the faults, when every path is connected and all requests are done: on each disk
+//! one block is written, flushed if the disk has a cache, and read, within a stated time.
 
 use bowline_rnbd::IoOp;
 
 use super::{Client, Common, Stage, go};
 use crate::engine::coverage::time_share;
-use crate::rtrs::base::Base;
+use crate::rtrs::context::Base;
 use crate::rtrs::reach;
 
-/// Fresh work of a session.
+/// The final IO of a session.
 #[derive(Debug)]
-pub(super) struct Fresh {
+pub(super) struct FinalIo {
     since: u64,
     bound: u64,
-    /// What is still to do: disk and request, the last first.
+    /// Requests still to be made, as disk and operation; the last comes first.
     left: Vec<(usize, IoOp)>,
 }
 
 impl Client {
-    /// Begins the fresh work; later, if a path may still seem to be connected that is not.
-    pub(super) fn begin_fresh(&mut self, base: &mut Base, common: &Common<'_>) {
+    /// Begins the final IO; later, if a path may still only seem connected.
+    pub(super) fn begin_final_io(&mut self, base: &mut Base, common: &Common<'_>) {
         if base.now < common.sure_from {
             return base.schedule(common.sure_from - base.now, go(&self.process, self.number));
         }
-        let Some(life) = &mut self.life else { return };
-        life.stage = Stage::Fresh;
+        let Some(active) = &mut self.active else { return };
+        active.stage = Stage::FinalIo;
         let (mut left, mut bound) = (Vec::new(), 0);
         for (at, disk) in self.disks.iter().enumerate() {
             left.push((at, IoOp::Read));
@@ -33,33 +33,33 @@ impl Client {
             }
             left.push((at, IoOp::Write));
             let ops = 2 + u64::from(disk.plan.cache);
-            bound += ops * (common.fresh + disk.plan.takes.0);
+            bound += ops * (common.final_io + disk.plan.takes.0);
         }
-        base.fresh = true;
+        base.final_io = true;
         base.note([24, self.number as u64, bound], || {
             format!("client {}: FRESH WORK within {bound} ns", self.number)
         });
-        life.fresh = Some(Fresh { since: base.now, bound, left });
+        active.final_io = Some(FinalIo { since: base.now, bound, left });
         base.schedule(bound + 1, go(&self.process, self.number));
-        self.go_on_fresh(base);
+        self.continue_final_io(base);
     }
 
-    /// One request after the other; when all are done the disks are given up.
-    pub(super) fn go_on_fresh(&mut self, base: &mut Base) {
-        let Some(life) = &mut self.life else { return };
-        let Some(fresh) = &mut life.fresh else { return };
-        let (spent, bound) = (base.now - fresh.since, fresh.bound);
+    /// Makes one request after the other; unmaps the disks when all are done.
+    pub(super) fn continue_final_io(&mut self, base: &mut Base) {
+        let Some(active) = &mut self.active else { return };
+        let Some(final_io) = &mut active.final_io else { return };
+        let (spent, bound) = (base.now - final_io.since, final_io.bound);
         if spent > bound {
-            let (number, left) = (self.number, &fresh.left);
+            let (number, left) = (self.number, &final_io.left);
             return base.fail(|| {
                 format!("client {number}: fresh work is not done within {bound} ns; then {left:?}")
             });
         }
-        if !life.requests.is_empty() {
+        if !active.requests.is_empty() {
             return;
         }
-        let Some((disk, op)) = fresh.left.pop() else {
-            life.fresh = None;
+        let Some((disk, op)) = final_io.left.pop() else {
+            active.final_io = None;
             base.coverage.hit(reach::FRESH, time_share(spent, bound));
             return self.unmap_all(base);
         };
