@@ -9,7 +9,7 @@ use bowline_base::Instant;
 use bowline_base::clock;
 use bowline_block::{DiskDone, DiskEvent};
 use bowline_rnbd::client::{
-    Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, Order, SendIo, Token,
+    Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, ServiceMessage, SendIo, Token,
 };
 use bowline_rnbd::{Errno, Limits, SessionLimits};
 use bowline_rtrs::{MemRef, RegionId};
@@ -88,7 +88,7 @@ struct State {
     outcomes: BTreeMap<(DevId, Wanted), Result<(), Errno>>,
     disks: BTreeMap<DevId, Weak<Shared>>,
     /// Service messages that wait for the permit.
-    orders: VecDeque<Order>,
+    orders: VecDeque<ServiceMessage>,
     /// The one that has it, and the bytes of its answer.
     asking: Option<(Token, usize)>,
     /// IO and service messages have the same permit: only one of them is under way.
@@ -111,7 +111,7 @@ struct State {
 
 impl State {
     fn forget(&mut self) {
-        self.core.forget(|told, op| told.to.is_wanted(op));
+        self.core.cancel_unwanted(|told, op| told.to.is_wanted(op));
     }
 }
 
@@ -388,7 +388,7 @@ impl Link {
     fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         let mut scratch = state.scratch.pop().unwrap_or_default();
         loop {
-            while let Some(order) = state.core.poll_order() {
+            while let Some(order) = state.core.poll_service_message() {
                 state.orders.push_back(order);
             }
             let asks = state.asking.is_some() || !state.orders.is_empty();
@@ -438,7 +438,7 @@ impl Link {
                 }
                 if let Some((token, errno)) = refused {
                     state.asking = None;
-                    state.core.answered(now, token, errno.neg(), &[]);
+                    state.core.service_answer(now, token, errno.neg(), &[]);
                 }
             }
         }
@@ -542,7 +542,7 @@ impl Link {
     }
 
     /// Sends a service message.
-    fn ask(&self, permits: Option<&Permits>, order: &Order) -> Result<(), Errno> {
+    fn ask(&self, permits: Option<&Permits>, order: &ServiceMessage) -> Result<(), Errno> {
         let permit = permits.and_then(|permits| permits.service.as_ref());
         let (Some(permit), Some(me)) = (permit, self.me.upgrade()) else {
             return Err(Errno::ECONNABORTED);
@@ -629,7 +629,7 @@ impl Completer for Link {
                     let mut data = [0; OPEN_RSP_LEN];
                     let data = &mut data[..room.min(OPEN_RSP_LEN)];
                     self.answer.buffer().read(0, data);
-                    state.core.answered(now, token, *errno, data);
+                    state.core.service_answer(now, token, *errno, data);
                 }
             }
         }
