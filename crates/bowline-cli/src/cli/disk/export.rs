@@ -419,7 +419,7 @@ fn granted(text: &str) -> Result<Grant, String> {
     if export.is_empty() || session.as_ref().is_some_and(String::is_empty) {
         return Err(bad());
     }
-    Ok(Grant { export: export.to_owned(), most, session })
+    Ok(Grant { export: export.to_owned(), max_access: most, session })
 }
 
 /// The largest block there is.
@@ -472,7 +472,7 @@ mod tests {
     fn grants_name_exports_modes_and_sessions() {
         // tests [NB-50]
         let grant = granted("disk0=rw@vm*@host").unwrap();
-        assert_eq!((grant.export.as_str(), grant.most), ("disk0", Access::Rw));
+        assert_eq!((grant.export.as_str(), grant.max_access), ("disk0", Access::Rw));
         assert_eq!(grant.session.as_deref(), Some("vm*@host"));
         assert_eq!(granted("a/b=migration").unwrap().session, None);
         for text in ["", "disk0", "=ro", "disk0=", "disk0=w", "disk0=ro@"] {

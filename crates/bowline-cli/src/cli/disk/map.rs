@@ -211,7 +211,7 @@ pub(super) fn give_up(client: &Client, stop: &Stop, close: impl FnOnce() + Send)
         });
         while end.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
             if stop.asked() {
-                return client.hurry(GOODBYE);
+                return client.limit_unmap_wait(GOODBYE);
             }
         }
     });

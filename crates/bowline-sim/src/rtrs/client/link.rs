@@ -99,7 +99,7 @@ impl Client {
                         life.service_slots.push(place);
                     }
                     let data = if one.errno == 0 { &data[..] } else { &[] };
-                    core.answered(now, token, one.errno, data);
+                    core.service_answer(now, token, one.errno, data);
                 }
             }
         }
@@ -202,7 +202,7 @@ impl Client {
         let now = base.instant();
         let Some(life) = &mut self.life else { return false };
         let Some(core) = &mut life.core else { return false };
-        life.messages.extend(std::iter::from_fn(|| core.poll_order()));
+        life.messages.extend(std::iter::from_fn(|| core.poll_service_message()));
         let mut moved = false;
         while let Some(message) = life.messages.front() {
             let wanted = message.room > 0;
@@ -239,7 +239,7 @@ impl Client {
                     base.judge(Failover::refused(errno, life.session.paths()));
                     life.session.put_permit(permit);
                     life.service_slots.extend(place);
-                    core.answered(now, message.token, errno.neg(), &[]);
+                    core.service_answer(now, message.token, errno.neg(), &[]);
                 }
             }
         }
