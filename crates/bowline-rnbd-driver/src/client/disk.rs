@@ -185,7 +185,7 @@ impl BlockDevice for Disk {
         self.link.submit(self.dev, requests);
     }
 
-    fn forget(&self) {
+    fn cancel_unwanted(&self) {
         self.link.cancel_unwanted();
     }
 

@@ -89,21 +89,21 @@ struct Open {
 impl Open {
     /// Lets nobody in any more, unless somebody uses one of them; says whether it is so. They may
     /// be shut already.
-    fn shut_if_unused(&self) -> bool {
-        let unused = self.nbd.as_ref().is_none_or(NbdServer::shut_if_unused)
-            && self.fuse.as_ref().is_none_or(Mount::shut_if_unused)
-            && self.ublk.as_ref().is_none_or(Ublk::shut_if_unused);
+    fn disable_if_unused(&self) -> bool {
+        let unused = self.nbd.as_ref().is_none_or(NbdServer::disable_if_unused)
+            && self.fuse.as_ref().is_none_or(Mount::disable_if_unused)
+            && self.ublk.as_ref().is_none_or(Ublk::disable_if_unused);
         if !unused {
-            self.unshut();
+            self.enable();
         }
         unused
     }
 
     /// Lets everybody in again.
-    fn unshut(&self) {
-        self.nbd.iter().for_each(NbdServer::unshut);
-        self.fuse.iter().for_each(Mount::unshut);
-        self.ublk.iter().for_each(Ublk::unshut);
+    fn enable(&self) {
+        self.nbd.iter().for_each(NbdServer::enable);
+        self.fuse.iter().for_each(Mount::enable);
+        self.ublk.iter().for_each(Ublk::enable);
     }
 }
 
@@ -122,7 +122,7 @@ impl Front {
     /// Takes the doors, if there are any that nobody uses, or `force` is given.
     fn take(&mut self, force: bool) -> Option<Box<Open>> {
         match self {
-            Self::Open(doors) if force || doors.shut_if_unused() => {
+            Self::Open(doors) if force || doors.disable_if_unused() => {
                 let doors = std::mem::take(doors);
                 *self = Self::Closing;
                 Some(doors)
