@@ -16,7 +16,7 @@ use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
 use super::{
     load::{LEAST, Load, Report, Shape},
-    map::{How, give_up, mapped},
+    map::{How, mapped, unmap_all},
     side::{Side, Towards, some_time},
 };
 use crate::cli::{
@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop, |_, _| {})?;
     let device: Arc<dyn BlockDevice> = disk.clone();
     let result = verify(args, device, Some((&client, &disk)), &stop);
-    give_up(&client, &stop, || client.close());
+    unmap_all(&client, &stop, || client.close());
     result
 }
 

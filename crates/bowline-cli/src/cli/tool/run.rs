@@ -7,27 +7,31 @@ use bowline_rnbd_driver::tree::MapSpec;
 use serde_json::{Map, Value};
 
 use super::{
-    Manner, Refusal,
+    Refusal, RunOptions,
+    arguments::{address, addresses, no_address, path_order, path_text, sectors, session_name},
     columns::{Mode, Target, all, chosen},
     format::{Format, Group, Look, csv, json, sheet, table, xml},
     grammar::{Request, Verb},
-    words::{address, addresses, no_address, path_order, path_text, sectors, session_name},
-    world::{Row, World},
+    inventory::{Inventory, Row},
 };
 use crate::cli::common::{args::route_to, out};
 
 /// Carries out a parsed command.
-pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> Result<(), Refusal> {
+pub(super) fn run(
+    request: &Request,
+    inventory: &mut Inventory,
+    run_options: RunOptions<'_>,
+) -> Result<(), Refusal> {
     // What a map needs is said where it is missing.
     if request.verb != Verb::Map
-        && let Some(text) = world.nothing()
+        && let Some(text) = inventory.nothing()
     {
         return Err(Refusal::missing(match request.names.first() {
             Some(name) => format!("there is no {name}: {text}"),
             None => text,
         }));
     }
-    let mut run = Run { request, world, manner };
+    let mut run = Run { request, inventory, run_options };
     let name = |index: usize| request.names.get(index).map(String::as_str).unwrap_or_default();
     match request.verb {
         Verb::List => run.list(),
@@ -54,8 +58,8 @@ pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> R
 
 struct Run<'a> {
     request: &'a Request,
-    world: &'a mut World,
-    manner: Manner<'a>,
+    inventory: &'a mut Inventory,
+    run_options: RunOptions<'a>,
 }
 
 impl Run<'_> {
@@ -65,7 +69,8 @@ impl Run<'_> {
             Some(mode) => vec![mode],
             None => {
                 let both = [Mode::Client, Mode::Server];
-                let found: Vec<Mode> = both.into_iter().filter(|m| self.world.has(*m)).collect();
+                let found: Vec<Mode> =
+                    both.into_iter().filter(|m| self.inventory.has(*m)).collect();
                 if found.is_empty() { both.to_vec() } else { found }
             }
         }
@@ -109,7 +114,8 @@ impl Run<'_> {
     fn list(&self) -> Result<(), Refusal> {
         let target = self.request.target.unwrap_or(Target::Device);
         let modes = self.modes();
-        let groups = modes.into_iter().map(|m| self.group(m, target, self.world.rows(m, target)));
+        let groups =
+            modes.into_iter().map(|m| self.group(m, target, self.inventory.rows(m, target)));
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
     }
@@ -118,7 +124,7 @@ impl Run<'_> {
         let targets = [Target::Device, Target::Session, Target::Path];
         let modes = self.modes();
         let groups = targets.iter().flat_map(|target| {
-            modes.iter().map(|mode| self.group(*mode, *target, self.world.rows(*mode, *target)))
+            modes.iter().map(|mode| self.group(*mode, *target, self.inventory.rows(*mode, *target)))
         });
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
@@ -130,8 +136,11 @@ impl Run<'_> {
             None => vec![Target::Device, Target::Session, Target::Path],
         };
         for target in targets {
-            let rows: Vec<Row> =
-                self.modes().into_iter().flat_map(|mode| self.world.rows(mode, target)).collect();
+            let rows: Vec<Row> = self
+                .modes()
+                .into_iter()
+                .flat_map(|mode| self.inventory.rows(mode, target))
+                .collect();
             let found = matching(rows, target, name);
             if found.is_empty() {
                 continue;
@@ -166,7 +175,7 @@ impl Run<'_> {
 
     /// Returns the only thing of this name.
     fn one(&self, target: Target, name: &str, modes: &[Mode]) -> Result<Row, Refusal> {
-        let rows = modes.iter().flat_map(|mode| self.world.rows(*mode, target)).collect();
+        let rows = modes.iter().flat_map(|mode| self.inventory.rows(*mode, target)).collect();
         let mut found = matching(rows, target, name);
         match (found.pop(), found.is_empty()) {
             (Some(row), true) => Ok(row),
@@ -194,7 +203,7 @@ impl Run<'_> {
                 Target::Path => format!("{} of session {session}", row.item.text("pathname")),
             };
             let side = if sides { format!("{} ", row.mode.name()) } else { String::new() };
-            let place = self.world.place(row.source).display();
+            let place = self.inventory.place(row.source).display();
             let place = if places { format!(" at {place}") } else { String::new() };
             format!("{side}{known}{place}")
         };
@@ -212,17 +221,17 @@ impl Run<'_> {
     }
 
     fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
-        if self.manner.debug || self.manner.simulate {
-            say!("echo '{value}' > {}", self.world.shown(source, path));
+        if self.run_options.debug || self.run_options.simulate {
+            say!("echo '{value}' > {}", self.inventory.shown(source, path));
         }
-        if self.manner.simulate {
+        if self.run_options.simulate {
             return Ok(());
         }
-        self.world.write(source, path, value)
+        self.inventory.write(source, path, value)
     }
 
     fn paths_of(&self, session: &Row) -> Vec<Row> {
-        let mut paths = self.world.rows(session.mode, Target::Path);
+        let mut paths = self.inventory.rows(session.mode, Target::Path);
         let name = session.item.text("sessname");
         paths.retain(|path| path.source == session.source && path.item.text("sessname") == name);
         paths
@@ -235,22 +244,22 @@ impl Run<'_> {
         if !from.eq_ignore_ascii_case("from") {
             return Err(Refusal::usage(format!("\"{from}\" where \"from\" is expected")));
         }
-        let mut words = names[3..].to_vec();
-        let access = match words.last().map(|word| word.to_ascii_lowercase()).as_deref() {
+        let mut arguments = names[3..].to_vec();
+        let access = match arguments.last().map(|word| word.to_ascii_lowercase()).as_deref() {
             Some(word @ ("ro" | "rw" | "migration")) => {
-                words.pop();
+                arguments.pop();
                 format!(" access_mode={word}")
             }
             _ => String::new(),
         };
         let paths: Vec<String> =
-            words.iter().map(|word| path_order(word)).collect::<Result<_, _>>()?;
+            arguments.iter().map(|word| path_order(word)).collect::<Result<_, _>>()?;
         let known =
-            matching(self.world.rows(Mode::Client, Target::Session), Target::Session, server);
+            matching(self.inventory.rows(Mode::Client, Target::Session), Target::Session, server);
         let (source, session, paths) = match known.first() {
             Some(row) => (row.source, row.item.text("sessname").to_owned(), paths),
             None => {
-                let clients = self.world.of(Mode::Client);
+                let clients = self.inventory.of(Mode::Client);
                 let source = self.only_client(&clients)?;
                 if paths.is_empty() {
                     let address = address(server)?;
@@ -282,7 +291,7 @@ impl Run<'_> {
                  ADDRESS --nbd SOCKET`",
             )),
             several => {
-                let places = several.iter().map(|s| self.world.place(*s).display().to_string());
+                let places = several.iter().map(|s| self.inventory.place(*s).display().to_string());
                 let places: Vec<String> = places.collect();
                 Err(Refusal::usage(format!(
                     "several clients run; choose one with --control: {}",
@@ -331,7 +340,7 @@ impl Run<'_> {
             });
         }
         let session_name = session.item.text("sessname").to_owned();
-        let mut devices = self.world.rows(Mode::Client, Target::Device);
+        let mut devices = self.inventory.rows(Mode::Client, Target::Device);
         devices.retain(|row| {
             row.source == session.source && row.item.text("sessname") == session_name
         });
@@ -381,9 +390,9 @@ impl Run<'_> {
         result.map_err(|refusal| match lost.as_slice() {
             [] => refusal,
             lost => {
-                let words = lost.join(", ");
+                let arguments = lost.join(", ");
                 let text = format!(
-                    "{refusal}; what is unmapped now comes back with {words}, or, when its client has \
+                    "{refusal}; what is unmapped now comes back with {arguments}, or, when its client has \
                      ended (one without --stay does), with the command that started it"
                 );
                 Refusal::new(refusal.errno, text)
@@ -411,7 +420,7 @@ impl Run<'_> {
         let (target, rows) = match self.request.target {
             target if every => {
                 let target = target.unwrap_or(Target::Session);
-                (target, self.world.rows(Mode::Client, target))
+                (target, self.inventory.rows(Mode::Client, target))
             }
             Some(target) => (target, vec![self.client(target, name)?]),
             None => {
@@ -549,7 +558,7 @@ impl Run<'_> {
     }
 
     fn close(&mut self, device: &str, session: Option<&str>) -> Result<(), Refusal> {
-        let mut rows = self.world.rows(Mode::Server, Target::Device);
+        let mut rows = self.inventory.rows(Mode::Server, Target::Device);
         let found = match session {
             // What it has open decides what the name means: the device that others have by this
             // name may be another.
@@ -585,7 +594,7 @@ impl Run<'_> {
         match policy {
             Some(policy) => self.write(row.source, &path, policy),
             None => {
-                out::text(&self.world.text(row.source, &path)?);
+                out::text(&self.inventory.text(row.source, &path)?);
                 Ok(())
             }
         }
@@ -621,12 +630,12 @@ impl Run<'_> {
                 Mode::Server => &["rdma", "wc_completion"],
             };
             for name in names {
-                let text = match self.world.text(path.source, &format!("{}/stats/{name}", path.at))
-                {
-                    // Kernels of today have fewer than those of old [RS-46].
-                    Err(refusal) if refusal.errno == Errno::ENOENT => continue,
-                    text => text?,
-                };
+                let text =
+                    match self.inventory.text(path.source, &format!("{}/stats/{name}", path.at)) {
+                        // Kernels of today have fewer than those of old [RS-46].
+                        Err(refusal) if refusal.errno == Errno::ENOENT => continue,
+                        text => text?,
+                    };
                 for (index, line) in text.lines().enumerate() {
                     say!("  {:<18} {line}", if index == 0 { name } else { "" });
                 }
@@ -640,7 +649,7 @@ impl Run<'_> {
         for path in self.paths_named(name)? {
             // A kernel's server has no file for all; it has one file only [RS-43].
             let all = format!("{}/stats/reset_all", path.at);
-            let file = match self.world.text(path.source, &all) {
+            let file = match self.inventory.text(path.source, &all) {
                 Err(refusal) if refusal.errno == Errno::ENOENT => format!("{}/stats/rdma", path.at),
                 _ => all,
             };
@@ -654,10 +663,10 @@ impl Run<'_> {
     /// each process, named as its socket.
     fn tree(&self, folder: &str) -> Result<(), Refusal> {
         let mut parts = Map::new();
-        for source in self.world.all(self.request.mode) {
-            let Some(part) = self.world.part(source, folder) else { continue };
+        for source in self.inventory.all(self.request.mode) {
+            let Some(part) = self.inventory.part(source, folder) else { continue };
             let value = serde_json::from_str(&part.to_string()).unwrap_or_default();
-            parts.insert(self.world.place(source).display().to_string(), value);
+            parts.insert(self.inventory.place(source).display().to_string(), value);
         }
         if parts.is_empty() && !folder.is_empty() {
             return Err(Refusal::of(Errno::ENOENT, &absolute(folder)));
@@ -670,8 +679,8 @@ impl Run<'_> {
     fn holder(&mut self, path: &str) -> Result<(usize, Result<String, Refusal>), Refusal> {
         let mut missing = Refusal::missing(format!("nothing here has {path}"));
         let mut found = Vec::new();
-        for source in self.world.all(self.request.mode) {
-            match self.world.text(source, path) {
+        for source in self.inventory.all(self.request.mode) {
+            match self.inventory.text(source, path) {
                 Err(refusal) if matches!(refusal.errno, Errno::ENOENT | Errno::ENOTDIR) => {
                     missing = refusal;
                 }
@@ -683,7 +692,7 @@ impl Run<'_> {
             return Ok(last);
         }
         found.push(last);
-        let places = found.iter().map(|(s, _)| self.world.place(*s).display().to_string());
+        let places = found.iter().map(|(s, _)| self.inventory.place(*s).display().to_string());
         let places: Vec<String> = places.collect();
         Err(Refusal::usage(format!(
             "several have {path}; choose one with --control: {}",
