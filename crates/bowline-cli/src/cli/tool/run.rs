@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands of the tool.
 
 use std::io::{self, IsTerminal};
 
@@ -22,7 +22,7 @@ pub(super) fn run(
     inventory: &mut Inventory,
     run_options: RunOptions<'_>,
 ) -> Result<(), Refusal> {
-    // What a map needs is said where it is missing.
+    // The requirements of map are reported where they are missing.
     if request.verb != Verb::Map
         && let Some(text) = inventory.nothing()
     {
@@ -63,7 +63,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The sides that are meant: those named, or those that run here.
+    /// Returns the sides that a command applies to: those named, or those that run here.
     fn modes(&self) -> Vec<Mode> {
         match self.request.mode {
             Some(mode) => vec![mode],
@@ -173,22 +173,22 @@ impl Run<'_> {
         Err(no_such(self.request.target, name))
     }
 
-    /// Returns the only thing of this name.
-    fn one(&self, target: Target, name: &str, modes: &[Mode]) -> Result<Row, Refusal> {
+    /// Returns the only object of this name.
+    fn unique(&self, target: Target, name: &str, modes: &[Mode]) -> Result<Row, Refusal> {
         let rows = modes.iter().flat_map(|mode| self.inventory.rows(*mode, target)).collect();
         let mut found = matching(rows, target, name);
         match (found.pop(), found.is_empty()) {
             (Some(row), true) => Ok(row),
             (Some(last), false) => {
                 found.push(last);
-                Err(self.several(target, name, &found))
+                Err(self.ambiguous(target, name, &found))
             }
             (None, _) => Err(no_such(Some(target), name)),
         }
     }
 
-    /// Says which things a name means, and how to say which of them is meant.
-    fn several(&self, target: Target, name: &str, found: &[Row]) -> Refusal {
+    /// Reports which objects a name matches, and how to select one of them.
+    fn ambiguous(&self, target: Target, name: &str, found: &[Row]) -> Refusal {
         let differ = |of: &dyn Fn(&Row) -> String| found.iter().any(|row| of(row) != of(&found[0]));
         // One machine may have both ends, and several processes.
         let sides = differ(&|row| row.mode.name().to_owned());
@@ -197,7 +197,7 @@ impl Run<'_> {
             let session = row.item.text("sessname");
             let known = match target {
                 Target::Device => {
-                    format!("{} of session {session}", row.item.text(own_key(row.mode)))
+                    format!("{} of session {session}", row.item.text(unique_key(row.mode)))
                 }
                 Target::Session => session.to_owned(),
                 Target::Path => format!("{} of session {session}", row.item.text("pathname")),
@@ -217,7 +217,7 @@ impl Run<'_> {
     }
 
     fn client(&self, target: Target, name: &str) -> Result<Row, Refusal> {
-        self.one(target, name, &[Mode::Client])
+        self.unique(target, name, &[Mode::Client])
     }
 
     fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
@@ -263,7 +263,7 @@ impl Run<'_> {
                 let source = self.only_client(&clients)?;
                 if paths.is_empty() {
                     let address = address(server)?;
-                    // Where there is no route, whoever connects says so.
+                    // Without a route, connecting reports the error.
                     let from = route_to(address).ok().map(|from| from.ip);
                     (source, session_name(server, from), vec![format!("ip:{address}")])
                 } else {
@@ -274,8 +274,8 @@ impl Run<'_> {
         };
         let paths: String = paths.iter().map(|path| format!(" path={path}")).collect();
         let text = format!("sessname={session} device_path={device}{paths}{access}");
-        // The same rules as the other side: a mistake is told before anything is sent. Whether it
-        // has InfiniBand is its own matter.
+        // Same rules as in the process: mistakes are reported before anything is sent. Only the
+        // process knows whether it has InfiniBand.
         match text.parse::<MapSpec>() {
             Ok(_) | Err(Errno::ENODEV) => {}
             Err(errno) => return Err(Refusal::new(errno, format!("\"{text}\" cannot be mapped"))),
@@ -348,12 +348,12 @@ impl Run<'_> {
             devices.retain(|row| row.item.text("state") == "closed");
             return self.each(&devices, |row| (format!("{}/remap_device", row.at), "1".to_owned()));
         }
-        self.renew(&session, devices)
+        self.remap_all(&session, devices)
     }
 
     /// Unmaps all these devices of a session, and maps them again. The session ends with its last
-    /// device, so its paths have to be named again.
-    fn renew(&mut self, session: &Row, devices: Vec<Row>) -> Result<(), Refusal> {
+    /// device, so its paths are given again.
+    fn remap_all(&mut self, session: &Row, devices: Vec<Row>) -> Result<(), Refusal> {
         let name = session.item.text("sessname");
         let paths = self.paths_of(session);
         let paths: Vec<&str> = paths.iter().map(|path| path.item.text("pathname")).collect();
@@ -362,7 +362,7 @@ impl Run<'_> {
             let (device, access) = (row.item.text("mapping_path"), row.item.text("access_mode"));
             format!("sessname={name} device_path={device}{options} access_mode={access}")
         };
-        // What could not be mapped again is not unmapped.
+        // A device that could not be mapped again is not unmapped.
         for row in &devices {
             value(row).parse::<MapSpec>().map_err(|errno| {
                 let text = format!("{} paths cannot be given to map_device", paths.len());
@@ -400,7 +400,7 @@ impl Run<'_> {
         })
     }
 
-    /// Writes for each row; all are tried, and the first error is the result.
+    /// Writes to an attribute of each row; all are tried, and the first error is returned.
     fn each(
         &mut self,
         rows: &[Row],
@@ -471,7 +471,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the only thing of this name, of the first kind that has one.
+    /// Returns the only object of this name, of the first kind that has one.
     fn first(
         &self,
         name: &str,
@@ -479,7 +479,7 @@ impl Run<'_> {
         targets: &[Target],
     ) -> Result<(Row, Target), Refusal> {
         for target in targets {
-            match self.one(*target, name, modes) {
+            match self.unique(*target, name, modes) {
                 Err(refusal) if refusal.errno == Errno::ENOENT => {}
                 found => return Ok((found?, *target)),
             }
@@ -489,7 +489,7 @@ impl Run<'_> {
 
     fn session_or_path(&self, name: &str, modes: &[Mode]) -> Result<(Row, Target), Refusal> {
         match self.request.target {
-            Some(target) => Ok((self.one(target, name, modes)?, target)),
+            Some(target) => Ok((self.unique(target, name, modes)?, target)),
             None => self.first(name, modes, &[Target::Session, Target::Path]),
         }
     }
@@ -507,7 +507,7 @@ impl Run<'_> {
         let modes = self.modes();
         let (row, target) = match self.request.target {
             Some(Target::Session) => {
-                let of_server = self.one(Target::Session, name, &[Mode::Server]);
+                let of_server = self.unique(Target::Session, name, &[Mode::Server]);
                 let row = of_server
                     .or_else(|missing| self.client(Target::Session, name).map_err(|_| missing))?;
                 (row, Target::Session)
@@ -543,7 +543,7 @@ impl Run<'_> {
                 match found.as_slice() {
                     [row] => row.clone(),
                     [] => return Err(no_such(Some(Target::Path), path)),
-                    several => return Err(self.several(Target::Path, path, several)),
+                    several => return Err(self.ambiguous(Target::Path, path, several)),
                 }
             }
             [path] => self.client(Target::Path, path)?,
@@ -560,8 +560,8 @@ impl Run<'_> {
     fn close(&mut self, device: &str, session: Option<&str>) -> Result<(), Refusal> {
         let mut rows = self.inventory.rows(Mode::Server, Target::Device);
         let found = match session {
-            // What it has open decides what the name means: the device that others have by this
-            // name may be another.
+            // The name is resolved among the session's open devices: other sessions may use it for
+            // another device.
             Some(session) => {
                 rows.retain(|row| row.item.text("sessname") == session);
                 matching(rows, Target::Device, device)
@@ -600,8 +600,8 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the paths that a name means on all sides that are meant: both ends of a session may
-    /// be on this machine.
+    /// Returns the paths that a name matches on all sides of the command: both ends of a session
+    /// may be on this machine.
     fn paths_named(&self, name: &str) -> Result<Vec<Row>, Refusal> {
         let mut paths = Vec::new();
         let mut result = Ok(());
@@ -632,7 +632,7 @@ impl Run<'_> {
             for name in names {
                 let text =
                     match self.inventory.text(path.source, &format!("{}/stats/{name}", path.at)) {
-                        // Kernels of today have fewer than those of old [RS-46].
+                        // Newer kernels have fewer files than older ones [RS-46].
                         Err(refusal) if refusal.errno == Errno::ENOENT => continue,
                         text => text?,
                     };
@@ -647,7 +647,7 @@ impl Run<'_> {
     fn reset(&mut self, name: &str) -> Result<(), Refusal> {
         let mut result = Ok(());
         for path in self.paths_named(name)? {
-            // A kernel's server has no file for all; it has one file only [RS-43].
+            // A kernel's server has no `reset_all`, and one statistics file only [RS-43].
             let all = format!("{}/stats/reset_all", path.at);
             let file = match self.inventory.text(path.source, &all) {
                 Err(refusal) if refusal.errno == Errno::ENOENT => format!("{}/stats/rdma", path.at),
@@ -659,8 +659,8 @@ impl Run<'_> {
         result
     }
 
-    /// Everything as the processes tell it, or what is below a folder: an object with a member for
-    /// each process, named as its socket.
+    /// Prints the trees of all processes, or a folder of them: an object with a member for each
+    /// process, named after its socket.
     fn tree(&self, folder: &str) -> Result<(), Refusal> {
         let mut parts = Map::new();
         for source in self.inventory.all(self.request.mode) {
@@ -676,7 +676,7 @@ impl Run<'_> {
     }
 
     /// Returns the process that has a file, with what reading the file gives.
-    fn holder(&mut self, path: &str) -> Result<(usize, Result<String, Refusal>), Refusal> {
+    fn find_file(&mut self, path: &str) -> Result<(usize, Result<String, Refusal>), Refusal> {
         let mut missing = Refusal::missing(format!("nothing here has {path}"));
         let mut found = Vec::new();
         for source in self.inventory.all(self.request.mode) {
@@ -701,16 +701,16 @@ impl Run<'_> {
     }
 
     fn get(&mut self, file: &str) -> Result<(), Refusal> {
-        let (_, text) = self.holder(&absolute(file))?;
+        let (_, text) = self.find_file(&absolute(file))?;
         out::text(&text?);
         Ok(())
     }
 
     fn set(&mut self, file: &str, value: &str) -> Result<(), Refusal> {
         let path = absolute(file);
-        let (source, text) = self.holder(&path)?;
+        let (source, text) = self.find_file(&path)?;
         match text {
-            // A file that only takes commands cannot be read, and is there.
+            // A write-only file exists although it cannot be read.
             Err(refusal) if refusal.errno != Errno::EACCES => return Err(refusal),
             _ => {}
         }
@@ -718,7 +718,7 @@ impl Run<'_> {
     }
 }
 
-/// Says that there is nothing of this name.
+/// Reports that no object has this name.
 fn no_such(target: Option<Target>, name: &str) -> Refusal {
     let kind = target.map(|target| format!("{} ", target.name())).unwrap_or_default();
     let is_path = target == Some(Target::Session) && path_text(name).is_ok();
@@ -737,26 +737,26 @@ fn titled(name: &str) -> String {
     })
 }
 
-/// Which of its names tells a device from all others of its session.
-const fn own_key(mode: Mode) -> &'static str {
+/// Returns the field that identifies a device within its session.
+const fn unique_key(mode: Mode) -> &'static str {
     match mode {
         Mode::Client => "devname",
         Mode::Server => "mapping_path",
     }
 }
 
-/// What a device is called: here, and on the server.
+/// Fields with names of a device: local, and on the server.
 const DEVICE_KEYS: [&str; 3] = ["devname", "devpath", "mapping_path"];
 
-/// Returns the things that a name means: for a device its name here or on the server, for a
-/// session its name or its server, for a path its name or its server's address.
+/// Returns the objects that a name matches: for a device its local name or its name on the server,
+/// for a session its name or its server, for a path its name or its server's address.
 fn matching(rows: Vec<Row>, target: Target, name: &str) -> Vec<Row> {
     let keys: &[&str] = match target {
         Target::Device => &DEVICE_KEYS,
         Target::Session => &["sessname", "hostname", "srvname"],
         Target::Path => &["pathname", "dst_addr"],
     };
-    // Addresses have several spellings.
+    // Addresses may be spelled in several ways.
     let spelled = |text: &str| match target {
         Target::Path => path_text(text).unwrap_or_else(|_| text.to_owned()),
         _ => text.to_owned(),
