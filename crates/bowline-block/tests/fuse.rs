@@ -1,4 +1,5 @@
-//! The file door, with the programs that use files. Where nothing can be mounted, the tests say so.
+//! The file front end, with the programs that use files. Where nothing can be mounted, the tests
+//! report a skip.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! The NBD door, as the clients that people use see it, and as one sees it that means harm.
+//! The NBD front end, with common clients and with hostile ones.
 //!
 //! Clients that are not installed are reported as skipped.
 

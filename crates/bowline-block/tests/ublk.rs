@@ -1,4 +1,4 @@
-//! The block device door, in a machine that has ublk. Where it has none, the tests say so.
+//! The block device front end, on a machine that has ublk; otherwise the tests report a skip.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

@@ -391,8 +391,8 @@ impl tree::Disks for Client {
         .collect()
     }
 
-    /// Does it whether the disk is in use or not: who uses a disk is known to those who put doors
-    /// in front of it, and they refuse with `EBUSY` before they ask here [NB-37].
+    /// Unmaps the disk whether it is in use or not: only the owner of its front ends knows that,
+    /// and refuses with `EBUSY` before it calls this [NB-37].
     fn unmap(&self, disk: &str, _force: bool) -> Result<(), Errno> {
         let disk = self.disk(disk).ok_or(Errno::ENODEV)?;
         Self::unmap(self, &disk).map_err(|error| error.errno())

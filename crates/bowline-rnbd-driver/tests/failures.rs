@@ -330,9 +330,9 @@ fn errors_reach_nbd_clients() {
     let rig = Rig::new(60, exports);
     let disk = rig.map("disk0", &rig.options("door")).unwrap();
     let socket = std::env::temp_dir().join(format!("bowline-fails-{}.sock", std::process::id()));
-    let door =
+    let server =
         nbd::serve(Arc::clone(&disk) as Arc<dyn BlockDevice>, &socket, NbdOptions::default());
-    let door = door.unwrap();
+    let server = server.unwrap();
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     worn.bad.lock().unwrap().extend([(128, 5), (256, 28)]);
     let out = Command::new("timeout")
@@ -353,6 +353,6 @@ fn errors_reach_nbd_clients() {
     assert_eq!(count("wrote 65536/65536 bytes") + count("wrote 4096/4096 bytes"), 2, "{text}");
     assert_eq!(count("read 65536/65536 bytes") + count("read 4096/4096 bytes"), 2, "{text}");
     assert_eq!(count("Pattern verification failed"), 0, "{text}");
-    drop(door);
+    drop(server);
     lives(&disk, &rig);
 }
