@@ -11,9 +11,9 @@
 //! slot; the session's queue depth is the number of slots. While the session is lost, requests fail
 //! at once or wait for it, as configured [NB-54].
 //!
-//! After every call drain [`Core::poll_service_message`], [`Core::take_sends`], [`Core::take_done`] and
-//! [`Core::poll_event`], and arm one timer from [`Core::poll_timeout`]. Spec: `docs/spec/rnbd.md`,
-//! rules `[NB-n]`.
+//! After every call drain [`Core::poll_service_message`], [`Core::take_sends`], [`Core::take_done`]
+//! and [`Core::poll_event`], and arm one timer from [`Core::poll_timeout`]. Spec:
+//! `docs/spec/rnbd.md`, rules `[NB-n]`.
 
 mod device;
 mod queue;

@@ -217,8 +217,8 @@ fn is_mapped(folder: &Folder) -> bool {
 /// For so long the folder of a front end is waited for, less what a command needs to begin.
 const OPENING: Duration = Duration::from_millis(2500);
 
-/// A client with `disk0` at a socket, and a command that maps `disk1` beside it, whose front end cannot
-/// be opened until the folder is free, for three seconds at most.
+/// A client with `disk0` at a socket, and a command that maps `disk1` beside it, whose front end
+/// cannot be opened until the folder is free, for three seconds at most.
 struct Opening {
     client: Running,
     mapping: Running,
@@ -250,8 +250,8 @@ fn front_ends_that_are_being_opened_keep_only_their_own_disk() {
     assert!((0..10).any(|_| unmaps_beside_front_ends_that_are_being_opened()), "it waits for them");
 }
 
-/// Unmaps one disk while the front ends of another are being opened, and says whether that has waited
-/// for nothing.
+/// Unmaps one disk while the front ends of another are being opened, and says whether that has
+/// waited for nothing.
 fn unmaps_beside_front_ends_that_are_being_opened() -> bool {
     let folder = Folder::new();
     let server = export(&folder, 8, &["--no-control"]);
@@ -455,8 +455,8 @@ fn poll_queues_are_for_a_session_of_one_disk() {
     end(server);
 }
 
-/// A client with these front ends whose server is gone for good, and whose requests may wait for it for
-/// ten minutes; and its control socket.
+/// A client with these front ends whose server is gone for good, and whose requests may wait for it
+/// for ten minutes; and its control socket.
 fn stranded(folder: &Folder, host: u8, front_ends: &[&str]) -> (Running, PathBuf) {
     let server = export(folder, host, &["--no-control"]);
     let socket = folder.path().join("control");

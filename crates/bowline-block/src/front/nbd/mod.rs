@@ -103,7 +103,7 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
         ConnectionLimits { active, lingering: active.saturating_mul(LINGERING_PER_CONNECTION) };
     let acceptor_shared = Arc::clone(&shared);
     let acceptor = Acceptor::open("bowline-nbd", listener, limits, move |client| {
-        acceptor_shared.begin(client)
+        acceptor_shared.begin(client);
     })?;
     Ok(NbdServer { file, shared, acceptor })
 }
