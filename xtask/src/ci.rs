@@ -45,7 +45,7 @@ const STEPS: [Step; 15] = [
             TOKIO,
             "--locked",
             "--test",
-            "doors",
+            "front_ends",
             "a_path_is_killed_every_two_seconds",
             "--",
             "--nocapture",

@@ -1,5 +1,5 @@
-//! A disk as its users see it: what a mapped RNBD device is to the doors in front of it (NBD, FUSE,
-//! ublk) and to programs that use it directly.
+//! The interface of a disk, by which front ends (NBD, FUSE, ublk) and programs use a mapped RNBD
+//! device.
 
 use std::any::Any;
 use std::fmt;
@@ -8,68 +8,69 @@ use std::sync::Arc;
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Mem;
 
-/// A disk: requests go in, results come by way of [`DiskDone`].
+/// A disk: takes requests, and delivers results by [`DiskDone`].
 ///
-/// Requests that are under way together may be carried out in any order.
+/// Requests in flight at the same time may be carried out in any order.
 pub trait BlockDevice: Send + Sync {
-    /// What the disk can do, now: its size changes with [`DiskEvent::Resized`].
+    /// Returns the present limits: the size changes with [`DiskEvent::Resized`].
     fn limits(&self) -> Limits;
 
-    /// What the disk is called.
+    /// Returns the name of the disk.
     fn name(&self) -> &str;
 
     /// Allocates memory that requests of this disk may name.
     ///
     /// # Errors
-    /// ENOMEM, or what registering it came to.
+    /// ENOMEM, or errors of registering it.
     fn memory(&self, len: usize) -> Result<DeviceMem, Errno>;
 
-    /// Takes all of `reqs` and leaves it empty. Never waits: what cannot go out now is queued.
-    /// Each request is answered once, perhaps inside this call. A request of any length is split
-    /// as the limits demand; its offset and length have to be multiples of the logical block.
+    /// Submits all of `reqs` and leaves it empty. Never waits: requests that cannot be sent now are
+    /// queued. Each request is answered once, perhaps inside this call. A request of any length is
+    /// split as the limits require; its offset and length must be multiples of the logical block.
     fn submit(&self, reqs: &mut Vec<DiskIo>);
 
-    /// Ends requests that nobody wants any more ([`DiskDone::is_wanted`]), as far as they wait and
-    /// nothing of them can be under way; others end as they would. A disk at which nothing waits
-    /// for long has none.
-    fn forget(&self) {}
+    /// Ends waiting requests that are no longer wanted ([`DiskDone::is_wanted`]), unless a part of
+    /// them may be in flight; those end as usual. Does nothing on a disk whose requests do not wait
+    /// for long.
+    #[doc(alias = "forget")]
+    fn cancel_unwanted(&self) {}
 
-    /// Calls `f` at every later change. It must not block. A panic of it ends there.
+    /// Calls `f` at every later event. It must not block. A panic of it is contained.
     fn on_change(&self, f: Box<dyn Fn(DiskEvent) + Send + Sync>);
 }
 
-/// What changed about a disk.
+/// An event of a disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiskEvent {
-    /// It has so many bytes now.
+    /// The size changed; new size in bytes.
     Resized(u64),
-    /// It cannot be reached; requests wait or fail, as it was set up.
+    /// The disk cannot be reached; requests wait or fail, as configured.
     Offline,
-    /// It can be reached again.
+    /// The disk can be reached again.
     Online,
-    /// It will not come back: every request fails.
+    /// The disk will not come back: every request fails.
     Gone,
 }
 
-/// One request.
+/// A request to a disk.
 #[derive(Clone)]
 pub struct DiskIo {
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
-    /// First byte on the disk; ignored by a flush.
+    /// Offset on the disk in bytes; ignored by a flush.
     pub offset: u64,
-    /// Bytes; 0 with a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u32,
-    /// The data has to be durable when a write is answered.
+    /// A write must be durable before it is answered.
     pub fua: bool,
     /// Zeroed blocks stay allocated.
     pub nounmap: bool,
-    /// Where the data is or goes: [`DeviceMem::region`], and the offset in that region. Reads and
-    /// writes have it, others do not.
+    /// Memory of the data: [`DeviceMem::region`], and the offset in that region in bytes. Only for
+    /// reads and writes.
     pub mem: Option<(u32, usize)>,
-    /// Given back with the result.
+    /// Returned with the result.
     pub tag: u64,
-    /// Who is told the result.
+    /// Callback for the result.
     pub done: Arc<dyn DiskDone>,
 }
 
@@ -87,34 +88,32 @@ impl fmt::Debug for DiskIo {
     }
 }
 
-/// Is told results.
+/// Callback for results of requests.
 pub trait DiskDone: Send + Sync {
-    /// Requests were answered: the tag and the result of each, which is 0 or a negative errno.
-    /// Called from any thread, with no locks held; must not block for long, since nothing else is
-    /// answered meanwhile. A panic of it is reported on standard error and ends there: the thread
-    /// goes on.
+    /// Delivers results: the tag of each request, and 0 or a negative errno. Called from any
+    /// thread, with no locks held; must not block for long, since no other request is answered
+    /// meanwhile. A panic of it is reported on standard error and contained.
     fn done(&self, results: &[(u64, i32)]);
 
-    /// Tells whether requests of this kind are still wanted. Asked with locks of the disk held:
-    /// must not block, nor call the disk.
+    /// Tells whether requests of this kind are still wanted. Called with locks of the disk held:
+    /// must neither block nor call the disk.
     fn is_wanted(&self, op: IoOp) -> bool {
         let _ = op;
         true
     }
 }
 
-/// Memory that requests of one disk may name, until it is dropped. It has to outlive the requests
-/// that name it.
+/// Memory that requests of one disk may name, until it is dropped. It must outlive these requests.
 pub struct DeviceMem {
     /// The memory.
     pub mem: Mem,
-    /// Its name in [`DiskIo::mem`].
+    /// Its region id in [`DiskIo::mem`].
     pub region: u32,
     _keep: Box<dyn Any + Send + Sync>,
 }
 
 impl DeviceMem {
-    /// Memory with a name; `keep` is dropped with it, and takes the registration back.
+    /// Makes registered memory; `keep` is dropped with it, which ends the registration.
     pub fn new(mem: Mem, region: u32, keep: impl Any + Send + Sync) -> Self {
         Self { mem, region, _keep: Box::new(keep) }
     }

@@ -1,8 +1,8 @@
-//! Storage behind exports, and doors in front of disks.
+//! Storage behind exports, and front ends of disks.
 //!
-//! A [`Backend`](backend::Backend) is what an RNBD server keeps its blocks in: memory, a file, a
-//! block device. A [`BlockDevice`] is what a mapped disk looks like to programs and to the doors
-//! that lead other software to it: NBD, a file under FUSE, ublk.
+//! A [`Backend`](backend::Backend) stores the blocks of an RNBD server: memory, a file, a block
+//! device. A [`BlockDevice`] is the interface of a mapped disk, for programs and for the front ends
+//! by which other software uses it: NBD, a file under FUSE, ublk.
 #![deny(unsafe_code)]
 
 pub mod backend;

@@ -1,4 +1,4 @@
-//! A store as a disk in the same process, without any network between.
+//! A store as a disk of the same process, without a network.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,8 +11,8 @@ use bowline_verbs::{Buffer, Mem, contain};
 use crate::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
 
-/// A disk that is a [`Backend`] of this process: doors can be tried, and stores be offered by NBD
-/// or as files, without any network.
+/// A disk that is a [`Backend`] of this process: front ends can be tested, and stores be served by
+/// NBD or as files, without a network.
 pub struct LocalDevice {
     name: String,
     shared: Arc<Shared>,
@@ -29,7 +29,7 @@ struct Shared {
     listeners: Mutex<Vec<Listener>>,
 }
 
-/// Requests under way, by the lower half of the token of their pieces.
+/// Requests in flight, by the lower half of the token of their pieces.
 #[derive(Default)]
 struct Requests {
     slots: Vec<Option<Request>>,
@@ -39,7 +39,7 @@ struct Requests {
 struct Request {
     tag: u64,
     done: Arc<dyn DiskDone>,
-    /// Where the pieces' data is; a piece's token has the offset in it, in its upper half.
+    /// Memory of the data. The upper half of a piece's token is the number of the piece.
     mem: Option<Mem>,
     len: u32,
     max_piece: u32,
@@ -48,7 +48,7 @@ struct Request {
 }
 
 impl LocalDevice {
-    /// A disk of this name on a store.
+    /// Makes a disk of this name on a store.
     pub fn new(name: &str, backend: Arc<dyn Backend>) -> Arc<Self> {
         let shared = Arc::new(Shared {
             backend,
@@ -61,10 +61,10 @@ impl LocalDevice {
         Arc::new(Self { name: name.to_owned(), shared, as_done })
     }
 
-    /// Looks how big the store is now, and tells if that is news.
+    /// Reads the size of the store anew, and reports a change to listeners.
     ///
     /// # Errors
-    /// The system's, when it cannot tell.
+    /// Errors of reading the size.
     pub fn resize(&self) -> std::io::Result<u64> {
         let before = self.shared.backend.limits().bytes;
         let now = self.shared.backend.resize()?;
@@ -96,7 +96,7 @@ impl BlockDevice for LocalDevice {
         let buffer = Arc::new(Buffer::new(len).map_err(|_| Errno::ENOMEM)?);
         let region = self.shared.region_ids.fetch_add(1, Ordering::Relaxed);
         lock(&self.shared.regions).insert(region, buffer.clone());
-        let keep = Keep { shared: Arc::downgrade(&self.shared), region };
+        let keep = Registration { shared: Arc::downgrade(&self.shared), region };
         Ok(DeviceMem::new(Mem { buffer, offset: 0, len }, region, keep))
     }
 
@@ -118,13 +118,13 @@ impl BlockDevice for LocalDevice {
     }
 }
 
-/// Takes a region's name back.
-struct Keep {
+/// Ends the registration of a region when dropped.
+struct Registration {
     shared: Weak<Shared>,
     region: u32,
 }
 
-impl Drop for Keep {
+impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             lock(&shared.regions).remove(&self.region);
@@ -133,7 +133,7 @@ impl Drop for Keep {
 }
 
 impl Shared {
-    /// Keeps a request and makes pieces of it that the store takes.
+    /// Stores a request and splits it into pieces that the store accepts.
     fn begin(&self, limits: &Limits, io: &DiskIo, into: &mut Vec<BackendIo>) -> Result<(), Errno> {
         let mem = match (io.op.has_data(), io.mem) {
             (false, _) => None,
@@ -185,13 +185,13 @@ impl BackendDone for Shared {
     fn done(&self, results: &[BackendResult]) {
         for result in results {
             let (slot, piece) = (result.token as u32, (result.token >> 32) as u32);
-            // The copy is made while the piece still counts, so the memory is the request's.
+            // Copied before the piece counts as answered, while the request still owns the memory.
             let direct = result.direct.and_then(|from| {
                 let (mem, at, len) = lock(&self.requests).piece(slot, piece)?;
                 Some((from, mem, at, len, self.backend.region()?))
             });
             if let Some((from, mem, at, len, store)) = direct {
-                // A store says only what lies within it, so this fits a usize.
+                // The range lies within the store, so it fits a usize.
                 store.copy_to(from as usize, &mem.buffer, mem.offset + at as usize, len as usize);
             }
             let finished = lock(&self.requests).finish(slot, result.errno);
@@ -218,7 +218,7 @@ impl Requests {
         Some((request.mem.clone()?, at, request.max_piece.min(request.len - at)))
     }
 
-    /// One piece is answered; the first error is the request's.
+    /// Counts a piece as answered; the first error becomes that of the request.
     fn finish(&mut self, slot: u32, errno: i32) -> Option<(Arc<dyn DiskDone>, u64, i32)> {
         let place = self.slots.get_mut(slot as usize)?;
         let request = place.as_mut()?;
@@ -235,7 +235,7 @@ impl Requests {
     }
 }
 
-/// Bytes of the largest piece of a request of this kind, whole blocks.
+/// Returns the largest piece of a request of this kind in bytes, in whole blocks.
 fn max_piece(limits: &Limits, op: IoOp) -> u32 {
     let most = match op {
         IoOp::Read | IoOp::Write => limits.max_io,
@@ -245,12 +245,12 @@ fn max_piece(limits: &Limits, op: IoOp) -> u32 {
         }
         IoOp::Flush => 0,
     };
-    // What the store cannot do at all goes there in one piece, to be refused there.
+    // An unsupported operation is passed on in one piece, for the store to refuse.
     if most == 0 { u32::MAX } else { (most - most % limits.logical).max(limits.logical) }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks leaves a value half changed.
+    // No holder of these locks leaves a value inconsistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -262,7 +262,7 @@ mod tests {
     use crate::backend::{BackendSpec, open};
     use crate::sync::{self, Durable};
 
-    /// Says that it was told, and panics.
+    /// Reports that it was called, and panics.
     struct Clumsy(Mutex<std::sync::mpsc::Sender<()>>);
 
     impl DiskDone for Clumsy {
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// Takes what it is asked to erase for good, and does nothing else.
+    /// Records secure erases, and does nothing else.
     struct Eraser(Mutex<Vec<(u64, u32)>>);
 
     impl Backend for Eraser {
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(*lock(&eraser.0), [(4096, 8192), (12_288, 8192), (20_480, 4096)]);
     }
 
-    /// One thread takes what all requests of a file come to.
+    /// One thread delivers the results of all requests of a file.
     #[test]
     fn a_panic_of_who_is_told_ends_there() {
         let path = std::env::temp_dir().join(format!("bowline-local-{}", std::process::id()));
@@ -316,7 +316,7 @@ mod tests {
         let mem = disk.memory(4096).unwrap();
         let (send, told) = channel();
         let clumsy: Arc<dyn DiskDone> = Arc::new(Clumsy(Mutex::new(send)));
-        // The second is refused inside the call, the third is one of whole blocks again.
+        // The second request is unaligned and refused inside the call; the third is aligned.
         for offset in [0, 100, 4096] {
             let (op, mem, done) = (IoOp::Write, Some((mem.region, 0)), clumsy.clone());
             let (len, fua, nounmap, tag) = (4096, false, false, 0);

@@ -1,5 +1,4 @@
-//! Requests of a disk that wait for their result: for tests, and for commands that have nothing
-//! else to do meanwhile.
+//! Blocking requests to a disk: for tests, and for commands that have nothing else to do meanwhile.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -10,7 +9,7 @@ use crate::device::{BlockDevice, DiskDone, DiskIo};
 /// Reads from the disk, a multiple of its logical block.
 ///
 /// # Errors
-/// The disk's.
+/// Errors of the disk.
 pub fn read_at(disk: &dyn BlockDevice, offset: u64, out: &mut [u8]) -> Result<(), Errno> {
     let mem = disk.memory(out.len())?;
     let len = length(out.len())?;
@@ -22,7 +21,7 @@ pub fn read_at(disk: &dyn BlockDevice, offset: u64, out: &mut [u8]) -> Result<()
 /// Writes to the disk, a multiple of its logical block.
 ///
 /// # Errors
-/// The disk's.
+/// Errors of the disk.
 pub fn write_at(
     disk: &dyn BlockDevice,
     offset: u64,
@@ -34,18 +33,18 @@ pub fn write_at(
     call(disk, IoOp::Write, offset, length(bytes.len())?, Some((mem.region, 0)), durable)
 }
 
-/// Makes durable all writes that were answered.
+/// Makes all writes durable that were answered.
 ///
 /// # Errors
-/// The disk's.
+/// Errors of the disk.
 pub fn flush(disk: &dyn BlockDevice) -> Result<(), Errno> {
     call(disk, IoOp::Flush, 0, 0, None, Durable::Later)
 }
 
-/// Says that bytes are not needed any more.
+/// Discards bytes.
 ///
 /// # Errors
-/// The disk's, EOPNOTSUPP among them.
+/// Errors of the disk, EOPNOTSUPP among them.
 pub fn discard(disk: &dyn BlockDevice, offset: u64, len: u32) -> Result<(), Errno> {
     call(disk, IoOp::Discard, offset, len, None, Durable::Later)
 }
@@ -53,7 +52,7 @@ pub fn discard(disk: &dyn BlockDevice, offset: u64, len: u32) -> Result<(), Errn
 /// Makes bytes zero.
 ///
 /// # Errors
-/// The disk's, EOPNOTSUPP among them.
+/// Errors of the disk, EOPNOTSUPP among them.
 pub fn write_zeroes(disk: &dyn BlockDevice, offset: u64, len: u32) -> Result<(), Errno> {
     call(disk, IoOp::WriteZeroes, offset, len, None, Durable::Later)
 }
@@ -70,7 +69,7 @@ pub enum Durable {
 /// One request, and its result.
 ///
 /// # Errors
-/// The disk's.
+/// Errors of the disk.
 pub fn call(
     disk: &dyn BlockDevice,
     op: IoOp,

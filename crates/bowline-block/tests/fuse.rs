@@ -1,4 +1,5 @@
-//! The file door, with the programs that use files. Where nothing can be mounted, the tests say so.
+//! The file front end, with the programs that use files. Where nothing can be mounted, the tests
+//! report a skip.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -241,20 +242,20 @@ fn a_file_that_is_open_is_in_use() {
     assert_eq!(mount.opens(), 0);
     let files = [(); 2].map(|()| File::open(&mounted.file).expect("opened"));
     assert_eq!(mount.opens(), 2);
-    assert!(!mount.shut_if_unused());
+    assert!(!mount.disable_if_unused());
     let [first, second] = files;
     let again = second.try_clone().expect("the same open file");
     drop((first, second));
     until("one is closed", &|| mount.opens() == 1);
-    assert!(!mount.shut_if_unused());
+    assert!(!mount.disable_if_unused());
     // Refused is refused: it can be opened still.
     drop(File::open(&mounted.file).expect("opened"));
     drop(again);
-    until("nobody uses it", &|| mount.shut_if_unused());
+    until("nobody uses it", &|| mount.disable_if_unused());
     let refused = File::open(&mounted.file).map_err(|error| error.raw_os_error());
     assert_eq!(refused.err(), Some(Some(libc::ENODEV)));
-    assert!(mount.shut_if_unused(), "it is shut already");
-    mount.unshut();
+    assert!(mount.disable_if_unused(), "it is disabled already");
+    mount.enable();
     drop(File::open(&mounted.file).expect("opened"));
 }
 

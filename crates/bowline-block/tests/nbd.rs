@@ -1,4 +1,4 @@
-//! The NBD door, as the clients that people use see it, and as one sees it that means harm.
+//! The NBD front end, with common clients and with hostile ones.
 //!
 //! Clients that are not installed are reported as skipped.
 
@@ -704,10 +704,10 @@ fn a_connection_is_a_use_and_a_shut_door_lets_nobody_in() {
     };
     let client = connect().expect("greeted");
     assert_eq!(served.server.connections(), 1);
-    assert!(!served.server.shut_if_unused());
+    assert!(!served.server.disable_if_unused());
     drop(client);
-    until("the connection has ended", || served.server.shut_if_unused());
+    until("the connection has ended", || served.server.disable_if_unused());
     assert!(connect().is_none(), "shut");
-    served.server.unshut();
+    served.server.enable();
     assert!(connect().is_some());
 }

@@ -1,4 +1,4 @@
-//! The block device door, in a machine that has ublk. Where it has none, the tests say so.
+//! The block device front end, on a machine that has ublk; otherwise the tests report a skip.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -149,13 +149,13 @@ fn a_device_that_is_claimed_is_in_use() {
         options.read(true).open(ublk.path())
     };
     let claimed = claim().expect("nobody has it");
-    assert!(!ublk.shut_if_unused());
+    assert!(!ublk.disable_if_unused());
     drop(claimed);
-    assert!(ublk.shut_if_unused() && ublk.shut_if_unused());
+    assert!(ublk.disable_if_unused() && ublk.disable_if_unused());
     assert_eq!(claim().map_err(|error| error.raw_os_error()).err(), Some(Some(libc::EBUSY)));
-    ublk.unshut();
+    ublk.enable();
     assert!(claim().is_ok());
-    assert!(ublk.shut_if_unused());
+    assert!(ublk.disable_if_unused());
     let path = ublk.path().to_owned();
     drop(ublk);
     assert!(!path.exists(), "the device is gone though it was shut");

@@ -1,8 +1,8 @@
 //! A tree as files, with FUSE: `cat` reads an attribute, `echo` carries out a command.
 //!
-//! Needs /dev/fuse and root, or `fusermount3` for other users. Nothing is cached: every look goes
-//! to the objects, as in /sys. A write is one command and its result is the result of write(2);
-//! commands run on threads of their own, so one that waits stops nobody.
+//! Needs /dev/fuse and root, or `fusermount3` for other users. Nothing is cached: every access goes
+//! to the objects, as in /sys. A write is one command and its result is the result of write(2).
+//! Each command runs in its own thread, so a slow command blocks no other access.
 
 use std::{
     collections::HashMap,
@@ -27,24 +27,24 @@ use fuser::{
 
 use crate::{Errno, Found, Kind, Tree};
 
-/// What a mount says it is of; also those of disks.
+/// Source name of a mount in the mount table; mounts of disks use it too.
 const NAME: &str = "bowline";
 /// Longest command, as in sysfs.
 const COMMAND_BYTES_MAX: usize = 4096;
 /// Most commands at a time; more are refused with `EAGAIN`.
 const COMMANDS_MAX: usize = 64;
-/// How long the kernel may believe what it was told: not at all.
+/// How long the kernel may cache answers: not at all.
 const TTL: Duration = Duration::ZERO;
 /// How long unmounting waits for the last requests.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long the end waits for the answers to commands under way, and how often it looks.
+/// How long unmounting waits for commands in progress, and how often it checks.
 const END_WAIT: Duration = Duration::from_secs(2);
 const END_LOOK: Duration = Duration::from_millis(5);
-/// Inode number in listings of what nobody has looked up.
+/// Inode number in listings of entries that were not looked up.
 const UNKNOWN: INodeNo = INodeNo(u32::MAX as u64);
 
-/// A mounted tree. Dropping it unmounts: at once if nobody is in it, else for all but them.
-/// Commands that are under way then are answered first, unless that takes more than two seconds.
+/// A mounted tree. Dropping it unmounts it, lazily if it is in use. Commands in progress are
+/// answered first, unless that takes more than two seconds.
 #[derive(Debug)]
 pub struct Mount {
     dir: PathBuf,
@@ -59,17 +59,17 @@ impl Mount {
         &self.dir
     }
 
-    /// Takes the tree away, and waits a little for what is under way.
+    /// Unmounts the tree, and waits a little for requests in progress.
     fn unmount(&self, session: fuser::BackgroundSession) {
         let guard: thread::JoinHandle<io::Result<()>> = {
             let session = session;
             session.guard
-            // The rest goes here, and unmounts; somebody may have done so already.
+            // Dropping the session unmounts; another process may have done so already.
         };
         let still_there = fs::metadata(&self.dir).is_ok_and(|dir| dir.dev() == self.device);
         if still_there {
-            // Somebody is in it: the folder is given back all the same. Without the privilege,
-            // fusermount3 has done so already.
+            // The mount is in use: it is detached all the same. Without the privilege, fusermount3
+            // has done so already.
             let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
         }
         let end = Instant::now() + PATIENCE;
@@ -92,24 +92,24 @@ impl Drop for Mount {
     }
 }
 
-/// Makes the directory of a mount when it does not exist. A mount of bowline there that is dead, as
-/// kill -9 leaves it, is taken away.
+/// Creates the directory of a mount if it does not exist. A dead mount of bowline there, as kill -9
+/// leaves it, is unmounted.
 ///
 /// # Errors
 ///
-/// `ResourceBusy` for a mount of bowline that is alive, which another one would hide;
-/// `NotConnected` for a dead mount that is somebody else's, or cannot be taken away; the errors of
-/// making the directory.
+/// `ResourceBusy` for a live mount of bowline, which another one would hide; `NotConnected` for a
+/// dead mount of another program, or one that cannot be unmounted; the errors of creating the
+/// directory.
 pub fn folder(dir: &Path) -> io::Result<()> {
     let is_dead =
         || fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(Errno::ENOTCONN.0));
-    if is_dead() && (!is_ours(dir) || !detached(dir) || is_dead()) {
+    if is_dead() && (!is_bowline_mount(dir) || !detached(dir) || is_dead()) {
         return Err(io::Error::new(
             io::ErrorKind::NotConnected,
             "a mount that nobody serves any more is there: `umount -l` takes it away",
         ));
     }
-    if is_ours(dir) {
+    if is_bowline_mount(dir) {
         return Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
             "a bowline that runs has it mounted already: choose another folder",
@@ -118,25 +118,25 @@ pub fn folder(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)
 }
 
-/// Takes a mount away, with `fusermount3` for others than root.
+/// Unmounts a directory, with `fusermount3` for other users than root.
 fn detached(dir: &Path) -> bool {
     let helped = || Command::new("fusermount3").args(["-u", "-z", "--"]).arg(dir).output();
     rustix::mount::unmount(dir, rustix::mount::UnmountFlags::DETACH).is_ok()
         || helped().is_ok_and(|done| done.status.success())
 }
 
-/// Reports whether the directory is one that bowline has mounted. It need not be alive.
-fn is_ours(dir: &Path) -> bool {
+/// Reports whether bowline has mounted the directory. The mount may be dead.
+fn is_bowline_mount(dir: &Path) -> bool {
     let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return false };
     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    // The directory itself cannot be looked at.
+    // The directory of a dead mount cannot be looked up itself.
     let place = parent.canonicalize().map(|parent| parent.join(name));
     let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    place.is_ok_and(|place| last_is_ours(&String::from_utf8_lossy(&mounts), &place))
+    place.is_ok_and(|place| last_is_bowline_mount(&String::from_utf8_lossy(&mounts), &place))
 }
 
-/// Looks for the mount that was put there last.
-fn last_is_ours(mounts: &str, place: &Path) -> bool {
+/// Tells whether the last mount at `place` is one of bowline.
+fn last_is_bowline_mount(mounts: &str, place: &Path) -> bool {
     let Some(place) = place.to_str() else { return false };
     let place = [('\\', "\\134"), (' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")]
         .into_iter()
@@ -146,7 +146,7 @@ fn last_is_ours(mounts: &str, place: &Path) -> bool {
     last.is_some_and(|(_, kind)| kind.starts_with("fuse") && kind.split(' ').nth(1) == Some(NAME))
 }
 
-/// Mounts the tree on a directory, which is made when it does not exist, as [`folder`] does.
+/// Mounts the tree on a directory, which [`folder`] creates or cleans up.
 ///
 /// # Errors
 ///
@@ -168,7 +168,7 @@ pub fn mount(tree: Tree, dir: &Path) -> io::Result<Mount> {
     Ok(Mount { dir: dir.to_owned(), device, commands, session: Some(session) })
 }
 
-/// Which path an inode number stands for. A number lives while the kernel remembers it.
+/// Maps inode numbers to paths. A number stays valid until the kernel forgets it.
 #[derive(Debug)]
 struct Inodes {
     by_number: HashMap<u64, (String, u64)>,
@@ -191,7 +191,7 @@ impl Inodes {
     }
 
     /// Counts one look-up of a path by the kernel.
-    fn remember(&mut self, path: &str) -> u64 {
+    fn count_lookup(&mut self, path: &str) -> u64 {
         if let Some(number) = self.by_path.get(path) {
             if let Some((_, count)) = self.by_number.get_mut(number) {
                 *count += 1;
@@ -288,7 +288,7 @@ impl Files {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
         let path = format!("{}/{name}", self.path(parent)?);
         let found = self.tree.lookup(&path)?;
-        let number = self.inodes().remember(&path);
+        let number = self.inodes().count_lookup(&path);
         Ok(self.attr(number, &found))
     }
 
@@ -319,7 +319,7 @@ impl Files {
         Ok(list)
     }
 
-    /// Takes a command apart and starts it; the reply comes when it is done.
+    /// Starts a command; the reply follows when it is done.
     fn command(&self, inode: INodeNo, data: &[u8], reply: ReplyWrite) {
         let text = match std::str::from_utf8(data) {
             Ok(text) if data.len() <= COMMAND_BYTES_MAX => text.to_owned(),
@@ -401,8 +401,8 @@ impl Filesystem for Files {
     }
 
     fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
-        // Here and below: what there is stays, under its name. Without these the answer would be
-        // ENOSYS.
+        // Here and below: entries cannot be created, renamed or removed. Without these methods the
+        // answer would be ENOSYS.
         reply.error(code(Errno::EPERM));
     }
 
@@ -492,7 +492,7 @@ impl Filesystem for Files {
         self.command(inode, data, reply);
     }
 
-    /// Nothing is kept back, so closing a file has nothing to do.
+    /// Writes are not buffered, so closing a file does nothing.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.ok();
     }
@@ -541,20 +541,20 @@ mod tests {
             ("/tmp", false),
             ("/", false),
         ] {
-            assert_eq!(last_is_ours(mounts, Path::new(place)), ours, "{place}");
+            assert_eq!(last_is_bowline_mount(mounts, Path::new(place)), ours, "{place}");
         }
     }
 
     #[test]
     fn inode_numbers_live_as_long_as_the_kernel_remembers_them() {
         let mut inodes = Inodes::new();
-        let number = inodes.remember("/a");
-        assert_eq!(inodes.remember("/a"), number);
+        let number = inodes.count_lookup("/a");
+        assert_eq!(inodes.count_lookup("/a"), number);
         inodes.forget(number, 1);
         assert_eq!(inodes.path(number).as_deref(), Ok("/a"));
         inodes.forget(number, 1);
         assert_eq!(inodes.path(number), Err(Errno::ENOENT));
-        assert_ne!(inodes.remember("/a"), number);
+        assert_ne!(inodes.count_lookup("/a"), number);
         inodes.forget(INodeNo::ROOT.0, 100);
         assert_eq!(inodes.path(INodeNo::ROOT.0).as_deref(), Ok(""));
     }

@@ -1,4 +1,4 @@
-//! As much JSON as the control protocol needs: whole numbers, no fractions.
+//! The subset of JSON that the control protocol needs: integers, no fractions.
 
 use std::fmt;
 
@@ -12,9 +12,9 @@ pub enum Json {
     Null,
     /// `true` or `false`.
     Bool(bool),
-    /// A whole number; parsing gives this for everything that fits.
+    /// An integer; parsing returns this for every number that fits.
     Int(i64),
-    /// A whole number above `i64::MAX`, or one that was made without a sign.
+    /// An integer above `i64::MAX`, or one made from an unsigned number.
     Uint(u64),
     /// A string.
     Text(String),
@@ -24,12 +24,12 @@ pub enum Json {
     Object(Vec<(String, Json)>),
 }
 
-/// Why a text is not JSON, or not the part of it that is understood here.
+/// Why a text is not JSON, or not in the supported subset.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct JsonError {
-    /// Byte at which it went wrong.
+    /// Offset of the error in bytes.
     pub at: usize,
-    /// What was wrong there.
+    /// Description of the error.
     pub what: &'static str,
 }
 
@@ -46,7 +46,7 @@ impl Json {
     ///
     /// # Errors
     ///
-    /// What is wrong and where; fractions and exponents are refused too.
+    /// The error and its offset; fractions and exponents are refused too.
     pub fn parse(text: &str) -> Result<Self, JsonError> {
         let mut parser = Parser { text, at: 0 };
         let value = parser.value(0)?;
@@ -323,7 +323,7 @@ impl Parser<'_> {
                 char::from_u32(code).ok_or_else(|| self.error("half a character"))
             }
             _ => {
-                // Not past the middle of a character: errors show bytes, and slices must not split.
+                // Stays at a character boundary: slices must not split a character.
                 self.at -= 1;
                 Err(self.error("an unknown escape"))
             }

@@ -2,21 +2,21 @@
 //! and JSON.
 //!
 //! ```text
-//! things of a driver -> dyn Node -> Tree -> socket (JSON lines; the words of the command line)
+//! objects of a driver -> dyn Node -> Tree -> socket (JSON lines; used by the command line)
 //!                                        -> fusefs (the same names as files; echo and cat)
 //!                                        -> dump (everything as one JSON object)
 //! ```
 //!
 //! The kernel's RTRS and RNBD are operated through files of sysfs, one value per file. A program
 //! without a kernel offers the same names, the same texts and the same error numbers [RS-32..44]
-//! [NB-34..40] here. This crate knows nothing of either protocol: it has the tree, the doors to
-//! it, and the address strings that name paths.
+//! [NB-34..40] here. This crate knows nothing of either protocol: it has the tree, its front ends,
+//! and the address strings that name paths.
 //!
 //! # Example
 //!
 //! ```
 //! use std::sync::Arc;
-//! use bowline_ctl::{AttrDef, Dir, Errno, Node, Tree, Value, Errno};
+//! use bowline_ctl::{AttrDef, Dir, Errno, Node, Tree, Value};
 //!
 //! #[derive(Debug)]
 //! struct Lamp;
@@ -40,23 +40,23 @@
 
 #![forbid(unsafe_code)]
 
-mod door;
+mod acceptor;
 #[cfg(feature = "fuse")]
 pub mod fusefs;
 mod json;
 mod listen;
-mod own;
+mod owned_file;
 mod path;
 mod socket;
 mod sys;
 mod tree;
 mod value;
 
+pub use acceptor::{Acceptor, ClientConnection, ClientHandler, ConnectionLimits};
 pub use bowline_base::Errno;
-pub use door::{Door, Guest, Places, Visit};
 pub use json::{Json, JsonError};
 pub use listen::{is_socket, listen, sweep};
-pub use own::OwnFile;
+pub use owned_file::OwnedFile;
 pub use path::{PathSpec, address_text};
 pub use socket::{Answer, Client, Op, Server, folder, folders};
 pub use sys::Sys;

@@ -1,5 +1,5 @@
-//! Places to listen at, in the file system: whoever comes first has one, and what a process that
-//! was killed has left there makes way.
+//! Unix sockets in the file system to listen at: the first process gets the path, and a stale
+//! socket of a killed process is replaced.
 
 use std::{
     fs::{self, File},
@@ -18,62 +18,62 @@ use rustix::{
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
 
-use crate::{OwnFile, socket::stream_within};
+use crate::{OwnedFile, socket::stream_within};
 
 /// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How long is waited to learn whether somebody answers in this place.
-const NEIGHBOUR_WAIT: Duration = Duration::from_secs(2);
-/// How long is waited for others that take a place in the same folder.
+/// Timeout of the probe whether a process listens at a socket.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for other processes that create or sweep sockets in the same folder.
 const LOCK_WAIT: Duration = Duration::from_secs(3);
-/// How often it is looked whether they are done.
+/// Delay between attempts to take the lock of a folder.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Listens at a unix socket that only this user can connect to. A socket at which nobody listens
-/// any more makes way; nothing else does. Of processes that start at the same moment one has the
-/// place.
+/// Listens at a unix socket that only this user can connect to. A stale socket, at which no process
+/// listens any more, is replaced; any other file is not. Of processes that start at the same moment
+/// one succeeds.
 ///
 /// # Errors
-/// `PermissionDenied` where other users could put another socket in its place; `AddrInUse` when
-/// somebody listens there, or something else than a socket is there; the system's.
-pub fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
+/// `PermissionDenied` where other users could replace the socket; `AddrInUse` when a process
+/// listens there, or the file is not a socket; errors of the system calls.
+pub fn listen(path: &Path) -> io::Result<(UnixListener, OwnedFile)> {
     let address = SocketAddrUnix::new(path)?;
-    refuse_folder_of_others(folder_of(path))?;
+    refuse_unsafe_folder(folder_of(path))?;
     let socket =
         net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The file that bind makes has the socket's mode, so nobody else gets in between.
+    // The file that bind creates has the socket's mode, so no other user can connect meanwhile.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     let _lock = lock(folder_of(path));
-    if is_left_behind(path) {
-        // Its process may just have removed it; what cannot be removed is told by bind.
+    if is_stale(path) {
+        // Its process may just have removed it. If it cannot be removed, bind fails.
         let _ = fs::remove_file(path);
     }
     net::bind(&socket, &address)?;
-    // Before the lock goes: to others a socket that nobody listens at is one that was left behind.
+    // Before the lock is released: other processes take a socket without listener for a stale one.
     net::listen(&socket, BACKLOG)?;
-    Ok((socket.into(), OwnFile::new(path)?))
+    Ok((socket.into(), OwnedFile::new(path)?))
 }
 
-/// Takes away the sockets in a folder, `*.sock`, that processes of this user which were killed have
-/// left there. What cannot be taken away stays.
+/// Removes stale sockets `*.sock` of this user in a folder, which killed processes have left there.
+/// Sockets that cannot be removed stay.
 pub fn sweep(folder: &Path) {
     let own = rustix::process::geteuid().as_raw();
-    let ours = |place: &PathBuf| {
+    let may_sweep = |place: &PathBuf| {
         place.extension().is_some_and(|extension| extension == "sock")
             && fs::symlink_metadata(place).is_ok_and(|meta| meta.uid() == own)
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let left = entries.map(|entry| entry.path()).filter(ours);
-    // To learn that somebody is there may take a while, so the lock is not held meanwhile.
-    let left: Vec<PathBuf> = left.filter(|place| is_left_behind(place)).collect();
-    let Some(_lock) = (if left.is_empty() { None } else { lock(folder) }) else { return };
-    // Another may have taken one of the places since, or have been about to listen there.
-    for place in left.iter().filter(|place| is_left_behind(place)) {
+    let stale = entries.map(|entry| entry.path()).filter(may_sweep);
+    // A probe may take a while, so the lock is not held meanwhile.
+    let stale: Vec<PathBuf> = stale.filter(|place| is_stale(place)).collect();
+    let Some(_lock) = (if stale.is_empty() { None } else { lock(folder) }) else { return };
+    // Another process may have replaced one since, or have been about to listen there.
+    for place in stale.iter().filter(|place| is_stale(place)) {
         let _ = fs::remove_file(place);
     }
 }
 
-/// Tells whether a socket is there.
+/// Tells whether the file at a path is a socket.
 pub fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
@@ -82,9 +82,9 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Fails where files of this user are not safe from other users: these own the folder, or all may
-/// write there and remove what is not theirs.
-fn refuse_folder_of_others(folder: &Path) -> io::Result<()> {
+/// Fails where other users could replace files of this user: another user owns the folder, or all
+/// users may write there and remove files of others.
+fn refuse_unsafe_folder(folder: &Path) -> io::Result<()> {
     let (own, found) = (rustix::process::geteuid().as_raw(), fs::metadata(folder)?);
     let (of_others, mode) = (found.uid() != own && found.uid() != 0, found.mode() & 0o7777);
     if !of_others && mode & 0o1002 != 0o002 {
@@ -99,8 +99,8 @@ fn refuse_folder_of_others(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-/// Keeps others out who take a place in this folder, until it is dropped. Nobody keeps it for
-/// long; whoever does so on purpose delays others and no more.
+/// Locks a folder until the result is dropped, against other processes that create or sweep sockets
+/// there. It is held briefly; a process that holds it for long only delays others.
 fn lock(folder: &Path) -> Option<File> {
     let folder = File::open(folder).ok()?;
     let until = Instant::now() + LOCK_WAIT;
@@ -113,12 +113,12 @@ fn lock(folder: &Path) -> Option<File> {
     Some(folder)
 }
 
-/// Reports whether a socket is there that a process which was killed has left. To connect to a file
-/// of any other kind is refused with the same error, and a process that is stopped is there all the
-/// same.
-fn is_left_behind(path: &Path) -> bool {
+/// Tells whether the file at a path is a stale socket, left by a killed process. Checks that it is
+/// a socket, since connecting to any other file is refused with the same error. A stopped process
+/// still counts as listening.
+fn is_stale(path: &Path) -> bool {
     let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    is_socket(path) && stream_within(path, NEIGHBOUR_WAIT).is_err_and(|error| refused(&error))
+    is_socket(path) && stream_within(path, PROBE_TIMEOUT).is_err_and(|error| refused(&error))
 }
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of its own, with nothing in it.
+    /// An empty folder for one test.
     fn folder(name: &str) -> PathBuf {
         let of = std::process::id();
         let folder = std::env::temp_dir().join(format!("bowline-listen-{of}-{name}"));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_listens_at_makes_way() {
+    fn only_a_stale_socket_is_replaced() {
         let folder = folder("way");
         let path = folder.join("s");
         let taken = || listen(&path).map(drop).unwrap_err().kind();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_others_is_refused() {
+    fn an_unsafe_folder_is_refused() {
         let folder = folder("others");
         let path = folder.join("s");
         let mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
@@ -170,7 +170,7 @@ mod tests {
         };
         mode(0o777);
         assert!(refused(), "all may write there");
-        // As /tmp is: nobody removes what is not his.
+        // As /tmp: users cannot remove files of others.
         mode(0o1777);
         listen(&path).unwrap();
         mode(0o700);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_processes_left_is_swept_away() {
+    fn sockets_of_killed_processes_are_swept() {
         let folder = folder("sweep");
         let place = |name: &str| folder.join(name);
         let (_listener, _file) = listen(&place("alive.sock")).unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_that_come_at_once_has_the_place() {
+    fn one_of_many_concurrent_listeners_wins() {
         let folder = folder("once");
         let path = folder.join("s");
         for _ in 0..100 {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_leaves_does_not_take_the_next_ones_place_away() {
+    fn a_process_does_not_remove_the_socket_of_the_next() {
         let folder = folder("leave");
         let path = folder.join("s");
         let stop = AtomicBool::new(false);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_somebody_keeps_delays_and_no_more() {
+    fn a_lock_held_forever_only_delays() {
         let folder = folder("kept");
         let kept = File::open(&folder).unwrap();
         kept.lock().unwrap();

@@ -8,17 +8,17 @@ use std::{
 
 use crate::Errno;
 
-/// Where the system lists its IPv6 addresses.
+/// File in which the kernel lists its IPv6 addresses.
 const LINKS: &str = "/proc/net/if_inet6";
 
-/// A path: where it goes, and where from when that is said.
+/// A path: destination, and source if given.
 ///
-/// Parsing takes `dst`, `src,dst` and `src@dst`; the first comma wins, else the first `@` [RS-30].
-/// An address is `ip:` with an IPv4 or IPv6 address; `gid:` is understood, and leads to no device,
-/// because RoCE serves no InfiniBand port space [RS-47]. A link-local address may have the
-/// interface behind it, by name or number, as `ip:fe80::1%eth0`: where no source is said, it is the
-/// link-local address of that interface, and both addresses are of one. `Display` is the name of
-/// the path's directory [RS-32], without the interface.
+/// Parsing accepts `dst`, `src,dst` and `src@dst`; the first comma wins, else the first `@`
+/// [RS-30]. An address is `ip:` with an IPv4 or IPv6 address; `gid:` is recognised, and names no
+/// device, because RoCE serves no InfiniBand port space [RS-47]. A link-local address may be
+/// followed by its interface, by name or number, as `ip:fe80::1%eth0`: without a source, the
+/// link-local address of that interface is used, and both addresses must be of one interface.
+/// `Display` is the name of the path's directory [RS-32], without the interface.
 ///
 /// ```
 /// let path: bowline_ctl::PathSpec = "ip:10.0.0.1,ip:10.0.0.2".parse().unwrap();
@@ -26,11 +26,11 @@ const LINKS: &str = "/proc/net/if_inet6";
 /// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathSpec {
-    /// Local address, or whatever the routing table says.
+    /// Local address; `None`: chosen by the routing table.
     pub src: Option<IpAddr>,
     /// Address of the server.
     pub dst: IpAddr,
-    /// Number of the interface that link-local addresses are of, where one was named.
+    /// Index of the interface of link-local addresses, if one was named.
     pub link: Option<u32>,
 }
 
@@ -44,8 +44,8 @@ impl PathSpec {
 impl FromStr for PathSpec {
     type Err = Errno;
 
-    /// `EINVAL` for what is no address, or on a link that is not there or not that of the other
-    /// one, `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
+    /// `EINVAL` for an invalid address, for an interface that does not exist, or for two different
+    /// interfaces; `EPROTONOSUPPORT` for another prefix, `ENODEV` for a GID.
     fn from_str(text: &str) -> Result<Self, Errno> {
         match text.split_once(',').or_else(|| text.split_once('@')) {
             Some((src, dst)) => {
@@ -61,11 +61,11 @@ impl FromStr for PathSpec {
     }
 }
 
-/// An address, and what its scope says.
+/// An address, and the interface of its scope.
 struct Scoped {
     ip: IpAddr,
     link: Option<u32>,
-    /// The own address on that link.
+    /// Local link-local address of that interface.
     own: Option<IpAddr>,
 }
 

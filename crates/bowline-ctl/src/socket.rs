@@ -11,7 +11,7 @@
 //! as [`Value::to_json`](crate::Value::to_json)), `text` (the exact text of the file), `write`
 //! (`null` when the command succeeded), `list` (an array of objects with `name` and `mode`, `link`
 //! or neither), `dump` (everything below a directory). A request without a version means version
-//! 1. The socket file belongs to the user who runs the server and is of no use to others.
+//! 1. The socket file belongs to the user who runs the server; other users cannot connect.
 
 use std::{
     fs,
@@ -32,37 +32,37 @@ use rustix::net::{
 };
 
 use crate::{
-    Door, Errno, Json, OwnFile, Places, Tree, Visit,
+    Acceptor, ClientConnection, ConnectionLimits, Errno, Json, OwnedFile, Tree,
     listen::is_socket,
     tree::{Entry, Kind},
 };
 
-/// Where processes without a folder of their user's keep run-time files.
-const SERVICES: &str = "/run";
+/// Directory of run-time files where `$XDG_RUNTIME_DIR` is not set.
+const SYSTEM_RUN_DIR: &str = "/run";
 /// Version of the protocol; a change that old programs cannot ignore gets a new number.
 const VERSION: i64 = 1;
 /// Longest request line.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
-/// Longest silence of a client between two requests.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Most clients at a time, and most commands under way of clients that have left.
-const PLACES: Places = Places { here: 16, left: 64 };
-/// How long the end of a service waits for answers to requests under way.
+/// Longest time that a client may be idle between two requests.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Most active clients, and most clients that are gone with a command still in progress.
+const LIMITS: ConnectionLimits = ConnectionLimits { active: 16, lingering: 64 };
+/// How long the end of a server waits for answers to requests in progress.
 const END_WAIT: Duration = Duration::from_secs(2);
-/// Longest answer a client takes.
+/// Longest answer that a client accepts, in bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns the folder of the control sockets of this user: `bowline/rnbd` below
 /// `$XDG_RUNTIME_DIR`, or below /run where that is not set.
 pub fn folder() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    below(runtime.map_or_else(|| PathBuf::from(SERVICES), PathBuf::from))
+    below(runtime.map_or_else(|| PathBuf::from(SYSTEM_RUN_DIR), PathBuf::from))
 }
 
-/// Returns all folders in which there may be control sockets for this user: their own, and that of
-/// services, which have no `$XDG_RUNTIME_DIR`.
+/// Returns all folders in which there may be control sockets for this user: the user's folder, and
+/// that of services, which have no `$XDG_RUNTIME_DIR`.
 pub fn folders() -> Vec<PathBuf> {
-    let mut all = vec![folder(), below(PathBuf::from(SERVICES))];
+    let mut all = vec![folder(), below(PathBuf::from(SYSTEM_RUN_DIR))];
     all.dedup();
     all
 }
@@ -71,70 +71,69 @@ fn below(runtime: PathBuf) -> PathBuf {
     runtime.join("bowline").join("rnbd")
 }
 
-/// A served control socket; dropping it ends the service and removes the file, unless it is
-/// somebody else's by then. Requests that are under way then are answered first, unless that takes
-/// more than two seconds.
+/// A served control socket. Dropping it ends the service and removes the file, unless another
+/// process has replaced it. Requests in progress are answered first, unless that takes more than
+/// two seconds.
 #[derive(Debug)]
 pub struct Server {
-    file: OwnFile,
-    door: Door,
-    under_way: Arc<UnderWay>,
+    file: OwnedFile,
+    acceptor: Acceptor,
+    in_progress: Arc<RequestsInProgress>,
 }
 
 /// Requests that were read and not answered yet.
 #[derive(Debug, Default)]
-struct UnderWay {
+struct RequestsInProgress {
     count: Mutex<usize>,
     ended: Condvar,
 }
 
-impl UnderWay {
+impl RequestsInProgress {
     fn change(&self, change: impl FnOnce(&mut usize)) {
         change(&mut self.count.lock().unwrap_or_else(PoisonError::into_inner));
         self.ended.notify_all();
     }
 
-    /// Counts one until what is returned is dropped.
+    /// Counts a request until the returned guard is dropped.
     fn begin(&self) -> impl Drop {
-        struct One<'a>(&'a UnderWay);
-        impl Drop for One<'_> {
+        struct Counted<'a>(&'a RequestsInProgress);
+        impl Drop for Counted<'_> {
             fn drop(&mut self) {
                 self.0.change(|count| *count -= 1);
             }
         }
         self.change(|count| *count += 1);
-        One(self)
+        Counted(self)
     }
 
     fn wait(&self) {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whether all were answered or time was up is the same now.
+        // The server ends whether all were answered or time was up.
         drop(self.ended.wait_timeout_while(count, END_WAIT, |count| *count > 0));
     }
 }
 
 impl Server {
-    /// Binds the socket and answers from threads of its own. Folders on the way are made, for
-    /// this user only; a socket that nobody answers on any more is replaced.
+    /// Binds the socket and answers requests in its own threads. Missing folders are created, for
+    /// this user only; a socket that no process listens at is replaced.
     ///
     /// # Errors
     ///
-    /// `AddrInUse` when somebody answers there already, and the errors of making the file.
+    /// `AddrInUse` when another process listens there, and the errors of creating the file.
     pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
-        let under_way = Arc::<UnderWay>::default();
-        let counts = Arc::clone(&under_way);
-        let door = Door::open("bowline-ctl", listener, PLACES, move |visit| {
-            let (tree, under_way) = (tree.clone(), Arc::clone(&counts));
+        let in_progress = Arc::<RequestsInProgress>::default();
+        let counts = Arc::clone(&in_progress);
+        let acceptor = Acceptor::open("bowline-ctl", listener, LIMITS, move |connection| {
+            let (tree, in_progress) = (tree.clone(), Arc::clone(&counts));
             let client = thread::Builder::new().name("bowline-ctl-client".into());
-            // A client that breaks off is its own business, and one for whom there is no thread
-            // sees the end.
-            _ = client.spawn(move || answer_all(&visit, &tree, &under_way));
+            // Errors of one client end its connection only, and so does the lack of a thread.
+            _ = client.spawn(move || serve_client(&connection, &tree, &in_progress));
         })?;
-        Ok(Self { file, door, under_way })
+        Ok(Self { file, acceptor, in_progress })
     }
 
-    /// Returns where the socket is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -143,12 +142,12 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.file.remove();
-        self.door.close();
-        self.under_way.wait();
+        self.acceptor.close();
+        self.in_progress.wait();
     }
 }
 
-fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
+fn listen(path: &Path) -> io::Result<(UnixListener, OwnedFile)> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
@@ -160,45 +159,50 @@ fn listen(path: &Path) -> io::Result<(UnixListener, OwnFile)> {
     })
 }
 
-/// Connects, and waits no longer than this where others that wait to be accepted fill the queue.
+/// Connects, and waits at most `limit` if the backlog of the socket is full.
 pub(crate) fn stream_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
     let to = SocketAddrUnix::new(path)?;
-    rustix::io::retry_on_intr(|| connect(&socket, &to)).map_err(|error| in_time(error.into()))?;
+    rustix::io::retry_on_intr(|| connect(&socket, &to))
+        .map_err(|error| name_timeout(error.into()))?;
     Ok(socket.into())
 }
 
-/// A wait that has ended without anything is an error with a name.
-fn in_time(error: io::Error) -> io::Error {
+/// Converts `WouldBlock`, by which a socket timeout ends, to `TimedOut`.
+fn name_timeout(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::from_raw_os_error(Errno::ETIMEDOUT.0),
         _ => error,
     }
 }
 
-fn answer_all(visit: &Visit, tree: &Tree, under_way: &UnderWay) -> io::Result<()> {
-    let mut stream = visit.socket();
-    stream.set_read_timeout(Some(SILENCE_MAX))?;
-    stream.set_write_timeout(Some(SILENCE_MAX))?;
+fn serve_client(
+    connection: &ClientConnection,
+    tree: &Tree,
+    in_progress: &RequestsInProgress,
+) -> io::Result<()> {
+    let mut stream = connection.socket();
+    stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
+    stream.set_write_timeout(Some(IDLE_TIMEOUT))?;
     let mut reader = BufReader::new(stream);
     loop {
-        visit.set_silent(true);
+        connection.set_idle(true);
         let mut line = Vec::new();
         let length = (&mut reader).take(REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
         if length == 0 {
             return Ok(());
         }
-        visit.set_silent(false);
-        let _one = under_way.begin();
+        connection.set_idle(false);
+        let _counted = in_progress.begin();
         let complete = line.ends_with(b"\n");
         let answer = match std::str::from_utf8(&line) {
             Ok(line) if complete => answer(line, tree),
-            Ok(_) => refusal(Errno::EINVAL, "a request is one line of at most 65536 bytes"),
-            Err(_) => refusal(Errno::EINVAL, "a request is UTF-8"),
+            Ok(_) => error_answer(Errno::EINVAL, "a request is one line of at most 65536 bytes"),
+            Err(_) => error_answer(Errno::EINVAL, "a request is UTF-8"),
         };
-        // One that takes no answers is as one that says nothing.
-        visit.set_silent(true);
+        // A client that does not read its answer counts as idle.
+        connection.set_idle(true);
         stream.write_all(format!("{answer}\n").as_bytes())?;
         if !complete {
             return Ok(());
@@ -206,7 +210,7 @@ fn answer_all(visit: &Visit, tree: &Tree, under_way: &UnderWay) -> io::Result<()
     }
 }
 
-fn refusal(errno: Errno, text: &str) -> Json {
+fn error_answer(errno: Errno, text: &str) -> Json {
     Json::Object(vec![
         ("errno".to_owned(), Json::Int(errno.0.into())),
         ("error".to_owned(), Json::Text(text.to_owned())),
@@ -216,15 +220,15 @@ fn refusal(errno: Errno, text: &str) -> Json {
 fn answer(line: &str, tree: &Tree) -> Json {
     let request = match Json::parse(line) {
         Ok(request) => request,
-        Err(error) => return refusal(Errno::EINVAL, &format!("not a request: {error}")),
+        Err(error) => return error_answer(Errno::EINVAL, &format!("not a request: {error}")),
     };
     if let Some(version) = request.member("version") {
         let Some(version) = version.as_i64() else {
-            return refusal(Errno::EINVAL, "the version of a request is a number");
+            return error_answer(Errno::EINVAL, "the version of a request is a number");
         };
         if version != VERSION {
             let older = if version < VERSION { "client" } else { "server" };
-            return refusal(
+            return error_answer(
                 Errno::EINVAL,
                 &format!(
                     "version {version} was asked for and {VERSION} is spoken here; the {older} is older"
@@ -234,26 +238,26 @@ fn answer(line: &str, tree: &Tree) -> Json {
     }
     let text = |name| request.member(name).and_then(Json::as_str);
     let (Some(op), Some(path)) = (text("op"), text("path")) else {
-        return refusal(Errno::EINVAL, "a request has the members op and path");
+        return error_answer(Errno::EINVAL, "a request has the members op and path");
     };
     let result = match op {
         "read" => tree.read(path).map(|value| value.to_json()),
         "text" => tree.read(path).map(|value| Json::Text(value.to_string())),
-        "list" => tree.list(path).map(|all| Json::List(all.into_iter().map(listed).collect())),
+        "list" => tree.list(path).map(|all| Json::List(all.into_iter().map(entry_json).collect())),
         "dump" => tree.dump(path),
         "write" => match text("value") {
             Some(value) => tree.write(path, value).map(|()| Json::Null),
-            None => return refusal(Errno::EINVAL, "op write needs the member value"),
+            None => return error_answer(Errno::EINVAL, "op write needs the member value"),
         },
-        _ => return refusal(Errno::EINVAL, "op is read, text, write, list or dump"),
+        _ => return error_answer(Errno::EINVAL, "op is read, text, write, list or dump"),
     };
     match result {
         Ok(value) => Json::Object(vec![("ok".to_owned(), value)]),
-        Err(errno) => refusal(errno, &errno.strerror()),
+        Err(errno) => error_answer(errno, &errno.strerror()),
     }
 }
 
-fn listed(entry: Entry) -> Json {
+fn entry_json(entry: Entry) -> Json {
     let mut members = vec![("name".to_owned(), Json::Text(entry.name))];
     match entry.kind {
         Kind::Dir => {}
@@ -263,22 +267,22 @@ fn listed(entry: Entry) -> Json {
     Json::Object(members)
 }
 
-/// What a client asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Op<'a> {
     /// The value of an attribute.
     Read,
     /// The exact text of an attribute.
     Text,
-    /// What is in a directory.
+    /// The entries of a directory.
     List,
     /// Everything below a directory.
     Dump,
-    /// Carrying out a command with this value.
+    /// Writes this value, which carries out a command.
     Write(&'a str),
 }
 
-/// What a server says to a request.
+/// The answer of a server to a request.
 pub type Answer = Result<Json, Errno>;
 
 /// A connection to a served tree.
@@ -297,7 +301,7 @@ impl Client {
         Ok(Self { reader: BufReader::new(UnixStream::connect(path)?) })
     }
 
-    /// Connects to the server behind a socket; waits so long at most, for this and for each answer.
+    /// Connects to the server behind a socket; waits at most `limit` for this, and for each answer.
     ///
     /// # Errors
     ///
@@ -308,24 +312,24 @@ impl Client {
         Ok(client)
     }
 
-    /// Sets the longest wait for an answer; without one, commands may take as long as they take.
+    /// Sets the longest wait for an answer; without one, commands may take any time.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for a limit of no time.
+    /// `InvalidInput` for a limit of zero.
     pub fn set_limit(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let stream = self.reader.get_ref();
         stream.set_read_timeout(limit)?;
         stream.set_write_timeout(limit)
     }
 
-    /// Asks and waits for the answer. A client that did not get it in time is of no more use, since
-    /// it may come when another is waited for.
+    /// Sends a request and waits for the answer. After a timeout the client must not be used any
+    /// more, since the late answer would be taken for that of the next request.
     ///
     /// # Errors
     ///
-    /// Outer: the connection broke, nothing came within the limit (`TimedOut`), or the answer makes
-    /// no sense. Inner: the server's errno.
+    /// Outer: the connection broke, no answer came within the limit (`TimedOut`), or the answer is
+    /// invalid. Inner: the server's errno.
     pub fn ask(&mut self, op: Op<'_>, path: &str) -> io::Result<Answer> {
         let name = match op {
             Op::Read => "read",
@@ -343,10 +347,10 @@ impl Client {
             members.push(("value".to_owned(), Json::Text(value.to_owned())));
         }
         let line = format!("{}\n", Json::Object(members));
-        self.reader.get_mut().write_all(line.as_bytes()).map_err(in_time)?;
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(name_timeout)?;
         let mut line = String::new();
         let length = (&mut self.reader).take(ANSWER_BYTES_MAX).read_line(&mut line);
-        if length.map_err(in_time)? == 0 {
+        if length.map_err(name_timeout)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let answer = Json::parse(line.trim_end())
@@ -400,11 +404,11 @@ mod tests {
         let error = Server::start(&path, toy_tree()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(server);
-        // A socket file without anybody behind it, as kill -9 leaves it.
+        // A socket file that no process listens at, as kill -9 leaves it.
         drop(UnixListener::bind(&path).unwrap());
         let server = Server::start(&path, toy_tree()).unwrap();
         assert!(Client::connect(&path).is_ok());
-        // Another one has taken its place: that stays.
+        // A file that has replaced the socket stays.
         fs::remove_file(&path).unwrap();
         let other = Server::start(&path, toy_tree()).unwrap();
         drop(server);
@@ -414,7 +418,7 @@ mod tests {
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
-    /// A command that takes until it is let go.
+    /// A command that waits until the test releases it.
     struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
 
     impl crate::Node for Slow {
@@ -432,12 +436,12 @@ mod tests {
         let path = place("end");
         let (go, tree) = slow();
         let server = Server::start(&path, tree).unwrap();
-        let under_way = Arc::clone(&server.under_way);
+        let in_progress = Arc::clone(&server.in_progress);
         let asked = {
             let mut client = Client::connect(&path).unwrap();
             thread::spawn(move || client.ask(Op::Write("1"), "/go"))
         };
-        while *under_way.count.lock().unwrap() == 0 {
+        while *in_progress.count.lock().unwrap() == 0 {
             thread::sleep(Duration::from_millis(1));
         }
         let ended = thread::spawn(move || drop(server));
@@ -445,12 +449,12 @@ mod tests {
         assert!(!ended.is_finished(), "a request is under way");
         go.send(()).unwrap();
         ended.join().unwrap();
-        assert_eq!(*under_way.count.lock().unwrap(), 0);
+        assert_eq!(*in_progress.count.lock().unwrap(), 0);
         assert_eq!(asked.join().unwrap().unwrap(), Ok(Json::Null));
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
-    /// A tree with a command `/go` that takes until it is let go.
+    /// A tree with a command `/go` that waits until the test releases it.
     fn slow() -> (std::sync::mpsc::Sender<()>, Tree) {
         let (go, slow) = std::sync::mpsc::channel();
         (go, Tree::new(Arc::new(Slow(Mutex::new(slow)))))
@@ -461,11 +465,11 @@ mod tests {
         let path = place("places");
         let (go, tree) = slow();
         let server = Server::start(&path, tree).unwrap();
-        let mut all: Vec<_> = (0..PLACES.here).map(|_| Client::connect(&path).unwrap()).collect();
+        let mut all: Vec<_> = (0..LIMITS.active).map(|_| Client::connect(&path).unwrap()).collect();
         let ask = || Client::connect(&path).unwrap().ask(Op::List, "/").unwrap();
         assert!(ask().is_ok(), "one that says nothing makes way");
         all.clear();
-        for _ in 0..PLACES.here {
+        for _ in 0..LIMITS.active {
             let mut client = Client::connect(&path).unwrap();
             client
                 .reader
@@ -473,8 +477,8 @@ mod tests {
                 .write_all(b"{\"op\":\"write\",\"path\":\"/go\",\"value\":\"1\"}\n")
                 .unwrap();
         }
-        let under_way = Arc::clone(&server.under_way);
-        while *under_way.count.lock().unwrap() < PLACES.here {
+        let in_progress = Arc::clone(&server.in_progress);
+        while *in_progress.count.lock().unwrap() < LIMITS.active {
             thread::sleep(Duration::from_millis(1));
         }
         assert!(ask().is_ok(), "their commands go on, and their places are free");
@@ -488,20 +492,20 @@ mod tests {
         const LIMIT: Duration = Duration::from_millis(50);
         let path = place("silent");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // It accepts, and never answers.
+        // The server accepts, and never answers.
         let listener = UnixListener::bind(&path).unwrap();
         let mut client = Client::connect_within(&path, LIMIT).unwrap();
         let accepted = listener.accept().unwrap();
         let error = client.ask(Op::Dump, "/").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop((client, accepted));
-        // It never accepts: some connections wait for it, more are not taken.
+        // The server never accepts: the backlog takes some connections, and then no more.
         rustix::net::listen(&listener, 1).unwrap();
         let waiting: Vec<io::Result<Client>> =
             (0..4).map(|_| Client::connect_within(&path, LIMIT)).collect();
         let error = waiting.last().unwrap().as_ref().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        // It is there: nobody takes its place.
+        // The process is alive, so its socket is not replaced.
         let error = Server::start(&path, toy_tree()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop((waiting, listener));

@@ -8,8 +8,8 @@
 //! module/rtrs_server/parameters/..
 //! ```
 //!
-//! Links between objects have the texts they have in the kernel's tree, so they lead to the same
-//! places when `class`, `block` and `devices/virtual` are bound over those of /sys.
+//! Links between objects have the same targets as in the kernel's tree, so they resolve when
+//! `class`, `block` and `devices/virtual` are bind-mounted over those of /sys.
 
 use std::{fmt, sync::Arc};
 
@@ -31,7 +31,7 @@ impl fmt::Debug for Sys {
 }
 
 impl Sys {
-    /// Returns the shape without anything in it.
+    /// Returns an empty tree of that shape.
     pub fn new() -> Self {
         Self::default()
     }
@@ -43,7 +43,7 @@ impl Sys {
         self
     }
 
-    /// Adds block devices, the directories of the node. One call counts, the last.
+    /// Adds block devices, the directories of the node. A later call replaces an earlier one.
     #[must_use]
     pub fn blocks(mut self, devices: Arc<dyn Node>) -> Self {
         self.blocks = Some(devices);

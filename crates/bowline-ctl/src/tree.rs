@@ -4,7 +4,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use crate::{Errno, Json, Value};
 
-/// Most links followed on the way to one thing.
+/// Most links followed while resolving one path.
 const HOPS_MAX: usize = 16;
 /// Deepest directory that a dump looks into.
 const DEPTH_MAX: usize = 32;
@@ -24,31 +24,31 @@ impl AttrDef {
         self.mode & 0o444 != 0
     }
 
-    /// Reports whether the attribute takes commands.
+    /// Reports whether the attribute accepts commands.
     pub fn is_writable(&self) -> bool {
         self.mode & 0o222 != 0
     }
 }
 
-/// An object of the tree. It is found for as long as the thing behind it lives.
+/// An object of the tree. It is found for as long as the object that it shows exists.
 pub trait Node: Send + Sync {
     /// Returns the attributes of this kind of object.
     fn attrs(&self) -> &'static [AttrDef] {
         &[]
     }
 
-    /// Returns the value of an attribute. Does not wait for anything that may take long.
+    /// Returns the value of an attribute. Must not wait for long.
     ///
     /// # Errors
     ///
-    /// `ENOENT` when there is no such attribute, and whatever the object says.
+    /// `ENOENT` when there is no such attribute, and errors of the object.
     fn read(&self, name: &str) -> Result<Value, Errno> {
         let _ = name;
         Err(Errno::ENOENT)
     }
 
-    /// Carries out what is written to an attribute: one write is one command. May take long. The
-    /// value comes without its trailing newline.
+    /// Carries out the command that is written to an attribute: one write is one command. May take
+    /// long. The value has no trailing newline.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl fmt::Debug for Dir {
     }
 }
 
-/// What a path leads to.
+/// The object at a path.
 #[derive(Clone)]
 pub enum Found {
     /// A directory.
@@ -136,16 +136,16 @@ impl fmt::Debug for Found {
     }
 }
 
-/// One thing in a directory.
+/// An entry of a directory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Entry {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Kind of the entry.
     pub kind: Kind,
 }
 
-/// Kind of a thing in a directory.
+/// Kind of a directory entry.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// A directory.
@@ -158,8 +158,8 @@ pub enum Kind {
 
 /// A whole tree, from its root.
 ///
-/// Paths are names between slashes; `.`, `..` and repeated slashes mean what they mean for files,
-/// and nothing leads out of the root.
+/// Paths are names separated by slashes; `.`, `..` and repeated slashes mean the same as in a file
+/// system, and no path leads out of the root.
 #[derive(Clone)]
 pub struct Tree {
     root: Arc<dyn Node>,
@@ -177,7 +177,7 @@ impl Tree {
         Self { root }
     }
 
-    /// Finds what a path leads to; a link at its end is not followed.
+    /// Looks up a path; a link at its end is not followed.
     ///
     /// # Errors
     ///
@@ -186,7 +186,7 @@ impl Tree {
         self.walk(path, false)
     }
 
-    /// Finds what a path leads to; links are followed.
+    /// Looks up a path; links are followed.
     ///
     /// # Errors
     ///
@@ -232,7 +232,7 @@ impl Tree {
         Ok(Found::Dir(way.pop().unwrap_or_else(|| Arc::clone(&self.root))))
     }
 
-    /// Returns what is in a directory: directories, then attributes, then links.
+    /// Returns the entries of a directory: directories, then attributes, then links.
     ///
     /// # Errors
     ///
@@ -246,8 +246,8 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// As [`resolve`](Self::resolve); `EISDIR` for a directory, `EACCES` for an attribute that
-    /// only takes commands, and what the object says.
+    /// As [`resolve`](Self::resolve); `EISDIR` for a directory, `EACCES` for a write-only
+    /// attribute, and errors of the object.
     pub fn read(&self, path: &str) -> Result<Value, Errno> {
         match self.resolve(path)? {
             Found::Attr(_, def) if !def.is_readable() => Err(Errno::EACCES),
@@ -256,8 +256,8 @@ impl Tree {
         }
     }
 
-    /// Carries out a command; one trailing newline of the value does not count [RS-33]. May wait
-    /// for as long as the command takes.
+    /// Carries out a command; one trailing newline of the value is removed [RS-33]. May wait for as
+    /// long as the command takes.
     ///
     /// # Errors
     ///
@@ -273,8 +273,8 @@ impl Tree {
     }
 
     /// Returns everything below a directory: an attribute is its value, a directory an object, a
-    /// link an object with the member `link`. Attributes that only explain a command are left
-    /// out; one that cannot be read just now is an object with the member `errno`.
+    /// link an object with the member `link`. Attributes that only explain a command are left out;
+    /// an attribute that cannot be read at present is an object with the member `errno`.
     ///
     /// # Errors
     ///
@@ -384,7 +384,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::Errno;
 
-    /// A thing with a value, a command and a secret.
+    /// An object with a value, a command and a write-only attribute.
     #[derive(Debug, Default)]
     pub(crate) struct Toy {
         level: Mutex<i64>,

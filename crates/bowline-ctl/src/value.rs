@@ -4,23 +4,23 @@ use std::fmt;
 
 use crate::Json;
 
-/// What reading an attribute gives.
+/// The value of an attribute.
 ///
 /// `Display` is the exact text of the file, with one newline at its end; [`to_json`](Self::to_json)
 /// is for programs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Value {
-    /// A text, several lines perhaps.
+    /// Text of one or several lines.
     Text(String),
-    /// A number with a sign.
+    /// A signed number.
     Int(i64),
-    /// A number without one.
+    /// An unsigned number.
     Uint(u64),
     /// Several numbers in one line, one blank between them; the names appear in JSON only.
     Words(Vec<(&'static str, u64)>),
-    /// What a command file says about how to use it; not part of a dump.
+    /// The usage text of a command file; not part of a dump.
     Usage(&'static str),
-    /// Nothing at all: a file of no bytes.
+    /// An empty file.
     Empty,
 }
 

@@ -16,7 +16,7 @@ use bowline_ctl::{AttrDef, Dir, Errno, Node, Sys, Tree, Value, fusefs};
 
 use bowline_testkit::skipped;
 
-/// A session whose `add_path` waits until it is told to go on.
+/// A session whose `add_path` waits until the test releases it.
 struct Session {
     added: Mutex<Vec<String>>,
     gate: Mutex<mpsc::Receiver<()>>,
@@ -55,7 +55,7 @@ impl Node for Session {
     }
 }
 
-/// Mounts, or says why not; `None` ends the test.
+/// Mounts, or reports why the test is skipped (`None`).
 fn mounted(name: &str, tree: Tree) -> Option<(fusefs::Mount, PathBuf)> {
     let dir = std::env::temp_dir().join(format!("bowline-files-{}-{name}", std::process::id()));
     match fusefs::mount(tree, &dir) {
@@ -105,13 +105,13 @@ fn cat_and_echo_work_and_errors_are_those_of_the_command() {
     assert_eq!(errno(write(&here.join("add_path"), &"x".repeat(5000))), Some(Errno::EINVAL));
     assert_eq!(errno(fs::read(here.join("nothing"))), Some(Errno::ENOENT));
 
-    // As sysfs: nothing is made, renamed or removed.
+    // As in sysfs: entries cannot be created, renamed or removed.
     let state = here.join("state");
     assert_eq!(errno(fs::create_dir(here.join("new"))), Some(Errno::EPERM));
     assert_eq!(errno(fs::rename(&state, here.join("new"))), Some(Errno::EPERM));
     assert_eq!(errno(fs::remove_file(&state)), Some(Errno::EPERM));
 
-    // A command that waits stops nobody else.
+    // A command that waits blocks no other access.
     let waiting = {
         let path = here.join("add_path");
         thread::spawn(move || write(&path, "wait\n"))
@@ -132,7 +132,7 @@ fn a_tree_with_somebody_in_it_goes_away_all_the_same() {
     let session = Session { added: Mutex::default(), gate: Mutex::new(mpsc::channel().1) };
     let tree = Tree::new(Arc::new(Dir::new().with("s1", Arc::new(session))));
     let Some((mount, dir)) = mounted("busy", tree) else { return };
-    // As a shell that is in the folder.
+    // A process with its working directory in the mount.
     let mut inside =
         Command::new("sleep").arg("60").current_dir(dir.join("s1")).spawn().expect("sleep runs");
     let file = fs::File::open(dir.join("s1/state")).unwrap();
@@ -141,7 +141,7 @@ fn a_tree_with_somebody_in_it_goes_away_all_the_same() {
     inside.kill().unwrap();
     inside.wait().unwrap();
     drop(file);
-    // An empty folder, and not a dead mount.
+    // The folder is empty, and not a dead mount.
     assert_eq!(left.map_err(|error| error.to_string()), Ok(0));
     fs::remove_dir(&dir).unwrap();
 }

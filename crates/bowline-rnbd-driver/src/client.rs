@@ -11,7 +11,7 @@
 //!     completed, on_link, timer
 //! ```
 
-mod aside;
+mod bounce;
 mod disk;
 mod link;
 
@@ -34,47 +34,47 @@ use link::Link;
 pub use bowline_rnbd::client::DiskStats;
 pub use disk::Disk;
 
-/// How a disk is mapped. What concerns the session counts only when the session is not there yet.
+/// Options of mapping a disk. Options of the session are used only if the mapping opens it.
 #[derive(Clone, Debug)]
 pub struct MapOptions {
     /// Name of the session; disks of one session share its paths and its queue.
     pub session: String,
-    /// Paths of a new session: own address or any, and the server's, with its port there if that is
-    /// another than `port`.
+    /// Paths of a new session: the local address (`None`: any), the server's address, and the
+    /// server's port on this path (`None`: `port`).
     pub paths: Vec<(Option<IpAddr>, IpAddr, Option<u16>)>,
     /// The server's port, also for paths that are added later.
     pub port: u16,
-    /// How the disk is opened.
+    /// Access mode the disk is opened with.
     pub access: Access,
-    /// What becomes of requests while the session is away, and how long one may take.
+    /// Outage handling and timeout of requests.
     pub io: Config,
-    /// How paths are chosen.
+    /// Policy that chooses the path of each request.
     pub policy: Policy,
-    /// How the server's silence is noticed.
+    /// Heartbeats, which detect a silent server.
     pub heartbeat: HbConfig,
-    /// Time between attempts to connect a lost path, as kernels have it; `None`: at once, then ever
-    /// longer [RT-91].
+    /// Fixed delay between attempts to connect a lost path, as in kernels. `None`: the first
+    /// attempt at once, then growing delays [RT-91].
     pub reconnect_delay: Option<Duration>,
-    /// Attempts to connect a lost path; -1: for ever.
+    /// Most attempts to connect a lost path; -1: no limit.
     pub max_reconnects: i16,
-    /// Longest time of each step of connecting.
+    /// Timeout of each step of connecting.
     pub connect_timeout: Duration,
-    /// Under which keys the server writes what is read.
+    /// Kind of remote keys under which the server writes the data of reads.
     pub read_keys: ReadKeys,
-    /// Connections of each path for IO; `None`: as many as suit the device
+    /// Connections of each path for IO; `None`: a number that suits the device
     /// ([`SessionBuilder::io_connections`]).
     pub io_connections: Option<u16>,
-    /// Connections of each path for polled IO. A session that has some is for one disk only
-    /// [NB-35]; as with kernels nothing is sent over them [RS-31].
+    /// Connections of each path for polled IO. A session that has some serves one disk only
+    /// [NB-35]; as with kernels, nothing is sent over them [RS-31].
     pub poll_queues: u16,
-    /// Who is told what happens to the paths.
+    /// Callback for events of the paths.
     pub on_path: Option<OnPath>,
 }
 
-/// A function that is told of paths.
+/// A callback for events of paths: name of the session, event.
 type PathFn = dyn Fn(&str, PathEv) + Send + Sync;
 
-/// Who is told of paths.
+/// A callback for events of paths.
 #[derive(Clone)]
 pub struct OnPath(Arc<PathFn>);
 
@@ -86,7 +86,7 @@ impl std::fmt::Debug for OnPath {
 
 impl MapOptions {
     /// Makes options for a session of that name: writable, port 1234, and requests fail while the
-    /// session is away.
+    /// session is lost.
     pub fn new(session: impl Into<String>) -> Self {
         Self {
             session: session.into(),
@@ -113,14 +113,14 @@ impl MapOptions {
         self
     }
 
-    /// Says what becomes of requests while the session is away.
+    /// Sets what happens to requests while the session is lost.
     #[must_use]
     pub const fn outage(mut self, outage: Outage) -> Self {
         self.io.outage = outage;
         self
     }
 
-    /// Is told what happens to paths, with the name of their session: see
+    /// Sets a callback for events of paths, called with the name of their session: see
     /// [`SessionBuilder::on_path`].
     #[must_use]
     pub fn on_path(mut self, on_path: impl Fn(&str, PathEv) + Send + Sync + 'static) -> Self {
@@ -168,7 +168,7 @@ struct State {
 /// All disks mapped through one engine.
 pub struct Client {
     engine: Arc<Engine>,
-    /// Sessions are opened and closed by one thread at a time.
+    /// Held while sessions are opened and closed: one thread at a time does so.
     changing: Mutex<()>,
     state: Mutex<State>,
     defaults: MapOptions,
@@ -181,8 +181,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Makes a client without disks. What is mapped through the control tree, which says no more
-    /// than a session, its paths and perhaps ports, is mapped as `defaults` say.
+    /// Makes a client without disks. Disks mapped through the control tree, which names only a
+    /// session, its paths and perhaps ports, take all other options from `defaults`.
     pub fn new(engine: Arc<Engine>, defaults: MapOptions) -> Arc<Self> {
         let (changing, state) = (Mutex::default(), Mutex::default());
         Arc::new(Self { engine, changing, state, defaults })
@@ -192,30 +192,29 @@ impl Client {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self) -> MutexGuard<'_, ()> {
+    fn lock_changes(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps a disk and waits until it is there; opens its session if need be [NB-35].
+    /// Maps a disk and waits until it is open; opens its session if need be [NB-35].
     ///
     /// # Errors
-    /// `EEXIST` when the session has it already, `EINVAL` for a session that is there when it or
-    /// `options` have poll queues, `ENXIO` for a session that is not there and has no
-    /// paths; what opening the session comes to; the server's: `ENOENT`, `EPERM` when somebody else
-    /// writes, `EACCES`.
+    /// `EEXIST` when the session has it already, `EINVAL` for an existing session when it or
+    /// `options` have poll queues, `ENXIO` for a new session without paths; errors of opening the
+    /// session; errors of the server: `ENOENT`, `EPERM` when another session writes, `EACCES`.
     pub fn map(&self, device: &str, options: &MapOptions) -> Result<Arc<Disk>, Error> {
         let what = || format!("mapping {device} of session {}", options.session);
-        let _alone = self.change();
+        let _changing = self.lock_changes();
         let known = self.lock().links.get(&options.session).cloned();
         let (link, new) = match known {
             Some(link) if options.poll_queues > 0 || link.poll_queues() > 0 => {
-                let there = |disk: &Disk| {
+                let is_mapped = |disk: &Disk| {
                     let info = disk.info();
                     disk.session_name() == options.session
                         && info.is_some_and(|info| info.mapping_path == device)
                 };
-                let there = self.disks().iter().any(|disk| there(disk));
-                let errno = if there { Errno::EEXIST } else { Errno::EINVAL };
+                let mapped = self.disks().iter().any(|disk| is_mapped(disk));
+                let errno = if mapped { Errno::EEXIST } else { Errno::EINVAL };
                 return Err(Error::new(what(), errno));
             }
             Some(link) => (link, false),
@@ -254,7 +253,7 @@ impl Client {
         &self.engine
     }
 
-    /// Returns a disk by its name here.
+    /// Returns a disk by its local name.
     pub fn disk(&self, name: &str) -> Option<Arc<Disk>> {
         self.lock().disks.values().find(|disk| disk.local_name() == name).cloned()
     }
@@ -264,7 +263,7 @@ impl Client {
         self.lock().disks.values().cloned().collect()
     }
 
-    /// Returns the session of that name, to look at it and to change its paths.
+    /// Returns the session of that name, for its state and to change its paths.
     pub fn session(&self, name: &str) -> Option<Arc<Session>> {
         let link = self.lock().links.get(name).cloned();
         link.map(|link| Arc::clone(link.session()))
@@ -276,26 +275,26 @@ impl Client {
         links.iter().map(|link| Arc::clone(link.session())).collect()
     }
 
-    /// Gives a disk up and waits until it is gone. The session ends with its last disk [NB-38]. A
-    /// server that does not answer is waited for for ever, or twice the longest time of a request,
-    /// if there is one, or until [`hurry`](Self::hurry) says so; the end of the session then tells
-    /// it.
+    /// Unmaps a disk and waits until that is done. The session ends with its last disk [NB-38]. The
+    /// wait for a server that does not answer has no limit, unless there is an IO timeout (then
+    /// twice that) or [`limit_unmap_wait`](Self::limit_unmap_wait) sets one; the server then learns
+    /// of it by the end of the session.
     ///
     /// # Errors
-    /// `ENODEV` when it is not mapped here, `EALREADY` when this is under way.
+    /// `ENODEV` when it is not mapped here, `EALREADY` when it is being unmapped.
     pub fn unmap(&self, disk: &Disk) -> Result<(), Error> {
         let what = || format!("unmapping {}", disk.local_name());
-        let ours = |state: &State| {
+        let is_mapped = |state: &State| {
             let found = state.disks.get(&disk.number());
             found.is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), disk))
         };
-        if !ours(&self.lock()) {
+        if !is_mapped(&self.lock()) {
             return Err(Error::new(what(), Errno::ENODEV));
         }
         disk.unmap().map_err(|errno| Error::new(what(), errno))?;
-        let _alone = self.change();
+        let _changing = self.lock_changes();
         let mut state = self.lock();
-        if ours(&state) {
+        if is_mapped(&state) {
             state.disks.remove(&disk.number());
         }
         let session = disk.session_name().to_owned();
@@ -308,17 +307,18 @@ impl Client {
         Ok(())
     }
 
-    /// No longer than that a server is waited for that does not answer when disks of the sessions
-    /// there are now are given up.
-    pub fn hurry(&self, patience: Duration) {
+    /// Limits how long unmapping the disks of all present sessions waits for a server that does not
+    /// answer.
+    #[doc(alias = "hurry")]
+    pub fn limit_unmap_wait(&self, patience: Duration) {
         let links: Vec<_> = self.lock().links.values().cloned().collect();
-        links.iter().for_each(|link| link.hurry(patience));
+        links.iter().for_each(|link| link.limit_unmap_wait(patience));
     }
 
-    /// Gives all disks up, as [`unmap`](Self::unmap) does.
+    /// Unmaps all disks, as [`unmap`](Self::unmap) does.
     pub fn close(&self) {
         for disk in self.disks() {
-            // What is under way already is what is wanted.
+            // An unmap that another thread has begun serves as well.
             let _ = self.unmap(&disk);
         }
     }
@@ -337,19 +337,19 @@ impl Drop for Client {
 
 impl tree::Disks for Client {
     fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
-        let usual = self.defaults.port;
-        let is_there = |path: &MapPath| is_on_link(self.engine.devices(), &path.addresses);
-        if !spec.paths.iter().all(is_there) {
+        let default_port = self.defaults.port;
+        let has_device = |path: &MapPath| is_on_link(self.engine.devices(), &path.addresses);
+        if !spec.paths.iter().all(has_device) {
             return Err(Errno::ENODEV);
         }
         let paths = spec.paths.iter().map(|path| {
             let MapPath { addresses, port } = path;
-            (addresses.src, addresses.dst, Some(port.unwrap_or(usual)))
+            (addresses.src, addresses.dst, Some(port.unwrap_or(default_port)))
         });
         let options = MapOptions {
             session: spec.session.clone(),
             paths: paths.collect(),
-            port: spec.port.unwrap_or(usual),
+            port: spec.port.unwrap_or(default_port),
             access: spec.access,
             poll_queues: spec.poll_connections(),
             ..self.defaults.clone()
@@ -391,8 +391,8 @@ impl tree::Disks for Client {
         .collect()
     }
 
-    /// Does it whether the disk is in use or not: who uses a disk is known to those who put doors
-    /// in front of it, and they refuse with `EBUSY` before they ask here [NB-37].
+    /// Unmaps the disk whether it is in use or not: only the owner of its front ends knows that,
+    /// and refuses with `EBUSY` before it calls this [NB-37].
     fn unmap(&self, disk: &str, _force: bool) -> Result<(), Errno> {
         let disk = self.disk(disk).ok_or(Errno::ENODEV)?;
         Self::unmap(self, &disk).map_err(|error| error.errno())

@@ -1,4 +1,4 @@
-//! Why a call was refused.
+//! The error of calls of this crate.
 
 use std::fmt;
 use std::io;
@@ -6,12 +6,12 @@ use std::io;
 use bowline_rnbd::Errno;
 use bowline_rtrs_driver::client::Refusal;
 
-/// Why a call was refused: what was tried, and the error number.
+/// A failed call: what was tried, and the error number.
 #[derive(Debug)]
 pub struct Error {
     what: String,
     errno: Errno,
-    /// The session refused, and `what` says the reason as well.
+    /// The session could not be opened, and `what` contains the reason.
     of_session: bool,
     refusal: Option<Refusal>,
 }
@@ -35,13 +35,13 @@ impl Error {
         self.errno
     }
 
-    /// How the server has refused a connection of the session, if that is what it was.
+    /// Returns how the server has refused a connection of the session, if it has.
     pub const fn refusal(&self) -> Option<Refusal> {
         self.refusal
     }
 
-    /// Tells whether it was the session that could not be opened, and not the disk: the same
-    /// numbers mean other things then.
+    /// Tells whether the session failed to open, and not the disk: the same error numbers then have
+    /// other meanings.
     pub const fn is_of_session(&self) -> bool {
         self.of_session
     }

@@ -1,4 +1,4 @@
-//! The server: RTRS requests in, storage behind.
+//! The server: takes RTRS requests and carries them out on storage.
 //!
 //! ```text
 //!  engine thread:  rdma_ev --> core.message --> Backend::submit ... Backend::kick
@@ -8,8 +8,8 @@
 //!  any thread:     Server::respond <------------ BackendDone::done
 //! ```
 //!
-//! One lock guards everything here. It is held for no system call; of storage only the limits are
-//! asked for under it, and of the transport only, once for each session, where its memory is.
+//! One lock guards all state here. It is held for no system call. Under it, storage is asked for
+//! its limits only, and the transport only for the memory of a session, once for each.
 
 mod exports;
 mod ops;
@@ -44,23 +44,23 @@ use table::{OpenExport, Table};
 
 pub use exports::{Exports, FileOptions, Grant, Moved};
 
-/// Results that are answered together.
-const TOGETHER: usize = 64;
+/// Most results that are answered with one call.
+const BATCH: usize = 64;
 
-/// How a server behaves.
+/// Settings of a server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerConfig {
-    /// Of the transport: chunks, keys, who may come.
+    /// Settings of the transport: chunks, keys, admitted peers.
     pub rtrs: RtrsConfig,
-    /// What clients can make the server keep.
+    /// Limits on what clients can make the server store.
     pub limits: CoreLimits,
 }
 
-/// An answer of the transport.
+/// An answer for the transport: request, errno, data to send.
 type Answer = (OpId, i32, Option<MemRef>);
 
-/// A message whose answer comes later: where that goes.
-struct Waiting {
+/// Where the deferred answer to a message goes.
+struct PendingAnswer {
     op: OpId,
     data: Option<Mem>,
     room: u32,
@@ -68,7 +68,7 @@ struct Waiting {
 
 struct Session {
     name: String,
-    /// The chunks, once a request has shown them.
+    /// The chunks of the session, once a request has used them.
     memory: Option<Arc<Buffer>>,
 }
 
@@ -76,57 +76,58 @@ struct State {
     core: Core,
     sessions: BTreeMap<SessKey, Session>,
     table: Table,
-    /// Exported memory, as long as this server is there.
+    /// Registered exported memory, kept for the lifetime of the server.
     regions: BTreeMap<Identity, RegionId>,
-    waiting: BTreeMap<Ticket, Waiting>,
+    pending: BTreeMap<Ticket, PendingAnswer>,
     ops: Ops,
     scratch: Vec<Scratch>,
 }
 
-/// Lists that are used again.
+/// Lists that are reused to save allocations.
 #[derive(Default)]
 struct Scratch {
-    /// For each storage, in the order they were met.
-    runs: Vec<(ExportId, Arc<dyn Backend>)>,
+    /// Exports and their storage, in the order of the requests.
+    targets: Vec<(ExportId, Arc<dyn Backend>)>,
     ios: Vec<Vec<BackendIo>>,
     answers: Vec<Answer>,
 }
 
-/// Work for the thread that may block.
+/// Work for the thread `bowline-rnbd-open`, which may block.
 enum Job {
     /// Find and open an export.
-    Open(Wanted),
-    /// Let go of one: that waits for threads of its storage, which may wait for anybody here.
-    LetGo(OpenExport),
+    Open(OpenJob),
+    /// Drop one. Dropping waits for threads of its storage, which may wait for locks of this
+    /// module.
+    Release(OpenExport),
 }
 
-/// An export that a client asked for.
-struct Wanted {
+/// An export that a client asks to open.
+struct OpenJob {
     ticket: Ticket,
     session: SessKey,
     name: Vec<u8>,
     access: Access,
 }
 
-/// What storage tells results to.
-struct Glue {
+/// The state of a server: passes requests to storage, and results to the transport.
+struct Dispatcher {
     state: Mutex<State>,
     exports: Exports,
-    /// Bytes of one read or write that sessions allow.
+    /// Largest read or write of a session in bytes.
     max_io: u32,
     rtrs: OnceLock<Weak<Rtrs>>,
     jobs: Mutex<Sender<Job>>,
-    me: Weak<Glue>,
+    weak_self: Weak<Dispatcher>,
 }
 
-/// Hands requests to storage, which may be the program's own: what is left in the list when it
-/// panics fails, and other storage goes on.
-fn hand_over(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
-    let handed = contain(|| {
+/// Submits requests to storage, which the program may have implemented. If it panics, the requests
+/// left in the list fail, and other storage is not affected.
+fn submit_to_backend(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+    let submitted = contain(|| {
         backend.submit(ios, done);
         backend.kick();
     });
-    if handed.is_none() {
+    if submitted.is_none() {
         let failed = |io: BackendIo| BackendResult {
             token: io.token,
             errno: Errno::EIO.neg(),
@@ -139,22 +140,24 @@ fn hand_over(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc<dyn Bac
 
 /// A server of exports. It serves until it is closed.
 pub struct ExportServer {
-    glue: Arc<Glue>,
+    dispatcher: Arc<Dispatcher>,
     rtrs: Arc<Rtrs>,
 }
 
 impl std::fmt::Debug for ExportServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ExportServer").field("exports", &self.glue.exports).finish_non_exhaustive()
+        f.debug_struct("ExportServer")
+            .field("exports", &self.dispatcher.exports)
+            .finish_non_exhaustive()
     }
 }
 
 impl ExportServer {
-    /// Offers `exports` at some addresses of the engine's devices. Clients that come back after a
+    /// Serves `exports` at some addresses of the engine's devices. Clients that reconnect after a
     /// restart find them at once [NB-62].
     ///
     /// # Errors
-    /// What listening comes to, `EAGAIN` when no thread can be started.
+    /// Errors of listening, `EAGAIN` when no thread can be started.
     pub fn open(
         engine: &Engine,
         at: &[SocketAddr],
@@ -167,97 +170,97 @@ impl ExportServer {
             sessions: BTreeMap::new(),
             table: Table::default(),
             regions: BTreeMap::new(),
-            waiting: BTreeMap::new(),
+            pending: BTreeMap::new(),
             ops: Ops::default(),
             scratch: Vec::new(),
         };
-        let glue = Arc::new_cyclic(|me: &Weak<Glue>| Glue {
+        let dispatcher = Arc::new_cyclic(|me: &Weak<Dispatcher>| Dispatcher {
             state: Mutex::new(state),
             exports,
             max_io: config.rtrs.geometry.max_io(),
             rtrs: OnceLock::new(),
             jobs: Mutex::new(jobs),
-            me: Weak::clone(me),
+            weak_self: Weak::clone(me),
         });
-        let worker = Arc::downgrade(&glue);
+        let worker = Arc::downgrade(&dispatcher);
         let thread = thread::Builder::new().name("bowline-rnbd-open".to_owned());
         let started = thread.spawn(move || open_exports(&worker, &todo));
         started.map_err(|error| Error::io("starting a thread", &error))?;
-        let handler = Arc::clone(&glue) as Arc<dyn Handler>;
+        let handler = Arc::clone(&dispatcher) as Arc<dyn Handler>;
         let rtrs = Rtrs::open(engine, at, config.rtrs, handler);
         let rtrs = rtrs.map_err(|error| Error::rtrs(&error))?;
-        // Nobody else sets it.
-        let _ = glue.rtrs.set(Arc::downgrade(&rtrs));
-        Ok(Arc::new(Self { glue, rtrs }))
+        // Set only here.
+        let _ = dispatcher.rtrs.set(Arc::downgrade(&rtrs));
+        Ok(Arc::new(Self { dispatcher, rtrs }))
     }
 
-    /// Returns the transport's side: sessions, paths, counts.
+    /// Returns the RTRS server, for sessions, paths and counters.
     pub const fn rtrs(&self) -> &Arc<Rtrs> {
         &self.rtrs
     }
 
-    /// Returns what is open, by session and id.
+    /// Returns the open devices, by session and id.
     pub fn opens(&self) -> Vec<OpenInfo> {
-        self.glue.lock().core.opens()
+        self.dispatcher.lock().core.opens()
     }
 
-    /// Closes a device under its client, whose IO fails from now on [NB-21].
+    /// Closes a device by force: IO of its client fails from now on [NB-21].
     ///
     /// # Errors
     /// `ENODEV` when it is not open.
     pub fn force_close(&self, open: OpenId) -> Result<(), Error> {
-        let closed = self.glue.lock().core.force_close(open);
-        self.glue.settle(&self.rtrs);
+        let closed = self.dispatcher.lock().core.force_close(open);
+        self.dispatcher.flush_answers(&self.rtrs);
         closed.map_err(|errno| Error::new("closing an open device by force", errno))
     }
 
-    /// Looks again how big the storage of an export is; returns its bytes. Every open looks too.
+    /// Reads the size of an export's storage anew and returns it in bytes. Every open does so too.
     ///
-    /// IO of those who have it open is judged by the new size at once. The protocol has no word to
-    /// tell them: they learn of it when they open it again, or are told so there [NB-37].
+    /// IO of clients that have it open is checked against the new size at once. The protocol has no
+    /// message for a new size: clients learn of it when they open the export again, or by a resize
+    /// on their side [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` for a name that is not offered by itself, and what looking comes to.
+    /// `ENOENT` for a name without an export of its own, and errors of reading the size.
     pub fn resize(&self, name: &str) -> Result<u64, Error> {
-        let store = self.glue.exports.store(name);
+        let store = self.dispatcher.exports.store(name);
         let (identity, backend) =
             store.ok_or_else(|| Error::new(format!("resizing export {name}"), Errno::ENOENT))?;
-        self.glue.resize(name, identity, &*backend)
+        self.dispatcher.resize(name, identity, &*backend)
     }
 
-    /// Looks again how big everything is that is offered by itself or open; returns those whose
-    /// size is another now, and those that could not be looked at.
+    /// Reads the sizes of all named and all open exports anew. Returns the exports whose size has
+    /// changed, and those whose size could not be read.
     pub fn resize_all(&self) -> Vec<(String, Result<u64, Error>)> {
-        let exports = &self.glue.exports;
+        let exports = &self.dispatcher.exports;
         let named = exports.names().filter_map(|name| {
             let name = String::from_utf8_lossy(name).into_owned();
             let (identity, backend) = exports.store(&name)?;
             Some((name, identity, backend))
         });
         let mut all: Vec<_> = named.collect();
-        for (identity, export) in self.glue.lock().table.stores() {
+        for (identity, export) in self.dispatcher.lock().table.stores() {
             if all.iter().all(|(_, known, _)| *known != identity) {
                 all.push((export.label.to_string(), identity, Arc::clone(&export.backend)));
             }
         }
         let look = |(name, identity, backend): (String, _, Arc<dyn Backend>)| {
             let before = backend.limits().bytes;
-            let bytes = self.glue.resize(&name, identity, &*backend);
+            let bytes = self.dispatcher.resize(&name, identity, &*backend);
             (!matches!(bytes, Ok(now) if now == before)).then_some((name, bytes))
         };
         all.into_iter().filter_map(look).collect()
     }
 
-    /// Looks where the files are now that were offered by their paths ([`Exports::file`]); returns
-    /// those whose path is gone, or leads to another file: what was opened at first is served until
-    /// the end.
+    /// Checks the paths of exported files ([`Exports::file`]). Returns the exports whose path is
+    /// gone or leads to another file; the file opened first is served until the end.
     pub fn moved(&self) -> Vec<Moved> {
-        self.glue.exports.moved()
+        self.dispatcher.exports.moved()
     }
 
-    /// Returns how many requests are in the hands of storage.
+    /// Returns how many requests storage is working on.
     pub fn in_flight(&self) -> usize {
-        self.glue.lock().ops.count()
+        self.dispatcher.lock().ops.count()
     }
 
     /// Closes all sessions, and waits until they are closed and storage has answered.
@@ -266,29 +269,29 @@ impl ExportServer {
     }
 }
 
-impl Glue {
+impl Dispatcher {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers what the core has ready, and lets go of what nobody has open.
-    fn settle(&self, rtrs: &Rtrs) {
+    /// Sends the answers that the core has ready, and releases exports that no client has open.
+    fn flush_answers(&self, rtrs: &Rtrs) {
         loop {
             let mut answers = Vec::new();
             let mut left = Vec::new();
             let mut state = self.lock();
             while let Some(answer) = state.core.poll_answer() {
-                let Some(waiting) = state.waiting.remove(&answer.ticket) else { continue };
-                let op = waiting.op;
-                let written = write_reply(waiting.data.as_ref(), waiting.room, answer.data.bytes());
+                let Some(pending) = state.pending.remove(&answer.ticket) else { continue };
+                let op = pending.op;
+                let written = write_reply(pending.data.as_ref(), pending.room, answer.data.bytes());
                 let errno = if written { answer.errno } else { Errno::EINVAL.neg() };
                 answers.push((op, errno, None));
             }
             while let Some(export) = state.core.poll_release() {
                 for export in state.table.release(export) {
                     let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-                    // At the end of the server nobody takes it.
-                    left.extend(jobs.send(Job::LetGo(export)).err());
+                    // No thread receives it when the server ends.
+                    left.extend(jobs.send(Job::Release(export)).err());
                 }
             }
             drop(state);
@@ -300,8 +303,7 @@ impl Glue {
         }
     }
 
-    /// Returns the limits under which an export is offered: no request is longer than sessions
-    /// allow, whatever storage could do.
+    /// Returns the limits of an export as served: requests are no longer than sessions allow.
     fn limits(&self, backend: &dyn Backend, read_only: bool) -> Limits {
         let limits = backend.limits();
         Limits {
@@ -312,7 +314,7 @@ impl Glue {
     }
 
     fn rtrs(&self) -> Option<Arc<Rtrs>> {
-        // Set before `ExportServer::open` returns; storage may be quicker.
+        // Set before `ExportServer::open` returns; results of storage may come earlier.
         self.rtrs.wait().upgrade()
     }
 }
@@ -340,7 +342,7 @@ fn key(session: SessId) -> SessKey {
 }
 
 impl State {
-    /// Returns the place of a request's data.
+    /// Returns the memory of a request's data.
     fn memory(&mut self, rtrs: &Rtrs, request: &Request) -> Option<Mem> {
         let session = self.sessions.get_mut(&key(request.session))?;
         let offset = usize::try_from(request.data.offset).ok()?;
@@ -351,7 +353,7 @@ impl State {
         Some(Mem { buffer: session.memory.clone()?, offset, len })
     }
 
-    /// Puts an IO into the list of its storage.
+    /// Adds an IO to the list of its storage.
     fn add_io(
         &mut self,
         scratch: &mut Scratch,
@@ -360,24 +362,24 @@ impl State {
         io: &CheckedIo,
         mem: Option<Mem>,
     ) -> Result<(), Errno> {
-        let run = scratch.runs.iter().position(|(id, _)| *id == export);
+        let target = scratch.targets.iter().position(|(id, _)| *id == export);
         let open = self.table.get(export).ok_or(Errno::ENODEV)?;
-        let run = run.unwrap_or_else(|| {
-            scratch.runs.push((export, Arc::clone(&open.backend)));
-            if scratch.ios.len() < scratch.runs.len() {
+        let target = target.unwrap_or_else(|| {
+            scratch.targets.push((export, Arc::clone(&open.backend)));
+            if scratch.ios.len() < scratch.targets.len() {
                 scratch.ios.push(Vec::new());
             }
-            scratch.runs.len() - 1
+            scratch.targets.len() - 1
         });
         let token = self.ops.insert(Op {
             op: request.op,
             open: io.open,
             export,
-            what: io.op,
+            kind: io.op,
             len: io.len,
             room: request.room,
             region: open.region,
-            then: None,
+            next: None,
         });
         let flush = |token| BackendIo {
             token,
@@ -400,29 +402,31 @@ impl State {
             mem: mem.filter(|_| io.op.has_data()),
         };
         if io.preflush || io.fua {
-            let mut then = None;
+            let mut next = None;
             let backend = &open.backend;
-            let step = |io, then| Some(Box::new(Step { backend: Arc::clone(backend), io, then }));
+            let step = |io, next| Some(Box::new(Step { backend: Arc::clone(backend), io, next }));
             if io.fua && !backend.limits().fua {
                 first.fua = false;
-                then = step(flush(token), None);
+                next = step(flush(token), None);
             }
             if io.preflush {
-                then = step(first, then);
+                next = step(first, next);
                 first = flush(token);
             }
             if let Some(op) = self.ops.get_mut(token) {
-                op.then = then;
+                op.next = next;
             }
         }
-        scratch.ios[run].push(first);
+        scratch.ios[target].push(first);
         Ok(())
     }
 }
 
-impl Handler for Glue {
+impl Handler for Dispatcher {
     fn rdma_ev(&self, rtrs: &Rtrs, requests: &mut Vec<Request>) {
-        let Some(done) = self.me.upgrade().map(|glue| glue as Arc<dyn BackendDone>) else {
+        let Some(done) =
+            self.weak_self.upgrade().map(|dispatcher| dispatcher as Arc<dyn BackendDone>)
+        else {
             return;
         };
         let mut state = self.lock();
@@ -450,17 +454,17 @@ impl Handler for Glue {
                 }
                 Act::Open { ticket, name, access } => {
                     let data = state.memory(rtrs, &request);
-                    state.waiting.insert(ticket, Waiting { op: request.op, data, room });
+                    state.pending.insert(ticket, PendingAnswer { op: request.op, data, room });
                     let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-                    if jobs.send(Job::Open(Wanted { ticket, session, name, access })).is_err() {
-                        // The thread lives as long as this does.
+                    if jobs.send(Job::Open(OpenJob { ticket, session, name, access })).is_err() {
+                        // The thread lives as long as the dispatcher.
                         state.core.opened(ticket, Err(Errno::ENOMEM));
                     }
                     continue;
                 }
                 Act::Later { ticket } => {
                     let data = state.memory(rtrs, &request);
-                    state.waiting.insert(ticket, Waiting { op: request.op, data, room });
+                    state.pending.insert(ticket, PendingAnswer { op: request.op, data, room });
                     continue;
                 }
                 _ => (request.op, Errno::EINVAL.neg()),
@@ -471,12 +475,12 @@ impl Handler for Glue {
         if !scratch.answers.is_empty() {
             rtrs.respond(&mut scratch.answers.drain(..));
         }
-        for ((_, backend), ios) in scratch.runs.iter().zip(&mut scratch.ios) {
-            hand_over(&**backend, ios, &done);
+        for ((_, backend), ios) in scratch.targets.iter().zip(&mut scratch.ios) {
+            submit_to_backend(&**backend, ios, &done);
         }
-        scratch.runs.clear();
+        scratch.targets.clear();
         self.lock().scratch.push(scratch);
-        self.settle(rtrs);
+        self.flush_answers(rtrs);
     }
 
     fn link_ev(&self, rtrs: &Rtrs, event: LinkEv) -> Result<(), Errno> {
@@ -493,29 +497,29 @@ impl Handler for Glue {
             }
         }
         drop(state);
-        self.settle(rtrs);
+        self.flush_answers(rtrs);
         Ok(())
     }
 }
 
-impl BackendDone for Glue {
+impl BackendDone for Dispatcher {
     fn done(&self, results: &[BackendResult]) {
-        for together in results.chunks(TOGETHER) {
-            self.done_together(together);
+        for batch in results.chunks(BATCH) {
+            self.complete_batch(batch);
         }
     }
 }
 
-impl Glue {
-    fn done_together(&self, results: &[BackendResult]) {
-        let mut answers: [Option<Answer>; TOGETHER] = [None; TOGETHER];
+impl Dispatcher {
+    fn complete_batch(&self, results: &[BackendResult]) {
+        let mut answers: [Option<Answer>; BATCH] = [None; BATCH];
         let mut steps = Vec::new();
         let mut count = 0;
         let mut state = self.lock();
         for result in results {
             if result.errno == 0 {
-                let then = state.ops.get_mut(result.token).and_then(|op| op.then.take());
-                if let Some(step) = then {
+                let next = state.ops.get_mut(result.token).and_then(|op| op.next.take());
+                if let Some(step) = next {
                     steps.push((result.token, step));
                     continue;
                 }
@@ -528,40 +532,42 @@ impl Glue {
                 }
                 _ => None,
             };
-            // What travels is the status of the block layer [NB-23] [NB-26].
+            // The answer carries a status of the block layer [NB-23] [NB-26].
             let magnitude = u16::try_from(result.errno.unsigned_abs()).unwrap_or(u16::MAX);
             let errno = -i32::from(status_of_errno(magnitude));
             if errno == 0 {
-                state.table.count(op.export, op.what, op.len);
+                state.table.count(op.export, op.kind, op.len);
             }
             answers[count] = Some((op.op, errno, from));
             count += 1;
         }
         for (token, step) in &mut steps {
             if let Some(op) = state.ops.get_mut(*token) {
-                op.then = step.then.take();
+                op.next = step.next.take();
             }
         }
         drop(state);
         let Some(rtrs) = self.rtrs() else { return };
         rtrs.respond(&mut answers[..count].iter().copied().flatten());
-        self.settle(&rtrs);
-        let Some(done) = self.me.upgrade().map(|glue| glue as Arc<dyn BackendDone>) else {
+        self.flush_answers(&rtrs);
+        let Some(done) =
+            self.weak_self.upgrade().map(|dispatcher| dispatcher as Arc<dyn BackendDone>)
+        else {
             return;
         };
         for (_, step) in steps {
             let Step { backend, io, .. } = *step;
-            hand_over(&*backend, &mut vec![io], &done);
+            submit_to_backend(&*backend, &mut vec![io], &done);
         }
     }
 
-    /// Looks how big a store is now, and judges the IO of those who have it open by that.
+    /// Reads the size of a store anew, and checks IO of its open devices against that from now on.
     fn resize(&self, name: &str, of: Identity, backend: &dyn Backend) -> Result<u64, Error> {
         let failed = |error: io::Error| Error::io(format!("resizing export {name}"), &error);
         let bytes = backend.resize().map_err(failed)?;
         let open = self.lock().table.by_identity(of);
         if let Some((id, export)) = open {
-            // It was perhaps opened by another name, and then the store is another.
+            // If it was opened by another name, the open store is another one.
             export.backend.resize().map_err(failed)?;
             let limits = self.limits(&*export.backend, export.read_only);
             self.lock().core.set_limits(id, limits);
@@ -569,47 +575,47 @@ impl Glue {
         Ok(bytes)
     }
 
-    /// Returns the limits of a store that is being opened, with the size it has now.
-    fn limits_now(&self, backend: &dyn Backend, read_only: bool) -> Limits {
-        // One that cannot tell keeps the size it had: its IO says more about it.
+    /// Returns the limits of a store that is being opened, with its present size.
+    fn current_limits(&self, backend: &dyn Backend, read_only: bool) -> Limits {
+        // If the size cannot be read, the last one stays: IO shows what is wrong.
         let _ = backend.resize();
         self.limits(backend, read_only)
     }
 
-    /// Opens what a client asked for.
-    fn find(&self, rtrs: &Rtrs, job: &Wanted) -> Result<(ExportId, Limits), Errno> {
+    /// Finds and opens the export that a client asked for.
+    fn find(&self, rtrs: &Rtrs, job: &OpenJob) -> Result<(ExportId, Limits), Errno> {
         let session = self.lock().sessions.get(&job.session).map(|session| session.name.clone());
         let session = session.ok_or(Errno::ENODEV)?;
         let found = self.exports.find(&job.name, &session, job.access)?;
-        // By this name, whatever other names of the same say.
+        // Decided by this name, whatever other names of the same store allow.
         if found.read_only && job.access != Access::Ro {
             return Err(Errno::EACCES);
         }
-        let again = self.lock().table.again(found.identity, job.access);
-        if let Some((id, export)) = again {
-            let limits = self.limits_now(&*export.backend, export.read_only);
+        let reopened = self.lock().table.reopen(found.identity, job.access);
+        if let Some((id, export)) = reopened {
+            let limits = self.current_limits(&*export.backend, export.read_only);
             self.lock().core.set_limits(id, limits);
             return Ok((id, limits));
         }
-        // One thread does this, so nobody else opens the same now.
+        // Only this thread opens exports, so no other open of the same store runs now.
         let read_only = found.read_only;
         let backend = found.store.backend(read_only)?;
-        let limits = self.limits_now(&*backend, read_only);
+        let limits = self.current_limits(&*backend, read_only);
         let region = match backend.region().filter(|buffer| !buffer.is_empty()) {
             Some(buffer) => Some(self.region(rtrs, found.identity, buffer)?),
             None => None,
         };
         let export = OpenExport { backend, region, label: found.label.into(), read_only };
         let id = self.lock().table.insert(found.identity, export, &self.exports)?;
-        // Others may have it open already, for reading.
+        // Other clients may have it open already, for reading.
         self.lock().core.set_limits(id, limits);
         Ok((id, limits))
     }
 }
 
-impl Glue {
-    /// Registers memory that is exported, once: answers that were sent from it may have to be sent
-    /// again when nobody has it open any more.
+impl Dispatcher {
+    /// Registers exported memory, once. It stays registered after the last close, since answers
+    /// sent from it may have to be retransmitted.
     fn region(
         &self,
         rtrs: &Rtrs,
@@ -625,32 +631,33 @@ impl Glue {
     }
 }
 
-/// The thread that opens exports: it may block, and nothing else waits for it [NB-49].
-fn open_exports(glue: &Weak<Glue>, jobs: &Receiver<Job>) {
+/// Body of the thread that opens exports: it may block, and no other thread waits for it [NB-49].
+fn open_exports(dispatcher: &Weak<Dispatcher>, jobs: &Receiver<Job>) {
     while let Ok(job) = jobs.recv() {
-        let Some(glue) = glue.upgrade() else { return };
-        let Some(rtrs) = glue.rtrs() else { return };
+        let Some(dispatcher) = dispatcher.upgrade() else { return };
+        let Some(rtrs) = dispatcher.rtrs() else { return };
         match job {
-            Job::Open(wanted) => {
-                let found = glue.find(&rtrs, &wanted);
-                glue.lock().core.opened(wanted.ticket, found);
-                glue.settle(&rtrs);
+            Job::Open(job) => {
+                let found = dispatcher.find(&rtrs, &job);
+                dispatcher.lock().core.opened(job.ticket, found);
+                dispatcher.flush_answers(&rtrs);
             }
-            Job::LetGo(export) => drop(export),
+            Job::Release(export) => drop(export),
         }
     }
 }
 
 impl tree::Exports for ExportServer {
     fn exports(&self) -> Vec<tree::ExportInfo> {
-        let state = self.glue.lock();
+        let state = self.dispatcher.lock();
         let mut all = Vec::new();
-        for name in self.glue.exports.names() {
+        for name in self.dispatcher.exports.names() {
             let name = String::from_utf8_lossy(name).into_owned();
-            let store = self.glue.exports.store(&name);
+            let store = self.dispatcher.exports.store(&name);
             let Some((identity, backend)) = store else { continue };
             if state.table.by_identity(identity).is_none() {
-                let read_only = backend.limits().read_only || self.glue.exports.read_only(&name);
+                let read_only =
+                    backend.limits().read_only || self.dispatcher.exports.read_only(&name);
                 all.push(tree::ExportInfo {
                     name,
                     bytes: backend.limits().bytes,
@@ -662,10 +669,10 @@ impl tree::Exports for ExportServer {
         }
         let opens = state.core.opens();
         for (id, export, traffic) in state.table.iter() {
-            let limits = self.glue.limits(&*export.backend, export.read_only);
-            let of_it = opens.iter().filter(|open| open.export == id);
-            let inflight: u32 = of_it.clone().map(|open| open.in_flight).sum();
-            let opens = of_it.map(|open| tree::OpenInfo {
+            let limits = self.dispatcher.limits(&*export.backend, export.read_only);
+            let its_opens = opens.iter().filter(|open| open.export == id);
+            let inflight: u32 = its_opens.clone().map(|open| open.in_flight).sum();
+            let opens = its_opens.map(|open| tree::OpenInfo {
                 session: open.session_name.clone(),
                 access: open.access,
                 mapping_path: String::from_utf8_lossy(&open.mapping_path).into_owned(),
@@ -683,7 +690,7 @@ impl tree::Exports for ExportServer {
     }
 
     fn force_close(&self, export: &str, session: &str) -> Result<(), Errno> {
-        let mut state = self.glue.lock();
+        let mut state = self.dispatcher.lock();
         let id = state.table.iter().find(|(_, open, _)| &*open.label == export);
         let id = id.map(|(id, ..)| id).ok_or(Errno::ENOENT)?;
         let opens = state.core.opens();
@@ -691,7 +698,7 @@ impl tree::Exports for ExportServer {
         let open = open.ok_or(Errno::ENOENT)?.id;
         let closed = state.core.force_close(open);
         drop(state);
-        self.glue.settle(&self.rtrs);
+        self.dispatcher.flush_answers(&self.rtrs);
         closed
     }
 }

@@ -1,4 +1,4 @@
-//! Disks over an engine of several devices, of which some go.
+//! Disks over an engine with several devices, some of which fail.
 
 mod common;
 
@@ -18,7 +18,7 @@ use common::{Rig, Stop};
 
 const NET: u8 = 71;
 
-/// A disk outlives all devices but one, and that one's end is an outage like any other.
+/// A disk works while one device is left; the loss of the last is an outage like any other.
 #[test]
 fn a_disk_goes_on_while_one_device_is_left() {
     let mut exports = Exports::new();

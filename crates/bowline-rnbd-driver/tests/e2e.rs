@@ -28,12 +28,12 @@ fn check(disk: &Disk, offset: u64, len: usize, seed: u64) {
 }
 
 #[test]
-fn what_is_written_is_read_whatever_its_length() {
+fn data_of_every_length_is_read_as_written() {
     let rig = Rig::new(1, memory(16 * MIB));
     let disk = rig.map("disk0", &rig.options("what")).unwrap();
     assert_eq!(disk.limits().bytes, 16 * MIB);
     assert_eq!(disk.local_name(), "rnbd0");
-    // From one block to several times what the session takes at once.
+    // From one block to several times the largest IO of the session.
     for (n, len) in [512, 4096, 65_536, 126_976, 1 << 20].into_iter().enumerate() {
         let offset = n as u64 * 2 * MIB + 512;
         sync::write_at(&*disk, offset, &pattern(len, n as u64), Durable::Later).unwrap();
@@ -57,7 +57,7 @@ fn what_is_written_is_read_whatever_its_length() {
 
 #[test]
 fn every_length_that_a_session_allows_is_carried_out() {
-    // tests [NB-30]: clients, the kernel's too, go by the session and not by the storage
+    // tests [NB-30]: all clients use the limit of the session, not that of the storage
     let path = std::env::temp_dir().join(format!("bowline-long-{}", std::process::id()));
     std::fs::File::create(&path).unwrap().set_len(8 * MIB).unwrap();
     let mut exports = memory(8 * MIB);
@@ -89,7 +89,7 @@ fn every_length_that_a_session_allows_is_carried_out() {
 }
 
 #[test]
-fn a_file_is_as_big_as_it_is_when_it_is_opened_or_looked_at() {
+fn a_file_has_the_size_of_its_last_open_or_resize() {
     // tests [NB-37] [NB-24]
     let dir = std::env::temp_dir().join(format!("bowline-grows-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -110,7 +110,7 @@ fn a_file_is_as_big_as_it_is_when_it_is_opened_or_looked_at() {
     let second = ["file", "below"].map(|name| rig.map(name, &ro).unwrap());
     assert_eq!(sizes(&second), [4 * MIB; 2], "grown while others have them open");
     set_len(8 * MIB);
-    // The size is the client's own matter [NB-37]; what there is, the server's.
+    // A client may set any size [NB-37]; the server checks against the real one.
     first.iter().chain(&second).for_each(|disk| disk.resize(8 * MIB).unwrap());
     let write = |disk: &Disk| sync::write_at(disk, 6 * MIB, &[7; 4096], Durable::Later);
     for disk in &first {
@@ -134,7 +134,7 @@ fn a_file_is_as_big_as_it_is_when_it_is_opened_or_looked_at() {
 }
 
 #[test]
-fn a_read_only_name_is_not_written_through_and_keeps_other_names_from_nothing() {
+fn a_read_only_name_is_not_written_and_does_not_limit_other_names() {
     // tests [NB-17] [NB-19] [NB-58]
     let path = std::env::temp_dir().join(format!("bowline-names-{}", std::process::id()));
     std::fs::write(&path, [7; 1 << 20]).unwrap();
@@ -155,7 +155,7 @@ fn a_read_only_name_is_not_written_through_and_keeps_other_names_from_nothing() 
         sync::read_at(disk, 0, &mut out).unwrap();
         out[0]
     };
-    // Opened by the name that may be written; then asked for by the one that may not.
+    // First opened by the writable name, then by the read-only one.
     let work = rig.map("work", &ro("s1")).unwrap();
     assert_eq!(refused("safe", &rw("s2")), Errno::EACCES);
     rig.client.unmap(&work).unwrap();
@@ -290,7 +290,7 @@ fn a_forced_close_ends_io_until_the_disk_is_remapped() {
 
 #[test]
 fn a_forced_close_while_reads_are_answered_ends_no_path() {
-    // tests [NB-21]: answers come out of the memory that is exported
+    // tests [NB-21]: answers are sent from the exported memory
     let mut exports = memory(MIB);
     exports.memory("disk1", MIB, 512).unwrap();
     let rig = Rig::new(22, exports);
@@ -304,7 +304,7 @@ fn a_forced_close_while_reads_are_answered_ends_no_path() {
             scope.spawn(|| {
                 let mut out = vec![0; 64 << 10];
                 while !stop.load(relaxed) {
-                    // That of the disk that is closed fails; it comes back below.
+                    // The read of the closed disk fails; the disk is remapped below.
                     let read = sync::read_at(&**disk, 0, &mut out);
                     assert!(read.is_ok() || disk.name() == "disk1", "{read:?}");
                 }
@@ -323,7 +323,7 @@ fn a_forced_close_while_reads_are_answered_ends_no_path() {
 }
 
 #[test]
-fn requests_that_wait_for_a_lost_session_fail_when_it_is_said_so() {
+fn requests_that_wait_for_a_lost_session_can_be_made_to_fail() {
     // tests [NB-54]
     let rig = Rig::hasty(19, memory(MIB), 1, SOON_ENOUGH);
     let wait = Outage::Queue(Duration::from_secs(3600));
@@ -339,7 +339,7 @@ fn requests_that_wait_for_a_lost_session_fail_when_it_is_said_so() {
         assert_eq!(waiting.join().unwrap(), Err(Errno::EIO));
     });
     assert_eq!(write(), Err(Errno::EIO));
-    // It is mapped still, and works again with the session.
+    // The disk is still mapped, and works again with the session.
     rig.cut(0, false);
     rig.until("it is back", || write().is_ok());
     rig.client.unmap(&disk).unwrap();
@@ -382,7 +382,7 @@ fn command(client: &Client, command: &str) -> Result<(), Errno> {
 }
 
 #[test]
-fn every_path_goes_to_the_port_before_it_and_later_ones_to_the_last() {
+fn a_path_uses_the_port_before_it_and_later_ones_the_last() {
     // tests [NB-34]
     let rig = Rig::with_paths(17, Exports::new(), 3);
     // At port 1234 there is a server without disks.
@@ -435,7 +435,7 @@ fn a_session_with_poll_queues_has_their_connections_and_one_disk() {
     let path = |index| format!("path=ip:{}@ip:{}", rig.client_ip(index), rig.server_ip(index));
     let map = |words: &str| command(&rig.client, &format!("sessname={words}"));
     assert_eq!(map(&format!("s1 device_path=disk0 {} nr_poll_queues=1", path(0))), Ok(()));
-    // On the device of tests there is one for IO, and one for service messages.
+    // On the device of the tests, a path has one connection for IO and one for service messages.
     assert_eq!(rig.client_device.in_use().qps, 3);
     let info = rig.client.disks();
     assert_eq!(tree::Disks::disks(&*rig.client)[0].poll_queues, 1);
@@ -458,7 +458,7 @@ fn a_session_with_poll_queues_has_their_connections_and_one_disk() {
 }
 
 #[test]
-fn listing_disks_is_no_use_of_them() {
+fn listing_disks_does_not_use_them() {
     // tests [NB-37]
     let rig = Rig::new(14, memory(MIB));
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -496,7 +496,7 @@ fn a_server_with_one_chunk_is_slow_and_serves_everything() {
     let rig = Rig::open(15, exports, 2, config, GiveUp::After(SOON_ENOUGH));
     for io_connections in [None, Some(2)] {
         let disk = rig.map("disk0", &MapOptions { io_connections, ..rig.options("one") }).unwrap();
-        // Disks come and go, and are opened again, while requests want the only chunk all the time.
+        // Disks are mapped, unmapped and remapped while requests keep the only chunk busy.
         let report = load(&disk, 4, Duration::from_millis(1500), || {
             for _ in 0..5 {
                 let other = rig.map("disk1", &rig.options("one")).unwrap();

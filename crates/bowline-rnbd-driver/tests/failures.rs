@@ -1,5 +1,5 @@
-//! Storage that fails behind an export: that request gets the error, with its number, and no other
-//! one does; the session lives [NB-23] [NB-26].
+//! Storage that fails behind an export: only the request concerned gets the error, with its number,
+//! and the session stays up [NB-23] [NB-26].
 
 mod common;
 use bowline_testkit::skipped;
@@ -59,7 +59,7 @@ fn read(disk: &Disk, offset: u64, len: usize) -> Result<(), Errno> {
     sync::read_at(disk, offset, &mut vec![0; len])
 }
 
-/// The session has not been through anything.
+/// Checks that the session was not affected.
 fn lives(disk: &Disk, rig: &Rig) {
     let info = disk.info().unwrap();
     assert_eq!((info.state.to_string().as_str(), info.stats.resent), ("open", 0));
@@ -68,7 +68,7 @@ fn lives(disk: &Disk, rig: &Rig) {
     assert_eq!(rig.server.rtrs().counters().paths_closed, 0);
 }
 
-/// Around the page cache, and through it.
+/// Runs a test with direct IO, and through the page cache.
 fn both_ways(net: u8, name: &str, test: impl Fn(&Scratch, &Path, &Rig, &Disk)) {
     for (net, direct) in [(net, true), (net + 1, false)] {
         let scratch = Scratch::new(&format!("{name}-{direct}"));
@@ -84,7 +84,7 @@ fn both_ways(net: u8, name: &str, test: impl Fn(&Scratch, &Path, &Rig, &Disk)) {
 }
 
 #[test]
-fn a_file_serves_whatever_is_asked_of_it() {
+fn a_file_serves_every_operation() {
     both_ways(51, "serves", |_, path, rig, disk| {
         for (n, len) in [512, 4096, 65_536, 126_976, 1 << 20].into_iter().enumerate() {
             let n = n as u64;
@@ -108,7 +108,7 @@ fn a_file_serves_whatever_is_asked_of_it() {
 }
 
 #[test]
-fn a_file_that_became_shorter_is_an_error_where_it_is_not() {
+fn reads_past_the_end_of_a_shortened_file_fail() {
     both_ways(53, "short", |_, path, rig, disk| {
         write(disk, 0, 65_536, 1).unwrap();
         write(disk, 2 * MIB, 65_536, 2).unwrap();
@@ -121,7 +121,7 @@ fn a_file_that_became_shorter_is_an_error_where_it_is_not() {
         write(disk, 4096, 4096, 3).unwrap();
         holds(disk, 4096, 4096, 3);
         lives(disk, rig);
-        // As long as before: what was there is not, everything else is.
+        // As long as before: the data cut off is lost, all other data is there.
         file.set_len(4 * MIB).unwrap();
         read(disk, 2 * MIB, 65_536).unwrap();
         write(disk, 2 * MIB, 65_536, 4).unwrap();
@@ -132,7 +132,7 @@ fn a_file_that_became_shorter_is_an_error_where_it_is_not() {
 }
 
 #[test]
-fn a_file_that_is_removed_serves_who_has_it_open() {
+fn a_removed_file_serves_sessions_that_have_it_open() {
     both_ways(55, "removed", |scratch, path, rig, disk| {
         write(disk, 0, 65_536, 1).unwrap();
         scratch.file("later", MIB);
@@ -147,7 +147,7 @@ fn a_file_that_is_removed_serves_who_has_it_open() {
             sync::flush(disk).unwrap();
         }
         lives(disk, rig);
-        // What is found by its name is not found any more; what is offered by itself is held open.
+        // A file below the directory is not found any more; a named export is held open.
         rig.client.unmap(&later).unwrap();
         let again = rig.map("later", &rig.options("fails"));
         assert_eq!(again.unwrap_err().errno(), Errno::ENOENT);
@@ -156,9 +156,8 @@ fn a_file_that_is_removed_serves_who_has_it_open() {
 }
 
 #[test]
-fn a_disk_may_be_given_up_right_after_its_last_answer() {
-    // tests [NB-49]: the thread of its storage is still busy with that answer when nobody has it
-    // open
+fn a_disk_may_be_unmapped_right_after_its_last_answer() {
+    // tests [NB-49]: the storage thread is still delivering that answer when the export is closed
     both_ways(61, "given-up", |scratch, _, rig, _| {
         scratch.file("shortly", MIB);
         for n in 0..300 {
@@ -208,12 +207,12 @@ fn a_full_file_system_is_no_space_and_nothing_else() {
         assert!((8..=16).contains(&good), "{results:?}");
         assert!(results[good as usize..].iter().all(|result| *result == Err(Errno::ENOSPC)));
         (0..good).for_each(|n| holds(&disk, n * step, step as usize, n));
-        // Where there is room already it can be written; elsewhere it can be read.
+        // Allocated ranges can still be written; other ranges can be read.
         write(&disk, 0, 65_536, 77).unwrap();
         holds(&disk, 0, 65_536, 77);
         read(&disk, 6 * MIB, 65_536).unwrap();
         lives(&disk, &rig);
-        // Room is made, and there is room.
+        // A discard frees space, which can be written.
         sync::discard(&*disk, 0, MIB as u32).unwrap();
         write(&disk, 4 * MIB, 256 << 10, 78).unwrap();
         holds(&disk, 4 * MIB, 256 << 10, 78);
@@ -222,7 +221,7 @@ fn a_full_file_system_is_no_space_and_nothing_else() {
     }
 }
 
-/// Memory with places that cannot be read or written, and a time when it is gone altogether.
+/// Memory with bad blocks, which can also fail as a whole.
 struct Worn {
     contents: Mutex<Vec<u8>>,
     /// Errno by block of 512 bytes.
@@ -290,7 +289,7 @@ fn bad_places_fail_alone() {
     let (worn, exports) = worn();
     let rig = Rig::new(59, exports);
     let disk = rig.map("disk0", &rig.options("worn")).unwrap();
-    // What the client sees of each is what the block layer says of it.
+    // The client sees each error as the block layer's status for it.
     let errors = [(5, 5), (61, 61), (28, 28), (121, 121), (84, 84), (19, 19), (1, 5), (512, 5)];
     std::thread::scope(|threads| {
         for (n, (stored, seen)) in errors.into_iter().enumerate() {
@@ -312,7 +311,7 @@ fn bad_places_fail_alone() {
     });
     assert_eq!(worn.failed.load(SeqCst), errors.len() as u64 * 20 * 2);
     lives(&disk, &rig);
-    // A device that is gone fails everything, and serves again when it is back.
+    // A device that is gone fails every request, and works again when it is back.
     worn.gone.store(true, SeqCst);
     assert_eq!(read(&disk, 0, 4096), Err(Errno::EIO));
     assert_eq!(write(&disk, 0, 4096, 1), Err(Errno::EIO));
@@ -323,16 +322,16 @@ fn bad_places_fail_alone() {
     lives(&disk, &rig);
 }
 
-/// Through the door of NBD, with a program that people use there.
+/// Through NBD, with a common NBD program.
 #[test]
-fn errors_go_through_the_nbd_door() {
+fn errors_reach_nbd_clients() {
     let (worn, exports) = worn();
     let rig = Rig::new(60, exports);
     let disk = rig.map("disk0", &rig.options("door")).unwrap();
     let socket = std::env::temp_dir().join(format!("bowline-fails-{}.sock", std::process::id()));
-    let door =
+    let server =
         nbd::serve(Arc::clone(&disk) as Arc<dyn BlockDevice>, &socket, NbdOptions::default());
-    let door = door.unwrap();
+    let server = server.unwrap();
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     worn.bad.lock().unwrap().extend([(128, 5), (256, 28)]);
     let out = Command::new("timeout")
@@ -353,6 +352,6 @@ fn errors_go_through_the_nbd_door() {
     assert_eq!(count("wrote 65536/65536 bytes") + count("wrote 4096/4096 bytes"), 2, "{text}");
     assert_eq!(count("read 65536/65536 bytes") + count("read 4096/4096 bytes"), 2, "{text}");
     assert_eq!(count("Pattern verification failed"), 0, "{text}");
-    drop(door);
+    drop(server);
     lives(&disk, &rig);
 }

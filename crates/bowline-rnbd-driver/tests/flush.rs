@@ -1,5 +1,5 @@
-//! Flushes, and writes that have to be durable, from the words on the wire to the disk below the
-//! server: storage of the program's, and a file on a file system of our own, by FUSE.
+//! Flushes and FUA writes, from the message on the wire to the disk below the server: storage of
+//! the program, and a file on a test file system (FUSE).
 
 #[path = "../../bowline-block/tests/common/cached.rs"]
 mod cached;
@@ -26,7 +26,7 @@ const EIO: i32 = 5;
 const REQUEST: u64 = 1;
 const READ: u64 = 2;
 
-/// Lets go of what the disk holds, also when a test has failed.
+/// Releases the requests that the disk holds back, also when a test has failed.
 struct AtEnd(Arc<Cached>);
 
 impl Drop for AtEnd {
@@ -35,7 +35,7 @@ impl Drop for AtEnd {
     }
 }
 
-/// Sends a request that is answered some time.
+/// Sends a request without waiting for its answer.
 fn begin(
     disk: &Arc<Cached>,
     request: impl FnOnce() -> Result<(), i32> + Send + 'static,
@@ -44,8 +44,8 @@ fn begin(
     thread::spawn(move || disk.answered(REQUEST, request().map_or_else(|errno| -errno, |()| 0)))
 }
 
-/// The disk is asked for this. What is sent later, by `read`, is answered, so an answer to the
-/// request that does not wait for the disk would be there.
+/// Checks that the disk is asked for this step. A `read` sent later is answered, so an early answer
+/// to the request would have arrived.
 #[track_caller]
 fn asked(disk: &Cached, what: News, read: impl FnOnce()) {
     assert_eq!(disk.news(), what);
@@ -54,8 +54,7 @@ fn asked(disk: &Cached, what: News, read: impl FnOnce()) {
     assert_eq!(disk.news(), News::Answered(READ, 0), "before {what:?} was over");
 }
 
-/// What one message is to come to: first those before the data, each once the one before it went
-/// well.
+/// The steps that one message leads to, in order: each follows the success of the one before.
 #[test]
 fn flushes_and_data_reach_storage_one_after_the_other_and_then_comes_the_answer() {
     // tests [NB-23] [NB-24] [NB-47]

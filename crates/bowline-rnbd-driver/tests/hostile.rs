@@ -34,7 +34,7 @@ fn io(device: u32, op: u8, sector: u64, len: u32) -> Io {
     Io { device, sector, op, flags: IoFlags::NONE, len, prio: 0 }
 }
 
-/// An honest client with a disk of its own.
+/// An honest client with a disk of the test.
 struct Victim {
     disk: Arc<Disk>,
     round: std::cell::Cell<u64>,
@@ -47,7 +47,7 @@ impl Victim {
         Self { disk, round: std::cell::Cell::new(0) }
     }
 
-    /// What was written is there, and more can be.
+    /// Checks that data written is there, and that more can be written.
     fn check(&self, what: &str) {
         let round = self.round.replace(self.round.get() + 1);
         let mut bytes = vec![0; 65_536];
@@ -83,7 +83,7 @@ fn no_longer_request_is_announced_than_the_session_takes() {
 
 // tests [NB-22] [NB-3] [NB-11]
 #[test]
-fn messages_that_make_no_sense_are_invalid() {
+fn malformed_messages_are_invalid() {
     let rig = Rig::new(41, exports());
     let victim = Victim::new(&rig);
     let raw = Raw::new(&rig, "hostile");
@@ -100,7 +100,7 @@ fn messages_that_make_no_sense_are_invalid() {
     no_end[6..].fill(b'x');
     let mut mode = open;
     mode[4] = 3;
-    // A mode is looked at when a device is opened, not when it is open already.
+    // The mode is checked when a device is opened, not when it is open already.
     mode[6..12].copy_from_slice(b"large\0");
     let good = io(id, OP_READ, 0, 512).emit();
     let bad: Vec<(&str, Vec<u8>, u32)> = vec![
@@ -126,18 +126,18 @@ fn messages_that_make_no_sense_are_invalid() {
     ];
     for (what, message, data) in bad {
         for dir in [Dir::Read, Dir::Write] {
-            assert_eq!(raw.say(dir, &message, data), EINVAL, "{what} {dir:?}");
+            assert_eq!(raw.send(dir, &message, data), EINVAL, "{what} {dir:?}");
         }
         victim.check(what);
     }
-    // A write takes nothing back.
-    assert_eq!(raw.say(Dir::Write, &sess, 512), EINVAL);
-    assert_eq!(raw.say(Dir::Write, &emit_open(Access::Rw, b"large").unwrap(), 512), EINVAL);
+    // The answer to a WRITE carries no data.
+    assert_eq!(raw.send(Dir::Write, &sess, 512), EINVAL);
+    assert_eq!(raw.send(Dir::Write, &emit_open(Access::Rw, b"large").unwrap(), 512), EINVAL);
     assert_eq!(rig.server.opens().len(), 2, "nothing else was opened");
-    // Lengths that are good enough, and more than that.
-    assert_eq!(raw.say(Dir::Read, &cut(&good, 24), 512), 0);
-    assert_eq!(raw.say(Dir::Read, &[&good[..], &[0xff; 200]].concat(), 512), 0);
-    assert_eq!(raw.say(Dir::Read, &cut(&sess, 5), 36), 0);
+    // Lengths that suffice, and longer ones.
+    assert_eq!(raw.send(Dir::Read, &cut(&good, 24), 512), 0);
+    assert_eq!(raw.send(Dir::Read, &[&good[..], &[0xff; 200]].concat(), 512), 0);
+    assert_eq!(raw.send(Dir::Read, &cut(&sess, 5), 36), 0);
     assert_eq!(raw.open("disk0"), Ok(id));
     victim.check("good messages");
     assert_eq!(raw.session.paths()[0].stats.reconnects, 0, "all of it in one life of the path");
@@ -145,7 +145,7 @@ fn messages_that_make_no_sense_are_invalid() {
 
 // tests [NB-23] [NB-24] [NB-25] [NB-20]
 #[test]
-fn io_that_makes_no_sense_gets_its_error() {
+fn invalid_io_gets_its_error() {
     let rig = Rig::new(42, exports());
     let victim = Victim::new(&rig);
     let raw = Raw::new(&rig, "hostile");
@@ -198,36 +198,36 @@ fn io_that_makes_no_sense_gets_its_error() {
     assert_eq!(raw.io(read, &fua, 512), EIO, "durable reads");
     let every = Io { flags: IoFlags::from_bits(!0xff), ..io(id, OP_WRITE, 0, 512) };
     assert_eq!(raw.io(write, &every, 512), 0, "flags nobody knows");
-    // Nothing of the above has written anything: all but the first block is as it was.
+    // None of the above has written anything: all blocks but the first are unchanged.
     assert_eq!(raw.io(read, &io(id, OP_READ, 1, 65_024), 65_024), 0);
     let mut bytes = vec![1; 65_024];
     raw.region.buffer().read(0, &mut bytes);
     assert!(bytes.iter().all(|byte| *byte == 0), "written after all");
 
-    // Closed ids, again and again; and what another session has open is not this one's.
-    assert_eq!(raw.say(write, &emit_close(id), 0), 0);
+    // Closed ids, repeatedly; and ids of another session.
+    assert_eq!(raw.send(write, &emit_close(id), 0), 0);
     assert_eq!(raw.io(read, &io(id, OP_READ, 0, 512), 512), ENOTCONN);
     for unknown in [id, 99, u32::MAX] {
-        assert_eq!(raw.say(write, &emit_close(unknown), 0), 0, "closing what is not open");
+        assert_eq!(raw.send(write, &emit_close(unknown), 0), 0, "closing what is not open");
     }
     let fresh = Raw::new(&rig, "fresh");
     for open in rig.server.opens() {
         let id = open.id.device;
         assert_eq!(fresh.io(read, &io(id, OP_READ, 0, 512), 512), ENOTCONN, "of others");
         assert_eq!(fresh.io(write, &io(id, OP_WRITE, 0, 512), 512), ENOTCONN, "of others");
-        assert_eq!(fresh.say(write, &emit_close(id), 0), 0);
+        assert_eq!(fresh.send(write, &emit_close(id), 0), 0);
     }
     assert_eq!(fresh.open("victim"), Err(EPERM), "a writer is there");
     victim.check("ids of others");
     assert_eq!(rig.server.opens().len(), 2);
 
-    // What is open to be read is not written, by no operation.
+    // A read-only open refuses all operations that write.
     let ro = fresh.open_as(Access::Ro, b"victim").unwrap().device_id;
     for (op, data) in [(OP_WRITE, 512), (OP_DISCARD, 0), (OP_WRITE_ZEROES, 0), (OP_SECURE_ERASE, 0)]
     {
         assert_eq!(fresh.io(write, &io(ro, op, 0, 512), data), EPERM, "operation {op}");
     }
-    // Nor by asking once more, for more: the first mode stays.
+    // A second open for writing keeps the first mode.
     assert_eq!(fresh.open("victim"), Ok(ro));
     assert_eq!(fresh.io(write, &io(ro, OP_WRITE, 0, 512), 512), EPERM);
     assert_eq!(fresh.io(read, &io(ro, OP_READ, 0, 512), 512), 0);
@@ -321,11 +321,11 @@ fn names_do_not_lead_out_of_the_directory() {
     }
     assert!(start.elapsed() < Duration::from_secs(20), "something has waited");
     assert_eq!(raw.open_as(Access::Rw, b"\xff\xfe").map(drop), Err(ENOENT), "no text");
-    // What comes after the end of a name is not of it.
+    // Bytes after the NUL are not part of the name.
     let mut message = emit_open(Access::Rw, b"a.img").unwrap();
     message[12..24].copy_from_slice(b"../secret.im");
-    assert_eq!(raw.say(Dir::Read, &message, 56), 0);
-    // Other names of what is open.
+    assert_eq!(raw.send(Dir::Read, &message, 56), 0);
+    // Other names of an open file.
     for name in ["/a.img", "//a.img", "./a.img", "in/parent/a.img", "in//parent/./a.img"] {
         assert_eq!(raw.open(name), Err(EPERM), "{name}: a writer is there");
         for access in [Access::Migration, Access::Ro] {
@@ -339,7 +339,7 @@ fn names_do_not_lead_out_of_the_directory() {
     assert_eq!(rig.server.opens().len(), 3);
 }
 
-// tests [NB-18]: a directory for each session is that session's alone
+// tests [NB-18]: a session reaches only its own directory
 #[test]
 fn sessions_stay_in_their_directories() {
     let tree = Tree::new("sessions");
@@ -359,7 +359,7 @@ fn sessions_stay_in_their_directories() {
         assert_eq!(raw.open(name), Err(ENOENT), "{name}");
     }
     assert_eq!(raw.open("../victim/victim"), Err(EINVAL));
-    // A link the owner of the directories has made stays below what is exported, so it holds.
+    // A link between the directories stays below the exported one, so it is followed.
     assert_eq!(raw.open("theirs"), Err(EPERM), "a writer is there");
     let nobody = Raw::new(&rig, "s2");
     assert_eq!(nobody.open("own.img"), Err(ENOENT), "no directory of this name");

@@ -1,11 +1,11 @@
-//! A server that answers with less than it says, or with what no disk can be: the disk is not
-//! mapped, and another one of the session is as it was [NB-3] [NB-9] [NB-30].
+//! A server whose answers are too short or describe no valid disk: the disk is not mapped, and
+//! another disk of the session is not affected [NB-3] [NB-9] [NB-30].
 
 #[path = "../../bowline-rtrs-driver/tests/hostile/raw.rs"]
 #[allow(dead_code, reason = "its own tests use more of it")]
 mod raw;
 
-/// What the peer by hand takes from tests of RTRS.
+/// Helpers for the scripted peer, from the tests of RTRS.
 mod common {
     use std::net::IpAddr;
     use std::sync::Arc;
@@ -38,7 +38,7 @@ use raw::{Conn, Raw};
 
 const DEPTH: u16 = 8;
 const CHUNK: u32 = 8192;
-/// Where in the raw peer's buffer the chunks are, and where INFO_REQ comes to.
+/// Offsets of the chunks and of INFO_REQ in the raw peer's buffer.
 const CHUNKS: usize = 700 << 10;
 const INFO: usize = 512 << 10;
 
@@ -50,7 +50,7 @@ fn geometry() -> Geometry {
     Geometry::of_chunk(DEPTH, CHUNK, 4096).unwrap()
 }
 
-/// Accepts all connections of a path, and tells where the chunks are.
+/// Accepts all connections of a path, and sends the addresses of the chunks.
 fn accept(raw: &mut Raw) -> Vec<Conn> {
     let rsp =
         ConRsp { geometry: geometry(), new_rkey: false, counted_keys: false, heeds_notice: false };
@@ -87,7 +87,7 @@ fn accept(raw: &mut Raw) -> Vec<Conn> {
     conns
 }
 
-/// What is written of the answer to a message; `None`: it is not answered.
+/// The bytes written as answer to a message; `None`: no answer.
 fn answer(request: &Request<'_>, deaf: bool) -> Option<Vec<u8>> {
     let rsp = OpenRsp { device_id: 1, nsectors: 8, logical_block_size: 512, ..OpenRsp::default() };
     Some(match request {
@@ -101,8 +101,8 @@ fn answer(request: &Request<'_>, deaf: bool) -> Option<Vec<u8>> {
     })
 }
 
-/// Answers a message with success, and so much data, unless it is a CLOSE that a `deaf` server does
-/// not hear; tells whether one came before the connection ended.
+/// Answers one message with success. A `deaf` server ignores CLOSE. Returns false when the
+/// connection ended before a message came.
 fn serve(raw: &mut Raw, conns: &[Conn], deaf: bool) -> bool {
     let Some(got) = raw.recv(1).filter(|got| got.status == Status::Success) else { return false };
     let Some(Imm::Request(payload)) = got.imm.map(Imm::from_u32) else { return true };
@@ -124,7 +124,7 @@ fn serve(raw: &mut Raw, conns: &[Conn], deaf: bool) -> bool {
     true
 }
 
-/// Ends the server when the test fails, which else ends with its connection.
+/// Ends the server if the test fails; otherwise it ends with its connection.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -133,7 +133,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// A client of a server by hand, at hosts of the test's own.
+/// Runs a test with a client of a scripted server, at addresses of this test.
 fn with_server(host: u8, deaf: bool, test: impl FnOnce(&Client, MapOptions)) {
     let (own, server) = (ip(host), ip(host + 1));
     let mut raw = Raw::new(server);
@@ -158,7 +158,7 @@ fn with_server(host: u8, deaf: bool, test: impl FnOnce(&Client, MapOptions)) {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_not_waited_for_at_the_end() {
+fn unmap_does_not_wait_for_a_silent_server() {
     // tests [NB-38]
     with_server(10, true, |client, mut options| {
         options.io.io_timeout = Some(Duration::from_millis(300));
@@ -166,19 +166,19 @@ fn a_server_that_does_not_answer_is_not_waited_for_at_the_end() {
         client.unmap(&disk).unwrap();
         assert!(client.disks().is_empty() && client.sessions().is_empty());
     });
-    // Without a limit, as soon as somebody says so, before or while it is waited for.
+    // Without an IO timeout, `limit_unmap_wait` ends the wait, called before or during it.
     for early in [false, true] {
         with_server(if early { 20 } else { 30 }, true, |client, options| {
             client.map("sound", &options).unwrap();
             std::thread::scope(|scope| {
                 if early {
-                    client.hurry(Duration::ZERO);
+                    client.limit_unmap_wait(Duration::ZERO);
                 }
                 let closing = scope.spawn(|| client.close());
                 if !early {
                     std::thread::sleep(Duration::from_millis(100));
                     assert!(!closing.is_finished(), "it waits");
-                    client.hurry(Duration::from_millis(1));
+                    client.limit_unmap_wait(Duration::from_millis(1));
                 }
                 closing.join().unwrap();
             });
@@ -188,7 +188,7 @@ fn a_server_that_does_not_answer_is_not_waited_for_at_the_end() {
 }
 
 #[test]
-fn a_server_that_says_nothing_of_a_disk_or_too_much_has_none() {
+fn a_server_with_an_invalid_open_answer_has_no_disk() {
     with_server(66, false, |client, options| {
         let sound = client.map("sound", &options).unwrap();
         assert_eq!(sound.limits().bytes, 4096);

@@ -1,5 +1,4 @@
-//! Who has what open on a server: all of it is shown and can be closed, however files and names
-//! change below it.
+//! Open devices of a server: all are shown and can be closed, however files and names change below.
 
 mod common;
 
@@ -53,7 +52,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What the control tree shows: device, bytes, session and what that calls it.
+/// The rows of the control tree: device, bytes, session and mapping path.
 fn shown(rig: &Rig) -> Vec<(String, u64, String, String)> {
     let all = rig.server.exports();
     // Directories have the names without slashes [NB-36].
@@ -113,7 +112,7 @@ fn one_session_has_several_files_of_one_name_open() {
     // tests [NB-40] [NB-21]
     let scratch = Scratch::new("several");
     scratch.file("a.img", MIB);
-    // The name of a device that it is to be kept from.
+    // A file with the name that the tree would give the device.
     scratch.file("a.img~2", 4 * MIB);
     let rig = Rig::new(92, scratch.exports());
     let options = rig.options("s1");
@@ -140,7 +139,7 @@ fn one_session_has_several_files_of_one_name_open() {
 }
 
 #[test]
-fn a_file_does_not_take_the_place_of_what_is_offered_by_itself() {
+fn a_file_does_not_take_the_place_of_a_named_export() {
     // tests [NB-40] [NB-21]: whoever comes first
     let scratch = Scratch::new("beside");
     scratch.file("a.img", 2 * MIB);
@@ -148,7 +147,7 @@ fn a_file_does_not_take_the_place_of_what_is_offered_by_itself() {
     for (net, names) in [(93, ["/a.img", "a.img"]), (94, ["a.img", "/a.img"])] {
         let mut exports = scratch.exports();
         exports.memory("a.img", MIB, 512).unwrap();
-        // It would have the same directory.
+        // Its directory in the tree would have the same name.
         exports.memory("in!b.img", 3 * MIB, 512).unwrap();
         let rig = Rig::new(net, exports);
         let session = |name| if name == "a.img" { "honest" } else { "hidden" };
@@ -171,7 +170,7 @@ fn a_file_does_not_take_the_place_of_what_is_offered_by_itself() {
 
 #[test]
 fn a_device_keeps_its_name_while_it_is_open() {
-    // tests [NB-40] [NB-21]: also when a writer comes to what could only be read
+    // tests [NB-40] [NB-21]: also when a writer opens a store that was read-only
     let scratch = Scratch::new("keeps");
     let path = scratch.file("a.img", MIB);
     let mut exports = Exports::new();
@@ -190,17 +189,17 @@ fn a_device_keeps_its_name_while_it_is_open() {
     assert_eq!(shown(&rig), [row("gold", 1, "s1", "gold")]);
 }
 
-/// How many descriptors of this process are of a file, by whatever name.
+/// Returns how many descriptors of this process refer to a file, under any name.
 fn descriptors(path: &Path) -> usize {
     let file = std::fs::metadata(path).unwrap();
     let own = std::fs::read_dir("/proc/self/fd").unwrap();
-    // Those of other tests come and go.
+    // Descriptors of other tests come and go.
     let all = own.filter_map(|entry| std::fs::metadata(entry.unwrap().path()).ok());
     all.filter(|fd| (fd.dev(), fd.ino()) == (file.dev(), file.ino())).count()
 }
 
 #[test]
-fn a_file_is_open_once_however_many_have_it_open() {
+fn a_file_is_opened_once_for_all_sessions() {
     // tests [NB-58]
     let scratch = Scratch::new("once");
     let below = scratch.file("below", MIB);
@@ -229,13 +228,13 @@ fn a_file_is_open_once_however_many_have_it_open() {
     for disk in &disks[2..] {
         rig.client.unmap(disk).unwrap();
     }
-    // What is let go of is closed a little later; what is offered by itself stays open.
+    // A released file is closed a little later; a named export stays open.
     rig.until("the file is closed", || descriptors(&below) == 0);
     assert_eq!(descriptors(&named), 1);
 }
 
 #[test]
-fn a_file_that_has_gone_from_its_path_is_told_and_served_still() {
+fn a_file_moved_from_its_path_is_reported_and_still_served() {
     let scratch = Scratch::new("moved");
     let [a, b] = ["a", "b"].map(|name| scratch.file(name, MIB));
     let mut exports = Exports::new();

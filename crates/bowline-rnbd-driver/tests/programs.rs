@@ -1,4 +1,4 @@
-//! What functions of the program do to a disk: panic, own things of it.
+//! Callbacks of the program that panic, or own the disk they are called for.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn rig(net: u8) -> (Rig, Arc<Disk>) {
     (rig, disk)
 }
 
-/// Says that it was told, and panics.
+/// Reports that it was called, and panics.
 struct Clumsy(Mutex<Sender<()>>);
 
 impl DiskDone for Clumsy {
@@ -33,9 +33,9 @@ impl DiskDone for Clumsy {
     }
 }
 
-/// Requests of others are told, and so is what happens to the disk.
+/// Other requests are still completed, and events of the disk still delivered.
 #[test]
-fn a_panic_of_who_is_told_ends_there() {
+fn a_panic_of_a_callback_is_contained() {
     let (rig, disk) = rig(72);
     let mem = disk.memory(4096).unwrap();
     let (send, told) = channel();
@@ -67,7 +67,7 @@ fn a_panic_of_who_is_told_ends_there() {
     sync::write_at(&*disk, 0, &[2; 4096], Durable::Later).unwrap();
 }
 
-/// Asks another disk of the session when it is dropped.
+/// Calls another disk of the session when it is dropped.
 struct Asks(Arc<Disk>, Sender<bool>);
 
 impl Drop for Asks {
@@ -76,10 +76,10 @@ impl Drop for Asks {
     }
 }
 
-/// What a listener owns is dropped without the lock of the session, also when the disk has gone
+/// A listener is dropped without the lock of the session, also when the disk was unmapped
 /// meanwhile.
 #[test]
-fn a_listener_that_is_dropped_may_ask_the_session() {
+fn a_listener_may_call_the_session_when_dropped() {
     let mut exports = Exports::new();
     exports.memory("disk0", 1 << 20, 512).unwrap();
     exports.memory("disk1", 1 << 20, 512).unwrap();
@@ -111,7 +111,7 @@ fn a_listener_that_is_dropped_may_ask_the_session() {
     drop(ManuallyDrop::into_inner(rig));
 }
 
-/// Storage of the program's that panics over writes.
+/// Storage of the program that panics on writes.
 struct Shaky(Arc<dyn Backend>);
 
 impl Backend for Shaky {
@@ -129,9 +129,9 @@ impl Backend for Shaky {
     }
 }
 
-/// What storage panics over fails, and other requests are served.
+/// Requests that storage panics on fail, and other requests are served.
 #[test]
-fn a_panic_of_storage_is_an_error_of_its_requests() {
+fn a_panic_of_storage_fails_its_requests() {
     let memory = backend::open(BackendSpec::Memory { bytes: 1 << 20, block: 512 }).unwrap();
     let mut exports = Exports::new();
     exports.backend("shaky", Arc::new(Shaky(memory)), false).unwrap();

@@ -1,5 +1,5 @@
-//! Storage of a program's own behind an export: what it is asked, what its errors come to, and what
-//! becomes of requests that it keeps.
+//! Storage implemented by the program: the requests it gets, its errors, and requests it does not
+//! answer.
 
 mod common;
 
@@ -30,14 +30,14 @@ fn memory_and_file() -> Exports {
 
 type Held = Vec<(u64, Arc<dyn BackendDone>)>;
 
-/// Storage that fails as it is told to, and keeps requests as long as it is told to.
+/// Storage that fails or holds requests as the test sets it.
 struct Faulty {
     errno: std::sync::atomic::AtomicI32,
     hold: std::sync::Mutex<Option<Held>>,
 }
 
 impl Faulty {
-    /// Whether it keeps so many requests.
+    /// Tells whether it holds `count` requests.
     fn holds(&self, count: usize) -> bool {
         self.hold.lock().unwrap().as_ref().is_some_and(|held| held.len() == count)
     }
@@ -81,8 +81,7 @@ fn errors_of_storage_reach_the_request_they_belong_to() {
     assert_eq!(state(&disk), "open");
 }
 
-/// Storage of a program's that erases for good, by overwriting memory, and keeps what it was asked
-/// for.
+/// Storage that supports secure erase, by overwriting memory, and records the requests.
 struct Eraser {
     memory: Arc<dyn Backend>,
     asked: std::sync::Mutex<Vec<(u64, u32)>>,
@@ -111,7 +110,7 @@ impl Backend for Eraser {
 }
 
 #[test]
-fn what_is_to_be_erased_for_good_reaches_storage_that_can() {
+fn secure_erase_reaches_storage_that_supports_it() {
     // tests [NB-9] [NB-12] [NB-25] [NB-30] [NB-59]
     let spec = BackendSpec::Memory { bytes: 16 * MIB, block: 512 };
     let memory = bowline_block::backend::open(spec).unwrap();
@@ -140,8 +139,7 @@ fn what_is_to_be_erased_for_good_reaches_storage_that_can() {
     rig.client.unmap(&disk).unwrap();
     let ro = rig.map("eraser", &MapOptions { access: Access::Ro, ..options.clone() }).unwrap();
     assert_eq!(erase(&ro, 0, 512), Err(Errno::EPERM));
-    // Memory may be in a swap file, and files where they were before: they do not say that they
-    // can.
+    // Memory may have been swapped out, and file blocks moved: neither offers secure erase.
     for name in ["disk0", "file"] {
         let disk = rig.map(name, &options).unwrap();
         assert!(disk.limits().discard.is_some() && !disk.limits().secure_erase, "{name}");
@@ -151,8 +149,8 @@ fn what_is_to_be_erased_for_good_reaches_storage_that_can() {
 }
 
 #[test]
-fn zeroes_that_must_stay_allocated_do() {
-    // tests [NB-57] [NB-47]: written as data, or by a server that knows what it is asked for
+fn zeroes_that_must_stay_allocated_stay_so() {
+    // tests [NB-57] [NB-47]: written as data, or by a server that knows the flag
     struct Answers(std::sync::mpsc::Sender<i32>);
     impl DiskDone for Answers {
         fn done(&self, results: &[(u64, i32)]) {
@@ -194,8 +192,8 @@ fn zeroes_that_must_stay_allocated_do() {
 }
 
 #[test]
-fn a_remap_ends_whatever_becomes_of_it() {
-    // tests [NB-37] [NB-16]: beside a request that storage keeps
+fn every_remap_ends() {
+    // tests [NB-37] [NB-16]: while storage holds a request
     let faulty = Arc::new(Faulty { errno: 0.into(), hold: Some(Vec::new()).into() });
     let mut exports = memory(MIB);
     exports.memory("disk1", MIB, 512).unwrap();
@@ -232,14 +230,14 @@ fn a_remap_ends_whatever_becomes_of_it() {
 }
 
 #[test]
-fn a_request_that_storage_keeps_is_answered_by_the_timeout() {
+fn a_request_that_storage_holds_is_answered_by_the_timeout() {
     // tests [NB-28] [NB-20]
     let hold = std::sync::Mutex::new(Some(Vec::new()));
     let faulty = Arc::new(Faulty { errno: 0.into(), hold });
     let mut exports = Exports::new();
     exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
     let rig = Rig::new(10, exports);
-    // Longer than a busy machine stands still: the request after it has to come in time.
+    // Longer than any stall of a busy machine: the next request must not time out.
     let io = Config { io_timeout: Some(Duration::from_secs(1)), ..Config::default() };
     let disk = rig.map("slow", &MapOptions { io, ..rig.options("slow") }).unwrap();
     assert_eq!(sync::call(&*disk, IoOp::Flush, 0, 0, None, Durable::Later), Err(Errno::ETIMEDOUT));
@@ -255,7 +253,7 @@ fn a_request_that_storage_keeps_is_answered_by_the_timeout() {
 }
 
 #[test]
-fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
+fn memory_of_a_timed_out_request_returns_to_the_program() {
     // tests [NB-28]
     struct Answers(std::sync::mpsc::Sender<i32>);
     impl DiskDone for Answers {
@@ -268,7 +266,7 @@ fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
     let mut exports = Exports::new();
     exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
     let rig = Rig::new(21, exports);
-    // Longer than a busy machine stands still: the request after it has to come in time.
+    // Longer than any stall of a busy machine: the next request must not time out.
     let io = Config { io_timeout: Some(Duration::from_secs(1)), ..Config::default() };
     let disk = rig.map("slow", &MapOptions { io, ..rig.options("slow") }).unwrap();
     let memory = disk.memory(8192).unwrap();
@@ -293,14 +291,14 @@ fn memory_of_a_request_whose_time_is_up_is_the_programs_again() {
     for (token, done) in held {
         done.done(&[BackendResult { token, errno: 0, direct: None }]);
     }
-    // One that comes in time fills just its own part.
+    // A read that ends in time fills only its own range.
     disk.submit(&mut vec![read(0)]);
     assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(0));
     let mut bytes = [0; 8192];
     memory.mem.buffer.read(memory.mem.offset, &mut bytes);
     assert!(bytes[..4096].iter().all(|byte| *byte != 7), "read in time");
     assert!(bytes[4096..].iter().all(|byte| *byte == 7), "what came late went elsewhere");
-    // Memory that is not the disk's, or ends before the data does, is refused.
+    // Memory of another disk, or memory that is too short, is refused.
     disk.submit(&mut vec![read(8192 - 512), DiskIo { mem: Some((9999, 0)), ..read(0) }]);
     for _ in 0..2 {
         assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::EINVAL.neg()));

@@ -1,15 +1,15 @@
-//! Who may write to one backing device: arbitration over all sessions.
+//! Write access to one backing device, arbitrated over all sessions.
 
 use bowline_wire::rnbd::Access;
 
 use crate::Errno;
 
-/// How often one backing device is open for writing.
+/// Number of opens of one backing device for writing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Writers(u32);
 
 impl Writers {
-    /// Admits one more open, or refuses it [NB-19].
+    /// Admits an open, or refuses it [NB-19].
     pub(crate) fn admit(&mut self, access: Access) -> Result<(), Errno> {
         let most_before = match access {
             Access::Ro => return Ok(()),
@@ -23,8 +23,8 @@ impl Writers {
         Ok(())
     }
 
-    /// Takes an admitted open back.
-    pub(crate) fn leave(&mut self, access: Access) {
+    /// Gives back an admitted open.
+    pub(crate) fn release(&mut self, access: Access) {
         if access != Access::Ro {
             assert!(self.0 > 0, "left more often than admitted");
             self.0 -= 1;
@@ -49,10 +49,10 @@ mod tests {
         assert_eq!(disk.admit(Access::Migration), Ok(()));
         assert_eq!(disk.admit(Access::Migration), Err(Errno::EPERM));
         assert_eq!(disk.admit(Access::Ro), Ok(()));
-        disk.leave(Access::Ro);
-        disk.leave(Access::Migration);
+        disk.release(Access::Ro);
+        disk.release(Access::Migration);
         assert_eq!(disk.admit(Access::Rw), Err(Errno::EPERM), "the first still writes");
-        disk.leave(Access::Rw);
+        disk.release(Access::Rw);
         assert_eq!(disk.admit(Access::Migration), Ok(()));
         assert_eq!(disk.admit(Access::Migration), Ok(()), "two that migrate");
         assert_eq!(disk.count(), 2);

@@ -1,25 +1,25 @@
-//! The client's side: mapped devices of one session, their IO, and what happens to both when the
-//! session is lost.
+//! The client's side of RNBD: the mapped devices of one session, their IO, and what a lost session
+//! does to both.
 //!
 //! ```text
 //!  map --> init --OPEN answered--> open --link lost--> closed --OPEN answered--> open
 //!                                   |                    |
-//!                                   '------- unmap ------'--> unmapped --CLOSE answered--> gone
+//!                                   '------- unmap ------'--> unmapped --CLOSE answered--> removed
 //! ```
 //!
-//! A request of any length is cut into pieces of what the session allows; each piece takes a slot,
-//! of which there are as many as the session lets be under way. While the session is away, requests
-//! fail at once or wait for it, as configured [NB-54].
+//! A request of any length is cut into pieces no longer than the session allows. Each piece takes a
+//! slot; the session's queue depth is the number of slots. While the session is lost, requests fail
+//! at once or wait for it, as configured [NB-54].
 //!
-//! After every call drain [`Core::poll_order`], [`Core::take_sends`], [`Core::take_done`] and
-//! [`Core::poll_event`], and arm one timer from [`Core::poll_timeout`]. Spec: `docs/spec/rnbd.md`,
-//! rules `[NB-n]`.
+//! After every call drain [`Core::poll_service_message`], [`Core::take_sends`], [`Core::take_done`]
+//! and [`Core::poll_event`], and arm one timer from [`Core::poll_timeout`]. Spec:
+//! `docs/spec/rnbd.md`, rules `[NB-n]`.
 
-mod careful;
 mod device;
 mod queue;
+mod quiesce;
 mod split;
-mod words;
+mod types;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -31,62 +31,70 @@ use bowline_wire::rnbd::{
 
 use crate::limits::of_open_rsp;
 use crate::{Errno, IoOp, Limits, SessionLimits};
-use careful::Stop;
 use device::Device;
 use queue::Queue;
-pub use words::{
-    Config, DevId, DevInfo, DiskRequest, DiskStats, DoneIo, Event, Order, Outage, Piece, SendIo,
-    State, Token,
+use quiesce::Quiesce;
+pub use types::{
+    Config, DevId, DevInfo, DiskRequest, DiskStats, DoneIo, Event, Outage, Piece, SendIo,
+    ServiceMessage, State, Token,
 };
 
-/// Time until what could not go out, though the session looked up, is tried again.
-const HOLD_LINK: Duration = Duration::from_millis(100);
-/// Time until what found no memory is tried again [NB-27].
-const HOLD_BUSY: Duration = Duration::from_millis(10);
-/// The largest number of an error in Linux.
+/// Delay before an IO message is sent again that found no path although the session is up.
+const RETRY_UNREACHABLE: Duration = Duration::from_millis(100);
+/// Delay before an IO message is sent again for which there was no memory [NB-27].
+const RETRY_NO_MEMORY: Duration = Duration::from_millis(10);
+/// The largest errno of Linux.
 const ERRNO_MAX: i32 = 4095;
 
+/// What a service message asks for.
 #[derive(Clone, Copy, Debug)]
-enum Ask {
+enum Service {
     SessInfo,
     Open(DevId),
-    /// The device, unless it is gone already.
+    /// Closes a device. `None`: no mapped device waits for the answer.
     Close(Option<DevId>),
 }
 
-/// The errno of an answer that is not 0, whatever its sign. What is none is an IO error.
-fn said(errno: i32) -> Errno {
+/// Converts the errno of a failed answer, whose sign the server may choose. A number that is no
+/// errno becomes `EIO`.
+fn errno_from_wire(errno: i32) -> Errno {
     let magnitude = i32::try_from(errno.unsigned_abs()).ok();
     magnitude.filter(|errno| *errno <= ERRNO_MAX).map_or(Errno::EIO, Errno)
 }
 
-/// The devices of one session and their IO. `D` says who asked for a request.
+/// The devices of one session and their IO. `D` is the caller's completion of a request.
 #[derive(Debug)]
 pub struct Core<D> {
     config: Config,
     session: SessionLimits,
+    /// The session has a connected path.
     up: bool,
     devices: Vec<Option<Device>>,
-    lives: u32,
+    /// The generation of the device mapped last.
+    generations: u32,
+    /// The token of the next service message.
     tokens: u32,
-    asked: BTreeMap<Token, Ask>,
+    /// Service messages that the server has not answered yet.
+    pending_services: BTreeMap<Token, Service>,
     queue: Queue<D>,
-    /// Devices to open again while nothing is under way: the server may have lost its table of ids,
-    /// and an id of before must not reach another device after.
-    careful: VecDeque<DevId>,
-    stop: Stop,
-    /// Slots that were under way when the last stop ended, and are still: that one was in vain.
-    blockers: Vec<u16>,
-    hold_until: Option<Instant>,
-    /// Since when requests come back for want of a path while the session has not said so.
-    trouble_since: Option<Instant>,
-    orders: VecDeque<Order>,
+    /// Devices that are opened again once no IO is in flight. The server may have lost its table of
+    /// ids: IO with an old id must not arrive after the id belongs to another device.
+    quiesced_opens: VecDeque<DevId>,
+    quiesce: Quiesce,
+    /// Slots that were in flight when the last quiesce ran out of time, and still are.
+    stragglers: Vec<u16>,
+    /// Until then no IO message is sent, since the last one could not go out.
+    sends_held_until: Option<Instant>,
+    /// When the first of the requests failed for want of a path while the session counts as up.
+    unreachable_since: Option<Instant>,
+    service_messages: VecDeque<ServiceMessage>,
     events: VecDeque<Event>,
 }
 
-fn at(devices: &mut [Option<Device>], dev: DevId) -> Option<&mut Device> {
+/// Returns the device of that id, unless its place in the table has been reused.
+fn device_in(devices: &mut [Option<Device>], dev: DevId) -> Option<&mut Device> {
     let slot = devices.get_mut(usize::try_from(dev.index).ok()?)?;
-    slot.as_mut().filter(|device| device.life == dev.life)
+    slot.as_mut().filter(|device| device.generation == dev.generation)
 }
 
 impl<D> Core<D> {
@@ -97,39 +105,39 @@ impl<D> Core<D> {
             session: SessionLimits { max_io: 0, max_segments: 0 },
             up: false,
             devices: Vec::new(),
-            lives: 0,
+            generations: 0,
             tokens: 0,
-            asked: BTreeMap::new(),
+            pending_services: BTreeMap::new(),
             queue: Queue::new(slots),
-            careful: VecDeque::new(),
-            stop: Stop::No,
-            blockers: Vec::new(),
-            hold_until: None,
-            trouble_since: None,
-            orders: VecDeque::new(),
+            quiesced_opens: VecDeque::new(),
+            quiesce: Quiesce::Idle,
+            stragglers: Vec::new(),
+            sends_held_until: None,
+            unreachable_since: None,
+            service_messages: VecDeque::new(),
             events: VecDeque::new(),
         }
     }
 
-    /// Says where there is memory that is zero and stays so: a region, and its bytes, which are
-    /// whole blocks of any disk.
+    /// Sets the memory that zeroes are written from: a region, and its length in bytes. The memory
+    /// must stay zero; the length is a multiple of every block size.
     pub const fn set_zeroes(&mut self, region: u32, len: u32) {
         self.queue.zeroes = Some((region, len));
     }
 
-    fn ask(&mut self, ask: Ask, usr: Vec<u8>, room: u32) -> Token {
+    fn send_service(&mut self, kind: Service, usr: Vec<u8>, room: u32) -> Token {
         let token = Token(self.tokens);
         self.tokens = self.tokens.wrapping_add(1);
-        self.asked.insert(token, ask);
-        self.orders.push_back(Order { token, usr, room });
+        self.pending_services.insert(token, kind);
+        self.service_messages.push_back(ServiceMessage { token, usr, room });
         token
     }
 
-    fn ask_open(&mut self, dev: DevId) {
+    fn send_open(&mut self, dev: DevId) {
         let Some(device) = self.device(dev) else { return };
         // A name that does not fit was refused by `map`.
         let Some(usr) = wire::emit_open(device.access, device.name.as_bytes()) else { return };
-        let token = self.ask(Ask::Open(dev), usr.to_vec(), OPEN_RSP_LEN as u32);
+        let token = self.send_service(Service::Open(dev), usr.to_vec(), OPEN_RSP_LEN as u32);
         if let Some(device) = self.device_mut(dev) {
             device.opening = Some(token);
             device.reopen_at = None;
@@ -138,57 +146,58 @@ impl<D> Core<D> {
 
     fn device(&self, dev: DevId) -> Option<&Device> {
         let slot = self.devices.get(usize::try_from(dev.index).ok()?)?;
-        slot.as_ref().filter(|device| device.life == dev.life)
+        slot.as_ref().filter(|device| device.generation == dev.generation)
     }
 
     fn device_mut(&mut self, dev: DevId) -> Option<&mut Device> {
-        at(&mut self.devices, dev)
+        device_in(&mut self.devices, dev)
     }
 
-    fn ids(&self) -> Vec<DevId> {
+    fn device_ids(&self) -> Vec<DevId> {
         let all = (0..).zip(&self.devices);
-        all.filter_map(|(index, d)| Some(DevId { index, life: d.as_ref()?.life })).collect()
+        all.filter_map(|(index, d)| Some(DevId { index, generation: d.as_ref()?.generation }))
+            .collect()
     }
 
-    /// The session is up, for the first time or again: says hello, and opens again what was open
-    /// [NB-14] [NB-16].
+    /// Tells that the session is up, for the first time or again. Sends SESS_INFO, and opens all
+    /// mapped devices again [NB-14] [NB-16].
     pub fn link_up(&mut self, now: Instant, session: SessionLimits) {
         self.up = true;
         self.session = session;
-        self.hold_until = None;
-        self.trouble_since = None;
-        self.forget_careful();
+        self.sends_held_until = None;
+        self.unreachable_since = None;
+        self.reset_quiesce();
         let hello = wire::emit_sess_info(VERSION_MAJOR).to_vec();
-        self.ask(Ask::SessInfo, hello, SESS_INFO_LEN as u32);
-        for dev in self.ids() {
+        self.send_service(Service::SessInfo, hello, SESS_INFO_LEN as u32);
+        for dev in self.device_ids() {
             let state = self.device(dev).map(|device| device.state);
             if state == Some(State::Open) {
-                self.offline(now, dev);
+                self.mark_closed(now, dev);
             }
             if matches!(state, Some(State::Open | State::Closed)) {
-                self.ask_open(dev);
+                self.send_open(dev);
             }
         }
     }
 
-    /// The session is away: no path is connected, and all that was under way was answered.
+    /// Tells that the session is lost: no path is connected, and all IO in flight was answered.
     pub fn link_down(&mut self, now: Instant) {
         self.up = false;
-        for dev in self.careful.clone() {
-            self.remapped(dev, Err(Errno::ECONNABORTED));
+        for dev in self.quiesced_opens.clone() {
+            self.finish_remap(dev, Err(Errno::ECONNABORTED));
         }
-        self.forget_careful();
-        for dev in self.ids() {
+        self.reset_quiesce();
+        for dev in self.device_ids() {
             if let Some(device) = self.device_mut(dev) {
                 device.reopen_at = None;
             }
-            self.offline(now, dev);
+            self.mark_closed(now, dev);
         }
     }
 
     /// Marks an open device closed.
-    fn offline(&mut self, now: Instant, dev: DevId) {
-        let Some(device) = at(&mut self.devices, dev) else { return };
+    fn mark_closed(&mut self, now: Instant, dev: DevId) {
+        let Some(device) = device_in(&mut self.devices, dev) else { return };
         let fail_fast = device.outage == Outage::FailFast;
         if device.state != State::Open {
             return;
@@ -196,7 +205,7 @@ impl<D> Core<D> {
         device.state = State::Closed;
         device.offline_since = Some(now);
         if device.limits.is_some_and(|limits| limits.write_cache) {
-            self.queue.shake(dev.index, &device.waiting, None);
+            self.queue.replay_unflushed(dev.index, &device.waiting, None);
         }
         self.events.push_back(Event::Offline { dev });
         if fail_fast {
@@ -205,12 +214,12 @@ impl<D> Core<D> {
     }
 
     fn fail_waiting(&mut self, dev: DevId, errno: Errno) {
-        let works = self.device_mut(dev).map(|device| std::mem::take(&mut device.waiting));
-        for work in works.into_iter().flatten() {
+        let fragments = self.device_mut(dev).map(|device| std::mem::take(&mut device.waiting));
+        for fragment in fragments.into_iter().flatten() {
             self.queue.waiting -= 1;
-            self.queue.unkeep(&work);
+            self.queue.unreserve_slot(&fragment);
             let stats = self.devices[dev.index as usize].as_mut().map(|device| &mut device.stats);
-            self.queue.finish(work.parent, errno.neg(), stats);
+            self.queue.finish(fragment.parent, errno.neg(), stats);
         }
     }
 
@@ -226,24 +235,24 @@ impl<D> Core<D> {
         if self.devices.iter().flatten().any(|device| device.name == name) {
             return Err(Errno::EEXIST);
         }
-        self.lives = self.lives.wrapping_add(1);
-        let device = Device::new(name, access, self.lives, self.config.outage);
+        self.generations = self.generations.wrapping_add(1);
+        let device = Device::new(name, access, self.generations, self.config.outage);
         let at = self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len());
         if at == self.devices.len() {
             self.devices.push(None);
         }
         self.devices[at] = Some(device);
         let index = u32::try_from(at).map_err(|_| Errno::ENOMEM)?;
-        let dev = DevId { index, life: self.lives };
-        self.ask_open(dev);
+        let dev = DevId { index, generation: self.generations };
+        self.send_open(dev);
         Ok(dev)
     }
 
-    /// Begins to give a device up; [`Event::Unmapped`] follows once nothing of it is under way.
-    /// Requests that wait fail.
+    /// Begins to unmap a device. [`Event::Unmapped`] follows once none of its IO is in flight. Its
+    /// waiting requests fail.
     ///
     /// # Errors
-    /// `ENODEV` when there is no such device, `EALREADY` when this is under way [NB-37].
+    /// `ENODEV` when there is no such device, `EALREADY` when it is being unmapped [NB-37].
     pub fn unmap(&mut self, dev: DevId) -> Result<(), Errno> {
         let device = self.device_mut(dev).ok_or(Errno::ENODEV)?;
         if device.state == State::Unmapped {
@@ -252,16 +261,16 @@ impl<D> Core<D> {
         device.close_sent = device.state != State::Open;
         device.state = State::Unmapped;
         device.reopen_at = None;
-        self.leave_careful(dev);
-        self.remapped(dev, Err(Errno::ENODEV));
+        self.cancel_quiesced_open(dev);
+        self.finish_remap(dev, Err(Errno::ENODEV));
         self.fail_waiting(dev, Errno::EIO);
-        self.go_on_unmapping(dev);
+        self.advance_unmap(dev);
         Ok(())
     }
 
-    /// From now on requests of a device do not wait for the session, whatever [`Config::outage`]
-    /// says: while it is away they fail, and those that wait for it already fail now. While it is
-    /// there nothing changes.
+    /// Makes the requests of a device fail while the session is lost, whatever [`Config::outage`]
+    /// says. Requests that wait for the session already fail now. While the session is up nothing
+    /// changes.
     pub fn fail_fast(&mut self, dev: DevId) {
         let Some(device) = self.device_mut(dev) else { return };
         device.outage = Outage::FailFast;
@@ -270,27 +279,28 @@ impl<D> Core<D> {
         }
     }
 
-    /// Ends requests that are not `wanted` any more by who asked for them, with `EIO`, as far as
-    /// they wait. What is under way ends by itself. A change that the server may be at still goes
-    /// out again, so that later ones wait for its end [NB-54].
-    pub fn forget(&mut self, wanted: impl Fn(&D, IoOp) -> bool) {
+    /// Ends waiting requests whose requester no longer wants them (`wanted` is false) with `EIO`.
+    /// IO in flight ends by itself. A change that the server may still be carrying out is sent
+    /// again all the same, so that later changes wait for its end [NB-54].
+    #[doc(alias = "forget")]
+    pub fn cancel_unwanted(&mut self, wanted: impl Fn(&D, IoOp) -> bool) {
         for device in self.devices.iter_mut().flatten() {
-            let works = std::mem::take(&mut device.waiting);
-            for work in works {
-                if self.queue.stays(&work, &wanted) {
-                    device.waiting.push_back(work);
+            let fragments = std::mem::take(&mut device.waiting);
+            for fragment in fragments {
+                if self.queue.must_stay(&fragment, &wanted) {
+                    device.waiting.push_back(fragment);
                     continue;
                 }
                 self.queue.waiting -= 1;
-                self.queue.unkeep(&work);
-                self.queue.finish(work.parent, Errno::EIO.neg(), None);
+                self.queue.unreserve_slot(&fragment);
+                self.queue.finish(fragment.parent, Errno::EIO.neg(), None);
             }
         }
     }
 
-    /// Takes the next step of an unmap, if it can be taken: CLOSE after the last IO, and the end
-    /// after the last answer.
-    fn go_on_unmapping(&mut self, dev: DevId) {
+    /// Takes the next step of an unmap, if it can be taken: sends CLOSE after the last IO, and
+    /// removes the device after the last answer.
+    fn advance_unmap(&mut self, dev: DevId) {
         let Some(device) = self.device_mut(dev) else { return };
         if device.state != State::Unmapped || device.in_flight > 0 {
             return;
@@ -299,20 +309,20 @@ impl<D> Core<D> {
             device.close_sent = true;
             let usr = wire::emit_close(device.wire_id).to_vec();
             device.closing = true;
-            self.ask(Ask::Close(Some(dev)), usr, 0);
+            self.send_service(Service::Close(Some(dev)), usr, 0);
         } else if !device.closing && device.opening.is_none() {
             self.devices[dev.index as usize] = None;
             self.events.push_back(Event::Unmapped { dev });
         }
     }
 
-    /// Begins to open a closed device again; [`Event::Remapped`] follows, with `EBUSY` when
-    /// requests under way did not end in time.
+    /// Begins to open a closed device again. [`Event::Remapped`] follows, with `EBUSY` when IO in
+    /// flight did not end in time.
     ///
     /// # Errors
-    /// `EALREADY` when it is open, `ENODEV` when it is being given up or does not exist, `EBUSY`
-    /// while this or an OPEN is under way [NB-37] and while requests that did not end in time are
-    /// still under way, `ECONNABORTED` while the session is away.
+    /// `EALREADY` when it is open, `ENODEV` when it is being unmapped or does not exist, `EBUSY`
+    /// during another remap or OPEN [NB-37] and while IO that did not end in time is still in
+    /// flight, `ECONNABORTED` while the session is lost.
     pub fn remap(&mut self, now: Instant, dev: DevId) -> Result<(), Errno> {
         let (up, blocked) = (self.up, self.blocked());
         let device = self.device_mut(dev).ok_or(Errno::ENODEV)?;
@@ -328,19 +338,19 @@ impl<D> Core<D> {
             State::Closed => {}
         }
         device.remapping = true;
-        self.open_carefully(now, dev);
+        self.open_quiesced(now, dev);
         Ok(())
     }
 
-    /// Tells how a remap ended, if one is under way.
-    fn remapped(&mut self, dev: DevId, result: Result<(), Errno>) {
-        let waits = self.device_mut(dev).map(|device| std::mem::take(&mut device.remapping));
-        if waits == Some(true) {
+    /// Reports the result of a remap, if the device has one pending.
+    fn finish_remap(&mut self, dev: DevId, result: Result<(), Errno>) {
+        let waiting = self.device_mut(dev).map(|device| std::mem::take(&mut device.remapping));
+        if waiting == Some(true) {
             self.events.push_back(Event::Remapped { dev, result });
         }
     }
 
-    /// Says that the device has another size, here only: nothing is sent [NB-37].
+    /// Changes the size of a device on this side only; nothing is sent [NB-37].
     ///
     /// # Errors
     /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part
@@ -359,43 +369,40 @@ impl<D> Core<D> {
         Ok(())
     }
 
-    /// Takes the answer to a service message: `errno` 0 or negative, `data` what the server wrote.
-    pub fn answered(&mut self, now: Instant, token: Token, errno: i32, data: &[u8]) {
-        match self.asked.remove(&token) {
-            // Which version the server speaks changes nothing that is sent [NB-57].
-            None | Some(Ask::SessInfo | Ask::Close(None)) => {}
-            Some(Ask::Close(Some(dev))) => {
+    /// Handles the answer to a service message: `errno` is 0 or negative, `data` holds the bytes
+    /// that the server wrote.
+    #[doc(alias = "answered")]
+    pub fn service_answer(&mut self, now: Instant, token: Token, errno: i32, data: &[u8]) {
+        match self.pending_services.remove(&token) {
+            // The server's protocol version changes nothing that is sent [NB-57].
+            None | Some(Service::SessInfo | Service::Close(None)) => {}
+            Some(Service::Close(Some(dev))) => {
                 if let Some(device) = self.device_mut(dev) {
                     device.closing = false;
                 }
-                self.go_on_unmapping(dev);
+                self.advance_unmap(dev);
             }
-            Some(Ask::Open(dev)) => {
+            Some(Service::Open(dev)) => {
                 let rsp = match errno {
                     0 => OpenRsp::parse(data).ok_or(Errno::EINVAL),
-                    errno => Err(said(errno)),
+                    errno => Err(errno_from_wire(errno)),
                 };
-                self.open_answered(now, token, dev, rsp);
+                self.open_answer(now, token, dev, rsp);
             }
         }
     }
 
-    fn open_answered(
-        &mut self,
-        now: Instant,
-        token: Token,
-        dev: DevId,
-        rsp: Result<OpenRsp, Errno>,
-    ) {
+    fn open_answer(&mut self, now: Instant, token: Token, dev: DevId, rsp: Result<OpenRsp, Errno>) {
         let session = self.session;
         let zeroes = self.config.write_zeroes;
         let Some(device) = self.device_mut(dev).filter(|d| d.opening == Some(token)) else {
-            // Of a session before this one; that server session is gone.
+            // An answer to an OPEN of an earlier session: the server has closed that device with
+            // its session.
             return;
         };
         device.opening = None;
         let (was, remapping) = (device.state, std::mem::take(&mut device.remapping));
-        device.careful = false;
+        device.opening_quiesced = false;
         let read_only = device.access == Access::Ro;
         let opened = rsp.and_then(|rsp| {
             let limits = of_open_rsp(&rsp, session, read_only);
@@ -411,22 +418,23 @@ impl<D> Core<D> {
         });
         let result = match opened {
             Err(errno) => Err(errno),
-            // Given up meanwhile [NB-32], or nothing a disk can be made of [NB-30].
+            // The device was unmapped meanwhile [NB-32]. The next arm: the answer describes no
+            // valid disk [NB-30].
             Ok((_, id)) if was == State::Unmapped => {
                 device.close_sent = true;
                 device.closing = true;
-                self.ask(Ask::Close(Some(dev)), wire::emit_close(id).to_vec(), 0);
+                self.send_service(Service::Close(Some(dev)), wire::emit_close(id).to_vec(), 0);
                 Ok(())
             }
             Ok((Err(errno), id)) => {
-                self.ask(Ask::Close(None), wire::emit_close(id).to_vec(), 0);
+                self.send_service(Service::Close(None), wire::emit_close(id).to_vec(), 0);
                 Err(errno)
             }
             Ok((Ok(limits), id)) => {
                 let before = device.limits;
                 if before.is_some_and(|before| before.logical != limits.logical) {
-                    self.ask(Ask::Close(None), wire::emit_close(id).to_vec(), 0);
-                    self.give_up(dev);
+                    self.send_service(Service::Close(None), wire::emit_close(id).to_vec(), 0);
+                    self.mark_replaced(dev);
                     Err(Errno::EINVAL)
                 } else {
                     device.write_through |= !limits.write_cache;
@@ -434,7 +442,7 @@ impl<D> Core<D> {
                     device.wire_id = id;
                     device.state = State::Open;
                     device.offline_since = None;
-                    device.gone = false;
+                    device.replaced = false;
                     if before.is_some_and(|before| before.bytes != limits.bytes) {
                         self.events.push_back(Event::Resized { dev, bytes: limits.bytes });
                     }
@@ -453,66 +461,70 @@ impl<D> Core<D> {
                 }
                 self.events.push_back(Event::Mapped { dev, result });
             }
-            State::Unmapped => self.go_on_unmapping(dev),
+            State::Unmapped => self.advance_unmap(dev),
             State::Closed | State::Open => {
                 if remapping {
                     self.events.push_back(Event::Remapped { dev, result });
                 }
-                self.reopen_later(now, dev);
+                self.schedule_reopen(now, dev);
             }
         }
-        self.go_on_opening(now);
+        self.advance_quiesced_opens(now);
     }
 
-    /// The server gave `dev` an id that another device has: it has lost its table, so that one is
-    /// not open any more.
+    /// Marks other devices with the id of `dev` closed. A server that gives one id to two devices
+    /// has lost its table, and the earlier device with it.
     fn close_others_of(&mut self, now: Instant, dev: DevId, id: u32) {
-        for other in self.ids() {
+        for other in self.device_ids() {
             let same = |d: &Device| d.state == State::Open && d.wire_id == id;
             if other != dev && self.device(other).is_some_and(same) {
-                self.offline(now, other);
-                self.reopen_later(now, other);
+                self.mark_closed(now, other);
+                self.schedule_reopen(now, other);
             }
         }
     }
 
-    /// Tries a closed device again later, if requests may wait for it.
-    fn reopen_later(&mut self, now: Instant, dev: DevId) {
+    /// Schedules another OPEN of a closed device, if its requests may wait for it.
+    fn schedule_reopen(&mut self, now: Instant, dev: DevId) {
         let (up, delay) = (self.up, self.config.reopen_delay);
         let Some(device) = self.device_mut(dev).filter(|_| up) else { return };
         let waits = device.outage != Outage::FailFast;
-        if waits && device.state == State::Closed && !device.gone && device.opening.is_none() {
+        if waits && device.state == State::Closed && !device.replaced && device.opening.is_none() {
             device.reopen_at = Some(now + delay);
         }
     }
 
-    fn give_up(&mut self, dev: DevId) {
+    fn mark_replaced(&mut self, dev: DevId) {
         let Some(device) = self.device_mut(dev) else { return };
-        device.gone = true;
+        device.replaced = true;
         device.reopen_at = None;
         self.events.push_back(Event::Gone { dev });
         self.fail_waiting(dev, Errno::EIO);
     }
 
-    /// Takes a request of the application. One result follows by [`Core::take_done`].
+    /// Submits a request of the application. One result follows by [`Core::take_done`].
     ///
-    /// Zeroes that must stay allocated are written as data unless the server is told by
-    /// [`Config::nounmap`]: one that does not know the flag gives them up and says nothing [NB-57].
-    /// Without [`Core::set_zeroes`] they are refused with `EOPNOTSUPP`.
+    /// Zeroes that must stay allocated are written as data unless [`Config::nounmap`] is set: a
+    /// server that does not know the flag silently deallocates them [NB-57]. Without
+    /// [`Core::set_zeroes`] such requests fail with `EOPNOTSUPP`.
     pub fn submit(&mut self, now: Instant, dev: DevId, mut request: DiskRequest<D>) {
-        let Some(device) = at(&mut self.devices, dev) else {
+        let Some(device) = device_in(&mut self.devices, dev) else {
             self.queue.refuse(request.done, Errno::EIO.neg(), None);
             return;
         };
-        let mut judged = device.judge(now, &request);
+        let mut validated = device.validate(now, &request);
         if request.op == IoOp::WriteZeroes && request.nounmap && !self.config.nounmap {
             request.op = IoOp::Write;
             request.mem = self.queue.zeroes.map(|(region, _)| (region, 0));
-            judged = judged.and_then(|goes| {
-                if goes && request.mem.is_none() { Err(Errno::EOPNOTSUPP) } else { Ok(goes) }
+            validated = validated.and_then(|carry_out| {
+                if carry_out && request.mem.is_none() {
+                    Err(Errno::EOPNOTSUPP)
+                } else {
+                    Ok(carry_out)
+                }
             });
         }
-        match judged {
+        match validated {
             Ok(true) => {
                 let timeout = self.config.io_timeout.map(|after| now + after);
                 device.waiting.push_back(self.queue.admit(request, timeout));
@@ -525,145 +537,145 @@ impl<D> Core<D> {
 
     /// Appends the IO messages that can go out now.
     pub fn take_sends(&mut self, into: &mut Vec<SendIo>) {
-        let stopped = matches!(self.stop, Stop::Until(_));
-        if self.queue.waiting == 0 || !self.up || self.hold_until.is_some() || stopped {
+        let draining = matches!(self.quiesce, Quiesce::Draining(_));
+        if self.queue.waiting == 0 || !self.up || self.sends_held_until.is_some() || draining {
             return;
         }
         self.queue.pump(&mut self.devices, into);
     }
 
-    /// Frees a slot; returns its device and work.
-    fn free(&mut self, slot: u16) -> Option<(u32, queue::Work)> {
-        self.blockers.retain(|blocker| *blocker != slot);
-        self.queue.free(slot)
+    /// Frees a slot; returns its device and fragment.
+    fn free_slot(&mut self, slot: u16) -> Option<(u32, queue::Fragment)> {
+        self.stragglers.retain(|straggler| *straggler != slot);
+        self.queue.free_slot(slot)
     }
 
-    /// Takes the answer to an IO message: `errno` 0 or negative.
+    /// Handles the answer to an IO message: `errno` is 0 or negative.
     pub fn io_answer(&mut self, now: Instant, slot: u16, errno: i32) {
-        let Some((index, work)) = self.free(slot) else { return };
+        let Some((index, fragment)) = self.free_slot(slot) else { return };
         let Some(device) = self.devices.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
         device.in_flight -= 1;
-        let dev = DevId { index, life: device.life };
+        let dev = DevId { index, generation: device.generation };
         if errno == 0 {
-            self.trouble_since = None;
-            let mut next = self.queue.finish(work.parent, 0, Some(&mut device.stats));
-            let fails = device.outage == Outage::FailFast || device.gone;
+            self.unreachable_since = None;
+            let mut next = self.queue.finish(fragment.parent, 0, Some(&mut device.stats));
+            let fails = device.outage == Outage::FailFast || device.replaced;
             if (device.state == State::Unmapped || device.state == State::Closed && fails)
-                && let Some(work) = next.take()
+                && let Some(fragment) = next.take()
             {
-                self.queue.finish(work.parent, Errno::EIO.neg(), Some(&mut device.stats));
+                self.queue.finish(fragment.parent, Errno::EIO.neg(), Some(&mut device.stats));
             }
-            if let Some(work) = next {
-                device.waiting.push_back(work);
+            if let Some(fragment) = next {
+                device.waiting.push_back(fragment);
                 self.queue.waiting += 1;
             }
         } else {
-            self.io_failed(now, dev, (slot, work), errno);
+            self.io_failed(now, dev, (slot, fragment), errno);
         }
-        if !self.careful.is_empty() {
-            self.go_on_opening(now);
+        if !self.quiesced_opens.is_empty() {
+            self.advance_quiesced_opens(now);
         }
-        self.go_on_unmapping(dev);
+        self.advance_unmap(dev);
     }
 
     fn io_failed(
         &mut self,
         now: Instant,
         dev: DevId,
-        (slot, work): (u16, queue::Work),
+        (slot, fragment): (u16, queue::Fragment),
         errno: i32,
     ) {
-        let positive = said(errno);
-        let forgotten = positive == Errno::ENOTCONN;
+        let positive = errno_from_wire(errno);
+        let not_connected = positive == Errno::ENOTCONN;
         let unreachable = matches!(
             positive,
             Errno::ECONNABORTED | Errno::ECONNRESET | Errno::ESHUTDOWN | Errno::ECOMM
         );
-        if forgotten {
-            if let Some(device) = at(&mut self.devices, dev)
+        if not_connected {
+            if let Some(device) = device_in(&mut self.devices, dev)
                 && device.limits.is_some_and(|limits| limits.write_cache)
             {
-                self.queue.shake(dev.index, &device.waiting, Some(work.parent));
+                self.queue.replay_unflushed(dev.index, &device.waiting, Some(fragment.parent));
             }
-            self.offline(now, dev);
-            self.reopen_later(now, dev);
+            self.mark_closed(now, dev);
+            self.schedule_reopen(now, dev);
         }
         let Some(device) = self.device_mut(dev) else { return };
         let Outage::Queue(limit) = device.outage else {
-            self.fail_piece(dev, work, errno);
+            self.fail_piece(dev, fragment, errno);
             return;
         };
         let open = device.state == State::Open;
-        let since = if open { *self.trouble_since.get_or_insert(now) } else { now };
+        let since = if open { *self.unreachable_since.get_or_insert(now) } else { now };
         let late = now.saturating_since(since) >= limit;
         let waits = self.device(dev).is_some_and(|device| {
-            matches!(device.state, State::Open | State::Closed) && !device.gone
+            matches!(device.state, State::Open | State::Closed) && !device.replaced
         });
-        if !(forgotten || unreachable) || late || !waits {
-            self.fail_piece(dev, work, errno);
+        if !(not_connected || unreachable) || late || !waits {
+            self.fail_piece(dev, fragment, errno);
             return;
         }
         if open {
-            self.hold_until.get_or_insert(now + HOLD_LINK);
+            self.sends_held_until.get_or_insert(now + RETRY_UNREACHABLE);
         }
-        // The server may be at it still.
-        let work = self.queue.keep(work, slot);
-        self.requeue(dev, work);
+        // The server may still be carrying it out.
+        let fragment = self.queue.reserve_slot(fragment, slot);
+        self.requeue(dev, fragment);
     }
 
-    fn fail_piece(&mut self, dev: DevId, work: queue::Work, errno: i32) {
+    fn fail_piece(&mut self, dev: DevId, fragment: queue::Fragment, errno: i32) {
         let magnitude = u16::try_from(errno.unsigned_abs()).unwrap_or(u16::MAX);
         let seen = -i32::from(wire::status_of_errno(magnitude));
         let stats = self.devices[dev.index as usize].as_mut().map(|device| &mut device.stats);
-        self.queue.finish(work.parent, seen, stats);
+        self.queue.finish(fragment.parent, seen, stats);
     }
 
-    fn requeue(&mut self, dev: DevId, work: queue::Work) {
+    fn requeue(&mut self, dev: DevId, fragment: queue::Fragment) {
         if let Some(device) = self.device_mut(dev) {
             device.stats.resent += 1;
-            device.waiting.push_front(work);
+            device.waiting.push_front(fragment);
             self.queue.waiting += 1;
         }
     }
 
-    /// Tells that an IO message could not be sent at all: `errno` positive. Want of memory is tried
-    /// again a little later, everything else is as an answer with that error.
+    /// Tells that an IO message could not be sent at all. After `EAGAIN` and `ENOMEM` it is sent
+    /// again a little later; any other error counts as the server's answer.
     pub fn send_failed(&mut self, now: Instant, slot: u16, errno: Errno) {
         if !matches!(errno, Errno::EAGAIN | Errno::ENOMEM) {
             self.io_answer(now, slot, errno.neg());
             return;
         }
-        let Some((index, work)) = self.free(slot) else { return };
+        let Some((index, fragment)) = self.free_slot(slot) else { return };
         let Some(device) = self.devices.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
         device.in_flight -= 1;
-        let dev = DevId { index, life: device.life };
-        self.hold_until.get_or_insert(now + HOLD_BUSY);
+        let dev = DevId { index, generation: device.generation };
+        self.sends_held_until.get_or_insert(now + RETRY_NO_MEMORY);
         if device.state == State::Unmapped {
-            self.fail_piece(dev, work, Errno::EIO.neg());
-            self.go_on_unmapping(dev);
+            self.fail_piece(dev, fragment, Errno::EIO.neg());
+            self.advance_unmap(dev);
         } else {
-            let work = self.queue.keep(work, slot);
-            self.requeue(dev, work);
+            let fragment = self.queue.reserve_slot(fragment, slot);
+            self.requeue(dev, fragment);
         }
-        if !self.careful.is_empty() {
-            self.go_on_opening(now);
+        if !self.quiesced_opens.is_empty() {
+            self.advance_quiesced_opens(now);
         }
     }
 
-    /// Does what is due.
+    /// Handles all timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.hold_until.is_some_and(|at| at <= now) {
-            self.hold_until = None;
+        if self.sends_held_until.is_some_and(|at| at <= now) {
+            self.sends_held_until = None;
         }
         self.queue.time_out(now);
-        for dev in self.ids() {
+        for dev in self.device_ids() {
             let Some(device) = self.device(dev) else { continue };
             if device.reopen_at.is_some_and(|at| at <= now) {
-                self.open_carefully(now, dev);
+                self.open_quiesced(now, dev);
                 continue;
             }
             let Outage::Queue(limit) = device.outage else { continue };
@@ -672,7 +684,7 @@ impl<D> Core<D> {
                 self.fail_waiting(dev, Errno::EIO);
             }
         }
-        self.go_on_opening(now);
+        self.advance_quiesced_opens(now);
     }
 
     /// Returns when [`Core::handle_timeout`] is to be called next.
@@ -684,20 +696,26 @@ impl<D> Core<D> {
                 device.offline_since.filter(|_| !device.waiting.is_empty()).map(|at| at + limit);
             [device.reopen_at, fails]
         });
-        let stop = match self.stop {
-            Stop::Until(at) => Some(at),
-            Stop::Rest(at) => Some(at).filter(|_| !self.careful.is_empty() && !self.blocked()),
-            Stop::No => None,
+        let quiesce = match self.quiesce {
+            Quiesce::Draining(at) => Some(at),
+            Quiesce::Resting(at) => {
+                Some(at).filter(|_| !self.quiesced_opens.is_empty() && !self.blocked())
+            }
+            Quiesce::Idle => None,
         };
-        of_devices.chain([self.hold_until, self.queue.next_timeout(), stop]).flatten().min()
+        of_devices
+            .chain([self.sends_held_until, self.queue.next_timeout(), quiesce])
+            .flatten()
+            .min()
     }
 
     /// Returns the next service message to send.
-    pub fn poll_order(&mut self) -> Option<Order> {
-        self.orders.pop_front()
+    #[doc(alias = "poll_order")]
+    pub fn poll_service_message(&mut self) -> Option<ServiceMessage> {
+        self.service_messages.pop_front()
     }
 
-    /// Returns what happened next.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -707,17 +725,18 @@ impl<D> Core<D> {
         into.append(&mut self.queue.done);
     }
 
-    /// Appends the numbers of requests that were answered late ([`DoneIo::late`]) and are over now.
+    /// Appends the numbers of requests that were answered when their time was up ([`DoneIo::late`])
+    /// and whose memory the server no longer uses.
     pub fn take_ended(&mut self, into: &mut Vec<u32>) {
         into.append(&mut self.queue.ended);
     }
 
-    /// Returns what a device can do, or could when it was open last.
+    /// Returns the limits of a device; while it is closed, the last known.
     pub fn limits(&self, dev: DevId) -> Option<Limits> {
         self.device(dev)?.limits
     }
 
-    /// Returns where a device stands.
+    /// Returns the state of a device.
     pub fn state(&self, dev: DevId) -> Option<State> {
         Some(self.device(dev)?.state)
     }
@@ -728,23 +747,26 @@ impl<D> Core<D> {
         all.filter_map(|(index, device)| Some(device.as_ref()?.info(index))).collect()
     }
 
-    /// Asserts what must hold between calls; for tests and the simulator.
+    /// Asserts the invariants that hold between calls; for tests and the simulator.
     ///
     /// # Panics
-    /// When it does not.
+    /// When an invariant is broken.
     pub fn check_invariants(&self) {
         let waiting: usize = self.devices.iter().flatten().map(|d| d.waiting.len()).sum();
-        assert_eq!(waiting, self.queue.waiting, "count of what waits");
-        let flying: u32 = self.devices.iter().flatten().map(|d| d.in_flight).sum();
-        assert_eq!(flying, self.queue.in_flight(), "count of what is under way");
-        let opens = !self.careful.is_empty() || self.opens_carefully();
-        match self.stop {
-            Stop::No => assert!(!opens, "nobody keeps still for careful opens"),
-            Stop::Until(_) => assert!(opens, "all keep still for nothing"),
-            Stop::Rest(_) => {}
+        assert_eq!(waiting, self.queue.waiting, "count of waiting fragments");
+        let in_flight: u32 = self.devices.iter().flatten().map(|d| d.in_flight).sum();
+        assert_eq!(in_flight, self.queue.in_flight(), "count of pieces in flight");
+        let opens = !self.quiesced_opens.is_empty() || self.quiesced_open_in_flight();
+        match self.quiesce {
+            Quiesce::Idle => assert!(!opens, "quiesced opens wait for no quiesce"),
+            Quiesce::Draining(_) => assert!(opens, "devices are quiesced for no open"),
+            Quiesce::Resting(_) => {}
         }
-        for blocker in &self.blockers {
-            assert!(self.queue.flying().any(|slot| slot == *blocker), "{blocker} was answered");
+        for straggler in &self.stragglers {
+            assert!(
+                self.queue.slots_in_flight().any(|slot| slot == *straggler),
+                "straggler {straggler} was answered"
+            );
         }
         self.queue.check_invariants(&self.devices);
         for (index, device) in self.devices.iter().enumerate() {

@@ -1,77 +1,78 @@
-//! What can be asked of a disk, and what a disk can do: the words storage, devices and doors share.
+//! Operations and limits of disks: the types that storage, devices and front ends share.
 
-/// What is done with a range of a disk.
+/// An operation on a range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoOp {
     /// Reads bytes.
     Read,
     /// Writes bytes.
     Write,
-    /// Makes durable all that was acknowledged before.
+    /// Makes all writes durable that were acknowledged before.
     Flush,
-    /// Says that the contents are not needed any more.
+    /// Deallocates bytes: their contents are not needed any more.
     Discard,
-    /// Makes bytes zero without sending them.
+    /// Zeroes bytes without sending zeroes.
     WriteZeroes,
     /// Makes contents unrecoverable.
     SecureErase,
 }
 
 impl IoOp {
-    /// Tells whether the operation changes what is stored: refused on a read-only device.
+    /// Tells whether the operation changes stored data: refused on a read-only device.
     pub const fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes | Self::SecureErase)
     }
 
-    /// Tells whether bytes travel with the operation.
+    /// Tells whether the operation transfers data.
     pub const fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
 }
 
-/// How far a disk can discard.
+/// Limits of discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Discard {
-    /// Bytes of one discard at most.
+    /// Largest discard in bytes.
     pub max_bytes: u64,
-    /// Bytes of what is really freed: smaller or unaligned discards may do nothing.
+    /// Unit in bytes in which the storage frees space: smaller or unaligned discards may do
+    /// nothing.
     pub granularity: u32,
-    /// Bytes from the start of the disk to the first boundary of such a piece.
+    /// Offset in bytes from the start of the disk to the first boundary of such a unit.
     pub alignment: u32,
 }
 
-/// What a disk is and can do. Sizes are in bytes.
+/// Size and limits of a disk. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Size of the disk, a multiple of `logical`.
     pub bytes: u64,
     /// Smallest unit of IO, a power of two from 512 to 4096.
     pub logical: u32,
-    /// Unit the storage itself works in.
+    /// Unit that the storage works in internally.
     pub physical: u32,
-    /// Bytes of one read or write at most. Of storage: what it does in one go; a session may allow
-    /// more, and storage carries that out too.
+    /// Largest read or write in bytes. For storage, the most it does in one operation: longer ones,
+    /// which a session may allow, are carried out too.
     pub max_io: u32,
-    /// Pieces of memory of one request at most.
+    /// Largest number of memory segments of one request.
     pub max_segments: u16,
-    /// Discards, if there are any.
+    /// Limits of discards, if supported.
     pub discard: Option<Discard>,
-    /// Bytes of one write of zeroes at most, 0 when there is no such operation.
+    /// Largest write of zeroes in bytes, 0 when not supported.
     pub max_write_zeroes: u32,
-    /// Tells whether there is secure erase; it is limited as discards are.
+    /// Tells whether secure erase is supported; the limits of discards apply to it.
     pub secure_erase: bool,
     /// Tells whether writes are durable only after a flush.
     pub write_cache: bool,
-    /// Tells whether one write can be made durable by itself.
+    /// Tells whether a single write can be made durable (FUA).
     pub fua: bool,
-    /// Tells whether writing is impossible.
+    /// Tells whether the disk is read-only.
     pub read_only: bool,
 }
 
 impl Limits {
-    /// Bytes that one request can name: 32 bits of them, in whole sectors [NB-59].
+    /// Largest length of one request in bytes: a 32-bit number of whole sectors [NB-59].
     pub const IO_MAX: u32 = u32::MAX - u32::MAX % 512;
-    /// Bytes of the largest disk: files, and the doors in front of disks, count them with a sign.
+    /// Largest size of a disk in bytes: files and front ends use signed 64-bit offsets.
     pub const BYTES_MAX: u64 = i64::MAX as u64;
 
     /// Returns the limits of a plain memory disk: 4 KiB pages, 512-byte blocks, no cache, reads and
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_a_disk_is_known() {
+    fn operations_that_change_a_disk() {
         use IoOp::{Discard, Flush, Read, SecureErase, Write, WriteZeroes};
         assert!([Write, Discard, WriteZeroes, SecureErase].iter().all(|op| op.changes()));
         assert!(![Read, Flush].iter().any(|op| op.changes()));

@@ -1,7 +1,7 @@
 //! The RNBD protocol as state machines: exports, devices, access and block IO.
 //!
 //! No I/O, no threads, no clock and no transport: user messages and the time go in, messages and
-//! orders come out. [`server::Core`] serves exports, [`client::Core`] maps them. Numbered rules
+//! actions come out. [`server::Core`] serves exports, [`client::Core`] maps them. Numbered rules
 //! `[NB-n]` are those of `docs/spec/rnbd.md`.
 //!
 //! ```
@@ -19,16 +19,16 @@
 //! let mut server = server::Core::new(server::CoreLimits::default(), 0x5eed);
 //! let session = server::SessKey(1);
 //! server.link_up(session, "client@server");
-//! while let Some(order) = client.poll_order() {
+//! while let Some(order) = client.poll_service_message() {
 //!     let dir = if order.room > 0 { Dir::Read } else { Dir::Write };
 //!     match server.message(session, dir, order.room, order.room, &order.usr) {
 //!         server::Act::Reply { errno, data } => {
-//!             client.answered(now, order.token, errno, data.bytes());
+//!             client.service_answer(now, order.token, errno, data.bytes());
 //!         }
 //!         server::Act::Open { ticket, .. } => {
 //!             server.opened(ticket, Ok((server::ExportId(0), Limits::plain(1 << 20))));
 //!             let answer = server.poll_answer().expect("of the open");
-//!             client.answered(now, order.token, answer.errno, answer.data.bytes());
+//!             client.service_answer(now, order.token, answer.errno, answer.data.bytes());
 //!         }
 //!         other => unreachable!("{other:?}"),
 //!     }

@@ -1,4 +1,4 @@
-//! What a disk can do as OPEN answers say it: limits to message, message to limits.
+//! Limits of a disk in the answer to an OPEN: converted to the message and back.
 
 use bowline_wire::rnbd::{self as wire, OpenRsp};
 
@@ -6,11 +6,11 @@ use crate::{Discard, Errno, Limits};
 
 /// Bytes of a sector, whatever the block size.
 const SECTOR: u64 = wire::SECTOR as u64;
-/// Sectors of 512 bytes one request can say: its bytes have 32 bits [NB-59].
+/// Largest number of 512-byte sectors of one request, whose length in bytes has 32 bits [NB-59].
 const SECTORS_MAX: u32 = Limits::IO_MAX / wire::SECTOR;
 /// Bytes of a page, the largest logical block [NB-30].
 const PAGE: u32 = 4096;
-/// Bytes of the largest physical block that answers have room for.
+/// Bytes of the largest power of two that fits the 16-bit field of the physical block size.
 const PHYSICAL_MAX: u32 = 1 << 15;
 
 fn sectors(bytes: u64) -> u32 {
@@ -42,19 +42,20 @@ pub(crate) fn open_rsp(device_id: u32, limits: &Limits) -> OpenRsp {
     }
 }
 
-/// What a session allows for each IO.
+/// Limits of a session for each IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Bytes of one read or write at most.
+    /// Largest read or write in bytes.
     pub max_io: u32,
-    /// Pieces of memory of one request at most.
+    /// Largest number of memory segments of one request.
     pub max_segments: u16,
 }
 
-/// Reads an OPEN answer as the limits of a disk of that session [NB-30] [NB-59].
+/// Converts an OPEN answer to the limits of a disk of this session [NB-30] [NB-59].
 ///
 /// # Errors
-/// `EOVERFLOW` for more than a disk can have, `EINVAL` for other things no disk can be made of.
+/// `EOVERFLOW` for a size above [`Limits::BYTES_MAX`], `EINVAL` for other values that no disk can
+/// have.
 pub(crate) fn of_open_rsp(
     rsp: &OpenRsp,
     session: SessionLimits,
@@ -65,9 +66,10 @@ pub(crate) fn of_open_rsp(
         return Err(Errno::EINVAL);
     }
     let unit = u64::from(logical);
-    // Others count on a power of two; servers that have no room for theirs send 65535.
+    // Users of the disk rely on a power of two; servers whose block size does not fit the field
+    // send 65535.
     let physical = rsp.physical_block_size.checked_ilog2().map_or(0, |log| 1 << log);
-    // What is not made of blocks says nothing about them.
+    // A granularity that is no multiple of the block size is ignored.
     let whole = |bytes: &u32| *bytes > 0 && bytes.is_multiple_of(logical);
     let granularity = Some(rsp.discard_granularity).filter(whole).unwrap_or(logical);
     let most = |sectors: u32, unit: u64| {
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_travel_and_those_of_the_session_replace_those_of_the_storage() {
+    fn session_limits_replace_storage_limits_in_the_answer() {
         // tests [NB-9] [NB-30]
         let read = of_open_rsp(&open_rsp(3, &full()), SESSION, true).unwrap();
         let wanted = Limits { max_io: 126_976, max_segments: 128, read_only: true, ..full() };
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_thirty_two_bits_cannot_say_is_cut() {
+    fn lengths_beyond_thirty_two_bits_are_cut() {
         // tests [NB-47] [NB-59]
         let huge = Limits {
             discard: Some(Discard { max_bytes: u64::MAX, granularity: 4096, alignment: 0 }),

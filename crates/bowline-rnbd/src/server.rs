@@ -1,4 +1,4 @@
-//! The server's side: sessions, their open devices, and who may write to what.
+//! The server's side of RNBD: sessions, their open devices, and write access to exports.
 //!
 //! ```text
 //!  message --> Act::Reply            answer it now
@@ -27,29 +27,29 @@ use crate::{Errno, IoOp, Limits};
 use check::{Context, check};
 use session::{Device, Session};
 
-/// A session, by a number of the caller's choosing.
+/// Id of a session, chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessKey(pub u64);
 
-/// An open backing device, by a number of the caller's choosing. Two names of one backing device
-/// must give the same number: access is arbitrated by it.
+/// Id of an open backing device, chosen by the caller. Two names of one backing device must give
+/// the same id, since access is arbitrated by id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportId(pub u32);
 
-/// A message whose answer comes later.
+/// Id of a message whose answer comes later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 
-/// One open device of one session.
+/// Id of an open device of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpenId {
-    /// Its session.
+    /// The session.
     pub session: SessKey,
-    /// Its id within the session.
+    /// The device's id within the session.
     pub device: u32,
 }
 
-/// What the answer carries besides its errno. On errors it is always nothing [NB-3].
+/// The data of an answer. Failed messages are answered without data [NB-3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Nothing.
@@ -71,7 +71,7 @@ impl Reply {
     }
 }
 
-/// What to do with a message.
+/// The action that a message calls for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Act {
@@ -79,42 +79,42 @@ pub enum Act {
     Reply {
         /// 0 or a negative errno.
         errno: i32,
-        /// What goes with it.
+        /// The data of the answer.
         data: Reply,
     },
     /// Find and open the export, then call [`Core::opened`]; the answer comes by
     /// [`Core::poll_answer`].
     Open {
-        /// Names the message in the answer.
+        /// Id of the message, given back with its answer.
         ticket: Ticket,
-        /// As sent; no `..` in it [NB-17].
+        /// Name of the export as sent; contains no `..` [NB-17].
         name: Vec<u8>,
-        /// What is asked for.
+        /// The access mode asked for.
         access: Access,
     },
     /// The answer comes by [`Core::poll_answer`].
     Later {
-        /// Names the message in the answer.
+        /// Id of the message, given back with its answer.
         ticket: Ticket,
     },
     /// Do the IO, call [`Core::io_done`], and answer with [`bowline_wire::rnbd::status_of_errno`]
     /// of its error.
     Io {
-        /// What it goes to.
+        /// The export that the IO is for.
         export: ExportId,
-        /// What to do.
+        /// The operation.
         io: CheckedIo,
     },
 }
 
-/// An IO that was found good. It was counted: [`Core::io_done`] must follow.
+/// An IO that passed all checks. It counts as in flight until [`Core::io_done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckedIo {
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
-    /// From which byte on.
+    /// Offset on the disk in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
     /// Tells whether a write must be durable before its answer.
     pub fua: bool,
@@ -124,39 +124,39 @@ pub struct CheckedIo {
     pub nounmap: bool,
     /// Linux IO priority, 0 when none was given [NB-11].
     pub prio: u16,
-    /// By which open it came.
+    /// The open device that the IO came through.
     pub open: OpenId,
 }
 
-/// The answer to a message that had to wait.
+/// A deferred answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The message.
     pub ticket: Ticket,
     /// 0 or a negative errno.
     pub errno: i32,
-    /// What goes with it.
+    /// The data of the answer.
     pub data: Reply,
 }
 
 /// One open device, for the control tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenInfo {
-    /// Which it is.
+    /// Id of the open device.
     pub id: OpenId,
     /// Name of the session.
     pub session_name: String,
-    /// What it opened.
+    /// The export that is open.
     pub export: ExportId,
     /// The name it was opened by.
     pub mapping_path: Vec<u8>,
-    /// How it was opened.
+    /// Access mode it was opened with.
     pub access: Access,
-    /// IOs in the hands of storage.
+    /// Number of IOs that storage is working on.
     pub in_flight: u32,
 }
 
-/// Caps of what peers may make the server keep.
+/// Limits on what peers can make the server store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoreLimits {
     /// Devices of one session at most [NB-50].
@@ -170,11 +170,11 @@ impl Default for CoreLimits {
 }
 
 #[derive(Debug)]
-struct Opening {
+struct PendingOpen {
     session: SessKey,
     name: Vec<u8>,
     access: Access,
-    /// The first asked for it; others named the same while it was being opened.
+    /// The first ticket started the open; later ones named the same export meanwhile.
     tickets: Vec<Ticket>,
 }
 
@@ -190,8 +190,8 @@ pub struct Core {
     limits: CoreLimits,
     sessions: BTreeMap<SessKey, Session>,
     exports: BTreeMap<ExportId, Export>,
-    /// By the first ticket of each.
-    opening: BTreeMap<Ticket, Opening>,
+    /// Keyed by the first ticket of each open.
+    opening: BTreeMap<Ticket, PendingOpen>,
     tickets: u32,
     /// The id of the next device that is opened.
     next_id: u32,
@@ -206,9 +206,9 @@ const fn reply(errno: Errno) -> Act {
 const SUCCESS: Act = Act::Reply { errno: 0, data: Reply::None };
 
 impl Core {
-    /// Makes a server without sessions. Its devices have the ids from `first_id` on, of which none
-    /// comes twice: IO that is late, or meant for the server before this one, hits nothing. With a
-    /// random first one that holds over restarts too [NB-9].
+    /// Makes a server without sessions. Device ids count up from `first_id` and are not reused, so
+    /// late IO cannot reach another device. With a random `first_id` this holds for IO meant for a
+    /// server before a restart, too [NB-9].
     pub const fn new(limits: CoreLimits, first_id: u32) -> Self {
         Self {
             limits,
@@ -222,7 +222,7 @@ impl Core {
         }
     }
 
-    /// Takes note of a new session [NB-15].
+    /// Adds a new session [NB-15].
     pub fn link_up(&mut self, key: SessKey, name: &str) {
         let session = Session::new(name);
         if let Some(former) = self.sessions.insert(key, session) {
@@ -230,7 +230,7 @@ impl Core {
         }
     }
 
-    /// Forgets a session and closes its devices [NB-15].
+    /// Removes a session and closes its devices [NB-15].
     pub fn link_down(&mut self, key: SessKey) {
         if let Some(session) = self.sessions.remove(&key) {
             self.release_all(&session);
@@ -245,11 +245,11 @@ impl Core {
         }
     }
 
-    /// Handles the user message of one request. `room` is what a READ can take back, `data_len`
-    /// what its chunk holds besides the message.
+    /// Handles the user message of one request. `room` is the number of bytes that the answer to a
+    /// READ may have, `data_len` the number of data bytes in its chunk besides the message.
     pub fn message(&mut self, key: SessKey, dir: Dir, room: u32, data_len: u32, usr: &[u8]) -> Act {
         let Some(session) = self.sessions.get_mut(&key) else { return reply(Errno::ENODEV) };
-        // Lengths come before any field [NB-22].
+        // Lengths are checked before any field is read [NB-22].
         let Ok(request) = wire::parse(usr) else { return reply(Errno::EINVAL) };
         let room_for =
             |len: usize| dir == Dir::Read && usize::try_from(room).is_ok_and(|r| r >= len);
@@ -260,8 +260,8 @@ impl Core {
                     return reply(Errno::ENOTCONN);
                 };
                 let ctx = Context { limits: &device.limits, access: device.access, dir, data_len };
-                let good = match check(ctx, &io) {
-                    Ok(Some(good)) => good,
+                let valid = match check(ctx, &io) {
+                    Ok(Some(valid)) => valid,
                     Ok(None) => return SUCCESS,
                     Err(errno) => return reply(errno),
                 };
@@ -270,12 +270,12 @@ impl Core {
                 Act::Io {
                     export: device.export,
                     io: CheckedIo {
-                        op: good.op,
-                        offset: good.offset,
-                        len: good.len,
-                        fua: good.fua,
-                        preflush: good.preflush,
-                        nounmap: good.nounmap,
+                        op: valid.op,
+                        offset: valid.offset,
+                        len: valid.len,
+                        fua: valid.fua,
+                        preflush: valid.preflush,
+                        nounmap: valid.nounmap,
                         prio,
                         open,
                     },
@@ -303,8 +303,8 @@ impl Core {
     fn open(&mut self, key: SessKey, access: u8, name: &[u8]) -> Act {
         let Some(session) = self.sessions.get_mut(&key) else { return reply(Errno::ENODEV) };
         if let Some((id, device)) = session.by_name(name) {
-            // Asked again, whatever the mode now: the same id. A client that lost its state, and a
-            // failover that repeats the message, rely on it.
+            // A repeated OPEN gets the same id, whatever its access mode. Clients that lost their
+            // state, and failovers that repeat the message, rely on it.
             let data = Reply::Open(open_rsp(id, &device.limits).emit());
             return Act::Reply { errno: 0, data };
         }
@@ -314,19 +314,20 @@ impl Core {
         }
         let ticket = Ticket(self.tickets);
         self.tickets = self.tickets.wrapping_add(1);
-        let same = |opening: &&mut Opening| opening.session == key && opening.name == name;
+        let same = |opening: &&mut PendingOpen| opening.session == key && opening.name == name;
         if let Some(opening) = self.opening.values_mut().find(same) {
             opening.tickets.push(ticket);
             return Act::Later { ticket };
         }
         let name = name.to_vec();
-        let opening = Opening { session: key, name: name.clone(), access, tickets: vec![ticket] };
+        let opening =
+            PendingOpen { session: key, name: name.clone(), access, tickets: vec![ticket] };
         self.opening.insert(ticket, opening);
         Act::Open { ticket, name, access }
     }
 
-    /// Tells how opening the export went. On success the export was opened once for this: it comes
-    /// back by [`Core::poll_release`] when it is needed no longer.
+    /// Tells the result of opening an export. A success counts as one open of it, which
+    /// [`Core::poll_release`] gives back when it is needed no longer.
     pub fn opened(&mut self, ticket: Ticket, result: Result<(ExportId, Limits), Errno>) {
         let Some(opening) = self.opening.remove(&ticket) else {
             self.releases.extend(result.ok().map(|(export, _)| export));
@@ -352,7 +353,12 @@ impl Core {
     }
 
     /// Steps 5 to 7 of an OPEN, once the export is open [NB-17] [NB-19] [NB-58].
-    fn admit(&mut self, opening: &Opening, export: ExportId, limits: Limits) -> Result<u32, Errno> {
+    fn admit(
+        &mut self,
+        opening: &PendingOpen,
+        export: ExportId,
+        limits: Limits,
+    ) -> Result<u32, Errno> {
         let session = self.sessions.get_mut(&opening.session).ok_or(Errno::ENODEV)?;
         if limits.read_only && opening.access != Access::Ro {
             return Err(Errno::EACCES);
@@ -413,7 +419,7 @@ impl Core {
         Ok(())
     }
 
-    /// Tells that storage has finished an IO. An open that is gone is ignored.
+    /// Tells that storage has finished an IO. Ignored if the device is closed already.
     pub fn io_done(&mut self, open: OpenId) {
         let Some(session) = self.sessions.get_mut(&open.session) else { return };
         let Some(device) = session.devices.get_mut(&open.device) else { return };
@@ -442,7 +448,7 @@ impl Core {
 
     fn release(&mut self, device: &Device) {
         if let Some(export) = self.exports.get_mut(&device.export) {
-            export.writers.leave(device.access);
+            export.writers.release(device.access);
             export.opens -= 1;
             if export.opens == 0 {
                 self.exports.remove(&device.export);
@@ -451,8 +457,8 @@ impl Core {
         self.releases.push_back(device.export);
     }
 
-    /// Takes over that the storage of an export has changed; open devices are judged by it from now
-    /// on. Peers learn of it when they open again.
+    /// Sets new limits of an export, by which IO of its open devices is checked from now on. Peers
+    /// learn of them when they open it again.
     pub fn set_limits(&mut self, export: ExportId, limits: Limits) {
         for device in self.sessions.values_mut().flat_map(|s| s.devices.values_mut()) {
             if device.export == export {
@@ -461,12 +467,12 @@ impl Core {
         }
     }
 
-    /// Returns the next answer to a message that had to wait.
+    /// Returns the next deferred answer.
     pub fn poll_answer(&mut self) -> Option<Answer> {
         self.answers.pop_front()
     }
 
-    /// Returns the next export that one open needs no longer.
+    /// Returns the next export of which one open is given back.
     pub fn poll_release(&mut self) -> Option<ExportId> {
         self.releases.pop_front()
     }
@@ -487,10 +493,10 @@ impl Core {
         .collect()
     }
 
-    /// Asserts what must hold between calls; for tests and the simulator.
+    /// Asserts the invariants that hold between calls; for tests and the simulator.
     ///
     /// # Panics
-    /// When it does not.
+    /// When an invariant is broken.
     pub fn check_invariants(&self) {
         let mut seen: BTreeMap<ExportId, (u32, u32)> = BTreeMap::new();
         for session in self.sessions.values() {

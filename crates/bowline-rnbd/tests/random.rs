@@ -1,6 +1,6 @@
-//! Random histories of a server: whatever sessions say, storage and exports do, and in whatever
-//! order, each message is answered once, nothing is done that the disk or the access forbids, and
-//! each export that was opened is given back. Used by the test on random bytes and by the fuzz
+//! Random histories of a server. Whatever sessions send and storage and exports do, in whatever
+//! order: each message is answered once, no IO is done that the disk or the access mode forbids,
+//! and each export that was opened is given back. Used by the test on random bytes and by the fuzz
 //! target `rnbd_server`.
 
 mod common;
@@ -18,7 +18,7 @@ use common::Bytes;
 
 const SESSIONS: u64 = 4;
 const EXPORTS: u32 = 5;
-/// Ids begin again at 0 soon.
+/// Ids soon wrap around to 0.
 const FIRST_ID: u32 = u32::MAX - 5;
 const NAMES: [&[u8]; 7] = [b"a", b"b", b"/b", b"c", b"a..b", b"", b"\xff"];
 const ERRORS: [Errno; 3] = [Errno::ENOENT, Errno::EIO, Errno::EACCES];
@@ -110,7 +110,7 @@ impl Play {
             Some(open) => open.id,
             None => OpenId { session: Self::session(input), device: Self::any_id(opens, input) },
         };
-        // Of what is closed already it is an error.
+        // An error if it is closed already.
         let _ = self.core.force_close(open);
     }
 
@@ -122,7 +122,7 @@ impl Play {
         self.core.set_limits(export, limits);
     }
 
-    /// The id of something open, or one that may have been or may come to be.
+    /// An id that is open, was open, or may be later.
     fn any_id(opens: &[OpenInfo], input: &mut Bytes<'_>) -> u32 {
         let n = input.byte() % 16;
         let open = opens.get(usize::from(n)).map(|open| open.id.device);
@@ -184,15 +184,15 @@ impl Play {
         }
     }
 
-    /// What storage is asked for is what it can do, for who may ask.
+    /// Checks that storage supports the IO and that the open allows it.
     fn io(&mut self, export: ExportId, io: CheckedIo, data_len: u32) {
         assert!(self.held[&export] > 0, "not open");
         let opens = self.core.opens();
         let open = opens.iter().find(|open| open.id == io.open).expect("it is open");
         assert_eq!(open.export, export);
         assert!(self.up.contains(&open.id.session));
-        // An export may have changed between being found and being opened: only who is told of a
-        // change is judged by it. Kinds of exports do not change.
+        // An export may have changed between being found and being opened: IO is checked against
+        // limits only after `set_limits`. Kinds of exports do not change.
         let limits = self.limits[&export];
         let changes = !matches!(io.op, IoOp::Read | IoOp::Flush);
         assert!(!changes || (open.access != Access::Ro && !limits.read_only), "{io:?}");
@@ -268,7 +268,7 @@ pub(crate) fn play(input: &[u8]) -> u64 {
 
 // tests [NB-15] [NB-17] [NB-20] [NB-21] [NB-22] [NB-25] [NB-50]
 #[test]
-fn whatever_is_said_is_answered_once_and_kept_within_bounds() {
+fn random_clients_are_answered_once_and_kept_within_bounds() {
     let mut answered = 0;
     for seed in 0..300_u64 {
         // Shown when it fails.

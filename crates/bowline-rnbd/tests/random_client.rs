@@ -1,6 +1,6 @@
-//! Random histories of a client whose server says what it likes: each request ends once, what is
-//! sent lies within the disk and the limits the server told last, and what is left of all that can
-//! be given up. Used by the test on random bytes and by the fuzz target `rnbd_client`.
+//! Random histories of a client and a server that answers anything: each request ends once, each
+//! message lies within the disk and the limits the server sent last, and in the end everything can
+//! be unmapped. Used by the test on random bytes and by the fuzz target `rnbd_client`.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 use bowline_rnbd::client::{
-    Config, Core, DevId, DiskRequest, Event, Order, Outage, SendIo, State, Token,
+    Config, Core, DevId, DiskRequest, Event, Outage, SendIo, ServiceMessage, State, Token,
 };
 use bowline_rnbd::{Errno, IoOp, Limits, SessionLimits};
 use bowline_wire::rnbd::{
@@ -30,10 +30,10 @@ const MAX_IO: [u32; 12] =
 const ERRORS: [i32; 14] =
     [-107, -107, -103, -103, -104, -5, -28, -95, -110, -4096, 107, 5, i32::MIN, i32::MAX];
 
-/// A disk as the server told it last.
-struct Told {
+/// The last limits of a disk that the server has sent.
+struct KnownLimits {
     rsp: OpenRsp,
-    /// Or as this side was told to believe.
+    /// Or the size set by a local resize.
     bytes: u64,
 }
 
@@ -45,15 +45,15 @@ struct Play {
     now: Instant,
     up: bool,
     session: SessionLimits,
-    /// Messages that were not answered.
-    asked: Vec<Order>,
+    /// Service messages that were not answered.
+    pending: Vec<ServiceMessage>,
     tokens: BTreeSet<Token>,
-    flying: BTreeMap<u16, SendIo>,
+    in_flight: BTreeMap<u16, SendIo>,
     devices: BTreeMap<DevId, (&'static str, Access)>,
-    told: BTreeMap<DevId, Told>,
-    /// Devices that were said to be in use.
+    known: BTreeMap<DevId, KnownLimits>,
+    /// Devices reported online.
     online: BTreeSet<DevId>,
-    /// Requests that were not answered, and those answered late that are not over.
+    /// Requests that were not answered, and requests answered late that have not ended.
     waiting: BTreeSet<u32>,
     late: BTreeSet<u32>,
     next: u32,
@@ -85,11 +85,11 @@ impl Play {
             now: Instant::from_nanos(1),
             up: false,
             session,
-            asked: Vec::new(),
+            pending: Vec::new(),
             tokens: BTreeSet::new(),
-            flying: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             devices: BTreeMap::new(),
-            told: BTreeMap::new(),
+            known: BTreeMap::new(),
             online: BTreeSet::new(),
             waiting: BTreeSet::new(),
             late: BTreeSet::new(),
@@ -103,7 +103,7 @@ impl Play {
             0 if self.up => self.down(input),
             0..=4 if !self.up => self.link_up(input),
             0..=2 => self.map(input),
-            // Where it stands may forbid these.
+            // The state of the device may forbid these.
             3 => self.with_device(input, |play, dev, _| _ = play.core.unmap(dev)),
             4 | 5 => self.with_device(input, |play, dev, _| _ = play.core.remap(play.now, dev)),
             6 => self.with_device(input, Self::resize),
@@ -129,7 +129,7 @@ impl Play {
         }
     }
 
-    /// The session comes up, perhaps with limits nothing can be done with.
+    /// The session comes up, perhaps with unusable limits.
     fn link_up(&mut self, input: &mut Bytes<'_>) {
         let max_io = input.of(&MAX_IO);
         self.session = SessionLimits { max_io, max_segments: input.of(&[128, 0, u16::MAX]) };
@@ -137,13 +137,12 @@ impl Play {
         self.core.link_up(self.now, self.session);
     }
 
-    /// The session is away, and all that is under way is answered, which may be told in either
-    /// order.
+    /// The session is lost and all IO in flight is answered, reported in either order.
     fn down(&mut self, input: &mut Bytes<'_>) {
         if input.byte().is_multiple_of(2) {
             self.core.link_down(self.now);
         }
-        while !self.flying.is_empty() || !self.asked.is_empty() {
+        while !self.in_flight.is_empty() || !self.pending.is_empty() {
             self.fail_all();
             self.orders();
         }
@@ -152,11 +151,11 @@ impl Play {
     }
 
     fn fail_all(&mut self) {
-        for slot in std::mem::take(&mut self.flying).into_keys() {
+        for slot in std::mem::take(&mut self.in_flight).into_keys() {
             self.core.io_answer(self.now, slot, Errno::ECONNABORTED.neg());
         }
-        for order in std::mem::take(&mut self.asked) {
-            self.core.answered(self.now, order.token, Errno::ECONNABORTED.neg(), &[]);
+        for order in std::mem::take(&mut self.pending) {
+            self.core.service_answer(self.now, order.token, Errno::ECONNABORTED.neg(), &[]);
         }
     }
 
@@ -175,8 +174,8 @@ impl Play {
     fn resize(&mut self, dev: DevId, input: &mut Bytes<'_>) {
         let bytes = input.of(&[0, 4096, 1 << 20, 1 << 63, u64::MAX, 5000]);
         if self.core.resize(dev, bytes) == Ok(()) {
-            let told = self.told.get_mut(&dev).expect("it is open");
-            told.bytes = bytes;
+            let known = self.known.get_mut(&dev).expect("it is open");
+            known.bytes = bytes;
         }
     }
 
@@ -211,7 +210,7 @@ impl Play {
         self.core.submit(self.now, dev, request);
     }
 
-    /// What an OPEN is answered with: sane, a little off, or noise.
+    /// The answer to an OPEN: sane, a little off, or noise.
     fn rsp(input: &mut Bytes<'_>) -> Vec<u8> {
         let wild = [0, 1, 7, 8, 2048, 8_388_607, 8_388_608, u32::MAX];
         let mut rsp = OpenRsp {
@@ -255,10 +254,10 @@ impl Play {
     }
 
     fn answer_order(&mut self, input: &mut Bytes<'_>) {
-        if self.asked.is_empty() {
+        if self.pending.is_empty() {
             return;
         }
-        let order = self.asked.swap_remove(input.below(self.asked.len()));
+        let order = self.pending.swap_remove(input.below(self.pending.len()));
         let errno = if input.byte().is_multiple_of(8) { input.of(&ERRORS) } else { 0 };
         let data = match parse(&order.usr) {
             Ok(Request::Open { .. }) => Self::rsp(input),
@@ -267,39 +266,39 @@ impl Play {
         self.answer(&order, errno, &data);
     }
 
-    fn answer(&mut self, order: &Order, errno: i32, data: &[u8]) {
+    fn answer(&mut self, order: &ServiceMessage, errno: i32, data: &[u8]) {
         let name = match parse(&order.usr) {
             Ok(Request::Open { name, .. }) => Some(name),
             _ => None,
         };
         let dev = self.devices.iter().find(|(_, (known, _))| Some(known.as_bytes()) == name);
         let dev = dev.map(|(dev, _)| *dev);
-        self.core.answered(self.now, order.token, errno, data);
+        self.core.service_answer(self.now, order.token, errno, data);
         let open = dev.filter(|dev| self.core.state(*dev) == Some(State::Open));
         if let Some(dev) = open {
-            // Nothing else makes a disk of what was said than a success of the right form.
+            // Only a well-formed success maps a disk.
             let rsp = OpenRsp::parse(data).filter(|_| errno == 0).expect("opened by nothing");
             let bytes = rsp.nsectors.checked_mul(512).expect("more than there is");
-            self.told.insert(dev, Told { rsp, bytes });
+            self.known.insert(dev, KnownLimits { rsp, bytes });
         }
     }
 
-    /// Answers to what was never asked, or was answered.
+    /// Answers with unknown tokens, or a second time.
     fn answer_anything(&mut self, input: &mut Bytes<'_>) {
         let token = Token(input.word());
-        if !self.asked.iter().any(|order| order.token == token) {
-            self.core.answered(self.now, token, 0, &Self::rsp(input));
+        if !self.pending.iter().any(|order| order.token == token) {
+            self.core.service_answer(self.now, token, 0, &Self::rsp(input));
         }
         let slot = input.of(&[0, 1, 2, self.slots, u16::MAX]);
-        if !self.flying.contains_key(&slot) {
+        if !self.in_flight.contains_key(&slot) {
             self.core.io_answer(self.now, slot, input.of(&[0, -5, -107]));
         }
     }
 
     fn any_slot(&mut self, input: &mut Bytes<'_>) -> Option<u16> {
-        let slots: Vec<_> = self.flying.keys().copied().collect();
+        let slots: Vec<_> = self.in_flight.keys().copied().collect();
         let slot = *slots.get(input.below(slots.len()))?;
-        self.flying.remove(&slot);
+        self.in_flight.remove(&slot);
         Some(slot)
     }
 
@@ -317,7 +316,7 @@ impl Play {
         }
     }
 
-    /// Takes all that comes out, and judges it.
+    /// Takes all output, and checks it.
     fn look(&mut self) {
         self.core.check_invariants();
         self.orders();
@@ -344,12 +343,12 @@ impl Play {
     }
 
     fn orders(&mut self) {
-        while let Some(order) = self.core.poll_order() {
+        while let Some(order) = self.core.poll_service_message() {
             self.ordered(order);
         }
     }
 
-    fn ordered(&mut self, order: Order) {
+    fn ordered(&mut self, order: ServiceMessage) {
         assert!(self.tokens.insert(order.token), "a token twice");
         match parse(&order.usr).expect("a message") {
             Request::SessInfo { ver } => {
@@ -357,33 +356,36 @@ impl Play {
             }
             Request::Open { name, .. } => {
                 assert_eq!(order.room as usize, OPEN_RSP_LEN);
-                let same = |order: &&Order| matches!(parse(&order.usr), Ok(Request::Open { name: other, .. }) if other == name);
-                assert!(!self.asked.iter().any(|order| same(&order)), "two of one device at once");
+                let same = |order: &&ServiceMessage| matches!(parse(&order.usr), Ok(Request::Open { name: other, .. }) if other == name);
+                assert!(
+                    !self.pending.iter().any(|order| same(&order)),
+                    "two of one device at once"
+                );
             }
             Request::Close { .. } => assert_eq!(order.room, 0),
             Request::Io(io) => panic!("{io:?} on the service connection"),
         }
-        self.asked.push(order);
-        assert!(self.asked.len() < 1000, "more and more is asked");
+        self.pending.push(order);
+        assert!(self.pending.len() < 1000, "more and more is pending");
     }
 
-    /// What is sent lies within what the server said of the disk, and what the session allows.
+    /// Checks that a message lies within the disk and the limits of the session.
     fn sent(&mut self, send: SendIo) {
         self.sent += 1;
         assert!(self.up, "sent to nobody");
         assert!(send.slot < self.slots, "{}", send.slot);
         let Ok(Request::Io(io)) = parse(&send.usr) else { panic!("{:?}", send.usr) };
-        let open = self.told.iter().filter(|(dev, told)| {
-            told.rsp.device_id == io.device && self.core.state(**dev) == Some(State::Open)
+        let open = self.known.iter().filter(|(dev, known)| {
+            known.rsp.device_id == io.device && self.core.state(**dev) == Some(State::Open)
         });
         let open: Vec<_> = open.map(|(dev, _)| *dev).collect();
         let [dev] = open[..] else { panic!("{} disks have id {}", open.len(), io.device) };
         self.within(dev, &io, &send);
-        assert!(self.flying.insert(send.slot, send).is_none(), "a slot twice");
+        assert!(self.in_flight.insert(send.slot, send).is_none(), "a slot twice");
     }
 
     fn within(&self, dev: DevId, io: &Io, send: &SendIo) {
-        let (Told { rsp, bytes }, (_, access)) = (&self.told[&dev], self.devices[&dev]);
+        let (KnownLimits { rsp, bytes }, (_, access)) = (&self.known[&dev], self.devices[&dev]);
         let has_data = matches!(io.op, wire::OP_READ | wire::OP_WRITE);
         assert_eq!(send.data.is_some(), has_data, "{io:?}");
         if io.op == wire::OP_FLUSH {
@@ -432,7 +434,7 @@ impl Play {
                 Event::Unmapped { dev } => {
                     assert!(self.devices.remove(&dev).is_some(), "gone twice");
                     self.online.remove(&dev);
-                    self.told.remove(&dev);
+                    self.known.remove(&dev);
                 }
                 Event::Resized { bytes, .. } => assert!(bytes <= Limits::BYTES_MAX),
                 Event::Remapped { .. } | Event::Gone { .. } => {}
@@ -441,14 +443,14 @@ impl Play {
         }
     }
 
-    /// Devices are where they were said to be, and what they can do makes sense.
+    /// Checks that devices have the reported states, and sane limits.
     fn states(&self) {
         let infos = self.core.infos();
         assert_eq!(infos.len(), self.devices.len());
         let pieces: u32 = infos.iter().map(|info| info.in_flight).sum();
-        assert_eq!(pieces as usize, self.flying.len());
+        assert_eq!(pieces as usize, self.in_flight.len());
         let works: usize = infos.iter().map(|info| info.waiting).sum();
-        // Pieces that came back wait by themselves, those of smaller sessions in halves.
+        // Pieces that failed wait one by one, and are cut again for sessions with smaller limits.
         let most = usize::from(self.slots) * NAMES.len() * 8;
         assert!(works <= self.waiting.len() + self.late.len() + most, "{works} wait");
         for info in infos {
@@ -474,14 +476,14 @@ impl Play {
         }
     }
 
-    /// The program goes away: whatever was said, all of it ends.
+    /// The program unmaps everything: all of it ends, whatever the server answered.
     fn end(mut self) -> u64 {
         for dev in self.devices.keys().copied().collect::<Vec<_>>() {
-            // Some are on their way out already.
+            // Some devices are being unmapped already.
             let _ = self.core.unmap(dev);
             self.look();
         }
-        while !self.flying.is_empty() || !self.asked.is_empty() {
+        while !self.in_flight.is_empty() || !self.pending.is_empty() {
             self.fail_all();
             self.look();
         }
@@ -510,7 +512,7 @@ pub(crate) fn play(input: &[u8]) -> u64 {
 
 // tests [NB-9] [NB-16] [NB-27] [NB-30] [NB-32] [NB-51] [NB-54] [NB-55] [NB-59]
 #[test]
-fn whatever_the_server_says_requests_end_once_and_stay_within_the_disk() {
+fn random_servers_end_each_request_once_within_the_disk() {
     let mut sent = 0;
     for seed in 0..4000 {
         // Shown when it fails.

@@ -1,4 +1,5 @@
-//! A regular file or a block device: what it can do, and who carries requests out.
+//! A regular file or a block device as a store: its limits, and the ring or threads that carry
+//! requests out.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -21,17 +22,17 @@ const ZEROES: usize = 256 << 10;
 /// Where block devices show their queue limits.
 const SYSFS: &str = "/sys/dev/block";
 
-/// What a file is. Those who carry requests out hold it as long as any is under way.
+/// The file. The ring and the threads hold it while requests are in flight.
 #[derive(Debug)]
 pub(super) struct Facts {
     fd: OwnedFd,
-    /// What addresses of memory must be multiples of: 1 unless the page cache is gone around.
+    /// Required alignment of memory addresses in bytes: 1 unless direct IO is used.
     pub(super) align: u64,
     /// It is a block device.
     device: bool,
     pub(super) zeroes: Buffer,
     limits: Limits,
-    /// Its size now, in place of `limits.bytes`.
+    /// Its present size, in place of `limits.bytes`.
     bytes: AtomicU64,
 }
 
@@ -50,7 +51,7 @@ impl Facts {
 pub(super) struct File {
     facts: Arc<Facts>,
     workers: Workers,
-    /// Who makes the calls that a ring does not have.
+    /// Threads for calls that io_uring lacks.
     blocking: Option<Pool>,
 }
 
@@ -61,7 +62,7 @@ enum Workers {
 }
 
 impl File {
-    /// Requests go over io_uring, or by threads where there is none.
+    /// Opens a file as a store. Requests use io_uring, or threads where there is none.
     pub(super) fn new(fd: OwnedFd, read_only: bool, block: u32, direct: bool) -> io::Result<Self> {
         let facts = Arc::new(look_at(fd, read_only, block, direct)?);
         let workers = match Ring::new(&facts) {
@@ -103,7 +104,7 @@ impl Backend for File {
         let limits = self.facts.limits();
         let mut answered = Vec::new();
         let mut blocking = Vec::new();
-        // Answers wait until no lock is held.
+        // Answers are delivered once no lock is held.
         let jobs = io.drain(..).filter_map(|io| {
             let (token, nothing) = (io.token, io.op != IoOp::Flush && io.len == 0);
             let job = check(&limits, &io)
@@ -211,8 +212,8 @@ fn look_at(fd: OwnedFd, read_only: bool, block: u32, direct: bool) -> io::Result
     })
 }
 
-/// Goes around the page cache, if blocks of this size can be read so; returns what addresses have
-/// to be multiples of then.
+/// Turns on direct IO, if blocks of this size can be read by it; returns the required alignment of
+/// addresses.
 fn go_direct(fd: &OwnedFd, block: u32) -> io::Result<Option<u64>> {
     let known = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let known = known.ok().filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
@@ -221,7 +222,7 @@ fn go_direct(fd: &OwnedFd, block: u32) -> io::Result<Option<u64>> {
     if offset == 0 || offset > block || rustix::fs::fcntl_setfl(fd, OFlags::DIRECT).is_err() {
         return Ok(None);
     }
-    // What a file system says and what it does may differ.
+    // Tries a read, since file systems may report wrong values.
     let page = Buffer::new(block as usize)?;
     match sys::read(fd.as_raw_fd(), page.addr(), block, 0) {
         n if n >= 0 => Ok(Some(u64::from(memory.max(1)))),
@@ -229,8 +230,8 @@ fn go_direct(fd: &OwnedFd, block: u32) -> io::Result<Option<u64>> {
     }
 }
 
-/// Discards of a regular file are holes, where the file system has any. Asked beyond the end, where
-/// nothing is.
+/// Discards of a regular file punch holes, where the file system supports them. Tried beyond the
+/// end, where there is no data.
 fn file_discard(fd: &OwnedFd, bytes: u64, granularity: u32) -> Option<Discard> {
     let beyond = bytes.checked_next_multiple_of(u64::from(granularity))?;
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -242,8 +243,8 @@ fn file_discard(fd: &OwnedFd, bytes: u64, granularity: u32) -> Option<Discard> {
     })
 }
 
-/// The queue of a block device in sysfs. It says nothing of secure erase, which the block layer
-/// knows only of by failing, so that is left out. [NB-9] [NB-47]
+/// The queue of a block device in sysfs. Secure erase is left out: sysfs does not show whether a
+/// device supports it. [NB-9] [NB-47]
 struct Queue {
     folder: String,
 }
@@ -263,7 +264,7 @@ impl Queue {
         text.ok()?.trim().parse().ok()
     }
 
-    /// Bytes it takes in one go; longer requests are cut up by the system.
+    /// Largest request in bytes; the kernel splits longer ones.
     fn max_io(&self, block: u32) -> u32 {
         let known = self.number("max_hw_sectors_kb").filter(|kib| *kib > 0);
         let bytes = known.map_or(REQUEST_MAX, |kib| kib.saturating_mul(1024).min(REQUEST_MAX));

@@ -1,4 +1,4 @@
-//! One request of a file, as the system calls it takes: what is next, and what a result means.
+//! One request of a file as a sequence of system calls: the next call, and the meaning of a result.
 //!
 //! ```text
 //!   Read, Write --short--> the rest of it --all there--> done
@@ -15,15 +15,15 @@ use bowline_verbs::Buffer;
 
 use super::{BackendDone, BackendIo, BackendResult};
 
-/// How often a call that the system broke off is made again before the request fails.
+/// How often an interrupted call is repeated before the request fails.
 const TRIES: u8 = 100;
 
-/// A request under way.
+/// A request in progress.
 pub(super) struct Job {
     pub(super) done: Arc<dyn BackendDone>,
     io: BackendIo,
     phase: Phase,
-    /// Bytes read or written so far.
+    /// Number of bytes read or written so far.
     at: u32,
     tries: u8,
     /// Aligned memory in place of the request's, which direct IO cannot use.
@@ -58,11 +58,12 @@ pub(super) enum Step {
 }
 
 impl Job {
-    /// A request that was found right, of a file or a block `device`. Where addresses have to be
-    /// multiples of `align` and this one is not, its data takes a way round.
+    /// Makes a job of a checked request, of a file or a block `device`. If the address must be a
+    /// multiple of `align` and is not, the data goes through a bounce buffer.
     ///
     /// # Errors
-    /// ENOMEM, when there is no memory for that; EOPNOTSUPP for what no file does.
+    /// ENOMEM without memory for the bounce buffer; EOPNOTSUPP for operations that no file
+    /// supports.
     pub(super) fn new(
         io: BackendIo,
         done: &Arc<dyn BackendDone>,
@@ -73,10 +74,10 @@ impl Job {
             IoOp::Read | IoOp::Write => Phase::Data,
             IoOp::Flush => Phase::Sync,
             IoOp::WriteZeroes if io.nounmap => Phase::ZeroRange,
-            // A hole would be zeroes, which not every device that discards can write.
+            // Punching a hole writes zeroes, which not every device with discards supports.
             IoOp::Discard if device => Phase::Discard,
             IoOp::WriteZeroes | IoOp::Discard => Phase::PunchHole,
-            // What is in a hole may be on the disk still.
+            // The contents of a hole may still be on the disk.
             IoOp::SecureErase => return Err(Errno::EOPNOTSUPP),
         };
         let mut bounce = None;
@@ -135,11 +136,11 @@ impl Job {
         }
     }
 
-    /// Takes what the call returned: bytes, or a negative errno. Gives the result of the request
-    /// once it has one.
+    /// Handles the result of a call: bytes, or a negative errno. Returns the result of the request
+    /// once it is finished.
     pub(super) fn advance(&mut self, returned: i32) -> Option<BackendResult> {
         match (self.phase, returned) {
-            // EINTR, EAGAIN; ECANCELED: the thread that asked has ended.
+            // EINTR and EAGAIN; ECANCELED when the submitting thread has ended.
             (_, e) if matches!(-e, libc::EINTR | libc::EAGAIN | libc::ECANCELED) => {
                 self.tries += 1;
                 if self.tries > TRIES { self.result(Errno::EIO.neg()) } else { None }
@@ -150,14 +151,14 @@ impl Job {
             (Phase::ZeroRange, e) if not_there(e) => self.turn(Phase::WriteZeroes),
             (_, e) if e < 0 => self.result(e),
             (Phase::Data | Phase::WriteZeroes, 0) => {
-                // The file is shorter than it was: there is nothing there.
+                // The file was truncated: there is no data.
                 self.result(Errno::EIO.neg())
             }
             (Phase::Data | Phase::WriteZeroes, n) => {
                 self.tries = 0;
                 self.at = self.at.saturating_add(n.unsigned_abs());
                 if self.at < self.io.len {
-                    // What ends within a sector is the end of a file that was cut short.
+                    // A read that ends within a sector has reached the end of a truncated file.
                     if n % 512 == 0 { None } else { self.result(Errno::EIO.neg()) }
                 } else if self.phase == Phase::WriteZeroes && self.io.fua {
                     self.turn(Phase::Sync)
@@ -191,7 +192,7 @@ impl Job {
     }
 }
 
-/// Tells whether the file system does not know how to do it.
+/// Tells whether the file system does not support the operation.
 fn not_there(returned: i32) -> bool {
     matches!(-returned, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV)
 }

@@ -8,10 +8,10 @@ use bowline_verbs::Buffer;
 
 use super::{Backend, BackendDone, BackendIo, answer, check};
 
-/// Bytes of one discard or write of zeroes: what is cleared in well under a millisecond, since it
-/// happens in the thread that serves everyone.
+/// Largest discard or write of zeroes in bytes: cleared in well under a millisecond, since the
+/// thread that serves all requests does it.
 const CLEAR_MAX: u32 = 4 << 20;
-/// What is copied over memory to clear it.
+/// Zeroes that are copied over memory to clear it.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Memory that is all zero at first and gone at the end. Reads are answered from the store itself,

@@ -28,12 +28,12 @@ use bowline_verbs::{Buffer, Mem, contain};
 
 /// One open export, which all sessions share.
 pub trait Backend: Send + Sync {
-    /// What it can do. `bytes` changes with [`resize`](Self::resize).
+    /// Returns the limits. `bytes` changes with [`resize`](Self::resize).
     fn limits(&self) -> Limits;
 
-    /// Takes all of `io` and leaves it empty. Never blocks. Each request is answered once to
-    /// `done`, perhaps inside this call. Reads and writes come as long as a session allows, which
-    /// may be more than `max_io` of the limits: the store does them in pieces then. [NB-30]
+    /// Submits all of `io` and leaves it empty. Never blocks. Each request is answered once to
+    /// `done`, perhaps inside this call. Reads and writes may be as long as a session allows, which
+    /// may exceed `max_io` of the limits: the store then carries them out in pieces. [NB-30]
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>);
 
     /// Begins what was submitted since the last call: to be called after each batch.
@@ -44,38 +44,38 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// Looks how big the store is now; returns the bytes that it offers from now on.
+    /// Reads the size of the store anew; returns its size in bytes from now on.
     ///
     /// # Errors
-    /// The system's, when it cannot tell.
+    /// Errors of reading the size.
     fn resize(&self) -> io::Result<u64>;
 }
 
-/// One request.
+/// A request to a store.
 #[derive(Clone, Debug)]
 pub struct BackendIo {
-    /// Given back with the result.
+    /// Returned with the result.
     pub token: u64,
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
-    /// First byte in the store; ignored by a flush.
+    /// Offset in the store in bytes; ignored by a flush.
     pub offset: u64,
-    /// Bytes, a multiple of the logical block; 0 with a flush.
+    /// Length in bytes, a multiple of the logical block; 0 for a flush.
     pub len: u32,
-    /// The data has to be durable when this is answered.
+    /// The write must be durable before it is answered.
     pub fua: bool,
     /// Zeroed blocks stay allocated.
     pub nounmap: bool,
     /// Linux I/O priority (class in bits 13..15), 0 for none.
     pub prio: u16,
-    /// Where the data is or goes: at least `len` bytes. Reads and writes have it.
+    /// Memory of the data: at least `len` bytes. Only for reads and writes.
     pub mem: Option<Mem>,
 }
 
 /// The result of one request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BackendResult {
-    /// That of the request.
+    /// Token of the request.
     pub token: u64,
     /// 0, or a negative errno.
     pub errno: i32,
@@ -83,14 +83,14 @@ pub struct BackendResult {
     pub direct: Option<u64>,
 }
 
-/// Is told results.
+/// Callback for results.
 pub trait BackendDone: Send + Sync {
-    /// Requests were answered. Called from any thread, with no locks held. A panic of it is
-    /// reported on standard error, and ends no thread that answers others.
+    /// Delivers results. Called from any thread, with no locks held. A panic of it is reported on
+    /// standard error and contained.
     fn done(&self, results: &[BackendResult]);
 }
 
-/// What to open.
+/// Description of a store to open.
 #[derive(Debug)]
 pub enum BackendSpec {
     /// Memory, all zero at first and lost at the end. There is no secure erase: the system may have
@@ -101,19 +101,20 @@ pub enum BackendSpec {
         /// Bytes of a logical block: a power of two from 512 to 4096.
         block: u32,
     },
-    /// Nothing: writes are forgotten, reads give zeroes. For measuring everything else.
+    /// No storage: writes are discarded, reads return zeroes. For measuring everything else.
     Null,
     /// A regular file or a block device, of which the limits are those of its queue. There is no
     /// secure erase: no file system has it, and of a device it cannot be known.
     File {
-        /// It, open for reading, and for writing unless `read_only`. Its flags are changed.
+        /// The file, open for reading, and for writing unless `read_only`. Its flags are changed.
         fd: OwnedFd,
         /// Nothing may be written.
         read_only: bool,
         /// Bytes of a logical block: a power of two from 512 to 4096. A block device that has
         /// larger ones keeps its own.
         block: u32,
-        /// Go around the page cache (`O_DIRECT`) where the file system can do so by such blocks.
+        /// Bypass the page cache (`O_DIRECT`) where the file system supports that for this block
+        /// size.
         direct: bool,
     },
 }
@@ -121,9 +122,9 @@ pub enum BackendSpec {
 /// Opens a store.
 ///
 /// # Errors
-/// EINVAL for a block that is no power of two from 512 to 4096; ENOMEM; for files also ENOTBLK
-/// for what is neither a regular file nor a block device, EACCES for one that was not opened as
-/// asked, and the system's.
+/// EINVAL for a block that is no power of two from 512 to 4096; ENOMEM; for files also ENOTBLK for
+/// what is neither a regular file nor a block device, EACCES for one that was not opened as asked,
+/// and errors of the system calls.
 pub fn open(spec: BackendSpec) -> io::Result<Arc<dyn Backend>> {
     match spec {
         BackendSpec::Memory { bytes, block } => {
@@ -147,7 +148,7 @@ fn error(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno.0)
 }
 
-/// Judges a request by what the store can do, as the block layer does. [NB-24] [NB-25]
+/// Checks a request against the limits of the store, as the block layer does. [NB-24] [NB-25]
 fn check(limits: &Limits, io: &BackendIo) -> Result<(), Errno> {
     if io.op == IoOp::Flush {
         return Ok(());
@@ -157,11 +158,11 @@ fn check(limits: &Limits, io: &BackendIo) -> Result<(), Errno> {
     }
     let (len, block) = (u64::from(io.len), u64::from(limits.logical));
     let most = match io.op {
-        // Their data lies in memory that is there, and peers go by what their session allows.
+        // Not limited here: the memory exists, and the session limits the length.
         IoOp::Read | IoOp::Write | IoOp::Flush => u64::MAX,
         IoOp::Discard => limits.discard.map_or(0, |discard| discard.max_bytes),
         IoOp::WriteZeroes => u64::from(limits.max_write_zeroes),
-        // No store here does; stores of programs judge for themselves.
+        // No store here supports it; stores of programs check for themselves.
         IoOp::SecureErase => 0,
     };
     if most == 0 {
@@ -183,13 +184,13 @@ fn check(limits: &Limits, io: &BackendIo) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Answers every request where it stands. `carry_out` gives the offset of what a read read.
+/// Answers every request at once. `carry_out` returns the offset of the data of a read.
 fn answer(
     io: &mut Vec<BackendIo>,
     done: &Arc<dyn BackendDone>,
     mut carry_out: impl FnMut(&BackendIo) -> Result<Option<u64>, Errno>,
 ) {
-    // On the stack: nothing is allocated for a request.
+    // On the stack, so that no request needs an allocation.
     let mut results = [BackendResult { token: 0, errno: 0, direct: None }; 64];
     for batch in io.chunks(results.len()) {
         for (io, result) in batch.iter().zip(&mut results) {
@@ -204,7 +205,7 @@ fn answer(
     io.clear();
 }
 
-/// Tells results to those who asked, one call for each run of the same. `results` is scratch.
+/// Delivers results: one call for each run with the same callback. `results` is scratch memory.
 fn deliver(
     finished: &mut Vec<(Arc<dyn BackendDone>, BackendResult)>,
     results: &mut Vec<BackendResult>,

@@ -1,4 +1,4 @@
-//! A store that is not there, for measuring everything else.
+//! A store without storage, for measuring everything else.
 
 use std::io;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use bowline_verbs::Buffer;
 
 use super::{Backend, BackendDone, BackendIo, answer, check};
 
-/// Bytes it claims to have.
+/// Size in bytes that it reports.
 const BYTES: u64 = 1 << 40;
 /// Bytes of zeroes that are kept for reads; longer ones get copies of them.
 const ZEROES: usize = 1 << 20;
 
-/// Forgets what is written. Every read gives the same zeroes.
+/// Discards writes. Every read returns the same zeroes.
 #[derive(Debug)]
 pub(super) struct Null {
     zeroes: Arc<Buffer>,

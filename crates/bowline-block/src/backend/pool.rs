@@ -1,4 +1,4 @@
-//! Requests of a file by threads that make blocking calls, where there is no io_uring.
+//! Requests of a file carried out by threads with blocking calls, where there is no io_uring.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,10 +12,10 @@ use super::file::Facts;
 use super::job::Job;
 use super::sys;
 
-/// Calls that are made at the same time.
+/// Number of threads, which is the most calls at a time.
 const THREADS: usize = 4;
 
-/// Threads of one file. Dropping it waits for what is under way.
+/// Threads of one file. Dropping it waits for calls in progress.
 pub(super) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,

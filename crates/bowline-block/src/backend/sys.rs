@@ -1,4 +1,4 @@
-//! System calls by address: the memory is peers', so no slice of it may exist.
+//! System calls by address: peers may change the memory, so no slice of it may exist.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -57,7 +57,7 @@ fn allocate(fd: RawFd, mode: i32, offset: u64, len: u32) -> i32 {
     returned(n as isize)
 }
 
-/// What a call returned, as io_uring would say it.
+/// Converts the result of a call to the convention of io_uring.
 fn returned(n: isize) -> i32 {
     if n < 0 {
         -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)

@@ -1,5 +1,5 @@
-//! Requests of a file over io_uring: whoever submits rings once for a batch, and one thread takes
-//! the completions.
+//! Requests of a file over io_uring: the submitting thread makes one system call for a batch, and
+//! one thread handles completions.
 //!
 //! ```text
 //!   submit: slab slot, entry of the ring      (under `state`)
@@ -21,14 +21,14 @@ use super::file::Facts;
 use super::job::Job;
 use super::{BackendDone, BackendResult, sys};
 
-/// Calls under way; as many as the submission queue has entries, so that it is never full.
+/// Most calls in flight; the submission queue has as many entries, so it is never full.
 const DEPTH: u32 = 512;
-/// User data of what only wakes the thread.
+/// User data of the entry that only wakes the thread.
 const WAKE: u64 = u64::MAX;
-/// How often the thread looks for entries that the system would not take, for want of memory.
+/// How often the thread submits entries again that the kernel refused for want of memory.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The ring of one file. Dropping it waits for what is under way.
+/// The ring of one file. Dropping it waits for calls in flight.
 pub(super) struct Ring {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -47,7 +47,7 @@ struct State {
     free: Vec<u32>,
     /// Jobs for which there was no slot.
     waiting: VecDeque<Job>,
-    /// Entries were made that no call of the system has been told of.
+    /// Entries were queued that no system call has submitted yet.
     rung: bool,
 }
 
@@ -103,7 +103,7 @@ impl Drop for Ring {
                 sys::push(&self.shared.ring, &wake)
             };
         }
-        // If the system does not take it now, the thread looks by itself.
+        // If this fails, the thread submits it later.
         let _ = self.shared.ring.submit();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
@@ -128,7 +128,7 @@ impl State {
         }
     }
 
-    /// Makes the entry of a job's next call, and keeps the job in `slot`, which is free.
+    /// Queues the entry of a job's next call, and stores the job in `slot`, which is free.
     fn begin(&mut self, shared: &Shared, slot: u32, job: Job) {
         let step = job.step(&shared.facts.zeroes);
         let entry = sys::entry(shared.facts.fd(), step, job.priority(), slot.into());
@@ -144,14 +144,14 @@ impl State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in a critical section panics but by a mistake that was printed then.
+        // Only a bug panics in a critical section; the panic was printed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn kick(&self) {
         let rung = std::mem::replace(&mut self.lock().rung, true);
-        // The system may be out of memory, or want completions taken first: the entries stay, and
-        // the thread, which takes completions, tries again.
+        // The kernel may lack memory, or completions must be handled first. The entries stay
+        // queued, and the thread that handles completions tries again.
         if !rung && self.ring.submit().is_err() {
             self.lock().rung = false;
         }
@@ -163,7 +163,7 @@ impl Shared {
         let mut finished: Vec<(Arc<dyn BackendDone>, BackendResult)> = Vec::new();
         loop {
             let limit = types::Timespec::from(LOOK_AGAIN);
-            // An error says that time is up, or a signal came, or that there is something to take.
+            // Fails after the timeout, by a signal, or when completions are pending.
             let _ = self
                 .ring
                 .submitter()

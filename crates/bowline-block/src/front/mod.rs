@@ -1,8 +1,8 @@
-//! Doors in front of a disk, by which other software reaches it.
+//! Front ends of a disk, by which other software uses it.
 
 #[cfg(feature = "fuse")]
 pub mod fuse;
 pub mod nbd;
-mod stretches;
+mod range_alloc;
 mod sys;
 pub mod ublk;

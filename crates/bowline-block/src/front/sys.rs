@@ -1,5 +1,4 @@
-//! Socket calls by address: disk data goes between a socket and memory that peers may change, so no
-//! slice of it may exist.
+//! Socket calls by address: peers may change the memory of disk data, so no slice of it may exist.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use bowline_verbs::Mem;
 
-/// One stretch of what is sent: a header, or data in memory.
+/// A part of a message: a header, or data in memory.
 pub(super) type Piece = libc::iovec;
 
 /// No bytes.
@@ -24,7 +23,7 @@ pub(super) fn of_mem(mem: &Mem) -> Piece {
     Piece { iov_base: (mem.buffer.addr() + mem.offset as u64) as *mut _, iov_len: mem.len }
 }
 
-/// Sends what the socket takes now; returns bytes.
+/// Sends as much as the socket accepts now; returns the number of bytes.
 ///
 /// # Safety
 /// The memory of every piece must be there.

@@ -1,4 +1,4 @@
-//! `bowline rtrs`: sessions and paths, with the words of `bowline rnbd`.
+//! `bowline rtrs`: sessions and paths, with the commands of `bowline rnbd`.
 
 use std::path::PathBuf;
 
@@ -20,12 +20,12 @@ use super::{Outcome, disk};
                   Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
 pub(crate) struct Args {
-    /// Control socket of the process to talk to; without it, all that run here
+    /// Control socket of the process to talk to; without it, all processes that run here
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     #[command(flatten)]
     manner: disk::Options,
-    /// Print the words that may come next
+    /// Print the arguments that may come next
     #[arg(short, long, hide = true)]
     complete: bool,
     /// The command
@@ -44,5 +44,5 @@ pub(crate) fn run(args: Args) -> Outcome {
         disk::complete_sessions(&args.words);
         return Ok(());
     }
-    disk::run_words(disk::About::Sessions, args.words, args.control, args.manner)
+    disk::run_tool(disk::ToolTarget::Sessions, args.words, args.control, args.manner)
 }

@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// Run this many seeds
     #[arg(long, value_name = "N", default_value = "1000", value_parser = number)]
     seeds: u64,
-    /// Run seeds for so many seconds instead of a number of them
+    /// Run seeds for this many seconds instead of a number of them
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "seed", "plan"])]
     seconds: Option<u64>,
     /// First of the seeds

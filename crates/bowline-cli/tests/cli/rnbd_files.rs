@@ -245,8 +245,8 @@ fn pair(folder: &Folder, host: u8) -> Option<Pair> {
     let (path, own) = (format!("{}@{first}", at(11)), at(12));
     let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path, "-I", &own, "--stay"];
     let nbd = folder.path().join("disk");
-    let doors = ["--nbd", nbd.to_str().expect("a plain path"), "--tree", client_tree];
-    let mut client = start(folder, &[&words[..], &doors].concat());
+    let front_ends = ["--nbd", nbd.to_str().expect("a plain path"), "--tree", client_tree];
+    let mut client = start(folder, &[&words[..], &front_ends].concat());
     client.expect("mapped disk0 bytes=4194304 at rnbd0");
     Some(Pair { server, client, trees })
 }

@@ -25,7 +25,7 @@ fn memory(process: &Running, line: &str) -> u64 {
 }
 
 /// Copies with `nbdcopy`, as often at a time as there are connections, with as many requests as the
-/// door takes; tells whether there is such a program.
+/// front end takes; tells whether there is such a program.
 fn copies(from: &str, to: &str) -> bool {
     let words = ["60", "nbdcopy", "--connections=1", "--requests=64", "--request-size=1048576"];
     let copy = |_| {

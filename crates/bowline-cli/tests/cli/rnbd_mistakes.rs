@@ -169,11 +169,12 @@ fn of_several_paths_not_all_are_said_to_be_silent() {
 }
 
 #[test]
-fn doors_that_cannot_be_opened_are_named() {
+fn front_ends_that_cannot_be_opened_are_named() {
     let folder = Folder::new();
     let server = export(&folder, 5, &[]);
-    let refused =
-        |door: &str, place: &Path| map(&folder, 5, &[door, plain(place)]).finish().exits(1);
+    let refused = |front_end: &str, place: &Path| {
+        map(&folder, 5, &[front_end, plain(place)]).finish().exits(1)
+    };
     let missing = folder.path().join("missing/disk.sock");
     refused("--nbd", &missing).complains(&["disk0", plain(&missing), "No such file"]);
     let long = folder.path().join("n".repeat(120));
@@ -206,8 +207,8 @@ fn what_kill_9_leaves_behind_is_in_nobodys_way() {
     let folder = Folder::new();
     let server = export(&folder, 6, &[]);
     let [files, tree, nbd] = ["my files", "tree", "nbd"].map(|name| folder.path().join(name));
-    let doors = ["--fuse", plain(&files), "--tree", plain(&tree), "--nbd", plain(&nbd)];
-    let mut client = map(&folder, 6, &doors);
+    let front_ends = ["--fuse", plain(&files), "--tree", plain(&tree), "--nbd", plain(&nbd)];
+    let mut client = map(&folder, 6, &front_ends);
     if !client.hears("mapped disk0 ") {
         let done = client.finish();
         assert!(done.err.contains("FUSE needs"), "{done:?}");
@@ -218,7 +219,7 @@ fn what_kill_9_leaves_behind_is_in_nobodys_way() {
         client.signal("-KILL");
         client.finish();
         assert!(fs::metadata(&files).is_err(), "a dead mount");
-        client = restarted(&folder, &doors);
+        client = restarted(&folder, &front_ends);
         assert_eq!(fs::metadata(files.join("rnbd0")).expect("the disk").len(), 1 << 20);
         assert!(tree.join("class").is_dir());
         let sockets = fs::read_dir(folder.path().join("bowline/rnbd")).expect("a folder");
@@ -233,9 +234,9 @@ fn what_kill_9_leaves_behind_is_in_nobodys_way() {
 }
 
 /// Maps the disk again as soon as the server has noticed that the client before is dead [NB-61].
-fn restarted(folder: &Folder, doors: &[&str]) -> Running {
+fn restarted(folder: &Folder, front_ends: &[&str]) -> Running {
     loop {
-        let mut client = map(folder, 6, doors);
+        let mut client = map(folder, 6, front_ends);
         if client.hears("mapped disk0 ") {
             return client;
         }

@@ -1,4 +1,4 @@
-//! Mapped disks that somebody uses, by their doors, while commands come.
+//! Mapped disks that somebody uses, by their front ends, while commands come.
 
 use std::{
     fs::{self, File},
@@ -77,7 +77,7 @@ fn a_disk_whose_file_is_open_stays_until_it_is_closed() {
 
     let mut file = File::open(&place).expect("the disk");
     unmap(&[]).exits(BUSY);
-    // Nothing was changed: neither for who has it open, nor for who comes now, by either door.
+    // Nothing was changed: neither for who has it open, nor for who comes now, by either front end.
     assert!(reads(&mut file) && reads(&mut File::open(&place).expect("the disk")));
     assert!(greets(&nbd));
     unmap(&[]).exits(BUSY);
@@ -184,8 +184,8 @@ fn the_first_signal_ends_what_waits_for_a_server_that_says_nothing() {
     for (host, more) in [(15, &[][..]), (16, &["--timeout", "1"])] {
         let server = export(&folder, host, &["--no-control"]);
         let nbd = folder.path().join("nbd");
-        let door = ["--nbd", nbd.to_str().expect("a plain path")];
-        let client = mapped(&folder, host, &[&patient[..], &door, more].concat());
+        let front_end = ["--nbd", nbd.to_str().expect("a plain path")];
+        let client = mapped(&folder, host, &[&patient[..], &front_end, more].concat());
         server.signal("-STOP");
         let asked = Instant::now();
         client.signal("-TERM");
@@ -214,11 +214,11 @@ fn is_mapped(folder: &Folder) -> bool {
     run(folder, &["rnbd", "list"]).exits(0).out.contains("rnbd1")
 }
 
-/// For so long the folder of a door is waited for, less what a command needs to begin.
+/// For so long the folder of a front end is waited for, less what a command needs to begin.
 const OPENING: Duration = Duration::from_millis(2500);
 
-/// A client with `disk0` at a socket, and a command that maps `disk1` beside it, whose door cannot
-/// be opened until the folder is free, for three seconds at most.
+/// A client with `disk0` at a socket, and a command that maps `disk1` beside it, whose front end
+/// cannot be opened until the folder is free, for three seconds at most.
 struct Opening {
     client: Running,
     mapping: Running,
@@ -244,22 +244,22 @@ fn opening(folder: &Folder, host: u8) -> Opening {
 }
 
 #[test]
-fn doors_that_are_being_opened_keep_only_their_own_disk() {
+fn front_ends_that_are_being_opened_keep_only_their_own_disk() {
     // tests [NB-37]
     // Once in ten is enough: a machine may be too slow to do it while they are being opened.
-    assert!((0..10).any(|_| unmaps_beside_doors_that_are_being_opened()), "it waits for them");
+    assert!((0..10).any(|_| unmaps_beside_front_ends_that_are_being_opened()), "it waits for them");
 }
 
-/// Unmaps one disk while the doors of another are being opened, and says whether that has waited
-/// for nothing.
-fn unmaps_beside_doors_that_are_being_opened() -> bool {
+/// Unmaps one disk while the front ends of another are being opened, and says whether that has
+/// waited for nothing.
+fn unmaps_beside_front_ends_that_are_being_opened() -> bool {
     let folder = Folder::new();
     let server = export(&folder, 8, &["--no-control"]);
     let Opening { client, mapping, nbd, folder: place, since } = opening(&folder, 8);
     run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
     assert!(!nbd.exists());
     let has_not_waited = since.elapsed() < OPENING;
-    // Whoever unmaps the disk itself waits until it has its doors.
+    // Whoever unmaps the disk itself waits until it has its front ends.
     let unmapping = start(&folder, &["rnbd", "unmap", "rnbd1"]);
     thread::sleep(Duration::from_millis(200));
     let was_there = is_mapped(&folder) && !nbd.with_extension("rnbd1").exists();
@@ -276,7 +276,7 @@ fn unmaps_beside_doors_that_are_being_opened() -> bool {
 }
 
 #[test]
-fn doors_that_are_being_opened_at_the_end_are_closed_too() {
+fn front_ends_that_are_being_opened_at_the_end_are_closed_too() {
     let folder = Folder::new();
     let server = export(&folder, 9, &["--no-control"]);
     let Opening { client, mapping, nbd, folder: place, .. } = opening(&folder, 9);
@@ -343,10 +343,10 @@ fn the_folder_of_a_disk_is_never_that_of_another() {
     let dir = folder.path().join("files");
     let client = mapped(&folder, 12, &["--stay", "--fuse", dir.to_str().expect("a plain path")]);
     // Nor does another process mount over it.
-    for door in ["--fuse", "--tree"] {
+    for front_end in ["--fuse", "--tree"] {
         let words = ["rnbd", "map", "disk1", "--from", "s2", "--path", "127.58.12.12@127.58.12.1"];
         let place = dir.to_str().expect("a plain path");
-        let done = run(&folder, &[&words[..], &[door, place]].concat()).exits(1);
+        let done = run(&folder, &[&words[..], &[front_end, place]].concat()).exits(1);
         assert!(!done.err.contains("FUSE"), "FUSE is not what is wrong: {done:?}");
         done.complains(&[place, "mounted already"]);
     }
@@ -455,15 +455,15 @@ fn poll_queues_are_for_a_session_of_one_disk() {
     end(server);
 }
 
-/// A client with these doors whose server is gone for good, and whose requests may wait for it for
-/// ten minutes; and its control socket.
-fn stranded(folder: &Folder, host: u8, doors: &[&str]) -> (Running, PathBuf) {
+/// A client with these front ends whose server is gone for good, and whose requests may wait for it
+/// for ten minutes; and its control socket.
+fn stranded(folder: &Folder, host: u8, front_ends: &[&str]) -> (Running, PathBuf) {
     let server = export(folder, host, &["--no-control"]);
     let socket = folder.path().join("control");
     let more =
         ["--control", socket.to_str().expect("plain"), "--outage", "600", "--path-dead", "0.5"];
     let mut client =
-        mapped(folder, host, &[&more[..], &["--connect-timeout", "1"], doors].concat());
+        mapped(folder, host, &[&more[..], &["--connect-timeout", "1"], front_ends].concat());
     // Without a word to anybody.
     drop(server);
     client.expect("rnbd0 offline");
@@ -499,14 +499,14 @@ fn give_up(folder: &Folder, socket: &Path, client: Running, by_force: bool) {
 }
 
 #[test]
-fn what_waits_for_a_server_that_is_gone_fails_before_the_doors_close() {
+fn requests_to_a_server_that_is_gone_fail_before_the_front_ends_close() {
     // tests [NB-37] [NB-54]
     use std::io::Write;
     for (host, by_force) in [(21, true), (22, false)] {
         let folder = Folder::new();
         let nbd = folder.path().join("nbd");
-        let doors = ["--nbd", nbd.to_str().expect("plain")];
-        let (client, socket) = stranded(&folder, host, &doors);
+        let front_ends = ["--nbd", nbd.to_str().expect("plain")];
+        let (client, socket) = stranded(&folder, host, &front_ends);
         let mut user = connected(&nbd).expect("an NBD server");
         // No zeroes at the end; then the option that ends the talk, for the export without a name.
         user.write_all(&3_u32.to_be_bytes()).expect("flags");

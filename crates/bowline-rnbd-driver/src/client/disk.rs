@@ -8,19 +8,19 @@ use bowline_rnbd::{Errno, Limits};
 use bowline_verbs::{Mem, contain};
 use bowline_wire::rnbd::Access;
 
-use super::aside::Aside;
-use super::link::{Link, Told};
+use super::bounce::BouncePool;
+use super::link::{Completion, Link};
 
 type Listener = Box<dyn Fn(DiskEvent) + Send + Sync>;
 
-/// What happens to a disk, for those who asked to be told.
-pub(super) struct Shared {
+/// State of a disk that the link updates: limits and event listeners.
+pub(super) struct DiskShared {
     limits: RwLock<Limits>,
     listeners: Mutex<Vec<Arc<Listener>>>,
 }
 
-impl Shared {
-    pub(super) fn tell(&self, event: DiskEvent, limits: Option<Limits>) {
+impl DiskShared {
+    pub(super) fn notify(&self, event: DiskEvent, limits: Option<Limits>) {
         if let Some(limits) = limits {
             *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
         }
@@ -32,16 +32,16 @@ impl Shared {
 }
 
 /// A disk of a server, mapped: a [`BlockDevice`]. It stays mapped until
-/// [`Client::unmap`](super::Client::unmap), whoever holds it.
+/// [`Client::unmap`](super::Client::unmap), even if all references to it are dropped.
 pub struct Disk {
     link: Arc<Link>,
     dev: DevId,
     number: u32,
     local_name: String,
     device: String,
-    shared: Arc<Shared>,
-    /// Where the data of requests goes, if their time may run out.
-    aside: Option<Arc<Aside>>,
+    shared: Arc<DiskShared>,
+    /// Bounce buffers of requests, if there is an IO timeout.
+    bounce_pool: Option<Arc<BouncePool>>,
 }
 
 impl std::fmt::Debug for Disk {
@@ -63,7 +63,7 @@ impl Disk {
     ) -> Result<Arc<Self>, Errno> {
         let (dev, limits) = link.map(device, access)?;
         let (limits, listeners) = (RwLock::new(limits), Mutex::default());
-        let shared = Arc::new(Shared { limits, listeners });
+        let shared = Arc::new(DiskShared { limits, listeners });
         link.attach(dev, &shared);
         Ok(Arc::new(Self {
             link: Arc::clone(link),
@@ -72,11 +72,11 @@ impl Disk {
             local_name: format!("rnbd{number}"),
             device: device.to_owned(),
             shared,
-            aside: link.has_timeout().then(|| Aside::new(link.session())),
+            bounce_pool: link.has_timeout().then(|| BouncePool::new(link.session())),
         }))
     }
 
-    /// Returns its name here, `rnbd0` [NB-33].
+    /// Returns its local name, `rnbd0` [NB-33].
     pub fn local_name(&self) -> &str {
         &self.local_name
     }
@@ -95,7 +95,7 @@ impl Disk {
         self.number
     }
 
-    /// Returns where it stands and what was done with it; `None` once it is unmapped.
+    /// Returns its state and counters; `None` once it is unmapped.
     pub fn info(&self) -> Option<DevInfo> {
         self.link.info(self.dev)
     }
@@ -103,44 +103,44 @@ impl Disk {
     /// Opens a closed disk again and waits for the answer [NB-37].
     ///
     /// # Errors
-    /// `EALREADY` when it is open, `EBUSY` while that is under way or requests of other disks of
-    /// the session do not end in time [NB-16], `ENODEV` when it is unmapped or meanwhile is,
-    /// `ECONNABORTED` while the session is away, and what the server answers.
+    /// `EALREADY` when it is open, `EBUSY` during another remap or when requests of other disks of
+    /// the session do not end in time [NB-16], `ENODEV` when it is or becomes unmapped,
+    /// `ECONNABORTED` while the session is lost, and the errors of the server.
     pub fn remap(&self) -> Result<(), Errno> {
         self.link.remap(self.dev)
     }
 
-    /// Changes the size this side believes in; nothing is sent [NB-37].
+    /// Changes the size of the disk on this side only; nothing is sent [NB-37].
     ///
     /// # Errors
-    /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part
-    /// of one of its logical blocks.
+    /// `ENOENT` unless it is open, `EOVERFLOW` for a size above [`Limits::BYTES_MAX`], `EINVAL` for
+    /// a size that is no multiple of its logical block.
     pub fn resize(&self, bytes: u64) -> Result<(), Errno> {
         self.link.resize(self.dev, bytes)
     }
 
-    /// From now on requests do not wait for a lost session, whatever the disk was mapped with:
-    /// while it is away they fail with `EIO`, and those that wait for it already fail now. While it
-    /// is there nothing changes. For those who are about to give the disk up and have first to
-    /// close what stands in front of it, which waits for its requests.
+    /// Makes requests fail with `EIO` while the session is lost, whatever the disk was mapped with.
+    /// Requests that wait for the session already fail now. While the session is up nothing
+    /// changes. Call it before closing a front end in order to unmap the disk: a front end waits
+    /// for its requests when it closes.
     pub fn fail_fast(&self) {
         self.link.fail_fast(self.dev);
     }
 
-    /// Takes completions that are there, and runs what they lead to, in this thread; returns how
-    /// many. For programs that do not want to wait for another thread.
+    /// Handles the completions that have arrived, callbacks included, in this thread; returns their
+    /// number. For programs that poll instead of waiting for another thread.
     pub fn poll(&self) -> usize {
         self.link.session().poll()
     }
 
-    /// How many requests of its session have ended so far. For [`Disk::wait`].
+    /// Returns how many requests of its session have ended so far, for [`Disk::wait`].
     pub fn ended(&self) -> u64 {
         self.link.session().ended()
     }
 
-    /// As [`Disk::poll`], but waits until more than `seen` requests have ended, no longer than
-    /// `limit`; tells whether they have. `seen` is what [`Disk::ended`] said before the program
-    /// looked whether it has to wait.
+    /// As [`Disk::poll`], but waits until more than `seen` requests have ended, or until `limit`
+    /// has passed; returns true if they have ended. Take `seen` from [`Disk::ended`] before
+    /// checking whether there is anything to wait for.
     pub fn wait(&self, seen: u64, limit: Option<std::time::Duration>) -> bool {
         self.link.session().wait(seen, limit)
     }
@@ -163,15 +163,15 @@ impl BlockDevice for Disk {
         let region = self.link.session().region(len).map_err(|error| error.errno())?;
         let mem = Mem { buffer: Arc::clone(region.buffer()), offset: 0, len };
         let id = region.id().0;
-        if let Some(aside) = &self.aside {
-            aside.name(id, region.buffer());
+        if let Some(bounce_pool) = &self.bounce_pool {
+            bounce_pool.register(id, region.buffer());
         }
         Ok(DeviceMem::new(mem, id, region))
     }
 
     fn submit(&self, reqs: &mut Vec<DiskIo>) {
-        if let Some(aside) = &self.aside {
-            *reqs = reqs.drain(..).filter_map(|io| aside.lead(io)).collect();
+        if let Some(bounce_pool) = &self.bounce_pool {
+            *reqs = reqs.drain(..).filter_map(|io| bounce_pool.bounce(io)).collect();
         }
         let requests = reqs.drain(..).map(|io| DiskRequest {
             op: io.op,
@@ -180,13 +180,13 @@ impl BlockDevice for Disk {
             fua: io.fua,
             nounmap: io.nounmap,
             mem: io.mem.map(|(region, at)| (region, at as u64)),
-            done: Told { to: io.done, tag: io.tag },
+            done: Completion { to: io.done, tag: io.tag },
         });
         self.link.submit(self.dev, requests);
     }
 
-    fn forget(&self) {
-        self.link.forget();
+    fn cancel_unwanted(&self) {
+        self.link.cancel_unwanted();
     }
 
     fn on_change(&self, f: Box<dyn Fn(DiskEvent) + Send + Sync>) {

@@ -1,4 +1,4 @@
-//! One session and its devices: the core under a lock, and what carries out what it wants.
+//! One session and its devices: the core under a lock, and the code that carries out its actions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,7 +9,7 @@ use bowline_base::Instant;
 use bowline_base::clock;
 use bowline_block::{DiskDone, DiskEvent};
 use bowline_rnbd::client::{
-    Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, Order, SendIo, Token,
+    Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, SendIo, ServiceMessage, Token,
 };
 use bowline_rnbd::{Errno, Limits, SessionLimits};
 use bowline_rtrs::{MemRef, RegionId};
@@ -21,33 +21,32 @@ use bowline_rtrs_driver::{Dir, Engine};
 use bowline_verbs::contain;
 use bowline_wire::rnbd::{Access, OPEN_RSP_LEN};
 
-use super::disk::Shared;
+use super::disk::DiskShared;
 use crate::error::Error;
 
-/// The tag of service messages; those of IO are slots.
+/// Tag of service messages; the tag of an IO message is its slot.
 const SERVICE: u64 = u64::MAX;
-/// Bytes of memory that stay zero.
+/// Length in bytes of the memory that stays zero.
 const ZEROES_LEN: u32 = 256 << 10;
-/// The longest the timer sleeps without a timer.
+/// Longest sleep of the timer thread when no timer is set.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Who asked for a request.
-pub(super) struct Told {
+/// The completion of a request: callback and tag.
+pub(super) struct Completion {
     pub(super) to: Arc<dyn DiskDone>,
     pub(super) tag: u64,
 }
 
-/// The permits of a session: one for each slot of the core, and one for service messages. They are
-/// kept as long as anybody sends. Nobody else uses the session for requests, so none is asked for
-/// again and again. A server with a single chunk has one for service messages, and IO has to use it
-/// too [NB-60].
+/// The permits of a session: one for each slot of the core, and one for service messages. The link
+/// takes them once and keeps them while it sends, since nothing else sends requests on the session.
+/// A server with a single chunk grants only the service permit, which IO then shares [NB-60].
 struct Permits {
     io: Vec<Permit>,
     service: Option<Permit>,
 }
 
 impl Permits {
-    /// Takes all there are.
+    /// Takes all permits of the session.
     fn take(session: &Session) -> Result<Self, Errno> {
         let mut all = Self { io: Vec::new(), service: None };
         let service = || session.get_permit(PermitKind::Service, Wait::No);
@@ -60,78 +59,78 @@ impl Permits {
         if all.service.is_none() { Err(Errno::ENOMEM) } else { Ok(all) }
     }
 
-    /// How many IO messages may be under way.
+    /// Returns how many IO messages may be in flight.
     fn slots(&self) -> u16 {
         u16::try_from(self.io.len().max(1)).unwrap_or(u16::MAX)
     }
 
-    /// The permit of the IO in a slot.
-    fn of(&self, slot: u16) -> Option<&Permit> {
+    /// Returns the permit for the IO in a slot.
+    fn for_slot(&self, slot: u16) -> Option<&Permit> {
         self.io.get(usize::from(slot)).or(self.service.as_ref())
     }
 }
 
-/// What somebody waits for.
+/// A call that a thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Wanted {
+pub(super) enum PendingCall {
     Map,
     Remap,
     Unmap,
 }
 
-/// What a disk is to be told.
-type News = (Arc<Shared>, DiskEvent, Option<Limits>);
+/// An event to report to a disk's listeners, with the new limits.
+type DiskNotice = (Arc<DiskShared>, DiskEvent, Option<Limits>);
 
 struct State {
-    core: Core<Told>,
+    core: Core<Completion>,
     permits: Option<Arc<Permits>>,
-    outcomes: BTreeMap<(DevId, Wanted), Result<(), Errno>>,
-    disks: BTreeMap<DevId, Weak<Shared>>,
-    /// Service messages that wait for the permit.
-    orders: VecDeque<Order>,
-    /// The one that has it, and the bytes of its answer.
-    asking: Option<(Token, usize)>,
-    /// IO and service messages have the same permit: only one of them is under way.
-    single: bool,
-    /// IO messages that were not answered yet.
-    sent: usize,
-    news: VecDeque<News>,
-    /// A thread tells the news.
-    telling: bool,
-    /// Who was told that time is up, until the request is over: they hold its memory.
-    late: BTreeMap<u32, Arc<dyn DiskDone>>,
+    outcomes: BTreeMap<(DevId, PendingCall), Result<(), Errno>>,
+    disks: BTreeMap<DevId, Weak<DiskShared>>,
+    /// Service messages that wait for the service permit.
+    service_queue: VecDeque<ServiceMessage>,
+    /// The service message in flight, and the length of its answer in bytes.
+    service_in_flight: Option<(Token, usize)>,
+    /// IO and service messages share one permit: only one of them is in flight.
+    shared_permit: bool,
+    /// Number of IO messages that were not answered yet.
+    ios_in_flight: usize,
+    notices: VecDeque<DiskNotice>,
+    /// A thread is delivering notices.
+    delivering: bool,
+    /// Completions of requests whose time was up, by request. They own the memory of the request
+    /// and are kept until the server no longer uses it.
+    late_requests: BTreeMap<u32, Arc<dyn DiskDone>>,
     scratch: Vec<Scratch>,
-    /// When the timer wakes.
-    armed: Option<Instant>,
-    /// From then on nobody waits for devices to be given up: the server does not answer, or it is
-    /// wanted so.
-    hurry: Option<Instant>,
+    /// When the timer thread wakes.
+    timer_armed_for: Option<Instant>,
+    /// From this time on, unmaps no longer wait for the server.
+    unmap_deadline: Option<Instant>,
     closed: bool,
 }
 
 impl State {
-    fn forget(&mut self) {
-        self.core.forget(|told, op| told.to.is_wanted(op));
+    fn cancel_unwanted(&mut self) {
+        self.core.cancel_unwanted(|completion, op| completion.to.is_wanted(op));
     }
 }
 
-/// Lists that are used again.
+/// Lists that are reused to save allocations.
 #[derive(Default)]
 struct Scratch {
     sends: Vec<SendIo>,
     mems: Vec<MemRef>,
     failed: Vec<(u16, Errno)>,
-    done: Vec<DoneIo<Told>>,
+    done: Vec<DoneIo<Completion>>,
     ended: Vec<u32>,
-    /// Let go of with no locks held, since that gives memory back.
-    over: Vec<Arc<dyn DiskDone>>,
+    /// Completions to drop with no locks held, since dropping them frees memory.
+    released: Vec<Arc<dyn DiskDone>>,
     results: Vec<(u64, i32)>,
 }
 
-/// What happens to a session before its link is there.
-enum Gate {
-    Early(Vec<LinkEv>),
-    Open(Weak<Link>),
+/// Events of a session: buffered until its link exists, then delivered to it.
+enum EarlyEvents {
+    Buffered(Vec<LinkEv>),
+    Delivered(Weak<Link>),
 }
 
 /// One session and its devices.
@@ -141,16 +140,16 @@ pub(super) struct Link {
     timeout: Option<Duration>,
     /// Connections of each path for polled IO.
     poll_queues: u16,
-    /// Where the answers to service messages go, one at a time.
+    /// Memory that receives the answer to the service message in flight.
     answer: Region,
-    /// What is written where zeroes have to be data; nothing else names it.
+    /// Memory that zeroes are sent from; nothing writes to it.
     _zeroes: Region,
     state: Mutex<State>,
-    /// Wakes those who wait for outcomes.
+    /// Wakes threads that wait for outcomes.
     changed: Condvar,
     /// Wakes the timer.
-    rearm: Condvar,
-    me: Weak<Link>,
+    timer_wake: Condvar,
+    weak_self: Weak<Link>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -158,25 +157,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Link {
-    /// Opens a session and says hello.
+    /// Opens a session and sends SESS_INFO.
     pub(super) fn open(
         engine: &Engine,
         builder: SessionBuilder,
         config: Config,
         poll_queues: u16,
     ) -> Result<Arc<Self>, Error> {
-        let gate = Arc::new(Mutex::new(Gate::Early(Vec::new())));
-        let at_gate = Arc::clone(&gate);
+        let early_events = Arc::new(Mutex::new(EarlyEvents::Buffered(Vec::new())));
+        let callback_events = Arc::clone(&early_events);
         let builder = builder.on_link(move |event| {
-            let link = match &mut *lock(&at_gate) {
-                Gate::Early(events) => {
+            let link = match &mut *lock(&callback_events) {
+                EarlyEvents::Buffered(events) => {
                     events.push(event);
                     return;
                 }
-                Gate::Open(link) => link.upgrade(),
+                EarlyEvents::Delivered(link) => link.upgrade(),
             };
             if let Some(link) = link {
-                link.linked(event);
+                link.handle_link_event(event);
             }
         });
         let session = Session::open(engine, builder).map_err(|error| Error::rtrs(&error))?;
@@ -188,19 +187,19 @@ impl Link {
         core.set_zeroes(zeroes.id().0, ZEROES_LEN);
         let state = State {
             core,
-            single: permits.io.is_empty(),
-            sent: 0,
+            shared_permit: permits.io.is_empty(),
+            ios_in_flight: 0,
             permits: Some(Arc::new(permits)),
             outcomes: BTreeMap::new(),
             disks: BTreeMap::new(),
-            orders: VecDeque::new(),
-            asking: None,
-            news: VecDeque::new(),
-            telling: false,
-            late: BTreeMap::new(),
+            service_queue: VecDeque::new(),
+            service_in_flight: None,
+            notices: VecDeque::new(),
+            delivering: false,
+            late_requests: BTreeMap::new(),
             scratch: Vec::new(),
-            armed: None,
-            hurry: None,
+            timer_armed_for: None,
+            unmap_deadline: None,
             closed: false,
         };
         let link = Arc::new_cyclic(|me| Self {
@@ -211,22 +210,22 @@ impl Link {
             _zeroes: zeroes,
             state: Mutex::new(state),
             changed: Condvar::new(),
-            rearm: Condvar::new(),
-            me: Weak::clone(me),
+            timer_wake: Condvar::new(),
+            weak_self: Weak::clone(me),
         });
         let timer = Arc::clone(&link);
         let thread = thread::Builder::new().name("bowline-rnbd".to_owned());
         thread.spawn(move || timer.run_timer()).map_err(|error| Error::io(what(), &error))?;
-        link.linked(LinkEv::Reconnected);
+        link.handle_link_event(LinkEv::Reconnected);
         loop {
-            let event = match &mut *lock(&gate) {
-                Gate::Early(events) if !events.is_empty() => events.remove(0),
-                gate => {
-                    *gate = Gate::Open(Arc::downgrade(&link));
+            let event = match &mut *lock(&early_events) {
+                EarlyEvents::Buffered(events) if !events.is_empty() => events.remove(0),
+                early_events => {
+                    *early_events = EarlyEvents::Delivered(Arc::downgrade(&link));
                     break;
                 }
             };
-            link.linked(event);
+            link.handle_link_event(event);
         }
         Ok(link)
     }
@@ -247,8 +246,8 @@ impl Link {
         self.poll_queues
     }
 
-    /// The session was lost or is back [NB-16].
-    fn linked(&self, event: LinkEv) {
+    /// Handles the loss or the return of the session [NB-16].
+    fn handle_link_event(&self, event: LinkEv) {
         let attrs = self.session.attrs();
         let mut state = self.lock();
         match (event, attrs) {
@@ -257,12 +256,12 @@ impl Link {
                 let limits = SessionLimits { max_io: attrs.max_io, max_segments };
                 state.core.link_up(clock::now(), limits);
             }
-            // Lost again already: that will be told too.
+            // Lost again already: that event follows.
             (LinkEv::Reconnected, Err(_)) => {}
             (LinkEv::Disconnected, _) => {
                 state.core.link_down(clock::now());
-                // What was under way waits now.
-                state.forget();
+                // Requests that were in flight wait now.
+                state.cancel_unwanted();
             }
         }
         self.advance(state);
@@ -273,54 +272,55 @@ impl Link {
         let mut state = self.lock();
         let dev = state.core.map(name, access)?;
         self.advance(state);
-        self.outcome(dev, Wanted::Map)?;
+        self.wait_outcome(dev, PendingCall::Map)?;
         let limits = self.lock().core.limits(dev);
         Ok((dev, limits.ok_or(Errno::ENODEV)?))
     }
 
-    /// From now on the disk is told what happens to its device.
-    pub(super) fn attach(&self, dev: DevId, disk: &Arc<Shared>) {
+    /// Reports events of the device to the disk from now on.
+    pub(super) fn attach(&self, dev: DevId, disk: &Arc<DiskShared>) {
         self.lock().disks.insert(dev, Arc::downgrade(disk));
     }
 
-    /// Gives a device up and waits until it is gone: no longer than requests under way may take and
-    /// then the word that says so, and than [`hurry`](Self::hurry) has it. What the server does not
-    /// answer ends with the session.
+    /// Unmaps a device and waits until that is done. Waits at most twice the IO timeout, for
+    /// requests in flight and then for CLOSE, and at most as long as
+    /// [`limit_unmap_wait`](Self::limit_unmap_wait) allows. Messages that the server does not
+    /// answer end with the session.
     pub(super) fn unmap(&self, dev: DevId) -> Result<(), Errno> {
         let mut state = self.lock();
         state.core.unmap(dev)?;
         self.advance(state);
         let end = self.timeout.map(|timeout| clock::now() + timeout.saturating_mul(2));
-        let outcome = self.outcome_by(dev, Wanted::Unmap, end);
+        let outcome = self.wait_outcome_until(dev, PendingCall::Unmap, end);
         let mut state = self.lock();
         state.disks.remove(&dev);
         outcome.unwrap_or_else(|| {
-            // Nor will it answer for others, of which it has not even heard yet.
-            state.hurry = Some(clock::now());
+            // The server will not answer the CLOSE of other devices either.
+            state.unmap_deadline = Some(clock::now());
             self.changed.notify_all();
             Ok(())
         })
     }
 
-    /// Nobody waits longer than that for devices to be given up.
-    pub(super) fn hurry(&self, patience: Duration) {
+    /// Limits how long unmaps wait from now on.
+    pub(super) fn limit_unmap_wait(&self, patience: Duration) {
         let end = clock::now() + patience;
         let mut state = self.lock();
-        state.hurry = Some(state.hurry.map_or(end, |at| at.min(end)));
+        state.unmap_deadline = Some(state.unmap_deadline.map_or(end, |at| at.min(end)));
         self.changed.notify_all();
     }
 
-    /// From now on requests of a device do not wait for the session.
+    /// Makes requests of a device fail while the session is lost.
     pub(super) fn fail_fast(&self, dev: DevId) {
         let mut state = self.lock();
         state.core.fail_fast(dev);
         self.advance(state);
     }
 
-    /// Ends requests that nobody wants any more.
-    pub(super) fn forget(&self) {
+    /// Ends waiting requests whose requester no longer wants them.
+    pub(super) fn cancel_unwanted(&self) {
         let mut state = self.lock();
-        state.forget();
+        state.cancel_unwanted();
         self.advance(state);
     }
 
@@ -329,7 +329,7 @@ impl Link {
         let mut state = self.lock();
         state.core.remap(clock::now(), dev)?;
         self.advance(state);
-        self.outcome(dev, Wanted::Remap)
+        self.wait_outcome(dev, PendingCall::Remap)
     }
 
     pub(super) fn resize(&self, dev: DevId, bytes: u64) -> Result<(), Errno> {
@@ -343,8 +343,12 @@ impl Link {
         self.lock().core.infos().into_iter().find(|info| info.id == dev)
     }
 
-    /// Takes requests of a device.
-    pub(super) fn submit(&self, dev: DevId, requests: impl Iterator<Item = DiskRequest<Told>>) {
+    /// Submits requests to a device.
+    pub(super) fn submit(
+        &self,
+        dev: DevId,
+        requests: impl Iterator<Item = DiskRequest<Completion>>,
+    ) {
         let now = clock::now();
         let mut state = self.lock();
         for request in requests {
@@ -353,28 +357,28 @@ impl Link {
         self.advance(state);
     }
 
-    fn outcome(&self, dev: DevId, wanted: Wanted) -> Result<(), Errno> {
-        self.outcome_by(dev, wanted, None).unwrap_or(Err(Errno::ETIMEDOUT))
+    fn wait_outcome(&self, dev: DevId, call: PendingCall) -> Result<(), Errno> {
+        self.wait_outcome_until(dev, call, None).unwrap_or(Err(Errno::ETIMEDOUT))
     }
 
-    /// Waits for an outcome; `None`: there was none in time, or, of an unmap, it is not to be
-    /// waited for.
-    fn outcome_by(
+    /// Waits for the outcome of a call until `end`, or, for an unmap, until the unmap deadline.
+    /// `None`: there was none in time.
+    fn wait_outcome_until(
         &self,
         dev: DevId,
-        wanted: Wanted,
+        call: PendingCall,
         end: Option<Instant>,
     ) -> Option<Result<(), Errno>> {
         let mut state = self.lock();
         loop {
-            if let Some(outcome) = state.outcomes.remove(&(dev, wanted)) {
+            if let Some(outcome) = state.outcomes.remove(&(dev, call)) {
                 return Some(outcome);
             }
             if state.closed {
                 return Some(Err(Errno::ENODEV));
             }
-            let hurry = state.hurry.filter(|_| wanted == Wanted::Unmap);
-            let end = [end, hurry].into_iter().flatten().min();
+            let unmap_deadline = state.unmap_deadline.filter(|_| call == PendingCall::Unmap);
+            let end = [end, unmap_deadline].into_iter().flatten().min();
             let left = end.map_or(IDLE, |end| end.saturating_since(clock::now()));
             if left.is_zero() {
                 return None;
@@ -384,86 +388,88 @@ impl Link {
         }
     }
 
-    /// Carries out what the core wants, until it wants nothing more.
+    /// Carries out the actions of the core until there are none left.
     fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         let mut scratch = state.scratch.pop().unwrap_or_default();
         loop {
-            while let Some(order) = state.core.poll_order() {
-                state.orders.push_back(order);
+            while let Some(message) = state.core.poll_service_message() {
+                state.service_queue.push_back(message);
             }
-            let asks = state.asking.is_some() || !state.orders.is_empty();
-            if !(state.single && asks) {
+            let service_active =
+                state.service_in_flight.is_some() || !state.service_queue.is_empty();
+            if !(state.shared_permit && service_active) {
                 state.core.take_sends(&mut scratch.sends);
-                state.sent += scratch.sends.len();
+                state.ios_in_flight += scratch.sends.len();
             }
             state.core.take_done(&mut scratch.done);
             for io in &scratch.done {
-                state.late.extend(io.late.map(|number| (number, Arc::clone(&io.done.to))));
+                state.late_requests.extend(io.late.map(|number| (number, Arc::clone(&io.done.to))));
             }
             state.core.take_ended(&mut scratch.ended);
             for number in scratch.ended.drain(..) {
-                scratch.over.extend(state.late.remove(&number));
+                scratch.released.extend(state.late_requests.remove(&number));
             }
-            self.take_events(&mut state);
-            let free = state.asking.is_none() && !(state.single && state.sent > 0);
-            let order = if free { state.orders.pop_front() } else { None };
-            if let Some(order) = &order {
-                state.asking = Some((order.token, order.room as usize));
+            self.handle_core_events(&mut state);
+            let may_send = state.service_in_flight.is_none()
+                && !(state.shared_permit && state.ios_in_flight > 0);
+            let message = if may_send { state.service_queue.pop_front() } else { None };
+            if let Some(message) = &message {
+                state.service_in_flight = Some((message.token, message.room as usize));
             }
-            let telling = !state.news.is_empty() && !state.telling;
+            let deliver = !state.notices.is_empty() && !state.delivering;
             let idle =
-                scratch.sends.is_empty() && scratch.done.is_empty() && scratch.over.is_empty();
-            if idle && order.is_none() && !telling {
+                scratch.sends.is_empty() && scratch.done.is_empty() && scratch.released.is_empty();
+            if idle && message.is_none() && !deliver {
                 break;
             }
             let permits = state.permits.clone();
             drop(state);
             self.send(permits.as_deref(), &mut scratch);
-            let refused = order.and_then(|order| {
-                let sent = self.ask(permits.as_deref(), &order);
-                sent.err().map(|errno| (order.token, errno))
+            let refused = message.and_then(|message| {
+                let sent = self.send_service(permits.as_deref(), &message);
+                sent.err().map(|errno| (message.token, errno))
             });
             drop(permits);
-            tell(&mut scratch);
-            scratch.over.clear();
-            if telling {
-                self.tell_news();
+            complete_requests(&mut scratch);
+            scratch.released.clear();
+            if deliver {
+                self.deliver_notices();
             }
             state = self.lock();
             if !scratch.failed.is_empty() || refused.is_some() {
                 let now = clock::now();
-                state.sent -= scratch.failed.len();
+                state.ios_in_flight -= scratch.failed.len();
                 for (slot, errno) in scratch.failed.drain(..) {
                     state.core.send_failed(now, slot, errno);
                 }
                 if let Some((token, errno)) = refused {
-                    state.asking = None;
-                    state.core.answered(now, token, errno.neg(), &[]);
+                    state.service_in_flight = None;
+                    state.core.service_answer(now, token, errno.neg(), &[]);
                 }
             }
         }
         state.scratch.push(scratch);
         let next = state.core.poll_timeout();
-        if next.is_some_and(|next| state.armed.is_none_or(|armed| next < armed)) {
-            self.rearm.notify_one();
+        if next.is_some_and(|next| state.timer_armed_for.is_none_or(|armed_for| next < armed_for)) {
+            self.timer_wake.notify_one();
         }
     }
 
-    fn take_events(&self, state: &mut State) {
+    fn handle_core_events(&self, state: &mut State) {
         while let Some(event) = state.core.poll_event() {
-            let (dev, news) = match event {
+            let (dev, event) = match event {
                 Event::Mapped { dev, result } => {
-                    state.outcomes.insert((dev, Wanted::Map), result);
+                    state.outcomes.insert((dev, PendingCall::Map), result);
                     self.changed.notify_all();
                     continue;
                 }
                 Event::Remapped { dev, result } => {
-                    state.outcomes.insert((dev, Wanted::Remap), result);
+                    state.outcomes.insert((dev, PendingCall::Remap), result);
                     self.changed.notify_all();
                     continue;
                 }
                 Event::Unmapped { dev } => {
-                    state.outcomes.insert((dev, Wanted::Unmap), Ok(()));
+                    state.outcomes.insert((dev, PendingCall::Unmap), Ok(()));
                     self.changed.notify_all();
                     continue;
                 }
@@ -475,40 +481,40 @@ impl Link {
             };
             if let Some(disk) = state.disks.get(&dev).and_then(Weak::upgrade) {
                 let limits = state.core.limits(dev);
-                state.news.push_back((disk, news, limits));
+                state.notices.push_back((disk, event, limits));
             }
         }
     }
 
-    /// Tells disks what happened, in order, by one thread at a time.
-    fn tell_news(&self) {
+    /// Delivers notices to disks, in order: by one thread at a time.
+    fn deliver_notices(&self) {
         let mut state = self.lock();
-        if state.telling {
+        if state.delivering {
             return;
         }
-        state.telling = true;
-        while let Some((disk, event, limits)) = state.news.pop_front() {
+        state.delivering = true;
+        while let Some((disk, event, limits)) = state.notices.pop_front() {
             drop(state);
-            disk.tell(event, limits);
-            // Not while the link is locked: this may be the last of it, and of the program's
-            // listeners.
+            disk.notify(event, limits);
+            // Dropped without the lock of the link: this may be the last reference to the disk, and
+            // to the program's listeners.
             drop(disk);
             state = self.lock();
         }
-        state.telling = false;
+        state.delivering = false;
     }
 
-    /// Sends IO messages, all with one call if none is refused.
+    /// Sends IO messages: with a single call if none is refused.
     fn send(&self, permits: Option<&Permits>, scratch: &mut Scratch) {
         let Scratch { sends, mems, failed, .. } = scratch;
         if sends.is_empty() {
             return;
         }
-        let (Some(permits), Some(me)) = (permits, self.me.upgrade()) else {
+        let (Some(permits), Some(this)) = (permits, self.weak_self.upgrade()) else {
             failed.extend(sends.drain(..).map(|io| (io.slot, Errno::ECONNABORTED)));
             return;
         };
-        let to: Arc<dyn Completer> = me;
+        let to: Arc<dyn Completer> = this;
         mems.clear();
         mems.extend(sends.iter().map(|io| {
             io.data.map_or_else(MemRef::default, |data| MemRef {
@@ -522,8 +528,8 @@ impl Link {
             let mut requests = rest.iter().zip(&mems[from..]).map_while(|(io, mem)| {
                 Some(Req {
                     dir: io.dir,
-                    // Every slot has one.
-                    permit: permits.of(io.slot)?,
+                    // Every slot has a permit.
+                    permit: permits.for_slot(io.slot)?,
                     usr: &io.usr,
                     data: if io.data.is_some() { std::slice::from_ref(mem) } else { &[] },
                     done: Done { to: Arc::clone(&to), tag: u64::from(io.slot) },
@@ -542,22 +548,26 @@ impl Link {
     }
 
     /// Sends a service message.
-    fn ask(&self, permits: Option<&Permits>, order: &Order) -> Result<(), Errno> {
+    fn send_service(
+        &self,
+        permits: Option<&Permits>,
+        message: &ServiceMessage,
+    ) -> Result<(), Errno> {
         let permit = permits.and_then(|permits| permits.service.as_ref());
-        let (Some(permit), Some(me)) = (permit, self.me.upgrade()) else {
+        let (Some(permit), Some(this)) = (permit, self.weak_self.upgrade()) else {
             return Err(Errno::ECONNABORTED);
         };
-        let done = Done { to: me, tag: SERVICE };
-        // What a server leaves out of its answer must not be taken from the one before.
+        let done = Done { to: this, tag: SERVICE };
+        // Clears the last answer: bytes that the server leaves out must not be taken from it.
         self.answer.buffer().write(0, &[0; OPEN_RSP_LEN]);
-        let piece = [self.answer.piece(0, order.room)];
+        let piece = [self.answer.piece(0, message.room)];
         let (dir, data) =
-            if order.room > 0 { (Dir::Read, &piece[..]) } else { (Dir::Write, &[][..]) };
-        let sent = self.session.request(dir, permit, &order.usr, data, done);
+            if message.room > 0 { (Dir::Read, &piece[..]) } else { (Dir::Write, &[][..]) };
+        let sent = self.session.request(dir, permit, &message.usr, data, done);
         sent.map_err(|error| error.errno())
     }
 
-    /// The thread that does what is due.
+    /// Body of the timer thread.
     fn run_timer(&self) {
         let mut state = self.lock();
         while !state.closed {
@@ -569,14 +579,15 @@ impl Link {
                 state = self.lock();
                 continue;
             }
-            state.armed = next;
+            state.timer_armed_for = next;
             let wait = next.map_or(IDLE, |at| at.saturating_since(now));
-            state = self.rearm.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
-            state.armed = None;
+            state =
+                self.timer_wake.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+            state.timer_armed_for = None;
         }
     }
 
-    /// Ends the session and waits until it is closed. Nothing is mapped any more.
+    /// Ends the session and waits until it is closed. No device is mapped any more.
     pub(super) fn close(&self) {
         self.abandon();
         let permits = self.lock().permits.take();
@@ -584,23 +595,23 @@ impl Link {
         Arc::clone(&self.session).close();
     }
 
-    /// Ends the session when nobody uses it any more.
+    /// Ends the session once nothing uses it any more.
     pub(super) fn abandon(&self) {
         let mut state = self.lock();
         state.closed = true;
-        // Whoever holds a disk still is told that it is gone.
+        // Listeners of remaining disks learn that these are gone.
         for info in state.core.infos() {
-            // Those on their way out go on.
+            // Devices that are being unmapped already continue.
             let _ = state.core.unmap(info.id);
         }
         self.changed.notify_all();
-        self.rearm.notify_all();
+        self.timer_wake.notify_all();
         self.advance(state);
     }
 }
 
-/// Tells who asked what requests came to.
-fn tell(scratch: &mut Scratch) {
+/// Calls the completions of finished requests, in batches of one callback each.
+fn complete_requests(scratch: &mut Scratch) {
     let Scratch { done, results, .. } = scratch;
     let mut from = 0;
     while let Some(first) = done.get(from) {
@@ -621,15 +632,15 @@ impl Completer for Link {
         for Completed { tag, errno } in done {
             match u16::try_from(*tag) {
                 Ok(slot) => {
-                    state.sent -= 1;
+                    state.ios_in_flight -= 1;
                     state.core.io_answer(now, slot, *errno);
                 }
                 Err(_) => {
-                    let Some((token, room)) = state.asking.take() else { continue };
+                    let Some((token, room)) = state.service_in_flight.take() else { continue };
                     let mut data = [0; OPEN_RSP_LEN];
                     let data = &mut data[..room.min(OPEN_RSP_LEN)];
                     self.answer.buffer().read(0, data);
-                    state.core.answered(now, token, *errno, data);
+                    state.core.service_answer(now, token, *errno, data);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What a server offers: names, and what is behind them.
+//! The exports of a server: names, and the stores behind them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,17 +19,17 @@ use crate::tree;
 const SESSION_NAME: &str = "%SESSNAME%";
 /// Bytes of a path, its NUL included [NB-18].
 const PATH_MAX: usize = 4096;
-/// How often a lookup is tried that something was renamed beside.
-const TRIES: usize = 256;
+/// Most attempts of an open that fails because a file is renamed meanwhile.
+const OPEN_TRIES: usize = 256;
 
-/// How the files behind exports are used.
+/// Options of exported files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOptions {
-    /// Nothing may be written, whoever asks.
+    /// The file may not be written, whatever access mode a client asks for.
     pub read_only: bool,
     /// Bytes of a logical block: a power of two from 512 to 4096.
     pub block: u32,
-    /// Whether to go around the page cache where the file system can.
+    /// Whether to use direct IO where the file system supports it.
     pub direct: bool,
 }
 
@@ -39,49 +39,50 @@ impl Default for FileOptions {
     }
 }
 
-/// What sessions may open an export for [NB-50].
+/// Permission for sessions to open an export [NB-50].
 ///
-/// An export without grants is open to everybody. One that has some is open to sessions that one of
-/// them is for, and for no more than it says. They are of what is behind the name: other names of
-/// the same file have the same grants.
+/// An export without grants is open to every session. An export with grants is open to the sessions
+/// that a grant names, with no more access than that grant allows. Grants belong to the file and
+/// not to the name: other names of the same file have the same grants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Name of an export, or what a client says for a file below the directory.
+    /// Name of an export, or of a file below the directory as clients send it.
     pub export: String,
-    /// The most it may be opened for: [`Access::Migration`] includes [`Access::Rw`], and that
+    /// The highest access mode allowed: [`Access::Migration`] includes [`Access::Rw`], and that
     /// [`Access::Ro`].
-    pub most: Access,
-    /// What the session is called, `*` standing for anything; `None`: whatever it is called.
+    #[doc(alias = "most")]
+    pub max_access: Access,
+    /// Pattern of session names, with `*` for any text; `None`: every session.
     pub session: Option<String>,
 }
 
 impl Grant {
     fn admits(&self, session: &str, access: Access) -> bool {
         let named = self.session.as_deref().is_none_or(|pattern| name_fits(pattern, session));
-        // Each mode has the number after that of the mode it includes [NB-7].
-        named && access as u8 <= self.most as u8
+        // Modes are numbered so that each includes the ones before it [NB-7].
+        named && access as u8 <= self.max_access as u8
     }
 }
 
-/// What is behind a name, whatever the name: two names of one file have one identity [NB-58].
+/// Identity of the store behind a name: two names of one file have one identity [NB-58].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Identity {
-    /// A store of this server, by number.
-    Own(u64),
+    /// A store of the program, by a number of this server.
+    Store(u64),
     /// A file: device and inode.
     File(u64, u64),
     /// A block device: its number.
     Device(u64),
 }
 
-/// An export of a file that is not at its path any more: what was opened is served still.
+/// An export whose file is no longer at its path. The file that was opened is still served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// Name of the export.
     pub export: String,
-    /// Where the file was.
+    /// Path of the file when it was opened.
     pub path: PathBuf,
-    /// Why nothing is found there, `ENOENT` when the path is gone; `None`: another file is there.
+    /// Why the path cannot be looked up, `ENOENT` when it is gone; `None`: another file is there.
     pub missing: Option<Errno>,
 }
 
@@ -90,19 +91,19 @@ struct Entry {
     backend: Arc<dyn Backend>,
     identity: Identity,
     read_only: bool,
-    /// Where it was opened.
+    /// Path it was opened at.
     path: Option<PathBuf>,
 }
 
 struct Directory {
     path: PathBuf,
-    /// What comes before the session's name, opened; or all of it.
+    /// The open directory: the part of the path before the session's name, or all of it.
     root: OwnedFd,
     by_session: bool,
     options: FileOptions,
 }
 
-/// An export that was found.
+/// The result of a lookup.
 pub(super) struct Found {
     pub(super) identity: Identity,
     pub(super) label: String,
@@ -110,16 +111,16 @@ pub(super) struct Found {
     pub(super) store: Store,
 }
 
-/// Its storage.
+/// Storage of a found export.
 pub(super) enum Store {
-    /// Already there.
+    /// Storage that is open already.
     Open(Arc<dyn Backend>),
     /// A file that was just opened.
     File(OwnedFd, FileOptions),
 }
 
 impl Store {
-    /// Returns the storage, made if need be.
+    /// Returns the storage, and opens it if need be.
     pub(super) fn backend(self, read_only: bool) -> Result<Arc<dyn Backend>, Errno> {
         match self {
             Self::Open(backend) => Ok(backend),
@@ -131,7 +132,7 @@ impl Store {
     }
 }
 
-/// What a server offers. Names are compared as they are sent [NB-46].
+/// The exports of a server. Names are compared byte by byte, as sent [NB-46].
 #[derive(Default)]
 pub struct Exports {
     entries: BTreeMap<Vec<u8>, Entry>,
@@ -151,26 +152,26 @@ impl std::fmt::Debug for Exports {
 }
 
 impl Exports {
-    /// Offers nothing yet.
+    /// Makes an empty set of exports.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Offers memory: zero at first, lost at the end.
+    /// Exports memory: zero at first, lost when the server ends.
     ///
     /// # Errors
-    /// `EEXIST` for a name there is, `EINVAL` for one that cannot be sent or a block size that is
-    /// none, `ENOMEM`.
+    /// `EEXIST` for a name in use, `EINVAL` for a name that cannot be sent or an invalid block
+    /// size, `ENOMEM`.
     pub fn memory(&mut self, name: &str, bytes: u64, block: u32) -> Result<(), Error> {
         let backend = backend::open(BackendSpec::Memory { bytes, block });
         let backend = backend.map_err(|error| Error::io(format!("memory for {name}"), &error))?;
         self.backend(name, backend, false)
     }
 
-    /// Offers a store of the caller's.
+    /// Exports a store of the caller.
     ///
     /// # Errors
-    /// `EEXIST` for a name there is, `EINVAL` for one that cannot be sent.
+    /// `EEXIST` for a name in use, `EINVAL` for a name that cannot be sent.
     pub fn backend(
         &mut self,
         name: &str,
@@ -178,15 +179,15 @@ impl Exports {
         read_only: bool,
     ) -> Result<(), Error> {
         self.numbers += 1;
-        let identity = Identity::Own(self.numbers);
+        let identity = Identity::Store(self.numbers);
         self.add(name, Entry { backend, identity, read_only, path: None })
     }
 
-    /// Offers a regular file or a block device. It is opened now: what takes its path later is not
-    /// served.
+    /// Exports a regular file or a block device. It is opened now: a file that takes its path later
+    /// is not served.
     ///
     /// # Errors
-    /// As for memory; what opening the file comes to; `ENOTBLK` for what is neither.
+    /// As for memory; errors of opening the file; `ENOTBLK` for any other kind of file.
     pub fn file(&mut self, name: &str, path: &Path, options: FileOptions) -> Result<(), Error> {
         let what = || format!("export {name} of {}", path.display());
         let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -211,12 +212,12 @@ impl Exports {
         Ok(())
     }
 
-    /// Offers every regular file and block device below a directory, which symbolic links do not
-    /// leave. `%SESSNAME%` in the path stands for the name of the session; what comes after it is
-    /// dropped [NB-18] [NB-46].
+    /// Exports every regular file and block device below a directory. Symbolic links that lead out
+    /// of it are not followed. `%SESSNAME%` in the path stands for the name of the session; the
+    /// rest of the path after it is dropped [NB-18] [NB-46].
     ///
     /// # Errors
-    /// What opening the directory comes to; `EEXIST` when there is one already.
+    /// Errors of opening the directory; `EEXIST` when there is one already.
     pub fn directory(&mut self, path: &Path, options: FileOptions) -> Result<(), Error> {
         let what = || format!("exports below {}", path.display());
         if self.directory.is_some() {
@@ -231,12 +232,12 @@ impl Exports {
         Ok(())
     }
 
-    /// Says who may open an export for what. A name below the directory is looked up when somebody
-    /// opens something, so its file may come later; with `%SESSNAME%`, it is of each session's own.
+    /// Adds a grant. A name below the directory is looked up at each open, so its file may be
+    /// created later; with `%SESSNAME%`, the name stands for a file of each session.
     ///
     /// # Errors
-    /// `ENOENT` for a name that is not offered by itself, unless there is a directory; `EINVAL` for
-    /// one that nobody can open anything by.
+    /// `ENOENT` for a name without an export of its own, unless there is a directory; `EINVAL` for
+    /// a name that no client can open.
     pub fn grant(&mut self, grant: Grant) -> Result<(), Error> {
         if grant.export.contains("..") {
             return Err(Error::new(format!("grant for export {}", grant.export), Errno::EINVAL));
@@ -248,8 +249,8 @@ impl Exports {
         Ok(())
     }
 
-    /// Judges an open by the grants.
-    fn judge(&self, identity: Identity, session: &str, access: Access) -> Result<(), Errno> {
+    /// Checks an open against the grants.
+    fn check_grants(&self, identity: Identity, session: &str, access: Access) -> Result<(), Errno> {
         let (mut open, mut admitted) = (true, false);
         for grant in &self.grants {
             if self.identity(&grant.export, session)? == Some(identity) {
@@ -260,43 +261,43 @@ impl Exports {
         if open || admitted { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Returns what is behind the name of a grant now. An error when that is not to be known now:
-    /// then nobody may take it for a name that is not there.
+    /// Returns the identity of the file that a grant names now. A failed lookup is an error: it
+    /// must not be mistaken for a name without a file.
     fn identity(&self, name: &str, session: &str) -> Result<Option<Identity>, Errno> {
         if let Some(entry) = self.entries.get(name.as_bytes()) {
             return Ok(Some(entry.identity));
         }
         let Some(directory) = &self.directory else { return Ok(None) };
         let path = directory.relative(name, session);
-        match path.and_then(|path| directory.look(&path)) {
+        match path.and_then(|path| directory.stat(&path)) {
             Ok(identity) => Ok(Some(identity)),
-            // Nothing that anybody could open is there.
+            // No file that could be opened has this name.
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ENOTBLK) => Ok(None),
-            // The system was busy, the disk has failed, a folder is closed: the file may be there.
+            // The system is busy, the disk has failed, or a directory may not be searched: the file
+            // may exist.
             Err(_) => Err(Errno::EACCES),
         }
     }
 
-    /// Returns the names that are offered one by one.
+    /// Returns the names of exports, without files below the directory.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         self.entries.keys().map(Vec::as_slice)
     }
 
-    /// Returns the store behind a name that is offered by itself.
+    /// Returns the store of a named export.
     pub(super) fn store(&self, name: &str) -> Option<(Identity, Arc<dyn Backend>)> {
         let entry = self.entries.get(name.as_bytes())?;
         Some((entry.identity, Arc::clone(&entry.backend)))
     }
 
-    /// Looks where the files are now that are offered by themselves; returns those that have gone
-    /// from their paths.
+    /// Checks the paths of named exports; returns the exports whose files are no longer there.
     pub(super) fn moved(&self) -> Vec<Moved> {
         let all = self.entries.iter();
         all.filter_map(|(name, entry)| {
             let path = entry.path.as_ref()?;
-            let missing = match stat(path).map_err(system).and_then(|stat| kind(&stat)) {
+            let missing = match stat(path).map_err(errno_of).and_then(|stat| identity_of(&stat)) {
                 Ok(identity) if identity == entry.identity => return None,
-                // A folder, say, is another file too.
+                // A directory, for example, counts as another file.
                 Ok(_) | Err(Errno::ENOTBLK) => None,
                 Err(errno) => Some(errno),
             };
@@ -306,24 +307,23 @@ impl Exports {
         .collect()
     }
 
-    /// Tells whether something else than this is offered by itself, and has this place in the
-    /// control tree.
+    /// Tells whether a named export with another identity has this place in the control tree.
     pub(super) fn offers_another(&self, place: &str, than: Identity) -> bool {
         let mut all = self.entries.iter();
         all.any(|(name, entry)| {
-            entry.identity != than && tree::plain(&String::from_utf8_lossy(name)) == place
+            entry.identity != than && tree::dir_name(&String::from_utf8_lossy(name)) == place
         })
     }
 
-    /// Tells whether a name that is offered by itself may not be written.
+    /// Tells whether a named export is read-only.
     pub(super) fn read_only(&self, name: &str) -> bool {
         self.entries.get(name.as_bytes()).is_some_and(|entry| entry.read_only)
     }
 
-    /// Finds what a session asks for.
+    /// Looks up and opens an export for a session.
     pub(super) fn find(&self, name: &[u8], session: &str, access: Access) -> Result<Found, Errno> {
         if let Some(entry) = self.entries.get(name) {
-            self.judge(entry.identity, session, access)?;
+            self.check_grants(entry.identity, session, access)?;
             return Ok(Found {
                 identity: entry.identity,
                 label: String::from_utf8_lossy(name).into_owned(),
@@ -335,52 +335,52 @@ impl Exports {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let path = directory.relative(name, session)?;
         let options = directory.options;
-        // Opening a tape, a watchdog or a FIFO already does something: it is looked at before. What
-        // takes its place in between is found out after.
-        let kind = directory.look(&path)?;
-        self.judge(kind, session, access)?;
+        // Opening a tape, a watchdog or a FIFO has side effects, so the kind of file is checked
+        // first. A file that takes its place in between is detected after the open.
+        let expected = directory.stat(&path)?;
+        self.check_grants(expected, session, access)?;
         let open = |mode| directory.open(&path, mode | OFlags::NONBLOCK);
         let write = access != Access::Ro;
         let written = if options.read_only { None } else { Some(open(OFlags::RDWR)) };
         let (fd, read_only) = match written {
             Some(Ok(fd)) => (fd, false),
-            None if !write => (open(OFlags::RDONLY).map_err(system)?, true),
+            None if !write => (open(OFlags::RDONLY).map_err(errno_of)?, true),
             Some(Err(error)) if !write && unwritable(error) => {
-                (open(OFlags::RDONLY).map_err(system)?, true)
+                (open(OFlags::RDONLY).map_err(errno_of)?, true)
             }
-            Some(Err(error)) => return Err(system(error)),
+            Some(Err(error)) => return Err(errno_of(error)),
             None => return Err(Errno::EACCES),
         };
         let identity = identity(&fd)?;
-        if identity != kind {
+        if identity != expected {
             return Err(Errno::ENOENT);
         }
         Ok(Found { identity, label: path, read_only, store: Store::File(fd, options) })
     }
 }
 
-fn system(error: rustix::io::Errno) -> Errno {
+fn errno_of(error: rustix::io::Errno) -> Errno {
     match error {
-        // Out of the directory: as if it were not there.
+        // The path leads out of the directory: treated as missing.
         rustix::io::Errno::XDEV => Errno::ENOENT,
         rustix::io::Errno::ISDIR => Errno::ENOTBLK,
         error => Errno(error.raw_os_error()),
     }
 }
 
-/// Tells whether an error says that a file can at most be read: by its mode, its file system, its
-/// immutability, or because it is being executed.
+/// Tells whether an error means that a file can be read but not written: because of its mode, its
+/// file system, its immutability, or because it is being executed.
 const fn unwritable(error: rustix::io::Errno) -> bool {
     use rustix::io::Errno;
     matches!(error, Errno::ACCESS | Errno::ROFS | Errno::PERM | Errno::TXTBSY)
 }
 
 fn identity(fd: &OwnedFd) -> Result<Identity, Errno> {
-    fstat(fd).map_err(system).and_then(|stat| kind(&stat))
+    fstat(fd).map_err(errno_of).and_then(|stat| identity_of(&stat))
 }
 
-/// Tells what it is that was looked at; `ENOTBLK` when that can be no export.
-fn kind(stat: &Stat) -> Result<Identity, Errno> {
+/// Returns the identity of a file; `ENOTBLK` when its kind cannot be exported.
+fn identity_of(stat: &Stat) -> Result<Identity, Errno> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(Identity::File(stat.st_dev, stat.st_ino)),
         FileType::BlockDevice => Ok(Identity::Device(stat.st_rdev)),
@@ -405,15 +405,15 @@ impl Directory {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::CLOEXEC;
         let open = || openat2(self.root.as_fd(), path, flags, Mode::empty(), resolve);
-        // A link with `..` in it: when anything at all is renamed meanwhile, the system cannot tell
-        // whether it leads out.
-        let mut tries = (1..TRIES).map(|_| open());
+        // A symbolic link may contain `..`. If any file is renamed meanwhile, the kernel cannot
+        // tell whether the link leads out, and returns EAGAIN.
+        let mut tries = (1..OPEN_TRIES).map(|_| open());
         tries.find(|opened| !matches!(opened, Err(rustix::io::Errno::AGAIN))).unwrap_or_else(open)
     }
 
-    /// Finds out what is at a path, without opening it.
-    fn look(&self, path: &str) -> Result<Identity, Errno> {
-        identity(&self.open(path, OFlags::PATH).map_err(system)?)
+    /// Returns the identity of the file at a path, without opening it.
+    fn stat(&self, path: &str) -> Result<Identity, Errno> {
+        identity(&self.open(path, OFlags::PATH).map_err(errno_of)?)
     }
 }
 
@@ -426,7 +426,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of this test alone, removed at its end.
+    /// A temporary directory of one test, removed at its end.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -446,7 +446,7 @@ mod tests {
 
     impl Drop for Scratch {
         fn drop(&mut self) {
-            // The system clears its temporary files where this fails.
+            // If this fails, the system clears its temporary files.
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }
@@ -518,11 +518,11 @@ mod tests {
         assert_eq!(error(exports.find(b"a.img", "s2", Access::Rw)), Errno::ENOENT);
     }
 
-    fn grant(export: &str, most: Access, session: Option<&str>) -> Grant {
-        Grant { export: export.to_owned(), most, session: session.map(str::to_owned) }
+    fn grant(export: &str, max_access: Access, session: Option<&str>) -> Grant {
+        Grant { export: export.to_owned(), max_access, session: session.map(str::to_owned) }
     }
 
-    /// What a session may open a name for.
+    /// Access modes with which a session may open a name.
     fn modes(exports: &Exports, name: &str, session: &str) -> Vec<Access> {
         let all = [Access::Ro, Access::Rw, Access::Migration].into_iter();
         let open = |access: &Access| match exports.find(name.as_bytes(), session, *access) {
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_say_who_may_open_what_and_how() {
+    fn grants_limit_sessions_and_access_modes() {
         // tests [NB-50]
         const NONE: [Access; 0] = [];
         let all = [Access::Ro, Access::Rw, Access::Migration];
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_are_of_the_file_whatever_its_name() {
+    fn grants_apply_to_the_file_under_every_name() {
         // tests [NB-50] [NB-58]
         const NONE: [Access; 0] = [];
         let scratch = Scratch::new("grants");
@@ -578,7 +578,7 @@ mod tests {
         assert_eq!(modes(&exports, "free.img", "s1").len(), 3);
         scratch.file("s1/later.img");
         assert_eq!(modes(&exports, "later.img", "s1"), [Access::Ro], "looked up when it is opened");
-        // A name of its own does not open the way around it.
+        // A grant for a named export does not open the file's other names.
         exports.file("disk0", &path, FileOptions::default()).unwrap();
         exports.grant(grant("disk0", Access::Ro, Some("x"))).unwrap();
         exports.grants.retain(|grant| grant.export == "disk0");
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_cannot_be_looked_up_refuses_everybody() {
+    fn a_grant_that_cannot_be_looked_up_refuses_every_session() {
         // tests [NB-50]
         let scratch = Scratch::new("unknown");
         scratch.file("a.img");
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_only_be_read_can_be_opened_for_that() {
+    fn an_unwritable_file_can_be_opened_read_only() {
         // tests [NB-17]
         let scratch = Scratch::new("unwritable");
         let image = scratch.file("gold.img");

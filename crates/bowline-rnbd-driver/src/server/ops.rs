@@ -1,4 +1,4 @@
-//! Requests in the hands of storage.
+//! Requests that storage is working on.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use bowline_rnbd::server::{ExportId, OpenId};
 use bowline_rtrs::RegionId;
 use bowline_rtrs_driver::server::OpId;
 
-/// One of them.
+/// A request that storage is working on.
 pub(super) struct Op {
     /// The request to answer.
     pub(super) op: OpId,
     pub(super) open: OpenId,
     pub(super) export: ExportId,
-    pub(super) what: IoOp,
+    pub(super) kind: IoOp,
     pub(super) len: u32,
-    /// Bytes the answer of a read carries.
+    /// Data bytes in the answer to a read.
     pub(super) room: u32,
-    /// The store as registered memory.
+    /// The exported memory as a registered region, if it is memory.
     pub(super) region: Option<RegionId>,
-    /// What follows when this went well: a write after a flush, or a flush after a write.
-    pub(super) then: Option<Box<Step>>,
+    /// The step that follows a success: a write after a flush, or a flush after a write.
+    pub(super) next: Option<Box<Step>>,
 }
 
 /// A further step of a request.
 pub(super) struct Step {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) io: BackendIo,
-    pub(super) then: Option<Box<Step>>,
+    pub(super) next: Option<Box<Step>>,
 }
 
-/// All of them, by token.
+/// All requests that storage is working on, by token.
 #[derive(Default)]
 pub(super) struct Ops {
     slots: Vec<Option<Op>>,

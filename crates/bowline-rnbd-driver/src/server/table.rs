@@ -1,4 +1,4 @@
-//! Exports that are open: one entry for each backing store, however many opens there are.
+//! Open exports: one entry for each backing store, with any number of opens.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use crate::tree::{self, Traffic};
 #[derive(Clone)]
 pub(super) struct OpenExport {
     pub(super) backend: Arc<dyn Backend>,
-    /// The store as registered memory, if it is memory.
+    /// The store as a registered region, if it is memory.
     pub(super) region: Option<RegionId>,
-    /// What it is called in the control tree, where nothing else is called so.
+    /// Name in the control tree, unique there.
     pub(super) label: Arc<str>,
-    /// It was opened for reading only, whatever other names allow.
+    /// The store was opened for reading only, whatever other names of it allow.
     pub(super) read_only: bool,
 }
 
 struct Entry {
     identity: Identity,
     export: OpenExport,
-    /// What could only be read, and may still have something to read.
-    former: Option<OpenExport>,
+    /// An earlier read-only open of the same store, which may still have reads in flight.
+    superseded: Option<OpenExport>,
     opens: u32,
     traffic: Traffic,
 }
@@ -41,8 +41,9 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Opens once more what is open already, unless it is to be written and cannot be.
-    pub(super) fn again(
+    /// Counts one more open of a store that is open. `None` if it is not open, or if it is to be
+    /// written and was opened read-only.
+    pub(super) fn reopen(
         &mut self,
         identity: Identity,
         access: Access,
@@ -56,12 +57,13 @@ impl Table {
         Some((*id, entry.export.clone()))
     }
 
-    /// Takes a new open export in, by a label that no other store has. One of the same identity
-    /// gives its place and its label to it: that could only be read, and those who do so read from
-    /// the new one now.
+    /// Inserts a new open export under a label that no other store has. An entry of the same
+    /// identity, which was read-only, is replaced: its label passes to the new export, and its
+    /// readers read from the new export from now on.
     ///
     /// # Errors
-    /// `EACCES` when they could not, since its blocks are larger; `ENOMEM`.
+    /// `EACCES` when those readers could not, since the blocks of the new export are larger;
+    /// `ENOMEM`.
     pub(super) fn insert(
         &mut self,
         identity: Identity,
@@ -76,26 +78,26 @@ impl Table {
             }
             entry.opens += 1;
             export.label = Arc::clone(&entry.export.label);
-            entry.former = Some(std::mem::replace(&mut entry.export, export));
+            entry.superseded = Some(std::mem::replace(&mut entry.export, export));
             return Ok(*id);
         }
         let id = ExportId(self.ids);
         self.ids = self.ids.checked_add(1).ok_or(Errno::ENOMEM)?;
         let traffic = Traffic::default();
         export.label = self.label(identity, &export.label, exports);
-        self.entries.insert(id, Entry { identity, export, former: None, opens: 1, traffic });
+        self.entries.insert(id, Entry { identity, export, superseded: None, opens: 1, traffic });
         Ok(id)
     }
 
-    /// Returns the label for a store that is being opened: the one wanted, or that with a number.
-    /// Another file may have been given the name of one that is open, and what a client opens must
-    /// not take the place of what another has open.
+    /// Returns the label for a store that is being opened: `wanted`, or `wanted` with a number.
+    /// Another file may have taken the name of an open one; it must not take its place in the
+    /// control tree.
     fn label(&self, identity: Identity, wanted: &Arc<str>, exports: &Exports) -> Arc<str> {
         let taken = |label: &str| {
-            let place = tree::plain(label);
+            let place = tree::dir_name(label);
             let mut all = self.entries.values();
             exports.offers_another(&place, identity)
-                || all.any(|entry| tree::plain(&entry.export.label) == place)
+                || all.any(|entry| tree::dir_name(&entry.export.label) == place)
         };
         let (mut label, mut number) = (Arc::clone(wanted), 1_u64);
         while taken(&label) {
@@ -105,8 +107,8 @@ impl Table {
         label
     }
 
-    /// Takes one open back. Returns what is open no longer: to let go of storage may mean to wait
-    /// for its threads, so that is done with no locks held.
+    /// Gives back one open. Returns the exports that are closed by it. The caller drops them
+    /// without locks, since dropping storage may wait for its threads.
     #[must_use]
     pub(super) fn release(&mut self, id: ExportId) -> Vec<OpenExport> {
         let Some(entry) = self.entries.get_mut(&id) else { return Vec::new() };
@@ -115,7 +117,7 @@ impl Table {
             return Vec::new();
         }
         let gone = self.entries.remove(&id).into_iter();
-        gone.flat_map(|entry| entry.former.into_iter().chain([entry.export])).collect()
+        gone.flat_map(|entry| entry.superseded.into_iter().chain([entry.export])).collect()
     }
 
     pub(super) fn get(&self, id: ExportId) -> Option<&OpenExport> {
@@ -127,12 +129,12 @@ impl Table {
         found.map(|(id, entry)| (*id, entry.export.clone()))
     }
 
-    /// Returns what is open, by what it is.
+    /// Returns the open exports with their identities.
     pub(super) fn stores(&self) -> impl Iterator<Item = (Identity, &OpenExport)> {
         self.entries.values().map(|entry| (entry.identity, &entry.export))
     }
 
-    /// Counts what went well.
+    /// Counts a successful request.
     pub(super) fn count(&mut self, id: ExportId, op: IoOp, len: u32) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let traffic = &mut entry.traffic;

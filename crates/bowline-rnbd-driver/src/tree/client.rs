@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
 
-use super::{Block, DiskInfo, Disks, Listed, MapSpec, UEVENT, command, plain, show, text};
+use super::{Block, DiskInfo, Disks, DynamicDir, MapSpec, UEVENT, command, dir_name, show, text};
 
 const MAP_DEVICE: &str = "Usage: echo \"[dest_port=server port number] sessname=<name of the rtrs \
                           session> path=<[srcaddr@]dstaddr> [path=<[srcaddr@]dstaddr>] \
@@ -19,7 +19,7 @@ pub fn client_node(disks: Arc<dyn Disks>) -> Arc<dyn Node> {
 
 /// Returns the block devices of the client [NB-37].
 pub fn disks_node(disks: Arc<dyn Disks>) -> Arc<dyn Node> {
-    Arc::new(Listed(move || {
+    Arc::new(DynamicDir(move || {
         let all = disks.disks().into_iter();
         all.map(|disk| {
             let disks = Arc::clone(&disks);
@@ -59,7 +59,7 @@ impl Node for Control {
     }
 }
 
-/// A link to each disk, under the name it has on the server [NB-36].
+/// A link to each disk, under its name on the server [NB-36].
 struct Devices {
     disks: Arc<dyn Disks>,
 }
@@ -68,7 +68,7 @@ impl Node for Devices {
     fn links(&self) -> Vec<(String, String)> {
         let all = self.disks.disks().into_iter();
         all.map(|disk| {
-            let name = format!("{}@{}", plain(&disk.mapping_path), disk.session);
+            let name = format!("{}@{}", dir_name(&disk.mapping_path), disk.session);
             (name, format!("../../../block/{}", disk.name))
         })
         .collect()

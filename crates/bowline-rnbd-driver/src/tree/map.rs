@@ -1,4 +1,4 @@
-//! What is written to `map_device`.
+//! The command that is written to `map_device`.
 
 use std::{fmt, str::FromStr};
 
@@ -7,7 +7,7 @@ use bowline_wire::rnbd::Access;
 
 /// Most paths in one command [NB-29].
 pub const PATHS_MAX: usize = 6;
-/// Longest name that is taken, and how much of it is kept [NB-34].
+/// Length of the longest accepted name, and of the part that is kept, in bytes [NB-34].
 const NAME_MAX: usize = 255;
 const NAME_KEPT: usize = 254;
 
@@ -31,17 +31,17 @@ pub struct MapSpec {
     pub device: String,
     /// Paths of a new session.
     pub paths: Vec<MapPath>,
-    /// Port of paths that are added later, if one was given. A kernel means 1234 where none is; a
-    /// client here, the port it was started with.
+    /// Port of paths that are added later, if one was given. Without one, a kernel uses 1234, and a
+    /// client of bowline the port it was started with.
     pub port: Option<u16>,
-    /// How the device is opened.
+    /// Access mode the device is opened with.
     pub access: Access,
     /// Connections for polled IO; -1 for as many as there are processors.
     pub poll_queues: i32,
 }
 
 impl MapSpec {
-    /// Returns how many connections for polled IO are meant [NB-34].
+    /// Returns the number of connections for polled IO that `poll_queues` stands for [NB-34].
     pub fn poll_connections(&self) -> u16 {
         u16::try_from(self.poll_queues)
             .unwrap_or_else(|_| u16::try_from(processors()).unwrap_or(u16::MAX))
@@ -51,8 +51,8 @@ impl MapSpec {
 impl FromStr for MapSpec {
     type Err = Errno;
 
-    /// `EINVAL` for what the kernel does not understand, `ENOMEM` for the seventh path, `ENODEV`
-    /// for a GID.
+    /// `EINVAL` for text that the kernel does not understand, `ENOMEM` for the seventh path,
+    /// `ENODEV` for a GID.
     fn from_str(text: &str) -> Result<Self, Errno> {
         let (mut session, mut device) = (None, None);
         let mut paths = Vec::new();

@@ -28,7 +28,7 @@ pub use map::{MapPath, MapSpec, PATHS_MAX};
 pub use server::{Parameters, exports_node, server_node};
 pub use view::{DiskInfo, DiskState, Disks, ExportInfo, Exports, OpenInfo, Traffic};
 
-/// What every device of a class has.
+/// The attribute that every device of a class has.
 const UEVENT: AttrDef = AttrDef { name: "uevent", mode: 0o644 };
 
 const fn show(name: &'static str) -> AttrDef {
@@ -43,17 +43,16 @@ fn text(text: impl Into<String>) -> Result<Value, Errno> {
     Ok(Value::Text(text.into()))
 }
 
-/// A directory with children made on demand.
-struct Listed<F>(F);
+/// A directory whose children are listed on demand.
+struct DynamicDir<F>(F);
 
-impl<F: Fn() -> Vec<(String, Arc<dyn Node>)> + Send + Sync> Node for Listed<F> {
+impl<F: Fn() -> Vec<(String, Arc<dyn Node>)> + Send + Sync> Node for DynamicDir<F> {
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
         (self.0)()
     }
 }
 
-/// What is known of a block device besides RNBD: its size, whether it can be written, and what
-/// went through it.
+/// Attributes that every block device has: size, read-only flag and counters.
 struct Block {
     bytes: u64,
     read_only: bool,
@@ -73,7 +72,7 @@ impl Block {
     }
 }
 
-/// A name as a directory: no slash in it [NB-36].
-pub(crate) fn plain(name: &str) -> String {
+/// Returns a name as a directory name, without slashes [NB-36].
+pub(crate) fn dir_name(name: &str) -> String {
     name.replace('/', "!")
 }

@@ -5,19 +5,21 @@ use std::sync::Arc;
 use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
 use bowline_wire::rnbd::Access;
 
-use super::{Block, ExportInfo, Exports, Listed, OpenInfo, UEVENT, command, plain, show, text};
+use super::{
+    Block, DynamicDir, ExportInfo, Exports, OpenInfo, UEVENT, command, dir_name, show, text,
+};
 
 /// Returns the class of the server: one device, `ctl` [NB-40].
 pub fn server_node(exports: Arc<dyn Exports>) -> Arc<dyn Node> {
     Arc::new(Dir::new().with("ctl", Arc::new(Control { exports })))
 }
 
-/// Returns the exports as block devices: what `block_dev` leads to.
+/// Returns the exports as block devices: the targets of the links `block_dev`.
 pub fn exports_node(exports: Arc<dyn Exports>) -> Arc<dyn Node> {
-    Arc::new(Listed(move || {
+    Arc::new(DynamicDir(move || {
         let all = exports.exports().into_iter();
         all.map(|export| {
-            let name = plain(&export.name);
+            let name = dir_name(&export.name);
             let node: Arc<dyn Node> = Arc::new(BlockNode { export });
             (name, node)
         })
@@ -53,7 +55,7 @@ impl Node for Control {
         if name == UEVENT.name { Ok(Value::Empty) } else { Err(Errno::ENOENT) }
     }
 
-    /// No device here has anybody to tell of it, as on the client's side.
+    /// Ignored: no device here has a uevent listener, as on the client's side.
     fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
         Err(Errno::EINVAL)
     }
@@ -61,10 +63,10 @@ impl Node for Control {
     /// Exports that a session has open, as the kernel shows them.
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
         let exports = Arc::clone(&self.exports);
-        let devices = Listed(move || {
+        let devices = DynamicDir(move || {
             let open = exports.exports().into_iter().filter(|export| !export.opens.is_empty());
             open.map(|export| {
-                let name = plain(&export.name);
+                let name = dir_name(&export.name);
                 let node = DeviceNode { exports: Arc::clone(&exports), export };
                 let node: Arc<dyn Node> = Arc::new(node);
                 (name, node)
@@ -91,11 +93,11 @@ impl Node for DeviceNode {
             (open.session.clone(), node)
         });
         let opens: Vec<_> = opens.collect();
-        vec![("sessions".to_owned(), Arc::new(Listed(move || opens.clone())))]
+        vec![("sessions".to_owned(), Arc::new(DynamicDir(move || opens.clone())))]
     }
 
     fn links(&self) -> Vec<(String, String)> {
-        let target = format!("../../../../block/{}", plain(&self.export.name));
+        let target = format!("../../../../block/{}", dir_name(&self.export.name));
         vec![("block_dev".to_owned(), target)]
     }
 }
@@ -130,10 +132,10 @@ impl Node for OpenNode {
     }
 }
 
-/// What is fixed when a server starts, as the parameters of module rnbd_server [NB-39].
+/// Parameters that are fixed when a server starts, as those of module rnbd_server [NB-39].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Parameters {
-    /// Folder of the files that clients may name; empty when exports are listed one by one.
+    /// Directory of the files that clients may open; empty when there are only named exports.
     pub dev_search_path: String,
     /// Port of the server.
     pub port_nr: u16,

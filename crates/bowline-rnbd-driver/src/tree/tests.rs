@@ -90,7 +90,7 @@ fn tree(fake: &Arc<Fake>) -> Tree {
     let blocks = |name: &str, node: Arc<dyn Node>| (name.to_owned(), node);
     let both = {
         let (disks, exports) = (disks_node(Arc::clone(&disks)), exports_node(Arc::clone(&exports)));
-        Listed(move || {
+        DynamicDir(move || {
             disks.dirs().into_iter().chain(exports.dirs()).map(|(n, d)| blocks(&n, d)).collect()
         })
     };

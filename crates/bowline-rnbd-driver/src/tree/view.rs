@@ -1,4 +1,5 @@
-//! What the tree needs to know and to do; the client's disks and the server's exports give it.
+//! The data and operations behind the tree; the client's disks and the server's exports implement
+//! them.
 
 use bowline_ctl::Errno;
 use bowline_wire::rnbd::Access;
@@ -7,24 +8,24 @@ use super::MapSpec;
 
 /// The mapped disks of this process.
 pub trait Disks: Send + Sync {
-    /// Maps a disk and waits until it is there [NB-35].
+    /// Maps a disk and waits until it is open [NB-35].
     ///
     /// # Errors
     ///
-    /// As the rule says.
+    /// The errors that the rule names.
     fn map(&self, spec: &MapSpec) -> Result<(), Errno>;
 
     /// Returns the disks, in the order of their names.
     fn disks(&self) -> Vec<DiskInfo>;
 
-    /// Unmaps a disk; `force` although it is in use [NB-37].
+    /// Unmaps a disk; with `force` even if it is in use [NB-37].
     ///
     /// # Errors
     ///
-    /// `EBUSY` when it is in use, `EALREADY` when that is being done.
+    /// `EBUSY` when it is in use, `EALREADY` when it is being unmapped.
     fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno>;
 
-    /// Changes the size that this side believes in, in sectors of 512 bytes [NB-37].
+    /// Changes the size of a disk on this side only, in sectors of 512 bytes [NB-37].
     ///
     /// # Errors
     ///
@@ -36,7 +37,7 @@ pub trait Disks: Send + Sync {
     /// # Errors
     ///
     /// `EALREADY` when it is open, `EBUSY` before its first opening, `ENODEV` when it is unmapped,
-    /// and what the server answers.
+    /// and the errors of the server.
     fn remap(&self, disk: &str) -> Result<(), Errno>;
 }
 
@@ -49,7 +50,7 @@ pub enum DiskState {
     Open,
     /// The session is disconnected.
     Closed,
-    /// Gone, or going.
+    /// Unmapped, or being unmapped.
     Unmapped,
 }
 
@@ -68,25 +69,25 @@ impl DiskState {
 /// A mapped disk.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DiskInfo {
-    /// Its name here, `rnbd0`.
+    /// Local name, `rnbd0`.
     pub name: String,
-    /// Its name on the server.
+    /// Name on the server.
     pub mapping_path: String,
     /// Name of its session.
     pub session: String,
-    /// How it was opened.
+    /// Access mode it was opened with.
     pub access: Access,
-    /// Whether it can be used.
+    /// State of the disk.
     pub state: DiskState,
     /// Connections for polled IO of its session.
     pub poll_queues: u32,
-    /// Size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What went through it.
+    /// Counters of its requests.
     pub traffic: Traffic,
 }
 
-/// What went through a block device since it appeared.
+/// Counters of a block device since it appeared.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Traffic {
     /// Reads.
@@ -108,7 +109,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the 17 numbers of a block device's `stat`; what is not measured is 0.
+    /// Returns the 17 numbers of a block device's `stat`; numbers that are not measured are 0.
     pub(super) fn stat(&self) -> String {
         let sectors = |bytes| bytes / 512;
         let numbers = [
@@ -150,15 +151,15 @@ pub trait Exports: Send + Sync {
 /// An export.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ExportInfo {
-    /// Its name.
+    /// Name of the export.
     pub name: String,
-    /// Size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// It cannot be written.
+    /// Whether it is read-only.
     pub read_only: bool,
-    /// What went through it.
+    /// Counters of its requests.
     pub traffic: Traffic,
-    /// Who has it open.
+    /// Sessions that have it open.
     pub opens: Vec<OpenInfo>,
 }
 
@@ -167,7 +168,7 @@ pub struct ExportInfo {
 pub struct OpenInfo {
     /// Name of the session.
     pub session: String,
-    /// How it was opened.
+    /// Access mode it was opened with.
     pub access: Access,
     /// The name as the client sent it.
     pub mapping_path: String,

@@ -1,4 +1,4 @@
-//! A client and a server in one process, each with a device and an engine of its own.
+//! A client and a server in one process, each with its device and its engine.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 pub(crate) mod raw;
@@ -16,14 +16,14 @@ use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::client::PathState;
 use bowline_rtrs_driver::{Engine, EngineConfig, HbConfig, PORT};
 
-/// Nothing here takes longer, on a machine that builds and emulates beside the tests.
+/// Longest wait in a test, on a machine that builds and emulates meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time after which hasty rigs give a path up, where a loss too many does no harm.
+/// Path timeout for tests in which an extra path loss does no harm.
 pub(crate) const SOON: Duration = Duration::from_millis(400);
-/// The same where it does: a machine that stands still for so long cuts all paths.
+/// Path timeout for tests in which it does: a machine that stalls this long loses all paths.
 pub(crate) const SOON_ENOUGH: Duration = Duration::from_secs(1);
 
-/// Both sides, at addresses of the test's own.
+/// Client and server at addresses of one test.
 pub(crate) struct Rig {
     pub(crate) client_device: Arc<SoftDevice>,
     pub(crate) client: Arc<Client>,
@@ -46,7 +46,7 @@ impl Rig {
         Self::open(net, exports, paths, config, GiveUp::default())
     }
 
-    /// For tests that cut paths, which are given up after this time.
+    /// Makes a rig for tests that cut paths, with this path timeout.
     pub(crate) fn hasty(net: u8, exports: Exports, paths: u8, path_dead: Duration) -> Self {
         Self::open(net, exports, paths, ServerConfig::default(), GiveUp::After(path_dead))
     }
@@ -131,7 +131,7 @@ impl Rig {
         session.paths().iter().all(|path| path.state == PathState::Connected)
     }
 
-    /// Waits until it is so.
+    /// Waits until a condition holds.
     pub(crate) fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
         let start = Instant::now();
         while !so() {
@@ -158,12 +158,12 @@ pub(crate) fn memory(bytes: u64) -> Exports {
     exports
 }
 
-/// The state of a disk, in a word.
+/// Returns the state of a disk as text.
 pub(crate) fn state(disk: &Disk) -> String {
     disk.info().unwrap().state.to_string()
 }
 
-/// Ends the threads that look at it, also when a test fails: it would hang then.
+/// Sets a flag that ends threads, also when the test fails, which would hang otherwise.
 pub(crate) struct Stop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -176,7 +176,7 @@ fn ip(net: u8, host: u8) -> IpAddr {
     IpAddr::from([127, 80, net, host])
 }
 
-/// Bytes that tell themselves apart from others.
+/// Returns bytes that differ for each seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(len + 8);
@@ -190,7 +190,7 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     out
 }
 
-/// What a load came to.
+/// The results of a load.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) verified: u64,
@@ -199,11 +199,11 @@ pub(crate) struct Report {
     pub(crate) error: Option<Errno>,
 }
 
-/// Requests that make a load, also where they take their time.
+/// Fewest requests of a load, even if they are slow.
 const MANY: u64 = 100;
 
-/// Writes and reads back for a time, and until there were many, each thread in a part of its own of
-/// the first 16 MiB; `meanwhile` runs beside it.
+/// Writes and reads back for a time, and until `MANY` requests were made: each thread in its part
+/// of the first 16 MiB. `meanwhile` runs concurrently.
 pub(crate) fn load(
     disk: &Arc<Disk>,
     threads: u64,

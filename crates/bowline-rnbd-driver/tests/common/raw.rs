@@ -1,4 +1,4 @@
-//! A client that says what it likes.
+//! A client that sends arbitrary messages.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use bowline_wire::rnbd::{Access, Io, OPEN_RSP_LEN, OpenRsp, emit_open};
 
 use super::Rig;
 
-/// It, with one request at a time.
+/// A raw client, with one request at a time.
 pub(crate) struct Raw {
     pub(crate) session: Arc<Session>,
     pub(crate) region: Region,
@@ -23,7 +23,7 @@ impl Raw {
         Self::of(Session::open(rig.client_engine(), builder).unwrap())
     }
 
-    /// Another of the same session.
+    /// Another raw client of the same session.
     pub(crate) fn beside(&self) -> Self {
         Self::of(Arc::clone(&self.session))
     }
@@ -34,8 +34,8 @@ impl Raw {
         Self { session, region, permit }
     }
 
-    /// Sends a message with so many bytes of data; returns the errno of the answer.
-    pub(crate) fn say(&self, dir: Dir, usr: &[u8], data: u32) -> i32 {
+    /// Sends a message with `data` bytes of data; returns the errno of the answer.
+    pub(crate) fn send(&self, dir: Dir, usr: &[u8], data: u32) -> i32 {
         let piece = [self.region.piece(0, data)];
         let data = if data == 0 { &piece[..0] } else { &piece[..] };
         self.session.call(dir, &self.permit, usr, data).map_or_else(|error| error.errno().0, |()| 0)
@@ -44,7 +44,7 @@ impl Raw {
     pub(crate) fn open_as(&self, access: Access, name: &[u8]) -> Result<OpenRsp, i32> {
         self.region.buffer().write(0, &[0xcc; 64]);
         let message = emit_open(access, name).unwrap();
-        match self.say(Dir::Read, &message, OPEN_RSP_LEN as u32) {
+        match self.send(Dir::Read, &message, OPEN_RSP_LEN as u32) {
             0 => {
                 let mut bytes = [0; OPEN_RSP_LEN];
                 self.region.buffer().read(0, &mut bytes);
@@ -64,6 +64,6 @@ impl Raw {
     }
 
     pub(crate) fn io(&self, dir: Dir, io: &Io, data: u32) -> i32 {
-        self.say(dir, &io.emit(), data)
+        self.send(dir, &io.emit(), data)
     }
 }

@@ -5,43 +5,44 @@ use std::collections::VecDeque;
 use bowline_base::Instant;
 use bowline_wire::rnbd::Access;
 
-use super::queue::Work;
+use super::queue::Fragment;
 use super::{DevId, DevInfo, DiskRequest, DiskStats, Outage, State, Token};
 use crate::{Errno, IoOp, Limits};
 
 #[derive(Debug)]
 pub(super) struct Device {
-    pub(super) life: u32,
+    pub(super) generation: u32,
     pub(super) name: String,
     pub(super) access: Access,
     pub(super) state: State,
-    /// The server's number for it, while it is open.
+    /// The server's id of the device, valid while it is open.
     pub(super) wire_id: u32,
     pub(super) limits: Option<Limits>,
-    /// It was without a write cache once: who began to use it then may never flush.
+    /// The device once had no write cache: whoever began to use it then may never flush, so its
+    /// writes are made durable one by one.
     pub(super) write_through: bool,
-    /// The OPEN under way.
+    /// The token of the OPEN in flight.
     pub(super) opening: Option<Token>,
-    /// That OPEN goes out while nothing else is under way.
-    pub(super) careful: bool,
-    /// Somebody waits for how that OPEN ends.
+    /// That OPEN is a quiesced one: no IO is sent until it is answered.
+    pub(super) opening_quiesced: bool,
+    /// A caller of `Core::remap` waits for the result of that OPEN.
     pub(super) remapping: bool,
     /// A CLOSE was sent, or none is needed.
     pub(super) close_sent: bool,
-    /// A CLOSE is under way.
+    /// A CLOSE is in flight.
     pub(super) closing: bool,
-    /// What becomes of requests while the session is away.
+    /// What happens to requests while the session is lost.
     pub(super) outage: Outage,
     pub(super) reopen_at: Option<Instant>,
     pub(super) offline_since: Option<Instant>,
-    /// It came back as another device.
-    pub(super) gone: bool,
-    pub(super) waiting: VecDeque<Work>,
+    /// The server offers another device under this name now: requests fail until it is remapped.
+    pub(super) replaced: bool,
+    pub(super) waiting: VecDeque<Fragment>,
     pub(super) in_flight: u32,
     pub(super) stats: DiskStats,
 }
 
-/// Tells whether a disk has the operation.
+/// Tells whether a disk supports the operation.
 pub(super) fn supports(limits: &Limits, op: IoOp) -> bool {
     match op {
         IoOp::Read | IoOp::Write | IoOp::Flush => true,
@@ -52,9 +53,9 @@ pub(super) fn supports(limits: &Limits, op: IoOp) -> bool {
 }
 
 impl Device {
-    pub(super) fn new(name: &str, access: Access, life: u32, outage: Outage) -> Self {
+    pub(super) fn new(name: &str, access: Access, generation: u32, outage: Outage) -> Self {
         Self {
-            life,
+            generation,
             name: name.to_owned(),
             access,
             state: State::Init,
@@ -62,32 +63,37 @@ impl Device {
             limits: None,
             write_through: false,
             opening: None,
-            careful: false,
+            opening_quiesced: false,
             remapping: false,
             close_sent: false,
             closing: false,
             outage,
             reopen_at: None,
             offline_since: None,
-            gone: false,
+            replaced: false,
             waiting: VecDeque::new(),
             in_flight: 0,
             stats: DiskStats::default(),
         }
     }
 
-    /// Says whether a request is to be carried out, or is done by saying so.
-    pub(super) fn judge<D>(&self, now: Instant, request: &DiskRequest<D>) -> Result<bool, Errno> {
+    /// Checks a request. Returns true if it has to be sent, false if it succeeds without being
+    /// sent.
+    pub(super) fn validate<D>(
+        &self,
+        now: Instant,
+        request: &DiskRequest<D>,
+    ) -> Result<bool, Errno> {
         let limits = self.limits.as_ref().ok_or(Errno::EIO)?;
-        let waits = match (self.state, self.outage) {
+        let admitted = match (self.state, self.outage) {
             (State::Open, _) => true,
             (State::Closed, Outage::Queue(limit)) => {
                 let since = self.offline_since.unwrap_or(now);
-                !self.gone && now.saturating_since(since) < limit
+                !self.replaced && now.saturating_since(since) < limit
             }
             _ => false,
         };
-        if !waits {
+        if !admitted {
             return Err(Errno::EIO);
         }
         let op = request.op;
@@ -115,7 +121,7 @@ impl Device {
 
     pub(super) fn info(&self, index: u32) -> DevInfo {
         DevInfo {
-            id: DevId { index, life: self.life },
+            id: DevId { index, generation: self.generation },
             mapping_path: self.name.clone(),
             access: self.access,
             state: self.state,

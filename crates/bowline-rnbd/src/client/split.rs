@@ -1,9 +1,9 @@
-//! How long the next piece of a request is.
+//! The length of the next piece of a request.
 
 use crate::{IoOp, Limits};
 
 /// Returns the bytes of the first piece of a range, at least one block [NB-51] [NB-59].
-pub(super) fn first_piece(limits: &Limits, op: IoOp, offset: u64, len: u32) -> u32 {
+pub(super) fn first_piece_len(limits: &Limits, op: IoOp, offset: u64, len: u32) -> u32 {
     let blocks = |bytes: u64| {
         let unit = u64::from(limits.logical);
         (bytes - bytes % unit).max(unit)
@@ -16,7 +16,8 @@ pub(super) fn first_piece(limits: &Limits, op: IoOp, offset: u64, len: u32) -> u
             let Some(discard) = limits.discard else { return len };
             let most = blocks(discard.max_bytes);
             let granularity = u64::from(discard.granularity).max(1);
-            // Pieces end where the storage can free them whole.
+            // Pieces end at boundaries of the discard granularity, so that the storage can free
+            // them.
             let end = offset.saturating_add(most);
             let past = end.saturating_sub(u64::from(discard.alignment)) % granularity;
             if past < most && (most - past) % u64::from(limits.logical) == 0 {
@@ -37,7 +38,7 @@ mod tests {
     fn pieces(limits: &Limits, op: IoOp, mut offset: u64, mut len: u32) -> Vec<u32> {
         let mut out = Vec::new();
         while len > 0 {
-            let piece = first_piece(limits, op, offset, len);
+            let piece = first_piece_len(limits, op, offset, len);
             out.push(piece);
             offset += u64::from(piece);
             len -= piece;

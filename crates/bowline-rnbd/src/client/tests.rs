@@ -1,7 +1,7 @@
-mod careful;
 mod hostile;
 mod late;
 mod outages;
+mod quiesce;
 
 use bowline_wire::rnbd::{IoFlags, Request};
 use bowline_wire::rtrs::Dir;
@@ -18,7 +18,7 @@ fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
 }
 
-/// A client, and the hand-made server's side of it.
+/// A client, and a scripted server.
 struct Rig {
     core: Core<u32>,
     now: Instant,
@@ -36,13 +36,13 @@ impl Rig {
         rig
     }
 
-    fn order(&mut self) -> Order {
-        self.core.poll_order().expect("something to send")
+    fn order(&mut self) -> ServiceMessage {
+        self.core.poll_service_message().expect("something to send")
     }
 
     fn answer_open(&mut self, token: Token, id: u32, limits: &Limits) {
         let data = open_rsp(id, limits).emit();
-        self.core.answered(self.now, token, 0, &data);
+        self.core.service_answer(self.now, token, 0, &data);
         self.core.check_invariants();
     }
 
@@ -188,7 +188,7 @@ fn zeroes_that_must_stay_allocated_are_data_to_servers_that_do_not_know_the_flag
             assert_eq!(send.data, Some(Piece { region: 9, offset: 0, len: 4096 }));
             assert_eq!((send.dir, io.len), (Dir::Write, 4096));
         }
-        // And the same after an outage.
+        // After an outage the same data are sent again.
         (0..5).for_each(|_| rig.answer(-103));
         rig.core.link_down(rig.now);
         rig.core.link_up(rig.now, SESSION);
@@ -198,7 +198,8 @@ fn zeroes_that_must_stay_allocated_are_data_to_servers_that_do_not_know_the_flag
     }
     (0..5).for_each(|_| rig.answer(0));
     assert_eq!(rig.done(), [(1, 0)]);
-    // What may be given up is not sent, and others are told what must not.
+    // Zeroes that may be deallocated need no data; a server that knows NOUNMAP gets the flag for
+    // the others.
     rig.io(dev, IoOp::WriteZeroes, 0, 20_480, 2);
     assert_eq!((rig.wire(0).op, rig.sends[0].data), (wire::OP_WRITE_ZEROES, None));
     let mut rig = Rig::new(Config { nounmap: true, ..Config::default() }, 8);
@@ -250,7 +251,7 @@ fn fua_without_support_is_a_flush_after_the_data() {
 }
 
 #[test]
-fn what_a_disk_cannot_do_is_not_sent() {
+fn operations_a_disk_lacks_are_not_sent() {
     // tests [NB-24] [NB-30] [NB-59]
     let mut rig = Rig::new(Config::default(), 4);
     let dev = rig.mapped("disk0", 0, &Limits::plain(1 << 20));
@@ -279,7 +280,7 @@ fn a_name_is_mapped_once_and_a_refused_one_not_at_all() {
     assert_eq!(rig.core.map(&"x".repeat(255), Access::Ro), Err(Errno::EINVAL));
     let dev = rig.core.map("b", Access::Rw).unwrap();
     let order = rig.order();
-    rig.core.answered(rig.now, order.token, -1, &[]);
+    rig.core.service_answer(rig.now, order.token, -1, &[]);
     assert_eq!(rig.events(), [Event::Mapped { dev, result: Err(Errno::EPERM) }]);
     assert_eq!(rig.core.state(dev), None);
     let dev = rig.core.map("b", Access::Rw).unwrap();
@@ -289,7 +290,7 @@ fn a_name_is_mapped_once_and_a_refused_one_not_at_all() {
 }
 
 #[test]
-fn a_closed_device_is_remapped_by_hand() {
+fn a_closed_device_is_remapped_on_request() {
     // tests [NB-37] [NB-21]
     let mut rig = Rig::new(Config::default(), 4);
     let dev = rig.mapped("a", 0, &DISK);
@@ -299,7 +300,7 @@ fn a_closed_device_is_remapped_by_hand() {
     assert_eq!(rig.done(), [(1, -5)]);
     assert_eq!(rig.events(), [Event::Offline { dev }]);
     rig.pass(60_000);
-    assert!(rig.core.poll_order().is_none(), "not by itself");
+    assert!(rig.core.poll_service_message().is_none(), "not by itself");
     rig.core.remap(rig.now, dev).unwrap();
     assert_eq!(rig.core.remap(rig.now, dev), Err(Errno::EBUSY));
     rig.open("a", 4, &DISK);
@@ -320,7 +321,7 @@ fn a_remap_that_is_refused_gives_requests_no_more_time() {
     rig.answer(-107);
     rig.core.remap(rig.now, dev).unwrap();
     let order = rig.order();
-    rig.core.answered(rig.now, order.token, -2, &[]);
+    rig.core.service_answer(rig.now, order.token, -2, &[]);
     rig.pass(10_000);
     rig.io(dev, IoOp::Read, 0, 512, 2);
     assert_eq!(rig.done(), []);
@@ -341,13 +342,13 @@ fn unmap_waits_for_io_then_closes_then_ends() {
     rig.core.unmap(dev).unwrap();
     assert_eq!(rig.core.unmap(dev), Err(Errno::EALREADY));
     assert_eq!(rig.done(), [(2, -5)]);
-    assert!(rig.core.poll_order().is_none());
+    assert!(rig.core.poll_service_message().is_none());
     rig.answer(0);
     assert_eq!(rig.done(), [(1, 0)]);
     let close = rig.order();
     assert_eq!((wire::parse(&close.usr), close.room), (Ok(Request::Close { id: 6 }), 0));
     assert_eq!(rig.events(), []);
-    rig.core.answered(rig.now, close.token, -103, &[]);
+    rig.core.service_answer(rig.now, close.token, -103, &[]);
     assert_eq!(rig.events(), [Event::Unmapped { dev }]);
     assert_eq!(rig.core.infos(), []);
     rig.io(dev, IoOp::Write, 0, 512, 3);
@@ -364,12 +365,12 @@ fn an_open_answered_after_the_unmap_is_answered_with_a_close() {
     rig.answer_open(open.token, 2, &DISK);
     let close = rig.order();
     assert_eq!(wire::parse(&close.usr), Ok(Request::Close { id: 2 }));
-    rig.core.answered(rig.now, close.token, 0, &[]);
+    rig.core.service_answer(rig.now, close.token, 0, &[]);
     assert_eq!(rig.events(), [Event::Unmapped { dev }]);
     let dev = rig.core.map("a", Access::Rw).unwrap();
     rig.core.unmap(dev).unwrap();
     let open = rig.order();
-    rig.core.answered(rig.now, open.token, -2, &[]);
+    rig.core.service_answer(rig.now, open.token, -2, &[]);
     assert_eq!(rig.events(), [Event::Unmapped { dev }]);
 }
 
@@ -387,11 +388,11 @@ fn other_blocks_take_the_device_offline_for_good() {
     assert_eq!(rig.done(), [(1, -5)]);
     assert_eq!(wire::parse(&rig.order().usr), Ok(Request::Close { id: 0 }));
     rig.pass(10_000);
-    assert!(rig.core.poll_order().is_none());
+    assert!(rig.core.poll_service_message().is_none());
 }
 
 #[test]
-fn a_local_resize_is_told_and_kept() {
+fn a_local_resize_is_reported_and_kept() {
     // tests [NB-37]
     let mut rig = Rig::new(Config::default(), 1);
     let dev = rig.mapped("a", 0, &DISK);
@@ -418,7 +419,7 @@ fn devices_share_the_slots_by_turns() {
 }
 
 #[test]
-fn what_must_be_durable_is_so_on_the_server_that_does_it() {
+fn fua_writes_are_durable_on_the_server_that_carries_them_out() {
     // tests [NB-16] [NB-47]: after an outage the store may have another cache
     let mut rig = Rig::new(queueing(), 4);
     let through = Limits { write_cache: false, fua: false, ..DISK };
@@ -451,8 +452,8 @@ fn what_must_be_durable_is_so_on_the_server_that_does_it() {
 }
 
 #[test]
-fn who_was_told_that_there_is_no_cache_never_needs_to_flush() {
-    // tests [NB-16] [NB-47]: a door that was opened while the store had none
+fn a_user_of_a_disk_without_cache_never_needs_to_flush() {
+    // tests [NB-16] [NB-47]: a front end that was opened while the store had no cache
     let mut rig = Rig::new(queueing(), 4);
     let dev = rig.mapped("a", 0, &DISK);
     for disk in [Limits { write_cache: false, fua: false, ..DISK }, DISK] {
@@ -481,6 +482,6 @@ fn a_flush_that_would_follow_an_unmap_is_an_error() {
     rig.answer(0);
     assert_eq!(rig.done(), [(1, -5)]);
     let close = rig.order();
-    rig.core.answered(rig.now, close.token, 0, &[]);
+    rig.core.service_answer(rig.now, close.token, 0, &[]);
     assert_eq!(rig.events(), [Event::Unmapped { dev }]);
 }

@@ -1,13 +1,13 @@
-//! Judges one IO message before storage sees it.
+//! Checks one IO message before storage sees it.
 
 use bowline_wire::rnbd::{self, Access, Io, IoFlags};
 use bowline_wire::rtrs::Dir;
 
 use crate::{Errno, IoOp, Limits};
 
-/// What is to be done for one IO message that was found good.
+/// The IO that a valid message asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Good {
+pub(super) struct ValidIo {
     pub(super) op: IoOp,
     pub(super) offset: u64,
     pub(super) len: u32,
@@ -16,7 +16,7 @@ pub(super) struct Good {
     pub(super) nounmap: bool,
 }
 
-/// What the message has to do with its device and request.
+/// The device and request that a message is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context<'a> {
     pub(super) limits: &'a Limits,
@@ -25,8 +25,9 @@ pub(super) struct Context<'a> {
     pub(super) data_len: u32,
 }
 
-/// Returns what to do, `None` when that is nothing [NB-23] [NB-24] [NB-25].
-pub(super) fn check(ctx: Context<'_>, io: &Io) -> Result<Option<Good>, Errno> {
+/// Returns the IO to carry out, `None` when the message succeeds without IO [NB-23] [NB-24]
+/// [NB-25].
+pub(super) fn check(ctx: Context<'_>, io: &Io) -> Result<Option<ValidIo>, Errno> {
     let Context { limits, access, dir, data_len } = ctx;
     if data_len != 0 && data_len != io.len {
         return Err(Errno::EINVAL);
@@ -48,7 +49,7 @@ pub(super) fn check(ctx: Context<'_>, io: &Io) -> Result<Option<Good>, Errno> {
     }
     let (fua, preflush) = (io.flags.contains(IoFlags::FUA), io.flags.contains(IoFlags::PREFLUSH));
     let flush =
-        Good { op: IoOp::Flush, offset: 0, len: 0, fua: false, preflush: false, nounmap: false };
+        ValidIo { op: IoOp::Flush, offset: 0, len: 0, fua: false, preflush: false, nounmap: false };
     // The sector of a flush is all ones from kernels, and its FUA says nothing more [NB-13].
     if op == IoOp::Flush {
         return Ok(limits.write_cache.then_some(flush));
@@ -70,7 +71,7 @@ pub(super) fn check(ctx: Context<'_>, io: &Io) -> Result<Option<Good>, Errno> {
         return Err(Errno::EINVAL);
     }
     let most = match op {
-        // Their data lay in a chunk, whose size is the limit [RT-15].
+        // Data of reads and writes lie in a chunk, whose size is the limit [RT-15].
         IoOp::Read | IoOp::Write | IoOp::Flush => u64::MAX,
         IoOp::Discard => limits.discard.map_or(0, |d| d.max_bytes),
         IoOp::SecureErase if !limits.secure_erase => 0,
@@ -86,7 +87,7 @@ pub(super) fn check(ctx: Context<'_>, io: &Io) -> Result<Option<Good>, Errno> {
     if !limits.holds(offset, len) {
         return Err(Errno::EIO);
     }
-    Ok(Some(Good {
+    Ok(Some(ValidIo {
         op,
         offset,
         len: io.len,
@@ -115,54 +116,54 @@ mod tests {
         Io { device: 0, sector, op, flags: IoFlags::NONE, len, prio: 0 }
     }
 
-    fn judge(dir: Dir, data_len: u32, io: &Io) -> Result<Option<Good>, Errno> {
+    fn check_io(dir: Dir, data_len: u32, io: &Io) -> Result<Option<ValidIo>, Errno> {
         check(Context { limits: &disk(), access: Access::Rw, dir, data_len }, io)
     }
 
     #[test]
     fn good_reads_and_writes_pass_with_their_flags() {
         // tests [NB-23] [NB-57]
-        let read = judge(Dir::Read, 4096, &io(rnbd::OP_READ, 8, 4096)).unwrap().unwrap();
+        let read = check_io(Dir::Read, 4096, &io(rnbd::OP_READ, 8, 4096)).unwrap().unwrap();
         assert_eq!((read.op, read.offset, read.len), (IoOp::Read, 4096, 4096));
         let flags = IoFlags::SYNC | IoFlags::FUA | IoFlags::PREFLUSH;
         let write = Io { flags, ..io(rnbd::OP_WRITE, 0, 512) };
-        let write = judge(Dir::Write, 512, &write).unwrap().unwrap();
+        let write = check_io(Dir::Write, 512, &write).unwrap().unwrap();
         assert!(write.fua && write.preflush && !write.nounmap);
         let zeroes = Io { flags: IoFlags::NOUNMAP, ..io(rnbd::OP_WRITE_ZEROES, 0, 1 << 20) };
-        assert!(judge(Dir::Write, 0, &zeroes).unwrap().unwrap().nounmap);
+        assert!(check_io(Dir::Write, 0, &zeroes).unwrap().unwrap().nounmap);
     }
 
     #[test]
     fn the_gaps_of_the_kernel_are_closed() {
         // tests [NB-25] [NB-23]
         let inval = Err(Errno::EINVAL);
-        assert_eq!(judge(Dir::Read, 512, &io(9, 0, 512)), Err(Errno::EOPNOTSUPP));
-        assert_eq!(judge(Dir::Read, 0, &io(rnbd::OP_READ, 0, 512)), inval);
-        assert_eq!(judge(Dir::Write, 0, &io(rnbd::OP_WRITE, 0, 512)), inval);
-        assert_eq!(judge(Dir::Write, 512, &io(rnbd::OP_WRITE, 0, 1024)), inval);
-        assert_eq!(judge(Dir::Write, 512, &io(rnbd::OP_DISCARD, 0, 512)), inval);
-        assert_eq!(judge(Dir::Write, 512, &io(rnbd::OP_FLUSH, 0, 512)), inval);
-        assert_eq!(judge(Dir::Write, 512, &io(rnbd::OP_READ, 0, 512)), inval);
-        assert_eq!(judge(Dir::Read, 512, &io(rnbd::OP_WRITE, 0, 512)), inval);
-        assert_eq!(judge(Dir::Read, 100, &io(rnbd::OP_READ, 0, 100)), inval);
-        assert_eq!(judge(Dir::Read, 512, &io(rnbd::OP_READ, u64::MAX / 2, 512)), inval);
-        assert_eq!(judge(Dir::Read, 512, &io(rnbd::OP_READ, u64::MAX / 512, 512)), inval);
-        assert_eq!(judge(Dir::Write, 0, &io(rnbd::OP_DISCARD, 0, (1 << 20) + 512)), inval);
+        assert_eq!(check_io(Dir::Read, 512, &io(9, 0, 512)), Err(Errno::EOPNOTSUPP));
+        assert_eq!(check_io(Dir::Read, 0, &io(rnbd::OP_READ, 0, 512)), inval);
+        assert_eq!(check_io(Dir::Write, 0, &io(rnbd::OP_WRITE, 0, 512)), inval);
+        assert_eq!(check_io(Dir::Write, 512, &io(rnbd::OP_WRITE, 0, 1024)), inval);
+        assert_eq!(check_io(Dir::Write, 512, &io(rnbd::OP_DISCARD, 0, 512)), inval);
+        assert_eq!(check_io(Dir::Write, 512, &io(rnbd::OP_FLUSH, 0, 512)), inval);
+        assert_eq!(check_io(Dir::Write, 512, &io(rnbd::OP_READ, 0, 512)), inval);
+        assert_eq!(check_io(Dir::Read, 512, &io(rnbd::OP_WRITE, 0, 512)), inval);
+        assert_eq!(check_io(Dir::Read, 100, &io(rnbd::OP_READ, 0, 100)), inval);
+        assert_eq!(check_io(Dir::Read, 512, &io(rnbd::OP_READ, u64::MAX / 2, 512)), inval);
+        assert_eq!(check_io(Dir::Read, 512, &io(rnbd::OP_READ, u64::MAX / 512, 512)), inval);
+        assert_eq!(check_io(Dir::Write, 0, &io(rnbd::OP_DISCARD, 0, (1 << 20) + 512)), inval);
         let large = Limits { logical: 4096, ..disk() };
         let ctx = Context { limits: &large, access: Access::Rw, dir: Dir::Read, data_len: 4096 };
         assert_eq!(check(ctx, &io(rnbd::OP_READ, 1, 4096)), inval, "not at a block");
     }
 
     #[test]
-    fn what_the_block_layer_refuses_is_refused_alike() {
+    fn requests_the_block_layer_refuses_get_its_errors() {
         // tests [NB-24]
-        assert_eq!(judge(Dir::Read, 1024, &io(rnbd::OP_READ, 2047, 1024)), Err(Errno::EIO));
+        assert_eq!(check_io(Dir::Read, 1024, &io(rnbd::OP_READ, 2047, 1024)), Err(Errno::EIO));
         assert_eq!(
-            judge(Dir::Write, 0, &io(rnbd::OP_SECURE_ERASE, 0, 512)),
+            check_io(Dir::Write, 0, &io(rnbd::OP_SECURE_ERASE, 0, 512)),
             Err(Errno::EOPNOTSUPP)
         );
         let fua = Io { flags: IoFlags::FUA, ..io(rnbd::OP_READ, 0, 512) };
-        assert_eq!(judge(Dir::Read, 512, &fua), Err(Errno::EIO));
+        assert_eq!(check_io(Dir::Read, 512, &fua), Err(Errno::EIO));
         let bare = Limits::plain(4096);
         let ctx = Context { limits: &bare, access: Access::Rw, dir: Dir::Read, data_len: 0 };
         assert_eq!(check(ctx, &io(rnbd::OP_FLUSH, u64::MAX, 0)), Ok(None), "no cache");
@@ -171,15 +172,15 @@ mod tests {
     }
 
     #[test]
-    fn storage_that_erases_for_good_is_asked_to_for_as_much_as_it_discards() {
+    fn secure_erase_has_the_limits_of_discards() {
         // tests [NB-25] [NB-9]
         let erases = Limits { secure_erase: true, ..disk() };
         let judge = |limits: &Limits, len| {
             let ctx = Context { limits, access: Access::Rw, dir: Dir::Write, data_len: 0 };
             check(ctx, &io(rnbd::OP_SECURE_ERASE, 8, len))
         };
-        let good = judge(&erases, 4096).unwrap().unwrap();
-        assert_eq!((good.op, good.offset, good.len), (IoOp::SecureErase, 4096, 4096));
+        let valid = judge(&erases, 4096).unwrap().unwrap();
+        assert_eq!((valid.op, valid.offset, valid.len), (IoOp::SecureErase, 4096, 4096));
         assert_eq!(judge(&erases, 100), Err(Errno::EINVAL));
         assert_eq!(judge(&erases, (1 << 20) + 512), Err(Errno::EINVAL), "more than at once");
         assert_eq!(judge(&erases, 1 << 20), Err(Errno::EIO), "past the end");
@@ -192,13 +193,16 @@ mod tests {
         let flags = IoFlags::SYNC | IoFlags::FUA;
         let flush = Io { flags, ..io(rnbd::OP_FLUSH, u64::MAX, 0) };
         for dir in [Dir::Read, Dir::Write] {
-            assert_eq!(judge(dir, 0, &flush).unwrap().unwrap().op, IoOp::Flush);
+            assert_eq!(check_io(dir, 0, &flush).unwrap().unwrap().op, IoOp::Flush);
         }
-        assert_eq!(judge(Dir::Read, 0, &io(rnbd::OP_DISCARD, 0, 4096)).unwrap().unwrap().len, 4096);
+        assert_eq!(
+            check_io(Dir::Read, 0, &io(rnbd::OP_DISCARD, 0, 4096)).unwrap().unwrap().len,
+            4096
+        );
     }
 
     #[test]
-    fn nothing_is_written_through_a_read_only_open() {
+    fn a_read_only_open_refuses_writes() {
         // tests [NB-25]
         let limits = disk();
         for (op, data_len) in [
@@ -217,7 +221,7 @@ mod tests {
     #[test]
     fn a_write_of_nothing_may_be_a_flush() {
         let flush = Io { flags: IoFlags::PREFLUSH, ..io(rnbd::OP_WRITE, u64::MAX, 0) };
-        assert_eq!(judge(Dir::Write, 0, &flush).unwrap().unwrap().op, IoOp::Flush);
-        assert_eq!(judge(Dir::Write, 0, &io(rnbd::OP_WRITE, 0, 0)), Ok(None));
+        assert_eq!(check_io(Dir::Write, 0, &flush).unwrap().unwrap().op, IoOp::Flush);
+        assert_eq!(check_io(Dir::Write, 0, &io(rnbd::OP_WRITE, 0, 0)), Ok(None));
     }
 }

@@ -10,7 +10,7 @@ use crate::Limits;
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) name: String,
-    /// 0 until the peer has said which version it speaks [NB-14].
+    /// Protocol version of the peer; 0 until it has sent SESS_INFO [NB-14].
     pub(super) version: u8,
     pub(super) devices: BTreeMap<u32, Device>,
 }
@@ -22,8 +22,8 @@ pub(super) struct Device {
     pub(super) name: Vec<u8>,
     pub(super) access: Access,
     pub(super) in_flight: u32,
-    /// Set once it is being closed, with the CLOSE messages to answer: it takes no more IO and
-    /// waits for what it has.
+    /// Set while the device is being closed: the CLOSE messages to answer. It accepts no more IO
+    /// and waits for the IO it has.
     pub(super) closing: Option<Vec<Ticket>>,
 }
 
@@ -32,7 +32,7 @@ impl Session {
         Self { name: name.to_owned(), version: 0, devices: BTreeMap::new() }
     }
 
-    /// Returns the device that takes IO under this id.
+    /// Returns the device of this id, unless it is being closed.
     pub(super) fn device(&mut self, id: u32) -> Option<&mut Device> {
         self.devices.get_mut(&id).filter(|device| device.closing.is_none())
     }

@@ -4,7 +4,7 @@ use super::*;
 
 const S1: SessKey = SessKey(1);
 const S2: SessKey = SessKey(2);
-/// Of the first device that is opened.
+/// Id of the first device that is opened.
 const FIRST: u32 = u32::MAX - 1;
 const DISK: Limits = Limits { write_cache: true, fua: true, ..Limits::plain(1 << 20) };
 
@@ -15,7 +15,7 @@ fn core() -> Core {
     core
 }
 
-/// Sends an OPEN and plays the glue; `Ok` is the device id.
+/// Sends an OPEN and plays the caller; `Ok` is the device id.
 fn open(
     core: &mut Core,
     key: SessKey,
@@ -256,7 +256,7 @@ fn malformed_messages_get_einval_before_any_field_is_read() {
 }
 
 #[test]
-fn a_session_that_ends_lets_go_of_all_it_had() {
+fn a_session_that_ends_releases_all_it_had_open() {
     // tests [NB-15]
     let mut core = core();
     let id = open(&mut core, S1, b"a", Access::Rw, 1).unwrap();
@@ -288,7 +288,7 @@ fn devices_of_a_session_are_capped() {
 }
 
 #[test]
-fn storage_that_shrank_is_judged_by_its_new_size() {
+fn io_is_checked_against_the_new_size_of_storage() {
     let mut core = core();
     let id = open(&mut core, S1, b"a", Access::Ro, 1).unwrap();
     core.set_limits(ExportId(1), Limits { bytes: 0, ..DISK });

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use bowline_rnbd::client::{Core, Order as Message, SendIo};
+use bowline_rnbd::client::{Core, SendIo, ServiceMessage as Message};
 use bowline_rtrs::bind::Binding;
 use bowline_rtrs::client::{PathState, Permit, ReadKeys, Session};
 use bowline_rtrs::{HbConfig, PathId, RegionId, Wr};

@@ -1,4 +1,4 @@
-//! A disk as a file: any byte may be read and written, whatever the disk's blocks are.
+//! A disk as a file: reads and writes of any byte range, whatever the disk's block size.
 //!
 //! ```text
 //!   read            whole blocks around the bytes; the bytes are cut out
@@ -15,67 +15,67 @@ use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::contain;
 
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
-use crate::front::stretches::Stretches;
+use crate::front::range_alloc::RangeAllocator;
 
-/// Bytes for the data of requests under way.
+/// Memory for the data of requests in flight, in bytes.
 const MEMORY: usize = 16 << 20;
-/// Bytes of one read or write.
+/// Largest read or write, in bytes.
 pub(super) const MAX_IO: usize = 1 << 20;
 
-/// Takes the result of a request; the bytes of a read.
+/// Callback for the result of a request; a read gives its bytes.
 pub(super) type Reply = Box<dyn FnOnce(Result<Vec<u8>, Errno>) + Send>;
 
-/// What is asked of the file.
+/// A request to the file.
 #[derive(Debug)]
-pub(super) enum Ask<'a> {
+pub(super) enum FileRequest<'a> {
     Read { offset: u64, len: usize },
     Write { offset: u64, bytes: &'a [u8], durable: bool },
     Zero { offset: u64, len: u64, keep: bool },
     Sync,
 }
 
-/// A disk, byte by byte.
+/// A disk with byte granularity.
 pub(super) struct Bytes {
-    me: Weak<Self>,
+    weak_self: Weak<Self>,
     disk: Arc<dyn BlockDevice>,
     memory: DeviceMem,
     state: Mutex<State>,
-    /// Memory was given back.
+    /// Wakes threads that wait for memory.
     freed: Condvar,
 }
 
 struct State {
-    stretches: Stretches,
+    ranges: RangeAllocator,
     slots: Vec<Option<Op>>,
     free: Vec<usize>,
-    /// Writes under way.
+    /// Number of writes in progress.
     writing: usize,
-    /// One of them changes parts of blocks, so it is the only one.
-    alone: bool,
-    /// Writes that wait for that, first come first served.
+    /// The only write in progress changes parts of blocks and excludes others.
+    exclusive: bool,
+    /// Writes that wait to begin, first in first out.
     waiting: VecDeque<usize>,
-    /// Answers of the disk, and whether a call of [`Bytes::done`] is working them off.
+    /// Answers of the disk, and whether a call of [`Bytes::done`] is handling them.
     answers: Vec<(u64, i32)>,
-    working: bool,
+    draining: bool,
 }
 
 struct Op {
     stage: Stage,
     op: IoOp,
-    /// First byte asked for, and how many.
+    /// Requested range in bytes.
     offset: u64,
     len: u64,
-    /// Whole blocks around them.
+    /// Start and length of the whole blocks around that range.
     start: u64,
     span: u64,
-    /// Where the data is, and how much of the memory is taken for it.
-    place: Option<(usize, usize)>,
-    /// Where the blocks are read to that are changed in parts.
-    old: Option<(usize, usize)>,
+    /// Offset and length of the memory for the data.
+    data: Option<(usize, usize)>,
+    /// Offset and length of the memory for the old contents of blocks that are changed in parts.
+    old_blocks: Option<(usize, usize)>,
     fua: bool,
-    then_flush: bool,
+    flush_after: bool,
     nounmap: bool,
-    /// Requests of the disk under way for it.
+    /// Number of disk requests in flight for it.
     parts: usize,
     errno: i32,
     reply: Option<Reply>,
@@ -83,9 +83,9 @@ struct Op {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stage {
-    /// Reads the blocks that are to be changed in parts.
-    Old,
-    /// Does what was asked for.
+    /// Reads the old contents of blocks that are changed in parts.
+    ReadOld,
+    /// Carries out the request.
     Main,
     /// Makes it durable.
     Flush,
@@ -95,18 +95,18 @@ impl Bytes {
     pub(super) fn new(disk: Arc<dyn BlockDevice>) -> Result<Arc<Self>, Errno> {
         let memory = disk.memory(MEMORY)?;
         Ok(Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+            weak_self: me.clone(),
             disk,
             memory,
             state: Mutex::new(State {
-                stretches: Stretches::new(MEMORY),
+                ranges: RangeAllocator::new(MEMORY),
                 slots: Vec::new(),
                 free: Vec::new(),
                 writing: 0,
-                alone: false,
+                exclusive: false,
                 waiting: VecDeque::new(),
                 answers: Vec::new(),
-                working: false,
+                draining: false,
             }),
             freed: Condvar::new(),
         }))
@@ -117,13 +117,13 @@ impl Bytes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What panics with the lock held is a mistake in here, printed when it happened.
+        // Only a bug in this module panics with the lock held; the panic was printed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins a request; waits only for memory. The reply may come inside this call.
-    pub(super) fn ask(&self, ask: Ask<'_>, reply: Reply) {
-        match self.prepare(&ask) {
+    pub(super) fn submit(&self, request: FileRequest<'_>, reply: Reply) {
+        match self.prepare(&request) {
             Err(errno) => reply(Err(errno)),
             Ok(None) => reply(Ok(Vec::new())),
             Ok(Some(mut op)) => {
@@ -131,11 +131,11 @@ impl Bytes {
                 let mut batch = Vec::new();
                 let mut state = self.lock();
                 let changes = op.op.changes();
-                let slot = state.keep(op);
+                let slot = state.insert(op);
                 if changes {
                     state.waiting.push_back(slot);
                 } else {
-                    self.requests(&mut state, slot, &mut batch);
+                    self.add_requests(&mut state, slot, &mut batch);
                 }
                 self.admit_next(&mut state, &mut batch);
                 drop(state);
@@ -144,14 +144,14 @@ impl Bytes {
         }
     }
 
-    /// What is to be done; `None` for nothing.
-    fn prepare(&self, ask: &Ask<'_>) -> Result<Option<Op>, Errno> {
+    /// Checks a request and prepares its operation; `None` if there is nothing to do.
+    fn prepare(&self, request: &FileRequest<'_>) -> Result<Option<Op>, Errno> {
         let limits = self.disk.limits();
-        let (op, offset, asked) = match *ask {
-            Ask::Read { offset, len } => (IoOp::Read, offset, len as u64),
-            Ask::Write { offset, bytes, .. } => (IoOp::Write, offset, bytes.len() as u64),
-            Ask::Zero { offset, len, .. } => (IoOp::WriteZeroes, offset, len),
-            Ask::Sync => (IoOp::Flush, 0, 0),
+        let (op, offset, asked) = match *request {
+            FileRequest::Read { offset, len } => (IoOp::Read, offset, len as u64),
+            FileRequest::Write { offset, bytes, .. } => (IoOp::Write, offset, bytes.len() as u64),
+            FileRequest::Zero { offset, len, .. } => (IoOp::WriteZeroes, offset, len),
+            FileRequest::Sync => (IoOp::Flush, 0, 0),
         };
         if op.changes() && limits.read_only {
             return Err(Errno::EPERM);
@@ -159,7 +159,7 @@ impl Bytes {
         if op == IoOp::WriteZeroes && limits.max_write_zeroes == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        // A disk does not grow: what lies beyond its end is not there, and has no room.
+        // A disk does not grow: bytes beyond its end are neither read nor written.
         let len = asked.min(limits.bytes.saturating_sub(offset));
         let block = u64::from(limits.logical);
         let start = offset - offset % block;
@@ -174,7 +174,7 @@ impl Bytes {
             _ if len == 0 => return Ok(None),
             _ => {}
         }
-        let durable = matches!(ask, Ask::Write { durable: true, .. });
+        let durable = matches!(request, FileRequest::Write { durable: true, .. });
         let mut new = Op {
             stage: Stage::Main,
             op,
@@ -182,49 +182,50 @@ impl Bytes {
             len,
             start,
             span,
-            place: None,
-            old: None,
+            data: None,
+            old_blocks: None,
             fua: durable && limits.fua,
-            then_flush: durable && !limits.fua && limits.write_cache,
-            nounmap: matches!(ask, Ask::Zero { keep: true, .. }),
+            flush_after: durable && !limits.fua && limits.write_cache,
+            nounmap: matches!(request, FileRequest::Zero { keep: true, .. }),
             parts: 0,
             errno: 0,
             reply: None,
         };
         if op.has_data() {
-            // At most the largest IO and a block at both ends.
-            new.place = Some(self.take(span as usize));
+            // At most the largest IO and a block at each end.
+            new.data = Some(self.allocate(span as usize));
         }
         if op == IoOp::Write && partial {
-            new.stage = Stage::Old;
-            new.old = Some(self.take(span as usize));
+            new.stage = Stage::ReadOld;
+            new.old_blocks = Some(self.allocate(span as usize));
         }
-        if let (Ask::Write { bytes, .. }, Some((at, _))) = (ask, new.place) {
+        if let (FileRequest::Write { bytes, .. }, Some((at, _))) = (request, new.data) {
             let at = self.memory.mem.offset + at + (offset - start) as usize;
             self.memory.mem.buffer.write(at, &bytes[..len as usize]);
         }
         Ok(Some(new))
     }
 
-    fn take(&self, len: usize) -> (usize, usize) {
+    fn allocate(&self, len: usize) -> (usize, usize) {
         let mut state = self.lock();
         loop {
-            if let Some(at) = state.stretches.take(len) {
+            if let Some(at) = state.ranges.allocate(len) {
                 return (at, len);
             }
             state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Requests of the disk for the stage that an operation is in.
-    fn requests(&self, state: &mut State, slot: usize, batch: &mut Vec<DiskIo>) {
-        let (Some(Some(op)), Some(me)) = (state.slots.get_mut(slot), self.me.upgrade()) else {
+    /// Adds the disk requests for the present stage of an operation.
+    fn add_requests(&self, state: &mut State, slot: usize, batch: &mut Vec<DiskIo>) {
+        let (Some(Some(op)), Some(me)) = (state.slots.get_mut(slot), self.weak_self.upgrade())
+        else {
             return;
         };
         let done: Arc<dyn DiskDone> = me;
         let (kind, place) = match op.stage {
-            Stage::Old => (IoOp::Read, op.old),
-            Stage::Main => (op.op, op.place),
+            Stage::ReadOld => (IoOp::Read, op.old_blocks),
+            Stage::Main => (op.op, op.data),
             Stage::Flush => (IoOp::Flush, None),
         };
         let (mut at, end) = match kind {
@@ -253,8 +254,9 @@ impl Bytes {
         }
     }
 
-    /// A request of the disk was answered: the next stage begins, or the operation is over.
-    fn answered(
+    /// Handles the answer to a disk request: begins the next stage, or returns the finished
+    /// operation.
+    fn handle_answer(
         &self,
         state: &mut State,
         slot: usize,
@@ -271,45 +273,46 @@ impl Bytes {
         }
         let next = match op.stage {
             _ if op.errno != 0 => None,
-            Stage::Old => Some(Stage::Main),
-            Stage::Main if op.then_flush => Some(Stage::Flush),
+            Stage::ReadOld => Some(Stage::Main),
+            Stage::Main if op.flush_after => Some(Stage::Flush),
             Stage::Main | Stage::Flush => None,
         };
         if let Some(next) = next {
-            if op.stage == Stage::Old {
+            if op.stage == Stage::ReadOld {
                 self.fill_edges(op);
             }
             op.stage = next;
-            self.requests(state, slot, batch);
+            self.add_requests(state, slot, batch);
             return None;
         }
         let op = state.slots.get_mut(slot)?.take()?;
         state.free.push(slot);
         if op.op.changes() {
             state.writing -= 1;
-            state.alone = false;
+            state.exclusive = false;
             self.admit_next(state, batch);
         }
         Some(op)
     }
 
-    /// Lets those writes begin that are next, unless one has to be alone.
+    /// Begins the next waiting writes, unless one must be exclusive.
     fn admit_next(&self, state: &mut State, batch: &mut Vec<DiskIo>) {
         while let Some(&next) = state.waiting.front() {
-            let needs_alone = matches!(state.slots.get(next), Some(Some(op)) if op.old.is_some());
-            if state.alone || (needs_alone && state.writing > 0) {
+            let needs_exclusive =
+                matches!(state.slots.get(next), Some(Some(op)) if op.old_blocks.is_some());
+            if state.exclusive || (needs_exclusive && state.writing > 0) {
                 return;
             }
             state.waiting.pop_front();
-            state.alone = needs_alone;
+            state.exclusive = needs_exclusive;
             state.writing += 1;
-            self.requests(state, next, batch);
+            self.add_requests(state, next, batch);
         }
     }
 
-    /// Puts what was there before around the bytes that are written.
+    /// Copies the old contents around the bytes that are written.
     fn fill_edges(&self, op: &Op) {
-        let (Some((new, _)), Some((old, _))) = (op.place, op.old) else { return };
+        let (Some((new, _)), Some((old, _))) = (op.data, op.old_blocks) else { return };
         let (buffer, base) = (&self.memory.mem.buffer, self.memory.mem.offset);
         let before = (op.offset - op.start) as usize;
         let after = before + op.len as usize;
@@ -318,9 +321,9 @@ impl Bytes {
         buffer.copy_to(base + old + after, buffer, base + new + after, rest);
     }
 
-    /// Replies, and gives the memory back.
+    /// Replies, and frees the memory.
     fn finish(&self, mut op: Op) {
-        let result = match (op.errno, op.op, op.place) {
+        let result = match (op.errno, op.op, op.data) {
             (0, IoOp::Read, Some((at, _))) => {
                 let mut out = Vec::new();
                 let at = self.memory.mem.offset + at + (op.offset - op.start) as usize;
@@ -331,8 +334,8 @@ impl Bytes {
             (errno, ..) => Err(Errno(-errno)),
         };
         let mut state = self.lock();
-        for (at, len) in op.place.take().into_iter().chain(op.old.take()) {
-            state.stretches.give(at, len);
+        for (at, len) in op.data.take().into_iter().chain(op.old_blocks.take()) {
+            state.ranges.free(at, len);
         }
         drop(state);
         self.freed.notify_all();
@@ -343,7 +346,7 @@ impl Bytes {
 }
 
 impl State {
-    fn keep(&mut self, op: Op) -> usize {
+    fn insert(&mut self, op: Op) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -357,29 +360,29 @@ impl DiskDone for Bytes {
     fn done(&self, results: &[(u64, i32)]) {
         let mut state = self.lock();
         state.answers.extend_from_slice(results);
-        if state.working {
-            // Often inside of it: a disk that answers at once would otherwise be asked for the next
-            // of all writes that wait inside the answer to the one before.
+        if state.draining {
+            // This call is often nested in the draining one. Without this check, a disk that
+            // answers at once would recurse for each waiting write.
             return;
         }
-        state.working = true;
+        state.draining = true;
         let (mut answers, mut batch, mut finished) = (Vec::new(), Vec::new(), Vec::new());
         while !state.answers.is_empty() {
             std::mem::swap(&mut answers, &mut state.answers);
             for (tag, errno) in answers.drain(..) {
-                finished.extend(self.answered(&mut state, tag as usize, errno, &mut batch));
+                finished.extend(self.handle_answer(&mut state, tag as usize, errno, &mut batch));
             }
             drop(state);
-            // Whatever panics in there, the next answers are worked off.
+            // After a panic in there, the next answers are still handled.
             contain(|| self.disk.submit(&mut batch));
             for op in finished.drain(..) {
                 contain(|| self.finish(op));
             }
             state = self.lock();
         }
-        // Its memory is for the next call.
+        // Keeps the allocation for the next call.
         state.answers = answers;
-        state.working = false;
+        state.draining = false;
     }
 }
 
@@ -402,9 +405,9 @@ mod tests {
         Bytes::new(LocalDevice::new("disk", store)).unwrap()
     }
 
-    fn wait(bytes: &Bytes, ask: Ask<'_>) -> Result<Vec<u8>, Errno> {
+    fn wait(bytes: &Bytes, ask: FileRequest<'_>) -> Result<Vec<u8>, Errno> {
         let (send, receive) = channel();
-        bytes.ask(ask, Box::new(move |result| send.send(result).unwrap()));
+        bytes.submit(ask, Box::new(move |result| send.send(result).unwrap()));
         receive.recv().unwrap()
     }
 
@@ -421,32 +424,37 @@ mod tests {
             let offset = below(model.len());
             let len = below((model.len() - offset).min(20_000)) + 1;
             if i % 3 == 0 {
-                let ask = Ask::Read { offset: offset as u64, len };
+                let ask = FileRequest::Read { offset: offset as u64, len };
                 assert_eq!(wait(&disk, ask).unwrap(), model[offset..offset + len]);
             } else {
                 let bytes = vec![i as u8; len];
-                let ask = Ask::Write { offset: offset as u64, bytes: &bytes, durable: i % 2 == 0 };
+                let ask = FileRequest::Write {
+                    offset: offset as u64,
+                    bytes: &bytes,
+                    durable: i % 2 == 0,
+                };
                 wait(&disk, ask).unwrap();
                 model[offset..offset + len].fill(i as u8);
             }
         }
-        assert_eq!(wait(&disk, Ask::Read { offset: 0, len: 1 << 16 }).unwrap(), model);
+        assert_eq!(wait(&disk, FileRequest::Read { offset: 0, len: 1 << 16 }).unwrap(), model);
     }
 
     #[test]
     fn the_end_of_the_disk_is_the_end_of_the_file() {
         let disk = memory(8192);
-        assert_eq!(wait(&disk, Ask::Read { offset: 8000, len: 4096 }).unwrap().len(), 192);
-        assert_eq!(wait(&disk, Ask::Read { offset: 9000, len: 4096 }).unwrap().len(), 0);
-        let write = |offset, bytes| wait(&disk, Ask::Write { offset, bytes, durable: false });
+        assert_eq!(wait(&disk, FileRequest::Read { offset: 8000, len: 4096 }).unwrap().len(), 192);
+        assert_eq!(wait(&disk, FileRequest::Read { offset: 9000, len: 4096 }).unwrap().len(), 0);
+        let write =
+            |offset, bytes| wait(&disk, FileRequest::Write { offset, bytes, durable: false });
         write(8190, &[5; 10]).unwrap();
-        assert_eq!(wait(&disk, Ask::Read { offset: 8188, len: 9 }).unwrap(), [0, 0, 5, 5]);
+        assert_eq!(wait(&disk, FileRequest::Read { offset: 8188, len: 9 }).unwrap(), [0, 0, 5, 5]);
         assert_eq!(write(8192, &[5; 10]), Err(Errno::ENOSPC));
-        let zero = |offset, len| wait(&disk, Ask::Zero { offset, len, keep: false });
+        let zero = |offset, len| wait(&disk, FileRequest::Zero { offset, len, keep: false });
         assert_eq!(zero(4096, u64::MAX - 8192), Ok(vec![]));
-        assert_eq!(wait(&disk, Ask::Read { offset: 8188, len: 9 }).unwrap(), [0; 4]);
+        assert_eq!(wait(&disk, FileRequest::Read { offset: 8188, len: 9 }).unwrap(), [0; 4]);
         assert_eq!(zero(100, 200), Err(Errno::EOPNOTSUPP));
-        assert_eq!(wait(&disk, Ask::Sync), Ok(vec![]));
+        assert_eq!(wait(&disk, FileRequest::Sync), Ok(vec![]));
     }
 
     #[test]
@@ -463,27 +471,29 @@ mod tests {
             for t in 0..4_u64 {
                 let disk = &disk;
                 threads.spawn(move || {
-                    // Every thread has every fourth run of 100 bytes; blocks are shared.
+                    // Each thread writes every fourth run of 100 bytes; threads share blocks.
                     for i in (t..600).step_by(4) {
                         let bytes = [t as u8 + 1; 100];
-                        let ask = Ask::Write { offset: i * 100, bytes: &bytes, durable: false };
+                        let ask =
+                            FileRequest::Write { offset: i * 100, bytes: &bytes, durable: false };
                         wait(disk, ask).unwrap();
-                        // And whole blocks elsewhere, which may run beside each other.
+                        // It also writes whole blocks elsewhere, which may run concurrently.
                         let bytes = [9; 4096];
-                        let ask = Ask::Write { offset: 15 * 4096, bytes: &bytes, durable: false };
+                        let ask =
+                            FileRequest::Write { offset: 15 * 4096, bytes: &bytes, durable: false };
                         wait(disk, ask).unwrap();
                     }
                 });
             }
         });
-        let all = wait(&disk, Ask::Read { offset: 0, len: 60_000 }).unwrap();
+        let all = wait(&disk, FileRequest::Read { offset: 0, len: 60_000 }).unwrap();
         for (i, run) in all.chunks(100).enumerate() {
             assert!(run.iter().all(|byte| *byte == i as u8 % 4 + 1), "run {i}");
         }
     }
 
-    /// Keeps its first request until it is told to, then answers each inside the call that brings
-    /// it.
+    /// Holds its first request until released, then answers each request inside the call that
+    /// submits it.
     #[derive(Default)]
     struct Gone(Mutex<Option<(crate::backend::BackendIo, Arc<dyn crate::backend::BackendDone>)>>);
 
@@ -527,13 +537,13 @@ mod tests {
         let disk = Bytes::new(LocalDevice::new("disk", gone.clone())).unwrap();
         let (send, replies) = channel();
         for write in 0..WRITES {
-            let ask = Ask::Write { offset: write * 8192, bytes: &[1; 100], durable: false };
+            let ask = FileRequest::Write { offset: write * 8192, bytes: &[1; 100], durable: false };
             let send = send.clone();
-            disk.ask(ask, Box::new(move |result| send.send((write, result)).unwrap()));
+            disk.submit(ask, Box::new(move |result| send.send((write, result)).unwrap()));
         }
         assert!(replies.try_recv().is_err(), "all wait for the first");
         let (io, done) = gone.0.lock().unwrap().take().unwrap();
-        // Less than a quarter of a kilobyte for each.
+        // Less than 256 bytes of stack for each write.
         let thread = std::thread::Builder::new().stack_size(256 << 10);
         thread.spawn(move || Gone::fail(&io, &*done)).unwrap().join().unwrap();
         let order: Vec<_> = replies.try_iter().collect();
@@ -541,7 +551,7 @@ mod tests {
         assert_eq!(order, all.collect::<Vec<_>>());
     }
 
-    /// Fails what touches its second block, and counts writes.
+    /// Fails requests that touch its second block, and records writes.
     struct Faulty(Mutex<Vec<(IoOp, u64)>>);
 
     impl crate::backend::Backend for Faulty {
@@ -571,17 +581,18 @@ mod tests {
     fn a_failed_read_stops_a_partial_write_and_nothing_else() {
         let faulty = Arc::new(Faulty(Mutex::default()));
         let disk = Bytes::new(LocalDevice::new("disk", faulty.clone())).unwrap();
-        let write =
-            |offset, bytes: &[u8], durable| wait(&disk, Ask::Write { offset, bytes, durable });
+        let write = |offset, bytes: &[u8], durable| {
+            wait(&disk, FileRequest::Write { offset, bytes, durable })
+        };
         assert_eq!(write(5000, b"part", false), Err(Errno::EIO));
         assert_eq!(*faulty.0.lock().unwrap(), [(IoOp::Read, 4096)], "nothing was written");
         assert_eq!(write(4096, &[1; 4096], false), Err(Errno::EIO));
-        assert_eq!(wait(&disk, Ask::Read { offset: 4097, len: 1 }), Err(Errno::EIO));
+        assert_eq!(wait(&disk, FileRequest::Read { offset: 4097, len: 1 }), Err(Errno::EIO));
         faulty.0.lock().unwrap().clear();
         assert_eq!(write(9000, b"part", true), Ok(vec![]), "later writes go on");
         let seen = [(IoOp::Read, 8192), (IoOp::Write, 8192), (IoOp::Flush, 0)];
         assert_eq!(*faulty.0.lock().unwrap(), seen, "durable without forced access is a flush");
         let state = disk.lock();
-        assert_eq!((state.writing, state.alone, state.waiting.len()), (0, false, 0));
+        assert_eq!((state.writing, state.exclusive, state.waiting.len()), (0, false, 0));
     }
 }

@@ -1,12 +1,11 @@
 //! A disk as a file in a directory, by FUSE: for programs that know neither block devices nor NBD.
 //!
-//! The file has the size of the disk and cannot change it. Nothing of it is cached, so what was
-//! written is on its way when write returns, and fsync is a flush of the disk. Holes (fallocate)
-//! are made by writing zeroes, since a discarded block may have any contents, and those who punch
-//! holes rely on reading zeroes.
+//! The file has the size of the disk and cannot change it. It is not cached: write submits to the
+//! disk, and fsync is a flush of the disk. Holes (fallocate) are punched by writing zeroes, since a
+//! discarded block may have any contents, and programs that punch holes rely on reading zeroes.
 //!
-//! A program that is killed stays until its request is answered, since fuser keeps to itself what
-//! the system says of that (FUSE_INTERRUPT).
+//! A killed program stays until its request is answered, since fuser does not pass FUSE_INTERRUPT
+//! on.
 
 mod bytes;
 
@@ -27,23 +26,24 @@ use fuser::{
 };
 
 use crate::device::{BlockDevice, DiskEvent};
-use bytes::{Ask, Bytes, MAX_IO};
+use bytes::{Bytes, FileRequest, MAX_IO};
 
 const FILE: INodeNo = INodeNo(2);
-/// What the system may remember: nothing, since a disk's size can change.
+/// How long the kernel may cache attributes: not at all, since a disk's size can change.
 const TTL: Duration = Duration::ZERO;
-/// Requests under way that the system sends without being waited for.
+/// Most asynchronous requests that the kernel keeps in flight.
 const BACKGROUND: u16 = 64;
 /// How long unmounting waits for the last requests.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How a disk is shown as a file.
+/// Options of a mount.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct FuseOptions {
-    /// The file cannot be written, whatever the disk can.
+    /// The file cannot be written, even if the disk is writable.
     pub read_only: bool,
-    /// Other users see it too. Needs root, or `user_allow_other` in the system's fuse.conf.
+    /// Other users can access the mount. Needs root, or `user_allow_other` in the system's
+    /// fuse.conf.
     pub allow_other: bool,
 }
 
@@ -56,13 +56,13 @@ pub struct Mount {
     session: Option<BackgroundSession>,
 }
 
-/// Who uses the file.
+/// Use of the file.
 #[derive(Default)]
 struct Users {
-    /// How often it is open.
+    /// Number of opens of the file.
     open: usize,
-    /// It cannot be opened.
-    shut: bool,
+    /// Opens of the file are refused.
+    disabled: bool,
 }
 
 fn lock(users: &Mutex<Users>) -> MutexGuard<'_, Users> {
@@ -72,8 +72,8 @@ fn lock(users: &Mutex<Users>) -> MutexGuard<'_, Users> {
 /// Mounts a directory with one file, `file_name`, which is the disk.
 ///
 /// # Errors
-/// EINVAL for a name that is none; ENOMEM; the system's when it cannot mount: neither root nor
-/// fusermount3, or no such directory.
+/// EINVAL for an invalid name; ENOMEM; errors of mounting: neither root nor fusermount3, or no such
+/// directory.
 pub fn mount(
     disk: Arc<dyn BlockDevice>,
     dir: &Path,
@@ -84,8 +84,8 @@ pub fn mount(
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let users = Arc::<Mutex<Users>>::default();
-    let changing = Arc::clone(&disk);
-    let door = Door {
+    let disk_events = Arc::clone(&disk);
+    let file_system = DiskFs {
         users: Arc::clone(&users),
         name: file_name.into(),
         read_only: options.read_only,
@@ -105,61 +105,62 @@ pub fn mount(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    let session = Session::new(door, dir, &config)?.spawn()?;
+    let session = Session::new(file_system, dir, &config)?.spawn()?;
     let device = std::fs::metadata(dir)?.dev();
     let (file, mounted) = (dir.join(file_name), Arc::downgrade(&users));
-    changing.on_change(Box::new(move |event| {
+    disk_events.on_change(Box::new(move |event| {
         if matches!(event, DiskEvent::Resized(_)) && mounted.strong_count() > 0 {
-            show_size(file.clone());
+            refresh_size(file.clone());
         }
     }));
     Ok(Mount { dir: dir.to_owned(), device, users, session: Some(session) })
 }
 
-/// Has the system ask for the size of the file again, by a thread, since that waits for an answer.
-/// Reads that are direct and asynchronous end where the system saw the end last, until somebody
-/// looks.
-fn show_size(file: PathBuf) {
+/// Makes the kernel fetch the size of the file again, in a thread, since that waits for an answer.
+/// Until then, direct asynchronous reads end at the old size.
+fn refresh_size(file: PathBuf) {
     let thread = std::thread::Builder::new().name("bowline-fuse-size".to_owned());
-    // Without a thread or the mount, others look sooner or later.
+    // If this fails, a later access by another program fetches the size.
     let _ = thread.spawn(move || std::fs::metadata(file));
 }
 
 impl Mount {
-    /// The directory.
+    /// Returns the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// How often the file is open now. The system tells of a close a moment after it.
+    /// Returns how often the file is open. The kernel reports a close a moment after it.
     pub fn opens(&self) -> usize {
         lock(&self.users).open
     }
 
-    /// Lets nobody open the file any more if nobody has, until [`Mount::unshut`]; says whether it
-    /// is so.
-    pub fn shut_if_unused(&self) -> bool {
+    /// Refuses further opens of the file if it is not open, until [`Mount::enable`]; returns true
+    /// if so.
+    #[doc(alias = "shut_if_unused")]
+    pub fn disable_if_unused(&self) -> bool {
         let mut users = lock(&self.users);
-        users.shut |= users.open == 0;
+        users.disabled |= users.open == 0;
         users.open == 0
     }
 
-    /// Lets the file be opened again.
-    pub fn unshut(&self) {
-        lock(&self.users).shut = false;
+    /// Allows opens of the file again.
+    #[doc(alias = "unshut")]
+    pub fn enable(&self) {
+        lock(&self.users).disabled = false;
     }
 
-    /// Takes the directory away, and waits a little for what is under way.
+    /// Unmounts the directory, and waits a little for requests in flight.
     fn unmount(&self, session: BackgroundSession) {
         let guard: JoinHandle<io::Result<()>> = {
             let session = session;
             session.guard
-            // The rest goes here, and unmounts.
+            // Dropping the session unmounts.
         };
         let still_there = std::fs::metadata(&self.dir).is_ok_and(|dir| dir.dev() == self.device);
         if still_there {
-            // Somebody has the file open: it goes on for them alone. Without the privilege,
-            // fusermount has done the same already.
+            // The file is open: detach the mount, which then serves its users only. Without the
+            // privilege, fusermount has done the same already.
             let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
         }
         let end = Instant::now() + PATIENCE;
@@ -184,7 +185,7 @@ impl fmt::Debug for Mount {
 }
 
 /// The file system: a directory and a file.
-struct Door {
+struct DiskFs {
     users: Arc<Mutex<Users>>,
     name: OsString,
     bytes: Arc<Bytes>,
@@ -193,7 +194,7 @@ struct Door {
     since: SystemTime,
 }
 
-impl Door {
+impl DiskFs {
     fn is_read_only(&self) -> bool {
         self.read_only || self.bytes.limits().read_only
     }
@@ -226,8 +227,8 @@ impl Door {
         })
     }
 
-    fn empty(&self, ask: Ask<'_>, reply: ReplyEmpty) {
-        self.bytes.ask(
+    fn empty(&self, ask: FileRequest<'_>, reply: ReplyEmpty) {
+        self.bytes.submit(
             ask,
             Box::new(move |result| match result {
                 Ok(_) => reply.ok(),
@@ -237,9 +238,9 @@ impl Door {
     }
 }
 
-impl Filesystem for Door {
+impl Filesystem for DiskFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // A system that cannot do this does without; the nearest number is as good.
+        // Optional: the kernel may lack this, or take the nearest number.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(MAX_IO as u32);
         let _ = config.set_max_background(BACKGROUND);
@@ -280,13 +281,12 @@ impl Filesystem for Door {
         _flags: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // What an open with O_TRUNC comes to: it changes nothing, as with a disk. A system that
-        // left it to open would take the file for empty, and let others' reads end at its first
-        // byte.
+        // An open with O_TRUNC arrives here and changes nothing, as with a disk. If open handled
+        // O_TRUNC, the kernel would take the file for empty and end reads of others at offset 0.
         let on_open = size == Some(0) && fh.is_none() && !self.is_read_only();
         match self.attr(ino) {
             None => reply.error(Errno::ENOENT),
-            // As with a disk: its size is what it is. Times are taken and forgotten.
+            // As with a disk, the size cannot be changed. Times are accepted and ignored.
             Some(attr) if size.is_some_and(|size| size != attr.size) && !on_open => {
                 reply.error(Errno::EINVAL);
             }
@@ -298,8 +298,8 @@ impl Filesystem for Door {
     }
 
     fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
-        // Here and below: what there is stays, under its name. Without these the answer would be
-        // ENOSYS.
+        // Here and below: entries cannot be created, renamed or removed. Without these methods the
+        // answer would be ENOSYS.
         reply.error(Errno::EPERM);
     }
 
@@ -333,7 +333,7 @@ impl Filesystem for Door {
             return reply.error(Errno::EROFS);
         }
         let mut users = lock(&self.users);
-        if users.shut {
+        if users.disabled {
             return reply.error(Errno::ENODEV);
         }
         users.open += 1;
@@ -371,8 +371,8 @@ impl Filesystem for Door {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.bytes.ask(
-            Ask::Read { offset, len: size as usize },
+        self.bytes.submit(
+            FileRequest::Read { offset, len: size as usize },
             Box::new(move |result| match result {
                 Ok(bytes) => reply.data(&bytes),
                 Err(errno) => reply.error(Errno::from_i32(errno.0)),
@@ -402,10 +402,10 @@ impl Filesystem for Door {
         };
         let (before, bytes) = (room(&self.bytes), Arc::clone(&self.bytes));
         let durable = flags.0 & libc::O_DSYNC != 0;
-        self.bytes.ask(
-            Ask::Write { offset, bytes: data, durable },
+        self.bytes.submit(
+            FileRequest::Write { offset, bytes: data, durable },
             Box::new(move |result| match result {
-                // A disk that became smaller meanwhile has not taken it all.
+                // A disk that became smaller meanwhile has not accepted all bytes.
                 Ok(_) => match before.min(room(&bytes)) {
                     0 if len > 0 => reply.error(Errno::ENOSPC),
                     written => reply.written(written),
@@ -423,7 +423,7 @@ impl Filesystem for Door {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.empty(Ask::Sync, reply);
+        self.empty(FileRequest::Sync, reply);
     }
 
     fn fallocate(
@@ -436,13 +436,13 @@ impl Filesystem for Door {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let zero = |keep| Ask::Zero { offset, len: length, keep };
+        let zero = |keep| FileRequest::Zero { offset, len: length, keep };
         let end = offset.saturating_add(length);
         match mode & !libc::FALLOC_FL_KEEP_SIZE {
             _ if self.is_read_only() => reply.error(Errno::EROFS),
             libc::FALLOC_FL_PUNCH_HOLE => self.empty(zero(false), reply),
             libc::FALLOC_FL_ZERO_RANGE => self.empty(zero(true), reply),
-            // Room is there already, as far as the disk reaches.
+            // Space is allocated up to the end of the disk.
             0 if end <= self.bytes.limits().bytes => reply.ok(),
             0 => reply.error(Errno::ENOSPC),
             _ => reply.error(Errno::EOPNOTSUPP),

@@ -1,4 +1,4 @@
-//! One client.
+//! The connection of one NBD client.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use bowline_ctl::{Guest, Visit};
+use bowline_ctl::{ClientConnection, ClientHandler};
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Mem;
 
@@ -18,53 +18,59 @@ use super::{NbdOptions, wire};
 use crate::device::{BlockDevice, DiskDone, DiskIo};
 use crate::front::sys;
 
-/// What a client may take for the handshake's next message.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes read from the socket at once. Data of larger writes goes straight to its place.
+/// Timeout of each message of the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Size in bytes of the input buffer. Data of larger writes is received straight into its memory.
 const READ_AHEAD: usize = 64 << 10;
 
-/// A connection, shared by its two threads and the requests under way.
+/// A connection, shared by its two threads and the requests in flight.
 pub(super) struct Connection {
-    me: Weak<Self>,
-    visit: Visit,
+    weak_self: Weak<Self>,
+    client: ClientConnection,
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
     requests: Requests,
     output: Output,
-    /// Nobody takes what is read any more. Relaxed, as the next: neither guards other memory.
+    /// The client has hung up, so data read for it is unwanted. Relaxed, as `aborted`: neither
+    /// guards other memory.
     hung_up: AtomicBool,
-    /// Nothing is wanted of the disk any more.
-    over: AtomicBool,
+    /// All requests of the connection are unwanted.
+    aborted: AtomicBool,
 }
 
-/// Why a client's requests end.
-enum End {
-    /// It said so: what is under way is answered first.
+/// Why a client sends no more requests.
+enum Ended {
+    /// It has sent NBD_CMD_DISC: requests in flight are answered first.
     Disconnect,
-    /// It is gone, or what it says makes no sense.
+    /// It is gone, or has sent an invalid request.
     Broken,
 }
 
-impl From<io::Error> for End {
+impl From<io::Error> for Ended {
     fn from(_: io::Error) -> Self {
         Self::Broken
     }
 }
 
-/// What clients may do with a disk.
+/// Returns the limits of a disk as its clients see them.
 fn limits(disk: &dyn BlockDevice, options: &NbdOptions) -> Limits {
     let limits = disk.limits();
     Limits { read_only: limits.read_only || options.read_only, ..limits }
 }
 
-/// Agrees with a client on what it is served.
-fn agree(socket: &UnixStream, disk: &dyn BlockDevice, options: &NbdOptions) -> io::Result<Outcome> {
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.set_write_timeout(Some(PATIENCE))?;
-    let outcome = handshake::run(&mut Unbuffered(socket), disk.name(), || limits(disk, options))?;
+/// Carries out the handshake with a client.
+fn negotiate(
+    socket: &UnixStream,
+    disk: &dyn BlockDevice,
+    options: &NbdOptions,
+) -> io::Result<Outcome> {
+    socket.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
+    socket.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
+    let outcome =
+        handshake::run(&mut UnbufferedSocket(socket), disk.name(), || limits(disk, options))?;
     socket.set_read_timeout(None)?;
-    // Several large replies fit, so that whoever completes them need not leave them behind. The
-    // system gives less where its limit is lower.
+    // Several large replies fit, so that a completing thread need not leave them to the writing
+    // thread. The system gives less where its limit is lower.
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, 4 << 20);
     Ok(outcome)
 }
@@ -72,27 +78,27 @@ fn agree(socket: &UnixStream, disk: &dyn BlockDevice, options: &NbdOptions) -> i
 impl Connection {
     /// Serves a client until one side ends it.
     pub(super) fn serve(
-        visit: Visit,
+        client: ClientConnection,
         disk: Arc<dyn BlockDevice>,
         options: NbdOptions,
     ) -> io::Result<()> {
-        if agree(visit.socket(), &*disk, &options)? == Outcome::Abort {
+        if negotiate(client.socket(), &*disk, &options)? == Outcome::Abort {
             return Ok(());
         }
         let memory =
             disk.memory(options.memory).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         let connection = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
-            visit,
+            weak_self: me.clone(),
+            client,
             disk,
             options,
             requests: Requests::new(memory),
             output: Output::default(),
             hung_up: AtomicBool::new(false),
-            over: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
         });
-        let guest: Weak<dyn Guest> = connection.me.clone();
-        connection.visit.served(guest);
+        let handler: Weak<dyn ClientHandler> = connection.weak_self.clone();
+        connection.client.set_handler(handler);
         connection.run();
         Ok(())
     }
@@ -103,50 +109,50 @@ impl Connection {
                 .name("bowline-nbd-out".into())
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
             if writer.is_ok()
-                && let Err(End::Disconnect) = self.read()
+                && let Err(Ended::Disconnect) = self.read()
             {
                 self.requests.wait_all();
             }
-            self.cut();
-            self.visit.end();
+            self.abort();
+            self.client.shut_down();
             self.output.close(&self.requests);
         });
     }
 
     fn socket(&self) -> &UnixStream {
-        self.visit.socket()
+        self.client.socket()
     }
 
     /// Reads requests; never returns `Ok`.
-    fn read(&self) -> Result<(), End> {
+    fn read(&self) -> Result<(), Ended> {
         let mut input = Input::new(self.socket());
         let mut batch = Vec::new();
         loop {
-            if input.here().len() < wire::REQUEST_LEN {
+            if input.buffered().len() < wire::REQUEST_LEN {
                 self.disk.submit(&mut batch);
                 input.fill(wire::REQUEST_LEN)?;
             }
-            let request = input.here().get(..wire::REQUEST_LEN).and_then(wire::Request::parse);
-            let request = request.ok_or(End::Broken)?;
-            input.skip_here(wire::REQUEST_LEN);
-            let taken = self.take(&request, &mut input, &mut batch);
-            if let Err(End::Disconnect) = taken {
+            let request = input.buffered().get(..wire::REQUEST_LEN).and_then(wire::Request::parse);
+            let request = request.ok_or(Ended::Broken)?;
+            input.consume(wire::REQUEST_LEN);
+            let handled = self.handle_request(&request, &mut input, &mut batch);
+            if let Err(Ended::Disconnect) = handled {
                 self.disk.submit(&mut batch);
             }
-            taken?;
+            handled?;
         }
     }
 
-    /// Takes one request and its data; puts it into the batch, or answers it with an error.
-    fn take(
+    /// Handles one request and its data: adds it to the batch, or answers it with an error.
+    fn handle_request(
         &self,
         request: &wire::Request,
         input: &mut Input<'_>,
         batch: &mut Vec<DiskIo>,
-    ) -> Result<(), End> {
+    ) -> Result<(), Ended> {
         let limits = limits(&*self.disk, &self.options);
         let op = match request.command {
-            wire::CMD_DISC => return Err(End::Disconnect),
+            wire::CMD_DISC => return Err(Ended::Disconnect),
             wire::CMD_READ => Ok(IoOp::Read),
             wire::CMD_WRITE => Ok(IoOp::Write),
             wire::CMD_FLUSH => Ok(IoOp::Flush),
@@ -154,11 +160,11 @@ impl Connection {
             wire::CMD_WRITE_ZEROES => Ok(IoOp::WriteZeroes),
             _ => Err(Errno::EINVAL),
         };
-        let op = op.and_then(|op| judge(&limits, request, op).map(|()| op));
+        let op = op.and_then(|op| check(&limits, request, op).map(|()| op));
         let is_write = request.command == wire::CMD_WRITE;
         if is_write && request.len > wire::MAX_PAYLOAD {
-            // So much data is not even thrown away.
-            return Err(End::Broken);
+            // Too much data even to skip.
+            return Err(Ended::Broken);
         }
         if op == Ok(IoOp::Read) && self.hung_up.load(Relaxed) {
             return Ok(());
@@ -167,8 +173,8 @@ impl Connection {
             Ok(IoOp::Read | IoOp::Write) => request.len,
             _ => 0,
         };
-        let place = self.requests.place(&*self.disk, data, || self.disk.submit(batch));
-        let (op, place) = match (op, place.ok_or(End::Broken)?) {
+        let place = self.requests.allocate(&*self.disk, data, || self.disk.submit(batch));
+        let (op, place) = match (op, place.ok_or(Ended::Broken)?) {
             (Ok(op), Ok(place)) => (op, place),
             (op, place) => {
                 let errno = op.err().or(place.as_ref().err().copied()).unwrap_or(Errno::EIO);
@@ -182,72 +188,72 @@ impl Connection {
         };
         let mem = self.requests.memory(&place, data);
         if let (IoOp::Write, Some((mem, _))) = (op, &mem) {
-            if input.here().len() < mem.len {
+            if input.buffered().len() < mem.len {
                 self.disk.submit(batch);
             }
             if let Err(error) = input.read_into(mem) {
-                self.requests.give_back(&place, data);
+                self.requests.release(&place, data);
                 return Err(error.into());
             }
         }
         let fua = request.flags & wire::CMD_FLAG_FUA != 0;
-        // RNBD has forced access for writes only. [NB-24]
-        let by_itself = op == IoOp::Write && limits.fua;
+        // RNBD supports FUA for writes only. [NB-24]
+        let native_fua = op == IoOp::Write && limits.fua;
         let tag = self.requests.add(Request {
             cookie: request.cookie,
             place,
             len: data,
             is_read: op == IoOp::Read,
-            then_flush: fua && op.changes() && !by_itself && limits.write_cache,
+            flush_after: fua && op.changes() && !native_fua && limits.write_cache,
         });
         batch.push(DiskIo {
             op,
             offset: if op == IoOp::Flush { 0 } else { request.offset },
             len: if op == IoOp::Flush { 0 } else { request.len },
-            fua: fua && by_itself,
+            fua: fua && native_fua,
             nounmap: request.flags & wire::CMD_FLAG_NO_HOLE != 0,
             mem: mem.map(|(_, name)| name),
             tag,
-            done: self.done().ok_or(End::Broken)?,
+            done: self.done().ok_or(Ended::Broken)?,
         });
         Ok(())
     }
 
     fn done(&self) -> Option<Arc<dyn DiskDone>> {
-        Some(self.me.upgrade()?)
+        Some(self.weak_self.upgrade()?)
     }
 
     fn refuse(&self, cookie: u64, errno: Errno) {
         let header = wire::reply(wire::error_of(errno.neg()), cookie);
-        let reply = Reply { header, place: Place::Nowhere, len: 0, has_data: false };
+        let reply = Reply { header, place: Place::None, len: 0, has_data: false };
         self.output.send(self.socket(), &self.requests, std::iter::once(reply));
     }
 }
 
-impl Guest for Connection {
-    /// What it has sent before is still taken, but for reads.
+impl ClientHandler for Connection {
+    /// Requests sent before are still carried out, except reads.
     fn hung_up(&self) {
         self.hung_up.store(true, Relaxed);
-        self.requests.hung_up();
-        self.disk.forget();
+        self.requests.stop_waiting();
+        self.disk.cancel_unwanted();
     }
 
-    fn cut(&self) {
-        self.over.store(true, Relaxed);
+    fn abort(&self) {
+        self.aborted.store(true, Relaxed);
         self.requests.close();
-        self.disk.forget();
+        self.disk.cancel_unwanted();
     }
 }
 
 impl DiskDone for Connection {
     fn is_wanted(&self, op: IoOp) -> bool {
-        !self.over.load(Relaxed) && (op != IoOp::Read || !self.hung_up.load(Relaxed))
+        !self.aborted.load(Relaxed) && (op != IoOp::Read || !self.hung_up.load(Relaxed))
     }
 
     fn done(&self, results: &[(u64, i32)]) {
         let mut flushes = Vec::new();
         let replies = results.iter().filter_map(|&(tag, errno)| {
-            let Ok(request) = self.requests.answered(tag, errno)? else {
+            let Ok(request) = self.requests.complete(tag, errno)? else {
                 flushes.push(tag);
                 return None;
             };
@@ -275,8 +281,8 @@ impl DiskDone for Connection {
     }
 }
 
-/// Refuses what NBD refuses, before the disk is asked.
-fn judge(limits: &Limits, request: &wire::Request, op: IoOp) -> Result<(), Errno> {
+/// Refuses requests that are invalid in NBD, before they reach the disk.
+fn check(limits: &Limits, request: &wire::Request, op: IoOp) -> Result<(), Errno> {
     let known = wire::CMD_FLAG_FUA | wire::CMD_FLAG_NO_HOLE;
     if request.flags & !known != 0 {
         return Err(Errno::EINVAL);
@@ -295,23 +301,24 @@ fn judge(limits: &Limits, request: &wire::Request, op: IoOp) -> Result<(), Errno
         return Err(Errno::EINVAL);
     }
     if !limits.holds(offset, len) {
-        // As NBD wants it: no space for writes, senseless for the others.
+        // As NBD demands: ENOSPC for writes, EINVAL for others.
         let writes = matches!(op, IoOp::Write | IoOp::WriteZeroes);
         return Err(if writes { Errno::ENOSPC } else { Errno::EINVAL });
     }
     Ok(())
 }
 
-/// The handshake reads exactly what it needs, so that nothing of the first request is lost.
-struct Unbuffered<'a>(&'a UnixStream);
+/// Socket of the handshake, which reads exactly what it needs: no byte of the first request is lost
+/// in a buffer.
+struct UnbufferedSocket<'a>(&'a UnixStream);
 
-impl Read for Unbuffered<'_> {
+impl Read for UnbufferedSocket<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.0.read(out)
     }
 }
 
-impl Write for Unbuffered<'_> {
+impl Write for UnbufferedSocket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes)
     }
@@ -320,7 +327,7 @@ impl Write for Unbuffered<'_> {
     }
 }
 
-/// Bytes off the socket.
+/// Buffered input of the socket.
 struct Input<'a> {
     socket: &'a UnixStream,
     bytes: Box<[u8]>,
@@ -333,17 +340,17 @@ impl<'a> Input<'a> {
         Self { socket, bytes: vec![0; READ_AHEAD].into(), start: 0, end: 0 }
     }
 
-    /// Bytes that are here already.
-    fn here(&self) -> &[u8] {
+    /// Returns the bytes that are buffered.
+    fn buffered(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    fn skip_here(&mut self, n: usize) {
+    fn consume(&mut self, n: usize) {
         self.start += n;
         assert!(self.start <= self.end, "skipped what was not read");
     }
 
-    /// Waits until at least `n` bytes are here; at most what is read at once.
+    /// Waits until at least `n` bytes are buffered; `n` is at most the size of the buffer.
     fn fill(&mut self, n: usize) -> io::Result<()> {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
@@ -358,11 +365,11 @@ impl<'a> Input<'a> {
         Ok(())
     }
 
-    /// Fills memory with what comes next: the rest of a large piece goes straight there.
+    /// Fills memory with the next bytes: those that are not buffered are received straight into it.
     fn read_into(&mut self, mem: &Mem) -> io::Result<()> {
-        let first = self.here().len().min(mem.len);
-        mem.buffer.write(mem.offset, &self.here()[..first]);
-        self.skip_here(first);
+        let first = self.buffered().len().min(mem.len);
+        mem.buffer.write(mem.offset, &self.buffered()[..first]);
+        self.consume(first);
         let mut rest = Mem { offset: mem.offset + first, len: mem.len - first, ..mem.clone() };
         while rest.len > 0 {
             match sys::receive(self.socket.as_fd(), &rest) {
@@ -375,12 +382,12 @@ impl<'a> Input<'a> {
         Ok(())
     }
 
-    /// Throws away what comes next.
+    /// Skips the next `n` bytes.
     fn skip(&mut self, mut n: usize) -> io::Result<()> {
         loop {
-            let here = self.here().len().min(n);
-            self.skip_here(here);
-            n -= here;
+            let count = self.buffered().len().min(n);
+            self.consume(count);
+            n -= count;
             if n == 0 {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! Before a client has chosen an export.
+//! The handshake of a client, until it has chosen an export.
 
 use std::io::{self, Read, Write};
 
@@ -6,7 +6,7 @@ use bowline_rnbd::Limits;
 
 use super::wire::{self, Fields};
 
-/// Bytes of an option's data that are looked at; longer ones end the connection.
+/// Longest data of an option in bytes; longer ones end the connection.
 const MAX_OPTION: usize = 16 << 10;
 /// Options one client may send.
 const MAX_OPTIONS: usize = 64;
@@ -14,16 +14,17 @@ const MAX_OPTIONS: usize = 64;
 /// How the handshake ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Outcome {
-    /// Requests follow.
+    /// The client sends requests next.
     Begin,
-    /// The client goes away.
+    /// The client ends the connection.
     Abort,
 }
 
-/// Agrees with a client on the one export, `name`, which the empty name means too.
+/// Negotiates the only export, `name`, which the empty name selects too.
 ///
 /// # Errors
-/// The socket's, or `InvalidData` for what is no handshake: the connection is to be closed.
+/// Errors of the socket, or `InvalidData` for an invalid handshake: the caller closes the
+/// connection.
 pub(super) fn run(
     socket: &mut (impl Read + Write),
     name: &str,
@@ -45,7 +46,7 @@ pub(super) fn run(
         let mine = |wanted: &[u8]| wanted.is_empty() || wanted == name.as_bytes();
         match option {
             wire::OPT_EXPORT_NAME if mine(&data) => {
-                // No errors exist here: the connection ends, or the export is this one.
+                // NBD_OPT_EXPORT_NAME has no error reply: a wrong name ends the connection.
                 let limits = limits();
                 let mut out = Vec::with_capacity(134);
                 out.extend(limits.bytes.to_be_bytes());
@@ -58,7 +59,7 @@ pub(super) fn run(
             }
             wire::OPT_EXPORT_NAME => return Err(io::ErrorKind::InvalidData.into()),
             wire::OPT_ABORT => {
-                // The client need not wait for this.
+                // The client may not wait for this reply.
                 let _ = answer(socket, option, wire::REP_ACK, &[]);
                 return Ok(Outcome::Abort);
             }
@@ -115,7 +116,7 @@ fn answer(socket: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> io::R
     socket.write_all(&out)
 }
 
-/// The export that is asked about, and whether its name is wanted back.
+/// Parses NBD_OPT_INFO and NBD_OPT_GO: the export, and whether its name is requested.
 fn parse_info(data: &[u8]) -> Option<(&[u8], bool)> {
     let mut at = Fields(data);
     let len = at.u32()?;
@@ -153,7 +154,7 @@ fn send_info(
 mod tests {
     use super::*;
 
-    /// A client that has said everything before it listens.
+    /// A client that sends everything before it reads.
     struct Script(io::Cursor<Vec<u8>>, Vec<u8>);
 
     impl Read for Script {

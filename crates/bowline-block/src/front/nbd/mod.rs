@@ -22,29 +22,29 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_ctl::{Door, OwnFile, Places, Visit};
+use bowline_ctl::{Acceptor, ClientConnection, ConnectionLimits, OwnedFile};
 
 use crate::device::BlockDevice;
 use connection::Connection;
 
-/// For each place so many clients may have left while the disk had requests of theirs.
-const LEFT_PER_PLACE: usize = 4;
+/// Clients that may linger, per allowed connection: gone while the disk still has requests of them.
+const LINGERING_PER_CONNECTION: usize = 4;
 
-/// How a disk is offered.
+/// Options of an NBD server.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NbdOptions {
-    /// Clients cannot write, whatever the disk can.
+    /// Clients cannot write, even if the disk is writable.
     pub read_only: bool,
-    /// Connections at the same time; more wait to be accepted. While somebody waits, one that has
-    /// not chosen an export within a second makes way. 64 if nothing is said.
+    /// Most connections at a time; more clients wait to be accepted. While a client waits, one that
+    /// has not chosen an export within a second is disconnected. Default: 64.
     ///
-    /// One whose client has hung up does not count; of its requests, those that wait for a lost
-    /// session end. Nobody is let in while the disk has requests of more than four times as many
-    /// that have left.
+    /// A connection whose client has hung up does not count; its requests that wait for a lost
+    /// session end. No client is accepted while the disk has requests of more than four times this
+    /// number of clients that are gone.
     pub max_connections: usize,
-    /// Bytes for the data of requests under way, of each connection; a multiple of 4096. 8 MiB if
-    /// nothing is said. A request that is larger than an eighth gets memory of its own.
+    /// Memory of each connection for the data of requests in flight, in bytes; a multiple of 4096.
+    /// Default: 8 MiB. A request larger than an eighth of it gets separate memory.
     pub memory: usize,
 }
 
@@ -54,12 +54,12 @@ impl Default for NbdOptions {
     }
 }
 
-/// A socket at which a disk is offered. Dropping it ends all connections and removes the socket,
-/// unless somebody else's is in its place.
+/// An NBD server for a disk. Dropping it ends all connections and removes the socket, unless
+/// another process has replaced it.
 pub struct NbdServer {
-    file: OwnFile,
+    file: OwnedFile,
     shared: Arc<Shared>,
-    door: Door,
+    acceptor: Acceptor,
 }
 
 struct Shared {
@@ -71,73 +71,78 @@ struct Shared {
 #[derive(Default)]
 struct Clients {
     /// New connections are closed at once.
-    shut: bool,
+    disabled: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Clients {
-    /// How many there are.
+    /// Returns the number of connections.
     fn count(&self) -> usize {
         self.threads.iter().filter(|thread| !thread.is_finished()).count()
     }
 }
 
-/// Offers `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
-/// the disk's name; the empty name means it too. A socket that nobody listens at is replaced; a
-/// file of another kind is not.
+/// Serves `disk` at a unix socket, which only its owner can connect to (mode 0600). The export has
+/// the disk's name; the empty name selects it too. A stale socket is replaced; a file of another
+/// kind is not.
 ///
-/// A client sees the size that the disk has when it connects, since NBD cannot tell it of another;
-/// requests beyond the end that the disk has by then are refused.
+/// A client sees the size that the disk has when it connects, since NBD has no message for a new
+/// size. Requests beyond the present end of the disk are refused.
 ///
 /// # Errors
-/// EADDRINUSE when somebody listens there, or something else than a socket is there; EINVAL for
-/// options that cannot be; the system's.
+/// EADDRINUSE when a process listens there, or the file is not a socket; EINVAL for invalid
+/// options; errors of the system calls.
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
     if options.memory < 1 << 16 || !options.memory.is_multiple_of(4096) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (listener, file) = bowline_ctl::listen(at)?;
     let shared = Arc::new(Shared { disk, options, clients: Mutex::default() });
-    let here = options.max_connections;
-    let places = Places { here, left: here.saturating_mul(LEFT_PER_PLACE) };
-    let of_door = Arc::clone(&shared);
-    let door = Door::open("bowline-nbd", listener, places, move |visit| of_door.begin(visit))?;
-    Ok(NbdServer { file, shared, door })
+    let active = options.max_connections;
+    let limits =
+        ConnectionLimits { active, lingering: active.saturating_mul(LINGERING_PER_CONNECTION) };
+    let acceptor_shared = Arc::clone(&shared);
+    let acceptor = Acceptor::open("bowline-nbd", listener, limits, move |client| {
+        acceptor_shared.begin(client);
+    })?;
+    Ok(NbdServer { file, shared, acceptor })
 }
 
 impl NbdServer {
-    /// Where the socket is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Connections there are now.
+    /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.shared.lock().count()
     }
 
-    /// Lets nobody in any more if there are no connections, until [`NbdServer::unshut`]; says
-    /// whether it is so.
-    pub fn shut_if_unused(&self) -> bool {
+    /// Accepts no more clients if there are no connections, until [`NbdServer::enable`]; returns
+    /// true if so.
+    #[doc(alias = "shut_if_unused")]
+    pub fn disable_if_unused(&self) -> bool {
         let mut clients = self.shared.lock();
         let unused = clients.count() == 0;
-        clients.shut |= unused;
+        clients.disabled |= unused;
         unused
     }
 
-    /// Lets clients in again.
-    pub fn unshut(&self) {
-        self.shared.lock().shut = false;
+    /// Accepts clients again.
+    #[doc(alias = "unshut")]
+    pub fn enable(&self) {
+        self.shared.lock().disabled = false;
     }
 }
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        // While it is listened at, which the door ends: after that the same number may be another's
-        // socket.
+        // Removed while the acceptor still listens: after that, a new socket may get the same inode
+        // number.
         self.file.remove();
-        self.door.close();
-        self.door.cut_all();
+        self.acceptor.close();
+        self.acceptor.abort_all();
         let threads = std::mem::take(&mut self.shared.lock().threads);
         for thread in threads {
             // A panic of the thread was printed when it happened.
@@ -154,21 +159,21 @@ impl fmt::Debug for NbdServer {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Clients> {
-        // The list is whole whenever something that holds it can panic.
+        // The list is consistent whenever its holder can panic.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to serve a client. One that cannot be served sees the end.
-    fn begin(&self, visit: Visit) {
+    /// Begins to serve a client, or disconnects it.
+    fn begin(&self, client: ClientConnection) {
         let mut clients = self.lock();
         clients.threads.retain(|thread| !thread.is_finished());
-        if clients.shut {
+        if clients.disabled {
             return;
         }
         let (disk, options) = (Arc::clone(&self.disk), self.options);
         let thread = std::thread::Builder::new().name("bowline-nbd-in".into());
-        // Whatever goes wrong with one client ends its connection and nothing else.
-        let thread = thread.spawn(move || _ = Connection::serve(visit, disk, options));
+        // An error of one client ends its connection only.
+        let thread = thread.spawn(move || _ = Connection::serve(client, disk, options));
         clients.threads.extend(thread);
     }
 }

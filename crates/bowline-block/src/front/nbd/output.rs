@@ -11,7 +11,7 @@ use super::requests::{Place, Requests};
 use super::wire::REPLY_LEN;
 use crate::front::sys;
 
-/// Replies of one system call, each of which has a header and perhaps data.
+/// Most replies of one system call; each has a header and perhaps data.
 const BATCH: usize = 32;
 
 /// A reply with the memory of its data, which is given back once it was sent.
@@ -19,9 +19,9 @@ const BATCH: usize = 32;
 pub(super) struct Reply {
     pub(super) header: [u8; REPLY_LEN],
     pub(super) place: Place,
-    /// Bytes at that place.
+    /// Length of the data in bytes.
     pub(super) len: u32,
-    /// They belong to the reply.
+    /// The data is sent with the reply.
     pub(super) has_data: bool,
 }
 
@@ -35,20 +35,20 @@ pub(super) struct Output {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Reply>,
-    /// Bytes of the first reply that are sent already.
+    /// Number of bytes of the first reply that were sent.
     sent: usize,
-    /// The socket takes no more for now: the writing thread waits for it.
+    /// The socket's buffer is full: the writing thread waits for it.
     full: bool,
     closed: bool,
 }
 
 impl Output {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What panics with the lock held is a mistake in here, printed when it happened.
+        // Only a bug in this module panics with the lock held; the panic was printed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends replies, as far as the socket takes them; the writing thread sends the rest.
+    /// Sends as much of the replies as the socket accepts; the writing thread sends the rest.
     pub(super) fn send(
         &self,
         socket: &UnixStream,
@@ -65,7 +65,7 @@ impl Output {
         }
     }
 
-    /// What the writing thread does, until the connection is closed.
+    /// Body of the writing thread, until the connection is closed.
     pub(super) fn write(&self, socket: &UnixStream, requests: &Requests) {
         let mut state = self.lock();
         while !state.closed {
@@ -81,7 +81,7 @@ impl Output {
         }
     }
 
-    /// Forgets what was not sent. Later replies are forgotten at once.
+    /// Drops all replies that were not sent, and all later ones.
     pub(super) fn close(&self, requests: &Requests) {
         let mut state = self.lock();
         state.closed = true;
@@ -95,7 +95,7 @@ impl State {
     fn forget(&mut self, requests: &Requests) {
         self.sent = 0;
         for reply in self.queue.drain(..) {
-            requests.give_back(&reply.place, reply.len);
+            requests.release(&reply.place, reply.len);
         }
     }
 
@@ -114,7 +114,7 @@ impl State {
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => {
                     self.closed = true;
-                    // The reading thread sees the end; a socket that is shut already is as good.
+                    // Ends the reading thread. An error means that the socket is shut down already.
                     let _ = socket.shutdown(std::net::Shutdown::Both);
                 }
             }
@@ -150,7 +150,7 @@ impl State {
             }
             self.sent -= len;
             if let Some(reply) = self.queue.pop_front() {
-                requests.give_back(&reply.place, reply.len);
+                requests.release(&reply.place, reply.len);
             }
         }
     }

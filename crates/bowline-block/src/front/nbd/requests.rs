@@ -6,25 +6,25 @@ use bowline_rnbd::Errno;
 use bowline_verbs::Mem;
 
 use crate::device::{BlockDevice, DeviceMem};
-use crate::front::stretches::Stretches;
+use crate::front::range_alloc::RangeAllocator;
 
-/// Requests under way, of one connection.
+/// Most requests in flight of one connection.
 const MAX_REQUESTS: usize = 256;
-/// Bytes of requests with memory of their own: two of the largest.
-const MAX_OWN: usize = 2 * super::wire::MAX_PAYLOAD as usize;
+/// Most bytes of separate memory: two of the largest requests.
+const MAX_SEPARATE: usize = 2 * super::wire::MAX_PAYLOAD as usize;
 
-/// Where the data of a request is.
+/// Memory of a request's data.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// It has none.
-    Nowhere,
+    /// The request has no data.
+    None,
     /// In the connection's memory.
     Shared(usize),
-    /// In memory of its own, for large ones.
-    Own(DeviceMem),
+    /// Separate memory, for a large request.
+    Separate(DeviceMem),
 }
 
-/// One request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) cookie: u64,
@@ -33,11 +33,11 @@ pub(super) struct Request {
     pub(super) len: u32,
     /// The data goes to the client.
     pub(super) is_read: bool,
-    /// A flush has to follow before it is answered.
-    pub(super) then_flush: bool,
+    /// A flush has to follow before the answer.
+    pub(super) flush_after: bool,
 }
 
-/// All of one connection.
+/// All requests of one connection.
 pub(super) struct Requests {
     shared_memory: DeviceMem,
     table: Mutex<Table>,
@@ -48,11 +48,11 @@ pub(super) struct Requests {
 struct Table {
     slots: Vec<Option<Request>>,
     free: Vec<u32>,
-    stretches: Stretches,
-    own_bytes: usize,
-    /// Requests whose reply was not sent.
+    ranges: RangeAllocator,
+    separate_bytes: usize,
+    /// Number of requests whose reply was not sent.
     pending: usize,
-    /// The client takes no replies any more.
+    /// The client has hung up.
     hung_up: bool,
     closed: bool,
 }
@@ -62,8 +62,8 @@ impl Requests {
         let table = Table {
             slots: Vec::new(),
             free: Vec::new(),
-            stretches: Stretches::new(shared_memory.mem.len),
-            own_bytes: 0,
+            ranges: RangeAllocator::new(shared_memory.mem.len),
+            separate_bytes: 0,
             pending: 0,
             hung_up: false,
             closed: false,
@@ -72,22 +72,21 @@ impl Requests {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // What panics with the lock held is a mistake in here, printed when it happened.
+        // Only a bug in this module panics with the lock held; the panic was printed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request with so many bytes of data and gets memory for them. While there is none,
-    /// calls `before` once, which is to begin what was taken before, and waits. `None`: the
-    /// connection was closed, or there is nobody any more to wait for. An error is counted too: it
-    /// has to be answered.
-    pub(super) fn place(
+    /// Counts a request and allocates memory for its `len` bytes of data. If there is none, calls
+    /// `before` once, which submits earlier requests, and waits. `None`: the connection was closed,
+    /// or the client has hung up. A failed allocation is counted too, since it has to be answered.
+    pub(super) fn allocate(
         &self,
         disk: &dyn BlockDevice,
         len: u32,
         before: impl FnOnce(),
     ) -> Option<Result<Place, Errno>> {
         let len = len as usize;
-        let own = len > self.shared_memory.mem.len / 8;
+        let separate = len > self.shared_memory.mem.len / 8;
         let mut before = Some(before);
         let mut table = self.lock();
         loop {
@@ -95,17 +94,17 @@ impl Requests {
                 return None;
             }
             if table.pending < MAX_REQUESTS {
-                if own && table.own_bytes + len <= MAX_OWN {
+                if separate && table.separate_bytes + len <= MAX_SEPARATE {
                     table.pending += 1;
-                    table.own_bytes += len;
+                    table.separate_bytes += len;
                     drop(table);
-                    let own = disk.memory(len).map(Place::Own);
-                    return Some(own.inspect_err(|_| self.lock().own_bytes -= len));
+                    let place = disk.memory(len).map(Place::Separate);
+                    return Some(place.inspect_err(|_| self.lock().separate_bytes -= len));
                 }
                 let place = match len {
-                    _ if own => None,
-                    0 => Some(Place::Nowhere),
-                    _ => table.stretches.take(len).map(Place::Shared),
+                    _ if separate => None,
+                    0 => Some(Place::None),
+                    _ => table.ranges.allocate(len).map(Place::Shared),
                 };
                 if let Some(place) = place {
                     table.pending += 1;
@@ -125,12 +124,12 @@ impl Requests {
         }
     }
 
-    /// The memory at a place, and its name to the disk.
+    /// Returns the memory of a request, and its region id and offset.
     pub(super) fn memory(&self, place: &Place, len: u32) -> Option<(Mem, (u32, usize))> {
         let (from, at) = match place {
-            Place::Nowhere => return None,
+            Place::None => return None,
             Place::Shared(at) => (&self.shared_memory, *at),
-            Place::Own(own) => (own, 0),
+            Place::Separate(own) => (own, 0),
         };
         let mem = Mem {
             buffer: from.mem.buffer.clone(),
@@ -140,7 +139,7 @@ impl Requests {
         Some((mem, (from.region, at)))
     }
 
-    /// Keeps a request; returns its tag.
+    /// Stores a request; returns its tag.
     pub(super) fn add(&self, request: Request) -> u64 {
         let mut table = self.lock();
         let slot = table.free.pop().unwrap_or_else(|| {
@@ -151,14 +150,14 @@ impl Requests {
         slot.into()
     }
 
-    /// Takes an answered request. The first of two answers of one that is to be flushed gives
-    /// `Err`: the flush is to be asked for, under the same tag.
-    pub(super) fn answered(&self, tag: u64, errno: i32) -> Option<Result<Request, ()>> {
+    /// Removes an answered request. The first answer to one with a flush after it gives `Err`: the
+    /// caller then submits the flush under the same tag.
+    pub(super) fn complete(&self, tag: u64, errno: i32) -> Option<Result<Request, ()>> {
         let mut table = self.lock();
         let slot = table.slots.get_mut(usize::try_from(tag).ok()?)?;
         let request = slot.as_mut()?;
-        if request.then_flush && errno == 0 {
-            request.then_flush = false;
+        if request.flush_after && errno == 0 {
+            request.flush_after = false;
             return Some(Err(()));
         }
         let request = slot.take()?;
@@ -166,26 +165,26 @@ impl Requests {
         Some(Ok(request))
     }
 
-    /// A reply was sent, or never will be: its memory is free.
-    pub(super) fn give_back(&self, place: &Place, len: u32) {
+    /// Frees the memory of a request whose reply was sent, or never will be.
+    pub(super) fn release(&self, place: &Place, len: u32) {
         let mut table = self.lock();
         match place {
-            Place::Nowhere => {}
-            Place::Shared(at) => table.stretches.give(*at, len as usize),
-            Place::Own(_) => table.own_bytes -= len as usize,
+            Place::None => {}
+            Place::Shared(at) => table.ranges.free(*at, len as usize),
+            Place::Separate(_) => table.separate_bytes -= len as usize,
         }
         table.pending -= 1;
         drop(table);
         self.changed.notify_all();
     }
 
-    /// A request that finds no memory is not waited for any more.
-    pub(super) fn hung_up(&self) {
+    /// Makes requests that find no memory end instead of waiting.
+    pub(super) fn stop_waiting(&self) {
         self.lock().hung_up = true;
         self.changed.notify_all();
     }
 
-    /// Nobody waits for memory any more.
+    /// Ends all waits for memory.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();

@@ -54,12 +54,12 @@ pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// Bytes of data of one request: what clients may send that asked for no limit.
+/// Most data of one request in bytes: the limit for clients that have not negotiated one.
 pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
 pub(super) const REQUEST_LEN: usize = 28;
 pub(super) const REPLY_LEN: usize = 16;
 
-/// What an export can do. [NB-53]
+/// Returns the transmission flags of an export. [NB-53]
 pub(super) fn flags_of(limits: &Limits) -> u16 {
     // Flushes act on the disk, so they cover the writes of all connections.
     let mut flags = HAS_FLAGS | CAN_MULTI_CONN;
@@ -86,7 +86,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// `None` when this is no request: nothing after it can be made sense of.
+    /// Parses a request. `None` if the magic is wrong: the stream cannot be parsed any further.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let mut at = Fields(bytes);
         let magic = at.u32()?;
@@ -105,7 +105,7 @@ pub(super) fn reply(error: u32, cookie: u64) -> [u8; REPLY_LEN] {
     out
 }
 
-/// An errno as NBD can say it; 0 or negative in.
+/// Converts an errno, 0 or negative, to an NBD error number.
 pub(super) fn error_of(errno: i32) -> u32 {
     match -errno {
         0 => 0,
@@ -120,7 +120,7 @@ pub(super) fn error_of(errno: i32) -> u32 {
     }
 }
 
-/// Numbers out of a message.
+/// Reads numbers from a message.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {

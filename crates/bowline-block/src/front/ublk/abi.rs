@@ -5,7 +5,7 @@ use bowline_rnbd::{IoOp, Limits};
 
 /// Bytes of one request's description, which the kernel writes.
 pub(super) const DESC_LEN: usize = 24;
-/// Descriptions there is room for in the mapping of one queue.
+/// Largest number of descriptors in the mapping of one queue.
 pub(super) const MAX_DEPTH: u16 = 4096;
 const INFO_LEN: usize = 64;
 const PARAMS_LEN: usize = 60;
@@ -61,7 +61,7 @@ pub(super) fn io(tag: u16, result: i32, addr: u64) -> [u8; 16] {
     out
 }
 
-/// What a device is to be: one queue. The kernel fills in what it made of it.
+/// Description of a new device with one queue. The kernel writes the actual values back.
 pub(super) fn info(depth: u16, max_io: u32) -> [u8; INFO_LEN] {
     let mut out = [0; INFO_LEN];
     out[..2].copy_from_slice(&1_u16.to_ne_bytes());
@@ -79,13 +79,13 @@ pub(super) fn made(info: &[u8; INFO_LEN]) -> (u32, u16) {
     (u32::from_ne_bytes(word), u16::from_ne_bytes([info[2], info[3]]))
 }
 
-/// Bytes of one IO: what the kernel takes and the disk does, whole pages.
+/// Largest IO in bytes that both the kernel and the disk support, in whole pages.
 pub(super) fn max_io(limits: &Limits) -> u32 {
     const MOST: u32 = 512 << 10;
     (limits.max_io - limits.max_io % 4096).clamp(4096, MOST)
 }
 
-/// What a disk can do. [NB-52]
+/// Parameters of a disk. [NB-52]
 pub(super) fn params(limits: &Limits, max_io: u32) -> [u8; PARAMS_LEN] {
     const BASIC: u32 = 1;
     const DISCARD: u32 = 2;
@@ -104,7 +104,7 @@ pub(super) fn params(limits: &Limits, max_io: u32) -> [u8; PARAMS_LEN] {
     let discard = limits.discard.filter(|_| changes);
     let zeroes = if changes { limits.max_write_zeroes / 512 } else { 0 };
     let types = if discard.is_some() || zeroes > 0 { BASIC | DISCARD } else { BASIC };
-    // The kernel wants one with the zeroes too, which are told by the same parameters.
+    // The kernel requires a granularity for writes of zeroes too, which use the same parameters.
     let granularity = discard.map_or(0, |d| d.granularity).max(limits.logical);
     let sectors = |bytes: u64| u32::try_from(bytes / 512).unwrap_or(u32::MAX);
     let physical = limits.physical.clamp(limits.logical, 1 << 16);

@@ -34,7 +34,7 @@ impl Control {
     pub(super) fn add(&mut self, depth: u16, max_io: u32) -> io::Result<(u32, u16)> {
         let mut info = abi::info(depth, max_io);
         let len = info.len() as u16;
-        // The kernel writes there, which it is told by address.
+        // The kernel writes to this address.
         let addr = info.as_mut_ptr().expose_provenance() as u64;
         self.run(abi::Control::AddDev, abi::control(u32::MAX, addr, len, 0))?;
         Ok(abi::made(&info))
@@ -46,18 +46,18 @@ impl Control {
         self.run(abi::Control::SetParams, abi::control(id, addr, len, 0))
     }
 
-    /// Makes the disk appear, once all tags of the queue wait for requests; waits for that.
+    /// Makes the disk appear; waits until all tags of the queue wait for requests.
     pub(super) fn start(&mut self, id: u32) -> io::Result<()> {
         let data = std::process::id().into();
         self.run(abi::Control::StartDev, abi::control(id, 0, 0, data))
     }
 
-    /// Makes the disk disappear; waits for requests under way.
+    /// Makes the disk disappear; waits for requests in flight.
     pub(super) fn stop(&mut self, id: u32) -> io::Result<()> {
         self.run(abi::Control::StopDev, abi::control(id, 0, 0, 0))
     }
 
-    /// Gives the number up; waits until nobody has the disk open.
+    /// Releases the device number; waits until the disk is no longer open.
     pub(super) fn delete(&mut self, id: u32) -> io::Result<()> {
         self.run(abi::Control::DelDev, abi::control(id, 0, 0, 0))
     }
@@ -72,7 +72,7 @@ impl Control {
         loop {
             match self.ring.submit_and_wait(1) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nothing may return before the completion, since the kernel has addresses.
+                // Must not return before the completion, since the kernel uses the addresses.
                 other => drop(other),
             }
             if let Some(done) = self.ring.completion().next() {

@@ -20,18 +20,18 @@ use crate::device::BlockDevice;
 use control::Control;
 use queue::Queue;
 
-/// How long the system may take to make the device's files.
+/// How long the kernel may take to create the device's files.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long removing waits for those who have the device open.
-const LEAVING: Duration = Duration::from_secs(2);
+/// How long removing waits for users that have the device open.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a disk becomes a block device.
+/// Options of a ublk device.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct UblkOptions {
-    /// The device cannot be written, whatever the disk can.
+    /// The device cannot be written, even if the disk is writable.
     pub read_only: bool,
-    /// Requests under way, 1 to 4096. 128 if nothing is said.
+    /// Queue depth, 1 to 4096 requests. Default: 128.
     pub depth: u16,
 }
 
@@ -41,24 +41,24 @@ impl Default for UblkOptions {
     }
 }
 
-/// A block device. Dropping it removes the device, once requests under way were answered: what has
-/// it open gets errors. The system keeps its number until that is closed too, which is waited for a
-/// little.
+/// A block device. Dropping it removes the device, once requests in flight were answered. Users
+/// that still have it open get errors; the kernel keeps its number until they close it, which is
+/// waited for a little.
 pub struct Ublk {
     path: PathBuf,
     id: u32,
     control: Arc<Mutex<Control>>,
     thread: Option<JoinHandle<()>>,
-    /// The device, open for us alone while it is shut.
+    /// The device, opened exclusively while it is disabled.
     claim: Mutex<Option<File>>,
 }
 
-/// Makes a block device of `disk`, with the size that it has now: it does not follow the disk to
-/// another (kernels can do that from Linux 6.16 on, which is not used); attaching anew does.
+/// Makes a block device of `disk`, with its present size. The device does not follow later changes
+/// of the size, which kernels before Linux 6.16 do not support; attach again for that.
 ///
 /// # Errors
-/// NotFound without the driver; PermissionDenied without the privilege; InvalidInput for a depth
-/// that cannot be; the system's.
+/// NotFound without the driver; PermissionDenied without the privilege; InvalidInput for an invalid
+/// depth; errors of the system calls.
 pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ublk> {
     if options.depth == 0 || options.depth > abi::MAX_DEPTH {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -77,7 +77,7 @@ pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ub
     let queue = Queue::new(file, disk, depth, max_io)?;
     let (ready, is_ready) = mpsc::channel();
     let thread = std::thread::Builder::new().name("bowline-ublk".into()).spawn(move || {
-        // The receiver waits for exactly this.
+        // The receiver waits for this result.
         queue.run(|result| drop(ready.send(result)));
     })?;
     ublk.thread = Some(thread);
@@ -87,47 +87,49 @@ pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ub
 }
 
 impl Ublk {
-    /// The device, as `/dev/ublkb0`.
+    /// Returns the path of the device, for example `/dev/ublkb0`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Claims the device for nobody if nobody has claimed it, so that it cannot be mounted, until
-    /// [`Ublk::unshut`]; says whether it is so.
+    /// Claims the device if no other program has claimed it, so that it cannot be mounted, until
+    /// [`Ublk::enable`]; returns true if so.
     ///
-    /// Claimed are a device and its partitions by who mounts them, swaps there, puts another device
-    /// upon them or opens them with `O_EXCL`. The system tells of no other user: a program that
-    /// merely has the device open, as dd has, is not seen.
-    pub fn shut_if_unused(&self) -> bool {
+    /// A device or a partition is claimed by mounting it, swapping to it, stacking another device
+    /// on it, or opening it with `O_EXCL`. The kernel reports no other users: a program that merely
+    /// has the device open, such as dd, is not noticed.
+    #[doc(alias = "shut_if_unused")]
+    pub fn disable_if_unused(&self) -> bool {
         let mut claim = lock(&self.claim);
         if claim.is_some() {
             return true;
         }
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path);
-        // A device that is gone is used by nobody; of what cannot be opened for another reason
-        // nothing is known.
+        // A device that is gone is unused; if it cannot be opened for another reason, its use is
+        // unknown.
         let gone = |errno| matches!(errno, libc::ENOENT | libc::ENXIO | libc::ENODEV);
         let unused = opened.as_ref().map_or_else(|e| e.raw_os_error().is_some_and(gone), |_| true);
         *claim = opened.ok();
         unused
     }
 
-    /// Lets the device be claimed by others again.
-    pub fn unshut(&self) {
+    /// Allows other programs to claim the device again.
+    #[doc(alias = "unshut")]
+    pub fn enable(&self) {
         *lock(&self.claim) = None;
     }
 
-    /// Has the system forget the device. It answers when nobody has that open any more, which may
-    /// be never.
+    /// Deletes the device. The kernel answers once the device is no longer open, which may be
+    /// never.
     fn delete(&self) {
         let (id, control) = (self.id, Arc::clone(&self.control));
         let (told, is_gone) = mpsc::channel();
         let thread = std::thread::Builder::new().name("bowline-ublk-end".into()).spawn(move || {
-            // As with stopping. Nobody listens any more when it took too long.
+            // The receiver may be gone when this took too long.
             let _ = told.send(lock(&control).delete(id));
         });
         match thread {
-            Ok(_) => drop(is_gone.recv_timeout(LEAVING)),
+            Ok(_) => drop(is_gone.recv_timeout(DELETE_TIMEOUT)),
             Err(_) => drop(lock(&self.control).delete(id)),
         }
     }
@@ -135,9 +137,9 @@ impl Ublk {
 
 impl Drop for Ublk {
     fn drop(&mut self) {
-        // We are not to be the one who has it open.
-        self.unshut();
-        // A device that was not started, or is gone, says so: as good.
+        // Releases our claim, which counts as a user.
+        self.enable();
+        // An error means that the device was not started, or is gone.
         let _ = lock(&self.control).stop(self.id);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was printed when it happened.

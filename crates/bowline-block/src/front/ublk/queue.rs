@@ -1,4 +1,4 @@
-//! The queue of one device: one thread, which the kernel wants all commands to come from.
+//! The queue of one device: one thread, since the kernel requires all commands to come from one.
 //!
 //! ```text
 //!   per tag:  Fetch --request--> DiskIo --answered--> CommitAndFetch --request--> ...
@@ -22,17 +22,17 @@ use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 /// User data of the eventfd's read.
 const WAKE: u64 = u64::MAX;
 
-/// Answers for the queue's thread.
+/// Answers on their way to the queue's thread.
 pub(super) struct Answers {
     list: Mutex<Vec<(u64, i32)>>,
     wake: OwnedFd,
-    /// The queue's own thread, which looks by itself.
+    /// The queue's thread, which needs no wake-up for its answers.
     thread: OnceLock<ThreadId>,
 }
 
 impl Answers {
     fn lock(&self) -> MutexGuard<'_, Vec<(u64, i32)>> {
-        // A list of plain numbers is whole whatever happens.
+        // A list of plain numbers is always consistent.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -50,7 +50,7 @@ impl DiskDone for Answers {
     }
 }
 
-/// The kernel's descriptions of requests, one for each tag.
+/// The kernel's request descriptors, one for each tag.
 struct Descs {
     at: *mut std::ffi::c_void,
     len: usize,
@@ -136,7 +136,7 @@ impl Queue {
         })
     }
 
-    /// Serves until the disk goes. `ready` is called once every tag waits for a request.
+    /// Serves until the device is stopped. Calls `ready` once every tag waits for a request.
     pub(super) fn run(mut self, ready: impl FnOnce(io::Result<()>)) {
         // Set once, here.
         let _ = self.answers.thread.set(std::thread::current().id());
@@ -153,14 +153,14 @@ impl Queue {
         }
         let mut completed = Vec::new();
         while self.alive > 0 {
-            // An error is a signal, or says that there is something to take.
+            // Fails when a signal interrupts, or when completions are pending.
             let _ = self.ring.submit_and_wait(1);
             let queue = self.ring.completion();
             completed.extend(queue.map(|entry| (entry.user_data(), entry.result())));
             for (tag, result) in completed.drain(..) {
                 match u16::try_from(tag) {
                     Ok(tag) if result >= 0 => self.request(tag),
-                    // The disk goes, or the tag cannot be served any more.
+                    // The device is stopped, or the tag cannot be served any more.
                     Ok(_) => self.alive -= 1,
                     Err(_) => self.listen(),
                 }
@@ -168,11 +168,11 @@ impl Queue {
             self.disk.submit(&mut self.batch);
             self.give_answers();
         }
-        self.hush();
+        self.cancel_wake_read();
     }
 
-    /// Ends the eventfd's read, since the system has the address of `woken` until then.
-    fn hush(&mut self) {
+    /// Ends the eventfd's read: the kernel may write to `woken` until then.
+    fn cancel_wake_read(&mut self) {
         // Fails only when the counter is full, and then the read ends too.
         let _ = rustix::io::write(&self.answers.wake, &1_u64.to_ne_bytes());
         while !self.ring.completion().any(|entry| entry.user_data() == WAKE) {

@@ -1,4 +1,4 @@
-//! Parsers of the values that several words share.
+//! Parsers of argument values that several commands share.
 
 use std::{
     fmt,
@@ -69,8 +69,7 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(value * scale))
 }
 
-/// An address, and for a link-local one the number of the interface it is of, if that was said: its
-/// scope.
+/// An address, and for a link-local one its scope: the index of its interface, if given.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Address {
@@ -79,7 +78,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// The place of a port.
+    /// Returns the socket address with a port.
     pub(crate) fn at(self, port: u16) -> SocketAddr {
         match self.ip {
             IpAddr::V4(ip) => SocketAddr::from((ip, port)),
@@ -87,13 +86,13 @@ impl Address {
         }
     }
 
-    /// Tells whether an address of which the interface may not have been said can be this one.
+    /// Tells whether `other`, which may lack its interface, can be this address.
     pub(crate) fn covers(self, other: Self) -> bool {
         self.ip == other.ip && (self.link == other.link || other.link.is_none())
     }
 }
 
-/// An address as such, no host name; the interface may be a name or a number.
+/// Parses an address, not a host name; the interface may be a name or a number.
 impl FromStr for Address {
     type Err = String;
 
@@ -134,7 +133,7 @@ fn scoped(text: &str) -> Result<Address, String> {
         .ok_or_else(|| format!("{text}: there is no interface {interface}; see `ip link`"))
 }
 
-/// Parses an address of this machine, which a node is to serve.
+/// Parses a local address that a node is to serve.
 pub(crate) fn own(text: &str) -> Result<Address, String> {
     let address: Address = text.parse()?;
     with_link(address)
@@ -150,7 +149,7 @@ pub(crate) fn with_link(address: Address) -> Result<Address, String> {
     Ok(address)
 }
 
-/// Reads the addresses of a file, which are own ones.
+/// Deserializes a list of local addresses.
 pub(crate) fn own_list<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<Address>, D::Error> {
@@ -200,7 +199,7 @@ pub(crate) fn address(text: &str, family: Family) -> Outcome<Address> {
         .ok_or_else(|| Failure::failed(format!("{text} has no {} address", family.name())))
 }
 
-/// Makes two addresses of a path be of one link: what is said of one counts for the other.
+/// Gives both addresses of a path the same interface, if only one has it.
 pub(crate) fn joined(local: &mut Address, remote: &mut Address) -> Outcome {
     if let (Some(one), Some(other)) = (local.link, remote.link)
         && one != other
@@ -227,7 +226,7 @@ pub(crate) enum Family {
     V4,
     /// IPv6 only.
     V6,
-    /// Whatever comes first.
+    /// Either; the first answer counts.
     Any,
 }
 
@@ -288,7 +287,7 @@ pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("\"{text}\" is not ADDRESS:PORT such as 10.0.0.1:4000"))
 }
 
-/// Parses an own address and a port.
+/// Parses a local address and a port.
 pub(crate) fn own_endpoint(text: &str) -> Result<SocketAddr, String> {
     let place = endpoint(text)?;
     with_link(place.into())?;
@@ -308,7 +307,7 @@ pub(crate) fn sender(text: &str) -> Result<(Address, Option<u16>), String> {
     Ok((place.into(), Some(place.port())))
 }
 
-/// Makes the destination of a socket be of the link of the socket's own address.
+/// Gives the destination of a socket the interface of the socket's local address.
 pub(crate) fn towards(local: SocketAddr, remote: SocketAddr) -> Outcome<SocketAddr> {
     let (mut own, mut to) = (Address::from(local), Address::from(remote));
     joined(&mut own, &mut to)?;

@@ -1,4 +1,4 @@
-//! What all commands share: arguments, output, signals, histograms, manual pages.
+//! Modules that all commands share: arguments, output, signals, histograms, manual pages.
 
 #[macro_use]
 pub(crate) mod out;

@@ -36,8 +36,8 @@ macro_rules! note_of_peer {
     };
 }
 
-/// Writes one line to standard output. What happens when it cannot be written is a matter of the
-/// command's [`Duty`]; one that has none ends.
+/// Writes one line to standard output. The command's [`Duty`] decides what happens if that fails; a
+/// command without one ends.
 pub(crate) fn line(args: fmt::Arguments<'_>) {
     put(format!("{args}\n"));
 }
@@ -59,8 +59,8 @@ fn put(text: String) {
     }
 }
 
-/// Ends a command whose results cannot be written. A reader that went away (`bowline info | head`)
-/// has seen enough, so nothing is said of that.
+/// Ends a command whose results cannot be written. A closed pipe (`bowline info | head`) is not
+/// reported.
 fn cannot_write(error: &io::Error) -> ! {
     if error.kind() != io::ErrorKind::BrokenPipe {
         let _ = writeln!(io::stderr().lock(), "bowline: cannot write to standard output: {error}");
@@ -83,7 +83,8 @@ fn error_text(text: String) {
     }
 }
 
-/// Whether one more line that a peer causes may go to standard output; one that may not is counted.
+/// Returns whether one more line that a peer causes may go to standard output; counts a line that
+/// may not.
 pub(crate) fn admits_line() -> bool {
     log::log().is_none_or(log::Log::admits_out)
 }

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM: a request to stop, that loops ask about and sleepers wake up for. SIGHUP: a
-//! request to look at things again, of commands that do so.
+//! SIGINT and SIGTERM: a request to stop, which loops check and which wakes sleepers. SIGHUP: a
+//! request to read sizes and files anew, for commands that support it.
 //!
 //! The first signal asks; a second one ends the process at once, for the case that stopping in
 //! good order hangs.
@@ -33,7 +33,7 @@ pub(crate) fn hangups() -> Outcome<Arc<AtomicBool>> {
     }
 }
 
-/// The wish of the user that the program ends.
+/// The user's request to stop the program.
 #[derive(Debug)]
 pub(crate) struct Stop {
     asked: Arc<AtomicBool>,
@@ -46,13 +46,14 @@ impl Stop {
         Self::install_with(Duty::Results)
     }
 
-    /// Starts to listen, and has lines printed in a way that does not hold up the end.
+    /// Starts to listen for both signals, and prints lines in a way that does not delay the end.
     pub(crate) fn install_with(duty: Duty) -> Outcome<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         let install = || -> io::Result<UnixStream> {
             let (wake, signalled) = UnixStream::pair()?;
             for signal in [SIGINT, SIGTERM] {
-                // The order matters: the shutdown looks at the flag before this signal sets it.
+                // The order matters: the conditional shutdown checks the flag before this signal
+                // sets it.
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
                 flag::register(signal, Arc::clone(&asked))?;
                 pipe::register(signal, signalled.try_clone()?)?;
@@ -66,7 +67,7 @@ impl Stop {
         Ok(Self { asked, wake })
     }
 
-    /// Returns whether somebody asked to stop.
+    /// Returns whether a stop was requested.
     pub(crate) fn asked(&self) -> bool {
         // Relaxed: the flag publishes nothing but itself.
         self.asked.load(Ordering::Relaxed)
@@ -77,7 +78,7 @@ impl Stop {
         Arc::clone(&self.asked)
     }
 
-    /// Sleeps until somebody asks to stop or the time is over; returns whether somebody asked.
+    /// Sleeps until a stop is requested or the time is over; returns whether a stop was requested.
     pub(crate) fn wait(&self, time: Option<Duration>) -> bool {
         if self.asked() {
             return true;
@@ -91,8 +92,8 @@ impl Stop {
         self.asked()
     }
 
-    /// Sleeps until there is something to read, be it the end, or somebody asks to stop; returns
-    /// whether somebody asked.
+    /// Sleeps until the input is readable or at its end, or a stop is requested; returns whether a
+    /// stop was requested.
     pub(crate) fn wait_for(&self, input: impl AsFd) -> io::Result<bool> {
         while !self.asked() {
             let mut fds =

@@ -37,9 +37,9 @@ use crate::cli::{
     },
 };
 
-/// How often the process looks whether its input has ended.
-const SLICE: Duration = Duration::from_millis(100);
-/// Block size of exports unless something else is said.
+/// How often the process checks whether its input has ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Default block size of exports in bytes.
 const BLOCK: &str = "512";
 
 /// Serve disks to RNBD clients, those of the Linux kernel included.
@@ -64,13 +64,13 @@ pub(super) struct Args {
     /// that of the session
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
-    /// Nobody may write to any export
+    /// No client may write to any export
     #[arg(long)]
     ro: bool,
     /// Allow sessions of this name to open an export in this mode (* stands for anything; without
-    /// @SESSION, all sessions); repeat it for more. An export with grants is open to nobody else,
-    /// one without to everybody. Below --dir, EXPORT is what clients call the file. A grant holds
-    /// for the file under its other names too
+    /// @SESSION, all sessions); repeat it for more. An export with grants is open to no other
+    /// session, one without to every session. Below --dir, EXPORT is the name that clients use for
+    /// the file. A grant applies to the file under its other names too
     #[arg(long, value_name = "EXPORT=ro|rw|migration[@SESSION]", value_parser = granted)]
     grant: Vec<Grant>,
     /// Go through the page cache of files
@@ -79,25 +79,25 @@ pub(super) struct Args {
     /// Logical block size of exports
     #[arg(long, value_name = "BYTES", default_value = BLOCK, value_parser = block)]
     block: u32,
-    /// Address to listen on; repeat it for more paths; without it, all but loopback
+    /// Address to listen on; repeat it for more paths; without it, all addresses but loopback
     #[arg(short = 'I', long, value_name = "ADDRESS")]
     address: Vec<String>,
-    /// Do not withdraw keys while requests are worked on: faster, for clients that are trusted
+    /// Do not withdraw keys while requests are carried out: faster, for trusted clients
     #[arg(long)]
     no_invalidate: bool,
-    /// Requests of a session at a time
+    /// Queue depth of a session
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     queue_depth: u16,
-    /// Largest request, with its message
+    /// Largest request in bytes, its message included
     #[arg(long, value_name = "BYTES", default_value = "128k", value_parser = number32)]
     chunk: u32,
-    /// Memory for the requests of all sessions together. A session takes as much as its requests at
-    /// a time can be large, 64 MiB if nothing else is said, as it uses it; one for which there is
-    /// no room is refused
+    /// Memory for the requests of all sessions together. A session needs its queue depth times its
+    /// largest request, 64 MiB by default, and takes it as it is used; a session that does not fit
+    /// is refused
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     session_memory: u64,
-    /// Who may come: an address or a network, and what their sessions may be called; without it,
-    /// everybody
+    /// Clients that are admitted: an address or a network, and a pattern of their session names;
+    /// without it, all
     #[arg(long, value_name = "ADDRESS[/BITS][=SESSION]", value_parser = allowed)]
     allow: Vec<AllowRule>,
     /// End when the standard input ends, for programs that start this one
@@ -135,7 +135,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     say!("listening on {}", names.join(", "));
     for export in rnbd_tree::Exports::exports(&*server) {
         let mode = if export.read_only { " ro" } else { "" };
-        // Before the line after which somebody may change the file.
+        // Checked before the line is printed after which another program may change the file.
         if let Some(left) = args.whole(&export.name).and_then(|whole| left_out(whole, export.bytes))
         {
             note!("export {}: {left}", export.name);
@@ -145,7 +145,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let ended = args.until_input_ends.then(input_end).transpose()?;
     // Relaxed: the flag publishes nothing but itself.
     let input_is_there = || ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
-    let slice = if ended.is_some() { SLICE } else { Duration::from_secs(1) };
+    let slice = if ended.is_some() { CHECK_INTERVAL } else { Duration::from_secs(1) };
     let (mut offences, mut lost) = (Offences::default(), Lost::default());
     while !stop.wait(Some(slice)) && input_is_there() {
         let now = Instant::now();
@@ -164,13 +164,13 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     Ok(())
 }
 
-/// Looks at all storage again.
+/// Reads the sizes of all exports anew.
 fn resize(server: &ExportServer, args: &Args) {
     let moved = server.moved();
     for file in &moved {
-        note!("{}", not_there(file));
+        note!("{}", moved_text(file));
     }
-    // What is at the path of one that has moved says nothing of it.
+    // The file at the path of a moved export is another one.
     let whole = |name: &str| {
         let is_there = moved.iter().all(|file| file.export != name);
         args.whole(name).filter(|_| is_there)
@@ -188,17 +188,17 @@ fn resize(server: &ExportServer, args: &Args) {
     }
 }
 
-/// Says what of `whole` bytes is not in the `bytes` that are exported, if anything is.
+/// Returns a text about the remainder of `whole` bytes that is not exported, if there is one.
 fn left_out(whole: u64, bytes: u64) -> Option<String> {
-    // More than a block is no rest: the file has grown since.
+    // More than a block is no remainder: the file has grown since.
     let left = whole.checked_sub(bytes).filter(|left| (1..BLOCK_MAX).contains(left))?;
     Some(format!(
         "its last {left} of {whole} bytes are left out, since disks consist of whole blocks (--block)"
     ))
 }
 
-/// Says that a file is not where it was, and what that means.
-fn not_there(file: &Moved) -> String {
+/// Returns a text about an export whose file has moved, and what that means.
+fn moved_text(file: &Moved) -> String {
     let Moved { export, path, missing } = file;
     let what = match missing {
         None => "is another file now".to_owned(),
@@ -208,10 +208,10 @@ fn not_there(file: &Moved) -> String {
     format!("export {export}: {} {what}; the one opened at the start is served", path.display())
 }
 
-/// The exports as the control tree has them; what is closed by force there is told of [NB-50].
-struct Told(Arc<ExportServer>);
+/// The exports for the control tree; logs devices that are closed by force there [NB-50].
+struct LoggedExports(Arc<ExportServer>);
 
-impl rnbd_tree::Exports for Told {
+impl rnbd_tree::Exports for LoggedExports {
     fn exports(&self) -> Vec<rnbd_tree::ExportInfo> {
         self.0.exports()
     }
@@ -223,8 +223,8 @@ impl rnbd_tree::Exports for Told {
     }
 }
 
-/// Clients that break rules, or are not admitted: told of now and then, and counted in between, so
-/// that they cannot fill a log.
+/// Clients that break rules, or are not admitted: logged at intervals, and counted in between, so
+/// that they cannot fill the log.
 #[derive(Default)]
 struct Offences {
     told: Option<Instant>,
@@ -234,7 +234,7 @@ struct Offences {
 }
 
 impl Offences {
-    /// Between two lines.
+    /// Shortest time between two lines.
     const PAUSE: Duration = Duration::from_secs(10);
 
     fn look(&mut self, now: Instant, server: &ExportServer) -> Option<String> {
@@ -271,7 +271,7 @@ impl Offences {
     }
 }
 
-/// Returns the names of the devices that cannot withdraw and renew keys [RT-73].
+/// Returns the names of the devices that cannot invalidate and renew keys [RT-73].
 fn without_refresh(devices: impl Iterator<Item = DeviceAttr>) -> Vec<String> {
     devices.filter(|attr| !attr.key_refresh).map(|attr| attr.name).collect()
 }
@@ -281,7 +281,7 @@ fn input_end() -> Outcome<Arc<AtomicBool>> {
     let ended = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ended);
     let read = move || {
-        // Whatever comes is of no interest, and an error is an end.
+        // The input is ignored, and an error counts as its end.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         flag.store(true, Ordering::Relaxed);
     };
@@ -293,7 +293,7 @@ fn input_end() -> Outcome<Arc<AtomicBool>> {
 }
 
 impl Args {
-    /// Returns how many bytes there are for an export, whole blocks or not, where that is known.
+    /// Returns the size of an export's file in bytes, incomplete blocks included, if known.
     fn whole(&self, export: &str) -> Option<u64> {
         let of = |all: &[(String, String)]| {
             all.iter().find(|(name, _)| name == export).map(|(_, value)| value.clone())
@@ -371,9 +371,9 @@ impl Args {
         Ok(ServerConfig { rtrs, ..defaults })
     }
 
-    /// Returns the control tree; `refreshes`: the devices do what is asked of them about keys.
+    /// Returns the control tree; `refreshes`: the devices can renew keys.
     fn tree(&self, server: &Arc<ExportServer>, refreshes: bool) -> Tree {
-        let exports: Arc<dyn rnbd_tree::Exports> = Arc::new(Told(Arc::clone(server)));
+        let exports: Arc<dyn rnbd_tree::Exports> = Arc::new(LoggedExports(Arc::clone(server)));
         let sessions: Arc<dyn rtrs_tree::ServerSessions> = Arc::clone(server.rtrs()) as _;
         let config = server.rtrs().config();
         let transport = rtrs_tree::ServerParameters {
@@ -409,7 +409,7 @@ fn granted(text: &str) -> Result<Grant, String> {
     let bad =
         || format!("\"{text}\" is not EXPORT=ro|rw|migration[@SESSION] such as disk0=rw@host*");
     let (export, how) = text.split_once('=').ok_or_else(bad)?;
-    // Names of sessions have the sign too, as in client@server.
+    // Names of sessions may contain @ too, as in client@server.
     let (mode, session) = match how.split_once('@') {
         Some((mode, session)) => (mode, Some(session.to_owned())),
         None => (how, None),
@@ -419,10 +419,10 @@ fn granted(text: &str) -> Result<Grant, String> {
     if export.is_empty() || session.as_ref().is_some_and(String::is_empty) {
         return Err(bad());
     }
-    Ok(Grant { export: export.to_owned(), most, session })
+    Ok(Grant { export: export.to_owned(), max_access: most, session })
 }
 
-/// The largest block there is.
+/// Largest block size in bytes.
 const BLOCK_MAX: u64 = 4096;
 
 /// Parses a block size.
@@ -472,7 +472,7 @@ mod tests {
     fn grants_name_exports_modes_and_sessions() {
         // tests [NB-50]
         let grant = granted("disk0=rw@vm*@host").unwrap();
-        assert_eq!((grant.export.as_str(), grant.most), ("disk0", Access::Rw));
+        assert_eq!((grant.export.as_str(), grant.max_access), ("disk0", Access::Rw));
         assert_eq!(grant.session.as_deref(), Some("vm*@host"));
         assert_eq!(granted("a/b=migration").unwrap().session, None);
         for text in ["", "disk0", "=ro", "disk0=", "disk0=w", "disk0=ro@"] {

@@ -1,4 +1,4 @@
-//! Doors in front of mapped disks, for software that knows nothing of RNBD.
+//! Front ends of mapped disks, for software that knows nothing of RNBD.
 
 use std::{
     collections::BTreeMap,
@@ -26,43 +26,44 @@ use bowline_rnbd_driver::{
 
 use super::serving::no_mount;
 
-/// How long somebody who uses a disk may take to be gone: the system tells of the end of a use a
-/// moment after the program has closed its file.
-const LEAVING: Duration = Duration::from_millis(200);
-/// How long doors may take to be opened: a block device takes the longest.
-const OPENING: Duration = Duration::from_secs(6);
-/// How often it is looked at meanwhile.
-const LOOK: Duration = Duration::from_millis(5);
+/// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
+/// the program has closed its file.
+const CLOSE_GRACE: Duration = Duration::from_millis(200);
+/// How long opening front ends may take: a block device takes the longest.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
+/// How often the state is checked meanwhile.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Which doors a disk gets.
+/// Options that select the front ends of disks.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Options {
-    /// Offer the disk at this unix socket, with the NBD protocol; the place is kept for this disk,
-    /// should it be unmapped and mapped again: any other that is mapped later gets one beside it,
-    /// with its name here at the end (SOCKET.rnbd1)
+    /// Serve the disk at this unix socket, with the NBD protocol; the path stays reserved for this
+    /// disk, should it be unmapped and mapped again: any other disk that is mapped later gets one
+    /// with its local name appended (SOCKET.rnbd1)
     #[arg(long, value_name = "SOCKET")]
     nbd: Option<PathBuf>,
-    /// Show the disk as a file in this folder, with its name here (rnbd0); needs FUSE; other disks
-    /// as with --nbd (FOLDER.rnbd1/rnbd1). A program that is killed stays until its request has
+    /// Show the disk as a file in this folder, under its local name (rnbd0); needs FUSE; other
+    /// disks as with --nbd (FOLDER.rnbd1/rnbd1). A killed program stays until its request has
     /// ended, which may wait for a lost server as long as --outage says
     #[arg(long, value_name = "FOLDER")]
     fuse: Option<PathBuf>,
-    /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has then;
-    /// needs Linux 6.4 with ublk_drv, and root. An unmap without force is refused while it or a
-    /// partition is mounted or claimed otherwise; that a program merely has it open is not seen
+    /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has when it
+    /// is mapped; needs Linux 6.4 with ublk_drv, and root. An unmap without force is refused while
+    /// it or a partition is mounted or claimed otherwise; a program that merely has it open is not
+    /// noticed
     #[arg(long)]
     ublk: bool,
 }
 
-/// Why a door could not be opened.
+/// Why a front end could not be opened.
 #[derive(Debug)]
-pub(super) struct NoDoor {
-    /// Which one, and why.
+pub(super) struct FrontEndError {
+    /// Which front end, and why.
     text: String,
     errno: Errno,
 }
 
-impl NoDoor {
+impl FrontEndError {
     fn new(text: String, error: &io::Error) -> Self {
         let errno = match error.kind() {
             io::ErrorKind::ResourceBusy => Errno::EBUSY,
@@ -72,252 +73,261 @@ impl NoDoor {
     }
 }
 
-impl fmt::Display for NoDoor {
+impl fmt::Display for FrontEndError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-/// The doors of one disk.
+/// The front ends of one disk.
 #[derive(Default)]
-struct Open {
+struct FrontEnds {
     nbd: Option<NbdServer>,
     fuse: Option<Mount>,
     ublk: Option<Ublk>,
 }
 
-impl Open {
-    /// Lets nobody in any more, unless somebody uses one of them; says whether it is so. They may
-    /// be shut already.
-    fn shut_if_unused(&self) -> bool {
-        let unused = self.nbd.as_ref().is_none_or(NbdServer::shut_if_unused)
-            && self.fuse.as_ref().is_none_or(Mount::shut_if_unused)
-            && self.ublk.as_ref().is_none_or(Ublk::shut_if_unused);
+impl FrontEnds {
+    /// Disables all front ends if none is in use; returns true if so. They may be disabled already.
+    fn disable_if_unused(&self) -> bool {
+        let unused = self.nbd.as_ref().is_none_or(NbdServer::disable_if_unused)
+            && self.fuse.as_ref().is_none_or(Mount::disable_if_unused)
+            && self.ublk.as_ref().is_none_or(Ublk::disable_if_unused);
         if !unused {
-            self.unshut();
+            self.enable();
         }
         unused
     }
 
-    /// Lets everybody in again.
-    fn unshut(&self) {
-        self.nbd.iter().for_each(NbdServer::unshut);
-        self.fuse.iter().for_each(Mount::unshut);
-        self.ublk.iter().for_each(Ublk::unshut);
+    /// Enables all front ends again.
+    fn enable(&self) {
+        self.nbd.iter().for_each(NbdServer::enable);
+        self.fuse.iter().for_each(Mount::enable);
+        self.ublk.iter().for_each(Ublk::enable);
     }
 }
 
-/// What stands in front of a disk.
-enum Front {
-    /// Doors that are being opened: that may take as long as a first look of the system at the
-    /// disk.
+/// State of the front ends of a disk.
+enum FrontState {
+    /// Being opened: that may take as long as the kernel's first scan of the disk.
     Opening,
-    /// Its doors.
-    Open(Box<Open>),
-    /// Nothing any more: they are being closed, and the disk is being unmapped.
+    /// Open.
+    Open(Box<FrontEnds>),
+    /// Being closed, after which the disk is unmapped.
     Closing,
 }
 
-impl Front {
-    /// Takes the doors, if there are any that nobody uses, or `force` is given.
-    fn take(&mut self, force: bool) -> Option<Box<Open>> {
+impl FrontState {
+    /// Takes the front ends, if they are open, and unused or `force` is given.
+    fn take(&mut self, force: bool) -> Option<Box<FrontEnds>> {
         match self {
-            Self::Open(doors) if force || doors.shut_if_unused() => {
-                let doors = std::mem::take(doors);
+            Self::Open(front_ends) if force || front_ends.disable_if_unused() => {
+                let front_ends = std::mem::take(front_ends);
                 *self = Self::Closing;
-                Some(doors)
+                Some(front_ends)
             }
             Self::Opening | Self::Open(_) | Self::Closing => None,
         }
     }
 }
 
-/// A disk, whatever its name here is: its session, and what it is called on the server.
+/// Identity of a disk, independent of its local name: its session, and its name on the server.
 #[derive(Clone, Debug, Eq, PartialEq)]
-struct Which {
+struct DiskKey {
     session: String,
     device: String,
 }
 
-impl Which {
+impl DiskKey {
     fn of(disk: &Disk) -> Self {
         Self { session: disk.session_name().to_owned(), device: disk.name().to_owned() }
     }
 }
 
-/// What is told of a disk.
+/// An event of a disk that is reported.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum News {
-    /// It is mapped, and its doors are open.
+pub(super) enum DiskNotice {
+    /// The disk is mapped, and its front ends are open.
     Mapped {
-        /// What it is called on the server.
+        /// Name of the disk on the server.
         device: String,
         bytes: u64,
-        /// Its name here, and where its doors are.
+        /// Its local name, and the locations of its front ends.
         places: Vec<String>,
     },
-    /// Something has changed.
+    /// An event of the disk.
     Changed(DiskEvent),
-    /// A command has unmapped it.
+    /// A command has unmapped the disk.
     Unmapped,
 }
 
 #[derive(Default)]
 struct State {
-    /// Whose the places are that were asked for. Who comes back to one of them means this disk, so
-    /// no other disk ever gets them.
-    owner: Option<Which>,
-    /// Of each disk, by its name here.
-    fronts: BTreeMap<String, Front>,
-    /// Commands of the tree under way that map or unmap disks.
+    /// The disk that has the requested paths. A program that returns to such a path expects this
+    /// disk, so no other disk ever gets it.
+    owner: Option<DiskKey>,
+    /// State of each disk's front ends, by its local name.
+    front_states: BTreeMap<String, FrontState>,
+    /// Number of tree commands in progress that map or unmap disks.
     commands: usize,
 }
 
 impl State {
-    /// Tells whether a disk has the places that were asked for: the first one ever has.
-    fn owns(&mut self, disk: Which) -> bool {
+    /// Tells whether a disk has the requested paths: the first disk ever gets them.
+    fn owns(&mut self, disk: DiskKey) -> bool {
         *self.owner.get_or_insert_with(|| disk.clone()) == disk
     }
 }
 
-/// The disks of a client, and a door in front of each. Commands that come by the tree open and
-/// close doors as well.
-pub(super) struct Doors {
+/// The disks of a client with the front ends of each. Commands of the control tree open and close
+/// front ends too.
+pub(super) struct DiskFrontEnds {
     client: Arc<Client>,
     options: Options,
     state: Mutex<State>,
-    /// Who is told what happens to disks, by their names here.
-    news: Sender<(String, News)>,
+    /// Receives events of disks, by their local names.
+    notices: Sender<(String, DiskNotice)>,
 }
 
-impl Doors {
-    /// Makes doors for the disks of a client; what happens to disks is told to `news`, from when
-    /// they have theirs.
+impl DiskFrontEnds {
+    /// Manages front ends for the disks of a client. Events of a disk are sent to `notices` once
+    /// its front ends are open.
     pub(super) fn new(
         client: Arc<Client>,
         options: Options,
-        news: Sender<(String, News)>,
+        notices: Sender<(String, DiskNotice)>,
     ) -> Arc<Self> {
-        Arc::new(Self { client, options, state: Mutex::default(), news })
+        Arc::new(Self { client, options, state: Mutex::default(), notices })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the doors of a disk, and tells where they are. Others may be opened and closed
-    /// meanwhile.
-    pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<(), NoDoor> {
+    /// Opens the front ends of a disk, and reports their locations. Those of other disks may be
+    /// opened and closed meanwhile.
+    pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<(), FrontEndError> {
         let name = disk.local_name();
         let mut state = self.lock();
-        let plain = state.owns(Which::of(disk));
-        if let Some(Front::Closing) = state.fronts.insert(name.to_owned(), Front::Opening) {
-            // Whoever unmaps the one that had the name is not done yet.
-            self.tell(name, News::Unmapped);
+        let as_requested = state.owns(DiskKey::of(disk));
+        if let Some(FrontState::Closing) =
+            state.front_states.insert(name.to_owned(), FrontState::Opening)
+        {
+            // The unmap of the last disk of this name has not ended yet.
+            self.notify(name, DiskNotice::Unmapped);
         }
         drop(state);
-        let opened = self.doors_of(disk, plain);
+        let opened = self.open_front_ends(disk, as_requested);
         let mut state = self.lock();
-        let front = state.fronts.get_mut(name).filter(|front| matches!(front, Front::Opening));
+        let front =
+            state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
         match (opened, front) {
-            (Ok((doors, places)), Some(front)) => {
-                *front = Front::Open(Box::new(doors));
-                // With the lock held: before anything else is told of it.
+            (Ok((front_ends, places)), Some(front)) => {
+                *front = FrontState::Open(Box::new(front_ends));
+                // With the lock held, so that it is the first notice of the disk.
                 let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
-                self.tell(name, News::Mapped { device, bytes, places });
-                let (news, of) = (self.news.clone(), name.to_owned());
+                self.notify(name, DiskNotice::Mapped { device, bytes, places });
+                let (notices, local_name) = (self.notices.clone(), name.to_owned());
                 disk.on_change(Box::new(move |event| {
-                    // At the end nobody listens any more.
-                    let _ = news.send((of.clone(), News::Changed(event)));
+                    // The receiver is gone when the process ends.
+                    let _ = notices.send((local_name.clone(), DiskNotice::Changed(event)));
                 }));
                 Ok(())
             }
-            (Ok(unwanted), None) => {
+            (Ok(unused), None) => {
                 drop(state);
-                drop(unwanted);
-                Err(NoDoor { text: "all disks are being given up".into(), errno: Errno::ENODEV })
+                drop(unused);
+                Err(FrontEndError {
+                    text: "all disks are being unmapped".into(),
+                    errno: Errno::ENODEV,
+                })
             }
             (Err(why), front) => {
                 if front.is_some() {
-                    state.fronts.remove(name);
+                    state.front_states.remove(name);
                 }
                 Err(why)
             }
         }
     }
 
-    fn tell(&self, disk: &str, news: News) {
-        // At the end nobody listens any more.
-        let _ = self.news.send((disk.to_owned(), news));
+    fn notify(&self, disk: &str, notices: DiskNotice) {
+        // The receiver is gone when the process ends.
+        let _ = self.notices.send((disk.to_owned(), notices));
     }
 
-    /// Opens doors, and says where the disk is now; the places are those that were asked for, if
-    /// `plain`.
-    fn doors_of(&self, disk: &Arc<Disk>, plain: bool) -> Result<(Open, Vec<String>), NoDoor> {
+    /// Opens the front ends of a disk and returns their locations, which are the requested paths if
+    /// `as_requested`.
+    fn open_front_ends(
+        &self,
+        disk: &Arc<Disk>,
+        as_requested: bool,
+    ) -> Result<(FrontEnds, Vec<String>), FrontEndError> {
         let name = disk.local_name();
-        let place = |path: &Path| if plain { path.to_owned() } else { beside(path, name) };
-        let mut doors = Open::default();
-        let mut said = vec![name.to_owned()];
+        let place =
+            |path: &Path| if as_requested { path.to_owned() } else { sibling_path(path, name) };
+        let mut front_ends = FrontEnds::default();
+        let mut locations = vec![name.to_owned()];
         if let Some(path) = self.options.nbd.as_deref().map(place) {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
             let served = nbd::serve(device, &path, NbdOptions::default());
-            doors.nbd = Some(served.map_err(|error| {
-                NoDoor::new(format!("cannot listen on {}: {error}", path.display()), &error)
+            front_ends.nbd = Some(served.map_err(|error| {
+                FrontEndError::new(format!("cannot listen on {}: {error}", path.display()), &error)
             })?);
-            said.push(format!("nbd {}", path.display()));
+            locations.push(format!("nbd {}", path.display()));
         }
         if let Some(dir) = self.options.fuse.as_deref().map(place) {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
             let mounted = fusefs::folder(&dir)
                 .and_then(|()| fuse::mount(device, &dir, name, FuseOptions::default()));
-            doors.fuse =
-                Some(mounted.map_err(|error| NoDoor::new(no_mount(&dir, &error), &error))?);
-            said.push(format!("fuse {}", dir.join(name).display()));
+            front_ends.fuse =
+                Some(mounted.map_err(|error| FrontEndError::new(no_mount(&dir, &error), &error))?);
+            locations.push(format!("fuse {}", dir.join(name).display()));
         }
         if self.options.ublk {
             let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
             let attached = ublk::attach(device, UblkOptions::default());
             let ublk = attached
-                .map_err(|error| NoDoor::new(format!("no block device: {error}"), &error))?;
-            said.push(format!("ublk {}", ublk.path().display()));
-            doors.ublk = Some(ublk);
+                .map_err(|error| FrontEndError::new(format!("no block device: {error}"), &error))?;
+            locations.push(format!("ublk {}", ublk.path().display()));
+            front_ends.ublk = Some(ublk);
         }
-        Ok((doors, said))
+        Ok((front_ends, locations))
     }
 
-    /// Reports whether disks are mapped, or a command is under way.
+    /// Reports whether disks are mapped, or a command is in progress.
     pub(super) fn is_needed(&self) -> bool {
         let state = self.lock();
-        state.commands > 0 || !state.fronts.is_empty()
+        state.commands > 0 || !state.front_states.is_empty()
     }
 
-    /// Counts a command until what is returned is dropped.
+    /// Counts a command until the returned guard is dropped.
     fn command(&self) -> impl Drop {
-        struct One<'a>(&'a Doors);
-        impl Drop for One<'_> {
+        struct Counted<'a>(&'a DiskFrontEnds);
+        impl Drop for Counted<'_> {
             fn drop(&mut self) {
                 self.0.lock().commands -= 1;
             }
         }
         self.lock().commands += 1;
-        One(self)
+        Counted(self)
     }
 
-    /// Takes the doors of a disk away, if nobody uses them or `force` is given [NB-37]. By force,
-    /// requests that wait for a lost session fail, also those that keep an unmap that is under way
-    /// already, or doors from being opened.
-    fn take(&self, disk: &str, force: bool) -> Result<Box<Open>, Errno> {
-        let opened = Instant::now() + OPENING;
+    /// Takes the front ends of a disk, if they are unused or `force` is given [NB-37]. With
+    /// `force`, requests that wait for a lost session fail, also those that delay an unmap in
+    /// progress or the opening of front ends.
+    fn take(&self, disk: &str, force: bool) -> Result<Box<FrontEnds>, Errno> {
+        let opened = Instant::now() + OPEN_TIMEOUT;
         let mut left = None;
         loop {
             let mut state = self.lock();
             let mapped = self.client.disk(disk).ok_or(Errno::ENODEV)?;
-            let (taken, end) = match state.fronts.get_mut(disk) {
-                Some(Front::Closing) => (Some(Err(Errno::EALREADY)), opened),
-                // It is being mapped: whoever does that opens its doors next.
-                None | Some(Front::Opening) => (None, opened),
+            let (taken, end) = match state.front_states.get_mut(disk) {
+                Some(FrontState::Closing) => (Some(Err(Errno::EALREADY)), opened),
+                // It is being mapped, and its front ends are opened next.
+                None | Some(FrontState::Opening) => (None, opened),
                 Some(front) => {
-                    let left = left.get_or_insert_with(|| Instant::now() + LEAVING);
+                    let left = left.get_or_insert_with(|| Instant::now() + CLOSE_GRACE);
                     (front.take(force).map(Ok), *left)
                 }
             };
@@ -331,52 +341,52 @@ impl Doors {
             if Instant::now() >= end {
                 return Err(Errno::EBUSY);
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// From now on no request waits for a lost session, so that doors that are closed, by commands
-    /// under way too, have nothing to wait for that may take so long.
+    /// Makes requests fail while the session is lost, so that closing front ends, by commands in
+    /// progress too, does not wait for it.
     pub(super) fn fail_fast(&self) {
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
-    /// Closes all doors and gives all disks up. Commands that are still at it are waited for: what
-    /// they have opened would stay behind.
+    /// Closes all front ends and unmaps all disks. Waits for commands in progress, since front ends
+    /// that they open would be left behind.
     pub(super) fn close(&self) {
-        let end = Instant::now() + OPENING;
+        let end = Instant::now() + OPEN_TIMEOUT;
         loop {
             self.fail_fast();
             let mut state = self.lock();
-            state.fronts.retain(|_, front| matches!(front, Front::Opening));
+            state.front_states.retain(|_, front| matches!(front, FrontState::Opening));
             if state.commands == 0 || Instant::now() >= end {
-                state.fronts.clear();
+                state.front_states.clear();
                 break;
             }
             drop(state);
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         self.client.close();
     }
 }
 
-/// Returns the place of another disk's door.
-fn beside(path: &Path, name: &str) -> PathBuf {
+/// Returns the path of a front end of another disk.
+fn sibling_path(path: &Path, name: &str) -> PathBuf {
     let mut text: OsString = path.as_os_str().to_owned();
     text.push(".");
     text.push(name);
     text.into()
 }
 
-impl Disks for Doors {
+impl Disks for DiskFrontEnds {
     fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
         let _command = self.command();
         Disks::map(&*self.client, spec)?;
-        let wanted = Which { session: spec.session.clone(), device: spec.device.clone() };
-        let is = |disk: &Arc<Disk>| Which::of(disk) == wanted && disk.info().is_some();
+        let wanted = DiskKey { session: spec.session.clone(), device: spec.device.clone() };
+        let is = |disk: &Arc<Disk>| DiskKey::of(disk) == wanted && disk.info().is_some();
         let disk = self.client.disks().into_iter().find(is).ok_or(Errno::ENODEV)?;
         self.open(&disk).map_err(|error| {
-            // Without its door the disk is of no use; whoever asked is told.
+            // Without its front ends the disk is of no use; the caller gets the error.
             let _ = self.client.unmap(&disk);
             error.errno
         })
@@ -388,16 +398,16 @@ impl Disks for Doors {
 
     fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno> {
         let _command = self.command();
-        // Doors go first: what the system has still to write goes out through them, as long as
-        // there is a session.
+        // Front ends are closed first: the kernel writes its cached data through them, while there
+        // is a session.
         drop(self.take(disk, force)?);
         let unmapped = Disks::unmap(&*self.client, disk, force);
         let mut state = self.lock();
-        // Another disk may have got the name already.
-        if matches!(state.fronts.get(disk), Some(Front::Closing)) {
-            state.fronts.remove(disk);
+        // Another disk may have the name already.
+        if matches!(state.front_states.get(disk), Some(FrontState::Closing)) {
+            state.front_states.remove(disk);
             if unmapped.is_ok() {
-                self.tell(disk, News::Unmapped);
+                self.notify(disk, DiskNotice::Unmapped);
             }
         }
         unmapped
@@ -417,15 +427,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doors_of_later_disks_stand_beside_the_first() {
-        let path = beside(Path::new("/run/disk.sock"), "rnbd1");
+    fn front_ends_of_later_disks_have_sibling_paths() {
+        let path = sibling_path(Path::new("/run/disk.sock"), "rnbd1");
         assert_eq!(path, Path::new("/run/disk.sock.rnbd1"));
     }
 
     #[test]
-    fn the_place_that_was_asked_for_is_of_one_disk() {
-        let which =
-            |session: &str, device: &str| Which { session: session.into(), device: device.into() };
+    fn the_requested_paths_belong_to_one_disk() {
+        let which = |session: &str, device: &str| DiskKey {
+            session: session.into(),
+            device: device.into(),
+        };
         let mut state = State::default();
         assert!(state.owns(which("s1", "a")));
         assert!(!state.owns(which("s1", "b")) && !state.owns(which("s2", "a")));

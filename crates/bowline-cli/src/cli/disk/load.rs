@@ -20,50 +20,50 @@ use bowline_block::{BlockDevice, DeviceMem, DiskDone, DiskIo, IoOp};
 
 use crate::cli::common::histogram::Histogram;
 
-/// Bytes of the largest request: more than servers take at once, so some are cut into pieces.
+/// Largest request in bytes: more than servers accept at once, so some are split.
 const REQUEST_MAX: usize = 256 << 10;
-/// Bytes of the smallest load.
-pub(crate) const LEAST: u64 = 64 << 10;
-/// Of so many random requests that write, one is a flush and [`DURABLE`] are durable when answered.
+/// Smallest range of a load in bytes.
+pub(crate) const BYTES_MIN: u64 = 64 << 10;
+/// Of this many random writes, one is a flush instead and [`DURABLE`] are FUA writes.
 const SYNC_ROUND: u64 = 32;
 const DURABLE: u64 = 3;
-/// Most versions that a block may have, after that many writes of it have failed in a row: then
-/// nobody knows.
-const PERHAPS_MAX: usize = 64;
-/// Tries to find blocks that no other request touches.
+/// Most candidate versions of a block, after as many failed writes in a row; beyond that its
+/// contents are unknown.
+const CANDIDATES_MAX: usize = 64;
+/// Attempts to find blocks that no other request touches.
 const TRIES: u32 = 8;
 /// Longest wait before the caller is asked whether to go on.
-const SLICE: Duration = Duration::from_millis(20);
-/// Texts of what went wrong that are kept.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Most problems whose texts are kept.
 const PROBLEMS_MAX: usize = 5;
 /// How long requests may take to end once no more are sent.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The same once somebody wants the program to end.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// The same after a stop signal.
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a load is made of.
+/// Options of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     /// Bytes from the start of the disk that are used.
     pub(crate) bytes: u64,
-    /// Requests at a time.
+    /// Queue depth.
     pub(crate) depth: usize,
-    /// Reads in a hundred requests.
+    /// Percentage of reads.
     pub(crate) reads_percent: u64,
     /// Tells whether there are flushes and durable writes.
     pub(crate) syncs: bool,
-    /// Start of everything that is random.
+    /// Seed of all random choices.
     pub(crate) seed: u64,
 }
 
-/// What became of it.
+/// Results of a load.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
     /// Reads that were answered.
     pub(crate) reads: u64,
     /// Writes that were answered.
     pub(crate) writes: u64,
-    /// Those of them that are durable.
+    /// Writes among them that were FUA.
     pub(crate) durable: u64,
     /// Flushes that were answered.
     pub(crate) flushes: u64,
@@ -71,15 +71,15 @@ pub(crate) struct Report {
     pub(crate) bytes: u64,
     /// Requests that failed.
     pub(crate) failed: u64,
-    /// Blocks that were read and are not what was written.
+    /// Blocks whose contents were not as written.
     pub(crate) damaged: u64,
-    /// The first problems, for people.
+    /// Texts of the first problems.
     pub(crate) problems: Vec<String>,
-    /// The longest time in which nothing was answered.
+    /// Longest time without an answer.
     pub(crate) pause: Duration,
     /// Time from submission to answer, nanoseconds.
     pub(crate) times: Histogram,
-    /// How long all of it took.
+    /// Duration of the load.
     pub(crate) elapsed: Duration,
 }
 
@@ -144,7 +144,7 @@ impl What {
     }
 }
 
-/// What is asked of the disk: of so many blocks from the first, none with a flush.
+/// A request for `count` blocks from `first`; a flush has none.
 #[derive(Clone, Copy)]
 struct Ask {
     what: What,
@@ -158,33 +158,33 @@ impl Ask {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Clone, Copy)]
 struct Slot {
     ask: Ask,
-    /// That of its blocks once it is written.
+    /// Version of its blocks once it is written.
     version: u32,
     since: Instant,
 }
 
-/// What a disk is expected to hold, and the means to compare.
+/// Expected contents of a disk, and the state to compare them.
 pub(crate) struct Load {
     disk: Arc<dyn BlockDevice>,
     memory: DeviceMem,
     shape: Shape,
     /// Bytes of a block.
     block: usize,
-    /// Of each block, what was acknowledged last; 0 is what was there before, which nobody knows.
+    /// Last acknowledged version of each block; 0: the unknown contents before the load.
     versions: Vec<u32>,
-    /// Versions that a failed write may have left, besides the last acknowledged.
-    perhaps: HashMap<u64, Vec<u32>>,
+    /// Versions that failed writes may have left, besides the last acknowledged.
+    candidates: HashMap<u64, Vec<u32>>,
     busy: Vec<bool>,
     slots: Vec<Option<Slot>>,
     answers: Arc<Answers>,
     random: SplitMix64,
     next_version: u32,
     scratch: Vec<u8>,
-    /// Somebody wants the program to end.
+    /// Set by a stop signal.
     stop: Arc<AtomicBool>,
     /// When that was noticed.
     stopped: Option<Instant>,
@@ -197,8 +197,8 @@ impl std::fmt::Debug for Load {
 }
 
 impl Load {
-    /// Prepares a load; the disk is not touched yet. Once `stop` is set no requests are sent any
-    /// more, and those under way are not waited for long.
+    /// Prepares a load; the disk is not touched yet. Once `stop` is set, no more requests are sent,
+    /// and the wait for those in flight is short.
     pub(crate) fn new(
         disk: Arc<dyn BlockDevice>,
         shape: Shape,
@@ -207,7 +207,7 @@ impl Load {
         let limits = disk.limits();
         let depth = shape.depth.max(1);
         let bytes = shape.bytes.min(limits.bytes);
-        if bytes < LEAST {
+        if bytes < BYTES_MIN {
             return Err(Errno::EINVAL);
         }
         let blocks = (bytes / u64::from(limits.logical)) as usize;
@@ -218,7 +218,7 @@ impl Load {
             shape: Shape { depth, ..shape },
             block: limits.logical as usize,
             versions: vec![0; blocks],
-            perhaps: HashMap::new(),
+            candidates: HashMap::new(),
             busy: vec![false; blocks],
             slots: vec![None; depth],
             answers: Arc::default(),
@@ -231,32 +231,32 @@ impl Load {
     }
 
     /// Writes every block once, in order.
-    pub(crate) fn fill(&mut self, go_on: impl FnMut(&Report) -> bool) -> Report {
-        self.in_order(What::Write, go_on)
+    pub(crate) fn fill(&mut self, keep_going: impl FnMut(&Report) -> bool) -> Report {
+        self.in_order(What::Write, keep_going)
     }
 
     /// Reads every block that was written, in order, and compares.
-    pub(crate) fn check(&mut self, go_on: impl FnMut(&Report) -> bool) -> Report {
-        self.in_order(What::Read, go_on)
+    pub(crate) fn check(&mut self, keep_going: impl FnMut(&Report) -> bool) -> Report {
+        self.in_order(What::Read, keep_going)
     }
 
-    fn in_order(&mut self, what: What, go_on: impl FnMut(&Report) -> bool) -> Report {
+    fn in_order(&mut self, what: What, keep_going: impl FnMut(&Report) -> bool) -> Report {
         let (mut next, end) = (0, self.versions.len() as u64);
-        self.drive(go_on, move |load| {
+        self.drive(keep_going, move |load| {
             let first = next;
-            next = (next + load.most()).min(end);
+            next = (next + load.max_blocks()).min(end);
             (first < end).then_some(Ask { what, first, count: next - first })
         })
     }
 
-    /// Returns the blocks of the largest request.
-    fn most(&self) -> u64 {
+    /// Returns the number of blocks of the largest request.
+    fn max_blocks(&self) -> u64 {
         (REQUEST_MAX / self.block).min(self.versions.len()) as u64
     }
 
-    /// Reads and writes at random for as long as `go_on` says.
-    pub(crate) fn random(&mut self, go_on: impl FnMut(&Report) -> bool) -> Report {
-        self.drive(go_on, |load| Some(load.pick()))
+    /// Reads and writes at random while `keep_going` returns true.
+    pub(crate) fn random(&mut self, keep_going: impl FnMut(&Report) -> bool) -> Report {
+        self.drive(keep_going, |load| Some(load.pick()))
     }
 
     fn pick(&mut self) -> Ask {
@@ -271,18 +271,18 @@ impl Load {
                 _ => What::Write,
             }
         };
-        // As many of one block as of two, of three or four, of five to eight, and so on.
-        let power = 1 << (self.random.next_u64() % u64::from(self.most().ilog2() + 1));
+        // Lengths of 1, 2, 3 to 4, 5 to 8 blocks and so on are equally frequent.
+        let power = 1 << (self.random.next_u64() % u64::from(self.max_blocks().ilog2() + 1));
         let count = power - self.random.next_u64() % (power / 2).max(1);
         let first = self.random.next_u64() % (self.versions.len() as u64 - count + 1);
         Ask { what, first, count }
     }
 
-    /// Keeps requests under way until there are no more or the caller has enough, then waits for
-    /// the last ones.
+    /// Keeps requests in flight until there are no more or the caller stops, then waits for the
+    /// last ones.
     fn drive(
         &mut self,
-        mut go_on: impl FnMut(&Report) -> bool,
+        mut keep_going: impl FnMut(&Report) -> bool,
         mut next: impl FnMut(&mut Self) -> Option<Ask>,
     ) -> Report {
         let mut report = Report::default();
@@ -291,7 +291,7 @@ impl Load {
         let mut requests = Vec::new();
         let mut answers = Vec::new();
         loop {
-            over = over || !go_on(&report);
+            over = over || !keep_going(&report);
             // Relaxed: the flag publishes nothing but itself.
             if self.stop.load(Ordering::Relaxed) {
                 over = true;
@@ -311,11 +311,11 @@ impl Load {
             if self.slots.iter().all(Option::is_none) && over {
                 break;
             }
-            self.answers.wait(SLICE, &mut answers);
+            self.answers.wait(CHECK_INTERVAL, &mut answers);
             let now = Instant::now();
             if over {
                 let since = *ended.get_or_insert(now);
-                let stopped = self.stopped.is_some_and(|at| now.duration_since(at) > GOODBYE);
+                let stopped = self.stopped.is_some_and(|at| now.duration_since(at) > STOP_PATIENCE);
                 if stopped || now.duration_since(since) > PATIENCE {
                     report.problem("requests were never answered".to_owned());
                     report.failed += self.slots.iter().flatten().count() as u64;
@@ -385,10 +385,10 @@ impl Load {
             report.failed += 1;
             if writes {
                 for block in ask.first..ask.first + ask.count {
-                    let versions = self.perhaps.entry(block).or_default();
+                    let versions = self.candidates.entry(block).or_default();
                     versions.push(version);
-                    if versions.len() > PERHAPS_MAX {
-                        self.perhaps.remove(&block);
+                    if versions.len() > CANDIDATES_MAX {
+                        self.candidates.remove(&block);
                         self.versions[block as usize] = 0;
                     }
                 }
@@ -410,9 +410,9 @@ impl Load {
                 report.writes += 1;
                 report.durable += u64::from(ask.what == What::DurableWrite);
                 self.versions[ask.range()].fill(version);
-                if !self.perhaps.is_empty() {
+                if !self.candidates.is_empty() {
                     (ask.first..ask.first + ask.count).for_each(|block| {
-                        self.perhaps.remove(&block);
+                        self.candidates.remove(&block);
                     });
                 }
             }
@@ -429,7 +429,7 @@ impl Load {
             }
             let place = at + (block - ask.first) as usize * self.block;
             self.memory.mem.buffer.read(place, &mut got);
-            let perhaps = self.perhaps.get(&block);
+            let perhaps = self.candidates.get(&block);
             let candidates = [version].into_iter().chain(perhaps.into_iter().flatten().copied());
             let same = candidates.into_iter().any(|version| {
                 wanted.clear();
@@ -450,7 +450,7 @@ enum Claim {
     Nothing,
 }
 
-/// Adds the contents of a block: its number, its version, then words that follow from both.
+/// Appends the contents of a block: its number, its version, then words derived from both.
 fn contents(seed: u64, block: u64, version: u32, bytes: usize, into: &mut Vec<u8>) {
     let mut state = mix(seed ^ mix(block ^ (u64::from(version) << 40)));
     into.extend_from_slice(&block.to_le_bytes());
@@ -461,7 +461,7 @@ fn contents(seed: u64, block: u64, version: u32, bytes: usize, into: &mut Vec<u8
     }
 }
 
-/// Says what was read instead.
+/// Describes the contents that were read instead.
 fn described(block: u64, version: u32, got: &[u8]) -> String {
     let word = |at: usize| {
         let bytes = got.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
@@ -510,29 +510,29 @@ mod tests {
         }
     }
 
-    /// Notes what is asked of a disk, and may answer every seventh write with an error: those it
-    /// has carried out and those it has not, in turn.
-    struct Watched {
+    /// Records the requests to a disk, and may fail every seventh write: alternately after carrying
+    /// it out, and without doing so.
+    struct RecordingDisk {
         disk: Arc<dyn BlockDevice>,
         seen: Mutex<Vec<(IoOp, u32, bool)>>,
         fails: bool,
     }
 
-    /// Says that what was done has failed.
-    struct Denied(Arc<dyn DiskDone>);
+    /// Reports a carried out request as failed.
+    struct FailAfter(Arc<dyn DiskDone>);
 
-    impl DiskDone for Denied {
+    impl DiskDone for FailAfter {
         fn done(&self, results: &[(u64, i32)]) {
             let denied: Vec<_> = results.iter().map(|(tag, _)| (*tag, Errno::EIO.neg())).collect();
             self.0.done(&denied);
         }
     }
 
-    fn watched(disk: Arc<dyn BlockDevice>, fails: bool) -> Arc<Watched> {
-        Arc::new(Watched { disk, seen: Mutex::default(), fails })
+    fn watched(disk: Arc<dyn BlockDevice>, fails: bool) -> Arc<RecordingDisk> {
+        Arc::new(RecordingDisk { disk, seen: Mutex::default(), fails })
     }
 
-    impl BlockDevice for Watched {
+    impl BlockDevice for RecordingDisk {
         fn limits(&self) -> bowline_block::Limits {
             self.disk.limits()
         }
@@ -556,7 +556,7 @@ mod tests {
                         io.done.done(&[(io.tag, Errno::EIO.neg())]);
                         continue;
                     }
-                    io.done = Arc::new(Denied(io.done));
+                    io.done = Arc::new(FailAfter(io.done));
                 }
                 self.disk.submit(&mut vec![io]);
             }
@@ -576,7 +576,7 @@ mod tests {
                 open(BackendSpec::Memory { bytes: 4 << 20, block }).unwrap(),
             );
             let watched = watched(disk, false);
-            let disk: Arc<dyn BlockDevice> = Arc::<Watched>::clone(&watched);
+            let disk: Arc<dyn BlockDevice> = Arc::<RecordingDisk>::clone(&watched);
             let mut load = prepared(disk, Shape { syncs, ..shape() }).unwrap();
             let report = load.random(|report| report.operations() < 4000);
             assert_eq!((report.failed, report.damaged), (0, 0), "{:?}", report.problems);
@@ -610,7 +610,7 @@ mod tests {
         assert_eq!((report.damaged, last.damaged), (0, 0), "{:?}", last.problems);
         // Neither the old version nor the new one.
         let (&block, _) =
-            load.perhaps.iter().find(|(block, _)| load.versions[**block as usize] > 0).unwrap();
+            load.candidates.iter().find(|(block, _)| load.versions[**block as usize] > 0).unwrap();
         let durable = bowline_block::sync::Durable::Later;
         bowline_block::sync::write_at(&*plain, block * 512, &[1; 512], durable).unwrap();
         assert_eq!(load.check(|_| true).damaged, 1);
@@ -624,9 +624,9 @@ mod tests {
         let mut fail = |version| {
             load.slots[0] = Some(Slot { ask, version, since: now });
             load.answered(0, -5, now, &mut Report::default());
-            (load.perhaps.get(&3).map(Vec::len), load.versions[3] == 0)
+            (load.candidates.get(&3).map(Vec::len), load.versions[3] == 0)
         };
-        for count in 1..=PERHAPS_MAX {
+        for count in 1..=CANDIDATES_MAX {
             assert_eq!(fail(9000 + count as u32), (Some(count), false));
         }
         assert_eq!(fail(1), (None, true), "then nobody knows");

@@ -1,4 +1,4 @@
-//! Tells which paths of its clients a server has given up, and which are back.
+//! Reports which paths of its clients a server has lost, and which are back.
 
 use std::{
     collections::BTreeSet,
@@ -9,30 +9,32 @@ use std::{
 use bowline_rtrs_driver::server::{CloseReason, PathChange, PathEv};
 use bowline_verbs::{Error, Status};
 
-/// Time in which no more than [`LINES`] are printed: clients decide how much there is to tell.
+/// Time in which at most [`LINES`] lines are printed, since clients decide how many changes there
+/// are.
 const SPAN: Duration = Duration::from_secs(10);
 /// See [`SPAN`].
 const LINES: u64 = 16;
-/// Lost paths that are remembered, to tell of their return.
+/// Most lost paths that are remembered, to report their return.
 const LOST: usize = 4096;
 
-/// A path, across its lives: session, client and own address.
+/// A path across reconnects: session, client address and local address.
 type Path = (String, IpAddr, IpAddr);
 
-/// What is told of paths.
+/// The state of reporting.
 #[derive(Debug, Default)]
 pub(super) struct Lost {
     paths: BTreeSet<Path>,
-    /// When the present span began, and the lines in it.
+    /// When the present span began, and the number of lines in it.
     since: Option<Instant>,
     lines: u64,
-    /// Changes that were not told in it.
+    /// Number of changes not reported in it.
     left_out: u64,
 }
 
 impl Lost {
-    /// Returns the lines to print for what has happened; `missed` changes are not among the news.
-    /// `why` says what keeps packets from going from an own address to a client, if that is known.
+    /// Returns the lines to print for what has happened; `missed` is the number of changes that are
+    /// not among them. `why` returns what keeps packets from going from a local address to a
+    /// client, if known.
     pub(super) fn lines(
         &mut self,
         now: Instant,
@@ -62,8 +64,8 @@ impl Lost {
         lines
     }
 
-    /// What is told of a change. Clients that leave, and ends that are ordered, are not spoken of;
-    /// those who break rules are counted elsewhere.
+    /// Returns the line for a change. Clients that disconnect and paths closed by a command are not
+    /// reported; clients that break rules are counted elsewhere.
     fn line(
         &mut self,
         news: &PathEv,
@@ -73,7 +75,7 @@ impl Lost {
         let path = (session.as_str().to_owned(), remote.ip(), local.ip());
         let what = match *change {
             PathChange::Connected => self.paths.remove(&path).then(|| "back".to_owned()),
-            // When a client disconnects, the queues are flushed before anything else tells of it.
+            // When a client disconnects, flushed queues are the first sign of it.
             PathChange::Closed(
                 CloseReason::Local
                 | CloseReason::Disconnected
@@ -84,7 +86,7 @@ impl Lost {
                 if self.paths.len() < LOST {
                     self.paths.insert(path);
                 }
-                // Silence has its reason at this end, if anything is known of one.
+                // A silent peer is explained by a fault at this end, if one is known.
                 let is_silence = matches!(
                     reason,
                     CloseReason::Completion(Status::RetryExcErr)

@@ -27,7 +27,7 @@ use bowline_verbs::RejectReason;
 use bowline_wire::rnbd::Access;
 
 use super::{
-    front_ends::{self, Doors, News},
+    front_ends::{self, DiskFrontEnds, DiskNotice},
     serving::Controls,
     side::{Route, Side, Towards, some_time},
     watch,
@@ -37,22 +37,21 @@ use crate::cli::{
     common::{out::Duty, stop::Stop},
 };
 
-/// How often the process looks whether it still has something to do.
-const SLICE: Duration = Duration::from_millis(100);
-/// After how many looks in a row at nothing it ends: words such as remap unmap disks with one
-/// command and map them again with the next, and the disks must have a process meanwhile.
-const LOOKS: u32 = 10;
-/// How often it looks whether the server has answered.
-const STEP: Duration = Duration::from_millis(1);
-/// How long a server is waited for, when the process is to end, that does not say that a disk is
-/// given up.
-const GOODBYE: Duration = Duration::from_secs(3);
+/// How often the process checks whether it still has disks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of consecutive checks without disks after which it ends. Commands such as remap unmap
+/// disks and map them again, and the process must live on meanwhile.
+const IDLE_CHECKS: u32 = 10;
+/// How often it checks whether the server has answered.
+const ANSWER_POLL: Duration = Duration::from_millis(1);
+/// How long the end of the process waits for a server that does not answer an unmap.
+const UNMAP_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Map a disk of a server: in this process with --from, or in the client that runs here with the
-/// word from.
+/// argument from.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the doors that were \
+    after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the front ends that were \
                   opened, and there is one for each disk that is mapped later by commands; then there is one line \
                   for each change of any of them, as `rnbd0 offline`: offline, online, bytes=N, gone (it will not \
                   come back), unmapped. Paths that are lost or back are told on standard error. Ends with SIGINT or \
@@ -71,7 +70,7 @@ pub(super) struct Args {
     #[command(flatten)]
     how: How,
     #[command(flatten)]
-    doors: front_ends::Options,
+    front_ends: front_ends::Options,
     /// Go on when no disk is mapped any more, and wait for commands to map some
     #[arg(long)]
     stay: bool,
@@ -81,19 +80,19 @@ pub(super) struct Args {
     controls: Controls,
 }
 
-/// How a disk is mapped.
+/// Options of mapping a disk.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct How {
-    /// How it is opened: ro, rw or migration
+    /// Access mode: ro, rw or migration
     #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
     access: Access,
     /// What happens to requests while no path is connected: they fail, or wait up to TIME; a forced
     /// unmap and the end of the process end the wait. If the server's machine (not just its
-    /// process) goes down meanwhile, what was written and not flushed is lost silently
+    /// process) goes down meanwhile, data written and not flushed is lost silently
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
     /// Longest time of a request, and half the longest wait for a server that does not answer when
-    /// the disk is given up; without it, as long as it takes. Costs a copy of all data
+    /// the disk is unmapped; without it, no limit. Costs a copy of all data
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
     /// How paths are chosen: round-robin, min-inflight or min-latency
@@ -115,8 +114,8 @@ pub(super) struct How {
     /// a second
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = some_time)]
     heartbeat: Duration,
-    /// Memory that the server can write to: only that of the reads under way, with a key for each
-    /// (request), or all that is used for requests (memory), which is faster
+    /// Memory that the server can write to: only that of reads in flight, with a key for each
+    /// (request), or all memory used for requests (memory), which is faster
     #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
     read_keys: ReadKeys,
     /// Connections of each path for IO; without it, as many as suit the device
@@ -145,7 +144,7 @@ impl How {
         options.max_reconnects = self.max_reconnects;
         options.reconnect_delay = self.reconnect_delay;
         options.heartbeat.interval = self.heartbeat;
-        // A silent server is asked no later than it is looked at.
+        // A silent server is probed at least once per heartbeat.
         options.heartbeat.probe_interval = options.heartbeat.probe_interval.min(self.heartbeat);
         options.read_keys = self.read_keys;
         options.io_connections = self.connections;
@@ -154,7 +153,8 @@ impl How {
 }
 
 impl Args {
-    /// Returns the words for the client that runs here, if that is meant.
+    /// Returns the arguments of the tool command, if the disk is to be mapped in the client that
+    /// runs here.
     pub(super) fn words(&self) -> Option<Vec<String>> {
         if self.words.is_empty() {
             return None;
@@ -164,7 +164,7 @@ impl Args {
     }
 }
 
-/// Maps one disk through a client of its own; a wish to stop ends the wait for the server.
+/// Maps one disk through a new client; a stop signal ends the wait for the server.
 pub(super) fn mapped(
     device: &str,
     route: Route,
@@ -181,7 +181,7 @@ pub(super) fn mapped(
     let (told, answer) = mpsc::channel();
     let mapping = {
         let (client, device) = (Arc::clone(&client), device.to_owned());
-        // Nobody listens any more when the wait was ended.
+        // The receiver is gone when the wait was ended.
         move || drop(told.send(client.map(&device, &options)))
     };
     thread::Builder::new()
@@ -194,30 +194,30 @@ pub(super) fn mapped(
             Ok(Err(error)) => {
                 return Err(refused(device, &route, how, side, client.engine(), &error));
             }
-            Err(TryRecvError::Empty) if !stop.wait(Some(STEP)) => {}
+            Err(TryRecvError::Empty) if !stop.wait(Some(ANSWER_POLL)) => {}
             Err(_) => return Err(Failure::failed("stopped before the disk was mapped")),
         }
     }
 }
 
-/// Does what gives disks up. Once somebody wants the process to end, a server that does not answer
-/// is not waited for long.
-pub(super) fn give_up(client: &Client, stop: &Stop, close: impl FnOnce() + Send) {
+/// Runs `close`, which unmaps disks. After a stop signal, the wait for a server that does not
+/// answer is short.
+pub(super) fn unmap_all(client: &Client, stop: &Stop, close: impl FnOnce() + Send) {
     let (ended, end) = mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
             close();
             drop(ended);
         });
-        while end.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
+        while end.recv_timeout(ANSWER_POLL) == Err(RecvTimeoutError::Timeout) {
             if stop.asked() {
-                return client.hurry(GOODBYE);
+                return client.limit_unmap_wait(UNMAP_PATIENCE);
             }
         }
     });
 }
 
-/// Says what to look at when a disk could not be mapped.
+/// Explains why a disk could not be mapped, and what to check.
 fn refused(
     device: &str,
     route: &Route,
@@ -228,7 +228,7 @@ fn refused(
 ) -> Failure {
     let errno = error.errno();
     let servers: Vec<String> = route.paths.iter().map(|(_, dst)| dst.to_string()).collect();
-    // What keeps one path from being connected keeps the session from being opened.
+    // If one path cannot be connected, the session is not opened.
     let one_of = if servers.len() > 1 { "one of " } else { "" };
     let (servers, session, port) = (servers.join(", "), &route.session, side.port);
     let text = match errno {
@@ -299,66 +299,67 @@ fn seconds(time: Duration) -> String {
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
-    let (told, mut paths) = watch::new();
+    let (on_path, mut paths) = watch::new();
     let route = args.towards.route()?;
-    let (client, disk) = mapped(device, route, &args.how, &args.side, &stop, told)?;
-    let (told, news) = mpsc::channel();
-    let doors = Doors::new(Arc::clone(&client), args.doors.clone(), told);
-    let opened = doors.open(&disk);
+    let (client, disk) = mapped(device, route, &args.how, &args.side, &stop, on_path)?;
+    let (sender, notices) = mpsc::channel();
+    let front_ends = DiskFrontEnds::new(Arc::clone(&client), args.front_ends.clone(), sender);
+    let opened = front_ends.open(&disk);
     let served = args.controls.serve(
-        &tree(&client, &doors, args.controls.files()),
+        &tree(&client, &front_ends, args.controls.files()),
         control.as_deref(),
         "map",
     );
-    let result = opened.map_err(|error| Failure::failed(format!("a door of {device}: {error}")));
+    let result =
+        opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
     let result = result.and(served);
     let result = result.map(|served| {
         drop(disk);
-        report_all(&news);
+        report_all(&notices);
         let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
         let mut idle = 0;
-        while idle < LOOKS && !stop.wait(Some(SLICE)) {
-            report_all(&news);
+        while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
+            report_all(&notices);
             paths.report(why);
-            idle = if args.stay || doors.is_needed() { 0 } else { idle + 1 };
+            idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
         }
-        report_all(&news);
+        report_all(&notices);
         paths.report(why);
-        // An unmap under way may wait for a lost session.
-        doors.fail_fast();
-        // Answers what is asked still, such as the command that unmapped the last disk.
+        // An unmap in progress may wait for a lost session.
+        front_ends.fail_fast();
+        // Answers requests in progress, such as the command that unmapped the last disk.
         drop(served);
     });
-    give_up(&client, &stop, || doors.close());
+    unmap_all(&client, &stop, || front_ends.close());
     result
 }
 
-fn report_all(news: &mpsc::Receiver<(String, News)>) {
-    for (name, news) in news.try_iter() {
-        report(&name, news);
+fn report_all(notices: &mpsc::Receiver<(String, DiskNotice)>) {
+    for (name, notice) in notices.try_iter() {
+        report(&name, notice);
     }
 }
 
-fn report(name: &str, news: News) {
-    match news {
-        News::Mapped { device, bytes, places } => {
+fn report(name: &str, notice: DiskNotice) {
+    match notice {
+        DiskNotice::Mapped { device, bytes, places } => {
             say!("mapped {device} bytes={bytes} at {}", places.join(", "));
         }
-        News::Changed(DiskEvent::Resized(bytes)) => say_of_peer!("{name} bytes={bytes}"),
-        News::Changed(DiskEvent::Offline) => say_of_peer!("{name} offline"),
-        News::Changed(DiskEvent::Online) => say_of_peer!("{name} online"),
-        News::Changed(DiskEvent::Gone) => say_of_peer!("{name} gone"),
-        News::Unmapped => say!("{name} unmapped"),
+        DiskNotice::Changed(DiskEvent::Resized(bytes)) => say_of_peer!("{name} bytes={bytes}"),
+        DiskNotice::Changed(DiskEvent::Offline) => say_of_peer!("{name} offline"),
+        DiskNotice::Changed(DiskEvent::Online) => say_of_peer!("{name} online"),
+        DiskNotice::Changed(DiskEvent::Gone) => say_of_peer!("{name} gone"),
+        DiskNotice::Unmapped => say!("{name} unmapped"),
     }
 }
 
-fn tree(client: &Arc<Client>, doors: &Arc<Doors>, files: Files) -> Tree {
+fn tree(client: &Arc<Client>, front_ends: &Arc<DiskFrontEnds>, files: Files) -> Tree {
     let of = Arc::clone(client);
     let sessions = move || {
         let all = of.sessions().into_iter();
         all.map(|session| session as Arc<dyn ClientSession>).collect()
     };
-    let disks: Arc<dyn Disks> = Arc::<Doors>::clone(doors);
+    let disks: Arc<dyn Disks> = Arc::<DiskFrontEnds>::clone(front_ends);
     Sys::new()
         .class("rtrs-client", sessions_node(sessions, files))
         .class("rnbd-client", client_node(Arc::clone(&disks)))

@@ -1,5 +1,5 @@
-//! `bowline rnbd`: disks over RTRS. `export` serves, `map` uses; the other words look at and
-//! change what runs, as those of the tool that administers the kernel modules.
+//! `bowline rnbd`: disks over RTRS. `export` serves, `map` uses; the other commands show and change
+//! running processes, as the tool that administers the kernel modules does.
 //!
 //! ```text
 //! export, map, verify -> side (devices, engine) -> rnbd-driver -> trees -> control socket, files
@@ -18,7 +18,7 @@ mod watch;
 
 use std::path::PathBuf;
 
-use super::tool::{self, Manner, Place};
+use super::tool::{self, Place, RunOptions};
 use super::{Failure, Outcome};
 
 /// Block devices over RTRS: export disks, map them, look at them.
@@ -46,24 +46,24 @@ class/rtrs-client/s1/max_reconnect_attempts.\n\
 Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
 pub(crate) struct Args {
-    /// Control socket: of the process to talk to, or of this one where it serves; without it, all
-    /// that run here
+    /// Control socket: of the process to talk to, or of this one if it serves; without it, all
+    /// processes that run here
     #[arg(long, value_name = "SOCKET", global = true)]
     control: Option<PathBuf>,
     #[command(flatten)]
     manner: Options,
-    /// Print the words that may come next
+    /// Print the arguments that may come next
     #[arg(short, long, hide = true)]
     complete: bool,
     #[command(subcommand)]
     word: Option<Word>,
 }
 
-/// What comes before the words, or behind them.
+/// Options before the arguments of a command, or after them.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Look into a tree of files with the names of /sys instead, such as one of --tree; repeat it
-    /// for more; without it, /sys itself is looked into where no process answers
+    /// Read a tree of files with the names of /sys instead, such as one of --tree; repeat it for
+    /// more; without it, /sys is read if no process answers
     #[arg(long, value_name = "FOLDER", conflicts_with = "control")]
     sysfs: Vec<PathBuf>,
     /// Print every write to a control file before it is done
@@ -72,14 +72,14 @@ pub(crate) struct Options {
     /// Print every write to a control file, and do none
     #[arg(short, long)]
     simulate: bool,
-    /// Say which sockets and trees are looked at
+    /// Print which sockets and trees are read
     #[arg(short, long)]
     verbose: bool,
 }
 
 impl Options {
-    /// `word` works itself, not on a control tree: whoever asks it to simulate must not find that
-    /// it did not.
+    /// Refuses these options for `word`, which does not use a control tree: otherwise `--simulate`
+    /// would be ignored silently.
     fn refuse_any(&self, word: &str) -> Result<(), Failure> {
         let given = [
             (!self.sysfs.is_empty(), "--sysfs"),
@@ -136,41 +136,41 @@ pub(crate) fn run(args: Args) -> Outcome {
         tool::complete(&words, &words, |_| true);
         return Ok(());
     }
-    run_words(About::Disks, words, control, manner)
+    run_tool(ToolTarget::Disks, words, control, manner)
 }
 
-/// What words are about that do not say it; also which command explains them.
+/// The object of commands that name none; also selects the command's help page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum About {
-    /// Words of `bowline rnbd`.
+pub(crate) enum ToolTarget {
+    /// Commands of `bowline rnbd`.
     Disks,
-    /// Words of `bowline rtrs`.
+    /// Commands of `bowline rtrs`.
     Sessions,
 }
 
-/// Carries out words of the tool; options may stand behind them.
-pub(crate) fn run_words(
-    about: About,
-    words: Vec<String>,
+/// Carries out a command of the tool; options may follow its arguments.
+pub(crate) fn run_tool(
+    target: ToolTarget,
+    arguments: Vec<String>,
     mut control: Option<PathBuf>,
-    mut manner: Options,
+    mut options: Options,
 ) -> Outcome {
     let mut kept: Vec<String> = Vec::new();
-    let mut rest = words.into_iter();
+    let mut rest = arguments.into_iter();
     let place = |option: &str, place: Option<String>| {
         place.map(PathBuf::from).ok_or_else(|| Failure::usage(format!("{option} needs a place")))
     };
     while let Some(word) = rest.next() {
         match word.as_str() {
-            "-d" | "--debug" => manner.debug = true,
-            "-s" | "--simulate" => manner.simulate = true,
-            "-v" | "--verbose" => manner.verbose = true,
-            "-h" | "--help" => return help(about),
-            "help" if kept.is_empty() => return help(about),
+            "-d" | "--debug" => options.debug = true,
+            "-s" | "--simulate" => options.simulate = true,
+            "-v" | "--verbose" => options.verbose = true,
+            "-h" | "--help" => return help(target),
+            "help" if kept.is_empty() => return help(target),
             "--control" => control = Some(place(&word, rest.next())?),
-            "--sysfs" => manner.sysfs.push(place(&word, rest.next())?),
-            // As the original has it: the word before all others.
-            "verbose" if kept.is_empty() => manner.verbose = true,
+            "--sysfs" => options.sysfs.push(place(&word, rest.next())?),
+            // As in the original tool: the word before all others.
+            "verbose" if kept.is_empty() => options.verbose = true,
             "version" if kept.is_empty() => {
                 say!("bowline {}", env!("CARGO_PKG_VERSION"));
                 return Ok(());
@@ -178,10 +178,10 @@ pub(crate) fn run_words(
             _ => kept.push(word),
         }
     }
-    if about == About::Sessions {
+    if target == ToolTarget::Sessions {
         kept = with_target(kept);
     }
-    let Options { sysfs, debug, simulate, verbose } = &manner;
+    let Options { sysfs, debug, simulate, verbose } = &options;
     let place = match &control {
         Some(_) if !sysfs.is_empty() => {
             return Err(Failure::usage("--control and --sysfs exclude each other"));
@@ -190,29 +190,29 @@ pub(crate) fn run_words(
         None if sysfs.is_empty() => Place::Here,
         None => Place::Files(sysfs),
     };
-    tool::run(&kept, Manner { place, debug: *debug, simulate: *simulate, verbose: *verbose })
+    tool::run(&kept, RunOptions { place, debug: *debug, simulate: *simulate, verbose: *verbose })
 }
 
-/// Prints what may come behind words of `bowline rtrs`.
-pub(crate) fn complete_sessions(words: &[String]) {
-    tool::complete(words, &with_target(words.to_vec()), tool::is_of_sessions);
+/// Prints completions for `bowline rtrs`.
+pub(crate) fn complete_sessions(arguments: &[String]) {
+    tool::complete(arguments, &with_target(arguments.to_vec()), tool::is_of_sessions);
 }
 
-/// Says that sessions are meant, unless the words say what is or name a path.
-fn with_target(mut words: Vec<String>) -> Vec<String> {
-    let at = usize::from(words.first().is_some_and(|word| tool::is_mode(word)));
-    if !tool::says_target(&words[at..]) {
-        let target = if tool::names_path(&words[at..]) { "path" } else { "session" };
-        words.insert(at, target.to_owned());
+/// Inserts the target `session`, unless the arguments have a target or name a path.
+fn with_target(mut arguments: Vec<String>) -> Vec<String> {
+    let at = usize::from(arguments.first().is_some_and(|word| tool::is_mode(word)));
+    if !tool::has_target(&arguments[at..]) {
+        let target = if tool::names_path(&arguments[at..]) { "path" } else { "session" };
+        arguments.insert(at, target.to_owned());
     }
-    words
+    arguments
 }
 
-/// Prints what the words are.
-fn help(about: About) -> Outcome {
-    let name = match about {
-        About::Disks => "rnbd",
-        About::Sessions => "rtrs",
+/// Prints the help page.
+fn help(target: ToolTarget) -> Outcome {
+    let name = match target {
+        ToolTarget::Disks => "rnbd",
+        ToolTarget::Sessions => "rtrs",
     };
     let mut definition = super::definition();
     definition.build();
@@ -226,8 +226,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_are_meant_where_nothing_is_said() {
-        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    fn the_default_target_is_a_session() {
+        let split = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         for (text, full) in [
             ("list", "session list"),
             ("server list json", "server session list json"),
@@ -239,13 +239,13 @@ mod tests {
             ("get class/x", "get class/x"),
             ("disconnect ip:1.2.3.4@ip:1.2.3.5", "path disconnect ip:1.2.3.4@ip:1.2.3.5"),
             ("srv stats 1.2.3.4,1.2.3.5", "srv path stats 1.2.3.4,1.2.3.5"),
-            // Names of sessions, and what is for sessions only.
+            // Names of sessions, and commands for sessions only.
             ("disconnect host@1-2-3-4", "session disconnect host@1-2-3-4"),
             ("policy ip:1.2.3.4@ip:1.2.3.5", "session policy ip:1.2.3.4@ip:1.2.3.5"),
-            // Disks are for `bowline rnbd`.
+            // Disks belong to `bowline rnbd`.
             ("unmap rnbd0", "session unmap rnbd0"),
         ] {
-            assert_eq!(with_target(words(text)), words(full));
+            assert_eq!(with_target(split(text)), split(full));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A process that serves until it is told to stop: its control socket and its tree of files.
+//! The control socket and the tree of files of a process that serves until a stop signal.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use bowline_rtrs_driver::tree::Files;
 
 use crate::cli::{Failure, Outcome};
 
-/// How the process is controlled.
+/// Options of controlling the process.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Controls {
     /// Serve no control socket
@@ -19,13 +19,13 @@ pub(super) struct Controls {
     /// Show sessions and disks as files below this folder, as under /sys; needs FUSE
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
-    /// Which files sessions and paths have: all, those of older kernels among them, or exactly
-    /// those of Linux 6.12
+    /// Files of sessions and paths: all, including those of older kernels, or exactly those of
+    /// Linux 6.12
     #[arg(long, value_name = "all|6.12", default_value = "all", value_parser = files)]
     files: Files,
 }
 
-/// What is served; ends with it.
+/// The served socket and tree; dropping it ends both.
 #[derive(Debug)]
 pub(super) struct Controlled {
     _socket: Option<Server>,
@@ -78,10 +78,10 @@ fn mounted(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
     fusefs::mount(tree.clone(), dir).map_err(|error| Failure::failed(no_mount(dir, &error)))
 }
 
-/// Says why nothing could be mounted, and what that needs.
+/// Explains why mounting failed, and what it needs.
 pub(super) fn no_mount(dir: &Path, error: &io::Error) -> String {
     let text = format!("cannot mount {}: {error}", dir.display());
-    // What is wrong with the folder itself has nothing to do with FUSE.
+    // A folder that cannot be used has nothing to do with FUSE.
     if error.kind() != io::ErrorKind::ResourceBusy && dir.is_dir() {
         format!("{text}; FUSE needs /dev/fuse, and fusermount3 for others than root")
     } else {

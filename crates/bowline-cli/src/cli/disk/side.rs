@@ -1,4 +1,4 @@
-//! Devices and the engine of this side.
+//! Options and set-up of the local devices and the engine.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -23,7 +23,7 @@ use crate::cli::{
 /// The device that needs no hardware.
 const SOFT: &str = "soft";
 
-/// What both sides ask about their devices.
+/// Device options that client and server share.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Side {
     /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0;
@@ -37,10 +37,10 @@ pub(super) struct Side {
     /// kernel's client have half a minute
     #[arg(long, value_name = "TIME", default_value = "3", value_parser = some_time)]
     pub(super) path_dead: Duration,
-    /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, what the interface carries
+    /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, that of the interface
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     mtu: Option<Mtu>,
-    /// Look for packets and completions without sleeping
+    /// Poll for packets and completions without sleeping
     #[arg(long)]
     poll: bool,
     /// Write all packets into a file, pcapng
@@ -96,7 +96,7 @@ impl Side {
             .collect()
     }
 
-    /// Returns where a server listens: the addresses given, or all but loopback.
+    /// Returns the addresses a server listens on: those given, or all but loopback.
     pub(super) fn places(&self, given: &[String]) -> Outcome<Vec<Address>> {
         let mut found =
             given.iter().map(|text| address(text, Family::Any)).collect::<Outcome<Vec<_>>>()?;
@@ -117,15 +117,15 @@ impl Side {
     }
 }
 
-/// How a client reaches a server: its session and its paths.
+/// Options of a client's session and its paths.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Towards {
     /// The server: a host name or address, or with --path the name of the session. Without --path
-    /// the session is called HOST_ADDRESS@SERVER, of this machine and the address it comes from
+    /// the session is called HOST_ADDRESS@SERVER, of this machine and its source address
     #[arg(long, value_name = "SERVER")]
     from: Option<String>,
     /// A path: DESTINATION or SOURCE@DESTINATION, link-local ones with their interface, as
-    /// fe80::1%eth0; repeat it for more, or leave it out to go to the server as routing says
+    /// fe80::1%eth0; repeat it for more, or leave it out to use the route to the server
     #[arg(long, value_name = "PATH", requires = "from")]
     path: Vec<String>,
     /// A further local address, for paths that are added later
@@ -138,12 +138,12 @@ pub(super) struct Towards {
 pub(super) struct Route {
     pub(super) session: String,
     pub(super) paths: Vec<(Option<IpAddr>, IpAddr)>,
-    /// Own addresses of all paths, now and later.
+    /// Local addresses of all paths, present and later ones.
     pub(super) own: Vec<Address>,
 }
 
 impl Route {
-    /// Its first path, as the command line has it.
+    /// Returns its first path, in the form of the command line.
     pub(super) fn path_text(&self) -> String {
         match self.paths.first() {
             Some((Some(src), dst)) => format!("{src}@{dst}"),
@@ -154,7 +154,7 @@ impl Route {
 }
 
 impl Towards {
-    /// Finds addresses and the name of the session [NB-42].
+    /// Determines the addresses and the name of the session [NB-42].
     pub(super) fn route(&self) -> Outcome<Route> {
         let from =
             self.from.as_deref().ok_or_else(|| Failure::usage("--from SERVER is missing"))?;
@@ -191,7 +191,7 @@ impl Towards {
     }
 }
 
-/// Refuses an address of several links: packets do not say of which they are.
+/// Refuses an address on several links: packets do not show which link they belong to.
 fn one_link_each(own: &[Address]) -> Outcome {
     let is_of_another = |one: &Address| own.iter().any(|other| other.ip == one.ip && other != one);
     match own.iter().find(|one| is_of_another(one)) {
@@ -203,7 +203,7 @@ fn one_link_each(own: &[Address]) -> Outcome {
     }
 }
 
-/// Parses a time that is more than none.
+/// Parses a time above zero.
 pub(super) fn some_time(text: &str) -> Result<Duration, String> {
     match interval(text)? {
         Duration::ZERO => Err(format!("\"{text}\" is no time; give more than 0")),

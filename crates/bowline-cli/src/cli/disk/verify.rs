@@ -15,8 +15,8 @@ use bowline_rnbd_driver::client::{Client, Disk};
 use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
 use super::{
-    load::{LEAST, Load, Report, Shape},
-    map::{How, give_up, mapped},
+    load::{BYTES_MIN, Load, Report, Shape},
+    map::{How, mapped, unmap_all},
     side::{Side, Towards, some_time},
 };
 use crate::cli::{
@@ -53,14 +53,13 @@ pub(super) struct Args {
     /// Requests at a time
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
-    /// How much of the disk is used, from its start; 5 bytes of memory are needed for each of its
-    /// blocks
+    /// How much of the disk is used, from its start; takes 5 bytes of memory for each block
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = number)]
     span: u64,
     /// Reads in a hundred requests
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     reads: u8,
-    /// Start of everything that is random
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Print one JSON object
@@ -85,7 +84,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop, |_, _| {})?;
     let device: Arc<dyn BlockDevice> = disk.clone();
     let result = verify(args, device, Some((&client, &disk)), &stop);
-    give_up(&client, &stop, || client.close());
+    unmap_all(&client, &stop, || client.close());
     result
 }
 
@@ -98,7 +97,7 @@ fn verify(
     let go_on = || {
         let asked = stop.asked();
         if let Some((_, disk)) = mapped.filter(|_| asked) {
-            // Nobody waits for a lost session that long.
+            // The end does not wait for a lost session.
             disk.fail_fast();
         }
         !asked
@@ -113,11 +112,11 @@ fn verify(
     let limits = disk.limits();
     let mut load = Load::new(disk, shape, stop.flag()).map_err(|errno| {
         let why = match limits {
-            _ if args.span < LEAST => format!("--span {} is too small", args.span),
+            _ if args.span < BYTES_MIN => format!("--span {} is too small", args.span),
             Limits { bytes: 0, logical, .. } => {
                 format!("it is smaller than a block of {logical} bytes")
             }
-            Limits { bytes, .. } if bytes < LEAST => format!("it has {bytes} bytes"),
+            Limits { bytes, .. } if bytes < BYTES_MIN => format!("it has {bytes} bytes"),
             _ => {
                 return Failure::Errno(
                     errno,
@@ -125,7 +124,8 @@ fn verify(
                 );
             }
         };
-        let text = format!("{}: {why}; a verified load needs {LEAST} bytes at least", args.device);
+        let text =
+            format!("{}: {why}; a verified load needs {BYTES_MIN} bytes at least", args.device);
         Failure::Errno(errno, text)
     })?;
     let mut progress = Progress::new(false);

@@ -1,4 +1,4 @@
-//! Tells of paths that are lost and come back.
+//! Reports paths that are lost and come back.
 
 use std::{
     collections::BTreeMap,
@@ -12,26 +12,26 @@ use bowline_rtrs_driver::{
 };
 use bowline_verbs::Error;
 
-/// What becomes of the paths of sessions.
+/// The state of the paths of sessions.
 pub(super) struct Watch {
     events: Receiver<(String, PathEv)>,
     /// Paths that have been connected: whether they still are.
     paths: BTreeMap<String, BTreeMap<PathId, bool>>,
 }
 
-/// Makes one, and what is to be told of paths: it does not block.
+/// Makes a watch, and the callback for events of paths, which does not block.
 pub(super) fn new() -> (impl Fn(&str, PathEv) + Send + Sync + 'static, Watch) {
     let (told, events) = mpsc::channel();
     let tell = move |session: &str, event| {
-        // Nobody listens any more when the command ends.
+        // The receiver is gone when the command ends.
         let _ = told.send((session.to_owned(), event));
     };
     (tell, Watch { events, paths: BTreeMap::new() })
 }
 
 impl Watch {
-    /// Prints what there is to tell; `why` says what keeps packets from going from one address to
-    /// another, if that is known.
+    /// Prints changes of paths; `why` returns what keeps packets from going from one address to
+    /// another, if known.
     pub(super) fn report(&mut self, why: impl Fn(IpAddr, IpAddr) -> Option<Error>) {
         while let Ok((session, event)) = self.events.try_recv() {
             if let Some(line) = self.line(&session, &event, &why) {
@@ -40,8 +40,8 @@ impl Watch {
         }
     }
 
-    /// What is told of an event. Paths that are closed on order are not spoken of, nor are attempts
-    /// that fail.
+    /// Returns the line for an event. Paths closed by a command and failed attempts are not
+    /// reported.
     fn line(
         &mut self,
         session: &str,

@@ -36,19 +36,19 @@ use crate::cli::{
     disk::load::{Load, Report, Shape},
 };
 
-/// Size of the image, and how much of it has load; the tree is behind that.
+/// Size of the image in bytes, and the part of it with load; the tree is stored after that.
 const IMAGE_BYTES: u64 = 256 << 20;
 const USED_BYTES: u64 = 128 << 20;
 const TREE_FOLDERS: usize = 24;
-/// Time between two readings of the tree while there is load: paths are silent for longer.
+/// Time between two reads of the tree under load; paths are silent for longer.
 const TREE_GAP: Duration = Duration::from_millis(200);
-/// How long there is load, and when which path is cut and healed.
+/// Duration of the load, and when which path is cut and healed.
 const LOAD_TIME: Duration = Duration::from_secs(6);
 const FIRST_CUT: Duration = Duration::from_secs(2);
 const SECOND_CUT: Duration = Duration::from_secs(4);
-/// A path without an answer for so long is dead.
+/// Time without an answer after which a path is dead.
 const PATH_DEAD: Duration = Duration::from_millis(500);
-/// How long requests wait while there is no path at all.
+/// How long requests wait while no path is connected.
 const OUTAGE: Duration = Duration::from_secs(30);
 const DEPTH: usize = 32;
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,7 +56,7 @@ const ROCE_PORT: u16 = 4791;
 const SESSION: &str = "quickstart";
 const EXPORT: &str = "disk0";
 
-/// Addresses of two paths: ours and those of the other process.
+/// Addresses of two paths: local ones, and those of the other process.
 struct Paths {
     own: [IpAddr; 2],
     theirs: [IpAddr; 2],
@@ -78,7 +78,7 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
         bytes: USED_BYTES,
         depth: DEPTH,
         reads_percent: 50,
-        // It shows what becomes of paths, not how quick the file's disk is.
+        // The act shows path failures, not the speed of the disk below the file.
         syncs: false,
         seed: args.seed,
     };
@@ -174,7 +174,7 @@ fn stopped() -> Failure {
     Failure::failed("stopped before the end, so nothing is proven")
 }
 
-/// A tree that is on the disk, and what was read of it.
+/// A tree on the disk, and the results of reading it.
 struct Seen {
     tree: Tree,
     reads: u64,
@@ -187,7 +187,7 @@ impl Seen {
         self.reads += 1;
     }
 
-    /// Reads it until that time, or until something is wrong.
+    /// Reads the tree until `end`, or until a difference is found.
     fn read_until(&mut self, place: &Place<'_>, end: Instant, stop: &Stop) {
         while self.wrong.is_empty() && Instant::now() < end && !stop.asked() {
             self.read(place);
@@ -355,7 +355,7 @@ impl Folder {
             let path = std::env::temp_dir().join(name);
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Self(path)),
-                // Of a process that was killed and had the same number.
+                // Left by a killed process with the same process id.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
                 Err(error) => {
                     let text = format!("cannot make {}: {error}; set TMPDIR", path.display());
@@ -379,7 +379,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // The system clears its temporary files where this fails.
+        // If this fails, the system clears its temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -407,9 +407,9 @@ impl Server {
         let (told, said) = mpsc::channel();
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || {
-                // All of it is read: a process whose reader is gone ends.
+                // All output is read: a process whose reader is gone ends.
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    // Only the first one is waited for.
+                    // Only the first line is waited for.
                     let _ = told.send(line);
                 }
             });
@@ -429,6 +429,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        super::see_off(&mut self.child);
+        super::wait_for_exit(&mut self.child);
     }
 }

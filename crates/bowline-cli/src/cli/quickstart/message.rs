@@ -1,4 +1,4 @@
-//! Messages of the quickstart: 32 bytes of header, then bytes nobody could guess.
+//! Messages of the quickstart: 32 bytes of header, then random bytes.
 //!
 //! ```text
 //!  0  checksum u32   CRC-32 of everything behind it, header and payload
@@ -23,7 +23,7 @@ const MAGIC: u32 = 0x626f_776c;
 /// Payloads are windows of a pool this much longer than the longest of them.
 const POOL_SLACK: usize = 64 << 10;
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Header {
     pub(crate) sequence: u64,
@@ -102,7 +102,7 @@ pub(crate) fn clock_ns() -> u64 {
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Starts a sequence of its own for every seed.
+    /// Starts the sequence of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }

@@ -1,7 +1,7 @@
 //! `bowline quickstart`: two nodes, a gigabyte, broken connections, and the proof that nothing
 //! was lost; then a disk of another process, broken paths, and the same proof.
 //!
-//! First act: node A runs here and tells the story; node B is a second process ([`peer`]). Both
+//! First act: node A runs here and prints the progress; node B is a second process ([`peer`]). Both
 //! sides do the same work ([`side`]). Second act: [`disk`], with a [`tree`] of files on it.
 
 mod disk;
@@ -35,7 +35,7 @@ use super::{
 };
 
 const RDS_PORT: u16 = 16385;
-/// The run must be over by then, later if there is more to move; what is not, has failed.
+/// Time limit of the run, extended for more data; an act that is not finished by then has failed.
 const DEADLINE: Duration = Duration::from_secs(26);
 const DEADLINE_BYTES: u64 = 1 << 30;
 const SLOWEST_BYTES_PER_SECOND: u64 = 64 << 20;
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// Amount of data, both ways together
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     bytes: u64,
-    /// How often all connections are cut on the way
+    /// How often all connections are cut meanwhile
     #[arg(long, value_name = "N", default_value_t = 6)]
     cuts: u32,
     /// Address of node A [default: 127.0.0.1, or another loopback address when it is taken]
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// Address of node B, also local to this machine [default: 127.0.0.2 or another]
     #[arg(long, value_name = "ADDRESS", requires = "local")]
     remote: Option<IpAddr>,
-    /// Start of the random sizes and contents
+    /// Seed of the random sizes and contents
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Print one JSON object instead of the story
@@ -81,7 +81,7 @@ macro_rules! tell {
 }
 use tell;
 
-/// What happened.
+/// Results of the first act.
 struct Figures {
     a: Report,
     b: Report,
@@ -91,7 +91,7 @@ struct Figures {
     connections_cut: usize,
 }
 
-/// What an act has to say for programs, and what went wrong in it.
+/// The JSON result of an act, and its problems.
 struct Verdict {
     object: serde_json::Value,
     wrong: Vec<String>,
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     end(args, verdicts)
 }
 
-/// Says how it ended, and what to try next.
+/// Prints the overall result, and what to try next.
 fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
     let passed = verdicts.iter().all(|verdict| verdict.wrong.is_empty());
     if args.json {
@@ -192,7 +192,7 @@ fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     peer.tell("start");
     let (told, cuts) = mpsc::channel();
     let on_cut = move |cut| {
-        // At the end of the run nobody listens any more.
+        // The receiver is gone at the end of the run.
         let _ = told.send(cut);
     };
     let side = Side::start(&node, sockets, work, on_cut)?;
@@ -257,7 +257,7 @@ fn measure_echo(node: &Node, local: IpAddr, remote: IpAddr, stop: &Stop) -> Outc
         socket.send_to(&buffer, place)?;
         socket.recv_from(&mut buffer)?;
         if round == 0 {
-            // The first one also makes the connections.
+            // The first message also establishes the connections.
             start = Instant::now();
         } else {
             times.record(sent.elapsed().as_nanos() as u64);
@@ -442,14 +442,14 @@ fn failed(args: &Args, wrong: &[String]) {
 }
 
 /// Waits for the end of a process whose input has ended.
-fn see_off(child: &mut std::process::Child) {
+fn wait_for_exit(child: &mut std::process::Child) {
     for _ in 0..300 {
         if !matches!(child.try_wait(), Ok(None)) {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // It hangs. Its own fault: what was to be proven has been.
+    // It hangs; the run has proven everything already.
     let _ = child.kill();
     let _ = child.wait();
 }

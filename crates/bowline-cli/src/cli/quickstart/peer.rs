@@ -1,4 +1,4 @@
-//! Node B of the quickstart: a process of its own that obeys lines on its standard input.
+//! Node B of the quickstart: a second process that takes commands as lines on its standard input.
 //!
 //! ```text
 //! A -> B  start | abort | quit (or the end of the input)
@@ -21,7 +21,7 @@ use crate::cli::{Failure, Outcome, start_node};
 
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the second process is told.
+/// Arguments of the second process.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PeerArgs {
     #[arg(long)]
@@ -82,7 +82,7 @@ fn report(side: Side) {
     }
 }
 
-/// What node B said.
+/// A message of node B.
 #[derive(Debug)]
 pub(crate) enum Word {
     Ready,
@@ -124,7 +124,7 @@ impl Peer {
                         return;
                     }
                 }
-                // Nobody may listen any more, which is fine at the end.
+                // The receiver may be gone at the end.
                 let _ = told.send(Word::Lost("the second process ended".to_owned()));
             });
         }
@@ -137,16 +137,16 @@ impl Peer {
         self.child.id()
     }
 
-    /// Tells node B something.
+    /// Sends a line to node B.
     pub(crate) fn tell(&mut self, line: &str) {
         use std::io::Write;
         if let Some(input) = &mut self.input {
-            // If the process is gone, its end is reported as a word.
+            // If the process is gone, its end is reported as a message.
             let _ = writeln!(input, "{line}");
         }
     }
 
-    /// Returns what node B says within this time.
+    /// Returns the next message of node B within this time.
     pub(crate) fn listen(&self, time: Duration) -> Option<Word> {
         self.words.recv_timeout(time).ok()
     }
@@ -155,7 +155,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         drop(self.input.take());
-        super::see_off(&mut self.child);
+        super::wait_for_exit(&mut self.child);
     }
 }
 

@@ -33,7 +33,7 @@ const SLICE: Duration = Duration::from_millis(100);
 /// Longest time that a send may wait for room before the run counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What one side has seen; the other side's is compared with it.
+/// The results of one side, which are compared with those of the other.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Report {
     /// Messages sent and received, by flow: `from * SOCKETS + to`.
@@ -41,7 +41,8 @@ pub(crate) struct Report {
     pub(crate) received: Vec<u64>,
     pub(crate) sent_bytes: u64,
     pub(crate) received_bytes: u64,
-    /// Messages that came again, that were missing before a later one, and that were damaged.
+    /// Numbers of messages that were repeated, that were missing before a later one, and that were
+    /// damaged.
     pub(crate) repeated: u64,
     pub(crate) missing: u64,
     pub(crate) damaged: u64,
@@ -51,7 +52,7 @@ pub(crate) struct Report {
     pub(crate) conn_reset: u64,
     pub(crate) retransmits: u64,
     pub(crate) duplicates_dropped: u64,
-    /// What went wrong, apart from messages.
+    /// Errors other than those of messages.
     pub(crate) errors: Vec<String>,
 }
 
@@ -80,7 +81,7 @@ impl Cuts {
         let parts = u128::from(all) + 1;
         let due = (first..=u64::from(all))
             .step_by(2)
-            // A part of a whole that fits: the division brings it back into 64 bits.
+            // A fraction of a 64-bit number: the result fits 64 bits again.
             .map(|number| (u128::from(bytes) * u128::from(number) / parts) as u64)
             .collect();
         Self { all, due }
@@ -90,16 +91,16 @@ impl Cuts {
 /// A cut that was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
-    /// How far the side that made it was.
+    /// Progress of the side that made it, in percent.
     pub(crate) percent: u64,
     pub(crate) connections: usize,
 }
 
-/// What a side has to do.
+/// The task of a side.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     pub(crate) remote: IpAddr,
-    /// To send; the other side sends as much.
+    /// Bytes to send; the other side sends as much.
     pub(crate) bytes: u64,
     pub(crate) seed: u64,
     pub(crate) cuts: Cuts,
@@ -142,7 +143,7 @@ impl Shared {
         self.progress.abort.store(true, Ordering::Relaxed);
     }
 
-    /// Counts received bytes and cuts the connections when it is time. Whoever takes the number of
+    /// Counts received bytes and cuts the connections when due. The thread that takes the number of
     /// a cut makes it.
     fn received(&self, bytes: u64) {
         let before = self.progress.received.fetch_add(bytes, Ordering::Relaxed);
@@ -168,7 +169,7 @@ impl Shared {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A thread that panicked is found when it is joined.
+    // A panic is reported when the thread is joined.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -188,7 +189,7 @@ impl Side {
             .collect()
     }
 
-    /// Starts to send, and to receive what the other side sends; `on_cut` hears of every cut.
+    /// Starts to send, and to receive what the other side sends; `on_cut` is called for every cut.
     pub(crate) fn start(
         node: &Node,
         sockets: Vec<Arc<Socket>>,
@@ -231,8 +232,8 @@ impl Side {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits for the threads and returns what this side has seen. Anything that is still in a
-    /// socket came after the last message of its flow, so it counts as repeated.
+    /// Waits for the threads and returns the results. Messages still in a socket came after the
+    /// last message of their flow, so they count as repeated.
     pub(crate) fn finish(self) -> Report {
         let mut panics = 0;
         for thread in self.threads {
@@ -245,7 +246,7 @@ impl Side {
         let end = Instant::now() + PATIENCE;
         for socket in self.sockets {
             if self.progress.abort.load(Ordering::Relaxed) {
-                // Nobody may be there to acknowledge anything.
+                // The peer may be gone and acknowledge nothing.
                 break;
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -311,7 +312,7 @@ fn send(socket: &Socket, from: u8, seed: u64, shared: &Shared) {
     }
 }
 
-/// What a receiving socket found.
+/// The results of a receiving socket.
 #[derive(Debug, Default)]
 struct Ledger {
     expected: [u64; SOCKETS as usize],
@@ -350,7 +351,7 @@ impl Ledger {
     }
 }
 
-/// Receives until the last message of every flow has come.
+/// Receives until the last message of every flow has arrived.
 fn receive(socket: &Socket, to: u8, shared: &Shared) {
     let mut ledger = Ledger::default();
     let mut inbox = Vec::with_capacity(BATCH);

@@ -1,8 +1,8 @@
-//! A tree of files that goes to a disk and comes back: as a tar archive, because a file system
+//! A tree of files that is written to a disk and read back: as a tar archive, because a file system
 //! would need programs and rights that not every machine has.
 //!
-//! What is compared is what was made, not what the archive or the folder says: every path, what
-//! is there, and of a file its size and its checksum.
+//! The result is compared with the tree as it was made, not with the archive or the folder: every
+//! path and its kind, and for a file its size and its checksum.
 
 use std::{
     collections::BTreeMap,
@@ -19,18 +19,18 @@ use bowline_block::{
 
 use super::message::Random;
 
-/// Requests to the disk are of whole blocks of any disk.
+/// Unit of requests in bytes: a multiple of every block size.
 const BLOCK: usize = 4096;
 /// Bytes of the requests to the disk.
 const CHUNK: usize = 1 << 20;
-/// Bytes of a file that are looked at together.
+/// Bytes of a file that are compared at a time.
 const PIECE: usize = 64 << 10;
-/// Files of a folder. The first is empty; others have less than a power of two of bytes, the next
-/// higher one for each.
+/// Number of files in a folder. The first is empty; the sizes of the others are below growing
+/// powers of two.
 const FILES: usize = 5;
 const SMALLEST: usize = 8;
 const POWERS: usize = 15;
-/// Texts of what differs that are kept.
+/// Most differences whose texts are kept.
 const PROBLEMS_MAX: usize = 5;
 
 /// Folders and files get these names in turn, and a number. The last is too long for the oldest
@@ -45,11 +45,11 @@ const NAMES: [&str; 6] = [
      more than a hundred bytes",
 ];
 
-/// What a tree holds, by path.
+/// The entries of a tree, by path.
 #[derive(Debug, Default)]
 pub(super) struct Tree(BTreeMap<PathBuf, Entry>);
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Debug, Eq, PartialEq)]
 enum Entry {
     Folder,
@@ -70,10 +70,10 @@ impl fmt::Display for Entry {
 }
 
 impl Tree {
-    /// Makes a tree below `root`, which must not be there yet. The same seed makes the same tree.
+    /// Makes a tree below `root`, which must not exist yet. The same seed makes the same tree.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub(super) fn make(root: &Path, seed: u64, folders: usize) -> io::Result<Self> {
         let mut tree = Self::default();
         let mut random = Random::new(seed);
@@ -103,10 +103,11 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Copies the tree below `root` to the disk; `go_on` is told how many bytes are there.
+    /// Copies the tree below `root` to the disk; `go_on` is called with the number of bytes
+    /// written.
     ///
     /// # Errors
-    /// The file system's or the disk's; `ENOSPC` where there is not enough room.
+    /// Errors of the file system or of the disk; `ENOSPC` without enough space.
     pub(super) fn copy(
         root: &Path,
         place: &Place<'_>,
@@ -120,7 +121,7 @@ impl Tree {
         archive.into_inner()?.finish()
     }
 
-    /// Reads the disk and says what is not as it was made.
+    /// Reads the disk and returns the differences from the tree as it was made.
     pub(super) fn check(&self, place: &Place<'_>) -> Vec<String> {
         match Self::read(BufReader::with_capacity(CHUNK, place.clone())) {
             Ok(found) => self.differences(&found),
@@ -199,7 +200,7 @@ fn file(contents: &mut impl Read, piece: &mut [u8]) -> io::Result<Entry> {
     }
 }
 
-/// A part of a disk, in whole blocks. What is read starts at its start and shortens it.
+/// A part of a disk, in whole blocks. Reads begin at its start, and remove what was read from it.
 #[derive(Clone)]
 pub(super) struct Place<'a> {
     pub(super) disk: &'a dyn BlockDevice,
@@ -218,7 +219,7 @@ impl Read for Place<'_> {
     }
 }
 
-/// Collects what is written until it is a request's worth.
+/// Collects written bytes until they fill a request.
 struct Writer<'a> {
     place: Place<'a>,
     chunk: Vec<u8>,
@@ -313,7 +314,7 @@ mod tests {
         assert!(tree.0.keys().any(|path| path.as_os_str().len() > 100));
         let disk = copied(&root);
         assert_eq!(tree.check(&place(&*disk)), Vec::<String>::new());
-        // What lies in front of the place is not touched.
+        // Blocks before the place are not touched.
         let mut before = vec![1; START as usize];
         sync::read_at(&*disk, 0, &mut before).unwrap();
         assert!(before.iter().all(|byte| *byte == 0));

@@ -175,7 +175,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Waits until so many have completed in all.
+    /// Waits until this many requests have completed in total.
     fn wait(&mut self, link: &mut Link<'_>, sends: u64, receives: u64) -> Result<(), Ended> {
         while self.sends < sends || self.receives < receives {
             match link.completion()?.is_recv() {

@@ -15,7 +15,7 @@ use bowline_verbs::{
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, PROBE_PAUSE, Wish};
-use super::serving::{Manner, Side, serve_each};
+use super::serving::{ServeOptions, Side, serve_each};
 use super::wire::{Length, Mode, Op, Order, decode_offer, encode_offer};
 use crate::cli::common::args::{interval, number, number32};
 use crate::cli::common::histogram::Histogram;
@@ -64,16 +64,16 @@ pub(crate) struct Args {
     #[arg(short = 'V', long)]
     verify: bool,
     #[command(flatten)]
-    manner: Manner,
+    serve_options: ServeOptions,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let stop = Stop::install_with(args.manner.duty())?;
+    let stop = Stop::install_with(args.serve_options.duty())?;
     if let Some(server) = &args.side.client {
         return measure(args, server, &stop);
     }
-    let Manner { persistent, json } = args.manner;
+    let ServeOptions { persistent, json } = args.serve_options;
     let local = &args.side.local;
     serve_each("perf", local, (persistent, json), &stop, |device, arrivals, id, request| {
         let mut served = 0;
@@ -252,7 +252,7 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
         return Err(Failure::failed(format!("{remote} is not a server of bowline perf")));
     };
     let mtu = device.query_qp(link.qpn()).ok().and_then(|(_, attr)| attr.path_mtu);
-    let found = Found { json: args.manner.json, order: &order, mtu };
+    let found = Found { json: args.serve_options.json, order: &order, mtu };
     let part = memory.part(0, order.size as usize);
     let measured = match order.mode {
         Mode::Bw => bandwidth(&mut link, &order, target, part).map(|(done, time)| {

@@ -20,7 +20,7 @@ use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Wish};
 use super::local::ping_size;
-use super::serving::{Manner, Side, serve_each};
+use super::serving::{ServeOptions, Side, serve_each};
 use super::wire::{ADVERT, Advert, ping_data};
 use crate::cli::Outcome;
 use crate::cli::common::args::{interval, number};
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "TIME", default_value = "0", value_parser = interval)]
     interval: Duration,
     #[command(flatten)]
-    manner: Manner,
+    serve_options: ServeOptions,
 }
 
 /// Pings done, and how long each took.
@@ -69,7 +69,7 @@ struct Pings {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let stop = Stop::install_with(args.manner.duty())?;
+    let stop = Stop::install_with(args.serve_options.duty())?;
     match &args.side.client {
         Some(server) => run_client(args, server, &stop),
         None => run_server(args, &stop),
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn run_server(args: &Args, stop: &Stop) -> Outcome {
-    let Manner { persistent, json } = args.manner;
+    let ServeOptions { persistent, json } = args.serve_options;
     let local = &args.side.local;
     serve_each("rping", local, (persistent, json), stop, |device, arrivals, id, request| {
         let mut pings = None;
@@ -270,7 +270,7 @@ fn summary(args: &Args, role: &str, peer: &str, pings: &Pings) {
     let usec = |nanos: u64| nanos as f64 / 1000.0;
     let (min, max) = (usec(times.min()), usec(times.max()));
     let (median, p99) = (usec(times.percentile(50.0)), usec(times.percentile(99.0)));
-    if args.manner.json {
+    if args.serve_options.json {
         say_of_peer!(
             "{}",
             serde_json::json!({

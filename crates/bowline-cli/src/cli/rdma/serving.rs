@@ -22,9 +22,9 @@ pub(super) struct Side {
     pub(super) local: Local,
 }
 
-/// How a command serves, and prints.
+/// Options of serving and printing.
 #[derive(Debug, clap::Args)]
-pub(super) struct Manner {
+pub(super) struct ServeOptions {
     /// Serve one client after another. One that comes while another is served waits; bowline's wait
     /// for as long as their --timeout says
     #[arg(short = 'P', long, conflicts_with = "client")]
@@ -34,15 +34,15 @@ pub(super) struct Manner {
     pub(super) json: bool,
 }
 
-impl Manner {
-    /// What it owes to its lines.
+impl ServeOptions {
+    /// Returns how the output of the command is treated.
     pub(super) fn duty(&self) -> Duty {
         if self.persistent { Duty::Service { json: self.json } } else { Duty::Results }
     }
 }
 
-/// Listens, and does `one` with each client that comes until the user has enough or, unless
-/// `persistent`, with the first. The word is that of the command.
+/// Listens, and runs `one` with each client until a stop signal or, unless `persistent`, with the
+/// first only. `word` is the name of the command.
 pub(super) fn serve_each(
     word: &str,
     local: &Local,

@@ -30,7 +30,7 @@ use std::{
 };
 
 use bowline::rds::Node;
-use bowline_ctl::{Door, Guest, OwnFile, Places, Visit};
+use bowline_ctl::{Acceptor, ClientConnection, ClientHandler, ConnectionLimits, OwnedFile};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -41,10 +41,10 @@ use crate::cli::{Failure, Outcome, common::args::Address};
 pub(crate) const VERSION: u32 = 1;
 /// Longest request line, and longest silence of a client.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
-const SILENCE_MAX: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most clients at a time, and most of those that have left while something was still done for
 /// them.
-const PLACES: Places = Places { here: 16, left: 64 };
+const CLIENT_LIMITS: ConnectionLimits = ConnectionLimits { active: 16, lingering: 64 };
 /// Bounds of the wait for the answer to a probe.
 const PROBE_MIN: Duration = Duration::from_millis(1);
 const PROBE_MAX: Duration = Duration::from_secs(60);
@@ -123,29 +123,29 @@ struct Answer {
 /// The served control socket; dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct Server {
-    file: OwnFile,
-    _door: Door,
+    file: OwnedFile,
+    _acceptor: Acceptor,
 }
 
 /// A client while it is served.
 #[derive(Debug, Default)]
-struct Caller {
-    has_left: AtomicBool,
+struct ClientState {
+    hung_up: AtomicBool,
 }
 
-impl Caller {
-    fn has_left(&self) -> bool {
+impl ClientState {
+    fn hung_up(&self) -> bool {
         // Relaxed: the flag publishes nothing but itself.
-        self.has_left.load(Ordering::Relaxed)
+        self.hung_up.load(Ordering::Relaxed)
     }
 }
 
-impl Guest for Caller {
+impl ClientHandler for ClientState {
     fn hung_up(&self) {
-        self.has_left.store(true, Ordering::Relaxed);
+        self.hung_up.store(true, Ordering::Relaxed);
     }
 
-    fn cut(&self) {
+    fn abort(&self) {
         self.hung_up();
     }
 }
@@ -155,17 +155,17 @@ impl Server {
     pub(crate) fn start(path: &Path, node: Node, facts: snapshot::NodeFacts) -> Outcome<Self> {
         let (listener, file) = listen(path)?;
         let started = Instant::now();
-        let door = Door::open("control", listener, PLACES, move |visit| {
+        let acceptor = Acceptor::open("control", listener, CLIENT_LIMITS, move |connection| {
             let (node, facts) = (node.clone(), facts.clone());
             let client = thread::Builder::new().name("control-client".into());
             // A client that breaks off is its own business, and one for whom there is no thread
             // sees the end.
-            _ = client.spawn(move || answer_all(&visit, &node, &facts, started));
+            _ = client.spawn(move || serve_client(&connection, &node, &facts, started));
         });
-        let door = door.map_err(|error| {
+        let acceptor = acceptor.map_err(|error| {
             Failure::failed(format!("cannot start the control thread: {error}"))
         })?;
-        Ok(Self { file, _door: door })
+        Ok(Self { file, _acceptor: acceptor })
     }
 
     /// Returns where the socket is.
@@ -180,7 +180,7 @@ impl Drop for Server {
     }
 }
 
-fn listen(path: &Path) -> Outcome<(UnixListener, OwnFile)> {
+fn listen(path: &Path) -> Outcome<(UnixListener, OwnedFile)> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| {
             Failure::failed(format!(
@@ -205,31 +205,31 @@ fn listen(path: &Path) -> Outcome<(UnixListener, OwnFile)> {
     })
 }
 
-fn answer_all(
-    visit: &Visit,
+fn serve_client(
+    connection: &ClientConnection,
     node: &Node,
     facts: &snapshot::NodeFacts,
     started: Instant,
 ) -> io::Result<()> {
-    let caller = Arc::<Caller>::default();
-    let guest: Weak<Caller> = Arc::downgrade(&caller);
-    visit.served(guest);
-    let stream = visit.socket();
-    stream.set_read_timeout(Some(SILENCE_MAX))?;
-    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    let client_state = Arc::<ClientState>::default();
+    let handler: Weak<ClientState> = Arc::downgrade(&client_state);
+    connection.set_handler(handler);
+    let stream = connection.socket();
+    stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
+    stream.set_write_timeout(Some(IDLE_TIMEOUT))?;
     let mut reader = BufReader::new(stream);
     let mut writer = stream;
     loop {
-        visit.set_silent(true);
+        connection.set_idle(true);
         let mut line = Vec::new();
         let length = (&mut reader).take(REQUEST_BYTES_MAX).read_until(b'\n', &mut line)?;
         if length == 0 {
             return Ok(());
         }
-        visit.set_silent(false);
+        connection.set_idle(false);
         let complete = line.ends_with(b"\n");
         let result = if complete {
-            answer(&line, &caller, node, facts, started)
+            answer(&line, &client_state, node, facts, started)
         } else {
             Err(format!("a request is one line of at most {REQUEST_BYTES_MAX} bytes"))
         };
@@ -240,7 +240,7 @@ fn answer_all(
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
         // One that takes no answers is as one that says nothing.
-        visit.set_silent(true);
+        connection.set_idle(true);
         writer.write_all(&line)?;
         if !complete {
             return Ok(());
@@ -250,7 +250,7 @@ fn answer_all(
 
 fn answer(
     line: &[u8],
-    caller: &Caller,
+    client_state: &ClientState,
     node: &Node,
     facts: &snapshot::NodeFacts,
     started: Instant,
@@ -283,7 +283,7 @@ fn answer(
         }
         Command::Probe { local, remote, timeout_ms } => {
             let timeout = Duration::from_millis(timeout_ms).clamp(PROBE_MIN, PROBE_MAX);
-            let result = match probe(node, caller, local, remote, timeout) {
+            let result = match probe(node, client_state, local, remote, timeout) {
                 Ok(time) => Probe::Answered { nanos: time.as_nanos() as u64 },
                 Err(error) => Probe::Failed { errno: error.errno().0 },
             };
@@ -296,7 +296,7 @@ fn answer(
 /// Waits for the answer of a peer for as long as somebody wants to know.
 fn probe(
     node: &Node,
-    caller: &Caller,
+    client_state: &ClientState,
     local: Address,
     remote: Address,
     timeout: Duration,
@@ -310,7 +310,8 @@ fn probe(
         socket.set_recv_timeout(Some(left.min(PROBE_SLICE)));
         match socket.recv_from(&mut []) {
             Ok(_) => return Ok(start.elapsed()),
-            Err(error) if error.is_timed_out() && left > PROBE_SLICE && !caller.has_left() => {}
+            Err(error) if error.is_timed_out() && left > PROBE_SLICE && !client_state.hung_up() => {
+            }
             Err(error) => return Err(error),
         }
     }

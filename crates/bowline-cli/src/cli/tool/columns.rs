@@ -1,15 +1,15 @@
-//! What can be shown of devices, sessions and paths: fields, headings, defaults [NB-43].
+//! The fields of devices, sessions and paths: keys, headings, defaults [NB-43].
 
 use super::Refusal;
 
-/// Which side.
+/// A side: client or server.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Mode {
     Client,
     Server,
 }
 
-/// Which kind of thing.
+/// A kind of object.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Target {
     Device,
@@ -83,7 +83,7 @@ const PATH: [Column; 13] = [
     ("hostname", "Hostname"),
 ];
 
-/// Fields that only a client knows.
+/// Fields that only a client has.
 const CLIENT_ONLY: [(Target, &str); 10] = [
     (Target::Device, "state"),
     (Target::Session, "act_path_cnt"),
@@ -97,7 +97,7 @@ const CLIENT_ONLY: [(Target, &str); 10] = [
     (Target::Path, "reconnects"),
 ];
 
-/// Returns every field of a kind of thing on a side, in the order in which they are shown.
+/// Returns every field of a kind of object on a side, in the order in which they are printed.
 pub(super) fn all(mode: Mode, target: Target) -> Vec<Column> {
     let columns: &[Column] = match target {
         Target::Device => &DEVICE,
@@ -130,7 +130,7 @@ fn defaults(mode: Mode, target: Target) -> &'static [&'static str] {
     }
 }
 
-/// A choice of fields: a list, or what is added to or taken from the defaults.
+/// A selection of fields: a list, or additions to and removals from the defaults.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Fields {
     All,
@@ -165,7 +165,7 @@ impl Fields {
     }
 }
 
-/// Returns the fields to show; those that a thing does not have are left out.
+/// Returns the fields to print; fields that the kind of object lacks are left out.
 pub(super) fn chosen(mode: Mode, target: Target, fields: Option<&Fields>) -> Vec<Column> {
     let all = all(mode, target);
     let find = |name: &str| all.iter().find(|(key, _)| *key == name).copied();

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::columns::{Column, Mode, Target};
 
-/// How a list is printed.
+/// Format of a list.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Format {
     #[default]
@@ -39,7 +39,7 @@ impl Unit {
         u32::try_from(power).ok().map(Self)
     }
 
-    /// Returns how many bytes one is.
+    /// Returns the unit in bytes.
     pub(super) const fn bytes(self) -> u64 {
         1 << (10 * self.0)
     }
@@ -48,7 +48,7 @@ impl Unit {
 /// A value of a field.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Cell {
-    /// Not known.
+    /// Unknown.
     Nothing,
     /// A text.
     Text(String),
@@ -79,7 +79,7 @@ impl Cell {
         }
     }
 
-    /// Returns the value for programs: raw numbers, and null for what is not known.
+    /// Returns the JSON value: raw numbers, and null if unknown.
     fn json(&self) -> Value {
         match self {
             Self::Nothing => Value::Null,
@@ -100,7 +100,7 @@ impl Cell {
     }
 }
 
-/// A size: in the unit asked for without its letter, else in one that fits with it.
+/// Formats a size: in the requested unit without its letter, or in a fitting unit with its letter.
 fn size(bytes: u64, unit: Option<Unit>) -> String {
     let scaled = |unit: Unit| bytes as f64 / unit.bytes() as f64;
     match unit {
@@ -115,7 +115,7 @@ fn size(bytes: u64, unit: Option<Unit>) -> String {
     }
 }
 
-/// A thing to be shown: its fields, and for a session its paths.
+/// An object to print: its fields, and for a session its paths.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Item {
     pub(super) cells: Vec<(&'static str, Cell)>,
@@ -137,7 +137,7 @@ impl Item {
     }
 }
 
-/// Things of one kind on one side, with the fields to show.
+/// Objects of one kind on one side, with the fields to print.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) mode: Mode,
@@ -147,7 +147,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Returns what the group is called in json and xml.
+    /// Returns the name of the group in json and xml.
     pub(super) const fn name(&self) -> &'static str {
         match (self.mode, self.target) {
             (Mode::Client, Target::Device) => "imports",
@@ -160,7 +160,7 @@ impl Group {
     }
 }
 
-/// What a table shows besides its rows.
+/// Options of a table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Look {
     pub(super) unit: Option<Unit>,
@@ -257,7 +257,7 @@ fn wants_totals(group: &Group, look: Look) -> bool {
 
 fn total(group: &Group, key: &str) -> Cell {
     let mut cells = group.items.iter().map(|item| item.cell(key));
-    // A port is a number, and no quantity.
+    // A port is a number but no quantity.
     if key == "hca_port" {
         return Cell::Nothing;
     }
@@ -275,7 +275,7 @@ pub(super) fn tree(below: &[String]) -> String {
         .collect()
 }
 
-/// Returns one thing, a field per line.
+/// Returns one object, a field per line.
 pub(super) fn sheet(group: &Group, item: &Item, look: Look) -> String {
     let width = group.columns.iter().map(|(_, heading)| heading.chars().count()).max().unwrap_or(0);
     let mut out = String::new();

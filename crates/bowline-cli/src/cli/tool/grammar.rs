@@ -1,14 +1,14 @@
-//! `[mode] [target] command [arguments] [options]`: plain words, of which the unambiguous may be
-//! left out [NB-41].
+//! `[mode] [target] command [arguments] [options]`: plain words, which may be left out where they
+//! are unambiguous [NB-41].
 
 use super::{
     Refusal,
+    arguments::path_text,
     columns::{Fields, Mode, Target},
     format::{Format, Unit},
-    words::path_text,
 };
 
-/// What is to be done.
+/// The verb of a command.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Verb {
     List,
@@ -61,7 +61,7 @@ impl Verb {
         Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, verb)| *verb)
     }
 
-    /// Which sides and things the verb is about [NB-41].
+    /// Tells whether the verb applies to a side and a kind of object [NB-41].
     pub(super) const fn fits(self, mode: Option<Mode>, target: Option<Target>) -> bool {
         use {
             Mode::{Client, Server},
@@ -90,7 +90,7 @@ impl Verb {
         }
     }
 
-    /// Says for what sides and things there is the verb, when that is not what was said.
+    /// Explains to which sides and objects the verb applies, when it does not apply to those given.
     fn misfit(self, word: &str, mode: Option<Mode>, target: Option<Target>) -> String {
         let said: Vec<&str> =
             mode.map(Mode::name).into_iter().chain(target.map(Target::name)).collect();
@@ -111,7 +111,7 @@ impl Verb {
         )
     }
 
-    /// How many names come behind the verb: at least and at most.
+    /// Least and largest number of names after the verb.
     const fn names(self) -> (usize, usize) {
         match self {
             Self::List | Self::Dump => (0, 0),
@@ -133,7 +133,7 @@ impl Verb {
     }
 }
 
-/// How results look.
+/// Options of the output.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Options {
     pub(super) fields: Option<Fields>,
@@ -157,9 +157,9 @@ pub(super) struct Request {
     pub(super) options: Options,
 }
 
-/// Parses the words of a command.
-pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
-    let mut rest = words.iter().map(String::as_str).peekable();
+/// Parses the arguments of a command.
+pub(super) fn parse(arguments: &[String]) -> Result<Request, Refusal> {
+    let mut rest = arguments.iter().map(String::as_str).peekable();
     let lower = |word: &&str| word.to_ascii_lowercase();
     let mut mode = None;
     if let Some(found) = rest.peek().and_then(|word| mode_of(&lower(word))) {
@@ -182,11 +182,11 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
     let mut names = Vec::new();
     let mut options = Options::default();
     for word in rest {
-        // What a tree is shown from may be named as an option.
+        // The root of a tree may be given as an option.
         if verb == Verb::Tree && word == "--path" {
             continue;
         }
-        // Names come first; what only options can be is one wherever it stands.
+        // Names come first; an argument that can only be an option is one anywhere.
         let is_name = names.len() < fewest;
         if !is_name && option(&mut options, verb, &word.to_ascii_lowercase())? {
             continue;
@@ -226,7 +226,7 @@ fn target_of(word: &str) -> Option<Target> {
     }
 }
 
-/// Takes a word as an option; says whether it is one.
+/// Parses an argument as an option; returns false if it is none.
 fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal> {
     let shows = matches!(verb, Verb::List | Verb::Show | Verb::Dump);
     match word {
@@ -250,32 +250,32 @@ fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal
     Ok(true)
 }
 
-/// Reports whether a word stands for a side.
+/// Reports whether an argument names a side.
 pub(crate) fn is_mode(word: &str) -> bool {
     mode_of(&word.to_ascii_lowercase()).is_some()
 }
 
-/// Reports whether words say what kind of thing is meant, or need not: `add` and its like are about
-/// paths, a dump, a tree and its files about everything.
-pub(crate) fn says_target(words: &[String]) -> bool {
-    let Some(word) = words.first().map(|word| word.to_ascii_lowercase()) else { return false };
+/// Reports whether arguments name a kind of object, or need none: `add` and the like apply to
+/// paths; dump, tree, get and set to everything.
+pub(crate) fn has_target(arguments: &[String]) -> bool {
+    let Some(word) = arguments.first().map(|word| word.to_ascii_lowercase()) else { return false };
     let is_clear = |verb: Verb| {
         !verb.fits(None, Some(Target::Session)) && !verb.fits(None, Some(Target::Device))
     };
     target_of(&word).is_some() || Verb::of(&word).is_some_and(is_clear)
 }
 
-/// Reports whether words name a path by both its ends, and may be about one. Names of sessions have
-/// an @ too, and are no addresses.
-pub(crate) fn names_path(words: &[String]) -> bool {
-    let [word, name, ..] = words else { return false };
+/// Reports whether arguments name a path by both its addresses, with a verb that applies to paths.
+/// Names of sessions contain @ too, and are no addresses.
+pub(crate) fn names_path(arguments: &[String]) -> bool {
+    let [word, name, ..] = arguments else { return false };
     let verb = Verb::of(&word.to_ascii_lowercase());
     verb.is_some_and(|verb| verb.fits(None, Some(Target::Path)))
         && name.contains(['@', ','])
         && path_text(name).is_ok()
 }
 
-/// Reports whether a word that may come next is of use where sessions are meant.
+/// Reports whether a completion applies to sessions.
 pub(crate) fn is_of_sessions(word: &str) -> bool {
     let fits = |verb: Verb, target| verb.fits(None, Some(target));
     let is_of_disks = |verb: Verb| {
@@ -284,18 +284,18 @@ pub(crate) fn is_of_sessions(word: &str) -> bool {
     !["export", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
 }
 
-/// What is known of a command of which only the first words are there.
+/// An incomplete command, for completion.
 struct Begun {
     mode: Option<Mode>,
     target: Option<Target>,
     verb: Option<Verb>,
-    /// How many words stand behind the verb.
+    /// Number of arguments after the verb.
     behind: usize,
 }
 
-fn begun(words: &[String]) -> Begun {
-    let words: Vec<String> = words.iter().map(|word| word.to_ascii_lowercase()).collect();
-    let mut rest = words.iter().peekable();
+fn begun(arguments: &[String]) -> Begun {
+    let arguments: Vec<String> = arguments.iter().map(|word| word.to_ascii_lowercase()).collect();
+    let mut rest = arguments.iter().peekable();
     let mode =
         rest.next_if(|word| mode_of(word).is_some()).and_then(|word| mode_of(word)).flatten();
     let target = rest.next_if(|word| target_of(word).is_some()).and_then(|word| target_of(word));
@@ -303,10 +303,10 @@ fn begun(words: &[String]) -> Begun {
     Begun { mode, target, verb, behind: rest.count() }
 }
 
-/// Returns of which things a name may come behind these words, and of which sides.
-pub(super) fn names_next(words: &[String]) -> (Vec<Mode>, Vec<Target>) {
+/// Returns of which sides and kinds of objects a name may come next.
+pub(super) fn next_names(arguments: &[String]) -> (Vec<Mode>, Vec<Target>) {
     use Target::{Device, Path, Session};
-    let Begun { mode, target, verb, behind } = begun(words);
+    let Begun { mode, target, verb, behind } = begun(arguments);
     let Some(verb) = verb else { return (Vec::new(), Vec::new()) };
     let mut modes = mode.map_or(vec![Mode::Client, Mode::Server], |mode| vec![mode]);
     modes.retain(|mode| verb.fits(Some(*mode), target));
@@ -332,10 +332,11 @@ pub(super) fn names_next(words: &[String]) -> (Vec<Mode>, Vec<Target>) {
     (modes, all.iter().filter(fits).copied().collect())
 }
 
-/// Returns what may come behind these words: for completion.
-pub(super) fn next(words: &[String]) -> Vec<&'static str> {
-    let had_mode = words.first().is_some_and(|word| mode_of(&word.to_ascii_lowercase()).is_some());
-    let Begun { mode, target, verb, behind } = begun(words);
+/// Returns the keywords that may come next, for completion.
+pub(super) fn next(arguments: &[String]) -> Vec<&'static str> {
+    let had_mode =
+        arguments.first().is_some_and(|word| mode_of(&word.to_ascii_lowercase()).is_some());
+    let Begun { mode, target, verb, behind } = begun(arguments);
     let Some(verb) = verb else {
         let mut all: Vec<&'static str> = Vec::new();
         if !had_mode && target.is_none() {
@@ -369,12 +370,12 @@ const LOOKS: [&str; 13] =
 mod tests {
     use super::*;
 
-    fn words(text: &str) -> Vec<String> {
+    fn arguments(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
     }
 
     fn request(text: &str) -> Request {
-        parse(&words(text)).unwrap()
+        parse(&arguments(text)).unwrap()
     }
 
     #[test]
@@ -420,7 +421,7 @@ mod tests {
             "tree a b",
             "session get x",
         ] {
-            let refusal = parse(&words(text)).unwrap_err();
+            let refusal = parse(&arguments(text)).unwrap_err();
             assert_eq!(refusal.errno, 22, "{text}");
         }
     }
@@ -428,7 +429,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_told_with_what_does() {
         // tests [NB-41]
-        let refusal = |text: &str| parse(&words(text)).unwrap_err().to_string();
+        let refusal = |text: &str| parse(&arguments(text)).unwrap_err().to_string();
         assert_eq!(
             refusal("client session disconnect s1"),
             "there is no disconnect for client session; say before the word what is meant: client path, \
@@ -447,14 +448,14 @@ mod tests {
     #[test]
     fn completion_offers_what_fits() {
         assert!(next(&[]).contains(&"client"));
-        let client = next(&words("client"));
+        let client = next(&arguments("client"));
         assert!(
             client.contains(&"map") && !client.contains(&"close") && !client.contains(&"server")
         );
-        assert_eq!(next(&words("map disk0")), ["from"]);
-        assert!(next(&words("session policy s1")).contains(&"min-latency"));
-        assert!(next(&words("list")).contains(&"xml"));
-        let names = |text: &str| names_next(&words(text)).1;
+        assert_eq!(next(&arguments("map disk0")), ["from"]);
+        assert!(next(&arguments("session policy s1")).contains(&"min-latency"));
+        assert!(next(&arguments("list")).contains(&"xml"));
+        let names = |text: &str| next_names(&arguments(text)).1;
         assert_eq!(names("map disk0 from"), [Target::Session]);
         assert_eq!(names("session show"), [Target::Session]);
         assert_eq!(names("path delete s1"), [Target::Path]);

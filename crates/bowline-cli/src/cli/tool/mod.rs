@@ -1,22 +1,22 @@
-//! The words of the rnbd tool, over the control sockets of the processes that run here and over
+//! The commands of the rnbd tool, over the control sockets of the processes that run here and over
 //! trees of files: the kernel's own, or one that bowline has mounted.
 //!
 //! ```text
-//! words -> grammar -> Request -> run: rows (world, columns) -> format -> standard output
-//!                                     writes (world)        -> exit status
-//! world: control sockets, files (sysfs)
+//! arguments -> grammar -> Request -> run: rows (inventory, columns) -> format -> standard output
+//!                                     writes (inventory)        -> exit status
+//! inventory: control sockets, files (sysfs)
 //! ```
 //!
-//! The same words, fields, tables and exit statuses as the tool that administers the kernel
+//! The same arguments, fields, tables and exit statuses as the tool that administers the kernel
 //! modules [NB-41..44] [NB-45]; json and xml are valid here.
 
+mod arguments;
 mod columns;
 mod format;
 mod grammar;
+mod inventory;
 mod run;
 mod sysfs;
-mod words;
-mod world;
 
 use std::{fmt, io};
 
@@ -25,9 +25,9 @@ use columns::Target;
 
 use crate::cli::{Failure, Outcome};
 
-pub(super) use grammar::{is_mode, is_of_sessions, names_path, says_target};
-pub(super) use words::session_name;
-pub(super) use world::Place;
+pub(super) use arguments::session_name;
+pub(super) use grammar::{has_target, is_mode, is_of_sessions, names_path};
+pub(super) use inventory::Place;
 
 /// Why a command was not carried out: its exit status comes from the error number.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -49,12 +49,12 @@ impl Refusal {
         Self::new(Errno::ENOENT, text)
     }
 
-    /// What writing to or reading from an attribute came to.
+    /// An error of writing to or reading from an attribute.
     fn of(errno: Errno, path: &str) -> Self {
         Self::new(errno, format!("{path}: {}", errno.strerror()))
     }
 
-    /// Adds what can be done about it.
+    /// Adds advice on what to do.
     fn with(self, advice: &str) -> Self {
         Self { text: format!("{}: {advice}", self.text), ..self }
     }
@@ -76,44 +76,44 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// What comes before the words.
+/// Options of running a command, given before its arguments.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Manner<'a> {
-    /// Where to look.
+pub(super) struct RunOptions<'a> {
+    /// Which sockets or trees to use.
     pub(super) place: Place<'a>,
-    /// Print every write before it is done.
+    /// Print every write before it is carried out.
     pub(super) debug: bool,
-    /// Print every write and do none.
+    /// Print every write and carry out none.
     pub(super) simulate: bool,
-    /// Say what is looked at.
+    /// Print which sockets and trees are read.
     pub(super) verbose: bool,
 }
 
-/// Carries out the words.
-pub(super) fn run(words: &[String], manner: Manner<'_>) -> Outcome {
-    let request = grammar::parse(words)?;
-    let mut world = world::World::gather(manner.place)?;
-    if manner.verbose || request.options.verbose {
-        for place in world.places() {
+/// Carries out a command.
+pub(super) fn run(arguments: &[String], run_options: RunOptions<'_>) -> Outcome {
+    let request = grammar::parse(arguments)?;
+    let mut inventory = inventory::Inventory::collect(run_options.place)?;
+    if run_options.verbose || request.options.verbose {
+        for place in inventory.places() {
             note!("looks at {}", place.display());
         }
     }
-    run::run(&request, &mut world, manner)?;
+    run::run(&request, &mut inventory, run_options)?;
     Ok(())
 }
 
-/// Prints what may come behind the words, one word per line: those words that `fits` takes, and
-/// names of what is there. `full` are the words with what they mean and do not say.
-pub(super) fn complete(words: &[String], full: &[String], fits: fn(&str) -> bool) {
-    for word in grammar::next(words).into_iter().filter(|word| fits(word)) {
+/// Prints possible next arguments, one per line: keywords that `fits` accepts, and names of
+/// existing objects. `full` are the arguments with the omitted target filled in.
+pub(super) fn complete(arguments: &[String], full: &[String], fits: fn(&str) -> bool) {
+    for word in grammar::next(arguments).into_iter().filter(|word| fits(word)) {
         say!("{word}");
     }
-    let (modes, targets) = grammar::names_next(full);
+    let (modes, targets) = grammar::next_names(full);
     if targets.is_empty() {
         return;
     }
-    // Where nothing can be looked at there are no names.
-    let Ok(world) = world::World::gather(Place::Here) else { return };
+    // Without a socket or tree there are no names.
+    let Ok(inventory) = inventory::Inventory::collect(Place::Here) else { return };
     let mut names: Vec<String> = Vec::new();
     for target in targets {
         let key = match target {
@@ -121,7 +121,7 @@ pub(super) fn complete(words: &[String], full: &[String], fits: fn(&str) -> bool
             Target::Session => "sessname",
             Target::Path => "pathname",
         };
-        let rows = modes.iter().flat_map(|mode| world.rows(*mode, target));
+        let rows = modes.iter().flat_map(|mode| inventory.rows(*mode, target));
         names.extend(rows.map(|row| row.item.text(key).to_owned()));
     }
     names.sort();
@@ -133,10 +133,10 @@ pub(super) fn complete(words: &[String], full: &[String], fits: fn(&str) -> bool
 
 /// Parses a path such as `ip:10.0.0.1@ip:10.0.0.2`; a bare address gets its prefix.
 pub(super) fn path_spec(text: &str) -> Outcome<bowline_ctl::PathSpec> {
-    Ok(words::path_spec(text)?)
+    Ok(arguments::path_spec(text)?)
 }
 
-/// Refuses what cannot be the name of a session.
+/// Refuses a text that cannot be the name of a session.
 pub(super) fn no_address(name: &str) -> Outcome {
-    Ok(words::no_address(name)?)
+    Ok(arguments::no_address(name)?)
 }

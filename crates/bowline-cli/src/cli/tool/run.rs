@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands of the tool.
 
 use std::io::{self, IsTerminal};
 
@@ -7,27 +7,31 @@ use bowline_rnbd_driver::tree::MapSpec;
 use serde_json::{Map, Value};
 
 use super::{
-    Manner, Refusal,
+    Refusal, RunOptions,
+    arguments::{address, addresses, no_address, path_order, path_text, sectors, session_name},
     columns::{Mode, Target, all, chosen},
     format::{Format, Group, Look, csv, json, sheet, table, xml},
     grammar::{Request, Verb},
-    words::{address, addresses, no_address, path_order, path_text, sectors, session_name},
-    world::{Row, World},
+    inventory::{Inventory, Row},
 };
 use crate::cli::common::{args::route_to, out};
 
 /// Carries out a parsed command.
-pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> Result<(), Refusal> {
-    // What a map needs is said where it is missing.
+pub(super) fn run(
+    request: &Request,
+    inventory: &mut Inventory,
+    run_options: RunOptions<'_>,
+) -> Result<(), Refusal> {
+    // The requirements of map are reported where they are missing.
     if request.verb != Verb::Map
-        && let Some(text) = world.nothing()
+        && let Some(text) = inventory.nothing()
     {
         return Err(Refusal::missing(match request.names.first() {
             Some(name) => format!("there is no {name}: {text}"),
             None => text,
         }));
     }
-    let mut run = Run { request, world, manner };
+    let mut run = Run { request, inventory, run_options };
     let name = |index: usize| request.names.get(index).map(String::as_str).unwrap_or_default();
     match request.verb {
         Verb::List => run.list(),
@@ -54,18 +58,19 @@ pub(super) fn run(request: &Request, world: &mut World, manner: Manner<'_>) -> R
 
 struct Run<'a> {
     request: &'a Request,
-    world: &'a mut World,
-    manner: Manner<'a>,
+    inventory: &'a mut Inventory,
+    run_options: RunOptions<'a>,
 }
 
 impl Run<'_> {
-    /// The sides that are meant: those named, or those that run here.
+    /// Returns the sides that a command applies to: those named, or those that run here.
     fn modes(&self) -> Vec<Mode> {
         match self.request.mode {
             Some(mode) => vec![mode],
             None => {
                 let both = [Mode::Client, Mode::Server];
-                let found: Vec<Mode> = both.into_iter().filter(|m| self.world.has(*m)).collect();
+                let found: Vec<Mode> =
+                    both.into_iter().filter(|m| self.inventory.has(*m)).collect();
                 if found.is_empty() { both.to_vec() } else { found }
             }
         }
@@ -109,7 +114,8 @@ impl Run<'_> {
     fn list(&self) -> Result<(), Refusal> {
         let target = self.request.target.unwrap_or(Target::Device);
         let modes = self.modes();
-        let groups = modes.into_iter().map(|m| self.group(m, target, self.world.rows(m, target)));
+        let groups =
+            modes.into_iter().map(|m| self.group(m, target, self.inventory.rows(m, target)));
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
     }
@@ -118,7 +124,7 @@ impl Run<'_> {
         let targets = [Target::Device, Target::Session, Target::Path];
         let modes = self.modes();
         let groups = targets.iter().flat_map(|target| {
-            modes.iter().map(|mode| self.group(*mode, *target, self.world.rows(*mode, *target)))
+            modes.iter().map(|mode| self.group(*mode, *target, self.inventory.rows(*mode, *target)))
         });
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
@@ -130,8 +136,11 @@ impl Run<'_> {
             None => vec![Target::Device, Target::Session, Target::Path],
         };
         for target in targets {
-            let rows: Vec<Row> =
-                self.modes().into_iter().flat_map(|mode| self.world.rows(mode, target)).collect();
+            let rows: Vec<Row> = self
+                .modes()
+                .into_iter()
+                .flat_map(|mode| self.inventory.rows(mode, target))
+                .collect();
             let found = matching(rows, target, name);
             if found.is_empty() {
                 continue;
@@ -164,22 +173,22 @@ impl Run<'_> {
         Err(no_such(self.request.target, name))
     }
 
-    /// Returns the only thing of this name.
-    fn one(&self, target: Target, name: &str, modes: &[Mode]) -> Result<Row, Refusal> {
-        let rows = modes.iter().flat_map(|mode| self.world.rows(*mode, target)).collect();
+    /// Returns the only object of this name.
+    fn unique(&self, target: Target, name: &str, modes: &[Mode]) -> Result<Row, Refusal> {
+        let rows = modes.iter().flat_map(|mode| self.inventory.rows(*mode, target)).collect();
         let mut found = matching(rows, target, name);
         match (found.pop(), found.is_empty()) {
             (Some(row), true) => Ok(row),
             (Some(last), false) => {
                 found.push(last);
-                Err(self.several(target, name, &found))
+                Err(self.ambiguous(target, name, &found))
             }
             (None, _) => Err(no_such(Some(target), name)),
         }
     }
 
-    /// Says which things a name means, and how to say which of them is meant.
-    fn several(&self, target: Target, name: &str, found: &[Row]) -> Refusal {
+    /// Reports which objects a name matches, and how to select one of them.
+    fn ambiguous(&self, target: Target, name: &str, found: &[Row]) -> Refusal {
         let differ = |of: &dyn Fn(&Row) -> String| found.iter().any(|row| of(row) != of(&found[0]));
         // One machine may have both ends, and several processes.
         let sides = differ(&|row| row.mode.name().to_owned());
@@ -188,13 +197,13 @@ impl Run<'_> {
             let session = row.item.text("sessname");
             let known = match target {
                 Target::Device => {
-                    format!("{} of session {session}", row.item.text(own_key(row.mode)))
+                    format!("{} of session {session}", row.item.text(unique_key(row.mode)))
                 }
                 Target::Session => session.to_owned(),
                 Target::Path => format!("{} of session {session}", row.item.text("pathname")),
             };
             let side = if sides { format!("{} ", row.mode.name()) } else { String::new() };
-            let place = self.world.place(row.source).display();
+            let place = self.inventory.place(row.source).display();
             let place = if places { format!(" at {place}") } else { String::new() };
             format!("{side}{known}{place}")
         };
@@ -208,21 +217,21 @@ impl Run<'_> {
     }
 
     fn client(&self, target: Target, name: &str) -> Result<Row, Refusal> {
-        self.one(target, name, &[Mode::Client])
+        self.unique(target, name, &[Mode::Client])
     }
 
     fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
-        if self.manner.debug || self.manner.simulate {
-            say!("echo '{value}' > {}", self.world.shown(source, path));
+        if self.run_options.debug || self.run_options.simulate {
+            say!("echo '{value}' > {}", self.inventory.shown(source, path));
         }
-        if self.manner.simulate {
+        if self.run_options.simulate {
             return Ok(());
         }
-        self.world.write(source, path, value)
+        self.inventory.write(source, path, value)
     }
 
     fn paths_of(&self, session: &Row) -> Vec<Row> {
-        let mut paths = self.world.rows(session.mode, Target::Path);
+        let mut paths = self.inventory.rows(session.mode, Target::Path);
         let name = session.item.text("sessname");
         paths.retain(|path| path.source == session.source && path.item.text("sessname") == name);
         paths
@@ -235,26 +244,26 @@ impl Run<'_> {
         if !from.eq_ignore_ascii_case("from") {
             return Err(Refusal::usage(format!("\"{from}\" where \"from\" is expected")));
         }
-        let mut words = names[3..].to_vec();
-        let access = match words.last().map(|word| word.to_ascii_lowercase()).as_deref() {
+        let mut arguments = names[3..].to_vec();
+        let access = match arguments.last().map(|word| word.to_ascii_lowercase()).as_deref() {
             Some(word @ ("ro" | "rw" | "migration")) => {
-                words.pop();
+                arguments.pop();
                 format!(" access_mode={word}")
             }
             _ => String::new(),
         };
         let paths: Vec<String> =
-            words.iter().map(|word| path_order(word)).collect::<Result<_, _>>()?;
+            arguments.iter().map(|word| path_order(word)).collect::<Result<_, _>>()?;
         let known =
-            matching(self.world.rows(Mode::Client, Target::Session), Target::Session, server);
+            matching(self.inventory.rows(Mode::Client, Target::Session), Target::Session, server);
         let (source, session, paths) = match known.first() {
             Some(row) => (row.source, row.item.text("sessname").to_owned(), paths),
             None => {
-                let clients = self.world.of(Mode::Client);
+                let clients = self.inventory.of(Mode::Client);
                 let source = self.only_client(&clients)?;
                 if paths.is_empty() {
                     let address = address(server)?;
-                    // Where there is no route, whoever connects says so.
+                    // Without a route, connecting reports the error.
                     let from = route_to(address).ok().map(|from| from.ip);
                     (source, session_name(server, from), vec![format!("ip:{address}")])
                 } else {
@@ -265,8 +274,8 @@ impl Run<'_> {
         };
         let paths: String = paths.iter().map(|path| format!(" path={path}")).collect();
         let text = format!("sessname={session} device_path={device}{paths}{access}");
-        // The same rules as the other side: a mistake is told before anything is sent. Whether it
-        // has InfiniBand is its own matter.
+        // Same rules as in the process: mistakes are reported before anything is sent. Only the
+        // process knows whether it has InfiniBand.
         match text.parse::<MapSpec>() {
             Ok(_) | Err(Errno::ENODEV) => {}
             Err(errno) => return Err(Refusal::new(errno, format!("\"{text}\" cannot be mapped"))),
@@ -282,7 +291,7 @@ impl Run<'_> {
                  ADDRESS --nbd SOCKET`",
             )),
             several => {
-                let places = several.iter().map(|s| self.world.place(*s).display().to_string());
+                let places = several.iter().map(|s| self.inventory.place(*s).display().to_string());
                 let places: Vec<String> = places.collect();
                 Err(Refusal::usage(format!(
                     "several clients run; choose one with --control: {}",
@@ -331,7 +340,7 @@ impl Run<'_> {
             });
         }
         let session_name = session.item.text("sessname").to_owned();
-        let mut devices = self.world.rows(Mode::Client, Target::Device);
+        let mut devices = self.inventory.rows(Mode::Client, Target::Device);
         devices.retain(|row| {
             row.source == session.source && row.item.text("sessname") == session_name
         });
@@ -339,12 +348,12 @@ impl Run<'_> {
             devices.retain(|row| row.item.text("state") == "closed");
             return self.each(&devices, |row| (format!("{}/remap_device", row.at), "1".to_owned()));
         }
-        self.renew(&session, devices)
+        self.remap_all(&session, devices)
     }
 
     /// Unmaps all these devices of a session, and maps them again. The session ends with its last
-    /// device, so its paths have to be named again.
-    fn renew(&mut self, session: &Row, devices: Vec<Row>) -> Result<(), Refusal> {
+    /// device, so its paths are given again.
+    fn remap_all(&mut self, session: &Row, devices: Vec<Row>) -> Result<(), Refusal> {
         let name = session.item.text("sessname");
         let paths = self.paths_of(session);
         let paths: Vec<&str> = paths.iter().map(|path| path.item.text("pathname")).collect();
@@ -353,7 +362,7 @@ impl Run<'_> {
             let (device, access) = (row.item.text("mapping_path"), row.item.text("access_mode"));
             format!("sessname={name} device_path={device}{options} access_mode={access}")
         };
-        // What could not be mapped again is not unmapped.
+        // A device that could not be mapped again is not unmapped.
         for row in &devices {
             value(row).parse::<MapSpec>().map_err(|errno| {
                 let text = format!("{} paths cannot be given to map_device", paths.len());
@@ -381,9 +390,9 @@ impl Run<'_> {
         result.map_err(|refusal| match lost.as_slice() {
             [] => refusal,
             lost => {
-                let words = lost.join(", ");
+                let arguments = lost.join(", ");
                 let text = format!(
-                    "{refusal}; what is unmapped now comes back with {words}, or, when its client has \
+                    "{refusal}; what is unmapped now comes back with {arguments}, or, when its client has \
                      ended (one without --stay does), with the command that started it"
                 );
                 Refusal::new(refusal.errno, text)
@@ -391,7 +400,7 @@ impl Run<'_> {
         })
     }
 
-    /// Writes for each row; all are tried, and the first error is the result.
+    /// Writes to an attribute of each row; all are tried, and the first error is returned.
     fn each(
         &mut self,
         rows: &[Row],
@@ -411,7 +420,7 @@ impl Run<'_> {
         let (target, rows) = match self.request.target {
             target if every => {
                 let target = target.unwrap_or(Target::Session);
-                (target, self.world.rows(Mode::Client, target))
+                (target, self.inventory.rows(Mode::Client, target))
             }
             Some(target) => (target, vec![self.client(target, name)?]),
             None => {
@@ -462,7 +471,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the only thing of this name, of the first kind that has one.
+    /// Returns the only object of this name, of the first kind that has one.
     fn first(
         &self,
         name: &str,
@@ -470,7 +479,7 @@ impl Run<'_> {
         targets: &[Target],
     ) -> Result<(Row, Target), Refusal> {
         for target in targets {
-            match self.one(*target, name, modes) {
+            match self.unique(*target, name, modes) {
                 Err(refusal) if refusal.errno == Errno::ENOENT => {}
                 found => return Ok((found?, *target)),
             }
@@ -480,7 +489,7 @@ impl Run<'_> {
 
     fn session_or_path(&self, name: &str, modes: &[Mode]) -> Result<(Row, Target), Refusal> {
         match self.request.target {
-            Some(target) => Ok((self.one(target, name, modes)?, target)),
+            Some(target) => Ok((self.unique(target, name, modes)?, target)),
             None => self.first(name, modes, &[Target::Session, Target::Path]),
         }
     }
@@ -498,7 +507,7 @@ impl Run<'_> {
         let modes = self.modes();
         let (row, target) = match self.request.target {
             Some(Target::Session) => {
-                let of_server = self.one(Target::Session, name, &[Mode::Server]);
+                let of_server = self.unique(Target::Session, name, &[Mode::Server]);
                 let row = of_server
                     .or_else(|missing| self.client(Target::Session, name).map_err(|_| missing))?;
                 (row, Target::Session)
@@ -534,7 +543,7 @@ impl Run<'_> {
                 match found.as_slice() {
                     [row] => row.clone(),
                     [] => return Err(no_such(Some(Target::Path), path)),
-                    several => return Err(self.several(Target::Path, path, several)),
+                    several => return Err(self.ambiguous(Target::Path, path, several)),
                 }
             }
             [path] => self.client(Target::Path, path)?,
@@ -549,10 +558,10 @@ impl Run<'_> {
     }
 
     fn close(&mut self, device: &str, session: Option<&str>) -> Result<(), Refusal> {
-        let mut rows = self.world.rows(Mode::Server, Target::Device);
+        let mut rows = self.inventory.rows(Mode::Server, Target::Device);
         let found = match session {
-            // What it has open decides what the name means: the device that others have by this
-            // name may be another.
+            // The name is resolved among the session's open devices: other sessions may use it for
+            // another device.
             Some(session) => {
                 rows.retain(|row| row.item.text("sessname") == session);
                 matching(rows, Target::Device, device)
@@ -585,14 +594,14 @@ impl Run<'_> {
         match policy {
             Some(policy) => self.write(row.source, &path, policy),
             None => {
-                out::text(&self.world.text(row.source, &path)?);
+                out::text(&self.inventory.text(row.source, &path)?);
                 Ok(())
             }
         }
     }
 
-    /// Returns the paths that a name means on all sides that are meant: both ends of a session may
-    /// be on this machine.
+    /// Returns the paths that a name matches on all sides of the command: both ends of a session
+    /// may be on this machine.
     fn paths_named(&self, name: &str) -> Result<Vec<Row>, Refusal> {
         let mut paths = Vec::new();
         let mut result = Ok(());
@@ -621,12 +630,12 @@ impl Run<'_> {
                 Mode::Server => &["rdma", "wc_completion"],
             };
             for name in names {
-                let text = match self.world.text(path.source, &format!("{}/stats/{name}", path.at))
-                {
-                    // Kernels of today have fewer than those of old [RS-46].
-                    Err(refusal) if refusal.errno == Errno::ENOENT => continue,
-                    text => text?,
-                };
+                let text =
+                    match self.inventory.text(path.source, &format!("{}/stats/{name}", path.at)) {
+                        // Newer kernels have fewer files than older ones [RS-46].
+                        Err(refusal) if refusal.errno == Errno::ENOENT => continue,
+                        text => text?,
+                    };
                 for (index, line) in text.lines().enumerate() {
                     say!("  {:<18} {line}", if index == 0 { name } else { "" });
                 }
@@ -638,9 +647,9 @@ impl Run<'_> {
     fn reset(&mut self, name: &str) -> Result<(), Refusal> {
         let mut result = Ok(());
         for path in self.paths_named(name)? {
-            // A kernel's server has no file for all; it has one file only [RS-43].
+            // A kernel's server has no `reset_all`, and one statistics file only [RS-43].
             let all = format!("{}/stats/reset_all", path.at);
-            let file = match self.world.text(path.source, &all) {
+            let file = match self.inventory.text(path.source, &all) {
                 Err(refusal) if refusal.errno == Errno::ENOENT => format!("{}/stats/rdma", path.at),
                 _ => all,
             };
@@ -650,14 +659,14 @@ impl Run<'_> {
         result
     }
 
-    /// Everything as the processes tell it, or what is below a folder: an object with a member for
-    /// each process, named as its socket.
+    /// Prints the trees of all processes, or a folder of them: an object with a member for each
+    /// process, named after its socket.
     fn tree(&self, folder: &str) -> Result<(), Refusal> {
         let mut parts = Map::new();
-        for source in self.world.all(self.request.mode) {
-            let Some(part) = self.world.part(source, folder) else { continue };
+        for source in self.inventory.all(self.request.mode) {
+            let Some(part) = self.inventory.part(source, folder) else { continue };
             let value = serde_json::from_str(&part.to_string()).unwrap_or_default();
-            parts.insert(self.world.place(source).display().to_string(), value);
+            parts.insert(self.inventory.place(source).display().to_string(), value);
         }
         if parts.is_empty() && !folder.is_empty() {
             return Err(Refusal::of(Errno::ENOENT, &absolute(folder)));
@@ -667,11 +676,11 @@ impl Run<'_> {
     }
 
     /// Returns the process that has a file, with what reading the file gives.
-    fn holder(&mut self, path: &str) -> Result<(usize, Result<String, Refusal>), Refusal> {
+    fn find_file(&mut self, path: &str) -> Result<(usize, Result<String, Refusal>), Refusal> {
         let mut missing = Refusal::missing(format!("nothing here has {path}"));
         let mut found = Vec::new();
-        for source in self.world.all(self.request.mode) {
-            match self.world.text(source, path) {
+        for source in self.inventory.all(self.request.mode) {
+            match self.inventory.text(source, path) {
                 Err(refusal) if matches!(refusal.errno, Errno::ENOENT | Errno::ENOTDIR) => {
                     missing = refusal;
                 }
@@ -683,7 +692,7 @@ impl Run<'_> {
             return Ok(last);
         }
         found.push(last);
-        let places = found.iter().map(|(s, _)| self.world.place(*s).display().to_string());
+        let places = found.iter().map(|(s, _)| self.inventory.place(*s).display().to_string());
         let places: Vec<String> = places.collect();
         Err(Refusal::usage(format!(
             "several have {path}; choose one with --control: {}",
@@ -692,16 +701,16 @@ impl Run<'_> {
     }
 
     fn get(&mut self, file: &str) -> Result<(), Refusal> {
-        let (_, text) = self.holder(&absolute(file))?;
+        let (_, text) = self.find_file(&absolute(file))?;
         out::text(&text?);
         Ok(())
     }
 
     fn set(&mut self, file: &str, value: &str) -> Result<(), Refusal> {
         let path = absolute(file);
-        let (source, text) = self.holder(&path)?;
+        let (source, text) = self.find_file(&path)?;
         match text {
-            // A file that only takes commands cannot be read, and is there.
+            // A write-only file exists although it cannot be read.
             Err(refusal) if refusal.errno != Errno::EACCES => return Err(refusal),
             _ => {}
         }
@@ -709,7 +718,7 @@ impl Run<'_> {
     }
 }
 
-/// Says that there is nothing of this name.
+/// Reports that no object has this name.
 fn no_such(target: Option<Target>, name: &str) -> Refusal {
     let kind = target.map(|target| format!("{} ", target.name())).unwrap_or_default();
     let is_path = target == Some(Target::Session) && path_text(name).is_ok();
@@ -728,26 +737,26 @@ fn titled(name: &str) -> String {
     })
 }
 
-/// Which of its names tells a device from all others of its session.
-const fn own_key(mode: Mode) -> &'static str {
+/// Returns the field that identifies a device within its session.
+const fn unique_key(mode: Mode) -> &'static str {
     match mode {
         Mode::Client => "devname",
         Mode::Server => "mapping_path",
     }
 }
 
-/// What a device is called: here, and on the server.
+/// Fields with names of a device: local, and on the server.
 const DEVICE_KEYS: [&str; 3] = ["devname", "devpath", "mapping_path"];
 
-/// Returns the things that a name means: for a device its name here or on the server, for a
-/// session its name or its server, for a path its name or its server's address.
+/// Returns the objects that a name matches: for a device its local name or its name on the server,
+/// for a session its name or its server, for a path its name or its server's address.
 fn matching(rows: Vec<Row>, target: Target, name: &str) -> Vec<Row> {
     let keys: &[&str] = match target {
         Target::Device => &DEVICE_KEYS,
         Target::Session => &["sessname", "hostname", "srvname"],
         Target::Path => &["pathname", "dst_addr"],
     };
-    // Addresses have several spellings.
+    // Addresses may be spelled in several ways.
     let spelled = |text: &str| match target {
         Target::Path => path_text(text).unwrap_or_else(|_| text.to_owned()),
         _ => text.to_owned(),

@@ -1,7 +1,7 @@
-//! Trees of files with the names of /sys: a kernel's own, or one that bowline has mounted.
+//! Trees of files with the names of /sys: the kernel's, or one that bowline has mounted.
 //!
-//! What is read has the shape of a dump that a control socket gives; what is written is one write
-//! to one file, and its error is the answer [NB-41] [NB-42].
+//! Reading gives the same structure as a dump of a control socket; a command is one write to one
+//! file, and its error is the result [NB-41] [NB-42].
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,13 +11,13 @@ use std::{
 
 use bowline_ctl::Json;
 
-/// Where a kernel shows its sessions and disks.
+/// Mount point of the kernel's tree.
 pub(super) const KERNEL: &str = "/sys";
 /// The classes of RTRS and RNBD.
 const CLASSES: [&str; 4] = ["rtrs-client", "rtrs-server", "rnbd-client", "rnbd-server"];
-/// Deepest folder below a device of a class that is looked into.
+/// Deepest folder that is read below a device of a class.
 const DEPTH_MAX: usize = 8;
-/// Most that is read of a file; those of sysfs have a page at most.
+/// Most bytes read of a file; files of sysfs have a page at most.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Reports whether a tree has anything of RTRS or RNBD.
@@ -35,7 +35,7 @@ pub(super) fn snapshot(root: &Path) -> io::Result<Json> {
     fs::metadata(&classes)?;
     let mut all = Vec::new();
     for class in CLASSES {
-        // A class that is not there has no devices.
+        // A missing class has no devices.
         let Ok(devices) = names(&classes.join(class)) else { continue };
         let devices = devices.into_iter().filter_map(|name| {
             let path = classes.join(class).join(&name);
@@ -51,7 +51,7 @@ fn object(name: &str, value: Json) -> Json {
     Json::Object(vec![(name.to_owned(), value)])
 }
 
-/// Mapped disks, and what is known of the devices behind exports.
+/// Returns mapped disks, and the attributes of devices behind exports.
 fn blocks(root: &Path) -> Vec<(String, Json)> {
     let dir = root.join("block");
     let mut disks: Vec<String> = names(&dir).unwrap_or_default();
@@ -88,7 +88,7 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
 /// they lead back up.
 fn folder(dir: &Path, depth: usize) -> Json {
     let mut members = Vec::new();
-    // A path that went away meanwhile is empty.
+    // A path that was removed meanwhile is empty.
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let (Ok(kind), Ok(name)) = (entry.file_type(), entry.file_name().into_string()) else {
             continue;
@@ -117,7 +117,7 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Gives a command: the file is opened for writing and written once, without a newline.
+/// Carries out a command: opens the file for writing and writes once, without a newline.
 pub(super) fn write(path: &Path, value: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).truncate(true).open(path)?;
     match file.write(value.as_bytes())? {
@@ -126,7 +126,7 @@ pub(super) fn write(path: &Path, value: &str) -> io::Result<()> {
     }
 }
 
-/// Returns where an attribute of the tree is.
+/// Returns the path of an attribute's file.
 pub(super) fn place(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }

@@ -1,4 +1,4 @@
-//! Servers that answer what no server should.
+//! Servers that give invalid answers.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn rsp(id: u32) -> OpenRsp {
     open_rsp(id, &DISK)
 }
 
-/// A client with a disk `a`, of which a request is under way: number 100.
+/// A client with a disk `a`, which has request 100 in flight.
 fn busy() -> (Rig, DevId) {
     let mut rig = Rig::new(Config::default(), 8);
     let dev = rig.mapped("a", 0, &DISK);
@@ -15,11 +15,11 @@ fn busy() -> (Rig, DevId) {
 }
 
 impl Rig {
-    /// Maps `b`, which is answered so. Returns how that ended.
+    /// Maps `b` and answers its OPEN. Returns the result of the mapping.
     fn map_b(&mut self, errno: i32, data: &[u8]) -> Result<DevId, Errno> {
         let dev = self.core.map("b", Access::Rw).unwrap();
         let order = self.order();
-        self.core.answered(self.now, order.token, errno, data);
+        self.core.service_answer(self.now, order.token, errno, data);
         self.core.check_invariants();
         match self.events()[..] {
             [Event::Mapped { dev: of, result }] if of == dev => result.map(|()| dev),
@@ -30,12 +30,12 @@ impl Rig {
     fn closes(&mut self, id: u32) {
         let close = self.order();
         assert_eq!(wire::parse(&close.usr), Ok(Request::Close { id }));
-        self.core.answered(self.now, close.token, 0, &[]);
+        self.core.service_answer(self.now, close.token, 0, &[]);
     }
 
-    /// The session and its disk `a` are as they were.
+    /// Checks that the session and its disk `a` work as before.
     fn goes_on(mut self, dev: DevId) {
-        assert!(self.core.poll_order().is_none(), "more is asked");
+        assert!(self.core.poll_service_message().is_none(), "more is asked");
         assert_eq!(self.done(), []);
         assert_eq!(self.core.state(dev), Some(State::Open));
         self.io(dev, IoOp::Read, 4096, 512, 101);
@@ -96,7 +96,7 @@ fn a_disk_of_nothing_has_nothing_to_read() {
 }
 
 #[test]
-fn discards_stay_within_the_disk_whatever_they_should_be_made_of() {
+fn discards_stay_within_the_disk_whatever_the_granularity() {
     // tests [NB-59] [NB-30]
     let wild = [(0, 512), (1, 512), (777, 512), (3 << 20, 3 << 20), (1 << 31, 1 << 31)];
     for (granularity, taken) in [&wild[..], &[(u32::MAX, 512)]].concat() {
@@ -128,7 +128,7 @@ fn discards_stay_within_the_disk_whatever_they_should_be_made_of() {
 }
 
 #[test]
-fn what_the_store_takes_at_once_is_no_matter_of_the_client() {
+fn the_store_limit_of_one_io_does_not_concern_the_client() {
     // tests [NB-30]
     for (max_hw_sectors, max_segments) in [(0, 0), (1, 1), (u32::MAX, u16::MAX)] {
         let mut rig = Rig::new(Config::default(), 8);
@@ -141,7 +141,7 @@ fn what_the_store_takes_at_once_is_no_matter_of_the_client() {
 }
 
 #[test]
-fn of_two_disks_with_one_id_the_later_has_it() {
+fn of_two_disks_with_one_id_the_later_keeps_it() {
     // tests [NB-16]
     let (mut rig, a) = busy();
     rig.io(a, IoOp::Write, 8192, 512, 1);
@@ -155,11 +155,14 @@ fn of_two_disks_with_one_id_the_later_has_it() {
     rig.answer(0);
     rig.answer(-5);
     rig.answer(0);
-    // The table of ids is another: so may be the server, and what it has of unflushed writes.
+    // The server has another table of ids: it may have restarted and lost unflushed writes.
     assert_eq!(rig.done(), [(100, -5), (1, -5), (3, 0)]);
     rig.core.unmap(a).unwrap();
     assert_eq!(rig.events(), [Event::Unmapped { dev: a }]);
-    assert!(rig.core.poll_order().is_none(), "the id is not closed, since it is that of b");
+    assert!(
+        rig.core.poll_service_message().is_none(),
+        "the id is not closed, since it is that of b"
+    );
     assert_eq!(rig.core.state(b), Some(State::Open));
 }
 
@@ -183,7 +186,7 @@ fn an_error_is_an_error_whatever_its_number() {
 }
 
 #[test]
-fn what_is_answered_to_a_hello_changes_nothing() {
+fn the_answer_to_sess_info_changes_nothing() {
     // tests [NB-14]
     let short = &wire::emit_sess_info_rsp(2)[..4];
     let version = wire::emit_sess_info_rsp(0);
@@ -191,9 +194,9 @@ fn what_is_answered_to_a_hello_changes_nothing() {
     {
         let mut core = Core::<u32>::new(Config::default(), 8);
         core.link_up(at(1), SESSION);
-        let hello = core.poll_order().unwrap();
-        core.answered(at(1), hello.token, errno, data);
-        assert!(core.poll_order().is_none() && core.poll_event().is_none());
+        let hello = core.poll_service_message().unwrap();
+        core.service_answer(at(1), hello.token, errno, data);
+        assert!(core.poll_service_message().is_none() && core.poll_event().is_none());
         let mut rig = Rig { core, now: at(1), sends: Vec::new() };
         let dev = rig.mapped("a", 0, &DISK);
         rig.io(dev, IoOp::Write, 0, 512, 100);
@@ -202,12 +205,12 @@ fn what_is_answered_to_a_hello_changes_nothing() {
 }
 
 #[test]
-fn answers_to_what_was_never_asked_are_nothing() {
+fn answers_to_unknown_tokens_are_ignored() {
     let (mut rig, dev) = busy();
     let slot = rig.sends[0].slot;
     for token in [0, 1, 7, u32::MAX] {
-        rig.core.answered(rig.now, Token(token), 0, &rsp(0).emit());
-        rig.core.answered(rig.now, Token(token), -107, &[]);
+        rig.core.service_answer(rig.now, Token(token), 0, &rsp(0).emit());
+        rig.core.service_answer(rig.now, Token(token), -107, &[]);
     }
     for other in (0..8).chain([8, u16::MAX]).filter(|other| *other != slot) {
         rig.core.io_answer(rig.now, other, -107);
@@ -264,8 +267,8 @@ impl Rig {
 }
 
 #[test]
-fn what_a_disk_cannot_do_any_more_is_not_sent_to_it() {
-    // tests [NB-55] [NB-24]: it was asked of one that was larger and could do more
+fn operations_a_disk_has_lost_are_not_sent() {
+    // tests [NB-55] [NB-24]: requests were submitted when the disk was larger and supported more
     let discard = Discard { max_bytes: 1 << 16, granularity: 4096, alignment: 0 };
     let (max_write_zeroes, secure_erase) = (1 << 16, true);
     let rich = Limits { discard: Some(discard), max_write_zeroes, secure_erase, ..DISK };
@@ -322,7 +325,7 @@ fn a_disk_erases_for_good_if_it_says_so_in_pieces_as_it_discards() {
     let ro = rig.core.map("c", Access::Ro).unwrap();
     rig.open("c", 2, &limits);
     rig.io(ro, IoOp::SecureErase, 0, 512, 5);
-    // Of one that does not discard it is not known how much can be erased at once.
+    // A disk without discards does not say how much it can erase at once.
     let none = rig.core.map("d", Access::Rw).unwrap();
     rig.open("d", 3, &Limits { discard: None, ..limits });
     rig.io(none, IoOp::SecureErase, 0, 512, 6);

@@ -1,10 +1,10 @@
-//! Requests whose time is up while the server has them [NB-28].
+//! Requests whose time is up while they are in flight [NB-28].
 
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// A client whose requests may take a second.
+/// A client with an IO timeout of one second.
 fn limited(outage: Outage, slots: u16) -> Rig {
     Rig::new(Config { outage, io_timeout: Some(LIMIT), ..Config::default() }, slots)
 }
@@ -32,14 +32,14 @@ fn a_request_that_takes_too_long_is_answered_and_its_slot_stays_taken() {
 }
 
 #[test]
-fn what_is_overdue_does_not_overwrite_what_is_newer() {
+fn an_overdue_write_does_not_overwrite_a_newer_one() {
     // tests [NB-28]
     let mut rig = limited(Outage::FailFast, 8);
     let (a, b) = (rig.mapped("a", 0, &DISK), rig.mapped("b", 1, &DISK));
     rig.io(a, IoOp::Write, 4096, 4096, 1);
     rig.pass(1000);
     assert_eq!(rig.done(), [(1, -110)]);
-    // The same bytes of another disk, others of this one, and reading these, do not wait.
+    // Writes to other disks, writes to other bytes of this one, and reads do not wait.
     rig.io(b, IoOp::Write, 4096, 4096, 2);
     rig.io(a, IoOp::Write, 0, 4096, 3);
     rig.io(a, IoOp::Write, 8192, 512, 4);
@@ -61,13 +61,13 @@ fn what_is_overdue_does_not_overwrite_what_is_newer() {
 }
 
 #[test]
-fn what_is_overdue_goes_out_again_in_its_slot_before_what_is_newer() {
-    // tests [NB-28] [NB-54]: the server may be at it still, behind a path that was lost
+fn an_overdue_write_is_resent_in_its_slot_before_newer_ones() {
+    // tests [NB-28] [NB-54]: the server may still carry it out, behind a path that was lost
     let mut rig = limited(WAIT, 8);
     let dev = rig.mapped("a", 0, &DISK);
     rig.io(dev, IoOp::Write, 0, 512, 1);
     let slot = rig.sends[0].slot;
-    // Its path is lost before its time is up, or after that.
+    // The path is lost before the time of the request is up, or after.
     rig.answer(-103);
     assert!(rig.sends.is_empty());
     rig.core.link_down(rig.now);
@@ -87,7 +87,7 @@ fn what_is_overdue_goes_out_again_in_its_slot_before_what_is_newer() {
 }
 
 #[test]
-fn what_waits_for_something_overdue_is_overdue_in_its_turn() {
+fn a_write_that_waits_for_an_overdue_one_becomes_overdue_itself() {
     // tests [NB-28]
     let mut rig = limited(Outage::FailFast, 8);
     let dev = rig.mapped("a", 0, &DISK);
@@ -105,8 +105,8 @@ fn what_waits_for_something_overdue_is_overdue_in_its_turn() {
 }
 
 #[test]
-fn what_is_overdue_waits_for_nothing() {
-    // tests [NB-28] [NB-54]: two that were sent at the same time, to the same bytes
+fn an_overdue_write_waits_for_nothing() {
+    // tests [NB-28] [NB-54]: two writes to the same bytes, in flight at the same time
     let mut rig = limited(WAIT, 8);
     let dev = rig.mapped("a", 0, &DISK);
     rig.io(dev, IoOp::Write, 0, 1024, 1);

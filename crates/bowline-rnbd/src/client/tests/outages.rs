@@ -1,4 +1,5 @@
-//! Sessions that are lost, and come back: who waits, who fails, and what is sent again.
+//! Sessions that are lost, and come back: which requests wait, which fail, and which are sent
+//! again.
 
 use super::*;
 
@@ -32,7 +33,7 @@ fn after_an_outage_everything_is_opened_again_and_waiting_requests_go_out() {
     rig.answer(-103);
     rig.answer(-103);
     assert_eq!(rig.done(), []);
-    rig.core.answered(rig.now, asked.token, -103, &[]);
+    rig.core.service_answer(rig.now, asked.token, -103, &[]);
     rig.core.link_down(rig.now);
     assert_eq!(
         rig.events(),
@@ -48,7 +49,7 @@ fn after_an_outage_everything_is_opened_again_and_waiting_requests_go_out() {
     rig.core.link_up(rig.now, SessionLimits { max_io: 4096, max_segments: 1 });
     assert_eq!(wire::parse(&rig.order().usr), Ok(Request::SessInfo { ver: 2 }));
     let (first, second) = (rig.order(), rig.order());
-    assert!(rig.core.poll_order().is_none());
+    assert!(rig.core.poll_service_message().is_none());
     rig.answer_open(second.token, 0, &DISK);
     rig.pump();
     assert_eq!(rig.sends.len(), 1, "b is back, under the id that a had");
@@ -132,7 +133,7 @@ fn a_server_that_lost_its_table_never_sees_an_old_id_after_a_new_open() {
     rig.answer(-107);
     assert_eq!(rig.events(), [Event::Offline { dev: b }]);
     rig.pass(1000);
-    assert!(rig.core.poll_order().is_none(), "an IO is under way");
+    assert!(rig.core.poll_service_message().is_none(), "an IO is under way");
     rig.io(a, IoOp::Write, 512, 512, 3);
     assert_eq!(rig.sends.len(), 1, "and no more begin");
     rig.answer(0);
@@ -152,18 +153,18 @@ fn a_server_that_lost_its_table_never_sees_an_old_id_after_a_new_open() {
 }
 
 #[test]
-fn requests_of_a_disk_may_stop_waiting_for_the_session() {
+fn requests_of_a_disk_can_be_made_to_fail_fast() {
     // tests [NB-54] [NB-37]
     let mut rig = Rig::new(queueing(), 4);
     let [dev, other] = [("a", 0), ("b", 1)].map(|(name, id)| rig.mapped(name, id, &DISK));
-    // While the session is there nothing changes.
+    // While the session is up nothing changes.
     rig.io(dev, IoOp::Write, 0, 512, 1);
     rig.core.fail_fast(dev);
     rig.io(dev, IoOp::Write, 0, 512, 2);
     assert_eq!(rig.done(), []);
     rig.answer(0);
     assert_eq!(rig.done(), [(1, 0)]);
-    // What was under way when it was lost does not wait, nor does what comes later.
+    // Neither requests in flight when it was lost wait, nor later ones.
     rig.io(other, IoOp::Write, 0, 512, 3);
     rig.answer(-103);
     rig.answer(-103);
@@ -173,7 +174,7 @@ fn requests_of_a_disk_may_stop_waiting_for_the_session() {
     let failed = rig.done();
     assert_eq!(failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [2, 4]);
     assert!(failed.iter().all(|(_, errno)| *errno < 0), "{failed:?}");
-    // What waits already fails at once, each time it is said so.
+    // Each call fails the requests that wait already.
     rig.core.fail_fast(other);
     rig.core.fail_fast(other);
     rig.pump();
@@ -205,8 +206,8 @@ fn a_refused_open_is_tried_again_while_requests_may_wait() {
     rig.io(dev, IoOp::Write, 0, 512, 1);
     for _ in 0..3 {
         let order = rig.order();
-        rig.core.answered(rig.now, order.token, -1, &[]);
-        assert!(rig.core.poll_order().is_none());
+        rig.core.service_answer(rig.now, order.token, -1, &[]);
+        assert!(rig.core.poll_service_message().is_none());
         rig.pass(1000);
     }
     rig.open("a", 0, &DISK);
@@ -216,7 +217,7 @@ fn a_refused_open_is_tried_again_while_requests_may_wait() {
 }
 
 #[test]
-fn what_was_under_way_goes_out_again_in_its_slot() {
+fn io_in_flight_is_resent_in_its_slot() {
     // tests [RS-9] [NB-54]
     let mut rig = Rig::new(queueing(), 4);
     let dev = rig.mapped("disk0", 3, &DISK);
@@ -262,7 +263,7 @@ fn slots_of_a_disk_that_does_not_come_back_are_not_lost_to_others() {
     rig.core.link_up(rig.now, SESSION);
     let _hello = rig.order();
     let open = rig.order();
-    rig.core.answered(rig.now, open.token, Errno::ENOENT.neg(), &[]);
+    rig.core.service_answer(rig.now, open.token, Errno::ENOENT.neg(), &[]);
     rig.open("other", 4, &DISK);
     rig.pump();
     assert_eq!(rig.sends.len(), 1);
@@ -274,9 +275,9 @@ fn slots_of_a_disk_that_does_not_come_back_are_not_lost_to_others() {
 }
 
 #[test]
-fn what_a_server_may_have_lost_is_sent_again_as_a_whole() {
-    // tests [NB-54]: parts acknowledged before an outage count for nothing when there is a write
-    // cache, also when the end of the session is told before them.
+fn writes_a_server_may_have_lost_are_resent_as_a_whole() {
+    // tests [NB-54]: with a write cache, pieces acknowledged before an outage do not count, even if
+    // the loss of the session is reported before their answers.
     for (cache, again, down_first) in [(true, 3, false), (false, 2, false), (true, 3, true)] {
         let disk = Limits { write_cache: cache, ..DISK };
         let mut rig = Rig::new(queueing(), 8);
@@ -322,7 +323,7 @@ fn what_a_server_may_have_lost_is_sent_again_as_a_whole() {
 }
 
 #[test]
-fn a_flush_after_data_that_may_be_lost_has_the_data_again() {
+fn data_that_may_be_lost_are_resent_before_their_flush() {
     // tests [NB-54] [NB-26]
     let limits = Limits { fua: false, ..DISK };
     let mut rig = Rig::new(queueing(), 8);
@@ -354,7 +355,7 @@ fn a_flush_after_data_that_may_be_lost_has_the_data_again() {
 }
 
 #[test]
-fn what_nobody_wants_any_more_ends_unless_the_server_may_be_at_a_change() {
+fn unwanted_requests_end_unless_the_server_may_carry_out_a_change() {
     // tests [NB-54]
     let mut rig = Rig::new(queueing(), 2);
     let dev = rig.mapped("disk0", 0, &DISK);
@@ -362,17 +363,17 @@ fn what_nobody_wants_any_more_ends_unless_the_server_may_be_at_a_change() {
     rig.io(dev, IoOp::Read, 512, 512, 2);
     rig.io(dev, IoOp::Write, 1024, 512, 3);
     rig.io(dev, IoOp::Read, 2048, 512, 4);
-    rig.core.forget(|done, _| *done != 3);
+    rig.core.cancel_unwanted(|done, _| *done != 3);
     rig.core.check_invariants();
     assert_eq!(rig.done(), [(3, -5)], "it was not sent yet");
     rig.answer(-103);
     rig.answer(-103);
     rig.core.link_down(rig.now);
     rig.io(dev, IoOp::Write, 4096, 512, 5);
-    rig.core.forget(|_, op| op != IoOp::Read);
+    rig.core.cancel_unwanted(|_, op| op != IoOp::Read);
     rig.core.check_invariants();
     assert_eq!(rig.done(), [(2, -5), (4, -5)]);
-    rig.core.forget(|_, _| false);
+    rig.core.cancel_unwanted(|_, _| false);
     rig.core.check_invariants();
     assert_eq!(rig.done(), [(5, -5)]);
     rig.core.link_up(rig.now, SESSION);

@@ -99,7 +99,7 @@ impl Client {
                         active.service_slots.push(place);
                     }
                     let data = if one.errno == 0 { &data[..] } else { &[] };
-                    core.answered(now, token, one.errno, data);
+                    core.service_answer(now, token, one.errno, data);
                 }
             }
         }
@@ -202,7 +202,7 @@ impl Client {
         let now = base.instant();
         let Some(active) = &mut self.active else { return false };
         let Some(core) = &mut active.core else { return false };
-        active.messages.extend(std::iter::from_fn(|| core.poll_order()));
+        active.messages.extend(std::iter::from_fn(|| core.poll_service_message()));
         let mut moved = false;
         while let Some(message) = active.messages.front() {
             let wanted = message.room > 0;
@@ -240,7 +240,7 @@ impl Client {
                     base.judge(Failover::refused(errno, active.session.paths()));
                     active.session.put_permit(permit);
                     active.service_slots.extend(place);
-                    core.answered(now, message.token, errno.neg(), &[]);
+                    core.service_answer(now, message.token, errno.neg(), &[]);
                 }
             }
         }

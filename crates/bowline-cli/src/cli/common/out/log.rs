@@ -1,12 +1,12 @@
-//! Lines of the commands that can be told to stop. A thread of its own writes them, so that whoever
-//! does not read them holds up neither the work nor its end.
+//! Output lines of commands that run until a stop signal. A separate thread writes them, so that a
+//! slow reader delays neither the work nor its end.
 //!
 //! ```text
 //! line -> Queue, bounded -> thread -> Sink -> standard output or standard error
 //!         no room: lost               cannot be written: lost
 //! ```
 //!
-//! What was lost is told as soon as lines can be written again.
+//! The number of lost lines is reported as soon as lines can be written again.
 
 use std::{
     collections::VecDeque,
@@ -21,47 +21,47 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most bytes that wait for a reader.
+/// Most queued bytes.
 const ROOM: usize = 256 << 10;
-/// Lines that peers may cause at once, and later in a second.
+/// Burst and rate per second of lines that peers may cause.
 const BURST: u32 = 100;
 const PER_SECOND: u32 = 10;
-/// Time between looks whether lines can be written again, and between two lines about those left
-/// out.
+/// Time between attempts to write after a failure, and between two reports of suppressed lines.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Longest wait at the end for a reader that is slow.
+/// Longest wait at the end for a slow reader.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest sleep between looks at the wish to stop.
+/// Longest sleep between checks of the stop flag.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// What a command owes to its lines.
+/// How the output of a command is treated.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Duty {
-    /// They are its results: it waits for who reads them, and ends when nobody can.
+    /// The lines are results: the command waits for the reader, and ends when the pipe is closed.
     Results,
-    /// They are its log: it serves on without them. Lines of JSON have only JSON among them.
+    /// The lines are a log: the command continues if they cannot be written. A log of JSON contains
+    /// only JSON.
     Service {
         /// Whether the lines are JSON.
         json: bool,
     },
 }
 
-/// The threads of this process, once a command has asked for them.
+/// The writer threads of this process, once a command has started them.
 static LOG: OnceLock<Log> = OnceLock::new();
 
-/// Where lines go.
+/// The writer threads.
 pub(super) struct Log {
     out: Arc<Queue>,
     err: Arc<Queue>,
     stop: Arc<AtomicBool>,
 }
 
-/// Has lines written by threads from here on; `stop` tells that nobody waits for readers any more.
+/// Starts writer threads; once `stop` is set, nothing waits for readers any more.
 pub(crate) fn begin(duty: Duty, stop: Arc<AtomicBool>) -> io::Result<()> {
     let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let err = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let file = |of: &File| of.metadata().map(|found| (found.dev(), found.ino())).ok();
-    // What goes to one file stays in order.
+    // If both streams are one file, one queue keeps their order.
     let same = file(&out).is_some_and(|found| file(&err) == Some(found));
     let out = Queue::start(out, duty, true)?;
     let err_duty = match duty {
@@ -102,14 +102,14 @@ impl Log {
 
     /// Waits until everything is written; not for long once the command is to stop.
     pub(super) fn finish(&self) {
-        // One patience for both, which may have one reader.
+        // One time limit for both, which may have one reader.
         let mut end = None;
         self.out.finish(&self.stop, &mut end);
         self.err.finish(&self.stop, &mut end);
     }
 }
 
-/// Lines on their way to one file.
+/// The queue of lines to one file.
 struct Queue {
     duty: Duty,
     state: Mutex<State>,
@@ -119,9 +119,9 @@ struct Queue {
 struct State {
     lines: VecDeque<String>,
     bytes: usize,
-    /// The thread has a line in hand.
+    /// The thread is writing a line.
     writes: bool,
-    /// Lines that found no room, not told of yet.
+    /// Number of lines dropped for want of space, not reported yet.
     lost: u64,
     rate: Rate,
 }
@@ -141,8 +141,8 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues text. Where there is no room, results wait for it until the command is to stop; all
-    /// other text is lost.
+    /// Queues text. If the queue is full, results wait until the command is to stop; other text is
+    /// dropped.
     fn put(&self, text: String, stop: &AtomicBool) {
         let mut state = self.state();
         while state.bytes > 0 && state.bytes + text.len() > ROOM {
@@ -219,13 +219,13 @@ impl Queue {
     }
 }
 
-/// Writes lines to one file, and says how many are missing there.
+/// Writes lines to one file, and reports how many are missing.
 struct Sink<W> {
     to: W,
     json: bool,
     /// Lines that could not be written.
     lost: u64,
-    /// Lines of peers beyond what they may cause.
+    /// Number of suppressed lines that peers caused.
     left_out: u64,
     /// The file ends within a line.
     torn: bool,
@@ -236,12 +236,12 @@ impl<W: Write> Sink<W> {
         Self { to, json, lost: 0, left_out: 0, torn: false }
     }
 
-    /// Whether lines are missing that nobody was told of.
+    /// Returns whether lines are missing that were not reported.
     fn owes(&self) -> bool {
         self.lost > 0 || self.left_out > 0
     }
 
-    /// Writes a text, and before it what is to be told of those that are missing.
+    /// Writes a text, and before it a report of missing lines.
     fn put(&mut self, text: Option<&str>) -> io::Result<()> {
         let wrote = self.try_put(text);
         if wrote.is_err() && text.is_some() {
@@ -285,7 +285,7 @@ impl<W: Write> Sink<W> {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Somebody has set the file to non-blocking.
+                // Another process has set the file to non-blocking.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(SLICE),
                 Err(error) => {
                     self.torn |= rest.len() < bytes.len();
@@ -298,10 +298,10 @@ impl<W: Write> Sink<W> {
     }
 }
 
-/// How many lines peers may cause.
+/// Rate limit of lines that peers cause.
 #[derive(Debug)]
 struct Rate {
-    /// Lines that may come now.
+    /// Number of lines allowed now.
     left: u32,
     since: Instant,
     left_out: u64,
@@ -312,7 +312,7 @@ impl Rate {
         Self { left: BURST, since: now, left_out: 0 }
     }
 
-    /// Whether one more line may be written; one that may not is counted.
+    /// Returns whether one more line may be written; counts a line that may not.
     fn admits(&mut self, now: Instant) -> bool {
         let each = Duration::from_secs(1) / PER_SECOND;
         let new = (now.saturating_duration_since(self.since).as_nanos() / each.as_nanos())

@@ -1,8 +1,8 @@
-//! A mapped disk through its doors: NBD and a file, with the programs that people use there, while
-//! paths are cut. Programs that are not installed are reported as skipped.
+//! A mapped disk through its front ends, NBD and a file, used by common programs while paths are
+//! cut. Programs that are not installed are reported as skipped.
 //!
-//! `BOWLINE_CHURN_SECONDS` makes the time for which a path is killed every two seconds longer than
-//! the eight seconds of an ordinary run.
+//! `BOWLINE_CHURN_SECONDS` sets for how many seconds a path is killed every two seconds; the
+//! default is eight.
 
 mod common;
 use bowline_testkit::skipped;
@@ -23,10 +23,10 @@ use bowline_rnbd_driver::{Disk, Exports, FileOptions};
 use common::{Rig, SOON, SOON_ENOUGH, Stop};
 
 const BYTES: u64 = 64 << 20;
-/// No request takes longer while a path is lost, on the slowest machine; usual are 0.7 s.
+/// Longest time of a request while a path is lost, on the slowest machine; usual are 0.7 s.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// A file that is exported, and gone at the end.
+/// An exported temporary file, removed at the end.
 struct Store(PathBuf);
 
 impl Store {
@@ -64,8 +64,7 @@ fn run(program: &str, args: &[&str]) -> Option<String> {
     Some(text)
 }
 
-/// Cuts one path of a session and then the other, again and again, while something runs; tells how
-/// often.
+/// Cuts the paths of a session in turn while `work` runs; returns the number of cuts.
 fn while_paths_are_cut(rig: &Rig, session: &str, work: impl FnOnce()) -> usize {
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
@@ -74,7 +73,7 @@ fn while_paths_are_cut(rig: &Rig, session: &str, work: impl FnOnce()) -> usize {
             while !stop.load(SeqCst) {
                 rig.cut_for(session, &[(cuts % 2) as u8], Duration::from_millis(900));
                 std::thread::sleep(Duration::from_millis(900));
-                // Before the other goes.
+                // The next path is cut after this one is back.
                 rig.until("it is back", || rig.is_connected(session));
                 cuts += 1;
             }
@@ -198,7 +197,7 @@ fn a_file_system_is_made_on_the_file() {
     assert!(cuts >= 1);
     drop(mount);
     std::fs::remove_dir(&dir).expect("nothing is mounted there any more");
-    // What the file's programs wrote is what others see of the disk: ext4's magic number.
+    // Data written through the file is seen by other users of the disk: ext4's magic number.
     let mut block = [0; 4096];
     sync::read_at(&*disk, 0, &mut block).expect("read");
     if run("mkfs.ext4", &["-V"]).is_some() {
@@ -207,13 +206,13 @@ fn a_file_system_is_made_on_the_file() {
     assert_eq!(disk.limits().bytes, BYTES);
 }
 
-/// How long paths are killed.
+/// For how long paths are killed.
 fn churn() -> Duration {
     let seconds = std::env::var("BOWLINE_CHURN_SECONDS").ok();
     Duration::from_secs(seconds.map_or(8, |text| text.parse().expect("a number of seconds")))
 }
 
-/// What fio says of a run: requests of 4 KiB, and the longest.
+/// The results of a fio run: numbers of 4 KiB requests, and the longest latency.
 #[derive(Debug)]
 struct Load {
     writes: u64,
@@ -249,8 +248,8 @@ fn verify(args: &[&str], time: Duration) -> Option<Load> {
     })
 }
 
-/// Kills one path and then the other, one every two seconds, for as long as `work` takes; each is
-/// back after nine tenths of a second. Tells how many were killed.
+/// Kills the paths in turn, one every two seconds, while `work` runs; each is back after 0.9
+/// seconds. Returns the number of kills.
 fn while_paths_are_killed(rig: &Rig, work: impl FnOnce()) -> usize {
     let stop = AtomicBool::new(false);
     let start = Instant::now();
@@ -276,7 +275,7 @@ fn while_paths_are_killed(rig: &Rig, work: impl FnOnce()) -> usize {
 }
 
 fn patient(rig: &Rig, session: &str) -> bowline_rnbd_driver::MapOptions {
-    // As `bowline rnbd map` does it for its doors.
+    // The outage handling that `bowline rnbd map` uses for its front ends.
     rig.options(session).outage(Outage::Queue(Duration::from_secs(30)))
 }
 
@@ -304,21 +303,21 @@ fn nothing_fails_over_nbd_while_a_path_is_killed_every_two_seconds() {
     assert_eq!(rig.server.in_flight(), 0);
 }
 
-/// What a client says that writes a block of 4 KiB, or asks for it.
+/// An NBD request that writes a block of 4 KiB, or reads it.
 fn request(command: u8, block: u64) -> Vec<u8> {
-    let mut said = 0x2560_9513_u32.to_be_bytes().to_vec();
-    said.extend([0, 0, 0, command]);
-    said.extend(block.to_be_bytes());
-    said.extend((block * 4096).to_be_bytes());
-    said.extend(4096_u32.to_be_bytes());
+    let mut message = 0x2560_9513_u32.to_be_bytes().to_vec();
+    message.extend([0, 0, 0, command]);
+    message.extend(block.to_be_bytes());
+    message.extend((block * 4096).to_be_bytes());
+    message.extend(4096_u32.to_be_bytes());
     if command == 1 {
-        said.extend([7; 4096]);
+        message.extend([7; 4096]);
     }
-    said
+    message
 }
 
 #[test]
-fn clients_that_left_in_an_outage_keep_nobody_out() {
+fn clients_that_hung_up_in_an_outage_keep_no_other_out() {
     // tests [NB-53]
     let rig = Rig::hasty(39, common::memory(BYTES), 1, SOON);
     let disk = rig.map("disk0", &patient(&rig, "left")).expect("mapped");
@@ -330,34 +329,38 @@ fn clients_that_left_in_an_outage_keep_nobody_out() {
         let mut out = vec![0; len];
         client.read_exact(&mut out).map(|()| out)
     };
-    let enter = || {
+    let connect = || {
         let mut client = UnixStream::connect(&path).expect("connected");
         client.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
         get(&mut client, 18).expect("a place");
-        client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").expect("said");
+        client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").expect("sent");
         get(&mut client, 10).expect("the export");
         client
     };
     rig.cut(0, true);
     rig.until("it is away", || common::state(&disk) == "closed");
-    let (read, write, goodbye) = (0, 1, 2);
-    // More than may have left while the disk has requests of theirs.
+    let (read, write, disconnect) = (0, 1, 2);
+    // More clients than may have hung up while the disk has requests of them.
     for block in 0..20 {
-        let mut said = [request(write, block), request(read, block)].concat();
+        let mut requests = [request(write, block), request(read, block)].concat();
         if block % 2 == 0 {
-            said.extend(request(goodbye, 0));
+            requests.extend(request(disconnect, 0));
         }
-        enter().write_all(&said).expect("said");
+        connect().write_all(&requests).expect("sent");
     }
-    let mut stays = enter();
-    stays.write_all(&request(read, 19)).expect("said");
+    let mut present = connect();
+    present.write_all(&request(read, 19)).expect("sent");
     rig.cut(0, false);
-    assert_eq!(get(&mut stays, 16).expect("a reply")[4..8], [0; 4]);
-    assert_eq!(get(&mut stays, 4096).expect("the data"), [0; 4096], "it left, and said no goodbye");
-    stays.write_all(&request(read, 18)).expect("said");
-    assert_eq!(get(&mut stays, 16).expect("a reply")[4..8], [0; 4]);
-    assert_eq!(get(&mut stays, 4096).expect("the data"), [7; 4096], "it said goodbye");
-    drop(stays);
+    assert_eq!(get(&mut present, 16).expect("a reply")[4..8], [0; 4]);
+    assert_eq!(
+        get(&mut present, 4096).expect("the data"),
+        [0; 4096],
+        "a client hung up without NBD_CMD_DISC"
+    );
+    present.write_all(&request(read, 18)).expect("sent");
+    assert_eq!(get(&mut present, 16).expect("a reply")[4..8], [0; 4]);
+    assert_eq!(get(&mut present, 4096).expect("the data"), [7; 4096], "a client sent NBD_CMD_DISC");
+    drop(present);
     rig.until("all have left", || server.connections() == 0);
 }
 

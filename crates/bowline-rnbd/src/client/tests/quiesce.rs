@@ -1,9 +1,9 @@
-//! Opening again beside disks that are in use [NB-16].
+//! Opening a device again while other disks are in use [NB-16].
 
 use super::*;
 
-/// Three disks: `z` was closed by the server, `y` has a read under way that takes its time, and `x`
-/// is what should not suffer from either.
+/// Three disks: `z` was closed by the server, `y` has a slow read in flight, and `x` is in use and
+/// must not suffer from either.
 fn three(config: Config) -> (Rig, [DevId; 3]) {
     let mut rig = Rig::new(config, 8);
     let disks = [("x", 0), ("y", 1), ("z", 2)].map(|(name, id)| rig.mapped(name, id, &DISK));
@@ -31,18 +31,21 @@ fn reads(rig: &mut Rig, x: DevId, ms: u64) -> usize {
 }
 
 #[test]
-fn a_request_that_hangs_stops_no_other_disk_for_long() {
+fn a_request_that_hangs_quiesces_other_disks_briefly() {
     // tests [NB-16] [NB-54]
     let (mut rig, [x, _, z]) = three(queueing());
     assert_eq!(reads(&mut rig, x, 1000), 10);
-    assert_eq!(reads(&mut rig, x, 1900), 0, "they wait for the careful open");
+    assert_eq!(reads(&mut rig, x, 1900), 0, "they wait for the quiesced open");
     assert!(reads(&mut rig, x, 200) >= 20, "no longer than two seconds");
     assert_eq!(reads(&mut rig, x, 26_800), 268, "and not again");
     assert!(!rig.done().contains(&(1, -5)));
     assert_eq!(reads(&mut rig, x, 574_000), 5740);
     assert!(rig.done().contains(&(1, -5)), "its time was up");
-    assert!(rig.core.poll_order().is_none(), "an id of before may still come to the server");
-    // Soon after the one that hangs has ended.
+    assert!(
+        rig.core.poll_service_message().is_none(),
+        "IO with an old id may still reach the server"
+    );
+    // `z` is opened soon after the read that hangs has ended.
     rig.answer(0);
     rig.open("z", 4, &DISK);
     assert_eq!(rig.events(), [Event::Online { dev: z }]);
@@ -51,17 +54,18 @@ fn a_request_that_hangs_stops_no_other_disk_for_long() {
 }
 
 #[test]
-fn stops_are_the_smaller_part_of_the_time() {
+fn quiesces_take_the_smaller_part_of_the_time() {
     // tests [NB-16]
     let (mut rig, [x, y, _]) = three(queueing());
     let mut idle = 0;
-    // Storage that takes a second and a half for each read, and an export that does not come back.
+    // Storage takes a second and a half for each read of `y`, and the export of `z` does not come
+    // back.
     for _ in 0..40 {
         idle += (0..15).filter(|_| reads(&mut rig, x, 100) == 0).count();
         rig.io(y, IoOp::Read, 0, 512, 2);
         rig.answer(0);
-        while let Some(order) = rig.core.poll_order() {
-            rig.core.answered(rig.now, order.token, -2, &[]);
+        while let Some(order) = rig.core.poll_service_message() {
+            rig.core.service_answer(rig.now, order.token, -2, &[]);
             rig.pump();
         }
     }
@@ -69,7 +73,7 @@ fn stops_are_the_smaller_part_of_the_time() {
 }
 
 #[test]
-fn an_open_that_hangs_stops_no_other_disk_for_long() {
+fn an_open_that_hangs_quiesces_other_disks_briefly() {
     // tests [NB-16]
     let mut rig = Rig::new(queueing(), 8);
     let [x, z] = [("x", 0), ("z", 2)].map(|(name, id)| rig.mapped(name, id, &DISK));
@@ -121,12 +125,12 @@ fn a_remap_ends_with_the_device_and_with_the_session() {
                 rig.answer(0);
             }
             rig.core.remap(rig.now, z).unwrap();
-            let open = rig.core.poll_order();
+            let open = rig.core.poll_service_message();
             assert_eq!(open.is_some(), sent);
             end(&mut rig, z);
             rig.core.check_invariants();
             if let Some(open) = open {
-                rig.core.answered(rig.now, open.token, -103, &[]);
+                rig.core.service_answer(rig.now, open.token, -103, &[]);
             }
             let mut events = rig.events();
             events.retain(|event| matches!(event, Event::Remapped { .. }));
@@ -141,7 +145,7 @@ fn a_remap_ends_with_the_device_and_with_the_session() {
 }
 
 #[test]
-fn a_device_that_is_given_up_stops_nobody() {
+fn a_device_that_is_unmapped_quiesces_no_other() {
     // tests [NB-37] [NB-16]
     let (mut rig, [x, _, z]) = three(queueing());
     rig.pass(1000);

@@ -1,25 +1,25 @@
-//! Memory for the data of requests under way: one piece of registered memory, and stretches of it.
+//! An allocator of ranges of one registered memory region, for the data of requests in flight.
 
 use std::collections::BTreeMap;
 
-/// Stretches are multiples of this, so that stores can do direct IO on them.
-const GRAIN: usize = 4096;
+/// Alignment of ranges in bytes, which lets stores do direct IO on them.
+const ALIGNMENT: usize = 4096;
 
-/// Which stretches of a piece of memory are free.
+/// The free ranges of a memory region.
 #[derive(Debug)]
-pub(super) struct Stretches {
-    /// Start and length of each; no two touch.
+pub(super) struct RangeAllocator {
+    /// Start and length of each free range; no two are adjacent.
     free: BTreeMap<usize, usize>,
 }
 
-impl Stretches {
-    /// All of `len` bytes, a multiple of 4096.
+impl RangeAllocator {
+    /// Makes an allocator of `len` free bytes, a multiple of 4096.
     pub(super) fn new(len: usize) -> Self {
         Self { free: BTreeMap::from([(0, len)]) }
     }
 
-    /// Takes the first stretch of at least `len` bytes, if there is one.
-    pub(super) fn take(&mut self, len: usize) -> Option<usize> {
+    /// Allocates from the first free range of at least `len` bytes, if there is one.
+    pub(super) fn allocate(&mut self, len: usize) -> Option<usize> {
         let len = round(len);
         let (&at, &free) = self.free.iter().find(|(_, free)| **free >= len)?;
         self.free.remove(&at);
@@ -29,8 +29,8 @@ impl Stretches {
         Some(at)
     }
 
-    /// Gives one back that was taken with this length.
-    pub(super) fn give(&mut self, mut at: usize, len: usize) {
+    /// Frees a range that was allocated with this length.
+    pub(super) fn free(&mut self, mut at: usize, len: usize) {
         let mut len = round(len);
         if let Some((&before, &free)) = self.free.range(..at).next_back() {
             assert!(before + free <= at, "given back twice");
@@ -48,7 +48,7 @@ impl Stretches {
 }
 
 fn round(len: usize) -> usize {
-    len.max(1).next_multiple_of(GRAIN)
+    len.max(1).next_multiple_of(ALIGNMENT)
 }
 
 #[cfg(test)]
@@ -57,17 +57,17 @@ mod tests {
 
     #[test]
     fn stretches_never_overlap_and_all_come_back() {
-        let len = 64 * GRAIN;
-        let mut stretches = Stretches::new(len);
+        let len = 64 * ALIGNMENT;
+        let mut ranges = RangeAllocator::new(len);
         let mut taken: Vec<(usize, usize)> = Vec::new();
         let mut random = 7_u64;
         for _ in 0..10_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let n = (random >> 33) as usize;
             if n.is_multiple_of(2) {
-                let want = n / 2 % (9 * GRAIN);
-                if let Some(at) = stretches.take(want) {
-                    assert!(at.is_multiple_of(GRAIN) && at + round(want) <= len);
+                let want = n / 2 % (9 * ALIGNMENT);
+                if let Some(at) = ranges.allocate(want) {
+                    assert!(at.is_multiple_of(ALIGNMENT) && at + round(want) <= len);
                     let apart = |(other, size): &(usize, usize)| {
                         at + round(want) <= *other || *other + round(*size) <= at
                     };
@@ -76,13 +76,13 @@ mod tests {
                 }
             } else if !taken.is_empty() {
                 let (at, size) = taken.swap_remove(n % taken.len());
-                stretches.give(at, size);
+                ranges.free(at, size);
             }
         }
         for (at, size) in taken {
-            stretches.give(at, size);
+            ranges.free(at, size);
         }
-        assert_eq!(stretches.take(len), Some(0));
-        assert_eq!(stretches.take(1), None);
+        assert_eq!(ranges.allocate(len), Some(0));
+        assert_eq!(ranges.allocate(1), None);
     }
 }

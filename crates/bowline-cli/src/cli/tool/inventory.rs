@@ -1,4 +1,4 @@
-//! What runs on this machine: the trees of all processes that answer, or of files, as rows of
+//! The objects on this machine: the trees of all processes that answer, or of files, as rows of
 //! fields.
 
 use std::{
@@ -18,19 +18,19 @@ use super::{
 };
 use crate::cli::rds::control::looked_in;
 
-/// How long a process may take to accept a look, and to answer it. Commands may take as long as
-/// they take.
-const LOOK: Duration = Duration::from_secs(2);
+/// How long a process may take to accept a connection, and to answer a read. Commands may take any
+/// time.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where the tools look.
+/// Which sockets or trees the tools use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Place<'a> {
-    /// At the sockets of this user's processes; where there is none, in the kernel's tree.
+    /// The sockets of this user's processes; without any, the kernel's tree.
     #[default]
     Here,
-    /// At this socket.
+    /// This socket.
     Socket(&'a Path),
-    /// In these trees of files.
+    /// These trees of files.
     Files(&'a [PathBuf]),
 }
 
@@ -38,40 +38,40 @@ pub(crate) enum Place<'a> {
 #[derive(Debug)]
 struct Source {
     place: PathBuf,
-    door: Door,
+    transport: Transport,
     tree: Json,
 }
 
-/// How a source is read and written.
+/// Means by which a source is read and written.
 #[derive(Debug)]
-enum Door {
+enum Transport {
     Socket(Client),
     Files,
 }
 
-/// A device, a session or a path, and where it is.
+/// A device, a session or a path, and its location.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) mode: Mode,
     pub(super) item: Item,
-    /// Which process has it.
+    /// Index of the source that has it.
     pub(super) source: usize,
-    /// Its directory there.
+    /// Its directory in that source.
     pub(super) at: String,
 }
 
-/// Everything that answers.
+/// All sources that answer.
 #[derive(Debug, Default)]
-pub(super) struct World {
+pub(super) struct Inventory {
     sources: Vec<Source>,
-    /// Sockets of processes that are there and do not answer.
-    silent: Vec<PathBuf>,
+    /// Sockets of processes that run and do not answer.
+    unresponsive: Vec<PathBuf>,
 }
 
-impl World {
-    /// Looks at everything there is in a place.
-    pub(super) fn gather(place: Place<'_>) -> Result<Self, Refusal> {
-        let mut silent = Vec::new();
+impl Inventory {
+    /// Reads the trees of all sources in a place.
+    pub(super) fn collect(place: Place<'_>) -> Result<Self, Refusal> {
+        let mut unresponsive = Vec::new();
         let sources = match place {
             Place::Socket(place) => vec![socket(place).map_err(|error| {
                 Refusal::system(&error, format!("nobody answers on {}", place.display()))
@@ -85,19 +85,19 @@ impl World {
                 });
                 all.collect::<Result<_, _>>()?
             }
-            Place::Here => here(&mut silent),
+            Place::Here => here(&mut unresponsive),
         };
-        Ok(Self { sources, silent })
+        Ok(Self { sources, unresponsive })
     }
 
-    /// Returns where everything comes from.
+    /// Returns the locations of all sources.
     pub(super) fn places(&self) -> impl Iterator<Item = &Path> {
         self.sources.iter().map(|source| source.place.as_path())
     }
 
-    /// Says where nothing was found, if nothing was.
+    /// Explains where was searched, if no source was found.
     pub(super) fn nothing(&self) -> Option<String> {
-        (self.sources.is_empty() && self.silent.is_empty()).then(|| {
+        (self.sources.is_empty() && self.unresponsive.is_empty()).then(|| {
             format!(
                 "nothing runs here (looked in {} and, for the kernel's modules, in {}); start a server with `bowline \
                  rnbd export` or a client with `bowline rnbd map`, or name a socket with --control",
@@ -107,7 +107,7 @@ impl World {
         })
     }
 
-    /// Reports whether anything of a side runs.
+    /// Reports whether any source has this side.
     pub(super) fn has(&self, mode: Mode) -> bool {
         (0..self.sources.len()).any(|source| self.is(source, mode))
     }
@@ -120,7 +120,7 @@ impl World {
         self.sources[source].class(class).is_some()
     }
 
-    /// Returns the processes of a side.
+    /// Returns the sources that have a side.
     pub(super) fn of(&self, mode: Mode) -> Vec<usize> {
         (0..self.sources.len()).filter(|source| self.is(*source, mode)).collect()
     }
@@ -130,17 +130,17 @@ impl World {
         &self.sources[source].place
     }
 
-    /// Returns how an attribute is called where it is.
+    /// Returns the path of an attribute as shown to the user.
     pub(super) fn shown(&self, source: usize, path: &str) -> String {
         match &self.sources[source] {
-            Source { door: Door::Socket(_), .. } => path.to_owned(),
-            Source { door: Door::Files, place, .. } => {
+            Source { transport: Transport::Socket(_), .. } => path.to_owned(),
+            Source { transport: Transport::Files, place, .. } => {
                 sysfs::place(place, path).display().to_string()
             }
         }
     }
 
-    /// Returns all things of a kind on a side.
+    /// Returns all objects of a kind on a side.
     pub(super) fn rows(&self, mode: Mode, target: Target) -> Vec<Row> {
         let sources = self.sources.iter().enumerate();
         let mut rows: Vec<Row> =
@@ -159,15 +159,15 @@ impl World {
         self.ask(source, Op::Text, path)
     }
 
-    /// Returns the processes of a side, or all.
+    /// Returns the sources of a side, or all.
     pub(super) fn all(&self, mode: Option<Mode>) -> Vec<usize> {
         mode.map_or_else(|| (0..self.sources.len()).collect(), |mode| self.of(mode))
     }
 
-    /// Returns what a process has at a path of its tree: a folder or a value.
+    /// Returns the folder or value at a path of a source's tree.
     pub(super) fn part(&self, source: usize, path: &str) -> Option<&Json> {
         let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
-        // What is below these two are links.
+        // Entries of these two folders are links.
         let way: Vec<&str> = match names.as_slice() {
             ["class", rest @ ..] if !rest.is_empty() => [&["devices", "virtual"], rest].concat(),
             ["block", ..] => [&["devices", "virtual"], &names[..]].concat(),
@@ -176,15 +176,15 @@ impl World {
         below(&self.sources[source].tree, &way)
     }
 
-    /// Returns a process that does not answer and does the same as this one: what is asked of this
-    /// one may be meant for it, since both name their disks alike.
+    /// Returns an unresponsive process of the same kind as this one: a command may be meant for it,
+    /// since both use the same names of disks.
     fn rival(&self, source: usize) -> Option<&Path> {
         let word = |place: &Path| {
             let name = place.file_name()?.to_str()?;
             Some(name.split_once('-')?.0.to_owned())
         };
         let own = word(&self.sources[source].place);
-        self.silent.iter().map(PathBuf::as_path).find(|place| word(place) == own)
+        self.unresponsive.iter().map(PathBuf::as_path).find(|place| word(place) == own)
     }
 
     fn ask(&mut self, source: usize, op: Op<'_>, path: &str) -> Result<String, Refusal> {
@@ -199,13 +199,13 @@ impl World {
             ));
         }
         let source = &mut self.sources[source];
-        let done = match (&mut source.door, op) {
-            (Door::Files, Op::Write(value)) => {
+        let done = match (&mut source.transport, op) {
+            (Transport::Files, Op::Write(value)) => {
                 sysfs::write(&sysfs::place(&source.place, path), value).map(|()| String::new())
             }
-            (Door::Files, _) => sysfs::read(&sysfs::place(&source.place, path)),
-            (Door::Socket(client), op) => {
-                let limit = if matches!(op, Op::Write(_)) { None } else { Some(LOOK) };
+            (Transport::Files, _) => sysfs::read(&sysfs::place(&source.place, path)),
+            (Transport::Socket(client), op) => {
+                let limit = if matches!(op, Op::Write(_)) { None } else { Some(PROBE_TIMEOUT) };
                 let answer = client.set_limit(limit).and_then(|()| client.ask(op, path));
                 let answer = answer.map_err(|error| {
                     Refusal::system(&error, format!("{} broke off", source.place.display()))
@@ -219,13 +219,13 @@ impl World {
     }
 }
 
-/// Everything of this user; what the kernel has counts where no process is.
-fn here(silent: &mut Vec<PathBuf>) -> Vec<Source> {
+/// Returns the processes of this user; without any, the kernel's tree.
+fn here(unresponsive: &mut Vec<PathBuf>) -> Vec<Source> {
     let entries = folders().into_iter().flat_map(fs::read_dir).flatten().flatten();
     let mut places: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
     places.sort();
-    // All at the same time: several that hang cost no more than one.
+    // Concurrently, so that several processes that hang take no longer than one.
     let looks: Vec<io::Result<Source>> = thread::scope(|scope| {
         let start = |place| {
             let look = move || socket(place);
@@ -243,16 +243,16 @@ fn here(silent: &mut Vec<PathBuf>) -> Vec<Source> {
             Ok(source) => found.push(source),
             // Sockets that killed processes left behind.
             Err(error) if is_nobody(&error) => {}
-            // Those of another user, in the folder of services.
+            // Sockets of another user, in the folder of services.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => {
                 note!("{} does not answer and is left out: {error}", place.display());
-                silent.push(place.clone());
+                unresponsive.push(place.clone());
             }
         }
     }
     let kernel = Path::new(sysfs::KERNEL);
-    if found.is_empty() && silent.is_empty() && sysfs::is_there(kernel) {
+    if found.is_empty() && unresponsive.is_empty() && sysfs::is_there(kernel) {
         found.extend(files(kernel));
     }
     found
@@ -263,13 +263,13 @@ fn is_nobody(error: &io::Error) -> bool {
 }
 
 fn socket(place: &Path) -> io::Result<Source> {
-    let mut client = Client::connect_within(place, LOOK)?;
+    let mut client = Client::connect_within(place, PROBE_TIMEOUT)?;
     let tree = client.ask(Op::Dump, "/")?.map_err(io::Error::from)?;
-    Ok(Source { place: place.to_owned(), door: Door::Socket(client), tree })
+    Ok(Source { place: place.to_owned(), transport: Transport::Socket(client), tree })
 }
 
 fn files(root: &Path) -> io::Result<Source> {
-    Ok(Source { place: root.to_owned(), door: Door::Files, tree: sysfs::snapshot(root)? })
+    Ok(Source { place: root.to_owned(), transport: Transport::Files, tree: sysfs::snapshot(root)? })
 }
 
 fn below<'a>(json: &'a Json, way: &[&str]) -> Option<&'a Json> {
@@ -303,7 +303,7 @@ fn word(json: &Json, way: &[&str], index: usize) -> u64 {
     }
 }
 
-/// Places of numbers in `stats/rdma` and `stats/reconnects` [NB-44].
+/// Positions of numbers in `stats/rdma` and `stats/reconnects` [NB-44].
 const RDMA: [&str; 2] = ["stats", "rdma"];
 const READ_BYTES: usize = 1;
 const WRITE_BYTES: usize = 3;
@@ -311,7 +311,7 @@ const INFLIGHT: usize = 4;
 const RECONNECTS: [&str; 2] = ["stats", "reconnects"];
 const SUCCESSFUL: usize = 0;
 
-/// Returns the name of the machine at the other end, where the tree tells it [NB-44].
+/// Returns the name of the peer's machine, if the tree has it [NB-44].
 fn hostname(mode: Mode, session: Option<&Json>) -> Cell {
     let file = match mode {
         Mode::Client => "srv_hostname",
@@ -356,7 +356,7 @@ impl Source {
         rows.into_iter().map(|(item, at)| Row { mode, item, source, at }).collect()
     }
 
-    /// Sectors that went through a block device: fields 3 and 7 of its stat.
+    /// Sectors read from and written to a block device: fields 3 and 7 of its stat.
     fn traffic(&self, device: &str) -> (Cell, Cell) {
         let stat = below(&self.tree, &["devices", "virtual", "block", device, "stat"]);
         let stat = stat.and_then(Json::as_str).unwrap_or_default();
@@ -373,7 +373,7 @@ impl Source {
             .filter_map(|(name, block)| {
                 let rnbd = block.member("rnbd")?;
                 let (rx, tx) = self.traffic(name);
-                // Disks of a process may have the name of one of the kernel's.
+                // A disk of a process may have the same name as one of the kernel.
                 let device = Path::new("/dev").join(name);
                 let device = if self.place == Path::new(sysfs::KERNEL) && device.exists() {
                     owned(device.display().to_string())

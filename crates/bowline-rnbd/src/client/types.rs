@@ -1,4 +1,4 @@
-//! What goes into the client's core and comes out of it.
+//! Types that go into the client's core and come out of it.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,32 +8,32 @@ use bowline_wire::rtrs::Dir;
 
 use crate::{Errno, IoOp, Limits};
 
-/// What becomes of requests while the session is away.
+/// What happens to requests while the session is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
-    /// They fail with EIO, as with the kernel [NB-27].
+    /// Requests fail with EIO, as with the kernel [NB-27].
     FailFast,
-    /// They wait for so long; then they fail with EIO [NB-54].
+    /// Requests wait for this long; then they fail with EIO [NB-54].
     Queue(Duration),
 }
 
-/// How a client behaves.
+/// Settings of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// What becomes of requests while the session is away.
+    /// What happens to requests while the session is lost.
     pub outage: Outage,
-    /// Time after which a request is answered ETIMEDOUT, though its memory stays in use until the
-    /// server answers, and what later requests write to the same bytes waits until then. `None`:
-    /// never, as with the kernel [NB-28].
+    /// Time after which a request is answered with ETIMEDOUT. Its memory stays in use until the
+    /// server answers, and later writes to the same bytes wait until then. `None`: never, as with
+    /// the kernel [NB-28].
     pub io_timeout: Option<Duration>,
-    /// Time between attempts to open a device again that the server has forgotten or refused while
+    /// Delay between attempts to open a device again that the server has lost or refused, while
     /// requests wait for it.
     pub reopen_delay: Duration,
-    /// Whether NOUNMAP is sent: only to servers known to be of version 2.2 [NB-57]. To others
-    /// zeroes that must stay allocated are written as data.
+    /// Whether the flag NOUNMAP is sent: only to servers known to speak version 2.2 [NB-57].
+    /// Otherwise zeroes that must stay allocated are written as data.
     pub nounmap: bool,
-    /// Whether zeroes may be written without sending them: off for servers before 5.18, which
-    /// write one block again and again instead [NB-12].
+    /// Whether WRITE_ZEROES is sent: off for kernel servers before 5.18, which write one block
+    /// again and again instead [NB-12].
     pub write_zeroes: bool,
 }
 
@@ -49,11 +49,12 @@ impl Default for Config {
     }
 }
 
-/// A mapped device; one mapped later at its place has another life.
+/// Id of a mapped device: its index, and a generation that tells it from later devices at that
+/// index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevId {
     pub(crate) index: u32,
-    pub(crate) life: u32,
+    pub(crate) generation: u32,
 }
 
 /// State of a device [NB-32].
@@ -65,7 +66,7 @@ pub enum State {
     Open,
     /// The server does not hold it open: the session was lost.
     Closed,
-    /// Being given up.
+    /// Being unmapped.
     Unmapped,
 }
 
@@ -80,54 +81,56 @@ impl fmt::Display for State {
     }
 }
 
-/// Names a service message in its answer.
+/// Id of a service message, given back with its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u32);
 
-/// A service message to send, in the order they come, on the service connection. Its answer goes to
-/// `Core::answered` [NB-60].
+/// A message to send on the service connection: SESS_INFO, OPEN or CLOSE. Messages are sent in the
+/// order in which they come out. The answer goes to `Core::service_answer` [NB-60].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
-    /// Names the message in its answer.
+#[doc(alias = "Order")]
+pub struct ServiceMessage {
+    /// Id of the message, given back with its answer.
     pub token: Token,
     /// The message.
     pub usr: Vec<u8>,
-    /// Bytes of the answer: a READ of so many; 0: a WRITE without data [NB-2].
+    /// Length of the expected answer in bytes: sent as a READ of that length. 0: sent as a WRITE
+    /// without data [NB-2].
     pub room: u32,
 }
 
-/// A part of a registered region.
+/// A range of a registered memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which region.
+    /// Id of the region.
     pub region: u32,
-    /// From which byte on.
+    /// Offset of the range in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 /// An IO message to send on an IO connection. Its answer goes to `Core::io_answer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendIo {
-    /// Names it in its answer; less than the number of slots.
+    /// Slot of the message, given back with its answer; less than the number of slots.
     pub slot: u16,
     /// RTRS direction [NB-2].
     pub dir: Dir,
     /// The message.
     pub usr: [u8; wire::IO_LEN],
-    /// Its data: comes from there or goes there.
+    /// Memory that its data is sent from or received into.
     pub data: Option<Piece>,
 }
 
 /// A request of the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskRequest<D> {
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
-    /// From which byte on; ignored for a flush.
+    /// Offset on the disk in bytes; ignored for a flush.
     pub offset: u64,
-    /// Bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u32,
     /// Tells whether a write must be durable before it is answered.
     pub fua: bool,
@@ -135,110 +138,109 @@ pub struct DiskRequest<D> {
     pub nounmap: bool,
     /// Region and offset of the data of a read or write.
     pub mem: Option<(u32, u64)>,
-    /// Comes back with the result.
+    /// The caller's completion, given back with the result.
     pub done: D,
 }
 
 /// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DoneIo<D> {
-    /// What came with the request.
+    /// The caller's completion, as submitted.
     pub done: D,
     /// 0 or a negative errno.
     pub errno: i32,
-    /// Its time was up, and its memory may still be used: until
-    /// [`Core::take_ended`](super::Core::take_ended) gives this number.
+    /// Set when the request was answered because its time was up. Its memory may still be in use
+    /// until [`Core::take_ended`](super::Core::take_ended) returns this number.
     pub late: Option<u32>,
 }
 
-/// What happened to a device.
+/// An event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// The first OPEN was answered; on errors the device is gone.
     Mapped {
-        /// Which device.
+        /// The device.
         dev: DevId,
         /// The server's errno, or what was wrong with its answer.
         result: Result<(), Errno>,
     },
-    /// `Core::remap` is over.
+    /// A `Core::remap` has ended.
     Remapped {
-        /// Which device.
+        /// The device.
         dev: DevId,
         /// The server's errno, or what was wrong with its answer.
         result: Result<(), Errno>,
     },
-    /// The device is gone, and nothing of it is under way.
+    /// The device is unmapped, and none of its IO is in flight.
     Unmapped {
-        /// Which device.
+        /// The device.
         dev: DevId,
     },
     /// The device takes requests again.
     Online {
-        /// Which device.
+        /// The device.
         dev: DevId,
     },
     /// The device is closed: requests fail or wait.
     Offline {
-        /// Which device.
+        /// The device.
         dev: DevId,
     },
-    /// The device has another size.
+    /// The size of the device has changed.
     Resized {
-        /// Which device.
+        /// The device.
         dev: DevId,
-        /// Its size.
+        /// Its new size in bytes.
         bytes: u64,
     },
-    /// The device came back with other blocks, or time is up: requests fail until it is remapped
-    /// [NB-55].
+    /// The device came back with another block size: requests fail until it is remapped [NB-55].
     Gone {
-        /// Which device.
+        /// The device.
         dev: DevId,
     },
 }
 
-/// What was done with a device, as the block layer counts it: requests answered without error.
+/// Counters of a device, as the block layer keeps them: requests answered without error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Reads.
+    /// Read requests.
     pub reads: u64,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub read_bytes: u64,
-    /// Writes.
+    /// Write requests.
     pub writes: u64,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub written_bytes: u64,
     /// Discards, erases and writes of zeroes.
     pub discards: u64,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub discarded_bytes: u64,
-    /// Flushes.
+    /// Flush requests.
     pub flushes: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Pieces sent again after an outage.
+    /// Pieces sent again after a path or the session was lost.
     pub resent: u64,
 }
 
-/// A device, for the control tree.
+/// Description of a device, for the control tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevInfo {
-    /// Which it is.
+    /// Id of the device.
     pub id: DevId,
-    /// The name it was asked for by.
+    /// Name of the export it was mapped by.
     pub mapping_path: String,
-    /// How it was asked for.
+    /// Access mode it was mapped with.
     pub access: Access,
-    /// Where it stands.
+    /// State of the device.
     pub state: State,
-    /// What it can do; the last known while it is closed.
+    /// Limits of the device; the last known while it is closed.
     pub limits: Option<Limits>,
-    /// Pieces at the server.
+    /// Number of pieces in flight.
     pub in_flight: u32,
-    /// Requests, or rests of them, that wait for a slot or for the session.
+    /// Number of requests, or remainders of requests, that wait for a slot or for the session.
     pub waiting: usize,
-    /// What was done with it.
+    /// Counters of the device.
     pub stats: DiskStats,
 }

@@ -1,4 +1,4 @@
-//! What words mean: paths, servers, names of sessions, sizes.
+//! Parsers of arguments: paths, servers, names of sessions, sizes.
 
 use std::{
     fs,
@@ -19,9 +19,9 @@ pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
     path_order(text)?.parse().map_err(|errno| no_path(errno, text))
 }
 
-/// Returns a path as a process is told of it: a bare address gets its prefix, and keeps its scope.
+/// Returns a path as it is sent to a process: a bare address gets its prefix, and keeps its scope.
 pub(super) fn path_order(text: &str) -> Result<String, Refusal> {
-    // A mistake is told of before anything is sent.
+    // Mistakes are reported before anything is sent.
     path_text(text)?;
     Ok(prefixed(text))
 }
@@ -41,12 +41,12 @@ fn prefixed(text: &str) -> String {
     }
 }
 
-/// Returns the normal spelling of a path, as its name has it: without scopes; also of one through
+/// Returns the canonical spelling of a path, as in its name: without scopes. Also of a path through
 /// InfiniBand, which a kernel may have.
 pub(super) fn path_text(text: &str) -> Result<String, Refusal> {
     let given = text;
     let text = &prefixed(text);
-    // A destination on a named link brings a source along, which counts where no other is said.
+    // A destination with an interface implies a source, which is used if no other is given.
     let normal =
         |part: &str, alone: bool| match part.strip_prefix("gid:").map(str::parse::<Ipv6Addr>) {
             Some(Ok(gid)) => Ok(format!("gid:{gid}")),
@@ -77,8 +77,8 @@ pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     })
 }
 
-/// Returns the addresses of a server as a session's name has it: a host, or an address with dashes
-/// where [`session_name`] has replaced something.
+/// Returns the addresses of a server from a session's name: a host, or an address with the dashes
+/// that [`session_name`] puts in.
 pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     if server.is_empty() {
         return Err(Refusal::new(Errno::ENXIO, "it has no @"));
@@ -95,13 +95,12 @@ pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     Ok(all)
 }
 
-/// Returns the name of a session with a server when none was given. A server has one session of a
-/// name, so that of this machine is not enough: machines that were cloned have the same. The
-/// address that its first path comes from is its own. Names of sessions have neither dots nor
-/// slashes, and 254 bytes at most [RS-24] [RT-68].
+/// Returns the default name of a session with a server. A server accepts one session of a name, and
+/// cloned machines share their host name; so the source address of the first path is part of it.
+/// Names of sessions have neither dots nor slashes, and 254 bytes at most [RS-24] [RT-68].
 pub(crate) fn session_name(server: &str, from: Option<IpAddr>) -> String {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
-    // The interface is a matter of this machine.
+    // The interface has a meaning on this machine only.
     let bare = bare.split('%').next().unwrap_or(bare);
     let from = from.map(|from| format!("_{}", from.to_canonical())).unwrap_or_default();
     let name = format!("{}{from}@{bare}", own_name()).replace(['.', ':', '/'], "-");
@@ -110,7 +109,8 @@ pub(crate) fn session_name(server: &str, from: Option<IpAddr>) -> String {
     name[..end.unwrap_or(0)].to_owned()
 }
 
-/// Refuses what cannot be the name of a session [RT-68], as where a server stands that has paths.
+/// Refuses a text that cannot be the name of a session [RT-68], such as a server's address given
+/// together with paths.
 pub(crate) fn no_address(name: &str) -> Result<(), Refusal> {
     SessionName::new(name).map(drop).map_err(|error| {
         Refusal::usage(format!(
@@ -127,7 +127,8 @@ fn own_name() -> String {
     name.trim().split('.').next().filter(|name| !name.is_empty()).unwrap_or("localhost").to_owned()
 }
 
-/// Returns a size in sectors: it is in bytes or in a unit, which may be glued on.
+/// Returns a size in sectors, from a number of bytes or of a unit, which may follow without a
+/// blank.
 pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
     let bad = || Refusal::usage(format!("\"{size}{unit}\" is not a size such as 512M"));
     let end = size.find(|c: char| !c.is_ascii_digit()).unwrap_or(size.len());
@@ -189,7 +190,7 @@ mod tests {
         let gid = "gid:fe80:0000:0000:0000:0000:0000:0000:0001@gid:FE80::2";
         assert_eq!(path_text(gid).unwrap(), "gid:fe80::1@gid:fe80::2");
         assert_eq!(path_spec(gid).unwrap_err().errno, 19);
-        // tests [RS-34]: not EPROTONOSUPPORT, which the words alone would say.
+        // tests [RS-34]: not EPROTONOSUPPORT, which parsing alone would give.
         assert_eq!(path_spec("x").unwrap_err().errno, 22);
         assert_eq!(path_spec("ip:x").unwrap_err().errno, 22);
     }

@@ -1,4 +1,4 @@
-//! Files that a process has made and takes away again.
+//! Files that a process has created and removes again.
 
 use std::{
     fs, io,
@@ -6,27 +6,29 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that this process has made, such as a socket it listens at: it is removed only while it
-/// is that file, and not when somebody else has put another one in its place. A socket is removed
-/// while it is listened at: after that the next one there may have its number.
+/// A file that this process has created, such as the socket it listens at. [`remove`](Self::remove)
+/// removes it only while its path still leads to the same file, and not to a file that another
+/// process has put there. Remove a socket before closing the listener: after that, a new socket may
+/// get the same inode number.
 #[derive(Debug)]
-pub struct OwnFile {
+#[doc(alias = "OwnFile")]
+pub struct OwnedFile {
     path: PathBuf,
     device: u64,
     inode: u64,
 }
 
-impl OwnFile {
+impl OwnedFile {
     /// Remembers the file that is there now.
     ///
     /// # Errors
-    /// The system's, when it cannot be looked at.
+    /// Errors of looking up the path.
     pub fn new(path: &Path) -> io::Result<Self> {
         let there = fs::symlink_metadata(path)?;
         Ok(Self { path: path.to_owned(), device: there.dev(), inode: there.ino() })
     }
 
-    /// Returns where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -35,7 +37,7 @@ impl OwnFile {
     pub fn remove(&self) {
         let ours = |there: fs::Metadata| (there.dev(), there.ino()) == (self.device, self.inode);
         if fs::symlink_metadata(&self.path).is_ok_and(ours) {
-            // Somebody may just have removed it.
+            // Another process may just have removed it.
             let _ = fs::remove_file(&self.path);
         }
     }
