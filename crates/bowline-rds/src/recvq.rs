@@ -1,5 +1,5 @@
-//! Messages that wait for their reader. What neighbours have in common, the sender and the buffer
-//! they arrived in, is held once for all of them.
+//! Messages that wait for their reader. Neighbouring messages share one record of their sender and
+//! of the buffer they arrived in.
 //!
 //! ```text
 //!   runs      [peer A, buffer 7, 3 left] [peer B, buffer 9, 2 left]
@@ -16,26 +16,27 @@ use crate::ids::ConnId;
 use crate::rxbuf::Rope;
 use crate::socket::Endpoint;
 
-/// Where a message comes from, but for the port.
+/// Origin of a message, without the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) addr: Ipv6Addr,
     pub(crate) scope: u32,
-    /// `None` within the node.
+    /// The connection; `None` for a message sent within the node.
     pub(crate) conn: Option<ConnId>,
 }
 
-/// What only few messages have.
+/// Properties that only few messages have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rare {
     /// Remote memory key from the sender.
     pub(crate) rdma_dest: Option<u64>,
     pub(crate) queued_at: Option<Instant>,
-    /// First byte of header seen, header complete, queued.
+    /// Times when the first byte of the header was seen, when the header was complete, and when the
+    /// message was queued.
     pub(crate) trace: Option<[Instant; 3]>,
 }
 
-/// A message by itself.
+/// A message with all its properties.
 #[derive(Clone, Debug)]
 pub(crate) struct RecvMsg {
     pub(crate) origin: Origin,
@@ -45,11 +46,11 @@ pub(crate) struct RecvMsg {
     pub(crate) rare: Option<Box<Rare>>,
 }
 
-/// Neighbours of one origin in one buffer.
+/// Neighbouring messages of one origin in one buffer.
 #[derive(Debug)]
 struct Run {
     origin: Origin,
-    /// `None` while all of them are empty or have ropes of their own.
+    /// `None` while all messages of the run are empty or have ropes.
     buf: Option<Arc<Vec<u8>>>,
     left: usize,
 }
@@ -57,18 +58,18 @@ struct Run {
 #[derive(Debug)]
 struct Entry {
     seq: u64,
-    /// Where the payload lies in the buffer of the run.
+    /// Offset of the payload in the buffer of the run.
     start: u32,
     len: u32,
     sport: u16,
-    /// There is more, in the queue's list of such.
+    /// Further properties of the message stand in the queue's `owns`.
     own: bool,
 }
 
-/// What an entry does not share.
+/// Properties that an entry does not share with its neighbours.
 #[derive(Clone, Debug)]
 struct Own {
-    /// The payload, when it lies in several buffers.
+    /// The payload, if it lies in several buffers.
     rope: Option<Rope>,
     rare: Option<Box<Rare>>,
 }
@@ -78,16 +79,16 @@ struct Own {
 pub(crate) struct Popped {
     pub(crate) origin: Origin,
     pub(crate) sport: u16,
-    /// Bytes of the message, not of what fitted.
+    /// Length of the message in bytes; the caller's buffer may be shorter.
     pub(crate) len: usize,
 }
 
-/// First in, first out.
+/// Queue of received messages, first in, first out.
 #[derive(Debug, Default)]
 pub(crate) struct RecvQueue {
     runs: VecDeque<Run>,
     entries: VecDeque<Entry>,
-    /// What entries do not share, in the same order.
+    /// The unshared properties of the entries that have any, in the order of the entries.
     owns: VecDeque<Own>,
 }
 
@@ -138,7 +139,7 @@ impl RecvQueue {
         self.entries.push_back(Entry { seq, start: 0, len, sport, own: false });
     }
 
-    /// Counts a message in the last run if it goes with that, else in a new one.
+    /// Counts a message in the last run if origin and buffer match, else in a new one.
     #[inline]
     fn count(&mut self, origin: &Origin, buf: Option<&Arc<Vec<u8>>>) {
         if let Some(run) = self.runs.back_mut()
@@ -159,8 +160,8 @@ impl RecvQueue {
         self.runs.push_back(Run { origin: *origin, buf: buf.cloned(), left: 1 });
     }
 
-    /// Takes the first message and copies as much of it as fits, if it lies in one buffer, is at
-    /// most `limit` bytes long and has nothing rare.
+    /// Takes the first message and copies as much of it as fits, if the message lies in one buffer,
+    /// is at most `limit` bytes long and has no rare properties.
     #[inline]
     pub(crate) fn pop_into(&mut self, out: &mut [u8], limit: usize) -> Option<Popped> {
         let entry = self.entries.front()?;
@@ -196,7 +197,7 @@ impl RecvQueue {
         Some(msg)
     }
 
-    /// Returns the first message and leaves it.
+    /// Returns the first message and leaves it in the queue.
     pub(crate) fn peek(&self) -> Option<RecvMsg> {
         let entry = self.entries.front()?;
         let run = self.runs.front()?;
@@ -246,7 +247,8 @@ mod tests {
         rope
     }
 
-    /// Two peers, two buffers, an empty message, one in pieces and one with a time stamp.
+    /// A queue with two peers, two buffers, an empty message, a message in pieces and a message
+    /// with a time stamp.
     fn filled() -> RecvQueue {
         let (one, two) = (Arc::new(b"aabbb".to_vec()), Arc::new(b"cccc".to_vec()));
         let mut queue = RecvQueue::default();

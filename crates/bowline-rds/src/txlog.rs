@@ -1,4 +1,4 @@
-//! What a path has to send: a log of encoded frames that is staging area and retransmit copy at
+//! The outgoing data of a path: a log of encoded frames that is staging area and retransmit copy at
 //! once, so that a payload is copied once, from the application into the log.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! What always holds. The simulator and the tests ask after every step.
+//! Invariants of a node. The simulator and the tests check them after every step.
 
 use super::Node;
 use crate::ids::{ConnId, LinkId};
@@ -10,9 +10,10 @@ impl Node {
     /// everything the node holds.
     ///
     /// # Panics
-    /// When they do not.
+    /// When they do not agree.
     pub fn check_invariants(&self) {
-        // By the place of the socket or connection in its table, whose ids may be older ones.
+        // Indexed by the slot of the socket or connection, since ids in messages may be of earlier
+        // ones.
         let mut sent: Vec<(usize, usize)> = Vec::new();
         let mut held_total = 0;
         let mut held: Vec<usize> = Vec::new();
@@ -121,7 +122,7 @@ impl Node {
     }
 }
 
-/// The sum at a place of a table, which grows as is needed.
+/// Returns the sum of slot `at`; the table grows as needed.
 fn place<T: Clone + Default>(sums: &mut Vec<T>, at: u32) -> &mut T {
     let at = at as usize;
     if sums.len() <= at {

@@ -1,7 +1,7 @@
-//! The way of most messages: plain ones of a bowline peer, one after the other, whole in one
-//! buffer. What they have in common is looked up once. Whatever is special about one ends the row
-//! and goes the long way, [`frame`](Node::frame); so each rule is written there, and here are only
-//! the conditions under which it has nothing to say.
+//! Fast path for most messages: consecutive plain messages of a bowline peer, each of them whole in
+//! one buffer. Properties that the messages share are looked up once. A message with anything
+//! special ends the run and takes the general way, [`frame`](Node::frame). Each rule is implemented
+//! there; this file holds only the conditions under which no rule applies.
 
 use bowline_wire::rds::{Flags, HEADER_LEN, Header};
 
@@ -14,8 +14,8 @@ use crate::rxbuf::RxBuf;
 use crate::socket::{Sock, want};
 
 impl Node {
-    /// Queues plain messages of `buf` from `at` on, and moves `at` behind them. Returns why to
-    /// stop parsing; `None` when the next frame is not plain, or the buffer is done.
+    /// Queues plain messages of `buf` from offset `at` on, and moves `at` behind them. Returns why
+    /// to stop parsing; `None` when the next frame is not plain, or the buffer is used up.
     pub(super) fn take_plain(
         &mut self,
         id: LinkId,
@@ -39,7 +39,7 @@ impl Node {
         let ports = &self.local_addrs[conn.local_addr].ports;
         let origin = Origin { addr: conn.remote, scope: conn.scope, conn: Some(link.conn) };
         let bytes = buf.bytes();
-        // Nobody changes a socket during the row, so the last one stays at hand.
+        // No socket changes during the run, so the last one is kept.
         let mut last: Option<(u16, SocketId, &mut Sock)> = None;
         let (mut messages, mut payload, mut asked) = (0, 0, 0);
         let mut stop = None;
