@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline_base::clock;
-use bowline_rds::TurnedAway;
+use bowline_rds::AcceptError;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, bind, getsockname, listen, sockopt};
@@ -147,7 +147,7 @@ impl Shared {
             Err(why) => {
                 refuse(&fd);
                 // A connector that is reset at once comes back at once.
-                if why == TurnedAway::Refused && st.held.len() < HELD_MAX {
+                if why == AcceptError::Refused && st.held.len() < HELD_MAX {
                     st.held.push_back((now.as_nanos() + HOLD_NS, fd));
                 }
                 return self.collect(&mut st, sc, None);

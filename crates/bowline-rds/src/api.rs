@@ -61,7 +61,8 @@ pub enum Output {
 
 /// Why an accepted TCP connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnedAway {
+#[doc(alias = "TurnedAway")]
+pub enum AcceptError {
     /// The connection is a knock, and this node dials back: reset it at once.
     Knock,
     /// A limit is reached, or the node is closing: keep the connection open and unread for a
@@ -153,9 +154,9 @@ pub struct Interest(pub(crate) u8);
 
 impl Interest {
     /// A message or notification can be received.
-    pub const READ: Self = Self(crate::socket::want::READ);
+    pub const READ: Self = Self(crate::socket::interest_bit::READ);
     /// A send that was refused may succeed now.
-    pub const WRITE: Self = Self(crate::socket::want::WRITE);
+    pub const WRITE: Self = Self(crate::socket::interest_bit::WRITE);
 
     /// Tells whether everything in `other` is in `self`.
     pub const fn contains(self, other: Self) -> bool {
@@ -226,7 +227,8 @@ pub struct Sent {
 
 /// Messages of one socket to one destination that the node still keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+#[doc(alias = "Held")]
+pub struct OutstandingMessages {
     /// Destination.
     pub to: SocketAddr,
     /// Number of messages, including empty ones.
@@ -257,7 +259,8 @@ pub struct Received {
 
 /// A message taken off the queue: copied to the caller's buffer, or left to the caller to copy.
 #[derive(Clone, Debug)]
-pub struct Taken {
+#[doc(alias = "Taken")]
+pub struct ReceivedInto {
     /// Sender.
     pub source: SocketAddr,
     /// Length of the message in bytes. Without `data`, its first bytes fill the caller's buffer.

@@ -29,9 +29,9 @@ const RECORDS_MAX: usize = 1 << 17;
 const COUNTED_MAX: u64 = RECORDS_MAX as u64;
 /// Maximum number of messages remembered of a quiet peer while more than half of the node's budget
 /// is used.
-const RECORDS_FEW: usize = 1 << 10;
+const RECORDS_QUIET_MAX: usize = 1 << 10;
 /// Number of messages that each peer may have remembered, however many peers there are.
-const RECORDS_LEAST: usize = 16;
+const RECORDS_MIN: usize = 16;
 
 /// Limit on the number of messages remembered for all peers of a node together.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl Budget {
     fn share(&self) -> usize {
         // The records of each peer hold one reference, and the node holds one.
         let peers = Arc::strong_count(&self.used).saturating_sub(1).max(1);
-        (self.limit / peers).clamp(RECORDS_LEAST, RECORDS_MAX)
+        (self.limit / peers).clamp(RECORDS_MIN, RECORDS_MAX)
     }
 
     /// Memory in use, bytes.
@@ -76,18 +76,18 @@ struct Key {
 
 /// Properties of the connection that brings a message which matter for duplicates.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bearer {
+pub(crate) struct SourceLink {
     pub(crate) link: LinkId,
     /// Serial of the link: later links of the peer have higher ones.
     pub(crate) serial: u64,
     /// Path of the sender, if the peer dialled the connection and its ports tell paths.
-    pub(crate) lane: Option<u8>,
+    pub(crate) sender_path: Option<u8>,
 }
 
 /// How a message came.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
-    by: Bearer,
+    source: SourceLink,
     flagged: bool,
     /// Number of bytes received from the peer at that time; unique among arrivals.
     at: u64,
@@ -106,10 +106,10 @@ impl Arrivals {
         is(&self.last) || self.others.iter().any(is)
     }
 
-    /// Adds an arrival in place of those for which `goes` is true.
-    fn replace(&mut self, new: Arrival, mut goes: impl FnMut(&Arrival) -> bool) {
-        self.others.retain(|a| !goes(a));
-        if !goes(&self.last) {
+    /// Adds an arrival in place of those for which `replaced` is true.
+    fn replace(&mut self, new: Arrival, mut replaced: impl FnMut(&Arrival) -> bool) {
+        self.others.retain(|a| !replaced(a));
+        if !replaced(&self.last) {
             self.others.push(self.last);
         }
         self.last = new;
@@ -151,14 +151,14 @@ impl Dedup {
         Self { budget: budget.clone(), seen: HashMap::new(), order: VecDeque::new(), received: 0 }
     }
 
-    /// Tells whether a complete message came before on another link, and remembers it. `by_lane`:
-    /// the peer's ports tell its paths, whose numbers are independent of each other. This node may
-    /// learn that only after messages have come, so each message is remembered with its lane in
+    /// Tells whether a complete message came before on another link, and remembers it. `by_path`:
+    /// the peer's ports tell its paths, which use the same numbers. This node may
+    /// learn that only after messages have come, so each message is remembered with its path in
     /// either case.
     pub(crate) fn is_duplicate(
         &mut self,
-        by: Bearer,
-        by_lane: bool,
+        source: SourceLink,
+        by_path: bool,
         header: &Header,
         payload: &Rope,
     ) -> bool {
@@ -171,15 +171,17 @@ impl Dedup {
         };
         self.received += HEADER_LEN as u64 + u64::from(header.len);
         let flagged = header.flags.contains(bowline_wire::rds::Flags::RETRANSMITTED);
-        let new = Arrival { by, flagged, at: self.received };
+        let new = Arrival { source, flagged, at: self.received };
         let is_copy = |a: &Arrival| {
             // Connections may be accepted in another order than they were made in, and than a path
             // of the peer used them in. But a peer that counts from 1 again cannot have come so far
             // while this message is remembered. Answers of different paths may have the same
             // number; messages of two sockets have different ones, whatever their path.
-            let counted = header.sport == 0 || header.sequence <= COUNTED_MAX;
-            let overtaken = a.flagged && (by.serial < a.by.serial || !counted);
-            (!by_lane || a.by.lane == by.lane) && a.by.link != by.link && (flagged || overtaken)
+            let may_be_reused = header.sport == 0 || header.sequence <= COUNTED_MAX;
+            let overtaken = a.flagged && (source.serial < a.source.serial || !may_be_reused);
+            (!by_path || a.source.sender_path == source.sender_path)
+                && a.source.link != source.link
+                && (flagged || overtaken)
         };
         let duplicate = match self.seen.entry(key) {
             Entry::Vacant(entry) => {
@@ -189,7 +191,9 @@ impl Dedup {
             Entry::Occupied(mut entry) => {
                 let before = entry.get_mut();
                 let duplicate = before.any(is_copy);
-                before.replace(new, |a| if duplicate { is_copy(a) } else { a.by.lane == by.lane });
+                before.replace(new, |a| {
+                    if duplicate { is_copy(a) } else { a.source.sender_path == source.sender_path }
+                });
                 duplicate
             }
         };
@@ -223,13 +227,14 @@ impl Dedup {
     /// Forgets messages whose numbers the next process of the peer may use again, because it may
     /// count from 1. Numbers taken from the clock do not come again. What looks like a restart may
     /// also be a connection of a dead process that is accepted after those of its successor, which
-    /// goes on. Messages that came on links with this serial or a later one belong to the next
+    /// replaced on. Messages that came on links with this serial or a later one belong to the next
     /// process: it may have sent them before it told its generation.
-    pub(crate) fn forget_counted(&mut self, serial: u64) {
+    pub(crate) fn forget_reusable_numbers(&mut self, serial: u64) {
         let (seen, used) = (&mut self.seen, &self.budget.used);
         self.order.retain(|(key, at)| {
-            let its_own = |a: &Arrival| a.at == *at && a.by.serial >= serial;
-            let kept = key.sequence > COUNTED_MAX || seen.get(key).is_some_and(|a| a.any(its_own));
+            let of_next_process = |a: &Arrival| a.at == *at && a.source.serial >= serial;
+            let kept =
+                key.sequence > COUNTED_MAX || seen.get(key).is_some_and(|a| a.any(of_next_process));
             if !kept {
                 used.fetch_sub(1, Relaxed);
                 if seen.get_mut(key).is_some_and(|arrivals| arrivals.forget(*at)) {
@@ -240,9 +245,9 @@ impl Dedup {
         });
     }
 
-    /// Forgets all but the latest `RECORDS_FEW` messages.
+    /// Forgets all but the latest `RECORDS_QUIET_MAX` messages.
     pub(crate) fn trim(&mut self) {
-        while self.order.len() > RECORDS_FEW {
+        while self.order.len() > RECORDS_QUIET_MAX {
             self.forget_first();
         }
     }
@@ -298,8 +303,8 @@ mod tests {
         Header { sequence, len: 5, sport: 1000, dport: 2000, flags, ..Header::default() }
     }
 
-    fn by(link: LinkId, serial: u64) -> Bearer {
-        Bearer { link, serial, lane: None }
+    fn by(link: LinkId, serial: u64) -> SourceLink {
+        SourceLink { link, serial, sender_path: None }
     }
 
     // tests
@@ -343,14 +348,17 @@ mod tests {
     fn what_came_before_the_handshake_is_known_when_it_comes_again_after_it() {
         let (first, second, third) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
         let text = Rope::from_vec(b"hello".to_vec());
-        let lane = |link, serial, lane| Bearer { link, serial, lane: Some(lane) };
+        let on_path = |link, serial, path| SourceLink { link, serial, sender_path: Some(path) };
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         let plain = header(7, Flags::NONE);
         let again = header(7, Flags::RETRANSMITTED);
-        assert!(!dedup.is_duplicate(lane(first, 1, 4), false, &plain, &text));
-        assert!(!dedup.is_duplicate(lane(second, 2, 3), false, &plain, &text), "of another path");
-        assert!(dedup.is_duplicate(lane(third, 3, 4), true, &again, &text), "path 4 again");
-        assert!(!dedup.is_duplicate(lane(second, 2, 5), true, &again, &text), "new on path 5");
+        assert!(!dedup.is_duplicate(on_path(first, 1, 4), false, &plain, &text));
+        assert!(
+            !dedup.is_duplicate(on_path(second, 2, 3), false, &plain, &text),
+            "of another path"
+        );
+        assert!(dedup.is_duplicate(on_path(third, 3, 4), true, &again, &text), "path 4 again");
+        assert!(!dedup.is_duplicate(on_path(second, 2, 5), true, &again, &text), "new on path 5");
     }
 
     /// A connection is delayed on its way. The sender gives it up, dials again and repeats the
@@ -363,7 +371,7 @@ mod tests {
         let again = |sequence| header(sequence, Flags::RETRANSMITTED);
         let clock = COUNTED_MAX + 1;
         let plain = |sequence| header(sequence, Flags::NONE);
-        let from = |link, serial, lane| Bearer { link, serial, lane };
+        let from = |link, serial, sender_path| SourceLink { link, serial, sender_path };
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         assert!(!dedup.is_duplicate(from(new, 1, Some(0)), true, &again(clock), &text));
         assert!(!dedup.is_duplicate(from(old, 2, Some(1)), true, &plain(clock), &text), "path 1");
@@ -407,7 +415,7 @@ mod tests {
         for sequence in [7, COUNTED_MAX + 1] {
             assert!(!dedup.is_duplicate(by(a, 1), false, &header(sequence, Flags::NONE), &text));
         }
-        dedup.forget_counted(u64::MAX);
+        dedup.forget_reusable_numbers(u64::MAX);
         assert_eq!(budget.used.load(Relaxed), 1);
         let again = |sequence| header(sequence, Flags::RETRANSMITTED);
         assert!(!dedup.is_duplicate(by(b, 2), false, &again(7), &text), "counted anew");
@@ -445,7 +453,7 @@ mod tests {
         }
         let used = budget.used.load(Relaxed);
         assert_eq!(used, peers.iter().map(|p| p.order.len()).sum::<usize>());
-        assert!(used <= 10 * (RECORDS_FEW + 1), "{used} remembered");
+        assert!(used <= 10 * (RECORDS_QUIET_MAX + 1), "{used} remembered");
         peers.clear();
         assert_eq!(budget.used.load(Relaxed), 0);
     }

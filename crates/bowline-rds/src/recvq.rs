@@ -62,13 +62,13 @@ struct Entry {
     start: u32,
     len: u32,
     sport: u16,
-    /// Further properties of the message stand in the queue's `owns`.
-    own: bool,
+    /// Further properties of the message stand in the queue's `unshared`.
+    has_unshared: bool,
 }
 
 /// Properties that an entry does not share with its neighbours.
 #[derive(Clone, Debug)]
-struct Own {
+struct Unshared {
     /// The payload, if it lies in several buffers.
     rope: Option<Rope>,
     rare: Option<Box<Rare>>,
@@ -89,7 +89,7 @@ pub(crate) struct RecvQueue {
     runs: VecDeque<Run>,
     entries: VecDeque<Entry>,
     /// The unshared properties of the entries that have any, in the order of the entries.
-    owns: VecDeque<Own>,
+    unshared: VecDeque<Unshared>,
 }
 
 impl RecvQueue {
@@ -111,11 +111,11 @@ impl RecvQueue {
         };
         self.count(&origin, piece.as_ref().map(|p| &p.buf));
         let start = piece.map_or(0, |p| p.start);
-        let own = rope.is_some() || rare.is_some();
-        if own {
-            self.owns.push_back(Own { rope, rare });
+        let has_unshared = rope.is_some() || rare.is_some();
+        if has_unshared {
+            self.unshared.push_back(Unshared { rope, rare });
         }
-        self.entries.push_back(Entry { seq, start, len, sport, own });
+        self.entries.push_back(Entry { seq, start, len, sport, has_unshared });
     }
 
     /// Queues a message that lies in one buffer.
@@ -128,7 +128,7 @@ impl RecvQueue {
         (start, len): (u32, u32),
     ) {
         self.count(origin, Some(buf));
-        self.entries.push_back(Entry { seq, start, len, sport, own: false });
+        self.entries.push_back(Entry { seq, start, len, sport, has_unshared: false });
     }
 
     /// Queues a copy of a message.
@@ -136,7 +136,7 @@ impl RecvQueue {
         let buf = (!bytes.is_empty()).then(|| Arc::new(bytes.to_vec()));
         self.count(origin, buf.as_ref());
         let len = bytes.len() as u32;
-        self.entries.push_back(Entry { seq, start: 0, len, sport, own: false });
+        self.entries.push_back(Entry { seq, start: 0, len, sport, has_unshared: false });
     }
 
     /// Counts a message in the last run if origin and buffer match, else in a new one.
@@ -167,7 +167,7 @@ impl RecvQueue {
         let entry = self.entries.front()?;
         let run = self.runs.front_mut()?;
         let len = entry.len as usize;
-        if entry.own || len > limit {
+        if entry.has_unshared || len > limit {
             return None;
         }
         if let Some(buf) = &run.buf {
@@ -187,9 +187,9 @@ impl RecvQueue {
     /// Takes the first message.
     pub(crate) fn pop(&mut self) -> Option<RecvMsg> {
         let entry = self.entries.pop_front()?;
-        let own = if entry.own { self.owns.pop_front() } else { None };
+        let unshared = if entry.has_unshared { self.unshared.pop_front() } else { None };
         let run = self.runs.front_mut()?;
-        let msg = message(run, &entry, own);
+        let msg = message(run, &entry, unshared);
         run.left -= 1;
         if run.left == 0 {
             self.runs.pop_front();
@@ -201,8 +201,8 @@ impl RecvQueue {
     pub(crate) fn peek(&self) -> Option<RecvMsg> {
         let entry = self.entries.front()?;
         let run = self.runs.front()?;
-        let own = if entry.own { self.owns.front().cloned() } else { None };
-        Some(message(run, entry, own))
+        let unshared = if entry.has_unshared { self.unshared.front().cloned() } else { None };
+        Some(message(run, entry, unshared))
     }
 
     /// Sender, number and length of each message, and the connection it came on.
@@ -220,9 +220,9 @@ impl Origin {
     }
 }
 
-fn message(run: &Run, entry: &Entry, own: Option<Own>) -> RecvMsg {
+fn message(run: &Run, entry: &Entry, unshared: Option<Unshared>) -> RecvMsg {
     let Entry { seq, start, len, sport, .. } = *entry;
-    let (rope, rare) = own.map_or((None, None), |own| (own.rope, own.rare));
+    let (rope, rare) = unshared.map_or((None, None), |u| (u.rope, u.rare));
     let data = match (rope, &run.buf) {
         (Some(rope), _) => rope,
         (None, Some(buf)) if len > 0 => Rope::single(Arc::clone(buf), start, len),
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(msg.origin, origin(if port == 20 { 2 } else { 1 }));
             assert_eq!(msg.rare.is_some(), seq == 7);
         }
-        assert!(queue.pop().is_none() && queue.runs.is_empty() && queue.owns.is_empty());
+        assert!(queue.pop().is_none() && queue.runs.is_empty() && queue.unshared.is_empty());
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::ids::ConnId;
 use crate::recvq::RecvQueue;
 
 /// Messages, and bytes, that are queued for a waiting reader before parsing stops.
-const PLENTY_MESSAGES: usize = 32;
-const PLENTY_BYTES: usize = 64 << 10;
+const ENOUGH_MESSAGES: usize = 32;
+const ENOUGH_BYTES: usize = 64 << 10;
 
 /// Transport of a socket, with the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ pub struct LatencyTrace {
 }
 
 /// Bits of the events that a waiting user registers for.
-pub(crate) mod want {
+pub(crate) mod interest_bit {
     pub(crate) const READ: u8 = 1;
     pub(crate) const WRITE: u8 = 2;
 }
@@ -115,12 +115,12 @@ pub(crate) mod want {
 pub(crate) struct Route {
     /// The name as the user gave it; `None` for the connected destination.
     pub(crate) name: Option<SocketAddr>,
-    pub(crate) lane: Lane,
+    pub(crate) flow: Flow,
 }
 
 /// Properties that all messages of a socket to one destination share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Flow {
     pub(crate) conn: ConnId,
     /// Chooses the path [R-2040].
     pub(crate) hash: u32,
@@ -172,8 +172,8 @@ impl Sock {
     /// Tells whether enough messages wait that parsing stops: enough to be worth a reader's
     /// wake-up, but too few to congest the socket.
     #[inline]
-    pub(crate) fn has_plenty(&self) -> bool {
-        self.queue.len() >= PLENTY_MESSAGES || self.rcv_bytes >= (self.rcvbuf / 4).min(PLENTY_BYTES)
+    pub(crate) fn has_enough(&self) -> bool {
+        self.queue.len() >= ENOUGH_MESSAGES || self.rcv_bytes >= (self.rcvbuf / 4).min(ENOUGH_BYTES)
     }
 
     /// Tells whether the port is congested when `bytes` wait for the reader, [R-612].

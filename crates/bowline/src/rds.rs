@@ -73,8 +73,8 @@ mod node;
 mod socket;
 
 pub use bowline_rds::{
-    ConnInfo, Event, Held, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, PathInfo,
-    PathState, Readiness, SendControl, SocketInfo,
+    ConnInfo, Event, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo,
+    OutstandingMessages, PathInfo, PathState, Readiness, SendControl, SocketInfo,
 };
 pub use bowline_rds_driver::{DriverStats, PollMode};
 pub use builder::Builder;

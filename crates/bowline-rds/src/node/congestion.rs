@@ -11,7 +11,7 @@ use crate::api::Output;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::path::PathState;
 use crate::recvq::{Rare, RecvMsg};
-use crate::socket::want;
+use crate::socket::interest_bit;
 
 /// Maps of different connections that come within this time may have overtaken one another: TCP may
 /// have delayed one of them by several retransmission timeouts.
@@ -58,10 +58,10 @@ impl Node {
         }
         sock.queue.push(msg);
         sock.rcv_bytes += len;
-        let waits = sock.interest & want::READ != 0;
-        self.judge_congestion(id, len);
+        let waits = sock.interest & interest_bit::READ != 0;
+        self.update_congestion(id, len);
         if waits {
-            self.wake(id, want::READ);
+            self.wake(id, interest_bit::READ);
         }
     }
 
@@ -72,13 +72,13 @@ impl Node {
         self.stats.recv_bytes_freed_fromsock += len as u64;
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         sock.rcv_bytes -= len;
-        self.judge_congestion(id, len);
+        self.update_congestion(id, len);
     }
 
     /// Marks or unmarks a socket's port after its queue changed by `by` bytes, [R-612]. A
     /// change by 0 bytes has no effect.
     #[inline]
-    fn judge_congestion(&mut self, id: SocketId, by: usize) {
+    fn update_congestion(&mut self, id: SocketId, by: usize) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         let on = sock.congested_at(sock.rcv_bytes);
         if by == 0 || on == sock.congested {
@@ -110,7 +110,7 @@ impl Node {
 
     /// Tells whether the limits allow the bytes left unread on an ended connection, which cannot
     /// wait.
-    pub(super) fn may_take_rest(&self, conn: ConnId) -> bool {
+    pub(super) fn may_take_unread(&self, conn: ConnId) -> bool {
         self.holds_below(conn, |limit| limit.saturating_add(limit.max(UNREAD_REST_MIN)))
     }
 
@@ -265,7 +265,7 @@ impl Node {
     /// ended [D-10], [B-11]; a kernel names all groups.
     pub(super) fn congestion_changed(&mut self, freed: u64) {
         self.cong_generation += 1;
-        self.wake_refused(want::WRITE | want::READ);
+        self.wake_refused(interest_bit::WRITE | interest_bit::READ);
         if self.monitors.is_empty() {
             return;
         }
@@ -278,7 +278,7 @@ impl Node {
                 self.monitors.push(id);
             }
             if hit != 0 {
-                self.wake(id, want::READ);
+                self.wake(id, interest_bit::READ);
             }
         }
     }

@@ -124,12 +124,12 @@ impl Node {
         }
         let settled = conn.extra.is_empty()
             && links.clone().all(|l| l.rx.ack.bytes == 0 && l.rx.backlog.is_empty());
-        let comes = |partial: &Partial| {
+        let is_progressing = |partial: &Partial| {
             let since = self.now.saturating_since(partial.first_seen);
             since < SLOW_TIME || partial.rope.len() as u64 >= since.as_secs() * SLOW_RATE
         };
         (settled || self.now.saturating_since(conn.last_frame_at) >= UNSETTLED_TIME)
-            && !links.any(|l| l.rx.partial.as_ref().is_some_and(comes))
+            && !links.any(|l| l.rx.partial.as_ref().is_some_and(is_progressing))
     }
 
     /// Removes a connection with everything it has.

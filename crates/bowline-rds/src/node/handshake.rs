@@ -157,7 +157,7 @@ impl Node {
         self.check_barrier(conn_id);
         if first {
             // Senders of long messages wait for the peer's kind to be known.
-            self.wake_refused(crate::socket::want::WRITE);
+            self.wake_refused(crate::socket::interest_bit::WRITE);
         }
     }
 
@@ -182,7 +182,7 @@ impl Node {
             self.agree_on_paths(conn_id, None);
         }
         if path.is_none() {
-            self.place_extra(id);
+            self.attach_extra(id);
         }
     }
 
@@ -201,7 +201,7 @@ impl Node {
             self.release_by_tcp(id);
             self.signal_transmit(id);
         }
-        self.wake_refused(crate::socket::want::WRITE);
+        self.wake_refused(crate::socket::interest_bit::WRITE);
     }
 
     /// Sets the number of paths. A higher number opens further paths; a lower one moves
@@ -245,7 +245,7 @@ impl Node {
         // which path they are.
         let Some(conn) = self.conns.get(conn_id.0).filter(|c| !c.peer.is_bowline()) else { return };
         for link in conn.extra.clone() {
-            self.place_extra(link);
+            self.attach_extra(link);
         }
     }
 
@@ -339,14 +339,14 @@ impl Node {
         conn.npaths_outdated = true;
         let remote = to_socket_addr(conn.remote, 0, 0).ip();
         if let Some(dedup) = &mut conn.dedup {
-            dedup.forget_counted(serial);
+            dedup.forget_reusable_numbers(serial);
         }
         let freed = conn.map.take();
         conn.change_generation(from, to);
         if let Some(barrier) = &mut conn.path_barrier {
             barrier.unsettled = 0; // the earlier process takes no messages any more
         }
-        self.drop_begun(conn_id, from);
+        self.drop_started(conn_id, from);
         if freed != 0 {
             self.congestion_changed(freed);
         }
@@ -356,7 +356,7 @@ impl Node {
 
     /// Drops messages that were begun on a connection to the process of this generation, which is
     /// gone.
-    pub(super) fn drop_begun(&mut self, conn_id: ConnId, generation: u32) {
+    pub(super) fn drop_started(&mut self, conn_id: ConnId, generation: u32) {
         let Some(conn) = self.conns.get_mut(conn_id.0).filter(|_| generation != 0) else { return };
         let mut dropped = Vec::new();
         for path in &mut conn.paths {

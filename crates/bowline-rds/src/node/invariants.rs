@@ -56,7 +56,7 @@ impl Node {
                     bytes += u64::from(m.len);
                     if let Some(s) = m.socket {
                         assert!(self.sockets.get(s.0).is_some(), "the sender of a message exists");
-                        let entry = place(&mut sent, s.0.0);
+                        let entry = slot_mut(&mut sent, s.0.0);
                         entry.0 += m.len as usize;
                         entry.1 += 1;
                     }
@@ -75,7 +75,7 @@ impl Node {
                 if let Some(conn) = conn
                     && self.conn(conn).is_some()
                 {
-                    *place(&mut held, conn.0.0) += len + 128;
+                    *slot_mut(&mut held, conn.0.0) += len + 128;
                 }
             }
             assert_eq!(s.queue.iter().count(), s.queue.len(), "runs of a receive queue");
@@ -123,7 +123,7 @@ impl Node {
 }
 
 /// Returns the sum of slot `at`; the table grows as needed.
-fn place<T: Clone + Default>(sums: &mut Vec<T>, at: u32) -> &mut T {
+fn slot_mut<T: Clone + Default>(sums: &mut Vec<T>, at: u32) -> &mut T {
     let at = at as usize;
     if sums.len() <= at {
         sums.resize(at + 1, T::default());

@@ -10,7 +10,7 @@ use bowline_wire::rds::BowlineExt;
 use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
-use crate::api::{CloseHow, CloseReason, Event, Output, TurnedAway};
+use crate::api::{AcceptError, CloseHow, CloseReason, Event, Output};
 use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
@@ -47,11 +47,11 @@ const KNOCKS_TIME: Duration = Duration::from_secs(2);
 
 /// How often a peer that never sent a message is dialled without a message for it, before it has to
 /// knock again. Where connections are refused, this number of attempts takes some seconds.
-const STRANGER_DIALS: u32 = 32;
+const UNPROVEN_DIALS_MAX: u32 = 32;
 
 /// How far the messages of a path got on a link that ends.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+struct LinkProgress {
     /// Messages whose frames begin before this offset of the stream may have been started.
     started_below: u64,
     /// The peer's acknowledgement of messages that a write in progress holds.
@@ -60,7 +60,7 @@ struct Sent {
     generation: u32,
 }
 
-impl Sent {
+impl LinkProgress {
     fn on(link: &Link) -> Self {
         Self {
             started_below: link.tx.written + link.tx.in_flight,
@@ -78,7 +78,7 @@ impl Node {
         now: Instant,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Result<LinkId, TurnedAway> {
+    ) -> Result<LinkId, AcceptError> {
         self.now = now;
         self.stats.links_accepted += 1;
         let here = endpoint(local);
@@ -91,16 +91,16 @@ impl Node {
         let key = (here.addr, there.addr, there.scope.max(here.scope));
         let id = match self.conn_index.get(&key) {
             Some(id) => *id,
-            None => match self.conn_for_stranger(key) {
+            None => match self.conn_for_unproven(key) {
                 Some(id) => id,
                 None => return Err(self.refuse(remote, "peers")),
             },
         };
-        let Some(conn) = self.conns.get_mut(id.0) else { return Err(TurnedAway::Refused) };
+        let Some(conn) = self.conns.get_mut(id.0) else { return Err(AcceptError::Refused) };
         conn.last_used = now;
         if conn.we_dial {
             self.knocked(id);
-            return Err(TurnedAway::Knock);
+            return Err(AcceptError::Knock);
         }
         self.take_accepted(id, local, remote)
             .ok_or_else(|| self.refuse(remote, "connections of one peer"))
@@ -119,7 +119,7 @@ impl Node {
         let slot = if conn.peer.is_bowline() {
             None // the peer's probe tells the path
         } else {
-            self.slot_for(conn, remote.port())
+            self.free_path_for(conn, remote.port())
         };
         let conn = self.conns.get_mut(id.0)?;
         let unknown = conn.peer == Peer::Unknown;
@@ -163,15 +163,15 @@ impl Node {
         Some(link)
     }
 
-    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> TurnedAway {
+    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> AcceptError {
         self.stats.links_refused += 1;
         self.event(Event::Refused { remote: remote.ip(), limit });
-        TurnedAway::Refused
+        AcceptError::Refused
     }
 
     /// Makes the connection object of a peer that connected first. Peers that never sent a whole
     /// frame push out the oldest peer of that kind.
-    fn conn_for_stranger(
+    fn conn_for_unproven(
         &mut self,
         (local, remote, scope): (std::net::Ipv6Addr, std::net::Ipv6Addr, u32),
     ) -> Option<ConnId> {
@@ -447,7 +447,7 @@ impl Node {
             self.detach(id, CloseHow::Reset);
             return;
         };
-        let (conn_id, sent) = (link.conn, Sent::on(link));
+        let (conn_id, progress) = (link.conn, LinkProgress::on(link));
         link.path = None;
         link.state = LinkState::Draining;
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
@@ -456,7 +456,7 @@ impl Node {
             path.link = None;
             path.state = PathState::Down;
         }
-        self.reset_path(conn_id, index, sent);
+        self.reset_path(conn_id, index, progress);
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
     }
 
@@ -515,7 +515,7 @@ impl Node {
             let short = self.now < link.since + REJECT_TIME;
             let silent = link.role == Role::Dial && link.rx.bytes == 0 && short;
             path.rejected_since = silent.then(|| path.rejected_since.unwrap_or(self.now));
-            self.reset_path(conn_id, index, Sent::on(&link));
+            self.reset_path(conn_id, index, LinkProgress::on(&link));
         }
         Some((conn_id, index))
     }
@@ -525,8 +525,8 @@ impl Node {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.we_dial {
             // A peer that only ever knocked is not dialled for ever.
-            if conn.proven || conn.dial_attempts < STRANGER_DIALS || self.wants_peer(conn) {
-                self.start_over_if_rejected(conn_id, index);
+            if conn.proven || conn.dial_attempts < UNPROVEN_DIALS_MAX || self.wants_peer(conn) {
+                self.reopen_all_if_rejected(conn_id, index);
                 self.schedule_reconnect(conn_id, index);
             }
             return;
@@ -547,7 +547,7 @@ impl Node {
     /// Opens all connections of a kernel anew, in the order of their paths. A kernel that
     /// has restarted may have taken the first connection for a path that it was not for, and then
     /// rejects the connection of that path for ever.
-    fn start_over_if_rejected(&mut self, conn_id: ConnId, index: u8) {
+    fn reopen_all_if_rejected(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0).filter(|c| !c.peer.is_bowline()) else {
             return;
         };
@@ -574,14 +574,14 @@ impl Node {
     }
 
     /// Prepares a path to begin again on another connection, [R-321].
-    fn reset_path(&mut self, conn_id: ConnId, index: u8, sent: Sent) {
+    fn reset_path(&mut self, conn_id: ConnId, index: u8, progress: LinkProgress) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         for msg in path.queue.iter_mut().take(path.planned) {
-            if msg.stream_start != UNPLANNED && msg.stream_start < sent.started_below {
+            if msg.stream_start != UNPLANNED && msg.stream_start < progress.started_below {
                 msg.marks |= mark::RETRANS | mark::ACK_REQUIRED;
-                if sent.generation != 0 {
-                    msg.generation = sent.generation;
+                if progress.generation != 0 {
+                    msg.generation = progress.generation;
                 }
             }
             msg.stream_start = UNPLANNED;
@@ -597,10 +597,10 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
-        if sent.peer_ack > 0 {
+        if progress.peer_ack > 0 {
             // The peer had the messages that a write in progress holds; the write cannot report it
             // any more.
-            self.release_by_ack(conn_id, index, sent.peer_ack);
+            self.release_by_ack(conn_id, index, progress.peer_ack);
         }
         self.stats.conn_reset += 1;
         self.verify_npaths(conn_id);
@@ -688,7 +688,7 @@ impl Node {
 
     /// Returns the path that a connection from TCP port `port` of a kernel is to serve, if one is
     /// free: the path that the port tells, [B-2], or the lowest one.
-    fn slot_for(&self, conn: &Conn, port: u16) -> Option<u8> {
+    fn free_path_for(&self, conn: &Conn, port: u16) -> Option<u8> {
         let slots = conn.npaths.max(1);
         let named = |port: u16| (port % u16::from(slots)) as u8;
         let free =
@@ -709,10 +709,10 @@ impl Node {
     }
 
     /// Gives a waiting connection a path, if one that it may serve is free.
-    pub(super) fn place_extra(&mut self, id: LinkId) {
+    pub(super) fn attach_extra(&mut self, id: LinkId) {
         let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
         let Some(conn) = self.conns.get(link.conn.0) else { return };
-        let slot = self.slot_for(conn, link.remote.port());
+        let slot = self.free_path_for(conn, link.remote.port());
         if let Some(slot) = slot {
             self.attach(id, slot);
         }
@@ -767,7 +767,7 @@ impl Node {
                 conn.peer = Peer::Bowline { max_message };
                 self.close_link(id, CloseHow::Reset);
                 // Senders of long messages wait for the peer's kind to be known.
-                self.wake_refused(crate::socket::want::WRITE);
+                self.wake_refused(crate::socket::interest_bit::WRITE);
                 return false;
             }
             path.link = None;
@@ -795,7 +795,7 @@ impl Node {
     pub fn drop_links(&mut self, now: Instant, peer: Option<IpAddr>) -> usize {
         self.now = now;
         let peer = peer.map(mapped);
-        let mut hit: Vec<_> = self
+        let mut chosen: Vec<_> = self
             .links
             .iter()
             .filter(|(_, l)| {
@@ -804,11 +804,11 @@ impl Node {
             .map(|(id, l)| (l.serial, LinkId(id)))
             .collect();
         // Bytes that a peer sent on an older connection come before those it sent on a newer one.
-        hit.sort_unstable();
-        for (_, id) in &hit {
+        chosen.sort_unstable();
+        for (_, id) in &chosen {
             self.cut_link(*id);
         }
-        hit.len()
+        chosen.len()
     }
 
     /// Stops connecting and accepting, and closes every TCP connection after reading its remaining

@@ -7,11 +7,11 @@ use bowline_wire::rds::{Flags, HEADER_LEN, Header};
 
 use super::Node;
 use super::congestion::MESSAGE_OVERHEAD;
-use super::rx::{ACK_BYTES, Stop};
+use super::rx::{ACK_BYTES, ParseEnd};
 use crate::ids::{LinkId, SocketId};
 use crate::recvq::Origin;
 use crate::rxbuf::RxBuf;
-use crate::socket::{Sock, want};
+use crate::socket::{Sock, interest_bit};
 
 impl Node {
     /// Queues plain messages of `buf` from offset `at` on, and moves `at` behind them. Returns why
@@ -23,7 +23,7 @@ impl Node {
         at: &mut usize,
         until: Option<SocketId>,
         budget: &mut usize,
-    ) -> Option<Stop> {
+    ) -> Option<ParseEnd> {
         let limit = self.frame_limit();
         let link = self.links.get_mut(id.0)?;
         let settled = link.confirmed
@@ -63,7 +63,10 @@ impl Node {
             if last.as_ref().is_none_or(|(port, ..)| *port != header.dport) {
                 let Some(to) = ports.get(&header.dport) else { break };
                 let Some(sock) = self.sockets.get_mut(to.0) else { break };
-                if sock.timestamp || sock.latency.is_some() || sock.interest & want::READ != 0 {
+                if sock.timestamp
+                    || sock.latency.is_some()
+                    || sock.interest & interest_bit::READ != 0
+                {
                     break;
                 }
                 last = Some((header.dport, *to, sock));
@@ -91,12 +94,12 @@ impl Node {
             payload += len;
             asked += usize::from(asks);
             *budget = budget.saturating_sub(1);
-            if until == Some(*to) && sock.has_plenty() {
-                stop = Some(Stop::Satisfied);
+            if until == Some(*to) && sock.has_enough() {
+                stop = Some(ParseEnd::Satisfied);
                 break;
             }
             if *budget == 0 {
-                stop = Some(Stop::Budget);
+                stop = Some(ParseEnd::Budget);
                 break;
             }
         }

@@ -12,7 +12,7 @@ use super::Node;
 use super::timers::Timer;
 use crate::api::Output;
 use crate::config::MAX_MESSAGE_KERNEL;
-use crate::dedup::{Bearer, Dedup};
+use crate::dedup::{Dedup, SourceLink};
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::{LinkState, Partial, Role};
 use crate::path::PathState;
@@ -75,14 +75,14 @@ impl Node {
         let mut budget = budget;
         while let Some(id) = self.ready.front().copied() {
             match self.process_link(id, until, &mut budget, false) {
-                Stop::Drained => {
+                ParseEnd::Empty => {
                     self.ready.pop_front();
                     if let Some(link) = self.links.get_mut(id.0) {
                         link.rx.listed = false;
                     }
                 }
-                Stop::Satisfied => return self.has_backlog(),
-                Stop::Budget => {
+                ParseEnd::Satisfied => return self.has_backlog(),
+                ParseEnd::Budget => {
                     self.ready.rotate_left(1); // so that no peer starves the others
                     return true;
                 }
@@ -151,34 +151,34 @@ impl Node {
         until: Option<SocketId>,
         budget: &mut usize,
         regardless: bool,
-    ) -> Stop {
+    ) -> ParseEnd {
         let limit = self.frame_limit();
         loop {
-            let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+            let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
             let conn = link.conn;
-            let Some(buf) = link.rx.backlog.pop_front() else { return Stop::Drained };
+            let Some(buf) = link.rx.backlog.pop_front() else { return ParseEnd::Empty };
             let mut at = std::mem::take(&mut link.rx.offset);
             let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
-            let may = if regardless { self.may_take_rest(conn) } else { self.may_receive(conn) };
+            let may = if regardless { self.may_take_unread(conn) } else { self.may_receive(conn) };
             if !may {
-                let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+                let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
                 link.rx.offset = at;
                 link.rx.backlog.push_front(buf);
                 if !std::mem::replace(&mut link.rx.paused, true) {
                     self.paused.push(id);
                     self.stats.read_pauses += 1;
                 }
-                return Stop::Drained;
+                return ParseEnd::Empty;
             }
             while at < buf.bytes().len() {
                 if let Some(stop) = self.take_plain(id, &buf, &mut at, until, budget) {
-                    self.leave(id, buf, at, full_before);
+                    self.finish_buffer(id, buf, at, full_before);
                     return stop;
                 }
                 if at == buf.bytes().len() {
                     break;
                 }
-                let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+                let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
                 let rest = &buf.bytes()[at..];
                 let (header, rope, seen) = if let Some(partial) = &mut link.rx.partial {
                     let n = partial.need.min(rest.len());
@@ -188,7 +188,7 @@ impl Node {
                     self.stats.rx_copied_bytes += copied as u64;
                     if partial.need > 0 {
                         self.partial_bytes += n;
-                        self.bound_partials();
+                        self.limit_partials();
                         break;
                     }
                     self.partial_bytes -= partial.rope.len() - n;
@@ -217,7 +217,7 @@ impl Node {
                         // [B-6]
                         self.stats.peer_oversized += 1;
                         self.misbehaved(id, "message longer than the limit");
-                        return Stop::Drained;
+                        return ParseEnd::Empty;
                     }
                     let mut rope = Rope::default();
                     let n = len.min(buf.bytes().len() - at);
@@ -228,17 +228,17 @@ impl Node {
                         link.rx.partial =
                             Some(Partial { header, rope, need: len - n, first_seen: self.now });
                         self.partial_bytes += n;
-                        self.bound_partials();
+                        self.limit_partials();
                         break;
                     }
                     (header, rope, self.now)
                 };
                 let receiver = self.frame(id, &header, rope, seen);
                 *budget = budget.saturating_sub(cost(&header));
-                let satisfied = until.is_some() && receiver == until && self.has_plenty(until);
+                let satisfied = until.is_some() && receiver == until && self.has_enough(until);
                 if satisfied || *budget == 0 {
-                    self.leave(id, buf, at, full_before);
-                    return if satisfied { Stop::Satisfied } else { Stop::Budget };
+                    self.finish_buffer(id, buf, at, full_before);
+                    return if satisfied { ParseEnd::Satisfied } else { ParseEnd::Budget };
                 }
             }
             if full_before && self.wants_read(id) {
@@ -251,7 +251,7 @@ impl Node {
     /// begun first is reset. Pausing would not help, since no message might ever be completed. The
     /// sender sends the message again. Bytes that TCP has acknowledged are still read, and released
     /// soon after.
-    fn bound_partials(&mut self) {
+    fn limit_partials(&mut self) {
         let limit = self.config.limits.partial_bytes_total.max(self.frame_limit());
         while self.partial_bytes > limit {
             let staying = || self.links.iter().filter(|(_, l)| l.state != LinkState::Draining);
@@ -274,7 +274,7 @@ impl Node {
 
     /// Notes that a buffer is parsed up to offset `at`. If the buffer is used up and had stopped
     /// reading, reading is resumed.
-    fn leave(&mut self, id: LinkId, buf: RxBuf, at: usize, full_before: bool) {
+    fn finish_buffer(&mut self, id: LinkId, buf: RxBuf, at: usize, full_before: bool) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         if at < buf.bytes().len() {
             link.rx.offset = at;
@@ -285,8 +285,8 @@ impl Node {
     }
 
     /// Tells whether parsing on would queue more than a reader soon takes.
-    fn has_plenty(&self, id: Option<SocketId>) -> bool {
-        id.and_then(|id| self.sockets.get(id.0)).is_none_or(Sock::has_plenty)
+    fn has_enough(&self, id: Option<SocketId>) -> bool {
+        id.and_then(|id| self.sockets.get(id.0)).is_none_or(Sock::has_enough)
     }
 
     /// Handles one complete frame [spec section 6.1], whatever its checksum; returns the
@@ -312,8 +312,8 @@ impl Node {
         let (path, acked) = (link.incoming_path(), link.acked_path());
         // Only the dialling side promises that ports tell its paths.
         let accepted = link.role == Role::Accepted;
-        let lane = accepted.then_some((link.remote.port() % 8) as u8);
-        let by = Bearer { link: id, serial: link.serial, lane };
+        let sender_path = accepted.then_some((link.remote.port() % 8) as u8);
+        let source = SourceLink { link: id, serial: link.serial, sender_path };
         if !link.confirmed {
             self.confirm(id);
         } else if link.awaits_peer_kind && !header.is_map() {
@@ -333,7 +333,7 @@ impl Node {
         }
         let conn = self.conns.get_mut(conn_id.0)?;
         conn.touch(self.now);
-        let by_lane = conn.peer_sport_idx;
+        let by_path = conn.peer_sport_idx;
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
@@ -356,7 +356,7 @@ impl Node {
             // of another path.
             if header.flags.contains(Flags::RETRANSMITTED)
                 && let Some(dedup) = self.conns.get_mut(conn_id.0)?.dedup.as_mut()
-                && dedup.is_duplicate(by, by_lane, header, &rope)
+                && dedup.is_duplicate(source, by_path, header, &rope)
             {
                 self.stats.recv_drop_old_seq += 1;
                 return None;
@@ -367,7 +367,7 @@ impl Node {
             }
             let budget = &self.dedup_budget;
             let dedup = conn.dedup.get_or_insert_with(|| Box::new(Dedup::new(budget)));
-            if dedup.is_duplicate(by, by_lane, header, &rope) {
+            if dedup.is_duplicate(source, by_path, header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
                 // The answer may be waiting on a path that is down.
                 if header.is_probe_ping() {
@@ -587,9 +587,9 @@ const fn cost(header: &Header) -> usize {
 
 /// Reason why parsing of a link stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(super) enum ParseEnd {
     /// All bytes are parsed, or the link may not go on.
-    Drained,
+    Empty,
     /// The socket for which a reader waits has a message.
     Satisfied,
     /// It is another link's turn.

@@ -18,7 +18,7 @@ use crate::ids::{ConnId, SocketId};
 use crate::path::{PathState, TxMsg, UNPLANNED, mark};
 use crate::recvq::{Origin, RecvMsg};
 use crate::rxbuf::Rope;
-use crate::socket::{Bound, Endpoint, Lane, Route, Sock, Transport, want};
+use crate::socket::{Bound, Endpoint, Flow, Route, Sock, Transport, interest_bit};
 
 /// Most cookies in one completion record.
 #[doc(alias = "RDS_MAX_ZCOOKIES")]
@@ -42,11 +42,11 @@ impl Node {
             && route.name == msg.name
             && msg.control.is_empty()
             && !msg.zerocopy
-            && self.conns.get(route.lane.conn.0).is_some()
+            && self.conns.get(route.flow.conn.0).is_some()
         {
-            let lane = route.lane;
+            let flow = route.flow;
             self.check_len(sock, len)?;
-            return self.send_remote(id, lane, msg, len, None);
+            return self.send_remote(id, flow, msg, len, None);
         }
         let named = match msg.name {
             Some(name) => {
@@ -72,8 +72,8 @@ impl Node {
         if bound.transport == Transport::Loopback || self.is_local_at(to.addr, to.scope) {
             return self.send_local(id, bound, to, msg, len, cookie);
         }
-        let lane = self.route(id, bound, to, msg.name)?;
-        self.send_remote(id, lane, msg, len, cookie)
+        let flow = self.route(id, bound, to, msg.name)?;
+        self.send_remote(id, flow, msg, len, cookie)
     }
 
     fn check_len(&self, sock: &Sock, len: usize) -> Result<(), Error> {
@@ -197,12 +197,12 @@ impl Node {
     fn send_remote(
         &mut self,
         id: SocketId,
-        lane: Lane,
+        flow: Flow,
         msg: &SendMsg<'_>,
         len: usize,
         cookie: Option<u32>,
     ) -> Result<Sent, Error> {
-        let Lane { conn: conn_id, hash, sport, dport } = lane;
+        let Flow { conn: conn_id, hash, sport, dport } = flow;
         if len > MAX_MESSAGE_KERNEL as usize {
             self.check_long(id, conn_id, len)?;
         }
@@ -296,7 +296,7 @@ impl Node {
         bound: Bound,
         to: Endpoint,
         name: Option<SocketAddr>,
-    ) -> Result<Lane, Error> {
+    ) -> Result<Flow, Error> {
         let conn = match self.conn_index.get(&(bound.at.addr, to.addr, to.scope)) {
             Some(conn) => *conn,
             None => {
@@ -307,11 +307,11 @@ impl Node {
             }
         };
         let (sport, dport) = (bound.at.port, to.port);
-        let lane = Lane { conn, hash: path_hash(sport.wrapping_add(dport)), sport, dport };
+        let flow = Flow { conn, hash: path_hash(sport.wrapping_add(dport)), sport, dport };
         if let Some(sock) = self.sockets.get_mut(id.0) {
-            sock.route = Some(Route { name, lane });
+            sock.route = Some(Route { name, flow });
         }
-        Ok(lane)
+        Ok(flow)
     }
 
     /// Delivers within the node. Accounting is released at once. Congestion is that of the
@@ -380,8 +380,8 @@ impl Node {
         if sock.snd_bytes == 0 && bytes > 0 {
             self.stats.send_queue_empty += 1;
         }
-        if sock.interest & want::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
-            self.wake(id, want::WRITE);
+        if sock.interest & interest_bit::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
+            self.wake(id, interest_bit::WRITE);
         }
     }
 
@@ -392,7 +392,7 @@ impl Node {
             Some(record) if record.len() < COOKIES_PER_RECORD => record.push(cookie),
             _ => sock.completions.push_back(vec![cookie]),
         }
-        self.wake(id, want::READ);
+        self.wake(id, interest_bit::READ);
     }
 
     /// Queues a message that the node itself sends: a probe or a pong.

@@ -6,14 +6,14 @@ use std::net::{Ipv6Addr, SocketAddr};
 use bowline_base::Instant;
 
 use super::Node;
-use crate::api::{Held, Interest, Output, Readiness};
+use crate::api::{Interest, Output, OutstandingMessages, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
 use crate::error::Error;
 use crate::ids::SocketId;
 use crate::path::mark;
 use crate::socket::{
-    Bound, Endpoint, LatencyTrace, Sock, Transport, is_loopback, is_unicast, mapped, needs_scope,
-    to_socket_addr, want,
+    Bound, Endpoint, LatencyTrace, Sock, Transport, interest_bit, is_loopback, is_unicast, mapped,
+    needs_scope, to_socket_addr,
 };
 
 /// Bits of [`Node::poll`], as poll(2) has them.
@@ -249,7 +249,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
-    pub fn held(&self, id: SocketId) -> Result<Vec<Held>, Error> {
+    #[doc(alias = "held")]
+    pub fn outstanding(&self, id: SocketId) -> Result<Vec<OutstandingMessages>, Error> {
         let bound = self.sock(id)?.bound.ok_or(Error::NotConnected)?;
         let mut held: BTreeMap<SocketAddr, (usize, usize)> = BTreeMap::new();
         for (_, conn) in self.conns.iter().filter(|(_, c)| c.local == bound.at.addr) {
@@ -260,7 +261,7 @@ impl Node {
                 *bytes += msg.len as usize;
             }
         }
-        let entry = |(to, (messages, bytes))| Held { to, messages, bytes };
+        let entry = |(to, (messages, bytes))| OutstandingMessages { to, messages, bytes };
         Ok(held.into_iter().map(entry).collect())
     }
 
@@ -310,7 +311,7 @@ impl Node {
     pub fn register(&mut self, id: SocketId, interest: Interest) -> Result<(), Error> {
         let sock = self.sock_mut(id)?;
         sock.interest |= interest.0;
-        if interest.0 & want::WRITE != 0 && sock.seen_congestion && !sock.cong_waiting {
+        if interest.0 & interest_bit::WRITE != 0 && sock.seen_congestion && !sock.cong_waiting {
             sock.cong_waiting = true;
             self.cong_waiters.push(id);
         }
@@ -404,7 +405,7 @@ impl Node {
     /// [`Error::BadSocket`].
     pub fn set_send_buffer(&mut self, id: SocketId, bytes: usize) -> Result<(), Error> {
         self.sock_mut(id)?.sndbuf = bytes.max(SEND_BUFFER_MIN);
-        self.wake(id, want::WRITE);
+        self.wake(id, interest_bit::WRITE);
         Ok(())
     }
 

@@ -558,7 +558,7 @@ fn retransmit_header(log: &TxLog, start: u64, bowline: bool) -> Vec<u8> {
 impl crate::link::Link {
     fn push_inline(&mut self, pool: &mut TxPool, bytes: &[u8]) {
         self.tx.plan_bytes += bytes.len() as u64;
-        self.tx.plan.push_back(Op::Inline { bytes: pool.hold(bytes), from: 0 });
+        self.tx.plan.push_back(Op::Inline { bytes: pool.copy_to_chunk(bytes), from: 0 });
     }
 
     fn push_log(&mut self, from: u64, to: u64) {

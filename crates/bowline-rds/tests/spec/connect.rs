@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bowline_rds::{
-    CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl, TurnedAway,
+    AcceptError, CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl,
 };
 use bowline_wire::rds::{Handshake, Header};
 
@@ -165,7 +165,7 @@ fn connections_from_an_own_address_are_refused() {
     let local = addr("10.0.0.2:16385");
     assert_eq!(
         lab.node.handle_accepted(lab.now, local, addr("10.0.0.1:9")),
-        Err(TurnedAway::Refused)
+        Err(AcceptError::Refused)
     );
     lab.settle();
 }

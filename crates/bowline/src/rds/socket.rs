@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_rds::{
-    Held, Interest, Node as Core, Readiness, RecvOpts, SendControl, SendMsg, SocketId,
+    Interest, Node as Core, OutstandingMessages, Readiness, RecvOpts, SendControl, SendMsg,
+    SocketId,
 };
 use bowline_rds_driver::{Driver, Patience};
 
@@ -285,8 +286,9 @@ impl Socket {
     ///
     /// # Errors
     /// `ENOTCONN` when the socket is not bound.
-    pub fn held(&self) -> Result<Vec<Held>, Error> {
-        self.core(|core, id| core.held(id))
+    #[doc(alias = "held")]
+    pub fn outstanding(&self) -> Result<Vec<OutstandingMessages>, Error> {
+        self.core(|core, id| core.outstanding(id))
     }
 
     /// Asks for notifications, among the received messages, of destinations that are not congested
