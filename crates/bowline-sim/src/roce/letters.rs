@@ -1,5 +1,6 @@
-//! Datagrams of programs (UD): they may be lost, and come more than once when the network repeats
-//! them, but never changed, never to anybody else, and never without the right key.
+//! Datagrams of programs (UD). They may be lost, and may come more than once when the network
+//! repeats them, but are never changed, never reach another receiver, and never arrive without the
+//! right key.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -17,9 +18,9 @@ use crate::engine::rng::Rng;
 
 /// Bytes before the payload of a receive [RX-12].
 const HEADER: usize = 40;
-/// Requests of one port, in either direction.
+/// Maximum number of outstanding requests of one port, in each direction.
 const DEPTH: usize = 4;
-/// Most elements of a list.
+/// Maximum number of elements of a scatter/gather list.
 const SGES: usize = 3;
 
 /// The datagram queue pair of a host.
@@ -93,7 +94,7 @@ struct Place {
 }
 
 impl World {
-    /// A program that sends and receives datagrams starts on a host.
+    /// Starts a program that sends and receives datagrams on a host.
     pub(crate) fn open_port(&mut self, host: usize) {
         self.ports[host] = None;
         let left = std::mem::take(&mut self.letters_left[host]);
@@ -117,7 +118,7 @@ impl World {
         let Some(device) = &mut self.hosts[host].device else { return };
         let Some(area) = port.memory.take(&mut self.rng, Purpose::Receive, HEADER) else { return };
         let (_, room) = port.memory.range(area);
-        // Some are too short for some datagrams.
+        // Some receives are too short for some datagrams.
         let len = if self.rng.chance(200) { self.rng.index(room + 1) } else { room };
         let pieces = port.memory.cut(&mut self.rng, area, len, SGES);
         port.next += 1;
@@ -128,7 +129,7 @@ impl World {
         self.judge(posted.map_err(|(_, e)| format!("host {host}: a UD receive: {e}")));
     }
 
-    /// A program sends a datagram to another host, or to the wrong key.
+    /// Sends a datagram of a program to another host, some with a wrong key.
     pub(crate) fn send_letter(&mut self, host: usize) {
         let to = self.rng.index(self.hosts.len());
         let there = self.ports[to].as_ref().map(|p| (p.qpn, p.key));
@@ -172,7 +173,7 @@ impl World {
         self.touched(host);
     }
 
-    /// Tells whether the completion queue is that of the host's port, and looks at it.
+    /// Tells whether the completion queue belongs to the host's port; if so, polls it.
     pub(crate) fn port_ready(&mut self, host: usize, cq: CqId) -> bool {
         let mine = self.ports[host].as_ref().is_some_and(|port| port.cq == cq);
         if mine {
@@ -251,7 +252,7 @@ impl World {
         Ok(())
     }
 
-    /// The programs end.
+    /// Ends the programs.
     pub(crate) fn close_port(&mut self, host: usize) {
         let now = self.instant();
         let Some(port) = &mut self.ports[host] else { return };
@@ -279,8 +280,8 @@ impl World {
     }
 }
 
-/// What is known of the network header before a datagram [RX-12]: 20 zeroes and the addresses of
-/// the IPv4 header, or those of the IPv6 header.
+/// Returns the known bytes of the network header before a datagram [RX-12]: 20 zeroes and the
+/// addresses of the IPv4 header, or the addresses of the IPv6 header.
 fn header(from: IpAddr, to: IpAddr) -> [Option<u8>; HEADER] {
     let mut out = [None; HEADER];
     let mut put = |at: usize, bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! How connections are made and how they end.
+//! Beginning and end of connections.
 
 use bowline_roce::Device;
 use bowline_verbs::{
@@ -20,15 +20,16 @@ use crate::engine::rng::mix;
 /// How long a side stays after its queues are flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Linger {
-    /// Not at all.
+    /// The side goes at once.
     No,
-    /// Until the peer has agreed to the end.
+    /// The side stays until the peer has agreed to the end.
     Disconnected,
-    /// Until no late packet can come.
+    /// The side stays until no late packet can come.
     Timewait,
 }
 
-/// Data of a handshake: the number of the side, and bytes made of it, `most` at most.
+/// Returns private data of a handshake: the number of the side and bytes derived from it, at most
+/// `most` bytes.
 fn hello(id: SideId, most: usize) -> Vec<u8> {
     let mut data = (id as u64).to_le_bytes().to_vec();
     let len = mix(id as u64) % (most as u64 - 7);
@@ -36,7 +37,7 @@ fn hello(id: SideId, most: usize) -> Vec<u8> {
     data
 }
 
-/// Tells whether the data a peer got are those of this side, and zeroes.
+/// Tells whether private data that a peer received are those of this side, followed by zeroes.
 fn is_hello(data: &[u8], id: SideId, most: usize) -> bool {
     let sent = hello(id, most);
     data.len() == most && data.starts_with(&sent) && data[sent.len()..].iter().all(|b| *b == 0)
@@ -46,12 +47,12 @@ fn side_in(data: &[u8]) -> Option<SideId> {
     data.first_chunk().map(|bytes| u64::from_le_bytes(*bytes) as usize)
 }
 
-/// Bytes of the peer's data that a consumer sees [CMA-5].
+/// Number of bytes of the peer's private data that a consumer sees [CMA-5].
 const REQUEST_DATA: usize = 56;
 const ACCEPT_DATA: usize = 196;
 const REJECT_DATA: usize = 148;
 
-/// Areas of a side besides those for receives.
+/// Returns the memory areas of a side, except those for receives.
 fn areas(plan: &ConnPlan) -> Vec<(Purpose, usize)> {
     let mut out = Vec::new();
     for (purpose, count) in [
@@ -73,7 +74,7 @@ fn areas(plan: &ConnPlan) -> Vec<(Purpose, usize)> {
 }
 
 impl World {
-    /// The side of the program that asks for a connection.
+    /// Returns the side that asks for a connection.
     pub(crate) fn side_of(&self, request: &ConnRequest) -> Option<SideId> {
         side_in(&request.private_data).filter(|id| *id < self.sides.len())
     }
@@ -139,7 +140,7 @@ impl World {
         }
     }
 
-    /// A program begins a connection.
+    /// Begins a connection of a program.
     pub(crate) fn connect(&mut self, conn: usize) {
         let plan = self.plan.conns[conn].clone();
         let dead = |host: usize| self.hosts[host].device.is_none();
@@ -171,7 +172,7 @@ impl World {
         }
     }
 
-    /// A program without a connection manager takes its queue pair to RTS.
+    /// Moves the queue pair of a program without a connection manager to RTS.
     pub(crate) fn set_up(&mut self, id: SideId) {
         let Some(peer) = self.sides[id].peer else { return };
         if !self.runs(id) || self.sides[id].stage != Stage::Connecting {
@@ -223,7 +224,7 @@ impl World {
         self.judge(result.map_err(|e| format!("side {id}: {e}")));
         self.touched(host);
         if waits {
-            // What comes meanwhile is taken in.
+            // Packets that come meanwhile are received.
             reach::stepped(&mut self.coverage, Step::Receives);
             return self.schedule_within(slowly, Event::SetUp(id));
         }
@@ -238,7 +239,7 @@ impl World {
         self.schedule_post(id, 0);
     }
 
-    /// A program answers somebody who wants to connect.
+    /// Answers a connection request for a program.
     pub(crate) fn decide(&mut self, host: usize, cm: CmId, request: &ConnRequest) {
         let Some(active) = self.side_of(request) else {
             self.fail(|| format!("host {host}: a request nobody made: {request:?}"));
@@ -247,7 +248,7 @@ impl World {
         let conn = self.sides[active].conn;
         let now = self.instant();
         if self.hosts[host].listener.is_none() {
-            // A late request of a dead program: nobody listens any more.
+            // The request of a dead program came late; no program listens any more.
             let Some(device) = &mut self.hosts[host].device else { return };
             let rejected = device.reject(now, cm, &[]);
             reach::linked(&mut self.coverage, Link::TooLate);
@@ -293,7 +294,7 @@ impl World {
         self.touched(host);
     }
 
-    /// A request may have been withdrawn before it is answered.
+    /// Checks the result of an answer; the request may have been withdrawn before.
     fn answered(&mut self, active: SideId, result: Result<(), Error>) -> bool {
         if let Err(e) = &result
             && !self.sides[active].trouble.any()
@@ -306,7 +307,7 @@ impl World {
         result.is_ok()
     }
 
-    /// Something happened to a connection.
+    /// Handles an event of the connection manager.
     pub(crate) fn told(&mut self, host: usize, event: CmEvent) {
         let boot = self.hosts[host].boot;
         let (CmEvent::Established { id: cm, .. }
@@ -319,7 +320,7 @@ impl World {
         };
         let mine = |s: &Side| s.host == host && s.boot == boot && s.stage < Stage::Gone;
         let found = self.sides.iter().position(|s| mine(s) && s.id == Some(cm));
-        // Events of what has been destroyed meanwhile.
+        // The event may be for a connection that has been destroyed meanwhile.
         let Some(id) = found else { return };
         let told = self.sides[id].told;
         let possible = match event {
@@ -420,7 +421,7 @@ impl World {
             let both = self.sides[id].trouble;
             trouble(&mut self.sides, id, both);
         } else if self.sides[id].peer.is_none() {
-            // The other program has turned away before it looked.
+            // The other program gave up before it noticed.
             self.sides[id].trouble.add(Trouble::UNMADE);
             let asker = self.sides[id].asker.map(|asker| &self.sides[asker]);
             if asker.is_none_or(|asker| asker.stage <= Stage::Up) {
@@ -433,7 +434,7 @@ impl World {
         }
     }
 
-    /// The connection manager has nothing more to do for this side.
+    /// The connection manager has finished with this side.
     fn over(&mut self, id: SideId) {
         match self.sides[id].stage {
             Stage::Connecting | Stage::Up => self.end(id),
@@ -442,7 +443,7 @@ impl World {
         }
     }
 
-    /// A program ends its connection, or does what has to be done after an end.
+    /// Ends a program's connection, or does the work left after its end.
     pub(crate) fn end(&mut self, id: SideId) {
         self.note([23, id as u64, 0], || format!("side {id} ends"));
         let before = self.sides[id].stage;
@@ -481,7 +482,8 @@ impl World {
             Err(e) => return self.fail(|| format!("side {id}: {e}")),
         };
         if state != QpState::Err {
-            // Without a connection, or with one refused, this is the program's own affair.
+            // Without a connection, or with a refused one, the program moves its queue pair to the
+            // error state itself.
             let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
             let result = device.modify_qp(now, qpn, &attr);
             if self.sides[id].told.established {
@@ -494,7 +496,7 @@ impl World {
         self.try_bury(id);
     }
 
-    /// Counts how far a side was that ends.
+    /// Counts the stage in which a side ends.
     fn reach_end(&mut self, id: SideId, before: Stage, abrupt: bool) {
         let side = &self.sides[id];
         let Some(device) = &self.hosts[side.host].device else { return };
@@ -523,7 +525,7 @@ impl World {
         }
     }
 
-    /// Requests that come back when everything before them has come back [QP-9].
+    /// Posts requests whose completions show that all earlier requests have completed [QP-9].
     fn post_markers(&mut self, id: SideId) {
         let side = &mut self.sides[id];
         side.receives_due = 0;
@@ -549,7 +551,7 @@ impl World {
         self.judge(result.map_err(|e| format!("side {id}: a queue in error refused: {e}")));
     }
 
-    /// Ends a side whose queues are flushed.
+    /// Destroys a side whose queues are flushed.
     pub(crate) fn try_bury(&mut self, id: SideId) {
         let side = &mut self.sides[id];
         if side.stage != Stage::Ending || !side.requests.is_empty() || !side.receives.is_empty() {
@@ -577,7 +579,7 @@ impl World {
         }
     }
 
-    /// Removes everything of a side: nothing of it may be in use.
+    /// Removes all objects of a side, none of which may be in use.
     fn leave(&mut self, id: SideId) {
         self.note([25, id as u64, 0], || format!("side {id} leaves"));
         let now = self.instant();
@@ -594,7 +596,7 @@ impl World {
     }
 }
 
-/// Makes everything a side needs of a device.
+/// Makes all objects that a side needs of a device.
 fn make(
     device: &mut Device,
     now: bowline_roce::Instant,
@@ -643,7 +645,7 @@ fn make(
     Ok(Side::new(memory, iova, names, regions, fast, None))
 }
 
-/// Removes all of it.
+/// Removes all objects of a side from a device.
 fn remove(device: &mut Device, now: bowline_roce::Instant, side: &Side) -> Result<(), Error> {
     if let Some(cm) = side.id {
         device.destroy_id(now, cm)?;
