@@ -1,5 +1,5 @@
-//! What programs ask for: requests drawn at random, right ones and wrong ones, each with what it
-//! must lead to.
+//! Requests of programs: drawn at random, right ones and wrong ones, each with its expected
+//! outcome.
 
 use bowline_verbs::{
     Access, FlushOf, MwBind, Placement, Remote, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
@@ -16,12 +16,12 @@ use super::side::{
 use crate::engine::coverage::Coverage;
 use crate::engine::rng::Rng;
 
-/// Most elements of a gather or scatter list.
+/// Maximum number of elements of a gather or scatter list.
 pub(crate) const SGES: usize = 4;
-/// Most bytes sent inline.
+/// Maximum number of bytes sent inline.
 pub(crate) const INLINE: usize = 200;
 
-/// A request that owns what it refers to.
+/// A request that owns the data it refers to.
 #[derive(Debug)]
 pub(crate) struct Owned {
     pub(crate) id: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// As the verbs take it.
+    /// Returns the request as the verbs take it.
     pub(crate) fn wr(&self) -> SendWr<'_> {
         SendWr {
             id: self.id,
@@ -44,34 +44,34 @@ impl Owned {
     }
 }
 
-/// What a mistake of a program is about.
+/// Mistakes of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
-    /// A key that is none, or was one.
+    /// A key that is not valid, or no longer.
     Key,
     /// Bytes beyond the region, or before it.
     Range,
-    /// A write to what may only be read.
+    /// A write to memory that may only be read.
     Right,
-    /// A local key that is none.
+    /// A local key that is not valid.
     LocalKey,
     /// Local bytes beyond the region.
     LocalRange,
-    /// A result to memory this side may not write.
+    /// A result for memory that this side may not write.
     LocalRight,
-    /// An invalidation of nothing.
+    /// An invalidation of a key that is not valid.
     Invalidate,
-    /// A registration of what is registered.
+    /// A registration of a registered region.
     Register,
-    /// The peer is to invalidate nothing.
+    /// A request that makes the peer invalidate a key that is not valid.
     RemoteInvalidate,
-    /// The key of something that is rarely asked for.
+    /// A wrong key in an operation that is rarely made.
     AtomicKey,
     AtomicWriteKey,
     FlushKey,
 }
 
-/// Those that every run draws, and then those that some do.
+/// The mistakes that every run draws, followed by those that only some runs draw.
 const MISTAKES: [Mistake; 12] = [
     Mistake::Key,
     Mistake::Range,
@@ -108,7 +108,8 @@ impl App<'_> {
         me.next_number
     }
 
-    /// Draws the next request, or two that belong together; none when there is no room for it now.
+    /// Draws the next request, or two requests that belong together. Returns none if there is no
+    /// room for them now.
     pub(crate) fn next(&mut self) -> Vec<Owned> {
         if self.sides[self.id].requests.len() + 2 > self.plan.send_depth {
             return Vec::new();
@@ -155,7 +156,7 @@ impl App<'_> {
         bytes
     }
 
-    /// Puts bytes where they are sent from.
+    /// Writes bytes to the memory that they are sent from.
     fn gather(&mut self, request: &mut Request, bytes: &[u8]) -> Option<(Vec<Sge>, Vec<u8>)> {
         if bytes.len() <= INLINE && self.rng.chance(250) {
             return Some((Vec::new(), bytes.to_vec()));
@@ -168,7 +169,7 @@ impl App<'_> {
         Some((sges(&pieces, me.iova, me.local.lkey), Vec::new()))
     }
 
-    /// Posts what was drawn: from here on it is expected to complete.
+    /// Returns a request that was drawn; from now on it is expected to complete.
     fn done(
         &mut self,
         mut request: Request,
@@ -205,7 +206,7 @@ impl App<'_> {
         Owned { id, op, sges, inline, flags }
     }
 
-    /// A message to a receive, perhaps with the end of a grant.
+    /// Draws a message to a receive, perhaps one that ends a grant.
     fn send(&mut self, word: Word, invalidates: Option<u32>) -> Option<Owned> {
         let len = self.len();
         let bytes = self.payload(len);
@@ -234,7 +235,7 @@ impl App<'_> {
             word,
         });
         let fence = match &me.grant {
-            // What is given back must not be read any more [REQ-5].
+            // Memory that is given back must not be read any more [REQ-5].
             Some(_) if me.requests.iter().any(Request::is_read) => SendFlags::FENCE,
             _ => SendFlags::empty(),
         };
@@ -242,7 +243,7 @@ impl App<'_> {
         Some(self.done(request, op, place, fence | solicited))
     }
 
-    /// A stretch of the peer's memory this side may use.
+    /// Draws a range of the peer's memory that this side may use.
     fn target(
         &mut self,
         purposes: &[Purpose],
@@ -276,7 +277,7 @@ impl App<'_> {
         Some((area, pieces, remote, !constant && peer.revoked))
     }
 
-    /// A write must not overtake a read of the same memory.
+    /// Returns a fence if needed: a write must not overtake a read of the same memory.
     fn fence(&mut self, area: AreaId) -> SendFlags {
         let after = |r: &Request| r.is_read() && r.target == Some(area);
         if self.me().requests.iter().any(after) || self.rng.chance(100) {
@@ -321,7 +322,7 @@ impl App<'_> {
         Some(self.done(request, op, place, flags))
     }
 
-    /// A place for a result of this side.
+    /// Draws memory for a result of this side.
     fn scatter(&mut self, request: &mut Request, bytes: Vec<u8>) -> Option<Vec<Sge>> {
         let me = &mut self.sides[self.id];
         let area = me.memory.take(self.rng, Purpose::Sink, bytes.len())?;
@@ -392,7 +393,8 @@ impl App<'_> {
         Some(self.done(request, op, (place, Vec::new()), flags))
     }
 
-    /// Writes a word at once, and perhaps asks that everybody at the peer sees it.
+    /// Writes a word atomically, perhaps followed by a request that makes it visible to all at the
+    /// peer.
     fn atomic_write(
         &mut self,
         (area, at): (AreaId, usize),
@@ -425,7 +427,7 @@ impl App<'_> {
         Some(self.done(request, op, place, flags))
     }
 
-    /// Goes on with this side's fast region: gives it to the peer, or takes it back.
+    /// Takes the next step with this side's fast region: grants it to the peer, or takes it back.
     fn fast(&mut self) -> Vec<Owned> {
         let room = self.me().requests.len() + 4 <= self.plan.send_depth;
         match self.me().fast {
@@ -468,7 +470,8 @@ impl App<'_> {
         let key = next_key(old);
         let number = self.number();
         let (op, grant) = self.registration(key);
-        // Without a message nobody would be told: first see whether there is room for one.
+        // Without a message the peer would not learn of the grant: check first that there is room
+        // for one.
         if !self.me().memory.has_free(Purpose::Source) {
             return Vec::new();
         }
@@ -507,12 +510,13 @@ impl App<'_> {
         reach::lent(self.coverage, how);
         let me = self.me();
         me.grant = None;
-        // Only what the peer has invalidated before it sees the next request is surely of no use.
+        // Only a key that the peer has invalidated before it sees the next request is surely
+        // useless.
         me.stale = invalidates.then_some(grant);
         Some(owned)
     }
 
-    /// A request that must fail.
+    /// Draws a request that must fail.
     fn mistake(&mut self, kind: Mistake) -> Option<Owned> {
         reach::mistaken(self.coverage, kind as usize);
         let len = self.len().max(8);
@@ -548,7 +552,7 @@ impl App<'_> {
             },
             Mistake::Range => match bad % 3 {
                 0 => {
-                    // No longer than any packet: those before the wrong byte may be written
+                    // At most one packet: packets before the one with the wrong byte may be written
                     // [REQ-26].
                     let short = len.min(200);
                     (place[0].len, request.len) = (short as u32, short as u32);
@@ -564,7 +568,7 @@ impl App<'_> {
                 SendOp::Write(remote(base + start as u64, shared))
             }
             Mistake::LocalRange => {
-                // No longer than any packet: those before the wrong byte would be sent.
+                // At most one packet: packets before the one with the wrong byte would be sent.
                 let short = len.min(200);
                 place[0].addr = iova + (own + own_len) as u64 - short + 1;
                 place[0].len = short as u32;
@@ -613,7 +617,7 @@ impl App<'_> {
                 SendOp::Flush { remote, of: FlushOf::Region, placement: Placement::GLOBAL }
             }
             Mistake::RemoteInvalidate => {
-                // The bytes are delivered before anybody looks at the key [RSP-18].
+                // The bytes are delivered before the key is checked [RSP-18].
                 request.must_fail = false;
                 request.len = 0;
                 place.clear();
@@ -662,7 +666,7 @@ impl App<'_> {
     }
 }
 
-/// A receive to be posted, if there is memory for it.
+/// Draws a receive to post, if there is memory for it.
 pub(crate) fn receive(side: &mut Side, plan: &ConnPlan, rng: &mut Rng) -> Option<(u64, Vec<Sge>)> {
     let area = side.memory.take(rng, Purpose::Receive, plan.message_max)?;
     let (_, mut len) = side.memory.range(area);

@@ -1,8 +1,9 @@
-//! The judge: what a side is told must be what happened, once, in order.
+//! The oracle: completions and events must match what happened, once and in order.
 //!
-//! Two sides of a connection are compared with each other and with the memory. A request that
-//! succeeded has done its work at the peer; one that failed had a reason and has done it wholly, in
-//! part or not at all, but nothing else. After the first failure of a queue everything is flushed.
+//! The two sides of a connection are compared with each other and with the memory. A request that
+//! succeeded has done its work at the peer. A request that failed had a reason, and has done its
+//! work wholly, in part or not at all, and nothing else. After the first failure of a queue all
+//! later requests are flushed.
 
 use bowline_verbs::{Completion, Status, WcOpcode};
 
@@ -11,19 +12,19 @@ use super::side::{
     Fast, FastStep, Message, Receive, Request, Side, SideId, Stage, Statuses, Trouble, Word,
 };
 
-/// What a program has to do after a completion.
+/// Work of a program after a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// It was the first failure of its queue.
+    /// The completion was the first failure of its queue.
     pub(crate) failed: bool,
-    /// The request that came back, if it was one.
+    /// The kind of the request that completed, if it was a request.
     pub(crate) request: Option<WcOpcode>,
-    /// A receive was used up.
+    /// A receive was consumed.
     pub(crate) received: bool,
     pub(crate) bytes: u64,
 }
 
-/// Everything a peer may have changed or been about to change.
+/// Purposes of all memory that a peer may have changed or may have been changing.
 pub(crate) const ALL: [Purpose; 7] = [
     Purpose::Source,
     Purpose::Receive,
@@ -41,7 +42,7 @@ const PEER_MISUSE: Statuses = Statuses::only(Status::LocLenErr)
     .and(Status::RemInvReqErr)
     .and(Status::RemAccessErr);
 
-/// Notes a reason to fail on both ends of a connection.
+/// Notes a reason for failures on both ends of a connection.
 pub(crate) fn trouble(sides: &mut [Side], id: SideId, what: Trouble) {
     sides[id].trouble.add(what);
     if let Some(peer) = sides[id].peer {
@@ -49,7 +50,7 @@ pub(crate) fn trouble(sides: &mut [Side], id: SideId, what: Trouble) {
     }
 }
 
-/// Judges one entry of a completion queue.
+/// Checks one entry of a completion queue.
 pub(crate) fn completed(
     sides: &mut [Side],
     id: SideId,
@@ -132,7 +133,7 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
     Ok(Verdict { failed: first, request: Some(request.opcode), ..Verdict::default() })
 }
 
-/// A receive that is to fail may have failed before its program looks at it.
+/// Notes that a receive which is going to fail may have failed before its program polls it.
 fn look_ahead(sides: &mut [Side], id: SideId) {
     let side = &sides[id];
     let Some(peer) = side.peer else { return };
@@ -142,7 +143,7 @@ fn look_ahead(sides: &mut [Side], id: SideId) {
     }
 }
 
-/// The request has done its work.
+/// Applies the effects of a request that succeeded.
 fn succeeded(sides: &mut [Side], id: SideId, request: &Request) -> Result<(), String> {
     let number = request.number;
     if request.must_fail {
@@ -242,7 +243,7 @@ fn receive_completed(
         ));
     }
     if status == Status::RemInvReqErr && bad_key {
-        // It was delivered all the same, and may have been acknowledged [RSP-18].
+        // The message was delivered all the same, and may have been acknowledged [RSP-18].
         sides[id].received += 1;
     }
     if too_long || bad_key {
@@ -251,7 +252,7 @@ fn receive_completed(
     Ok(Verdict { failed: first, ..Verdict::default() })
 }
 
-/// What of the next message is in the memory of a receive that did not succeed, nobody knows.
+/// Notes that any part of the next message may lie in the memory of a receive that failed.
 fn begun(sides: &mut [Side], id: SideId, receive: &Receive) {
     let message = sides[id].peer.and_then(|peer| sides[peer].outgoing.front());
     let Some(message) = message.filter(|m| !m.write && m.len.min(receive.len) > 0) else { return };
@@ -260,7 +261,7 @@ fn begun(sides: &mut [Side], id: SideId, receive: &Receive) {
     sides[id].memory.expect(receive.area, number, part(&receive.pieces, 0, len), bytes);
 }
 
-/// A side goes away with everything it has posted.
+/// Notes that a side is removed with all posted requests.
 pub(crate) fn abandoned(sides: &mut [Side], id: SideId) -> Result<(), String> {
     if let Some(receive) = sides[id].receives.pop_front() {
         begun(sides, id, &receive);
@@ -268,7 +269,7 @@ pub(crate) fn abandoned(sides: &mut [Side], id: SideId) -> Result<(), String> {
     drained(sides, id)
 }
 
-/// A message must be the one that was due, whole.
+/// Checks that a message is the next one, and complete.
 fn delivered(
     side: &mut Side,
     (area, pieces): (usize, &[(usize, usize)]),
@@ -292,7 +293,7 @@ fn delivered(
     side.memory.placed_up_to(message.number)
 }
 
-/// The program reads what the message says.
+/// Applies the announcement in a message.
 fn told(side: &mut Side, word: Word, invalidated: Option<u32>) {
     match word {
         Word::Nothing => {}
@@ -310,7 +311,7 @@ fn told(side: &mut Side, word: Word, invalidated: Option<u32>) {
     }
 }
 
-/// Both queues of a side are flushed: nothing can change any more.
+/// Notes that both queues of a side are flushed, so that its memory no longer changes.
 pub(crate) fn drained(sides: &mut [Side], id: SideId) -> Result<(), String> {
     let side = &mut sides[id];
     side.memory.settle(&ALL).map_err(|e| format!("side {id}: {e}"))?;
@@ -325,7 +326,7 @@ pub(crate) fn drained(sides: &mut [Side], id: SideId) -> Result<(), String> {
     Ok(())
 }
 
-/// The peer may not use the shared region any more: what was under way may fail.
+/// Notes that the peer may not use the shared region any more: requests under way may fail.
 pub(crate) fn revoked(sides: &mut [Side], id: SideId) -> Result<(), String> {
     trouble(sides, id, Trouble::MISUSE);
     let side = &mut sides[id];

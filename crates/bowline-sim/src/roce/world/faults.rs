@@ -1,4 +1,4 @@
-//! Devices that die and start, and lines that are cut.
+//! Faults: devices that die and start again, and lines that are cut.
 
 use super::{Event, Phase, World};
 use crate::engine::queue::{MS, US};
@@ -7,7 +7,8 @@ use crate::roce::plan::FaultKind;
 use crate::roce::reach::{self, Blow};
 use crate::roce::side::{Side, Stage, Trouble};
 
-/// Longest time a line holds what it is given: within what a packet may live [CM-33].
+/// Longest time in nanoseconds that a line holds datagrams: within the lifetime of a packet
+/// [CM-33].
 const HOLD_MAX: u64 = 250 * MS;
 
 impl World {
@@ -85,7 +86,7 @@ impl World {
                 oracle::trouble(&mut self.sides, id, Trouble::DIED);
             }
         }
-        // Whoever is connecting to it may find it gone.
+        // Programs that connect to the device may find that it is gone.
         for id in 0..self.sides.len() {
             let conn = &self.plan.conns[self.sides[id].conn];
             if conn.from == host || conn.to == host {
@@ -95,7 +96,7 @@ impl World {
         self.schedule(length, Event::Boot(host));
     }
 
-    /// Adds what a device has counted, at the end of its life.
+    /// Adds the counters of a device, at the end of its generation.
     pub(super) fn count(&mut self, host: usize) {
         let Some(device) = &self.hosts[host].device else { return };
         let counted = device.counters();

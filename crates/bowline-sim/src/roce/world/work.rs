@@ -1,4 +1,4 @@
-//! Programs at work: they post requests and receives, look at completions, and take memory away.
+//! Work of programs: they post requests and receives, poll completions, and remove memory.
 
 use bowline_verbs::{Completion, QpAttr, QpState};
 
@@ -9,11 +9,11 @@ use crate::roce::oracle;
 use crate::roce::reach::{self, Lent, Step};
 use crate::roce::side::{SideId, Stage};
 
-/// Longest time a send queue is stopped.
+/// Longest time in nanoseconds for which a send queue is stopped.
 const PAUSE: u64 = 2 * MS;
 
 impl World {
-    /// Whether the side's program still runs.
+    /// Tells whether the side's program still runs.
     pub(crate) fn runs(&self, id: SideId) -> bool {
         let side = &self.sides[id];
         side.stage < Stage::Gone && self.lives(side.host, side.boot)
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// After completions: there may be room for more, or nothing is left to come.
+    /// Continues after completions: there may be room for more requests, or no work may be left.
     fn go_on(&mut self, id: SideId) {
         let side = &self.sides[id];
         match side.stage {
@@ -138,7 +138,7 @@ impl World {
             requests.extend(next);
         }
         if requests.is_empty() {
-            // Goes on after a completion; if none is to come, later.
+            // The program continues after a completion; if none is to come, it continues later.
             if !self.sides[id].requests.iter().any(|r| r.signalled) {
                 self.schedule_post(id, 50 * US);
             }
@@ -167,10 +167,10 @@ impl World {
         self.schedule_post(id, delay);
     }
 
-    /// A program stops its send queue now and then: what is posted waits [QP-3].
+    /// Stops the send queue of a program from time to time: posted requests wait [QP-3].
     fn pause(&mut self, id: SideId) {
         let pauses = self.plan.conns[self.sides[id].conn].pauses;
-        // Without them nothing is drawn, so that plans from before there were any run as they did.
+        // Plans without pauses draw no number here, so that older plans run as they did.
         if pauses > 0 && self.rng.chance(pauses) && self.changes(id, QpState::Rts, QpState::Sqd) {
             reach::stepped(&mut self.coverage, Step::Pauses);
             self.schedule_within(PAUSE, Event::Resume(id));
@@ -187,7 +187,7 @@ impl World {
         }
     }
 
-    /// Takes a queue pair from one state to another, if it is in the first.
+    /// Moves a queue pair from one state to another, if it is in the first one.
     fn changes(&mut self, id: SideId, from: QpState, to: QpState) -> bool {
         let (host, qpn, now) = (self.sides[id].host, self.sides[id].qpn, self.instant());
         let Some(device) = &mut self.hosts[host].device else { return false };
