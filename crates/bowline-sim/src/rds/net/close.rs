@@ -1,4 +1,4 @@
-//! How connections end: closed in order, reset, broken; and what is left of an end afterwards.
+//! The end of connections: closed in order, reset or broken; and the remains of an end.
 //!
 //! ```text
 //!   SynSent --established--> Open --close----------> Orphan --all acknowledged, reset--> Gone
@@ -13,7 +13,7 @@ use super::{EndId, EndState, NetEvent, Notice, Reach, Reason, Stream, TcpClose};
 use crate::rds::ctx::Ctx;
 
 impl Ctx {
-    /// Closes the socket; the id means nothing to its process afterwards.
+    /// Closes the socket; its process may not use the id afterwards.
     pub(crate) fn tcp_close(&mut self, id: EndId, how: TcpClose) {
         let (c, side) = id.index();
         let conn = &mut self.net.conns[c];
@@ -47,7 +47,7 @@ impl Ctx {
         }
     }
 
-    /// Ends the own stream and keeps reading.
+    /// Ends this end's stream and continues to read.
     pub(crate) fn tcp_shutdown(&mut self, id: EndId) {
         let (c, side) = id.index();
         let conn = &mut self.net.conns[c];
@@ -58,7 +58,7 @@ impl Ctx {
         }
     }
 
-    /// A reset that one of the ends has sent.
+    /// Handles a reset that the other end has sent.
     pub(super) fn on_rst(&mut self, target: EndId) {
         match self.net.reach(target.other()) {
             Reach::Peer => self.die(target, Reason::Reset),
@@ -70,16 +70,16 @@ impl Ctx {
         }
     }
 
-    /// A reset from somebody else, who may be nearer than the other end.
+    /// Handles a reset from a third party, which may be nearer than the other end.
     pub(super) fn on_relayed_rst(&mut self, target: EndId) {
         self.die(target, Reason::Reset);
         self.arm_keep(target.conn, target.other().side, KEEP_IDLE);
     }
 
-    /// An end breaks; what has arrived can still be read.
+    /// Breaks an end; bytes that have arrived can still be read.
     pub(super) fn die(&mut self, id: EndId, reason: Reason) {
         if reason == Reason::TimedOut {
-            // Its peer hears nothing of that; an idle one finds out by keepalive.
+            // The other end learns nothing of it; an idle one finds out by keepalive.
             self.arm_keep(id.conn, id.other().side, KEEP_IDLE);
         }
         let now = self.now;
@@ -113,7 +113,7 @@ impl Ctx {
         }
     }
 
-    /// An end no longer exists; nobody is told.
+    /// Removes an end; no process is told.
     pub(super) fn vanish(&mut self, id: EndId) {
         let now = self.now;
         let (c, side) = id.index();
@@ -145,7 +145,7 @@ impl Ctx {
         self.packet(target.other(), NetEvent::Rst { conn: target.conn, to: target.side }, ordered);
     }
 
-    /// A packet that `sender` sent reached a host that does not know the connection.
+    /// Handles a packet of `sender` that reached a host which does not know the connection.
     pub(super) fn refuse_stray(&mut self, sender: EndId) {
         let rst = NetEvent::RelayedRst { conn: sender.conn, to: sender.side };
         self.packet(sender.other(), rst, true);

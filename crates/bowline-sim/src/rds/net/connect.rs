@@ -1,4 +1,4 @@
-//! How connections come to be: the handshake, its repetitions, and what a listener learns of it.
+//! The beginning of connections: the handshake, its repetitions, and reports to the listener.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -92,8 +92,8 @@ impl Ctx {
                 self.coverage.hit("tcp", "SYN comes to a host that was restarted meanwhile");
             }
             let now = self.now;
-            // Of an earlier life of the host nothing is left: neither its end of the stream nor
-            // what its process was sent.
+            // Nothing is left of an earlier boot of the host: neither its end of the stream nor the
+            // bytes that were sent to its process.
             let streams = [self.draw_stream(), self.draw_stream()];
             let c = self.conn(conn);
             c.end_to_end = end_to_end;
@@ -159,8 +159,9 @@ impl Ctx {
                 self.coverage.hit("tcp", "last packet of the handshake lost");
                 let ends = &self.net.conns[conn as usize].ends;
                 if ends[0].state == EndState::Gone {
-                    // Nobody repeats the packet. A process that has the connection already, by a
-                    // segment that followed, finds out by keepalive; a listener forgets it.
+                    // No TCP repeats the packet. A process that has the connection already, by a
+                    // segment that followed, finds out by keepalive; a listener forgets the
+                    // connection.
                     if ends[1].announced {
                         self.arm_keep(conn, 1, KEEP_IDLE);
                     } else {
@@ -173,7 +174,7 @@ impl Ctx {
         }
     }
 
-    /// The handshake of an accepted connection is complete.
+    /// Handles the completion of an accepted connection's handshake.
     pub(super) fn announce(&mut self, id: EndId) {
         let (c, side) = id.index();
         let end = &mut self.net.conns[c].ends[side];
@@ -183,8 +184,8 @@ impl Ctx {
         }
     }
 
-    /// Tells the judge of what a kernel has written on a connection that is announced after one
-    /// that was begun later.
+    /// Tells the oracle which messages a kernel has written on a connection that is reported after
+    /// one that was begun later.
     fn tell_overtaken(&mut self, id: EndId) {
         let between = |c: &Conn| c.ends.each_ref().map(|e| e.addr.ip());
         let (earlier, later) = self.net.conns.split_at(id.conn as usize + 1);

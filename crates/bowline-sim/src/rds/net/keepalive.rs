@@ -1,4 +1,4 @@
-//! How an end learns that the other one is silent for good.
+//! Keepalive: how an end learns that the other one is silent for good.
 
 use super::{EndId, EndState, NetEvent, Reach, Reason};
 use crate::engine::queue::SEC;

@@ -1,10 +1,10 @@
-//! How bytes get from one end to the other: buffers, windows, acknowledgements, repetition.
+//! The transport of bytes between the ends: buffers, windows, acknowledgements, repetition.
 
 use super::{EndId, EndState, NetEvent, Notice, Reach, ReadOutcome, Reason};
 use crate::engine::queue::SEC;
 use crate::rds::ctx::{Ctx, Event};
 
-/// TCP_USER_TIMEOUT of the driver, and near enough for a kernel peer.
+/// TCP_USER_TIMEOUT of the driver in nanoseconds, which approximates a kernel peer's as well.
 const USER_TIMEOUT: u64 = 30 * SEC;
 
 impl Ctx {
@@ -43,7 +43,7 @@ impl Ctx {
         let stream = &mut conn.streams[1 - side];
         if stream.has_unread() {
             let n = stream.read(out, max);
-            // A window update as soon as it is worth a packet.
+            // A window update is sent as soon as it is worth a packet.
             if state == EndState::Open && stream.is_nearly_shut() {
                 self.send_ack(id.other());
             }
@@ -225,7 +225,7 @@ impl Ctx {
         stream.rewind();
         let at = stream.sent;
         if stream.limit <= at && stream.written > at {
-            // The window is shut: ask whether it still is.
+            // The window is closed: ask whether it still is.
             self.coverage.hit("tcp", "window probe");
             let probe =
                 NetEvent::Segment { conn: id.conn, side: id.side, start: at, end: at, fin: false };

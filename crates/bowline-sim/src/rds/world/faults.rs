@@ -1,4 +1,4 @@
-//! Faults as they strike, and how they heal.
+//! Faults and their ends.
 
 use super::{Deferred, Phase, World};
 use crate::engine::queue::{MS, SEC};
@@ -7,7 +7,7 @@ use crate::rds::host::Host;
 use crate::rds::net::{Cut, EndId};
 use crate::rds::plan::FaultKind;
 
-/// Time between a node's being told to end and its being gone.
+/// Time in nanoseconds between the shutdown of a node and its end.
 const ENDING: u64 = 2_200 * MS;
 
 impl World {
@@ -177,8 +177,8 @@ impl World {
         }
     }
 
-    /// A process (or, silently, a whole machine) stops and comes back after a while. Tells whether
-    /// it was there.
+    /// Stops a process (or, if silently, a whole machine), which comes back after a while. Tells
+    /// whether it was running.
     pub(super) fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
         if !self.alive(host) || !self.at_home(host) {
             return false;
@@ -204,7 +204,7 @@ impl World {
         true
     }
 
-    /// Nothing is owed to or by a socket any more.
+    /// Excuses all messages to and from a socket.
     pub(super) fn close_account(&mut self, slot: usize) {
         let owed = self.ctx.oracle.closed(slot);
         self.ctx.coverage.add("excused", "socket or process gone", owed);
