@@ -7,11 +7,12 @@ use bowline_verbs::{
 };
 
 use super::memory::{AreaId, Pieces, Purpose, fill, list, part, sges};
-use super::oracle::trouble;
+use super::oracle::note_cause;
 use super::plan::ConnPlan;
-use super::reach::{self, Lent};
+use super::reach::{self, LoanEvent};
 use super::side::{
-    Fast, FastStep, Grant, Message, Receive, Request, Side, SideId, Statuses, Trouble, Word,
+    Announcement, FailureCauses, Fast, FastStep, Grant, Message, Receive, Request, Side, SideId,
+    Statuses,
 };
 use crate::engine::coverage::Coverage;
 use crate::engine::rng::Rng;
@@ -23,7 +24,7 @@ pub(crate) const INLINE: usize = 200;
 
 /// A request that owns the data it refers to.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedRequest {
     pub(crate) id: u64,
     pub(crate) op: SendOp,
     pub(crate) sges: Vec<Sge>,
@@ -31,7 +32,7 @@ pub(crate) struct Owned {
     pub(crate) flags: SendFlags,
 }
 
-impl Owned {
+impl OwnedRequest {
     /// Returns the request as the verbs take it.
     pub(crate) fn wr(&self) -> SendWr<'_> {
         SendWr {
@@ -110,7 +111,7 @@ impl App<'_> {
 
     /// Draws the next request, or two requests that belong together. Returns none if there is no
     /// room for them now.
-    pub(crate) fn next(&mut self) -> Vec<Owned> {
+    pub(crate) fn next(&mut self) -> Vec<OwnedRequest> {
         if self.sides[self.id].requests.len() + 2 > self.plan.send_depth {
             return Vec::new();
         }
@@ -124,7 +125,7 @@ impl App<'_> {
             return self.mistake(kind).into_iter().collect();
         }
         let drawn = match self.rng.below(100) {
-            0..30 => self.send(Word::Nothing, None),
+            0..30 => self.send(Announcement::Nothing, None),
             30..50 => self.write(false),
             50..58 => self.write(true),
             58..74 => self.read(),
@@ -176,7 +177,7 @@ impl App<'_> {
         op: SendOp,
         (sges, inline): (Vec<Sge>, Vec<u8>),
         mut flags: SendFlags,
-    ) -> Owned {
+    ) -> OwnedRequest {
         let (plan, misuse) = (self.plan, request.may != Statuses::NONE);
         let ask = self.rng.chance(plan.signalled);
         let me = &mut self.sides[self.id];
@@ -203,11 +204,15 @@ impl App<'_> {
         me.left = me.left.saturating_sub(1);
         let id = request.number;
         me.requests.push_back(request);
-        Owned { id, op, sges, inline, flags }
+        OwnedRequest { id, op, sges, inline, flags }
     }
 
     /// Draws a message to a receive, perhaps one that ends a grant.
-    fn send(&mut self, word: Word, invalidates: Option<u32>) -> Option<Owned> {
+    fn send(
+        &mut self,
+        announcement: Announcement,
+        invalidates: Option<u32>,
+    ) -> Option<OwnedRequest> {
         let len = self.len();
         let bytes = self.payload(len);
         let number = self.number();
@@ -232,7 +237,7 @@ impl App<'_> {
             invalidates,
             write,
             bad_key,
-            word,
+            announcement,
         });
         let fence = match &me.grant {
             // Memory that is given back must not be read any more [REQ-5].
@@ -287,7 +292,7 @@ impl App<'_> {
         }
     }
 
-    fn write(&mut self, immediate: bool) -> Option<Owned> {
+    fn write(&mut self, immediate: bool) -> Option<OwnedRequest> {
         let len = self.len();
         let (area, pieces, remote, revoked) =
             self.target(&[Purpose::Target, Purpose::Fast], len)?;
@@ -316,7 +321,7 @@ impl App<'_> {
                 invalidates: None,
                 write: true,
                 bad_key: false,
-                word: Word::Nothing,
+                announcement: Announcement::Nothing,
             });
         }
         Some(self.done(request, op, place, flags))
@@ -333,14 +338,14 @@ impl App<'_> {
         Some(list)
     }
 
-    fn read(&mut self) -> Option<Owned> {
+    fn read(&mut self) -> Option<OwnedRequest> {
         use Purpose as P;
         let len = self.len();
         let purposes = [P::Target, P::Target, P::Constant, P::Fast];
         let (area, pieces, remote, revoked) = self.target(&purposes, len)?;
         let number = self.number();
         let mut request = Request::new(number, WcOpcode::RdmaRead);
-        let expected = self.sides[self.peer].memory.foresee(area, &pieces);
+        let expected = self.sides[self.peer].memory.expected_bytes(area, &pieces);
         let place = self.scatter(&mut request, expected)?;
         request.len = len as u32;
         request.target = Some(area);
@@ -351,13 +356,13 @@ impl App<'_> {
         Some(self.done(request, SendOp::Read(remote), (place, Vec::new()), flags))
     }
 
-    fn atomic(&mut self) -> Option<Owned> {
+    fn atomic(&mut self) -> Option<OwnedRequest> {
         let peer = &self.sides[self.peer];
         let areas = peer.memory.of(Purpose::Words);
         let area = self.rng.pick(&areas);
         let (start, room) = peer.memory.range(area);
         let at = start + 8 * self.rng.index(room / 8);
-        let old = peer.memory.foresee(area, &[(at, 8)]);
+        let old = peer.memory.expected_bytes(area, &[(at, 8)]);
         let revoked = peer.revoked;
         let remote = Remote { addr: peer.iova + at as u64, rkey: peer.shared.rkey };
         let number = self.number();
@@ -400,7 +405,7 @@ impl App<'_> {
         (area, at): (AreaId, usize),
         remote: Remote,
         word: u64,
-    ) -> Option<Owned> {
+    ) -> Option<OwnedRequest> {
         let number = self.number();
         let flush = self.rng.chance(300);
         let opcode = if flush { WcOpcode::Flush } else { WcOpcode::AtomicWrite };
@@ -428,7 +433,7 @@ impl App<'_> {
     }
 
     /// Takes the next step with this side's fast region: grants it to the peer, or takes it back.
-    fn fast(&mut self) -> Vec<Owned> {
+    fn fast(&mut self) -> Vec<OwnedRequest> {
         let room = self.me().requests.len() + 4 <= self.plan.send_depth;
         match self.me().fast {
             Fast::Free(key) if room => self.register(key),
@@ -436,12 +441,12 @@ impl App<'_> {
                 let number = self.number();
                 let mut request = Request::new(number, WcOpcode::LocalInv);
                 request.fast = FastStep::Invalidate;
-                reach::lent(self.coverage, Lent::InvalidatedHere);
+                reach::loan(self.coverage, LoanEvent::InvalidatedHere);
                 self.me().fast = Fast::Ending(key);
                 let nothing = (Vec::new(), Vec::new());
                 vec![self.done(request, SendOp::LocalInv(key), nothing, SendFlags::SIGNALED)]
             }
-            _ => self.send(Word::Nothing, None).into_iter().collect(),
+            _ => self.send(Announcement::Nothing, None).into_iter().collect(),
         }
     }
 
@@ -466,7 +471,7 @@ impl App<'_> {
         (op, Grant { key, iova, area, pieces, len })
     }
 
-    fn register(&mut self, old: u32) -> Vec<Owned> {
+    fn register(&mut self, old: u32) -> Vec<OwnedRequest> {
         let key = next_key(old);
         let number = self.number();
         let (op, grant) = self.registration(key);
@@ -480,34 +485,36 @@ impl App<'_> {
             _ => WcOpcode::RegMr,
         };
         let mut request = Request::new(number, opcode);
-        reach::lent(
+        reach::loan(
             self.coverage,
             match &op {
                 SendOp::BindMw { to, .. } => {
-                    Lent::Bound { from_zero: to.access.contains(Access::ZERO_BASED) }
+                    LoanEvent::Bound { from_zero: to.access.contains(Access::ZERO_BASED) }
                 }
-                _ => Lent::Registered,
+                _ => LoanEvent::Registered,
             },
         );
         request.fast = FastStep::Register;
         self.me().fast = Fast::Granted(key);
         let flags = SendFlags::empty();
         let mut out = vec![self.done(request, op, (Vec::new(), Vec::new()), flags)];
-        out.extend(self.send(Word::Grant(grant), None));
+        out.extend(self.send(Announcement::Grant(grant), None));
         out
     }
 
     /// Ends the use of the peer's fast region.
-    fn give_back(&mut self) -> Option<Owned> {
-        let Some(grant) = self.me().grant.clone() else { return self.send(Word::Nothing, None) };
+    fn give_back(&mut self) -> Option<OwnedRequest> {
+        let Some(grant) = self.me().grant.clone() else {
+            return self.send(Announcement::Nothing, None);
+        };
         let owned = if self.rng.chance(500) {
-            self.send(Word::Nothing, Some(grant.key))?
+            self.send(Announcement::Nothing, Some(grant.key))?
         } else {
-            self.send(Word::Release, None)?
+            self.send(Announcement::Release, None)?
         };
         let invalidates = matches!(owned.op, SendOp::SendInv(_));
-        let how = if invalidates { Lent::Invalidated } else { Lent::Released };
-        reach::lent(self.coverage, how);
+        let how = if invalidates { LoanEvent::Invalidated } else { LoanEvent::Released };
+        reach::loan(self.coverage, how);
         let me = self.me();
         me.grant = None;
         // Only a key that the peer has invalidated before it sees the next request is surely
@@ -517,8 +524,8 @@ impl App<'_> {
     }
 
     /// Draws a request that must fail.
-    fn mistake(&mut self, kind: Mistake) -> Option<Owned> {
-        reach::mistaken(self.coverage, kind as usize);
+    fn mistake(&mut self, kind: Mistake) -> Option<OwnedRequest> {
+        reach::count_mistake(self.coverage, kind as usize);
         let len = self.len().max(8);
         let number = self.number();
         let mut request = Request::new(number, WcOpcode::RdmaWrite);
@@ -658,10 +665,10 @@ impl App<'_> {
                 invalidates: Some(key),
                 write: false,
                 bad_key: true,
-                word: Word::Nothing,
+                announcement: Announcement::Nothing,
             });
         }
-        trouble(self.sides, self.id, Trouble::MISUSE);
+        note_cause(self.sides, self.id, FailureCauses::MISUSE);
         Some(self.done(request, op, (place, Vec::new()), SendFlags::SIGNALED))
     }
 }

@@ -112,7 +112,7 @@ impl Memory {
         self.areas[id].taken = true;
         let (start, room) = self.range(id);
         let pieces = vec![(start, len.min(room))];
-        let as_it_is = self.foresee(id, &pieces);
+        let as_it_is = self.expected_bytes(id, &pieces);
         self.expect(id, request, pieces.clone(), as_it_is);
         Some((id, pieces))
     }
@@ -169,7 +169,7 @@ impl Memory {
     }
 
     /// Returns the bytes of the pieces when all pending changes are made.
-    pub(crate) fn foresee(&self, id: AreaId, pieces: &[(usize, usize)]) -> Vec<u8> {
+    pub(crate) fn expected_bytes(&self, id: AreaId, pieces: &[(usize, usize)]) -> Vec<u8> {
         let area = &self.areas[id];
         let mut out = Vec::new();
         for &(at, len) in pieces {
@@ -206,7 +206,7 @@ impl Memory {
         let change = area.pending.remove(index);
         let quiet = area.pending.is_empty();
         put(&mut self.model, &change.pieces, &change.bytes);
-        if quiet { self.look(id) } else { Ok(()) }
+        if quiet { self.check_area(id) } else { Ok(()) }
     }
 
     /// Checks that the bytes of all requests up to `request` are in the memory, unless a later
@@ -219,7 +219,7 @@ impl Memory {
                 continue;
             }
             let whole = [(area.start, area.len)];
-            let wanted = self.foresee(id, &whole);
+            let wanted = self.expected_bytes(id, &whole);
             let start = area.start;
             self.scratch.resize(wanted.len(), 0);
             self.buffer.read(start, &mut self.scratch);
@@ -230,7 +230,7 @@ impl Memory {
     }
 
     /// Checks an area without pending changes.
-    fn look(&mut self, id: AreaId) -> Result<(), String> {
+    fn check_area(&mut self, id: AreaId) -> Result<(), String> {
         let Area { start, len, purpose, .. } = self.areas[id];
         self.scratch.resize(len, 0);
         self.buffer.read(start, &mut self.scratch);
@@ -239,7 +239,7 @@ impl Memory {
     }
 
     /// Checks all bytes that have no pending change.
-    pub(crate) fn look_all(&mut self) -> Result<(), String> {
+    pub(crate) fn check_all(&mut self) -> Result<(), String> {
         let mut at = 0;
         for id in 0..=self.areas.len() {
             let (start, len) = match self.areas.get(id) {
@@ -251,7 +251,7 @@ impl Memory {
             differs(&self.scratch, &self.model[at..start], at)
                 .map_err(|e| format!("memory nobody was allowed to write has changed: {e}"))?;
             if self.areas.get(id).is_some_and(|a| a.pending.is_empty()) {
-                self.look(id)?;
+                self.check_area(id)?;
             }
             at = start + len;
         }
@@ -310,7 +310,7 @@ impl Memory {
         bytes: &[u8],
     ) -> Result<(), String> {
         put(&mut self.model, pieces, bytes);
-        self.look(id)
+        self.check_area(id)
     }
 
     /// Changes a byte without noting it.
@@ -412,14 +412,14 @@ mod tests {
         let target = memory.of(Purpose::Target)[0];
         let (start, _) = memory.range(target);
         memory.expect(target, 1, vec![(start + 4, 2), (start, 2)], b"abcd".to_vec());
-        assert_eq!(memory.foresee(target, &[(start, 2), (start + 5, 1)]), b"cdb");
+        assert_eq!(memory.expected_bytes(target, &[(start, 2), (start + 5, 1)]), b"cdb");
         assert!(memory.placed_up_to(0).is_ok());
         assert!(memory.placed_up_to(1).is_err());
         memory.buffer.write(start, b"cd");
         memory.buffer.write(start + 4, b"ab");
         assert_eq!(memory.placed_up_to(1), Ok(()));
         assert_eq!(memory.done(target, 1), Ok(()));
-        assert_eq!(memory.look_all(), Ok(()));
+        assert_eq!(memory.check_all(), Ok(()));
         memory.expect(target, 2, vec![(start, 2)], b"xy".to_vec());
         assert!(memory.done(target, 2).is_err());
     }
@@ -433,9 +433,9 @@ mod tests {
         memory.buffer.write(start, &[1]);
         assert_eq!(memory.settle(&[Purpose::Target]), Ok(()));
         assert!(memory.done(target, 1).unwrap_err().contains("never came"));
-        assert_eq!(memory.look_all(), Ok(()));
+        assert_eq!(memory.check_all(), Ok(()));
         memory.tamper(start + len);
-        assert!(memory.look_all().unwrap_err().contains("nobody was allowed"));
+        assert!(memory.check_all().unwrap_err().contains("nobody was allowed"));
         memory.tamper(start + len);
         memory.expect(target, 2, vec![(start, 2)], vec![1, 2]);
         memory.tamper(start + 3);

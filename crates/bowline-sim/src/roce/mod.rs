@@ -14,7 +14,7 @@
 //! - at the end every connection ends, and no timer, queue pair, region or connection is left.
 //!
 //! ```text
-//!   programs (app, life) -- verbs --> devices (host: real core + driver) -- net --> devices
+//!   programs (app, connections) -- verbs --> devices (host: real core + driver) -- net --> devices
 //!        |                                                                            |
 //!      oracle: sides <--- completions, memory byte for byte ------------------------- +
 //! ```
@@ -26,9 +26,9 @@
 //! ```
 
 mod app;
+mod connections;
+mod datagrams;
 pub(crate) mod host;
-mod letters;
-mod life;
 mod memory;
 pub(crate) mod mute;
 pub(crate) mod net;

@@ -49,7 +49,7 @@ impl Mutes {
     }
 
     /// Notes that a queue pair was moved to the error state; tells whether it is mute.
-    pub(crate) fn told_to_fail(&mut self, qpn: Qpn) -> bool {
+    pub(crate) fn moved_to_error(&mut self, qpn: Qpn) -> bool {
         let mute = self.is_mute(qpn);
         if mute {
             self.failed.insert(qpn);
@@ -69,7 +69,7 @@ impl Mutes {
 
     /// Removes completions of mute queue pairs. Completions withheld for a removed queue pair come
     /// late.
-    pub(crate) fn sift(&mut self, completions: &mut Vec<Completion>) {
+    pub(crate) fn withhold_completions(&mut self, completions: &mut Vec<Completion>) {
         let Self { mute, held, .. } = self;
         let is_mute = |one: &mut Completion| mute.contains(&one.qpn);
         let mut late: Vec<_> = held.extract_if(.., |one| !is_mute(one)).collect();

@@ -54,7 +54,7 @@ pub(crate) enum Loss {
 
 /// What the network does with a datagram.
 #[derive(Debug, Default)]
-pub(crate) struct Fate {
+pub(crate) struct Delivery {
     /// When the datagram arrives, once or several times.
     pub(crate) arrivals: Vec<(u64, Datagram)>,
     pub(crate) damaged: bool,
@@ -107,40 +107,40 @@ impl Net {
         rng: &mut Rng,
         (from, to): (usize, usize),
         mut datagram: Datagram,
-    ) -> Fate {
+    ) -> Delivery {
         let plan = &self.plan;
         let line = from * self.hosts + to;
-        let mut fate = Fate::default();
+        let mut delivery = Delivery::default();
         let size = datagram.bytes.len() as u64 + 64;
         let start = self.free_at[line].max(now);
         let waiting = (start - now) * 1024 / plan.per_kib.max(1);
         if self.blocked[line] || (waiting > plan.queue && self.faulty) {
-            fate.lost = Some(if self.blocked[line] { Loss::Cut } else { Loss::Full });
-            return fate;
+            delivery.lost = Some(if self.blocked[line] { Loss::Cut } else { Loss::Full });
+            return delivery;
         }
         self.free_at[line] = start + size * plan.per_kib / 1024;
         if self.faulty && rng.chance(plan.loss) {
-            fate.lost = Some(Loss::Chance);
-            return fate;
+            delivery.lost = Some(Loss::Chance);
+            return delivery;
         }
         if self.faulty && rng.chance(plan.damage) {
-            fate.damaged = damage(rng, &mut datagram);
+            delivery.damaged = damage(rng, &mut datagram);
         }
         let sent = self.free_at[line] + plan.delay;
         let first = sent + rng.below(plan.jitter + 1);
         let second = sent + rng.below(plan.jitter + 1);
         // Anyone who knows the key of a datagram queue pair may send to it.
         let open = |bytes: &[u8]| bytes[0] >= 0x60 && bytes[5..8] != [0, 0, 1];
-        if self.faulty && !fate.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
-            fate.forged = true;
-            fate.arrivals.push((sent, forged(rng, &datagram, plan.any_opcode)));
+        if self.faulty && !delivery.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
+            delivery.forged = true;
+            delivery.arrivals.push((sent, forged(rng, &datagram, plan.any_opcode)));
         }
         if self.faulty && rng.chance(plan.repeat) {
-            fate.repeated = true;
-            fate.arrivals.push((second, datagram.clone()));
+            delivery.repeated = true;
+            delivery.arrivals.push((second, datagram.clone()));
         }
-        fate.arrivals.push((first, datagram));
-        fate
+        delivery.arrivals.push((first, datagram));
+        delivery
     }
 }
 

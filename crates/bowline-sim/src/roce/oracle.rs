@@ -9,7 +9,8 @@ use bowline_verbs::{Completion, Status, WcOpcode};
 
 use super::memory::{Purpose, part};
 use super::side::{
-    Fast, FastStep, Message, Receive, Request, Side, SideId, Stage, Statuses, Trouble, Word,
+    Announcement, FailureCauses, Fast, FastStep, Message, Receive, Request, Side, SideId, Stage,
+    Statuses,
 };
 
 /// Work of a program after a completion.
@@ -43,10 +44,10 @@ const PEER_MISUSE: Statuses = Statuses::only(Status::LocLenErr)
     .and(Status::RemAccessErr);
 
 /// Notes a reason for failures on both ends of a connection.
-pub(crate) fn trouble(sides: &mut [Side], id: SideId, what: Trouble) {
-    sides[id].trouble.add(what);
+pub(crate) fn note_cause(sides: &mut [Side], id: SideId, what: FailureCauses) {
+    sides[id].failure_causes.add(what);
     if let Some(peer) = sides[id].peer {
-        sides[peer].trouble.add(what);
+        sides[peer].failure_causes.add(what);
     }
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn completed(
         false => send_completed(sides, id, entry)?,
     };
     if verdict.failed {
-        trouble(sides, id, Trouble::FAILED);
+        note_cause(sides, id, FailureCauses::FAILED);
     }
     Ok(verdict)
 }
@@ -113,18 +114,18 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
     }
     let side = &mut sides[id];
     let allowed = match status {
-        Status::WrFlushErr => !first || side.trouble.any() || side.recv_failed,
+        Status::WrFlushErr => !first || side.failure_causes.any() || side.recv_failed,
         _ if !first => false,
-        Status::RetryExcErr => side.trouble.any(),
+        Status::RetryExcErr => side.failure_causes.any(),
         Status::RnrRetryExcErr => request.message && request.may.has(status),
         _ => request.may.has(status),
     };
     if !allowed {
         let Request { opcode, may, .. } = request;
-        let (troubles, when) = (side.trouble, if first { "first" } else { "after a failure" });
+        let (causes, when) = (side.failure_causes, if first { "first" } else { "after a failure" });
         return Err(format!(
             "side {id}: {opcode:?} {number} failed with {status:?} {when}, it may {may:?}, \
-             {troubles:?}"
+             {causes:?}"
         ));
     }
     if let Some(source) = request.source {
@@ -139,7 +140,7 @@ fn look_ahead(sides: &mut [Side], id: SideId) {
     let Some(peer) = side.peer else { return };
     let mut pairs = side.receives.iter().zip(&sides[peer].outgoing);
     if pairs.any(|(r, m)| m.bad_key || !m.write && m.len > r.len) {
-        trouble(sides, id, Trouble::MISUSE);
+        note_cause(sides, id, FailureCauses::MISUSE);
     }
 }
 
@@ -219,7 +220,7 @@ fn receive_completed(
         delivered(side, at, &message, entry)
             .map_err(|e| format!("side {id}: receive {number}, message {}: {e}", message.number))?;
         let bytes = message.len as u64;
-        told(side, message.word, message.invalidates);
+        apply_announcement(side, message.announcement, message.invalidates);
         return Ok(Verdict { received: true, bytes, ..Verdict::default() });
     }
     let first = !sides[id].recv_failed;
@@ -230,16 +231,16 @@ fn receive_completed(
     let status = entry.status;
     let side = &sides[id];
     let allowed = match status {
-        Status::WrFlushErr => !first || side.trouble.any() || side.send_failed,
+        Status::WrFlushErr => !first || side.failure_causes.any() || side.send_failed,
         _ if !first => false,
         Status::LocLenErr => too_long,
         Status::RemInvReqErr if bad_key => true,
-        _ => side.trouble.has(Trouble::MISUSE) && PEER_MISUSE.has(status),
+        _ => side.failure_causes.has(FailureCauses::MISUSE) && PEER_MISUSE.has(status),
     };
     if !allowed {
-        let (troubles, when) = (side.trouble, if first { "first" } else { "after a failure" });
+        let (causes, when) = (side.failure_causes, if first { "first" } else { "after a failure" });
         return Err(format!(
-            "side {id}: receive {number} failed with {status:?} {when}, {troubles:?}"
+            "side {id}: receive {number} failed with {status:?} {when}, {causes:?}"
         ));
     }
     if status == Status::RemInvReqErr && bad_key {
@@ -247,7 +248,7 @@ fn receive_completed(
         sides[id].received += 1;
     }
     if too_long || bad_key {
-        trouble(sides, id, Trouble::MISUSE);
+        note_cause(sides, id, FailureCauses::MISUSE);
     }
     Ok(Verdict { failed: first, ..Verdict::default() })
 }
@@ -294,11 +295,11 @@ fn delivered(
 }
 
 /// Applies the announcement in a message.
-fn told(side: &mut Side, word: Word, invalidated: Option<u32>) {
-    match word {
-        Word::Nothing => {}
-        Word::Grant(grant) => side.grant = Some(grant),
-        Word::Release => {
+fn apply_announcement(side: &mut Side, announcement: Announcement, invalidated: Option<u32>) {
+    match announcement {
+        Announcement::Nothing => {}
+        Announcement::Grant(grant) => side.grant = Some(grant),
+        Announcement::Release => {
             if let Fast::Granted(key) = side.fast {
                 side.fast = Fast::Released(key);
             }
@@ -315,7 +316,7 @@ fn told(side: &mut Side, word: Word, invalidated: Option<u32>) {
 pub(crate) fn drained(sides: &mut [Side], id: SideId) -> Result<(), String> {
     let side = &mut sides[id];
     side.memory.settle(&ALL).map_err(|e| format!("side {id}: {e}"))?;
-    side.memory.look_all().map_err(|e| format!("side {id}: {e}"))?;
+    side.memory.check_all().map_err(|e| format!("side {id}: {e}"))?;
     let (received, peer) = (side.received, side.peer);
     if let Some(peer) = peer.map(|peer| &sides[peer])
         && peer.succeeded > received
@@ -328,7 +329,7 @@ pub(crate) fn drained(sides: &mut [Side], id: SideId) -> Result<(), String> {
 
 /// Notes that the peer may not use the shared region any more: requests under way may fail.
 pub(crate) fn revoked(sides: &mut [Side], id: SideId) -> Result<(), String> {
-    trouble(sides, id, Trouble::MISUSE);
+    note_cause(sides, id, FailureCauses::MISUSE);
     let side = &mut sides[id];
     side.revoked = true;
     let shared = [Purpose::Target, Purpose::Words];

@@ -99,7 +99,8 @@ pub(crate) struct HostPlan {
     /// Longest time in nanoseconds until a program polls its completions.
     pub(crate) look: u64,
     /// Number of UD datagrams that a program sends.
-    pub(crate) letters: u32,
+    #[serde(rename = "letters")]
+    pub(crate) datagrams: u32,
     /// Service port on which the host listens.
     pub(crate) listens: Option<u16>,
     /// When a peer that does not answer is given up.
@@ -392,7 +393,7 @@ fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
     let v6 = rng.chance(400);
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096];
     let mtu = rng.pick(&mtus);
-    let (differ, letters) = (rng.chance(100), rng.chance(if narrow { 500 } else { 250 }));
+    let (differ, datagrams) = (rng.chance(100), rng.chance(if narrow { 500 } else { 250 }));
     (1..=count)
         .map(|n: u8| {
             let mtu = if differ { rng.pick(&mtus) } else { mtu };
@@ -416,7 +417,7 @@ fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
                 hints,
                 ack_delay: Duration::from_nanos(rng.pick(&ACK_DELAYS)),
                 turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
-                letters: if letters { rng.between(1, 40) as u32 } else { 0 },
+                datagrams: if datagrams { rng.between(1, 40) as u32 } else { 0 },
                 listens: Some(PORT),
                 give_up: GiveUp::default(),
                 look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]),

@@ -4,7 +4,7 @@ use bowline_roce::Counters;
 use bowline_verbs::{Completion, QpState, Status, WcOpcode};
 use bowline_wire::roce::IcrcPolicy;
 
-use super::net::{Fate, Loss};
+use super::net::{Delivery, Loss};
 use super::plan::{Hints, Plan, Scenario};
 use super::side::{Side, Stage};
 use crate::engine::coverage::{Coverage, TIME_SHARES};
@@ -115,11 +115,11 @@ const MESSAGE_TROUBLE: [[&str; 5]; 7] = table!(
 );
 
 /// Effects of networks on datagrams, by kind of datagram.
-const TROUBLE: [[&str; 6]; 4] = table!(
+const NETWORK_EFFECTS: [[&str; 6]; 4] = table!(
     ["management", "request", "answer", "letter"]
     ["lost", "a line cut", "a queue full", "damaged", "repeated", "followed by a forged one"]
 );
-const TROUBLE_CELLS: usize = TROUBLE.len() * TROUBLE[0].len();
+const NETWORK_EFFECT_CELLS: usize = NETWORK_EFFECTS.len() * NETWORK_EFFECTS[0].len();
 
 /// Faults, by the stage of the connection that they struck.
 const FAULTS: [[&str; 6]; 8] = table!(
@@ -138,7 +138,7 @@ const FAULTS: [[&str; 6]; 8] = table!(
 
 /// A fault that hits connections: a row of [`FAULTS`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Blow {
+pub(crate) enum FaultRow {
     Dies,
     ReceiverBefore,
     ReceiverAfter,
@@ -244,7 +244,7 @@ const CHOICES: [&str; 17] = [
 /// packets; management datagrams of another kind are hardly ever forged; a listener never has 128
 /// requests at once; queues hold all requests that are posted; every request that is executed can
 /// be executed.
-const STILL: [&str; 6] = [
+const NEVER_COUNTED: [&str; 6] = [
     "drop_address",
     "drop_mad",
     "cm_overflow",
@@ -270,8 +270,8 @@ pub(super) fn declare(coverage: &mut Coverage) {
         coverage.declare("connection message", &names[..count]);
     }
     // Datagrams that anyone with the key may send are not forged: the last cell of the last row.
-    let cells: Vec<_> = TROUBLE.iter().flatten().copied().collect();
-    coverage.declare("network", &cells[..TROUBLE_CELLS - 1]);
+    let cells: Vec<_> = NETWORK_EFFECTS.iter().flatten().copied().collect();
+    coverage.declare("network", &cells[..NETWORK_EFFECT_CELLS - 1]);
     FAULTS.iter().for_each(|row| coverage.declare("fault", row));
     coverage.declare("queue pair", &QUEUE_PAIRS);
     // A connection request that outlives its listener comes once in many thousands of seeds.
@@ -282,7 +282,7 @@ pub(super) fn declare(coverage: &mut Coverage) {
     coverage.declare("sequence number", &SEQUENCE);
     coverage.declare("plan", &CHOICES);
     coverage.declare("plan", &Scenario::ALL.map(Scenario::name));
-    for (name, _) in Counters::default().iter().filter(|(name, _)| !STILL.contains(name)) {
+    for (name, _) in Counters::default().iter().filter(|(name, _)| !NEVER_COUNTED.contains(name)) {
         coverage.declare("device", &[name]);
     }
     coverage.declare("rest after the last fault", &TIME_SHARES);
@@ -296,7 +296,7 @@ pub(super) fn declare(coverage: &mut Coverage) {
 pub(crate) struct Reached {
     requests: [u32; REQUEST_CELLS],
     receives: [u32; RECEIVES.len()],
-    trouble: [u32; TROUBLE_CELLS],
+    network_effects: [u32; NETWORK_EFFECT_CELLS],
     sequence: [u32; SEQUENCE.len()],
     /// Management datagrams sent, by attribute and transaction, so that repeated ones are
     /// recognised.
@@ -308,7 +308,7 @@ impl Default for Reached {
         Self {
             requests: [0; REQUEST_CELLS],
             receives: [0; RECEIVES.len()],
-            trouble: [0; TROUBLE_CELLS],
+            network_effects: [0; NETWORK_EFFECT_CELLS],
             sequence: [0; SEQUENCE.len()],
             sent: std::collections::BTreeSet::new(),
         }
@@ -334,8 +334,8 @@ impl Head {
     }
 }
 
-/// Returns the row of [`TROUBLE`] of a datagram.
-fn trouble_row(bytes: &[u8]) -> usize {
+/// Returns the row of [`NETWORK_EFFECTS`] of a datagram.
+fn network_effect_row(bytes: &[u8]) -> usize {
     match bytes[0] {
         UD_SEND if bytes[5..8] == [0, 0, 1] => 0,
         0x60.. => 3,
@@ -367,21 +367,22 @@ impl Reached {
     }
 
     /// Counts what the network did with a datagram.
-    pub(crate) fn sent(&mut self, coverage: &mut Coverage, head: &Head, fate: &Fate) {
+    pub(crate) fn sent(&mut self, coverage: &mut Coverage, head: &Head, delivery: &Delivery) {
         let bytes = &head.0;
-        let row = trouble_row(bytes);
-        let mut trouble = |column: usize| self.trouble[row * TROUBLE[0].len() + column] += 1;
-        match fate.lost {
-            Some(Loss::Chance) => trouble(0),
-            Some(Loss::Cut) => trouble(1),
-            Some(Loss::Full) => trouble(2),
+        let row = network_effect_row(bytes);
+        let mut count =
+            |column: usize| self.network_effects[row * NETWORK_EFFECTS[0].len() + column] += 1;
+        match delivery.lost {
+            Some(Loss::Chance) => count(0),
+            Some(Loss::Cut) => count(1),
+            Some(Loss::Full) => count(2),
             None => {}
         }
-        fate.damaged.then(|| trouble(3));
-        fate.repeated.then(|| trouble(4));
-        fate.forged.then(|| trouble(5));
+        delivery.damaged.then(|| count(3));
+        delivery.repeated.then(|| count(4));
+        delivery.forged.then(|| count(5));
         match row {
-            0 => self.message(coverage, bytes, fate),
+            0 => self.message(coverage, bytes, delivery),
             1 | 2 if bytes[9..12] == [0; 3] => {
                 let again = row == 1 && !self.sent.insert((0, connection(bytes)));
                 self.sequence[if row == 2 { 2 } else { usize::from(again) }] += 1;
@@ -391,14 +392,16 @@ impl Reached {
     }
 
     /// Counts a message of a connection manager [CM-1].
-    fn message(&mut self, coverage: &mut Coverage, bytes: &[u8], fate: &Fate) {
+    fn message(&mut self, coverage: &mut Coverage, bytes: &[u8], delivery: &Delivery) {
         let mad = &bytes[20..];
         let attribute = u16::from_be_bytes([mad[16], mad[17]]);
         let Some(row) = MESSAGES.iter().position(|it| *it == attribute) else { return };
         let transaction = mad[8..16].iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
         let again = !self.sent.insert((attribute, transaction));
         for (column, is) in
-            [true, again, fate.lost.is_some(), fate.damaged, fate.repeated].into_iter().enumerate()
+            [true, again, delivery.lost.is_some(), delivery.damaged, delivery.repeated]
+                .into_iter()
+                .enumerate()
         {
             if is {
                 coverage.hit("connection message", MESSAGE_TROUBLE[row][column]);
@@ -407,7 +410,7 @@ impl Reached {
     }
 
     /// Moves the counts to the coverage.
-    pub(crate) fn tell(&self, coverage: &mut Coverage) {
+    pub(crate) fn report(&self, coverage: &mut Coverage) {
         let mut tell = |group, names: &mut dyn Iterator<Item = &'static str>, counts: &[u32]| {
             for (name, count) in names.zip(counts).filter(|(_, count)| **count > 0) {
                 coverage.add(group, name, (*count).into());
@@ -415,7 +418,7 @@ impl Reached {
         };
         tell("request", &mut REQUESTS.iter().flatten().copied(), &self.requests);
         tell("receive", &mut RECEIVES.into_iter(), &self.receives);
-        tell("network", &mut TROUBLE.iter().flatten().copied(), &self.trouble);
+        tell("network", &mut NETWORK_EFFECTS.iter().flatten().copied(), &self.network_effects);
         tell("sequence number", &mut SEQUENCE.into_iter(), &self.sequence);
     }
 }
@@ -450,7 +453,7 @@ pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
 }
 
 /// Returns the stage of a connection: a column of [`FAULTS`].
-fn how_far(side: &Side) -> usize {
+fn stage_column(side: &Side) -> usize {
     match side.stage {
         Stage::Connecting => 1,
         Stage::Up if side.requests.is_empty() => 2,
@@ -461,18 +464,18 @@ fn how_far(side: &Side) -> usize {
 }
 
 /// Counts a fault that hits these connections.
-pub(super) fn struck<'a>(
+pub(super) fn count_fault<'a>(
     coverage: &mut Coverage,
-    blow: Blow,
+    fault: FaultRow,
     sides: impl Iterator<Item = &'a Side>,
 ) {
     let mut any = false;
     for side in sides.filter(|side| side.stage < Stage::Gone) {
         any = true;
-        coverage.hit("fault", FAULTS[blow as usize][how_far(side)]);
+        coverage.hit("fault", FAULTS[fault as usize][stage_column(side)]);
     }
     if !any {
-        coverage.hit("fault", FAULTS[blow as usize][0]);
+        coverage.hit("fault", FAULTS[fault as usize][0]);
     }
 }
 
@@ -557,7 +560,7 @@ pub(super) fn linked(coverage: &mut Coverage, link: Link) {
 
 /// Events of memory, as numbered in [`MEMORY`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Lent {
+pub(crate) enum LoanEvent {
     Registered,
     Bound { from_zero: bool },
     Invalidated,
@@ -566,25 +569,25 @@ pub(crate) enum Lent {
     TakenAway { busy: bool },
 }
 
-pub(super) fn lent(coverage: &mut Coverage, what: Lent) {
+pub(super) fn loan(coverage: &mut Coverage, what: LoanEvent) {
     let at = match what {
-        Lent::Registered => 0,
-        Lent::Bound { from_zero } => 1 + usize::from(from_zero),
-        Lent::Invalidated => 3,
-        Lent::Released => 4,
-        Lent::InvalidatedHere => 5,
-        Lent::TakenAway { busy } => 6 + usize::from(busy),
+        LoanEvent::Registered => 0,
+        LoanEvent::Bound { from_zero } => 1 + usize::from(from_zero),
+        LoanEvent::Invalidated => 3,
+        LoanEvent::Released => 4,
+        LoanEvent::InvalidatedHere => 5,
+        LoanEvent::TakenAway { busy } => 6 + usize::from(busy),
     };
     coverage.hit("memory", MEMORY[at]);
 }
 
 /// Counts a mistake of a program, as numbered in [`MISTAKES`].
-pub(super) fn mistaken(coverage: &mut Coverage, kind: usize) {
+pub(super) fn count_mistake(coverage: &mut Coverage, kind: usize) {
     coverage.hit("mistake", MISTAKES[kind]);
 }
 
 /// Counts what a device has counted.
-pub(super) fn counted(coverage: &mut Coverage, counters: &Counters) {
+pub(super) fn count_device(coverage: &mut Coverage, counters: &Counters) {
     for (name, count) in counters.iter().filter(|(_, count)| *count > 0) {
         coverage.add("device", name, count);
     }

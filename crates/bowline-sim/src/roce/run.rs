@@ -73,7 +73,7 @@ impl simulator::World<Stats> for World {
 
     fn end(mut self) -> (Stats, Coverage, Trace) {
         self.stats.virtual_ms = self.now / 1_000_000;
-        self.reached.tell(&mut self.coverage);
+        self.reached.report(&mut self.coverage);
         (self.stats, self.coverage, self.trace)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bowline_verbs::{CmId, CqId, MrKeys, PdId, Qpn, Status, WcOpcode};
 
-use super::life::Linger;
+use super::connections::Linger;
 use super::memory::{AreaId, Memory, Pieces};
 
 /// Index of a side.
@@ -33,9 +33,9 @@ impl Statuses {
 
 /// Reasons why requests of a connection may fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Trouble(u8);
+pub(crate) struct FailureCauses(u8);
 
-impl Trouble {
+impl FailureCauses {
     /// A program has ended the connection.
     pub(crate) const ENDED: Self = Self(1);
     /// A device has died.
@@ -47,7 +47,7 @@ impl Trouble {
     /// A request has failed for one of the other reasons.
     pub(crate) const FAILED: Self = Self(16);
     /// The connection was never established, or only on one side.
-    pub(crate) const UNMADE: Self = Self(32);
+    pub(crate) const NOT_ESTABLISHED: Self = Self(32);
 
     pub(crate) const fn any(self) -> bool {
         self.0 != 0
@@ -139,12 +139,12 @@ pub(crate) struct Message {
     /// The key to be invalidated is not valid.
     pub(crate) bad_key: bool,
     /// The program's announcement to its peer in this message.
-    pub(crate) word: Word,
+    pub(crate) announcement: Announcement,
 }
 
 /// A program's announcement to its peer.
 #[derive(Clone, Debug)]
-pub(crate) enum Word {
+pub(crate) enum Announcement {
     Nothing,
     /// The peer may use this memory.
     Grant(Grant),
@@ -199,7 +199,7 @@ pub(crate) enum Stage {
 
 /// Events of the connection manager that came for a side.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct CmEventsSeen {
     pub(crate) established: bool,
     pub(crate) refused: bool,
     pub(crate) disconnected: bool,
@@ -217,10 +217,10 @@ pub(crate) struct Side {
     pub(crate) active: bool,
     pub(crate) peer: Option<SideId>,
     /// The side that asked for the connection, as a passive side learned it.
-    pub(crate) asker: Option<SideId>,
+    pub(crate) requester: Option<SideId>,
     pub(crate) stage: Stage,
-    pub(crate) trouble: Trouble,
-    pub(crate) told: Told,
+    pub(crate) failure_causes: FailureCauses,
+    pub(crate) cm_events_seen: CmEventsSeen,
     pub(crate) linger: Linger,
     /// The side's device has died.
     pub(crate) dead: bool,
@@ -291,10 +291,10 @@ impl Side {
             conn: 0,
             active: false,
             peer: None,
-            asker: None,
+            requester: None,
             stage: Stage::Connecting,
-            trouble: Trouble::default(),
-            told: Told::default(),
+            failure_causes: FailureCauses::default(),
+            cm_events_seen: CmEventsSeen::default(),
             linger: Linger::No,
             dead: false,
             pd,

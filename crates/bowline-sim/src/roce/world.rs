@@ -4,8 +4,8 @@ use bowline_roce::Instant;
 use bowline_verbs::{CmId, Completion, ConnRequest};
 
 use self::fresh::Fresh;
+use super::datagrams::{Port, UdDatagram};
 use super::host::Host;
-use super::letters::{Letter, Port};
 use super::net::{Datagram, Net};
 use super::plan::Plan;
 use super::reach::{self, Reached};
@@ -45,9 +45,9 @@ pub(crate) enum Event {
     /// A program posts a receive.
     Receive(SideId),
     /// A program sends a datagram.
-    Letter(usize),
+    UdSend(usize),
     /// A program polls its completions.
-    Look(SideId),
+    Poll(SideId),
     /// A program ends its connection.
     End(SideId),
     /// A program removes memory that the peer uses.
@@ -57,7 +57,7 @@ pub(crate) enum Event {
     /// A device starts again.
     Boot(usize),
     /// A line is repaired.
-    Mend(usize, usize),
+    RepairLine(usize, usize),
     /// The faulty part of the run ends.
     Calm,
     /// Checks whether all work is done.
@@ -94,9 +94,9 @@ pub(crate) struct World {
     pub(crate) sides: Vec<Side>,
     /// UD queue pairs of the hosts' programs.
     pub(crate) ports: Vec<Option<Port>>,
-    pub(crate) letters: Vec<Letter>,
+    pub(crate) ud_datagrams: Vec<UdDatagram>,
     /// Number of UD datagrams that programs which have not started will send.
-    pub(crate) letters_left: Vec<u32>,
+    pub(crate) ud_sends_left: Vec<u32>,
     /// Number of connection requests that programs have not answered.
     deciding: usize,
     phase: Phase,
@@ -130,8 +130,8 @@ impl World {
             hosts,
             sides: Vec::new(),
             ports: plan.hosts.iter().map(|_| None).collect(),
-            letters: Vec::new(),
-            letters_left: plan.hosts.iter().map(|h| h.letters).collect(),
+            ud_datagrams: Vec::new(),
+            ud_sends_left: plan.hosts.iter().map(|h| h.datagrams).collect(),
             deciding: 0,
             phase: Phase::Active,
             phase_since: SEC,
@@ -224,7 +224,7 @@ impl World {
                     let result = self.hosts[host].timer(self.now);
                     if self.judge(result) == Some(true) {
                         self.note([2, host as u64, 0], || format!("timer of host {host}"));
-                        self.touched(host);
+                        self.schedule_turn(host);
                     } else {
                         self.set_timer(host);
                     }
@@ -246,8 +246,8 @@ impl World {
             Event::Post(id) => self.post(id),
             Event::Resume(id) => self.resume(id),
             Event::Receive(id) => self.post_receive(id),
-            Event::Letter(host) => self.send_letter(host),
-            Event::Look(id) => self.look(id),
+            Event::UdSend(host) => self.send_ud(host),
+            Event::Poll(id) => self.poll_completions(id),
             Event::End(id) => {
                 let may = self.phase != Phase::Fresh;
                 if may && matches!(self.sides[id].stage, Stage::Connecting | Stage::Up) {
@@ -258,7 +258,7 @@ impl World {
             Event::Revoke(id) => self.revoke(id),
             Event::Fault(kind) => self.fault(kind),
             Event::Boot(host) => self.boot(host),
-            Event::Mend(from, to) => self.net.block(from, to, false),
+            Event::RepairLine(from, to) => self.net.block(from, to, false),
             Event::Calm => self.calm(),
             Event::Check => self.check(),
         }

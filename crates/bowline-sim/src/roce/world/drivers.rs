@@ -8,7 +8,7 @@ use super::{Event, Phase, World};
 use crate::engine::queue::US;
 use crate::roce::host::Host;
 use crate::roce::net::Datagram;
-use crate::roce::reach::{Blow, Head};
+use crate::roce::reach::{FaultRow, Head};
 use crate::roce::sabotage::Sabotage;
 use crate::roce::side::{Side, SideId, Stage};
 
@@ -56,24 +56,24 @@ impl World {
         let length = self.plan.fault_max;
         if which == 0 {
             let length = self.rng.magnitude(US, length);
-            return self.crash(host, length, Blow::ReceiverBefore);
+            return self.crash(host, length, FaultRow::ReceiverBefore);
         }
         if !self.sabotaged_arrival(host, datagram) {
             self.deliver(host, datagram);
         }
-        self.touched(host);
+        self.schedule_turn(host);
         let sender = self.hosts.iter().position(|h| h.addr() == datagram.from.ip());
         if let (1 | 2, Some(sender)) = (which, sender) {
             let length = self.rng.magnitude(US, length);
             match which {
-                1 => self.crash(host, length, Blow::ReceiverAfter),
-                _ => self.crash(sender, length, Blow::Sender),
+                1 => self.crash(host, length, FaultRow::ReceiverAfter),
+                _ => self.crash(sender, length, FaultRow::Sender),
             }
         }
     }
 
     /// Lets the driver run, because its device was given work.
-    pub(crate) fn touched(&mut self, host: usize) {
+    pub(crate) fn schedule_turn(&mut self, host: usize) {
         self.set_timer(host);
         let Host { boot, turning, .. } = self.hosts[host];
         if !turning && self.hosts[host].device.is_some() {
@@ -105,11 +105,11 @@ impl World {
                 };
                 stats.sent += 1;
                 let head = Head::of(&datagram.bytes);
-                let fate = net.send(now, rng, (number, to), datagram);
-                reached.sent(coverage, &head, &fate);
-                stats.damaged += u64::from(fate.damaged);
-                stats.lost += u64::from(fate.arrivals.is_empty());
-                for (at, datagram) in fate.arrivals {
+                let delivery = net.send(now, rng, (number, to), datagram);
+                reached.sent(coverage, &head, &delivery);
+                stats.damaged += u64::from(delivery.damaged);
+                stats.lost += u64::from(delivery.arrivals.is_empty());
+                for (at, datagram) in delivery.arrivals {
                     queue.push(at, Event::Arrive { host: to, datagram });
                 }
             });
@@ -170,7 +170,7 @@ impl World {
     fn schedule_look(&mut self, id: SideId) {
         if !std::mem::replace(&mut self.sides[id].looking, true) {
             let most = self.plan.hosts[self.sides[id].host].look;
-            self.schedule_within(most, Event::Look(id));
+            self.schedule_within(most, Event::Poll(id));
         }
     }
 
@@ -184,7 +184,7 @@ impl World {
             self.deciding += 1;
             self.schedule_within(most, Event::Decide { host, boot, id, request });
         } else {
-            self.told(host, event);
+            self.handle_cm_event(host, event);
         }
     }
 }

@@ -110,7 +110,7 @@ impl World {
             };
             let result = device.destroy_id(Instant::from_nanos(self.now), id);
             self.judge(result.map_err(|e| format!("host {host}: the listener stays: {e}")));
-            self.touched(host);
+            self.schedule_turn(host);
         }
     }
 
@@ -121,7 +121,7 @@ impl World {
         for id in 0..self.sides.len() {
             let side = &mut self.sides[id];
             if !side.dead {
-                let looked = side.memory.look_all().map_err(|e| format!("side {id}: {e}"));
+                let looked = side.memory.check_all().map_err(|e| format!("side {id}: {e}"));
                 self.judge(looked);
             }
         }
@@ -150,8 +150,8 @@ impl World {
              {} messages on their way",
             side.host,
             side.stage,
-            side.told,
-            side.trouble,
+            side.cm_events_seen,
+            side.failure_causes,
             side.left,
             side.requests.len(),
             side.receives.len(),
