@@ -127,14 +127,14 @@ impl BowlineHost {
             }
             Err(e) => ctx.fail(|| format!("opening {addr}: {e}")),
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn close(&mut self, ctx: &mut Ctx, slot: usize) {
         if let Some(sock) = self.socks.remove(&slot) {
             self.slots.remove(&sock.id);
             self.node.close(now(ctx), sock.id);
-            self.settle(ctx);
+            self.carry_out(ctx);
         }
     }
 
@@ -143,7 +143,7 @@ impl BowlineHost {
         if let Err(e) = self.node.cancel_sent_to(now(ctx), sock.id, target) {
             ctx.fail(|| format!("cancelling what was sent to {target}: {e}"));
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn send(
@@ -194,7 +194,7 @@ impl BowlineHost {
                 SendResult::Closed
             }
         };
-        self.settle(ctx);
+        self.carry_out(ctx);
         result
     }
 
@@ -227,17 +227,17 @@ impl BowlineHost {
         if peeked.is_some_and(|p| p != received) {
             ctx.fail(|| format!("socket {slot}: a peek showed something else than came"));
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
         received
     }
 
     /// Shuts the node down in order: received messages are acknowledged, connections are drained.
     pub(crate) fn shut_down(&mut self, ctx: &mut Ctx) {
         self.node.acknowledge_all(now(ctx));
-        self.settle(ctx);
+        self.carry_out(ctx);
         ctx.tcp_stop_listening(self.id);
         self.node.close_links(now(ctx));
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn send_bytes(&self, slot: usize) -> usize {
@@ -247,7 +247,7 @@ impl BowlineHost {
     pub(crate) fn drop_links(&mut self, ctx: &mut Ctx, peer: Option<IpAddr>) {
         let n = self.node.drop_links(now(ctx), peer);
         ctx.note([30, n as u64, 0], || format!("host {} drops {n} links", self.id));
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn notice(&mut self, ctx: &mut Ctx, end: EndId, notice: Notice) {
@@ -269,7 +269,7 @@ impl BowlineHost {
             Notice::Writable => self.node.handle_writable(at, link),
             Notice::Acked | Notice::Incoming => {}
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn event(&mut self, ctx: &mut Ctx, what: HostEvent) {
@@ -318,7 +318,7 @@ impl BowlineHost {
             }
             HostEvent::Shutdown { .. } | HostEvent::Connect { .. } => {}
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     fn forget(&mut self, link: LinkId) -> Option<EndId> {
@@ -541,7 +541,7 @@ impl BowlineHost {
     }
 
     /// Carries out the node's requests, arms its timer, and checks its invariants.
-    pub(crate) fn settle(&mut self, ctx: &mut Ctx) {
+    pub(crate) fn carry_out(&mut self, ctx: &mut Ctx) {
         let mut rounds = 0;
         while let Some(output) = self.node.poll_output() {
             self.output(ctx, output);

@@ -64,9 +64,9 @@ pub(crate) enum AppEvent {
     /// A socket is opened again.
     Reopen(usize),
     /// A stopped reader continues.
-    ReadOn(usize),
+    ResumeReader(usize),
     /// A kernel peer tries waiting messages again.
-    Nudge(HostId),
+    RetryWaiting(HostId),
     /// Checks whether all work is done.
     Check,
     /// The faulty part of the run ends.

@@ -106,7 +106,7 @@ impl KernelHost {
                 }
             }
             Notice::Readable => self.read(ctx, c, p),
-            Notice::Writable => self.kick(ctx, c, p),
+            Notice::Writable => self.transmit(ctx, c, p),
             Notice::Acked => self.release(ctx, c, p),
             Notice::Incoming => {}
         }

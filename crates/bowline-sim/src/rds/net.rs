@@ -222,7 +222,7 @@ enum Reach {
     /// The other end of the connection.
     Peer,
     /// A host that does not know the connection.
-    Stranger,
+    UnknownHost,
     Lost,
 }
 
@@ -277,9 +277,9 @@ impl Net {
     }
 
     /// Returns the connections whose handshake is under way.
-    pub(crate) fn begun(&self) -> Vec<u32> {
-        let begun = |c: &Conn| c.ends[0].state == EndState::SynSent && !c.blackhole;
-        (0..self.conns.len()).filter(|&i| begun(&self.conns[i])).map(|i| i as u32).collect()
+    pub(crate) fn connecting(&self) -> Vec<u32> {
+        let connecting = |c: &Conn| c.ends[0].state == EndState::SynSent && !c.blackhole;
+        (0..self.conns.len()).filter(|&i| connecting(&self.conns[i])).map(|i| i as u32).collect()
     }
 
     /// Returns the bytes that TCP has taken and not seen acknowledged; a FIN counts as one
@@ -304,18 +304,18 @@ impl Net {
     /// Tells whether bytes can be read, not only an end or an error.
     pub(crate) fn unread(&self, end: EndId) -> bool {
         let (conn, side) = end.index();
-        self.conns[conn].streams[1 - side].has_unread() && self.held(end)
+        self.conns[conn].streams[1 - side].has_unread() && self.has_socket(end)
     }
 
     /// Accepts a connection from the listener; returns false when the connection is gone.
     pub(crate) fn accept(&mut self, end: EndId) -> bool {
         let (conn, side) = end.index();
         self.conns[conn].ends[side].accepted = true;
-        self.held(end)
+        self.has_socket(end)
     }
 
     /// Tells whether the process still has the socket.
-    pub(crate) fn held(&self, end: EndId) -> bool {
+    pub(crate) fn has_socket(&self, end: EndId) -> bool {
         let (conn, side) = end.index();
         !matches!(self.conns[conn].ends[side].state, EndState::Gone | EndState::Orphan)
     }
@@ -338,7 +338,7 @@ impl Net {
             return Reach::Lost;
         }
         if owner != target.host || target.state == EndState::Gone {
-            return Reach::Stranger;
+            return Reach::UnknownHost;
         }
         Reach::Peer
     }

@@ -28,11 +28,11 @@ struct Pending {
     len: u32,
     excused: bool,
     /// TCP connection on which the message was last written.
-    lane: u32,
+    connection: u32,
 }
 
-/// `lane` of a message that was not written yet.
-const NO_LANE: u32 = u32::MAX;
+/// `connection` of a message that was not written yet.
+const NO_CONNECTION: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Flow {
@@ -44,11 +44,11 @@ struct Flow {
     loose: bool,
     /// Messages with lower indices were sent to an earlier process of the target's host. A sender
     /// without an acknowledgement repeats them to the new process, which has another socket.
-    again_below: u32,
+    repeats_below: u32,
     /// Index of the last message that the target's present process received.
     last: Option<u32>,
     /// Messages sent to an earlier process that the present process has received.
-    again: HashSet<u32>,
+    repeated: HashSet<u32>,
     /// The address of one end belonged to another process for a while. Its peers forgot it then,
     /// and forget the other process when it returns, so repeated messages are new to them.
     moved: bool,
@@ -64,7 +64,7 @@ struct Slot {
     pings: u64,
     pongs: u64,
     /// Pings may be answered twice: those to a restarted process, or by a kernel, may arrive twice.
-    pongs_loose: bool,
+    double_pongs_allowed: bool,
     /// The address belonged to another process for a while.
     moved: bool,
     /// The socket's kernel lets messages overtake each other.
@@ -117,7 +117,7 @@ impl Oracle {
             reachable: false,
             pings: 0,
             pongs: 0,
-            pongs_loose: false,
+            double_pongs_allowed: false,
             moved: false,
             disorder: false,
             end_to_end,
@@ -142,11 +142,11 @@ impl Oracle {
     /// Notes that a process is gone; its sockets were closed before.
     pub(crate) fn process_gone(&mut self, slots: &[usize]) {
         for flow in self.flows.iter_mut().filter(|f| slots.contains(&f.target)) {
-            flow.again_below = flow.next;
+            flow.repeats_below = flow.next;
             flow.last = None;
-            flow.again.clear();
+            flow.repeated.clear();
         }
-        self.loosen_pongs();
+        self.allow_double_pongs();
     }
 
     /// Notes that the address of these sockets belongs to another process for a while.
@@ -157,11 +157,11 @@ impl Oracle {
             flow.loosen();
         }
         slots.iter().for_each(|s| self.slots[*s].moved = true);
-        self.loosen_pongs();
+        self.allow_double_pongs();
     }
 
     /// Notes that a kernel sends further messages on another path than earlier ones [B-13].
-    pub(crate) fn disorders(&mut self, slot: usize) {
+    pub(crate) fn allow_disorder(&mut self, slot: usize) {
         self.slots[slot].disorder = true;
         for flow in self.flows.iter_mut().filter(|f| f.slot == slot) {
             flow.loosen();
@@ -169,8 +169,8 @@ impl Oracle {
     }
 
     /// Notes that some peers may answer a ping twice.
-    pub(crate) fn loosen_pongs(&mut self) {
-        self.slots.iter_mut().for_each(|s| s.pongs_loose = true);
+    pub(crate) fn allow_double_pongs(&mut self) {
+        self.slots.iter_mut().for_each(|s| s.double_pongs_allowed = true);
     }
 
     /// Notes that a socket which was never closed can be reached again.
@@ -198,9 +198,9 @@ impl Oracle {
             next: 0,
             pending,
             loose,
-            again_below: 0,
+            repeats_below: 0,
             last: None,
-            again: HashSet::new(),
+            repeated: HashSet::new(),
             moved,
         });
         self.flows.len() - 1
@@ -221,7 +221,7 @@ impl Oracle {
     }
 
     /// Notes that the message of [`next_payload`](Self::next_payload) was accepted.
-    pub(crate) fn sent(&mut self, slot: usize, target: usize, len: usize) {
+    pub(crate) fn send_accepted(&mut self, slot: usize, target: usize, len: usize) {
         let reachable = self.slots[target].reachable && self.slots[slot].reachable;
         let flow = self.flow(slot, target);
         let flow = &mut self.flows[flow];
@@ -230,7 +230,7 @@ impl Oracle {
             index: flow.next,
             len: len as u32,
             excused,
-            lane: NO_LANE,
+            connection: NO_CONNECTION,
         });
         flow.next += 1;
         flow.loose |= !reachable;
@@ -240,7 +240,7 @@ impl Oracle {
     }
 
     /// Notes that the message just announced was refused.
-    pub(crate) fn unsent(&mut self, slot: usize, target: usize) {
+    pub(crate) fn send_refused(&mut self, slot: usize, target: usize) {
         let flow = self.flow(slot, target);
         let flow = &mut self.flows[flow];
         flow.pending.pop_back();
@@ -273,10 +273,10 @@ impl Oracle {
     }
 
     /// Notes that a message was started on a TCP connection.
-    pub(crate) fn begun(&mut self, message: MessageId, lane: u32) {
+    pub(crate) fn started(&mut self, message: MessageId, connection: u32) {
         let flow = &mut self.flows[message.flow as usize];
         if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index) {
-            flow.pending[at].lane = lane;
+            flow.pending[at].connection = connection;
         }
     }
 
@@ -295,14 +295,14 @@ impl Oracle {
         self.dropped.insert(message);
     }
 
-    /// Excuses the messages that were started next on connection `lane` between two addresses, of
+    /// Excuses the messages that were started next on connection `connection` between two addresses, of
     /// which at most the ports are known: the first message of each flow that was not started there
     /// before and is not excused. Earlier excused messages were lost before.
-    pub(crate) fn excuse_begun(
+    pub(crate) fn excuse_started(
         &mut self,
         (local, remote): (IpAddr, IpAddr),
         ports: Option<(u16, u16)>,
-        lane: u32,
+        connection: u32,
     ) {
         for flow in &mut self.flows {
             let (from, to) = (self.slots[flow.slot].addr, self.slots[flow.target].addr);
@@ -310,7 +310,11 @@ impl Oracle {
             if !between || ports.is_some_and(|ports| ports != (from.port(), to.port())) {
                 continue;
             }
-            let first = flow.pending.iter().rposition(|p| p.lane == lane).map_or(0, |at| at + 1);
+            let first = flow
+                .pending
+                .iter()
+                .rposition(|p| p.connection == connection)
+                .map_or(0, |at| at + 1);
             let mut next = flow.pending.iter_mut().skip(first);
             // Short messages, which carry no tag, are all excused below.
             if let Some(next) = next.find(|p| p.len as usize >= TAG_LEN && !p.excused) {
@@ -331,12 +335,12 @@ impl Oracle {
     }
 
     /// Notes that a ping was accepted.
-    pub(crate) fn pinged(&mut self, slot: usize) {
+    pub(crate) fn ping_accepted(&mut self, slot: usize) {
         self.slots[slot].pings += 1;
     }
 
     /// Notes that the ping just announced was refused.
-    pub(crate) fn unpinged(&mut self, slot: usize) {
+    pub(crate) fn ping_refused(&mut self, slot: usize) {
         self.slots[slot].pings -= 1;
     }
 
@@ -352,7 +356,7 @@ impl Oracle {
             let slot = &mut self.slots[target];
             slot.pongs += 1;
             return match payload.len() {
-                0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(Verdict::InTurn),
+                0 if slot.pongs <= slot.pings || slot.double_pongs_allowed => Ok(Verdict::InTurn),
                 0 => {
                     Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings))
                 }
@@ -399,7 +403,7 @@ impl Oracle {
         // Messages of a sender that goes by TCP's acknowledgements may be under way on other
         // connections.
         let in_order = by_tcp || flow.last.is_none_or(|last| index > last);
-        let again = index < flow.again_below && flow.again.insert(index);
+        let again = index < flow.repeats_below && flow.repeated.insert(index);
         let found = flow.pending.binary_search_by_key(&index, |p| p.index);
         if found.is_err() && again && in_order {
             flow.last = Some(index);
@@ -432,10 +436,10 @@ impl Oracle {
         // When paths are added, a sender that goes by TCP's acknowledgements uses the new ones once
         // TCP has acknowledged all bytes on the old ones. The receiver may still read the new ones
         // first.
-        let lane = flow.pending[at].lane;
+        let connection = flow.pending[at].connection;
         let elsewhere = |p: &Pending| {
             let short = (p.len as usize) < TAG_LEN; // its connection is not known
-            by_tcp && (short || (p.lane != lane && p.lane != NO_LANE))
+            by_tcp && (short || (p.connection != connection && p.connection != NO_CONNECTION))
         };
         let mut skipped = flow.pending.iter().take(at).filter(|p| !p.excused);
         if let Some(first) = skipped.clone().next() {
@@ -447,14 +451,15 @@ impl Oracle {
         }
         // Earlier messages are lost, unless they are on their way on another connection.
         let kept = if by_tcp {
-            flow.pending.iter().take(at).filter(|p| p.lane != lane).count()
+            flow.pending.iter().take(at).filter(|p| p.connection != connection).count()
         } else {
             0
         };
         if kept == 0 {
             flow.pending.drain(..=at);
         } else {
-            flow.pending.retain(|p| p.index > index || (p.index < index && p.lane != lane));
+            flow.pending
+                .retain(|p| p.index > index || (p.index < index && p.connection != connection));
         }
         flow.last = Some(index);
         Ok(Verdict::InTurn)
@@ -526,8 +531,8 @@ impl Flow {
                 self.pending.drain(..=at);
                 return true;
             }
-            let begun = |q: &Pending| q.lane != NO_LANE || (q.len as usize) < TAG_LEN;
-            if by_tcp && waiting.all(begun) {
+            let started = |q: &Pending| q.connection != NO_CONNECTION || (q.len as usize) < TAG_LEN;
+            if by_tcp && waiting.all(started) {
                 self.pending.remove(at);
                 return true;
             }

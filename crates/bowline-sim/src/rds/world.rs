@@ -52,7 +52,7 @@ pub(crate) struct World {
     pub(crate) phase: Phase,
     phase_since: u64,
     /// When to check next whether anything is left.
-    closed_look: u64,
+    next_closed_check: u64,
     kinds: Vec<Kind>,
     pairs: Pairs,
     sabotage: Option<Sabotage>,
@@ -70,7 +70,7 @@ enum Deferred {
 /// Number of steps after which a run is taken to make no progress.
 const STEPS_MAX: u64 = 6_000_000;
 /// Interval in nanoseconds in which kernel peers try waiting messages again.
-const NUDGE: u64 = 300 * MS;
+const RETRY_INTERVAL: u64 = 300 * MS;
 
 impl World {
     pub(crate) fn new(plan: Plan, rng: Rng, trace: Trace, sabotage: Option<Sabotage>) -> Self {
@@ -94,7 +94,7 @@ impl World {
         }
         let n = plan.nodes.len();
         if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
-            ctx.oracle.loosen_pongs();
+            ctx.oracle.allow_double_pongs();
         }
         let mut world = Self {
             senders: plan.senders.iter().map(|s| Sender::new(s.messages)).collect(),
@@ -106,7 +106,7 @@ impl World {
             ending: vec![false; n],
             phase: Phase::Active,
             phase_since: 0,
-            closed_look: 0,
+            next_closed_check: 0,
             kinds: plan.nodes.iter().map(|n| Kind::of(&n.kind)).collect(),
             pairs: Pairs::default(),
             payload: Vec::new(),
@@ -118,7 +118,7 @@ impl World {
         for host in 0..n {
             let made = world.make_host(host);
             if matches!(made, Host::Kernel(_)) {
-                world.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
+                world.ctx.schedule(RETRY_INTERVAL, Event::App(AppEvent::RetryWaiting(host)));
             }
             world.hosts.push(made);
         }
@@ -188,7 +188,7 @@ impl World {
     }
 
     /// Tells whether the host has all its addresses.
-    fn at_home(&self, host: HostId) -> bool {
+    fn has_all_addresses(&self, host: HostId) -> bool {
         let mine = &self.ctx.net.hosts[host].addrs;
         self.plan.nodes[host].addrs.iter().all(|a| mine.contains(a))
     }
@@ -236,7 +236,7 @@ impl World {
     }
 
     fn notice(&mut self, host: HostId, end: EndId, notice: Notice) {
-        if !self.ctx.net.held(end) && !matches!(notice, Notice::ConnectFailed(_)) {
+        if !self.ctx.net.has_socket(end) && !matches!(notice, Notice::ConnectFailed(_)) {
             return;
         }
         if self.stalled[host] {
@@ -270,12 +270,12 @@ impl World {
             AppEvent::Send(sender) => self.send(sender),
             AppEvent::Read(slot) => self.read(slot),
             AppEvent::Reopen(slot) => self.open(slot),
-            AppEvent::ReadOn(slot) => self.read_on(slot),
-            AppEvent::Nudge(host) => {
-                self.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
+            AppEvent::ResumeReader(slot) => self.resume_reader(slot),
+            AppEvent::RetryWaiting(host) => {
+                self.ctx.schedule(RETRY_INTERVAL, Event::App(AppEvent::RetryWaiting(host)));
                 let awake = self.alive(host) && !self.stalled[host];
                 if let (true, Host::Kernel(kernel)) = (awake, &mut self.hosts[host]) {
-                    kernel.nudge(&mut self.ctx);
+                    kernel.retry_waiting(&mut self.ctx);
                 }
             }
             AppEvent::Check => self.check(),
@@ -284,22 +284,22 @@ impl World {
     }
 
     /// Adds coverage that is known only at the end.
-    pub(crate) fn tell_reached(&mut self) {
+    pub(crate) fn report_coverage(&mut self) {
         for host in 0..self.hosts.len() {
-            self.tell_counters(host);
+            self.report_counters(host);
         }
         self.pairs.tell(&mut self.ctx.coverage);
     }
 
     /// Adds the counters of a host's process, which has ended.
-    fn tell_counters(&mut self, host: HostId) {
+    fn report_counters(&mut self, host: HostId) {
         if let Host::Bowline(node) = &self.hosts[host] {
             reach::node(&mut self.ctx.coverage, &node.node);
         }
     }
 
     /// Counts a fault of a host.
-    fn struck(&mut self, what: FaultKind, host: HostId) {
+    fn count_fault(&mut self, what: FaultKind, host: HostId) {
         reach::fault(&mut self.ctx.coverage, what, self.kinds[host]);
     }
 
@@ -345,13 +345,13 @@ mod tests {
             let Some(host) = plan.nodes.iter().position(kernel) else { continue };
             let mut world = World::new(plan, rng, Trace::new(TraceMode::Hash), None);
             while world.ctx.now < world.plan.active / 2 && world.step() {}
-            if !world.alive(host) || !world.at_home(host) {
+            if !world.alive(host) || !world.has_all_addresses(host) {
                 continue;
             }
             tried += 1;
             world.stop_host(host, true);
             let connects = world.ctx.stats.connects;
-            world.app_event(AppEvent::Nudge(host));
+            world.app_event(AppEvent::RetryWaiting(host));
             assert_eq!(world.ctx.stats.connects, connects, "seed {seed}");
         }
         assert!(tried > 10, "{tried} kernels");

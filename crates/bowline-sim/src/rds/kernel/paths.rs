@@ -140,7 +140,7 @@ impl KernelHost {
         conn.paths[p].state = State::Up;
         conn.paths[p].delay = 0;
         conn.map_queued = true;
-        self.kick(ctx, c, p);
+        self.transmit(ctx, c, p);
     }
 
     /// Drops all paths, which come back later, as a change of TCP buffer sizes does.

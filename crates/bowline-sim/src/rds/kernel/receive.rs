@@ -124,7 +124,7 @@ impl KernelHost {
             self.on_handshake(ctx, c, header);
         }
         // The answer is written only now, so a new generation does not flush it.
-        self.kick(ctx, c, p);
+        self.transmit(ctx, c, p);
     }
 
     /// Handles the handshake of a peer, [R-405], [R-341].
@@ -154,12 +154,12 @@ impl KernelHost {
         if conn.npaths > 1 && conn.smaller() {
             self.connect_if_down(ctx, c);
         }
-        self.strand(ctx, c);
+        self.excuse_stranded(ctx, c);
     }
 
     /// Excuses messages that wait on paths the peer does not have: a kernel can neither move them
     /// nor connect those paths.
-    fn strand(&self, ctx: &mut Ctx, c: usize) {
+    fn excuse_stranded(&self, ctx: &mut Ctx, c: usize) {
         let conn = &self.conns[c];
         for message in conn.beyond().filter(|m| m.owner.is_some()) {
             let id = self.identify(ctx, c, message.sport, message.dport, &message.payload, true);

@@ -124,7 +124,7 @@ impl KernelHost {
             }
             hash = 0;
             ctx.coverage.hit("kernel", "sends on without the path count");
-            ctx.oracle.disorders(slot);
+            ctx.oracle.allow_disorder(slot);
         }
         let path = hash & (self.conns[c].usable().next_power_of_two() - 1);
         self.connect_if_down(ctx, c);
@@ -147,7 +147,7 @@ impl KernelHost {
     }
 
     /// Tries again messages that only a new send would try.
-    pub(crate) fn nudge(&mut self, ctx: &mut Ctx) {
+    pub(crate) fn retry_waiting(&mut self, ctx: &mut Ctx) {
         for c in 0..self.conns.len() {
             let waiting = self.conns[c].paths.iter().any(|p| !p.queue.is_empty());
             if waiting || self.socks.values().any(|s| s.want_write) {

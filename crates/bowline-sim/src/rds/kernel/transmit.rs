@@ -12,7 +12,7 @@ impl KernelHost {
     /// Gives a message the next number of its path, and writes as much as possible.
     pub(super) fn enqueue(&mut self, ctx: &mut Ctx, c: usize, p: usize, message: Message) {
         self.queue(c, p, message);
-        self.kick(ctx, c, p);
+        self.transmit(ctx, c, p);
     }
 
     /// Gives a message the next number of its path.
@@ -44,7 +44,7 @@ impl KernelHost {
     }
 
     /// Writes as much as TCP takes.
-    pub(super) fn kick(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
+    pub(super) fn transmit(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
         loop {
             let conn = &mut self.conns[c];
             let path = &mut conn.paths[p];
@@ -58,7 +58,7 @@ impl KernelHost {
                 } else {
                     let Some(mut message) = path.queue.pop_front() else { return };
                     if message.flush {
-                        self.lose(ctx, c, &message);
+                        self.drop_for_restart(ctx, c, &message);
                         continue;
                     }
                     let header = Header {
@@ -96,7 +96,7 @@ impl KernelHost {
     }
 
     /// Drops a message by the rule for restarted peers.
-    fn lose(&mut self, ctx: &mut Ctx, c: usize, message: &Message) {
+    fn drop_for_restart(&mut self, ctx: &mut Ctx, c: usize, message: &Message) {
         if let Some(id) =
             self.identify(ctx, c, message.sport, message.dport, &message.payload, true)
         {
@@ -146,7 +146,7 @@ impl KernelHost {
         for c in 0..self.conns.len() {
             if self.conns[c].local == local {
                 self.conns[c].map_queued = true;
-                self.kick(ctx, c, 0);
+                self.transmit(ctx, c, 0);
             }
         }
     }

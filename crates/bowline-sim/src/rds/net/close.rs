@@ -29,11 +29,11 @@ impl Ctx {
             EndState::Gone | EndState::Orphan => {}
             EndState::SynSent | EndState::Dead(_) => {
                 self.discard(id.other(), unread);
-                self.vanish(id);
+                self.remove_end(id);
             }
             EndState::Open if how == TcpClose::Reset || unread.1 > unread.0 => {
                 self.discard(id.other(), unread);
-                self.vanish(id);
+                self.remove_end(id);
                 self.send_rst(id.other());
             }
             EndState::Open => {
@@ -61,8 +61,8 @@ impl Ctx {
     /// Handles a reset that the other end has sent.
     pub(super) fn on_rst(&mut self, target: EndId) {
         match self.net.reach(target.other()) {
-            Reach::Peer => self.die(target, Reason::Reset),
-            Reach::Stranger => self.coverage.hit("tcp", "reset comes to another host"),
+            Reach::Peer => self.break_end(target, Reason::Reset),
+            Reach::UnknownHost => self.coverage.hit("tcp", "reset comes to another host"),
             Reach::Lost => {
                 self.coverage.hit("tcp", "reset lost");
                 self.arm_keep(target.conn, target.side, KEEP_IDLE);
@@ -72,12 +72,12 @@ impl Ctx {
 
     /// Handles a reset from a third party, which may be nearer than the other end.
     pub(super) fn on_relayed_rst(&mut self, target: EndId) {
-        self.die(target, Reason::Reset);
+        self.break_end(target, Reason::Reset);
         self.arm_keep(target.conn, target.other().side, KEEP_IDLE);
     }
 
     /// Breaks an end; bytes that have arrived can still be read.
-    pub(super) fn die(&mut self, id: EndId, reason: Reason) {
+    pub(super) fn break_end(&mut self, id: EndId, reason: Reason) {
         if reason == Reason::TimedOut {
             // The other end learns nothing of it; an idle one finds out by keepalive.
             self.arm_keep(id.conn, id.other().side, KEEP_IDLE);
@@ -89,7 +89,7 @@ impl Ctx {
             EndState::SynSent => {
                 self.coverage.hit("tcp", "connect refused by a reset");
                 let why = if reason == Reason::Reset { Reason::Refused } else { reason };
-                self.vanish(id);
+                self.remove_end(id);
                 self.tell(id, Notice::ConnectFailed(why));
             }
             EndState::Open => {
@@ -101,20 +101,20 @@ impl Ctx {
                 self.note([5, u64::from(id.conn), u64::from(id.side)], || {
                     format!("{id} broken: {reason:?}")
                 });
-                self.settle(id);
+                self.excuse_losses(id);
                 self.finish_orphan(id.other());
                 self.tell(id, Notice::Readable);
             }
             EndState::Orphan => {
                 self.coverage.hit("tcp", "reset of an end that is closed");
-                self.vanish(id);
+                self.remove_end(id);
             }
             EndState::Dead(_) | EndState::Gone => {}
         }
     }
 
     /// Removes an end; no process is told.
-    pub(super) fn vanish(&mut self, id: EndId) {
+    pub(super) fn remove_end(&mut self, id: EndId) {
         let now = self.now;
         let (c, side) = id.index();
         let end = &mut self.net.conns[c].ends[side];
@@ -122,7 +122,7 @@ impl Ctx {
             end.died = now;
         }
         end.state = EndState::Gone;
-        self.settle(id);
+        self.excuse_losses(id);
         let conn = &mut self.net.conns[c];
         if conn.ends.iter().all(|e| e.state == EndState::Gone) {
             conn.streams.iter_mut().for_each(Stream::clear);
@@ -135,7 +135,7 @@ impl Ctx {
         let done = conn.streams[side].fin_acked
             || matches!(conn.ends[1 - side].state, EndState::Gone | EndState::Dead(_));
         if conn.ends[side].state == EndState::Orphan && done {
-            self.vanish(id);
+            self.remove_end(id);
         }
     }
 

@@ -112,10 +112,10 @@ impl Ctx {
         }
         c.syn_tries += 1;
         if matches!(c.ends[1].state, EndState::Dead(_)) {
-            self.die(EndId { conn, side: 0 }, Reason::Reset);
+            self.break_end(EndId { conn, side: 0 }, Reason::Reset);
         } else if c.syn_tries > 60 {
             self.coverage.hit("tcp", "SYN given up");
-            self.die(EndId { conn, side: 0 }, Reason::TimedOut);
+            self.break_end(EndId { conn, side: 0 }, Reason::TimedOut);
         } else {
             self.packet(EndId { conn, side: 0 }, NetEvent::Syn { conn }, true);
         }
@@ -125,7 +125,7 @@ impl Ctx {
         let (from, to) = (EndId { conn, side: 1 }, EndId { conn, side: 0 });
         match self.arrival(from) {
             Reach::Peer => {}
-            Reach::Stranger => {
+            Reach::UnknownHost => {
                 self.coverage.hit("tcp", "SYN-ACK comes to another host");
                 self.refuse_stray(from);
                 self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
@@ -154,7 +154,7 @@ impl Ctx {
         let (from, to) = (EndId { conn, side: 0 }, EndId { conn, side: 1 });
         match self.arrival(from) {
             Reach::Peer => self.announce(to),
-            Reach::Stranger => self.refuse_stray(from),
+            Reach::UnknownHost => self.refuse_stray(from),
             Reach::Lost => {
                 self.coverage.hit("tcp", "last packet of the handshake lost");
                 let ends = &self.net.conns[conn as usize].ends;
@@ -165,7 +165,7 @@ impl Ctx {
                     if ends[1].announced {
                         self.arm_keep(conn, 1, KEEP_IDLE);
                     } else {
-                        self.vanish(to);
+                        self.remove_end(to);
                     }
                 } else {
                     self.schedule(SEC, Event::Net(NetEvent::Established { conn }));
@@ -180,13 +180,13 @@ impl Ctx {
         let end = &mut self.net.conns[c].ends[side];
         if !std::mem::replace(&mut end.announced, true) {
             self.tell(id, Notice::Incoming);
-            self.tell_overtaken(id);
+            self.report_overtaken(id);
         }
     }
 
     /// Tells the oracle which messages a kernel has written on a connection that is reported after
     /// one that was begun later.
-    fn tell_overtaken(&mut self, id: EndId) {
+    fn report_overtaken(&mut self, id: EndId) {
         let between = |c: &Conn| c.ends.each_ref().map(|e| e.addr.ip());
         let (earlier, later) = self.net.conns.split_at(id.conn as usize + 1);
         let Some(conn) = earlier.last() else { return };

@@ -93,7 +93,7 @@ impl Ctx {
                     continue;
                 }
                 if silent {
-                    self.vanish(id);
+                    self.remove_end(id);
                     self.arm_keep(conn, 1 - side, KEEP_IDLE);
                 } else {
                     // Connections that the listener still has end by a reset.

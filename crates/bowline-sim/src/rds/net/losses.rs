@@ -19,7 +19,7 @@ impl Ctx {
         let conn = &mut self.net.conns[c];
         let ends = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
         conn.streams[side].tap.attempt(bytes, ends, &mut self.oracle);
-        self.settle(id);
+        self.excuse_losses(id);
     }
 
     /// Notes that the bytes `range` that `sender` wrote were acknowledged and never read. Only a
@@ -35,13 +35,13 @@ impl Ctx {
         let stream = &mut conn.streams[side];
         let old = stream.discarded.unwrap_or(range);
         stream.discarded = Some((old.0.min(range.0), old.1.max(range.1)));
-        self.settle(sender);
+        self.excuse_losses(sender);
     }
 
     /// Decides, once the sender's end is over, which losses the rules allow: messages whose bytes a
     /// TCP acknowledged and no process read, unless the sender had to distrust the
     /// connection.
-    pub(super) fn settle(&mut self, sender: EndId) {
+    pub(super) fn excuse_losses(&mut self, sender: EndId) {
         let (c, side) = sender.index();
         let kernel_sender = {
             let host = self.net.conns[c].ends[side].host;
@@ -57,7 +57,7 @@ impl Ctx {
         let stream = &mut conn.streams[side];
         if over && let Some(stub) = stream.tap.take_stub() {
             self.coverage.hit("excused", "begun there by less than its name");
-            self.oracle.excuse_begun(ends, stub.ports, sender.conn);
+            self.oracle.excuse_started(ends, stub.ports, sender.conn);
         }
         let Some((from, to)) = stream.discarded else { return };
         if !over || !trusted {

@@ -112,7 +112,7 @@ impl Stream {
     }
 
     /// Handles an acknowledgement and a limit of the receiver; returns true if either is new.
-    pub(super) fn hear_ack(&mut self, now: u64, acked: u64, limit: u64, fin: bool) -> bool {
+    pub(super) fn handle_ack(&mut self, now: u64, acked: u64, limit: u64, fin: bool) -> bool {
         let further = acked > self.acked;
         if further || limit > self.limit || fin {
             self.progress = now;

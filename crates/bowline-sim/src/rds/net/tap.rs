@@ -108,23 +108,23 @@ impl Cursor {
 }
 
 impl Tap {
-    /// Follows `bytes` that TCP took on connection `lane`; `ends` are the addresses of the writer
+    /// Follows `bytes` that TCP took on connection `connection`; `ends` are the addresses of the writer
     /// and the reader.
     pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
         ends: (IpAddr, IpAddr),
-        lane: u32,
+        connection: u32,
         oracle: &mut Oracle,
     ) {
         self.attempted.clear();
         self.attempted_cursor = None;
         let mut cursor = std::mem::take(&mut self.cursor);
-        let mut begun = Vec::new();
-        cursor.follow(bytes, ends, oracle, |end, message| begun.push((end, message)));
+        let mut started = Vec::new();
+        cursor.follow(bytes, ends, oracle, |end, message| started.push((end, message)));
         self.cursor = cursor;
-        for (end, message) in begun {
-            oracle.begun(message, lane);
+        for (end, message) in started {
+            oracle.started(message, connection);
             if self.receiver_died {
                 oracle.excuse(message);
                 self.gone.push(message);
@@ -209,7 +209,7 @@ mod tests {
         for sequence in 1..=2 {
             let mut payload = Vec::new();
             oracle.next_payload(0, 1, 100, &mut payload);
-            oracle.sent(0, 1, 100);
+            oracle.send_accepted(0, 1, 100);
             let header = Header { sequence, len: 100, sport: 7, dport: 9, ..Header::default() };
             stream.extend_from_slice(&header.to_bytes());
             stream.extend_from_slice(&payload);
@@ -231,7 +231,7 @@ mod tests {
             assert!(oracle.missing().is_some(), "the second one is still owed");
             let stub = tap.take_stub().expect("something was begun");
             assert_eq!(stub.ports, (bytes >= 24).then_some((7, 9)), "{bytes} bytes");
-            oracle.excuse_begun(ips, stub.ports, 3);
+            oracle.excuse_started(ips, stub.ports, 3);
             assert_eq!(oracle.missing(), None, "{bytes} bytes");
             assert_eq!(tap.take_stub(), None, "only one");
         }
@@ -251,7 +251,7 @@ mod tests {
         tap.receiver_died();
         tap.feed(&stream[148..196], ips, 3, &mut oracle);
         let stub = tap.take_stub().expect("something was begun");
-        oracle.excuse_begun(ips, stub.ports, 3);
+        oracle.excuse_started(ips, stub.ports, 3);
         assert_eq!(oracle.missing(), None);
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let mut alive = Tap::default();
         alive.feed(&stream[..160], ips, 3, &mut oracle);
         assert_eq!(alive.take_stub(), None, "its receiver lives");
-        oracle.excuse_begun(ips, Some((7, 8)), 3);
+        oracle.excuse_started(ips, Some((7, 8)), 3);
         assert!(oracle.missing().is_some(), "another flow's");
     }
 

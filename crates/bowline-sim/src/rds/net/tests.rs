@@ -95,7 +95,7 @@ fn an_idle_end_learns_that_the_other_timed_out() {
     let mut ctx = two_hosts(false);
     let (dialled, accepted) = connect(&mut ctx);
     shake_hands(&mut ctx, accepted);
-    ctx.die(accepted, Reason::TimedOut);
+    ctx.break_end(accepted, Reason::TimedOut);
     let begun = ctx.now;
     ctx.notices.clear();
     run(&mut ctx);

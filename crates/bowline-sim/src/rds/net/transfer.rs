@@ -109,7 +109,7 @@ impl Ctx {
     pub(super) fn on_segment(&mut self, from: EndId, start: u64, end: u64, fin: bool) {
         match self.arrival(from) {
             Reach::Peer => {}
-            Reach::Stranger => {
+            Reach::UnknownHost => {
                 self.coverage.hit("tcp", "data comes to another host");
                 self.refuse_stray(from);
                 return;
@@ -142,7 +142,7 @@ impl Ctx {
                 };
                 self.coverage.hit("tcp", what);
                 if state == EndState::Orphan {
-                    self.vanish(receiver);
+                    self.remove_end(receiver);
                 }
                 self.send_rst(from);
                 return;
@@ -168,7 +168,7 @@ impl Ctx {
     pub(super) fn on_ack(&mut self, sender: EndId, acked: u64, limit: u64, fin: bool) {
         match self.arrival(sender.other()) {
             Reach::Peer => {}
-            Reach::Stranger => {
+            Reach::UnknownHost => {
                 self.refuse_stray(sender.other());
                 return;
             }
@@ -185,7 +185,7 @@ impl Ctx {
             return;
         }
         let stream = &mut conn.streams[side];
-        let progress = stream.hear_ack(now, acked, limit, fin);
+        let progress = stream.handle_ack(now, acked, limit, fin);
         let writable = conn.ends[side].blocked && stream.has_room_again();
         if writable {
             conn.ends[side].blocked = false;
@@ -218,7 +218,7 @@ impl Ctx {
         }
         if now.saturating_sub(stream.progress) > USER_TIMEOUT {
             self.coverage.hit("tcp", "user timeout");
-            self.die(id, Reason::TimedOut);
+            self.break_end(id, Reason::TimedOut);
             return;
         }
         self.coverage.hit("tcp", "retransmission timeout");

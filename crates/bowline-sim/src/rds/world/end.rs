@@ -59,7 +59,7 @@ impl World {
         }
         for slot in 0..self.readers.len() {
             self.open(slot);
-            self.read_on(slot);
+            self.resume_reader(slot);
         }
         self.ctx.schedule(50 * MS, Event::App(AppEvent::Check));
     }
@@ -89,7 +89,7 @@ impl World {
                     && self.ctx.oracle.missing().is_none()
                     && (0..self.open.len()).all(|s| self.send_bytes(s) == 0);
                 if done {
-                    self.tell_recovery();
+                    self.report_recovery();
                     self.enter(Phase::Quiet);
                 } else if self.plan.scenario == Scenario::Calm
                     && self.ctx.now > self.phase_since + CALM_LATENCY_MAX + self.transfer_time()
@@ -165,7 +165,7 @@ impl World {
     fn send_fresh(&mut self) {
         for sender in 0..self.senders.len() {
             if !self.is_stranded(sender) && !self.plan.senders[sender].pings {
-                self.senders[sender].one_more(FRESH_LEN);
+                self.senders[sender].add_message(FRESH_LEN);
                 // Whatever time the sender had planned before.
                 self.ctx.schedule(0, Event::App(AppEvent::Send(sender)));
             }
@@ -192,7 +192,7 @@ impl World {
 
     /// Reports how long it took until all messages had arrived after the last fault, in addition to
     /// the time for the data.
-    fn tell_recovery(&mut self) {
+    fn report_recovery(&mut self) {
         let took = (self.ctx.now - self.phase_since).saturating_sub(self.transfer_time());
         let name = match took / SEC {
             0 => "1 s",
@@ -216,10 +216,10 @@ impl World {
 
     /// After all sockets are closed: tells whether nothing is left, which must be so soon.
     pub(super) fn finished(&mut self) -> bool {
-        if self.ctx.now < self.closed_look {
+        if self.ctx.now < self.next_closed_check {
             return false;
         }
-        self.closed_look = self.ctx.now + 500 * MS;
+        self.next_closed_check = self.ctx.now + 500 * MS;
         for host in 0..self.hosts.len() {
             let Host::Bowline(node) = &self.hosts[host] else { continue };
             let info = node.node.info();

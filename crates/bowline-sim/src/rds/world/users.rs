@@ -35,7 +35,7 @@ impl Sender {
     }
 
     /// Adds one message of `len` bytes to be sent.
-    pub(super) fn one_more(&mut self, len: usize) {
+    pub(super) fn add_message(&mut self, len: usize) {
         self.left = 1;
         self.next_size = len + 1;
     }
@@ -67,7 +67,7 @@ impl World {
         }
         let host = self.host_of(slot);
         self.open[slot] = false;
-        self.close_account(slot);
+        self.excuse_socket(slot);
         self.ctx.note([41, slot as u64, 0], || format!("host {host} closes socket {slot}"));
         self.hosts[host].close(&mut self.ctx, slot);
         self.wake_senders_of(slot);
@@ -91,7 +91,7 @@ impl World {
     }
 
     /// A reader that had stopped goes on.
-    pub(super) fn read_on(&mut self, slot: usize) {
+    pub(super) fn resume_reader(&mut self, slot: usize) {
         self.readers[slot].stopped = false;
         self.schedule_read(slot);
     }
@@ -172,9 +172,9 @@ impl World {
         self.ctx.oracle.next_payload(slot, target, len, &mut payload);
         // The oracle is told first, since the call may already affect the message.
         if ping {
-            self.ctx.oracle.pinged(slot);
+            self.ctx.oracle.ping_accepted(slot);
         } else {
-            self.ctx.oracle.sent(slot, target, len);
+            self.ctx.oracle.send_accepted(slot, target, len);
         }
         let host = self.host_of(slot);
         let result = self.hosts[host].send(&mut self.ctx, slot, to, &payload);
@@ -191,9 +191,9 @@ impl World {
         } else {
             self.ctx.stats.refused += 1;
             if ping {
-                self.ctx.oracle.unpinged(slot);
+                self.ctx.oracle.ping_refused(slot);
             } else {
-                self.ctx.oracle.unsent(slot, target);
+                self.ctx.oracle.send_refused(slot, target);
             }
         }
         self.ctx.note([42, slot as u64, len as u64], || {
