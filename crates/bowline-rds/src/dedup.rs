@@ -345,7 +345,7 @@ mod tests {
     /// another.
     // tests
     #[test]
-    fn what_came_before_the_handshake_is_known_when_it_comes_again_after_it() {
+    fn messages_from_before_the_handshake_are_recognised_when_repeated_after_it() {
         let (first, second, third) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
         let text = Rope::from_vec(b"hello".to_vec());
         let on_path = |link, serial, path| SourceLink { link, serial, sender_path: Some(path) };
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn all_peers_together_remember_no_more_than_the_budget() {
+    fn records_of_all_peers_together_stay_within_the_budget() {
         let budget = Budget::new(5_000);
         let text = Rope::from_vec(b"hello".to_vec());
         let mut peers: Vec<Dedup> = (0..10).map(|_| Dedup::new(&budget)).collect();

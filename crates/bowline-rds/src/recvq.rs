@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_what_is_simple_and_leaves_the_rest() {
+    fn copies_simple_messages_and_leaves_the_others() {
         let mut queue = filled();
         let mut out = [0; 3];
         for (port, seq, data) in WANT {

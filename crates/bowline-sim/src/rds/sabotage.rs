@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_for_a_restarted_peer_is_noticed() {
+    fn messages_forgotten_for_a_restarted_peer_are_noticed() {
         let what = caught_in(Sabotage::ForgetOnRestart, Scenario::Crash);
         let words = ["did not come", " before ", "unexpected"];
         assert!(words.iter().any(|w| what.contains(w)), "{what}");
@@ -185,7 +185,7 @@ mod tests {
 
     /// No mistake is forced: seeds that draw at random show each of them soon.
     #[test]
-    fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
+    fn each_mistake_is_noticed_by_random_seeds() {
         for how in ALL {
             assert!(seeds_to_find::<Rds>(how, 0, 3_000).is_some(), "{how:?} is not noticed");
         }

@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_is_found() {
+    fn changes_without_a_request_are_found() {
         let mut memory = memory();
         let target = memory.of(Purpose::Target)[0];
         let (start, len) = memory.range(target);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_to_a_request_that_fails_may_be_wiped_out_and_nothing_else() {
+    fn only_memory_lent_to_a_failing_request_may_be_wiped_out() {
         for (wiped, byte, bears) in [(true, 0, true), (true, 7, false), (false, 0, false)] {
             let mut memory = memory();
             let (area, pieces) = memory.lend(Purpose::Target, 1, 1000).unwrap();

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_solver_may_take_is_known() {
+    fn damage_that_no_receiver_can_notice_is_known() {
         let outer = outer("10.0.0.1", "10.0.0.2");
         let mut bytes = vec![7; 40];
         outer.append_icrc(0xabcd, &mut bytes, 0);

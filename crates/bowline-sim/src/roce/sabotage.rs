@@ -193,7 +193,7 @@ mod tests {
 
     /// No mistake is forced: seeds that draw at random show each of them soon.
     #[test]
-    fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
+    fn each_mistake_is_noticed_by_random_seeds() {
         for how in Sabotage::ALL {
             let found = seeds_to_find::<Roce>(how, SEEDS, SOON);
             assert!(found.is_some(), "{how:?} is not noticed");

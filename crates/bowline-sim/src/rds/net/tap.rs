@@ -240,7 +240,7 @@ mod tests {
     /// An earlier message of the flow was lost with another dead machine's connection. It never
     /// comes, and is not the message that was started here.
     #[test]
-    fn what_was_lost_before_is_not_taken_for_what_was_begun() {
+    fn messages_lost_before_are_not_taken_for_started_ones() {
         let (from, to) = ends();
         let ips = (from.ip(), to.ip());
         let (mut oracle, stream) = two_messages();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_begun_or_not_on_such_a_connection_must_come() {
+    fn messages_not_started_on_a_dead_connection_must_come() {
         let (from, to) = ends();
         let ips = (from.ip(), to.ip());
         let (mut oracle, stream) = two_messages();
@@ -274,7 +274,7 @@ mod tests {
 
     /// TCP takes no bytes, but the sender does not know that yet when the connection ends.
     #[test]
-    fn what_was_offered_to_tcp_counts_as_begun() {
+    fn messages_offered_to_tcp_count_as_started() {
         let (from, to) = ends();
         let ips = (from.ip(), to.ip());
         let (mut oracle, stream) = two_messages();
