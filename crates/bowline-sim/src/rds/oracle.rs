@@ -295,9 +295,9 @@ impl Oracle {
         self.dropped.insert(message);
     }
 
-    /// Excuses the messages that were started next on connection `connection` between two addresses, of
-    /// which at most the ports are known: the first message of each flow that was not started there
-    /// before and is not excused. Earlier excused messages were lost before.
+    /// Excuses the messages that were started next on connection `connection` between two
+    /// addresses, of which at most the ports are known: the first message of each flow that was not
+    /// started there before and is not excused. Earlier excused messages were lost before.
     pub(crate) fn excuse_started(
         &mut self,
         (local, remote): (IpAddr, IpAddr),

@@ -108,8 +108,8 @@ impl Cursor {
 }
 
 impl Tap {
-    /// Follows `bytes` that TCP took on connection `connection`; `ends` are the addresses of the writer
-    /// and the reader.
+    /// Follows `bytes` that TCP took on connection `connection`; `ends` are the addresses of the
+    /// writer and the reader.
     pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
