@@ -40,6 +40,11 @@ impl<T> Slab<T> {
         self.len
     }
 
+    /// Tells whether there are no objects.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Adds an object.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! The socket calls: one attempt under the lock, and what to do when that is not enough.
+//! The socket calls: one attempt under the lock, and waiting if it fails.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -11,15 +11,15 @@ use bowline_rds::{
     SocketId,
 };
 
-use crate::driver::Patience;
+use crate::driver::Blocking;
 use crate::error::Error;
-use crate::poller::{Attempt, Want};
+use crate::poller::{Attempt, WaitRequest};
 use crate::read::PARSE_BUDGET;
 use crate::shared::{Role, Shared, State};
 use crate::sys;
 
-/// Errors that waiting can cure.
-fn is_passing(error: CoreError) -> bool {
+/// Tells whether a call that failed with `error` may succeed later.
+fn is_transient(error: CoreError) -> bool {
     matches!(
         error,
         CoreError::QueueFull
@@ -31,23 +31,23 @@ fn is_passing(error: CoreError) -> bool {
 
 fn attempt<T>(result: Result<T, CoreError>) -> Attempt<Result<T, CoreError>> {
     match result {
-        Err(error) if is_passing(error) => Attempt::Again,
+        Err(error) if is_transient(error) => Attempt::Again,
         done => Attempt::Done(done),
     }
 }
 
 impl Shared {
-    fn deadline(&self, patience: Patience) -> Option<u64> {
-        match patience {
-            Patience::For(limit) => {
+    fn deadline(&self, blocking: Blocking) -> Option<u64> {
+        match blocking {
+            Blocking::For(limit) => {
                 let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
                 Some(clock::now().as_nanos().saturating_add(limit))
             }
-            Patience::Never | Patience::Forever => None,
+            Blocking::Never | Blocking::Forever => None,
         }
     }
 
-    /// Does what is left to do after a call; nothing, mostly.
+    /// Does the work left after a call; usually none.
     #[inline]
     fn finish(&self, mut st: MutexGuard<'_, State>, flush: Option<LinkId>, own: Option<LinkId>) {
         let arm = own.is_some() && Self::arm_flush(&mut st);
@@ -82,7 +82,7 @@ impl Shared {
         &self,
         id: SocketId,
         msg: &SendMsg<'_>,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<usize, Error> {
         let mut st = self.lock();
         if st.stop {
@@ -93,19 +93,20 @@ impl Shared {
             Ok(sent) => return Ok(self.finish_send(st, sent)),
             Err(error) => error,
         };
-        let look = patience != Patience::Never || self.may_glance(&mut st);
+        let may_poll = blocking != Blocking::Never || self.may_poll_once(&mut st);
         self.finish(st, None, None);
-        if !is_passing(error) {
+        if !is_transient(error) {
             return Err(error.into());
         }
-        if !look {
+        if !may_poll {
             self.rearm(id, Interest::WRITE);
             return Err(error.into());
         }
-        let want = Want { id, interest: Interest::WRITE, deadline: self.deadline(patience) };
+        let request =
+            WaitRequest { id, interest: Interest::WRITE, deadline: self.deadline(blocking) };
         let again = |st: &mut State, now: Instant| attempt(st.core.send(now, id, msg));
-        let sent = if patience == Patience::Never {
-            match self.glance(want, again) {
+        let sent = if blocking == Blocking::Never {
+            match self.poll_once(request, again) {
                 Attempt::Done(done) => done?,
                 Attempt::Again => {
                     self.rearm(id, Interest::WRITE);
@@ -113,25 +114,25 @@ impl Shared {
                 }
             }
         } else {
-            self.wait(want, again)??
+            self.wait(request, again)??
         };
         Ok(self.finish_send(self.lock(), sent))
     }
 
-    /// Sends messages until one has to wait; that one waits only when it is the first.
+    /// Sends messages until one would have to wait; only the first one waits.
     pub(crate) fn send_batch<'a>(
         &self,
         id: SocketId,
         msgs: impl Iterator<Item = (Option<SocketAddr>, &'a [u8])>,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<usize, Error> {
         let mut count = 0;
-        let blocking = patience != Patience::Never;
+        let may_wait = blocking != Blocking::Never;
         for (name, payload) in msgs {
             let payload = [std::io::IoSlice::new(payload)];
-            let msg = SendMsg { name, payload: &payload, blocking, ..SendMsg::default() };
-            let patience = if count == 0 { patience } else { Patience::Never };
-            match self.send(id, &msg, patience) {
+            let msg = SendMsg { name, payload: &payload, blocking: may_wait, ..SendMsg::default() };
+            let blocking = if count == 0 { blocking } else { Blocking::Never };
+            match self.send(id, &msg, blocking) {
                 Ok(_) => count += 1,
                 Err(error) if count == 0 => return Err(error),
                 Err(_) => break,
@@ -140,8 +141,8 @@ impl Shared {
         Ok(count)
     }
 
-    /// Takes something from the core, parsing what has come if that is needed. `len` tells how
-    /// many bytes of payload it is.
+    /// Takes a message from the core, after parsing received bytes if needed. `len` returns the
+    /// payload bytes of the message.
     #[inline]
     fn take_with<T>(
         st: &mut State,
@@ -180,19 +181,19 @@ impl Shared {
         &self,
         id: SocketId,
         opts: RecvOpts,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<Received, Error> {
-        self.receive(id, patience, |st, now| Self::take(st, now, id, opts))
+        self.receive(id, blocking, |st, now| Self::take(st, now, id, opts))
     }
 
-    /// Receives a message into `buf`; returns the bytes there and the sender.
+    /// Receives a message into `buf`; returns the number of bytes copied and the sender.
     pub(crate) fn recv_into(
         &self,
         id: SocketId,
         buf: &mut [u8],
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<(usize, SocketAddr), Error> {
-        let taken = self.receive(id, patience, |st, now| {
+        let taken = self.receive(id, blocking, |st, now| {
             Self::take_with(st, id, |core| core.recv_into(now, id, buf), |taken| taken.len)
         })?;
         let len = match taken.data {
@@ -202,12 +203,12 @@ impl Shared {
         Ok((len, taken.source))
     }
 
-    /// Takes with `take` what there is, or waits for it.
+    /// Takes a message with `take`, or waits for one.
     #[inline]
     fn receive<T>(
         &self,
         id: SocketId,
-        patience: Patience,
+        blocking: Blocking,
         mut take: impl FnMut(&mut State, Instant) -> Result<T, CoreError>,
     ) -> Result<T, Error> {
         let mut st = self.lock();
@@ -223,10 +224,11 @@ impl Shared {
             }
         }
         drop(st);
-        let want = Want { id, interest: Interest::READ, deadline: self.deadline(patience) };
+        let request =
+            WaitRequest { id, interest: Interest::READ, deadline: self.deadline(blocking) };
         let again = |st: &mut State, now: Instant| attempt(take(st, now));
-        if patience == Patience::Never {
-            match self.glance(want, again) {
+        if blocking == Blocking::Never {
+            match self.poll_once(request, again) {
                 Attempt::Done(done) => Ok(done?),
                 Attempt::Again => {
                     self.rearm(id, Interest::READ);
@@ -234,7 +236,7 @@ impl Shared {
                 }
             }
         } else {
-            Ok(self.wait(want, again)??)
+            Ok(self.wait(request, again)??)
         }
     }
 
@@ -244,13 +246,13 @@ impl Shared {
         id: SocketId,
         opts: RecvOpts,
         max: usize,
-        patience: Patience,
+        blocking: Blocking,
         mut each: impl FnMut(Received),
     ) -> Result<usize, Error> {
         if max == 0 {
             return Ok(0);
         }
-        each(self.recv(id, opts, patience)?);
+        each(self.recv(id, opts, blocking)?);
         let mut st = self.lock();
         let now = st.now;
         let mut count = 1;
@@ -268,17 +270,17 @@ impl Shared {
         &self,
         id: SocketId,
         interest: Interest,
-        patience: Patience,
+        blocking: Blocking,
         mut done: impl FnMut(&mut State) -> Result<bool, CoreError>,
     ) -> Result<(), Error> {
-        let want = Want { id, interest, deadline: self.deadline(patience) };
+        let request = WaitRequest { id, interest, deadline: self.deadline(blocking) };
         let mut attempt = |st: &mut State, _: Instant| match done(st) {
             Ok(false) => Attempt::Again,
             Ok(true) => Attempt::Done(Ok(())),
             Err(error) => Attempt::Done(Err(error)),
         };
-        if patience == Patience::Never {
-            return match self.glance(want, attempt) {
+        if blocking == Blocking::Never {
+            return match self.poll_once(request, attempt) {
                 Attempt::Done(done) => Ok(done?),
                 Attempt::Again => {
                     self.rearm(id, interest);
@@ -286,10 +288,10 @@ impl Shared {
                 }
             };
         }
-        Ok(self.wait(want, &mut attempt)??)
+        Ok(self.wait(request, &mut attempt)??)
     }
 
-    /// One attempt for a task; when it fails, the task is woken when another is worth making.
+    /// Makes one attempt for a task. If it fails, the task is woken when another may succeed.
     pub(crate) fn poll<T>(
         &self,
         id: SocketId,
@@ -304,14 +306,14 @@ impl Shared {
             }
             let now = st.at(clock::now());
             match once(&mut st, now) {
-                Err(error) if is_passing(error) => {}
+                Err(error) if is_transient(error) => {}
                 done => {
-                    self.settle(st, sc);
+                    self.release_and_run(st, sc);
                     return Poll::Ready(done.map_err(Error::from));
                 }
             }
             if let Err(error) = st.core.register(id, interest) {
-                self.settle(st, sc);
+                self.release_and_run(st, sc);
                 return Poll::Ready(Err(error.into()));
             }
             let slot = st.socket_slot(id);
@@ -328,9 +330,9 @@ impl Shared {
             }
             self.collect_dirty(&mut st, sc, 0);
             if interest.contains(Interest::WRITE) {
-                st.hurry_tcp_acks();
+                st.check_tcp_acks_soon();
             }
-            self.settle(st, sc);
+            self.release_and_run(st, sc);
             Poll::Pending
         })
     }
@@ -354,8 +356,8 @@ impl Shared {
         self.poll(id, Interest::READ, cx, |st, now| Self::take(st, now, id, opts))
     }
 
-    /// Makes the event descriptor of a socket tell of the next change, after a call found nothing.
-    /// Emptied under the lock: otherwise a change announced meanwhile could be wiped out.
+    /// Resets the event descriptor of a socket after a failed call, so that it shows the next
+    /// change. It is reset under the lock: otherwise a change signalled meanwhile could be lost.
     fn rearm(&self, id: SocketId, interest: Interest) {
         let mut st = self.lock();
         let Some(fd) = st.find_socket(id).and_then(|slot| slot.event_fd.clone()) else { return };
@@ -369,10 +371,10 @@ impl Shared {
             self.stats.eventfds.inc();
             sys::unsignal(&fd);
         }
-        self.with_scratch(|sc| self.settle(st, sc));
+        self.with_scratch(|sc| self.release_and_run(st, sc));
     }
 
-    /// Returns the event descriptor of a socket, made when first asked for.
+    /// Returns the event descriptor of a socket, and makes it at the first request.
     pub(crate) fn event_fd(&self, id: SocketId) -> Result<Arc<OwnedFd>, Error> {
         let new = Arc::new(sys::event_fd().map_err(Error::os("making an event descriptor"))?);
         let mut st = self.lock();
@@ -392,12 +394,12 @@ impl Shared {
         }
         self.with_scratch(|sc| {
             sc.todo.wake_helper = true;
-            self.settle(st, sc);
+            self.release_and_run(st, sc);
         });
         Ok(new)
     }
 
-    /// Closes a socket; whoever waits for it gets an error.
+    /// Closes a socket; its waiting callers get an error.
     pub(crate) fn close(&self, id: SocketId) {
         self.with_scratch(|sc| {
             let mut st = self.lock();
@@ -414,7 +416,7 @@ impl Shared {
                 }
             }
             sc.todo.wakers.extend(slot.wakers.into_iter().map(|(_, waker)| waker));
-            self.settle(st, sc);
+            self.release_and_run(st, sc);
         });
     }
 }

@@ -5,27 +5,27 @@ use std::time::Duration;
 /// How a thread waits for the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollMode {
-    /// Looks for about as long as waking up would cost, then sleeps; on a machine with one
-    /// processor it sleeps at once.
+    /// Spins for about as long as a wake-up would take, then sleeps. On a machine with one
+    /// processor the thread sleeps at once.
     #[default]
     Adaptive,
-    /// Never sleeps: lowest latency, one processor per waiting thread.
+    /// Never sleeps: lowest latency, at the cost of one processor per waiting thread.
     Spin,
     /// Sleeps at once: fewest system calls.
     Sleep,
 }
 
-/// Everything a driver needs to know besides the core's own settings.
+/// Settings of a driver and its core.
 #[derive(Clone, Debug)]
 pub struct DriverConfig {
-    /// Settings of the core, its addresses among them.
+    /// Settings of the core, including its addresses.
     pub core: bowline_rds::Config,
     /// How threads wait.
     pub poll: PollMode,
-    /// How long [`PollMode::Adaptive`] looks before it sleeps.
+    /// How long [`PollMode::Adaptive`] spins before it sleeps.
     pub spin: Duration,
-    /// TCP congestion control of every connection; `None`: `cubic` towards addresses of this
-    /// machine, where pacing would halve the rate, else the system's default.
+    /// TCP congestion control of every connection. `None` stands for `cubic` towards addresses of
+    /// this machine, where pacing would halve the rate, and for the system's default otherwise.
     pub congestion_control: Option<String>,
 }
 

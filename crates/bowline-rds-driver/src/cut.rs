@@ -1,12 +1,12 @@
-//! Ends connections by this node's own decision without losing what TCP has acknowledged on them
+//! Ends connections by this node's decision without losing bytes that TCP has acknowledged on them
 //!
 //!
-//! A peer that goes by TCP's acknowledgements, as a kernel does, forgets what TCP has acknowledged:
-//! whatever a reset throws away of that is lost. So the socket is made deaf first, by a filter that
-//! keeps all further segments from TCP. A segment may have passed the filter's place already and
-//! still be on its way to the queue on another processor; only when that is out of the question is
-//! the queue read to its end and the connection reset. Links end in the order in which the core
-//! asked: what a peer sent on an older connection comes before what it sent on a newer one.
+//! A peer that goes by TCP's acknowledgements, as a kernel does, forgets acknowledged messages;
+//! those that a reset discards are lost. So the socket first gets a filter that keeps all further
+//! segments from TCP. A segment may have passed the filter already and be on its way to the receive
+//! queue on another processor. Only after that is excluded is the queue read to its end and the
+//! connection reset. Links end in the order of the core's requests: bytes that a peer sent on an
+//! older connection come before those on a newer one.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
@@ -23,62 +23,65 @@ use crate::shared::Shared;
 use crate::sys;
 use crate::todo::Scratch;
 
-/// Interval of looks whether all processors are past what they did. That takes some 10 ms.
-const LOOK_NS: u64 = 1_000_000;
-/// After this time they are taken to be. A system that cannot tell does not hinder a cut.
-const ROUND_MAX_NS: u64 = 100_000_000;
-/// No receive queue holds more. Where the system refuses the filter, a peer may go on sending.
+/// Interval in nanoseconds of checking whether a grace period is over. It takes some 10 ms.
+const CHECK_NS: u64 = 1_000_000;
+/// Longest grace period in nanoseconds. A system that cannot report its end does not block a cut.
+const GRACE_PERIOD_MAX_NS: u64 = 100_000_000;
+/// Number of reads that exhaust any receive queue. A peer may go on sending where the system
+/// refuses the filter.
 const REST_MAX: usize = 64 << 20;
 
-/// A wait for all processors that serves every link made deaf before it.
+/// A wait until all processors have finished handling segments, for all links that were blocked
+/// before it.
 #[derive(Debug)]
-struct Round {
+struct GracePeriod {
     over: Arc<AtomicBool>,
-    look_at: u64,
+    check_at: u64,
     give_up_at: u64,
 }
 
-impl Round {
+impl GracePeriod {
     fn begin(now_ns: u64) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&over);
         let wait = move || {
-            if sys::pass_all_processors() {
+            if sys::wait_for_all_cpus() {
                 told.store(true, Ordering::Release);
             }
         };
-        // The call blocks for longer than a thread that polls the network may. Without a thread,
-        // time decides.
+        // The call blocks for longer than a thread that polls the network may. If no thread can be
+        // started, `GRACE_PERIOD_MAX_NS` ends the wait.
         let _ = std::thread::Builder::new().name("bowline-cut".into()).spawn(wait);
-        Self { over, look_at: now_ns + LOOK_NS, give_up_at: now_ns + ROUND_MAX_NS }
+        Self { over, check_at: now_ns + CHECK_NS, give_up_at: now_ns + GRACE_PERIOD_MAX_NS }
     }
 }
 
-/// A link on its way to a reset.
+/// A link that is being cut.
 #[derive(Debug)]
 struct Cut {
     id: LinkId,
-    /// The round after which its queue is complete; `None` before the link is deaf.
-    round: Option<u64>,
+    /// Number of the grace period after which its receive queue is complete; `None` before its
+    /// input is blocked.
+    grace_period: Option<u64>,
 }
 
 /// The links that are being cut, in the order in which they end.
 #[derive(Debug, Default)]
 pub(crate) struct Cuts {
     queue: VecDeque<Cut>,
-    running: Option<Round>,
-    rounds_begun: u64,
-    rounds_over: u64,
-    /// A thread ends the first of the queue; a second one would mix up the order.
+    running: Option<GracePeriod>,
+    grace_periods_begun: u64,
+    grace_periods_over: u64,
+    /// A thread ends the first link of the queue; a second thread would mix up the order.
     ending: bool,
 }
 
 impl Cuts {
-    /// Puts a link in the queue; tells whether it is new there.
+    /// Adds a link to the queue; tells whether it is new there.
     pub(crate) fn push(&mut self, id: LinkId) -> bool {
         let new = !self.queue.iter().any(|cut| cut.id == id);
         if new {
-            self.queue.push_back(Cut { id, round: None });
+            self.queue.push_back(Cut { id, grace_period: None });
         }
         new
     }
@@ -87,81 +90,83 @@ impl Cuts {
         self.queue.retain(|cut| cut.id != id);
     }
 
-    /// Notes that nothing more reaches a link's TCP, but for what was on its way.
-    fn note_deaf(&mut self, id: LinkId) {
-        // The round that is running may have begun before.
-        let next = self.rounds_begun + 1;
+    /// Notes that a link's input is blocked, except for segments on their way.
+    fn note_blocked(&mut self, id: LinkId) {
+        // The running grace period may have begun before.
+        let next = self.grace_periods_begun + 1;
         if let Some(cut) = self.queue.iter_mut().find(|cut| cut.id == id) {
-            cut.round = Some(next);
+            cut.grace_period = Some(next);
         }
     }
 
-    /// Ends the round that is running, if it is over, and begins one that is needed.
-    fn turn(&mut self, now_ns: u64) {
-        if let Some(round) = &mut self.running {
-            if !round.over.load(Ordering::Acquire) && now_ns < round.give_up_at {
-                round.look_at = now_ns + LOOK_NS;
+    /// Ends the running grace period, if it is over, and begins another one if it is needed.
+    fn advance(&mut self, now_ns: u64) {
+        if let Some(grace_period) = &mut self.running {
+            if !grace_period.over.load(Ordering::Acquire) && now_ns < grace_period.give_up_at {
+                grace_period.check_at = now_ns + CHECK_NS;
                 return;
             }
-            self.rounds_over = self.rounds_begun;
+            self.grace_periods_over = self.grace_periods_begun;
             self.running = None;
         }
-        if self.queue.iter().any(|cut| cut.round.is_some_and(|round| round > self.rounds_begun)) {
-            self.rounds_begun += 1;
-            self.running = Some(Round::begin(now_ns));
+        if self.queue.iter().any(|cut| {
+            cut.grace_period.is_some_and(|grace_period| grace_period > self.grace_periods_begun)
+        }) {
+            self.grace_periods_begun += 1;
+            self.running = Some(GracePeriod::begin(now_ns));
         }
     }
 
     /// Tells whether the caller is to end links with [`Shared::end_cuts`].
     pub(crate) fn run_timer(&mut self, now_ns: u64) -> bool {
-        if self.next_look().is_none_or(|at| at > now_ns) {
+        if self.next_check().is_none_or(|at| at > now_ns) {
             return false;
         }
-        self.turn(now_ns);
+        self.advance(now_ns);
         let end = !self.ending && self.first_is_due();
         self.ending |= end;
         end
     }
 
     fn first_is_due(&self) -> bool {
-        let first = self.queue.front().and_then(|cut| cut.round);
-        first.is_some_and(|round| round <= self.rounds_over)
+        let first = self.queue.front().and_then(|cut| cut.grace_period);
+        first.is_some_and(|grace_period| grace_period <= self.grace_periods_over)
     }
 
-    /// Takes the link that is to end now. `None` ends the caller's right to ask.
+    /// Takes the link that is to end now. With `None` the caller may not ask again.
     fn pop_due(&mut self) -> Option<LinkId> {
         self.ending = self.first_is_due();
         if self.ending { self.queue.pop_front().map(|cut| cut.id) } else { None }
     }
 
-    pub(crate) fn next_look(&self) -> Option<u64> {
+    pub(crate) fn next_check(&self) -> Option<u64> {
         if self.first_is_due() && !self.ending {
-            return Some(0); // one before it, not deaf yet, is gone
+            return Some(0); // an earlier link, not blocked yet, is gone
         }
-        self.running.as_ref().map(|round| round.look_at)
+        self.running.as_ref().map(|grace_period| grace_period.check_at)
     }
 }
 
 impl Shared {
-    /// Begins to cut links that are in the queue.
+    /// Blocks the input of links in the queue.
     pub(crate) fn begin_cuts(&self, sc: &mut Scratch) {
         while let Some(id) = sc.todo.cut.pop() {
             let mut st = self.lock();
             let Some(slot) = st.slot(id) else {
-                st.cuts.remove(id); // it would hold up those behind it
+                st.cuts.remove(id); // it would delay the links behind it
                 continue;
             };
             let Some(link) = slot.link.clone() else {
-                slot.end = Some(CloseHow::Cut); // the thread that accepts it sees to it
+                slot.close_pending = Some(CloseHow::Cut); // the thread that adopts the link does it
                 continue;
             };
             let drained = slot.drained;
             drop(st);
             self.stats.setups.inc();
             if sys::drop_all_input(&link.fd).is_ok() {
-                self.lock().cuts.note_deaf(id);
+                self.lock().cuts.note_blocked(id);
             } else if drained {
-                self.end_cut(sc, &link); // it has had its time, and more cannot be done
+                self.end_cut(sc, &link); // the link has had its time to end in the ordinary way
             } else {
                 self.lock().cuts.remove(id);
                 self.drain(sc, id);
@@ -169,12 +174,12 @@ impl Shared {
         }
         let mut st = self.lock();
         let now = st.at(clock::now());
-        st.cuts.turn(now.as_nanos());
-        // Whoever sleeps learns that there is something to look at.
+        st.cuts.advance(now.as_nanos());
+        // The sleeping thread learns of the new timer.
         self.collect(&mut st, sc, None);
     }
 
-    /// Cuts a link by the driver's own decision.
+    /// Cuts a link by the driver's decision.
     pub(crate) fn cut(&self, sc: &mut Scratch, id: LinkId) {
         let mut st = self.lock();
         if st.slot(id).is_some() && st.cuts.push(id) {
@@ -182,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// Ends links whose turn has come. The caller was told to by [`Cuts::run_timer`].
+    /// Ends links whose turn has come. [`Cuts::run_timer`] told the caller to do so.
     pub(crate) fn end_cuts(&self, sc: &mut Scratch) {
         loop {
             let mut st = self.lock();
@@ -193,16 +198,16 @@ impl Shared {
         }
     }
 
-    /// Reads the rest of a link and resets it.
+    /// Reads the rest of a link's input and resets it.
     fn end_cut(&self, sc: &mut Scratch, link: &Arc<Link>) {
-        // Another thread may be between its last read and the core. The right to read is kept:
-        // nobody is to read after this.
+        // Another thread may be between its last read and the core. The right to read is kept,
+        // since no thread may read after this.
         while !link.try_begin_read() {
             std::thread::yield_now();
         }
         let why = self.read_rest(sc, link);
-        // What TCP has not acknowledged yet, which it puts off by up to 40 ms, need not come again.
-        // A peer whose connections never last that long would get no further.
+        // Bytes whose acknowledgement TCP delays, by up to 40 ms, need not come again. Otherwise a
+        // peer whose connections never last that long would make no progress.
         link.acknowledge();
         let mut st = self.lock();
         let now = st.at(clock::now());
@@ -212,8 +217,8 @@ impl Shared {
         self.closed(sc, link.id, why);
     }
 
-    /// Hands everything that is in a link's queue to the core, whether that wants it now or not: it
-    /// is not there later.
+    /// Passes all bytes of a link's receive queue to the core, even if the core refuses input:
+    /// later they are gone.
     fn read_rest(&self, sc: &mut Scratch, link: &Arc<Link>) -> CloseReason {
         let mut rest = 0;
         while rest < REST_MAX {
@@ -259,11 +264,11 @@ mod tests {
     use bowline_rds::{Config, RecvOpts, SendMsg, SocketId};
 
     use super::*;
-    use crate::{Driver, DriverConfig, Patience};
+    use crate::{Blocking, Driver, DriverConfig};
 
-    const LIMIT: Patience = Patience::For(Duration::from_secs(20));
+    const LIMIT: Blocking = Blocking::For(Duration::from_secs(20));
 
-    /// A node that goes by TCP's acknowledgements, on one path, with a bound socket.
+    /// Makes a node that acknowledges by TCP alone, on one path, with a bound socket.
     fn node(ip: [u8; 4]) -> (Driver, SocketId, SocketAddr) {
         let addr = SocketAddr::from((ip, 4000));
         let mut core = Config { addrs: vec![addr.ip()], paths: 1, ..Config::default() };
@@ -292,7 +297,7 @@ mod tests {
         driver.flush(socket, LIMIT).unwrap();
     }
 
-    /// Has the system refuse filters on all connections of a node.
+    /// Makes the system refuse filters on all connections of a node.
     fn lock_filters(driver: &Driver) {
         for slot in driver.shared().lock().links.iter().flatten() {
             if let Some(link) = &slot.link {
@@ -323,13 +328,13 @@ mod tests {
             }
         });
         assert!(
-            right.recv(to, RecvOpts::default(), Patience::Never).is_err(),
+            right.recv(to, RecvOpts::default(), Blocking::Never).is_err(),
             "nothing comes twice"
         );
         assert!(drains > 0, "no connection was drained");
     }
 
-    /// Without a filter, a peer that keeps its end open is given up in the end, all the same.
+    /// Without a filter, a peer that keeps its end open is given up in the end.
     #[test]
     fn a_link_that_was_drained_in_vain_is_read_and_reset() {
         let (right, _, at) = node([127, 99, 2, 2]);
@@ -370,21 +375,24 @@ mod tests {
         let mut cuts = Cuts::default();
         assert!(cuts.push(first) && cuts.push(second) && cuts.push(third));
         assert!(!cuts.push(second), "once is enough");
-        cuts.note_deaf(second);
-        cuts.turn(0);
-        cuts.note_deaf(first); // too late for the round that runs
-        assert!(!cuts.run_timer(ROUND_MAX_NS), "the first of them has to wait for a second round");
-        assert!(cuts.run_timer(2 * ROUND_MAX_NS));
-        assert!(!cuts.run_timer(3 * ROUND_MAX_NS), "one thread does it");
+        cuts.note_blocked(second);
+        cuts.advance(0);
+        cuts.note_blocked(first); // the running grace period began before
+        assert!(
+            !cuts.run_timer(GRACE_PERIOD_MAX_NS),
+            "the first of them has to wait for a second grace period"
+        );
+        assert!(cuts.run_timer(2 * GRACE_PERIOD_MAX_NS));
+        assert!(!cuts.run_timer(3 * GRACE_PERIOD_MAX_NS), "one thread does it");
         assert_eq!(
             [cuts.pop_due(), cuts.pop_due(), cuts.pop_due()],
             [Some(first), Some(second), None]
         );
-        cuts.note_deaf(third);
-        cuts.turn(4 * ROUND_MAX_NS);
-        assert!(cuts.next_look().is_some());
+        cuts.note_blocked(third);
+        cuts.advance(4 * GRACE_PERIOD_MAX_NS);
+        assert!(cuts.next_check().is_some());
         cuts.remove(third);
-        assert!(!cuts.run_timer(5 * ROUND_MAX_NS) && cuts.next_look().is_none());
+        assert!(!cuts.run_timer(5 * GRACE_PERIOD_MAX_NS) && cuts.next_check().is_none());
     }
 
     /// The first of two links was lost before it was made deaf.
@@ -395,13 +403,13 @@ mod tests {
         let shared = driver.shared();
         let mut st = shared.lock();
         assert!(st.cuts.push(gone) && st.cuts.push(next));
-        st.cuts.note_deaf(next);
+        st.cuts.note_blocked(next);
         drop(st);
         shared.with_scratch(|sc| {
             sc.todo.cut.push(gone);
             shared.begin_cuts(sc);
         });
-        // The background thread ends it; there is no such link, so nothing more comes of that.
+        // The background thread ends the cut; no such link exists, so nothing follows.
         wait_until("the second cut's end", || shared.lock().cuts.queue.is_empty());
     }
 }

@@ -13,14 +13,14 @@ use crate::shared::{Shared, State};
 use crate::sys;
 use crate::todo::Scratch;
 
-/// Range of source ports tried, Linux's default for such ports.
+/// Range of source ports to try: Linux's default range of ephemeral ports.
 const PORT_FIRST: u16 = 32_768;
 const PORT_LAST: u16 = 60_999;
-/// Ports tried before the system chooses one.
+/// Number of ports tried before the system chooses one.
 const PORT_TRIES: u16 = 32;
 
 impl Shared {
-    /// Begins the connection that the core asked for.
+    /// Begins the connection that the core requested.
     pub(crate) fn dial(
         &self,
         sc: &mut Scratch,
@@ -52,10 +52,10 @@ impl Shared {
         }
     }
 
-    /// Puts a new connection where events find it, unless the core has given it up meanwhile.
+    /// Registers a new connection for events, unless the core has given it up meanwhile.
     pub(crate) fn adopt(&self, sc: &mut Scratch, link: Arc<Link>) {
         let mut st = self.lock();
-        // An accepted connection may have to wait its turn from the start.
+        // The core may refuse to read an accepted connection from the start.
         let refused = !st.core.wants_read(link.id);
         let Some(slot) = st.slot(link.id) else {
             drop(st);
@@ -64,22 +64,22 @@ impl Shared {
         link.set_paused(refused && !slot.connecting);
         slot.link = Some(Arc::clone(&link));
         let token = token(link.id, slot.token);
-        if core::mem::take(&mut slot.wanted) {
+        if core::mem::take(&mut slot.transmit_pending) {
             sc.todo.flush.push(link.id);
         }
-        match slot.end.take() {
+        match slot.close_pending.take() {
             Some(CloseHow::Drain) => sc.todo.drain.push(link.id),
             Some(CloseHow::Cut) => sc.todo.cut.push(link.id),
             _ => {}
         }
         drop(st);
-        // What is true already is reported as an event too.
+        // A condition that holds already is reported as an event as well.
         if let Err(errno) = link.watch(&self.epoll, token) {
             self.closed(sc, link.id, reason(errno));
         }
     }
 
-    /// Finds out how an attempt ended.
+    /// Handles the result of an attempt to connect.
     pub(crate) fn connected(&self, sc: &mut Scratch, link: &Arc<Link>) {
         let error = match sockopt::socket_error(&link.fd) {
             Ok(Ok(())) => None,
@@ -103,23 +103,24 @@ impl Shared {
         st.core.handle_connected(now, link.id, local);
         self.collect(&mut st, sc, None);
         drop(st);
-        // Whatever came with the establishment was announced by the same event.
+        // The event that reported the connection also reported the bytes that came with it.
         self.read(sc, link);
     }
 }
 
-/// Names a link in events: the table index, and a number to tell its users apart.
+/// Returns the token of a link in events: the index in the table, and a number that distinguishes
+/// successive links of one index.
 pub(crate) fn token(id: LinkId, token: u32) -> u64 {
     (id.index() as u64) << 32 | u64::from(token)
 }
 
-/// The sizes of TCP buffers that the sysctls ask for, 0 for the system's.
+/// Returns the sizes of TCP buffers in bytes that the sysctls request, 0 for the system's default.
 pub(crate) fn tcp_buffers(st: &State) -> (u32, u32) {
     let get = |name| st.core.sysctl(name).and_then(|v| u32::try_from(v).ok()).unwrap_or(0);
     (get("net.rds.tcp.rds_tcp_sndbuf"), get("net.rds.tcp.rds_tcp_rcvbuf"))
 }
 
-/// Binds to `local` and, if possible, a port that tells the path by its remainder.
+/// Binds to `local` and, if possible, to a port whose remainder modulo 8 tells the path.
 fn bind_near(
     fd: &std::os::fd::OwnedFd,
     local: IpAddr,

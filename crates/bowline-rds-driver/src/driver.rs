@@ -1,4 +1,4 @@
-//! The handle on a node that runs.
+//! The handle on a running node.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -23,17 +23,18 @@ use crate::{helper, sys};
 
 /// Time that peers have to close their side when a node shuts down.
 const LINGER: Duration = Duration::from_millis(500);
-/// Interval of looks while something has to come to its end.
+/// Interval of checking whether the node or its connections have ended.
 const PACE: Duration = Duration::from_millis(1);
 
-/// How long a call may wait.
+/// How long a call may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// Not at all.
+#[doc(alias = "Patience")]
+pub enum Blocking {
+    /// The call does not wait.
     Never,
-    /// As long as it takes.
+    /// The call waits without a limit.
     Forever,
-    /// Up to this long.
+    /// The call waits up to this time.
     For(Duration),
 }
 
@@ -56,7 +57,7 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    /// Ends the background thread and makes every waiter leave.
+    /// Ends the background thread and makes all waiting callers return.
     fn stop(&self) {
         let sh = &*self.shared;
         sh.with_scratch(|sc| {
@@ -83,7 +84,7 @@ impl Inner {
         if let Some(helper) = helper
             && helper.thread().id() != std::thread::current().id()
         {
-            // It does not panic; if it did, the application is not to suffer for it.
+            // The thread does not panic; if it did, the application should not suffer for it.
             let _ = helper.join();
         }
         let mut st = sh.lock();
@@ -97,7 +98,7 @@ impl Driver {
     /// Opens the listeners and starts the background thread.
     ///
     /// # Errors
-    /// [`Error::PortTaken`] when somebody else has the RDS port on one of the addresses;
+    /// [`Error::PortTaken`] when another process has the RDS port on one of the addresses;
     /// [`Error::Core`] with `AddrNotAvailable` when the machine does not have the address;
     /// [`Error::Os`] when the system refuses descriptors or a thread.
     pub fn start(config: DriverConfig) -> Result<Self, Error> {
@@ -133,20 +134,20 @@ impl Driver {
         &self.inner.shared
     }
 
-    /// Calls `f` with the core and the time, then does what the core wants done. For everything
-    /// that has no call of its own here; `f` runs under the node's lock and must not wait.
+    /// Calls `f` with the core and the time, then carries out the core's requests. It serves
+    /// operations without a method of their own; `f` runs under the node's lock and must not wait.
     pub fn with_core<R>(&self, f: impl FnOnce(&mut Node, Instant) -> R) -> R {
         let sh = self.shared();
         sh.with_scratch(|sc| {
             let mut st = sh.lock();
             let now = st.at(clock::now());
             let result = f(&mut st.core, now);
-            sh.settle(st, sc);
+            sh.release_and_run(st, sc);
             result
         })
     }
 
-    /// Binds a socket. A node without addresses of its own takes every address of the machine.
+    /// Binds a socket. A node without configured addresses accepts every address of the machine.
     ///
     /// # Errors
     /// Those of [`Node::bind`].
@@ -168,21 +169,21 @@ impl Driver {
         self.shared().close(id);
     }
 
-    /// Sends a message; it is copied, and on its way or soon will be, when this returns.
+    /// Sends a message. When this returns, the message is copied, and is sent now or soon.
     ///
     /// # Errors
-    /// Those of [`Node::send`]; [`Error::TimedOut`] after `patience`; [`Error::ShutDown`].
+    /// Those of [`Node::send`]; [`Error::TimedOut`] after `blocking`; [`Error::ShutDown`].
     #[inline]
     pub fn send(
         &self,
         id: SocketId,
         msg: &SendMsg<'_>,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<usize, Error> {
-        self.shared().send(id, msg, patience)
+        self.shared().send(id, msg, blocking)
     }
 
-    /// Sends messages, waiting for the first only; returns how many were taken.
+    /// Sends messages, waiting for the first only; returns how many were accepted.
     ///
     /// # Errors
     /// As [`send`](Self::send), for the first message.
@@ -190,27 +191,27 @@ impl Driver {
         &self,
         id: SocketId,
         msgs: impl Iterator<Item = (Option<SocketAddr>, &'a [u8])>,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<usize, Error> {
-        self.shared().send_batch(id, msgs, patience)
+        self.shared().send_batch(id, msgs, blocking)
     }
 
     /// Receives a message or notification.
     ///
     /// # Errors
-    /// Those of [`Node::recv`]; [`Error::TimedOut`] after `patience`; [`Error::ShutDown`].
+    /// Those of [`Node::recv`]; [`Error::TimedOut`] after `blocking`; [`Error::ShutDown`].
     #[inline]
     pub fn recv(
         &self,
         id: SocketId,
         opts: RecvOpts,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<Received, Error> {
-        self.shared().recv(id, opts, patience)
+        self.shared().recv(id, opts, blocking)
     }
 
-    /// Receives a message into `buf`; returns the bytes there and the sender. What does not fit is
-    /// lost.
+    /// Receives a message into `buf`; returns the number of bytes copied and the sender. The part
+    /// of a message that does not fit is lost.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -219,13 +220,13 @@ impl Driver {
         &self,
         id: SocketId,
         buf: &mut [u8],
-        patience: Patience,
+        blocking: Blocking,
     ) -> Result<(usize, SocketAddr), Error> {
-        self.shared().recv_into(id, buf, patience)
+        self.shared().recv_into(id, buf, blocking)
     }
 
-    /// Receives up to `max` messages and gives each to `each`; waits for the first only. `each`
-    /// runs under the node's lock but for the first.
+    /// Receives up to `max` messages and passes each to `each`; waits for the first only. `each`
+    /// runs under the node's lock, except for the first message.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), for the first message.
@@ -234,13 +235,13 @@ impl Driver {
         id: SocketId,
         opts: RecvOpts,
         max: usize,
-        patience: Patience,
+        blocking: Blocking,
         each: impl FnMut(Received),
     ) -> Result<usize, Error> {
-        self.shared().recv_batch(id, opts, max, patience, each)
+        self.shared().recv_batch(id, opts, max, blocking, each)
     }
 
-    /// Sends for a task, which is woken when a refused message may be taken.
+    /// Sends for a task. The task is woken when a refused message may be accepted.
     pub fn poll_send(
         &self,
         id: SocketId,
@@ -250,7 +251,7 @@ impl Driver {
         self.shared().poll_send(id, msg, cx)
     }
 
-    /// Receives for a task, which is woken when something has come.
+    /// Receives for a task. The task is woken when a message or notification may be received.
     pub fn poll_recv(
         &self,
         id: SocketId,
@@ -264,26 +265,26 @@ impl Driver {
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::ShutDown`]; [`Error::Core`] when the socket is closed.
-    pub fn wait(&self, id: SocketId, interest: Interest, patience: Patience) -> Result<(), Error> {
+    pub fn wait(&self, id: SocketId, interest: Interest, blocking: Blocking) -> Result<(), Error> {
         let (read, write) = (interest.contains(Interest::READ), interest.contains(Interest::WRITE));
-        self.shared().wait_until(id, interest, patience, |st| {
+        self.shared().wait_until(id, interest, blocking, |st| {
             let ready = st.core.readiness(id)?;
             Ok(read && ready.readable || write && ready.writable)
         })
     }
 
-    /// Waits until everything the socket has sent is acknowledged.
+    /// Waits until all messages that the socket has sent are acknowledged.
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::ShutDown`]; [`Error::Core`] when the socket is closed.
-    pub fn flush(&self, id: SocketId, patience: Patience) -> Result<(), Error> {
+    pub fn flush(&self, id: SocketId, blocking: Blocking) -> Result<(), Error> {
         self.shared()
-            .wait_until(id, Interest::WRITE, patience, |st| Ok(st.core.send_messages(id)? == 0))
+            .wait_until(id, Interest::WRITE, blocking, |st| Ok(st.core.send_messages(id)? == 0))
     }
 
     /// Returns a descriptor that is readable while the socket may have something to receive, and
-    /// after a refused send when that may succeed now. A call that finds nothing resets it. The
-    /// descriptor is only to be polled.
+    /// after a refused send when it may succeed now. A call that finds nothing resets the
+    /// descriptor. It may only be polled.
     ///
     /// # Errors
     /// [`Error::Os`] when there is no descriptor left; [`Error::Core`] when the socket is closed.
@@ -291,14 +292,14 @@ impl Driver {
         self.shared().event_fd(id)
     }
 
-    /// Cuts TCP connections with a reset, those to `peer` or all; returns how many. What was sent
-    /// on them is sent again.
+    /// Resets the TCP connections to `peer`, or all; returns their number. Unacknowledged messages
+    /// are sent again.
     pub fn drop_connections(&self, peer: Option<IpAddr>) -> usize {
         self.with_core(|core, now| core.drop_links(now, peer))
     }
 
-    /// Waits until everything sent by any socket is acknowledged, at most `limit`; then closes
-    /// all connections. Tells whether everything was acknowledged.
+    /// Waits until all messages of all sockets are acknowledged, at most `limit`; then closes all
+    /// connections. Tells whether everything was acknowledged.
     pub fn shutdown(&self, limit: Duration) -> bool {
         let sh = self.shared();
         let end = std::time::Instant::now() + limit;
@@ -307,7 +308,7 @@ impl Driver {
                 let mut st = sh.lock();
                 sh.collect_dirty(&mut st, sc, 0);
                 let empty = st.core.unsent_total() == 0;
-                sh.settle(st, sc);
+                sh.release_and_run(st, sc);
                 empty
             });
             if empty || std::time::Instant::now() >= end {
@@ -324,7 +325,7 @@ impl Driver {
                 listener.close(&sh.epoll);
             }
             st.core.close_links(now);
-            sh.settle(st, sc);
+            sh.release_and_run(st, sc);
         });
         let end = std::time::Instant::now() + LINGER;
         while std::time::Instant::now() < end && sh.lock().links.iter().any(Option::is_some) {
@@ -345,12 +346,12 @@ impl Driver {
         }
     }
 
-    /// Takes the events kept for the operator, oldest first; of more than 256 the newest.
+    /// Takes the events kept for the operator, oldest first; only the latest 256 are kept.
     pub fn events(&self) -> Vec<Event> {
         self.shared().lock().events.drain(..).collect()
     }
 
-    /// Names the TCP congestion control of each connection, for its peer.
+    /// Returns the TCP congestion control of each connection, with the peer's address.
     pub fn congestion_controls(&self) -> Vec<(SocketAddr, String)> {
         let sh = self.shared();
         let links: Vec<_> = {
@@ -366,14 +367,14 @@ impl Driver {
             .collect()
     }
 
-    /// Translates a time of the core into one of the calendar, as the system's clock is set now.
+    /// Converts a time of the core to calendar time, by the system's clock as it is set now.
     pub fn wall_clock(&self, at: Instant) -> std::time::SystemTime {
         let age = clock::now().saturating_since(at);
         let now = std::time::SystemTime::now();
         now.checked_sub(age).unwrap_or(now)
     }
 
-    /// Tells whether `error` is one that waiting can cure.
+    /// Tells whether a call that failed with `error` may succeed later.
     pub fn would_block(error: &Error) -> bool {
         matches!(
             error,

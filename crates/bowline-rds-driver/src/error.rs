@@ -1,4 +1,4 @@
-//! What can go wrong besides what the core refuses.
+//! Errors of the driver, in addition to those of the core.
 
 use core::fmt;
 use std::net::SocketAddr;
@@ -10,22 +10,22 @@ use rustix::io::Errno as SystemErrno;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// The core refused.
+    /// The core refused the call.
     Core(bowline_rds::Error),
     /// The time limit of the call passed.
     TimedOut,
     /// The node is shut down.
     ShutDown,
-    /// Somebody else listens on the RDS port, such as the kernel's module.
+    /// Another process listens on the RDS port, such as the kernel's module.
     PortTaken {
-        /// Address and port that could not be had.
+        /// Address and port that are taken.
         addr: SocketAddr,
     },
     /// The operating system refused.
     Os {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Its errno.
+        /// The system's error number.
         errno: Errno,
     },
 }

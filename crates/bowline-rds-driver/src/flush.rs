@@ -1,8 +1,8 @@
-//! From the core onto connections, in the thread of whoever sends.
+//! Writes outgoing data to connections, in the thread of the sender.
 //!
 //! A push through TCP costs as much as copying some 25 KiB, so small messages are gathered; a
-//! message that is likely a question or an answer goes at once. Nothing stays behind: a thread
-//! that is about to wait flushes first, and the background thread looks after the rest.
+//! message that is probably a question or an answer is written at once. No data are left unsent: a
+//! thread that is about to wait flushes first, and the background thread takes care of the rest.
 
 use std::sync::Arc;
 
@@ -13,31 +13,34 @@ use crate::link::WriteEnd;
 use crate::shared::{Role, Shared, State};
 use crate::todo::Scratch;
 
-/// This much waiting on a link is written at once.
+/// Number of bytes waiting on a link that are written at once.
 pub(crate) const FLUSH_BYTES: usize = 256 << 10;
 /// Most bytes of one write.
 const WRITE_MAX: usize = (1 << 20) + (64 << 10);
-/// This much kept until it is acknowledged makes a sender read the acknowledgements, if nobody
-/// polls.
+/// Number of unacknowledged bytes kept for a path that makes a sender read acknowledgements, if no
+/// thread polls.
 const HELD_BYTES: u64 = 512 << 10;
-/// A link not written for so long is idle: whoever sends now wants it sent now.
+/// A link that was not written for this time, in nanoseconds, is idle: a message is written at
+/// once.
 const IDLE_GAP_NS: u64 = 30_000;
-/// Unflushed data older than this are written by the next sender that looks at the clock.
+/// Unflushed data older than this, in nanoseconds, are written by the next sender that checks the
+/// clock.
 const AGE_MAX_NS: u64 = 400_000;
-/// How often, in messages, a sender that gathers looks at the clock.
+/// After how many messages a sender that gathers checks the clock.
 const CLOCK_EVERY: u32 = 16;
-/// Unflushed data older than this are written by the background thread.
+/// Unflushed data older than this, in nanoseconds, are written by the background thread.
 pub(crate) const HELPER_AGE_NS: u64 = 500_000;
 
 impl Shared {
-    /// Decides what becomes of a message just accepted; tells whether to flush its link now.
+    /// Decides how to send a message that was just accepted; returns a link to flush now.
     #[inline]
     pub(crate) fn gather(&self, st: &mut State, sent: &Sent) -> Option<LinkId> {
         let id = sent.link?;
         let known = st.now.as_nanos();
         let slot = st.slot(id)?;
         if slot.writing || slot.blocked {
-            // The writer looks again when it is done, the system tells when it can go on.
+            // The thread that writes checks again when it is done; the system reports when a full
+            // link can be written.
             return None;
         }
         if sent.queued_bytes >= FLUSH_BYTES {
@@ -51,7 +54,7 @@ impl Shared {
             let now = clock::now().as_nanos();
             return (now.saturating_sub(slot.dirty_since_ns) > AGE_MAX_NS).then_some(id);
         }
-        if slot.answered {
+        if slot.received_since_write {
             return Some(id);
         }
         let now = clock::now().as_nanos().max(known);
@@ -74,7 +77,7 @@ impl Shared {
             let now = st.at(clock::now());
             let Some(slot) = st.slot(id) else { return };
             let Some(link) = slot.link.clone() else {
-                slot.wanted = true;
+                slot.transmit_pending = true;
                 return;
             };
             if slot.writing {
@@ -89,7 +92,7 @@ impl Shared {
             }
             let Some(slot) = st.slot(id) else { return };
             slot.writing = true;
-            slot.answered = false;
+            slot.received_since_write = false;
             slot.last_write_ns = now.as_nanos();
             drop(st);
 
@@ -102,32 +105,31 @@ impl Shared {
             let now = st.now;
             let Some(slot) = st.slot(id) else { return };
             slot.writing = false;
-            // The system may have said that there is room again before this thread could note that
-            // there was none.
+            // The system may have reported room before this thread could note that there was none.
             let room = slot.writable_events != events;
             let blocked = written.end != WriteEnd::All;
             slot.blocked = blocked && !room;
             st.core.transmitted(now, id, written.bytes, blocked);
             if st.core.wants_tcp_ack(id) {
                 if st.tcp_acks {
-                    // What was written before this may be acknowledged by now.
+                    // Earlier writes may have been acknowledged by now.
                     self.check_tcp_ack(&mut st, id, now);
                 } else {
                     st.tcp_acks = true;
                     st.next_tcp_ack = now.as_nanos();
                 }
                 if st.senders > 0 {
-                    st.hurry_tcp_acks();
+                    st.check_tcp_acks_soon();
                 }
             }
             if !sc.reads_acks && st.role != Role::App && st.core.held_bytes(id) >= HELD_BYTES {
-                // Acknowledgements have come, most likely, and nobody else reads them. What they
-                // release is still in the cache and is written next.
+                // Acknowledgements have probably come, and no other thread reads them. The memory
+                // they release is still in the cache and is written next.
                 sc.reads_acks = true;
                 sc.todo.read.push(Arc::clone(&link));
             }
             if written.end == WriteEnd::Failed {
-                // Why it failed, and what came before, is found by reading.
+                // Reading finds the reason of the failure, and the bytes that came before it.
                 self.collect(&mut st, sc, Some(id));
                 drop(st);
                 link.set_ending();
@@ -146,7 +148,7 @@ impl Shared {
         }
     }
 
-    /// Puts all links with unflushed data that is older than `age_ns` on the to-do list.
+    /// Puts all links with unflushed data older than `age_ns` nanoseconds on the to-do list.
     pub(crate) fn collect_dirty(&self, st: &mut State, sc: &mut Scratch, age_ns: u64) {
         if st.dirty.is_empty() {
             return;
@@ -169,7 +171,7 @@ impl Shared {
         st.dirty = dirty;
     }
 
-    /// Tells whether the background thread has to be told of unflushed data.
+    /// Tells whether the background thread has to be informed of unflushed data.
     #[inline]
     pub(crate) fn arm_flush(st: &mut State) -> bool {
         if st.flush_armed || st.dirty.is_empty() {

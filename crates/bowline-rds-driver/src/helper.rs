@@ -1,9 +1,9 @@
-//! The background thread: it does what no application thread is there to do.
+//! The background thread, which works when no application thread is in a call.
 //!
 //! While application threads send, receive or wait, they read the connections themselves when they
-//! have to, and this thread only looks now and then: timers that are overdue, data that a sender
-//! left unflushed, whether anybody is still active. When nobody has been since its last look, it
-//! takes the role of the poller and sleeps until something happens.
+//! have to. This thread then only checks from time to time for overdue timers, for data that a
+//! sender left unflushed, and whether application threads are still active. If none has been active
+//! since its last check, it takes the role of the poller and sleeps until an event happens.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -17,46 +17,46 @@ use crate::shared::{Role, Shared};
 use crate::sys;
 use crate::todo::Scratch;
 
-/// Interval of looks while application threads poll.
+/// Interval of checks, in nanoseconds, while application threads poll.
 pub(crate) const TICK_NS: u64 = 1_000_000;
-/// The longest it becomes while one thread polls without a break.
+/// Longest interval of checks while one thread polls without a break.
 const TICK_MAX_NS: u64 = 256_000_000;
-/// The longest it becomes while threads take turns at polling, as each receive is one.
+/// Longest interval of checks while threads take turns at polling, since each receive is one turn.
 const TICK_BUSY_NS: u64 = 8_000_000;
-/// Interval of looks at the network while application threads are active but none polls.
-const GLANCE_NS: u64 = 10_000_000;
-/// Interval of looks at unflushed data.
+/// Interval of polling the network while application threads are active but none polls.
+const IDLE_POLL_NS: u64 = 10_000_000;
+/// Interval of checking for unflushed data.
 const FLUSH_TICK_NS: u64 = 200_000;
-/// When what peers make this node hold has shrunk by so many bytes, the system gets them back: the
-/// heap keeps freed memory by itself. Not more often than once in this time, since that looks
-/// through all of the heap, which is the program's too.
+/// When the memory that peers occupy has shrunk by this number of bytes, the system gets it back,
+/// since the heap by itself keeps freed memory. It happens at most once in `TRIM_PAUSE_NS`, because
+/// it searches the whole heap, the program's part included.
 const TRIM_BYTES: usize = 64 << 20;
 const TRIM_PAUSE_NS: u64 = 5_000_000_000;
-/// Looks without unflushed data before senders have to ask for the next one.
+/// Number of checks without unflushed data after which senders have to ask for the next check.
 const FLUSH_PATIENCE: u32 = 10;
 
 /// Runs until the node stops.
 pub(crate) fn run(shared: &Arc<Shared>) {
     shared.with_scratch(|sc| {
-        let mut memory = Memory::default();
-        while shared.help(sc, &mut memory) {}
+        let mut state = HelperState::default();
+        while shared.help(sc, &mut state) {}
     });
 }
 
-/// What the thread remembers between two looks.
+/// State that the thread keeps between two checks.
 #[derive(Debug, Default)]
-struct Memory {
+struct HelperState {
     epoch: u64,
     calls: u64,
-    glance_at: u64,
-    clean_looks: u32,
-    /// The most that peers made the node hold since memory was given back last.
+    poll_once_at: u64,
+    clean_checks: u32,
+    /// The most bytes that peers have occupied since memory was last returned to the system.
     most_held: usize,
     trim_at: u64,
 }
 
-impl Memory {
-    /// Tells whether freed memory is to be given back now, or else in how many nanoseconds.
+impl HelperState {
+    /// Tells whether to return freed memory to the system now, or else in how many nanoseconds.
     fn trim(&mut self, held: usize, now: u64) -> (bool, Option<u64>) {
         self.most_held = self.most_held.max(held);
         if self.most_held - held < TRIM_BYTES {
@@ -72,7 +72,7 @@ impl Memory {
 }
 
 impl Shared {
-    fn help(&self, sc: &mut Scratch, memory: &mut Memory) -> bool {
+    fn help(&self, sc: &mut Scratch, state: &mut HelperState) -> bool {
         self.stats.helper_turns.inc();
         sc.reads_acks = false; // once a turn
         let mut st = self.lock();
@@ -87,13 +87,13 @@ impl Shared {
             st.sleeping = None;
             st.kicked = false;
         }
-        let unchanged = st.role_epoch == memory.epoch;
-        memory.epoch = st.role_epoch;
-        let active = st.calls != memory.calls;
-        memory.calls = st.calls;
+        let unchanged = st.role_epoch == state.epoch;
+        state.epoch = st.role_epoch;
+        let active = st.calls != state.calls;
+        state.calls = st.calls;
         match st.role {
             Role::Nobody if st.watched > 0 || unchanged && !active => st.role = Role::Helper,
-            // Whoever receives what this thread reads would do better to read it itself.
+            // The thread that receives the messages should read them itself.
             Role::Helper if active && st.watched == 0 => st.role = Role::Nobody,
             _ => {}
         }
@@ -114,9 +114,9 @@ impl Shared {
         self.collect_dirty(&mut st, sc, HELPER_AGE_NS);
         if st.flush_armed {
             let clean = st.dirty.is_empty() && sc.todo.flush.is_empty();
-            memory.clean_looks = if clean { memory.clean_looks + 1 } else { 0 };
-            if memory.clean_looks >= FLUSH_PATIENCE {
-                memory.clean_looks = 0;
+            state.clean_checks = if clean { state.clean_checks + 1 } else { 0 };
+            if state.clean_checks >= FLUSH_PATIENCE {
+                state.clean_checks = 0;
                 st.flush_armed = false;
             }
         }
@@ -130,41 +130,41 @@ impl Shared {
         let watching = st.role == Role::Helper;
         let flush = st.flush_armed.then_some(FLUSH_TICK_NS);
         let rest = if watching {
-            // Timers may ask for more now than before.
+            // Timers may have more requests now than before.
             self.collect(&mut st, sc, None);
             st.next_timeout().map(|at| at.saturating_sub(now.as_nanos()))
         } else {
-            // Nobody else looks after timers while no thread polls.
+            // While no thread polls, only this thread runs timers.
             let timers = if st.role == Role::Nobody { st.next_timeout() } else { None };
             let timers = timers.map(|at| at.saturating_sub(now.as_nanos()).max(TICK_NS));
             Some(timers.map_or(st.helper_tick_ns, |ns| ns.min(st.helper_tick_ns)))
         };
-        let (trim, trim_in) = memory.trim(st.core.memory_held(), now.as_nanos());
+        let (trim, trim_in) = state.trim(st.core.memory_held(), now.as_nanos());
         let limit = if busy { Some(0) } else { [flush, rest, trim_in].into_iter().flatten().min() };
         if watching {
             st.sleeping = Some(limit.map_or(u64::MAX, |ns| now.as_nanos().saturating_add(ns)));
         }
-        let glance = st.role == Role::Nobody && memory.glance_at <= now.as_nanos();
-        if glance || watching {
-            memory.glance_at = now.as_nanos() + GLANCE_NS;
+        let poll_once = st.role == Role::Nobody && state.poll_once_at <= now.as_nanos();
+        if poll_once || watching {
+            state.poll_once_at = now.as_nanos() + IDLE_POLL_NS;
         }
-        self.settle(st, sc);
+        self.release_and_run(st, sc);
         if trim {
             self.rx.lock().unwrap_or_else(PoisonError::into_inner).shrink();
             sys::trim_heap();
         }
-        if glance {
+        if poll_once {
             let mut st = self.lock();
             sc.todo.read.append(&mut st.unread);
             drop(st);
-            self.look(sc, Some(Duration::ZERO));
+            self.poll_events(sc, Some(Duration::ZERO));
             self.run(sc);
         }
         self.help_sleep(sc, watching, limit);
         true
     }
 
-    /// Sleeps until called, or, when `watching`, until something happens on the network.
+    /// Sleeps until it is woken or, if `watching`, until an event on the network.
     fn help_sleep(&self, sc: &mut Scratch, watching: bool, limit: Option<u64>) {
         let mut fds = [
             PollFd::new(&self.helper_kick, PollFlags::IN),
@@ -187,7 +187,7 @@ impl Shared {
             }
             st.sleeping = None;
             drop(st);
-            self.look(sc, Some(Duration::ZERO));
+            self.poll_events(sc, Some(Duration::ZERO));
             self.run(sc);
         }
     }

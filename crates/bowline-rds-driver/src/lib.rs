@@ -40,7 +40,7 @@ mod todo;
 mod waiters;
 
 pub use config::{DriverConfig, PollMode};
-pub use driver::{Driver, Patience};
+pub use driver::{Blocking, Driver};
 pub use error::Error;
 pub use stats::DriverStats;
 

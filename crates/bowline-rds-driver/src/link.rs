@@ -1,4 +1,4 @@
-//! One TCP connection.
+//! A TCP connection.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::io::IoSlice;
@@ -14,58 +14,58 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg, sockopt};
 
 use crate::sys;
 
-/// Pieces of one write.
+/// Maximum number of pieces of one write.
 const PIECES_MAX: usize = 64;
-/// Pieces of a small write.
+/// Maximum number of pieces of a small write.
 const PIECES_FEW: usize = 4;
-/// Silence after which a peer that may be gone is asked.
+/// Time of silence after which a peer that may be gone is probed.
 const PROBE_IDLE: Duration = Duration::from_secs(1);
 
-/// A connection's descriptor and what threads agree on without the lock. Whoever reads or writes
-/// holds a reference, so a descriptor number is never used again under them.
+/// The descriptor of a connection, and state that threads share without the lock. A thread that
+/// reads or writes holds a reference, so the descriptor's number is not reused meanwhile.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) id: LinkId,
     pub(crate) fd: OwnedFd,
     pub(crate) peer: SocketAddr,
-    /// One thread reads at a time: bytes must reach the core in their order.
+    /// A thread reads. Only one may, because bytes must reach the core in their order.
     reading: AtomicBool,
-    /// Somebody wanted to read meanwhile.
+    /// Another thread wanted to read meanwhile.
     again: AtomicBool,
-    /// The core takes no more for now.
+    /// The core takes no more input for now.
     paused: AtomicBool,
-    /// The stream has ended or failed: a short read is not the end of what can be read.
+    /// The stream has ended or failed, so a short read does not mean that all is read.
     ending: AtomicBool,
     /// The peer waits for TCP's acknowledgements, not for those of the core.
     owes_acks: AtomicBool,
 }
 
-/// What the lock protects of a link.
+/// State of a link under the node's lock.
 #[derive(Debug)]
 pub(crate) struct LinkSlot {
     pub(crate) id: LinkId,
-    /// Told apart from an earlier link of the same index in events of the system.
+    /// Distinguishes the link, in events of the system, from an earlier link of the same index.
     pub(crate) token: u32,
-    /// `None` until the connection is begun.
+    /// The connection; `None` until it is begun.
     pub(crate) link: Option<Arc<Link>>,
     pub(crate) connecting: bool,
-    /// The core had something to send before the connection was in place here.
-    pub(crate) wanted: bool,
-    /// How the core had it end before the connection was in place here.
-    pub(crate) end: Option<CloseHow>,
-    /// Its time to end in the ordinary way has begun.
+    /// The core had something to send before the connection was adopted.
+    pub(crate) transmit_pending: bool,
+    /// The core closed the link in this way before the connection was adopted.
+    pub(crate) close_pending: Option<CloseHow>,
+    /// The time in which the link is to end in the ordinary way has begun.
     pub(crate) drained: bool,
     pub(crate) writing: bool,
     pub(crate) blocked: bool,
-    /// Times the system said the link can be written.
+    /// Number of events by which the system said that the link can be written.
     pub(crate) writable_events: u32,
     pub(crate) last_write_ns: u64,
-    /// Messages came since the last write: what is sent now is likely an answer [R-2040].
-    pub(crate) answered: bool,
-    /// When the oldest unflushed message was sent; 0: none.
+    /// Messages came since the last write, so the next message is probably an answer [R-2040].
+    pub(crate) received_since_write: bool,
+    /// When the oldest unflushed message was sent, in nanoseconds; 0 if there is none.
     pub(crate) dirty_since_ns: u64,
     pub(crate) dirty_messages: u32,
-    /// In the list of links with unflushed data.
+    /// The link stands in the list of links with unflushed data.
     pub(crate) listed: bool,
 }
 
@@ -76,14 +76,14 @@ impl LinkSlot {
             token,
             link: None,
             connecting: false,
-            wanted: false,
-            end: None,
+            transmit_pending: false,
+            close_pending: None,
             drained: false,
             writing: false,
             blocked: false,
             writable_events: 0,
             last_write_ns: 0,
-            answered: false,
+            received_since_write: false,
             dirty_since_ns: 0,
             dirty_messages: 0,
             listed: false,
@@ -91,14 +91,14 @@ impl LinkSlot {
     }
 }
 
-/// What TCP knows of a peer that may be gone.
+/// What TCP knows about a peer that may be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pulse {
-    /// It answers, or keepalive finds out.
-    Fine,
-    /// It has let one retransmission timeout pass.
+pub(crate) enum PeerHealth {
+    /// The peer answers; if it stops, keepalive finds out.
+    Alive,
+    /// The peer has let one retransmission timeout pass.
     Unsure,
-    /// It has let several pass, each about twice as long as the one before.
+    /// The peer has let several timeouts pass, each about twice as long as the one before.
     Lost,
 }
 
@@ -131,7 +131,7 @@ impl Link {
         }
     }
 
-    /// Takes the right to read. When another thread has it, that thread is told to read again.
+    /// Takes the right to read. If another thread has it, that thread is asked to read again.
     pub(crate) fn begin_read(&self) -> bool {
         self.again.store(true, Ordering::SeqCst);
         if self.reading.swap(true, Ordering::SeqCst) {
@@ -141,12 +141,12 @@ impl Link {
         true
     }
 
-    /// Takes the right to read if nobody has it.
+    /// Takes the right to read if no thread has it.
     pub(crate) fn try_begin_read(&self) -> bool {
         !self.reading.swap(true, Ordering::SeqCst)
     }
 
-    /// Gives the right to read back; tells whether somebody asked for another read meanwhile.
+    /// Gives the right to read back; tells whether another thread wanted to read meanwhile.
     pub(crate) fn end_read(&self) -> bool {
         self.reading.store(false, Ordering::SeqCst);
         self.again.load(Ordering::SeqCst)
@@ -176,12 +176,12 @@ impl Link {
         self.owes_acks.store(owes, Ordering::Relaxed);
     }
 
-    /// Makes TCP acknowledge now what was read.
+    /// Makes TCP acknowledge now the bytes that were read.
     pub(crate) fn acknowledge(&self) {
         let _ = sockopt::set_tcp_quickack(&self.fd, true);
     }
 
-    /// Asks for events, edge-triggered.
+    /// Registers for events, edge-triggered.
     pub(crate) fn watch(&self, epoll: &OwnedFd, token: u64) -> Result<(), Errno> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(epoll, &self.fd, EventData::new_u64(token), flags)
@@ -189,40 +189,41 @@ impl Link {
 
     /// Closes the connection as soon as no other thread is in a call on it.
     pub(crate) fn close(&self, epoll: &OwnedFd, how: CloseHow) {
-        // The descriptor may live on in another thread's hands for some microseconds.
+        // Another thread may keep the descriptor open for some microseconds.
         let _ = epoll::delete(epoll, &self.fd);
         if how == CloseHow::Reset {
             let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
         }
     }
 
-    /// Makes TCP ask a silent peer: at once, if nothing has come for a second, else when it has
-    /// been a second. Keepalive has to stay that short until then: setting it back cancels
-    /// the probe.
+    /// Makes TCP probe a silent peer: at once if nothing has come for a second, else when a second
+    /// has passed. Keepalive has to stay that short until then, because a longer time would
+    /// cancel the probe.
     pub(crate) fn probe(&self) {
         let _ = sockopt::set_tcp_keepidle(&self.fd, PROBE_IDLE);
     }
 
-    /// Tells how a check that [`probe`](Self::probe) began has come out so far.
-    pub(crate) fn pulse(&self) -> Pulse {
-        // A connection without state has told so, or will, when it is read.
-        let Ok(tcp) = sys::tcp_state(&self.fd) else { return Pulse::Fine };
+    /// Returns the result so far of a check that [`probe`](Self::probe) began.
+    pub(crate) fn peer_health(&self) -> PeerHealth {
+        // A connection without state has failed; reading it reports that.
+        let Ok(tcp) = sys::tcp_state(&self.fd) else { return PeerHealth::Alive };
         match tcp.timeouts {
-            // Keepalive does not ask while data wait to be acknowledged; their timeouts say it.
-            2.. if tcp.unacked > 0 => Pulse::Lost,
-            1.. if tcp.unacked > 0 => Pulse::Unsure,
-            _ => Pulse::Fine,
+            // Keepalive sends no probe while data wait for acknowledgement; their timeouts count
+            // instead.
+            2.. if tcp.unacked > 0 => PeerHealth::Lost,
+            1.. if tcp.unacked > 0 => PeerHealth::Unsure,
+            _ => PeerHealth::Alive,
         }
     }
 
-    /// Ends a check.
-    pub(crate) fn relax(&self) {
+    /// Ends a check that [`probe`](Self::probe) began.
+    pub(crate) fn end_probe(&self) {
         let _ = sockopt::set_tcp_keepidle(&self.fd, sys::KEEPALIVE_IDLE);
     }
 
     /// Writes a batch without blocking.
     pub(crate) fn write(&self, batch: &TxBatch) -> Written {
-        // A question or an answer is one or two pieces: no need to clear room for hundreds.
+        // A question or an answer has one or two pieces: do not initialise room for hundreds.
         if batch.slices().nth(PIECES_FEW).is_none() {
             self.write_pieces::<PIECES_FEW>(batch)
         } else {
@@ -281,7 +282,7 @@ impl Link {
     }
 }
 
-/// Translates the system's reason for a lost connection.
+/// Converts the system's error number of a lost connection.
 pub(crate) fn reason(errno: Errno) -> CloseReason {
     match errno {
         Errno::CONNREFUSED => CloseReason::Refused,
@@ -304,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    /// A number for a link; the core has nothing else to do with these tests.
+    /// Returns a link id; the core plays no other part in these tests.
     fn some_id() -> LinkId {
         let here = SocketAddr::from(([127, 0, 0, 2], 16_385));
         let there = SocketAddr::from(([127, 0, 0, 1], 40_000));
@@ -324,14 +325,14 @@ mod tests {
         assert!(silence() >= Duration::from_millis(1400));
         let asked = Instant::now();
         link.probe();
-        // Without it, the system asks after five seconds. An answer to it is younger than the
-        // question.
+        // Without the probe, the system would ask after five seconds. An answer to the probe is
+        // younger than the probe.
         while silence() > asked.elapsed() + Duration::from_millis(500) {
             assert!(asked.elapsed() < Duration::from_secs(3), "no answer for {:?}", silence());
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(link.pulse(), Pulse::Fine);
-        link.relax();
+        assert_eq!(link.peer_health(), PeerHealth::Alive);
+        link.end_probe();
         assert_eq!(sockopt::tcp_keepidle(&link.fd).unwrap(), Duration::from_secs(5));
     }
 }

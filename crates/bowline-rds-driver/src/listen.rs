@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline_base::clock;
-use bowline_rds::TurnedAway;
+use bowline_rds::AcceptError;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, bind, getsockname, listen, sockopt};
@@ -19,17 +19,17 @@ use crate::shared::Shared;
 use crate::sys;
 use crate::todo::Scratch;
 
-/// Connections the system keeps until they are accepted.
+/// Number of connections that the system keeps until they are accepted.
 const BACKLOG: i32 = 128;
-/// Connections accepted in one turn.
+/// Number of connections accepted in one turn.
 const ACCEPTS_MAX: usize = 64;
 
 /// A listening socket.
 #[derive(Debug)]
 pub(crate) struct Listener {
     fd: OwnedFd,
-    /// Given up and taken back when the process has no descriptors left, to be able to turn
-    /// connections away instead of leaving them to hang.
+    /// A descriptor that is closed and reopened when the process has no descriptors left, so that
+    /// connections can be refused instead of being left to hang.
     reserve: Mutex<Option<OwnedFd>>,
 }
 
@@ -52,8 +52,8 @@ impl Listener {
         Ok(Self { fd, reserve })
     }
 
-    /// Opens the listeners of a node: one for each address, or one for all. That of a link-local
-    /// address with an interface hears this interface only.
+    /// Opens the listeners of a node: one for each address, or one for all. The listener of a
+    /// link-local address with an interface accepts connections of this interface only.
     pub(crate) fn open(config: &bowline_rds::Config) -> Result<Vec<Self>, Error> {
         if !config.addrs.is_empty() {
             let place = |ip: &IpAddr| {
@@ -75,17 +75,17 @@ impl Listener {
             .map(|listener| vec![listener])
     }
 
-    /// Asks for events, as long as connections wait.
+    /// Registers for events, which come as long as connections wait.
     pub(crate) fn watch(&self, epoll: &OwnedFd, token: u64) -> Result<(), Errno> {
         epoll::add(epoll, &self.fd, EventData::new_u64(token), EventFlags::IN)
     }
 
-    /// Accepts nothing any more.
+    /// Stops listening.
     pub(crate) fn close(&self, epoll: &OwnedFd) {
         let _ = epoll::delete(epoll, &self.fd);
     }
 
-    /// Turns one connection away although the process has no descriptors left.
+    /// Refuses one connection although the process has no descriptors left.
     fn turn_away(&self) {
         let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
         drop(reserve.take());
@@ -96,17 +96,17 @@ impl Listener {
     }
 }
 
-/// Makes the coming close a reset.
+/// Makes the coming close of a connection a reset.
 fn refuse(fd: impl AsFd) {
     let _ = sockopt::set_socket_linger(fd, Some(Duration::ZERO));
 }
 
-/// How long a refused connection is kept, ns, and how many are.
-const HOLD_NS: u64 = 1_000_000_000;
-const HELD_MAX: usize = 256;
+/// How long a refused connection is kept, in nanoseconds, and how many are kept.
+const REFUSED_KEEP_NS: u64 = 1_000_000_000;
+const REFUSED_MAX: usize = 256;
 
 impl Shared {
-    /// Accepts what waits; one that fails does not keep the others waiting, [B-15].
+    /// Accepts waiting connections; one that fails does not stop the others, [B-15].
     pub(crate) fn accept(&self, sc: &mut Scratch, listener: &Listener) {
         for _ in 0..ACCEPTS_MAX {
             self.stats.setups.inc();
@@ -121,7 +121,7 @@ impl Shared {
                     listener.turn_away();
                     return;
                 }
-                // The connection is gone already, or a signal came: the next one.
+                // The connection is gone already, or a signal came: accept the next one.
                 Err(_) => {}
             }
         }
@@ -138,7 +138,7 @@ impl Shared {
             return refuse(&fd);
         }
         if self.any_address {
-            // The system has this address, or it would not have taken the connection.
+            // The machine has this address, since it accepted the connection.
             st.core.add_local(local.ip());
         }
         let buffers = tcp_buffers(&st);
@@ -146,9 +146,9 @@ impl Shared {
             Ok(id) => id,
             Err(why) => {
                 refuse(&fd);
-                // A connector that is reset at once comes back at once.
-                if why == TurnedAway::Refused && st.held.len() < HELD_MAX {
-                    st.held.push_back((now.as_nanos() + HOLD_NS, fd));
+                // A peer that is reset at once would come back at once.
+                if why == AcceptError::Refused && st.refused.len() < REFUSED_MAX {
+                    st.refused.push_back((now.as_nanos() + REFUSED_KEEP_NS, fd));
                 }
                 return self.collect(&mut st, sc, None);
             }
@@ -161,7 +161,7 @@ impl Shared {
     }
 }
 
-/// An IPv4 address in IPv6 clothing becomes one.
+/// Converts an IPv4-mapped IPv6 address to IPv4.
 fn canonical(addr: SocketAddr) -> SocketAddr {
     match addr {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => addr,

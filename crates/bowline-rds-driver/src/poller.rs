@@ -5,14 +5,14 @@
 //!                   |
 //!        role free? (or the helper's)      role taken by another thread
 //!                   |                               |
-//!      take it: look, sleep in epoll,        register, park;
+//!      take it: spin, sleep in epoll,        register, park;
 //!      read, parse, until satisfied          woken by a message or by
 //!                   |                        being handed the role
 //!      leave it: hand it to a parked
 //!      thread, or leave it to the helper
 //! ```
-//! Every look at the core and the registration that follows it happen under one lock, so that no
-//! wake-up falls between them.
+//! Every attempt at the core and the registration that follows it happen under one lock, so that no
+//! wake-up is missed between them.
 
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::MutexGuard;
@@ -32,59 +32,60 @@ use crate::read::PARSE_BUDGET;
 use crate::shared::{Role, Shared, State};
 use crate::sys;
 use crate::todo::Scratch;
-use crate::waiters::How;
+use crate::waiters::WaitMode;
 
-/// Event names; links have an index in the upper half, these do not.
+/// Tokens of events. The token of a link has the link's index in the upper half; these do not.
 pub(crate) const TOKEN_KICK: u64 = u64::MAX;
 pub(crate) const TOKEN_LISTENER: u64 = 0xffff_ffff_0000_0000;
-/// Waits shorter than this need a call that does not round up to milliseconds as epoll does.
+/// Waits shorter than this use a call that, unlike epoll, does not round up to milliseconds.
 const FINE: Duration = Duration::from_millis(4);
-/// Tries of direct reads between two looks at everything else.
+/// Number of direct reads of links between two polls of all descriptors.
 const TRIES: u32 = 16;
-/// Rounds of reading links directly between two looks at everything.
+/// Number of rounds of direct reads between two polls of all descriptors.
 const ROUNDS_MAX: u32 = 16;
-/// Bounds of the memory of whether anything came while looking.
+/// Bound of [`Shared::spin_score`] in both directions.
 const SCORE_MAX: i32 = 8;
-/// When looking has not paid, it is tried again once in so many times.
+/// While spinning does not pay, every how many waits it is tried again.
 const RETRY_EVERY: u64 = 16;
-/// After a read of so many bytes, another is tried before sleeping.
+/// After a read of this many bytes, another is tried before sleeping.
 const STREAM_READ: usize = 32 << 10;
-/// Least time between two looks of refused senders.
-const GLANCE_GAP_NS: u64 = 50_000;
-/// Two empty-handed calls within this time are one program polling.
+/// Shortest time in nanoseconds between two polls by refused senders.
+const SINGLE_POLL_GAP_NS: u64 = 50_000;
+/// Two calls in vain within this time, in nanoseconds, show that the program polls.
 const POLLING_GAP_NS: u64 = 500_000;
-/// A holder of the role for longer than this lets the background thread know when it leaves.
+/// A thread that held the role for longer than this, in nanoseconds, informs the background thread
+/// when it leaves the role.
 const LONG_HOLD_NS: u64 = 5_000_000;
 
-/// What one attempt under the lock gave.
+/// Result of one attempt under the lock.
 pub(crate) enum Attempt<T> {
     Done(T),
-    /// Nothing yet; look again after a wake-up.
+    /// Not possible yet; try again after a wake-up.
     Again,
 }
 
-/// What a caller waits for.
+/// The event for which a caller waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Want {
+pub(crate) struct WaitRequest {
     pub(crate) id: SocketId,
     pub(crate) interest: Interest,
-    /// Nanoseconds of the driver's clock.
+    /// Deadline in nanoseconds of the driver's clock.
     pub(crate) deadline: Option<u64>,
 }
 
-impl Want {
+impl WaitRequest {
     fn is_late(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|at| at <= now.as_nanos())
     }
 
-    /// A reader needs no more than its own message.
+    /// Returns the socket whose first message ends parsing: a reader needs only that message.
     fn until(&self) -> Option<SocketId> {
         (self.interest == Interest::READ).then_some(self.id)
     }
 }
 
 impl Shared {
-    /// One attempt, with everything parsed that the attempt may need.
+    /// Makes one attempt, and if it fails, another after parsing received bytes.
     fn attempt<T>(
         &self,
         st: &mut State,
@@ -107,49 +108,49 @@ impl Shared {
     #[cold]
     pub(crate) fn wait<T>(
         &self,
-        want: Want,
+        request: WaitRequest,
         mut attempt: impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Result<T, Error> {
         self.with_scratch(|sc| {
             loop {
                 let mut st = self.lock();
                 let now = st.at(clock::now());
-                if let Attempt::Done(done) = self.attempt(&mut st, want.until(), &mut attempt) {
-                    self.pass_on(&mut st, sc);
-                    self.settle(st, sc);
+                if let Attempt::Done(done) = self.attempt(&mut st, request.until(), &mut attempt) {
+                    self.pass_role_on(&mut st, sc);
+                    self.release_and_run(st, sc);
                     return Ok(done);
                 }
-                if st.stop || want.is_late(now) {
+                if st.stop || request.is_late(now) {
                     let error = if st.stop { Error::ShutDown } else { Error::TimedOut };
-                    self.pass_on(&mut st, sc);
-                    self.settle(st, sc);
+                    self.pass_role_on(&mut st, sc);
+                    self.release_and_run(st, sc);
                     return Err(error);
                 }
                 self.collect_dirty(&mut st, sc, 0);
-                if want.interest.contains(Interest::WRITE) {
-                    st.hurry_tcp_acks();
+                if request.interest.contains(Interest::WRITE) {
+                    st.check_tcp_acks_soon();
                 }
                 if self.take_role(&mut st, sc) {
-                    sc.until = want.until();
-                    let done = self.lead(st, sc, want, &mut attempt);
+                    sc.until = request.until();
+                    let done = self.poll_until_done(st, sc, request, &mut attempt);
                     sc.until = None;
                     return done;
                 }
-                st.enlist(want.id, want.interest, &sc.me, How::Parked);
+                st.add_waiter(request.id, request.interest, &sc.me, WaitMode::Parked);
                 if st.role == Role::Nobody {
                     sc.todo.wake_helper = true;
                 }
-                self.settle(st, sc);
-                let left = want.deadline.map(|at| at.saturating_sub(now.as_nanos()));
+                self.release_and_run(st, sc);
+                let left = request.deadline.map(|at| at.saturating_sub(now.as_nanos()));
                 sc.me.park(left.map(Duration::from_nanos));
                 let mut st = self.lock();
-                st.delist(want.id, want.interest, &sc.me);
+                st.remove_waiter(request.id, request.interest, &sc.me);
             }
         })
     }
 
-    /// Takes the role of the poller if that is possible. From the background thread it is taken
-    /// unless somebody relies on that thread.
+    /// Takes the role of the poller if that is possible. The background thread gives up the role
+    /// unless a socket relies on it.
     fn take_role(&self, st: &mut State, sc: &mut Scratch) -> bool {
         match st.role {
             Role::App => return false,
@@ -178,11 +179,11 @@ impl Shared {
         {
             sc.todo.wake_helper = true;
         }
-        self.pass_on(st, sc);
+        self.pass_role_on(st, sc);
     }
 
-    /// When nobody polls but somebody waits, makes the longest waiter the next poller.
-    pub(crate) fn pass_on(&self, st: &mut State, sc: &mut Scratch) {
+    /// If no thread polls but some wait, makes the one that waits longest the next poller.
+    pub(crate) fn pass_role_on(&self, st: &mut State, sc: &mut Scratch) {
         if st.role != Role::Nobody {
             return;
         }
@@ -192,20 +193,20 @@ impl Shared {
             if next.mark() {
                 sc.todo.unpark.push(next);
             } else {
-                // Awake already; it passes the role on if it does not need it.
+                // The thread is awake; it passes the role on if it does not need it.
             }
         }
     }
 
-    /// Polls until an attempt succeeds. The caller has the role and has just found nothing.
-    fn lead<'a, T>(
+    /// Polls until an attempt succeeds. The caller has the role, and its last attempt failed.
+    fn poll_until_done<'a, T>(
         &'a self,
         mut st: MutexGuard<'a, State>,
         sc: &mut Scratch,
-        want: Want,
+        request: WaitRequest,
         attempt: &mut impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Result<T, Error> {
-        // Until when to look without sleeping; 0: not at all.
+        // When to stop spinning and sleep; 0: at once.
         let mut spin_end = self.spin_end(&mut st);
         let mut seen = st.deliveries;
         let mut rounds = 0;
@@ -215,7 +216,7 @@ impl Shared {
             self.collect(&mut st, sc, None);
             let now = st.now;
             if core::mem::replace(&mut seen, st.deliveries) != st.deliveries {
-                // More is on its way, mostly: a long message, or a stream for other sockets.
+                // More bytes usually follow: of a long message, or of a stream for other sockets.
                 if spin_end > 0 {
                     self.note_spin(true);
                 }
@@ -224,46 +225,47 @@ impl Shared {
                 self.note_spin(false);
                 spin_end = 0;
             }
-            let result = match self.attempt(&mut st, want.until(), attempt) {
+            let result = match self.attempt(&mut st, request.until(), attempt) {
                 Attempt::Done(done) => Some(Ok(done)),
                 Attempt::Again if st.stop => Some(Err(Error::ShutDown)),
-                Attempt::Again if want.is_late(now) => Some(Err(Error::TimedOut)),
+                Attempt::Again if request.is_late(now) => Some(Err(Error::TimedOut)),
                 Attempt::Again => None,
             };
             if let Some(result) = result {
                 self.leave_role(&mut st, sc);
-                self.settle(st, sc);
+                self.release_and_run(st, sc);
                 return result;
             }
             let busy = st.core.has_backlog();
             if !busy {
-                // Nothing is left to do for now: peers that asked get their acknowledgements.
+                // This thread has no more work for now: peers that asked for acknowledgements get
+                // them.
                 st.core.idle(now);
             }
             rounds += 1;
             let others = st.hot[1].is_some();
             if rounds == ROUNDS_MAX || (busy && others) {
-                // One busy link must not hide the others.
+                // One busy link must not keep the others from being polled.
                 rounds = 0;
-                self.settle(st, sc);
-                self.look(sc, Some(Duration::ZERO));
+                self.release_and_run(st, sc);
+                self.poll_events(sc, Some(Duration::ZERO));
                 self.run(sc);
                 st = self.lock();
                 continue;
             }
             if spin_end > 0 || busy {
                 let hot = st.hot.clone();
-                self.settle(st, sc);
+                self.release_and_run(st, sc);
                 if !busy {
-                    self.look_closely(sc, &hot);
+                    self.read_hot_links(sc, &hot);
                 }
                 st = self.lock();
                 continue;
             }
             if core::mem::take(&mut st.last_read) >= STREAM_READ {
-                // The rest of what the peer wrote in one go has come meanwhile, mostly.
+                // The rest of the peer's write has usually come meanwhile.
                 let hot = st.hot[0].clone();
-                self.settle(st, sc);
+                self.release_and_run(st, sc);
                 if let Some(link) = hot {
                     self.try_read(sc, &link);
                     self.run(sc);
@@ -271,38 +273,38 @@ impl Shared {
                 st = self.lock();
                 continue;
             }
-            st.enlist(want.id, want.interest, &sc.me, How::Polling);
-            let wake_at = [want.deadline, st.next_timeout()].into_iter().flatten().min();
+            st.add_waiter(request.id, request.interest, &sc.me, WaitMode::Polling);
+            let wake_at = [request.deadline, st.next_timeout()].into_iter().flatten().min();
             st.sleeping = Some(wake_at.unwrap_or(u64::MAX));
-            self.settle(st, sc);
+            self.release_and_run(st, sc);
             sc.sleeps = true;
-            // What was just done may have brought what this thread waits for.
+            // The work just done may have brought the event that this thread waits for.
             let now = clock::now().as_nanos();
             let limit = match wake_at {
                 _ if sc.me.is_woken() => Some(0),
                 wake_at => wake_at.map(|at| at.saturating_sub(now)),
             };
-            self.look(sc, limit.map(Duration::from_nanos));
+            self.poll_events(sc, limit.map(Duration::from_nanos));
             self.run(sc);
             sc.sleeps = false;
             st = self.lock();
             st.sleeping = None;
-            st.delist(want.id, want.interest, &sc.me);
+            st.remove_waiter(request.id, request.interest, &sc.me);
         }
     }
 
-    /// Until when to look before sleeping, if looking has paid lately; else 0.
+    /// Returns when to stop spinning, if spinning has paid lately; otherwise 0.
     fn spin_end(&self, st: &mut State) -> u64 {
         match self.poll {
             PollMode::Sleep => 0,
             PollMode::Spin => u64::MAX,
             PollMode::Adaptive => {
-                let mut look = self.spin_score.load(Relaxed) >= 0;
-                if !look {
-                    st.unpaid_waits += 1;
-                    look = st.unpaid_waits.is_multiple_of(RETRY_EVERY);
+                let mut spin = self.spin_score.load(Relaxed) >= 0;
+                if !spin {
+                    st.waits_without_spin += 1;
+                    spin = st.waits_without_spin.is_multiple_of(RETRY_EVERY);
                 }
-                if look { st.now.as_nanos().saturating_add(self.spin_ns) } else { 0 }
+                if spin { st.now.as_nanos().saturating_add(self.spin_ns) } else { 0 }
             }
         }
     }
@@ -312,8 +314,12 @@ impl Shared {
         self.spin_score.store(score.clamp(-SCORE_MAX, SCORE_MAX), Relaxed);
     }
 
-    /// Reads the links that delivered last, some times, then looks at everything once.
-    fn look_closely(&self, sc: &mut Scratch, hot: &[Option<std::sync::Arc<crate::link::Link>>; 2]) {
+    /// Tries to read the links that delivered last, several times, then polls all descriptors once.
+    fn read_hot_links(
+        &self,
+        sc: &mut Scratch,
+        hot: &[Option<std::sync::Arc<crate::link::Link>>; 2],
+    ) {
         for _ in 0..TRIES {
             for link in hot.iter().flatten() {
                 if self.try_read(sc, link) {
@@ -322,12 +328,12 @@ impl Shared {
             }
             core::hint::spin_loop();
         }
-        self.look(sc, Some(Duration::ZERO));
+        self.poll_events(sc, Some(Duration::ZERO));
         self.run(sc);
     }
 
-    /// Waits for events, and puts what they ask for on the to-do list.
-    pub(crate) fn look(&self, sc: &mut Scratch, limit: Option<Duration>) {
+    /// Waits for events, and puts the work they announce on the to-do list.
+    pub(crate) fn poll_events(&self, sc: &mut Scratch, limit: Option<Duration>) {
         sc.events.clear();
         let mut limit = limit;
         if let Some(short) = limit.filter(|limit| !limit.is_zero() && *limit < FINE) {
@@ -348,8 +354,8 @@ impl Shared {
             return;
         }
         let mut st = self.lock();
-        // Only the sleeper is awake now. The background thread may look while another sleeps, which
-        // then has to be woken for what this look brings.
+        // Only the thread that slept is awake. When the background thread polls while another
+        // thread sleeps, that thread has to be woken for the events found here.
         if core::mem::take(&mut sc.sleeps) {
             st.sleeping = None;
         }
@@ -406,58 +412,59 @@ impl Shared {
         }
     }
 
-    /// Tells whether a refused sender that does not wait may look at the network: not each time, or
-    /// one congested destination would make a program that serves many send each message alone.
-    pub(crate) fn may_glance(&self, st: &mut State) -> bool {
+    /// Tells whether a refused sender that does not wait may poll the network. It may not each
+    /// time: otherwise one congested destination would make a program that serves many send each
+    /// message in a separate write.
+    pub(crate) fn may_poll_once(&self, st: &mut State) -> bool {
         let now = clock::now().as_nanos();
-        let due = now.saturating_sub(st.last_glance) >= GLANCE_GAP_NS;
+        let due = now.saturating_sub(st.last_single_poll) >= SINGLE_POLL_GAP_NS;
         if due {
-            st.last_glance = now;
+            st.last_single_poll = now;
         }
         due
     }
 
-    /// Looks at the network once, for a caller that does not wait; then tries again.
+    /// Polls the network once, for a caller that does not wait, and then tries again.
     #[cold]
-    pub(crate) fn glance<T>(
+    pub(crate) fn poll_once<T>(
         &self,
-        want: Want,
+        request: WaitRequest,
         mut attempt: impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Attempt<T> {
         self.with_scratch(|sc| {
             let mut st = self.lock();
             let now = st.at(clock::now()).as_nanos();
-            if let Attempt::Done(done) = self.attempt(&mut st, want.until(), &mut attempt) {
-                self.settle(st, sc);
+            if let Attempt::Done(done) = self.attempt(&mut st, request.until(), &mut attempt) {
+                self.release_and_run(st, sc);
                 return Attempt::Done(done);
             }
-            // A program that looks for answers wants its questions out; one that just found a queue
-            // full does not.
-            let age = if want.until().is_some() { 0 } else { HELPER_AGE_NS };
+            // A program that tries to receive answers needs its questions sent; a program that
+            // found a send queue full does not.
+            let age = if request.until().is_some() { 0 } else { HELPER_AGE_NS };
             self.collect_dirty(&mut st, sc, age);
-            let polling = now.saturating_sub(st.last_miss) < POLLING_GAP_NS;
-            st.last_miss = now;
+            let polling = now.saturating_sub(st.last_failed_try) < POLLING_GAP_NS;
+            st.last_failed_try = now;
             if (st.role == Role::Helper && !polling) || !self.take_role(&mut st, sc) {
-                self.settle(st, sc);
+                self.release_and_run(st, sc);
                 return Attempt::Again;
             }
-            if want.interest.contains(Interest::WRITE) {
-                st.hurry_tcp_acks();
+            if request.interest.contains(Interest::WRITE) {
+                st.check_tcp_acks_soon();
             }
-            sc.until = want.until();
+            sc.until = request.until();
             self.run_timers(&mut st, sc);
             sc.todo.read.append(&mut st.unread);
             let hot = st.hot.clone();
-            self.settle(st, sc);
+            self.release_and_run(st, sc);
             if !hot.iter().flatten().any(|link| self.try_read(sc, link)) {
-                self.look(sc, Some(Duration::ZERO));
+                self.poll_events(sc, Some(Duration::ZERO));
             }
             self.run(sc);
             sc.until = None;
             let mut st = self.lock();
-            let result = self.attempt(&mut st, want.until(), &mut attempt);
+            let result = self.attempt(&mut st, request.until(), &mut attempt);
             self.leave_role(&mut st, sc);
-            self.settle(st, sc);
+            self.release_and_run(st, sc);
             result
         })
     }

@@ -1,4 +1,4 @@
-//! From connections into the core.
+//! Reads connections and passes the bytes to the core.
 
 use std::sync::{Arc, PoisonError};
 
@@ -8,37 +8,39 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
-use crate::link::{Link, Pulse, reason};
-use crate::shared::{Later, Shared, State};
+use crate::link::{Link, PeerHealth, reason};
+use crate::shared::{LinkTimer, Shared, State};
 use crate::todo::Scratch;
 
-/// Messages parsed in one go under the lock.
+/// Number of messages parsed under the lock without a break.
 pub(crate) const PARSE_BUDGET: usize = 256;
-/// Reads of one connection before others have their turn.
+/// Number of reads of one connection before it is the turn of others.
 const READS_MAX: usize = 4;
-/// From so many bytes on, a sender may be waiting for TCP's acknowledgement, which TCP by itself
+/// From this number of bytes on, a sender may be waiting for TCP's acknowledgement, which TCP
 /// delays by up to 40 ms when less than a segment came. On loopback a segment is 64 KiB.
 const ACK_BYTES: usize = 2048;
-/// Rounds of reads that exhaust the largest receive buffer, even if the peer goes on sending.
+/// Number of rounds of reads that exhaust the largest receive buffer, even if the peer goes on
+/// sending.
 const READ_OUT_MAX: usize = 64;
-/// Most time a connection may take to end after this node has closed its direction.
+/// Longest time in nanoseconds that a connection may take to end after this node has closed its
+/// direction.
 const DRAIN_NS: u64 = 2_000_000_000;
 
-/// How a series of reads ended.
+/// Result of a series of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadEnd {
-    /// Nothing more now; the system will tell when there is.
+    /// Nothing is left; the system reports new input.
     Empty,
-    /// There may be more, and nobody will tell.
+    /// More input may be left, which the system does not report again.
     More,
-    /// The core wants no more for now, and will tell when it does.
+    /// The core takes no more for now, and requests reading later.
     Refused,
-    /// The connection is gone.
+    /// The connection has ended.
     Gone,
 }
 
 impl Shared {
-    /// Reads a link until it is empty, or its turn is over; tells whether anything came.
+    /// Reads a link until it is empty or its turn is over; tells whether data came.
     pub(crate) fn read(&self, sc: &mut Scratch, link: &Arc<Link>) -> bool {
         if !link.begin_read() {
             return false;
@@ -119,7 +121,7 @@ impl Shared {
         (got, ReadEnd::More)
     }
 
-    /// Hands what one read brought to the core. `None`: go on reading if there is more.
+    /// Passes the bytes of one read to the core. Returns `None` to go on reading.
     fn deliver(
         &self,
         sc: &mut Scratch,
@@ -140,16 +142,16 @@ impl Shared {
         if st.tcp_acks && st.core.wants_tcp_ack(link.id) {
             self.check_tcp_ack(&mut st, link.id, now);
         }
-        // Threads that are parked need their messages; a lone reader wants just its own, and the
-        // rest when it comes back, while the bytes are still in the cache.
+        // Parked threads need their messages. A lone reader needs only its own message, and parses
+        // the rest when it comes back, while the bytes are still in the cache.
         let until = sc.until.filter(|_| st.parked.is_empty());
         let before = st.core.counters().recv_queued;
         st.core.process(now, until, PARSE_BUDGET);
-        // Acknowledgements alone are no reason to hurry with what is sent next.
+        // If only acknowledgements came, the next message sent is not an answer.
         if st.core.counters().recv_queued != before
             && let Some(slot) = st.slot(link.id)
         {
-            slot.answered = true;
+            slot.received_since_write = true;
         }
         let refused = !st.core.wants_read(link.id);
         if refused {
@@ -159,7 +161,7 @@ impl Shared {
         if rest {
             self.hand_over(&mut st, sc);
         } else if sc.reads_acks {
-            // A sender reads by the way, and nobody after it: peers that asked get their
+            // A sender reads in passing, and no thread reads after it: peers that asked get their
             // acknowledgements.
             st.core.idle(now);
         }
@@ -174,12 +176,12 @@ impl Shared {
         None
     }
 
-    /// Tells the core that a connection is gone, after everything it brought is processed.
+    /// Tells the core that a connection has ended, after all its bytes are processed.
     pub(crate) fn closed(&self, sc: &mut Scratch, id: LinkId, why: CloseReason) {
         let mut st = self.lock();
         let now = st.at(clock::now());
         if st.core.wants_tcp_ack(id) {
-            // What the peer has acknowledged before the end is not sent again.
+            // Messages that the peer's TCP acknowledged before the end are not sent again.
             self.check_tcp_ack(&mut st, id, now);
         }
         let Some(slot) = st.take_slot(id) else { return };
@@ -192,7 +194,7 @@ impl Shared {
         }
     }
 
-    /// Reads what has come, then makes TCP find out whether the peer is there.
+    /// Reads the bytes that have come, then makes TCP probe the peer.
     pub(crate) fn check_alive(&self, sc: &mut Scratch, link: &Arc<Link>) {
         let all = self.read_out(sc, link);
         self.stats.setups.inc();
@@ -203,13 +205,13 @@ impl Shared {
             st.core.handle_checked(now, link.id);
         }
         if st.slot(link.id).is_some() {
-            st.check_later(link.id, now);
+            st.schedule_check(link.id, now);
         }
         self.collect(&mut st, sc, None);
     }
 
-    /// Reads all that had arrived; tells whether that was possible. What came on a newer connection
-    /// of the peer is processed only after it.
+    /// Reads all bytes that had arrived; tells whether that was possible. Bytes of a newer
+    /// connection of the peer are processed only after them.
     fn read_out(&self, sc: &mut Scratch, link: &Arc<Link>) -> bool {
         for _ in 0..READ_OUT_MAX {
             if !self.read(sc, link) {
@@ -219,9 +221,9 @@ impl Shared {
         !link.is_paused()
     }
 
-    /// Looks what came of a probe. A peer that is gone while it owes acknowledgements is given up
-    /// here: the next retransmission, which a machine that was restarted would answer with a
-    /// reset, can be many seconds away.
+    /// Checks the result of a probe. A peer that is gone while it owes acknowledgements is given up
+    /// here: the next retransmission, which a restarted machine would answer with a reset, may be
+    /// many seconds away.
     pub(crate) fn check_again(&self, sc: &mut Scratch, id: LinkId) {
         let link = self.lock().slot(id).and_then(|slot| slot.link.clone());
         let Some(link) = link else { return };
@@ -232,30 +234,30 @@ impl Shared {
             self.collect(&mut st, sc, None);
         }
         self.stats.setups.inc();
-        match link.pulse() {
-            Pulse::Fine => link.relax(),
-            Pulse::Unsure => {
+        match link.peer_health() {
+            PeerHealth::Alive => link.end_probe(),
+            PeerHealth::Unsure => {
                 let mut st = self.lock();
                 let now = st.at(clock::now());
                 if st.slot(id).is_some() {
-                    st.check_later(id, now);
+                    st.schedule_check(id, now);
                 }
             }
-            Pulse::Lost => self.cut(sc, id),
+            PeerHealth::Lost => self.cut(sc, id),
         }
     }
 
-    /// Ends this node's direction and reads on until the peer has ended its own.
+    /// Sends FIN and reads on until the peer has sent its own.
     pub(crate) fn drain(&self, sc: &mut Scratch, id: LinkId) {
         let mut st = self.lock();
         let now = st.at(clock::now());
         let Some(slot) = st.slot(id) else { return };
         let Some(link) = slot.link.clone() else {
-            slot.end = Some(CloseHow::Drain); // the thread that accepts it sees to it
+            slot.close_pending = Some(CloseHow::Drain); // the thread that adopts the link does it
             return;
         };
         slot.drained = true;
-        st.later.push((now.as_nanos() + DRAIN_NS, id, Later::GiveUp));
+        st.link_timers.push((now.as_nanos() + DRAIN_NS, id, LinkTimer::GiveUp));
         drop(st);
         self.stats.setups.inc();
         let _ = shutdown(&link.fd, Shutdown::Write);

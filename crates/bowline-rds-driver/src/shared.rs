@@ -1,4 +1,4 @@
-//! What all threads of a node share, and the one lock around the core.
+//! State that all threads of a node share, and the one lock around the core.
 
 use core::sync::atomic::AtomicI32;
 use std::collections::VecDeque;
@@ -14,22 +14,24 @@ use crate::link::{Link, LinkSlot};
 use crate::listen::Listener;
 use crate::stats::Stats;
 use crate::todo::Scratch;
-use crate::waiters::{Entry, How, SocketSlot, Waiter};
+use crate::waiters::{Entry, SocketSlot, WaitMode, Waiter};
 
-/// Events kept for [`Driver::events`](crate::Driver::events).
+/// Maximum number of events kept for [`Driver::events`](crate::Driver::events).
 const EVENTS_KEPT: usize = 256;
-/// Reads in a row from one link after which the one before it is not looked at by itself any more.
+/// After this number of consecutive reads from one link, the link that delivered before it is not
+/// tried any more without an event of the system.
 const HOT_STREAK: u32 = 64;
-/// Time that a probe of a silent peer is given.
+/// Time in nanoseconds that a silent peer has to answer a probe.
 const CHECK_NS: u64 = 1_200_000_000;
-/// Interval of looking how much TCP has acknowledged, towards peers that acknowledge only so.
+/// Interval in nanoseconds of checking how much TCP has acknowledged, for peers that acknowledge by
+/// TCP alone.
 const TCP_ACK_IDLE_NS: u64 = 10_000_000;
-/// The same while somebody waits for room in a send queue, at most...
+/// Longest such interval in nanoseconds while a caller waits for room in a send queue.
 const TCP_ACK_URGENT_NS: u64 = 500_000;
-/// ... and when the wait has just begun; each look doubles it.
+/// The first such interval in nanoseconds of a wait; each check doubles it.
 const TCP_ACK_FIRST_NS: u64 = 5_000;
 
-/// Who watches the network.
+/// The thread that polls the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Nobody,
@@ -37,12 +39,12 @@ pub(crate) enum Role {
     App,
 }
 
-/// Why to come back to a link.
+/// Reason for a timer of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Later {
-    /// It has had its time to end.
+pub(crate) enum LinkTimer {
+    /// The time in which the link should have ended is over.
     GiveUp,
-    /// To see what came of a probe of its peer.
+    /// A probe of the link's peer should have been answered.
     CheckAgain,
 }
 
@@ -58,7 +60,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     pub(crate) poll: PollMode,
     pub(crate) spin_ns: u64,
-    /// Whether looking before sleeping has paid lately; below zero it has not.
+    /// Positive if spinning before sleeping has lately found events, negative if it has not.
     pub(crate) spin_score: AtomicI32,
     pub(crate) congestion_control: Option<String>,
     pub(crate) any_address: bool,
@@ -73,61 +75,64 @@ pub(crate) struct State {
     pub(crate) sockets: Vec<SocketSlot>,
     pub(crate) listeners: Vec<Arc<Listener>>,
     pub(crate) role: Role,
-    /// Changes with every holder of the role.
+    /// Changes with every new holder of the role.
     pub(crate) role_epoch: u64,
     pub(crate) role_since: Instant,
-    /// When the holder of the role, asleep now, will look again by itself.
+    /// When the sleeping holder of the role wakes up by itself, in nanoseconds of the driver's
+    /// clock.
     pub(crate) sleeping: Option<u64>,
-    /// Whether the sleeper has been told to look.
+    /// The sleeper has been woken and has not run yet.
     pub(crate) kicked: bool,
-    /// Threads that are parked, longest first.
+    /// Parked threads, the one that waits longest first.
     pub(crate) parked: VecDeque<Arc<Waiter>>,
-    /// Sockets that rely on the background thread.
+    /// Number of sockets that rely on the background thread.
     pub(crate) watched: usize,
-    /// Waiting callers that need room in a send queue.
+    /// Number of waiting callers that need room in a send queue.
     pub(crate) senders: usize,
     /// Links with unflushed data.
     pub(crate) dirty: Vec<LinkId>,
-    /// The background thread looks after unflushed data.
+    /// The background thread takes care of unflushed data.
     pub(crate) flush_armed: bool,
     pub(crate) helper_tick_ns: u64,
-    /// Links with input that nobody will announce again.
+    /// Links with unread input of which the system sends no further event.
     pub(crate) unread: Vec<Arc<Link>>,
-    /// Links that delivered last.
+    /// The two links that delivered last, the latest first.
     pub(crate) hot: [Option<Arc<Link>>; 2],
-    /// Reads in a row that the first of them brought.
+    /// Number of consecutive reads that found data on the first of them.
     hot_streak: u32,
-    /// Links to come back to, and when.
-    pub(crate) later: Vec<(u64, LinkId, Later)>,
-    /// Links that end as soon as all is read that TCP has acknowledged.
+    /// Timers of links: time in nanoseconds, link, reason.
+    pub(crate) link_timers: Vec<(u64, LinkId, LinkTimer)>,
+    /// Links that end as soon as all bytes are read that TCP has acknowledged.
     pub(crate) cuts: Cuts,
-    /// Refused connections, to be closed at their time; oldest first.
-    pub(crate) held: VecDeque<(u64, OwnedFd)>,
-    /// Some link waits for acknowledgements that only TCP gives.
+    /// Refused connections and when to close them, oldest first.
+    pub(crate) refused: VecDeque<(u64, OwnedFd)>,
+    /// At least one link has unacknowledged messages that only TCP's acknowledgements release.
     pub(crate) tcp_acks: bool,
     pub(crate) next_tcp_ack: u64,
-    /// Time between the look to come and the one after it.
-    pub(crate) tcp_ack_step: u64,
-    pub(crate) last_miss: u64,
+    /// Interval in nanoseconds between the next check of TCP's acknowledgements and the one after
+    /// it.
+    pub(crate) tcp_ack_interval: u64,
+    pub(crate) last_failed_try: u64,
     /// Bytes of the last read of the link that delivered last.
     pub(crate) last_read: usize,
-    /// Reads that brought something.
+    /// Number of reads that found data.
     pub(crate) deliveries: u64,
-    /// Waits begun while looking had not paid.
-    pub(crate) unpaid_waits: u64,
-    /// When a refused sender looked last.
-    pub(crate) last_glance: u64,
-    /// Calls that moved a message; an application that makes them polls by itself when it has to.
+    /// Number of waits begun while spinning did not pay.
+    pub(crate) waits_without_spin: u64,
+    /// When a refused sender last polled the network.
+    pub(crate) last_single_poll: u64,
+    /// Number of calls that moved a message. An application that makes such calls polls by itself
+    /// when it has to.
     pub(crate) calls: u64,
     pub(crate) events: VecDeque<Event>,
     pub(crate) bytes_copied: (u64, u64),
     /// The node makes no new connections.
     pub(crate) closing: bool,
-    /// The node is gone; every waiter leaves.
+    /// The node is shut down; all waiting callers return.
     pub(crate) stop: bool,
 }
 
-/// Tells whether two interests have anything in common.
+/// Tells whether two interests have an event in common.
 pub(crate) fn overlap(a: Interest, b: Interest) -> bool {
     [Interest::READ, Interest::WRITE].into_iter().any(|i| a.contains(i) && b.contains(i))
 }
@@ -155,17 +160,17 @@ impl State {
             unread: Vec::new(),
             hot: [None, None],
             hot_streak: 0,
-            later: Vec::new(),
+            link_timers: Vec::new(),
             cuts: Cuts::default(),
-            held: VecDeque::new(),
+            refused: VecDeque::new(),
             tcp_acks: false,
             next_tcp_ack: 0,
-            tcp_ack_step: TCP_ACK_IDLE_NS,
-            last_miss: 0,
+            tcp_ack_interval: TCP_ACK_IDLE_NS,
+            last_failed_try: 0,
             last_read: 0,
             deliveries: 0,
-            unpaid_waits: 0,
-            last_glance: 0,
+            waits_without_spin: 0,
+            last_single_poll: 0,
             calls: 0,
             events: VecDeque::new(),
             bytes_copied: (0, 0),
@@ -174,15 +179,15 @@ impl State {
         }
     }
 
-    /// Notes the time, which never goes back.
+    /// Stores the time, which never goes back.
     #[inline]
     pub(crate) fn at(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.now
     }
 
-    /// Notes that a link delivered. The one before it is looked at as well, but not for ever: each
-    /// look costs what a look at the other would.
+    /// Notes that a link delivered. The link that delivered before is tried as well, but only for a
+    /// while, since each attempt costs a system call.
     pub(crate) fn note_hot(&mut self, link: &Arc<Link>) {
         if self.hot[0].as_ref().is_some_and(|hot| hot.id == link.id) {
             self.hot_streak = self.hot_streak.saturating_add(1);
@@ -209,17 +214,18 @@ impl State {
             }
         }
         self.unread.retain(|link| link.id != id);
-        self.later.retain(|(_, link, _)| *link != id);
+        self.link_timers.retain(|(_, link, _)| *link != id);
         self.cuts.remove(id);
         slot
     }
 
-    /// Notes that the probe of a link's peer is to be looked after.
-    pub(crate) fn check_later(&mut self, id: LinkId, now: Instant) {
-        let known =
-            |(_, link, what): &(u64, LinkId, Later)| *link == id && *what == Later::CheckAgain;
-        if !self.later.iter().any(known) {
-            self.later.push((now.as_nanos() + CHECK_NS, id, Later::CheckAgain));
+    /// Sets the timer that checks the result of a probe of a link's peer.
+    pub(crate) fn schedule_check(&mut self, id: LinkId, now: Instant) {
+        let known = |(_, link, what): &(u64, LinkId, LinkTimer)| {
+            *link == id && *what == LinkTimer::CheckAgain
+        };
+        if !self.link_timers.iter().any(known) {
+            self.link_timers.push((now.as_nanos() + CHECK_NS, id, LinkTimer::CheckAgain));
         }
     }
 
@@ -233,12 +239,13 @@ impl State {
         self.links[index].insert(LinkSlot::new(id, self.next_token))
     }
 
-    /// Who is interested in a socket, if anybody ever was and it is still open.
+    /// Returns the waiters of a socket, if it ever had any and is still open.
     pub(crate) fn find_socket(&mut self, id: SocketId) -> Option<&mut SocketSlot> {
         self.sockets.get_mut(id.index()).filter(|slot| slot.id == Some(id))
     }
 
-    /// The same, made if need be. Only for a socket that the core has just said is open.
+    /// Returns the waiters of a socket, and makes the entry if it is missing. The core must have
+    /// just confirmed that the socket is open.
     pub(crate) fn socket_slot(&mut self, id: SocketId) -> &mut SocketSlot {
         let index = id.index();
         if self.sockets.len() <= index {
@@ -246,36 +253,36 @@ impl State {
         }
         let slot = &mut self.sockets[index];
         if slot.id != Some(id) {
-            // The number was used by a socket that is closed; whoever waited has been told.
+            // The slot's earlier socket is closed, and its waiters have been woken.
             *slot = SocketSlot { id: Some(id), ..SocketSlot::default() };
         }
         slot
     }
 
-    /// Puts a waiter on a socket's list and asks the core to tell of changes. The caller has just
-    /// found nothing, under the same lock, so no change can be missed.
-    pub(crate) fn enlist(
+    /// Adds a waiter to a socket's list and registers for changes at the core. The caller has just
+    /// tried in vain under the same lock, so no change can be missed.
+    pub(crate) fn add_waiter(
         &mut self,
         id: SocketId,
         interest: Interest,
         waiter: &Arc<Waiter>,
-        how: How,
+        mode: WaitMode,
     ) {
         waiter.arm();
-        let entry = Entry { waiter: Arc::clone(waiter), interest, how };
+        let entry = Entry { waiter: Arc::clone(waiter), interest, mode };
         self.socket_slot(id).entries.push(entry);
-        if how == How::Parked {
+        if mode == WaitMode::Parked {
             self.parked.push_back(Arc::clone(waiter));
         }
         if interest.contains(Interest::WRITE) {
             self.senders += 1;
         }
-        // A socket that is closed meanwhile has no news; the caller's next look says so.
+        // A socket that was closed meanwhile changes no more; the caller's next attempt fails.
         let _ = self.core.register(id, interest);
     }
 
-    /// Takes a waiter off the lists again.
-    pub(crate) fn delist(&mut self, id: SocketId, interest: Interest, waiter: &Arc<Waiter>) {
+    /// Removes a waiter from the lists.
+    pub(crate) fn remove_waiter(&mut self, id: SocketId, interest: Interest, waiter: &Arc<Waiter>) {
         if interest.contains(Interest::WRITE) {
             self.senders -= 1;
         }
@@ -285,23 +292,23 @@ impl State {
         self.parked.retain(|parked| !Arc::ptr_eq(parked, waiter));
     }
 
-    /// Has it looked at soon, and often at first, how much TCP has acknowledged: somebody waits for
-    /// room in a send queue.
-    pub(crate) fn hurry_tcp_acks(&mut self) {
+    /// Checks TCP's acknowledgements soon, and often at first, because a caller waits for room in a
+    /// send queue.
+    pub(crate) fn check_tcp_acks_soon(&mut self) {
         if self.tcp_acks {
-            self.tcp_ack_step = TCP_ACK_FIRST_NS;
+            self.tcp_ack_interval = TCP_ACK_FIRST_NS;
             self.next_tcp_ack = self.next_tcp_ack.min(self.now.as_nanos());
         }
     }
 
-    /// When something has to be done although nothing arrives.
+    /// Returns when a timer is due next, in nanoseconds of the driver's clock.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         let core = self.core.poll_timeout().map(Instant::as_nanos);
-        let later = self.later.iter().map(|(at, ..)| *at).min();
-        let held = self.held.front().map(|(at, _)| *at);
+        let later = self.link_timers.iter().map(|(at, ..)| *at).min();
+        let refused = self.refused.front().map(|(at, _)| *at);
         let ack = self.tcp_acks.then_some(self.next_tcp_ack);
-        let cuts = self.cuts.next_look();
-        [core, later, cuts, held, ack].into_iter().flatten().min()
+        let cuts = self.cuts.next_check();
+        [core, later, cuts, refused, ack].into_iter().flatten().min()
     }
 }
 
@@ -315,7 +322,7 @@ impl Shared {
             kick,
             helper_kick,
             stats: Stats::default(),
-            poll: on_these_processors(config.poll),
+            poll: without_spin_on_one_cpu(config.poll),
             spin_ns: u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX),
             spin_score: AtomicI32::new(0),
             congestion_control: config.congestion_control.clone(),
@@ -323,35 +330,36 @@ impl Shared {
         }
     }
 
-    /// Takes the lock. A panic of another thread under it is a bug in the core, whose state is then
-    /// not worse than what a peer could bring about: going on is better than taking every thread
-    /// of the application down.
+    /// Takes the lock. If another thread panicked while it held the lock, the core has a bug. Its
+    /// state is then no worse than a peer could make it; going on is better than ending every
+    /// thread of the application.
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what time asks for; the caller is about to settle.
+    /// Runs timers that are due. The caller is about to release the lock and do what the core
+    /// requests.
     pub(crate) fn run_timers(&self, st: &mut State, sc: &mut Scratch) {
         let now = st.at(clock::now());
         let ns = now.as_nanos();
         if st.core.poll_timeout().is_some_and(|at| at <= now) {
             st.core.handle_timeout(now);
         }
-        while st.held.front().is_some_and(|(at, _)| *at <= ns)
-            && let Some((_, fd)) = st.held.pop_front()
+        while st.refused.front().is_some_and(|(at, _)| *at <= ns)
+            && let Some((_, fd)) = st.refused.pop_front()
         {
             sc.todo.forget.push(fd);
         }
-        while let Some(at) = st.later.iter().position(|(at, ..)| *at <= ns) {
-            let (_, id, what) = st.later.swap_remove(at);
+        while let Some(at) = st.link_timers.iter().position(|(at, ..)| *at <= ns) {
+            let (_, id, what) = st.link_timers.swap_remove(at);
             sc.todo.due.push((id, what));
         }
         sc.todo.end_cuts |= st.cuts.run_timer(ns);
         if st.tcp_acks && st.next_tcp_ack <= ns {
-            st.next_tcp_ack = ns + st.tcp_ack_step;
+            st.next_tcp_ack = ns + st.tcp_ack_interval;
             let most = if st.senders > 0 { TCP_ACK_URGENT_NS } else { TCP_ACK_IDLE_NS };
-            st.tcp_ack_step = (st.tcp_ack_step * 2).min(most);
+            st.tcp_ack_interval = (st.tcp_ack_interval * 2).min(most);
             sc.ids.clear();
             st.core.links_wanting_tcp_ack(&mut sc.ids);
             st.tcp_acks = !sc.ids.is_empty();
@@ -362,8 +370,8 @@ impl Shared {
     }
 
     /// Tells the core how much TCP has acknowledged on a link. This one system call (0.15 us) is
-    /// made under the lock: a write counted between the look and its report would be taken for
-    /// acknowledged.
+    /// made under the lock: otherwise a write could be counted between the call and its report, and
+    /// would be taken for acknowledged.
     pub(crate) fn check_tcp_ack(&self, st: &mut State, id: LinkId, now: Instant) {
         let Some(slot) = st.slot(id) else { return };
         let Some(link) = &slot.link else { return };
@@ -373,8 +381,8 @@ impl Shared {
         }
     }
 
-    /// Moves what the core wants done to the to-do list. `own` is a link the caller flushes, or
-    /// leaves unflushed, by its own rule.
+    /// Moves the core's requests to the to-do list. `own` is a link for which the caller decides
+    /// itself when to flush.
     pub(crate) fn collect(&self, st: &mut State, sc: &mut Scratch, own: Option<LinkId>) {
         while let Some(output) = st.core.poll_output() {
             self.collect_one(st, sc, own, output);
@@ -420,7 +428,7 @@ impl Shared {
                 }
                 st.events.push_back(event);
             }
-            // The list may grow; what this driver does not know it cannot do.
+            // The enum may grow; this driver cannot carry out a request it does not know.
             _ => {}
         }
     }
@@ -435,9 +443,9 @@ impl Shared {
             if !overlap(entry.interest, ready) {
                 rest = Some(rest.map_or(entry.interest, |rest| entry.interest | rest));
             } else if entry.waiter.mark() {
-                match entry.how {
-                    How::Parked => sc.todo.unpark.push(Arc::clone(&entry.waiter)),
-                    How::Polling => kick |= !Arc::ptr_eq(&entry.waiter, &sc.me),
+                match entry.mode {
+                    WaitMode::Parked => sc.todo.unpark.push(Arc::clone(&entry.waiter)),
+                    WaitMode::Polling => kick |= !Arc::ptr_eq(&entry.waiter, &sc.me),
                 }
             }
         }
@@ -464,15 +472,15 @@ impl Shared {
         }
     }
 
-    /// Has the thread that sleeps on the network take up what this thread leaves over: nothing will
-    /// announce it again.
+    /// Wakes the thread that sleeps on the network to take over work that this thread leaves. No
+    /// event of the system announces that work again.
     pub(crate) fn hand_over(&self, st: &mut State, sc: &mut Scratch) {
         if st.sleeping.is_some() && !st.kicked {
             self.wake_sleeper(st, sc);
         }
     }
 
-    /// Makes the thread that sleeps on the network look again.
+    /// Wakes the thread that sleeps on the network.
     fn wake_sleeper(&self, st: &mut State, sc: &mut Scratch) {
         st.kicked = true;
         if st.role == Role::Helper {
@@ -487,7 +495,7 @@ fn collect_close(st: &mut State, sc: &mut Scratch, id: LinkId, how: CloseHow) {
     match how {
         CloseHow::Drain => sc.todo.drain.push(id),
         CloseHow::Cut => {
-            // What is read at the end of a link may have the core close it that is gone already.
+            // The core may close a link again while the rest of its input is read.
             if st.slot(id).is_some() && st.cuts.push(id) {
                 sc.todo.cut.push(id);
             }
@@ -499,11 +507,12 @@ fn collect_close(st: &mut State, sc: &mut Scratch, id: LinkId, how: CloseHow) {
     }
 }
 
-/// On a machine with one processor, who looks keeps from running whoever it waits for. One
-/// processor for this process says nothing: its peers may have others.
-fn on_these_processors(poll: PollMode) -> PollMode {
+/// Turns off spinning on a machine with one processor, because a spinning thread would keep the
+/// thread it waits for from running. The number of processors of this process alone does not count,
+/// since its peers may run on others.
+fn without_spin_on_one_cpu(poll: PollMode) -> PollMode {
     let alone = match std::fs::read_to_string("/sys/devices/system/cpu/online") {
-        Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list
+        Ok(list) => list.trim().parse::<u32>().is_ok(), // several processors are a range or a list
         Err(_) => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
     };
     if poll == PollMode::Adaptive && alone { PollMode::Sleep } else { poll }

@@ -1,16 +1,16 @@
-//! What the driver itself did: system calls, copies, wake-ups.
+//! Counters of the driver: system calls, copies, wake-ups.
 
 bowline_base::driver_stats! {
     /// Writes to connections.
     writes,
-    /// Reads from connections, those that found nothing included.
+    /// Reads from connections, including those that found nothing.
     reads,
-    /// Reads and looks that found nothing; how many a thread makes that looks before it sleeps
-    /// depends on time, not on messages.
+    /// Reads and polls that found nothing. How many of them a thread makes before it sleeps depends
+    /// on time, not on messages.
     empty_looks,
-    /// Waits for, or looks at, the readiness of connections.
+    /// Calls that wait for, or poll, the readiness of connections.
     waits,
-    /// Looks at how much TCP has acknowledged, and calls to have it acknowledge.
+    /// Calls that ask how much TCP has acknowledged, or make it acknowledge.
     ioctls,
     /// Writes to and reads from event descriptors.
     eventfds,
@@ -31,12 +31,12 @@ bowline_base::driver_stats! {
 }
 
 impl DriverStats {
-    /// Returns the system calls that moved something: all but the looks that found nothing.
+    /// Returns the number of system calls that moved data: all but the polls that found nothing.
     pub fn busy_syscalls(&self) -> u64 {
         self.syscalls() - self.empty_looks
     }
 
-    /// Returns the system calls of all kinds, those of the background thread included; each
+    /// Returns the number of all system calls, including those of the background thread; each
     /// hand-over between threads counts as one.
     pub fn syscalls(&self) -> u64 {
         self.writes

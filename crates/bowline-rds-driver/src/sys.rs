@@ -1,4 +1,4 @@
-//! The system calls that need more than one line.
+//! System calls that need more than one line.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,7 +16,8 @@ const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
 /// Silence after which TCP asks whether the peer is there.
 pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 
-/// Bytes written to a TCP connection and not acknowledged yet, unsent ones and a FIN included.
+/// Returns the bytes written to a TCP connection and not acknowledged yet, including unsent ones
+/// and a FIN.
 #[allow(unsafe_code)]
 pub(crate) fn unacked_bytes(fd: impl AsFd) -> Result<u64, Errno> {
     // SAFETY: SIOCOUTQ stores one C int through its argument and has no other effect.
@@ -26,7 +27,7 @@ pub(crate) fn unacked_bytes(fd: impl AsFd) -> Result<u64, Errno> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
-/// Gives memory that was freed back to the system, where the allocator keeps it.
+/// Returns freed memory, which the allocator keeps, to the system.
 #[allow(unsafe_code)]
 pub(crate) fn trim_heap() {
     #[cfg(target_env = "gnu")]
@@ -36,14 +37,14 @@ pub(crate) fn trim_heap() {
     }
 }
 
-/// What the system tells of a TCP connection.
+/// What the system reports about a TCP connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcpState {
-    /// Retransmission timeouts in a row.
+    /// Number of consecutive retransmission timeouts.
     pub(crate) timeouts: u8,
     /// Segments sent and not acknowledged.
     pub(crate) unacked: u32,
-    /// Since when the peer has acknowledged nothing, not even a probe.
+    /// For how long the peer has acknowledged nothing, not even a probe.
     #[cfg_attr(not(test), allow(dead_code, reason = "tests see by it that probes are answered"))]
     pub(crate) silence: Duration,
 }
@@ -74,8 +75,8 @@ pub(crate) fn tcp_state(fd: impl AsFd) -> Result<TcpState, Errno> {
     })
 }
 
-/// Has the system drop every segment for a TCP connection before TCP sees it: nothing more is
-/// acknowledged, nothing more is queued.
+/// Makes the system drop every segment for a TCP connection before TCP sees it: nothing more is
+/// acknowledged or queued.
 #[allow(unsafe_code)]
 pub(crate) fn drop_all_input(fd: impl AsFd) -> Result<(), Errno> {
     let code = (libc::BPF_RET | libc::BPF_K) as u16;
@@ -95,7 +96,7 @@ pub(crate) fn drop_all_input(fd: impl AsFd) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Has the system refuse to change the filter of a socket.
+/// Makes the system refuse to change the filter of a socket.
 #[cfg(test)]
 #[allow(unsafe_code)]
 pub(crate) fn lock_filter(fd: impl AsFd) -> Result<(), Errno> {
@@ -113,9 +114,9 @@ pub(crate) fn lock_filter(fd: impl AsFd) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Waits until every processor has left what it was in the midst of, the handling of a segment
-/// included; tells whether the system can do that. It takes some 10 ms.
-pub(crate) fn pass_all_processors() -> bool {
+/// Waits until every processor has finished its present work in the kernel, including the handling
+/// of a segment; tells whether the system supports that. It takes some 10 ms.
+pub(crate) fn wait_for_all_cpus() -> bool {
     membarrier(MembarrierCommand::Global).is_ok()
 }
 
@@ -134,7 +135,7 @@ pub(crate) fn event_fd() -> Result<OwnedFd, Errno> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
-/// Adds one to an event descriptor. A full counter is as good as one more.
+/// Adds one to an event descriptor. If the counter is full, the descriptor is readable anyway.
 pub(crate) fn signal(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
@@ -169,8 +170,8 @@ pub(crate) fn is_local(mut at: SocketAddr) -> bool {
         .is_ok_and(|fd| bind(fd, &at).is_ok())
 }
 
-/// Options of a connection [spec 2.2], set as far as the system lets us: none is needed for
-/// correctness. The user timeout bounds how long unacknowledged data hide a dead peer.
+/// Sets the options of a connection [spec 2.2], as far as the system allows: none is needed for
+/// correctness. The user timeout limits how long unacknowledged data hide a dead peer.
 pub(crate) fn tune(fd: impl AsFd, peer: SocketAddr, control: Option<&str>, buffers: (u32, u32)) {
     let fd = fd.as_fd();
     let _ = sockopt::set_tcp_nodelay(fd, true);
@@ -179,7 +180,7 @@ pub(crate) fn tune(fd: impl AsFd, peer: SocketAddr, control: Option<&str>, buffe
     let _ = sockopt::set_tcp_keepintvl(fd, Duration::from_secs(5));
     let _ = sockopt::set_tcp_keepcnt(fd, 5);
     let _ = sockopt::set_tcp_user_timeout(fd, 30_000);
-    // The kernel's sysctls are the effective sizes; the option is doubled by the system.
+    // The kernel's sysctls are effective sizes, and the system doubles the value of the option.
     let (send, recv) = buffers;
     if send > 0 {
         let _ = sockopt::set_socket_send_buffer_size(fd, send as usize / 2);

@@ -1,4 +1,4 @@
-//! What is decided under the lock and done after it is dropped.
+//! Actions decided under the lock and carried out after it is released.
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
@@ -11,11 +11,11 @@ use rustix::event::epoll;
 
 use crate::link::Link;
 use crate::listen::Listener;
-use crate::shared::{Later, Shared, State};
+use crate::shared::{LinkTimer, Shared, State};
 use crate::sys;
 use crate::waiters::Waiter;
 
-/// System calls and wake-ups to come. The vectors keep their memory, so that nothing is allocated
+/// Pending system calls and wake-ups. The vectors keep their memory, so that nothing is allocated
 /// per message.
 #[derive(Debug, Default)]
 pub(crate) struct Todo {
@@ -33,12 +33,12 @@ pub(crate) struct Todo {
     pub(crate) drain: Vec<LinkId>,
     pub(crate) cut: Vec<LinkId>,
     pub(crate) end_cuts: bool,
-    pub(crate) due: Vec<(LinkId, Later)>,
+    pub(crate) due: Vec<(LinkId, LinkTimer)>,
     pub(crate) forget: Vec<OwnedFd>,
     pub(crate) probe: Vec<Arc<Link>>,
 }
 
-/// A thread's reusable memory.
+/// Memory that a thread reuses.
 pub(crate) struct Scratch {
     pub(crate) me: Arc<Waiter>,
     pub(crate) todo: Todo,
@@ -50,7 +50,7 @@ pub(crate) struct Scratch {
     pub(crate) until: Option<SocketId>,
     /// This thread sleeps on the network.
     pub(crate) sleeps: bool,
-    /// This thread came to send, and reads acknowledgements; it does so once a call.
+    /// This thread came to send, and reads acknowledgements in passing, once per call.
     pub(crate) reads_acks: bool,
 }
 
@@ -75,8 +75,8 @@ thread_local! {
 }
 
 impl Shared {
-    /// Runs `f` with this thread's reusable memory. A waker called from `f` may come back here and
-    /// then gets fresh memory.
+    /// Runs `f` with this thread's reusable memory. If a waker called from `f` calls this again, it
+    /// gets fresh memory.
     pub(crate) fn with_scratch<R>(&self, f: impl FnOnce(&mut Scratch) -> R) -> R {
         let kept = SCRATCH.try_with(Cell::take).ok().flatten();
         let mut sc = kept.unwrap_or_else(|| Box::new(Scratch::new()));
@@ -84,7 +84,7 @@ impl Shared {
         sc.until = None;
         sc.reads_acks = false;
         self.put_back(&mut sc);
-        // The thread may be ending and its memory gone: then this one goes too.
+        // If the thread is ending and its storage is gone, the memory is freed.
         let _ = SCRATCH.try_with(|cell| cell.set(Some(sc)));
         result
     }
@@ -96,18 +96,18 @@ impl Shared {
         }
     }
 
-    /// Drops the lock and does everything the core asked for, until it asks for nothing more.
-    pub(crate) fn settle(&self, mut st: MutexGuard<'_, State>, sc: &mut Scratch) {
+    /// Releases the lock and carries out the core's requests, until it has no more.
+    pub(crate) fn release_and_run(&self, mut st: MutexGuard<'_, State>, sc: &mut Scratch) {
         self.collect(&mut st, sc, None);
         drop(st);
         self.run(sc);
     }
 
-    /// Does what is on the list, and what comes of it.
+    /// Carries out the to-do list, and the requests that result.
     pub(crate) fn run(&self, sc: &mut Scratch) {
         loop {
             self.run_wakes(sc);
-            // Answers first, then questions, then what is slow.
+            // First send answers, then read questions, then do the slow actions.
             if let Some(id) = sc.todo.flush.pop() {
                 self.flush(sc, id);
             } else if let Some(link) = sc.todo.read.pop() {
@@ -131,8 +131,8 @@ impl Shared {
                 drop(fd);
             } else if let Some((id, what)) = sc.todo.due.pop() {
                 match what {
-                    Later::GiveUp => self.cut(sc, id),
-                    Later::CheckAgain => self.check_again(sc, id),
+                    LinkTimer::GiveUp => self.cut(sc, id),
+                    LinkTimer::CheckAgain => self.check_again(sc, id),
                 }
             } else if let Some(link) = sc.todo.probe.pop() {
                 self.check_alive(sc, &link);

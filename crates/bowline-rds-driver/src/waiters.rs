@@ -1,4 +1,4 @@
-//! Who waits for a socket, and how to reach them.
+//! Waiting callers of a socket, and ways to wake them.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::os::fd::OwnedFd;
@@ -12,8 +12,8 @@ use bowline_rds::{Interest, SocketId};
 const WAITING: u8 = 0;
 const WOKEN: u8 = 1;
 
-/// One thread that waits. Its state is changed under the node's lock, before the thread is made
-/// runnable after the lock is dropped.
+/// A waiting thread. Its state changes under the node's lock; the thread is made runnable after the
+/// lock is released.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     thread: Thread,
@@ -25,7 +25,7 @@ impl Waiter {
         Self { thread: std::thread::current(), state: AtomicU8::new(WOKEN) }
     }
 
-    /// Says that from now on a wake-up counts.
+    /// Begins to count wake-ups.
     pub(crate) fn arm(&self) {
         self.state.store(WAITING, Ordering::Release);
     }
@@ -43,9 +43,9 @@ impl Waiter {
         self.thread.unpark();
     }
 
-    /// Sleeps until woken, or until `limit` has passed.
+    /// Sleeps until a wake-up, or until `limit` has passed.
     pub(crate) fn park(&self, limit: Option<Duration>) {
-        // `park` may return early; the callers' loops look again and come back.
+        // `park` may return early; the callers try again and come back.
         if !self.is_woken() {
             match limit {
                 Some(limit) => std::thread::park_timeout(limit),
@@ -55,12 +55,12 @@ impl Waiter {
     }
 }
 
-/// How a waiting thread can be reached.
+/// How a waiting thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    /// It is parked.
+pub(crate) enum WaitMode {
+    /// The thread is parked.
     Parked,
-    /// It polls the network, and sleeps there if anywhere.
+    /// The thread polls the network; if it sleeps, it sleeps there.
     Polling,
 }
 
@@ -68,18 +68,18 @@ pub(crate) enum How {
 pub(crate) struct Entry {
     pub(crate) waiter: Arc<Waiter>,
     pub(crate) interest: Interest,
-    pub(crate) how: How,
+    pub(crate) mode: WaitMode,
 }
 
-/// Everybody interested in one socket.
+/// All waiting callers of one socket.
 #[derive(Debug, Default)]
 pub(crate) struct SocketSlot {
     pub(crate) id: Option<SocketId>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) wakers: Vec<(Interest, Waker)>,
     pub(crate) event_fd: Option<Arc<OwnedFd>>,
-    /// Whether the event descriptor reads as ready.
+    /// The event descriptor reads as ready.
     pub(crate) signalled: bool,
-    /// Whether somebody relies on the background thread to watch the network for this socket.
+    /// A caller relies on the background thread to watch the network for this socket.
     pub(crate) watched: bool,
 }

@@ -1,4 +1,4 @@
-//! What goes into a node and what comes out of it.
+//! Inputs and outputs of a node.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -9,13 +9,13 @@ use bowline_base::Instant;
 use crate::ids::{LinkId, SocketId};
 use crate::rxbuf::Rope;
 
-/// What a node wants from its driver.
+/// A request of the node to its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Output {
     /// Open a TCP connection without blocking; answered by `handle_connected` or `handle_closed`.
     Connect {
-        /// Names the connection from now on.
+        /// Id of the connection from now on.
         link: LinkId,
         /// Address to bind to.
         local: IpAddr,
@@ -26,46 +26,47 @@ pub enum Output {
     },
     /// Close a TCP connection.
     Close {
-        /// Which one.
+        /// The connection.
         link: LinkId,
-        /// In what way.
+        /// How to close it.
         how: CloseHow,
     },
     /// The link has something to send and is neither busy nor blocked. Repeated only after
     /// `poll_transmit`.
     Transmit {
-        /// Which one.
+        /// The link.
         link: LinkId,
     },
-    /// Something that a user registered for has happened; the registration is used up.
+    /// An event that a user registered for has happened; the registration is used up.
     Wake {
-        /// Which socket.
+        /// The socket.
         socket: SocketId,
-        /// What happened.
+        /// The events that happened.
         ready: Interest,
     },
-    /// Reading, refused by `wants_read`, is wanted again.
+    /// The link may be read again, after `wants_read` refused it.
     Resume {
-        /// Which link.
+        /// The link.
         link: LinkId,
     },
-    /// Read what has arrived on the link, make TCP find out whether the peer still has it, then
-    /// call `handle_checked`.
+    /// Read the bytes that have arrived on the link, make TCP find out whether the peer still knows
+    /// the connection, then call `handle_checked`.
     CheckAlive {
-        /// Which link.
+        /// The link.
         link: LinkId,
     },
-    /// Something for the operator's log.
+    /// An event for the operator's log.
     Event(Event),
 }
 
-/// Why an accepted TCP connection is not taken.
+/// Why an accepted TCP connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnedAway {
-    /// It was made only to be noticed, and this node dials back: reset it at once.
+#[doc(alias = "TurnedAway")]
+pub enum AcceptError {
+    /// The connection is a knock, and this node dials back: reset it at once.
     Knock,
-    /// A limit is reached, or the node is closing: keep it for a moment unread, then reset it
-    ///
+    /// A limit is reached, or the node is closing: keep the connection open and unread for a
+    /// moment, then reset it.
     Refused,
 }
 
@@ -74,12 +75,13 @@ pub enum TurnedAway {
 pub enum CloseHow {
     /// With a reset, at once. The node has forgotten the link.
     Reset,
-    /// In the ordinary way, at once. The node has forgotten the link.
+    /// With FIN, at once. The node has forgotten the link.
     Fin,
     /// Send FIN, read until end of file, an error or two seconds, then `handle_closed`.
     Drain,
-    /// Take nothing more from the peer, read what TCP has acknowledged to it, then `handle_closed`
-    /// and a reset. Asked for several links, in this order.
+    /// Stop receiving, read the bytes that TCP has acknowledged to the peer, then call
+    /// `handle_closed` and reset. Links for which this is requested are cut in the order of
+    /// the requests.
     Cut,
 }
 
@@ -87,23 +89,23 @@ pub enum CloseHow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CloseReason {
-    /// Nobody listens.
+    /// No process listens on the port.
     Refused,
     /// No route, or the host does not answer.
     Unreachable,
-    /// No answer in time, or keepalive failed.
+    /// The peer did not answer in time, or keepalive failed.
     TimedOut,
-    /// The peer closed it.
+    /// The peer closed the connection.
     Eof,
-    /// The peer reset it.
+    /// The peer reset the connection.
     Reset,
-    /// The local address is not there.
+    /// The machine does not have the local address.
     AddrNotAvailable,
     /// Another error number of the system.
     Other(i32),
 }
 
-/// Something an operator may want to know. Rate limits are the driver's part.
+/// An event that an operator may want to know. The driver limits the rate at which it logs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -129,7 +131,7 @@ pub enum Event {
     Misbehaved {
         /// Remote address.
         remote: IpAddr,
-        /// Which rule.
+        /// The rule.
         what: &'static str,
     },
     /// A peer has restarted.
@@ -141,20 +143,20 @@ pub enum Event {
     Refused {
         /// Remote address.
         remote: IpAddr,
-        /// Which limit.
+        /// The limit.
         limit: &'static str,
     },
 }
 
-/// What a waiting user wants to hear of.
+/// Events that a waiting user registers for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(pub(crate) u8);
 
 impl Interest {
     /// A message or notification can be received.
-    pub const READ: Self = Self(crate::socket::want::READ);
+    pub const READ: Self = Self(crate::socket::interest_bit::READ);
     /// A send that was refused may succeed now.
-    pub const WRITE: Self = Self(crate::socket::want::WRITE);
+    pub const WRITE: Self = Self(crate::socket::interest_bit::WRITE);
 
     /// Tells whether everything in `other` is in `self`.
     pub const fn contains(self, other: Self) -> bool {
@@ -170,19 +172,19 @@ impl BitOr for Interest {
     }
 }
 
-/// What can be done with a socket now.
+/// Operations on a socket that can succeed now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// A message or notification waits.
     pub readable: bool,
-    /// There is room in the send queue; says nothing of congestion.
+    /// There is room in the send queue. The destination may still be congested.
     pub writable: bool,
 }
 
 /// A message to send.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SendMsg<'a> {
-    /// Destination; without it the connected one.
+    /// Destination; `None` stands for the connected one.
     pub name: Option<SocketAddr>,
     /// Payload, piece by piece.
     pub payload: &'a [IoSlice<'a>],
@@ -190,11 +192,11 @@ pub struct SendMsg<'a> {
     pub control: &'a [SendControl],
     /// The application wants a completion cookie (MSG_ZEROCOPY).
     pub zerocopy: bool,
-    /// The caller will wait when refused; matters for counters and monitoring only.
+    /// The caller waits if the send is refused. It matters for counters and monitoring only.
     pub blocking: bool,
 }
 
-/// A control message given with a message.
+/// A control message that accompanies a message to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendControl {
@@ -212,29 +214,30 @@ pub enum SendControl {
     Unknown(u32),
 }
 
-/// A message taken.
+/// A message that was accepted for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// Payload bytes.
     pub len: usize,
-    /// Link it will go out on, when that is up.
+    /// Link on which the message goes out; `None` while its path has no link.
     pub link: Option<LinkId>,
     /// Bytes that wait for `poll_transmit` on that link, this message's included.
     pub queued_bytes: usize,
 }
 
-/// What a node keeps of the messages of one socket to one destination.
+/// Messages of one socket to one destination that the node still keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+#[doc(alias = "Held")]
+pub struct OutstandingMessages {
     /// Destination.
     pub to: SocketAddr,
-    /// Messages, empty ones included.
+    /// Number of messages, including empty ones.
     pub messages: usize,
     /// Payload bytes.
     pub bytes: usize,
 }
 
-/// How to receive.
+/// Options of a receive call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RecvOpts {
     /// Leave the message in the queue.
@@ -243,7 +246,7 @@ pub struct RecvOpts {
     pub want_control: bool,
 }
 
-/// What was received.
+/// Result of a receive call.
 #[derive(Clone, Debug)]
 pub struct Received {
     /// Sender; `None` with a notification alone.
@@ -254,18 +257,19 @@ pub struct Received {
     pub control: Vec<Control>,
 }
 
-/// A message that was copied, or is to be.
+/// A message taken off the queue: copied to the caller's buffer, or left to the caller to copy.
 #[derive(Clone, Debug)]
-pub struct Taken {
+#[doc(alias = "Taken")]
+pub struct ReceivedInto {
     /// Sender.
     pub source: SocketAddr,
-    /// Bytes of the message. As many as fit are in the buffer, unless there is `data`.
+    /// Length of the message in bytes. Without `data`, its first bytes fill the caller's buffer.
     pub len: usize,
-    /// Payload that the caller has to copy itself.
+    /// Payload, if the caller has to copy it.
     pub data: Option<Rope>,
 }
 
-/// A control message given with a received one.
+/// A control message that accompanies a received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Control {
@@ -277,15 +281,15 @@ pub enum Control {
     RdmaDest(u64),
     /// When the message was queued.
     Timestamp(Instant),
-    /// Receive path latency, ns.
+    /// Latencies of the receive path in nanoseconds.
     #[doc(alias = "RDS_CMSG_RXPATH_LATENCY")]
     Latency {
-        /// What was asked for.
+        /// The positions that the user asked for.
         trace: crate::socket::LatencyTrace,
         /// One interval for each position.
         nanos: [u64; 3],
     },
-    /// Cookies of zero-copy messages that are through.
+    /// Cookies of zero-copy messages that were sent and released.
     #[doc(alias = "RDS_CMSG_ZCOPY_COMPLETION")]
     ZcopyCompletion(Vec<u32>),
 }

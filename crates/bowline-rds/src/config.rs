@@ -1,4 +1,4 @@
-//! What a node is told once, and what can be changed while it runs.
+//! Configuration: settings fixed at the creation of a node, and those that change while it runs.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -7,17 +7,18 @@ use crate::error::Error;
 /// Settings of a node, fixed at its creation.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Addresses of the node; empty: whatever the driver vouches for by
+    /// Addresses of the node. If empty, the driver names them by
     /// [`Node::add_local`](crate::Node::add_local).
     pub addrs: Vec<IpAddr>,
-    /// Interface of each link-local address of `addrs`, by its number. Such an address is bound on
-    /// its interface only, and where a scope is left out, it is this one.
+    /// Interface number of each link-local address of `addrs`. Such an address is bound on its
+    /// interface only, and the interface is the scope of destinations given without one.
     pub links: Vec<(Ipv6Addr, u32)>,
     /// Paths to announce, 8 or 1.
     pub paths: u8,
-    /// Whether to acknowledge end to end with peers that can.
+    /// Whether to acknowledge end to end with peers that support it.
     pub end_to_end: bool,
-    /// The same for all peers, another at every start of the node; not zero.
+    /// Generation of this process: the same for all peers, a different number at every
+    /// start of the node, and not zero.
     pub generation: u32,
     /// Sequence number of the first message of every path.
     pub first_sequence: u64,
@@ -31,7 +32,7 @@ pub struct Config {
     pub max_message: u32,
     /// Settings that can change.
     pub sysctl: Sysctl,
-    /// Bounds of memory and number.
+    /// Limits of memory and of numbers of objects.
     pub limits: Limits,
 }
 
@@ -62,45 +63,47 @@ pub const SEND_BUFFER_MIN: usize = 2304;
 /// Smallest effective receive buffer, bytes.
 pub const RECV_BUFFER_MIN: usize = 1152;
 
-/// Bounds that keep a hostile peer or program from taking the node's memory.
+/// Limits that keep a hostile peer or program from exhausting the node's memory.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Most sockets.
+    /// Number of sockets.
     pub sockets: usize,
-    /// Most peers, an address pair each; idle ones are forgotten to make room.
+    /// Number of peers (address pairs); idle peers are forgotten to make room.
     pub peers: usize,
-    /// Most peers that have connected but never sent a whole message.
+    /// Number of peers that have connected but have never sent a whole message.
     pub peers_unproven: usize,
-    /// Most TCP connections beyond its paths that one peer may hold open.
+    /// Number of TCP connections that one peer may hold open in addition to those of its paths.
     pub links_extra_per_peer: usize,
-    /// Most messages a socket may have queued or unacknowledged, empty ones included [B-21].
+    /// Number of messages that a socket may have queued or unacknowledged, empty ones included
+    /// [B-21].
     pub send_messages_per_socket: usize,
-    /// Most pongs queued on one path.
+    /// Number of pongs queued on one path.
     pub pongs_per_path: usize,
-    /// Received bytes (each message counts its payload and 128 bytes) that one peer may have
-    /// waiting for readers before its connections are not read any more. What was there when a
-    /// connection ends is still taken, up to twice this or 8 MiB more.
+    /// Received bytes of one peer that wait for readers, where each message counts its payload and
+    /// 128 bytes. Beyond this limit the peer's connections are not read. The bytes present when a
+    /// connection ends are still taken, up to twice this limit or 8 MiB more.
     pub recv_bytes_per_peer: usize,
-    /// The same for the whole node.
+    /// Received bytes of all peers that wait for readers, counted as for `recv_bytes_per_peer`.
     pub recv_bytes_total: usize,
-    /// Messages remembered to recognise repetitions of peers that go by TCP's word, over all of
-    /// them; about 150 bytes each. Beyond that each peer keeps an equal share.
+    /// Number of messages, over all peers, that are remembered to recognise repetitions of peers
+    /// that acknowledge by TCP alone; about 150 bytes each. Beyond this limit each peer keeps an
+    /// equal share.
     pub duplicate_records_total: usize,
-    /// Bytes of messages not yet complete, over all TCP connections; beyond that, and the longest
-    /// message, the connection whose message was begun first is dropped.
+    /// Bytes of incomplete messages, over all TCP connections. Beyond this limit and the length of
+    /// the longest message, the connection is dropped whose message was begun first.
     pub partial_bytes_total: usize,
 }
 
-/// Memory that peers may make a node take, bytes, where nothing else is said.
+/// Default of the memory, in bytes, that all peers together may occupy.
 const MEMORY: usize = 1 << 30;
 /// Memory of a duplicate record, bytes.
 pub(crate) const DUPLICATE_RECORD: usize = 150;
 
 impl Limits {
-    /// The default limits, but for so many bytes of memory that peers together may make the node
-    /// take: half for messages that wait for readers (an eighth for those of one peer), a quarter
-    /// for unfinished ones, an eighth to recognise repetitions; the rest is for peers and
-    /// connections. A single message may be longer than its share.
+    /// Default limits, except that all peers together may occupy `bytes` of memory: half for
+    /// messages that wait for readers (an eighth for those of one peer), a quarter for incomplete
+    /// messages, an eighth to recognise repetitions; the rest is for peers and connections. A
+    /// single message may be longer than its share.
     pub fn with_memory(bytes: usize) -> Self {
         Self {
             recv_bytes_per_peer: bytes / 8,
@@ -131,9 +134,9 @@ pub struct Sysctl {
     pub reconnect_min_delay_ms: u64,
     /// Longest reconnect delay, milliseconds.
     pub reconnect_max_delay_ms: u64,
-    /// Messages between two that ask for an acknowledgement.
+    /// Number of messages between two that ask for an acknowledgement.
     pub max_unacked_packets: i64,
-    /// Bytes between two messages that ask for an acknowledgement.
+    /// Number of bytes between two messages that ask for an acknowledgement.
     pub max_unacked_bytes: i64,
     /// Whether pings are answered.
     pub ping_enable: bool,
@@ -170,7 +173,7 @@ pub const SYSCTL_NAMES: [&str; 9] = [
     "net.rds.reconnect_delay_max_ms",
 ];
 
-/// What a change of a setting asks the node to do.
+/// Action that a change of a setting requires of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SysctlEffect {
     None,

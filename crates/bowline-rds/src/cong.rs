@@ -61,12 +61,12 @@ impl CongMap {
         mask
     }
 
-    /// The groups with a congested port; the map is empty afterwards.
+    /// Empties the map; returns the port groups that had a congested port.
     pub(crate) fn take(&mut self) -> u64 {
         self.words.take().map_or(0, |old| old.iter().fold(0, |mask, w| mask | w))
     }
 
-    /// Appends the 8192 bytes as they go on the wire.
+    /// Appends the 8192 bytes of the map in wire format.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
         match &self.words {
             None => out.resize(out.len() + MAP_LEN, 0),

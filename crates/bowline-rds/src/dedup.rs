@@ -1,11 +1,11 @@
-//! Duplicates from peers that acknowledge by TCP.
+//! Recognises repeated messages of peers that acknowledge by TCP alone.
 //!
 //! Such a peer repeats a message (flag 0x04) only if its TCP had no acknowledgement of the last
-//! byte when the connection broke, so only messages of the last receive window can come again. Each
-//! one received in that window is remembered; a flagged message that equals one from another TCP
-//! connection is a duplicate. So is a plain one that comes after its flagged copy, when the copy
-//! came on a newer connection or the number is too high to have been counted anew: it was overtaken
-//! on the way.
+//! byte when the connection broke. So only messages of the last receive window can come again, and
+//! each message received in that window is remembered. A flagged message is a duplicate if it
+//! equals a message from another TCP connection. A plain message is a duplicate if it comes after
+//! its flagged copy, and the copy came on a newer connection or the number is too high for a peer
+//! that counts from 1 again: the copy overtook the plain message on the way.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -19,19 +19,21 @@ use crate::config::DUPLICATE_RECORD;
 use crate::ids::LinkId;
 use crate::rxbuf::Rope;
 
-/// Bytes of stream a link remembers: the largest receive window Linux opens by default.
+/// Number of bytes of a stream whose messages are remembered: the largest receive window that Linux
+/// opens by default.
 const WINDOW: u64 = 32 << 20;
-/// Most messages remembered per peer.
+/// Maximum number of messages remembered per peer.
 const RECORDS_MAX: usize = 1 << 17;
-/// Highest number that a peer which counts from 1 again can have reached while a message of that
-/// number from before is remembered: each that it counts takes a record.
+/// The highest number that a peer which counts from 1 again can have reached while an earlier
+/// message with that number is remembered, since each message that the peer counts takes a record.
 const COUNTED_MAX: u64 = RECORDS_MAX as u64;
-/// Most messages remembered of a quiet peer once the node as a whole remembers half of what it may.
-const RECORDS_FEW: usize = 1 << 10;
-/// What each peer has at least, however many there are.
-const RECORDS_LEAST: usize = 16;
+/// Maximum number of messages remembered of a quiet peer while more than half of the node's budget
+/// is used.
+const RECORDS_QUIET_MAX: usize = 1 << 10;
+/// Number of messages that each peer may have remembered, however many peers there are.
+const RECORDS_MIN: usize = 16;
 
-/// How many messages all peers of a node may have remembered together.
+/// Limit on the number of messages remembered for all peers of a node together.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     used: Arc<AtomicUsize>,
@@ -43,11 +45,12 @@ impl Budget {
         Self { used: Arc::default(), limit }
     }
 
-    /// What each peer may have remembered once all is used.
+    /// Returns the number of messages that each peer may have remembered when the budget is used
+    /// up.
     fn share(&self) -> usize {
-        // Each peer's records hold one, and the node.
+        // The records of each peer hold one reference, and the node holds one.
         let peers = Arc::strong_count(&self.used).saturating_sub(1).max(1);
-        (self.limit / peers).clamp(RECORDS_LEAST, RECORDS_MAX)
+        (self.limit / peers).clamp(RECORDS_MIN, RECORDS_MAX)
     }
 
     /// Memory in use, bytes.
@@ -55,7 +58,8 @@ impl Budget {
         self.used.load(Relaxed) * DUPLICATE_RECORD
     }
 
-    /// More than half is used: what is not likely to be needed has to go.
+    /// Tells whether more than half of the budget is used, so that records unlikely to be needed
+    /// have to go.
     pub(crate) fn is_tight(&self) -> bool {
         self.used.load(Relaxed) > self.limit / 2
     }
@@ -70,26 +74,27 @@ struct Key {
     dport: u16,
 }
 
-/// The connection that brings a message, as far as duplicates are concerned.
+/// Properties of the connection that brings a message which matter for duplicates.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bearer {
+pub(crate) struct SourceLink {
     pub(crate) link: LinkId,
-    /// Grows with every link of the peer.
+    /// Serial of the link: later links of the peer have higher ones.
     pub(crate) serial: u64,
-    /// Path of the sender, if it dialled the connection and its ports tell paths.
-    pub(crate) lane: Option<u8>,
+    /// Path of the sender, if the peer dialled the connection and its ports tell paths.
+    pub(crate) sender_path: Option<u8>,
 }
 
 /// How a message came.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
-    by: Bearer,
+    source: SourceLink,
     flagged: bool,
-    /// Bytes that had come from the peer then; no two arrivals have the same.
+    /// Number of bytes received from the peer at that time; unique among arrivals.
     at: u64,
 }
 
-/// Where equal messages came: nearly always one did, and more only from paths that number alike.
+/// Arrivals of equal messages: nearly always one, and more only from paths that use the same
+/// numbers.
 #[derive(Debug)]
 struct Arrivals {
     last: Arrival,
@@ -101,16 +106,16 @@ impl Arrivals {
         is(&self.last) || self.others.iter().any(is)
     }
 
-    /// Adds an arrival in place of those that `goes` tells.
-    fn replace(&mut self, new: Arrival, mut goes: impl FnMut(&Arrival) -> bool) {
-        self.others.retain(|a| !goes(a));
-        if !goes(&self.last) {
+    /// Adds an arrival in place of those for which `replaced` is true.
+    fn replace(&mut self, new: Arrival, mut replaced: impl FnMut(&Arrival) -> bool) {
+        self.others.retain(|a| !replaced(a));
+        if !replaced(&self.last) {
             self.others.push(self.last);
         }
         self.last = new;
     }
 
-    /// Forgets one arrival; true when none is left.
+    /// Forgets one arrival; returns true if none is left.
     fn forget(&mut self, at: u64) -> bool {
         if self.last.at != at {
             self.others.retain(|a| a.at != at);
@@ -124,14 +129,14 @@ impl Arrivals {
     }
 }
 
-/// What came lately from one peer.
+/// Messages received lately from one peer.
 #[derive(Debug)]
 pub(crate) struct Dedup {
     budget: Budget,
     seen: HashMap<Key, Arrivals>,
-    /// The same in order of arrival, for forgetting.
+    /// The messages in order of arrival, oldest first, so that old ones can be forgotten.
     order: VecDeque<(Key, u64)>,
-    /// Bytes received from this peer on all links.
+    /// Number of bytes received from this peer on all links.
     received: u64,
 }
 
@@ -146,13 +151,14 @@ impl Dedup {
         Self { budget: budget.clone(), seen: HashMap::new(), order: VecDeque::new(), received: 0 }
     }
 
-    /// Tells whether a complete message is one that came before on another link, and remembers it.
-    /// `by_lane`: the peer's ports tell its paths, whose numbers are alike. That may be learnt only
-    /// after messages have come, so each is remembered with its lane whether or not it counts.
+    /// Tells whether a complete message came before on another link, and remembers it. `by_path`:
+    /// the peer's ports tell its paths, which use the same numbers. This node may
+    /// learn that only after messages have come, so each message is remembered with its path in
+    /// either case.
     pub(crate) fn is_duplicate(
         &mut self,
-        by: Bearer,
-        by_lane: bool,
+        source: SourceLink,
+        by_path: bool,
         header: &Header,
         payload: &Rope,
     ) -> bool {
@@ -165,15 +171,17 @@ impl Dedup {
         };
         self.received += HEADER_LEN as u64 + u64::from(header.len);
         let flagged = header.flags.contains(bowline_wire::rds::Flags::RETRANSMITTED);
-        let new = Arrival { by, flagged, at: self.received };
+        let new = Arrival { source, flagged, at: self.received };
         let is_copy = |a: &Arrival| {
-            // The order in which connections are accepted is not always that of their making, nor
-            // that in which a path of the peer had them. But a peer that counts from 1 again cannot
-            // have come so far while this is remembered. Answers of different paths may have one
-            // number; messages of two sockets have each once, whatever their path.
-            let counted = header.sport == 0 || header.sequence <= COUNTED_MAX;
-            let overtaken = a.flagged && (by.serial < a.by.serial || !counted);
-            (!by_lane || a.by.lane == by.lane) && a.by.link != by.link && (flagged || overtaken)
+            // Connections may be accepted in another order than they were made in, and than a path
+            // of the peer used them in. But a peer that counts from 1 again cannot have come so far
+            // while this message is remembered. Answers of different paths may have the same
+            // number; messages of two sockets have different ones, whatever their path.
+            let may_be_reused = header.sport == 0 || header.sequence <= COUNTED_MAX;
+            let overtaken = a.flagged && (source.serial < a.source.serial || !may_be_reused);
+            (!by_path || a.source.sender_path == source.sender_path)
+                && a.source.link != source.link
+                && (flagged || overtaken)
         };
         let duplicate = match self.seen.entry(key) {
             Entry::Vacant(entry) => {
@@ -183,7 +191,9 @@ impl Dedup {
             Entry::Occupied(mut entry) => {
                 let before = entry.get_mut();
                 let duplicate = before.any(is_copy);
-                before.replace(new, |a| if duplicate { is_copy(a) } else { a.by.lane == by.lane });
+                before.replace(new, |a| {
+                    if duplicate { is_copy(a) } else { a.source.sender_path == source.sender_path }
+                });
                 duplicate
             }
         };
@@ -192,9 +202,9 @@ impl Dedup {
         duplicate
     }
 
-    /// Forgets what cannot come again, and what is too much.
+    /// Forgets messages that cannot come again, and the oldest ones beyond the limits.
     fn forget_old(&mut self) {
-        // Only a sum: the node has one thread at a time.
+        // Relaxed suffices: the node has one thread at a time, and the value is only a sum.
         let used = self.budget.used.fetch_add(1, Relaxed);
         let most = if used < self.budget.limit { RECORDS_MAX } else { self.budget.share() };
         let oldest = self.received.saturating_sub(WINDOW);
@@ -214,16 +224,17 @@ impl Dedup {
         }
     }
 
-    /// Forgets what the next process of the peer may number alike: it may count from 1 again.
-    /// Numbers taken from the clock do not come again; and what looks like a restart may be a
-    /// connection of a dead process, accepted after those of its successor, who goes on. What came
-    /// on links from the one of this serial on is the next process's own: it may have sent before
-    /// it said who it is.
-    pub(crate) fn forget_counted(&mut self, serial: u64) {
+    /// Forgets messages whose numbers the next process of the peer may use again, because it may
+    /// count from 1. Numbers taken from the clock do not come again. What looks like a restart may
+    /// also be a connection of a dead process that is accepted after those of its successor, which
+    /// replaced on. Messages that came on links with this serial or a later one belong to the next
+    /// process: it may have sent them before it told its generation.
+    pub(crate) fn forget_reusable_numbers(&mut self, serial: u64) {
         let (seen, used) = (&mut self.seen, &self.budget.used);
         self.order.retain(|(key, at)| {
-            let its_own = |a: &Arrival| a.at == *at && a.by.serial >= serial;
-            let kept = key.sequence > COUNTED_MAX || seen.get(key).is_some_and(|a| a.any(its_own));
+            let of_next_process = |a: &Arrival| a.at == *at && a.source.serial >= serial;
+            let kept =
+                key.sequence > COUNTED_MAX || seen.get(key).is_some_and(|a| a.any(of_next_process));
             if !kept {
                 used.fetch_sub(1, Relaxed);
                 if seen.get_mut(key).is_some_and(|arrivals| arrivals.forget(*at)) {
@@ -234,14 +245,14 @@ impl Dedup {
         });
     }
 
-    /// Forgets all but the latest, as many as are always kept.
+    /// Forgets all but the latest `RECORDS_QUIET_MAX` messages.
     pub(crate) fn trim(&mut self) {
-        while self.order.len() > RECORDS_FEW {
+        while self.order.len() > RECORDS_QUIET_MAX {
             self.forget_first();
         }
     }
 
-    /// Forgets everything.
+    /// Forgets all messages.
     fn clear(&mut self) {
         self.budget.used.fetch_sub(self.order.len(), Relaxed);
         self.seen = HashMap::new();
@@ -249,11 +260,13 @@ impl Dedup {
     }
 }
 
-/// A 64-bit digest; the peer only competes with its own messages.
+/// Returns a 64-bit digest. A cryptographic one is not needed: a peer could only cause collisions
+/// among its own messages.
 fn digest(payload: &Rope) -> u64 {
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut h = payload.len() as u64;
-    // Pieces may split words differently on the second arrival, so bytes are regrouped.
+    // The payload may be split differently at its second arrival, so bytes are regrouped into
+    // words.
     let mut word = [0; 8];
     let mut fill = 0;
     let mut mix = |w: u64| h = (h.rotate_left(5) ^ w).wrapping_mul(K);
@@ -290,8 +303,8 @@ mod tests {
         Header { sequence, len: 5, sport: 1000, dport: 2000, flags, ..Header::default() }
     }
 
-    fn by(link: LinkId, serial: u64) -> Bearer {
-        Bearer { link, serial, lane: None }
+    fn by(link: LinkId, serial: u64) -> SourceLink {
+        SourceLink { link, serial, sender_path: None }
     }
 
     // tests
@@ -326,26 +339,30 @@ mod tests {
         );
     }
 
-    /// A peer has restarted. Connections of its paths 3 and 4 come up and bring messages before
-    /// that of path 0 brings the first handshake, which says that its ports tell its paths. Then
-    /// one of them breaks, and what its TCP had no acknowledgement for comes again on another.
+    /// A peer has restarted. Connections of its paths 3 and 4 come up and bring messages before the
+    /// one of path 0 brings the first handshake, which says that the peer's ports tell its paths.
+    /// Then one of them breaks, and messages that were not acknowledged by its TCP come again on
+    /// another.
     // tests
     #[test]
-    fn what_came_before_the_handshake_is_known_when_it_comes_again_after_it() {
+    fn messages_from_before_the_handshake_are_recognised_when_repeated_after_it() {
         let (first, second, third) = (LinkId((0, 1)), LinkId((1, 1)), LinkId((2, 1)));
         let text = Rope::from_vec(b"hello".to_vec());
-        let lane = |link, serial, lane| Bearer { link, serial, lane: Some(lane) };
+        let on_path = |link, serial, path| SourceLink { link, serial, sender_path: Some(path) };
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         let plain = header(7, Flags::NONE);
         let again = header(7, Flags::RETRANSMITTED);
-        assert!(!dedup.is_duplicate(lane(first, 1, 4), false, &plain, &text));
-        assert!(!dedup.is_duplicate(lane(second, 2, 3), false, &plain, &text), "of another path");
-        assert!(dedup.is_duplicate(lane(third, 3, 4), true, &again, &text), "path 4 again");
-        assert!(!dedup.is_duplicate(lane(second, 2, 5), true, &again, &text), "new on path 5");
+        assert!(!dedup.is_duplicate(on_path(first, 1, 4), false, &plain, &text));
+        assert!(
+            !dedup.is_duplicate(on_path(second, 2, 3), false, &plain, &text),
+            "of another path"
+        );
+        assert!(dedup.is_duplicate(on_path(third, 3, 4), true, &again, &text), "path 4 again");
+        assert!(!dedup.is_duplicate(on_path(second, 2, 5), true, &again, &text), "new on path 5");
     }
 
-    /// A connection is held up on its way while the sender gives it up, dials again and repeats on
-    /// the new one what the old one carries. The new one is accepted first.
+    /// A connection is delayed on its way. The sender gives it up, dials again and repeats the
+    /// messages on the new connection, which is accepted first.
     // tests
     #[test]
     fn a_copy_on_a_connection_accepted_after_its_successor_is_a_duplicate() {
@@ -354,16 +371,16 @@ mod tests {
         let again = |sequence| header(sequence, Flags::RETRANSMITTED);
         let clock = COUNTED_MAX + 1;
         let plain = |sequence| header(sequence, Flags::NONE);
-        let from = |link, serial, lane| Bearer { link, serial, lane };
+        let from = |link, serial, sender_path| SourceLink { link, serial, sender_path };
         let mut dedup = Dedup::new(&Budget::new(usize::MAX));
         assert!(!dedup.is_duplicate(from(new, 1, Some(0)), true, &again(clock), &text));
         assert!(!dedup.is_duplicate(from(old, 2, Some(1)), true, &plain(clock), &text), "path 1");
         assert!(dedup.is_duplicate(from(old, 3, Some(0)), true, &plain(clock), &text));
-        // A number that a restarted peer may have counted to anew tells nothing.
+        // A low number proves nothing: a restarted peer may have counted up to it again.
         let low = COUNTED_MAX;
         assert!(!dedup.is_duplicate(from(new, 1, Some(0)), true, &again(low), &text));
         assert!(!dedup.is_duplicate(from(old, 2, Some(0)), true, &plain(low), &text));
-        // Nor do those of answers, which several paths may give alike.
+        // The numbers of answers prove nothing either: several paths may give the same ones.
         let answer = |flags| Header { sport: 0, ..header(clock + 1, flags) };
         let text = Rope::default();
         let flagged = answer(Flags::RETRANSMITTED);
@@ -371,8 +388,9 @@ mod tests {
         assert!(!dedup.is_duplicate(from(old, 2, None), true, &answer(Flags::NONE), &text));
     }
 
-    /// A kernel-like acceptor gives a path another connection, one that this node dialled before
-    /// the broken one, and repeats on it what the broken one carries. That is read first.
+    /// An acceptor like a kernel gives a path another connection, which this node dialled before
+    /// the broken one, and repeats on it the messages of the broken one. The other connection is
+    /// read first.
     // tests
     #[test]
     fn a_copy_on_a_connection_dialled_later_is_a_duplicate() {
@@ -385,8 +403,8 @@ mod tests {
         assert!(dedup.is_duplicate(by(later, 2), true, &header(clock, Flags::NONE), &text));
     }
 
-    /// A dead process's connection is accepted after those of its successor, which looks like a
-    /// restart.
+    /// The connection of a dead process is accepted after those of its successor, which looks like
+    /// a restart.
     // tests
     #[test]
     fn a_restart_leaves_what_is_numbered_by_the_clock() {
@@ -397,7 +415,7 @@ mod tests {
         for sequence in [7, COUNTED_MAX + 1] {
             assert!(!dedup.is_duplicate(by(a, 1), false, &header(sequence, Flags::NONE), &text));
         }
-        dedup.forget_counted(u64::MAX);
+        dedup.forget_reusable_numbers(u64::MAX);
         assert_eq!(budget.used.load(Relaxed), 1);
         let again = |sequence| header(sequence, Flags::RETRANSMITTED);
         assert!(!dedup.is_duplicate(by(b, 2), false, &again(7), &text), "counted anew");
@@ -423,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn all_peers_together_remember_no_more_than_the_budget() {
+    fn records_of_all_peers_together_stay_within_the_budget() {
         let budget = Budget::new(5_000);
         let text = Rope::from_vec(b"hello".to_vec());
         let mut peers: Vec<Dedup> = (0..10).map(|_| Dedup::new(&budget)).collect();
@@ -435,7 +453,7 @@ mod tests {
         }
         let used = budget.used.load(Relaxed);
         assert_eq!(used, peers.iter().map(|p| p.order.len()).sum::<usize>());
-        assert!(used <= 10 * (RECORDS_FEW + 1), "{used} remembered");
+        assert!(used <= 10 * (RECORDS_QUIET_MAX + 1), "{used} remembered");
         peers.clear();
         assert_eq!(budget.used.load(Relaxed), 0);
     }

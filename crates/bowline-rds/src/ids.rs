@@ -1,14 +1,14 @@
-//! Names of the objects of a node.
+//! Ids of the objects of a node.
 
-/// A socket of a node. Stays unique: a closed socket's id never names another.
+/// Id of a socket of a node. It is never used again for another socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId(pub(crate) (u32, u32));
 
-/// A TCP connection of a node. Stays unique like [`SocketId`].
+/// Id of a TCP connection of a node. It is never used again, like [`SocketId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub(crate) (u32, u32));
 
-/// A pair of addresses that exchange messages.
+/// Id of a pair of addresses that exchange messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ConnId(pub(crate) (u32, u32));
 

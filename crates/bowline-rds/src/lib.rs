@@ -73,8 +73,8 @@ mod stats;
 mod txlog;
 
 pub use api::{
-    CloseHow, CloseReason, Control, Event, Held, Interest, Output, Readiness, Received, RecvOpts,
-    SendControl, SendMsg, Sent, Taken, TurnedAway,
+    AcceptError, CloseHow, CloseReason, Control, Event, Interest, Output, OutstandingMessages,
+    Readiness, Received, ReceivedInto, RecvOpts, SendControl, SendMsg, Sent,
 };
 pub use bowline_base::Instant;
 pub use config::{

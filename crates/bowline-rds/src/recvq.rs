@@ -1,5 +1,5 @@
-//! Messages that wait for their reader. What neighbours have in common, the sender and the buffer
-//! they arrived in, is held once for all of them.
+//! Messages that wait for their reader. Neighbouring messages share one record of their sender and
+//! of the buffer they arrived in.
 //!
 //! ```text
 //!   runs      [peer A, buffer 7, 3 left] [peer B, buffer 9, 2 left]
@@ -16,26 +16,27 @@ use crate::ids::ConnId;
 use crate::rxbuf::Rope;
 use crate::socket::Endpoint;
 
-/// Where a message comes from, but for the port.
+/// Origin of a message, without the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) addr: Ipv6Addr,
     pub(crate) scope: u32,
-    /// `None` within the node.
+    /// The connection; `None` for a message sent within the node.
     pub(crate) conn: Option<ConnId>,
 }
 
-/// What only few messages have.
+/// Properties that only few messages have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rare {
     /// Remote memory key from the sender.
     pub(crate) rdma_dest: Option<u64>,
     pub(crate) queued_at: Option<Instant>,
-    /// First byte of header seen, header complete, queued.
+    /// Times when the first byte of the header was seen, when the header was complete, and when the
+    /// message was queued.
     pub(crate) trace: Option<[Instant; 3]>,
 }
 
-/// A message by itself.
+/// A message with all its properties.
 #[derive(Clone, Debug)]
 pub(crate) struct RecvMsg {
     pub(crate) origin: Origin,
@@ -45,11 +46,11 @@ pub(crate) struct RecvMsg {
     pub(crate) rare: Option<Box<Rare>>,
 }
 
-/// Neighbours of one origin in one buffer.
+/// Neighbouring messages of one origin in one buffer.
 #[derive(Debug)]
 struct Run {
     origin: Origin,
-    /// `None` while all of them are empty or have ropes of their own.
+    /// `None` while all messages of the run are empty or have ropes.
     buf: Option<Arc<Vec<u8>>>,
     left: usize,
 }
@@ -57,18 +58,18 @@ struct Run {
 #[derive(Debug)]
 struct Entry {
     seq: u64,
-    /// Where the payload lies in the buffer of the run.
+    /// Offset of the payload in the buffer of the run.
     start: u32,
     len: u32,
     sport: u16,
-    /// There is more, in the queue's list of such.
-    own: bool,
+    /// Further properties of the message stand in the queue's `unshared`.
+    has_unshared: bool,
 }
 
-/// What an entry does not share.
+/// Properties that an entry does not share with its neighbours.
 #[derive(Clone, Debug)]
-struct Own {
-    /// The payload, when it lies in several buffers.
+struct Unshared {
+    /// The payload, if it lies in several buffers.
     rope: Option<Rope>,
     rare: Option<Box<Rare>>,
 }
@@ -78,17 +79,17 @@ struct Own {
 pub(crate) struct Popped {
     pub(crate) origin: Origin,
     pub(crate) sport: u16,
-    /// Bytes of the message, not of what fitted.
+    /// Length of the message in bytes; the caller's buffer may be shorter.
     pub(crate) len: usize,
 }
 
-/// First in, first out.
+/// Queue of received messages, first in, first out.
 #[derive(Debug, Default)]
 pub(crate) struct RecvQueue {
     runs: VecDeque<Run>,
     entries: VecDeque<Entry>,
-    /// What entries do not share, in the same order.
-    owns: VecDeque<Own>,
+    /// The unshared properties of the entries that have any, in the order of the entries.
+    unshared: VecDeque<Unshared>,
 }
 
 impl RecvQueue {
@@ -110,11 +111,11 @@ impl RecvQueue {
         };
         self.count(&origin, piece.as_ref().map(|p| &p.buf));
         let start = piece.map_or(0, |p| p.start);
-        let own = rope.is_some() || rare.is_some();
-        if own {
-            self.owns.push_back(Own { rope, rare });
+        let has_unshared = rope.is_some() || rare.is_some();
+        if has_unshared {
+            self.unshared.push_back(Unshared { rope, rare });
         }
-        self.entries.push_back(Entry { seq, start, len, sport, own });
+        self.entries.push_back(Entry { seq, start, len, sport, has_unshared });
     }
 
     /// Queues a message that lies in one buffer.
@@ -127,7 +128,7 @@ impl RecvQueue {
         (start, len): (u32, u32),
     ) {
         self.count(origin, Some(buf));
-        self.entries.push_back(Entry { seq, start, len, sport, own: false });
+        self.entries.push_back(Entry { seq, start, len, sport, has_unshared: false });
     }
 
     /// Queues a copy of a message.
@@ -135,10 +136,10 @@ impl RecvQueue {
         let buf = (!bytes.is_empty()).then(|| Arc::new(bytes.to_vec()));
         self.count(origin, buf.as_ref());
         let len = bytes.len() as u32;
-        self.entries.push_back(Entry { seq, start: 0, len, sport, own: false });
+        self.entries.push_back(Entry { seq, start: 0, len, sport, has_unshared: false });
     }
 
-    /// Counts a message in the last run if it goes with that, else in a new one.
+    /// Counts a message in the last run if origin and buffer match, else in a new one.
     #[inline]
     fn count(&mut self, origin: &Origin, buf: Option<&Arc<Vec<u8>>>) {
         if let Some(run) = self.runs.back_mut()
@@ -159,14 +160,14 @@ impl RecvQueue {
         self.runs.push_back(Run { origin: *origin, buf: buf.cloned(), left: 1 });
     }
 
-    /// Takes the first message and copies as much of it as fits, if it lies in one buffer, is at
-    /// most `limit` bytes long and has nothing rare.
+    /// Takes the first message and copies as much of it as fits, if the message lies in one buffer,
+    /// is at most `limit` bytes long and has no rare properties.
     #[inline]
     pub(crate) fn pop_into(&mut self, out: &mut [u8], limit: usize) -> Option<Popped> {
         let entry = self.entries.front()?;
         let run = self.runs.front_mut()?;
         let len = entry.len as usize;
-        if entry.own || len > limit {
+        if entry.has_unshared || len > limit {
             return None;
         }
         if let Some(buf) = &run.buf {
@@ -186,9 +187,9 @@ impl RecvQueue {
     /// Takes the first message.
     pub(crate) fn pop(&mut self) -> Option<RecvMsg> {
         let entry = self.entries.pop_front()?;
-        let own = if entry.own { self.owns.pop_front() } else { None };
+        let unshared = if entry.has_unshared { self.unshared.pop_front() } else { None };
         let run = self.runs.front_mut()?;
-        let msg = message(run, &entry, own);
+        let msg = message(run, &entry, unshared);
         run.left -= 1;
         if run.left == 0 {
             self.runs.pop_front();
@@ -196,12 +197,12 @@ impl RecvQueue {
         Some(msg)
     }
 
-    /// Returns the first message and leaves it.
+    /// Returns the first message and leaves it in the queue.
     pub(crate) fn peek(&self) -> Option<RecvMsg> {
         let entry = self.entries.front()?;
         let run = self.runs.front()?;
-        let own = if entry.own { self.owns.front().cloned() } else { None };
-        Some(message(run, entry, own))
+        let unshared = if entry.has_unshared { self.unshared.front().cloned() } else { None };
+        Some(message(run, entry, unshared))
     }
 
     /// Sender, number and length of each message, and the connection it came on.
@@ -219,9 +220,9 @@ impl Origin {
     }
 }
 
-fn message(run: &Run, entry: &Entry, own: Option<Own>) -> RecvMsg {
+fn message(run: &Run, entry: &Entry, unshared: Option<Unshared>) -> RecvMsg {
     let Entry { seq, start, len, sport, .. } = *entry;
-    let (rope, rare) = own.map_or((None, None), |own| (own.rope, own.rare));
+    let (rope, rare) = unshared.map_or((None, None), |u| (u.rope, u.rare));
     let data = match (rope, &run.buf) {
         (Some(rope), _) => rope,
         (None, Some(buf)) if len > 0 => Rope::single(Arc::clone(buf), start, len),
@@ -246,7 +247,8 @@ mod tests {
         rope
     }
 
-    /// Two peers, two buffers, an empty message, one in pieces and one with a time stamp.
+    /// A queue with two peers, two buffers, an empty message, a message in pieces and a message
+    /// with a time stamp.
     fn filled() -> RecvQueue {
         let (one, two) = (Arc::new(b"aabbb".to_vec()), Arc::new(b"cccc".to_vec()));
         let mut queue = RecvQueue::default();
@@ -288,11 +290,11 @@ mod tests {
             assert_eq!(msg.origin, origin(if port == 20 { 2 } else { 1 }));
             assert_eq!(msg.rare.is_some(), seq == 7);
         }
-        assert!(queue.pop().is_none() && queue.runs.is_empty() && queue.owns.is_empty());
+        assert!(queue.pop().is_none() && queue.runs.is_empty() && queue.unshared.is_empty());
     }
 
     #[test]
-    fn copies_what_is_simple_and_leaves_the_rest() {
+    fn copies_simple_messages_and_leaves_the_others() {
         let mut queue = filled();
         let mut out = [0; 3];
         for (port, seq, data) in WANT {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 /// Capacity of a pooled read buffer, bytes.
 pub const RX_BUF_LEN: usize = 256 << 10;
-/// Most pooled buffers alive at once. What is read beyond that is copied into buffers of its size,
-/// so that slow readers pin at most 16 MiB more than they are due.
+/// Maximum number of pooled buffers in use at once. Bytes read beyond that are copied into buffers
+/// of their size, so that slow readers pin at most 16 MiB more than their messages hold.
 const POOL_MAX: usize = 64;
-/// Buffers kept while nobody uses them.
+/// Number of unused buffers that are kept.
 const POOL_KEEP: usize = 4;
 
-/// A buffer being filled; only its owner sees it.
+/// A buffer that is being filled; only its owner can see it.
 #[derive(Debug)]
 pub struct RxBufMut {
     buf: Arc<Vec<u8>>,
@@ -25,20 +25,20 @@ impl RxBufMut {
     }
 }
 
-/// What one read brought.
+/// The bytes of one read.
 #[derive(Clone, Debug)]
 pub struct RxBuf {
     buf: Arc<Vec<u8>>,
     share: Share,
 }
 
-/// Whether messages may refer to a read buffer instead of copying out of it.
+/// Rule by which messages may refer to a read buffer instead of copying from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
-    /// Every piece.
+    /// Every piece of a message may.
     All,
-    /// The first two pieces of a message. One that comes in many small reads would pin a buffer
-    /// for each.
+    /// The first two pieces of a message may. A message that comes in many small reads would
+    /// otherwise pin a buffer for each of them.
     Two,
     Nothing,
 }
@@ -49,19 +49,19 @@ impl RxBuf {
         Self { buf: Arc::new(bytes), share: Share::Nothing }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.buf
     }
 
-    /// The buffer, when a message that lies in it alone may refer to it.
+    /// Returns the buffer, if a message that lies in this buffer alone may refer to it.
     pub(crate) fn shared(&self) -> Option<&Arc<Vec<u8>>> {
         (self.share != Share::Nothing).then_some(&self.buf)
     }
 }
 
-/// Sizes of buffers for reads that brought little, bytes.
+/// Sizes in bytes of buffers for reads that brought little.
 const CLASSES: [usize; 3] = [1 << 10, 4 << 10, 16 << 10];
 
 /// Buffers of one size.
@@ -87,7 +87,7 @@ impl Slots {
         None
     }
 
-    /// Frees buffers nobody uses, but for a few.
+    /// Frees unused buffers, except for a few.
     fn shrink(&mut self) {
         let mut keep = POOL_KEEP;
         self.slots.retain(|buf| {
@@ -101,7 +101,7 @@ impl Slots {
     }
 }
 
-/// Read buffers that are used again once no message refers to them.
+/// Read buffers that are reused once no message refers to them.
 #[derive(Debug, Default)]
 pub struct RxPool {
     large: Slots,
@@ -124,7 +124,7 @@ impl RxPool {
         if !pooled {
             let mut buf = buf;
             if let Some(vec) = Arc::get_mut(&mut buf) {
-                vec.shrink_to_fit(); // it may wait for long
+                vec.shrink_to_fit(); // the buffer may wait for a reader for long
             }
             return RxBuf { buf, share: Share::Nothing };
         }
@@ -132,8 +132,8 @@ impl RxPool {
             self.large.slots.push(Arc::clone(&buf));
             return RxBuf { buf, share: Share::All };
         };
-        // A buffer that is nearly empty would pin far more than it holds: a smaller one takes its
-        // place. A second copy, of little.
+        // A buffer that is nearly empty would pin far more memory than it holds. A smaller one
+        // takes its place, at the price of a second copy of few bytes.
         let small = self.copy_small(class, &buf);
         self.large.slots.push(buf);
         small
@@ -144,7 +144,7 @@ impl RxPool {
         let mut buf = match slots.take() {
             Some(buf) => buf,
             None if slots.slots.len() < POOL_MAX => Arc::new(Vec::with_capacity(size)),
-            // Slow readers hold them all: no more memory than the bytes are worth.
+            // Slow readers hold all pooled buffers: take no more memory than the bytes need.
             None => return RxBuf { buf: Arc::new(bytes.to_vec()), share: Share::Two },
         };
         match Arc::get_mut(&mut buf) {
@@ -162,14 +162,14 @@ impl RxPool {
         }
     }
 
-    /// Frees buffers nobody uses, but for a few.
+    /// Frees unused buffers, except for a few.
     pub fn shrink(&mut self) {
         self.large.shrink();
         self.small.iter_mut().for_each(Slots::shrink);
     }
 }
 
-/// A stretch of a buffer.
+/// A range of a buffer.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub(crate) buf: Arc<Vec<u8>>,
@@ -188,7 +188,7 @@ impl Piece {
 #[derive(Clone, Debug, Default)]
 pub struct Rope {
     first: Option<Piece>,
-    /// Held here because most messages that one read does not bring whole come in two.
+    /// The second piece has a field because most messages that need several reads come in two.
     second: Option<Piece>,
     rest: Vec<Piece>,
     len: usize,
@@ -205,12 +205,12 @@ impl Rope {
         self.len == 0
     }
 
-    /// The bytes, piece by piece.
+    /// Returns the bytes, piece by piece.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
         self.first.iter().chain(&self.second).chain(&self.rest).map(Piece::bytes)
     }
 
-    /// Copies as much as fits; returns how much that was.
+    /// Copies as many bytes as fit; returns their number.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         let mut at = 0;
         for slice in self.slices() {
@@ -238,13 +238,14 @@ impl Rope {
         rope
     }
 
-    /// Makes a payload of a stretch of one buffer.
+    /// Makes a payload of a range of one buffer.
     pub(crate) fn single(buf: Arc<Vec<u8>>, start: u32, len: u32) -> Self {
         let first = Some(Piece { buf, start, len });
         Self { first, second: None, rest: Vec::new(), len: len as usize }
     }
 
-    /// Takes a payload of at most one piece apart; gives any other back.
+    /// Converts a payload of at most one piece to that piece; returns any other payload as an
+    /// error.
     pub(crate) fn into_single(self) -> Result<Option<Piece>, Self> {
         if self.second.is_some() { Err(self) } else { Ok(self.first) }
     }
@@ -260,8 +261,8 @@ impl Rope {
         }
     }
 
-    /// Appends bytes of a read buffer, shared when that pins no more than it is worth, else
-    /// copied; returns the bytes copied.
+    /// Appends bytes of a read buffer. They are shared if that does not pin much more memory than
+    /// they need, and copied otherwise. Returns the number of bytes copied.
     pub(crate) fn push(&mut self, from: &RxBuf, start: usize, len: usize) -> usize {
         if len == 0 {
             return 0;

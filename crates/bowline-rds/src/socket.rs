@@ -1,4 +1,4 @@
-//! A socket's own state.
+//! State of a socket.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -7,8 +7,8 @@ use crate::ids::ConnId;
 use crate::recvq::RecvQueue;
 
 /// Messages, and bytes, that are queued for a waiting reader before parsing stops.
-const PLENTY_MESSAGES: usize = 32;
-const PLENTY_BYTES: usize = 64 << 10;
+const ENOUGH_MESSAGES: usize = 32;
+const ENOUGH_BYTES: usize = 64 << 10;
 
 /// Transport of a socket, with the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,20 +40,20 @@ impl Endpoint {
         to_socket_addr(self.addr, self.port, self.scope)
     }
 
-    /// Gives a link-local address that was said without a scope this one.
+    /// Adds this scope to a link-local address that was given without one.
     pub(crate) fn or_scope(self, scope: Option<u32>) -> Self {
         let missing = needs_scope(self.addr) && self.scope == 0;
         Self { scope: scope.filter(|_| missing).unwrap_or(self.scope), ..self }
     }
 
-    /// `None` unless it names one host and has its scope.
+    /// Returns `None` unless the address names one host and has the scope it needs.
     pub(crate) fn checked(self) -> Option<Self> {
         let ok = is_unicast(self.addr) && !(needs_scope(self.addr) && self.scope == 0);
         ok.then_some(self)
     }
 }
 
-/// Makes the form users see: IPv4 as IPv4.
+/// Converts to the form that users see: IPv4 addresses as IPv4.
 pub(crate) fn to_socket_addr(addr: Ipv6Addr, port: u16, scope: u32) -> SocketAddr {
     match addr.to_ipv4_mapped() {
         Some(v4) => SocketAddr::from((v4, port)),
@@ -61,7 +61,7 @@ pub(crate) fn to_socket_addr(addr: Ipv6Addr, port: u16, scope: u32) -> SocketAdd
     }
 }
 
-/// Makes the form the core compares: 128 bits.
+/// Converts to the form that the core compares: 128 bits, IPv4 mapped to IPv6.
 pub(crate) fn mapped(addr: IpAddr) -> Ipv6Addr {
     match addr {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -87,7 +87,7 @@ pub(crate) fn is_loopback(addr: Ipv6Addr) -> bool {
     addr.is_loopback() || addr.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback())
 }
 
-/// What a bound socket is bound to.
+/// The address and port of a bound socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     pub(crate) at: Endpoint,
@@ -98,29 +98,29 @@ pub(crate) struct Bound {
 /// Receive path latency request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencyTrace {
-    /// Positions asked for.
+    /// Number of positions in use.
     pub count: u8,
-    /// Which of the three intervals each is, 0 to 2.
+    /// The interval at each position, 0 to 2.
     pub positions: [u8; 3],
 }
 
-/// Interest bits of a waiting user.
-pub(crate) mod want {
+/// Bits of the events that a waiting user registers for.
+pub(crate) mod interest_bit {
     pub(crate) const READ: u8 = 1;
     pub(crate) const WRITE: u8 = 2;
 }
 
-/// A destination that has passed the checks of a name, and is not local.
+/// A destination that has passed the checks of a name and is not local.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
-    /// As the user gave it; `None` for the connected destination.
+    /// The name as the user gave it; `None` for the connected destination.
     pub(crate) name: Option<SocketAddr>,
-    pub(crate) lane: Lane,
+    pub(crate) flow: Flow,
 }
 
-/// What a socket's messages to one destination have in common.
+/// Properties that all messages of a socket to one destination share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Flow {
     pub(crate) conn: ConnId,
     /// Chooses the path [R-2040].
     pub(crate) hash: u32,
@@ -128,7 +128,7 @@ pub(crate) struct Lane {
     pub(crate) dport: u16,
 }
 
-/// One socket.
+/// State of one socket.
 #[derive(Debug)]
 pub(crate) struct Sock {
     pub(crate) bound: Option<Bound>,
@@ -140,10 +140,10 @@ pub(crate) struct Sock {
     pub(crate) snd_msgs: usize,
     pub(crate) rcv_bytes: usize,
     pub(crate) queue: RecvQueue,
-    /// This socket's port is marked in its address's map.
+    /// This socket's port is marked in the congestion map of its address.
     pub(crate) congested: bool,
     pub(crate) interest: u8,
-    /// In the node's list of sockets to wake at the next map.
+    /// The socket stands in the node's list of sockets to wake at the next map.
     pub(crate) cong_waiting: bool,
     /// A send was refused because of congestion since the last poll.
     pub(crate) seen_congestion: bool,
@@ -157,26 +157,26 @@ pub(crate) struct Sock {
     pub(crate) zerocopy: bool,
     pub(crate) recverr: bool,
     pub(crate) completions: VecDeque<Vec<u32>>,
-    /// Last remote destination.
+    /// The latest remote destination, kept to skip the checks when it is used again.
     pub(crate) route: Option<Route>,
     pub(crate) inode: u64,
 }
 
 impl Sock {
-    /// Tells whether nothing more may be sent until something is released.
+    /// Tells whether sends are refused until a queued message is released.
     #[inline]
     pub(crate) const fn is_send_full(&self, messages_max: usize) -> bool {
         self.snd_bytes >= self.sndbuf || self.snd_msgs >= messages_max
     }
 
-    /// Tells whether so much waits that parsing on would only fill memory: enough to pay for
-    /// coming back, few enough not to congest the socket.
+    /// Tells whether enough messages wait that parsing stops: enough to be worth a reader's
+    /// wake-up, but too few to congest the socket.
     #[inline]
-    pub(crate) fn has_plenty(&self) -> bool {
-        self.queue.len() >= PLENTY_MESSAGES || self.rcv_bytes >= (self.rcvbuf / 4).min(PLENTY_BYTES)
+    pub(crate) fn has_enough(&self) -> bool {
+        self.queue.len() >= ENOUGH_MESSAGES || self.rcv_bytes >= (self.rcvbuf / 4).min(ENOUGH_BYTES)
     }
 
-    /// Tells whether the port is congested with so many bytes waiting, [R-612].
+    /// Tells whether the port is congested when `bytes` wait for the reader, [R-612].
     #[inline]
     pub(crate) const fn congested_at(&self, bytes: usize) -> bool {
         if self.congested { bytes >= self.rcvbuf / 2 } else { bytes > self.rcvbuf }

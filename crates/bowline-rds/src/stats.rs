@@ -10,7 +10,8 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Names and values: the kernel's counters in its order, then bowline's own.
+            /// Names and values: the kernel's counters in its order, then those that only bowline
+            /// has.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$(($text, self.$name)),+].into_iter()
             }
@@ -107,17 +108,17 @@ counters! {
     links_accepted => "bl_links_accepted",
     /// TCP connections refused because of a limit.
     links_refused => "bl_links_refused",
-    /// Connections opened only to make the smaller side connect.
+    /// Knocks sent: connections opened so that the peer, with the smaller address, connects.
     knocks_sent => "bl_knocks_sent",
-    /// Such connections received.
+    /// Knocks received.
     knocks_received => "bl_knocks_received",
     /// Connections dropped because the peer broke a rule.
     peer_errors => "bl_peer_errors",
-    /// Connections renewed for a fresh congestion map, as an older one may have come last.
+    /// Connections renewed to get a fresh congestion map, since an older map may have come last.
     map_refreshes => "bl_map_refreshes",
     /// Frames longer than allowed.
     peer_oversized => "bl_peer_oversized",
-    /// Congestion maps of a wrong length, left out.
+    /// Congestion maps of a wrong length, ignored.
     peer_nonsense => "bl_peer_nonsense",
     /// Acknowledgement frames sent to bowline nodes.
     acks_sent => "bl_acks_sent",
@@ -127,7 +128,7 @@ counters! {
     retransmits => "bl_retransmits",
     /// Peers found to have restarted.
     peer_restarts => "bl_peer_restarts",
-    /// Messages dropped because the receiver they were started for is gone.
+    /// Messages dropped because the process they were started for is gone.
     send_drop_restart => "bl_send_drop_restart",
     /// Pongs not sent because too many were queued.
     pongs_dropped => "bl_pongs_dropped",
@@ -139,6 +140,6 @@ counters! {
     strangers_forgotten => "bl_strangers_forgotten",
     /// Idle peers forgotten to make room.
     peers_reclaimed => "bl_peers_reclaimed",
-    /// Payload bytes copied inside the node on receive, beyond the copy to the application.
+    /// Payload bytes copied inside the node on receive, in addition to the copy to the application.
     rx_copied_bytes => "bl_rx_copied_bytes",
 }

@@ -1,4 +1,4 @@
-//! What a path has to send: a log of encoded frames that is staging area and retransmit copy at
+//! The outgoing data of a path: a log of encoded frames that is staging area and retransmit copy at
 //! once, so that a payload is copied once, from the application into the log.
 //!
 //! ```text
@@ -27,12 +27,12 @@ pub(crate) struct TxPool {
     small: Vec<Arc<Vec<u8>>>,
     large: Vec<Arc<Vec<u8>>>,
     /// Given back while a write still referred to them.
-    lent: Vec<Arc<Vec<u8>>>,
+    in_use: Vec<Arc<Vec<u8>>>,
 }
 
 impl TxPool {
     fn get(&mut self, large: bool) -> Arc<Vec<u8>> {
-        if !self.lent.is_empty() {
+        if !self.in_use.is_empty() {
             self.reclaim();
         }
         let (pool, size) = if large { (&mut self.large, LARGE) } else { (&mut self.small, SMALL) };
@@ -41,16 +41,16 @@ impl TxPool {
 
     #[cold]
     fn reclaim(&mut self) {
-        for i in (0..self.lent.len()).rev() {
-            if Arc::strong_count(&self.lent[i]) == 1 {
-                let chunk = self.lent.swap_remove(i);
+        for i in (0..self.in_use.len()).rev() {
+            if Arc::strong_count(&self.in_use[i]) == 1 {
+                let chunk = self.in_use.swap_remove(i);
                 self.put(chunk);
             }
         }
     }
 
     /// Copies a few bytes into a chunk of their own.
-    pub(crate) fn hold(&mut self, bytes: &[u8]) -> Arc<Vec<u8>> {
+    pub(crate) fn copy_to_chunk(&mut self, bytes: &[u8]) -> Arc<Vec<u8>> {
         let mut chunk = self.get(bytes.len() > SMALL);
         match Arc::get_mut(&mut chunk) {
             Some(vec) => vec.extend_from_slice(bytes),
@@ -62,8 +62,8 @@ impl TxPool {
     /// Takes back a chunk nobody else refers to.
     pub(crate) fn put(&mut self, mut chunk: Arc<Vec<u8>>) {
         let Some(vec) = Arc::get_mut(&mut chunk) else {
-            if self.lent.len() < KEEP {
-                self.lent.push(chunk);
+            if self.in_use.len() < KEEP {
+                self.in_use.push(chunk);
             }
             return;
         };

@@ -1,38 +1,40 @@
 //! Nodes, sockets and messages.
 //!
-//! A [`Node`] owns addresses and has one TCP connection (or a few paths) to every peer node; any
-//! number of [`Socket`]s share them. A message arrives whole, once, and in the order of its socket,
-//! although connections break; a receiver that does not keep up makes its senders wait instead of
-//! losing messages.
+//! A [`Node`] owns addresses and has one TCP connection (or up to eight paths) to every peer node;
+//! any number of [`Socket`]s share them. A message arrives whole, once, and in the order of its
+//! socket, even if connections break. A receiver that does not keep up makes its senders wait; no
+//! message is lost.
 //!
-//! # What is delivered when something dies
+//! # What is delivered when a socket, process or machine fails
 //!
-//! While both sockets live, a message comes exactly once and in order, whatever becomes of the
+//! While both sockets exist, a message arrives exactly once and in order, whatever happens to the
 //! connections between nodes that both acknowledge end to end, which is the default. Otherwise:
 //!
-//! - A socket or process that ends takes with it what was sent to it and not received. If the
-//!   machine of a receiver goes off without a word, so does what was *begun* on a connection to it
-//!   before its sender noticed, even if the receiving socket was bound again before the send.
-//! - A restarted receiver may get a message that its earlier process had and did not acknowledge.
-//! - A peer that acknowledges by TCP alone (a kernel, or a node with `end_to_end` off) has let go
-//!   of what TCP acknowledged. A bowline node reads all of that, also when its own side ends the
-//!   connection. A kernel whose connections break may lose such messages, or take repeated ones for
-//!   new ones; that is its own limit. What it repeats is known to a bowline node for a day after a
-//!   connection was lost, the latest 32 MiB and 131,072 messages of it
-//!   ([`Limits::duplicate_records_total`]).
+//! - When a socket or process ends, messages that it has not received are lost. When the machine of
+//!   a receiver fails without closing its connections, messages are lost that were *started* on
+//!   such a connection before the sender noticed, even if the receiving socket was bound again
+//!   before the send.
+//! - A restarted receiver may get a message that its earlier process received and did not
+//!   acknowledge.
+//! - A peer that acknowledges by TCP alone (a kernel, or a node with `end_to_end` off) frees
+//!   messages that TCP has acknowledged. A bowline node reads all of them, also when it ends the
+//!   connection itself. A kernel whose connections break may lose such messages, or take repeated
+//!   ones for new ones; that is the kernel's limit. A bowline node recognises messages that a
+//!   kernel repeats for a day after a connection was lost, among the latest 32 MiB and 131,072
+//!   messages ([`Limits::duplicate_records_total`]).
 //! - A kernel that has several paths, answers no pings (`net.rds.ping_enable` 0) and keeps a single
-//!   connection for half a minute is taken for one with a single path.
+//!   connection for half a minute is taken for a kernel with a single path.
 //!
-//! # What a sender is not told
+//! # What a sender does not learn
 //!
 //! RDS acknowledges from node to node. A message to a port that no socket is bound to is
-//! acknowledged and dropped: sends and [`Socket::flush`] are `Ok`, and its sender is told nothing.
-//! So whoever starts first asks until an answer comes, or the services bind their sockets before
-//! anybody is told of them. The counter `recv_drop_no_sock` of the *receiver's* node tells how many
-//! were dropped.
+//! acknowledged and dropped: sends and [`Socket::flush`] are `Ok`, and the sender does not learn of
+//! it. So a program that starts first repeats its request until an answer comes, or services bind
+//! their sockets before their clients start. The counter `recv_drop_no_sock` of the *receiver's*
+//! node counts dropped messages.
 //!
 //! A peer that does not exist, or whose node does not run (yet), is no error either: messages to it
-//! wait in the send buffer, until that is full. [`Node::info`] tells of it: no path to it is
+//! wait in the send buffer, until that is full. [`Node::info`] shows it: no path to the peer is
 //! [`PathState::Up`].
 //!
 //! ```
@@ -61,8 +63,8 @@
 //! # }
 //! ```
 //!
-//! Calls block unless told otherwise, work from any number of threads at once, and report errors
-//! with the errno that Linux's own RDS sockets give ([`Error::errno`]).
+//! Calls block unless [`Socket::set_nonblocking`] is on, work from any number of threads at once,
+//! and report errors with the errno that Linux's own RDS sockets give ([`Error::errno`]).
 //!
 //! A process must not `fork` and go on using a node in the child.
 
@@ -73,8 +75,8 @@ mod node;
 mod socket;
 
 pub use bowline_rds::{
-    ConnInfo, Event, Held, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, PathInfo,
-    PathState, Readiness, SendControl, SocketInfo,
+    ConnInfo, Event, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo,
+    OutstandingMessages, PathInfo, PathState, Readiness, SendControl, SocketInfo,
 };
 pub use bowline_rds_driver::{DriverStats, PollMode};
 pub use builder::Builder;

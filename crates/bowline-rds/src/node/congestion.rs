@@ -11,26 +11,28 @@ use crate::api::Output;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::path::PathState;
 use crate::recvq::{Rare, RecvMsg};
-use crate::socket::want;
+use crate::socket::interest_bit;
 
 /// Maps of different connections that come within this time may have overtaken one another: TCP may
-/// have held one of them up for several retransmission timeouts.
+/// have delayed one of them by several retransmission timeouts.
 pub(super) const MAP_REORDER_TIME: Duration = Duration::from_secs(10);
-/// How long after the last of them a fresh one is asked for.
+/// How long after the last of such maps a fresh map is requested.
 const MAP_REFRESH_DELAY: Duration = Duration::from_millis(1500);
-/// By how much a peer may think a connection older than this node does, which accepts it when the
-/// handshake's last segment comes; that may have been repeated twice. Less than
-/// [`MAP_REFRESH_DELAY`], so that the map of a renewed connection is not doubted again.
+/// How much older a peer may take a connection to be than this node does. This node accepts the
+/// connection when the last segment of TCP's handshake comes, which may have been repeated twice.
+/// The time is shorter than [`MAP_REFRESH_DELAY`], so that the map of a renewed connection is not
+/// doubted again.
 const MAP_ACCEPT_SKEW: Duration = Duration::from_millis(1400);
-/// What a waiting message counts besides its payload, towards the limits.
+/// Number of bytes that a waiting message counts towards the limits in addition to its payload.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
-/// So much of what ended connections left is taken beyond any limit, in bytes: what TCP holds for a
-/// peer with eight of them, 1 MiB each. A kernel believes all of that delivered.
+/// Number of bytes left unread on ended connections that is taken beyond any limit. It is the
+/// amount that TCP holds for a peer with eight connections, 1 MiB each. A kernel believes that all
+/// of it is delivered.
 const UNREAD_REST_MIN: usize = 8 << 20;
 
 impl Node {
-    /// Queues a complete message on a socket; `seen` is when its first byte and its last came.
+    /// Queues a complete message on a socket; `seen` tells when its first and its last byte came.
     #[inline]
     pub(super) fn queue_on_socket(
         &mut self,
@@ -56,10 +58,10 @@ impl Node {
         }
         sock.queue.push(msg);
         sock.rcv_bytes += len;
-        let waits = sock.interest & want::READ != 0;
-        self.judge_congestion(id, len);
+        let waits = sock.interest & interest_bit::READ != 0;
+        self.update_congestion(id, len);
         if waits {
-            self.wake(id, want::READ);
+            self.wake(id, interest_bit::READ);
         }
     }
 
@@ -70,13 +72,13 @@ impl Node {
         self.stats.recv_bytes_freed_fromsock += len as u64;
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         sock.rcv_bytes -= len;
-        self.judge_congestion(id, len);
+        self.update_congestion(id, len);
     }
 
-    /// Marks or unmarks a socket after its queue changed by `by` bytes, [R-612]; a change
-    /// by none says nothing.
+    /// Marks or unmarks a socket's port after its queue changed by `by` bytes, [R-612]. A
+    /// change by 0 bytes has no effect.
     #[inline]
-    fn judge_congestion(&mut self, id: SocketId, by: usize) {
+    fn update_congestion(&mut self, id: SocketId, by: usize) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         let on = sock.congested_at(sock.rcv_bytes);
         if by == 0 || on == sock.congested {
@@ -88,8 +90,8 @@ impl Node {
         }
     }
 
-    /// Gives back what a message of `len` bytes counted towards the limits, and reads again where
-    /// that stopped.
+    /// Releases the limits' share of a message of `len` bytes, and resumes reading where a limit
+    /// stopped it.
     #[inline]
     pub(super) fn release_held(&mut self, conn: Option<ConnId>, len: usize) {
         self.recv_held -= len + MESSAGE_OVERHEAD;
@@ -101,13 +103,14 @@ impl Node {
         }
     }
 
-    /// Tells whether the limits allow to take more from this peer; a kernel has none.
+    /// Tells whether the limits allow more bytes of this peer; a kernel has no such limits.
     pub(super) fn may_receive(&self, conn: ConnId) -> bool {
         self.holds_below(conn, |limit| limit)
     }
 
-    /// Tells whether they allow to take what an ended connection left unread, which cannot wait.
-    pub(super) fn may_take_rest(&self, conn: ConnId) -> bool {
+    /// Tells whether the limits allow the bytes left unread on an ended connection, which cannot
+    /// wait.
+    pub(super) fn may_take_unread(&self, conn: ConnId) -> bool {
         self.holds_below(conn, |limit| limit.saturating_add(limit.max(UNREAD_REST_MIN)))
     }
 
@@ -140,7 +143,7 @@ impl Node {
         self.outputs.push_back(Output::Resume { link: id });
     }
 
-    /// Marks or unmarks a port of a local address, and has the peers told.
+    /// Marks or unmarks a port of a local address, and makes the changed map due for the peers.
     pub(super) fn set_congested(&mut self, local_addr: usize, port: u16, on: bool) {
         let Some(local_addr) = self.local_addrs.get_mut(local_addr) else { return };
         let changed = if on { local_addr.map.set(port) } else { local_addr.map.clear(port) };
@@ -150,7 +153,7 @@ impl Node {
         if on {
             self.stats.cong_update_queued += 1;
         }
-        // Others get the map when they connect.
+        // Peers that are not connected get the map when they connect.
         for id in local_addr.conns.clone() {
             if let Some(conn) = self.conns.get_mut(id.0) {
                 conn.map_due = true;
@@ -158,17 +161,17 @@ impl Node {
             self.signal_map(id);
         }
         if !on {
-            // Senders of this node itself get no map.
+            // Senders within this node get no map.
             self.congestion_changed(1 << (port & 63));
         }
     }
 
     /// Takes a peer's map.
     ///
-    /// A kernel sends maps on whatever path transmits next, a bowline node on the lowest in
-    /// service, and nothing in them tells which is newer. Those of different connections that come
-    /// together may be read in another order than they were sent, so the last one read may be an
-    /// old one.
+    /// A kernel sends maps on whatever path transmits next, a bowline node on the lowest
+    /// path in service, and a map does not tell its age. Maps of different connections that come
+    /// close together may be read in another order than they were sent, so the map that is read
+    /// last may be an old one.
     pub(super) fn map_received(&mut self, id: ConnId, link: LinkId, map: &MapView<'_>) {
         self.stats.cong_update_received += 1;
         let now = self.now;
@@ -180,8 +183,8 @@ impl Node {
         {
             conn.map_other_link_at = Some(at);
         }
-        // What was read elsewhere before this connection was made is older than all that comes on
-        // it.
+        // A map that was read elsewhere before this connection was made is older than all that
+        // comes on this connection.
         let raced = conn
             .map_other_link_at
             .is_some_and(|at| since <= at + MAP_ACCEPT_SKEW && now < at + MAP_REORDER_TIME);
@@ -192,9 +195,9 @@ impl Node {
         self.congestion_changed(freed);
     }
 
-    /// Sends our map once more after it has gone over from one connection to another: a kernel that
-    /// is slow to read the first may take the older map for the newer one, and nothing else would
-    /// tell it before something changes here.
+    /// Sends this node's map once more after maps have moved from one connection to another. A
+    /// kernel that is slow to read the first connection may take the older map for the newer one,
+    /// and would keep it until this node's map changes again.
     pub(super) fn resend_map(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
@@ -208,8 +211,8 @@ impl Node {
         self.signal_map(id);
     }
 
-    /// Renews a connection that has nothing to do, that of the highest such path: its map comes
-    /// with every new one, [R-313], [R-725]. No map that came before is newer than that.
+    /// Renews the highest idle connection, because a map comes with every new connection,
+    /// . No earlier map is newer than that one.
     pub(super) fn refresh_map(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
@@ -237,8 +240,8 @@ impl Node {
         }
     }
 
-    /// Looks at the connection that a path got after its last one was ended for a fresh map: one
-    /// that had waited for a path brought its map long ago, so the doubt stays.
+    /// Checks the connection that a path got after its last one was ended for a fresh map. If the
+    /// connection had waited for a path, its map came long ago, so the doubt remains.
     pub(super) fn map_refresh_connected(&mut self, id: ConnId, index: u8, since: Instant) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         let Some((_, at)) = conn.map_refresh.take_if(|(of, _)| *of == index) else { return };
@@ -258,11 +261,11 @@ impl Node {
         }
     }
 
-    /// Wakes whoever waits for congestion to end; `freed` are the port groups where it did [D-10],
-    /// [B-11], where a kernel names all.
+    /// Wakes senders that wait for congestion to end. `freed` holds the port groups in which it
+    /// ended [D-10], [B-11]; a kernel names all groups.
     pub(super) fn congestion_changed(&mut self, freed: u64) {
         self.cong_generation += 1;
-        self.wake_refused(want::WRITE | want::READ);
+        self.wake_refused(interest_bit::WRITE | interest_bit::READ);
         if self.monitors.is_empty() {
             return;
         }
@@ -275,7 +278,7 @@ impl Node {
                 self.monitors.push(id);
             }
             if hit != 0 {
-                self.wake(id, want::READ);
+                self.wake(id, interest_bit::READ);
             }
         }
     }

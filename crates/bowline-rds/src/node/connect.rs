@@ -1,4 +1,4 @@
-//! Who connects, when, and how often. Spec: `docs/spec/rds.md`, sections 2.3 and 3.5.
+//! When and how often a node connects to a peer. Spec: `docs/spec/rds.md`, sections 2.3 and 3.5.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -18,22 +18,22 @@ use crate::link::{Link, LinkState, Partial, Role};
 use crate::path::{Path, PathState};
 use crate::socket::to_socket_addr;
 
-/// A connected peer that has been silent for so long may be forgotten to make room.
+/// A connected peer that has been silent for this time may be forgotten to make room.
 const RECLAIM_TIME: Duration = Duration::from_secs(5);
-/// For so long after the last whole message of a peer, connections without a path and
-/// acknowledgements that it does not take keep it from being forgotten. Longer than such a
-/// connection is kept.
+/// For this time after a peer's last whole message, the peer is not forgotten if it has connections
+/// without a path or does not take acknowledgements. The time is longer than such a connection is
+/// kept.
 const UNSETTLED_TIME: Duration = Duration::from_secs(60);
-/// A message that has been coming for so long, and slower than so many bytes a second, does not
-/// keep its sender from being forgotten.
+/// A message that has been arriving for `SLOW_TIME`, at fewer than `SLOW_RATE` bytes a second, does
+/// not keep its sender from being forgotten.
 const SLOW_TIME: Duration = Duration::from_secs(10);
 const SLOW_RATE: u64 = 4 << 10;
 /// Attempts to connect in one second to peers for which there is nothing to send.
 const IDLE_DIALS_MAX: u32 = 256;
 const IDLE_DIALS_TIME: Duration = Duration::from_secs(1);
-/// For how long after a long message was refused its sender is taken to try again by itself.
+/// For this time after a long message was refused, its sender is expected to try again.
 const LONG_TIME: Duration = Duration::from_secs(60);
-/// A connect attempt is given up after this.
+/// Time after which an attempt to connect is given up.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
 impl Node {
@@ -94,8 +94,8 @@ impl Node {
         Ok(id)
     }
 
-    /// Forgets the peer that has been idle for longest; its TCP connections are closed. Returns
-    /// whether there was one [B-18].
+    /// Forgets the peer that has been idle for longest and closes its TCP connections. Returns
+    /// whether there was an idle peer [B-18].
     fn reclaim_idle(&mut self) -> bool {
         let oldest =
             self.conns.iter().filter(|(_, c)| self.is_idle(c)).min_by_key(|(_, c)| c.last_used);
@@ -105,9 +105,9 @@ impl Node {
         true
     }
 
-    /// Tells whether a peer may be forgotten. What it has begun and does not go on with protects it
-    /// for a while only: else a crowd that each began something would keep out everybody who comes
-    /// later.
+    /// Tells whether a peer may be forgotten. Unfinished messages and connections protect a peer
+    /// for a while only. Otherwise a crowd of peers that each began something would keep out all
+    /// later ones.
     fn is_idle(&self, conn: &Conn) -> bool {
         if conn.recv_held > 0 || conn.has_messages() {
             return false;
@@ -115,21 +115,21 @@ impl Node {
         let silent = self.now.saturating_since(conn.last_used);
         let up = conn.paths.iter().any(|p| p.state == PathState::Up);
         if up && silent < RECLAIM_TIME {
-            return false; // one that is connected is not pushed out unless it has been silent
+            return false; // a connected peer is not pushed out unless it has been silent
         }
         let serving = conn.paths.iter().filter_map(|p| p.link);
         let mut links = serving.chain(conn.extra.iter().copied()).filter_map(|l| self.link(l));
         if links.clone().any(|l| l.rx.paused) {
-            return false; // it is this node that does not go on
+            return false; // this node, not the peer, is what holds the traffic up
         }
         let settled = conn.extra.is_empty()
             && links.clone().all(|l| l.rx.ack.bytes == 0 && l.rx.backlog.is_empty());
-        let comes = |partial: &Partial| {
+        let is_progressing = |partial: &Partial| {
             let since = self.now.saturating_since(partial.first_seen);
             since < SLOW_TIME || partial.rope.len() as u64 >= since.as_secs() * SLOW_RATE
         };
         (settled || self.now.saturating_since(conn.last_frame_at) >= UNSETTLED_TIME)
-            && !links.any(|l| l.rx.partial.as_ref().is_some_and(comes))
+            && !links.any(|l| l.rx.partial.as_ref().is_some_and(is_progressing))
     }
 
     /// Removes a connection with everything it has.
@@ -146,7 +146,7 @@ impl Node {
         self.conn_index.remove(&(conn.local, conn.remote, conn.scope));
         self.local_addrs[conn.local_addr].conns.retain(|c| *c != id);
         for path in &mut conn.paths {
-            // A bowline peer remembers how far it has come, and would drop what begins again.
+            // A bowline peer remembers the numbers it has received, and would drop repeated ones.
             self.first_sequence = self.first_sequence.max(path.next_tx_seq);
             while let Some(msg) = path.pop_front(&mut self.pool) {
                 if !msg.has(crate::path::mark::CANCELLED) {
@@ -160,7 +160,7 @@ impl Node {
         }
     }
 
-    /// All TCP connections of a peer.
+    /// Returns all TCP connections of a peer.
     pub(super) fn links_of(&self, id: ConnId) -> Vec<LinkId> {
         let Some(conn) = self.conns.get(id.0) else { return Vec::new() };
         conn.paths
@@ -171,9 +171,9 @@ impl Node {
             .collect()
     }
 
-    /// Starts whatever connecting a send finds missing. Paths are opened one after the
-    /// other, each only when the one before is in service, so that the acceptor numbers them
-    /// alike. A delayed attempt that is planned stays as it is.
+    /// Starts the attempts to connect that a send finds missing. Paths are opened one after
+    /// the other, each only when the one before is in service, so that the acceptor numbers them in
+    /// the same order. A delayed attempt that is planned stays as it is.
     pub(super) fn connect_all_if_down(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id.0) else { return };
         if self.closing {
@@ -199,7 +199,7 @@ impl Node {
         }
     }
 
-    /// The path of a larger peer that is to be connected now.
+    /// Returns the path of a peer with a larger address that is to be connected now.
     fn next_to_connect(&self, id: ConnId) -> Option<u8> {
         let conn = self.conns.get(id.0)?;
         for index in 0..conn.npaths.max(1) {
@@ -220,7 +220,7 @@ impl Node {
         None
     }
 
-    /// Opens a TCP connection for a path; this is the smaller side.
+    /// Opens a TCP connection for a path. This node has the smaller address.
     fn start_connect(&mut self, id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.make_path(index);
@@ -239,7 +239,7 @@ impl Node {
         self.arm(self.now + CONNECT_TIME, Timer::Connect(link));
     }
 
-    /// Connects only to make the smaller side connect.
+    /// Knocks: connects only so that the peer, which has the smaller address, connects.
     pub(super) fn start_knock(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         let (local, remote) = conn_addrs(conn);
@@ -256,8 +256,9 @@ impl Node {
             path.reconnect_at = None;
         }
         self.stats.knocks_sent += 1;
-        // A kernel that has restarted may have one connection, taken here for a path other than
-        // its 0, and will not open more before it is told how many there are.
+        // A kernel that has restarted may have one connection, which this node takes for another
+        // path than the kernel's path 0. It opens no more before it is told how many paths there
+        // are.
         let served = conn.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link);
         if let Some(served) = served.filter(|_| !conn.peer.is_bowline()) {
             if let Some(served) = self.link_mut(served) {
@@ -269,9 +270,9 @@ impl Node {
         self.arm(self.now + CONNECT_TIME, Timer::Connect(link));
     }
 
-    /// Plans the next attempt for a path: the first at once, later ones after a random
-    /// part of a delay that doubles. The delay starts again only when a connection has proved
-    /// itself, [B-30].
+    /// Plans the next attempt for a path: the first at once, later ones after a random part
+    /// of a delay that doubles. The delay is reset only when a connection has lasted,
+    /// [B-30].
     pub(super) fn schedule_reconnect(&mut self, id: ConnId, index: u8) {
         let min = self.config.sysctl.reconnect_min_delay_ms * 1_000_000;
         let max = self.config.sysctl.reconnect_max_delay_ms * 1_000_000;
@@ -299,7 +300,7 @@ impl Node {
         self.arm(at, Timer::Reconnect(id, index));
     }
 
-    /// The time of an attempt has come.
+    /// Makes the attempt to connect whose time has come.
     pub(super) fn reconnect_due(&mut self, id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
@@ -319,7 +320,7 @@ impl Node {
                 && self.next_to_connect(id) == Some(index)
                 && let Some(free_at) = self.idle_dials[proven].take(self.now)
             {
-                // Many are away, and take turns.
+                // Many peers are away, and are dialled in turn.
                 let wait = self.rng.next_u64() % IDLE_DIALS_TIME.as_nanos() as u64;
                 self.reconnect_at(id, index, free_at + Duration::from_nanos(wait));
                 if let Some(conn) = self.conns.get_mut(id.0) {
@@ -337,7 +338,7 @@ impl Node {
         }
     }
 
-    /// The larger side repeats its knock as long as it has something for the peer, [B-29].
+    /// Plans the next knock, as long as this node has something for the peer, [B-29].
     pub(super) fn after_knock(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.knock = None;
@@ -346,15 +347,15 @@ impl Node {
         }
     }
 
-    /// Tells whether a connection is wanted: something is queued, or a sender may wait for a port
-    /// that was congested when the peer was last heard of, or to learn whether the peer takes long
-    /// messages.
+    /// Tells whether a connection to the peer is needed: a message is queued, or a sender may wait
+    /// for a port that was congested when the peer was last connected, or for the peer to show
+    /// whether it takes long messages.
     pub(super) fn wants_peer(&self, conn: &Conn) -> bool {
         let waited_for = !self.cong_waiters.is_empty();
         self.has_use_for(conn) || (waited_for && !conn.map.is_empty())
     }
 
-    /// The same whatever the peer has told of its ports, which it may do to be dialled.
+    /// Tells the same without the peer's congestion map, which a peer could use to be dialled.
     fn has_use_for(&self, conn: &Conn) -> bool {
         let waited_for = !self.cong_waiters.is_empty();
         let long = conn.peer == Peer::Unknown
@@ -365,7 +366,7 @@ impl Node {
     }
 }
 
-/// Attempts to connect to peers that nobody here waits for, counted by the second.
+/// Counts attempts, by the second, to connect to peers that no sender waits for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct IdleDials {
     since: Instant,
@@ -373,7 +374,7 @@ pub(super) struct IdleDials {
 }
 
 impl IdleDials {
-    /// Counts one, or tells when there is room for the next.
+    /// Counts an attempt. If the limit is reached, returns when there is room for the next one.
     fn take(&mut self, now: Instant) -> Option<Instant> {
         if now >= self.since + IDLE_DIALS_TIME {
             *self = Self { since: now, made: 0 };

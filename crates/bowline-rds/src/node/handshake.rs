@@ -12,8 +12,9 @@ use crate::link::{LinkState, PeerGreeting, Role};
 use crate::path::{Path, UNPLANNED, mark};
 use crate::socket::to_socket_addr;
 
-/// Longest reconnect delay of a path after a connection that was greeted: a cut soon after hurts
-/// little, and a peer that greets and resets is dialled a hundred times a second at most.
+/// Longest reconnect delay, in nanoseconds, of a path after a connection on which the peer greeted.
+/// A connection that breaks soon after its greeting costs little time, and a peer that greets and
+/// resets is dialled at most a hundred times a second.
 const GREETED_DELAY_NS: u64 = 16_000_000;
 
 /// The extension area of this node's probes and pongs, [R-433], [R-440], [B-1].
@@ -32,9 +33,9 @@ pub(super) fn extensions(config: &Config, path: u8) -> [u8; EXT_AREA_LEN] {
 }
 
 impl Node {
-    /// Queues a probe on path 0 unless one is queued there already. One that was begun before goes
-    /// out flagged, and a kernel that has had it drops it as old and does not answer; then
-    /// another one follows what is repeated.
+    /// Queues a probe on path 0, unless one is queued there already. A probe that was begun on an
+    /// earlier connection goes out flagged. A kernel that has received it drops it as old
+    /// and does not answer; so another probe follows the repeated messages.
     pub(super) fn queue_probe(&mut self, conn_id: ConnId) {
         let ext = extensions(&self.config, 0);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
@@ -54,7 +55,7 @@ impl Node {
         self.queue_control(conn_id, 0, PROBE_PORT, 0, ext, 0);
     }
 
-    /// What a probe says that makes its sender a bowline node.
+    /// Returns the part of a probe that shows that its sender is a bowline node.
     pub(super) fn bowline_part(&self, hs: &Handshake) -> Option<BowlineExt> {
         hs.bowline.filter(|b| self.config.end_to_end && b.version >= 1)
     }
@@ -69,7 +70,8 @@ impl Node {
         let generation = hs.generation.unwrap_or(0);
         if generation != 0 {
             if link.generation != 0 && link.generation != generation {
-                // A process has one, and each change costs a look at all that is remembered.
+                // A process has one generation, and each change costs a search through all that is
+                // remembered.
                 self.misbehaved(id, "generation changed within a connection");
                 return false;
             }
@@ -80,7 +82,7 @@ impl Node {
         let differs = generation != 0 && known != 0 && generation != known;
         let earlier = differs || (known == 0 && conn.met_before(generation));
         if earlier && serial < conn.generation_serial {
-            // The last words of a process that has been replaced already.
+            // The greeting of a process that has been replaced already.
             self.close_link(id, CloseHow::Fin);
             return false;
         }
@@ -106,7 +108,8 @@ impl Node {
         if restarted {
             self.peer_restarted(conn_id, id, (before, generation));
         } else if before == 0 && conn.met_before(generation) {
-            // It was away, and somebody had its address who said nothing of himself.
+            // The earlier process was away, and a node that told no generation had its address
+            // meanwhile.
             conn.change_generation(0, generation);
         }
         match bowline {
@@ -119,12 +122,12 @@ impl Node {
     }
 
     /// Tells whether an earlier process of a peer, which greets on this link, has its address
-    /// again, and did not just leave a connection that was accepted long after its death. It has
-    /// when it dials once more after the first of its connections was closed.
+    /// again. The alternative is that it died and left a connection that is accepted only now. It
+    /// has returned when it dials once more after the first of its connections was closed.
     fn has_returned(&mut self, id: LinkId, generation: u32) -> bool {
         let Some(link) = self.links.get(id.0) else { return false };
         if link.role == Role::Dial {
-            return true; // it accepted a connection that this node made lately
+            return true; // the peer accepted a connection that this node made lately
         }
         let serial = link.serial;
         let Some(conn) = self.conns.get_mut(link.conn.0) else { return false };
@@ -153,13 +156,13 @@ impl Node {
         }
         self.check_barrier(conn_id);
         if first {
-            // Senders of long messages wait for this.
-            self.wake_refused(crate::socket::want::WRITE);
+            // Senders of long messages wait for the peer's kind to be known.
+            self.wake_refused(crate::socket::interest_bit::WRITE);
         }
     }
 
-    /// What came first on a link, maps apart, is no greeting of a bowline node: the peer is a
-    /// kernel.
+    /// Takes the peer for a kernel, because the first frame on a link that is not a map is no
+    /// greeting of a bowline node.
     pub(super) fn not_greeted(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         let (conn_id, path, serial) = (link.conn, link.path, link.serial);
@@ -172,13 +175,14 @@ impl Node {
             self.peer_restarted(conn_id, id, (before, 0));
         }
         self.peer_is_kernel(conn_id);
-        // It may be from before multipath, and silent to pings; if it has more paths it will say
-        // so. A connection of another path is kept until then, with what has come on it.
+        // The kernel may be from before multipath and silent to pings; if it has more paths, it
+        // says so. A connection of another path is kept until then, with the bytes that have come
+        // on it.
         if was_bowline && path.unwrap_or(0) == 0 {
             self.agree_on_paths(conn_id, None);
         }
         if path.is_none() {
-            self.place_extra(id);
+            self.attach_extra(id);
         }
     }
 
@@ -197,10 +201,11 @@ impl Node {
             self.release_by_tcp(id);
             self.signal_transmit(id);
         }
-        self.wake_refused(crate::socket::want::WRITE);
+        self.wake_refused(crate::socket::interest_bit::WRITE);
     }
 
-    /// Path count; raising it opens further paths, lowering it moves what is queued.
+    /// Sets the number of paths. A higher number opens further paths; a lower one moves
+    /// queued messages.
     pub(super) fn agree_on_paths(&mut self, conn_id: ConnId, announced: Option<u16>) {
         let ours = self.config.paths.clamp(1, PROBE_PATHS_MAX as u8);
         let now = self.now;
@@ -208,9 +213,9 @@ impl Node {
         let before = conn.usable_paths();
         let after = match announced {
             Some(n) => (n.min(PROBE_PATHS_MAX) as u8).min(ours),
-            // Peers with multipath always say how many. One from before multipath may have taken
-            // the place of one with it, unlike which a kernel would leave the count as it is
-            //
+            // Peers with multipath always say how many paths they have. A peer from before
+            // multipath may have taken the place of one with it. A kernel would leave the number as
+            // it is.
             None => 1,
         };
         conn.npaths = after.max(1);
@@ -219,7 +224,7 @@ impl Node {
         let usable_paths = conn.usable_paths();
         let we_dial = conn.we_dial;
         if usable_paths != before {
-            // Messages of two sockets change over to another path.
+            // Messages of two sockets move to another path.
             let next = conn.unused_sequence();
             let kept = if usable_paths > before { usize::from(before) } else { 0 };
             for path in conn.paths.iter_mut().skip(kept) {
@@ -236,21 +241,22 @@ impl Node {
             self.connect_all_if_down(conn_id);
             return;
         }
-        // Connections may have overtaken the count; a bowline node's say their path themselves.
+        // Connections may have come before the number. Those of a bowline node say themselves for
+        // which path they are.
         let Some(conn) = self.conns.get(conn_id.0).filter(|c| !c.peer.is_bowline()) else { return };
         for link in conn.extra.clone() {
-            self.place_extra(link);
+            self.attach_extra(link);
         }
     }
 
-    /// The peer uses fewer paths than before: what waits on the others goes to path 0, with new
-    /// numbers, behind what waits there. Messages between two sockets all wait on one path, so they
-    /// keep their order.
+    /// Moves messages of paths that the peer no longer uses to path 0, with new numbers, behind the
+    /// messages that wait there. All messages between two sockets wait on one path, so they keep
+    /// their order.
     fn move_to_path_0(&mut self, conn_id: ConnId, usable_paths: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let links: Vec<_> =
             conn.paths.iter().skip(usize::from(usable_paths)).filter_map(|p| p.link).collect();
-        // It may have brought more than what was read so far.
+        // The link may have brought bytes that are not processed yet.
         let by_tcp = !conn.peer.is_bowline();
         for link in links {
             if by_tcp {
@@ -303,16 +309,16 @@ impl Node {
         self.signal_map(conn_id);
     }
 
-    /// The process that sent is not the one that sent before: messages begun on a connection to the
-    /// earlier one are dropped at once, its numbers are forgotten. What was begun
-    /// where nobody had said yet who he is may be the present one's, and is kept. Our numbers go
-    /// on, so that they never go down [B-27].
+    /// Handles a change of the peer's process. Messages begun on a connection to the earlier
+    /// process are dropped at once, and its numbers are forgotten. A message begun
+    /// on a link whose generation is not known may have reached the present process, and is kept.
+    /// This node's numbers go on, so that they never go down [B-27].
     fn peer_restarted(&mut self, conn_id: ConnId, present: LinkId, (from, to): (u32, u32)) {
         self.stats.peer_restarts += 1;
-        // Connections made after the one that tells it are the new process's.
+        // Connections made after the one that tells the generation belong to the new process.
         let serial = self.link(present).map_or(0, |l| l.serial);
         let stale: Vec<_> = self.links_of(conn_id).into_iter().filter(|l| *l != present).collect();
-        // What came from one that acknowledges end to end comes again, unless it is gone.
+        // Messages of a peer that acknowledges end to end come again, unless its process is gone.
         let by_tcp = self.conn(conn_id).is_some_and(|c| c.dedup.is_some());
         for id in stale {
             let Some(link) = self.link(id) else { continue };
@@ -322,7 +328,7 @@ impl Node {
             if later {
                 continue;
             }
-            // One on which nobody has said yet who he is may be the present one's, too.
+            // A link whose generation is not known may belong to the present process as well.
             if by_tcp || link.generation == 0 {
                 self.cut_link(id);
             } else {
@@ -333,14 +339,14 @@ impl Node {
         conn.npaths_outdated = true;
         let remote = to_socket_addr(conn.remote, 0, 0).ip();
         if let Some(dedup) = &mut conn.dedup {
-            dedup.forget_counted(serial);
+            dedup.forget_reusable_numbers(serial);
         }
         let freed = conn.map.take();
         conn.change_generation(from, to);
         if let Some(barrier) = &mut conn.path_barrier {
-            barrier.unsettled = 0; // who is gone takes nothing any more
+            barrier.unsettled = 0; // the earlier process takes no messages any more
         }
-        self.drop_begun(conn_id, from);
+        self.drop_started(conn_id, from);
         if freed != 0 {
             self.congestion_changed(freed);
         }
@@ -348,9 +354,9 @@ impl Node {
         self.event(Event::PeerRestarted { remote });
     }
 
-    /// Drops the messages that were begun on a connection to the process of this generation, which
-    /// is gone.
-    pub(super) fn drop_begun(&mut self, conn_id: ConnId, generation: u32) {
+    /// Drops messages that were begun on a connection to the process of this generation, which is
+    /// gone.
+    pub(super) fn drop_started(&mut self, conn_id: ConnId, generation: u32) {
         let Some(conn) = self.conns.get_mut(conn_id.0).filter(|_| generation != 0) else { return };
         let mut dropped = Vec::new();
         for path in &mut conn.paths {

@@ -1,4 +1,4 @@
-//! What the node tells about itself. Spec: `docs/spec/rds.md`, section 10.
+//! The info interface. Spec: `docs/spec/rds.md`, section 10.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,7 +19,7 @@ mod flag {
     pub(super) const CONNECTED: u8 = 0x04;
 }
 
-/// One socket.
+/// A socket.
 #[derive(Clone, Debug)]
 pub struct SocketInfo {
     /// Address it is bound to.
@@ -38,11 +38,11 @@ pub struct SocketInfo {
     pub recv_messages: usize,
     /// Whether the port is marked congested.
     pub congested: bool,
-    /// A number that names the socket.
+    /// A number that identifies the socket.
     pub inode: u64,
 }
 
-/// One pair of addresses.
+/// A connection: a pair of addresses.
 #[derive(Clone, Debug)]
 pub struct ConnInfo {
     /// Local address.
@@ -51,21 +51,21 @@ pub struct ConnInfo {
     pub remote: IpAddr,
     /// Name of the transport.
     pub transport: &'static str,
-    /// Next number to send, of path 0.
+    /// Sequence number of the next message to send on path 0.
     pub next_tx_seq: u64,
-    /// Next number expected, of path 0.
+    /// Sequence number expected next on path 0.
     pub next_rx_seq: u64,
-    /// 1 sending, 2 connecting, 4 connected; of path 0.
+    /// Flags of path 0: 1 sending, 2 connecting, 4 connected.
     pub flags: u8,
     /// Agreed number of paths; 0: not known yet.
     pub npaths: u8,
-    /// `bowline`, `kernel` or `unknown`.
+    /// Kind of the peer: `bowline`, `kernel` or `unknown`.
     pub peer: &'static str,
-    /// Ports the peer has marked congested, at least one of them.
+    /// The peer has marked at least one port congested.
     pub congested: bool,
 }
 
-/// One path.
+/// A path.
 #[derive(Clone, Debug)]
 pub struct PathInfo {
     /// Local address.
@@ -76,55 +76,55 @@ pub struct PathInfo {
     pub index: u8,
     /// State.
     pub state: PathState,
-    /// Next number to send.
+    /// Sequence number of the next message to send.
     pub next_tx_seq: u64,
-    /// Next number expected.
+    /// Sequence number expected next.
     pub next_rx_seq: u64,
-    /// 1 sending, 2 connecting, 4 connected.
+    /// Flags: 1 sending, 2 connecting, 4 connected.
     pub flags: u8,
     /// Messages not started.
     pub send_messages: usize,
     /// Messages started and not acknowledged.
     pub retrans_messages: usize,
-    /// Payload bytes of both.
+    /// Payload bytes of messages not started and of messages not acknowledged.
     pub queued_bytes: u64,
-    /// Times the path lost its TCP connection.
+    /// How often the path lost its TCP connection.
     pub resets: u64,
 }
 
-/// One message of a queue.
+/// A message of a queue.
 #[derive(Clone, Debug)]
 pub struct MessageInfo {
     /// Sender of a queued message, receiver of a received one.
     pub local: SocketAddr,
-    /// The other side.
+    /// Receiver of a queued message, sender of a received one.
     pub remote: SocketAddr,
-    /// Number.
+    /// Sequence number.
     pub seq: u64,
     /// Payload bytes.
     pub len: u32,
 }
 
-/// One TCP connection.
+/// A TCP connection.
 #[derive(Clone, Debug)]
 pub struct LinkInfo {
-    /// Its name in the node.
+    /// Id of the connection in the node.
     pub link: LinkId,
     /// Local address and TCP port.
     pub local: SocketAddr,
     /// Remote address and TCP port.
     pub remote: SocketAddr,
-    /// Path it serves.
+    /// Index of the path that the connection serves.
     pub path: Option<u8>,
-    /// Header bytes missing of the message being received; 48 between messages.
+    /// Header bytes still missing of the message being received; 48 between messages.
     pub header_remaining: u64,
-    /// Payload bytes missing of the message being received.
+    /// Payload bytes still missing of the message being received.
     pub data_remaining: u64,
     /// Stream position at which the last message started.
     pub last_sent_nxt: u32,
     /// Stream position after its last byte.
     pub last_expected_una: u32,
-    /// Stream position acknowledged by TCP, as last seen.
+    /// Stream position that TCP had acknowledged when it was last asked.
     pub last_seen_una: u32,
     /// Bytes received.
     pub received_bytes: u64,
@@ -132,14 +132,14 @@ pub struct LinkInfo {
     pub received_messages: u64,
 }
 
-/// A snapshot of everything.
+/// A snapshot of the node's state.
 #[derive(Clone, Debug, Default)]
 pub struct Info {
     /// Sockets.
     pub sockets: Vec<SocketInfo>,
     /// Address pairs.
     pub connections: Vec<ConnInfo>,
-    /// Their paths.
+    /// Paths of the connections.
     pub paths: Vec<PathInfo>,
     /// Messages not started yet.
     pub send: Vec<MessageInfo>,
@@ -151,17 +151,17 @@ pub struct Info {
     pub links: Vec<LinkInfo>,
 }
 
-/// One table in the kernel's binary layout.
+/// A table in the kernel's binary layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoTable {
-    /// Bytes of one item, also when there is none.
+    /// Size of one item in bytes, even if the table is empty.
     pub item_size: usize,
     /// The items, packed.
     pub bytes: Vec<u8>,
 }
 
 impl Node {
-    /// Takes a snapshot of everything; nothing changes meanwhile [R-1206].
+    /// Takes a snapshot of the node's state; nothing changes meanwhile [R-1206].
     pub fn info(&self) -> Info {
         let mut info = Info::default();
         for (_, s) in self.sockets.iter() {
@@ -220,7 +220,7 @@ impl Node {
             let mut retrans = 0;
             for (at, m) in live {
                 let started = at < p.planned || m.has(mark::RETRANS);
-                // A kernel shows no addresses here [B-31].
+                // A kernel shows no addresses in this table [B-31].
                 let row = MessageInfo {
                     local: to_socket_addr(c.local, m.sport, c.scope),
                     remote: to_socket_addr(c.remote, m.dport, c.scope),
@@ -261,7 +261,7 @@ impl Node {
             }
     }
 
-    /// Gives one of the kernel's tables, options 10000 to 10017.
+    /// Returns one of the kernel's tables, options 10000 to 10017.
     ///
     /// # Errors
     /// [`Error::NoSuchOption`] for tables that this node, like a kernel without RDMA, does not
@@ -374,7 +374,8 @@ fn link_info(link: LinkId, l: &Link) -> LinkInfo {
     }
 }
 
-/// Integers in host order, addresses and ports in network order [R-1004].
+/// A table in the kernel's layout: integers in host order, addresses and ports in network order
+/// [R-1004].
 #[derive(Default)]
 struct Table(Vec<u8>);
 
@@ -400,7 +401,7 @@ impl Table {
     fn addr(&mut self, v: IpAddr, v6: bool) {
         match v {
             IpAddr::V4(v4) if !v6 => self.0.extend(v4.octets()),
-            // An IPv6 destination of an IPv4 socket cannot be; the kernel shows zeros.
+            // An IPv4 socket cannot have an IPv6 destination; the kernel would show zeros.
             IpAddr::V6(_) if !v6 => self.0.extend([0; 4]),
             IpAddr::V4(v4) if v4.is_unspecified() => self.0.extend([0; 16]),
             v => self.0.extend(mapped(v).octets()),

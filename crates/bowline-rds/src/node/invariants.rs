@@ -1,4 +1,4 @@
-//! What always holds. The simulator and the tests ask after every step.
+//! Invariants of a node. The simulator and the tests check them after every step.
 
 use super::Node;
 use crate::ids::{ConnId, LinkId};
@@ -10,9 +10,10 @@ impl Node {
     /// everything the node holds.
     ///
     /// # Panics
-    /// When they do not.
+    /// When they do not agree.
     pub fn check_invariants(&self) {
-        // By the place of the socket or connection in its table, whose ids may be older ones.
+        // Indexed by the slot of the socket or connection, since ids in messages may be of earlier
+        // ones.
         let mut sent: Vec<(usize, usize)> = Vec::new();
         let mut held_total = 0;
         let mut held: Vec<usize> = Vec::new();
@@ -55,7 +56,7 @@ impl Node {
                     bytes += u64::from(m.len);
                     if let Some(s) = m.socket {
                         assert!(self.sockets.get(s.0).is_some(), "the sender of a message exists");
-                        let entry = place(&mut sent, s.0.0);
+                        let entry = slot_mut(&mut sent, s.0.0);
                         entry.0 += m.len as usize;
                         entry.1 += 1;
                     }
@@ -74,7 +75,7 @@ impl Node {
                 if let Some(conn) = conn
                     && self.conn(conn).is_some()
                 {
-                    *place(&mut held, conn.0.0) += len + 128;
+                    *slot_mut(&mut held, conn.0.0) += len + 128;
                 }
             }
             assert_eq!(s.queue.iter().count(), s.queue.len(), "runs of a receive queue");
@@ -121,8 +122,8 @@ impl Node {
     }
 }
 
-/// The sum at a place of a table, which grows as is needed.
-fn place<T: Clone + Default>(sums: &mut Vec<T>, at: u32) -> &mut T {
+/// Returns the sum of slot `at`; the table grows as needed.
+fn slot_mut<T: Clone + Default>(sums: &mut Vec<T>, at: u32) -> &mut T {
     let at = at as usize;
     if sums.len() <= at {
         sums.resize(at + 1, T::default());

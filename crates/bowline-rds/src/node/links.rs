@@ -10,57 +10,57 @@ use bowline_wire::rds::BowlineExt;
 use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
-use crate::api::{CloseHow, CloseReason, Event, Output, TurnedAway};
+use crate::api::{AcceptError, CloseHow, CloseReason, Event, Output};
 use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
 use crate::path::{PathState, UNPLANNED, mark};
 use crate::socket::{mapped, to_socket_addr};
 
-/// A connection that stays open for so long is served by its acceptor, [B-4].
+/// A dialled connection that stays open for this time is served by its acceptor, [B-4].
 const CONFIRM_TIME: Duration = Duration::from_millis(200);
-/// How long an acceptor waits for a peer it does not know to say who it is.
+/// How long an acceptor waits for an unknown peer to show what kind of node it is.
 const PEER_KIND_TIME: Duration = Duration::from_millis(200);
-/// For how long a path's connections are rejected before all of the peer's are opened anew: longer
-/// than a kernel needs to find a dead connection by keepalive.
+/// For how long all connections of a path are rejected before all connections of the peer are
+/// opened anew: longer than a kernel needs to find a dead connection by keepalive.
 const REJECTED_TIME: Duration = Duration::from_secs(32);
-/// A connection that ends in this time without a byte was rejected.
+/// A connection that ends within this time without a byte was rejected.
 const REJECT_TIME: Duration = Duration::from_secs(2);
 /// How long an accepted connection may stay without a path.
 const EXTRA_TIME: Duration = Duration::from_secs(35);
-/// A bowline peer that sends a map and then no greeting for so long is not one any more. A kernel
-/// shows itself sooner: it answers our greeting.
-/// Longer than keepalive takes to end a connection that is dead, shorter than [`EXTRA_TIME`].
+/// A bowline peer that sends a map and then no greeting for this time is not a bowline node any
+/// more. A kernel shows itself sooner: it answers our greeting. The time is longer than keepalive
+/// needs to end a dead connection, and shorter than [`EXTRA_TIME`].
 const GREETING_TIME: Duration = Duration::from_secs(34);
-/// A peer that sends nothing but maps for so long is taken for a kernel; most show themselves with
-/// their first frame.
+/// A peer that sends nothing but maps for this time is taken for a kernel. Most kernels show
+/// themselves with their first frame.
 const SILENT_PEER_TIME: Duration = Duration::from_secs(34);
 
-/// How long a kernel has one connection alone before it is asked how many paths it has, and how
-/// long it has for the answer.
+/// How long a kernel may have only one connection before it is asked how many paths it has, and how
+/// long it has to answer.
 const NPATHS_TIME: Duration = Duration::from_secs(16);
 
-/// After so many requests to be connected, and this time, a connection is not what the peer waits
-/// for.
+/// After this number of knocks, and this time, the peer is taken not to be served by the connection
+/// that it has.
 const KNOCKS_MAX: u32 = 8;
 const KNOCKS_TIME: Duration = Duration::from_secs(2);
 
-/// How often a peer that never sent a message is dialled, if there is nothing for it, before it has
-/// to ask again. It takes some seconds where the connections are refused.
-const STRANGER_DIALS: u32 = 32;
+/// How often a peer that never sent a message is dialled without a message for it, before it has to
+/// knock again. Where connections are refused, this number of attempts takes some seconds.
+const UNPROVEN_DIALS_MAX: u32 = 32;
 
-/// What a link that ends had to do with the messages of its path.
+/// How far the messages of a path got on a link that ends.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
-    /// Messages that begin before this place of its stream may have been begun.
+struct LinkProgress {
+    /// Messages whose frames begin before this offset of the stream may have been started.
     started_below: u64,
-    /// The peer's acknowledgement of what a write in progress holds.
+    /// The peer's acknowledgement of messages that a write in progress holds.
     peer_ack: u64,
-    /// Generation the peer has told on it; 0: none.
+    /// Generation that the peer told on the link; 0: none.
     generation: u32,
 }
 
-impl Sent {
+impl LinkProgress {
     fn on(link: &Link) -> Self {
         Self {
             started_below: link.tx.written + link.tx.in_flight,
@@ -71,14 +71,14 @@ impl Sent {
 }
 
 impl Node {
-    /// Takes an accepted TCP connection. Its two addresses name the peer; there is no tos
-    ///
+    /// Takes an accepted TCP connection. The connection's two addresses identify the peer;
+    /// there is no type of service.
     pub fn handle_accepted(
         &mut self,
         now: Instant,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Result<LinkId, TurnedAway> {
+    ) -> Result<LinkId, AcceptError> {
         self.now = now;
         self.stats.links_accepted += 1;
         let here = endpoint(local);
@@ -87,27 +87,27 @@ impl Node {
         if self.closing || self.is_local_at(there.addr, there.scope) {
             return Err(self.refuse(remote, "local or closing"));
         }
-        // The same as of what is sent: one link-local address of the two is enough for a scope.
+        // As for sent messages, the scope of either link-local address is enough.
         let key = (here.addr, there.addr, there.scope.max(here.scope));
         let id = match self.conn_index.get(&key) {
             Some(id) => *id,
-            None => match self.conn_for_stranger(key) {
+            None => match self.conn_for_unproven(key) {
                 Some(id) => id,
                 None => return Err(self.refuse(remote, "peers")),
             },
         };
-        let Some(conn) = self.conns.get_mut(id.0) else { return Err(TurnedAway::Refused) };
+        let Some(conn) = self.conns.get_mut(id.0) else { return Err(AcceptError::Refused) };
         conn.last_used = now;
         if conn.we_dial {
             self.knocked(id);
-            return Err(TurnedAway::Knock);
+            return Err(AcceptError::Knock);
         }
         self.take_accepted(id, local, remote)
             .ok_or_else(|| self.refuse(remote, "connections of one peer"))
     }
 
     /// Puts a connection that a peer has made in service, or among those that wait for a path.
-    /// `None`: too many wait.
+    /// Returns `None` if too many wait.
     fn take_accepted(
         &mut self,
         id: ConnId,
@@ -117,9 +117,9 @@ impl Node {
         let now = self.now;
         let conn = self.conns.get(id.0)?;
         let slot = if conn.peer.is_bowline() {
-            None // its probe tells the path
+            None // the peer's probe tells the path
         } else {
-            self.slot_for(conn, remote.port())
+            self.free_path_for(conn, remote.port())
         };
         let conn = self.conns.get_mut(id.0)?;
         let unknown = conn.peer == Peer::Unknown;
@@ -138,7 +138,7 @@ impl Node {
             return Some(link);
         }
         let limit = self.config.limits.links_extra_per_peer;
-        // Those that are being cut stay for a while; a flood must not pile them up.
+        // Connections that are being cut stay for a while; a flood must not pile them up.
         if conn.extra.len() >= 2 * limit {
             return None;
         }
@@ -153,7 +153,8 @@ impl Node {
         let checks = link.waits_for.clone();
         let link = LinkId(self.links.insert(link));
         conn.extra.push_back(link);
-        // A peer that restarted is not locked out until keepalive tells [B-22].
+        // A peer that restarted must not be locked out until keepalive ends its old connections
+        // [B-22].
         for link in checks {
             self.outputs.push_back(Output::CheckAlive { link });
         }
@@ -162,15 +163,15 @@ impl Node {
         Some(link)
     }
 
-    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> TurnedAway {
+    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> AcceptError {
         self.stats.links_refused += 1;
         self.event(Event::Refused { remote: remote.ip(), limit });
-        TurnedAway::Refused
+        AcceptError::Refused
     }
 
-    /// Makes the connection object of a peer that came by itself; peers that never sent a whole
-    /// frame push out the oldest of their kind.
-    fn conn_for_stranger(
+    /// Makes the connection object of a peer that connected first. Peers that never sent a whole
+    /// frame push out the oldest peer of that kind.
+    fn conn_for_unproven(
         &mut self,
         (local, remote, scope): (std::net::Ipv6Addr, std::net::Ipv6Addr, u32),
     ) -> Option<ConnId> {
@@ -192,8 +193,8 @@ impl Node {
             }
             self.unproven = list;
         }
-        // Where addresses are given, one that has been taken away may still be connected to for a
-        // moment; that does not bring it back.
+        // If the addresses are configured, a removed address may still receive connections for a
+        // moment. Such a connection does not bring the address back.
         if self.config.addrs.is_empty() {
             self.add_local(to_socket_addr(local, 0, 0).ip());
         }
@@ -202,12 +203,12 @@ impl Node {
         Some(id)
     }
 
-    /// A larger peer wants to be connected to.
+    /// Handles a knock: a peer with a larger address asks to be connected to.
     fn knocked(&mut self, id: ConnId) {
         self.stats.knocks_received += 1;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.dial_attempts = 0;
-        // It paid for this with a connection of its own, so that the answer is not put off.
+        // The peer paid for this knock with a connection, so the attempt to connect is not put off.
         conn.asked_to_dial = true;
         conn.cancel_postponement();
         let Some(path) = conn.paths.first() else { return };
@@ -218,7 +219,8 @@ impl Node {
                     l.knocks += 1;
                     (l.knocks, l.since)
                 });
-                // A kernel that had taken the connection for its path 0 would not go on.
+                // A kernel that had taken the connection for its path 0 would not connect further
+                //
                 if made.is_some_and(|(n, since)| n >= KNOCKS_MAX && self.now >= since + KNOCKS_TIME)
                 {
                     self.cut_link(link);
@@ -230,10 +232,10 @@ impl Node {
         }
     }
 
-    /// Makes room for a newer connection that waits for a path: of those that wait the oldest goes,
-    /// one that never spoke before others. A kernel has no more at a time than paths, so it is one
-    /// that the kernel has given up; and cutting it loses nothing, as resetting the newest would
-    ///
+    /// Makes room for a newer connection that waits for a path. Of the waiting connections the
+    /// oldest goes, one that never sent a byte before others. A kernel keeps no more connections at
+    /// a time than paths, so the kernel has given up the oldest one. Cutting it loses nothing,
+    /// while resetting the newest one would.
     fn drop_oldest_extra(&mut self, id: ConnId) -> Option<LinkId> {
         let conn = self.conns.get(id.0)?;
         let waiting = |l: &LinkId| {
@@ -258,7 +260,7 @@ impl Node {
         self.stop_waiting_for(conn, checked);
     }
 
-    /// Links that wait may have a path by now, that of another one that was lost.
+    /// Ends the wait for link `done`. Links that waited may get a path now, that of a lost link.
     fn stop_waiting_for(&mut self, conn: ConnId, done: LinkId) {
         for id in self.links_of(conn) {
             let Some(link) = self.links.get_mut(id.0) else { continue };
@@ -307,8 +309,9 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         link.path = Some(index);
         link.state = LinkState::Serving;
-        // The dialling side greets at once, the other when it knows whom it talks to, so that a
-        // stream that does not begin with a greeting tells a kernel [R-2010].
+        // The dialling side greets at once, the other side when it knows what kind of node the peer
+        // is. So a stream that does not begin with a greeting shows that the peer is a kernel
+        // [R-2010].
         if conn.peer.is_bowline() || (self.config.end_to_end && link.role == Role::Dial) {
             link.greeting.owe();
         }
@@ -351,13 +354,13 @@ impl Node {
         }
         self.signal_transmit(id);
         if !bowline {
-            // The map goes by the lowest path, which may have nothing else to send.
+            // The map goes out by the lowest path, which may have nothing else to send.
             self.signal_map(conn_id);
         }
     }
 
-    /// The peer serves this connection: what TCP acknowledges on it counts, the next reconnect is
-    /// immediate, and the next path may be opened.
+    /// Notes that the peer serves this connection: TCP's acknowledgements on it count, the next
+    /// attempt to reconnect is immediate, and the next path may be opened.
     pub(super) fn confirm(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         if link.confirmed || link.state != LinkState::Serving {
@@ -371,13 +374,13 @@ impl Node {
         self.release_by_tcp(id);
     }
 
-    /// The link has lasted: the next reconnect of its path is immediate. An answer alone is not
-    /// enough for that, or a peer that accepts, answers and resets would be dialled without pause
+    /// Makes the next reconnect of the path immediate, since its link has lasted. An answer alone
+    /// is not enough, or a peer that accepts, answers and resets would be dialled without pause
     ///
     pub(super) fn reset_backoff(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         if !link.confirmed && !link.checked {
-            // It may have been reset long ago, and this process did not get to look.
+            // The connection may have been reset long ago, and this process did not get to look.
             link.confirm_when_checked = true;
             self.outputs.push_back(Output::CheckAlive { link: id });
             return;
@@ -394,15 +397,15 @@ impl Node {
         }
     }
 
-    /// A TCP connection is gone; everything that arrived on it has been handed over.
+    /// Handles the end of a TCP connection; all bytes that arrived on it have been handed over.
     pub fn handle_closed(&mut self, now: Instant, id: LinkId, reason: CloseReason) {
         self.now = now;
         self.process_all(id);
-        let _ = reason; // every loss is treated alike; the driver logs which one it was
+        let _ = reason; // all losses are handled alike; the driver logs the reason
         self.remove_link(id);
     }
 
-    /// Closes a link by this node's own decision.
+    /// Closes a link because this node decided to.
     pub(super) fn close_link(&mut self, id: LinkId, how: CloseHow) {
         if self.links.get(id.0).is_none() {
             return;
@@ -411,7 +414,7 @@ impl Node {
         self.remove_link(id);
     }
 
-    /// Sends FIN and reads what is left before the link goes, [B-5].
+    /// Sends FIN and reads the remaining bytes before the link goes, [B-5].
     pub(super) fn drain_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         match link.state {
@@ -426,7 +429,7 @@ impl Node {
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Drain });
     }
 
-    /// Ends a link at once, but loses nothing of what the peer's TCP has been told it got.
+    /// Ends a link at once without losing bytes that were acknowledged to the peer's TCP.
     pub(super) fn cut_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         if link.state == LinkState::Connecting {
@@ -437,14 +440,14 @@ impl Node {
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
     }
 
-    /// Cuts a link whose path gets another one, or none any more.
+    /// Cuts a link whose path gets another link, or whose path is not used any more.
     pub(super) fn retire_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         let Some(index) = link.path.filter(|_| link.state != LinkState::Connecting) else {
             self.detach(id, CloseHow::Reset);
             return;
         };
-        let (conn_id, sent) = (link.conn, Sent::on(link));
+        let (conn_id, progress) = (link.conn, LinkProgress::on(link));
         link.path = None;
         link.state = LinkState::Draining;
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
@@ -453,11 +456,11 @@ impl Node {
             path.link = None;
             path.state = PathState::Down;
         }
-        self.reset_path(conn_id, index, sent);
+        self.reset_path(conn_id, index, progress);
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
     }
 
-    /// Nothing more is sent on a link; what comes on it still counts.
+    /// Stops sending on a link; bytes that come on it still count.
     fn leave_service(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         link.state = LinkState::Draining;
@@ -469,14 +472,14 @@ impl Node {
         }
     }
 
-    /// Forgets a link and sees to the path it served.
+    /// Forgets a link and finds another one for its path.
     fn remove_link(&mut self, id: LinkId) {
         if let Some((conn, index)) = self.unlink(id) {
             self.replace_link(conn, index);
         }
     }
 
-    /// Closes a link whose path gets another one, or none any more.
+    /// Closes a link whose path gets another link, or whose path is not used any more.
     pub(super) fn detach(&mut self, id: LinkId, how: CloseHow) {
         if self.links.get(id.0).is_some() {
             self.outputs.push_back(Output::Close { link: id, how });
@@ -484,7 +487,7 @@ impl Node {
         }
     }
 
-    /// Forgets a link and resets the path it served, which is returned.
+    /// Forgets a link and resets the path it served; returns that path.
     fn unlink(&mut self, id: LinkId) -> Option<(ConnId, u8)> {
         let link = self.links.remove(id.0)?;
         self.partial_bytes -= link.partial_bytes();
@@ -512,24 +515,24 @@ impl Node {
             let short = self.now < link.since + REJECT_TIME;
             let silent = link.role == Role::Dial && link.rx.bytes == 0 && short;
             path.rejected_since = silent.then(|| path.rejected_since.unwrap_or(self.now));
-            self.reset_path(conn_id, index, Sent::on(&link));
+            self.reset_path(conn_id, index, LinkProgress::on(&link));
         }
         Some((conn_id, index))
     }
 
-    /// Sees to a path that has lost its link.
+    /// Finds a new link for a path that has lost its link.
     fn replace_link(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.we_dial {
-            // One that only ever knocked is not dialled for ever.
-            if conn.proven || conn.dial_attempts < STRANGER_DIALS || self.wants_peer(conn) {
-                self.start_over_if_rejected(conn_id, index);
+            // A peer that only ever knocked is not dialled for ever.
+            if conn.proven || conn.dial_attempts < UNPROVEN_DIALS_MAX || self.wants_peer(conn) {
+                self.reopen_all_if_rejected(conn_id, index);
                 self.schedule_reconnect(conn_id, index);
             }
             return;
         }
-        // The oldest connection without a path takes this one's place; between bowline
-        // nodes it says itself for which path it is.
+        // The oldest connection without a path takes the place of the lost link. Between
+        // bowline nodes the connection itself tells for which path it is.
         let next = conn.extra.iter().copied().find(|l| {
             !conn.peer.is_bowline()
                 && self.links.get(l.0).is_some_and(|l| l.state == LinkState::Extra)
@@ -541,10 +544,10 @@ impl Node {
         }
     }
 
-    /// A kernel that has restarted may have taken the first connection it got back for a path it
-    /// was not for, and has no place for that path's own ever after. Opening all of them
-    /// anew in their order puts that right.
-    fn start_over_if_rejected(&mut self, conn_id: ConnId, index: u8) {
+    /// Opens all connections of a kernel anew, in the order of their paths. A kernel that
+    /// has restarted may have taken the first connection for a path that it was not for, and then
+    /// rejects the connection of that path for ever.
+    fn reopen_all_if_rejected(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0).filter(|c| !c.peer.is_bowline()) else {
             return;
         };
@@ -560,7 +563,7 @@ impl Node {
         let silent = first
             .is_some_and(|l| conn.npaths_heard_at < l.since && self.now >= l.since + NPATHS_TIME);
         if index > 0 && (conn.npaths_outdated || (silent && !others)) {
-            // The present process never said that it has such a path.
+            // The peer's present process never said that it has such a path.
             self.agree_on_paths(conn_id, None);
             return;
         }
@@ -570,15 +573,15 @@ impl Node {
         }
     }
 
-    /// Makes a path ready to begin again on another connection, [R-321].
-    fn reset_path(&mut self, conn_id: ConnId, index: u8, sent: Sent) {
+    /// Prepares a path to begin again on another connection, [R-321].
+    fn reset_path(&mut self, conn_id: ConnId, index: u8, progress: LinkProgress) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         for msg in path.queue.iter_mut().take(path.planned) {
-            if msg.stream_start != UNPLANNED && msg.stream_start < sent.started_below {
+            if msg.stream_start != UNPLANNED && msg.stream_start < progress.started_below {
                 msg.marks |= mark::RETRANS | mark::ACK_REQUIRED;
-                if sent.generation != 0 {
-                    msg.generation = sent.generation;
+                if progress.generation != 0 {
+                    msg.generation = progress.generation;
                 }
             }
             msg.stream_start = UNPLANNED;
@@ -594,9 +597,10 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
-        if sent.peer_ack > 0 {
-            // The peer had what a write in progress holds, which now cannot tell.
-            self.release_by_ack(conn_id, index, sent.peer_ack);
+        if progress.peer_ack > 0 {
+            // The peer had the messages that a write in progress holds; the write cannot report it
+            // any more.
+            self.release_by_ack(conn_id, index, progress.peer_ack);
         }
         self.stats.conn_reset += 1;
         self.verify_npaths(conn_id);
@@ -609,7 +613,8 @@ impl Node {
         self.signal_map(conn_id);
     }
 
-    /// Nothing tells what the peer is. One that has sent nothing at all may only be slow.
+    /// The time is over in which the peer should have shown what kind of node it is. A peer that
+    /// has sent nothing at all may only be slow.
     pub(super) fn kind_overdue(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.kind_timer = false;
@@ -627,8 +632,9 @@ impl Node {
         }
     }
 
-    /// A connection of a kernel has come or gone. Another machine may have the peer's address by
-    /// now, one with fewer paths: after a while it is asked, if one connection is all there is.
+    /// Checks the number of paths after a connection of a kernel has come or gone. Another machine,
+    /// with fewer paths, may have the peer's address by now: it is asked after a while, if it has
+    /// only one connection.
     fn verify_npaths(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if conn.peer == Peer::Kernel && conn.npaths > 1 && !conn.we_dial && !conn.npaths_timer {
@@ -637,9 +643,9 @@ impl Node {
         }
     }
 
-    /// Asks a kernel that has one connection alone how many paths it has, and takes it for one with
-    /// one path when it has not answered after the same time again: what waits on the others would
-    /// wait for ever.
+    /// Asks a kernel that has only one connection how many paths it has. If it does not answer
+    /// within [`NPATHS_TIME`], it is taken for a kernel with one path, because messages on the
+    /// other paths would wait for ever.
     pub(super) fn npaths_overdue(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         conn.npaths_timer = false;
@@ -650,9 +656,9 @@ impl Node {
         let Some((index, link)) = conn.only_link() else { return };
         if let Some((_, at)) = asked.filter(|(of, _)| *of == link) {
             if conn.npaths_heard_at >= at {
-                return; // it has them all, and will make them
+                return; // the peer has all paths, and will connect them
             }
-            // Which path a connection serves is only known here.
+            // Only this node knows which path a connection serves.
             conn.paths.swap(0, index);
             if let Some(link) = self.links.get_mut(link.0) {
                 link.path = Some(0);
@@ -666,8 +672,8 @@ impl Node {
         self.verify_npaths(id);
     }
 
-    /// A bowline peer should have greeted by now. One that has sent nothing at all may only be
-    /// slow.
+    /// The time is over in which a bowline peer should have greeted. A peer that has sent nothing
+    /// at all may only be slow.
     pub(super) fn greeting_overdue(&mut self, id: LinkId) {
         let Some(link) = self.link(id).filter(|l| !l.greeting.is_received()) else { return };
         if !self.conn(link.conn).is_some_and(|c| c.peer.is_bowline()) {
@@ -680,9 +686,9 @@ impl Node {
         }
     }
 
-    /// The path that a connection from TCP port `port` of a kernel is to serve, if one is free:
-    /// the one the port names, [B-2], or the lowest.
-    fn slot_for(&self, conn: &Conn, port: u16) -> Option<u8> {
+    /// Returns the path that a connection from TCP port `port` of a kernel is to serve, if one is
+    /// free: the path that the port tells, [B-2], or the lowest one.
+    fn free_path_for(&self, conn: &Conn, port: u16) -> Option<u8> {
         let slots = conn.npaths.max(1);
         let named = |port: u16| (port % u16::from(slots)) as u8;
         let free =
@@ -692,8 +698,8 @@ impl Node {
             if free(&index) {
                 return Some(index);
             }
-            // The path's earlier connection is on its way out. One that came before the rule was
-            // known is there to stay, and has left another path free.
+            // The earlier connection of the path is about to end. A connection that came before
+            // this rule was known stays, and has left another path free.
             let holder = conn.paths.get(usize::from(index)).and_then(|p| self.link(p.link?));
             if holder.is_some_and(|l| named(l.remote.port()) == index) {
                 return None;
@@ -702,11 +708,11 @@ impl Node {
         (0..slots).find(free)
     }
 
-    /// Gives a connection that waits a path, when one that it may serve is free.
-    pub(super) fn place_extra(&mut self, id: LinkId) {
+    /// Gives a waiting connection a path, if one that it may serve is free.
+    pub(super) fn attach_extra(&mut self, id: LinkId) {
         let Some(link) = self.link(id).filter(|l| l.state == LinkState::Extra) else { return };
         let Some(conn) = self.conns.get(link.conn.0) else { return };
-        let slot = self.slot_for(conn, link.remote.port());
+        let slot = self.free_path_for(conn, link.remote.port());
         if let Some(slot) = slot {
             self.attach(id, slot);
         }
@@ -718,7 +724,7 @@ impl Node {
         }
     }
 
-    /// A peer broke a rule: it loses this connection.
+    /// Resets the connection of a peer that broke a rule.
     pub(super) fn misbehaved(&mut self, id: LinkId, what: &'static str) {
         let Some(link) = self.link(id) else { return };
         let remote = link.remote.ip();
@@ -727,9 +733,9 @@ impl Node {
         self.close_link(id, CloseHow::Reset);
     }
 
-    /// A bowline peer has named the path of a link. One that was accepted moves to that path, whose
-    /// older link is stale [R-2011]. Of one this node dialled the peer has not read yet which path
-    /// it is, and uses the numbers of the path it takes it for [R-2004].
+    /// A bowline peer has told the path of a link. An accepted link moves to that path, whose older
+    /// link is stale [R-2011]. On a link that this node dialled, the peer has not read yet which
+    /// path the link is for, and uses the numbers of the path it takes it for [R-2004].
     pub(super) fn path_named(&mut self, id: LinkId, named: BowlineExt) -> bool {
         let BowlineExt { path: index, max_message, .. } = named;
         let Some(link) = self.links.get_mut(id.0) else { return false };
@@ -738,7 +744,7 @@ impl Node {
             return true;
         }
         if link.state == LinkState::Draining {
-            return false; // its end is decided
+            return false; // the link is going to end
         }
         if link.role == Role::Dial && index < 8 {
             link.numbering_path = Some(index);
@@ -753,15 +759,15 @@ impl Node {
         }
         let conn_id = link.conn;
         if let Some(old) = link.path {
-            // It got a path by its place in the row. Unless messages have gone out already, it
-            // changes over; else the peer has to dial again, now that it is known.
+            // The link got a path by the order of its arrival. If no message has gone out, it moves
+            // to the other path. Otherwise the peer has to dial again, now that its kind is known.
             let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
             let Some(path) = conn.paths.get_mut(usize::from(old)) else { return false };
             if path.planned > 0 {
                 conn.peer = Peer::Bowline { max_message };
                 self.close_link(id, CloseHow::Reset);
-                // Senders of long messages wait for this.
-                self.wake_refused(crate::socket::want::WRITE);
+                // Senders of long messages wait for the peer's kind to be known.
+                self.wake_refused(crate::socket::interest_bit::WRITE);
                 return false;
             }
             path.link = None;
@@ -783,12 +789,13 @@ impl Node {
         true
     }
 
-    /// Cuts every TCP connection, or those of one peer; returns how many. Paths reconnect by the
-    /// usual rules, and nothing is lost: what TCP has acknowledged to the peer is read first.
+    /// Cuts every TCP connection, or those of one peer; returns their number. Paths reconnect by
+    /// the usual rules, and nothing is lost: bytes that TCP has acknowledged to the peer are read
+    /// first.
     pub fn drop_links(&mut self, now: Instant, peer: Option<IpAddr>) -> usize {
         self.now = now;
         let peer = peer.map(mapped);
-        let mut hit: Vec<_> = self
+        let mut chosen: Vec<_> = self
             .links
             .iter()
             .filter(|(_, l)| {
@@ -796,16 +803,16 @@ impl Node {
             })
             .map(|(id, l)| (l.serial, LinkId(id)))
             .collect();
-        // What a peer sent on an older connection comes before what it sent on a newer one.
-        hit.sort_unstable();
-        for (_, id) in &hit {
+        // Bytes that a peer sent on an older connection come before those it sent on a newer one.
+        chosen.sort_unstable();
+        for (_, id) in &chosen {
             self.cut_link(*id);
         }
-        hit.len()
+        chosen.len()
     }
 
-    /// Stops connecting and accepting, and closes every TCP connection after reading what is
-    /// left. What is still queued stays queued: wait for [`Node::unsent_total`] to be 0 first.
+    /// Stops connecting and accepting, and closes every TCP connection after reading its remaining
+    /// bytes. Queued messages stay queued: wait for [`Node::unsent_total`] to be 0 first.
     pub fn close_links(&mut self, now: Instant) {
         self.now = now;
         self.closing = true;

@@ -1,4 +1,4 @@
-//! The node: everything together. Each file here is one concern, an `impl Node` block each.
+//! The node. Each file in this folder holds one concern, as an `impl Node` block.
 
 mod congestion;
 mod connect;
@@ -42,14 +42,15 @@ use timers::Timer;
 /// A local address with its sockets.
 #[derive(Debug)]
 struct LocalAddr {
-    /// May be bound and connected from.
+    /// The address may be bound and connected from.
     present: bool,
     map: CongMap,
     ports: HashMap<u16, SocketId, BuildHasherDefault<PortHasher>>,
     conns: Vec<ConnId>,
 }
 
-/// Spreads ports; which ports a table holds is a local choice, so nobody can attack it.
+/// Hashes ports. The node itself chooses which ports a table holds, so no peer can force
+/// collisions.
 #[derive(Debug, Default)]
 struct PortHasher(u64);
 
@@ -85,12 +86,13 @@ pub struct Node {
     conns: Slab<Conn>,
     conn_index: HashMap<(Ipv6Addr, Ipv6Addr, u32), ConnId>,
     unproven: VecDeque<ConnId>,
-    /// Of peers that never sent a message, and of others.
+    /// Limits on attempts to connect to idle peers: those that never sent a message, and the
+    /// others.
     idle_dials: [IdleDials; 2],
     links: Slab<Link>,
-    /// Links with bytes to parse, each once.
+    /// Links with bytes to parse; each stands here once.
     ready: VecDeque<LinkId>,
-    /// Links that owe an acknowledgement somebody asked for.
+    /// Links that owe an acknowledgement for which the peer asked.
     ack_asked: Vec<LinkId>,
     outputs: VecDeque<Output>,
     timers: BTreeSet<(Instant, Timer)>,
@@ -103,12 +105,13 @@ pub struct Node {
     /// Sockets whose wait mask may be set.
     monitors: Vec<SocketId>,
     recv_held: usize,
-    /// Bytes of messages not yet complete.
+    /// Bytes of incomplete messages.
     partial_bytes: usize,
     dedup_budget: Budget,
     paused: Vec<LinkId>,
     next_inode: u64,
-    /// Number of the first message of a new path: above all that any peer was ever sent.
+    /// Sequence number of the first message of a new path: higher than any number that a peer has
+    /// seen.
     first_sequence: u64,
     closing: bool,
 }
@@ -151,7 +154,7 @@ impl Node {
         node
     }
 
-    /// Returns the next thing to do, in order.
+    /// Returns the next request to the driver; requests come in order.
     #[inline]
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
@@ -162,7 +165,7 @@ impl Node {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Makes an address bindable: it belongs to this host.
+    /// Makes an address of this host bindable.
     pub fn add_local(&mut self, addr: IpAddr) {
         let local_addr = self.local_addr_of(mapped(addr), 0);
         if !self.local_addrs[local_addr].present {
@@ -171,8 +174,8 @@ impl Node {
         }
     }
 
-    /// Takes an address away. Sockets bound to it stay bound; connections break by
-    /// themselves.
+    /// Makes an address unusable. Sockets bound to it stay bound; their connections break
+    /// by themselves.
     pub fn remove_local(&mut self, addr: IpAddr) {
         if let Some(local_addr) = self.local_addr_index.get(&(mapped(addr), 0)) {
             self.local_addrs[*local_addr].present = false;
@@ -184,8 +187,8 @@ impl Node {
         self.is_local_at(mapped(addr), 0)
     }
 
-    /// The same for an address of an interface: on another one than this node's, an equal
-    /// link-local address is a peer's. Scope 0 is any.
+    /// Tells whether an address of an interface is one of this node's. An equal link-local address
+    /// on another interface belongs to a peer. Scope 0 stands for any interface.
     fn is_local_at(&self, addr: Ipv6Addr, scope: u32) -> bool {
         let elsewhere = scope != 0 && self.link_of(addr).is_some_and(|link| link != scope);
         !elsewhere
@@ -196,13 +199,13 @@ impl Node {
             || (is_loopback(addr) && self.config.addrs.is_empty())
     }
 
-    /// The interface that an own link-local address is of, if the node was told.
+    /// Returns the interface of one of this node's link-local addresses, if the node knows it.
     fn link_of(&self, addr: Ipv6Addr) -> Option<u32> {
         self.config.links.iter().find(|(of, _)| *of == addr).map(|(_, link)| *link)
     }
 
-    /// Index of a local address, made when new. Only a link-local one has a scope, whatever the
-    /// scope of the peer is.
+    /// Returns the index of a local address, and makes its entry if it is new. Only a link-local
+    /// address has a scope, whatever the scope of the peer is.
     fn local_addr_of(&mut self, addr: Ipv6Addr, scope: u32) -> usize {
         let scope = if needs_scope(addr) { scope } else { 0 };
         if let Some(local_addr) = self.local_addr_index.get(&(addr, scope)) {
@@ -237,17 +240,17 @@ impl Node {
         Ok(())
     }
 
-    /// All settings that can change.
+    /// Returns all settings that can change while the node runs.
     pub const fn settings(&self) -> &crate::config::Sysctl {
         &self.config.sysctl
     }
 
-    /// What the node was made with.
+    /// Returns the configuration that the node was made with.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// All counters.
+    /// Returns all counters.
     pub const fn counters(&self) -> &Counters {
         &self.stats
     }

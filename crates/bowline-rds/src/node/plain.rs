@@ -1,21 +1,21 @@
-//! The way of most messages: plain ones of a bowline peer, one after the other, whole in one
-//! buffer. What they have in common is looked up once. Whatever is special about one ends the row
-//! and goes the long way, [`frame`](Node::frame); so each rule is written there, and here are only
-//! the conditions under which it has nothing to say.
+//! Fast path for most messages: consecutive plain messages of a bowline peer, each of them whole in
+//! one buffer. Properties that the messages share are looked up once. A message with anything
+//! special ends the run and takes the general way, [`frame`](Node::frame). Each rule is implemented
+//! there; this file holds only the conditions under which no rule applies.
 
 use bowline_wire::rds::{Flags, HEADER_LEN, Header};
 
 use super::Node;
 use super::congestion::MESSAGE_OVERHEAD;
-use super::rx::{ACK_BYTES, Stop};
+use super::rx::{ACK_BYTES, ParseEnd};
 use crate::ids::{LinkId, SocketId};
 use crate::recvq::Origin;
 use crate::rxbuf::RxBuf;
-use crate::socket::{Sock, want};
+use crate::socket::{Sock, interest_bit};
 
 impl Node {
-    /// Queues plain messages of `buf` from `at` on, and moves `at` behind them. Returns why to
-    /// stop parsing; `None` when the next frame is not plain, or the buffer is done.
+    /// Queues plain messages of `buf` from offset `at` on, and moves `at` behind them. Returns why
+    /// to stop parsing; `None` when the next frame is not plain, or the buffer is used up.
     pub(super) fn take_plain(
         &mut self,
         id: LinkId,
@@ -23,7 +23,7 @@ impl Node {
         at: &mut usize,
         until: Option<SocketId>,
         budget: &mut usize,
-    ) -> Option<Stop> {
+    ) -> Option<ParseEnd> {
         let limit = self.frame_limit();
         let link = self.links.get_mut(id.0)?;
         let settled = link.confirmed
@@ -39,7 +39,7 @@ impl Node {
         let ports = &self.local_addrs[conn.local_addr].ports;
         let origin = Origin { addr: conn.remote, scope: conn.scope, conn: Some(link.conn) };
         let bytes = buf.bytes();
-        // Nobody changes a socket during the row, so the last one stays at hand.
+        // No socket changes during the run, so the last one is kept.
         let mut last: Option<(u16, SocketId, &mut Sock)> = None;
         let (mut messages, mut payload, mut asked) = (0, 0, 0);
         let mut stop = None;
@@ -63,7 +63,10 @@ impl Node {
             if last.as_ref().is_none_or(|(port, ..)| *port != header.dport) {
                 let Some(to) = ports.get(&header.dport) else { break };
                 let Some(sock) = self.sockets.get_mut(to.0) else { break };
-                if sock.timestamp || sock.latency.is_some() || sock.interest & want::READ != 0 {
+                if sock.timestamp
+                    || sock.latency.is_some()
+                    || sock.interest & interest_bit::READ != 0
+                {
                     break;
                 }
                 last = Some((header.dport, *to, sock));
@@ -91,12 +94,12 @@ impl Node {
             payload += len;
             asked += usize::from(asks);
             *budget = budget.saturating_sub(1);
-            if until == Some(*to) && sock.has_plenty() {
-                stop = Some(Stop::Satisfied);
+            if until == Some(*to) && sock.has_enough() {
+                stop = Some(ParseEnd::Satisfied);
                 break;
             }
             if *budget == 0 {
-                stop = Some(Stop::Budget);
+                stop = Some(ParseEnd::Budget);
                 break;
             }
         }

@@ -3,7 +3,7 @@
 use bowline_base::Instant;
 
 use super::Node;
-use crate::api::{Control, Received, RecvOpts, Taken};
+use crate::api::{Control, Received, ReceivedInto, RecvOpts};
 use crate::error::Error;
 use crate::ids::SocketId;
 use crate::recvq::{Popped, RecvMsg};
@@ -27,18 +27,22 @@ impl Node {
         now: Instant,
         id: SocketId,
         buf: &mut [u8],
-    ) -> Result<Taken, Error> {
+    ) -> Result<ReceivedInto, Error> {
         let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
         let Some(Popped { origin, sport, len }) = sock.queue.pop_into(buf, COPY_MAX) else {
             let Received { source, data, .. } = self.recv(now, id, RecvOpts::default())?;
             let len = data.as_ref().map_or(0, Rope::len);
-            return Ok(Taken { source: source.ok_or(Error::Empty)?, len, data });
+            return Ok(ReceivedInto { source: source.ok_or(Error::Empty)?, len, data });
         };
         self.now = now;
         self.stats.recv_delivered += 1;
         self.stats.copy_to_user += len as u64;
         self.unqueue_from_socket(id, origin.conn, len);
-        Ok(Taken { source: to_socket_addr(origin.addr, sport, origin.scope), len, data: None })
+        Ok(ReceivedInto {
+            source: to_socket_addr(origin.addr, sport, origin.scope),
+            len,
+            data: None,
+        })
     }
 
     /// Takes the next notification or message, without waiting.

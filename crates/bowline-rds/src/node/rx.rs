@@ -1,4 +1,5 @@
-//! From bytes to frames to sockets. Spec: `docs/spec/rds.md`, sections 2.4 and 6.1.
+//! Receives bytes, cuts them into frames and delivers them to sockets. Spec: `docs/spec/rds.md`,
+//! sections 2.4 and 6.1.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::Node;
 use super::timers::Timer;
 use crate::api::Output;
 use crate::config::MAX_MESSAGE_KERNEL;
-use crate::dedup::{Bearer, Dedup};
+use crate::dedup::{Dedup, SourceLink};
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::{LinkState, Partial, Role};
 use crate::path::PathState;
@@ -20,24 +21,24 @@ use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
 use crate::socket::Sock;
 
-/// Bytes handed over but not parsed at which reading pauses.
+/// Number of buffers received but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;
-/// Messages of a peer that has been quiet for so long on old connections do not come again.
+/// A peer that has been quiet for this time on old connections does not repeat messages any more.
 const QUIET_TIME: Duration = Duration::from_secs(60);
-/// On a younger connection TCP may still be repeating them: Linux gives up after 15 minutes and,
-/// where round trips are long, 30 (`tcp_retries2`).
+/// On a younger connection TCP may still be repeating messages: Linux gives up after 15 minutes or,
+/// where round trips are long, after 30 (`tcp_retries2`).
 const REPEAT_TIME: Duration = Duration::from_secs(30 * 60);
-/// How long a peer that has lost a connection is waited for: it repeats messages when it comes
+/// How long a peer that has lost a connection is expected back: it repeats messages when it comes
 /// back.
 const AWAY_TIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// An unfinished message of less is not worth a connection.
+/// Bytes of an incomplete message below which its connection is not dropped for it.
 const PARTIAL_SMALL: usize = 16 << 10;
-/// An acknowledgement nobody asked for waits so long for something to go with.
+/// How long an acknowledgement that the peer did not ask for waits to go out with another frame.
 const ACK_DELAY: Duration = Duration::from_millis(10);
-/// What a congestion map, and another frame without a port, count for in a turn, in messages.
+/// Cost of a congestion map, and of another frame without a port, in messages of a turn.
 const MAP_COST: usize = 64;
 const CONTROL_COST: usize = 4;
-/// Frames processed, in bytes, that are acknowledged at once.
+/// Number of bytes of processed frames that are acknowledged at once.
 pub(super) const ACK_BYTES: u64 = 256 << 10;
 
 impl Node {
@@ -48,7 +49,7 @@ impl Node {
         })
     }
 
-    /// Takes what one read brought; [`process`](Self::process) parses it.
+    /// Takes the bytes of one read; [`process`](Self::process) parses them.
     pub fn handle_data(&mut self, now: Instant, id: LinkId, buf: RxBuf) {
         self.now = now;
         let Some(link) = self.links.get_mut(id.0) else { return };
@@ -66,22 +67,22 @@ impl Node {
         !self.ready.is_empty()
     }
 
-    /// Parses what was handed over: at most `budget` messages, or fewer frames that give more work,
-    /// and no further once a message came for `until` and that socket has as much as a reader soon
+    /// Parses received bytes: at most `budget` messages, or fewer frames that cost more. Stops
+    /// earlier when a message has come for `until` and that socket holds as much as a reader soon
     /// takes. Returns whether bytes remain.
     pub fn process(&mut self, now: Instant, until: Option<SocketId>, budget: usize) -> bool {
         self.now = now;
         let mut budget = budget;
         while let Some(id) = self.ready.front().copied() {
             match self.process_link(id, until, &mut budget, false) {
-                Stop::Drained => {
+                ParseEnd::Empty => {
                     self.ready.pop_front();
                     if let Some(link) = self.links.get_mut(id.0) {
                         link.rx.listed = false;
                     }
                 }
-                Stop::Satisfied => return self.has_backlog(),
-                Stop::Budget => {
+                ParseEnd::Satisfied => return self.has_backlog(),
+                ParseEnd::Budget => {
                     self.ready.rotate_left(1); // so that no peer starves the others
                     return true;
                 }
@@ -90,8 +91,9 @@ impl Node {
         false
     }
 
-    /// Parses everything a link has left. A peer that goes on connecting must not get round its
-    /// limit by that: far beyond it, the rest waits, and is lost if the connection is closed.
+    /// Parses all bytes that a link has left. A peer must not get round its limit by connecting
+    /// again and again: far beyond the limit, the rest waits, and is lost if the connection is
+    /// closed.
     pub(super) fn process_all(&mut self, id: LinkId) {
         let mut budget = usize::MAX;
         self.process_link(id, None, &mut budget, true);
@@ -101,13 +103,13 @@ impl Node {
         }
     }
 
-    /// Bytes that peers make this node hold: messages that wait for readers, unfinished ones, and
-    /// what is remembered to recognise repetitions.
+    /// Returns the bytes that peers make this node hold: messages that wait for readers, incomplete
+    /// messages, and the records that recognise repetitions.
     pub fn memory_held(&self) -> usize {
         self.recv_held + self.partial_bytes + self.dedup_budget.memory()
     }
 
-    /// The driver is about to wait for input: acknowledgements that were asked for go out now.
+    /// Sends acknowledgements that peers asked for, because the driver is about to wait for input.
     pub fn idle(&mut self, now: Instant) {
         self.now = now;
         while let Some(id) = self.ack_asked.pop() {
@@ -120,8 +122,8 @@ impl Node {
         }
     }
 
-    /// Has everything that was received acknowledged now, asked for or not: the node is about to
-    /// end, and what it does not acknowledge would be sent again to its successor.
+    /// Acknowledges all received messages now, whether peers asked for it or not. The node is about
+    /// to end, and messages that it does not acknowledge would be sent again to its successor.
     pub fn acknowledge_all(&mut self, now: Instant) {
         self.now = now;
         let owing: Vec<_> = self
@@ -138,7 +140,7 @@ impl Node {
         }
     }
 
-    /// Longest message that is taken.
+    /// Returns the length of the longest message that is taken, in bytes.
     pub(super) fn frame_limit(&self) -> usize {
         self.config.max_message.max(MAX_MESSAGE_KERNEL) as usize
     }
@@ -149,34 +151,34 @@ impl Node {
         until: Option<SocketId>,
         budget: &mut usize,
         regardless: bool,
-    ) -> Stop {
+    ) -> ParseEnd {
         let limit = self.frame_limit();
         loop {
-            let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+            let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
             let conn = link.conn;
-            let Some(buf) = link.rx.backlog.pop_front() else { return Stop::Drained };
+            let Some(buf) = link.rx.backlog.pop_front() else { return ParseEnd::Empty };
             let mut at = std::mem::take(&mut link.rx.offset);
             let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
-            let may = if regardless { self.may_take_rest(conn) } else { self.may_receive(conn) };
+            let may = if regardless { self.may_take_unread(conn) } else { self.may_receive(conn) };
             if !may {
-                let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+                let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
                 link.rx.offset = at;
                 link.rx.backlog.push_front(buf);
                 if !std::mem::replace(&mut link.rx.paused, true) {
                     self.paused.push(id);
                     self.stats.read_pauses += 1;
                 }
-                return Stop::Drained;
+                return ParseEnd::Empty;
             }
             while at < buf.bytes().len() {
                 if let Some(stop) = self.take_plain(id, &buf, &mut at, until, budget) {
-                    self.leave(id, buf, at, full_before);
+                    self.finish_buffer(id, buf, at, full_before);
                     return stop;
                 }
                 if at == buf.bytes().len() {
                     break;
                 }
-                let Some(link) = self.links.get_mut(id.0) else { return Stop::Drained };
+                let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
                 let rest = &buf.bytes()[at..];
                 let (header, rope, seen) = if let Some(partial) = &mut link.rx.partial {
                     let n = partial.need.min(rest.len());
@@ -186,7 +188,7 @@ impl Node {
                     self.stats.rx_copied_bytes += copied as u64;
                     if partial.need > 0 {
                         self.partial_bytes += n;
-                        self.bound_partials();
+                        self.limit_partials();
                         break;
                     }
                     self.partial_bytes -= partial.rope.len() - n;
@@ -215,7 +217,7 @@ impl Node {
                         // [B-6]
                         self.stats.peer_oversized += 1;
                         self.misbehaved(id, "message longer than the limit");
-                        return Stop::Drained;
+                        return ParseEnd::Empty;
                     }
                     let mut rope = Rope::default();
                     let n = len.min(buf.bytes().len() - at);
@@ -226,17 +228,17 @@ impl Node {
                         link.rx.partial =
                             Some(Partial { header, rope, need: len - n, first_seen: self.now });
                         self.partial_bytes += n;
-                        self.bound_partials();
+                        self.limit_partials();
                         break;
                     }
                     (header, rope, self.now)
                 };
                 let receiver = self.frame(id, &header, rope, seen);
                 *budget = budget.saturating_sub(cost(&header));
-                let satisfied = until.is_some() && receiver == until && self.has_plenty(until);
+                let satisfied = until.is_some() && receiver == until && self.has_enough(until);
                 if satisfied || *budget == 0 {
-                    self.leave(id, buf, at, full_before);
-                    return if satisfied { Stop::Satisfied } else { Stop::Budget };
+                    self.finish_buffer(id, buf, at, full_before);
+                    return if satisfied { ParseEnd::Satisfied } else { ParseEnd::Budget };
                 }
             }
             if full_before && self.wants_read(id) {
@@ -245,10 +247,11 @@ impl Node {
         }
     }
 
-    /// Keeps what unfinished messages hold within its limit: the one begun first loses its
-    /// connection. Pausing would not do, since none of them might ever be finished; its sender
-    /// sends it again. What TCP has acknowledged of it is still read, and gone soon after.
-    fn bound_partials(&mut self) {
+    /// Keeps the bytes of incomplete messages within their limit: the connection whose message was
+    /// begun first is reset. Pausing would not help, since no message might ever be completed. The
+    /// sender sends the message again. Bytes that TCP has acknowledged are still read, and released
+    /// soon after.
+    fn limit_partials(&mut self) {
         let limit = self.config.limits.partial_bytes_total.max(self.frame_limit());
         while self.partial_bytes > limit {
             let staying = || self.links.iter().filter(|(_, l)| l.state != LinkState::Draining);
@@ -269,9 +272,9 @@ impl Node {
         }
     }
 
-    /// Leaves a buffer parsed up to `at`; when that is all of it and it stood in the way of
-    /// reading, reading goes on.
-    fn leave(&mut self, id: LinkId, buf: RxBuf, at: usize, full_before: bool) {
+    /// Notes that a buffer is parsed up to offset `at`. If the buffer is used up and had stopped
+    /// reading, reading is resumed.
+    fn finish_buffer(&mut self, id: LinkId, buf: RxBuf, at: usize, full_before: bool) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         if at < buf.bytes().len() {
             link.rx.offset = at;
@@ -282,12 +285,12 @@ impl Node {
     }
 
     /// Tells whether parsing on would queue more than a reader soon takes.
-    fn has_plenty(&self, id: Option<SocketId>) -> bool {
-        id.and_then(|id| self.sockets.get(id.0)).is_none_or(Sock::has_plenty)
+    fn has_enough(&self, id: Option<SocketId>) -> bool {
+        id.and_then(|id| self.sockets.get(id.0)).is_none_or(Sock::has_enough)
     }
 
-    /// Takes one complete frame [spec section 6.1], whatever its checksum; returns the
-    /// socket it was queued on.
+    /// Handles one complete frame [spec section 6.1], whatever its checksum; returns the
+    /// socket on which its message was queued.
     #[inline]
     fn frame(
         &mut self,
@@ -309,17 +312,17 @@ impl Node {
         let (path, acked) = (link.incoming_path(), link.acked_path());
         // Only the dialling side promises that ports tell its paths.
         let accepted = link.role == Role::Accepted;
-        let lane = accepted.then_some((link.remote.port() % 8) as u8);
-        let by = Bearer { link: id, serial: link.serial, lane };
+        let sender_path = accepted.then_some((link.remote.port() % 8) as u8);
+        let source = SourceLink { link: id, serial: link.serial, sender_path };
         if !link.confirmed {
             self.confirm(id);
         } else if link.awaits_peer_kind && !header.is_map() {
-            // A map does not tell who the peer is; what follows it does.
+            // A map does not show what kind of node the peer is; the next frame does.
             link.awaits_peer_kind = false;
             self.signal_transmit(id);
         }
         if header.is_map() {
-            // No number, no look at earlier ones.
+            // A map has no sequence number to compare with earlier ones.
             self.conns.get_mut(conn_id.0)?.touch(self.now);
             self.map_frame(id, header, &rope);
             return None;
@@ -330,7 +333,7 @@ impl Node {
         }
         let conn = self.conns.get_mut(conn_id.0)?;
         conn.touch(self.now);
-        let by_lane = conn.peer_sport_idx;
+        let by_path = conn.peer_sport_idx;
         if conn.peer.is_bowline() {
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
@@ -340,7 +343,7 @@ impl Node {
                 return None;
             }
             let Some(path) = path else {
-                // A connection that is being closed gets no path; what comes on it comes again.
+                // A connection that is being closed gets no path; its messages come again.
                 if self.link(id)?.state != LinkState::Draining {
                     self.misbehaved(id, "data before the greeting");
                 }
@@ -349,10 +352,11 @@ impl Node {
             if !self.next_in_order(id, path, header) {
                 return None;
             }
-            // Before the peer was known it may have sent this under another path's number.
+            // Before the peer's kind was known, the peer may have sent this message under a number
+            // of another path.
             if header.flags.contains(Flags::RETRANSMITTED)
                 && let Some(dedup) = self.conns.get_mut(conn_id.0)?.dedup.as_mut()
-                && dedup.is_duplicate(by, by_lane, header, &rope)
+                && dedup.is_duplicate(source, by_path, header, &rope)
             {
                 self.stats.recv_drop_old_seq += 1;
                 return None;
@@ -363,7 +367,7 @@ impl Node {
             }
             let budget = &self.dedup_budget;
             let dedup = conn.dedup.get_or_insert_with(|| Box::new(Dedup::new(budget)));
-            if dedup.is_duplicate(by, by_lane, header, &rope) {
+            if dedup.is_duplicate(source, by_path, header, &rope) {
                 self.stats.recv_drop_old_seq += 1;
                 // The answer may be waiting on a path that is down.
                 if header.is_probe_ping() {
@@ -387,8 +391,8 @@ impl Node {
         self.deliver(id, header, rope, seen)
     }
 
-    /// Forgets what a peer sent once none of it can come again; most of it after a minute when much
-    /// is remembered of all peers together.
+    /// Forgets the records of a peer once it can repeat none of its messages. If many messages are
+    /// remembered for all peers together, most records go after a minute.
     pub(super) fn forget_after_quiet(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id.0).filter(|c| c.dedup.is_some()) else { return };
         let quiet = conn.last_used + QUIET_TIME;
@@ -399,7 +403,7 @@ impl Node {
             unread |= link.rx.paused || !link.rx.backlog.is_empty() || !link.waits_for.is_empty();
         }
         if unread {
-            // Some of it may have come again already, and waits to be looked at.
+            // Repeated messages may have come already, and wait to be parsed.
             until = until.max(self.now + QUIET_TIME);
         }
         let used = conn.paths.iter().take(usize::from(conn.npaths.max(1)));
@@ -437,8 +441,8 @@ impl Node {
         }
     }
 
-    /// Tells whether a frame greets as a bowline node; such frames are looked at before numbers
-    /// are.
+    /// Tells whether a frame is the greeting of a bowline node; greetings are handled before
+    /// numbers are checked.
     fn is_greeting(&self, header: &Header) -> bool {
         let ping = header.sport == PROBE_PORT && header.dport == 0;
         let pong = header.sport == 0 && header.dport == PROBE_PORT;
@@ -453,9 +457,9 @@ impl Node {
         let (conn_id, path) = (link.conn, link.path?);
         let numbers = link.incoming_path()?;
         if header.sequence == 0 {
-            return None; // the peer's greeting of this link; ours is on its way by itself
+            return None; // the peer's greeting on this link; ours goes out independently of it
         }
-        // A numbered probe is a message like others, but is answered even when repeated.
+        // A numbered probe is a message like others, but it is answered even when it is repeated.
         let fresh = self.next_in_order(id, numbers, header);
         if header.dport == 0 && self.config.sysctl.ping_enable {
             self.stats.recv_ping += u64::from(fresh);
@@ -465,8 +469,8 @@ impl Node {
         None
     }
 
-    /// Checks a number against what a bowline peer has sent already [R-2023]; `false` for a
-    /// duplicate. Either way an acknowledgement is owed.
+    /// Compares a number with those that a bowline peer has sent before [R-2023]; returns `false`
+    /// for a duplicate. In either case an acknowledgement is owed.
     #[inline]
     fn next_in_order(&mut self, id: LinkId, index: u8, header: &Header) -> bool {
         let Some(link) = self.links.get_mut(id.0) else { return false };
@@ -501,7 +505,7 @@ impl Node {
         fresh
     }
 
-    /// A ping: a message to port 0.
+    /// Handles a ping: a message to port 0.
     fn ping(&mut self, id: LinkId, header: &Header) {
         if header.sport == 0 || !self.config.sysctl.ping_enable {
             return;
@@ -547,7 +551,7 @@ impl Node {
     ) -> Option<SocketId> {
         let link = self.links.get(id.0)?;
         let conn = self.conns.get(link.conn.0)?;
-        // Only sockets of the address where the connection ends [R-1205].
+        // Only sockets of the address at which the connection ends may receive [R-1205].
         let Some(socket) = self.local_addrs[conn.local_addr].ports.get(&header.dport).copied()
         else {
             self.stats.recv_drop_no_sock += 1;
@@ -569,8 +573,8 @@ impl Node {
     }
 }
 
-/// The work of a frame, in messages. A peer may send control frames as fast as it likes, since no
-/// reader of its holds them up.
+/// Returns the cost of a frame, in messages. Without a cost, a peer could send control frames as
+/// fast as it likes, because no reader slows them down.
 const fn cost(header: &Header) -> usize {
     if header.is_map() {
         MAP_COST
@@ -581,13 +585,13 @@ const fn cost(header: &Header) -> usize {
     }
 }
 
-/// Why parsing of a link stopped.
+/// Reason why parsing of a link stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// Nothing is left, or the link may not go on.
-    Drained,
-    /// The socket somebody waits for has a message.
+pub(super) enum ParseEnd {
+    /// All bytes are parsed, or the link may not go on.
+    Empty,
+    /// The socket for which a reader waits has a message.
     Satisfied,
-    /// Others' turn.
+    /// It is another link's turn.
     Budget,
 }

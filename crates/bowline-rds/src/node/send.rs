@@ -1,5 +1,5 @@
-//! Sending: the checks in the kernel's order, queueing, and the short way within the node.
-//! Spec: `docs/spec/rds.md`, sections 5 and 6.6.
+//! Sending: the checks in the kernel's order, queueing, and the short way within the node. Spec:
+//! `docs/spec/rds.md`, sections 5 and 6.6.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::ids::{ConnId, SocketId};
 use crate::path::{PathState, TxMsg, UNPLANNED, mark};
 use crate::recvq::{Origin, RecvMsg};
 use crate::rxbuf::Rope;
-use crate::socket::{Bound, Endpoint, Lane, Route, Sock, Transport, want};
+use crate::socket::{Bound, Endpoint, Flow, Route, Sock, Transport, interest_bit};
 
 /// Most cookies in one completion record.
 #[doc(alias = "RDS_MAX_ZCOOKIES")]
@@ -32,7 +32,7 @@ impl Node {
     ///
     /// # Errors
     /// In the order of spec section 5.2. [`Error::QueueFull`], [`Error::Congested`] and
-    /// [`Error::HandshakePending`] pass: a blocking caller registers for
+    /// [`Error::HandshakePending`] are temporary: a blocking caller registers for
     /// [`Interest::WRITE`](crate::Interest::WRITE) and tries again.
     pub fn send(&mut self, now: Instant, id: SocketId, msg: &SendMsg<'_>) -> Result<Sent, Error> {
         self.now = now;
@@ -42,11 +42,11 @@ impl Node {
             && route.name == msg.name
             && msg.control.is_empty()
             && !msg.zerocopy
-            && self.conns.get(route.lane.conn.0).is_some()
+            && self.conns.get(route.flow.conn.0).is_some()
         {
-            let lane = route.lane;
+            let flow = route.flow;
             self.check_len(sock, len)?;
-            return self.send_remote(id, lane, msg, len, None);
+            return self.send_remote(id, flow, msg, len, None);
         }
         let named = match msg.name {
             Some(name) => {
@@ -72,8 +72,8 @@ impl Node {
         if bound.transport == Transport::Loopback || self.is_local_at(to.addr, to.scope) {
             return self.send_local(id, bound, to, msg, len, cookie);
         }
-        let lane = self.route(id, bound, to, msg.name)?;
-        self.send_remote(id, lane, msg, len, cookie)
+        let flow = self.route(id, bound, to, msg.name)?;
+        self.send_remote(id, flow, msg, len, cookie)
     }
 
     fn check_len(&self, sock: &Sock, len: usize) -> Result<(), Error> {
@@ -84,7 +84,7 @@ impl Node {
         Ok(())
     }
 
-    /// Rows 13 to 16 and 20 to 21 of the order of checks.
+    /// Makes the checks 13 to 16 and 20 to 21 of spec section 5.2.
     fn check_control(
         &self,
         id: SocketId,
@@ -112,7 +112,7 @@ impl Node {
         if operation && (key || cookie.is_some()) {
             return Err(Error::BadControl);
         }
-        // Those that pass so far are carried out in their order.
+        // Control messages that pass these checks are carried out in their order.
         for control in msg.control {
             match control {
                 SendControl::ZcopyCookie(_) if !msg.zerocopy || !enabled || len == 0 => {
@@ -131,7 +131,7 @@ impl Node {
         Ok(cookie)
     }
 
-    /// Rows 24 and 25: congestion, then room in the queue.
+    /// Makes the checks 24 and 25: congestion, then room in the queue.
     fn admit(
         &mut self,
         id: SocketId,
@@ -157,7 +157,7 @@ impl Node {
         }
         sock.seen_congestion = true;
         if blocking {
-            // The caller's wait honours its timeout, a kernel's does not, [B-16].
+            // The caller's wait honours its timeout; a kernel's wait does not, [B-16].
             self.stats.cong_send_blocked += 1;
         } else {
             self.stats.cong_send_error += 1;
@@ -171,7 +171,7 @@ impl Node {
         Error::Congested
     }
 
-    /// Checks a message longer than a kernel takes.
+    /// Checks a message that is longer than a kernel takes.
     #[cold]
     fn check_long(&mut self, id: SocketId, conn_id: ConnId, len: usize) -> Result<(), Error> {
         match self.conn(conn_id).ok_or(Error::TooManyPeers)?.peer {
@@ -197,17 +197,18 @@ impl Node {
     fn send_remote(
         &mut self,
         id: SocketId,
-        lane: Lane,
+        flow: Flow,
         msg: &SendMsg<'_>,
         len: usize,
         cookie: Option<u32>,
     ) -> Result<Sent, Error> {
-        let Lane { conn: conn_id, hash, sport, dport } = lane;
+        let Flow { conn: conn_id, hash, sport, dport } = flow;
         if len > MAX_MESSAGE_KERNEL as usize {
             self.check_long(id, conn_id, len)?;
         }
         let conn = self.conns.get(conn_id.0).ok_or(Error::TooManyPeers)?;
-        // One path for all messages between two sockets [R-2040], of those there are now [B-13].
+        // All messages between two sockets take one path [R-2040], of the paths that exist now
+        // [B-13].
         let index = (hash & u32::from(conn.usable_paths() - 1)) as usize;
         if conn.paths.get(index).is_none_or(|p| p.state != PathState::Up) {
             self.connect_all_if_down(conn_id);
@@ -225,8 +226,9 @@ impl Node {
         let to_bowline = conn.peer.is_bowline();
         let path = conn.make_path(index as u8);
         let mut marks = 0;
-        // Budgets of R-526. The flag is on the wire only between bowline nodes, and not for
-        // the count of messages: an answer carries the acknowledgement of a short question.
+        // Budgets of R-526. The flag goes on the wire only between bowline nodes, and not
+        // because of the count of messages: an answer carries the acknowledgement of a short
+        // question.
         path.unacked_packets -= 1;
         path.unacked_bytes -= len as i64;
         let many_bytes = path.unacked_bytes < 0;
@@ -256,8 +258,9 @@ impl Node {
             flags: if asks { Flags::ACK_REQUIRED } else { Flags::NONE },
             ..Header::default()
         };
-        // Before the payload is copied: the processor reads the record back in larger pieces than
-        // it was written in, and would wait for all the copy's stores to reach the cache.
+        // The record is pushed before the payload is copied: the processor reads the record back in
+        // larger pieces than it was written in, and would wait until all stores of the copy reach
+        // the cache.
         path.queue.push_back(TxMsg {
             seq,
             log_start: path.log.tail(),
@@ -293,7 +296,7 @@ impl Node {
         bound: Bound,
         to: Endpoint,
         name: Option<SocketAddr>,
-    ) -> Result<Lane, Error> {
+    ) -> Result<Flow, Error> {
         let conn = match self.conn_index.get(&(bound.at.addr, to.addr, to.scope)) {
             Some(conn) => *conn,
             None => {
@@ -304,14 +307,14 @@ impl Node {
             }
         };
         let (sport, dport) = (bound.at.port, to.port);
-        let lane = Lane { conn, hash: path_hash(sport.wrapping_add(dport)), sport, dport };
+        let flow = Flow { conn, hash: path_hash(sport.wrapping_add(dport)), sport, dport };
         if let Some(sock) = self.sockets.get_mut(id.0) {
-            sock.route = Some(Route { name, lane });
+            sock.route = Some(Route { name, flow });
         }
-        Ok(lane)
+        Ok(flow)
     }
 
-    /// Delivers within the node: accounting is free at once, congestion is that of the
+    /// Delivers within the node. Accounting is released at once. Congestion is that of the
     /// receiving socket, as over any other transport, [B-8], and unlike a kernel's.
     fn send_local(
         &mut self,
@@ -340,7 +343,8 @@ impl Node {
                 self.stats.cong_send_error += 1;
             } else {
                 self.stats.send_pong += 1;
-                // From the pinged address to the pinging socket, whatever the two are.
+                // The pong goes from the pinged address to the pinging socket, whatever the two
+                // addresses are.
                 self.queue_on_socket(
                     id,
                     local_message(Endpoint { port: 0, ..to }, Rope::default()),
@@ -359,7 +363,7 @@ impl Node {
         Ok(Sent { len, link: None, queued_bytes: 0 })
     }
 
-    /// Gives back what a message counted against its socket, when it is released or cancelled.
+    /// Releases the share of a message in its socket's send account.
     pub(super) fn release_message(&mut self, msg: &TxMsg) {
         let Some(id) = msg.socket else { return };
         if msg.has(mark::ZCOPY) {
@@ -368,7 +372,7 @@ impl Node {
         self.release_accounting(id, 1, msg.len as usize);
     }
 
-    /// Gives back what some messages counted against their socket.
+    /// Releases the share of some messages in their socket's send account.
     pub(super) fn release_accounting(&mut self, id: SocketId, messages: usize, bytes: usize) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         sock.snd_bytes -= bytes;
@@ -376,8 +380,8 @@ impl Node {
         if sock.snd_bytes == 0 && bytes > 0 {
             self.stats.send_queue_empty += 1;
         }
-        if sock.interest & want::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
-            self.wake(id, want::WRITE);
+        if sock.interest & interest_bit::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
+            self.wake(id, interest_bit::WRITE);
         }
     }
 
@@ -388,10 +392,10 @@ impl Node {
             Some(record) if record.len() < COOKIES_PER_RECORD => record.push(cookie),
             _ => sock.completions.push_back(vec![cookie]),
         }
-        self.wake(id, want::READ);
+        self.wake(id, interest_bit::READ);
     }
 
-    /// Queues a message of the node itself: a probe or a pong.
+    /// Queues a message that the node itself sends: a probe or a pong.
     pub(super) fn queue_control(
         &mut self,
         conn: ConnId,

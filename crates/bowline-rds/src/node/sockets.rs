@@ -6,14 +6,14 @@ use std::net::{Ipv6Addr, SocketAddr};
 use bowline_base::Instant;
 
 use super::Node;
-use crate::api::{Held, Interest, Output, Readiness};
+use crate::api::{Interest, Output, OutstandingMessages, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
 use crate::error::Error;
 use crate::ids::SocketId;
 use crate::path::mark;
 use crate::socket::{
-    Bound, Endpoint, LatencyTrace, Sock, Transport, is_loopback, is_unicast, mapped, needs_scope,
-    to_socket_addr, want,
+    Bound, Endpoint, LatencyTrace, Sock, Transport, interest_bit, is_loopback, is_unicast, mapped,
+    needs_scope, to_socket_addr,
 };
 
 /// Bits of [`Node::poll`], as poll(2) has them.
@@ -111,8 +111,8 @@ impl Node {
         Ok(())
     }
 
-    /// Chooses the transport of an address. An address that the node was told to own is
-    /// served over TCP even in 127/8: that is how several nodes live on one host.
+    /// Returns the transport of an address. A configured address of this node is served
+    /// over TCP even in 127/8, so that several nodes can run on one host.
     fn transport_for(&self, at: Endpoint) -> Result<Transport, Error> {
         let addr = at.addr;
         if self.link_of(addr).is_some_and(|link| link != at.scope) {
@@ -140,7 +140,7 @@ impl Node {
         (start..=u16::MAX).chain(2..start).find(|p| !taken.contains_key(p))
     }
 
-    /// Sets the default destination; no network activity.
+    /// Sets the default destination; causes no network activity.
     ///
     /// # Errors
     /// [`Error::DestinationRequired`], [`Error::BadAddress`], [`Error::WrongProtocolType`],
@@ -183,8 +183,8 @@ impl Node {
         self.sock(id)?.dest.map(Endpoint::to_socket_addr).ok_or(Error::NotConnected)
     }
 
-    /// Closes a socket: what it has queued or unacknowledged is cancelled, what it has received
-    /// is dropped.
+    /// Closes a socket: its queued and unacknowledged messages are cancelled, its received messages
+    /// are dropped.
     pub fn close(&mut self, now: Instant, id: SocketId) {
         self.now = now;
         let Some(sock) = self.sockets.remove(id.0) else { return };
@@ -228,8 +228,8 @@ impl Node {
         Ok(())
     }
 
-    /// Removes all messages of the socket, to whatever destination: what the manual page promises
-    /// for RDS_CANCEL_SENT_TO without an address [D-13].
+    /// Removes all messages of the socket to all destinations, as the manual page promises for
+    /// RDS_CANCEL_SENT_TO without an address [D-13].
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
@@ -242,13 +242,15 @@ impl Node {
         Ok(())
     }
 
-    /// Tells what is kept of the socket's messages, one entry for each destination: those queued or
-    /// unacknowledged, and cancelled ones behind a message that was begun, until that is gone.
-    /// Looks at every message that is queued from the socket's address.
+    /// Returns the number of messages of the socket that the node keeps, one entry for each
+    /// destination: queued and unacknowledged messages, and cancelled ones behind a message that
+    /// was begun, until that one is gone. Searches all messages that are queued from the socket's
+    /// address.
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
-    pub fn held(&self, id: SocketId) -> Result<Vec<Held>, Error> {
+    #[doc(alias = "held")]
+    pub fn outstanding(&self, id: SocketId) -> Result<Vec<OutstandingMessages>, Error> {
         let bound = self.sock(id)?.bound.ok_or(Error::NotConnected)?;
         let mut held: BTreeMap<SocketAddr, (usize, usize)> = BTreeMap::new();
         for (_, conn) in self.conns.iter().filter(|(_, c)| c.local == bound.at.addr) {
@@ -259,11 +261,11 @@ impl Node {
                 *bytes += msg.len as usize;
             }
         }
-        let entry = |(to, (messages, bytes))| Held { to, messages, bytes };
+        let entry = |(to, (messages, bytes))| OutstandingMessages { to, messages, bytes };
         Ok(held.into_iter().map(entry).collect())
     }
 
-    /// Cancels messages; those being written are completed on the wire.
+    /// Cancels messages; messages that are being written are completed on the wire.
     fn cancel_where(
         &mut self,
         which: impl Fn(&crate::path::TxMsg) -> bool,
@@ -291,7 +293,7 @@ impl Node {
                 {
                     barrier.unsettled |= 1 << index;
                 }
-                // Those never started leave nothing behind once they are at the front.
+                // Cancelled messages that never started are dropped once they are at the front.
                 path.drop_cancelled(&mut self.pool);
             }
             self.check_barrier(crate::ids::ConnId(id));
@@ -301,7 +303,7 @@ impl Node {
         }
     }
 
-    /// Registers for one wake-up; look again after registering, then wait for
+    /// Registers for one wake-up. After registering, try the operation again, then wait for
     /// [`Output::Wake`](crate::Output::Wake).
     ///
     /// # Errors
@@ -309,7 +311,7 @@ impl Node {
     pub fn register(&mut self, id: SocketId, interest: Interest) -> Result<(), Error> {
         let sock = self.sock_mut(id)?;
         sock.interest |= interest.0;
-        if interest.0 & want::WRITE != 0 && sock.seen_congestion && !sock.cong_waiting {
+        if interest.0 & interest_bit::WRITE != 0 && sock.seen_congestion && !sock.cong_waiting {
             sock.cong_waiting = true;
             self.cong_waiters.push(id);
         }
@@ -325,7 +327,7 @@ impl Node {
         }
     }
 
-    /// Tells what the socket can do now, without side effects.
+    /// Returns which operations on the socket can succeed now, without side effects.
     ///
     /// # Errors
     /// [`Error::BadSocket`].
@@ -340,7 +342,7 @@ impl Node {
     }
 
     /// Evaluates poll(2) as the kernel does, with its side effects to: a change of
-    /// any congestion map is shown once. There is never an error or a hangup.
+    /// any congestion map is shown once. The result never contains an error or a hangup.
     ///
     /// # Errors
     /// [`Error::BadSocket`].
@@ -381,7 +383,7 @@ impl Node {
         self.sock(id).map(|s| s.snd_msgs)
     }
 
-    /// Effective send buffer, bytes.
+    /// Returns the effective send buffer in bytes.
     ///
     /// # Errors
     /// [`Error::BadSocket`].
@@ -389,7 +391,7 @@ impl Node {
         self.sock(id).map(|s| s.sndbuf)
     }
 
-    /// Effective receive buffer, bytes.
+    /// Returns the effective receive buffer in bytes.
     ///
     /// # Errors
     /// [`Error::BadSocket`].
@@ -397,18 +399,18 @@ impl Node {
         self.sock(id).map(|s| s.rcvbuf)
     }
 
-    /// Sets the effective send buffer, bytes; at least 2304.
+    /// Sets the effective send buffer in bytes; at least 2304.
     ///
     /// # Errors
     /// [`Error::BadSocket`].
     pub fn set_send_buffer(&mut self, id: SocketId, bytes: usize) -> Result<(), Error> {
         self.sock_mut(id)?.sndbuf = bytes.max(SEND_BUFFER_MIN);
-        self.wake(id, want::WRITE);
+        self.wake(id, interest_bit::WRITE);
         Ok(())
     }
 
-    /// Sets the effective receive buffer, bytes; at least 1152. Congestion is looked at again
-    /// with the next change of the queue.
+    /// Sets the effective receive buffer in bytes; at least 1152. Congestion is evaluated with the
+    /// next change of the queue.
     ///
     /// # Errors
     /// [`Error::BadSocket`].
@@ -425,7 +427,7 @@ impl Node {
         let sock = self.sock_mut(id)?;
         sock.monitor = on;
         if !on {
-            // The port's own bit stays as accounting left it [B-10].
+            // The port's bit in the map stays as accounting left it [B-10].
             sock.wait_mask = 0;
             sock.notify_mask = 0;
             self.monitors.retain(|s| *s != id);
@@ -488,9 +490,8 @@ impl Node {
 
     /// Chooses the transport before bind by its number.
     ///
-    /// # Errors
-    /// [`Error::NotSupported`] when there is one already; [`Error::BadValue`] for a number that
-    /// is none; [`Error::NoSuchOption`] for one that this node does not have.
+    /// [`Error::NotSupported`] if the socket has a transport; [`Error::BadValue`] for a number that
+    /// names no transport; [`Error::NoSuchOption`] for a transport that this node does not have.
     pub fn set_transport(&mut self, id: SocketId, number: i32) -> Result<(), Error> {
         let sock = self.sock_mut(id)?;
         if sock.transport.is_some() {
@@ -513,7 +514,7 @@ impl Node {
     }
 }
 
-/// Makes an endpoint of any address.
+/// Converts an address to an endpoint.
 pub(super) fn endpoint(addr: SocketAddr) -> Endpoint {
     let scope = match addr {
         SocketAddr::V4(_) => 0,

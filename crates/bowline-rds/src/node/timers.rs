@@ -1,11 +1,11 @@
-//! Everything that happens because time passes.
+//! Timers of a node.
 
 use bowline_base::Instant;
 
 use super::Node;
 use crate::ids::{ConnId, LinkId};
 
-/// What is due. A timer that is no longer wanted finds its object changed and does nothing.
+/// A timer. A timer that is no longer needed finds its object changed and does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     /// A path's next connect attempt.
@@ -14,23 +14,23 @@ pub(super) enum Timer {
     Connect(LinkId),
     /// A connection has stayed open long enough to count as served.
     Confirm(LinkId),
-    /// The peer may say now who it is; go on without that.
+    /// The time is over in which the peer may show what kind of node it is; messages go on without.
     AwaitPeerKind(LinkId),
-    /// An acknowledgement has been owed for as long as it may be.
+    /// An owed acknowledgement has waited as long as it may.
     Ack(LinkId),
-    /// A connection that never got a path.
+    /// An accepted connection has not got a path in time.
     Extra(LinkId),
-    /// A bowline peer has not greeted.
+    /// A bowline peer has not greeted in time.
     Greeting(LinkId),
-    /// A peer that sends maps alone is taken for a kernel with pings off.
+    /// A peer that sends only maps is taken for a kernel with pings off.
     PeerKind(ConnId),
     /// A kernel has had time to say how many paths it has.
     Npaths(ConnId),
     /// A peer may have been quiet for so long that none of its messages can come again.
     ForgetAfterQuiet(ConnId),
-    /// Our map may have been overtaken by an older one on another connection.
+    /// This node's map may have been overtaken by an older one on another connection.
     ResendMap(ConnId),
-    /// No map has come for a while after several that may have overtaken one another.
+    /// No map has come for a while after several maps that may have overtaken one another.
     RefreshMap(ConnId),
 }
 
@@ -39,7 +39,7 @@ impl Node {
         self.timers.insert((at, timer));
     }
 
-    /// Does what is due at `now`.
+    /// Fires all timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         while let Some(&(at, timer)) = self.timers.first() {

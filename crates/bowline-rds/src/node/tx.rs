@@ -1,5 +1,5 @@
-//! What goes out on a link, and when it is released. Spec: `docs/spec/rds.md`, sections 2.6, 3.4
-//! and 5.3.
+//! Transmission on links, and the release of acknowledged messages. Spec: `docs/spec/rds.md`,
+//! sections 2.6, 3.4 and 5.3.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::link::{LinkState, Op, OurGreeting};
 use crate::path::{Path, PathState, TxMsg, mark};
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
-/// Most pieces of one batch, below the system's limit of one write.
+/// Maximum number of pieces in a batch, below the system's limit for one write.
 const PIECES_MAX: usize = 256;
 
 impl Node {
@@ -31,21 +31,21 @@ impl Node {
         }
     }
 
-    /// The link that carries a connection's maps: that of its lowest path in service,
-    /// [B-9].
+    /// Returns the link that carries a connection's maps: the link of its lowest path in service
+    /// [B-9].
     fn map_link(&self, conn: ConnId) -> Option<LinkId> {
         let conn = self.conns.get(conn.0)?;
         conn.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link)
     }
 
-    /// Has a due map sent.
+    /// Asks the driver to transmit if a map is due.
     pub(super) fn signal_map(&mut self, conn: ConnId) {
         if let Some(link) = self.map_link(conn) {
             self.signal_transmit(link);
         }
     }
 
-    /// Bytes that wait to be written on a link.
+    /// Returns the number of bytes that wait to be written on a link.
     pub fn queued_bytes(&self, id: LinkId) -> usize {
         let Some(link) = self.link(id) else { return 0 };
         let waiting = link
@@ -56,8 +56,8 @@ impl Node {
         (link.tx.plan_bytes + waiting) as usize
     }
 
-    /// Bytes kept for the path of a link, sent or not, until the peer acknowledges them end to end;
-    /// 0 when TCP does.
+    /// Returns the number of bytes kept for the path of a link, sent or not, until the peer
+    /// acknowledges them end to end; 0 if TCP's acknowledgements release them.
     pub fn held_bytes(&self, id: LinkId) -> u64 {
         let Some(link) = self.link(id) else { return 0 };
         let Some(conn) = self.conn(link.conn).filter(|c| c.peer.is_bowline()) else { return 0 };
@@ -66,10 +66,10 @@ impl Node {
         path.map_or(0, |p| p.queue.front().map_or(0, |m| p.log.tail() - m.log_start))
     }
 
-    /// Fills `batch` with up to about `max_bytes` to write on a link and marks the link busy until
-    /// [`transmitted`](Self::transmitted): one write at a time, bounded in bytes where a
-    /// kernel counts messages. Returns the bytes; 0 when there is nothing, a write is
-    /// in progress, or TCP is full.
+    /// Fills `batch` with up to about `max_bytes` bytes to write on a link, and marks the link busy
+    /// until [`transmitted`](Self::transmitted). There is one write at a time; writes are
+    /// limited in bytes, where a kernel counts messages. Returns the number of bytes; 0
+    /// when there is nothing to write, a write is in progress, or TCP is full.
     pub fn poll_transmit(
         &mut self,
         now: Instant,
@@ -113,7 +113,7 @@ impl Node {
         batch.len()
     }
 
-    /// Commits frames to the wire until the plan is `max` bytes long or nothing is left.
+    /// Adds frames to the plan until it is `max` bytes long or no frame is left.
     fn plan(&mut self, id: LinkId, max: u64) {
         let is_map_link = {
             let Some(link) = self.links.get(id.0) else { return };
@@ -156,7 +156,7 @@ impl Node {
             let probe = Header {
                 ack: expected.saturating_sub(1),
                 sport: bowline_wire::rds::PROBE_PORT,
-                // A kernel drops what is flagged and old, and keeps its expectations.
+                // A kernel drops an old, flagged frame and leaves its expected numbers unchanged.
                 flags: if conn.peer.is_bowline() { Flags::NONE } else { Flags::RETRANSMITTED },
                 ext: super::handshake::extensions(&self.config, index),
                 ..Header::default()
@@ -250,7 +250,7 @@ impl Node {
         if blocked {
             self.stats.tcp_sndbuf_full += 1;
         }
-        // TCP may have found room again before the write that found none is reported.
+        // TCP may have found room again before the driver reported the write that found none.
         let blocked = blocked && !link.tx.writable;
         link.tx.blocked = blocked;
         let ack = std::mem::take(&mut link.tx.peer_ack);
@@ -269,8 +269,8 @@ impl Node {
         }
     }
 
-    /// Signals when something is due, also what became due during a write [R-1203], unless messages
-    /// have to wait for something else.
+    /// Asks the driver to transmit if something is due, including what became due during a write
+    /// [R-1203]. Messages that have to wait for another event do not count.
     fn signal_if_able(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         let map_due = self.conns.get(link.conn.0).is_some_and(|c| c.map_due);
@@ -292,8 +292,8 @@ impl Node {
         }
     }
 
-    /// Takes messages of which no byte was written out of the plan again, so that they can still
-    /// be cancelled and are not flagged if the connection breaks.
+    /// Takes messages of which no byte was written out of the plan again. So they can still be
+    /// cancelled, and are not flagged as repeated if the connection breaks.
     fn unplan_unstarted(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         let Some(path) =
@@ -330,8 +330,8 @@ impl Node {
         }
     }
 
-    /// Forgets what cancelling left at the front of a queue, and looks whether other paths waited
-    /// for it.
+    /// Removes cancelled messages at the front of a queue, and lifts the path barrier if it waited
+    /// for them.
     fn after_release(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if let Some(path) = conn.paths.get_mut(usize::from(index)) {
@@ -340,7 +340,7 @@ impl Node {
         self.check_barrier(conn_id);
     }
 
-    /// TCP takes bytes again.
+    /// Handles TCP's report that it takes bytes again.
     pub fn handle_writable(&mut self, now: Instant, id: LinkId) {
         self.now = now;
         let Some(link) = self.links.get_mut(id.0) else { return };
@@ -359,7 +359,7 @@ impl Node {
             && self.conn(link.conn).is_some_and(|c| !c.peer.is_bowline())
     }
 
-    /// Tells whether the peer of this link waits for TCP's own acknowledgements of what it sends.
+    /// Tells whether this link's peer releases its messages by TCP's own acknowledgements.
     pub fn owes_tcp_ack(&self, id: LinkId) -> bool {
         let conn = self.link(id).and_then(|link| self.conn(link.conn));
         conn.is_some_and(|conn| !conn.peer.is_bowline())
@@ -372,7 +372,7 @@ impl Node {
         );
     }
 
-    /// TCP reports how many written bytes are not acknowledged yet.
+    /// Handles TCP's report of how many written bytes are not acknowledged yet.
     pub fn handle_tcp_acked(&mut self, now: Instant, id: LinkId, unacked_bytes: u64) {
         self.now = now;
         let Some(link) = self.links.get_mut(id.0) else { return };
@@ -384,8 +384,8 @@ impl Node {
         }
     }
 
-    /// Releases what TCP has acknowledged, where that is what counts: a kernel's h_ack is 0
-    ///
+    /// Releases messages that TCP has acknowledged, unless the peer acknowledges end to end: a
+    /// kernel's h_ack is 0.
     pub(super) fn release_by_tcp(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         let (conn_id, acked) = (link.conn, link.tx.acked);
@@ -409,25 +409,26 @@ impl Node {
         self.after_release(conn_id, index);
     }
 
-    /// Releases what a bowline peer has processed: everything up to `ack` [R-2020].
+    /// Releases messages that a bowline peer has processed: all up to number `ack` [R-2020].
     pub(super) fn release_by_ack(&mut self, conn_id: ConnId, index: u8, ack: u64) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         if ack >= path.next_tx_seq {
-            // A number that was never used here: another process had this address meanwhile, and
-            // the peer does not know yet that it has gone [R-2025].
+            // The number was never used here. Another process had this address meanwhile, and the
+            // peer does not know yet that it is gone [R-2025].
             return;
         }
         let mut link = path.link.and_then(|l| self.links.get_mut(l.0));
         let mut count = 0;
         for msg in &path.queue {
-            // Nothing is released that has not been sent, whatever the peer says [R-2025].
+            // A message that was not sent is not released, whatever the peer says [R-2025].
             let started = path.planned > count || msg.has(mark::RETRANS | mark::CANCELLED);
             if msg.seq > ack || !started {
                 break;
             }
-            // A frame of which a part is still to be written stays until that is done. The peer
-            // may have what a write in progress holds: the end of the write looks again.
+            // A frame that is partly written stays until it is written to its end. The peer may
+            // have received messages that a write in progress holds; the end of the write checks
+            // again.
             if let Some(link) = &mut link
                 && msg.stream_start != crate::path::UNPLANNED
                 && msg.stream_start + msg.frame_len() > link.tx.written
@@ -439,8 +440,8 @@ impl Node {
             }
             count += 1;
         }
-        // A connection that has been of use is made again at once. A pong is of use to nobody but
-        // a peer that wants to be dialled without pause.
+        // A connection that was of use is made again at once. A pong does not count, since it
+        // serves only a peer that wants to be dialled without pause.
         if path.queue.iter().take(count).any(|m| m.socket.is_some()) {
             path.delay = 0;
         }
@@ -448,8 +449,8 @@ impl Node {
         self.after_release(conn_id, index);
     }
 
-    /// Releases the first `count` messages of a path. Neighbours of one socket are accounted for
-    /// together.
+    /// Releases the first `count` messages of a path. Neighbouring messages of one socket are
+    /// accounted for together.
     fn release_first(&mut self, conn_id: ConnId, index: u8, count: usize) {
         let mut left = count;
         while left > 0 {
@@ -487,7 +488,7 @@ impl Node {
         }
     }
 
-    /// Makes paths from `first` on wait for what is queued on those below.
+    /// Makes paths from `first` on wait for the messages queued on lower paths.
     pub(super) fn raise_barrier(&mut self, conn_id: ConnId, first: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let until = conn.paths.iter().take(usize::from(first)).map(|p| p.next_tx_seq).collect();
@@ -509,7 +510,7 @@ impl Node {
                 if bowline && barrier.unsettled & (1 << index) != 0 && !greeted() {
                     return false;
                 }
-                // Probes and pongs overtake nobody, nor does what will never be sent.
+                // Probes, pongs and messages that will never be sent cannot be overtaken.
                 let counts = |m: &&TxMsg| {
                     let gone = m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED;
                     m.socket.is_some() && !gone
@@ -526,7 +527,7 @@ impl Node {
         }
     }
 
-    /// Payload bytes and messages that are queued or unacknowledged, over all peers.
+    /// Returns the payload bytes and messages that are queued or unacknowledged, over all peers.
     pub fn unsent_total(&self) -> u64 {
         self.conns
             .iter()
@@ -538,7 +539,7 @@ impl Node {
     }
 }
 
-/// The header of a message that goes out again, with its flag.
+/// Returns the header of a message that is sent again, with its flag.
 fn retransmit_header(log: &TxLog, start: u64, bowline: bool) -> Vec<u8> {
     let mut batch = TxBatch::default();
     log.collect(start, start + HEADER_LEN as u64, &mut batch);
@@ -557,7 +558,7 @@ fn retransmit_header(log: &TxLog, start: u64, bowline: bool) -> Vec<u8> {
 impl crate::link::Link {
     fn push_inline(&mut self, pool: &mut TxPool, bytes: &[u8]) {
         self.tx.plan_bytes += bytes.len() as u64;
-        self.tx.plan.push_back(Op::Inline { bytes: pool.hold(bytes), from: 0 });
+        self.tx.plan.push_back(Op::Inline { bytes: pool.copy_to_chunk(bytes), from: 0 });
     }
 
     fn push_log(&mut self, from: u64, to: u64) {
@@ -571,9 +572,10 @@ impl crate::link::Link {
         }
     }
 
-    /// Writes a further probe, outside the queue. It repeats the number of the last message sent,
-    /// which is what a kernel expects least to change; so it comes behind all that is sent
-    /// again, or a kernel would take copies of those for new ones, or new ones for old.
+    /// Writes another probe, outside the queue. It repeats the number of the last message sent,
+    /// which changes a kernel's expected number least. So it goes out behind all repeated
+    /// messages; otherwise a kernel would take repeated messages for new ones, or new ones for
+    /// repeated ones.
     fn push_reminder(&mut self, pool: &mut TxPool, config: &Config, index: u8, path: &Path) {
         self.greeting.probe_again = false;
         let next = path.queue.get(path.planned).map_or(path.next_tx_seq, |m| m.seq);

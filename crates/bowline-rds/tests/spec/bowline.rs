@@ -1,4 +1,4 @@
-//! Section 20: what bowline nodes add between themselves.
+//! Section 20: additions of bowline nodes among themselves.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn a_cancelled_message_that_was_begun_is_not_overtaken() {
 /// sent, numbers that this node never used.
 // tests [R-2025]
 #[test]
-fn what_is_acknowledged_to_another_process_counts_for_nobody_else() {
+fn acknowledgements_for_another_process_release_nothing() {
     let mut lab = Lab::larger();
     let s = lab.bound("10.0.0.2:4001");
     lab.send(s, "10.0.0.1:5000", b"mine").expect("queued");
@@ -277,7 +277,7 @@ fn messages_lost_behind_tcp_are_sent_again() {
 
 // tests [R-2022]: processed but not acknowledged is not sent again
 #[test]
-fn what_was_processed_is_not_sent_again() {
+fn processed_messages_are_not_sent_again() {
     let mut lab = Lab::new(Config { paths: 1, ..config(B) });
     let link = lab.bowline(A, 7, 0);
     let s = lab.bound("10.0.0.2:4000");

@@ -52,7 +52,7 @@ fn thresholds_are_strict_on_both_sides() {
 
 // tests, T-28
 #[test]
-fn everything_is_queued_whatever_the_buffer_says() {
+fn messages_are_queued_beyond_the_receive_buffer() {
     let (mut lab, link, s) = with_kernel();
     lab.node.set_recv_buffer(s, 4000).expect("set");
     for n in 0..80 {

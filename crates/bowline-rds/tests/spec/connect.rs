@@ -1,9 +1,9 @@
-//! Sections 2.3, 3.2, 3.5 and 4.2: who connects, how often, and the handshake with a kernel.
+//! Sections 2.3, 3.2, 3.5 and 4.2: which side connects, how often, and the handshake with a kernel.
 
 use std::time::Duration;
 
 use bowline_rds::{
-    CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl, TurnedAway,
+    AcceptError, CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl,
 };
 use bowline_wire::rds::{Handshake, Header};
 
@@ -165,7 +165,7 @@ fn connections_from_an_own_address_are_refused() {
     let local = addr("10.0.0.2:16385");
     assert_eq!(
         lab.node.handle_accepted(lab.now, local, addr("10.0.0.1:9")),
-        Err(TurnedAway::Refused)
+        Err(AcceptError::Refused)
     );
     lab.settle();
 }
@@ -271,7 +271,7 @@ fn a_peer_that_accepts_and_resets_is_not_stormed() {
     }
     assert!((10..60).contains(&attempts), "{attempts} in ten seconds");
     assert_eq!(lab.node.send_messages(s), Ok(1));
-    // One that answers first does not fare better.
+    // A peer that answers first does not fare better.
     let mut answered = 0;
     let end = lab.now + Duration::from_secs(10);
     while lab.now < end {
@@ -523,7 +523,7 @@ fn pairs_of_sockets_spread_over_the_paths_by_the_sum_of_their_ports() {
 /// never begun for the old process, and both sockets have lived since before the send.
 // tests
 #[test]
-fn what_was_begun_for_the_new_process_is_not_dropped_when_it_says_who_it_is() {
+fn messages_started_for_the_new_process_survive_its_greeting() {
     let probe =
         |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
     let mut lab = Lab::new(Config { paths: 1, ..config(A) });
@@ -678,7 +678,7 @@ fn a_kernel_that_rejects_the_other_paths_and_answers_no_probe_has_one() {
 /// it sent comes again on the next connection, and is known.
 // tests
 #[test]
-fn what_the_new_process_sent_before_it_said_so_is_remembered() {
+fn messages_of_a_new_process_from_before_its_greeting_are_remembered() {
     let ext =
         |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
     let mut lab = Lab::larger();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Interest, TurnedAway};
+use bowline_rds::{AcceptError, CloseHow, CloseReason, Config, Error, Interest};
 
 use crate::connect::up;
 use crate::support::*;
@@ -12,7 +12,7 @@ use crate::support::*;
 fn a_knock_makes_the_smaller_side_connect() {
     let mut lab = Lab::smaller();
     let knock = lab.node.handle_accepted(lab.now, addr("10.0.0.1:16385"), addr("10.0.0.2:40000"));
-    assert_eq!(knock, Err(TurnedAway::Knock), "it is reset at once");
+    assert_eq!(knock, Err(AcceptError::Knock), "it is reset at once");
     lab.settle();
     assert_eq!(lab.counter("bl_knocks_received"), 1);
     lab.ms(0);

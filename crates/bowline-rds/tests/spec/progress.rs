@@ -1,4 +1,5 @@
-//! What must not stand still, be lost or pile up when things happen in an unlucky order.
+//! States that must neither stop progress, lose messages nor pile up after an unlucky order of
+//! events.
 
 use std::time::Duration;
 
@@ -208,7 +209,7 @@ fn unfinished_messages_of_many_peers_are_bounded() {
 
 // tests
 #[test]
-fn what_a_quiet_peer_sent_is_forgotten() {
+fn messages_of_a_quiet_peer_are_forgotten() {
     let mut lab = Lab::larger();
     let s = lab.bound("10.0.0.2:5000");
     let link = lab.kernel(A, 1);
@@ -229,7 +230,7 @@ fn what_a_quiet_peer_sent_is_forgotten() {
 /// got through: what the peer repeats was delivered before.
 // tests
 #[test]
-fn what_a_peer_sent_is_remembered_while_it_may_come_again() {
+fn messages_of_a_peer_are_remembered_while_they_may_come_again() {
     for (away, held_up) in [(3 * 60, 0), (0, 15)] {
         let mut lab = Lab::larger();
         let s = lab.bound("10.0.0.2:5000");
@@ -248,7 +249,7 @@ fn what_a_peer_sent_is_remembered_while_it_may_come_again() {
 /// The same where this node dials, and an attempt is under way at every moment.
 // tests
 #[test]
-fn what_a_peer_sent_is_remembered_while_it_is_dialled() {
+fn messages_of_a_peer_are_remembered_while_it_is_dialled() {
     let mut lab = Lab::smaller();
     let s = lab.bound("10.0.0.1:4000");
     let link = lab.dial_kernel(s, FAR);
@@ -271,7 +272,7 @@ fn what_a_peer_sent_is_remembered_while_it_is_dialled() {
 /// A reader has stopped, and what came again waits unread for longer than anything is remembered.
 // tests
 #[test]
-fn what_a_peer_sent_is_remembered_while_some_of_it_waits_unread() {
+fn messages_of_a_peer_are_remembered_while_some_wait_unread() {
     let mut config = config(B);
     config.limits.recv_bytes_per_peer = 1000;
     let mut lab = Lab::new(config);

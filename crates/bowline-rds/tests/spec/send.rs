@@ -270,7 +270,7 @@ fn cancelling_leaves_a_gap_but_completes_what_was_started() {
     lab.send(s, "10.0.0.2:5001", b"another port").expect("sent");
     lab.send(other, FAR, b"another socket").expect("sent");
     let held = |lab: &Lab| -> Vec<_> {
-        let held = lab.node.held(s).expect("bound");
+        let held = lab.node.outstanding(s).expect("bound");
         held.iter().map(|h| (h.to.to_string(), h.messages, h.bytes)).collect()
     };
     let (far, near) = (FAR.to_owned(), "10.0.0.2:5001".to_owned());

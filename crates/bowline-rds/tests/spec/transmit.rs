@@ -139,7 +139,7 @@ fn an_absurd_acknowledgement_releases_nothing_that_is_still_to_be_written() {
 
 // tests [R-705] [R-2024]: what becomes due while a write is under way is not forgotten
 #[test]
-fn what_becomes_due_during_a_write_is_sent_after_it() {
+fn frames_that_become_due_during_a_write_are_sent_after_it() {
     let mut lab = single(B);
     let (link, s) = with_bowline(&mut lab);
     lab.node.set_recv_buffer(s, 2000).expect("set");

@@ -147,7 +147,7 @@ pub(crate) fn text(received: &Received) -> Vec<u8> {
 pub(crate) struct Lab {
     pub(crate) node: Node,
     pub(crate) now: Instant,
-    /// What the node wrote on each connection and the test has not looked at.
+    /// Bytes that the node wrote on each connection and the test has not taken yet.
     pub(crate) written: HashMap<LinkId, Vec<u8>>,
     /// Connections the node asked for, not answered yet.
     pub(crate) connects: Vec<(LinkId, SocketAddr, u8)>,
@@ -160,7 +160,7 @@ pub(crate) struct Lab {
     pub(crate) room: usize,
     /// Whether TCP acknowledges at once.
     pub(crate) acks: bool,
-    /// Connections to be looked at wait for the test to say that they were.
+    /// Checks of connections end only when the test says so.
     pub(crate) slow_checks: bool,
     /// Connections to be cut wait for the test to close them; else there is nothing left to read.
     pub(crate) slow_cuts: bool,
@@ -203,7 +203,7 @@ impl Lab {
         socket
     }
 
-    /// Carries out what the node asks for, until it asks for nothing more.
+    /// Carries out the node's requests, until there are no more.
     pub(crate) fn settle(&mut self) {
         loop {
             self.carry_out();
@@ -282,7 +282,7 @@ impl Lab {
         self.settle();
     }
 
-    /// A peer connects; `None` when it is turned away.
+    /// A peer connects; returns `None` when the connection is refused.
     pub(crate) fn try_accept(&mut self, peer: &str) -> Option<LinkId> {
         self.next_port += 1;
         let remote = SocketAddr::new(ip(peer), self.next_port);
@@ -417,8 +417,8 @@ impl Lab {
         self.node.counters().iter().find(|(n, _)| *n == name).expect("a counter").1
     }
 
-    /// A kernel at `peer` connects and is known as one, with `npaths` paths; what the node
-    /// greeted it with is thrown away.
+    /// A kernel at `peer` connects and is known as a kernel with `npaths` paths; the node's
+    /// greeting is discarded.
     pub(crate) fn kernel(&mut self, peer: &str, npaths: u16) -> LinkId {
         let link = self.accept(peer);
         self.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(npaths))]);

@@ -1,45 +1,45 @@
-//! Which states, transitions and faults runs reach: what no seed comes to is not tested, however
-//! many seeds there are.
+//! States, transitions and faults that runs reach. A state that no seed reaches is not tested,
+//! however many seeds run.
 
 use std::collections::BTreeMap;
 
 /// How often something was reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Runs that came to it.
+    /// Number of runs that reached it.
     pub runs: u64,
-    /// Times they did.
+    /// How often it was reached in all runs.
     pub times: u64,
 }
 
-/// What one run or many reached, by group and name. What can be reached is declared, so that what
-/// never was is known too.
+/// What one run or many runs reached, by group and name. Everything that can be reached is
+/// declared, so that unreached names are known too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     reached: BTreeMap<(&'static str, &'static str), Reach>,
 }
 
 impl Coverage {
-    /// Makes names of a group known.
+    /// Declares names of a group.
     pub(crate) fn declare(&mut self, group: &'static str, names: &[&'static str]) {
         for name in names {
             self.reached.entry((group, name)).or_default();
         }
     }
 
-    /// Something was reached once more.
+    /// Counts a name as reached once more.
     pub(crate) fn hit(&mut self, group: &'static str, name: &'static str) {
         self.add(group, name, 1);
     }
 
-    /// Something was reached so many times more in this run.
+    /// Counts a name as reached `times` more in this run.
     pub(crate) fn add(&mut self, group: &'static str, name: &'static str, times: u64) {
         let reach = self.reached.entry((group, name)).or_default();
         reach.runs |= u64::from(times > 0);
         reach.times += times;
     }
 
-    /// Adds what other runs reached.
+    /// Adds the counts of other runs.
     pub(crate) fn merge(&mut self, other: &Self) {
         for (at, reach) in &other.reached {
             let sum = self.reached.entry(*at).or_default();
@@ -48,17 +48,18 @@ impl Coverage {
         }
     }
 
-    /// All there is: group, name, how often.
+    /// Returns all entries: group, name, and how often it was reached.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, Reach)> {
         self.reached.iter().map(|((group, name), reach)| (*group, *name, *reach))
     }
 }
 
-/// Names of the parts of a promised time that something needed.
+/// Names for the fraction of a promised time that an operation needed.
 pub(crate) const TIME_SHARES: [&str; 6] =
     ["1/64 of it", "1/16 of it", "1/8 of it", "1/4 of it", "1/2 of it", "nearly all of it"];
 
-/// The name for something that needed `took` of the promised time `bound` (the same unit).
+/// Returns the name for an operation that needed `took` of the promised time `bound` (both in the
+/// same unit).
 pub(crate) const fn time_share(took: u64, bound: u64) -> &'static str {
     match took.saturating_mul(64) / if bound == 0 { 1 } else { bound } {
         0 => TIME_SHARES[0],

@@ -1,14 +1,14 @@
-//! What a run begins with, as text: a seed that failed is kept as the plan it drew, and stays what
-//! it was when seeds come to draw something else.
+//! The start of a run as text. A seed that failed is kept as the plan it drew, so that the run
+//! stays the same when seeds later draw other plans.
 
 use serde::{Deserialize, Serialize};
 
 use super::rng::Rng;
 
-/// What a run begins with.
+/// The start of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start<P> {
-    /// The run's generators of chance, in the state in which drawing the plan left them.
+    /// The run's random generators, in the state in which they were left when the plan was drawn.
     pub(crate) chance: Vec<Rng>,
     pub(crate) plan: P,
 }
@@ -17,16 +17,16 @@ pub(crate) struct Start<P> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kept<P> {
-    /// Which simulator it is for: `rds`, `roce` or `rtrs`.
+    /// Name of the simulator: `rds`, `roce` or `rtrs`.
     pub(crate) simulator: String,
-    /// What it showed.
+    /// The fault that the run showed.
     pub(crate) about: String,
-    /// The seed that drew it.
+    /// The seed that drew the start.
     pub(crate) seed: u64,
     pub(crate) start: Start<P>,
 }
 
-/// A text that is not a kept plan.
+/// Error of a text that is not a kept plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotAPlan(pub(crate) String);
 
@@ -38,7 +38,7 @@ impl std::fmt::Display for NotAPlan {
 
 impl std::error::Error for NotAPlan {}
 
-/// The simulator that the text of a kept plan is for: `rds`, `roce` or `rtrs`.
+/// Returns the simulator of the text of a kept plan: `rds`, `roce` or `rtrs`.
 ///
 /// # Errors
 /// When the text is no kept plan.

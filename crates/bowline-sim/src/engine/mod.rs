@@ -1,5 +1,5 @@
-//! What the three simulators share: seeds and chance, virtual time, traces, kept plans, coverage,
-//! and the search over many seeds.
+//! Parts that the three simulators share: seeds and random numbers, virtual time, traces, kept
+//! plans, coverage, and the search over many seeds.
 
 pub(crate) mod coverage;
 pub(crate) mod kept;

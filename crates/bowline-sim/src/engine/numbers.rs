@@ -1,14 +1,14 @@
-//! Counters of a run, and how those of many runs add up.
+//! Counters of a run, and their sums over many runs.
 
-/// Numbers of a run that can be added up over many.
+/// Counters of a run that can be added up over many runs.
 pub trait Numbers: Clone + Default {
     /// Adds the numbers of another run.
     fn add(&mut self, other: &Self);
-    /// Names and values, in the order of the fields.
+    /// Returns names and values, in the order of the fields.
     fn fields(&self) -> Vec<(&'static str, u64)>;
 }
 
-/// Declares a struct of counters and how to add them up and show them.
+/// Declares a struct of counters, with code to add them up and to show them.
 macro_rules! numbers {
     ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident,)+ }) => {
         $(#[$about])*

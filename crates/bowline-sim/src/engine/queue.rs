@@ -1,16 +1,16 @@
-//! What is due when: events in the order of virtual time.
+//! Queue of events in the order of virtual time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// One microsecond in the unit of virtual time, nanoseconds.
+/// One microsecond in nanoseconds, the unit of virtual time.
 pub(crate) const US: u64 = 1_000;
-/// One millisecond.
+/// One millisecond in nanoseconds.
 pub(crate) const MS: u64 = 1_000_000;
-/// One second.
+/// One second in nanoseconds.
 pub(crate) const SEC: u64 = 1_000_000_000;
 
-/// Events by the moment they are due; those of one moment in the order they were put in.
+/// Events by the time at which they are due; events of the same time in the order of insertion.
 #[derive(Debug)]
 pub(crate) struct Queue<E> {
     seq: u64,
@@ -48,13 +48,13 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Puts `event` in, due at `at`.
+    /// Inserts `event`, due at `at`.
     pub(crate) fn push(&mut self, at: u64, event: E) {
         self.seq += 1;
         self.heap.push(Reverse(Entry { at, seq: self.seq, event }));
     }
 
-    /// Takes the next event and tells when it is due.
+    /// Takes the next event; returns when it is due.
     pub(crate) fn pop(&mut self) -> Option<(u64, E)> {
         let Reverse(entry) = self.heap.pop()?;
         Some((entry.at, entry.event))

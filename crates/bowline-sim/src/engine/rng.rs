@@ -1,9 +1,9 @@
-//! The only source of chance in a run: SplitMix64, so that a seed is a run.
+//! The only source of randomness in a run: SplitMix64, so that a seed determines a run.
 
 pub(crate) use bowline_base::mix;
 use serde::{Deserialize, Serialize};
 
-/// Seeded generator. Not for anything but simulation.
+/// Seeded generator, for simulation only.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Rng(u64);
 
@@ -31,12 +31,12 @@ impl Rng {
         self.below(n as u64) as usize
     }
 
-    /// Draws from `lo..=hi`, every value alike.
+    /// Draws from `lo..=hi`, each value with the same probability.
     pub(crate) fn between(&mut self, lo: u64, hi: u64) -> u64 {
         lo + self.below(hi.saturating_sub(lo).saturating_add(1))
     }
 
-    /// Draws from `lo..=hi`, every order of magnitude alike.
+    /// Draws from `lo..=hi`, each order of magnitude with the same probability.
     pub(crate) fn magnitude(&mut self, lo: u64, hi: u64) -> u64 {
         let (from, to) = (lo.max(1).ilog2(), hi.max(1).ilog2());
         let bits = self.between(u64::from(from), u64::from(to)) as u32;
@@ -44,7 +44,7 @@ impl Rng {
         (base + self.below(base)).clamp(lo, hi)
     }
 
-    /// Is true `permille` times of a thousand.
+    /// Returns true with a probability of `permille` in a thousand.
     pub(crate) fn chance(&mut self, permille: u64) -> bool {
         self.below(1000) < permille
     }
@@ -54,10 +54,10 @@ impl Rng {
         items[self.index(items.len())]
     }
 
-    /// Draws a waiting time around `mean`: close to exponential, at most eight times the mean.
+    /// Draws a waiting time with the mean `mean`: almost exponential, at most eight times the mean.
     pub(crate) fn wait(&mut self, mean: u64) -> u64 {
-        // -log2 of a uniform number in (0, 1], in 1/65536, the mantissa taken as its own
-        // logarithm: integers only, so that every machine draws the same.
+        // -log2 of a uniform number in (0, 1], in 1/65536; the mantissa serves as its own
+        // logarithm. Only integers are used, so that every machine draws the same.
         let u = self.next() | 1;
         let zeros = u.leading_zeros();
         let mantissa = ((u << zeros) >> 47) & 0xffff;

@@ -12,15 +12,15 @@ use super::numbers::Numbers;
 use super::simulator::World;
 use super::trace::TraceMode;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options<S> {
-    /// Text to keep of a run.
+    /// How much text to keep of a run.
     pub trace: TraceMode,
-    /// Scenario instead of the one the seed would draw.
+    /// Scenario to use instead of the one the seed would draw.
     pub scenario: Option<S>,
-    /// Real time after which no further seed of a range is begun.
+    /// Real time after which no further seed of a range is started.
     pub time: Option<Duration>,
 }
 
@@ -38,7 +38,7 @@ impl<S> Options<S> {
         self
     }
 
-    /// Bounds the real time of a range of seeds; those that are left then are not run.
+    /// Limits the real time of a range of seeds; seeds that are left then do not run.
     #[must_use]
     pub fn with_time(mut self, time: Option<Duration>) -> Self {
         self.time = time;
@@ -53,43 +53,43 @@ impl<S> Options<S> {
     }
 }
 
-/// A broken promise.
+/// A broken invariant or promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What was broken.
+    /// Description of the broken promise.
     pub what: String,
-    /// Virtual time, nanoseconds since the start of the run.
+    /// Virtual time in nanoseconds since the start of the run.
     pub at: u64,
     /// State of the nodes; empty if one of them panicked.
     pub dump: String,
 }
 
-/// What became of a seed.
+/// Result of one seed.
 #[derive(Clone, Debug)]
 pub struct Outcome<N> {
     /// The seed.
     pub seed: u64,
-    /// Name of the scenario it ran.
+    /// Name of the scenario that the seed ran.
     pub scenario: &'static str,
-    /// The command that runs it again.
+    /// The command that runs the seed again.
     pub replay: String,
-    /// Hash over every step: equal for equal runs.
+    /// Hash over every step; equal runs have equal hashes.
     pub trace_hash: u64,
-    /// Numbers.
+    /// Counters of the run.
     pub stats: N,
-    /// States, transitions and faults it came to.
+    /// States, transitions and faults that the run reached.
     pub coverage: Coverage,
-    /// Text kept.
+    /// The text that was kept.
     pub lines: Vec<String>,
     /// The first broken promise.
     pub failure: Option<Failure>,
-    /// What a seed that failed has drawn, as text for a file: it stays what it is when seeds draw
-    /// something else.
+    /// The plan that a failed seed drew, as text for a file. It stays the same when seeds later
+    /// draw other plans.
     pub plan: Option<String>,
 }
 
 impl<N> Outcome<N> {
-    /// Everything a reader needs to look at a failure.
+    /// Returns a report with everything needed to examine a failure.
     pub fn report(&self) -> String {
         let mut out = String::new();
         for line in &self.lines {
@@ -119,38 +119,38 @@ impl<N> Outcome<N> {
     }
 }
 
-/// What became of many seeds.
+/// Result of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary<N> {
-    /// Seeds run.
+    /// Number of seeds run.
     pub runs: u64,
-    /// Sums.
+    /// Sums of the counters.
     pub stats: N,
-    /// States, transitions and faults they came to.
+    /// States, transitions and faults that the runs reached.
     pub coverage: Coverage,
     /// Outcomes of the seeds that failed, with the last lines of their trace; at most twenty.
     pub failures: Vec<Outcome<N>>,
-    /// How many failed.
+    /// Number of failed seeds.
     pub failed: u64,
 }
 
-/// What a search over a range of seeds reports to its caller while it runs.
+/// A report of a search over a range of seeds to its caller while it runs.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SearchEvent<'a, N> {
-    /// The number of seeds that are done.
+    /// The number of finished seeds.
     Done(u64),
     /// A seed has failed: its outcome, with the last lines of its trace.
     Failed(&'a Outcome<N>),
 }
 
-/// Failures kept with their text.
+/// Maximum number of failures that are kept with their text.
 const FAILURES_KEPT: usize = 20;
-/// Lines of trace shown with a failure.
+/// Number of lines of trace shown with a failure.
 const FAILURE_LINES: usize = 60;
 
 impl<N: Numbers> Outcome<N> {
-    /// The outcome of a run that is still to be done.
+    /// Makes the outcome of a run that has not started.
     pub(crate) fn new(seed: u64, scenario: &'static str, replay: String) -> Self {
         Self {
             seed,
@@ -165,8 +165,8 @@ impl<N: Numbers> Outcome<N> {
         }
     }
 
-    /// Makes a world and steps it to its end. A panic becomes its text; the world outlives it, so
-    /// that its trace can be read.
+    /// Makes a world and steps it to its end. If it panics, the failure holds the panic's text. The
+    /// world is kept, so that its trace can be read.
     pub(crate) fn play<W: World<N>>(&mut self, make: impl FnOnce() -> Option<W>) {
         let world = RefCell::new(None);
         let all = || {
@@ -198,7 +198,7 @@ thread_local! {
     static PANIC_TEXT: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs `f`; a panic becomes its text, and nothing is printed for it.
+/// Runs `f`. Returns the text of a panic, and prints nothing for it.
 fn quietly(f: AssertUnwindSafe<impl FnOnce()>) -> Result<(), String> {
     static HOOK: std::sync::Once = std::sync::Once::new();
     thread_local! {
@@ -220,8 +220,8 @@ fn quietly(f: AssertUnwindSafe<impl FnOnce()>) -> Result<(), String> {
     result.map_err(|_| PANIC_TEXT.take().unwrap_or_default())
 }
 
-/// Runs `one` for a range of seeds on `threads` threads, until `on_event` breaks off; seeds that
-/// fail run again with their last steps shown.
+/// Runs `one` for a range of seeds on `threads` threads, until `on_event` stops it. Seeds that fail
+/// run again with their last steps shown.
 pub(crate) fn sweep<S: Copy + Sync, N: Numbers + Send>(
     seeds: Range<u64>,
     threads: usize,
@@ -288,7 +288,7 @@ mod tests {
     type Outcome = super::Outcome<Stats>;
     type Options = super::Options<()>;
 
-    /// Runs in which nothing happens but that some fail.
+    /// Makes the outcome of a run without events, which fails if `fails` is true.
     fn outcome(seed: u64, fails: bool) -> Outcome {
         let mut outcome = Outcome::new(seed, "none", String::new());
         let failure = || Failure { what: "lost".to_owned(), at: 0, dump: String::new() };

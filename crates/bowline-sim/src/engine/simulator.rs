@@ -1,4 +1,4 @@
-//! What the three simulators have in common: a seed draws a start, a start makes a world, and the
+//! The steps that all three simulators share: a seed draws a start, a start makes a world, and the
 //! world is stepped to its end.
 
 use std::fmt::Debug;
@@ -13,34 +13,34 @@ use super::numbers::Numbers;
 use super::run::{Options, Outcome, SearchEvent, Summary, sweep};
 use super::trace::{Trace, TraceMode};
 
-/// One of the simulators.
+/// A simulator.
 pub(crate) trait Simulator {
-    /// What a seed draws.
+    /// The plan of a run, drawn from a seed.
     type Plan: Clone + Debug + Serialize + DeserializeOwned;
     /// Families of plans.
     type Scenario: Copy + Sync;
-    /// What a run counts.
+    /// Counters of a run.
     type Stats: Numbers + Send;
-    /// What a run can do wrong on purpose.
+    /// Mistakes that a run can make on purpose.
     type Sabotage: Copy;
-    /// A run.
+    /// The state of a run.
     type World: World<Self::Stats>;
 
-    /// Its name in kept plans.
+    /// Name of the simulator in kept plans.
     const NAME: &'static str;
     /// The command that runs its seeds.
     const COMMAND: &'static str;
 
-    /// Draws what a seed stands for.
+    /// Draws the start of a seed.
     fn draw(seed: u64, forced: Option<Self::Scenario>) -> Start<Self::Plan>;
 
-    /// Makes known what its runs can reach.
+    /// Declares everything that runs can reach.
     fn declare(coverage: &mut Coverage);
 
-    /// The name of a plan's scenario.
+    /// Returns the name of a plan's scenario.
     fn scenario(plan: &Self::Plan) -> &'static str;
 
-    /// Makes the world of a start; `None` when it has too few generators of chance.
+    /// Makes the world of a start; returns `None` if the start has too few random generators.
     fn world(
         start: Start<Self::Plan>,
         trace: Trace,
@@ -48,21 +48,21 @@ pub(crate) trait Simulator {
     ) -> Option<Self::World>;
 }
 
-/// A run as its caller sees it.
+/// The state of a run, as the code that drives it sees it.
 pub(crate) trait World<N> {
-    /// Does what comes next; false at the end.
+    /// Takes the next step; returns false at the end.
     fn step(&mut self) -> bool;
-    /// Virtual time, nanoseconds.
+    /// Returns the virtual time in nanoseconds.
     fn now(&self) -> u64;
-    /// The first broken promise.
+    /// Returns the first broken promise.
     fn failure(&mut self) -> Option<String>;
-    /// State of all there is.
+    /// Returns the state of all nodes as text.
     fn dump(&self) -> String;
-    /// What was counted and reached, and the trace.
+    /// Returns the counters, the coverage and the trace.
     fn end(self) -> (N, Coverage, Trace);
 }
 
-/// Runs one seed, with something done wrong on purpose where a test asks for it.
+/// Runs one seed, with a mistake made on purpose if a test asks for it.
 pub(crate) fn run_seed<S: Simulator>(
     seed: u64,
     options: &Options<S::Scenario>,
@@ -83,15 +83,15 @@ pub(crate) fn run_seed<S: Simulator>(
     outcome
 }
 
-/// The text of what a seed draws.
+/// Returns the plan of a seed as text for a file.
 pub(crate) fn keep<S: Simulator>(seed: u64, options: &Options<S::Scenario>) -> String {
     let start = S::draw(seed, options.scenario);
     let (simulator, about) = (S::NAME.to_owned(), String::new());
-    // Maps with keys of text and numbers are all there is in a plan: nothing JSON cannot say.
+    // Serialising cannot fail: all maps of a plan have keys of text or numbers.
     serde_json::to_string_pretty(&Kept { simulator, about, seed, start }).unwrap_or_default()
 }
 
-/// Runs a kept plan; `name` is that of its file.
+/// Runs a kept plan; `name` is the name of its file.
 pub(crate) fn run_kept<S: Simulator>(
     text: &str,
     name: &str,
@@ -124,7 +124,7 @@ pub(crate) fn run_many<S: Simulator>(
     summary
 }
 
-/// Gives the module of a simulator what its users call.
+/// Gives the module of a simulator its public functions.
 macro_rules! runs_of {
     ($simulator:ty) => {
         /// Runs one seed.
@@ -132,12 +132,12 @@ macro_rules! runs_of {
             $crate::engine::simulator::run_seed::<$simulator>(seed, options, None)
         }
 
-        /// What a seed draws, as text for a file; [`run_kept`] runs it.
+        /// Returns the plan of a seed as text for a file; [`run_kept`] runs it.
         pub fn keep(seed: u64, options: &Options) -> String {
             $crate::engine::simulator::keep::<$simulator>(seed, options)
         }
 
-        /// Runs a plan that was kept; `name` is that of its file, for reports.
+        /// Runs a kept plan; `name` is the name of its file, for reports.
         ///
         /// # Errors
         /// When the text is no plan of this simulator.
@@ -152,7 +152,7 @@ macro_rules! runs_of {
         /// Runs a range of seeds on `threads` threads, each seed on one of them.
         ///
         /// A seed that fails is run again to show its last steps. `on_event` is called for each
-        /// failure and after each seed; when it returns `Break`, no further seed is begun.
+        /// failure and after each seed; when it returns `Break`, no further seed is started.
         pub fn run_many(
             seeds: std::ops::Range<u64>,
             threads: usize,
@@ -170,8 +170,8 @@ pub(crate) mod tests {
     use super::{Simulator, run_seed};
     use crate::engine::run::Options;
 
-    /// How many seeds from this one on it takes, of so many at most, until what is done wrong is
-    /// noticed in one in which nothing is noticed otherwise.
+    /// Returns how many seeds, from this one on, it takes until a deliberate mistake is noticed, in
+    /// a seed that fails only because of the mistake. Tries at most the given number of seeds.
     pub(crate) fn seeds_to_find<S: Simulator>(
         how: S::Sabotage,
         from: u64,
@@ -182,14 +182,14 @@ pub(crate) mod tests {
         (0..most).find(|n| fails(from + n, Some(how)) && !fails(from + n, None)).map(|n| n + 1)
     }
 
-    /// Where seeds begin that nobody has looked at.
+    /// Returns the first of the seeds that nobody has run before.
     fn fresh_from() -> u64 {
         let given = std::env::var("BOWLINE_FRESH_FROM").ok().and_then(|from| from.parse().ok());
         let clock = || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
         given.unwrap_or_else(clock)
     }
 
-    /// Each of these is noticed within 10,000 fresh seeds.
+    /// Checks that each mistake is noticed within 10,000 fresh seeds.
     pub(crate) fn assert_found<S: Simulator>(all: &[S::Sabotage])
     where
         S::Sabotage: std::fmt::Debug,

@@ -1,7 +1,7 @@
-//! What happened: a hash always, text on demand.
+//! The record of a run: always a hash, and text on demand.
 //!
-//! The hash covers every step, so two runs with equal hashes took the same way. Text costs more
-//! than the run itself and is made only when a seed is run again to be looked at.
+//! The hash covers every step, so runs with equal hashes took the same steps. Text costs more than
+//! the run itself, and is made only when a seed is run again to be examined.
 
 use std::collections::VecDeque;
 
@@ -13,13 +13,13 @@ pub enum TraceMode {
     /// Only the hash.
     #[default]
     Hash,
-    /// The last so many lines.
+    /// The given number of lines, the last ones.
     Last(usize),
     /// Every line.
     All,
 }
 
-/// The record of one run.
+/// The record of a run.
 #[derive(Debug)]
 pub(crate) struct Trace {
     hash: u64,
@@ -37,7 +37,7 @@ impl Trace {
         Self { hash: 0xcbf2_9ce4_8422_2325, keep, lines: VecDeque::new() }
     }
 
-    /// Adds one fact: `facts` to the hash, `text` to the lines if they are kept.
+    /// Adds an event: `facts` to the hash, and `text` to the lines if they are kept.
     pub(crate) fn note(&mut self, now: u64, facts: [u64; 3], text: impl FnOnce() -> String) {
         let folded = facts.iter().fold(now, |h, f| h.rotate_left(23) ^ f.wrapping_mul(0x9e37));
         self.hash = mix(self.hash ^ folded);

@@ -1,5 +1,5 @@
-//! Drives a real `Node` over the simulated TCP: the part a driver plays, with every liberty the
-//! contract leaves to a driver taken at random.
+//! Runs a real `Node` over the simulated TCP. This driver makes random use of every freedom that
+//! the contract gives a driver.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::IoSlice;
@@ -18,22 +18,22 @@ use super::plan::SlotPlan;
 use super::sabotage::{Framing, Sabotage};
 use crate::engine::queue::{MS, SEC, US};
 
-/// Liberties of this driver.
+/// Random choices of this driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DriverPlan {
-    /// Most bytes per read.
+    /// Maximum number of bytes per read.
     pub(crate) read_max: usize,
-    /// Most bytes per write.
+    /// Maximum number of bytes per write.
     pub(crate) write_max: usize,
-    /// Most messages parsed per turn.
+    /// Maximum number of messages parsed per turn.
     pub(crate) budget: usize,
-    /// Longest time between data being there and being read, nanoseconds.
+    /// Longest time in nanoseconds between the arrival of data and their reading.
     pub(crate) lag: u64,
-    /// Writes of a thousand that are reported only later.
+    /// Writes in a thousand that are reported only later.
     pub(crate) slow_write_permille: u64,
-    /// Source ports are not what was asked for.
+    /// Source ports are not those that the node requested.
     pub(crate) any_port: bool,
-    /// Turns of a thousand after which the driver says that it is about to wait.
+    /// Turns in a thousand after which the driver reports that it is about to wait.
     pub(crate) idle_permille: u64,
     /// Reads go into pooled buffers.
     pub(crate) pooled: bool,
@@ -42,7 +42,7 @@ pub(crate) struct DriverPlan {
 struct Io {
     end: EndId,
     batch: TxBatch,
-    /// A write was made and is not reported yet: bytes taken, blocked.
+    /// A write that was made and is not reported yet: bytes taken, blocked.
     unreported: Option<(usize, bool)>,
     paused: bool,
     read_pending: bool,
@@ -52,12 +52,12 @@ struct Io {
 struct Sock {
     id: SocketId,
     waits_to_read: bool,
-    /// The send queue was full when a send was refused last.
+    /// The latest send was refused because the send queue was full.
     waits_for_room: bool,
     peek_permille: u64,
 }
 
-/// One bowline node and its driver.
+/// A bowline node and its driver.
 pub(crate) struct BowlineHost {
     id: HostId,
     pub(crate) node: Node,
@@ -77,10 +77,11 @@ pub(crate) struct BowlineHost {
     sabotage: Option<Sabotage>,
 }
 
-/// How often a node's driver looks what a kernel peer's TCP has acknowledged.
+/// Interval in nanoseconds in which a node's driver asks how much a kernel peer's TCP has
+/// acknowledged.
 const TCP_ACK_INTERVAL: u64 = 10 * MS;
 const DRAIN_LIMIT: u64 = 2 * SEC;
-/// Bytes a node may leave unparsed before it must refuse to read.
+/// Number of bytes that a node may leave unparsed before it must refuse to read.
 const UNPARSED_MAX: usize = 64 << 20;
 
 impl BowlineHost {
@@ -126,14 +127,14 @@ impl BowlineHost {
             }
             Err(e) => ctx.fail(|| format!("opening {addr}: {e}")),
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn close(&mut self, ctx: &mut Ctx, slot: usize) {
         if let Some(sock) = self.socks.remove(&slot) {
             self.slots.remove(&sock.id);
             self.node.close(now(ctx), sock.id);
-            self.settle(ctx);
+            self.carry_out(ctx);
         }
     }
 
@@ -142,7 +143,7 @@ impl BowlineHost {
         if let Err(e) = self.node.cancel_sent_to(now(ctx), sock.id, target) {
             ctx.fail(|| format!("cancelling what was sent to {target}: {e}"));
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn send(
@@ -193,7 +194,7 @@ impl BowlineHost {
                 SendResult::Closed
             }
         };
-        self.settle(ctx);
+        self.carry_out(ctx);
         result
     }
 
@@ -207,7 +208,7 @@ impl BowlineHost {
         let received = loop {
             let opts = RecvOpts { peek: false, want_control: true };
             match self.node.recv(now(ctx), id, opts) {
-                // A notification alone.
+                // This is a notification without a message.
                 Ok(received) if received.source.is_none() => {}
                 Ok(received) => break Some(taken(received)),
                 Err(Error::Empty) => {
@@ -226,17 +227,17 @@ impl BowlineHost {
         if peeked.is_some_and(|p| p != received) {
             ctx.fail(|| format!("socket {slot}: a peek showed something else than came"));
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
         received
     }
 
-    /// Ends the node in good order: what it received is acknowledged, connections are drained.
+    /// Shuts the node down in order: received messages are acknowledged, connections are drained.
     pub(crate) fn shut_down(&mut self, ctx: &mut Ctx) {
         self.node.acknowledge_all(now(ctx));
-        self.settle(ctx);
+        self.carry_out(ctx);
         ctx.tcp_stop_listening(self.id);
         self.node.close_links(now(ctx));
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn send_bytes(&self, slot: usize) -> usize {
@@ -246,7 +247,7 @@ impl BowlineHost {
     pub(crate) fn drop_links(&mut self, ctx: &mut Ctx, peer: Option<IpAddr>) {
         let n = self.node.drop_links(now(ctx), peer);
         ctx.note([30, n as u64, 0], || format!("host {} drops {n} links", self.id));
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn notice(&mut self, ctx: &mut Ctx, end: EndId, notice: Notice) {
@@ -268,7 +269,7 @@ impl BowlineHost {
             Notice::Writable => self.node.handle_writable(at, link),
             Notice::Acked | Notice::Incoming => {}
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     pub(crate) fn event(&mut self, ctx: &mut Ctx, what: HostEvent) {
@@ -317,7 +318,7 @@ impl BowlineHost {
             }
             HostEvent::Shutdown { .. } | HostEvent::Connect { .. } => {}
         }
-        self.settle(ctx);
+        self.carry_out(ctx);
     }
 
     fn forget(&mut self, link: LinkId) -> Option<EndId> {
@@ -358,7 +359,7 @@ impl BowlineHost {
         }
     }
 
-    /// Reads until there is nothing, the node refuses or the turn is over.
+    /// Reads until nothing is left, the node refuses, or the turn is over.
     fn read(&mut self, ctx: &mut Ctx, link: LinkId) {
         for _ in 0..4 {
             let Some(io) = self.links.get_mut(&link) else { return };
@@ -404,8 +405,8 @@ impl BowlineHost {
         self.read_soon(ctx, link);
     }
 
-    /// Reads what has arrived, as far as the node takes it, and finds out whether the connection
-    /// has ended.
+    /// Reads the bytes that have arrived, as far as the node takes them, and finds out whether the
+    /// connection has ended.
     fn read_all(&mut self, ctx: &mut Ctx, link: LinkId) {
         loop {
             let Some(io) = self.links.get(&link) else { return };
@@ -423,8 +424,8 @@ impl BowlineHost {
         }
     }
 
-    /// Resets a connection, but reads first what TCP has acknowledged, whatever the node would
-    /// rather have read.
+    /// Resets a connection after reading all bytes that TCP has acknowledged, even if the node
+    /// refuses to read.
     fn cut(&mut self, ctx: &mut Ctx, link: LinkId) {
         let Some(end) = self.forget(link) else { return };
         while self.sabotage != Some(Sabotage::Unread) {
@@ -463,7 +464,7 @@ impl BowlineHost {
         }
     }
 
-    /// Writes what the link has, or as much as TCP takes.
+    /// Writes the bytes a link has to send, or as many as TCP takes.
     fn flush(&mut self, ctx: &mut Ctx, link: LinkId) {
         loop {
             let Some(io) = self.links.get_mut(&link) else { return };
@@ -483,7 +484,8 @@ impl BowlineHost {
             if let Some(how) = self.sabotage.filter(|how| how.needs_room()) {
                 let mut bytes: Vec<u8> = io.batch.slices().flatten().copied().collect();
                 io.framing.mangle(how, &mut ctx.rng, &mut bytes);
-                // Buffers are large where wrong is done; the node is told that all went well.
+                // Buffers are large in runs with mistakes; the node is told that all bytes were
+                // written.
                 if ctx.tcp_write(io.end, &bytes) != Ok(bytes.len()) {
                     return;
                 }
@@ -538,8 +540,8 @@ impl BowlineHost {
         }
     }
 
-    /// Does what the node asks for, arms its timer, and checks it.
-    pub(crate) fn settle(&mut self, ctx: &mut Ctx) {
+    /// Carries out the node's requests, arms its timer, and checks its invariants.
+    pub(crate) fn carry_out(&mut self, ctx: &mut Ctx) {
         let mut rounds = 0;
         while let Some(output) = self.node.poll_output() {
             self.output(ctx, output);
@@ -624,7 +626,7 @@ impl BowlineHost {
         let info = self.node.info();
         for message in info.send.iter().chain(&info.retrans) {
             for sock in self.socks.values() {
-                // Sockets that did not send it have nothing to cancel.
+                // Sockets that did not send the message have nothing to cancel.
                 let _ = self.node.cancel_sent_to(now(ctx), sock.id, message.remote);
             }
         }
@@ -671,7 +673,7 @@ impl BowlineHost {
         }
     }
 
-    /// Nobody waits for what is already there.
+    /// Checks that no user waits for an event that has happened.
     fn check_waiters(&self, ctx: &mut Ctx) {
         for (slot, sock) in &self.socks {
             match self.node.readiness(sock.id) {

@@ -1,5 +1,5 @@
-//! What every part of a run shares: the clock, the queue of events, the dice, the network, the
-//! record and the judges.
+//! State that all parts of a run share: the clock, the queue of events, the random generator, the
+//! network, the trace and the oracle.
 
 use std::collections::VecDeque;
 
@@ -14,35 +14,35 @@ use crate::engine::trace::Trace;
 /// Index of a host.
 pub(crate) type HostId = usize;
 
-/// Something due at one moment of virtual time.
+/// An event that is due at some virtual time.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A packet arrives or a TCP timer is due.
     Net(NetEvent),
-    /// A host has something to do; void if it was restarted since.
+    /// Work of a host; ignored if the host was restarted since.
     Host { host: HostId, boot: u32, what: HostEvent },
-    /// The workload goes on.
+    /// An event of the workload.
     App(AppEvent),
-    /// The next fault of one kind strikes.
+    /// The next fault of one kind.
     Fault { kind: usize },
     /// A fault ends.
     Heal(Heal),
 }
 
-/// What a host can have to do.
+/// Work of a host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum HostEvent {
     /// Reads a TCP connection.
     Read(EndId),
-    /// Goes on parsing what was read.
+    /// Continues to parse bytes that were read.
     Process,
     /// The timer armed as number `.0` is due.
     Timer(u64),
-    /// Writes what was gathered.
+    /// Writes gathered messages.
     Flush(EndId),
-    /// Reports a write made earlier.
+    /// Reports an earlier write.
     FinishWrite(EndId),
-    /// Asks TCP how much is acknowledged.
+    /// Asks TCP how many bytes are acknowledged.
     TcpAcks,
     /// A drained connection took too long.
     DrainLimit(EndId),
@@ -54,43 +54,43 @@ pub(crate) enum HostEvent {
     Connect { conn: usize, path: usize },
 }
 
-/// What the workload can do next.
+/// Events of the workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AppEvent {
-    /// A sender goes on.
+    /// A sender continues.
     Send(usize),
-    /// The reader of a socket goes on.
+    /// The reader of a socket continues.
     Read(usize),
     /// A socket is opened again.
     Reopen(usize),
-    /// A stopped reader reads on.
-    ReadOn(usize),
-    /// A kernel peer tries again what waits.
-    Nudge(HostId),
-    /// Looks whether everything is done.
+    /// A stopped reader continues.
+    ResumeReader(usize),
+    /// A kernel peer tries waiting messages again.
+    RetryWaiting(HostId),
+    /// Checks whether all work is done.
     Check,
     /// The faulty part of the run ends.
     Calm,
 }
 
-/// How a fault ends.
+/// The end of a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Heal {
     /// Packets from one host reach the other again.
     Route { from: HostId, to: HostId },
     /// A host comes up.
     Boot(HostId),
-    /// A node that was told to end is gone.
+    /// A node that was shut down has ended.
     Ended(HostId),
-    /// A process that did nothing goes on.
+    /// A stalled process continues.
     Resume(HostId),
-    /// An address is back where it belongs.
+    /// An address is back at its host.
     Address { host: HostId, index: usize },
-    /// Delays are as before.
+    /// Delays are normal again.
     Delay,
 }
 
-/// The shared part of a run.
+/// The shared state of a run.
 pub(crate) struct Ctx {
     pub(crate) now: u64,
     queue: Queue<Event>,
@@ -100,9 +100,9 @@ pub(crate) struct Ctx {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) coverage: Coverage,
-    /// What TCP has to tell hosts; emptied before the step ends.
+    /// Reports of TCP to hosts; empty again before the step ends.
     pub(crate) notices: VecDeque<(EndId, Notice)>,
-    /// Sockets somebody waits for and that are ready, as (slot, readable, writable).
+    /// Sockets that are ready and have waiting users, as (slot, readable, writable).
     pub(crate) wakes: VecDeque<(usize, bool, bool)>,
     /// The first broken promise.
     pub(crate) failure: Option<String>,
@@ -125,12 +125,12 @@ impl Ctx {
         }
     }
 
-    /// Puts `event` into the queue, `delay` from now.
+    /// Puts `event` into the queue, due after `delay` nanoseconds.
     pub(crate) fn schedule(&mut self, delay: u64, event: Event) {
         self.schedule_at(self.now.saturating_add(delay), event);
     }
 
-    /// Puts `event` into the queue at a moment that has not passed.
+    /// Puts `event` into the queue, due at a time that has not passed.
     pub(crate) fn schedule_at(&mut self, at: u64, event: Event) {
         self.queue.push(at.max(self.now), event);
     }
@@ -142,20 +142,20 @@ impl Ctx {
         Some(event)
     }
 
-    /// Schedules work of a host in its present life.
+    /// Schedules work of a host, valid for its present boot.
     pub(crate) fn schedule_host(&mut self, delay: u64, host: HostId, what: HostEvent) {
         let boot = self.net.hosts[host].boot;
         self.schedule(delay, Event::Host { host, boot, what });
     }
 
-    /// Records the first broken promise; later ones follow from it.
+    /// Records the first broken promise; later ones are its consequences.
     pub(crate) fn fail(&mut self, what: impl FnOnce() -> String) {
         if self.failure.is_none() {
             self.failure = Some(what());
         }
     }
 
-    /// Adds to the record.
+    /// Adds an event to the trace.
     pub(crate) fn note(&mut self, facts: [u64; 3], text: impl FnOnce() -> String) {
         self.trace.note(self.now, facts, text);
     }

@@ -1,4 +1,4 @@
-//! A host of either kind behind one face.
+//! A host of either kind behind one interface.
 
 use std::net::SocketAddr;
 
@@ -8,16 +8,16 @@ use super::kernel::KernelHost;
 use super::net::{EndId, Notice};
 use super::plan::SlotPlan;
 
-/// What became of a send.
+/// Result of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendResult {
     /// Accepted.
     Sent,
-    /// Refused for now; the sender will be woken.
+    /// Refused for now; the sender is woken later.
     Wait,
     /// The socket is closed.
     Closed,
-    /// Longer than the socket takes.
+    /// The message is longer than the socket takes.
     TooLong,
 }
 

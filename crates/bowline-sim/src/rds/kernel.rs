@@ -22,7 +22,7 @@ mod receive;
 mod sockets;
 mod transmit;
 
-/// What kind of kernel.
+/// Properties of a kernel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Flavour {
     /// Paths announced; 1 with `multipath` off: a peer from before multipath.
@@ -31,11 +31,11 @@ pub(crate) struct Flavour {
     pub(crate) later: bool,
     /// Answers pings.
     pub(crate) ping_enable: bool,
-    /// Reads its TCP sockets with a delay, so that a close can discard something.
+    /// It reads its TCP sockets with a delay, so that a close can discard bytes.
     pub(crate) slow_reader: bool,
 }
 
-/// One kernel.
+/// A kernel peer.
 #[derive(Debug)]
 pub(crate) struct KernelHost {
     id: HostId,
@@ -43,9 +43,10 @@ pub(crate) struct KernelHost {
     generation: u32,
     socks: BTreeMap<usize, Sock>,
     conns: Vec<Conn>,
-    /// Which connection and path an end serves.
+    /// Connection and path that each end serves.
     ends: HashMap<EndId, (usize, usize)>,
-    /// Messages of the workload queued on sockets, to recognise what the rules double or lose.
+    /// Messages of the workload queued on sockets, to recognise messages that the rules duplicate
+    /// or lose.
     seen: HashSet<MessageId>,
 }
 
@@ -62,7 +63,7 @@ impl KernelHost {
         }
     }
 
-    /// The connection of two addresses, made if there is none.
+    /// Returns the connection of two addresses, and makes it if there is none.
     fn conn(&mut self, local: IpAddr, remote: IpAddr) -> usize {
         let known = self.conns.iter().position(|c| c.local == local && c.remote == remote);
         known.unwrap_or_else(|| {
@@ -105,7 +106,7 @@ impl KernelHost {
                 }
             }
             Notice::Readable => self.read(ctx, c, p),
-            Notice::Writable => self.kick(ctx, c, p),
+            Notice::Writable => self.transmit(ctx, c, p),
             Notice::Acked => self.release(ctx, c, p),
             Notice::Incoming => {}
         }

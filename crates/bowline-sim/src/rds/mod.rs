@@ -1,14 +1,15 @@
 //! Simulator of clusters of RDS nodes: real cores and framing, kernel peers by the rules.
 //!
-//! A seed draws a cluster of 2 to 16 hosts (bowline nodes of several settings, kernel peers),
-//! the network between them, users who send and receive, and a set of faults. The run moves from
-//! event to event; after every step the node concerned checks its own invariants and the judges
-//! check the promises:
+//! A seed draws a cluster of 2 to 16 hosts (bowline nodes of several settings, kernel peers), the
+//! network between them, users who send and receive, and a set of faults. The run moves from event
+//! to event. After every step the node concerned checks its own invariants, and the oracle checks
+//! the promises:
 //!
-//! - every message comes exactly once and in order per pair of sockets, byte for byte;
-//! - nothing is lost while both sockets live, but what the rules give up to a kernel peer;
-//! - nobody who can go on is left asleep;
-//! - after the last fault everything comes to its end in bounded time;
+//! - every message arrives exactly once and in order per pair of sockets, byte for byte;
+//! - no message is lost while both sockets exist, except those that the rules let a kernel peer
+//!   lose;
+//! - no waiting user who can continue is left asleep;
+//! - after the last fault all work ends in bounded time;
 //! - when all sockets are closed nothing is left.
 //!
 //! ```text

@@ -1,13 +1,14 @@
 //! TCP as its users see it: two byte streams per connection, bounded buffers at both ends,
-//! acknowledgement by the other end's TCP whether or not its process has read, and every way to
-//! end.
+//! acknowledgement by the other end's TCP whether or not its process has read, and all the ways in
+//! which a connection ends.
 //!
-//! Packets are lost when a host is down, a route is blocked or the dice say so, and come again
-//! after a retransmission timeout, from the first unacknowledged byte. A packet for a connection
-//! its receiver does not know gets a reset. Keepalive and user timeout end what stays silent.
+//! Packets are lost when a host is down, a route is blocked or the random generator decides it.
+//! They are sent again after a retransmission timeout, from the first unacknowledged byte. A packet
+//! for a connection that its receiver does not know gets a reset. Keepalive and user timeout end
+//! connections that stay silent.
 //!
-//! Here are the words, the hosts and the routes, and how packets travel. What ends do with packets
-//! stands in a file for each part of a connection's life.
+//! This file holds the types, the hosts and the routes, and the transport of packets. Each part of
+//! a connection's existence has a file that handles its packets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -52,7 +53,7 @@ impl std::fmt::Display for EndId {
     }
 }
 
-/// Why a connection is of no more use.
+/// Reason why a connection cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Refused,
@@ -61,20 +62,20 @@ pub(crate) enum Reason {
     AddrNotAvail,
 }
 
-/// What TCP tells a process.
+/// A report of TCP to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// A connect succeeded.
     Connected,
     /// A connect failed.
     ConnectFailed(Reason),
-    /// The listener has a connection.
+    /// The listener has a connection that is ready to be accepted.
     Incoming,
     /// Data, end of stream or an error can be read.
     Readable,
-    /// There is room again after a short write.
+    /// There is room again after an incomplete write.
     Writable,
-    /// The other TCP acknowledged something.
+    /// The other TCP acknowledged some bytes.
     Acked,
 }
 
@@ -87,16 +88,16 @@ pub(crate) enum ReadOutcome {
     Failed(Reason),
 }
 
-/// How a process closes.
+/// How a process closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TcpClose {
     /// Linger 0.
     Reset,
-    /// Plain close: a reset if something was not read.
+    /// Plain close: sends a reset if some bytes were not read.
     Fin,
 }
 
-/// What happens in the network.
+/// An event of the network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NetEvent {
     Syn { conn: u32 },
@@ -111,39 +112,39 @@ pub(crate) enum NetEvent {
     KeepCheck { conn: u32, side: u8 },
 }
 
-/// Shape of the network of one run.
+/// Properties of the network of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NetPlan {
-    /// One-way delay, nanoseconds.
+    /// One-way delay in nanoseconds.
     pub(crate) delay: (u64, u64),
-    /// Largest segment, bytes, drawn per segment up to this.
+    /// Largest segment in bytes; each segment draws a limit up to this.
     pub(crate) segment_max: usize,
     /// Segments are cut at random places, not only at the maximum.
     pub(crate) segment_random: bool,
-    /// Send buffer of a connection, bytes.
+    /// Send buffer of a connection in bytes.
     pub(crate) send_buffer: (u64, u64),
-    /// Receive buffer of a connection, bytes.
+    /// Receive buffer of a connection in bytes.
     pub(crate) recv_buffer: (u64, u64),
-    /// Packets lost of a thousand.
+    /// Packets in a thousand that are lost.
     pub(crate) loss_permille: u64,
     /// A reset may arrive before data sent earlier.
     pub(crate) rst_overtakes: bool,
-    /// Connections of a thousand that break after a random number of bytes.
+    /// Connections in a thousand that break after a random number of bytes.
     pub(crate) cut_permille: u64,
 }
 
-/// What the network knows of a host.
+/// State of a host in the network.
 #[derive(Clone, Debug)]
 pub(crate) struct HostNet {
     pub(crate) up: bool,
     pub(crate) boot: u32,
     pub(crate) addrs: Vec<IpAddr>,
     pub(crate) listening: bool,
-    /// The process is to end, and has closed its listener.
+    /// The process is about to end, and has closed its listener.
     pub(crate) closing: bool,
-    /// A kernel, with the losses the rules allow to kernels.
+    /// The host is a kernel, which may lose messages as the rules allow.
     pub(crate) kernel: bool,
-    /// Releases messages by acknowledgement frames when the peer does too.
+    /// The host's node releases messages by acknowledgement frames if the peer does so too.
     pub(crate) end_to_end: bool,
 }
 
@@ -151,9 +152,9 @@ pub(crate) struct HostNet {
 enum EndState {
     SynSent,
     Open,
-    /// The process is gone; TCP still sends what was written.
+    /// The process is gone; TCP still sends the bytes that were written.
     Orphan,
-    /// Broken; what arrived can still be read.
+    /// The connection is broken; bytes that arrived can still be read.
     Dead(Reason),
     Gone,
 }
@@ -168,9 +169,9 @@ struct End {
     keep_pending: bool,
     keep_missed: u8,
     blocked: bool,
-    /// The listener has told its process.
+    /// The listener has reported the connection to its process.
     announced: bool,
-    /// The process has taken it from the listener.
+    /// The process has accepted the connection.
     accepted: bool,
 }
 
@@ -194,7 +195,7 @@ impl End {
 #[derive(Debug)]
 struct Conn {
     ends: [End; 2],
-    /// What each end writes.
+    /// The streams that the two ends write.
     streams: [Stream; 2],
     blackhole: bool,
     relay_closed: bool,
@@ -202,26 +203,26 @@ struct Conn {
     syn_tries: u32,
 }
 
-/// Every host and connection.
+/// All hosts and connections.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) hosts: Vec<HostNet>,
     pub(crate) plan: NetPlan,
-    /// Delays are so many times longer.
+    /// Factor by which delays are longer.
     pub(crate) delay_factor: u64,
-    /// New connections still get cut, and packets lost.
+    /// New connections may be cut, and packets lost.
     pub(crate) faulty: bool,
     blocked: Vec<bool>,
     conns: Vec<Conn>,
     next_port: u16,
 }
 
-/// Where a packet comes to.
+/// Destination of a packet.
 enum Reach {
-    /// The other end.
+    /// The other end of the connection.
     Peer,
     /// A host that does not know the connection.
-    Stranger,
+    UnknownHost,
     Lost,
 }
 
@@ -239,91 +240,92 @@ impl Net {
         }
     }
 
-    /// Blocks or opens the way from one host to another.
+    /// Blocks or opens the route from one host to another.
     pub(crate) fn block(&mut self, from: HostId, to: HostId, blocked: bool) {
         let n = self.hosts.len();
         self.blocked[from * n + to] = blocked;
     }
 
-    /// The host that answers for an address.
+    /// Returns the host that has an address.
     pub(crate) fn owner(&self, ip: IpAddr) -> Option<HostId> {
         self.hosts.iter().position(|h| h.addrs.contains(&ip))
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub(crate) fn remote(&self, end: EndId) -> SocketAddr {
         let (conn, side) = end.other().index();
         self.conns[conn].ends[side].addr
     }
 
-    /// The own address.
+    /// Returns the local address.
     pub(crate) fn local(&self, end: EndId) -> SocketAddr {
         let (conn, side) = end.index();
         self.conns[conn].ends[side].addr
     }
 
-    /// The host an end lives on.
+    /// Returns the host of an end.
     pub(crate) fn host(&self, end: EndId) -> HostId {
         let (conn, side) = end.index();
         self.conns[conn].ends[side].host
     }
 
-    /// Connections with both ends in use, for faults to choose from.
+    /// Returns the connections with both ends in use, from which faults choose.
     pub(crate) fn live(&self) -> Vec<u32> {
         let open = |e: &End| e.state == EndState::Open;
         let live = |c: &Conn| c.ends.iter().all(open) && !c.blackhole;
         (0..self.conns.len()).filter(|&i| live(&self.conns[i])).map(|i| i as u32).collect()
     }
 
-    /// Connections whose handshake is under way.
-    pub(crate) fn begun(&self) -> Vec<u32> {
-        let begun = |c: &Conn| c.ends[0].state == EndState::SynSent && !c.blackhole;
-        (0..self.conns.len()).filter(|&i| begun(&self.conns[i])).map(|i| i as u32).collect()
+    /// Returns the connections whose handshake is under way.
+    pub(crate) fn connecting(&self) -> Vec<u32> {
+        let connecting = |c: &Conn| c.ends[0].state == EndState::SynSent && !c.blackhole;
+        (0..self.conns.len()).filter(|&i| connecting(&self.conns[i])).map(|i| i as u32).collect()
     }
 
-    /// Bytes TCP has taken and not seen acknowledged, a FIN counted as one [SIOCOUTQ].
+    /// Returns the bytes that TCP has taken and not seen acknowledged; a FIN counts as one
+    /// [SIOCOUTQ].
     pub(crate) fn unacked(&self, end: EndId) -> u64 {
         let (conn, side) = end.index();
         self.conns[conn].streams[side].unacked()
     }
 
-    /// Bytes the other TCP has acknowledged.
+    /// Returns the number of bytes that the other TCP has acknowledged.
     pub(crate) fn acked(&self, end: EndId) -> u64 {
         let (conn, side) = end.index();
         self.conns[conn].streams[side].acked
     }
 
-    /// Bytes ever written.
+    /// Returns the number of all bytes written.
     pub(crate) fn written(&self, end: EndId) -> u64 {
         let (conn, side) = end.index();
         self.conns[conn].streams[side].written
     }
 
-    /// Tells whether there is something to read but an end or an error.
+    /// Tells whether bytes can be read, not only an end or an error.
     pub(crate) fn unread(&self, end: EndId) -> bool {
         let (conn, side) = end.index();
-        self.conns[conn].streams[1 - side].has_unread() && self.held(end)
+        self.conns[conn].streams[1 - side].has_unread() && self.has_socket(end)
     }
 
-    /// The process takes a connection from its listener; false when that is gone.
+    /// Accepts a connection from the listener; returns false when the connection is gone.
     pub(crate) fn accept(&mut self, end: EndId) -> bool {
         let (conn, side) = end.index();
         self.conns[conn].ends[side].accepted = true;
-        self.held(end)
+        self.has_socket(end)
     }
 
     /// Tells whether the process still has the socket.
-    pub(crate) fn held(&self, end: EndId) -> bool {
+    pub(crate) fn has_socket(&self, end: EndId) -> bool {
         let (conn, side) = end.index();
         !matches!(self.conns[conn].ends[side].state, EndState::Gone | EndState::Orphan)
     }
 
-    /// Whether packets of one host do not reach another.
+    /// Tells whether packets of one host do not reach another.
     fn is_blocked(&self, from: HostId, to: HostId) -> bool {
         self.blocked[from * self.hosts.len() + to] || !self.hosts[to].up
     }
 
-    /// Where a packet of an end comes to, if the dice let it.
+    /// Returns the destination of a packet of an end, if the packet is not lost at random.
     fn reach(&self, from: EndId) -> Reach {
         let (c, side) = from.index();
         let conn = &self.conns[c];
@@ -336,7 +338,7 @@ impl Net {
             return Reach::Lost;
         }
         if owner != target.host || target.state == EndState::Gone {
-            return Reach::Stranger;
+            return Reach::UnknownHost;
         }
         Reach::Peer
     }
@@ -370,12 +372,12 @@ impl Ctx {
         loss > 0 && self.net.faulty && self.rng.chance(loss)
     }
 
-    /// Where a packet of an end comes to.
+    /// Returns the destination of a packet of an end.
     fn arrival(&mut self, from: EndId) -> Reach {
         if self.lost() { Reach::Lost } else { self.net.reach(from) }
     }
 
-    /// Does what a packet or a timer of TCP brings.
+    /// Handles a packet or a timer of TCP.
     pub(crate) fn net_event(&mut self, event: NetEvent) {
         match event {
             NetEvent::Syn { conn } => self.on_syn(conn),

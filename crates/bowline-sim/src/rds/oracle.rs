@@ -1,21 +1,21 @@
-//! The judge of delivery: exactly once, in order per pair of sockets, nothing lost while both
-//! sockets live, every byte as sent.
+//! The oracle of delivery: exactly once, in order per pair of sockets, no loss while both sockets
+//! exist, every byte as sent.
 //!
-//! A *flow* is what one incarnation of a socket sends to one address. Its messages wait in a list
-//! until they are received. Receiving one drops those before it; each of them must have been
-//! *excused*: cancelled, sent from or to a socket that was closed meanwhile, or lost in a way the
-//! rules allow. A message that is not in the list was delivered twice, out of order or from
-//! nowhere.
+//! A *flow* consists of the messages that one incarnation of a socket sends to one address. They
+//! wait in a list until they are received. Receiving a message drops the earlier ones from the
+//! list. Each of those must be *excused*: cancelled, sent from or to a socket that was closed
+//! meanwhile, or lost in a way that the rules allow. A message that is not in the list was
+//! delivered twice, out of order, or without having been sent.
 //!
-//! Messages too short to carry their name cannot always be told apart. Once one message of a flow
-//! is excused, its short messages are all excused, and short ones nobody waits for are let pass.
+//! Messages too short to carry their tag cannot always be told apart. Once a message of a flow is
+//! excused, all its short messages are excused, and unexpected short messages are accepted.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use super::payload::{self, TAG_LEN};
 
-/// One message of one flow.
+/// Identifies a message by its flow and its place there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId {
     flow: u32,
@@ -27,12 +27,12 @@ struct Pending {
     index: u32,
     len: u32,
     excused: bool,
-    /// TCP connection it was written on last.
-    lane: u32,
+    /// TCP connection on which the message was last written.
+    connection: u32,
 }
 
-/// A message not written yet.
-const NO_LANE: u32 = u32::MAX;
+/// `connection` of a message that was not written yet.
+const NO_CONNECTION: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Flow {
@@ -42,71 +42,72 @@ struct Flow {
     next: u32,
     pending: VecDeque<Pending>,
     loose: bool,
-    /// Messages below this index were sent to an earlier process of the target's host. A sender
-    /// that had no acknowledgement repeats them to the new one, another socket.
-    again_below: u32,
-    /// Last message the target's present process received.
+    /// Messages with lower indices were sent to an earlier process of the target's host. A sender
+    /// without an acknowledgement repeats them to the new process, which has another socket.
+    repeats_below: u32,
+    /// Index of the last message that the target's present process received.
     last: Option<u32>,
-    /// Messages sent to an earlier process that the present one has received.
-    again: HashSet<u32>,
-    /// An end's address was another process's for a while. Its peers forgot it then and forget
-    /// that one when it returns, so what it repeats is new to them.
+    /// Messages sent to an earlier process that the present process has received.
+    repeated: HashSet<u32>,
+    /// The address of one end belonged to another process for a while. Its peers forgot it then,
+    /// and forget the other process when it returns, so repeated messages are new to them.
     moved: bool,
 }
 
-/// What the judge knows of a socket of the workload.
+/// State of a socket of the workload.
 #[derive(Debug)]
 struct Slot {
     addr: SocketAddr,
     incarnation: u16,
-    /// Open, and its address is where its host is.
+    /// The socket is open, and its address is at its host.
     reachable: bool,
     pings: u64,
     pongs: u64,
-    /// Pings may be answered twice: to a restarted process or by a kernel they may come twice.
-    pongs_loose: bool,
-    /// The address was another process's for a while.
+    /// Pings may be answered twice: those to a restarted process, or by a kernel, may arrive twice.
+    double_pongs_allowed: bool,
+    /// The address belonged to another process for a while.
     moved: bool,
-    /// Its kernel lets messages overtake each other.
+    /// The socket's kernel lets messages overtake each other.
     disorder: bool,
-    /// Its node releases messages when they were processed, not when TCP has them.
+    /// The socket's node releases messages when they were processed, not when TCP has acknowledged
+    /// them.
     end_to_end: bool,
 }
 
-/// How a message came that was let pass.
+/// Reason why a received message was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It was its turn.
+    /// It was the next message.
     InTurn,
-    /// Once more, in a new process of the receiver.
+    /// It came once more, in a new process of the receiver.
     Again,
-    /// It may have come before: an address was another process's meanwhile.
+    /// It may have come before: an address belonged to another process meanwhile.
     Moved,
-    /// Before others that are under way on other connections.
+    /// It came before others that are under way on other connections.
     Ahead,
-    /// Once more, on a connection that its peer was told of after a later one.
+    /// It came once more, on a connection that the receiver learned of after a later one.
     Overtaken,
-    /// Behind later ones: the receiving kernel dropped it when it came first.
+    /// It came after later ones: the receiving kernel dropped it when it first came.
     Late,
 }
 
-/// Every flow of a run.
+/// All flows of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
     slots: Vec<Slot>,
     by_addr: HashMap<SocketAddr, usize>,
     flows: Vec<Flow>,
     by_pair: HashMap<(usize, usize), Vec<usize>>,
-    /// Messages of kernels on connections that were overtaken by later ones: their copies may have
-    /// come.
+    /// Messages of kernels on connections that were overtaken by later ones; copies of them may
+    /// have come.
     overtaken: HashSet<MessageId>,
-    /// What kernels have dropped on arrival: a sender that repeats it may get it through
+    /// Messages that kernels have dropped on arrival; a sender may repeat them with success
     /// later.
     dropped: HashSet<MessageId>,
 }
 
 impl Oracle {
-    /// Adds a socket, not open yet; slots count up from 0.
+    /// Adds a socket, which is not open yet; slots are numbered from 0.
     pub(crate) fn add_slot(&mut self, addr: SocketAddr, end_to_end: bool) {
         let slot = self.slots.len();
         self.by_addr.insert(addr, slot);
@@ -116,39 +117,39 @@ impl Oracle {
             reachable: false,
             pings: 0,
             pongs: 0,
-            pongs_loose: false,
+            double_pongs_allowed: false,
             moved: false,
             disorder: false,
             end_to_end,
         });
     }
 
-    /// A socket exists from now on; nothing sent before counts.
+    /// Notes that a socket is open; messages sent to it before do not count.
     pub(crate) fn opened(&mut self, slot: usize) {
         let s = &mut self.slots[slot];
         s.incarnation += 1;
         s.reachable = true;
     }
 
-    /// A socket is closed or its process gone: nothing from or to it is owed any more. Returns how
-    /// many messages that concerns.
+    /// Notes that a socket is closed or its process is gone: all messages from it and to it are
+    /// excused. Returns their number.
     pub(crate) fn closed(&mut self, slot: usize) -> u64 {
         self.slots[slot].reachable = false;
         let hit = |f: &&mut Flow| f.slot == slot || f.target == slot;
         self.flows.iter_mut().filter(hit).map(Flow::excuse_all).sum()
     }
 
-    /// A process is gone; its sockets were closed before.
+    /// Notes that a process is gone; its sockets were closed before.
     pub(crate) fn process_gone(&mut self, slots: &[usize]) {
         for flow in self.flows.iter_mut().filter(|f| slots.contains(&f.target)) {
-            flow.again_below = flow.next;
+            flow.repeats_below = flow.next;
             flow.last = None;
-            flow.again.clear();
+            flow.repeated.clear();
         }
-        self.loosen_pongs();
+        self.allow_double_pongs();
     }
 
-    /// These sockets' address is another process's for a while.
+    /// Notes that the address of these sockets belongs to another process for a while.
     pub(crate) fn address_moved(&mut self, slots: &[usize]) {
         let hit = |f: &&mut Flow| slots.contains(&f.target) || slots.contains(&f.slot);
         for flow in self.flows.iter_mut().filter(hit) {
@@ -156,23 +157,23 @@ impl Oracle {
             flow.loosen();
         }
         slots.iter().for_each(|s| self.slots[*s].moved = true);
-        self.loosen_pongs();
+        self.allow_double_pongs();
     }
 
-    /// A kernel sends what follows on another path than what came before [B-13].
-    pub(crate) fn disorders(&mut self, slot: usize) {
+    /// Notes that a kernel sends further messages on another path than earlier ones [B-13].
+    pub(crate) fn allow_disorder(&mut self, slot: usize) {
         self.slots[slot].disorder = true;
         for flow in self.flows.iter_mut().filter(|f| f.slot == slot) {
             flow.loosen();
         }
     }
 
-    /// There are peers that may answer a ping twice.
-    pub(crate) fn loosen_pongs(&mut self) {
-        self.slots.iter_mut().for_each(|s| s.pongs_loose = true);
+    /// Notes that some peers may answer a ping twice.
+    pub(crate) fn allow_double_pongs(&mut self) {
+        self.slots.iter_mut().for_each(|s| s.double_pongs_allowed = true);
     }
 
-    /// A socket that was never closed can be reached again.
+    /// Notes that a socket which was never closed can be reached again.
     pub(crate) fn reachable_again(&mut self, slot: usize) {
         self.slots[slot].reachable = true;
     }
@@ -185,7 +186,7 @@ impl Oracle {
         {
             return last;
         }
-        // Those of earlier incarnations are all excused.
+        // The messages of earlier incarnations are all excused.
         let moved = self.slots[slot].moved || self.slots[target].moved;
         let loose = !flows.is_empty() || self.slots[slot].disorder || moved;
         flows.push(self.flows.len());
@@ -197,9 +198,9 @@ impl Oracle {
             next: 0,
             pending,
             loose,
-            again_below: 0,
+            repeats_below: 0,
             last: None,
-            again: HashSet::new(),
+            repeated: HashSet::new(),
             moved,
         });
         self.flows.len() - 1
@@ -219,8 +220,8 @@ impl Oracle {
         payload::fill(out, slot, incarnation, target, next, len);
     }
 
-    /// The message that [`next_payload`](Self::next_payload) made was accepted.
-    pub(crate) fn sent(&mut self, slot: usize, target: usize, len: usize) {
+    /// Notes that the message of [`next_payload`](Self::next_payload) was accepted.
+    pub(crate) fn send_accepted(&mut self, slot: usize, target: usize, len: usize) {
         let reachable = self.slots[target].reachable && self.slots[slot].reachable;
         let flow = self.flow(slot, target);
         let flow = &mut self.flows[flow];
@@ -229,7 +230,7 @@ impl Oracle {
             index: flow.next,
             len: len as u32,
             excused,
-            lane: NO_LANE,
+            connection: NO_CONNECTION,
         });
         flow.next += 1;
         flow.loose |= !reachable;
@@ -238,22 +239,22 @@ impl Oracle {
         }
     }
 
-    /// The message just announced was refused.
-    pub(crate) fn unsent(&mut self, slot: usize, target: usize) {
+    /// Notes that the message just announced was refused.
+    pub(crate) fn send_refused(&mut self, slot: usize, target: usize) {
         let flow = self.flow(slot, target);
         let flow = &mut self.flows[flow];
         flow.pending.pop_back();
         flow.next -= 1;
     }
 
-    /// A socket cancels what it sent to another: nothing of that is owed any more. Returns how many
-    /// messages that concerns.
+    /// Excuses all messages of a socket to another, because they are cancelled. Returns their
+    /// number.
     pub(crate) fn cancelled(&mut self, slot: usize, target: usize) -> u64 {
         let hit = |f: &&mut Flow| f.slot == slot && f.target == target;
         self.flows.iter_mut().filter(hit).map(Flow::excuse_all).sum()
     }
 
-    /// Finds the message that a frame with this beginning carries.
+    /// Finds the message of a frame that begins with these bytes.
     pub(crate) fn identify(
         &self,
         source: SocketAddr,
@@ -264,22 +265,22 @@ impl Oracle {
         let target = *self.by_addr.get(&target)?;
         let flows = self.by_pair.get(&(slot, target))?;
         let Some((index, _, incarnation)) = payload::tag(tag) else {
-            // Too short to tell: stands for every short message of the newest flow.
+            // A payload too short for a tag stands for every short message of the newest flow.
             return Some(MessageId { flow: *flows.last()? as u32, index: u32::MAX });
         };
         let flow = flows.iter().find(|f| self.flows[**f].incarnation == incarnation)?;
         Some(MessageId { flow: *flow as u32, index })
     }
 
-    /// A message was begun on a TCP connection.
-    pub(crate) fn begun(&mut self, message: MessageId, lane: u32) {
+    /// Notes that a message was started on a TCP connection.
+    pub(crate) fn started(&mut self, message: MessageId, connection: u32) {
         let flow = &mut self.flows[message.flow as usize];
         if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index) {
-            flow.pending[at].lane = lane;
+            flow.pending[at].connection = connection;
         }
     }
 
-    /// The rules allow this message to be lost.
+    /// Excuses a message, because the rules allow its loss.
     pub(crate) fn excuse(&mut self, message: MessageId) {
         let flow = &mut self.flows[message.flow as usize];
         if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index) {
@@ -288,21 +289,20 @@ impl Oracle {
         flow.loosen();
     }
 
-    /// A kernel dropped this message as old, which it was not.
+    /// Notes that a kernel dropped this message as an old one by mistake.
     pub(crate) fn dropped(&mut self, message: MessageId) {
         self.excuse(message);
         self.dropped.insert(message);
     }
 
-    /// The rules allow to be lost what was begun next on connection `lane` between two addresses,
-    /// of which nothing more is known than, at most, its ports: the first message of each flow that
-    /// was not begun there before and is owed. Earlier ones that are not owed any more were lost
-    /// before.
-    pub(crate) fn excuse_begun(
+    /// Excuses the messages that were started next on connection `connection` between two
+    /// addresses, of which at most the ports are known: the first message of each flow that was not
+    /// started there before and is not excused. Earlier excused messages were lost before.
+    pub(crate) fn excuse_started(
         &mut self,
         (local, remote): (IpAddr, IpAddr),
         ports: Option<(u16, u16)>,
-        lane: u32,
+        connection: u32,
     ) {
         for flow in &mut self.flows {
             let (from, to) = (self.slots[flow.slot].addr, self.slots[flow.target].addr);
@@ -310,9 +310,13 @@ impl Oracle {
             if !between || ports.is_some_and(|ports| ports != (from.port(), to.port())) {
                 continue;
             }
-            let first = flow.pending.iter().rposition(|p| p.lane == lane).map_or(0, |at| at + 1);
+            let first = flow
+                .pending
+                .iter()
+                .rposition(|p| p.connection == connection)
+                .map_or(0, |at| at + 1);
             let mut next = flow.pending.iter_mut().skip(first);
-            // Short ones, which carry no name, are all excused below.
+            // Short messages, which carry no tag, are all excused below.
             if let Some(next) = next.find(|p| p.len as usize >= TAG_LEN && !p.excused) {
                 next.excused = true;
             }
@@ -320,8 +324,9 @@ impl Oracle {
         }
     }
 
-    /// A kernel wrote this on a connection that its peer was told of after a later one, which
-    /// brought its copy: numbers that may have begun anew do not tell which is which.
+    /// Notes that a kernel wrote this message on a connection that its peer learned of after a
+    /// later one, which brought the copy. Numbers that may have begun anew do not tell the two
+    /// apart.
     pub(crate) fn overtaken(&mut self, message: MessageId) {
         self.overtaken.insert(message);
         if message.index == u32::MAX {
@@ -329,17 +334,17 @@ impl Oracle {
         }
     }
 
-    /// A ping was accepted.
-    pub(crate) fn pinged(&mut self, slot: usize) {
+    /// Notes that a ping was accepted.
+    pub(crate) fn ping_accepted(&mut self, slot: usize) {
         self.slots[slot].pings += 1;
     }
 
-    /// The ping just announced was refused.
-    pub(crate) fn unpinged(&mut self, slot: usize) {
+    /// Notes that the ping just announced was refused.
+    pub(crate) fn ping_refused(&mut self, slot: usize) {
         self.slots[slot].pings -= 1;
     }
 
-    /// Judges a message that socket `target` received.
+    /// Checks a message that socket `target` received.
     pub(crate) fn received(
         &mut self,
         target: usize,
@@ -351,7 +356,7 @@ impl Oracle {
             let slot = &mut self.slots[target];
             slot.pongs += 1;
             return match payload.len() {
-                0 if slot.pongs <= slot.pings || slot.pongs_loose => Ok(Verdict::InTurn),
+                0 if slot.pongs <= slot.pings || slot.double_pongs_allowed => Ok(Verdict::InTurn),
                 0 => {
                     Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings))
                 }
@@ -368,7 +373,7 @@ impl Oracle {
         let by_tcp = !(self.slots[slot].end_to_end && self.slots[target].end_to_end);
         let Some((index, tag_slot, incarnation)) = payload::tag(payload) else {
             if flows.iter().any(|f| self.flows[*f].loose) {
-                return Ok(Verdict::InTurn); // not told apart any more
+                return Ok(Verdict::InTurn); // short messages are not told apart any more
             }
             for &flow in flows {
                 if self.flows[flow].take_short(payload, slot, target, by_tcp, scratch) {
@@ -395,9 +400,10 @@ impl Oracle {
         let overtaken = self.overtaken.contains(&id);
         let dropped = self.dropped.remove(&id);
         let flow = &mut self.flows[flow];
-        // Of a sender that goes by TCP's word some may be under way on other connections.
+        // Messages of a sender that goes by TCP's acknowledgements may be under way on other
+        // connections.
         let in_order = by_tcp || flow.last.is_none_or(|last| index > last);
-        let again = index < flow.again_below && flow.again.insert(index);
+        let again = index < flow.repeats_below && flow.repeated.insert(index);
         let found = flow.pending.binary_search_by_key(&index, |p| p.index);
         if found.is_err() && again && in_order {
             flow.last = Some(index);
@@ -427,12 +433,13 @@ impl Oracle {
             flow.pending.remove(at);
             return Ok(Verdict::InTurn);
         }
-        // When paths are added, a sender that goes by TCP's word lets the new ones go when TCP has
-        // everything of the old ones; the receiver may still read the new ones first.
-        let lane = flow.pending[at].lane;
+        // When paths are added, a sender that goes by TCP's acknowledgements uses the new ones once
+        // TCP has acknowledged all bytes on the old ones. The receiver may still read the new ones
+        // first.
+        let connection = flow.pending[at].connection;
         let elsewhere = |p: &Pending| {
-            let short = (p.len as usize) < TAG_LEN; // the connection of these is not known
-            by_tcp && (short || (p.lane != lane && p.lane != NO_LANE))
+            let short = (p.len as usize) < TAG_LEN; // its connection is not known
+            by_tcp && (short || (p.connection != connection && p.connection != NO_CONNECTION))
         };
         let mut skipped = flow.pending.iter().take(at).filter(|p| !p.excused);
         if let Some(first) = skipped.clone().next() {
@@ -442,22 +449,23 @@ impl Oracle {
             }
             return Err(format!("{name}: message {index} before {}", first.index));
         }
-        // What lies before is lost, unless it is on its way on another connection.
+        // Earlier messages are lost, unless they are on their way on another connection.
         let kept = if by_tcp {
-            flow.pending.iter().take(at).filter(|p| p.lane != lane).count()
+            flow.pending.iter().take(at).filter(|p| p.connection != connection).count()
         } else {
             0
         };
         if kept == 0 {
             flow.pending.drain(..=at);
         } else {
-            flow.pending.retain(|p| p.index > index || (p.index < index && p.lane != lane));
+            flow.pending
+                .retain(|p| p.index > index || (p.index < index && p.connection != connection));
         }
         flow.last = Some(index);
         Ok(Verdict::InTurn)
     }
 
-    /// The first message that is owed and has not come.
+    /// Describes the first message that is not excused and has not come.
     pub(crate) fn missing(&self) -> Option<String> {
         self.flows.iter().find_map(|flow| {
             let owed = flow.pending.iter().filter(|p| !p.excused).count();
@@ -470,7 +478,7 @@ impl Oracle {
         })
     }
 
-    /// The socket of an address.
+    /// Returns the socket of an address.
     pub(crate) fn slot_at(&self, addr: SocketAddr) -> Option<usize> {
         self.by_addr.get(&addr).copied()
     }
@@ -498,8 +506,8 @@ impl Flow {
         }
     }
 
-    /// Takes the first message that looks like `payload` and may come now. `by_tcp`: it may have
-    /// overtaken those of other connections.
+    /// Takes the first message that looks like `payload` and may come now. With `by_tcp` it may
+    /// have overtaken messages of other connections.
     fn take_short(
         &mut self,
         payload: &[u8],
@@ -523,8 +531,8 @@ impl Flow {
                 self.pending.drain(..=at);
                 return true;
             }
-            let begun = |q: &Pending| q.lane != NO_LANE || (q.len as usize) < TAG_LEN;
-            if by_tcp && waiting.all(begun) {
+            let started = |q: &Pending| q.connection != NO_CONNECTION || (q.len as usize) < TAG_LEN;
+            if by_tcp && waiting.all(started) {
                 self.pending.remove(at);
                 return true;
             }

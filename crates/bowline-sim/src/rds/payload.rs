@@ -1,4 +1,4 @@
-//! What messages carry: bytes that say which message they are.
+//! Payloads of messages: bytes that identify their message.
 //!
 //! ```text
 //!   0        4        6             8
@@ -6,11 +6,11 @@
 //!   | index  | socket | incarnation | bytes derived from all that |
 //!   +--------+--------+-------------+-----------------------------+
 //! ```
-//! A message shorter than eight bytes carries the beginning of that.
+//! A message shorter than eight bytes carries the beginning of these.
 
 use crate::engine::rng::mix;
 
-/// Length of the part that names the message.
+/// Length in bytes of the tag that identifies the message.
 pub(crate) const TAG_LEN: usize = 8;
 
 /// Appends the payload of message `index` from a socket's incarnation to socket `target`.

@@ -1,7 +1,7 @@
-//! What a seed stands for: the cluster, its network, its users and its troubles.
+//! The plan of a run, drawn from a seed: the cluster, its network, its users and its faults.
 //!
-//! Each run draws *which* faults it has before it draws how many of them: a run with two kinds of
-//! trouble finds what a run with all kinds would hide.
+//! Each run draws *which* kinds of faults it has before it draws their number: a run with two kinds
+//! finds bugs that a run with all kinds would hide.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,21 +17,21 @@ use crate::engine::rng::Rng;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scenario {
-    /// Anything.
+    /// All kinds of plans.
     Swarm,
-    /// No faults: besides the promises, nobody starves.
+    /// No faults; in addition to the usual promises, no socket starves.
     Calm,
     /// Processes and machines stop and start.
     Crash,
     /// Connections break at any byte, end half-open, cross each other.
     Cuts,
-    /// At least one kernel peer.
+    /// At least one peer is a kernel.
     Kernel,
-    /// At least one peer from before multipath, or silent to pings.
+    /// At least one peer is from before multipath, or silent to pings.
     Legacy,
-    /// Small receive buffers and stopping readers.
+    /// Small receive buffers, and readers that stop.
     Storm,
-    /// Addresses vanish, come back, move to another node.
+    /// Addresses disappear, come back, and move to another node.
     Move,
     /// 9 to 16 nodes.
     Mesh,
@@ -54,7 +54,7 @@ impl Scenario {
         Self::Long,
     ];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Swarm => "swarm",
@@ -76,37 +76,37 @@ impl Scenario {
     }
 }
 
-/// A kind of trouble.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FaultKind {
-    /// Some connection breaks.
+    /// A connection breaks.
     Cut,
     /// A process dies and is started again.
     Crash,
-    /// A machine goes off without a word and boots.
+    /// A machine fails silently and boots.
     Reboot,
     /// Two hosts do not reach each other.
     Partition,
     /// One host does not reach another, which still reaches it.
     OneWay,
-    /// A process does nothing for a while.
+    /// A process makes no progress for a while.
     Stall,
-    /// A reader does nothing for a while.
+    /// A reader takes no messages for a while.
     StopReader,
     /// A socket is closed and opened again.
     Reopen,
-    /// A sender cancels.
+    /// A sender cancels messages.
     Cancel,
     /// A host loses its address for a while.
     AddressLoss,
-    /// Another node has a host's address for a while.
+    /// Another node has the address of a host for a while.
     AddressMove,
     /// The operator drops all connections of a node.
     DropLinks,
-    /// Everything takes longer for a while.
+    /// All delays are longer for a while.
     Delay,
-    /// A node ends in good order and is started again.
+    /// A node shuts down in order and is started again.
     Shutdown,
 }
 
@@ -129,7 +129,7 @@ impl FaultKind {
     ];
 }
 
-/// What runs on a host.
+/// The kind of node on a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum NodeKind {
@@ -147,18 +147,18 @@ pub(crate) enum NodeKind {
 /// Limits of a node that are low enough to be reached.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Tight {
-    /// Peers that have connected and not sent a whole message.
+    /// Number of peers that have connected and not sent a whole message.
     pub(crate) strangers: usize,
-    /// Connections of one peer beyond its paths.
+    /// Number of connections of one peer beyond its paths.
     pub(crate) extra: usize,
-    /// Bytes of messages that are not complete.
+    /// Bytes of incomplete messages.
     pub(crate) partial: usize,
-    /// Pongs queued on a path.
+    /// Number of pongs queued on a path.
     pub(crate) pongs: usize,
 }
 
 impl NodeKind {
-    /// Longest time until its driver does what there is to do, nanoseconds.
+    /// Returns the longest time in nanoseconds until the node's driver does pending work.
     pub(crate) fn lag(&self) -> u64 {
         match self {
             Self::Bowline { driver, .. } => driver.lag,
@@ -168,14 +168,14 @@ impl NodeKind {
     }
 }
 
-/// One host.
+/// Plan of a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NodePlan {
     pub(crate) kind: NodeKind,
     pub(crate) addrs: Vec<IpAddr>,
 }
 
-/// One socket.
+/// Plan of a socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SlotPlan {
     pub(crate) host: usize,
@@ -183,22 +183,22 @@ pub(crate) struct SlotPlan {
     pub(crate) port: u16,
     pub(crate) send_buffer: usize,
     pub(crate) recv_buffer: usize,
-    /// Messages a reader takes per turn.
+    /// Number of messages that a reader takes per turn.
     pub(crate) read_burst: usize,
-    /// Time between turns, nanoseconds.
+    /// Time between turns in nanoseconds.
     pub(crate) read_gap: u64,
-    /// Wants to hear of ports that are free again.
+    /// The socket monitors congestion: it is notified of ports that are free again.
     pub(crate) monitor: bool,
-    /// Looks at a message before taking it, so many times of a thousand.
+    /// How many times in a thousand the reader peeks at a message before it takes it.
     pub(crate) peek_permille: u64,
 }
 
-/// One user who sends.
+/// Plan of a user who sends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SenderPlan {
     pub(crate) slot: usize,
     pub(crate) target: usize,
-    /// Sends pings to the target's address instead of messages to its port.
+    /// The user sends pings to the target's address instead of messages to its port.
     pub(crate) pings: bool,
     pub(crate) messages: u32,
     pub(crate) size_max: usize,
@@ -207,7 +207,7 @@ pub(crate) struct SenderPlan {
     pub(crate) start: u64,
 }
 
-/// Everything a seed decides before the run.
+/// Everything that a seed draws before the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) scenario: Scenario,
@@ -215,19 +215,19 @@ pub(crate) struct Plan {
     pub(crate) nodes: Vec<NodePlan>,
     pub(crate) slots: Vec<SlotPlan>,
     pub(crate) senders: Vec<SenderPlan>,
-    /// Kinds of fault with their mean interval, nanoseconds.
+    /// Kinds of faults with their mean intervals in nanoseconds.
     pub(crate) faults: Vec<(FaultKind, u64)>,
-    /// How long faults go on, nanoseconds.
+    /// For how long faults occur, in nanoseconds.
     pub(crate) active: u64,
-    /// Longest single fault, nanoseconds.
+    /// Longest duration of a fault in nanoseconds.
     pub(crate) fault_max: u64,
-    /// Sequence numbers start from the clock, as the library does, or from 1 where no process is
-    /// ever replaced.
+    /// Sequence numbers start from the clock, as the library does it; otherwise from 1, in runs in
+    /// which no process is ever replaced.
     pub(crate) clock_sequences: bool,
 }
 
 impl Plan {
-    /// Takes away what would hide that something wrong is done: small buffers.
+    /// Removes small buffers, which would hide deliberate mistakes.
     pub(crate) fn widen(&mut self) {
         self.net.send_buffer = (16 << 20, 16 << 20);
         self.net.recv_buffer = (16 << 20, 16 << 20);
@@ -256,7 +256,7 @@ impl Plan {
             slots,
             senders: Vec::new(),
             faults: Vec::new(),
-            // Some last longer than the longest timers of the protocol.
+            // Some runs last longer than the longest timers of the protocol.
             active: match rng.below(20) {
                 0 => rng.magnitude(4 * SEC, 150 * SEC),
                 _ => rng.magnitude(20 * MS, 4 * SEC),
@@ -277,7 +277,7 @@ impl Plan {
         let long = self.scenario == Scenario::Long;
         let most = (self.nodes.len() as u64 * 3).clamp(4, 24);
         let count = rng.between(1, most);
-        // One run is small; many runs are not.
+        // Each run is small; there are many.
         let mut budget: usize = if long { 24 << 20 } else { 6 << 20 };
         for _ in 0..count {
             let (slot, target) = (rng.index(self.slots.len()), rng.index(self.slots.len()));
@@ -303,7 +303,7 @@ impl Plan {
                 0 => rng.magnitude(100, 1_500),
                 _ => rng.magnitude(1, 150),
             };
-            // Sizes are spread by magnitude: the mean is about a sixth of the maximum.
+            // Sizes are drawn by magnitude, so the mean is about a sixth of the maximum.
             let messages = messages.min((budget / (size_max / 6 + 64)) as u64) as u32;
             budget = budget.saturating_sub(messages as usize * (size_max / 6 + 64));
             if messages == 0 {
@@ -346,10 +346,10 @@ impl Plan {
                 self.faults.push((kind, interval));
             }
         }
-        // Numbers that begin again with a new process are not safe.
+        // Sequence numbers that begin again with a new process are not safe.
         let renews = |k: F| matches!(k, F::Crash | F::Reboot | F::Shutdown | F::AddressMove);
         self.clock_sequences |= self.faults.iter().any(|(kind, _)| renews(*kind));
-        // Nor is a peer able to tell paths apart by numbers that are all alike.
+        // Nor can a peer tell paths apart that use the same numbers.
         let plain = |n: &NodePlan| !matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
         self.clock_sequences |= self.nodes.iter().any(plain);
         self.fault_max = match rng.below(20) {
@@ -401,14 +401,15 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
     for i in 0..count {
         let legacy = scenario == Scenario::Legacy;
         let must = kernels == 400 && i == forced;
-        // With two nodes and a kernel the other one is bowline.
+        // With two nodes of which one is a kernel, the other is a bowline node.
         let may = kernels > 0 && !(count == 2 && i != forced);
         let kind = if must || (may && rng.chance(kernels)) {
             let multipath = !rng.chance(if legacy { 700 } else { 150 });
             NodeKind::Kernel(Flavour {
                 multipath,
                 later: rng.chance(400),
-                // With pings off and several paths a kernel never tells a restarted peer how many.
+                // With pings off and several paths a kernel never tells a restarted peer how many
+                // paths it has.
                 ping_enable: multipath || rng.chance(600),
                 slow_reader: rng.chance(300),
             })
@@ -427,7 +428,7 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
             .collect();
         nodes.push(NodePlan { kind, addrs });
     }
-    // The port rule is a promise to those who cannot be told the path in a greeting.
+    // The port rule is a promise to peers that do not learn the path from a greeting.
     let greets = |n: &NodePlan| matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
     if !nodes.iter().all(greets) {
         for node in &mut nodes {
@@ -441,11 +442,11 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
 
 fn draw_tight(rng: &mut Rng, all_end_to_end: bool) -> Tight {
     Tight {
-        // What is refused or pushed out is lost to a peer that goes by TCP's acknowledgements:
-        // there is room for all of those.
+        // Messages on refused connections are lost to a peer that goes by TCP's acknowledgements;
+        // so there is room for all of its connections.
         strangers: if all_end_to_end { rng.between(1, 4) } else { 32 } as usize,
         extra: if all_end_to_end { rng.between(1, 8) } else { rng.between(8, 12) } as usize,
-        // The longest message fits several times.
+        // There is room for several of the longest messages.
         partial: rng.magnitude(400 << 10, 2 << 20) as usize,
         pongs: rng.between(1, 64) as usize,
     }

@@ -1,5 +1,5 @@
-//! What runs of RDS nodes can come to, as [`Coverage`] shows it: all of it is declared, so that
-//! what no seed reaches is seen.
+//! Everything that runs of RDS nodes can reach, declared for [`Coverage`], so that what no seed
+//! reaches shows.
 
 use bowline_rds::Node;
 
@@ -15,7 +15,7 @@ pub(crate) enum Kind {
     /// A bowline node that goes by TCP's acknowledgements, with 8 paths or 1.
     Plain8,
     Plain1,
-    /// A kernel of 6.12, one that tells its generation, one from before multipath.
+    /// A kernel 6.12, a kernel that tells its generation, and a kernel from before multipath.
     Kernel,
     LaterKernel,
     OldKernel,
@@ -43,9 +43,9 @@ impl Kind {
     }
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 const KINDS: usize = 7;
-/// Those from here on are kernels, which are not simulated among themselves.
+/// Index of the first kind that is a kernel. Kernels are not simulated among themselves.
 const FIRST_KERNEL: usize = 4;
 
 macro_rules! to_every_kind {
@@ -78,7 +78,8 @@ macro_rules! on_every_class {
     };
 }
 
-/// The name of a fault on a host of some class; the third is none of a kernel's for some.
+/// Returns the names of a fault on hosts of three classes; some faults do not occur on the third,
+/// the kernels.
 fn fault_names(kind: FaultKind) -> [&'static str; 3] {
     match kind {
         FaultKind::Cut => on_every_class!("connection cut"),
@@ -98,13 +99,13 @@ fn fault_names(kind: FaultKind) -> [&'static str; 3] {
     }
 }
 
-/// Faults that only bowline nodes know.
+/// Tells whether a fault occurs on bowline nodes only.
 const fn not_of_kernels(kind: FaultKind) -> bool {
     matches!(kind, FaultKind::Shutdown)
 }
 
-/// Counters of the core that stay 0 here: those of RDMA, those that exist for tools only, and those
-/// of limits that no plan comes near.
+/// Counters of the core that stay 0 in these runs: those of RDMA, those that exist for tools only,
+/// and those of limits that no plan comes near.
 const NEVER_COUNTED: [&str; 28] = [
     "recv_drop_bad_checksum",
     "recv_drop_dead_sock",
@@ -124,13 +125,13 @@ const NEVER_COUNTED: [&str; 28] = [
     "send_stuck_rm",
     "tcp_connect_raced",
     "tcp_listen_closed_stale",
-    // A peer here breaks no rule.
+    // Peers of the simulation break no rules.
     "bl_peer_errors",
     "bl_peer_oversized",
     "bl_peer_nonsense",
-    // There are never more peers than a node takes.
+    // There are never more peers than a node accepts.
     "bl_peers_reclaimed",
-    // What everything does.
+    // Every run does these.
     "recv_delivered",
     "recv_queued",
     "send_queued",
@@ -139,7 +140,7 @@ const NEVER_COUNTED: [&str; 28] = [
     "tcp_data_ready_calls",
 ];
 
-/// Groups and names but those of pairs, faults and counters.
+/// Groups and names, except those of pairs, faults and counters.
 const OTHERS: [(&str, &[&str]); 8] = [
     (
         "tcp",
@@ -246,7 +247,7 @@ const OTHERS: [(&str, &[&str]); 8] = [
     ("recovered within", &["1 s", "5 s", "15 s", "40 s"]),
 ];
 
-/// Makes everything known that a run can come to.
+/// Declares everything that a run can reach.
 pub(crate) fn declare(coverage: &mut Coverage) {
     for (group, names) in OTHERS {
         coverage.declare(group, names);
@@ -266,12 +267,12 @@ pub(crate) fn declare(coverage: &mut Coverage) {
     }
 }
 
-/// A fault struck a host of this kind.
+/// Counts a fault on a host of this kind.
 pub(crate) fn fault(coverage: &mut Coverage, what: FaultKind, host: Kind) {
     coverage.hit("fault", fault_names(what)[host.class()]);
 }
 
-/// What a node has counted in its life.
+/// Adds the counters of a node.
 pub(crate) fn node(coverage: &mut Coverage, node: &Node) {
     for (name, count) in node.counters().iter() {
         if count > 0 && !NEVER_COUNTED.contains(&name) {
@@ -280,7 +281,7 @@ pub(crate) fn node(coverage: &mut Coverage, node: &Node) {
     }
 }
 
-/// Messages received by pairs of kinds.
+/// Messages received, by pairs of kinds.
 #[derive(Debug, Default)]
 pub(crate) struct Pairs([[u64; KINDS]; KINDS]);
 

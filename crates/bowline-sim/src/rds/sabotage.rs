@@ -1,14 +1,14 @@
-//! Faults that the promises do not allow, to prove that the judges notice. Tests only.
+//! Deliberate mistakes, to prove that the oracle notices them. Only for tests.
 
 use bowline_wire::rds::{HEADER_LEN, Header};
 
 use crate::engine::rng::Rng;
 
-/// What a run does wrong on purpose.
+/// A mistake that a run makes on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests do wrong on purpose"))]
 pub(crate) enum Sabotage {
-    /// A frame vanishes on its way although TCP acknowledges it.
+    /// A frame is lost on its way although TCP acknowledges it.
     DropFrame,
     /// A byte of a payload changes.
     FlipByte,
@@ -22,20 +22,20 @@ pub(crate) enum Sabotage {
     Deaf,
     /// A connection that is dropped is reset without being read.
     Unread,
-    /// A node that finds its peer restarted forgets all that it has for it.
+    /// A node whose peer restarted forgets all messages for it.
     ForgetOnRestart,
-    /// A node does not connect any more once all faults are over.
+    /// A node connects no more once all faults are over.
     StayAway,
 }
 
 impl Sabotage {
-    /// Whether TCP must take all it is offered, or what is done wrong would not be seen.
+    /// Tells whether TCP must take all bytes it is offered, so that the mistake shows.
     pub(crate) const fn needs_room(self) -> bool {
         !matches!(self, Self::Unread | Self::ForgetOnRestart | Self::StayAway)
     }
 }
 
-/// Follows what a link writes to know where frames begin.
+/// Follows the bytes that a link writes, to know where frames begin.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Framing {
     head: Vec<u8>,
@@ -43,7 +43,7 @@ pub(crate) struct Framing {
 }
 
 impl Framing {
-    /// Returns the frames that lie whole in `bytes`, as ranges, and moves behind all of it.
+    /// Returns the frames that lie whole in `bytes`, as ranges, and moves behind all of `bytes`.
     fn whole_frames(&mut self, bytes: &[u8]) -> Vec<(usize, usize, Header)> {
         let mut found = Vec::new();
         let mut at = 0;
@@ -70,7 +70,7 @@ impl Framing {
         found
     }
 
-    /// Does wrong to what a link is about to write, now and then.
+    /// From time to time falsifies bytes that a link is about to write.
     pub(crate) fn mangle(&mut self, how: Sabotage, rng: &mut Rng, bytes: &mut Vec<u8>) {
         let frames = self.whole_frames(bytes);
         if !rng.chance(200) {
@@ -106,7 +106,7 @@ mod tests {
     use crate::rds::plan::Scenario;
     use crate::rds::run::Rds;
 
-    /// Runs until a seed fails and returns what was said.
+    /// Runs seeds until one fails, and returns the text of its failure.
     fn caught(how: Sabotage) -> String {
         caught_in(how, Scenario::Calm)
     }
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn a_lost_message_is_noticed() {
         let what = caught(Sabotage::DropFrame);
-        // A message that comes where another was due is unexpected.
+        // A message that comes in the place of another one is unexpected.
         let words = [" before ", "did not come", "unexpected"];
         assert!(words.iter().any(|w| what.contains(w)), "{what}");
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_for_a_restarted_peer_is_noticed() {
+    fn messages_forgotten_for_a_restarted_peer_are_noticed() {
         let what = caught_in(Sabotage::ForgetOnRestart, Scenario::Crash);
         let words = ["did not come", " before ", "unexpected"];
         assert!(words.iter().any(|w| what.contains(w)), "{what}");
@@ -183,9 +183,9 @@ mod tests {
         Sabotage::StayAway,
     ];
 
-    /// None is forced to happen: what seeds draw shows each of them before long.
+    /// No mistake is forced: seeds that draw at random show each of them soon.
     #[test]
-    fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
+    fn each_mistake_is_noticed_by_random_seeds() {
         for how in ALL {
             assert!(seeds_to_find::<Rds>(how, 0, 3_000).is_some(), "{how:?} is not noticed");
         }

@@ -1,17 +1,17 @@
-//! What a run of a cluster counts.
+//! Counters of a run.
 
 use crate::engine::numbers::numbers;
 
 numbers! {
-    /// Sums over one run of a cluster or many.
+    /// Sums over one run of a cluster, or over many.
     Stats {
         /// Steps taken.
         steps,
         /// Messages accepted by a node.
         sent,
-        /// Messages handed to a receiver.
+        /// Messages received by applications.
         received,
-        /// Payload bytes handed to a receiver.
+        /// Payload bytes received by applications.
         received_bytes,
         /// Sends refused because a queue was full, a port congested or a handshake not done.
         refused,
@@ -25,9 +25,9 @@ numbers! {
         reopened,
         /// Faults of any kind.
         faults,
-        /// Messages that a kernel peer lost or doubled by its own rules.
+        /// Messages that a kernel peer lost or duplicated as its own rules allow.
         kernel_quirks,
-        /// Virtual time, milliseconds.
+        /// Virtual time in milliseconds.
         virtual_ms,
     }
 }

@@ -1,4 +1,4 @@
-//! One run: hosts, their users and their troubles, step by step.
+//! A run, step by step: hosts, their users and the faults.
 
 use std::net::SocketAddr;
 
@@ -21,38 +21,38 @@ mod end;
 mod faults;
 mod users;
 
-/// Where the run is.
+/// Phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// Faults happen.
     Active,
-    /// No more faults; everything must come to its end.
+    /// There are no more faults; all messages must arrive.
     Draining,
-    /// Everything came; late doubles would show now, and TCP finds connections that are dead.
+    /// All messages have arrived. Late duplicates would show now, and TCP finds dead connections.
     Quiet,
-    /// Everything is healthy: who sent before sends once more, and that comes soon.
+    /// All hosts are healthy: each earlier sender sends one more message, which must arrive soon.
     Fresh,
     /// All sockets are closed; nothing may be left.
     Closed,
 }
 
-/// One run.
+/// State of a run.
 pub(crate) struct World {
     pub(crate) ctx: Ctx,
     pub(crate) plan: Plan,
     hosts: Vec<Host>,
     stalled: Vec<bool>,
-    /// What a stalled process has not been told yet.
+    /// Reports that a stalled process has not received yet.
     deferred: Vec<Vec<Deferred>>,
     open: Vec<bool>,
-    /// Nodes told to end.
+    /// Nodes that are shutting down.
     ending: Vec<bool>,
     senders: Vec<Sender>,
     readers: Vec<Reader>,
     pub(crate) phase: Phase,
     phase_since: u64,
-    /// When to look next whether anything is left.
-    closed_look: u64,
+    /// When to check next whether anything is left.
+    next_closed_check: u64,
     kinds: Vec<Kind>,
     pairs: Pairs,
     sabotage: Option<Sabotage>,
@@ -60,17 +60,17 @@ pub(crate) struct World {
     scratch: Vec<u8>,
 }
 
-/// What a stalled process is to be told.
+/// A report to a stalled process.
 #[derive(Debug)]
 enum Deferred {
     Notice(EndId, Notice),
     Event(HostEvent),
 }
 
-/// Steps after which a run is taken to go in circles.
+/// Number of steps after which a run is taken to make no progress.
 const STEPS_MAX: u64 = 6_000_000;
-/// How often kernel peers try again what waits.
-const NUDGE: u64 = 300 * MS;
+/// Interval in nanoseconds in which kernel peers try waiting messages again.
+const RETRY_INTERVAL: u64 = 300 * MS;
 
 impl World {
     pub(crate) fn new(plan: Plan, rng: Rng, trace: Trace, sabotage: Option<Sabotage>) -> Self {
@@ -94,7 +94,7 @@ impl World {
         }
         let n = plan.nodes.len();
         if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
-            ctx.oracle.loosen_pongs();
+            ctx.oracle.allow_double_pongs();
         }
         let mut world = Self {
             senders: plan.senders.iter().map(|s| Sender::new(s.messages)).collect(),
@@ -106,7 +106,7 @@ impl World {
             ending: vec![false; n],
             phase: Phase::Active,
             phase_since: 0,
-            closed_look: 0,
+            next_closed_check: 0,
             kinds: plan.nodes.iter().map(|n| Kind::of(&n.kind)).collect(),
             pairs: Pairs::default(),
             payload: Vec::new(),
@@ -118,7 +118,7 @@ impl World {
         for host in 0..n {
             let made = world.make_host(host);
             if matches!(made, Host::Kernel(_)) {
-                world.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
+                world.ctx.schedule(RETRY_INTERVAL, Event::App(AppEvent::RetryWaiting(host)));
             }
             world.hosts.push(made);
         }
@@ -150,8 +150,7 @@ impl World {
                 config.paths = *paths;
                 config.end_to_end = *end_to_end;
                 config.generation = generation;
-                // As the library does it: the clock, and something random below a millisecond of
-                // it.
+                // The library does the same: the clock, and a random number below a millisecond.
                 config.first_sequence = if self.plan.clock_sequences {
                     ((self.ctx.now / MS) << 20) + u64::from(generation & 0xf_ffff)
                 } else {
@@ -188,13 +187,13 @@ impl World {
         self.ctx.net.hosts[host].listening
     }
 
-    /// Whether every address of the host is where it belongs.
-    fn at_home(&self, host: HostId) -> bool {
+    /// Tells whether the host has all its addresses.
+    fn has_all_addresses(&self, host: HostId) -> bool {
         let mine = &self.ctx.net.hosts[host].addrs;
         self.plan.nodes[host].addrs.iter().all(|a| mine.contains(a))
     }
 
-    /// Takes one step; false when the run is over.
+    /// Takes one step; returns false when the run is over.
     pub(crate) fn step(&mut self) -> bool {
         let Some(event) = self.ctx.next_event() else {
             self.ctx.fail(|| "nothing left to happen".into());
@@ -237,7 +236,7 @@ impl World {
     }
 
     fn notice(&mut self, host: HostId, end: EndId, notice: Notice) {
-        if !self.ctx.net.held(end) && !matches!(notice, Notice::ConnectFailed(_)) {
+        if !self.ctx.net.has_socket(end) && !matches!(notice, Notice::ConnectFailed(_)) {
             return;
         }
         if self.stalled[host] {
@@ -247,7 +246,7 @@ impl World {
         }
     }
 
-    /// Tells hosts what TCP has for them, and users what nodes have for them.
+    /// Passes TCP's reports to hosts, and the nodes' wake-ups to users.
     fn deliver_notices(&mut self) {
         loop {
             if let Some((end, notice)) = self.ctx.notices.pop_front() {
@@ -271,12 +270,12 @@ impl World {
             AppEvent::Send(sender) => self.send(sender),
             AppEvent::Read(slot) => self.read(slot),
             AppEvent::Reopen(slot) => self.open(slot),
-            AppEvent::ReadOn(slot) => self.read_on(slot),
-            AppEvent::Nudge(host) => {
-                self.ctx.schedule(NUDGE, Event::App(AppEvent::Nudge(host)));
+            AppEvent::ResumeReader(slot) => self.resume_reader(slot),
+            AppEvent::RetryWaiting(host) => {
+                self.ctx.schedule(RETRY_INTERVAL, Event::App(AppEvent::RetryWaiting(host)));
                 let awake = self.alive(host) && !self.stalled[host];
                 if let (true, Host::Kernel(kernel)) = (awake, &mut self.hosts[host]) {
-                    kernel.nudge(&mut self.ctx);
+                    kernel.retry_waiting(&mut self.ctx);
                 }
             }
             AppEvent::Check => self.check(),
@@ -284,27 +283,27 @@ impl World {
         }
     }
 
-    /// Tells what was reached and is known only at the end.
-    pub(crate) fn tell_reached(&mut self) {
+    /// Adds coverage that is known only at the end.
+    pub(crate) fn report_coverage(&mut self) {
         for host in 0..self.hosts.len() {
-            self.tell_counters(host);
+            self.report_counters(host);
         }
         self.pairs.tell(&mut self.ctx.coverage);
     }
 
-    /// The life of a host's process is over.
-    fn tell_counters(&mut self, host: HostId) {
+    /// Adds the counters of a host's process, which has ended.
+    fn report_counters(&mut self, host: HostId) {
         if let Host::Bowline(node) = &self.hosts[host] {
             reach::node(&mut self.ctx.coverage, &node.node);
         }
     }
 
-    /// A fault has struck a host.
-    fn struck(&mut self, what: FaultKind, host: HostId) {
+    /// Counts a fault of a host.
+    fn count_fault(&mut self, what: FaultKind, host: HostId) {
         reach::fault(&mut self.ctx.coverage, what, self.kinds[host]);
     }
 
-    /// What every node knows, for a report.
+    /// Returns the state of all nodes, for a report.
     pub(crate) fn dump(&self) -> String {
         let mut out = String::new();
         for (id, host) in self.hosts.iter().enumerate() {
@@ -334,8 +333,8 @@ mod tests {
     use super::*;
     use crate::engine::trace::TraceMode;
 
-    /// A kernel's host is off. What would be tried again there is not, and nothing of it is left
-    /// for the kernel that boots next.
+    /// The host of a kernel is off. It tries no messages again, and keeps none for the kernel that
+    /// boots next.
     #[test]
     fn a_kernel_that_is_off_tries_nothing_again() {
         let mut tried = 0;
@@ -346,13 +345,13 @@ mod tests {
             let Some(host) = plan.nodes.iter().position(kernel) else { continue };
             let mut world = World::new(plan, rng, Trace::new(TraceMode::Hash), None);
             while world.ctx.now < world.plan.active / 2 && world.step() {}
-            if !world.alive(host) || !world.at_home(host) {
+            if !world.alive(host) || !world.has_all_addresses(host) {
                 continue;
             }
             tried += 1;
             world.stop_host(host, true);
             let connects = world.ctx.stats.connects;
-            world.app_event(AppEvent::Nudge(host));
+            world.app_event(AppEvent::RetryWaiting(host));
             assert_eq!(world.ctx.stats.connects, connects, "seed {seed}");
         }
         assert!(tried > 10, "{tried} kernels");

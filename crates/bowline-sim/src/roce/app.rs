@@ -1,5 +1,5 @@
-//! What programs ask for: requests drawn at random, right ones and wrong ones, each with what it
-//! must lead to.
+//! Requests of programs: drawn at random, right ones and wrong ones, each with its expected
+//! outcome.
 
 use bowline_verbs::{
     Access, FlushOf, MwBind, Placement, Remote, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
@@ -7,23 +7,24 @@ use bowline_verbs::{
 };
 
 use super::memory::{AreaId, Pieces, Purpose, fill, list, part, sges};
-use super::oracle::trouble;
+use super::oracle::note_cause;
 use super::plan::ConnPlan;
-use super::reach::{self, Lent};
+use super::reach::{self, LoanEvent};
 use super::side::{
-    Fast, FastStep, Grant, Message, Receive, Request, Side, SideId, Statuses, Trouble, Word,
+    Announcement, FailureCauses, Fast, FastStep, Grant, Message, Receive, Request, Side, SideId,
+    Statuses,
 };
 use crate::engine::coverage::Coverage;
 use crate::engine::rng::Rng;
 
-/// Most elements of a gather or scatter list.
+/// Maximum number of elements of a gather or scatter list.
 pub(crate) const SGES: usize = 4;
-/// Most bytes sent inline.
+/// Maximum number of bytes sent inline.
 pub(crate) const INLINE: usize = 200;
 
-/// A request that owns what it refers to.
+/// A request that owns the data it refers to.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedRequest {
     pub(crate) id: u64,
     pub(crate) op: SendOp,
     pub(crate) sges: Vec<Sge>,
@@ -31,8 +32,8 @@ pub(crate) struct Owned {
     pub(crate) flags: SendFlags,
 }
 
-impl Owned {
-    /// As the verbs take it.
+impl OwnedRequest {
+    /// Returns the request as the verbs take it.
     pub(crate) fn wr(&self) -> SendWr<'_> {
         SendWr {
             id: self.id,
@@ -44,34 +45,34 @@ impl Owned {
     }
 }
 
-/// What a mistake of a program is about.
+/// Mistakes of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
-    /// A key that is none, or was one.
+    /// A key that is not valid, or no longer.
     Key,
     /// Bytes beyond the region, or before it.
     Range,
-    /// A write to what may only be read.
+    /// A write to memory that may only be read.
     Right,
-    /// A local key that is none.
+    /// A local key that is not valid.
     LocalKey,
     /// Local bytes beyond the region.
     LocalRange,
-    /// A result to memory this side may not write.
+    /// A result for memory that this side may not write.
     LocalRight,
-    /// An invalidation of nothing.
+    /// An invalidation of a key that is not valid.
     Invalidate,
-    /// A registration of what is registered.
+    /// A registration of a registered region.
     Register,
-    /// The peer is to invalidate nothing.
+    /// A request that makes the peer invalidate a key that is not valid.
     RemoteInvalidate,
-    /// The key of something that is rarely asked for.
+    /// A wrong key in an operation that is rarely made.
     AtomicKey,
     AtomicWriteKey,
     FlushKey,
 }
 
-/// Those that every run draws, and then those that some do.
+/// The mistakes that every run draws, followed by those that only some runs draw.
 const MISTAKES: [Mistake; 12] = [
     Mistake::Key,
     Mistake::Range,
@@ -108,8 +109,9 @@ impl App<'_> {
         me.next_number
     }
 
-    /// Draws the next request, or two that belong together; none when there is no room for it now.
-    pub(crate) fn next(&mut self) -> Vec<Owned> {
+    /// Draws the next request, or two requests that belong together. Returns none if there is no
+    /// room for them now.
+    pub(crate) fn next(&mut self) -> Vec<OwnedRequest> {
         if self.sides[self.id].requests.len() + 2 > self.plan.send_depth {
             return Vec::new();
         }
@@ -123,7 +125,7 @@ impl App<'_> {
             return self.mistake(kind).into_iter().collect();
         }
         let drawn = match self.rng.below(100) {
-            0..30 => self.send(Word::Nothing, None),
+            0..30 => self.send(Announcement::Nothing, None),
             30..50 => self.write(false),
             50..58 => self.write(true),
             58..74 => self.read(),
@@ -155,7 +157,7 @@ impl App<'_> {
         bytes
     }
 
-    /// Puts bytes where they are sent from.
+    /// Writes bytes to the memory that they are sent from.
     fn gather(&mut self, request: &mut Request, bytes: &[u8]) -> Option<(Vec<Sge>, Vec<u8>)> {
         if bytes.len() <= INLINE && self.rng.chance(250) {
             return Some((Vec::new(), bytes.to_vec()));
@@ -168,14 +170,14 @@ impl App<'_> {
         Some((sges(&pieces, me.iova, me.local.lkey), Vec::new()))
     }
 
-    /// Posts what was drawn: from here on it is expected to complete.
+    /// Returns a request that was drawn; from now on it is expected to complete.
     fn done(
         &mut self,
         mut request: Request,
         op: SendOp,
         (sges, inline): (Vec<Sge>, Vec<u8>),
         mut flags: SendFlags,
-    ) -> Owned {
+    ) -> OwnedRequest {
         let (plan, misuse) = (self.plan, request.may != Statuses::NONE);
         let ask = self.rng.chance(plan.signalled);
         let me = &mut self.sides[self.id];
@@ -202,11 +204,15 @@ impl App<'_> {
         me.left = me.left.saturating_sub(1);
         let id = request.number;
         me.requests.push_back(request);
-        Owned { id, op, sges, inline, flags }
+        OwnedRequest { id, op, sges, inline, flags }
     }
 
-    /// A message to a receive, perhaps with the end of a grant.
-    fn send(&mut self, word: Word, invalidates: Option<u32>) -> Option<Owned> {
+    /// Draws a message to a receive, perhaps one that ends a grant.
+    fn send(
+        &mut self,
+        announcement: Announcement,
+        invalidates: Option<u32>,
+    ) -> Option<OwnedRequest> {
         let len = self.len();
         let bytes = self.payload(len);
         let number = self.number();
@@ -231,10 +237,10 @@ impl App<'_> {
             invalidates,
             write,
             bad_key,
-            word,
+            announcement,
         });
         let fence = match &me.grant {
-            // What is given back must not be read any more [REQ-5].
+            // Memory that is given back must not be read any more [REQ-5].
             Some(_) if me.requests.iter().any(Request::is_read) => SendFlags::FENCE,
             _ => SendFlags::empty(),
         };
@@ -242,7 +248,7 @@ impl App<'_> {
         Some(self.done(request, op, place, fence | solicited))
     }
 
-    /// A stretch of the peer's memory this side may use.
+    /// Draws a range of the peer's memory that this side may use.
     fn target(
         &mut self,
         purposes: &[Purpose],
@@ -276,7 +282,7 @@ impl App<'_> {
         Some((area, pieces, remote, !constant && peer.revoked))
     }
 
-    /// A write must not overtake a read of the same memory.
+    /// Returns a fence if needed: a write must not overtake a read of the same memory.
     fn fence(&mut self, area: AreaId) -> SendFlags {
         let after = |r: &Request| r.is_read() && r.target == Some(area);
         if self.me().requests.iter().any(after) || self.rng.chance(100) {
@@ -286,7 +292,7 @@ impl App<'_> {
         }
     }
 
-    fn write(&mut self, immediate: bool) -> Option<Owned> {
+    fn write(&mut self, immediate: bool) -> Option<OwnedRequest> {
         let len = self.len();
         let (area, pieces, remote, revoked) =
             self.target(&[Purpose::Target, Purpose::Fast], len)?;
@@ -315,13 +321,13 @@ impl App<'_> {
                 invalidates: None,
                 write: true,
                 bad_key: false,
-                word: Word::Nothing,
+                announcement: Announcement::Nothing,
             });
         }
         Some(self.done(request, op, place, flags))
     }
 
-    /// A place for a result of this side.
+    /// Draws memory for a result of this side.
     fn scatter(&mut self, request: &mut Request, bytes: Vec<u8>) -> Option<Vec<Sge>> {
         let me = &mut self.sides[self.id];
         let area = me.memory.take(self.rng, Purpose::Sink, bytes.len())?;
@@ -332,14 +338,14 @@ impl App<'_> {
         Some(list)
     }
 
-    fn read(&mut self) -> Option<Owned> {
+    fn read(&mut self) -> Option<OwnedRequest> {
         use Purpose as P;
         let len = self.len();
         let purposes = [P::Target, P::Target, P::Constant, P::Fast];
         let (area, pieces, remote, revoked) = self.target(&purposes, len)?;
         let number = self.number();
         let mut request = Request::new(number, WcOpcode::RdmaRead);
-        let expected = self.sides[self.peer].memory.foresee(area, &pieces);
+        let expected = self.sides[self.peer].memory.expected_bytes(area, &pieces);
         let place = self.scatter(&mut request, expected)?;
         request.len = len as u32;
         request.target = Some(area);
@@ -350,13 +356,13 @@ impl App<'_> {
         Some(self.done(request, SendOp::Read(remote), (place, Vec::new()), flags))
     }
 
-    fn atomic(&mut self) -> Option<Owned> {
+    fn atomic(&mut self) -> Option<OwnedRequest> {
         let peer = &self.sides[self.peer];
         let areas = peer.memory.of(Purpose::Words);
         let area = self.rng.pick(&areas);
         let (start, room) = peer.memory.range(area);
         let at = start + 8 * self.rng.index(room / 8);
-        let old = peer.memory.foresee(area, &[(at, 8)]);
+        let old = peer.memory.expected_bytes(area, &[(at, 8)]);
         let revoked = peer.revoked;
         let remote = Remote { addr: peer.iova + at as u64, rkey: peer.shared.rkey };
         let number = self.number();
@@ -392,13 +398,14 @@ impl App<'_> {
         Some(self.done(request, op, (place, Vec::new()), flags))
     }
 
-    /// Writes a word at once, and perhaps asks that everybody at the peer sees it.
+    /// Writes a word atomically, perhaps followed by a request that makes it visible to all at the
+    /// peer.
     fn atomic_write(
         &mut self,
         (area, at): (AreaId, usize),
         remote: Remote,
         word: u64,
-    ) -> Option<Owned> {
+    ) -> Option<OwnedRequest> {
         let number = self.number();
         let flush = self.rng.chance(300);
         let opcode = if flush { WcOpcode::Flush } else { WcOpcode::AtomicWrite };
@@ -425,8 +432,8 @@ impl App<'_> {
         Some(self.done(request, op, place, flags))
     }
 
-    /// Goes on with this side's fast region: gives it to the peer, or takes it back.
-    fn fast(&mut self) -> Vec<Owned> {
+    /// Takes the next step with this side's fast region: grants it to the peer, or takes it back.
+    fn fast(&mut self) -> Vec<OwnedRequest> {
         let room = self.me().requests.len() + 4 <= self.plan.send_depth;
         match self.me().fast {
             Fast::Free(key) if room => self.register(key),
@@ -434,12 +441,12 @@ impl App<'_> {
                 let number = self.number();
                 let mut request = Request::new(number, WcOpcode::LocalInv);
                 request.fast = FastStep::Invalidate;
-                reach::lent(self.coverage, Lent::InvalidatedHere);
+                reach::loan(self.coverage, LoanEvent::InvalidatedHere);
                 self.me().fast = Fast::Ending(key);
                 let nothing = (Vec::new(), Vec::new());
                 vec![self.done(request, SendOp::LocalInv(key), nothing, SendFlags::SIGNALED)]
             }
-            _ => self.send(Word::Nothing, None).into_iter().collect(),
+            _ => self.send(Announcement::Nothing, None).into_iter().collect(),
         }
     }
 
@@ -464,11 +471,12 @@ impl App<'_> {
         (op, Grant { key, iova, area, pieces, len })
     }
 
-    fn register(&mut self, old: u32) -> Vec<Owned> {
+    fn register(&mut self, old: u32) -> Vec<OwnedRequest> {
         let key = next_key(old);
         let number = self.number();
         let (op, grant) = self.registration(key);
-        // Without a message nobody would be told: first see whether there is room for one.
+        // Without a message the peer would not learn of the grant: check first that there is room
+        // for one.
         if !self.me().memory.has_free(Purpose::Source) {
             return Vec::new();
         }
@@ -477,44 +485,47 @@ impl App<'_> {
             _ => WcOpcode::RegMr,
         };
         let mut request = Request::new(number, opcode);
-        reach::lent(
+        reach::loan(
             self.coverage,
             match &op {
                 SendOp::BindMw { to, .. } => {
-                    Lent::Bound { from_zero: to.access.contains(Access::ZERO_BASED) }
+                    LoanEvent::Bound { from_zero: to.access.contains(Access::ZERO_BASED) }
                 }
-                _ => Lent::Registered,
+                _ => LoanEvent::Registered,
             },
         );
         request.fast = FastStep::Register;
         self.me().fast = Fast::Granted(key);
         let flags = SendFlags::empty();
         let mut out = vec![self.done(request, op, (Vec::new(), Vec::new()), flags)];
-        out.extend(self.send(Word::Grant(grant), None));
+        out.extend(self.send(Announcement::Grant(grant), None));
         out
     }
 
     /// Ends the use of the peer's fast region.
-    fn give_back(&mut self) -> Option<Owned> {
-        let Some(grant) = self.me().grant.clone() else { return self.send(Word::Nothing, None) };
+    fn give_back(&mut self) -> Option<OwnedRequest> {
+        let Some(grant) = self.me().grant.clone() else {
+            return self.send(Announcement::Nothing, None);
+        };
         let owned = if self.rng.chance(500) {
-            self.send(Word::Nothing, Some(grant.key))?
+            self.send(Announcement::Nothing, Some(grant.key))?
         } else {
-            self.send(Word::Release, None)?
+            self.send(Announcement::Release, None)?
         };
         let invalidates = matches!(owned.op, SendOp::SendInv(_));
-        let how = if invalidates { Lent::Invalidated } else { Lent::Released };
-        reach::lent(self.coverage, how);
+        let how = if invalidates { LoanEvent::Invalidated } else { LoanEvent::Released };
+        reach::loan(self.coverage, how);
         let me = self.me();
         me.grant = None;
-        // Only what the peer has invalidated before it sees the next request is surely of no use.
+        // Only a key that the peer has invalidated before it sees the next request is surely
+        // useless.
         me.stale = invalidates.then_some(grant);
         Some(owned)
     }
 
-    /// A request that must fail.
-    fn mistake(&mut self, kind: Mistake) -> Option<Owned> {
-        reach::mistaken(self.coverage, kind as usize);
+    /// Draws a request that must fail.
+    fn mistake(&mut self, kind: Mistake) -> Option<OwnedRequest> {
+        reach::count_mistake(self.coverage, kind as usize);
         let len = self.len().max(8);
         let number = self.number();
         let mut request = Request::new(number, WcOpcode::RdmaWrite);
@@ -548,7 +559,7 @@ impl App<'_> {
             },
             Mistake::Range => match bad % 3 {
                 0 => {
-                    // No longer than any packet: those before the wrong byte may be written
+                    // At most one packet: packets before the one with the wrong byte may be written
                     // [REQ-26].
                     let short = len.min(200);
                     (place[0].len, request.len) = (short as u32, short as u32);
@@ -564,7 +575,7 @@ impl App<'_> {
                 SendOp::Write(remote(base + start as u64, shared))
             }
             Mistake::LocalRange => {
-                // No longer than any packet: those before the wrong byte would be sent.
+                // At most one packet: packets before the one with the wrong byte would be sent.
                 let short = len.min(200);
                 place[0].addr = iova + (own + own_len) as u64 - short + 1;
                 place[0].len = short as u32;
@@ -613,7 +624,7 @@ impl App<'_> {
                 SendOp::Flush { remote, of: FlushOf::Region, placement: Placement::GLOBAL }
             }
             Mistake::RemoteInvalidate => {
-                // The bytes are delivered before anybody looks at the key [RSP-18].
+                // The bytes are delivered before the key is checked [RSP-18].
                 request.must_fail = false;
                 request.len = 0;
                 place.clear();
@@ -654,15 +665,15 @@ impl App<'_> {
                 invalidates: Some(key),
                 write: false,
                 bad_key: true,
-                word: Word::Nothing,
+                announcement: Announcement::Nothing,
             });
         }
-        trouble(self.sides, self.id, Trouble::MISUSE);
+        note_cause(self.sides, self.id, FailureCauses::MISUSE);
         Some(self.done(request, op, (place, Vec::new()), SendFlags::SIGNALED))
     }
 }
 
-/// A receive to be posted, if there is memory for it.
+/// Draws a receive to post, if there is memory for it.
 pub(crate) fn receive(side: &mut Side, plan: &ConnPlan, rng: &mut Rng) -> Option<(u64, Vec<Sge>)> {
     let area = side.memory.take(rng, Purpose::Receive, plan.message_max)?;
     let (_, mut len) = side.memory.range(area);

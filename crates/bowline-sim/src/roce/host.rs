@@ -12,36 +12,36 @@ use super::net::Datagram;
 use super::plan::{Hints, HostPlan};
 use crate::engine::rng::Rng;
 
-/// Port every host of a world of devices listens to.
+/// Service port on which every host listens.
 pub(crate) const PORT: u16 = 7174;
 
-/// A host: a device while it lives.
+/// A host: a device that may die and start again.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) plan: HostPlan,
     pub(crate) device: Option<Device>,
-    /// Its life.
+    /// Generation of the device.
     pub(crate) boot: u32,
-    /// Datagrams handed in.
+    /// Number of datagrams passed to the device.
     delivered: u64,
     pub(crate) listener: Option<CmId>,
-    /// An event to send and to hand out is in the queue.
+    /// The queue holds an event to send and to deliver.
     pub(crate) turning: bool,
     /// When the earliest timer event in the queue is due.
     pub(crate) timer_at: Option<u64>,
-    /// Timer events of the present moment.
+    /// Time of the latest timer events, and their number at that time.
     pub(crate) timer_runs: (u64, u32),
-    /// Its queue pairs, as long as programs use them by bindings.
+    /// Queue pairs of the device, while programs use them through bindings.
     pub(crate) mutes: Mutes,
     former: Vec<FormerConnection>,
     burst: Burst,
-    /// Bursts asked for.
+    /// Number of bursts requested.
     sends: u64,
 }
 
-/// Most timer events of one moment: more would go in circles.
+/// Maximum number of timer events at the same time; a device with more makes no progress.
 const TIMER_RUNS: u32 = 100;
-/// What a burst may hold.
+/// Maximum number of segments of a burst.
 const BURST_SEGMENTS: usize = 64;
 const BURST_BYTES: usize = 65_000;
 
@@ -81,7 +81,7 @@ impl Host {
             ..Config::default()
         };
         let mut device = Device::new(config, seed);
-        // Not every program keeps the list.
+        // Some programs do not keep the list of former connections.
         for former in std::mem::take(&mut self.former) {
             if rng.chance(500) {
                 let ended = device.end_former_connection(Instant::from_nanos(now), &former);
@@ -98,7 +98,7 @@ impl Host {
         Ok(())
     }
 
-    /// The device dies. What it remembered of its connections is kept for its next life [CM-53].
+    /// Stops the device. The list of its connections is kept for its next generation [CM-53].
     pub(crate) fn stop(&mut self) {
         self.former = self.device.as_ref().map(Device::former_connections).unwrap_or_default();
         self.device = None;
@@ -109,7 +109,7 @@ impl Host {
         self.timer_at = None;
     }
 
-    /// Hands in a datagram; tells whether its payload landed where it did not belong.
+    /// Passes a datagram to the device; tells whether its payload was placed in the wrong memory.
     pub(crate) fn deliver(&mut self, now: u64, rng: &mut Rng, datagram: &Datagram) -> bool {
         let hint = match (self.plan.hints, rng.below(3)) {
             (Hints::None, _) | (Hints::Mixed, 0) => IdentHint::Unknown,
@@ -137,7 +137,7 @@ impl Host {
         false
     }
 
-    /// Takes the next burst apart; false when there is nothing to send.
+    /// Splits the next burst into datagrams; returns false when there is nothing to send.
     pub(crate) fn send(
         &mut self,
         now: u64,
@@ -146,7 +146,8 @@ impl Host {
         let Some(device) = &mut self.device else { return Ok(false) };
         let now = Instant::from_nanos(now);
         self.sends += 1;
-        // Now and then as if a program posted elsewhere: acknowledgements stay behind all else.
+        // From time to time acknowledgements wait until all else is sent, as if a program posted
+        // meanwhile.
         let held = self.sends.is_multiple_of(3) && device.defer_acks(Qpn(0));
         let mut sent = device.poll_transmit(now, &mut self.burst);
         device.resume_acks();
@@ -177,7 +178,7 @@ impl Host {
         Ok(true)
     }
 
-    /// A timer event: tells whether the device did anything, or goes in circles.
+    /// Handles a timer event; tells whether the device did anything. Fails if it makes no progress.
     pub(crate) fn timer(&mut self, now: u64) -> Result<bool, String> {
         if self.timer_at.is_some_and(|at| at <= now) {
             self.timer_at = None;
@@ -196,7 +197,7 @@ impl Host {
         Ok(true)
     }
 
-    /// When a timer event must be put into the queue, if one is needed that is not there.
+    /// Returns when a timer event must be put into the queue, if the queue lacks a needed one.
     pub(crate) fn next_timer(&mut self, now: u64) -> Option<u64> {
         let due = self.device.as_ref()?.poll_timeout()?.as_nanos().max(now);
         if self.timer_at.is_some_and(|at| at <= due) {

@@ -1,11 +1,11 @@
-//! One side's memory and what it must hold, byte for byte.
+//! The memory of one side, and the bytes it must hold.
 //!
 //! ```text
 //!   | gap | area | gap | area | ... | gap |      one buffer
 //! ```
-//! Every area has one purpose and one user at a time. *Changes* under way are known beforehand with
-//! their bytes: until one has completed its bytes are either the old ones or the new; afterwards
-//! they are the new; everything else never changes. Gaps never change at all.
+//! Every area has one purpose and one user at a time. The bytes of pending *changes* are known
+//! beforehand: until a change has completed, its bytes are either the old ones or the new ones;
+//! afterwards they are the new ones. All other bytes, and all gaps, never change.
 
 use std::sync::Arc;
 
@@ -15,29 +15,29 @@ use crate::engine::rng::{Rng, mix};
 
 /// Index of an area.
 pub(crate) type AreaId = usize;
-/// Stretches of memory in the order of a message, as (offset in the buffer, bytes).
+/// Ranges of memory in the order of a message, as (offset in the buffer, bytes).
 pub(crate) type Pieces = Vec<(usize, usize)>;
 
-/// What an area is for.
+/// Purpose of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Bytes to send.
     Source,
-    /// Posted for receiving.
+    /// Memory of a posted receive.
     Receive,
     /// Results of reads and atomics.
     Sink,
-    /// The peer writes and reads.
+    /// The peer writes and reads it.
     Target,
-    /// The peer reads only.
+    /// The peer only reads it.
     Constant,
-    /// The peer's atomics: numbers of 8 bytes.
+    /// The peer's atomics work on it: numbers of 8 bytes.
     Words,
-    /// The peer writes and reads while it is registered.
+    /// The peer writes and reads it while it is registered.
     Fast,
 }
 
-/// A change that was asked for.
+/// A pending change of an area.
 #[derive(Debug)]
 struct Change {
     request: u64,
@@ -51,7 +51,7 @@ struct Area {
     start: usize,
     len: usize,
     pending: Vec<Change>,
-    /// Somebody of this side uses it.
+    /// This side uses the area.
     taken: bool,
 }
 
@@ -59,18 +59,18 @@ struct Area {
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) buffer: Arc<Buffer>,
-    /// What the memory must hold but for changes under way.
+    /// The bytes that the memory must hold, except for pending changes.
     model: Vec<u8>,
     areas: Vec<Area>,
-    /// Requests whose bytes were not there when the memory was looked at for the last time.
+    /// Requests whose bytes were not in the memory at the last check.
     missing: Vec<u64>,
     scratch: Vec<u8>,
-    /// The device has received something here that did not belong here, and wiped it out.
+    /// The device has placed bytes here by mistake, and has wiped them out.
     pub(crate) wiped: bool,
 }
 
 impl Memory {
-    /// Lays out areas of the given purposes and lengths and fills everything with noise.
+    /// Lays out areas of the given purposes and lengths, and fills everything with random bytes.
     pub(crate) fn new(rng: &mut Rng, wanted: &[(Purpose, usize)]) -> Option<Self> {
         let mut areas = Vec::with_capacity(wanted.len());
         let mut end = 16 + rng.index(48);
@@ -98,8 +98,9 @@ impl Memory {
         Some(id)
     }
 
-    /// Takes the first free area of a purpose for what a request that must fail asks for: nothing
-    /// comes there, but what the device takes for it by mistake is wiped out. At most `len` bytes.
+    /// Takes the first free area of a purpose, at most `len` bytes of it, for a request that must
+    /// fail. No bytes arrive there, but bytes that the device places there by mistake are wiped
+    /// out.
     pub(crate) fn lend(
         &mut self,
         purpose: Purpose,
@@ -111,7 +112,7 @@ impl Memory {
         self.areas[id].taken = true;
         let (start, room) = self.range(id);
         let pieces = vec![(start, len.min(room))];
-        let as_it_is = self.foresee(id, &pieces);
+        let as_it_is = self.expected_bytes(id, &pieces);
         self.expect(id, request, pieces.clone(), as_it_is);
         Some((id, pieces))
     }
@@ -121,22 +122,22 @@ impl Memory {
         self.areas.iter().any(|a| a.purpose == purpose && !a.taken && a.pending.is_empty())
     }
 
-    /// Gives an area back.
+    /// Makes an area free.
     pub(crate) fn release(&mut self, id: AreaId) {
         self.areas[id].taken = false;
     }
 
-    /// Areas of a purpose.
+    /// Returns the areas of a purpose.
     pub(crate) fn of(&self, purpose: Purpose) -> Vec<AreaId> {
         (0..self.areas.len()).filter(|id| self.areas[*id].purpose == purpose).collect()
     }
 
-    /// First byte and bytes of an area.
+    /// Returns offset and length of an area.
     pub(crate) fn range(&self, id: AreaId) -> (usize, usize) {
         (self.areas[id].start, self.areas[id].len)
     }
 
-    /// First byte and bytes of what covers all areas of these purposes.
+    /// Returns offset and length of the range that covers all areas of these purposes.
     pub(crate) fn span(&self, purposes: &[Purpose]) -> (usize, usize) {
         let mine = || self.areas.iter().filter(|a| purposes.contains(&a.purpose));
         let start = mine().map(|a| a.start).min().unwrap_or(0);
@@ -144,14 +145,14 @@ impl Memory {
         (start, end.max(start + 1) - start)
     }
 
-    /// Cuts `len` bytes of an area into at most `most` pieces, in any order.
+    /// Cuts `len` bytes of an area into at most `most` pieces, in random order.
     pub(crate) fn cut(&self, rng: &mut Rng, id: AreaId, len: usize, most: usize) -> Pieces {
         let (start, room) = self.range(id);
         let at = start + rng.index((room - len).min(40) + 1);
         cut(rng, at, len, most)
     }
 
-    /// This side itself writes.
+    /// Writes bytes for this side itself.
     pub(crate) fn write(&mut self, pieces: &[(usize, usize)], bytes: &[u8]) {
         put(&mut self.model, pieces, bytes);
         let mut rest = bytes;
@@ -167,8 +168,8 @@ impl Memory {
         self.areas[id].pending.push(Change { request, pieces, bytes });
     }
 
-    /// What the stretch will hold when everything asked for so far is done.
-    pub(crate) fn foresee(&self, id: AreaId, pieces: &[(usize, usize)]) -> Vec<u8> {
+    /// Returns the bytes of the pieces when all pending changes are made.
+    pub(crate) fn expected_bytes(&self, id: AreaId, pieces: &[(usize, usize)]) -> Vec<u8> {
         let area = &self.areas[id];
         let mut out = Vec::new();
         for &(at, len) in pieces {
@@ -193,7 +194,7 @@ impl Memory {
         out
     }
 
-    /// The change is made, as somebody was told: its bytes must be in the memory.
+    /// Completes a change: its bytes must be in the memory now.
     pub(crate) fn done(&mut self, id: AreaId, request: u64) -> Result<(), String> {
         let area = &mut self.areas[id];
         let Some(index) = area.pending.iter().position(|c| c.request == request) else {
@@ -205,11 +206,11 @@ impl Memory {
         let change = area.pending.remove(index);
         let quiet = area.pending.is_empty();
         put(&mut self.model, &change.pieces, &change.bytes);
-        if quiet { self.look(id) } else { Ok(()) }
+        if quiet { self.check_area(id) } else { Ok(()) }
     }
 
-    /// Everything that requests up to `request` change must be in the memory, unless something is
-    /// to come after it.
+    /// Checks that the bytes of all requests up to `request` are in the memory, unless a later
+    /// change replaces them.
     pub(crate) fn placed_up_to(&mut self, request: u64) -> Result<(), String> {
         for id in 0..self.areas.len() {
             let area = &self.areas[id];
@@ -218,7 +219,7 @@ impl Memory {
                 continue;
             }
             let whole = [(area.start, area.len)];
-            let wanted = self.foresee(id, &whole);
+            let wanted = self.expected_bytes(id, &whole);
             let start = area.start;
             self.scratch.resize(wanted.len(), 0);
             self.buffer.read(start, &mut self.scratch);
@@ -228,8 +229,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Compares an area without changes under way.
-    fn look(&mut self, id: AreaId) -> Result<(), String> {
+    /// Checks an area without pending changes.
+    fn check_area(&mut self, id: AreaId) -> Result<(), String> {
         let Area { start, len, purpose, .. } = self.areas[id];
         self.scratch.resize(len, 0);
         self.buffer.read(start, &mut self.scratch);
@@ -237,8 +238,8 @@ impl Memory {
             .map_err(|e| format!("area {id} ({purpose:?}) does not hold what it must: {e}"))
     }
 
-    /// Compares everything but what changes at the moment.
-    pub(crate) fn look_all(&mut self) -> Result<(), String> {
+    /// Checks all bytes that have no pending change.
+    pub(crate) fn check_all(&mut self) -> Result<(), String> {
         let mut at = 0;
         for id in 0..=self.areas.len() {
             let (start, len) = match self.areas.get(id) {
@@ -250,16 +251,16 @@ impl Memory {
             differs(&self.scratch, &self.model[at..start], at)
                 .map_err(|e| format!("memory nobody was allowed to write has changed: {e}"))?;
             if self.areas.get(id).is_some_and(|a| a.pending.is_empty()) {
-                self.look(id)?;
+                self.check_area(id)?;
             }
             at = start + len;
         }
         Ok(())
     }
 
-    /// Nothing can change any more: every byte is an old one or one that was asked for; or zero,
-    /// where something was to come that did not come to its end and what landed there by mistake
-    /// was wiped out.
+    /// Ends all pending changes, because nothing changes any more. Every byte must be an old one or
+    /// one of a pending change. It may also be zero, if a change did not complete and bytes placed
+    /// there by mistake were wiped out.
     pub(crate) fn settle(&mut self, purposes: &[Purpose]) -> Result<(), String> {
         for id in 0..self.areas.len() {
             let Area { start, len, purpose, .. } = self.areas[id];
@@ -301,7 +302,7 @@ impl Memory {
         Ok(())
     }
 
-    /// A message came into the pieces of an area, which held nothing under way.
+    /// Checks a message that came into the pieces of an area without pending changes.
     pub(crate) fn received(
         &mut self,
         id: AreaId,
@@ -309,10 +310,10 @@ impl Memory {
         bytes: &[u8],
     ) -> Result<(), String> {
         put(&mut self.model, pieces, bytes);
-        self.look(id)
+        self.check_area(id)
     }
 
-    /// Changes bytes behind everybody's back.
+    /// Changes a byte without noting it.
     pub(crate) fn tamper(&self, at: usize) {
         let at = at % self.buffer.len().max(1);
         let mut byte = [0];
@@ -321,7 +322,7 @@ impl Memory {
     }
 }
 
-/// Copies bytes into the pieces, as many as there are.
+/// Copies bytes into the pieces, as many bytes as given.
 fn put(model: &mut [u8], pieces: &[(usize, usize)], bytes: &[u8]) {
     let mut rest = bytes;
     for &(at, len) in pieces {
@@ -341,7 +342,7 @@ fn differs(got: &[u8], wanted: &[u8], at: usize) -> Result<(), String> {
     Err(format!("{count} bytes differ, the first at {}: {found:#04x}, not {must:#04x}", at + first))
 }
 
-/// Cuts `len` bytes from `at` on into at most `most` pieces, in any order.
+/// Cuts `len` bytes from `at` on into at most `most` pieces, in random order.
 pub(crate) fn cut(rng: &mut Rng, at: usize, len: usize, most: usize) -> Pieces {
     let count = 1 + rng.index(most.max(1));
     let mut ends: Vec<usize> = (1..count).map(|_| rng.index(len + 1)).collect();
@@ -357,7 +358,7 @@ pub(crate) fn cut(rng: &mut Rng, at: usize, len: usize, most: usize) -> Pieces {
     pieces
 }
 
-/// The part of `pieces` from `skip` on, `len` bytes.
+/// Returns the part of `pieces` from `skip` on, `len` bytes.
 pub(crate) fn part(pieces: &[(usize, usize)], mut skip: usize, mut len: usize) -> Pieces {
     let mut out = Vec::new();
     for &(at, piece) in pieces {
@@ -372,13 +373,13 @@ pub(crate) fn part(pieces: &[(usize, usize)], mut skip: usize, mut len: usize) -
     out
 }
 
-/// Pieces of the buffer in the terms of a region whose addresses begin at `iova` with offset 0.
+/// Converts pieces of the buffer to addresses of a region; offset 0 has the address `iova`.
 pub(crate) fn sges(pieces: &[(usize, usize)], iova: u64, lkey: u32) -> Vec<Sge> {
     let sge = |&(at, len): &(usize, usize)| Sge { addr: iova + at as u64, len: len as u32, lkey };
     pieces.iter().map(sge).collect()
 }
 
-/// Pieces of the buffer for a fast registration.
+/// Converts pieces of the buffer for a fast registration.
 pub(crate) fn list(memory: &Memory, pieces: &[(usize, usize)]) -> Vec<Piece> {
     let buffer = &memory.buffer;
     let piece = |&(offset, len): &(usize, usize)| Piece { buffer: Arc::clone(buffer), offset, len };
@@ -411,20 +412,20 @@ mod tests {
         let target = memory.of(Purpose::Target)[0];
         let (start, _) = memory.range(target);
         memory.expect(target, 1, vec![(start + 4, 2), (start, 2)], b"abcd".to_vec());
-        assert_eq!(memory.foresee(target, &[(start, 2), (start + 5, 1)]), b"cdb");
+        assert_eq!(memory.expected_bytes(target, &[(start, 2), (start + 5, 1)]), b"cdb");
         assert!(memory.placed_up_to(0).is_ok());
         assert!(memory.placed_up_to(1).is_err());
         memory.buffer.write(start, b"cd");
         memory.buffer.write(start + 4, b"ab");
         assert_eq!(memory.placed_up_to(1), Ok(()));
         assert_eq!(memory.done(target, 1), Ok(()));
-        assert_eq!(memory.look_all(), Ok(()));
+        assert_eq!(memory.check_all(), Ok(()));
         memory.expect(target, 2, vec![(start, 2)], b"xy".to_vec());
         assert!(memory.done(target, 2).is_err());
     }
 
     #[test]
-    fn what_nobody_asked_for_is_found() {
+    fn changes_without_a_request_are_found() {
         let mut memory = memory();
         let target = memory.of(Purpose::Target)[0];
         let (start, len) = memory.range(target);
@@ -432,9 +433,9 @@ mod tests {
         memory.buffer.write(start, &[1]);
         assert_eq!(memory.settle(&[Purpose::Target]), Ok(()));
         assert!(memory.done(target, 1).unwrap_err().contains("never came"));
-        assert_eq!(memory.look_all(), Ok(()));
+        assert_eq!(memory.check_all(), Ok(()));
         memory.tamper(start + len);
-        assert!(memory.look_all().unwrap_err().contains("nobody was allowed"));
+        assert!(memory.check_all().unwrap_err().contains("nobody was allowed"));
         memory.tamper(start + len);
         memory.expect(target, 2, vec![(start, 2)], vec![1, 2]);
         memory.tamper(start + 3);
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_to_a_request_that_fails_may_be_wiped_out_and_nothing_else() {
+    fn only_memory_lent_to_a_failing_request_may_be_wiped_out() {
         for (wiped, byte, bears) in [(true, 0, true), (true, 7, false), (false, 0, false)] {
             let mut memory = memory();
             let (area, pieces) = memory.lend(Purpose::Target, 1, 1000).unwrap();

@@ -1,19 +1,20 @@
 //! Simulator of RoCEv2 devices: real cores, their programs, and everything between them.
 //!
 //! A seed draws 2 to 4 devices, a network that loses, repeats, reorders, damages and cuts, and
-//! connections over which programs post every kind of request, right and wrong ones. The judges
-//! check after every step that
+//! connections over which programs post every kind of request, right and wrong ones. After every
+//! step the oracle checks that
 //!
-//! - every request completes once, in order, with what it was to do done, or with a failure that
+//! - every request completes once, in order, with its operation carried out, or with a failure that
 //!   has a reason;
-//! - datagrams come as they were sent, or not at all;
-//! - messages come once, in order, whole, to the receive whose turn it is;
-//! - what a side saw succeed is in the peer's memory, and atomics are carried out once;
+//! - datagrams arrive unchanged, or not at all;
+//! - messages arrive once, in order, whole, in the receive whose turn it is;
+//! - the results of requests that a side saw succeed are in the peer's memory, and atomics are
+//!   carried out once;
 //! - no other byte of any memory ever changes;
 //! - at the end every connection ends, and no timer, queue pair, region or connection is left.
 //!
 //! ```text
-//!   programs (app, life) -- verbs --> devices (host: real core + driver) -- net --> devices
+//!   programs (app, connections) -- verbs --> devices (host: real core + driver) -- net --> devices
 //!        |                                                                            |
 //!      oracle: sides <--- completions, memory byte for byte ------------------------- +
 //! ```
@@ -25,9 +26,9 @@
 //! ```
 
 mod app;
+mod connections;
+mod datagrams;
 pub(crate) mod host;
-mod letters;
-mod life;
 mod memory;
 pub(crate) mod mute;
 pub(crate) mod net;

@@ -1,21 +1,21 @@
-//! Queue pairs of a device that no longer does what it is told, and says nothing: what is asked of
-//! them is not done though it seems to be, and nothing of them completes. What they had begun goes
-//! on, until they are removed. Only the peer gets nothing done any more by one that was told to
-//! fail: memory that a device still changes after that no protocol could give to others.
+//! Queue pairs of a mute device: it accepts requests without carrying them out, and reports no
+//! completion. Requests begun before go on until the queue pair is removed. Only a queue pair moved
+//! to the error state takes no more packets of the peer: no protocol could reuse memory that a
+//! device still changes after that.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bowline_verbs::{CmId, Completion, Qpn};
 
-/// The queue pairs of a device, and those that are mute.
+/// The queue pairs of a device, and which of them are mute.
 #[derive(Debug, Default)]
 pub(crate) struct Mutes {
     all: BTreeSet<Qpn>,
     conns: BTreeMap<CmId, Qpn>,
     mute: BTreeSet<Qpn>,
-    /// Those of the mute that were told to fail.
+    /// Mute queue pairs that were moved to the error state.
     failed: BTreeSet<Qpn>,
-    /// Completions that nobody was given.
+    /// Completions that were withheld.
     held: Vec<Completion>,
 }
 
@@ -38,7 +38,7 @@ impl Mutes {
         self.conns.remove(&id);
     }
 
-    /// All that are there fall mute; returns how many there are.
+    /// Makes all present queue pairs mute; returns their number.
     pub(crate) fn fall_mute(&mut self) -> usize {
         self.mute = self.all.clone();
         self.mute.len()
@@ -48,8 +48,8 @@ impl Mutes {
         self.mute.contains(&qpn)
     }
 
-    /// A queue pair is told to fail; tells whether it is mute.
-    pub(crate) fn told_to_fail(&mut self, qpn: Qpn) -> bool {
+    /// Notes that a queue pair was moved to the error state; tells whether it is mute.
+    pub(crate) fn moved_to_error(&mut self, qpn: Qpn) -> bool {
         let mute = self.is_mute(qpn);
         if mute {
             self.failed.insert(qpn);
@@ -57,7 +57,7 @@ impl Mutes {
         mute
     }
 
-    /// Tells whether a packet is for a queue pair that takes none any more.
+    /// Tells whether a packet is for a queue pair that takes no more packets.
     pub(crate) fn ignores(&self, packet: &[u8]) -> bool {
         let to = packet.get(5..8).map_or(0, |b| u32::from_be_bytes([0, b[0], b[1], b[2]]));
         self.failed.contains(&Qpn(to))
@@ -67,8 +67,9 @@ impl Mutes {
         self.conns.get(&id).is_some_and(|qpn| self.is_mute(*qpn))
     }
 
-    /// Takes away what nobody is to be given; what was held for one that is removed comes late.
-    pub(crate) fn sift(&mut self, completions: &mut Vec<Completion>) {
+    /// Removes completions of mute queue pairs. Completions withheld for a removed queue pair come
+    /// late.
+    pub(crate) fn withhold_completions(&mut self, completions: &mut Vec<Completion>) {
         let Self { mute, held, .. } = self;
         let is_mute = |one: &mut Completion| mute.contains(&one.qpn);
         let mut late: Vec<_> = held.extract_if(.., |one| !is_mute(one)).collect();

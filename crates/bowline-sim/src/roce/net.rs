@@ -1,4 +1,4 @@
-//! Datagrams on their way: loss, delay, reorder, repetition, damage, short queues, partitions.
+//! The network: loss, delay, reordering, repetition, damage, short queues and partitions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::rng::Rng;
 
-/// What the network does.
+/// Properties of the network.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NetPlan {
-    /// Time from end to end, nanoseconds.
+    /// Time from end to end in nanoseconds.
     pub(crate) delay: u64,
-    /// Added at random: what makes datagrams overtake each other.
+    /// Largest random addition to the delay in nanoseconds; it makes datagrams overtake each other.
     pub(crate) jitter: u64,
-    /// Datagrams of a thousand that vanish.
+    /// Datagrams in a thousand that are lost.
     pub(crate) loss: u64,
-    /// Come twice.
+    /// Datagrams in a thousand that arrive twice.
     pub(crate) repeat: u64,
-    /// Come damaged.
+    /// Datagrams in a thousand that arrive damaged.
     pub(crate) damage: u64,
-    /// Followed by one that somebody else has made, from his own address.
+    /// Datagrams in a thousand that are followed by a forged one from a third party's own address.
     pub(crate) forge: u64,
-    /// Bytes that wait for a line at most; more are dropped.
+    /// Maximum number of bytes that wait for a line; more are dropped.
     pub(crate) queue: u64,
-    /// Nanoseconds a KiB takes on the line.
+    /// Nanoseconds that a KiB takes on the line.
     pub(crate) per_kib: u64,
-    /// What somebody else makes may be of any operation.
+    /// Forged datagrams may have any operation.
     #[serde(default)]
     pub(crate) any_opcode: bool,
 }
 
-/// A datagram on its way.
+/// A datagram in the network.
 #[derive(Clone, Debug)]
 pub(crate) struct Datagram {
     pub(crate) from: SocketAddr,
@@ -41,26 +41,26 @@ pub(crate) struct Datagram {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Why a datagram does not arrive.
+/// Reason why a datagram does not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// For no reason.
+    /// Random loss.
     Chance,
-    /// Its line is cut.
+    /// The line is cut.
     Cut,
-    /// Too much waits for its line.
+    /// Too many bytes wait for the line.
     Full,
 }
 
-/// What became of a datagram.
+/// What the network does with a datagram.
 #[derive(Debug, Default)]
-pub(crate) struct Fate {
-    /// When it arrives, and again.
+pub(crate) struct Delivery {
+    /// When the datagram arrives, once or several times.
     pub(crate) arrivals: Vec<(u64, Datagram)>,
     pub(crate) damaged: bool,
     pub(crate) lost: Option<Loss>,
     pub(crate) repeated: bool,
-    /// Somebody else has made one after it.
+    /// A forged datagram follows.
     pub(crate) forged: bool,
 }
 
@@ -69,10 +69,10 @@ pub(crate) struct Fate {
 pub(crate) struct Net {
     plan: NetPlan,
     hosts: usize,
-    /// When the line from one host to another has sent what it was given.
+    /// When the line from one host to another has sent all its bytes.
     free_at: Vec<u64>,
     blocked: Vec<bool>,
-    /// Whether anything goes wrong.
+    /// Faults are switched on.
     pub(crate) faulty: bool,
 }
 
@@ -88,13 +88,14 @@ impl Net {
         self.blocked[from * self.hosts + to] = blocked;
     }
 
-    /// The line from one host to another carries nothing until then, and all it was given after it.
+    /// Stops the line from one host to another until `until`; later datagrams wait behind earlier
+    /// ones.
     pub(crate) fn hold(&mut self, from: usize, to: usize, until: u64) {
         let free_at = &mut self.free_at[from * self.hosts + to];
         *free_at = until.max(*free_at);
     }
 
-    /// Longest time until a line has sent what it was given.
+    /// Returns the longest time in nanoseconds until a line has sent all its bytes.
     pub(crate) fn backlog(&self, now: u64) -> u64 {
         self.free_at.iter().max().map_or(0, |at| at.saturating_sub(now))
     }
@@ -106,49 +107,49 @@ impl Net {
         rng: &mut Rng,
         (from, to): (usize, usize),
         mut datagram: Datagram,
-    ) -> Fate {
+    ) -> Delivery {
         let plan = &self.plan;
         let line = from * self.hosts + to;
-        let mut fate = Fate::default();
+        let mut delivery = Delivery::default();
         let size = datagram.bytes.len() as u64 + 64;
         let start = self.free_at[line].max(now);
         let waiting = (start - now) * 1024 / plan.per_kib.max(1);
         if self.blocked[line] || (waiting > plan.queue && self.faulty) {
-            fate.lost = Some(if self.blocked[line] { Loss::Cut } else { Loss::Full });
-            return fate;
+            delivery.lost = Some(if self.blocked[line] { Loss::Cut } else { Loss::Full });
+            return delivery;
         }
         self.free_at[line] = start + size * plan.per_kib / 1024;
         if self.faulty && rng.chance(plan.loss) {
-            fate.lost = Some(Loss::Chance);
-            return fate;
+            delivery.lost = Some(Loss::Chance);
+            return delivery;
         }
         if self.faulty && rng.chance(plan.damage) {
-            fate.damaged = damage(rng, &mut datagram);
+            delivery.damaged = damage(rng, &mut datagram);
         }
         let sent = self.free_at[line] + plan.delay;
         let first = sent + rng.below(plan.jitter + 1);
         let second = sent + rng.below(plan.jitter + 1);
-        // Whoever knows the key of a datagram queue pair may send to it.
+        // Anyone who knows the key of a datagram queue pair may send to it.
         let open = |bytes: &[u8]| bytes[0] >= 0x60 && bytes[5..8] != [0, 0, 1];
-        if self.faulty && !fate.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
-            fate.forged = true;
-            fate.arrivals.push((sent, forged(rng, &datagram, plan.any_opcode)));
+        if self.faulty && !delivery.damaged && rng.chance(plan.forge) && !open(&datagram.bytes) {
+            delivery.forged = true;
+            delivery.arrivals.push((sent, forged(rng, &datagram, plan.any_opcode)));
         }
         if self.faulty && rng.chance(plan.repeat) {
-            fate.repeated = true;
-            fate.arrivals.push((second, datagram.clone()));
+            delivery.repeated = true;
+            delivery.arrivals.push((second, datagram.clone()));
         }
-        fate.arrivals.push((first, datagram));
-        fate
+        delivery.arrivals.push((first, datagram));
+        delivery
     }
 }
 
-/// Operations of datagrams that belong to no connection.
+/// Operation of datagrams that belong to no connection.
 const UD_SEND: u8 = 0x64;
 const CNP: u8 = 0x81;
 
-/// What a stranger makes of a datagram he has seen: his own address, perhaps another place in the
-/// sequence, another operation, another key, and a right ICRC.
+/// Forges a datagram from one that was seen: with the forger's own address, perhaps another
+/// sequence number, another operation or another key, and a right ICRC.
 fn forged(rng: &mut Rng, datagram: &Datagram, any_opcode: bool) -> Datagram {
     let stranger = match datagram.to {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(10, 77, 9, 9)),
@@ -157,7 +158,7 @@ fn forged(rng: &mut Rng, datagram: &Datagram, any_opcode: bool) -> Datagram {
     let mut bytes = datagram.bytes.clone();
     bytes.truncate(bytes.len() - ICRC_LEN);
     match rng.below(if any_opcode { 5 } else { 4 }) {
-        // Byte 11 is the low byte of the sequence number, 0 the operation.
+        // Byte 11 is the low byte of the sequence number, byte 0 the operation.
         0 => bytes[11] = bytes[11].wrapping_add(rng.below(5) as u8),
         1 => bytes[0] = (bytes[0] & 0xe0) | rng.below(0x18) as u8,
         2 => {
@@ -176,7 +177,7 @@ fn forged(rng: &mut Rng, datagram: &Datagram, any_opcode: bool) -> Datagram {
     Datagram { from, to: datagram.to, ident: datagram.ident, bytes }
 }
 
-/// Changes bits so that no receiver can take the datagram for good; false if it stayed as it was.
+/// Changes bits so that no receiver can accept the datagram; returns false if it is unchanged.
 fn damage(rng: &mut Rng, datagram: &mut Datagram) -> bool {
     for _ in 0..4 {
         let mut bytes = datagram.bytes.clone();
@@ -209,11 +210,11 @@ fn damage(rng: &mut Rng, datagram: &mut Datagram) -> bool {
     false
 }
 
-/// Tells whether the ICRC is right for any identification [ICRC-31]: one damage of 65,536 cannot be
-/// noticed over IPv4, and what cannot be noticed is no fault of the core.
+/// Tells whether the ICRC is right for any identification [ICRC-31]. Over IPv4 one damage in 65,536
+/// cannot be noticed, and damage that cannot be noticed is no fault of the core.
 ///
 /// The ICRC is linear, so the 16 bits of the identification span a space of 16 dimensions; the
-/// difference of the two checksums must not lie in it. This is not how the core does it.
+/// difference of the two checksums must not lie in it. The core checks it in another way.
 fn acceptable(outer: &Outer, bytes: &[u8]) -> bool {
     let Some((packet, received)) = split_icrc(bytes) else { return false };
     let base = outer.icrc(0, packet);
@@ -232,7 +233,7 @@ fn acceptable(outer: &Outer, bytes: &[u8]) -> bool {
     rest == 0
 }
 
-/// Subtracts what `basis`, highest bits first, can take away.
+/// Reduces `vector` by `basis`, which begins with the highest bits.
 fn reduce(basis: &[u32], vector: u32) -> u32 {
     basis.iter().fold(vector, |v, b| v.min(v ^ b))
 }
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_solver_may_take_is_known() {
+    fn damage_that_no_receiver_can_notice_is_known() {
         let outer = outer("10.0.0.1", "10.0.0.2");
         let mut bytes = vec![7; 40];
         outer.append_icrc(0xabcd, &mut bytes, 0);

@@ -1,29 +1,31 @@
-//! The judge: what a side is told must be what happened, once, in order.
+//! The oracle: completions and events must match what happened, once and in order.
 //!
-//! Two sides of a connection are compared with each other and with the memory. A request that
-//! succeeded has done its work at the peer; one that failed had a reason and has done it wholly, in
-//! part or not at all, but nothing else. After the first failure of a queue everything is flushed.
+//! The two sides of a connection are compared with each other and with the memory. A request that
+//! succeeded has done its work at the peer. A request that failed had a reason, and has done its
+//! work wholly, in part or not at all, and nothing else. After the first failure of a queue all
+//! later requests are flushed.
 
 use bowline_verbs::{Completion, Status, WcOpcode};
 
 use super::memory::{Purpose, part};
 use super::side::{
-    Fast, FastStep, Message, Receive, Request, Side, SideId, Stage, Statuses, Trouble, Word,
+    Announcement, FailureCauses, Fast, FastStep, Message, Receive, Request, Side, SideId, Stage,
+    Statuses,
 };
 
-/// What a program has to do after a completion.
+/// Work of a program after a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// It was the first failure of its queue.
+    /// The completion was the first failure of its queue.
     pub(crate) failed: bool,
-    /// The request that came back, if it was one.
+    /// The kind of the request that completed, if it was a request.
     pub(crate) request: Option<WcOpcode>,
-    /// A receive was used up.
+    /// A receive was consumed.
     pub(crate) received: bool,
     pub(crate) bytes: u64,
 }
 
-/// Everything a peer may have changed or been about to change.
+/// Purposes of all memory that a peer may have changed or may have been changing.
 pub(crate) const ALL: [Purpose; 7] = [
     Purpose::Source,
     Purpose::Receive,
@@ -41,15 +43,15 @@ const PEER_MISUSE: Statuses = Statuses::only(Status::LocLenErr)
     .and(Status::RemInvReqErr)
     .and(Status::RemAccessErr);
 
-/// Notes a reason to fail on both ends of a connection.
-pub(crate) fn trouble(sides: &mut [Side], id: SideId, what: Trouble) {
-    sides[id].trouble.add(what);
+/// Notes a reason for failures on both ends of a connection.
+pub(crate) fn note_cause(sides: &mut [Side], id: SideId, what: FailureCauses) {
+    sides[id].failure_causes.add(what);
     if let Some(peer) = sides[id].peer {
-        sides[peer].trouble.add(what);
+        sides[peer].failure_causes.add(what);
     }
 }
 
-/// Judges one entry of a completion queue.
+/// Checks one entry of a completion queue.
 pub(crate) fn completed(
     sides: &mut [Side],
     id: SideId,
@@ -63,7 +65,7 @@ pub(crate) fn completed(
         false => send_completed(sides, id, entry)?,
     };
     if verdict.failed {
-        trouble(sides, id, Trouble::FAILED);
+        note_cause(sides, id, FailureCauses::FAILED);
     }
     Ok(verdict)
 }
@@ -112,18 +114,18 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
     }
     let side = &mut sides[id];
     let allowed = match status {
-        Status::WrFlushErr => !first || side.trouble.any() || side.recv_failed,
+        Status::WrFlushErr => !first || side.failure_causes.any() || side.recv_failed,
         _ if !first => false,
-        Status::RetryExcErr => side.trouble.any(),
+        Status::RetryExcErr => side.failure_causes.any(),
         Status::RnrRetryExcErr => request.message && request.may.has(status),
         _ => request.may.has(status),
     };
     if !allowed {
         let Request { opcode, may, .. } = request;
-        let (troubles, when) = (side.trouble, if first { "first" } else { "after a failure" });
+        let (causes, when) = (side.failure_causes, if first { "first" } else { "after a failure" });
         return Err(format!(
             "side {id}: {opcode:?} {number} failed with {status:?} {when}, it may {may:?}, \
-             {troubles:?}"
+             {causes:?}"
         ));
     }
     if let Some(source) = request.source {
@@ -132,17 +134,17 @@ fn send_completed(sides: &mut [Side], id: SideId, entry: &Completion) -> Result<
     Ok(Verdict { failed: first, request: Some(request.opcode), ..Verdict::default() })
 }
 
-/// A receive that is to fail may have failed before its program looks at it.
+/// Notes that a receive which is going to fail may have failed before its program polls it.
 fn look_ahead(sides: &mut [Side], id: SideId) {
     let side = &sides[id];
     let Some(peer) = side.peer else { return };
     let mut pairs = side.receives.iter().zip(&sides[peer].outgoing);
     if pairs.any(|(r, m)| m.bad_key || !m.write && m.len > r.len) {
-        trouble(sides, id, Trouble::MISUSE);
+        note_cause(sides, id, FailureCauses::MISUSE);
     }
 }
 
-/// The request has done its work.
+/// Applies the effects of a request that succeeded.
 fn succeeded(sides: &mut [Side], id: SideId, request: &Request) -> Result<(), String> {
     let number = request.number;
     if request.must_fail {
@@ -218,7 +220,7 @@ fn receive_completed(
         delivered(side, at, &message, entry)
             .map_err(|e| format!("side {id}: receive {number}, message {}: {e}", message.number))?;
         let bytes = message.len as u64;
-        told(side, message.word, message.invalidates);
+        apply_announcement(side, message.announcement, message.invalidates);
         return Ok(Verdict { received: true, bytes, ..Verdict::default() });
     }
     let first = !sides[id].recv_failed;
@@ -229,29 +231,29 @@ fn receive_completed(
     let status = entry.status;
     let side = &sides[id];
     let allowed = match status {
-        Status::WrFlushErr => !first || side.trouble.any() || side.send_failed,
+        Status::WrFlushErr => !first || side.failure_causes.any() || side.send_failed,
         _ if !first => false,
         Status::LocLenErr => too_long,
         Status::RemInvReqErr if bad_key => true,
-        _ => side.trouble.has(Trouble::MISUSE) && PEER_MISUSE.has(status),
+        _ => side.failure_causes.has(FailureCauses::MISUSE) && PEER_MISUSE.has(status),
     };
     if !allowed {
-        let (troubles, when) = (side.trouble, if first { "first" } else { "after a failure" });
+        let (causes, when) = (side.failure_causes, if first { "first" } else { "after a failure" });
         return Err(format!(
-            "side {id}: receive {number} failed with {status:?} {when}, {troubles:?}"
+            "side {id}: receive {number} failed with {status:?} {when}, {causes:?}"
         ));
     }
     if status == Status::RemInvReqErr && bad_key {
-        // It was delivered all the same, and may have been acknowledged [RSP-18].
+        // The message was delivered all the same, and may have been acknowledged [RSP-18].
         sides[id].received += 1;
     }
     if too_long || bad_key {
-        trouble(sides, id, Trouble::MISUSE);
+        note_cause(sides, id, FailureCauses::MISUSE);
     }
     Ok(Verdict { failed: first, ..Verdict::default() })
 }
 
-/// What of the next message is in the memory of a receive that did not succeed, nobody knows.
+/// Notes that any part of the next message may lie in the memory of a receive that failed.
 fn begun(sides: &mut [Side], id: SideId, receive: &Receive) {
     let message = sides[id].peer.and_then(|peer| sides[peer].outgoing.front());
     let Some(message) = message.filter(|m| !m.write && m.len.min(receive.len) > 0) else { return };
@@ -260,7 +262,7 @@ fn begun(sides: &mut [Side], id: SideId, receive: &Receive) {
     sides[id].memory.expect(receive.area, number, part(&receive.pieces, 0, len), bytes);
 }
 
-/// A side goes away with everything it has posted.
+/// Notes that a side is removed with all posted requests.
 pub(crate) fn abandoned(sides: &mut [Side], id: SideId) -> Result<(), String> {
     if let Some(receive) = sides[id].receives.pop_front() {
         begun(sides, id, &receive);
@@ -268,7 +270,7 @@ pub(crate) fn abandoned(sides: &mut [Side], id: SideId) -> Result<(), String> {
     drained(sides, id)
 }
 
-/// A message must be the one that was due, whole.
+/// Checks that a message is the next one, and complete.
 fn delivered(
     side: &mut Side,
     (area, pieces): (usize, &[(usize, usize)]),
@@ -292,12 +294,12 @@ fn delivered(
     side.memory.placed_up_to(message.number)
 }
 
-/// The program reads what the message says.
-fn told(side: &mut Side, word: Word, invalidated: Option<u32>) {
-    match word {
-        Word::Nothing => {}
-        Word::Grant(grant) => side.grant = Some(grant),
-        Word::Release => {
+/// Applies the announcement in a message.
+fn apply_announcement(side: &mut Side, announcement: Announcement, invalidated: Option<u32>) {
+    match announcement {
+        Announcement::Nothing => {}
+        Announcement::Grant(grant) => side.grant = Some(grant),
+        Announcement::Release => {
             if let Fast::Granted(key) = side.fast {
                 side.fast = Fast::Released(key);
             }
@@ -310,11 +312,11 @@ fn told(side: &mut Side, word: Word, invalidated: Option<u32>) {
     }
 }
 
-/// Both queues of a side are flushed: nothing can change any more.
+/// Notes that both queues of a side are flushed, so that its memory no longer changes.
 pub(crate) fn drained(sides: &mut [Side], id: SideId) -> Result<(), String> {
     let side = &mut sides[id];
     side.memory.settle(&ALL).map_err(|e| format!("side {id}: {e}"))?;
-    side.memory.look_all().map_err(|e| format!("side {id}: {e}"))?;
+    side.memory.check_all().map_err(|e| format!("side {id}: {e}"))?;
     let (received, peer) = (side.received, side.peer);
     if let Some(peer) = peer.map(|peer| &sides[peer])
         && peer.succeeded > received
@@ -325,9 +327,9 @@ pub(crate) fn drained(sides: &mut [Side], id: SideId) -> Result<(), String> {
     Ok(())
 }
 
-/// The peer may not use the shared region any more: what was under way may fail.
+/// Notes that the peer may not use the shared region any more: requests under way may fail.
 pub(crate) fn revoked(sides: &mut [Side], id: SideId) -> Result<(), String> {
-    trouble(sides, id, Trouble::MISUSE);
+    note_cause(sides, id, FailureCauses::MISUSE);
     let side = &mut sides[id];
     side.revoked = true;
     let shared = [Purpose::Target, Purpose::Words];

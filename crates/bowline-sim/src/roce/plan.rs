@@ -1,5 +1,4 @@
-//! What a seed stands for: devices, their network, connections, what is done over them, and what
-//! goes wrong.
+//! The plan of a run, drawn from a seed: devices, their network, connections, requests and faults.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -19,9 +18,9 @@ use crate::engine::rng::Rng;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scenario {
-    /// Anything.
+    /// All kinds of plans.
     Swarm,
-    /// No faults: nothing may fail, and all of it ends soon.
+    /// No faults: no request may fail, and all work ends soon.
     Calm,
     /// The network loses, repeats, damages and reorders.
     Weather,
@@ -31,9 +30,9 @@ pub enum Scenario {
     Crash,
     /// Lines are cut for a while.
     Cuts,
-    /// Programs do what they must not.
+    /// Programs make requests that are not allowed.
     Misuse,
-    /// Connections come and go; little is sent.
+    /// Connections come and go; few requests are made.
     Churn,
 }
 
@@ -50,7 +49,7 @@ impl Scenario {
         Self::Churn,
     ];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Swarm => "swarm",
@@ -74,15 +73,15 @@ impl Scenario {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Hints {
-    /// The right ones.
+    /// The right identifications.
     Right,
-    /// Nothing.
+    /// No identifications.
     None,
-    /// Some right, some wrong, some missing.
+    /// Some right, some wrong and some missing identifications.
     Mixed,
 }
 
-/// One device and the driver around it.
+/// A device and the driver around it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct HostPlan {
     pub(crate) addr: IpAddr,
@@ -93,86 +92,88 @@ pub(crate) struct HostPlan {
     pub(crate) gso: bool,
     pub(crate) window: u32,
     pub(crate) hints: Hints,
-    /// How long acknowledgements may wait.
+    /// How long acknowledgements may be delayed.
     pub(crate) ack_delay: Duration,
-    /// Longest time between what comes in and what goes out because of it.
+    /// Longest time in nanoseconds between a datagram and the datagrams sent because of it.
     pub(crate) turn: u64,
-    /// Longest time until a program looks at its completions.
+    /// Longest time in nanoseconds until a program polls its completions.
     pub(crate) look: u64,
-    /// Datagrams a program sends.
-    pub(crate) letters: u32,
-    /// Port it listens to.
+    /// Number of UD datagrams that a program sends.
+    #[serde(rename = "letters")]
+    pub(crate) datagrams: u32,
+    /// Service port on which the host listens.
     pub(crate) listens: Option<u16>,
     /// When a peer that does not answer is given up.
     #[serde(with = "remote::GiveUpDef")]
     pub(crate) give_up: GiveUp,
 }
 
-/// One connection and what is done over it.
+/// A connection and the requests made over it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ConnPlan {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// By the connection manager; else the programs set the attributes themselves.
+    /// The connection manager makes the connection; otherwise the programs set the attributes.
     pub(crate) managed: bool,
     pub(crate) start: u64,
     #[serde(with = "remote::MtuDef")]
     pub(crate) mtu: Mtu,
-    /// Longest message.
+    /// Length of the longest message in bytes.
     pub(crate) message_max: usize,
-    /// Requests of each side.
+    /// Number of requests of each side.
     pub(crate) requests: [u32; 2],
     pub(crate) send_depth: usize,
     pub(crate) recv_depth: usize,
     pub(crate) depths: [u8; 2],
     pub(crate) rnr_retry: u8,
     pub(crate) min_rnr_timer: u8,
-    /// First sequence numbers, without a connection manager: often such that they wrap soon.
+    /// First sequence numbers, if there is no connection manager: often so high that they wrap
+    /// soon.
     pub(crate) psns: [u32; 2],
-    /// Code of the acknowledgement timeout, and retransmissions, without a connection manager.
+    /// Code of the acknowledgement timeout and number of retransmissions, if there is no connection
+    /// manager.
     pub(crate) patience: (u8, u8),
-    /// Longest time until a receive is posted again.
+    /// Longest time in nanoseconds until a receive is posted again.
     pub(crate) recv_delay: u64,
-    /// Receives of a thousand that are too short for some messages.
+    /// Receives in a thousand that are too short for some messages.
     pub(crate) short_receives: u64,
-    /// Requests of a thousand that are wrong.
+    /// Requests in a thousand that are wrong.
     pub(crate) misuse: u64,
-    /// Requests of a thousand that ask for a completion.
+    /// Requests in a thousand that ask for a completion.
     pub(crate) signalled: u64,
     pub(crate) signal_all: bool,
     pub(crate) one_queue: bool,
-    /// What is given to the peer for a time is a window, not a fast-registration region.
+    /// Memory lent to the peer is a memory window, not a fast-registration region.
     pub(crate) windows: bool,
-    /// Time between two rounds of requests.
+    /// Time in nanoseconds between two rounds of requests.
     pub(crate) gap: u64,
-    /// Most requests of a round.
+    /// Maximum number of requests of a round.
     pub(crate) burst: u64,
-    /// The passive side refuses.
+    /// The passive side refuses the connection.
     pub(crate) reject: bool,
-    /// Nobody listens where the active side asks.
+    /// The active side asks for a port on which no program listens.
     pub(crate) wrong_port: bool,
-    /// Longest time until it decides.
+    /// Longest time in nanoseconds until the passive side decides.
     pub(crate) decide: u64,
-    /// The time after which a side ends it, however far it is.
+    /// For each side the time after which it ends the connection, whatever its stage.
     pub(crate) end_after: [Option<u64>; 2],
-    /// Sides that end it leave without waiting for anything.
+    /// Sides that end the connection leave at once.
     pub(crate) abrupt: bool,
-    /// Rounds of a thousand after which the send queue is stopped for a while.
+    /// Rounds in a thousand after which the send queue is stopped for a while.
     #[serde(default)]
     pub(crate) pauses: u64,
-    /// Of a thousand moments at which a region is registered and not in use any more, those in
-    /// which it is registered again with its present key; other mistakes are drawn from more kinds
-    /// then.
+    /// How many of a thousand times a registered region that is no longer in use is registered
+    /// again with its present key. Other mistakes are drawn from more kinds then.
     #[serde(default)]
     pub(crate) misregister: u64,
-    /// Longest time between RTR and RTS, without a connection manager.
+    /// Longest time in nanoseconds between RTR and RTS, if there is no connection manager.
     #[serde(default)]
     pub(crate) slowly: u64,
-    /// A region is removed while it is in use, after this time.
+    /// Time in nanoseconds after which a region is removed although it is in use.
     pub(crate) deregister_after: Option<u64>,
 }
 
-/// Faults of the world.
+/// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FaultKind {
@@ -180,38 +181,38 @@ pub(crate) enum FaultKind {
     Crash,
     /// A line is cut in one direction or both.
     Cut,
-    /// A line holds what it is given for a while, in one direction or both: nothing is lost.
+    /// A line holds datagrams back for a while, in one direction or both; none is lost.
     Hold,
 }
 
-/// Everything a seed has drawn.
+/// Everything that a seed draws.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) scenario: Scenario,
     pub(crate) net: NetPlan,
     pub(crate) hosts: Vec<HostPlan>,
     pub(crate) conns: Vec<ConnPlan>,
-    /// Kinds, and the mean time between two.
+    /// Kinds of faults, and the mean time in nanoseconds between two of a kind.
     pub(crate) faults: Vec<(FaultKind, u64)>,
-    /// Shortest and longest fault.
+    /// Shortest and longest duration of a fault in nanoseconds.
     #[serde(default)]
     pub(crate) fault_min: u64,
     pub(crate) fault_max: u64,
-    /// Management datagrams of a thousand at whose arrival a device dies: that of the sender, or of
-    /// the receiver before or after it has taken it in.
+    /// Management datagrams in a thousand at whose arrival a device dies: the sender's device, or
+    /// the receiver's, before or after it has handled the datagram.
     pub(crate) deadly_mads: u64,
-    /// Time in which faults happen.
+    /// Time in nanoseconds during which faults happen.
     pub(crate) active: u64,
-    /// Requests of each side over what is healthy after the faults.
+    /// Number of requests of each side over healthy connections after the faults.
     #[serde(default)]
     pub(crate) fresh: u32,
 }
 
-/// Payload bytes that the requests of a run change at most, about.
+/// Approximate limit on the payload bytes that the requests of a run change.
 const VOLUME: u64 = 600_000;
-/// Packets that the requests of a run take at most, about.
+/// Approximate limit on the packets that the requests of a run need.
 const PACKETS: u64 = 1_800;
-/// Runs with more time for faults than this are about peers that are away for long.
+/// Runs with faults for longer than this are about peers that are unreachable for long.
 const LONG: u64 = 10 * SEC;
 
 impl Plan {
@@ -258,7 +259,7 @@ impl Plan {
         };
         let long = (crash || cuts) && rng.chance(60);
         if long {
-            // Longer than a connection manager asks for an answer [CM-40].
+            // Longer than a connection manager repeats a request [CM-40].
             plan.active = rng.between(90 * SEC, 150 * SEC);
             plan.fault_max = plan.active;
             plan.fault_min = rng.pick(&[0, 80 * SEC]);
@@ -280,15 +281,15 @@ impl Plan {
         plan
     }
 
-    /// Whether a peer may be given up that is still there.
+    /// Tells whether a peer may be given up although it is alive.
     pub(crate) fn hard_network(&self) -> bool {
         self.net.loss >= 50
             || self.net.queue < 20_000
             || self.faults.iter().any(|(kind, _)| *kind != FaultKind::Crash)
     }
 
-    /// Whether a message can get lost on its way, or overtake another: a request for a connection
-    /// that comes after its withdrawal is one that nobody knows of.
+    /// Tells whether a message can be lost, or overtake another one. A connection request that
+    /// comes after its withdrawal is unknown to its sender.
     pub(crate) fn leaves_behind(&self) -> bool {
         let net = &self.net;
         net.loss + net.damage + net.jitter > 0
@@ -303,7 +304,7 @@ impl Plan {
         let most = self.hosts[from].mtu.min(self.hosts[to].mtu);
         let mtus: Vec<Mtu> = Mtu::ALL.into_iter().filter(|mtu| *mtu <= most).collect();
         let managed = churn || rng.chance(700);
-        // The connection manager takes the active side's, or nobody answers.
+        // The connection manager uses the active side's MTU, or the connection is never made.
         let mtu = if managed { self.hosts[from].mtu } else { rng.pick(&mtus) };
         let message_max = if churn { rng.magnitude(16, 3_000) } else { rng.magnitude(64, 100_000) };
         let average = message_max / 3 + 200;
@@ -325,7 +326,7 @@ impl Plan {
             to,
             managed,
             start: match () {
-                // Also while somebody is away for long.
+                // Some connections begin while a peer is unreachable for long.
                 () if self.active > LONG => rng.below(self.active),
                 () if churn => rng.magnitude(1, 50 * MS),
                 () => rng.magnitude(1, MS),
@@ -359,7 +360,7 @@ impl Plan {
             burst,
             reject: managed && rng.chance(if churn { 250 } else { 30 }),
             wrong_port: managed && rng.chance(if churn { 50 } else { 5 }),
-            // Long enough for a peer that asks again to be told to wait.
+            // Long enough that a peer which repeats its request is told to wait.
             decide: if rng.chance(if churn || self.net.loss + self.net.damage > 0 {
                 300
             } else {
@@ -384,7 +385,7 @@ fn psn(rng: &mut Rng) -> u32 {
     if rng.chance(500) { 0xff_ffff - any % 200 } else { any }
 }
 
-/// What drivers choose between, and more.
+/// Acknowledgement delays in nanoseconds: those that drivers choose between, and others.
 pub(crate) const ACK_DELAYS: [u64; 5] = [0, 20 * US, 50 * US, 50 * US, 5 * MS];
 
 fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
@@ -392,13 +393,13 @@ fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
     let v6 = rng.chance(400);
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096];
     let mtu = rng.pick(&mtus);
-    let (differ, letters) = (rng.chance(100), rng.chance(if narrow { 500 } else { 250 }));
+    let (differ, datagrams) = (rng.chance(100), rng.chance(if narrow { 500 } else { 250 }));
     (1..=count)
         .map(|n: u8| {
             let mtu = if differ { rng.pick(&mtus) } else { mtu };
             let gso = rng.chance(700);
             let hints = rng.pick(&[Hints::Right, Hints::Right, Hints::None, Hints::Mixed]);
-            // Without the right hints a strict receiver takes what was sent right for damaged.
+            // Without right hints a strict receiver takes undamaged packets for damaged ones.
             let icrc = match rng.below(3) {
                 0 if v6 || hints == Hints::Right => IcrcPolicy::Strict,
                 1 if !weather => IcrcPolicy::Off,
@@ -416,7 +417,7 @@ fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
                 hints,
                 ack_delay: Duration::from_nanos(rng.pick(&ACK_DELAYS)),
                 turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
-                letters: if letters { rng.between(1, 40) as u32 } else { 0 },
+                datagrams: if datagrams { rng.between(1, 40) as u32 } else { 0 },
                 listens: Some(PORT),
                 give_up: GiveUp::default(),
                 look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]),

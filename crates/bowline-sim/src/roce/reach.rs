@@ -1,15 +1,15 @@
-//! What runs of devices can come to: the names of all of it, so that what no seed reaches shows.
+//! Everything that runs of devices can reach, declared by name, so that what no seed reaches shows.
 
 use bowline_roce::Counters;
 use bowline_verbs::{Completion, QpState, Status, WcOpcode};
 use bowline_wire::roce::IcrcPolicy;
 
-use super::net::{Fate, Loss};
+use super::net::{Delivery, Loss};
 use super::plan::{Hints, Plan, Scenario};
 use super::side::{Side, Stage};
 use crate::engine::coverage::{Coverage, TIME_SHARES};
 
-/// Names of every pair of a row and a column.
+/// Makes the names of all pairs of a row and a column.
 macro_rules! table {
     ([$($row:literal),+ $(,)?] $columns:tt) => { [$(table!(@row $row $columns)),+] };
     (@row $row:literal [$($column:literal),+ $(,)?]) => { [$(concat!($row, ", ", $column)),+] };
@@ -17,7 +17,7 @@ macro_rules! table {
 
 pub(crate) use table;
 
-/// What becomes of requests.
+/// Outcomes of requests.
 const REQUESTS: [[&str; 10]; 10] = table!(
     [
         "SEND",
@@ -45,15 +45,15 @@ const REQUESTS: [[&str; 10]; 10] = table!(
     ]
 );
 
-/// By kind of request the outcomes that exist, as columns of the table.
+/// For each kind of request, the outcomes that exist, as columns of the table.
 const OUTCOMES: [&[usize]; 10] = [
-    // A SEND of nothing wrong fails for its receive, its key, or its peer.
+    // A right SEND fails only because of its receive, its key or its peer.
     &[0, 1, 3, 6, 7, 8],
     &[0, 1, 3, 5, 7, 8],
     &[0, 1, 3, 5, 7],
     &[0, 1, 5, 7],
     &[0, 1, 5, 7],
-    // What is local never waits for a peer, so it is not the first to fail for want of one.
+    // A local request never waits for a peer, so it is never the first to fail for want of one.
     &[0, 1, 4],
     &[0, 1, 2],
     &[0, 1, 5, 7],
@@ -61,7 +61,7 @@ const OUTCOMES: [&[usize]; 10] = [
     &[0, 1, 2],
 ];
 
-/// Row of a kind of request.
+/// Returns the row of a kind of request.
 const fn request_row(opcode: WcOpcode) -> usize {
     match opcode {
         WcOpcode::RdmaWrite => 1,
@@ -94,7 +94,7 @@ const fn request_column(status: Status) -> usize {
 
 const REQUEST_CELLS: usize = REQUESTS.len() * REQUESTS[0].len();
 
-/// What becomes of receives.
+/// Outcomes of receives.
 const RECEIVES: [&str; 9] = [
     "a message",
     "with an immediate",
@@ -114,14 +114,14 @@ const MESSAGE_TROUBLE: [[&str; 5]; 7] = table!(
     ["sent", "sent again", "lost", "damaged", "repeated"]
 );
 
-/// What networks do to datagrams, by what these are.
-const TROUBLE: [[&str; 6]; 4] = table!(
+/// Effects of networks on datagrams, by kind of datagram.
+const NETWORK_EFFECTS: [[&str; 6]; 4] = table!(
     ["management", "request", "answer", "letter"]
     ["lost", "a line cut", "a queue full", "damaged", "repeated", "followed by a forged one"]
 );
-const TROUBLE_CELLS: usize = TROUBLE.len() * TROUBLE[0].len();
+const NETWORK_EFFECT_CELLS: usize = NETWORK_EFFECTS.len() * NETWORK_EFFECTS[0].len();
 
-/// Faults, by how far the connection was that they struck.
+/// Faults, by the stage of the connection that they struck.
 const FAULTS: [[&str; 6]; 8] = table!(
     [
         "device dies",
@@ -136,9 +136,9 @@ const FAULTS: [[&str; 6]; 8] = table!(
     ["no connection", "connecting", "idle", "busy", "ending", "lingering"]
 );
 
-/// Why a device dies, or what is cut: a row of [`FAULTS`].
+/// A fault that hits connections: a row of [`FAULTS`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Blow {
+pub(crate) enum FaultRow {
     Dies,
     ReceiverBefore,
     ReceiverAfter,
@@ -149,7 +149,7 @@ pub(crate) enum Blow {
     HeldBoth,
 }
 
-/// States that queue pairs leave, by how.
+/// States that queue pairs leave, and the reason.
 const QUEUE_PAIRS: [&str; 14] = [
     "Init to RTR for a while",
     "Init to RTS, by its program",
@@ -167,7 +167,7 @@ const QUEUE_PAIRS: [&str; 14] = [
     "destroyed in Error",
 ];
 
-/// What programs are told of connections, and do with them.
+/// Events of connections that programs receive, and their reactions.
 const CONNECTIONS: [&str; 18] = [
     "asked for",
     "made without a manager",
@@ -189,7 +189,7 @@ const CONNECTIONS: [&str; 18] = [
     "withdrawn before the answer",
 ];
 
-/// What happens to memory that peers may use for a time.
+/// Events of memory that peers may use for a time.
 const MEMORY: [&str; 8] = [
     "region registered",
     "window bound",
@@ -219,7 +219,7 @@ const MISTAKES: [&str; 12] = [
 
 const SEQUENCE: [&str; 3] = ["wraps", "wraps in what is sent again", "wraps in answers"];
 
-/// What plans may choose.
+/// Choices of plans.
 const CHOICES: [&str; 17] = [
     "IPv4, strict ICRC",
     "IPv4, ICRC solved",
@@ -240,10 +240,11 @@ const CHOICES: [&str; 17] = [
     "MTUs differ",
 ];
 
-/// Counters that nothing in these runs moves: a device has one address, and networks bring it
-/// nothing else; management of another kind is forged hardly ever; a listener is not asked 128
-/// times at once; queues hold all that is posted; what is executed can be executed.
-const STILL: [&str; 6] = [
+/// Counters that stay 0 in these runs: a device has one address, and networks bring it no other
+/// packets; management datagrams of another kind are hardly ever forged; a listener never has 128
+/// requests at once; queues hold all requests that are posted; every request that is executed can
+/// be executed.
+const NEVER_COUNTED: [&str; 6] = [
     "drop_address",
     "drop_mad",
     "cm_overflow",
@@ -252,28 +253,28 @@ const STILL: [&str; 6] = [
     "naks_operation_sent",
 ];
 
-/// Fresh work, where datagrams come in the order they were sent, and where not.
+/// Group of fresh work in networks that keep the order of datagrams, and of fresh work in others.
 pub(crate) const FRESH_IN_ORDER: &str = "fresh work, in order";
 pub(crate) const FRESH_OVERTAKEN: &str = "fresh work, overtaken";
 
-/// Makes all names known.
+/// Declares all names.
 pub(super) fn declare(coverage: &mut Coverage) {
     for (names, outcomes) in REQUESTS.iter().zip(OUTCOMES) {
         outcomes.iter().for_each(|&column| coverage.declare("request", &[names[column]]));
     }
     coverage.declare("receive", &RECEIVES[..8]);
     for (row, names) in MESSAGE_TROUBLE.iter().enumerate() {
-        // An MRA is sent once in hundreds of seeds: it is lost now and then, and hardly ever
+        // An MRA is sent once in hundreds of seeds. It is lost from time to time, and hardly ever
         // damaged.
         let count = if row == 1 { 3 } else { names.len() };
         coverage.declare("connection message", &names[..count]);
     }
-    // Nobody forges what anybody may send to whoever knows a key: the last of the last row.
-    let cells: Vec<_> = TROUBLE.iter().flatten().copied().collect();
-    coverage.declare("network", &cells[..TROUBLE_CELLS - 1]);
+    // Datagrams that anyone with the key may send are not forged: the last cell of the last row.
+    let cells: Vec<_> = NETWORK_EFFECTS.iter().flatten().copied().collect();
+    coverage.declare("network", &cells[..NETWORK_EFFECT_CELLS - 1]);
     FAULTS.iter().for_each(|row| coverage.declare("fault", row));
     coverage.declare("queue pair", &QUEUE_PAIRS);
-    // A request for a connection that outlives its listener comes once in many thousands of seeds.
+    // A connection request that outlives its listener comes once in many thousands of seeds.
     let all = CONNECTIONS.into_iter().filter(|name| *name != "asked of a dead program");
     all.for_each(|name| coverage.declare("connection", &[name]));
     coverage.declare("memory", &MEMORY);
@@ -281,24 +282,24 @@ pub(super) fn declare(coverage: &mut Coverage) {
     coverage.declare("sequence number", &SEQUENCE);
     coverage.declare("plan", &CHOICES);
     coverage.declare("plan", &Scenario::ALL.map(Scenario::name));
-    for (name, _) in Counters::default().iter().filter(|(name, _)| !STILL.contains(name)) {
+    for (name, _) in Counters::default().iter().filter(|(name, _)| !NEVER_COUNTED.contains(name)) {
         coverage.declare("device", &[name]);
     }
     coverage.declare("rest after the last fault", &TIME_SHARES);
-    // Nothing takes less than a handshake and a request, and nothing waits for all there is to wait
-    // for.
+    // Fresh work takes at least a handshake and a request, and never needs the whole time.
     coverage.declare(FRESH_IN_ORDER, &TIME_SHARES[..5]);
     coverage.declare(FRESH_OVERTAKEN, &TIME_SHARES[..4]);
 }
 
-/// What is counted often, and named at the end of a run only.
+/// Counts that are kept during a run and named only at its end.
 #[derive(Debug)]
 pub(crate) struct Reached {
     requests: [u32; REQUEST_CELLS],
     receives: [u32; RECEIVES.len()],
-    trouble: [u32; TROUBLE_CELLS],
+    network_effects: [u32; NETWORK_EFFECT_CELLS],
     sequence: [u32; SEQUENCE.len()],
-    /// Management datagrams sent: attribute and transaction, to know those that are sent again.
+    /// Management datagrams sent, by attribute and transaction, so that repeated ones are
+    /// recognised.
     sent: std::collections::BTreeSet<(u16, u64)>,
 }
 
@@ -307,7 +308,7 @@ impl Default for Reached {
         Self {
             requests: [0; REQUEST_CELLS],
             receives: [0; RECEIVES.len()],
-            trouble: [0; TROUBLE_CELLS],
+            network_effects: [0; NETWORK_EFFECT_CELLS],
             sequence: [0; SEQUENCE.len()],
             sent: std::collections::BTreeSet::new(),
         }
@@ -317,7 +318,7 @@ impl Default for Reached {
 /// Operation of datagrams [GSI-1].
 const UD_SEND: u8 = 0x64;
 
-/// Bytes of headers that tell what a datagram is.
+/// Number of header bytes that show what a datagram is.
 const HEAD: usize = 44;
 
 /// The first bytes of a datagram.
@@ -333,8 +334,8 @@ impl Head {
     }
 }
 
-/// Row of [`TROUBLE`] of a datagram.
-fn trouble_row(bytes: &[u8]) -> usize {
+/// Returns the row of [`NETWORK_EFFECTS`] of a datagram.
+fn network_effect_row(bytes: &[u8]) -> usize {
     match bytes[0] {
         UD_SEND if bytes[5..8] == [0, 0, 1] => 0,
         0x60.. => 3,
@@ -344,12 +345,12 @@ fn trouble_row(bytes: &[u8]) -> usize {
 }
 
 impl Reached {
-    /// A request came back.
+    /// Counts a completed request.
     pub(crate) fn request(&mut self, opcode: WcOpcode, status: Status) {
         self.requests[request_row(opcode) * REQUESTS[0].len() + request_column(status)] += 1;
     }
 
-    /// A receive came back.
+    /// Counts a completed receive.
     pub(crate) fn receive(&mut self, entry: &Completion) {
         let at = match entry.status {
             Status::Success if entry.opcode == WcOpcode::RecvRdmaWithImm => 3,
@@ -365,22 +366,23 @@ impl Reached {
         self.receives[at] += 1;
     }
 
-    /// A datagram was sent, and this became of it.
-    pub(crate) fn sent(&mut self, coverage: &mut Coverage, head: &Head, fate: &Fate) {
+    /// Counts what the network did with a datagram.
+    pub(crate) fn sent(&mut self, coverage: &mut Coverage, head: &Head, delivery: &Delivery) {
         let bytes = &head.0;
-        let row = trouble_row(bytes);
-        let mut trouble = |column: usize| self.trouble[row * TROUBLE[0].len() + column] += 1;
-        match fate.lost {
-            Some(Loss::Chance) => trouble(0),
-            Some(Loss::Cut) => trouble(1),
-            Some(Loss::Full) => trouble(2),
+        let row = network_effect_row(bytes);
+        let mut count =
+            |column: usize| self.network_effects[row * NETWORK_EFFECTS[0].len() + column] += 1;
+        match delivery.lost {
+            Some(Loss::Chance) => count(0),
+            Some(Loss::Cut) => count(1),
+            Some(Loss::Full) => count(2),
             None => {}
         }
-        fate.damaged.then(|| trouble(3));
-        fate.repeated.then(|| trouble(4));
-        fate.forged.then(|| trouble(5));
+        delivery.damaged.then(|| count(3));
+        delivery.repeated.then(|| count(4));
+        delivery.forged.then(|| count(5));
         match row {
-            0 => self.message(coverage, bytes, fate),
+            0 => self.message(coverage, bytes, delivery),
             1 | 2 if bytes[9..12] == [0; 3] => {
                 let again = row == 1 && !self.sent.insert((0, connection(bytes)));
                 self.sequence[if row == 2 { 2 } else { usize::from(again) }] += 1;
@@ -389,15 +391,17 @@ impl Reached {
         }
     }
 
-    /// A message of a connection manager was sent [CM-1].
-    fn message(&mut self, coverage: &mut Coverage, bytes: &[u8], fate: &Fate) {
+    /// Counts a message of a connection manager [CM-1].
+    fn message(&mut self, coverage: &mut Coverage, bytes: &[u8], delivery: &Delivery) {
         let mad = &bytes[20..];
         let attribute = u16::from_be_bytes([mad[16], mad[17]]);
         let Some(row) = MESSAGES.iter().position(|it| *it == attribute) else { return };
         let transaction = mad[8..16].iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
         let again = !self.sent.insert((attribute, transaction));
         for (column, is) in
-            [true, again, fate.lost.is_some(), fate.damaged, fate.repeated].into_iter().enumerate()
+            [true, again, delivery.lost.is_some(), delivery.damaged, delivery.repeated]
+                .into_iter()
+                .enumerate()
         {
             if is {
                 coverage.hit("connection message", MESSAGE_TROUBLE[row][column]);
@@ -405,8 +409,8 @@ impl Reached {
         }
     }
 
-    /// Names what was counted.
-    pub(crate) fn tell(&self, coverage: &mut Coverage) {
+    /// Moves the counts to the coverage.
+    pub(crate) fn report(&self, coverage: &mut Coverage) {
         let mut tell = |group, names: &mut dyn Iterator<Item = &'static str>, counts: &[u32]| {
             for (name, count) in names.zip(counts).filter(|(_, count)| **count > 0) {
                 coverage.add(group, name, (*count).into());
@@ -414,17 +418,17 @@ impl Reached {
         };
         tell("request", &mut REQUESTS.iter().flatten().copied(), &self.requests);
         tell("receive", &mut RECEIVES.into_iter(), &self.receives);
-        tell("network", &mut TROUBLE.iter().flatten().copied(), &self.trouble);
+        tell("network", &mut NETWORK_EFFECTS.iter().flatten().copied(), &self.network_effects);
         tell("sequence number", &mut SEQUENCE.into_iter(), &self.sequence);
     }
 }
 
-/// Names the connection of a packet by where it goes.
+/// Returns a number for the connection of a packet, made from its destination.
 fn connection(bytes: &[u8]) -> u64 {
     u64::from(bytes[5]) << 16 | u64::from(bytes[6]) << 8 | u64::from(bytes[7])
 }
 
-/// What a plan has chosen.
+/// Counts the choices of a plan.
 pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
     let mut hit = |at: usize| coverage.hit("plan", CHOICES[at]);
     for host in &plan.hosts {
@@ -448,8 +452,8 @@ pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
     coverage.hit("plan", plan.scenario.name());
 }
 
-/// How far a connection is: a column of [`FAULTS`].
-fn how_far(side: &Side) -> usize {
+/// Returns the stage of a connection: a column of [`FAULTS`].
+fn stage_column(side: &Side) -> usize {
     match side.stage {
         Stage::Connecting => 1,
         Stage::Up if side.requests.is_empty() => 2,
@@ -459,36 +463,36 @@ fn how_far(side: &Side) -> usize {
     }
 }
 
-/// Something goes wrong with these connections.
-pub(super) fn struck<'a>(
+/// Counts a fault that hits these connections.
+pub(super) fn count_fault<'a>(
     coverage: &mut Coverage,
-    blow: Blow,
+    fault: FaultRow,
     sides: impl Iterator<Item = &'a Side>,
 ) {
     let mut any = false;
     for side in sides.filter(|side| side.stage < Stage::Gone) {
         any = true;
-        coverage.hit("fault", FAULTS[blow as usize][how_far(side)]);
+        coverage.hit("fault", FAULTS[fault as usize][stage_column(side)]);
     }
     if !any {
-        coverage.hit("fault", FAULTS[blow as usize][0]);
+        coverage.hit("fault", FAULTS[fault as usize][0]);
     }
 }
 
-/// What a queue pair does now.
+/// A change of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// It is in RTR, and not yet in RTS.
+    /// The queue pair is in RTR, and not yet in RTS.
     Receives,
     UpByProgram,
     UpByManager,
     Pauses,
     GoesOn,
-    /// Its program ends it.
+    /// The program ends the queue pair.
     Ends(QpState),
-    /// It has failed.
+    /// The queue pair has failed.
     Fails,
-    /// Its peer has ended the connection.
+    /// The peer has ended the connection.
     Disconnected,
     Destroyed(QpState),
 }
@@ -514,7 +518,7 @@ pub(super) fn stepped(coverage: &mut Coverage, step: Step) {
     coverage.hit("queue pair", QUEUE_PAIRS[at]);
 }
 
-/// What happens to a connection, as numbered in [`CONNECTIONS`].
+/// Events of a connection, as numbered in [`CONNECTIONS`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Link {
     Asked,
@@ -554,9 +558,9 @@ pub(super) fn linked(coverage: &mut Coverage, link: Link) {
     coverage.hit("connection", CONNECTIONS[at]);
 }
 
-/// What happens to memory, as numbered in [`MEMORY`].
+/// Events of memory, as numbered in [`MEMORY`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Lent {
+pub(crate) enum LoanEvent {
     Registered,
     Bound { from_zero: bool },
     Invalidated,
@@ -565,25 +569,25 @@ pub(crate) enum Lent {
     TakenAway { busy: bool },
 }
 
-pub(super) fn lent(coverage: &mut Coverage, what: Lent) {
+pub(super) fn loan(coverage: &mut Coverage, what: LoanEvent) {
     let at = match what {
-        Lent::Registered => 0,
-        Lent::Bound { from_zero } => 1 + usize::from(from_zero),
-        Lent::Invalidated => 3,
-        Lent::Released => 4,
-        Lent::InvalidatedHere => 5,
-        Lent::TakenAway { busy } => 6 + usize::from(busy),
+        LoanEvent::Registered => 0,
+        LoanEvent::Bound { from_zero } => 1 + usize::from(from_zero),
+        LoanEvent::Invalidated => 3,
+        LoanEvent::Released => 4,
+        LoanEvent::InvalidatedHere => 5,
+        LoanEvent::TakenAway { busy } => 6 + usize::from(busy),
     };
     coverage.hit("memory", MEMORY[at]);
 }
 
-/// A program makes a mistake, as numbered in [`MISTAKES`].
-pub(super) fn mistaken(coverage: &mut Coverage, kind: usize) {
+/// Counts a mistake of a program, as numbered in [`MISTAKES`].
+pub(super) fn count_mistake(coverage: &mut Coverage, kind: usize) {
     coverage.hit("mistake", MISTAKES[kind]);
 }
 
-/// What a device has counted.
-pub(super) fn counted(coverage: &mut Coverage, counters: &Counters) {
+/// Counts what a device has counted.
+pub(super) fn count_device(coverage: &mut Coverage, counters: &Counters) {
     for (name, count) in counters.iter().filter(|(_, count)| *count > 0) {
         coverage.add("device", name, count);
     }

@@ -1,4 +1,4 @@
-//! How types of other crates, which know nothing of serde, stand in kept plans.
+//! Serde definitions, for kept plans, of types in crates that do not use serde.
 
 use std::time::Duration;
 

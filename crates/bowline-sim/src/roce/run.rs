@@ -11,11 +11,11 @@ use crate::engine::rng::Rng;
 use crate::engine::simulator::{self, Simulator};
 use crate::engine::trace::Trace;
 
-/// What became of a seed.
+/// Result of one seed.
 pub type Outcome = crate::Outcome<Stats>;
-/// What became of many seeds.
+/// Result of many seeds.
 pub type Summary = crate::Summary<Stats>;
-/// How to run.
+/// Options of a run.
 pub type Options = crate::Options<Scenario>;
 
 /// The simulator of RoCEv2 devices.
@@ -73,7 +73,7 @@ impl simulator::World<Stats> for World {
 
     fn end(mut self) -> (Stats, Coverage, Trace) {
         self.stats.virtual_ms = self.now / 1_000_000;
-        self.reached.tell(&mut self.coverage);
+        self.reached.report(&mut self.coverage);
         (self.stats, self.coverage, self.trace)
     }
 }

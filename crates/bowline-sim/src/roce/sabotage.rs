@@ -1,4 +1,4 @@
-//! Faults that the promises do not allow, to prove that the judges notice. Tests only.
+//! Deliberate mistakes, to prove that the oracle notices them. Only for tests.
 
 use bowline_verbs::{Completion, Status};
 
@@ -6,19 +6,19 @@ use super::net::Datagram;
 use super::side::Stage;
 use super::world::World;
 
-/// What a run does wrong on purpose.
+/// A mistake that a run makes on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests do wrong on purpose"))]
 pub(crate) enum Sabotage {
-    /// A device forgets what it wrote, and acknowledges it.
+    /// A device acknowledges a write and forgets its bytes.
     Unwrite,
     /// An atomic is carried out again.
     DoubleAtomic,
-    /// A byte changes between the check of the packet and the memory.
+    /// A byte changes between the check of the packet and its copy to the memory.
     FlipByte,
-    /// A byte outside of any region changes.
+    /// A byte outside all regions changes.
     Stray,
-    /// A completion vanishes.
+    /// A completion is lost.
     LoseEntry,
     /// A completion comes twice.
     DoubleEntry,
@@ -28,14 +28,14 @@ pub(crate) enum Sabotage {
     Whitewash,
     /// The immediate or the length of a message changes.
     WrongEntry,
-    /// Nobody is told that a queue has entries.
+    /// The event that a queue has entries is lost.
     LoseReady,
-    /// A side answers nothing any more when fresh work begins.
+    /// A side does not answer any more when fresh work begins.
     DeafToFresh,
 }
 
 impl World {
-    /// Hands in a datagram wrongly; false when it is to be handed in as it is.
+    /// Passes a datagram wrongly to a device; returns false if it is to be passed unchanged.
     pub(crate) fn sabotaged_arrival(&mut self, host: usize, datagram: &Datagram) -> bool {
         let Some(how) = self.sabotage else { return false };
         let opcode = datagram.bytes.first().copied().unwrap_or(0xff);
@@ -71,7 +71,7 @@ impl World {
         true
     }
 
-    /// Does wrong to what was polled.
+    /// Falsifies polled completions.
     pub(crate) fn sabotaged_entries(&mut self, entries: &mut Vec<Completion>) {
         let Some(how) = self.sabotage else { return };
         if entries.is_empty() || !self.rng.chance(200) {
@@ -119,11 +119,11 @@ mod tests {
     use crate::roce::run::Roce;
     use crate::roce::{Options, Scenario};
 
-    /// Where seeds begin that find each soon, and what is soon.
+    /// First seed and number of seeds in which each mistake must be noticed.
     const SEEDS: u64 = 7_000_000;
     const SOON: u64 = 600;
 
-    /// Runs until a seed fails and returns what was said.
+    /// Runs seeds until one fails, and returns the text of its failure.
     fn caught(how: Sabotage, scenario: Scenario) -> String {
         let options = Options::default().with_scenario(Some(scenario));
         (0..300)
@@ -182,8 +182,8 @@ mod tests {
             run_seed::<Roce>(seed, &options, Some(Sabotage::LoseReady)).failure.map(|it| it.what)
         };
         let mut all = Vec::new();
-        // A peer that is told to try again for ever has no end either, but that is not what is
-        // looked for.
+        // A peer that asks for ever to try again keeps a run from ending as well, but that is not
+        // the expected failure.
         let found = (0..300).filter_map(noticed).find(|what| {
             all.push(what.clone());
             what.contains("never ends")
@@ -191,9 +191,9 @@ mod tests {
         assert!(found.is_some(), "{all:?}");
     }
 
-    /// None is forced to happen: what seeds draw shows each of them before long.
+    /// No mistake is forced: seeds that draw at random show each of them soon.
     #[test]
-    fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
+    fn each_mistake_is_noticed_by_random_seeds() {
         for how in Sabotage::ALL {
             let found = seeds_to_find::<Roce>(how, SEEDS, SOON);
             assert!(found.is_some(), "{how:?} is not noticed");

@@ -1,11 +1,11 @@
-//! One end of a connection as its program sees it: its queue pair, its memory, what it asked for
-//! and what it was told.
+//! One end of a connection as its program sees it: its queue pair, its memory, its requests and the
+//! events it received.
 
 use std::collections::VecDeque;
 
 use bowline_verbs::{CmId, CqId, MrKeys, PdId, Qpn, Status, WcOpcode};
 
-use super::life::Linger;
+use super::connections::Linger;
 use super::memory::{AreaId, Memory, Pieces};
 
 /// Index of a side.
@@ -31,23 +31,23 @@ impl Statuses {
     }
 }
 
-/// Why requests of a connection may fail.
+/// Reasons why requests of a connection may fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Trouble(u8);
+pub(crate) struct FailureCauses(u8);
 
-impl Trouble {
-    /// Somebody has ended it.
+impl FailureCauses {
+    /// A program has ended the connection.
     pub(crate) const ENDED: Self = Self(1);
     /// A device has died.
     pub(crate) const DIED: Self = Self(2);
-    /// Somebody asked for what is not allowed.
+    /// A program made a request that is not allowed.
     pub(crate) const MISUSE: Self = Self(4);
     /// The network may be so bad that a peer seems dead.
     pub(crate) const NETWORK: Self = Self(8);
     /// A request has failed for one of the other reasons.
     pub(crate) const FAILED: Self = Self(16);
-    /// The connection was never made, or only on one side.
-    pub(crate) const UNMADE: Self = Self(32);
+    /// The connection was never established, or only on one side.
+    pub(crate) const NOT_ESTABLISHED: Self = Self(32);
 
     pub(crate) const fn any(self) -> bool {
         self.0 != 0
@@ -62,7 +62,7 @@ impl Trouble {
     }
 }
 
-/// What a fast registration request is about.
+/// The kind of a request that concerns fast registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FastStep {
     None,
@@ -70,30 +70,30 @@ pub(crate) enum FastStep {
     Invalidate,
 }
 
-/// A send request posted and not known to be complete.
+/// A send request that is posted and not known to be complete.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) number: u64,
     pub(crate) opcode: WcOpcode,
     pub(crate) len: u32,
     pub(crate) signalled: bool,
-    /// Failures it has earned by itself.
+    /// Statuses with which this request itself may fail.
     pub(crate) may: Statuses,
-    /// It must not succeed.
+    /// The request must not succeed.
     pub(crate) must_fail: bool,
-    /// Own memory it sends from.
+    /// Local memory that the request sends from.
     pub(crate) source: Option<AreaId>,
-    /// Own memory its result goes to.
+    /// Local memory that the result goes to.
     pub(crate) sink: Option<AreaId>,
-    /// The peer's memory it writes or reads.
+    /// The peer's memory that the request writes or reads.
     pub(crate) target: Option<AreaId>,
-    /// It takes a receive of the peer.
+    /// The request consumes a receive of the peer.
     pub(crate) message: bool,
     pub(crate) fast: FastStep,
 }
 
 impl Request {
-    /// A request of which nothing is known but its number.
+    /// Makes a request of which only the number and the operation are known.
     pub(crate) fn new(number: u64, opcode: WcOpcode) -> Self {
         Self {
             number,
@@ -115,7 +115,7 @@ impl Request {
     }
 }
 
-/// Memory a peer was given by a fast registration.
+/// Memory that a peer may use after a fast registration.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) key: u32,
@@ -128,31 +128,31 @@ pub(crate) struct Grant {
 /// A message on its way to a receive.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Its request's.
+    /// Number of the message's request.
     pub(crate) number: u64,
-    /// Empty for a write.
+    /// Payload; empty for a write.
     pub(crate) bytes: Vec<u8>,
     pub(crate) len: usize,
     pub(crate) imm: Option<u32>,
     pub(crate) invalidates: Option<u32>,
     pub(crate) write: bool,
-    /// The key to be invalidated is none.
+    /// The key to be invalidated is not valid.
     pub(crate) bad_key: bool,
-    /// What the program tells its peer with it.
-    pub(crate) word: Word,
+    /// The program's announcement to its peer in this message.
+    pub(crate) announcement: Announcement,
 }
 
-/// What a program tells its peer with a message.
+/// A program's announcement to its peer.
 #[derive(Clone, Debug)]
-pub(crate) enum Word {
+pub(crate) enum Announcement {
     Nothing,
-    /// This memory may be used.
+    /// The peer may use this memory.
     Grant(Grant),
-    /// It is not used any more.
+    /// The peer's memory is not used any more.
     Release,
 }
 
-/// A receive posted and not complete.
+/// A receive that is posted and not complete.
 #[derive(Debug)]
 pub(crate) struct Receive {
     pub(crate) number: u64,
@@ -164,42 +164,42 @@ pub(crate) struct Receive {
 /// State of a side's region for fast registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fast {
-    /// Free; the last key.
+    /// The region is free; the last key.
     Free(u32),
-    /// The peer has this key.
+    /// The peer may use this key.
     Granted(u32),
-    /// The peer needs it no more.
+    /// The peer does not need this key any more.
     Released(u32),
-    /// Being invalidated.
+    /// This key is being invalidated.
     Ending(u32),
 }
 
 impl Fast {
-    /// Present key.
+    /// Returns the present key.
     pub(crate) const fn key(self) -> u32 {
         let (Self::Free(key) | Self::Granted(key) | Self::Released(key) | Self::Ending(key)) = self;
         key
     }
 }
 
-/// How far a side is.
+/// Stage in the existence of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
-    /// Made; waits for the peer.
+    /// The side is made and waits for the peer.
     Connecting,
     /// Requests may be posted.
     Up,
-    /// Its queue pair is in error, or soon; what is posted comes back.
+    /// The queue pair is in the error state, or soon will be; posted requests are flushed.
     Ending,
-    /// Everything came back.
+    /// All requests have completed.
     Drained,
-    /// Nothing is left of it.
+    /// All objects of the side are removed.
     Gone,
 }
 
 /// Events of the connection manager that came for a side.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct CmEventsSeen {
     pub(crate) established: bool,
     pub(crate) refused: bool,
     pub(crate) disconnected: bool,
@@ -210,19 +210,19 @@ pub(crate) struct Told {
 #[derive(Debug)]
 pub(crate) struct Side {
     pub(crate) host: usize,
-    /// Life of the host it belongs to.
+    /// Generation of the device that the side belongs to.
     pub(crate) boot: u32,
     /// Index of the connection's plan.
     pub(crate) conn: usize,
     pub(crate) active: bool,
     pub(crate) peer: Option<SideId>,
-    /// Who asked for the connection, as a passive side was told.
-    pub(crate) asker: Option<SideId>,
+    /// The side that asked for the connection, as a passive side learned it.
+    pub(crate) requester: Option<SideId>,
     pub(crate) stage: Stage,
-    pub(crate) trouble: Trouble,
-    pub(crate) told: Told,
+    pub(crate) failure_causes: FailureCauses,
+    pub(crate) cm_events_seen: CmEventsSeen,
     pub(crate) linger: Linger,
-    /// Its device has died under it.
+    /// The side's device has died.
     pub(crate) dead: bool,
 
     pub(crate) pd: PdId,
@@ -232,51 +232,51 @@ pub(crate) struct Side {
     pub(crate) id: Option<CmId>,
 
     pub(crate) memory: Memory,
-    /// Address of the buffer's first byte, in the terms of every region.
+    /// Address of the buffer's first byte in all regions.
     pub(crate) iova: u64,
-    /// Sources, receives, sinks.
+    /// Region of sources, receives and sinks.
     pub(crate) local: MrKeys,
-    /// Targets and words, for the peer.
+    /// Region of targets and announced memory, for the peer.
     pub(crate) shared: MrKeys,
-    /// For the peer to read only, and not for this side to write.
+    /// Region that the peer may read and this side may not write.
     pub(crate) constant: MrKeys,
     pub(crate) fast: Fast,
-    /// The region under a window that serves as the fast region.
+    /// The region under a memory window that serves as the fast region.
     pub(crate) under: Option<MrKeys>,
-    /// The shared region is no more.
+    /// The shared region is removed.
     pub(crate) revoked: bool,
 
     pub(crate) requests: VecDeque<Request>,
     pub(crate) receives: VecDeque<Receive>,
-    /// Sent, not received by the peer.
+    /// Messages that are sent and not received by the peer.
     pub(crate) outgoing: VecDeque<Message>,
     pub(crate) send_failed: bool,
     pub(crate) recv_failed: bool,
-    /// Messages that succeeded, as far as this side knows.
+    /// Number of messages that succeeded, as far as this side knows.
     pub(crate) succeeded: u64,
     pub(crate) received: u64,
 
-    /// The peer's fast memory that may be used.
+    /// Fast memory of the peer that this side may use.
     pub(crate) grant: Option<Grant>,
-    /// One that may not be used any more.
+    /// Fast memory of the peer that this side may not use any more.
     pub(crate) stale: Option<Grant>,
-    /// Requests still to be posted.
+    /// Number of requests still to be posted.
     pub(crate) left: u32,
     pub(crate) next_number: u64,
-    /// Requests since the last one that asked for a completion.
+    /// Number of requests since the last one that asked for a completion.
     pub(crate) silent: usize,
-    /// An event to go on posting is in the queue.
+    /// The queue holds an event to go on posting.
     pub(crate) posting: bool,
-    /// Receives to be posted later.
+    /// Number of receives to be posted later.
     pub(crate) receives_due: usize,
-    /// An event to look at the completions is in the queue.
+    /// The queue holds an event to poll the completions.
     pub(crate) looking: bool,
-    /// The completion queues are armed: send, receive.
+    /// The send and receive completion queues are armed.
     pub(crate) armed: [bool; 2],
 }
 
 impl Side {
-    /// A side that has everything it needs of its device, and has asked for nothing.
+    /// Makes a side that has all objects it needs of its device, and has requested nothing.
     pub(crate) fn new(
         memory: Memory,
         iova: u64,
@@ -291,10 +291,10 @@ impl Side {
             conn: 0,
             active: false,
             peer: None,
-            asker: None,
+            requester: None,
             stage: Stage::Connecting,
-            trouble: Trouble::default(),
-            told: Told::default(),
+            failure_causes: FailureCauses::default(),
+            cm_events_seen: CmEventsSeen::default(),
             linger: Linger::No,
             dead: false,
             pd,

@@ -1,25 +1,25 @@
-//! What a run did, in numbers.
+//! Counters of a run.
 
 use crate::engine::numbers::numbers;
 
 numbers! {
-    /// Sums over one run of devices or many.
+    /// Sums over one run of devices, or over many.
     Stats {
         /// Steps taken.
         steps,
         /// Datagrams sent.
         sent,
-        /// Datagrams that came to a device.
+        /// Datagrams that reached a device.
         datagrams,
         /// Datagrams lost on their way.
         lost,
         /// Datagrams damaged.
         damaged,
-        /// Connections begun.
+        /// Connections that programs began.
         connects,
         /// Queue pairs made.
         sides,
-        /// Sides that could send.
+        /// Sides that reached the stage in which they could send.
         established,
         /// Connections refused.
         refused,
@@ -29,23 +29,23 @@ numbers! {
         completions,
         /// Messages received.
         received,
-        /// Datagrams of programs received.
+        /// UD datagrams that programs received.
         letters,
         /// Payload bytes of requests and receives completed.
         bytes,
         /// Queues that failed.
         failed,
-        /// Datagrams that devices dropped for their ICRC.
+        /// Datagrams that devices dropped because of their ICRC.
         icrc_drops,
-        /// Datagrams whose payloads landed.
+        /// Datagrams whose payloads were placed directly in their final memory.
         landed,
         /// Request packets that devices sent again.
         resent,
         /// Request packets that came again.
         repeated,
-        /// Receives that were missing.
+        /// Times that a message found no receive.
         rnr_naks,
-        /// Peers given up for want of an answer.
+        /// Peers given up because they did not answer.
         given_up,
         /// Messages of connection managers sent again.
         cm_resent,

@@ -1,11 +1,11 @@
-//! One run: devices, their programs and their troubles, step by step.
+//! A run, step by step: devices, their programs and the faults.
 
 use bowline_roce::Instant;
 use bowline_verbs::{CmId, Completion, ConnRequest};
 
 use self::fresh::Fresh;
+use super::datagrams::{Port, UdDatagram};
 use super::host::Host;
-use super::letters::{Letter, Port};
 use super::net::{Datagram, Net};
 use super::plan::Plan;
 use super::reach::{self, Reached};
@@ -23,61 +23,61 @@ mod faults;
 mod fresh;
 mod work;
 
-/// Something due at one moment of virtual time.
+/// An event that is due at some virtual time.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A datagram arrives.
     Arrive { host: usize, datagram: Datagram },
     /// A timer of a device may be due.
     Timer { host: usize, boot: u32 },
-    /// A driver sends what there is and hands out events.
+    /// A driver sends datagrams and delivers events.
     Turn { host: usize, boot: u32 },
     /// A program begins a connection.
     Connect(usize),
-    /// A program takes a queue pair to the state in which it sends.
+    /// A program moves a queue pair to the state in which it can send.
     SetUp(SideId),
-    /// A program answers somebody who wants to connect.
+    /// A program answers a connection request.
     Decide { host: usize, boot: u32, id: CmId, request: Box<ConnRequest> },
     /// A program posts requests.
     Post(SideId),
-    /// A program lets a queue go on that it has paused.
+    /// A program resumes a queue that it has paused.
     Resume(SideId),
     /// A program posts a receive.
     Receive(SideId),
     /// A program sends a datagram.
-    Letter(usize),
-    /// A program looks at its completions.
-    Look(SideId),
+    UdSend(usize),
+    /// A program polls its completions.
+    Poll(SideId),
     /// A program ends its connection.
     End(SideId),
-    /// A program takes the peer's memory away.
+    /// A program removes memory that the peer uses.
     Revoke(SideId),
     /// The next fault of one kind.
     Fault(usize),
     /// A device starts again.
     Boot(usize),
-    /// A line is whole again.
-    Mend(usize, usize),
+    /// A line is repaired.
+    RepairLine(usize, usize),
     /// The faulty part of the run ends.
     Calm,
-    /// Looks whether everything is done.
+    /// Checks whether all work is done.
     Check,
 }
 
-/// Where the run is.
+/// Phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Faults happen.
     Active,
-    /// No more faults; everything comes to its end.
+    /// There are no more faults; all work comes to its end.
     Draining,
-    /// What is healthy carries fresh work.
+    /// Healthy connections carry fresh work.
     Fresh,
-    /// Nothing is left; late datagrams would show now.
+    /// All work is done; late datagrams would show now.
     Quiet,
 }
 
-/// One run.
+/// State of a run.
 pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) now: u64,
@@ -92,25 +92,25 @@ pub(crate) struct World {
     pub(crate) net: Net,
     pub(crate) hosts: Vec<Host>,
     pub(crate) sides: Vec<Side>,
-    /// What programs of the hosts send and receive datagrams with.
+    /// UD queue pairs of the hosts' programs.
     pub(crate) ports: Vec<Option<Port>>,
-    pub(crate) letters: Vec<Letter>,
-    /// Datagrams that programs not yet started are to send.
-    pub(crate) letters_left: Vec<u32>,
-    /// Requests for connections that programs have not answered.
+    pub(crate) ud_datagrams: Vec<UdDatagram>,
+    /// Number of UD datagrams that programs which have not started will send.
+    pub(crate) ud_sends_left: Vec<u32>,
+    /// Number of connection requests that programs have not answered.
     deciding: usize,
     phase: Phase,
     phase_since: u64,
-    /// The last look has been taken.
+    /// The last check has been made.
     done: bool,
-    /// Connections whose programs have not begun.
+    /// Number of connections whose programs have not started.
     pub(crate) starts_left: usize,
     fresh: Fresh,
     pub(crate) sabotage: Option<Sabotage>,
     entries: Vec<Completion>,
 }
 
-/// Steps after which a run is taken to go in circles.
+/// Number of steps after which a run is taken to make no progress.
 const STEPS_MAX: u64 = 1_500_000;
 
 impl World {
@@ -130,8 +130,8 @@ impl World {
             hosts,
             sides: Vec::new(),
             ports: plan.hosts.iter().map(|_| None).collect(),
-            letters: Vec::new(),
-            letters_left: plan.hosts.iter().map(|h| h.letters).collect(),
+            ud_datagrams: Vec::new(),
+            ud_sends_left: plan.hosts.iter().map(|h| h.datagrams).collect(),
             deciding: 0,
             phase: Phase::Active,
             phase_since: SEC,
@@ -159,25 +159,25 @@ impl World {
         world
     }
 
-    /// Puts `event` into the queue, `delay` from now.
+    /// Puts `event` into the queue, due after `delay` nanoseconds.
     pub(crate) fn schedule(&mut self, delay: u64, event: Event) {
         self.queue.push(self.now.saturating_add(delay), event);
     }
 
-    /// The same after a time drawn up to `most`.
+    /// Puts `event` into the queue, due after a random time of at most `most` nanoseconds.
     pub(crate) fn schedule_within(&mut self, most: u64, event: Event) {
         let delay = self.rng.below(most + 1);
         self.schedule(delay, event);
     }
 
-    /// Records the first broken promise; later ones follow from it.
+    /// Records the first broken promise; later ones are its consequences.
     pub(crate) fn fail(&mut self, what: impl FnOnce() -> String) {
         if self.failure.is_none() {
             self.failure = Some(what());
         }
     }
 
-    /// Records a broken promise, if it is one.
+    /// Records a broken promise, if `result` is one.
     pub(crate) fn judge<T>(&mut self, result: Result<T, String>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Adds to the record.
+    /// Adds an event to the trace.
     pub(crate) fn note(&mut self, facts: [u64; 3], text: impl FnOnce() -> String) {
         self.trace.note(self.now, facts, text);
     }
@@ -197,7 +197,7 @@ impl World {
         Instant::from_nanos(self.now)
     }
 
-    /// Takes one step; false when the run is over.
+    /// Takes one step; returns false when the run is over.
     pub(crate) fn step(&mut self) -> bool {
         let Some((at, event)) = self.queue.pop() else {
             self.fail(|| "nothing left to happen".into());
@@ -224,7 +224,7 @@ impl World {
                     let result = self.hosts[host].timer(self.now);
                     if self.judge(result) == Some(true) {
                         self.note([2, host as u64, 0], || format!("timer of host {host}"));
-                        self.touched(host);
+                        self.schedule_turn(host);
                     } else {
                         self.set_timer(host);
                     }
@@ -246,8 +246,8 @@ impl World {
             Event::Post(id) => self.post(id),
             Event::Resume(id) => self.resume(id),
             Event::Receive(id) => self.post_receive(id),
-            Event::Letter(host) => self.send_letter(host),
-            Event::Look(id) => self.look(id),
+            Event::UdSend(host) => self.send_ud(host),
+            Event::Poll(id) => self.poll_completions(id),
             Event::End(id) => {
                 let may = self.phase != Phase::Fresh;
                 if may && matches!(self.sides[id].stage, Stage::Connecting | Stage::Up) {
@@ -258,7 +258,7 @@ impl World {
             Event::Revoke(id) => self.revoke(id),
             Event::Fault(kind) => self.fault(kind),
             Event::Boot(host) => self.boot(host),
-            Event::Mend(from, to) => self.net.block(from, to, false),
+            Event::RepairLine(from, to) => self.net.block(from, to, false),
             Event::Calm => self.calm(),
             Event::Check => self.check(),
         }

@@ -69,7 +69,7 @@ impl Bench<'_> {
         let Port { device, own, mutes, .. } = &mut self.0[port];
         let mut taken = Vec::new();
         device.poll_cq(own.cq, &mut taken, usize::MAX)?;
-        mutes.sift(&mut taken);
+        mutes.withhold_completions(&mut taken);
         out.append(&mut taken);
         device.arm_cq(own.cq, false)
     }
@@ -132,7 +132,7 @@ impl Verbs for Port<'_> {
     }
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
-        if self.mutes.told_to_fail(qpn) {
+        if self.mutes.moved_to_error(qpn) {
             return Ok(());
         }
         let state = Some(QpState::Err);

@@ -514,7 +514,7 @@ fn draw_host(
         ack_delay: Duration::from_nanos(rng.pick(&ACK_DELAYS)),
         turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),
         look: 0,
-        letters: 0,
+        datagrams: 0,
         listens: listens.then_some(PORT),
         give_up: GiveUp::After(Duration::from_nanos(give_up)),
     }

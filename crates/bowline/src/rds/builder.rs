@@ -22,9 +22,9 @@ impl Builder {
         Self { config: DriverConfig::default(), sysctls: Vec::new() }
     }
 
-    /// Adds an address of the node. It must be an address of this machine; each is listened on,
-    /// port 16385. A node without any takes all addresses of the machine. For link-local ones see
-    /// [`address_on`](Self::address_on).
+    /// Adds an address of the node. It must be an address of this machine; the node listens on each
+    /// of its addresses, port 16385. A node without any address uses all addresses of the machine.
+    /// For link-local addresses see [`address_on`](Self::address_on).
     pub fn address(mut self, address: IpAddr) -> Self {
         let address = address.to_canonical();
         if !self.config.core.addrs.contains(&address) {
@@ -33,9 +33,9 @@ impl Builder {
         self
     }
 
-    /// Adds a link-local address, which is of one interface, given by its number (if_nametoindex).
-    /// The node listens there only, reaches link-local peers there, and gives addresses said
-    /// without a scope this one.
+    /// Adds a link-local address of the interface with this number (if_nametoindex). The node
+    /// listens there only and reaches link-local peers there. The interface is the scope of
+    /// addresses given without one.
     pub fn address_on(mut self, address: Ipv6Addr, interface: u32) -> Self {
         let link = (address, interface);
         if !self.config.core.links.contains(&link) {
@@ -44,26 +44,26 @@ impl Builder {
         self.address(address.into())
     }
 
-    /// Sets how many TCP connections to have with a peer that can have several: 8, or 1.
+    /// Sets the number of TCP connections to each peer that supports several: 8, or 1.
     pub fn paths(mut self, paths: u8) -> Self {
         self.config.core.paths = paths;
         self
     }
 
-    /// Sets the send buffer of new sockets, effective bytes; the default is 106496.
+    /// Sets the effective send buffer of new sockets in bytes; the default is 106496.
     pub fn default_send_buffer(mut self, bytes: usize) -> Self {
         self.config.core.send_buffer = bytes;
         self
     }
 
-    /// Sets the receive buffer of new sockets, effective bytes; the default is 106496.
+    /// Sets the effective receive buffer of new sockets in bytes; the default is 106496.
     pub fn default_recv_buffer(mut self, bytes: usize) -> Self {
         self.config.core.recv_buffer = bytes;
         self
     }
 
-    /// Sets the longest message, bytes; the default, 1 MiB, is the most that kernels take. Longer
-    /// ones go to other bowline nodes with as high a limit.
+    /// Sets the length of the longest message in bytes; the default, 1 MiB, is the most that
+    /// kernels take. Longer messages go only to bowline nodes with as high a limit.
     pub fn max_message_bytes(mut self, bytes: u32) -> Self {
         self.config.core.max_message = bytes;
         self
@@ -75,8 +75,8 @@ impl Builder {
         self
     }
 
-    /// Sets the TCP congestion control of all connections; `None`, the default, takes `cubic`
-    /// between addresses of this machine and the system's default elsewhere.
+    /// Sets the TCP congestion control of all connections. `None`, the default, stands for `cubic`
+    /// between addresses of this machine and for the system's default elsewhere.
     pub fn congestion_control(mut self, name: Option<String>) -> Self {
         self.config.congestion_control = name;
         self
@@ -88,14 +88,14 @@ impl Builder {
         self
     }
 
-    /// Switches acknowledgement by the receiving node, in addition to TCP's, with peers that can.
-    /// On by default.
+    /// Switches acknowledgement by the receiving node, in addition to TCP's, with peers that
+    /// support it. It is on by default.
     pub fn end_to_end(mut self, on: bool) -> Self {
         self.config.core.end_to_end = on;
         self
     }
 
-    /// Sets the bounds of memory and numbers.
+    /// Sets the limits of memory and of numbers of objects.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.config.core.limits = limits;
         self
@@ -123,7 +123,7 @@ impl Builder {
         core.seed = seed;
         core.generation = (random_u64() as u32).max(1);
         core.first_sequence = first_sequence();
-        // Settings are tried on a node without a network first: a bad one costs nothing.
+        // Settings are tried on a node without a network first, so that a bad one has no effect.
         let mut trial = bowline_rds::Node::new(core.clone());
         for (name, value) in &sysctls {
             trial.set_sysctl(bowline_rds::Instant::from_nanos(0), name, *value)?;
@@ -136,7 +136,7 @@ impl Builder {
     }
 }
 
-/// Link-local addresses have one interface each, and no other addresses have any.
+/// Checks that each link-local address has one interface, and no other address has any.
 fn check_links(core: &bowline_rds::Config) -> Result<(), Error> {
     let is_link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let count = |ip: &IpAddr| core.links.iter().filter(|(of, _)| of == ip).count();
@@ -151,10 +151,10 @@ fn check_links(core: &bowline_rds::Config) -> Result<(), Error> {
     if zero { Err(bowline_rds::Error::BadAddress.into()) } else { Ok(()) }
 }
 
-/// A number that grows from start to start, as long as a node sends fewer than a million messages
-/// per millisecond: a kernel drops what comes again with a number it had from an earlier process
-/// . Two that start in one millisecond have different ones: an address may move between
-/// them, and what is acknowledged to one must not count for the other [R-2025].
+/// Returns a number that grows from start to start, as long as a node sends fewer than a million
+/// messages per millisecond: a kernel drops messages with numbers that an earlier process has used
+/// . Two nodes that start in one millisecond get different numbers: an address may move
+/// between them, and an acknowledgement to one must not count for the other [R-2025].
 fn first_sequence() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     1 + (u64::try_from(since.as_millis()).unwrap_or(0) << 20) + (random_u64() & 0xf_ffff)

@@ -48,7 +48,7 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// The same text, with the errno: it is what a `main` prints that returns it.
+/// The same text with the errno, because `main` prints this form when it returns the error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (errno {})", self.0, self.errno().0)

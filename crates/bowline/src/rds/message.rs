@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use bowline_rds::{Control as CoreControl, LatencyTrace, Received, Rope};
 use bowline_rds_driver::Driver;
 
-/// A control message given with a received one.
+/// A control message that accompanies a received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Control {
@@ -22,12 +22,12 @@ pub enum Control {
     /// Receive path latency.
     #[doc(alias = "RDS_CMSG_RXPATH_LATENCY")]
     Latency {
-        /// What was asked for.
+        /// The positions that the user asked for.
         trace: LatencyTrace,
         /// One interval for each position, nanoseconds.
         nanos: [u64; 3],
     },
-    /// Cookies of zero-copy messages that are through.
+    /// Cookies of zero-copy messages that were sent and released.
     #[doc(alias = "RDS_CMSG_ZCOPY_COMPLETION")]
     ZcopyCompletion(Vec<u32>),
 }
@@ -40,14 +40,13 @@ impl Control {
             CoreControl::Timestamp(at) => Self::Timestamp(driver.wall_clock(at)),
             CoreControl::Latency { trace, nanos } => Self::Latency { trace, nanos },
             CoreControl::ZcopyCompletion(cookies) => Self::ZcopyCompletion(cookies),
-            // What this library has no name for its users cannot have asked for.
+            // Users cannot have asked for a control message that this library has no name for.
             _ => return None,
         })
     }
 }
 
-/// A received message, still in the buffers it arrived in. Keeping many of them keeps those
-/// buffers.
+/// A received message, in the buffers it arrived in. Kept messages keep those buffers.
 #[derive(Clone, Debug)]
 pub struct Message {
     source: Option<SocketAddr>,
@@ -67,24 +66,24 @@ impl Message {
         self.data.as_ref().map_or(0, Rope::len)
     }
 
-    /// Tells whether the payload is empty. A message can be.
+    /// Tells whether the payload is empty, as it may be.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the sender. A notification has none, see
-    /// [`is_notification`](Self::is_notification): then this is the unspecified address.
+    /// Returns the sender. A notification has no sender (see
+    /// [`is_notification`](Self::is_notification)); for it this returns the unspecified address.
     pub fn source(&self) -> SocketAddr {
         self.source.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
     }
 
-    /// Tells whether this is not a message, only control information: congestion updates after
+    /// Tells whether this is not a message but only control information: congestion updates after
     /// [`Socket::set_cong_monitor`](super::Socket::set_cong_monitor).
     pub fn is_notification(&self) -> bool {
         self.data.is_none()
     }
 
-    /// Copies as much of the payload as fits; returns how many bytes that was.
+    /// Copies as much of the payload as fits; returns the number of bytes copied.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         self.data.as_ref().map_or(0, |data| data.copy_to(out))
     }

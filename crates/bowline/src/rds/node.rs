@@ -8,9 +8,8 @@ use bowline_rds_driver::{Driver, DriverStats};
 
 /// A node: addresses, listeners, connections, and one background thread.
 ///
-/// Cloning gives another handle. Sockets keep their node alive; with the last handle the node ends
-/// at once, without waiting for what is still to be acknowledged: see
-/// [`shutdown`](Self::shutdown) and [`Socket::flush`].
+/// Cloning gives another handle. Sockets keep their node alive. The node ends with the last handle,
+/// without waiting for acknowledgements: see [`shutdown`](Self::shutdown) and [`Socket::flush`].
 #[derive(Clone, Debug)]
 pub struct Node {
     driver: Driver,
@@ -45,14 +44,14 @@ impl Node {
         Ok(socket)
     }
 
-    /// Returns the state of all sockets, connections, paths, messages and TCP connections: what
-    /// `rds-info` shows.
+    /// Returns the state of all sockets, connections, paths, messages and TCP connections, as
+    /// `rds-info` shows it.
     pub fn info(&self) -> Info {
         self.driver.with_core(|core, _| core.info())
     }
 
-    /// Returns the counters: first the kernel's, in its order and with its names, then bowline's
-    /// own, whose names begin with `bl_`.
+    /// Returns the counters: first the kernel's, in its order and with its names, then those of
+    /// bowline, whose names begin with `bl_`.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.driver.with_core(|core, _| core.counters().iter().collect())
     }
@@ -74,27 +73,28 @@ impl Node {
         Ok(self.driver.with_core(|core, now| core.set_sysctl(now, name, value))?)
     }
 
-    /// Cuts the TCP connections to `peer`, or all of them, with a reset; returns how many there
-    /// were. Unacknowledged messages are sent again on new connections, so nothing is lost between
-    /// bowline nodes. A kernel has freed what this machine's TCP had acknowledged: what the node
-    /// had not read of that is gone.
+    /// Resets the TCP connections to `peer`, or all of them; returns their number. Unacknowledged
+    /// messages are sent again on new connections, so nothing is lost between bowline nodes. A
+    /// kernel has freed messages that this machine's TCP had acknowledged; those that the node had
+    /// not read yet are lost.
     pub fn drop_connections(&self, peer: Option<IpAddr>) -> usize {
         self.driver.drop_connections(peer)
     }
 
-    /// Waits until everything sent is acknowledged, at most `limit`, then closes everything; calls
-    /// after that fail with `ESHUTDOWN`. Tells whether everything was acknowledged in time.
+    /// Waits until all sent messages are acknowledged, at most `limit`, then closes all sockets and
+    /// connections; later calls fail with `ESHUTDOWN`. Tells whether everything was acknowledged in
+    /// time.
     pub fn shutdown(&self, limit: Duration) -> bool {
         self.driver.shutdown(limit)
     }
 
-    /// Returns what the driver did: system calls, copies, thread hand-overs.
+    /// Returns the counters of the driver: system calls, copies, thread hand-overs.
     pub fn driver_stats(&self) -> DriverStats {
         self.driver.stats()
     }
 
-    /// Takes what an operator may want to know, oldest first: paths that came and went, peers that
-    /// broke a rule. The newest 256 are kept.
+    /// Takes the events for the operator, oldest first: paths that went up or down, peers that
+    /// broke a rule. Only the latest 256 are kept.
     pub fn events(&self) -> Vec<Event> {
         self.driver.events()
     }
@@ -104,7 +104,7 @@ impl Node {
         self.driver.congestion_controls()
     }
 
-    /// Returns the driver underneath, for what has no call here.
+    /// Returns the driver underneath, for operations that have no method here.
     pub fn driver(&self) -> &Driver {
         &self.driver
     }

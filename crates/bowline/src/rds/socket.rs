@@ -8,23 +8,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_rds::{
-    Held, Interest, Node as Core, Readiness, RecvOpts, SendControl, SendMsg, SocketId,
+    Interest, Node as Core, OutstandingMessages, Readiness, RecvOpts, SendControl, SendMsg,
+    SocketId,
 };
-use bowline_rds_driver::{Driver, Patience};
+use bowline_rds_driver::{Blocking, Driver};
 
 use super::{Error, Message};
 
-/// No time limit.
+/// Value of a timeout in nanoseconds that stands for no limit.
 const FOREVER: u64 = u64::MAX;
 
-/// An RDS socket. Dropping it closes it, which cancels what is not acknowledged yet, as with the
-/// kernel: [`flush`](Self::flush) first when that matters.
+/// An RDS socket. Dropping it closes it. That cancels unacknowledged messages, as with the kernel:
+/// call [`flush`](Self::flush) before, if that matters.
 #[derive(Debug)]
 pub struct Socket {
     driver: Driver,
     id: SocketId,
     nonblocking: AtomicBool,
-    /// Nanoseconds.
+    /// Timeout in nanoseconds, or [`FOREVER`].
     send_timeout: AtomicU64,
     recv_timeout: AtomicU64,
 }
@@ -54,11 +55,11 @@ impl Socket {
         }
     }
 
-    fn patience(&self, limit: &AtomicU64) -> Patience {
+    fn blocking(&self, limit: &AtomicU64) -> Blocking {
         if self.nonblocking.load(Relaxed) {
-            return Patience::Never;
+            return Blocking::Never;
         }
-        from_nanos(limit.load(Relaxed)).map_or(Patience::Forever, Patience::For)
+        from_nanos(limit.load(Relaxed)).map_or(Blocking::Forever, Blocking::For)
     }
 
     fn core<R>(
@@ -105,11 +106,12 @@ impl Socket {
         self.send_message(None, &[IoSlice::new(payload)], &[])
     }
 
-    /// Sends a message; returns its length. When this returns, the message is copied, and it comes
-    /// to the destination's *node*, whatever happens to connections, unless one of the nodes ends
-    /// or this socket is closed before. There it is given to the socket that is bound to the port;
-    /// where none is, **it is dropped without a word to the sender**, as the protocol has it: see
-    /// [what a sender is not told](crate::rds#what-a-sender-is-not-told).
+    /// Sends a message; returns its length. When this returns, the message is copied. It reaches
+    /// the destination's *node*, whatever happens to connections, unless one of the nodes ends or
+    /// this socket is closed before. That node gives it to the socket that is bound to the port. If
+    /// no socket is, **the message is dropped and the sender does not learn of it**, as the
+    /// protocol demands: see [what a sender does not
+    /// learn](crate::rds#what-a-sender-does-not-learn).
     ///
     /// # Errors
     /// `EINVAL` for an address that cannot be a destination; `ENOTCONN` when the socket is not
@@ -132,7 +134,7 @@ impl Socket {
         self.send_message(Some(to), payload, &[])
     }
 
-    /// Sends a message with control messages; without `to`, to the connected destination.
+    /// Sends a message with control messages; `None` for `to` stands for the connected destination.
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to); `EINVAL` or `EOPNOTSUPP` for control messages that cannot be
@@ -143,30 +145,30 @@ impl Socket {
         payload: &[IoSlice<'_>],
         control: &[SendControl],
     ) -> Result<usize, Error> {
-        let patience = self.patience(&self.send_timeout);
+        let blocking = self.blocking(&self.send_timeout);
         let zerocopy = control.iter().any(|c| matches!(c, SendControl::ZcopyCookie(_)));
-        let blocking = patience != Patience::Never;
-        let msg = SendMsg { name: to, payload, control, zerocopy, blocking };
-        Ok(self.driver.send(self.id, &msg, patience)?)
+        let may_wait = blocking != Blocking::Never;
+        let msg = SendMsg { name: to, payload, control, zerocopy, blocking: may_wait };
+        Ok(self.driver.send(self.id, &msg, blocking)?)
     }
 
-    /// Sends messages, waiting for the first only; returns how many were taken.
+    /// Sends messages, waiting for the first only; returns how many were accepted.
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to), for the first message. An error of a later one ends the batch
-    /// and shows when that message is sent again.
+    /// As [`send_to`](Self::send_to), for the first message. An error of a later message ends the
+    /// batch; the program gets it when it sends that message again.
     pub fn send_batch(&self, messages: &[(SocketAddr, &[u8])]) -> Result<usize, Error> {
         let messages = messages.iter().map(|(to, payload)| (Some(*to), *payload));
-        Ok(self.driver.send_batch(self.id, messages, self.patience(&self.send_timeout))?)
+        Ok(self.driver.send_batch(self.id, messages, self.blocking(&self.send_timeout))?)
     }
 
-    /// Receives a message into `buf`; returns its length in `buf` and the sender. Of a message
-    /// longer than `buf` the rest is lost; [`recv_message`](Self::recv_message) loses nothing.
+    /// Receives a message into `buf`; returns the number of bytes copied and the sender. The rest
+    /// of a message longer than `buf` is lost; [`recv_message`](Self::recv_message) loses nothing.
     ///
     /// # Errors
     /// A socket that does not wait: `EAGAIN`. With a time limit: `ETIMEDOUT`.
     pub fn recv_from(&self, buf: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
-        Ok(self.driver.recv_into(self.id, buf, self.patience(&self.recv_timeout))?)
+        Ok(self.driver.recv_into(self.id, buf, self.blocking(&self.recv_timeout))?)
     }
 
     /// Receives a message into `buf` like [`recv_from`](Self::recv_from), without its sender.
@@ -194,7 +196,7 @@ impl Socket {
     }
 
     fn receive(&self, opts: RecvOpts) -> Result<Message, Error> {
-        let received = self.driver.recv(self.id, opts, self.patience(&self.recv_timeout))?;
+        let received = self.driver.recv(self.id, opts, self.blocking(&self.recv_timeout))?;
         Ok(Message::new(received, &self.driver))
     }
 
@@ -206,28 +208,28 @@ impl Socket {
     pub fn recv_batch(&self, messages: &mut Vec<Message>, max: usize) -> Result<usize, Error> {
         messages.reserve(max);
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
-        let patience = self.patience(&self.recv_timeout);
+        let blocking = self.blocking(&self.recv_timeout);
         let push = |received| messages.push(Message::new(received, &self.driver));
-        Ok(self.driver.recv_batch(self.id, opts, max, patience, push)?)
+        Ok(self.driver.recv_batch(self.id, opts, max, blocking, push)?)
     }
 
-    /// Makes calls fail with `EAGAIN` (`ENOBUFS` for congestion) instead of waiting, or not.
+    /// Chooses whether calls wait, or fail with `EAGAIN` (`ENOBUFS` for congestion) instead.
     pub fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Relaxed);
     }
 
-    /// Limits how long sends wait, for whatever reason; `None`, the default, is for ever.
+    /// Limits how long sends wait, whatever the reason; `None`, the default, stands for no limit.
     pub fn set_send_timeout(&self, limit: Option<Duration>) {
         self.send_timeout.store(to_nanos(limit), Relaxed);
     }
 
-    /// Limits how long receives wait; `None`, the default, is for ever.
+    /// Limits how long receives wait; `None`, the default, stands for no limit.
     pub fn set_recv_timeout(&self, limit: Option<Duration>) {
         self.recv_timeout.store(to_nanos(limit), Relaxed);
     }
 
-    /// Sets the send buffer, effective bytes (not doubled as by the kernel), at least 2304: the
-    /// payload that may be unacknowledged, and the longest message.
+    /// Sets the effective send buffer in bytes (not doubled as by the kernel), at least 2304. It
+    /// limits both the unacknowledged payload and the length of a message.
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
@@ -235,8 +237,8 @@ impl Socket {
         self.core(|core, id| core.set_send_buffer(id, bytes))
     }
 
-    /// Sets the receive buffer, effective bytes, at least 1152: with more than that waiting, the
-    /// port is congested and its senders wait.
+    /// Sets the effective receive buffer in bytes, at least 1152. When more bytes than that wait,
+    /// the port is congested and its senders wait.
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
@@ -244,7 +246,7 @@ impl Socket {
         self.core(|core, id| core.set_recv_buffer(id, bytes))
     }
 
-    /// Returns the send buffer, effective bytes.
+    /// Returns the effective send buffer in bytes.
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
@@ -252,7 +254,7 @@ impl Socket {
         self.core(|core, id| core.send_buffer(id))
     }
 
-    /// Returns the receive buffer, effective bytes.
+    /// Returns the effective receive buffer in bytes.
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
@@ -260,8 +262,8 @@ impl Socket {
         self.core(|core, id| core.recv_buffer(id))
     }
 
-    /// Cancels everything this socket has sent to `to` that is not acknowledged. What is cancelled
-    /// may arrive or not.
+    /// Cancels all unacknowledged messages of this socket to `to`. Cancelled messages may arrive or
+    /// not.
     ///
     /// # Errors
     /// `ENOTCONN` when the socket is not bound.
@@ -270,7 +272,7 @@ impl Socket {
         Ok(self.driver.with_core(|core, now| core.cancel_sent_to(now, self.id, to))?)
     }
 
-    /// Cancels everything this socket has sent, to whatever destination, that is not acknowledged.
+    /// Cancels all unacknowledged messages of this socket, to all destinations.
     ///
     /// # Errors
     /// `ENOTCONN` when the socket is not bound.
@@ -278,19 +280,21 @@ impl Socket {
         Ok(self.driver.with_core(|core, now| core.cancel_all(now, self.id))?)
     }
 
-    /// Tells what the node keeps of this socket's messages, one entry for each destination: those
-    /// queued or unacknowledged, and cancelled ones behind a message that was begun, until that is
-    /// gone. The send buffer is one for all destinations; a program that serves many tells by this
-    /// who uses it. Costs a look at every message that is queued from the socket's address.
+    /// Returns the number of messages of this socket that the node keeps, one entry for each
+    /// destination: queued and unacknowledged messages, and cancelled ones behind a message that
+    /// was started, until that one is gone. All destinations share the send buffer; a program that
+    /// serves many can see here which of them use it. Searches all messages that are queued from
+    /// the socket's address.
     ///
     /// # Errors
     /// `ENOTCONN` when the socket is not bound.
-    pub fn held(&self) -> Result<Vec<Held>, Error> {
-        self.core(|core, id| core.held(id))
+    #[doc(alias = "held")]
+    pub fn outstanding(&self) -> Result<Vec<OutstandingMessages>, Error> {
+        self.core(|core, id| core.outstanding(id))
     }
 
-    /// Asks for notifications, among the received messages, of destinations that are not congested
-    /// any more.
+    /// Asks for notifications, among the received messages, of destinations that are no longer
+    /// congested.
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
@@ -308,7 +312,7 @@ impl Socket {
         self.core(|core, id| core.set_timestamp(id, on))
     }
 
-    /// Tells what the socket can do now.
+    /// Returns which operations on the socket can succeed now.
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
@@ -321,24 +325,24 @@ impl Socket {
     /// # Errors
     /// `ETIMEDOUT` after `limit`.
     pub fn wait(&self, interest: Interest, limit: Option<Duration>) -> Result<(), Error> {
-        let patience = limit.map_or(Patience::Forever, Patience::For);
-        Ok(self.driver.wait(self.id, interest, patience)?)
+        let blocking = limit.map_or(Blocking::Forever, Blocking::For);
+        Ok(self.driver.wait(self.id, interest, blocking)?)
     }
 
-    /// Waits until everything this socket has sent is acknowledged, at most `limit`. What is
-    /// acknowledged has come to the other node, which may have had no socket at that port: see
-    /// [what a sender is not told](crate::rds#what-a-sender-is-not-told).
+    /// Waits until all messages of this socket are acknowledged, at most `limit`. An acknowledged
+    /// message has reached the other node, which may have had no socket at that port: see [what a
+    /// sender does not learn](crate::rds#what-a-sender-does-not-learn).
     ///
     /// # Errors
     /// `ETIMEDOUT` after `limit`.
     pub fn flush(&self, limit: Option<Duration>) -> Result<(), Error> {
-        let patience = limit.map_or(Patience::Forever, Patience::For);
-        Ok(self.driver.flush(self.id, patience)?)
+        let blocking = limit.map_or(Blocking::Forever, Blocking::For);
+        Ok(self.driver.flush(self.id, blocking)?)
     }
 
     /// Returns a descriptor for `poll` or `epoll`: readable while there may be something to
-    /// receive, and after a refused send when that may succeed now. Receive until `EAGAIN` before
-    /// waiting for it again. It is only to be waited for.
+    /// receive, and after a refused send when it may succeed now. Receive until `EAGAIN` before
+    /// waiting for it again. Use it only for waiting.
     ///
     /// # Errors
     /// `EMFILE` (24) when the process has no descriptors left; `EBADF` after
@@ -352,7 +356,7 @@ impl Socket {
         self.driver.close(self.id);
     }
 
-    /// Returns the core's name of this socket, for [`Driver`] calls.
+    /// Returns the core's id of this socket, for calls of [`Driver`].
     pub fn id(&self) -> SocketId {
         self.id
     }
@@ -360,7 +364,7 @@ impl Socket {
     /// Sends a message from a task, which waits while the send buffer is full or the destination
     /// congested; returns its length.
     ///
-    /// Cancel safe: the message is taken whole when this is ready, and not at all when it is
+    /// Cancel safe: the message is sent whole when this future is ready, and not at all when it is
     /// dropped before.
     ///
     /// # Errors

@@ -286,7 +286,7 @@ impl<'a> Sender<'a> {
             if untold.is_empty() && self.socket.flush(Some(SLICE)).is_ok() {
                 return Ok(Vec::new());
             }
-            let held = self.socket.held()?;
+            let held = self.socket.outstanding()?;
             let count = untold.len() + held.iter().map(|held| held.messages).sum::<usize>();
             if count < fewest {
                 (fewest, since) = (count, Instant::now());

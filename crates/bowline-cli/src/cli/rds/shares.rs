@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline::rds::{Error, Held, Socket};
+use bowline::rds::{Error, OutstandingMessages, Socket};
 
 /// Time between two questions to the node, which cost it a look at every queued message; more where
 /// the last one took long, so that it has most of its time for other work.
@@ -199,13 +199,13 @@ impl Shares {
     /// Those of a socket that is closed.
     pub(crate) fn look_now(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
         let begin = Instant::now();
-        let held = socket.held()?;
+        let held = socket.outstanding()?;
         self.next_look = Some(now + LOOK_PAUSE.max(LOOK_PART * begin.elapsed()));
         self.update(&held, now);
         Ok(())
     }
 
-    fn update(&mut self, held: &[Held], now: Instant) {
+    fn update(&mut self, held: &[OutstandingMessages], now: Instant) {
         (self.hosts, self.total) = (HashMap::new(), Amount::default());
         let held: HashMap<SocketAddr, Amount> = held
             .iter()
@@ -300,11 +300,11 @@ mod tests {
         shares.sent(a, 40, now);
         shares.sent(b, 60, now);
         let later = now + Duration::from_secs(1);
-        shares.update(&[Held { to: a, messages: 1, bytes: 40 }], later);
+        shares.update(&[OutstandingMessages { to: a, messages: 1, bytes: 40 }], later);
         assert!(shares.has_room(a, 60));
         let second = Duration::from_secs(1);
         assert_eq!(shares.silent_for(second, later), [], "it took one, the other all");
-        shares.update(&[Held { to: a, messages: 1, bytes: 40 }], later + second);
+        shares.update(&[OutstandingMessages { to: a, messages: 1, bytes: 40 }], later + second);
         assert_eq!(shares.silent_for(second, later + second), [a]);
         shares.waits(a, 1, later + second);
         shares.cut(a, later + second);

@@ -1,4 +1,4 @@
-//! What it knows of one peer: a connection, its paths, and the messages on them.
+//! State of a kernel for one peer: a connection, its paths, and their messages.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use bowline_wire::rds::MapView;
 
 use crate::rds::net::EndId;
 
-/// Most paths of a connection, and what a kernel announces.
+/// Maximum number of paths of a connection, and the number that a kernel announces.
 pub(super) const MAX_PATHS: usize = 8;
 
 /// The relation of a local and a remote address.
@@ -15,7 +15,7 @@ pub(super) const MAX_PATHS: usize = 8;
 pub(super) struct Conn {
     pub(super) local: IpAddr,
     pub(super) remote: IpAddr,
-    /// Paths both ends have; 0 while that is not known.
+    /// Number of paths that both ends have; 0 while it is not known.
     pub(super) npaths: usize,
     pub(super) probing: bool,
     /// The peer chooses source ports by path.
@@ -28,7 +28,7 @@ pub(super) struct Conn {
     pub(super) paths: Vec<Path>,
 }
 
-/// A lane of a connection.
+/// A path of a connection.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) state: State,
@@ -37,7 +37,7 @@ pub(super) struct Path {
     pub(super) next_rx: u64,
     pub(super) queue: VecDeque<Message>,
     pub(super) retrans: VecDeque<Message>,
-    /// Frame being written and how much of it is.
+    /// The frame being written, and how many bytes of it are written.
     pub(super) out: Option<(Vec<u8>, usize)>,
     pub(super) rx: Vec<u8>,
     pub(super) delay: u64,
@@ -45,7 +45,7 @@ pub(super) struct Path {
     pub(super) read_pending: bool,
 }
 
-/// How far a path is.
+/// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Down,
@@ -58,17 +58,17 @@ pub(super) enum State {
 #[derive(Debug, Default)]
 pub(super) struct Message {
     pub(super) seq: u64,
-    /// Slot of the socket that sent it; none for what the kernel says itself.
+    /// Slot of the sending socket; `None` for messages of the kernel itself.
     pub(super) owner: Option<usize>,
     pub(super) sport: u16,
     pub(super) dport: u16,
     pub(super) payload: Vec<u8>,
     pub(super) ext: [u8; 16],
-    /// Sent before, on a connection that broke.
+    /// The message was sent before, on a connection that broke.
     pub(super) flagged: bool,
-    /// Not to be sent again: its peer was restarted.
+    /// The message is not sent again, because its peer was restarted.
     pub(super) flush: bool,
-    /// Where in the stream it ends.
+    /// Offset in the stream at which the message ends.
     pub(super) ack_end: u64,
 }
 
@@ -88,23 +88,23 @@ impl Conn {
         }
     }
 
-    /// Whether the own address is the smaller one: that side connects.
+    /// Tells whether the local address is the smaller one: that side connects.
     pub(super) fn smaller(&self) -> bool {
         key(self.local) < key(self.remote)
     }
 
-    /// Paths in use, as far as is known.
+    /// Returns the number of paths in use, as far as it is known.
     pub(super) fn usable(&self) -> usize {
         self.npaths.max(1)
     }
 
-    /// Messages on paths that the peer, which may be another one now, does not have.
+    /// Returns messages on paths that the present peer does not have.
     pub(super) fn beyond(&self) -> impl Iterator<Item = &Message> {
         let paths = self.paths.iter().skip(self.usable());
         paths.flat_map(|p| p.queue.iter().chain(&p.retrans))
     }
 
-    /// Whether the peer has said that a port of its is congested.
+    /// Tells whether the peer has marked a port congested.
     pub(super) fn is_congested(&self, port: u16) -> bool {
         MapView::new(&self.remote_map).is_some_and(|map| map.is_congested(port))
     }
@@ -128,7 +128,7 @@ impl Path {
     }
 }
 
-/// What addresses are compared by.
+/// Returns the number by which addresses are compared.
 fn key(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),

@@ -1,4 +1,4 @@
-//! The hash that gives each port its path.
+//! The hash that maps each port to a path.
 
 /// Jenkins lookup3 of one word with initial value 0, [R-411].
 pub(super) fn port_hash(port: u16) -> u32 {

@@ -1,5 +1,5 @@
-//! How paths come up and go down: who connects, which path an accepted connection serves, and what
-//! becomes of messages when it ends.
+//! Paths: which side connects, which path an accepted connection serves, and what happens to
+//! messages when a connection ends.
 //!
 //! ```text
 //!   Down --connect--> Connecting --established, smaller--> Up --FIN, RST--> Error
@@ -29,7 +29,7 @@ impl KernelHost {
         }
     }
 
-    /// The connect worker [R-334].
+    /// Runs the connect worker [R-334].
     pub(super) fn connect(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
         let conn = &mut self.conns[c];
         let smaller = conn.smaller();
@@ -72,7 +72,7 @@ impl KernelHost {
         self.queue_reconnect(ctx, c, p);
     }
 
-    /// R-330, R-331.
+    /// Plans the next attempt to connect [R-330], [R-331].
     fn queue_reconnect(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
         if !self.conns[c].smaller() {
             return;
@@ -90,7 +90,7 @@ impl KernelHost {
         ctx.schedule_host(wait, self.id, HostEvent::Connect { conn: c, path: p });
     }
 
-    /// R-203, R-209 to R-213.
+    /// Accepts a connection [R-203], [R-209] to [R-213].
     pub(super) fn accept(&mut self, ctx: &mut Ctx, end: EndId) {
         if !ctx.net.accept(end) {
             return;
@@ -140,10 +140,10 @@ impl KernelHost {
         conn.paths[p].state = State::Up;
         conn.paths[p].delay = 0;
         conn.map_queued = true;
-        self.kick(ctx, c, p);
+        self.transmit(ctx, c, p);
     }
 
-    /// What a change of its TCP buffer sizes does: every path is dropped and comes again.
+    /// Drops all paths, which come back later, as a change of TCP buffer sizes does.
     pub(crate) fn drop_paths(&mut self, ctx: &mut Ctx) {
         for c in 0..self.conns.len() {
             for p in 0..self.conns[c].paths.len() {
@@ -152,7 +152,7 @@ impl KernelHost {
         }
     }
 
-    /// R-310, R-311: the work queue shuts the path down a little later.
+    /// Drops a path; the work queue shuts it down a little later [R-310], [R-311].
     pub(super) fn drop_path(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
         let path = &mut self.conns[c].paths[p];
         if matches!(path.state, State::Up | State::Connecting) {
@@ -163,7 +163,7 @@ impl KernelHost {
         }
     }
 
-    /// R-311, R-320, R-230.
+    /// Shuts a path down [R-311], [R-320], [R-230].
     pub(super) fn shutdown(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
         let conn = &mut self.conns[c];
         let path = &mut conn.paths[p];

@@ -1,4 +1,4 @@
-//! What it reads: frames, in the order of section 6.1 of the rules, and what each does.
+//! Reception: frames, in the order of section 6.1 of the rules, and their effects.
 
 use std::net::SocketAddr;
 
@@ -41,7 +41,7 @@ impl KernelHost {
         }
     }
 
-    /// Section 6.1 of the rules.
+    /// Handles a frame by section 6.1 of the rules.
     fn incoming(&mut self, ctx: &mut Ctx, c: usize, p: usize, header: &Header, payload: &[u8]) {
         if header.is_map() {
             if payload.len() == MAP_LEN {
@@ -93,8 +93,8 @@ impl KernelHost {
         }
     }
 
-    /// Which message of the workload a payload is, between the ports `sport` and `dport`; `own`:
-    /// from here to the peer.
+    /// Identifies the workload message of a payload between the ports `sport` and `dport`; `own`:
+    /// it goes from this host to the peer.
     pub(super) fn identify(
         &self,
         ctx: &Ctx,
@@ -123,11 +123,11 @@ impl KernelHost {
         if probe {
             self.on_handshake(ctx, c, header);
         }
-        // The answer is written only now: it is none of the messages that a new generation flushes.
-        self.kick(ctx, c, p);
+        // The answer is written only now, so a new generation does not flush it.
+        self.transmit(ctx, c, p);
     }
 
-    ///
+    /// Handles the handshake of a peer, [R-405], [R-341].
     fn on_handshake(&mut self, ctx: &mut Ctx, c: usize, header: &Header) {
         if !self.flavour.multipath {
             return;
@@ -154,12 +154,12 @@ impl KernelHost {
         if conn.npaths > 1 && conn.smaller() {
             self.connect_if_down(ctx, c);
         }
-        self.strand(ctx, c);
+        self.excuse_stranded(ctx, c);
     }
 
-    /// What waits on paths that the peer does not have is owed to nobody: a kernel cannot move it,
+    /// Excuses messages that wait on paths the peer does not have: a kernel can neither move them
     /// nor connect those paths.
-    fn strand(&self, ctx: &mut Ctx, c: usize) {
+    fn excuse_stranded(&self, ctx: &mut Ctx, c: usize) {
         let conn = &self.conns[c];
         for message in conn.beyond().filter(|m| m.owner.is_some()) {
             let id = self.identify(ctx, c, message.sport, message.dport, &message.payload, true);
@@ -199,7 +199,7 @@ mod tests {
     use crate::rds::net::NetEvent;
     use crate::rds::net::tests::two_hosts;
 
-    /// A kernel, 10.0.0.2, that has accepted a connection from 10.0.0.1.
+    /// Makes a kernel, 10.0.0.2, that has accepted a connection from 10.0.0.1.
     fn connected() -> (Ctx, KernelHost) {
         let mut ctx = two_hosts(true);
         let flavour =
@@ -228,8 +228,8 @@ mod tests {
         Header { sequence: 1, sport: PROBE_PORT, ext: said.emit(), ..Header::default() }
     }
 
-    /// The answer to a probe that tells another generation is queued before the generation is
-    /// looked at, but not written: it is none of the messages that are flushed then.
+    /// The answer to a probe with a new generation is queued before the generation is handled, but
+    /// not written: so it is not among the messages that are flushed then.
     // tests
     #[test]
     fn the_answer_to_a_probe_of_a_new_process_is_not_flushed() {

@@ -1,4 +1,4 @@
-//! Its sockets and their users: send, receive, cancel, and who is woken when.
+//! Sockets of a kernel and their users: send, receive, cancel, and wake-ups.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use crate::engine::queue::MS;
 use crate::rds::ctx::Ctx;
 use crate::rds::host::SendResult;
 
-/// How long a sender waits for the path count before its user loses patience.
+/// How long a sender waits for the path count, in nanoseconds, before its user interrupts it.
 const HANDSHAKE_PATIENCE: u64 = 2_000 * MS;
 
 /// A socket.
@@ -109,7 +109,7 @@ impl KernelHost {
         let c = self.conn(addr.ip(), target.ip());
         let mut hash = port_hash(addr.port()) as usize;
         let conn = &self.conns[c];
-        // A blocking sender: non-blocking ones may be overtaken by their own later messages.
+        // This is a blocking sender: messages of a non-blocking one may overtake each other.
         if conn.npaths == 0 && !hash.is_multiple_of(MAX_PATHS) {
             if !self.conns[c].probing {
                 self.probe(ctx, c);
@@ -117,13 +117,14 @@ impl KernelHost {
             self.connect_if_down(ctx, c);
             let now = ctx.now;
             let since = *self.conns[c].waiting_since.get_or_insert(now);
-            // A signal makes the sender go on with path 0; without it, it may hang.
+            // A signal makes the sender continue with path 0; without it, it may hang
+            //
             if now < since + HANDSHAKE_PATIENCE {
                 return SendResult::Wait;
             }
             hash = 0;
             ctx.coverage.hit("kernel", "sends on without the path count");
-            ctx.oracle.disorders(slot);
+            ctx.oracle.allow_disorder(slot);
         }
         let path = hash & (self.conns[c].usable().next_power_of_two() - 1);
         self.connect_if_down(ctx, c);
@@ -145,8 +146,8 @@ impl KernelHost {
         SendResult::Sent
     }
 
-    /// Tries again what only a new send would try.
-    pub(crate) fn nudge(&mut self, ctx: &mut Ctx) {
+    /// Tries again messages that only a new send would try.
+    pub(crate) fn retry_waiting(&mut self, ctx: &mut Ctx) {
         for c in 0..self.conns.len() {
             let waiting = self.conns[c].paths.iter().any(|p| !p.queue.is_empty());
             if waiting || self.socks.values().any(|s| s.want_write) {
@@ -160,12 +161,12 @@ impl KernelHost {
         }
     }
 
-    /// Payload bytes a socket has queued or not acknowledged.
+    /// Returns the payload bytes that a socket has queued or unacknowledged.
     pub(crate) fn send_bytes(&self, slot: usize) -> usize {
         self.socks.get(&slot).map_or(0, |s| s.send_bytes)
     }
 
-    /// Whether messages of a socket wait on paths that the peer does not have.
+    /// Tells whether messages of a socket wait on paths that the peer does not have.
     pub(crate) fn is_stranded(&self, slot: usize) -> bool {
         self.conns.iter().flat_map(|c| c.beyond()).any(|m| m.owner == Some(slot))
     }

@@ -1,4 +1,4 @@
-//! What it writes: messages, maps, pings and what it says of itself.
+//! Transmission: messages, maps, pings and probes of the kernel.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use super::conn::{Message, State};
 use crate::rds::ctx::Ctx;
 
 impl KernelHost {
-    /// Gives a message the next number of its path, and writes what can be written.
+    /// Gives a message the next number of its path, and writes as much as possible.
     pub(super) fn enqueue(&mut self, ctx: &mut Ctx, c: usize, p: usize, message: Message) {
         self.queue(c, p, message);
-        self.kick(ctx, c, p);
+        self.transmit(ctx, c, p);
     }
 
     /// Gives a message the next number of its path.
@@ -32,7 +32,7 @@ impl KernelHost {
         Handshake { npaths: Some(8), generation, sport_idx: later, bowline: None }.emit()
     }
 
-    ///
+    /// Sends a probe, [R-402].
     pub(super) fn probe(&mut self, ctx: &mut Ctx, c: usize) {
         if !self.flavour.multipath {
             self.conns[c].npaths = 1;
@@ -44,7 +44,7 @@ impl KernelHost {
     }
 
     /// Writes as much as TCP takes.
-    pub(super) fn kick(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
+    pub(super) fn transmit(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
         loop {
             let conn = &mut self.conns[c];
             let path = &mut conn.paths[p];
@@ -58,7 +58,7 @@ impl KernelHost {
                 } else {
                     let Some(mut message) = path.queue.pop_front() else { return };
                     if message.flush {
-                        self.lose(ctx, c, &message);
+                        self.drop_for_restart(ctx, c, &message);
                         continue;
                     }
                     let header = Header {
@@ -95,8 +95,8 @@ impl KernelHost {
         }
     }
 
-    /// A message is dropped by the rule for restarted peers.
-    fn lose(&mut self, ctx: &mut Ctx, c: usize, message: &Message) {
+    /// Drops a message by the rule for restarted peers.
+    fn drop_for_restart(&mut self, ctx: &mut Ctx, c: usize, message: &Message) {
         if let Some(id) =
             self.identify(ctx, c, message.sport, message.dport, &message.payload, true)
         {
@@ -116,7 +116,7 @@ impl KernelHost {
         }
     }
 
-    ///
+    /// Releases messages that TCP has acknowledged to.
     pub(super) fn release(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
         let Some(end) = self.conns[c].paths[p].end else { return };
         let acked = ctx.net.acked(end);
@@ -141,12 +141,12 @@ impl KernelHost {
         frame
     }
 
-    ///
+    /// Sends a changed map.
     pub(super) fn map_changed(&mut self, ctx: &mut Ctx, local: IpAddr) {
         for c in 0..self.conns.len() {
             if self.conns[c].local == local {
                 self.conns[c].map_queued = true;
-                self.kick(ctx, c, 0);
+                self.transmit(ctx, c, 0);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! How connections end: closed in order, reset, broken; and what is left of an end afterwards.
+//! The end of connections: closed in order, reset or broken; and the remains of an end.
 //!
 //! ```text
 //!   SynSent --established--> Open --close----------> Orphan --all acknowledged, reset--> Gone
@@ -13,7 +13,7 @@ use super::{EndId, EndState, NetEvent, Notice, Reach, Reason, Stream, TcpClose};
 use crate::rds::ctx::Ctx;
 
 impl Ctx {
-    /// Closes the socket; the id means nothing to its process afterwards.
+    /// Closes the socket; its process may not use the id afterwards.
     pub(crate) fn tcp_close(&mut self, id: EndId, how: TcpClose) {
         let (c, side) = id.index();
         let conn = &mut self.net.conns[c];
@@ -29,11 +29,11 @@ impl Ctx {
             EndState::Gone | EndState::Orphan => {}
             EndState::SynSent | EndState::Dead(_) => {
                 self.discard(id.other(), unread);
-                self.vanish(id);
+                self.remove_end(id);
             }
             EndState::Open if how == TcpClose::Reset || unread.1 > unread.0 => {
                 self.discard(id.other(), unread);
-                self.vanish(id);
+                self.remove_end(id);
                 self.send_rst(id.other());
             }
             EndState::Open => {
@@ -47,7 +47,7 @@ impl Ctx {
         }
     }
 
-    /// Ends the own stream and keeps reading.
+    /// Ends this end's stream and continues to read.
     pub(crate) fn tcp_shutdown(&mut self, id: EndId) {
         let (c, side) = id.index();
         let conn = &mut self.net.conns[c];
@@ -58,11 +58,11 @@ impl Ctx {
         }
     }
 
-    /// A reset that one of the ends has sent.
+    /// Handles a reset that the other end has sent.
     pub(super) fn on_rst(&mut self, target: EndId) {
         match self.net.reach(target.other()) {
-            Reach::Peer => self.die(target, Reason::Reset),
-            Reach::Stranger => self.coverage.hit("tcp", "reset comes to another host"),
+            Reach::Peer => self.break_end(target, Reason::Reset),
+            Reach::UnknownHost => self.coverage.hit("tcp", "reset comes to another host"),
             Reach::Lost => {
                 self.coverage.hit("tcp", "reset lost");
                 self.arm_keep(target.conn, target.side, KEEP_IDLE);
@@ -70,16 +70,16 @@ impl Ctx {
         }
     }
 
-    /// A reset from somebody else, who may be nearer than the other end.
+    /// Handles a reset from a third party, which may be nearer than the other end.
     pub(super) fn on_relayed_rst(&mut self, target: EndId) {
-        self.die(target, Reason::Reset);
+        self.break_end(target, Reason::Reset);
         self.arm_keep(target.conn, target.other().side, KEEP_IDLE);
     }
 
-    /// An end breaks; what has arrived can still be read.
-    pub(super) fn die(&mut self, id: EndId, reason: Reason) {
+    /// Breaks an end; bytes that have arrived can still be read.
+    pub(super) fn break_end(&mut self, id: EndId, reason: Reason) {
         if reason == Reason::TimedOut {
-            // Its peer hears nothing of that; an idle one finds out by keepalive.
+            // The other end learns nothing of it; an idle one finds out by keepalive.
             self.arm_keep(id.conn, id.other().side, KEEP_IDLE);
         }
         let now = self.now;
@@ -89,7 +89,7 @@ impl Ctx {
             EndState::SynSent => {
                 self.coverage.hit("tcp", "connect refused by a reset");
                 let why = if reason == Reason::Reset { Reason::Refused } else { reason };
-                self.vanish(id);
+                self.remove_end(id);
                 self.tell(id, Notice::ConnectFailed(why));
             }
             EndState::Open => {
@@ -101,20 +101,20 @@ impl Ctx {
                 self.note([5, u64::from(id.conn), u64::from(id.side)], || {
                     format!("{id} broken: {reason:?}")
                 });
-                self.settle(id);
+                self.excuse_losses(id);
                 self.finish_orphan(id.other());
                 self.tell(id, Notice::Readable);
             }
             EndState::Orphan => {
                 self.coverage.hit("tcp", "reset of an end that is closed");
-                self.vanish(id);
+                self.remove_end(id);
             }
             EndState::Dead(_) | EndState::Gone => {}
         }
     }
 
-    /// An end no longer exists; nobody is told.
-    pub(super) fn vanish(&mut self, id: EndId) {
+    /// Removes an end; no process is told.
+    pub(super) fn remove_end(&mut self, id: EndId) {
         let now = self.now;
         let (c, side) = id.index();
         let end = &mut self.net.conns[c].ends[side];
@@ -122,7 +122,7 @@ impl Ctx {
             end.died = now;
         }
         end.state = EndState::Gone;
-        self.settle(id);
+        self.excuse_losses(id);
         let conn = &mut self.net.conns[c];
         if conn.ends.iter().all(|e| e.state == EndState::Gone) {
             conn.streams.iter_mut().for_each(Stream::clear);
@@ -135,7 +135,7 @@ impl Ctx {
         let done = conn.streams[side].fin_acked
             || matches!(conn.ends[1 - side].state, EndState::Gone | EndState::Dead(_));
         if conn.ends[side].state == EndState::Orphan && done {
-            self.vanish(id);
+            self.remove_end(id);
         }
     }
 
@@ -145,7 +145,7 @@ impl Ctx {
         self.packet(target.other(), NetEvent::Rst { conn: target.conn, to: target.side }, ordered);
     }
 
-    /// A packet that `sender` sent reached a host that does not know the connection.
+    /// Handles a packet of `sender` that reached a host which does not know the connection.
     pub(super) fn refuse_stray(&mut self, sender: EndId) {
         let rst = NetEvent::RelayedRst { conn: sender.conn, to: sender.side };
         self.packet(sender.other(), rst, true);

@@ -1,4 +1,4 @@
-//! How connections come to be: the handshake, its repetitions, and what a listener learns of it.
+//! The beginning of connections: the handshake, its repetitions, and reports to the listener.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -92,8 +92,8 @@ impl Ctx {
                 self.coverage.hit("tcp", "SYN comes to a host that was restarted meanwhile");
             }
             let now = self.now;
-            // Of an earlier life of the host nothing is left: neither its end of the stream nor
-            // what its process was sent.
+            // Nothing is left of an earlier boot of the host: neither its end of the stream nor the
+            // bytes that were sent to its process.
             let streams = [self.draw_stream(), self.draw_stream()];
             let c = self.conn(conn);
             c.end_to_end = end_to_end;
@@ -112,10 +112,10 @@ impl Ctx {
         }
         c.syn_tries += 1;
         if matches!(c.ends[1].state, EndState::Dead(_)) {
-            self.die(EndId { conn, side: 0 }, Reason::Reset);
+            self.break_end(EndId { conn, side: 0 }, Reason::Reset);
         } else if c.syn_tries > 60 {
             self.coverage.hit("tcp", "SYN given up");
-            self.die(EndId { conn, side: 0 }, Reason::TimedOut);
+            self.break_end(EndId { conn, side: 0 }, Reason::TimedOut);
         } else {
             self.packet(EndId { conn, side: 0 }, NetEvent::Syn { conn }, true);
         }
@@ -125,7 +125,7 @@ impl Ctx {
         let (from, to) = (EndId { conn, side: 1 }, EndId { conn, side: 0 });
         match self.arrival(from) {
             Reach::Peer => {}
-            Reach::Stranger => {
+            Reach::UnknownHost => {
                 self.coverage.hit("tcp", "SYN-ACK comes to another host");
                 self.refuse_stray(from);
                 self.schedule(SEC, Event::Net(NetEvent::SynRetry { conn }));
@@ -154,17 +154,18 @@ impl Ctx {
         let (from, to) = (EndId { conn, side: 0 }, EndId { conn, side: 1 });
         match self.arrival(from) {
             Reach::Peer => self.announce(to),
-            Reach::Stranger => self.refuse_stray(from),
+            Reach::UnknownHost => self.refuse_stray(from),
             Reach::Lost => {
                 self.coverage.hit("tcp", "last packet of the handshake lost");
                 let ends = &self.net.conns[conn as usize].ends;
                 if ends[0].state == EndState::Gone {
-                    // Nobody repeats the packet. A process that has the connection already, by a
-                    // segment that followed, finds out by keepalive; a listener forgets it.
+                    // No TCP repeats the packet. A process that has the connection already, by a
+                    // segment that followed, finds out by keepalive; a listener forgets the
+                    // connection.
                     if ends[1].announced {
                         self.arm_keep(conn, 1, KEEP_IDLE);
                     } else {
-                        self.vanish(to);
+                        self.remove_end(to);
                     }
                 } else {
                     self.schedule(SEC, Event::Net(NetEvent::Established { conn }));
@@ -173,19 +174,19 @@ impl Ctx {
         }
     }
 
-    /// The handshake of an accepted connection is complete.
+    /// Handles the completion of an accepted connection's handshake.
     pub(super) fn announce(&mut self, id: EndId) {
         let (c, side) = id.index();
         let end = &mut self.net.conns[c].ends[side];
         if !std::mem::replace(&mut end.announced, true) {
             self.tell(id, Notice::Incoming);
-            self.tell_overtaken(id);
+            self.report_overtaken(id);
         }
     }
 
-    /// Tells the judge of what a kernel has written on a connection that is announced after one
-    /// that was begun later.
-    fn tell_overtaken(&mut self, id: EndId) {
+    /// Tells the oracle which messages a kernel has written on a connection that is reported after
+    /// one that was begun later.
+    fn report_overtaken(&mut self, id: EndId) {
         let between = |c: &Conn| c.ends.each_ref().map(|e| e.addr.ip());
         let (earlier, later) = self.net.conns.split_at(id.conn as usize + 1);
         let Some(conn) = earlier.last() else { return };

@@ -1,5 +1,5 @@
-//! What the world does to connections: cuts between the ends, hosts that stop, addresses that
-//! leave, routes that change.
+//! Faults of connections: cuts between the ends, hosts that stop, addresses that leave, routes that
+//! change.
 
 use std::net::IpAddr;
 
@@ -7,14 +7,14 @@ use super::keepalive::KEEP_IDLE;
 use super::{EndId, EndState, NetEvent, Notice, TcpClose};
 use crate::rds::ctx::{Ctx, Event, HostId};
 
-/// How something between the ends breaks a connection.
+/// How a fault between the ends breaks a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// Both ends get a reset.
     Reset,
-    /// One end gets a reset, the other does not learn it: half-open.
+    /// One end gets a reset, the other does not learn of it: half-open.
     ResetOne(u8),
-    /// Packets vanish from now on.
+    /// Packets are lost from now on.
     Blackhole,
     /// A relay ended both streams cleanly after the bytes it had passed on.
     Fin,
@@ -87,16 +87,16 @@ impl Ctx {
                     continue;
                 }
                 let state = end.state;
-                // Also where this end is gone and the other does not know it yet.
+                // This also applies if this end is gone and the other one does not know it yet.
                 self.receiver_died(id);
                 if state == EndState::Gone || (state == EndState::Orphan && !silent) {
                     continue;
                 }
                 if silent {
-                    self.vanish(id);
+                    self.remove_end(id);
                     self.arm_keep(conn, 1 - side, KEEP_IDLE);
                 } else {
-                    // What the listener still has ends by a reset.
+                    // Connections that the listener still has end by a reset.
                     let taken = side == 0 || self.net.conns[c].ends[s].accepted;
                     if !taken && state == EndState::Open {
                         self.coverage.hit("tcp", "closed by a listener");
@@ -107,8 +107,8 @@ impl Ctx {
         }
     }
 
-    /// A process that is to end closes its listener: who dials is refused, and what the process has
-    /// not taken yet ends by a reset.
+    /// Closes the listener of a process that is about to end. New connections are refused, and
+    /// connections that the process has not accepted yet end by a reset.
     pub(crate) fn tcp_stop_listening(&mut self, host: HostId) {
         self.net.hosts[host].closing = true;
         for conn in 0..self.net.conns.len() as u32 {
@@ -120,14 +120,14 @@ impl Ctx {
         }
     }
 
-    /// An address no longer belongs to a host: its connections hang.
+    /// Takes an address from a host: its connections hang.
     pub(crate) fn tcp_address_lost(&mut self, host: HostId, ip: IpAddr) {
         self.net.hosts[host].addrs.retain(|a| *a != ip);
         for conn in 0..self.net.conns.len() as u32 {
             let c = &self.net.conns[conn as usize];
             let hit = |s: usize| c.ends[s].host == host && c.ends[s].addr.ip() == ip;
             if let Some(side) = (0..2).find(|s| hit(*s)) {
-                // Others may meet another node at this address before they meet this one again.
+                // Peers may meet another node at this address before they meet this one again.
                 self.receiver_died(EndId { conn, side: side as u8 });
                 self.arm_keep(conn, 0, KEEP_IDLE);
                 self.arm_keep(conn, 1, KEEP_IDLE);
@@ -135,7 +135,7 @@ impl Ctx {
         }
     }
 
-    /// Makes keepalive look at every connection between two hosts, as a route changed.
+    /// Makes keepalive check every connection between two hosts, because a route changed.
     pub(crate) fn tcp_route_changed(&mut self, a: HostId, b: HostId) {
         for conn in 0..self.net.conns.len() as u32 {
             let hosts = self.net.conns[conn as usize].ends.each_ref().map(|e| e.host);

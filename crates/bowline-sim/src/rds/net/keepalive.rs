@@ -1,4 +1,4 @@
-//! How an end learns that the other one is silent for good.
+//! Keepalive: how an end learns that the other one is silent for good.
 
 use super::{EndId, EndState, NetEvent, Reach, Reason};
 use crate::engine::queue::SEC;
@@ -34,7 +34,7 @@ impl Ctx {
             Reach::Peer => match self.net.reach(id.other()) {
                 Reach::Peer => {
                     let peer = self.net.conns[c].ends[1 - side].state;
-                    if matches!(peer, EndState::Dead(_)) { Reach::Stranger } else { Reach::Peer }
+                    if matches!(peer, EndState::Dead(_)) { Reach::UnknownHost } else { Reach::Peer }
                 }
                 _ => Reach::Lost,
             },
@@ -43,13 +43,13 @@ impl Ctx {
         let end = &mut self.net.conns[c].ends[side];
         match answer {
             Reach::Peer => end.keep_missed = 0,
-            Reach::Stranger => {
+            Reach::UnknownHost => {
                 self.coverage.hit("tcp", "keepalive answered by a reset");
-                self.die(id, Reason::Reset);
+                self.break_end(id, Reason::Reset);
             }
             Reach::Lost if missed > KEEP_COUNT => {
                 self.coverage.hit("tcp", "keepalive timeout");
-                self.die(id, Reason::TimedOut);
+                self.break_end(id, Reason::TimedOut);
             }
             Reach::Lost => {
                 end.keep_missed = missed;

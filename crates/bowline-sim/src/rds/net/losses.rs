@@ -1,23 +1,25 @@
-//! Which losses the rules allow: bytes that a TCP acknowledged and no process will ever read.
+//! Losses that the rules allow: bytes that a TCP acknowledged and no process will ever read.
 //!
-//! A kernel, told by TCP that all has come, frees its messages; what the other end then
-//! throws away is lost with right. Between two nodes that acknowledge end to end nothing is.
+//! A kernel frees its messages when TCP reports that all bytes have arrived. If the other
+//! end then discards them, the loss is allowed. Between two nodes that acknowledge end to end no
+//! loss is allowed.
 
 use super::{EndId, EndState};
 use crate::engine::queue::MS;
 use crate::rds::ctx::Ctx;
 
-/// How long a connector towards a kernel distrusts a connection that never brought a byte.
+/// How long a connector distrusts a connection to a kernel that never brought a byte, in
+/// nanoseconds.
 const GRACE: u64 = 200 * MS;
 
 impl Ctx {
-    /// Notes what a process offered to TCP in vain: it may count the messages as begun.
+    /// Notes bytes that TCP refused: the process may count their messages as started.
     pub(crate) fn tcp_offered(&mut self, id: EndId, bytes: &[u8]) {
         let (c, side) = id.index();
         let conn = &mut self.net.conns[c];
         let ends = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
         conn.streams[side].tap.attempt(bytes, ends, &mut self.oracle);
-        self.settle(id);
+        self.excuse_losses(id);
     }
 
     /// Notes that the bytes `range` that `sender` wrote were acknowledged and never read. Only a
@@ -33,13 +35,13 @@ impl Ctx {
         let stream = &mut conn.streams[side];
         let old = stream.discarded.unwrap_or(range);
         stream.discarded = Some((old.0.min(range.0), old.1.max(range.1)));
-        self.settle(sender);
+        self.excuse_losses(sender);
     }
 
-    /// Decides, once the sender's end is over, which losses the rules allow: messages whose bytes
-    /// a TCP acknowledged and no process read, unless the sender had to distrust the
+    /// Decides, once the sender's end is over, which losses the rules allow: messages whose bytes a
+    /// TCP acknowledged and no process read, unless the sender had to distrust the
     /// connection.
-    pub(super) fn settle(&mut self, sender: EndId) {
+    pub(super) fn excuse_losses(&mut self, sender: EndId) {
         let (c, side) = sender.index();
         let kernel_sender = {
             let host = self.net.conns[c].ends[side].host;
@@ -55,7 +57,7 @@ impl Ctx {
         let stream = &mut conn.streams[side];
         if over && let Some(stub) = stream.tap.take_stub() {
             self.coverage.hit("excused", "begun there by less than its name");
-            self.oracle.excuse_begun(ends, stub.ports, sender.conn);
+            self.oracle.excuse_started(ends, stub.ports, sender.conn);
         }
         let Some((from, to)) = stream.discarded else { return };
         if !over || !trusted {
@@ -68,7 +70,7 @@ impl Ctx {
         }
     }
 
-    /// What the peer wrote to this end and will yet write can no longer be asked back.
+    /// Notes that the bytes which the peer wrote or will write to this end cannot be recovered.
     pub(super) fn receiver_died(&mut self, id: EndId) {
         let (c, side) = id.index();
         let tap = &mut self.net.conns[c].streams[1 - side].tap;

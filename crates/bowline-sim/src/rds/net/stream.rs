@@ -1,5 +1,5 @@
-//! One of the two byte streams of a connection: what was written and not read yet, and how far it
-//! has come.
+//! One of the two byte streams of a connection: the bytes written and not read yet, and how far
+//! they have come.
 //!
 //! ```text
 //!                         read      delivered    sent         written
@@ -15,7 +15,7 @@ use super::Cut;
 use super::tap::Tap;
 use crate::engine::queue::{MS, SEC};
 
-/// First and longest time until what is not acknowledged is sent again.
+/// First and longest time in nanoseconds until unacknowledged bytes are sent again.
 const RTO_MIN: u64 = 200 * MS;
 const RTO_MAX: u64 = 4 * SEC;
 
@@ -31,25 +31,25 @@ pub(super) struct Stream {
     pub(super) acked: u64,
     send_cap: u64,
     recv_cap: u64,
-    /// How far the sender may send, as it knows.
+    /// Offset up to which the sender may send, as far as it knows.
     pub(super) limit: u64,
-    /// How far the receiver has said that it may.
+    /// Offset up to which the receiver has allowed it to send.
     advertised: u64,
     /// The writer has ended it.
     pub(super) fin: bool,
     pub(super) fin_sent: bool,
     pub(super) fin_delivered: bool,
     pub(super) fin_acked: bool,
-    /// When the latest packet that keeps its place arrives.
+    /// Arrival time of the latest packet that must not be overtaken.
     pub(super) last_arrival: u64,
     rto_pending: bool,
     rto: u64,
-    /// When the receiver last let the sender go on.
+    /// When the receiver last extended the limit or acknowledged bytes.
     pub(super) progress: u64,
-    /// Where it breaks, and how.
+    /// Offset at which the stream breaks, and how.
     pub(super) cut: Option<(u64, Cut)>,
     pub(super) tap: Tap,
-    /// Bytes the receiving TCP had acknowledged and no process will ever read.
+    /// Bytes that the receiving TCP had acknowledged and no process will ever read.
     pub(super) discarded: Option<(u64, u64)>,
 }
 
@@ -80,24 +80,24 @@ impl Stream {
         }
     }
 
-    // The sender's side.
+    // Methods of the sender's side.
 
-    /// Bytes the send buffer takes now.
+    /// Returns the number of bytes that the send buffer can take now.
     pub(super) fn room(&self) -> u64 {
         self.send_cap.saturating_sub(self.written - self.acked)
     }
 
-    /// Whether a writer that found no room should try again.
+    /// Tells whether a writer that found no room should try again.
     pub(super) fn has_room_again(&self) -> bool {
         self.room() * 3 >= self.send_cap
     }
 
-    /// Whether something written is not acknowledged.
+    /// Tells whether written bytes are not acknowledged.
     pub(super) fn is_owed(&self) -> bool {
         self.acked < self.written || (self.fin && !self.fin_acked)
     }
 
-    /// Bytes written and not acknowledged, a FIN counted as one [SIOCOUTQ].
+    /// Returns the number of bytes written and not acknowledged; a FIN counts as one [SIOCOUTQ].
     pub(super) fn unacked(&self) -> u64 {
         self.written - self.acked + u64::from(self.fin && !self.fin_acked)
     }
@@ -111,8 +111,8 @@ impl Stream {
         self.written += bytes.len() as u64;
     }
 
-    /// Hears from the receiver how far it is and how far it may be sent; true if it is further.
-    pub(super) fn hear_ack(&mut self, now: u64, acked: u64, limit: u64, fin: bool) -> bool {
+    /// Handles an acknowledgement and a limit of the receiver; returns true if either is new.
+    pub(super) fn handle_ack(&mut self, now: u64, acked: u64, limit: u64, fin: bool) -> bool {
         let further = acked > self.acked;
         if further || limit > self.limit || fin {
             self.progress = now;
@@ -125,7 +125,7 @@ impl Stream {
         further
     }
 
-    /// The time after which to look whether something must be sent again; `None` if somebody will.
+    /// Starts the retransmission timer. Returns its time; `None` if it runs already.
     pub(super) fn start_rto(&mut self) -> Option<u64> {
         if std::mem::replace(&mut self.rto_pending, true) {
             return None;
@@ -135,35 +135,35 @@ impl Stream {
         Some(rto)
     }
 
-    /// That time has passed.
+    /// Notes that the retransmission timer has fired.
     pub(super) fn end_rto(&mut self) {
         self.rto_pending = false;
     }
 
-    /// The next such time is the first one again.
+    /// Resets the next retransmission timeout to the first one.
     pub(super) fn reset_rto(&mut self) {
         self.rto = RTO_MIN;
     }
 
-    /// Goes back to what is not acknowledged.
+    /// Goes back to the first unacknowledged byte.
     pub(super) fn rewind(&mut self) {
         self.sent = self.acked;
         self.fin_sent = false;
     }
 
-    // The receiver's side.
+    // Methods of the receiver's side.
 
-    /// Whether something has come and was not read.
+    /// Tells whether bytes have arrived and were not read.
     pub(super) fn has_unread(&self) -> bool {
         self.delivered > self.read
     }
 
-    /// From where to where that is.
+    /// Returns the range of these bytes.
     pub(super) fn unread(&self) -> (u64, u64) {
         (self.read, self.delivered)
     }
 
-    /// A segment arrives; tells whether its bytes and whether its end are news.
+    /// Handles a segment; tells whether its bytes, and whether its end, are new.
     pub(super) fn deliver(&mut self, start: u64, end: u64, fin: bool) -> (bool, bool) {
         let fresh = start <= self.delivered && end > self.delivered;
         if fresh {
@@ -174,7 +174,7 @@ impl Stream {
         (fresh, ended)
     }
 
-    /// Hands out up to `max` bytes of what has come.
+    /// Reads up to `max` bytes that have arrived.
     pub(super) fn read(&mut self, out: &mut Vec<u8>, max: usize) -> usize {
         let n = ((self.delivered - self.read) as usize).min(max);
         let (front, back) = self.bytes.as_slices();
@@ -187,24 +187,24 @@ impl Stream {
         n
     }
 
-    /// Whether the sender should hear soon that there is room.
+    /// Tells whether the sender should soon learn that there is room.
     pub(super) fn is_nearly_shut(&self) -> bool {
         self.advertised - self.delivered < self.recv_cap / 4
     }
 
-    /// How far the sender may be told to send.
+    /// Returns the offset up to which the sender may be allowed to send.
     pub(super) fn advertise(&mut self) -> u64 {
         self.advertised = self.advertised.max(self.read + self.recv_cap);
         self.advertised
     }
 
-    /// Takes out the cut that is due with what has arrived.
+    /// Takes the cut that is due after the bytes that have arrived.
     pub(super) fn due_cut(&mut self) -> Option<Cut> {
         let (_, cut) = self.cut.take_if(|(at, _)| self.delivered >= *at)?;
         Some(cut)
     }
 
-    /// Nobody has anything to do with it any more.
+    /// Frees the stream, which neither end uses any more.
     pub(super) fn clear(&mut self) {
         self.bytes = VecDeque::new();
         self.tap = Tap::default();

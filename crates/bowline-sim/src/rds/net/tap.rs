@@ -1,7 +1,8 @@
-//! Watches a byte stream and tells which message of the workload each frame in it carries.
+//! Follows a byte stream and finds the message of the workload in each frame.
 //!
-//! The judges need it where the rules allow a loss: which messages were in the bytes that a TCP
-//! acknowledged and nobody read, or that were begun on a connection to a process that is gone.
+//! The oracle needs that where the rules allow a loss: for messages in bytes that a TCP
+//! acknowledged and no process read, and for messages started on a connection to a process that is
+//! gone.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -11,46 +12,47 @@ use bowline_wire::rds::{HEADER_LEN, Header};
 use crate::rds::oracle::{MessageId, Oracle};
 use crate::rds::payload::TAG_LEN;
 
-/// Where a header has its ports.
+/// Offsets of the ports in a header.
 const SPORT_AT: usize = 20;
 const DPORT_AT: usize = 22;
 
-/// Reads frame by frame, whatever the pieces.
+/// Reads frame by frame, however the bytes are split.
 #[derive(Debug, Default)]
 pub(crate) struct Tap {
     cursor: Cursor,
     frames: VecDeque<(u64, MessageId)>,
-    /// Messages handed to TCP that it did not take, as far as is known; their sender may count
-    /// them as begun.
+    /// Messages offered to TCP that it did not take, as far as they are known; their sender may
+    /// count them as started.
     attempted: Vec<MessageId>,
-    /// Where the stream would be if TCP had taken all that it was offered.
+    /// Position in the stream if TCP had taken all bytes offered.
     attempted_cursor: Option<Cursor>,
-    /// Where the stream was when [`take_stub`](Self::take_stub) last told of one.
+    /// Offset in the stream at which [`take_stub`](Self::take_stub) last returned a stub.
     stub_at: Option<u64>,
     receiver_died: bool,
-    /// Excused for that. A dead machine's connection may be taken for its successor's and be read.
+    /// Messages excused because the receiver died. A dead machine's connection may be taken for its
+    /// successor's and be read.
     gone: Vec<MessageId>,
 }
 
-/// A message that was begun, but of which less was written than tells which one it is.
+/// A message that was started, with too few bytes written to identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stub {
-    /// Source and destination port, if so much of the header is there.
+    /// Source and destination port, if that part of the header was written.
     pub(crate) ports: Option<(u16, u16)>,
 }
 
-/// Where in which frame the stream is.
+/// Position of the stream within a frame.
 #[derive(Clone, Debug, Default)]
 struct Cursor {
-    /// Header and first bytes of the payload of the frame under way.
+    /// Header and first payload bytes of the present frame.
     head: Vec<u8>,
-    /// What of the frame is still to come once the head is known.
+    /// Number of bytes of the frame still to come once the head is complete.
     rest: u64,
     offset: u64,
 }
 
 impl Cursor {
-    /// Follows `bytes`; `found` gets the end of each frame with its message.
+    /// Follows `bytes`; passes the end of each frame and its message to `found`.
     fn follow(
         &mut self,
         mut bytes: &[u8],
@@ -94,7 +96,7 @@ impl Cursor {
 }
 
 impl Cursor {
-    /// The message in whose beginning the stream is, if it is one of an application.
+    /// Returns the message in whose head the stream is, if an application sent it.
     fn stub(&self) -> Option<Stub> {
         let head = &self.head;
         let word = |at: usize| Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]));
@@ -106,23 +108,23 @@ impl Cursor {
 }
 
 impl Tap {
-    /// Follows `bytes` that TCP took on connection `lane`; `ends` are the writer's and the reader's
-    /// address.
+    /// Follows `bytes` that TCP took on connection `connection`; `ends` are the addresses of the
+    /// writer and the reader.
     pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
         ends: (IpAddr, IpAddr),
-        lane: u32,
+        connection: u32,
         oracle: &mut Oracle,
     ) {
         self.attempted.clear();
         self.attempted_cursor = None;
         let mut cursor = std::mem::take(&mut self.cursor);
-        let mut begun = Vec::new();
-        cursor.follow(bytes, ends, oracle, |end, message| begun.push((end, message)));
+        let mut started = Vec::new();
+        cursor.follow(bytes, ends, oracle, |end, message| started.push((end, message)));
         self.cursor = cursor;
-        for (end, message) in begun {
-            oracle.begun(message, lane);
+        for (end, message) in started {
+            oracle.started(message, connection);
             if self.receiver_died {
                 oracle.excuse(message);
                 self.gone.push(message);
@@ -132,7 +134,7 @@ impl Tap {
         }
     }
 
-    /// Looks at `bytes` that TCP was offered and did not take.
+    /// Follows `bytes` that were offered to TCP and that it did not take.
     pub(crate) fn attempt(&mut self, bytes: &[u8], ends: (IpAddr, IpAddr), oracle: &mut Oracle) {
         let mut messages = Vec::new();
         let mut cursor = self.cursor.clone();
@@ -154,27 +156,27 @@ impl Tap {
         }
     }
 
-    /// The messages that were written and not read.
+    /// Returns the messages that were written and not read.
     pub(crate) fn messages(&self) -> impl Iterator<Item = MessageId> {
         self.frames.iter().map(|f| f.1).chain(self.gone.iter().copied())
     }
 
-    /// The messages whose last byte lies after `from` and not after `to`.
+    /// Returns the messages whose last byte lies after `from` and not after `to`.
     pub(crate) fn messages_ending_in(&self, from: u64, to: u64) -> Vec<MessageId> {
         let inside = |f: &&(u64, MessageId)| f.0 > from && f.0 <= to;
         self.frames.iter().filter(inside).map(|f| f.1).collect()
     }
 
-    /// The process that would have read this is gone: returns what it had not read; what is
-    /// written from now on is excused as it comes.
+    /// Notes that the reading process is gone. Returns the messages it had not read; messages
+    /// written from now on are excused at once.
     pub(crate) fn receiver_died(&mut self) -> Vec<MessageId> {
         self.receiver_died = true;
         self.gone.extend(self.frames.drain(..).map(|f| f.1));
         self.gone.iter().copied().chain(self.attempted.drain(..)).collect()
     }
 
-    /// The message in whose header a stream to a process that is gone has ended: its sender counts
-    /// it as begun from its first byte on.
+    /// Returns the message in whose head a stream to a dead process has ended: its sender counts it
+    /// as started from its first byte on.
     pub(crate) fn take_stub(&mut self) -> Option<Stub> {
         if !self.receiver_died {
             return None;
@@ -194,7 +196,8 @@ mod tests {
         (SocketAddr::from(([10, 0, 0, 1], 7)), SocketAddr::from(([10, 0, 0, 2], 9)))
     }
 
-    /// A judge that knows two messages of 100 bytes from one socket to another, and their frames.
+    /// Returns an oracle with two messages of 100 bytes from one socket to another, and their
+    /// frames.
     fn two_messages() -> (Oracle, Vec<u8>) {
         let (from, to) = ends();
         let mut oracle = Oracle::default();
@@ -206,7 +209,7 @@ mod tests {
         for sequence in 1..=2 {
             let mut payload = Vec::new();
             oracle.next_payload(0, 1, 100, &mut payload);
-            oracle.sent(0, 1, 100);
+            oracle.send_accepted(0, 1, 100);
             let header = Header { sequence, len: 100, sport: 7, dport: 9, ..Header::default() };
             stream.extend_from_slice(&header.to_bytes());
             stream.extend_from_slice(&payload);
@@ -214,8 +217,8 @@ mod tests {
         (oracle, stream)
     }
 
-    /// The machine of the receiver has gone off without a word. The sender writes a whole message
-    /// on the connection to it and so many bytes of the next one, and then the connection ends.
+    /// The receiver's machine has failed silently. The sender writes a whole message and some bytes
+    /// of the next one on the connection to it; then the connection ends.
     #[test]
     fn a_message_begun_by_less_than_its_name_on_a_dead_machines_connection_may_be_lost() {
         let (from, to) = ends();
@@ -228,16 +231,16 @@ mod tests {
             assert!(oracle.missing().is_some(), "the second one is still owed");
             let stub = tap.take_stub().expect("something was begun");
             assert_eq!(stub.ports, (bytes >= 24).then_some((7, 9)), "{bytes} bytes");
-            oracle.excuse_begun(ips, stub.ports, 3);
+            oracle.excuse_started(ips, stub.ports, 3);
             assert_eq!(oracle.missing(), None, "{bytes} bytes");
             assert_eq!(tap.take_stub(), None, "only one");
         }
     }
 
-    /// The same when an earlier message of the flow was lost with another dead machine's
-    /// connection: it never comes, and is not the one that was begun here.
+    /// An earlier message of the flow was lost with another dead machine's connection. It never
+    /// comes, and is not the message that was started here.
     #[test]
-    fn what_was_lost_before_is_not_taken_for_what_was_begun() {
+    fn messages_lost_before_are_not_taken_for_started_ones() {
         let (from, to) = ends();
         let ips = (from.ip(), to.ip());
         let (mut oracle, stream) = two_messages();
@@ -248,12 +251,12 @@ mod tests {
         tap.receiver_died();
         tap.feed(&stream[148..196], ips, 3, &mut oracle);
         let stub = tap.take_stub().expect("something was begun");
-        oracle.excuse_begun(ips, stub.ports, 3);
+        oracle.excuse_started(ips, stub.ports, 3);
         assert_eq!(oracle.missing(), None);
     }
 
     #[test]
-    fn what_was_not_begun_or_not_on_such_a_connection_must_come() {
+    fn messages_not_started_on_a_dead_connection_must_come() {
         let (from, to) = ends();
         let ips = (from.ip(), to.ip());
         let (mut oracle, stream) = two_messages();
@@ -265,13 +268,13 @@ mod tests {
         let mut alive = Tap::default();
         alive.feed(&stream[..160], ips, 3, &mut oracle);
         assert_eq!(alive.take_stub(), None, "its receiver lives");
-        oracle.excuse_begun(ips, Some((7, 8)), 3);
+        oracle.excuse_started(ips, Some((7, 8)), 3);
         assert!(oracle.missing().is_some(), "another flow's");
     }
 
-    /// TCP takes nothing, but the sender does not know that yet when the connection ends.
+    /// TCP takes no bytes, but the sender does not know that yet when the connection ends.
     #[test]
-    fn what_was_offered_to_tcp_counts_as_begun() {
+    fn messages_offered_to_tcp_count_as_started() {
         let (from, to) = ends();
         let ips = (from.ip(), to.ip());
         let (mut oracle, stream) = two_messages();
@@ -282,8 +285,8 @@ mod tests {
         assert_eq!(tap.take_stub(), Some(Stub { ports: None }));
     }
 
-    /// The connection has ended inside a header, and its sender, which does not know that yet,
-    /// offers the rest.
+    /// The connection has ended inside a header. Its sender does not know that yet, and offers the
+    /// rest.
     #[test]
     fn a_stub_does_not_hide_what_is_offered_after_it() {
         let (from, to) = ends();

@@ -1,4 +1,4 @@
-//! What TCP does where the model of it once did something else.
+//! Cases of TCP in which its model was once wrong.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,8 +10,8 @@ use crate::engine::rng::Rng;
 use crate::engine::trace::{Trace, TraceMode};
 use crate::rds::ctx::{Ctx, Event};
 
-/// Two hosts, 10.0.0.1 and 10.0.0.2, of which the second may be a kernel, and a network without any
-/// trouble between them.
+/// Makes two hosts, 10.0.0.1 and 10.0.0.2, of which the second may be a kernel, and a network
+/// without faults between them.
 pub(crate) fn two_hosts(kernel: bool) -> Ctx {
     let host = |last, kernel| HostNet {
         up: true,
@@ -36,14 +36,14 @@ pub(crate) fn two_hosts(kernel: bool) -> Ctx {
     Ctx::new(Rng::new(1), net, Trace::new(TraceMode::Hash))
 }
 
-/// The first host connects to the second; its end, and the one that will be accepted.
+/// Connects the first host to the second; returns its end, and the end to be accepted.
 fn connect(ctx: &mut Ctx) -> (EndId, EndId) {
     let to = SocketAddr::from(([10, 0, 0, 2], TCP_PORT));
     let end = ctx.tcp_connect(0, IpAddr::from([10, 0, 0, 1]), None, to).expect("an end");
     (end, end.other())
 }
 
-/// Lets everything happen that is on its way, and everything that comes of it.
+/// Runs all pending events and their consequences.
 fn run(ctx: &mut Ctx) {
     while let Some(event) = ctx.next_event() {
         if let Event::Net(event) = event {
@@ -52,7 +52,7 @@ fn run(ctx: &mut Ctx) {
     }
 }
 
-/// The three packets that make a connection arrive, and the listener's process takes it.
+/// Delivers the three packets of a handshake; the listener's process accepts the connection.
 fn shake_hands(ctx: &mut Ctx, accepted: EndId) {
     let conn = accepted.conn;
     ctx.net_event(NetEvent::Syn { conn });
@@ -62,7 +62,7 @@ fn shake_hands(ctx: &mut Ctx, accepted: EndId) {
 }
 
 /// The last packet of a handshake is lost. A segment behind it completes the handshake, so the
-/// process has the connection when that breaks; the dialler is gone when the lost packet would be
+/// process has the connection when it breaks. The dialler is gone when the lost packet would be
 /// repeated.
 #[test]
 fn an_accepted_connection_never_ends_untold() {
@@ -88,14 +88,14 @@ fn an_accepted_connection_never_ends_untold() {
     assert!(ctx.now < begun + 40 * SEC, "by keepalive");
 }
 
-/// One end gives up what the other never heard of. That other end, which has nothing to send, must
-/// not hold the connection for open for ever.
+/// One end gives up bytes of which the other end never heard. The other end, which has nothing to
+/// send, must not keep the connection open for ever.
 #[test]
 fn an_idle_end_learns_that_the_other_timed_out() {
     let mut ctx = two_hosts(false);
     let (dialled, accepted) = connect(&mut ctx);
     shake_hands(&mut ctx, accepted);
-    ctx.die(accepted, Reason::TimedOut);
+    ctx.break_end(accepted, Reason::TimedOut);
     let begun = ctx.now;
     ctx.notices.clear();
     run(&mut ctx);
@@ -105,8 +105,8 @@ fn an_idle_end_learns_that_the_other_timed_out() {
     assert!(ctx.now < begun + 6 * SEC, "by the first keepalive");
 }
 
-/// A process stops while a connection waits at its listener. The dialler, which has had no answer,
-/// asks again and meets the next process: what the first one ended is not ended for that.
+/// A process stops while a connection waits at its listener. The dialler, which got no answer, asks
+/// again and meets the next process, for which the earlier connection does not count.
 #[test]
 fn a_connection_that_is_asked_for_again_begins_anew() {
     let mut ctx = two_hosts(false);

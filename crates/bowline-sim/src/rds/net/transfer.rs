@@ -1,10 +1,10 @@
-//! How bytes get from one end to the other: buffers, windows, acknowledgements, repetition.
+//! The transport of bytes between the ends: buffers, windows, acknowledgements, repetition.
 
 use super::{EndId, EndState, NetEvent, Notice, Reach, ReadOutcome, Reason};
 use crate::engine::queue::SEC;
 use crate::rds::ctx::{Ctx, Event};
 
-/// TCP_USER_TIMEOUT of the driver, and near enough for a kernel peer.
+/// TCP_USER_TIMEOUT of the driver in nanoseconds, which approximates a kernel peer's as well.
 const USER_TIMEOUT: u64 = 30 * SEC;
 
 impl Ctx {
@@ -54,7 +54,7 @@ impl Ctx {
         let stream = &mut conn.streams[1 - side];
         if stream.has_unread() {
             let n = stream.read(out, max);
-            // A window update as soon as it is worth a packet.
+            // A window update is sent as soon as it is worth a packet.
             if state == EndState::Open && stream.is_nearly_shut() {
                 self.send_ack(id.other());
             }
@@ -120,7 +120,7 @@ impl Ctx {
     pub(super) fn on_segment(&mut self, from: EndId, start: u64, end: u64, fin: bool) {
         match self.arrival(from) {
             Reach::Peer => {}
-            Reach::Stranger => {
+            Reach::UnknownHost => {
                 self.coverage.hit("tcp", "data comes to another host");
                 self.refuse_stray(from);
                 return;
@@ -153,7 +153,7 @@ impl Ctx {
                 };
                 self.coverage.hit("tcp", what);
                 if state == EndState::Orphan {
-                    self.vanish(receiver);
+                    self.remove_end(receiver);
                 }
                 self.send_rst(from);
                 return;
@@ -179,7 +179,7 @@ impl Ctx {
     pub(super) fn on_ack(&mut self, sender: EndId, acked: u64, limit: u64, fin: bool) {
         match self.arrival(sender.other()) {
             Reach::Peer => {}
-            Reach::Stranger => {
+            Reach::UnknownHost => {
                 self.refuse_stray(sender.other());
                 return;
             }
@@ -196,7 +196,7 @@ impl Ctx {
             return;
         }
         let stream = &mut conn.streams[side];
-        let progress = stream.hear_ack(now, acked, limit, fin);
+        let progress = stream.handle_ack(now, acked, limit, fin);
         let writable = conn.ends[side].blocked && stream.has_room_again();
         if writable {
             conn.ends[side].blocked = false;
@@ -229,14 +229,14 @@ impl Ctx {
         }
         if now.saturating_sub(stream.progress) > USER_TIMEOUT {
             self.coverage.hit("tcp", "user timeout");
-            self.die(id, Reason::TimedOut);
+            self.break_end(id, Reason::TimedOut);
             return;
         }
         self.coverage.hit("tcp", "retransmission timeout");
         stream.rewind();
         let at = stream.sent;
         if stream.limit <= at && stream.written > at {
-            // The window is shut: ask whether it still is.
+            // The window is closed: ask whether it still is.
             self.coverage.hit("tcp", "window probe");
             let probe =
                 NetEvent::Segment { conn: id.conn, side: id.side, start: at, end: at, fin: false };

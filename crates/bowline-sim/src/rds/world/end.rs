@@ -1,4 +1,4 @@
-//! The end of a run: faults are over, everything comes to its end, and nothing is left.
+//! The end of a run: faults are over, all messages arrive, and nothing is left.
 
 use super::{Phase, World};
 use crate::engine::queue::{MS, SEC};
@@ -6,38 +6,38 @@ use crate::rds::ctx::{AppEvent, Event};
 use crate::rds::host::Host;
 use crate::rds::plan::{FaultKind, NodeKind, Scenario, SenderPlan};
 
-/// Virtual time within which everything must have come after the last fault, besides the time the
-/// data takes. Keepalive and user timeout end what is dead within 30 s, a peer that says nothing of
-/// itself is known after 34 s, a path whose connections are rejected is opened anew after 32 s, and
-/// one comes after the other.
+/// Virtual time in which all messages must have arrived after the last fault, in addition to the
+/// time their bytes take. Keepalive and user timeout end dead connections within 30 s, the kind of
+/// a silent peer is known after 34 s, a path whose connections are rejected is opened anew after 32
+/// s, and these may follow one another.
 const DRAIN_MAX: u64 = 120 * SEC;
-/// Longest way of a message when nothing is wrong, besides the time its bytes take.
+/// Longest time of a message without faults, in addition to the time its bytes take.
 const CALM_LATENCY_MAX: u64 = 20 * SEC;
-/// Time in which late doubles show, and TCP finds every connection that is dead: keepalive asks
-/// after 5 s of silence, five times every 5 s.
+/// Time in which late duplicates show, and TCP finds every dead connection: keepalive asks after 5
+/// s of silence, five times every 5 s.
 const QUIET: u64 = 36 * SEC;
-/// Time besides in which a kernel that has paired paths anew, and has no place for one of them,
-/// gets all of them anew: its peer waits for as long as keepalive takes once more, [R-421].
+/// Additional time in which a kernel that has paired paths anew, and has no place for one of them,
+/// gets all of them anew: its peer waits once more for as long as keepalive takes, [R-421].
 const QUIET_KERNEL: u64 = 36 * SEC;
-/// Round trips in which a message comes where everything is healthy: a connection is made, both
-/// sides greet, it goes out and is acknowledged, each once more where a knock or a broken
+/// Round trips in which a message arrives between healthy hosts: a connection is made, both sides
+/// greet, the message goes out and is acknowledged, each once more where a knock or a broken
 /// connection precedes it.
 const FRESH_TRIPS: u64 = 8;
-/// Time for that besides: a delay of R-331, and senders that a map or a path count lets wait.
+/// Additional time for that: a delay of R-331, and senders that wait for a map or a path count.
 const FRESH_TIME: u64 = 1500 * MS;
-/// Time for that besides with a kernel, whose users have to try again.
+/// Additional time for that with a kernel, whose users have to try again.
 const FRESH_KERNEL: u64 = 4 * SEC;
-/// Time for that besides with a kernel at an address where a bowline node was before, if the kernel
-/// sends nothing but maps [R-2003].
+/// Additional time for that with a kernel at an address where a bowline node was before, if the
+/// kernel sends nothing but maps [R-2003].
 const FRESH_STRANGER: u64 = 36 * SEC;
-/// Bytes of such a message.
+/// Length of such a message in bytes.
 const FRESH_LEN: usize = 64;
-/// Time in which a node must have nothing left after all sockets are closed: what was begun is
+/// Time in which a node must have nothing left after all sockets are closed: started messages are
 /// completed, through TCP's longest retransmission timeout or a lost connection.
 const CLOSED_MAX: u64 = 90 * SEC;
 
 impl World {
-    /// The last fault is over: everything is healed at once.
+    /// Ends all faults at once, because the faulty part of the run is over.
     pub(super) fn calm(&mut self) {
         self.ctx.note([62, 0, 0], || "CALM".into());
         self.enter(Phase::Draining);
@@ -59,12 +59,12 @@ impl World {
         }
         for slot in 0..self.readers.len() {
             self.open(slot);
-            self.read_on(slot);
+            self.resume_reader(slot);
         }
         self.ctx.schedule(50 * MS, Event::App(AppEvent::Check));
     }
 
-    /// Everything must come to its end in bounded time.
+    /// Checks that all work ends in bounded time.
     pub(super) fn check_overdue(&mut self) {
         let overdue = self.phase == Phase::Draining
             && self.ctx.now > self.phase_since + DRAIN_MAX
@@ -89,7 +89,7 @@ impl World {
                     && self.ctx.oracle.missing().is_none()
                     && (0..self.open.len()).all(|s| self.send_bytes(s) == 0);
                 if done {
-                    self.tell_recovery();
+                    self.report_recovery();
                     self.enter(Phase::Quiet);
                 } else if self.plan.scenario == Scenario::Calm
                     && self.ctx.now > self.phase_since + CALM_LATENCY_MAX + self.transfer_time()
@@ -129,8 +129,8 @@ impl World {
         self.ctx.schedule(wait, Event::App(AppEvent::Check));
     }
 
-    /// A generous guess of the time all data of the run take through the narrowest window, and
-    /// their senders to send them.
+    /// Returns a generous estimate of the time that all data of the run take through the narrowest
+    /// window, including the time of their senders.
     fn transfer_time(&self) -> u64 {
         let bytes: u64 = self
             .plan
@@ -141,13 +141,14 @@ impl World {
         let window = self.plan.net.recv_buffer.0.min(self.plan.net.send_buffer.0);
         let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).max().unwrap_or(0);
         let turns: u64 = self.plan.senders.iter().map(|s| u64::from(s.messages)).sum();
-        // A pause is at most eight times its mean, and many of them are seldom above twice theirs.
+        // A pause is at most eight times its mean, and many pauses are seldom above twice their
+        // mean.
         let pause = |s: &SenderPlan| s.gap * (8 + 2 * u64::from(s.messages));
         let pauses = self.plan.senders.iter().map(pause).max();
         (bytes / window + 1) * 2 * self.plan.net.delay.1 + gaps * turns + pauses.unwrap_or(0)
     }
 
-    /// Whether a sender is through, or its kernel cannot go on.
+    /// Tells whether a sender has sent everything, or its kernel cannot continue.
     fn has_sent(&self, sender: usize) -> bool {
         self.senders[sender].left == 0 || self.is_stranded(sender)
     }
@@ -160,12 +161,12 @@ impl World {
         }
     }
 
-    /// Who sent messages sends one more.
+    /// Makes each earlier sender send one more message.
     fn send_fresh(&mut self) {
         for sender in 0..self.senders.len() {
             if !self.is_stranded(sender) && !self.plan.senders[sender].pings {
-                self.senders[sender].one_more(FRESH_LEN);
-                // Whatever it had planned before.
+                self.senders[sender].add_message(FRESH_LEN);
+                // Whatever time the sender had planned before.
                 self.ctx.schedule(0, Event::App(AppEvent::Send(sender)));
             }
         }
@@ -179,7 +180,7 @@ impl World {
         QUIET + if self.with_kernels() { QUIET_KERNEL } else { 0 }
     }
 
-    /// Within which that must have come.
+    /// Returns the time within which that message must have arrived.
     fn fresh_limit(&self) -> u64 {
         let gaps: u64 = self.plan.slots.iter().map(|s| s.read_gap).sum();
         let moves = self.plan.faults.iter().any(|(kind, _)| *kind == FaultKind::AddressMove);
@@ -189,9 +190,9 @@ impl World {
         FRESH_TRIPS * trip + FRESH_TIME + gaps + if self.with_kernels() { kernel } else { 0 }
     }
 
-    /// How long it took until everything had come after the last fault, besides the time for the
-    /// data.
-    fn tell_recovery(&mut self) {
+    /// Reports how long it took until all messages had arrived after the last fault, in addition to
+    /// the time for the data.
+    fn report_recovery(&mut self) {
         let took = (self.ctx.now - self.phase_since).saturating_sub(self.transfer_time());
         let name = match took / SEC {
             0 => "1 s",
@@ -207,23 +208,24 @@ impl World {
 
     fn send_bytes(&self, slot: usize) -> usize {
         match &self.hosts[self.host_of(slot)] {
-            // What a kernel peer keeps is not ours to judge.
+            // The memory of a kernel peer is not checked.
             Host::Kernel(_) => 0,
             host => host.send_bytes(slot),
         }
     }
 
-    /// After everything is closed: tells whether nothing is left, which must be so soon.
+    /// After all sockets are closed: tells whether nothing is left, which must be so soon.
     pub(super) fn finished(&mut self) -> bool {
-        if self.ctx.now < self.closed_look {
+        if self.ctx.now < self.next_closed_check {
             return false;
         }
-        self.closed_look = self.ctx.now + 500 * MS;
+        self.next_closed_check = self.ctx.now + 500 * MS;
         for host in 0..self.hosts.len() {
             let Host::Bowline(node) = &self.hosts[host] else { continue };
             let info = node.node.info();
-            // What this host would say as an address that is another's again stays with it, and so
-            // does the node's own talk (ports 0 and 1) with peers nobody sends to any more.
+            // Messages that this host would send from an address that now belongs to another host
+            // stay with it; so do the node's own messages (ports 0 and 1) to peers to which no user
+            // sends any more.
             let own = |m: &&bowline_rds::MessageInfo| {
                 self.plan.nodes[host].addrs.contains(&m.local.ip()) && m.local.port() > 1
             };
@@ -244,7 +246,7 @@ impl World {
         true
     }
 
-    /// Who waits for what, for a report.
+    /// Describes who waits for what, for a report.
     fn stuck(&self) -> String {
         let mut out = String::new();
         for (i, (state, plan)) in self.senders.iter().zip(&self.plan.senders).enumerate() {

@@ -1,4 +1,4 @@
-//! Faults as they strike, and how they heal.
+//! Faults and their ends.
 
 use super::{Deferred, Phase, World};
 use crate::engine::queue::{MS, SEC};
@@ -7,7 +7,7 @@ use crate::rds::host::Host;
 use crate::rds::net::{Cut, EndId};
 use crate::rds::plan::FaultKind;
 
-/// Time between a node's being told to end and its being gone.
+/// Time in nanoseconds between the shutdown of a node and its end.
 const ENDING: u64 = 2_200 * MS;
 
 impl World {
@@ -38,7 +38,7 @@ impl World {
         use FaultKind as F;
         match what {
             F::Cut => {
-                let begun = self.ctx.net.begun();
+                let begun = self.ctx.net.connecting();
                 if !begun.is_empty() && self.ctx.rng.chance(250) {
                     let conn = self.ctx.rng.pick(&begun);
                     self.ctx.coverage.hit("cut", "while connecting");
@@ -52,27 +52,27 @@ impl World {
                     self.ctx.tcp_cut(conn, cut);
                     for side in [0, 1] {
                         let host = self.ctx.net.host(EndId { conn, side });
-                        self.struck(what, host);
+                        self.count_fault(what, host);
                     }
                 }
             }
             F::Crash => {
                 let host = self.random_host();
                 if self.stop_host(host, false) {
-                    self.struck(what, host);
+                    self.count_fault(what, host);
                 }
             }
             F::Reboot => {
                 let host = self.random_host();
                 if self.stop_host(host, true) {
-                    self.struck(what, host);
+                    self.count_fault(what, host);
                 }
             }
             F::Partition | F::OneWay => {
                 let (a, b) = (self.random_host(), self.random_host());
                 if a != b {
                     self.note_fault(format_args!("{what:?} {a} -> {b}"));
-                    self.struck(what, a);
+                    self.count_fault(what, a);
                     self.block(a, b);
                     if what == F::Partition {
                         self.block(b, a);
@@ -84,7 +84,7 @@ impl World {
                 let host = self.random_host();
                 if !self.stalled[host] && self.alive(host) {
                     self.note_fault(format_args!("stall of {host}"));
-                    self.struck(what, host);
+                    self.count_fault(what, host);
                     self.stalled[host] = true;
                     let length = self.fault_length();
                     self.ctx.schedule(length, Event::Heal(Heal::Resume(host)));
@@ -94,17 +94,17 @@ impl World {
                 let slot = self.ctx.rng.index(self.readers.len());
                 if !self.readers[slot].stopped {
                     self.note_fault(format_args!("reader of {slot} stops"));
-                    self.struck(what, self.host_of(slot));
+                    self.count_fault(what, self.host_of(slot));
                     self.readers[slot].stopped = true;
                     let length = self.fault_length();
-                    self.ctx.schedule(length, Event::App(AppEvent::ReadOn(slot)));
+                    self.ctx.schedule(length, Event::App(AppEvent::ResumeReader(slot)));
                 }
             }
             F::Reopen => {
                 let slot = self.ctx.rng.index(self.readers.len());
                 if self.open[slot] && !self.stalled[self.host_of(slot)] {
                     self.ctx.stats.reopened += 1;
-                    self.struck(what, self.host_of(slot));
+                    self.count_fault(what, self.host_of(slot));
                     self.close(slot);
                     let length = self.fault_length() / 8;
                     self.ctx.schedule(length, Event::App(AppEvent::Reopen(slot)));
@@ -127,27 +127,27 @@ impl World {
                     Host::Bowline(node) => node.drop_links(&mut self.ctx, peer),
                     Host::Kernel(kernel) => kernel.drop_paths(&mut self.ctx),
                 }
-                self.struck(what, host);
+                self.count_fault(what, host);
             }
             F::Shutdown => {
                 let host = self.random_host();
                 if !self.stalled[host]
                     && self.alive(host)
-                    && self.at_home(host)
+                    && self.has_all_addresses(host)
                     && !self.ending[host]
                     && let Host::Bowline(node) = &mut self.hosts[host]
                 {
                     self.ending[host] = true;
                     node.shut_down(&mut self.ctx);
                     self.note_fault(format_args!("host {host} shuts down"));
-                    self.struck(what, host);
+                    self.count_fault(what, host);
                     self.ctx.schedule(ENDING, Event::Heal(Heal::Ended(host)));
                 }
             }
             F::Delay => {
                 self.ctx.net.delay_factor = self.ctx.rng.magnitude(2, 200);
                 for host in 0..self.hosts.len() {
-                    self.struck(what, host);
+                    self.count_fault(what, host);
                 }
                 let length = self.fault_length().min(SEC);
                 self.ctx.schedule(length, Event::Heal(Heal::Delay));
@@ -172,15 +172,15 @@ impl World {
             self.note_fault(format_args!("socket {} cancels to {target}", plan.slot));
             let owed = self.ctx.oracle.cancelled(plan.slot, plan.target);
             self.ctx.coverage.add("excused", "cancelled", owed);
-            self.struck(FaultKind::Cancel, host);
+            self.count_fault(FaultKind::Cancel, host);
             self.hosts[host].cancel(&mut self.ctx, plan.slot, target);
         }
     }
 
-    /// A process (or, silently, a whole machine) stops and comes back after a while. Tells whether
-    /// it was there.
+    /// Stops a process (or, if silently, a whole machine), which comes back after a while. Tells
+    /// whether it was running.
     pub(super) fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
-        if !self.alive(host) || !self.at_home(host) {
+        if !self.alive(host) || !self.has_all_addresses(host) {
             return false;
         }
         self.note_fault(format_args!("host {host} stops{}", if silent { " silently" } else { "" }));
@@ -188,7 +188,7 @@ impl World {
         for slot in 0..self.open.len() {
             if self.host_of(slot) == host && self.open[slot] {
                 self.open[slot] = false;
-                self.close_account(slot);
+                self.excuse_socket(slot);
                 self.wake_senders_of(slot);
             }
         }
@@ -198,14 +198,14 @@ impl World {
         self.ending[host] = false;
         self.deferred[host].clear();
         self.ctx.tcp_host_down(host, silent);
-        self.tell_counters(host);
+        self.report_counters(host);
         let length = self.fault_length();
         self.ctx.schedule(length, Event::Heal(Heal::Boot(host)));
         true
     }
 
-    /// Nothing is owed to or by a socket any more.
-    pub(super) fn close_account(&mut self, slot: usize) {
+    /// Excuses all messages to and from a socket.
+    pub(super) fn excuse_socket(&mut self, slot: usize) {
         let owed = self.ctx.oracle.closed(slot);
         self.ctx.coverage.add("excused", "socket or process gone", owed);
     }
@@ -220,14 +220,15 @@ impl World {
             .senders
             .iter()
             .any(|s| self.host_of(s.slot) == host && self.host_of(s.target) == host);
-        if !self.alive(host) || !self.at_home(host) || self.ending[host] || local_senders {
+        if !self.alive(host) || !self.has_all_addresses(host) || self.ending[host] || local_senders
+        {
             return;
         }
         self.note_fault(format_args!("{ip} leaves host {host} for {taker:?}"));
-        self.struck(what, host);
+        self.count_fault(what, host);
         for slot in 0..self.open.len() {
             if self.plan.slots[slot].addr == ip {
-                self.close_account(slot);
+                self.excuse_socket(slot);
             }
         }
         self.ctx.tcp_address_lost(host, ip);

@@ -1,4 +1,4 @@
-//! The users: who sends how much to whom, who reads, and when sockets are opened and closed.
+//! The users of the run: their messages, their reading, and the opening and closing of sockets.
 
 use std::net::SocketAddr;
 
@@ -9,20 +9,20 @@ use crate::rds::host::SendResult;
 use crate::rds::oracle::Verdict;
 use crate::rds::payload::TAG_LEN;
 
-/// State of one sender.
+/// State of a sender.
 #[derive(Debug)]
 pub(super) struct Sender {
-    /// Messages still to be sent.
+    /// Number of messages still to be sent.
     pub(super) left: u32,
-    /// Refused, to be woken by the node.
+    /// A message was refused, and the node will wake the sender.
     pub(super) waiting: bool,
-    /// An event for it is in the queue.
+    /// An event for the sender is in the queue.
     scheduled: bool,
-    /// Bytes of the next message and one, 0 if they are not drawn yet.
+    /// Length of the next message in bytes plus one; 0 if it is not drawn yet.
     next_size: usize,
 }
 
-/// State of one reader.
+/// State of a reader.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
     pub(super) stopped: bool,
@@ -34,8 +34,8 @@ impl Sender {
         Self { left, waiting: false, scheduled: false, next_size: 0 }
     }
 
-    /// One message more is to be sent, of so many bytes.
-    pub(super) fn one_more(&mut self, len: usize) {
+    /// Adds one message of `len` bytes to be sent.
+    pub(super) fn add_message(&mut self, len: usize) {
         self.left = 1;
         self.next_size = len + 1;
     }
@@ -67,7 +67,7 @@ impl World {
         }
         let host = self.host_of(slot);
         self.open[slot] = false;
-        self.close_account(slot);
+        self.excuse_socket(slot);
         self.ctx.note([41, slot as u64, 0], || format!("host {host} closes socket {slot}"));
         self.hosts[host].close(&mut self.ctx, slot);
         self.wake_senders_of(slot);
@@ -91,7 +91,7 @@ impl World {
     }
 
     /// A reader that had stopped goes on.
-    pub(super) fn read_on(&mut self, slot: usize) {
+    pub(super) fn resume_reader(&mut self, slot: usize) {
         self.readers[slot].stopped = false;
         self.schedule_read(slot);
     }
@@ -170,11 +170,11 @@ impl World {
     ) -> SendResult {
         let mut payload = std::mem::take(&mut self.payload);
         self.ctx.oracle.next_payload(slot, target, len, &mut payload);
-        // Judged first: what the node does inside the call may already concern the message.
+        // The oracle is told first, since the call may already affect the message.
         if ping {
-            self.ctx.oracle.pinged(slot);
+            self.ctx.oracle.ping_accepted(slot);
         } else {
-            self.ctx.oracle.sent(slot, target, len);
+            self.ctx.oracle.send_accepted(slot, target, len);
         }
         let host = self.host_of(slot);
         let result = self.hosts[host].send(&mut self.ctx, slot, to, &payload);
@@ -191,9 +191,9 @@ impl World {
         } else {
             self.ctx.stats.refused += 1;
             if ping {
-                self.ctx.oracle.unpinged(slot);
+                self.ctx.oracle.ping_refused(slot);
             } else {
-                self.ctx.oracle.unsent(slot, target);
+                self.ctx.oracle.send_refused(slot, target);
             }
         }
         self.ctx.note([42, slot as u64, len as u64], || {

@@ -1,5 +1,5 @@
-//! The driver of each device: hands in datagrams and time, sends what there is, and hands out what
-//! the device has to say.
+//! The driver of each device: passes datagrams and time to the device, sends its datagrams, and
+//! delivers its events.
 
 use bowline_roce::Event as DeviceEvent;
 use bowline_verbs::CmEvent;
@@ -8,19 +8,19 @@ use super::{Event, Phase, World};
 use crate::engine::queue::US;
 use crate::roce::host::Host;
 use crate::roce::net::Datagram;
-use crate::roce::reach::{Blow, Head};
+use crate::roce::reach::{FaultRow, Head};
 use crate::roce::sabotage::Sabotage;
 use crate::roce::side::{Side, SideId, Stage};
 
-/// Timers a device may hold besides a few of every queue pair.
+/// Number of timers that a device may hold in addition to a few for every queue pair.
 const TIMERS: usize = 100;
 /// Operation of management datagrams [GSI-1].
 const UD_SEND: u8 = 0x64;
-/// Bursts of one turn after which a device is taken to go in circles.
+/// Number of bursts of one turn after which a device is taken to make no progress.
 const BURSTS_MAX: usize = 20_000;
 
 impl World {
-    /// Hands a datagram to a host.
+    /// Delivers a datagram to a host.
     pub(crate) fn deliver(&mut self, host: usize, datagram: &Datagram) {
         if self.hosts[host].deliver(self.now, &mut self.rng, datagram) {
             let here = self.sides.iter_mut().filter(|side| side.host == host);
@@ -56,24 +56,24 @@ impl World {
         let length = self.plan.fault_max;
         if which == 0 {
             let length = self.rng.magnitude(US, length);
-            return self.crash(host, length, Blow::ReceiverBefore);
+            return self.crash(host, length, FaultRow::ReceiverBefore);
         }
         if !self.sabotaged_arrival(host, datagram) {
             self.deliver(host, datagram);
         }
-        self.touched(host);
+        self.schedule_turn(host);
         let sender = self.hosts.iter().position(|h| h.addr() == datagram.from.ip());
         if let (1 | 2, Some(sender)) = (which, sender) {
             let length = self.rng.magnitude(US, length);
             match which {
-                1 => self.crash(host, length, Blow::ReceiverAfter),
-                _ => self.crash(sender, length, Blow::Sender),
+                1 => self.crash(host, length, FaultRow::ReceiverAfter),
+                _ => self.crash(sender, length, FaultRow::Sender),
             }
         }
     }
 
-    /// A device was given something: its driver has to look at it.
-    pub(crate) fn touched(&mut self, host: usize) {
+    /// Lets the driver run, because its device was given work.
+    pub(crate) fn schedule_turn(&mut self, host: usize) {
         self.set_timer(host);
         let Host { boot, turning, .. } = self.hosts[host];
         if !turning && self.hosts[host].device.is_some() {
@@ -105,11 +105,11 @@ impl World {
                 };
                 stats.sent += 1;
                 let head = Head::of(&datagram.bytes);
-                let fate = net.send(now, rng, (number, to), datagram);
-                reached.sent(coverage, &head, &fate);
-                stats.damaged += u64::from(fate.damaged);
-                stats.lost += u64::from(fate.arrivals.is_empty());
-                for (at, datagram) in fate.arrivals {
+                let delivery = net.send(now, rng, (number, to), datagram);
+                reached.sent(coverage, &head, &delivery);
+                stats.damaged += u64::from(delivery.damaged);
+                stats.lost += u64::from(delivery.arrivals.is_empty());
+                for (at, datagram) in delivery.arrivals {
                     queue.push(at, Event::Arrive { host: to, datagram });
                 }
             });
@@ -122,7 +122,8 @@ impl World {
         self.check_bounds(host);
     }
 
-    /// What a device holds for itself is bounded by what programs have made.
+    /// Checks that the device's own objects are limited by the number of objects that programs
+    /// made.
     fn check_bounds(&mut self, host: usize) {
         let Some(device) = &self.hosts[host].device else { return };
         let held = device.in_use();
@@ -131,7 +132,7 @@ impl World {
         }
     }
 
-    /// Hands out what the device has to say.
+    /// Delivers the events of a device.
     fn events(&mut self, host: usize) {
         loop {
             let Some(device) = &mut self.hosts[host].device else { return };
@@ -146,7 +147,7 @@ impl World {
                     if side.is_none() && self.port_ready(host, cq) {
                         continue;
                     }
-                    // The program may have removed it a moment ago.
+                    // The program may have removed the connection just now.
                     let Some(id) = side else { continue };
                     self.note([3, id as u64, cq.0.into()], || format!("side {id}: {cq:?} ready"));
                     let which = usize::from(self.sides[id].send_cq != cq);
@@ -169,7 +170,7 @@ impl World {
     fn schedule_look(&mut self, id: SideId) {
         if !std::mem::replace(&mut self.sides[id].looking, true) {
             let most = self.plan.hosts[self.sides[id].host].look;
-            self.schedule_within(most, Event::Look(id));
+            self.schedule_within(most, Event::Poll(id));
         }
     }
 
@@ -183,7 +184,7 @@ impl World {
             self.deciding += 1;
             self.schedule_within(most, Event::Decide { host, boot, id, request });
         } else {
-            self.told(host, event);
+            self.handle_cm_event(host, event);
         }
     }
 }

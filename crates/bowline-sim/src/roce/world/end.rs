@@ -6,16 +6,17 @@ use super::{Event, Phase, World};
 use crate::engine::queue::{MS, SEC};
 use crate::roce::side::{SideId, Stage};
 
-/// Time for what programs were asked to do, without any fault.
+/// Time in nanoseconds for all requests of programs, without any fault.
 const WORK: u64 = 20 * SEC;
-/// All repetitions of one message of a connection manager [CM-40], [CM-42], and a little more.
+/// Time in nanoseconds for all repetitions of a message of a connection manager [CM-40], [CM-42],
+/// and a little more.
 const EXCHANGE: u64 = 80 * SEC;
-/// What a connection manager waits for a slow program [CM-43].
+/// Time in nanoseconds that a connection manager waits for a slow program [CM-43].
 const SERVICE: u64 = 70 * SEC;
-/// From this on a program is slow.
+/// A program that takes this many nanoseconds or more is slow.
 const SLOW: u64 = SEC;
-/// Time in which late datagrams and timers show: a queue pair that is no more leaves its timer
-/// behind until it is due, at the latest when it would have given its peer up [REQ-12].
+/// Time in nanoseconds in which late datagrams and timers show. A removed queue pair leaves its
+/// timer behind until it is due, at the latest when it would have given up its peer [REQ-12].
 const QUIET: u64 = 8 * SEC;
 
 impl World {
@@ -73,10 +74,11 @@ impl World {
         }
     }
 
-    /// Time in which everything has ended after the last fault, or after the fresh work. Where
-    /// nothing is lost or late it is that of the work. Else a handshake may have to be given up,
-    /// and then the end of the connection, of which the peer knows nothing any more; and before
-    /// that a peer may have been told to wait for a slow program.
+    /// Returns the time in nanoseconds in which all connections must have ended after the last
+    /// fault, or after the fresh work. Without loss and delay that is the time for the work.
+    /// Otherwise a handshake may have to be given up, and then the end of the connection, of which
+    /// the peer knows nothing any more. Before that, a peer may have been told to wait for a slow
+    /// program.
     pub(super) fn end_bound(&self) -> u64 {
         let decide = self.plan.conns.iter().map(|conn| conn.decide).max().unwrap_or(0);
         if !self.plan.leaves_behind() {
@@ -85,7 +87,7 @@ impl World {
         WORK + 2 * EXCHANGE + decide + if decide >= SLOW { SERVICE } else { 0 }
     }
 
-    /// Nothing that will be told about is under way, and nothing is to be asked for.
+    /// Tells whether a side has no requests under way and none still to make.
     pub(super) fn idle(&self, id: SideId) -> bool {
         let side = &self.sides[id];
         side.left == 0 && !side.requests.iter().any(|r| r.signalled)
@@ -98,7 +100,7 @@ impl World {
         })
     }
 
-    /// All connections are over: listeners go.
+    /// Stops the listeners, because all connections are over.
     fn close(&mut self) {
         for host in 0..self.hosts.len() {
             self.close_port(host);
@@ -108,17 +110,18 @@ impl World {
             };
             let result = device.destroy_id(Instant::from_nanos(self.now), id);
             self.judge(result.map_err(|e| format!("host {host}: the listener stays: {e}")));
-            self.touched(host);
+            self.schedule_turn(host);
         }
     }
 
-    /// After the last late datagram: no timer, no byte left, and the memory is as it must be.
+    /// Makes the last check, after the last late datagram: no timers and no bytes are left, and the
+    /// memory is as it must be.
     fn last_look(&mut self) {
         self.done = true;
         for id in 0..self.sides.len() {
             let side = &mut self.sides[id];
             if !side.dead {
-                let looked = side.memory.look_all().map_err(|e| format!("side {id}: {e}"));
+                let looked = side.memory.check_all().map_err(|e| format!("side {id}: {e}"));
                 self.judge(looked);
             }
         }
@@ -138,7 +141,7 @@ impl World {
         }
     }
 
-    /// What a side waits for.
+    /// Describes what a side waits for.
     pub(super) fn describe(&self, id: SideId) -> String {
         let side = &self.sides[id];
         let first = side.requests.front();
@@ -147,8 +150,8 @@ impl World {
              {} messages on their way",
             side.host,
             side.stage,
-            side.told,
-            side.trouble,
+            side.cm_events_seen,
+            side.failure_causes,
             side.left,
             side.requests.len(),
             side.receives.len(),
@@ -156,7 +159,7 @@ impl World {
         )
     }
 
-    /// All that can be said about the end of a run.
+    /// Returns the state of the run as text.
     pub(crate) fn dump(&self) -> String {
         let mut out = String::new();
         for id in 0..self.sides.len() {

@@ -1,13 +1,14 @@
-//! Devices that die and start, and lines that are cut.
+//! Faults: devices that die and start again, and lines that are cut.
 
 use super::{Event, Phase, World};
 use crate::engine::queue::{MS, US};
 use crate::roce::oracle;
 use crate::roce::plan::FaultKind;
-use crate::roce::reach::{self, Blow};
-use crate::roce::side::{Side, Stage, Trouble};
+use crate::roce::reach::{self, FaultRow};
+use crate::roce::side::{FailureCauses, Side, Stage};
 
-/// Longest time a line holds what it is given: within what a packet may live [CM-33].
+/// Longest time in nanoseconds that a line holds datagrams: within the lifetime of a packet
+/// [CM-33].
 const HOLD_MAX: u64 = 250 * MS;
 
 impl World {
@@ -24,14 +25,18 @@ impl World {
         let host = self.rng.index(self.hosts.len());
         let length = self.rng.magnitude(self.plan.fault_min.max(US), self.plan.fault_max);
         match self.plan.faults[kind].0 {
-            FaultKind::Crash => self.crash(host, length, Blow::Dies),
+            FaultKind::Crash => self.crash(host, length, FaultRow::Dies),
             FaultKind::Hold => {
                 let other = self.rng.index(self.hosts.len());
                 let both = self.rng.chance(500);
                 self.note([15, host as u64, other as u64], || {
                     format!("FAULT held from host {host} to {other}, both {both}")
                 });
-                self.line_strikes(host, other, if both { Blow::HeldBoth } else { Blow::Held });
+                self.line_strikes(
+                    host,
+                    other,
+                    if both { FaultRow::HeldBoth } else { FaultRow::Held },
+                );
                 let until = self.now + length.min(HOLD_MAX);
                 self.net.hold(host, other, until);
                 if both {
@@ -44,27 +49,27 @@ impl World {
                 self.note([9, host as u64, other as u64], || {
                     format!("FAULT no way from host {host} to {other}, both {both}")
                 });
-                let blow = if both { Blow::BothWays } else { Blow::OneWay };
-                self.line_strikes(host, other, blow);
+                let fault = if both { FaultRow::BothWays } else { FaultRow::OneWay };
+                self.line_strikes(host, other, fault);
                 self.net.block(host, other, true);
-                self.schedule(length, Event::Mend(host, other));
+                self.schedule(length, Event::RepairLine(host, other));
                 if both {
                     self.net.block(other, host, true);
-                    self.schedule(length, Event::Mend(other, host));
+                    self.schedule(length, Event::RepairLine(other, host));
                 }
             }
         }
     }
 
-    fn line_strikes(&mut self, host: usize, other: usize, blow: Blow) {
+    fn line_strikes(&mut self, host: usize, other: usize, fault: FaultRow) {
         let ends = |side: &&Side| {
             let conn = &self.plan.conns[side.conn];
             [(conn.from, conn.to), (conn.to, conn.from)].contains(&(host, other))
         };
-        reach::struck(&mut self.coverage, blow, self.sides.iter().filter(ends));
+        reach::count_fault(&mut self.coverage, fault, self.sides.iter().filter(ends));
     }
 
-    pub(super) fn crash(&mut self, host: usize, length: u64, blow: Blow) {
+    pub(super) fn crash(&mut self, host: usize, length: u64, fault: FaultRow) {
         if self.hosts[host].device.is_none() {
             return;
         }
@@ -72,34 +77,34 @@ impl World {
         self.stats.crashes += 1;
         let boot = self.hosts[host].boot;
         let mine = self.sides.iter().filter(|s| s.host == host && s.boot == boot);
-        reach::struck(&mut self.coverage, blow, mine);
+        reach::count_fault(&mut self.coverage, fault, mine);
         self.count(host);
         self.ports[host] = None;
-        self.letters_left[host] = self.plan.hosts[host].letters;
+        self.ud_sends_left[host] = self.plan.hosts[host].datagrams;
         self.hosts[host].stop();
         for id in 0..self.sides.len() {
             let side = &self.sides[id];
             if side.host == host && side.boot == boot && side.stage < Stage::Gone {
                 self.sides[id].stage = Stage::Gone;
                 self.sides[id].dead = true;
-                oracle::trouble(&mut self.sides, id, Trouble::DIED);
+                oracle::note_cause(&mut self.sides, id, FailureCauses::DIED);
             }
         }
-        // Whoever is connecting to it may find it gone.
+        // Programs that connect to the device may find that it is gone.
         for id in 0..self.sides.len() {
             let conn = &self.plan.conns[self.sides[id].conn];
             if conn.from == host || conn.to == host {
-                self.sides[id].trouble.add(Trouble::DIED);
+                self.sides[id].failure_causes.add(FailureCauses::DIED);
             }
         }
         self.schedule(length, Event::Boot(host));
     }
 
-    /// Adds what a device has counted, at the end of its life.
+    /// Adds the counters of a device, at the end of its generation.
     pub(super) fn count(&mut self, host: usize) {
         let Some(device) = &self.hosts[host].device else { return };
         let counted = device.counters();
-        reach::counted(&mut self.coverage, counted);
+        reach::count_device(&mut self.coverage, counted);
         self.stats.icrc_drops += counted.drop_icrc;
         self.stats.landed += counted.rx_landed;
         self.stats.resent += counted.packets_resent;
@@ -115,7 +120,7 @@ impl World {
             let result = self.hosts[host].start(self.now, &mut self.rng, host);
             self.judge(result);
             self.open_port(host);
-            self.touched(host);
+            self.schedule_turn(host);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! After the faults, when everything that was asked for has come to its end: what is healthy
-//! carries traffic again, in a time that is stated, and without waiting for a retransmission where
-//! nothing overtakes anything.
+//! Fresh work after the faults, when all earlier work has come to its end. Healthy connections
+//! carry requests again, within a stated time, and without waiting for a retransmission where no
+//! datagram overtakes another.
 //!
 //! Fresh requests go over every connection that is established, in both directions, and a new
 //! connection is made between each two hosts that had one. The time for all of it is
@@ -15,36 +15,37 @@ use crate::roce::plan::ConnPlan;
 use crate::roce::reach::{FRESH_IN_ORDER, FRESH_OVERTAKEN};
 use crate::roce::side::{SideId, Stage};
 
-/// Time everything must have been at rest before: programs that look late have looked, and what
-/// waits for the peer to be ready has come.
+/// Time in nanoseconds without any work before fresh work begins: slow programs have polled, and
+/// delayed repetitions of requests have come.
 const SETTLE: u64 = 12 * MS;
-/// How often it is looked whether the fresh work is done, in the time it has.
+/// How often the run checks for the end of the fresh work within the time allowed.
 const LOOKS: u64 = 32;
-/// Round trips of a handshake: REQ and REP, RTU and what follows it at once.
+/// Round trips of a handshake: one for REQ and REP, one for RTU and the packets that follow at
+/// once.
 const HANDSHAKE: u64 = 2;
-/// Round trips of a request: its own, one in which a receive was missing, and one more in which
-/// something was repaired that came in another order.
+/// Round trips of a request: its own, one in which a receive was missing, and one to repair a wrong
+/// order.
 const OF_REQUEST: u64 = 3;
-/// After this time, and two round trips, a silent peer is asked how far it has come; how often that
-/// is waited for where datagrams overtake each other: what comes before its turn while a receive is
-/// missing is dropped, and nobody is told a second time.
+/// After this time in nanoseconds, and two round trips, a silent peer is asked how far it has come;
+/// and how often that may be needed where datagrams overtake each other. A packet that comes before
+/// its turn while a receive is missing is dropped, and its sender is not told a second time.
 const PROBE: u64 = 5 * MS;
 const OVERTAKEN: u64 = 6;
-/// Longest pause of a program before it posts what it had no room for.
+/// Longest pause in nanoseconds of a program before it posts requests for which it had no room.
 const NO_ROOM: u64 = 50 * US;
 
-/// Fresh work.
+/// State of the fresh work.
 #[derive(Debug)]
 pub(crate) struct Fresh {
-    /// Time everything was at rest, so far.
+    /// Since when there has been no work.
     rest_since: Option<u64>,
     since: u64,
     bound: u64,
-    /// Connections that have to carry it, by the index of their plan.
+    /// Connections that have to carry fresh work, by the index of their plan.
     conns: Vec<usize>,
     /// When the last request completed.
     pub(super) last: u64,
-    /// It was done, or there was none to do.
+    /// The work is done, or there was none.
     over: bool,
 }
 
@@ -56,7 +57,7 @@ impl Fresh {
 }
 
 impl World {
-    /// Whether a connection that is idle stays, since fresh work is to come over it.
+    /// Tells whether an idle connection stays, because fresh work is to come over it.
     pub(super) fn stays_for_fresh(&self, id: SideId) -> bool {
         !self.fresh.over && self.is_healthy(id)
     }
@@ -65,12 +66,13 @@ impl World {
         self.fresh.over
     }
 
-    /// Whether such a packet belongs to fresh work: all of a connection does, then.
+    /// Tells whether a packet of this operation belongs to fresh work; then all packets of its
+    /// connection do.
     pub(crate) fn is_fresh_for(&self, opcode: u8) -> bool {
         self.phase == Phase::Fresh && opcode < 0x60
     }
 
-    /// Both sides are up, and nothing is left of a mistake that any request may meet.
+    /// Tells whether both sides are up, and no earlier mistake is left that a request may meet.
     fn is_healthy(&self, id: SideId) -> bool {
         let up = |id: SideId| self.sides[id].stage == Stage::Up && !self.sides[id].revoked;
         let conn = &self.plan.conns[self.sides[id].conn];
@@ -80,7 +82,7 @@ impl World {
         sound && up(id) && self.sides[id].peer.is_some_and(up)
     }
 
-    /// Begins the fresh work when all has been at rest for long enough.
+    /// Begins the fresh work when there has been no work for long enough.
     pub(super) fn try_fresh(&mut self) {
         if self.fresh.over {
             return;
@@ -134,14 +136,14 @@ impl World {
         self.schedule(bound / LOOKS + 1, Event::Check);
     }
 
-    /// A new connection for each two hosts that had one.
+    /// Draws a new connection for every two hosts that had one.
     fn new_conns(&self) -> Vec<ConnPlan> {
         let mut pairs = std::collections::BTreeSet::new();
         let mut out = Vec::new();
         for conn in &self.plan.conns {
             let (one, other) = (conn.from.min(conn.to), conn.from.max(conn.to));
             if pairs.insert((one, other)) {
-                // Who has the smaller packets asks: the other can take them.
+                // The host with the smaller packets asks, since the other host can take them.
                 let mtu = |host: usize| self.plan.hosts[host].mtu;
                 let (from, to) = if mtu(one) <= mtu(other) { (one, other) } else { (other, one) };
                 let mut fresh = ConnPlan { from, to, mtu: mtu(from), ..conn.clone() };
@@ -156,9 +158,10 @@ impl World {
         out
     }
 
-    /// Time in which the fresh work is done: a handshake, and then the requests of both sides of a
-    /// connection one after the other, each with the longest of all waits that programs and devices
-    /// may make; and once for all connections together the time their bytes take on one line.
+    /// Returns the time in nanoseconds for the fresh work: a handshake, then the requests of both
+    /// sides of a connection one after the other, each with the longest of all waits that programs
+    /// and devices may make; and once, for all connections together, the time that their bytes take
+    /// on one line.
     fn fresh_bound(&self) -> u64 {
         let most = |of: &dyn Fn(usize) -> u64| (0..self.hosts.len()).map(of).max().unwrap_or(0);
         let turn = most(&|host| self.plan.hosts[host].turn);
@@ -166,7 +169,7 @@ impl World {
         let ack_delay = most(&|host| self.plan.hosts[host].ack_delay.as_nanos() as u64);
         let net = &self.plan.net;
         let round_trip = 2 * (net.delay + net.jitter + turn);
-        // A region given to the peer is a request and a message.
+        // Lending a region to the peer takes a request and a message.
         let requests = 2 * (u64::from(self.plan.fresh) + 1);
         let (mut bytes, mut longest) = (0, 0);
         for &conn in &self.fresh.conns {
@@ -180,7 +183,7 @@ impl World {
         HANDSHAKE * (round_trip + 2 * look) + longest + bytes * net.per_kib / 1024 + overtaken
     }
 
-    /// Judges the fresh work; when it is done everything ends.
+    /// Checks the fresh work; when it is done, all connections end.
     pub(super) fn check_fresh(&mut self) {
         let undone = self.fresh.conns.iter().find(|conn| !self.has_carried(**conn)).copied();
         let spent = self.now - self.fresh.since;
@@ -214,7 +217,7 @@ impl World {
         }
     }
 
-    /// Both sides of a connection are up, and have nothing left to do.
+    /// Tells whether both sides of a connection are up and have no work left.
     fn has_carried(&self, conn: usize) -> bool {
         let mut sides = (0..self.sides.len())
             .filter(|id| self.sides[*id].conn == conn && self.sides[*id].stage == Stage::Up);
@@ -223,7 +226,7 @@ impl World {
     }
 }
 
-/// Makes of a connection's plan one of small and right requests, made at once.
+/// Turns a connection's plan into one of small, right requests, made at once.
 fn refresh(conn: &mut ConnPlan) {
     conn.message_max = conn.message_max.min(2 * conn.mtu.bytes());
     (conn.misuse, conn.misregister, conn.pauses, conn.gap) = (0, 0, 0, 0);

@@ -1,25 +1,25 @@
-//! Programs at work: they post requests and receives, look at completions, and take memory away.
+//! Work of programs: they post requests and receives, poll completions, and remove memory.
 
 use bowline_verbs::{Completion, QpAttr, QpState};
 
 use super::{Event, World};
 use crate::engine::queue::{MS, US};
-use crate::roce::app::{self, App, Owned};
+use crate::roce::app::{self, App, OwnedRequest};
 use crate::roce::oracle;
-use crate::roce::reach::{self, Lent, Step};
+use crate::roce::reach::{self, LoanEvent, Step};
 use crate::roce::side::{SideId, Stage};
 
-/// Longest time a send queue is stopped.
+/// Longest time in nanoseconds for which a send queue is stopped.
 const PAUSE: u64 = 2 * MS;
 
 impl World {
-    /// Whether the side's program still runs.
+    /// Tells whether the side's program still runs.
     pub(crate) fn runs(&self, id: SideId) -> bool {
         let side = &self.sides[id];
         side.stage < Stage::Gone && self.lives(side.host, side.boot)
     }
 
-    pub(crate) fn look(&mut self, id: SideId) {
+    pub(crate) fn poll_completions(&mut self, id: SideId) {
         self.sides[id].looking = false;
         if !self.runs(id) || self.sides[id].stage >= Stage::Drained {
             return;
@@ -70,7 +70,7 @@ impl World {
                 }
             }
         }
-        self.touched(host);
+        self.schedule_turn(host);
         self.go_on(id);
     }
 
@@ -98,13 +98,13 @@ impl World {
         }
     }
 
-    /// After completions: there may be room for more, or nothing is left to come.
+    /// Continues after completions: there may be room for more requests, or no work may be left.
     fn go_on(&mut self, id: SideId) {
         let side = &self.sides[id];
         match side.stage {
             Stage::Connecting | Stage::Up if side.send_failed || side.recv_failed => self.end(id),
             Stage::Up => self.schedule_post(id, 0),
-            Stage::Ending => self.try_bury(id),
+            Stage::Ending => self.try_destroy(id),
             _ => {}
         }
     }
@@ -124,7 +124,7 @@ impl World {
         }
         let conn = self.sides[id].conn;
         let burst = 1 + self.rng.below(self.plan.conns[conn].burst);
-        let mut requests: Vec<Owned> = Vec::new();
+        let mut requests: Vec<OwnedRequest> = Vec::new();
         for _ in 0..burst {
             if self.sides[id].left == 0 {
                 break;
@@ -138,7 +138,7 @@ impl World {
             requests.extend(next);
         }
         if requests.is_empty() {
-            // Goes on after a completion; if none is to come, later.
+            // The program continues after a completion; if none is to come, it continues later.
             if !self.sides[id].requests.iter().any(|r| r.signalled) {
                 self.schedule_post(id, 50 * US);
             }
@@ -147,13 +147,13 @@ impl World {
         for request in &requests {
             let facts = [6, id as u64, request.id];
             self.note(facts, || {
-                let Owned { id: number, op, sges, inline, flags } = request;
+                let OwnedRequest { id: number, op, sges, inline, flags } = request;
                 let inline = inline.len();
                 format!("side {id} posts {number}: {op:?} {sges:x?} {inline} inline {flags:?}")
             });
         }
         self.stats.posted += requests.len() as u64;
-        let wrs: Vec<_> = requests.iter().map(Owned::wr).collect();
+        let wrs: Vec<_> = requests.iter().map(OwnedRequest::wr).collect();
         let (host, qpn, now) = (self.sides[id].host, self.sides[id].qpn, self.instant());
         if let Some(device) = &mut self.hosts[host].device {
             let result = device.post_send(now, qpn, &wrs);
@@ -161,16 +161,16 @@ impl World {
             self.judge(result.map_err(|(n, e)| format!("side {id}: request {n} refused: {e}")));
         }
         self.pause(id);
-        self.touched(host);
+        self.schedule_turn(host);
         let gap = self.plan.conns[conn].gap;
         let delay = self.rng.below(gap + 1);
         self.schedule_post(id, delay);
     }
 
-    /// A program stops its send queue now and then: what is posted waits [QP-3].
+    /// Stops the send queue of a program from time to time: posted requests wait [QP-3].
     fn pause(&mut self, id: SideId) {
         let pauses = self.plan.conns[self.sides[id].conn].pauses;
-        // Without them nothing is drawn, so that plans from before there were any run as they did.
+        // Plans without pauses draw no number here, so that older plans run as they did.
         if pauses > 0 && self.rng.chance(pauses) && self.changes(id, QpState::Rts, QpState::Sqd) {
             reach::stepped(&mut self.coverage, Step::Pauses);
             self.schedule_within(PAUSE, Event::Resume(id));
@@ -183,11 +183,11 @@ impl World {
             && self.changes(id, QpState::Sqd, QpState::Rts)
         {
             reach::stepped(&mut self.coverage, Step::GoesOn);
-            self.touched(self.sides[id].host);
+            self.schedule_turn(self.sides[id].host);
         }
     }
 
-    /// Takes a queue pair from one state to another, if it is in the first.
+    /// Moves a queue pair from one state to another, if it is in the first one.
     fn changes(&mut self, id: SideId, from: QpState, to: QpState) -> bool {
         let (host, qpn, now) = (self.sides[id].host, self.sides[id].qpn, self.instant());
         let Some(device) = &mut self.hosts[host].device else { return false };
@@ -218,7 +218,7 @@ impl World {
         let wr = bowline_verbs::RecvWr { id: number, sges: &sges };
         let result = device.post_recv(now, qpn, &[wr]);
         self.judge(result.map_err(|(_, e)| format!("side {id}: receive {number} refused: {e}")));
-        self.touched(host);
+        self.schedule_turn(host);
     }
 
     pub(super) fn revoke(&mut self, id: SideId) {
@@ -229,13 +229,13 @@ impl World {
         let (host, key) = (self.sides[id].host, self.sides[id].shared.lkey);
         let busy = !self.sides[id].requests.is_empty()
             || self.sides[id].peer.is_some_and(|peer| !self.sides[peer].requests.is_empty());
-        reach::lent(&mut self.coverage, Lent::TakenAway { busy });
+        reach::loan(&mut self.coverage, LoanEvent::TakenAway { busy });
         if let Some(device) = &mut self.hosts[host].device {
             let result = device.dereg_mr(key).map_err(|e| format!("side {id}: deregister: {e}"));
             self.judge(result);
         }
         let result = oracle::revoked(&mut self.sides, id);
         self.judge(result);
-        self.touched(host);
+        self.schedule_turn(host);
     }
 }

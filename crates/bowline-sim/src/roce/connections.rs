@@ -1,4 +1,4 @@
-//! How connections are made and how they end.
+//! Beginning and end of connections.
 
 use bowline_roce::Device;
 use bowline_verbs::{
@@ -9,10 +9,10 @@ use bowline_verbs::{
 use super::app::{INLINE, SGES};
 use super::host::PORT;
 use super::memory::{Memory, Purpose, fill};
-use super::oracle::{self, trouble};
+use super::oracle::{self, note_cause};
 use super::plan::ConnPlan;
 use super::reach::{self, Link, Step};
-use super::side::{Fast, Receive, Request, Side, SideId, Stage, Told, Trouble};
+use super::side::{CmEventsSeen, FailureCauses, Fast, Receive, Request, Side, SideId, Stage};
 use super::world::{Event, World};
 use crate::engine::queue::MS;
 use crate::engine::rng::mix;
@@ -20,25 +20,26 @@ use crate::engine::rng::mix;
 /// How long a side stays after its queues are flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Linger {
-    /// Not at all.
+    /// The side goes at once.
     No,
-    /// Until the peer has agreed to the end.
+    /// The side stays until the peer has agreed to the end.
     Disconnected,
-    /// Until no late packet can come.
+    /// The side stays until no late packet can come.
     Timewait,
 }
 
-/// Data of a handshake: the number of the side, and bytes made of it, `most` at most.
-fn hello(id: SideId, most: usize) -> Vec<u8> {
+/// Returns private data of a handshake: the number of the side and bytes derived from it, at most
+/// `most` bytes.
+fn private_data_of(id: SideId, most: usize) -> Vec<u8> {
     let mut data = (id as u64).to_le_bytes().to_vec();
     let len = mix(id as u64) % (most as u64 - 7);
     fill(id as u64, len as usize, &mut data);
     data
 }
 
-/// Tells whether the data a peer got are those of this side, and zeroes.
-fn is_hello(data: &[u8], id: SideId, most: usize) -> bool {
-    let sent = hello(id, most);
+/// Tells whether private data that a peer received are those of this side, followed by zeroes.
+fn is_private_data_of(data: &[u8], id: SideId, most: usize) -> bool {
+    let sent = private_data_of(id, most);
     data.len() == most && data.starts_with(&sent) && data[sent.len()..].iter().all(|b| *b == 0)
 }
 
@@ -46,12 +47,12 @@ fn side_in(data: &[u8]) -> Option<SideId> {
     data.first_chunk().map(|bytes| u64::from_le_bytes(*bytes) as usize)
 }
 
-/// Bytes of the peer's data that a consumer sees [CMA-5].
+/// Number of bytes of the peer's private data that a consumer sees [CMA-5].
 const REQUEST_DATA: usize = 56;
 const ACCEPT_DATA: usize = 196;
 const REJECT_DATA: usize = 148;
 
-/// Areas of a side besides those for receives.
+/// Returns the memory areas of a side, except those for receives.
 fn areas(plan: &ConnPlan) -> Vec<(Purpose, usize)> {
     let mut out = Vec::new();
     for (purpose, count) in [
@@ -73,7 +74,7 @@ fn areas(plan: &ConnPlan) -> Vec<(Purpose, usize)> {
 }
 
 impl World {
-    /// The side of the program that asks for a connection.
+    /// Returns the side that asks for a connection.
     pub(crate) fn side_of(&self, request: &ConnRequest) -> Option<SideId> {
         side_in(&request.private_data).filter(|id| *id < self.sides.len())
     }
@@ -98,10 +99,10 @@ impl World {
         side.linger = self.rng.pick(&[Linger::No, Linger::Disconnected, Linger::Timewait]);
         let away = |host: usize| self.hosts[host].device.is_none();
         if away(plan.from) || away(plan.to) {
-            side.trouble.add(Trouble::DIED);
+            side.failure_causes.add(FailureCauses::DIED);
         }
         if self.plan.hard_network() || plan.patience != (17, 7) {
-            side.trouble.add(Trouble::NETWORK);
+            side.failure_causes.add(FailureCauses::NETWORK);
         }
         let qpn = side.qpn;
         self.note([20, id as u64, qpn.0.into()], || {
@@ -120,7 +121,7 @@ impl World {
         {
             self.schedule_within(after, Event::Revoke(id));
         }
-        self.look(id);
+        self.poll_completions(id);
         Some(id)
     }
 
@@ -139,7 +140,7 @@ impl World {
         }
     }
 
-    /// A program begins a connection.
+    /// Begins a connection of a program.
     pub(crate) fn connect(&mut self, conn: usize) {
         let plan = self.plan.conns[conn].clone();
         let dead = |host: usize| self.hosts[host].device.is_none();
@@ -152,7 +153,7 @@ impl World {
         self.stats.connects += 1;
         reach::linked(&mut self.coverage, if plan.managed { Link::Asked } else { Link::Unmanaged });
         if plan.managed {
-            let param = self.param(id, hello(id, REQUEST_DATA));
+            let param = self.param(id, private_data_of(id, REQUEST_DATA));
             let port = if plan.wrong_port { PORT + 1 } else { PORT };
             let remote = (self.hosts[plan.to].addr(), port).into();
             let now = self.instant();
@@ -160,7 +161,7 @@ impl World {
             let result = device.connect(now, None, remote, &param);
             let result = result.map_err(|e| format!("side {id} cannot connect: {e}"));
             self.sides[id].id = self.judge(result);
-            self.touched(plan.from);
+            self.schedule_turn(plan.from);
             return;
         }
         let Some(other) = self.make_side(plan.to, conn, false) else { return };
@@ -171,7 +172,7 @@ impl World {
         }
     }
 
-    /// A program without a connection manager takes its queue pair to RTS.
+    /// Moves the queue pair of a program without a connection manager to RTS.
     pub(crate) fn set_up(&mut self, id: SideId) {
         let Some(peer) = self.sides[id].peer else { return };
         if !self.runs(id) || self.sides[id].stage != Stage::Connecting {
@@ -221,9 +222,9 @@ impl World {
             result = result.and_then(|()| device.modify_qp(now, qpn, &rts));
         }
         self.judge(result.map_err(|e| format!("side {id}: {e}")));
-        self.touched(host);
+        self.schedule_turn(host);
         if waits {
-            // What comes meanwhile is taken in.
+            // Packets that come meanwhile are received.
             reach::stepped(&mut self.coverage, Step::Receives);
             return self.schedule_within(slowly, Event::SetUp(id));
         }
@@ -238,7 +239,7 @@ impl World {
         self.schedule_post(id, 0);
     }
 
-    /// A program answers somebody who wants to connect.
+    /// Answers a connection request for a program.
     pub(crate) fn decide(&mut self, host: usize, cm: CmId, request: &ConnRequest) {
         let Some(active) = self.side_of(request) else {
             self.fail(|| format!("host {host}: a request nobody made: {request:?}"));
@@ -247,15 +248,15 @@ impl World {
         let conn = self.sides[active].conn;
         let now = self.instant();
         if self.hosts[host].listener.is_none() {
-            // A late request of a dead program: nobody listens any more.
+            // The request of a dead program came late; no program listens any more.
             let Some(device) = &mut self.hosts[host].device else { return };
             let rejected = device.reject(now, cm, &[]);
             reach::linked(&mut self.coverage, Link::TooLate);
             self.note([26, host as u64, 0], || format!("too late for side {active}: {rejected:?}"));
-            self.touched(host);
+            self.schedule_turn(host);
             return;
         }
-        let right = is_hello(&request.private_data, active, REQUEST_DATA)
+        let right = is_private_data_of(&request.private_data, active, REQUEST_DATA)
             && request.remote_qpn == self.sides[active].qpn
             && request.local == (self.hosts[host].addr(), PORT).into()
             && request.remote.ip() == self.hosts[self.sides[active].host].addr()
@@ -271,32 +272,32 @@ impl World {
         if self.plan.conns[conn].reject {
             self.note([22, host as u64, active as u64], || format!("side {active} is refused"));
             let Some(device) = &mut self.hosts[host].device else { return };
-            let result = device.reject(now, cm, &hello(active, REJECT_DATA));
+            let result = device.reject(now, cm, &private_data_of(active, REJECT_DATA));
             self.answered(active, result);
-            self.touched(host);
+            self.schedule_turn(host);
             return;
         }
         let Some(id) = self.make_side(host, conn, false) else { return };
         self.sides[id].id = Some(cm);
-        self.sides[id].asker = Some(active);
-        let param = self.param(id, hello(id, ACCEPT_DATA));
+        self.sides[id].requester = Some(active);
+        let param = self.param(id, private_data_of(id, ACCEPT_DATA));
         let Some(device) = &mut self.hosts[host].device else { return };
         let result = device.accept(now, cm, &param);
         if !self.answered(active, result) {
-            self.sides[id].trouble.add(Trouble::UNMADE);
+            self.sides[id].failure_causes.add(FailureCauses::NOT_ESTABLISHED);
             let gone = self.hosts[host].device.as_mut().map(|device| device.destroy_id(now, cm));
             let gone = gone.unwrap_or(Ok(())).map_err(|e| format!("side {id}: {cm:?}: {e}"));
             self.judge(gone);
             self.sides[id].id = None;
             self.end(id);
         }
-        self.touched(host);
+        self.schedule_turn(host);
     }
 
-    /// A request may have been withdrawn before it is answered.
+    /// Checks the result of an answer; the request may have been withdrawn before.
     fn answered(&mut self, active: SideId, result: Result<(), Error>) -> bool {
         if let Err(e) = &result
-            && !self.sides[active].trouble.any()
+            && !self.sides[active].failure_causes.any()
         {
             self.fail(|| format!("the request of side {active} cannot be answered: {e}"));
         }
@@ -306,8 +307,8 @@ impl World {
         result.is_ok()
     }
 
-    /// Something happened to a connection.
-    pub(crate) fn told(&mut self, host: usize, event: CmEvent) {
+    /// Handles an event of the connection manager.
+    pub(crate) fn handle_cm_event(&mut self, host: usize, event: CmEvent) {
         let boot = self.hosts[host].boot;
         let (CmEvent::Established { id: cm, .. }
         | CmEvent::Rejected { id: cm, .. }
@@ -319,35 +320,35 @@ impl World {
         };
         let mine = |s: &Side| s.host == host && s.boot == boot && s.stage < Stage::Gone;
         let found = self.sides.iter().position(|s| mine(s) && s.id == Some(cm));
-        // Events of what has been destroyed meanwhile.
+        // The event may be for a connection that has been destroyed meanwhile.
         let Some(id) = found else { return };
-        let told = self.sides[id].told;
+        let seen = self.sides[id].cm_events_seen;
         let possible = match event {
-            CmEvent::Established { .. } => !told.established && !told.refused && !told.disconnected,
+            CmEvent::Established { .. } => !seen.established && !seen.refused && !seen.disconnected,
             CmEvent::Rejected { .. } | CmEvent::Unreachable { .. } => {
-                !told.refused && !told.disconnected
+                !seen.refused && !seen.disconnected
             }
-            CmEvent::Disconnected { .. } => !told.refused && !told.disconnected,
-            _ => !told.timewait_exit && (told.disconnected || told.refused),
+            CmEvent::Disconnected { .. } => !seen.refused && !seen.disconnected,
+            _ => !seen.timewait_exit && (seen.disconnected || seen.refused),
         };
         if !possible {
-            self.fail(|| format!("side {id}: {event:?} after {told:?}"));
+            self.fail(|| format!("side {id}: {event:?} after {seen:?}"));
             return;
         }
-        let excused =
-            self.sides[id].trouble.any() || !self.sides[id].active && self.sides[id].peer.is_none();
+        let excused = self.sides[id].failure_causes.any()
+            || !self.sides[id].active && self.sides[id].peer.is_none();
         match event {
             CmEvent::Established { private_data, responder_resources, initiator_depth, .. } => {
                 let depths = (responder_resources, initiator_depth);
                 self.established(id, &private_data, depths);
             }
             CmEvent::Rejected { reason, private_data, .. } => {
-                self.sides[id].told.refused = true;
+                self.sides[id].cm_events_seen.refused = true;
                 self.stats.refused += 1;
                 let plan = &self.plan.conns[self.sides[id].conn];
                 let by_program = plan.reject
                     && reason == RejectReason::CONSUMER
-                    && is_hello(&private_data, id, REJECT_DATA);
+                    && is_private_data_of(&private_data, id, REJECT_DATA);
                 let nobody = plan.wrong_port && reason == RejectReason::INVALID_SERVICE_ID;
                 let too_large =
                     plan.mtu > self.plan.hosts[plan.to].mtu && reason == RejectReason::INVALID_MTU;
@@ -364,36 +365,36 @@ impl World {
                 if !(active && (by_program || nobody || too_large)) && !excused {
                     self.fail(|| format!("side {id} was refused: {reason:?}"));
                 }
-                self.over(id);
+                self.cm_finished(id);
             }
             CmEvent::Unreachable { .. } => {
-                self.sides[id].told.refused = true;
+                self.sides[id].cm_events_seen.refused = true;
                 let active = self.sides[id].active;
                 reach::linked(&mut self.coverage, Link::Unreachable { active });
                 if !excused {
                     self.fail(|| format!("side {id} did not reach its peer"));
                 }
-                self.over(id);
+                self.cm_finished(id);
             }
             CmEvent::Disconnected { .. } => {
-                self.sides[id].told.disconnected = true;
+                self.sides[id].cm_events_seen.disconnected = true;
                 let active = self.sides[id].active;
                 reach::linked(&mut self.coverage, Link::Disconnected { active });
                 if !excused {
                     self.fail(|| format!("side {id} was disconnected by nobody"));
                 }
-                self.over(id);
+                self.cm_finished(id);
             }
             _ => {
-                self.sides[id].told.timewait_exit = true;
+                self.sides[id].cm_events_seen.timewait_exit = true;
                 reach::linked(&mut self.coverage, Link::TimewaitOver);
-                self.over(id);
+                self.cm_finished(id);
             }
         }
     }
 
     fn established(&mut self, id: SideId, data: &[u8], depths: (u8, u8)) {
-        self.sides[id].told.established = true;
+        self.sides[id].cm_events_seen.established = true;
         let active = self.sides[id].active;
         reach::linked(&mut self.coverage, Link::Established { active });
         let side = &self.sides[id];
@@ -404,7 +405,7 @@ impl World {
         }
         if self.sides[id].active {
             let peer = side_in(data).filter(|peer| {
-                is_hello(data, *peer, ACCEPT_DATA)
+                is_private_data_of(data, *peer, ACCEPT_DATA)
                     && self.sides.get(*peer).is_some_and(|p| {
                         p.peer.is_none() && !p.active && p.conn == self.sides[id].conn
                     })
@@ -415,15 +416,15 @@ impl World {
             };
             self.sides[id].peer = Some(peer);
             self.sides[peer].peer = Some(id);
-            let both = self.sides[peer].trouble;
-            trouble(&mut self.sides, id, both);
-            let both = self.sides[id].trouble;
-            trouble(&mut self.sides, id, both);
+            let both = self.sides[peer].failure_causes;
+            note_cause(&mut self.sides, id, both);
+            let both = self.sides[id].failure_causes;
+            note_cause(&mut self.sides, id, both);
         } else if self.sides[id].peer.is_none() {
-            // The other program has turned away before it looked.
-            self.sides[id].trouble.add(Trouble::UNMADE);
-            let asker = self.sides[id].asker.map(|asker| &self.sides[asker]);
-            if asker.is_none_or(|asker| asker.stage <= Stage::Up) {
+            // The other program gave up before it noticed.
+            self.sides[id].failure_causes.add(FailureCauses::NOT_ESTABLISHED);
+            let requester = self.sides[id].requester.map(|requester| &self.sides[requester]);
+            if requester.is_none_or(|requester| requester.stage <= Stage::Up) {
                 self.fail(|| format!("side {id} was connected by nobody"));
             }
         }
@@ -433,8 +434,8 @@ impl World {
         }
     }
 
-    /// The connection manager has nothing more to do for this side.
-    fn over(&mut self, id: SideId) {
+    /// The connection manager has finished with this side.
+    fn cm_finished(&mut self, id: SideId) {
         match self.sides[id].stage {
             Stage::Connecting | Stage::Up => self.end(id),
             Stage::Drained => self.try_leave(id),
@@ -442,19 +443,23 @@ impl World {
         }
     }
 
-    /// A program ends its connection, or does what has to be done after an end.
+    /// Ends a program's connection, or does the work left after its end.
     pub(crate) fn end(&mut self, id: SideId) {
         self.note([23, id as u64, 0], || format!("side {id} ends"));
         let before = self.sides[id].stage;
         self.sides[id].stage = Stage::Ending;
-        trouble(&mut self.sides, id, Trouble::ENDED);
-        let (host, qpn, told, now) =
-            (self.sides[id].host, self.sides[id].qpn, self.sides[id].told, self.instant());
+        note_cause(&mut self.sides, id, FailureCauses::ENDED);
+        let (host, qpn, seen, now) = (
+            self.sides[id].host,
+            self.sides[id].qpn,
+            self.sides[id].cm_events_seen,
+            self.instant(),
+        );
         let plan = &self.plan.conns[self.sides[id].conn];
         let abrupt = plan.abrupt && plan.managed && self.rng.chance(500);
         self.reach_end(id, before, abrupt);
         let Some(device) = &mut self.hosts[host].device else { return };
-        let over = told.refused || told.disconnected;
+        let over = seen.refused || seen.disconnected;
         let mut ended = Ok(());
         if let Some(cm) = self.sides[id].id.filter(|_| !over && !abrupt) {
             if before == Stage::Connecting && self.sides[id].active {
@@ -467,11 +472,11 @@ impl World {
         self.judge(ended.map_err(|e| format!("side {id} cannot end: {e}")));
         if abrupt {
             self.sides[id].linger = Linger::No;
-            self.look(id);
+            self.poll_completions(id);
             if self.sides[id].stage == Stage::Ending {
                 let result = oracle::abandoned(&mut self.sides, id);
                 self.judge(result);
-                self.leave(id);
+                self.destroy_side(id);
             }
             return;
         }
@@ -481,26 +486,27 @@ impl World {
             Err(e) => return self.fail(|| format!("side {id}: {e}")),
         };
         if state != QpState::Err {
-            // Without a connection, or with one refused, this is the program's own affair.
+            // Without a connection, or with a refused one, the program moves its queue pair to the
+            // error state itself.
             let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
             let result = device.modify_qp(now, qpn, &attr);
-            if self.sides[id].told.established {
+            if self.sides[id].cm_events_seen.established {
                 self.fail(|| format!("side {id} has no connection and is in {state:?}"));
             }
             self.judge(result.map_err(|e| format!("side {id}: to error: {e}")));
         }
         self.post_markers(id);
-        self.touched(host);
-        self.try_bury(id);
+        self.schedule_turn(host);
+        self.try_destroy(id);
     }
 
-    /// Counts how far a side was that ends.
+    /// Counts the stage in which a side ends.
     fn reach_end(&mut self, id: SideId, before: Stage, abrupt: bool) {
         let side = &self.sides[id];
         let Some(device) = &self.hosts[side.host].device else { return };
         let Ok((state, _)) = device.query_qp(side.qpn) else { return };
         let failed = side.send_failed || side.recv_failed;
-        let step = match (state, failed, side.told.disconnected) {
+        let step = match (state, failed, side.cm_events_seen.disconnected) {
             (QpState::Err, true, _) => Some(Step::Fails),
             (QpState::Err, _, true) => Some(Step::Disconnected),
             (QpState::Err, ..) => None,
@@ -509,8 +515,8 @@ impl World {
         };
         let given_up = before == Stage::Connecting
             && side.id.is_some()
-            && !side.told.refused
-            && !side.told.disconnected;
+            && !side.cm_events_seen.refused
+            && !side.cm_events_seen.disconnected;
         let active = side.active;
         if given_up {
             reach::linked(&mut self.coverage, Link::GivenUp { active });
@@ -523,7 +529,7 @@ impl World {
         }
     }
 
-    /// Requests that come back when everything before them has come back [QP-9].
+    /// Posts requests whose completions show that all earlier requests have completed [QP-9].
     fn post_markers(&mut self, id: SideId) {
         let side = &mut self.sides[id];
         side.receives_due = 0;
@@ -549,8 +555,8 @@ impl World {
         self.judge(result.map_err(|e| format!("side {id}: a queue in error refused: {e}")));
     }
 
-    /// Ends a side whose queues are flushed.
-    pub(crate) fn try_bury(&mut self, id: SideId) {
+    /// Destroys a side whose queues are flushed.
+    pub(crate) fn try_destroy(&mut self, id: SideId) {
         let side = &mut self.sides[id];
         if side.stage != Stage::Ending || !side.requests.is_empty() || !side.receives.is_empty() {
             return;
@@ -564,7 +570,7 @@ impl World {
 
     fn try_leave(&mut self, id: SideId) {
         let side = &self.sides[id];
-        let Told { refused, disconnected, timewait_exit, .. } = side.told;
+        let CmEventsSeen { refused, disconnected, timewait_exit, .. } = side.cm_events_seen;
         let connected = side.id.is_some() && !refused;
         let leaves = match side.linger {
             Linger::No => true,
@@ -573,12 +579,12 @@ impl World {
             Linger::Timewait => timewait_exit,
         };
         if leaves {
-            self.leave(id);
+            self.destroy_side(id);
         }
     }
 
-    /// Removes everything of a side: nothing of it may be in use.
-    fn leave(&mut self, id: SideId) {
+    /// Removes all objects of a side, none of which may be in use.
+    fn destroy_side(&mut self, id: SideId) {
         self.note([25, id as u64, 0], || format!("side {id} leaves"));
         let now = self.instant();
         self.sides[id].stage = Stage::Gone;
@@ -590,11 +596,11 @@ impl World {
         }
         let result = remove(device, now, side);
         self.judge(result.map_err(|e| format!("side {id}: something is left: {e}")));
-        self.touched(host);
+        self.schedule_turn(host);
     }
 }
 
-/// Makes everything a side needs of a device.
+/// Makes all objects that a side needs of a device.
 fn make(
     device: &mut Device,
     now: bowline_roce::Instant,
@@ -643,7 +649,7 @@ fn make(
     Ok(Side::new(memory, iova, names, regions, fast, None))
 }
 
-/// Removes all of it.
+/// Removes all objects of a side from a device.
 fn remove(device: &mut Device, now: bowline_roce::Instant, side: &Side) -> Result<(), Error> {
     if let Some(cm) = side.id {
         device.destroy_id(now, cm)?;

@@ -1,5 +1,6 @@
-//! Datagrams of programs (UD): they may be lost, and come more than once when the network repeats
-//! them, but never changed, never to anybody else, and never without the right key.
+//! Datagrams of programs (UD). They may be lost, and may come more than once when the network
+//! repeats them, but are never changed, never reach another receiver, and never arrive without the
+//! right key.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -17,9 +18,9 @@ use crate::engine::rng::Rng;
 
 /// Bytes before the payload of a receive [RX-12].
 const HEADER: usize = 40;
-/// Requests of one port, in either direction.
+/// Maximum number of outstanding requests of one port, in each direction.
 const DEPTH: usize = 4;
-/// Most elements of a list.
+/// Maximum number of elements of a scatter/gather list.
 const SGES: usize = 3;
 
 /// The datagram queue pair of a host.
@@ -40,7 +41,7 @@ pub(crate) struct Port {
 
 /// A datagram that was sent.
 #[derive(Debug)]
-pub(crate) struct Letter {
+pub(crate) struct UdDatagram {
     from: (IpAddr, Qpn),
     to: Qpn,
     bytes: Vec<u8>,
@@ -93,10 +94,10 @@ struct Place {
 }
 
 impl World {
-    /// A program that sends and receives datagrams starts on a host.
+    /// Starts a program that sends and receives datagrams on a host.
     pub(crate) fn open_port(&mut self, host: usize) {
         self.ports[host] = None;
-        let left = std::mem::take(&mut self.letters_left[host]);
+        let left = std::mem::take(&mut self.ud_sends_left[host]);
         if left == 0 {
             return;
         }
@@ -105,19 +106,19 @@ impl World {
         let port = Port::new(device, &mut self.rng, at);
         self.ports[host] = self.judge(port.map_err(|e| format!("host {host}: a UD port: {e}")));
         for _ in 0..DEPTH {
-            self.expect_letter(host);
+            self.post_ud_receive(host);
         }
-        self.look_at_port(host);
-        self.schedule_within(MS, Event::Letter(host));
+        self.poll_port(host);
+        self.schedule_within(MS, Event::UdSend(host));
     }
 
-    fn expect_letter(&mut self, host: usize) {
+    fn post_ud_receive(&mut self, host: usize) {
         let now = self.instant();
         let Some(port) = &mut self.ports[host] else { return };
         let Some(device) = &mut self.hosts[host].device else { return };
         let Some(area) = port.memory.take(&mut self.rng, Purpose::Receive, HEADER) else { return };
         let (_, room) = port.memory.range(area);
-        // Some are too short for some datagrams.
+        // Some receives are too short for some datagrams.
         let len = if self.rng.chance(200) { self.rng.index(room + 1) } else { room };
         let pieces = port.memory.cut(&mut self.rng, area, len, SGES);
         port.next += 1;
@@ -128,21 +129,21 @@ impl World {
         self.judge(posted.map_err(|(_, e)| format!("host {host}: a UD receive: {e}")));
     }
 
-    /// A program sends a datagram to another host, or to the wrong key.
-    pub(crate) fn send_letter(&mut self, host: usize) {
+    /// Sends a datagram of a program to another host, some with a wrong key.
+    pub(crate) fn send_ud(&mut self, host: usize) {
         let to = self.rng.index(self.hosts.len());
         let there = self.ports[to].as_ref().map(|p| (p.qpn, p.key));
         let now = self.instant();
         let Some(port) = self.ports[host].as_mut().filter(|port| port.left > 0) else { return };
         port.left -= 1;
-        self.schedule_within(MS, Event::Letter(host));
+        self.schedule_within(MS, Event::UdSend(host));
         let Some(port) = &mut self.ports[host] else { return };
         let (Some((qpn, key)), true) = (there, port.sends.len() < DEPTH && to != host) else {
             return;
         };
         let mtu = self.plan.hosts[host].mtu.min(self.plan.hosts[to].mtu).bytes();
         let len = if self.rng.chance(200) { mtu } else { 8 + self.rng.index(mtu - 7) };
-        let number = self.letters.len() as u64;
+        let number = self.ud_datagrams.len() as u64;
         let mut bytes = number.to_le_bytes().to_vec();
         fill(number, len - 8, &mut bytes);
         let Some(area) = port.memory.take(&mut self.rng, Purpose::Source, len) else { return };
@@ -155,10 +156,10 @@ impl World {
         let qkey = if right_key { key } else { key ^ 1 << self.rng.below(31) };
         let dest = UdDest { addr: self.hosts[to].addr(), qpn, qkey };
         let from = (self.hosts[host].addr(), port.qpn);
-        self.letters.push(Letter { from, to: qpn, bytes, imm, right_key, came: 0 });
+        self.ud_datagrams.push(UdDatagram { from, to: qpn, bytes, imm, right_key, came: 0 });
         let list = sges(&pieces, port.iova, port.local.lkey);
         let (id, sender) = (port.next, port.qpn);
-        self.note([30, host as u64, number], || format!("host {host} sends letter {number}"));
+        self.note([30, host as u64, number], || format!("host {host} sends datagram {number}"));
         let Some(device) = &mut self.hosts[host].device else { return };
         let wr = SendWr {
             id,
@@ -169,19 +170,19 @@ impl World {
         };
         let posted = device.post_send(now, sender, &[wr]);
         self.judge(posted.map_err(|(_, e)| format!("host {host}: a UD send: {e}")));
-        self.touched(host);
+        self.schedule_turn(host);
     }
 
-    /// Tells whether the completion queue is that of the host's port, and looks at it.
+    /// Tells whether the completion queue belongs to the host's port; if so, polls it.
     pub(crate) fn port_ready(&mut self, host: usize, cq: CqId) -> bool {
         let mine = self.ports[host].as_ref().is_some_and(|port| port.cq == cq);
         if mine {
-            self.look_at_port(host);
+            self.poll_port(host);
         }
         mine
     }
 
-    fn look_at_port(&mut self, host: usize) {
+    fn poll_port(&mut self, host: usize) {
         loop {
             let Some(port) = &self.ports[host] else { return };
             let Some(device) = &mut self.hosts[host].device else { return };
@@ -196,13 +197,13 @@ impl World {
             }
             self.judge(polled.map_err(|e| format!("host {host}: poll: {e}")));
             for entry in entries {
-                let judged = self.letter_completed(host, &entry);
+                let judged = self.ud_completed(host, &entry);
                 self.judge(judged.map_err(|e| format!("host {host}: {entry:?}: {e}")));
             }
         }
     }
 
-    fn letter_completed(&mut self, host: usize, entry: &Completion) -> Result<(), String> {
+    fn ud_completed(&mut self, host: usize, entry: &Completion) -> Result<(), String> {
         self.note([31, host as u64, entry.wr_id], || format!("host {host}: {entry:?}"));
         let Some(port) = &mut self.ports[host] else { return Ok(()) };
         if !entry.is_recv() {
@@ -218,7 +219,7 @@ impl World {
         }
         match entry.status {
             Status::Success => {}
-            Status::WrFlushErr if port.left == 0 => return port.memory.look_all(),
+            Status::WrFlushErr if port.left == 0 => return port.memory.check_all(),
             _ => return Err("a receive failed".into()),
         }
         let len = entry.byte_len as usize;
@@ -231,27 +232,28 @@ impl World {
         }
         let payload = &bytes[HEADER..];
         let number = payload.first_chunk().map_or(u64::MAX, |b| u64::from_le_bytes(*b));
-        let letter = self.letters.get_mut(number as usize).ok_or("a letter nobody sent")?;
-        letter.came += 1;
-        let header = header(letter.from.0, self.hosts[host].addr());
-        let right = letter.bytes == payload
-            && letter.imm == entry.imm
-            && letter.from.1 == entry.src_qp
-            && letter.to == entry.qpn
-            && letter.right_key
+        let datagram =
+            self.ud_datagrams.get_mut(number as usize).ok_or("a datagram nobody sent")?;
+        datagram.came += 1;
+        let header = header(datagram.from.0, self.hosts[host].addr());
+        let right = datagram.bytes == payload
+            && datagram.imm == entry.imm
+            && datagram.from.1 == entry.src_qp
+            && datagram.to == entry.qpn
+            && datagram.right_key
             && header.iter().zip(&bytes).all(|(must, is)| must.is_none_or(|must| must == *is));
         // The network repeats a datagram once.
-        if !right || letter.came > 1 + u32::from(self.plan.net.repeat > 0) {
-            return Err(format!("not letter {number} as it was sent: {letter:x?}, {bytes:x?}"));
+        if !right || datagram.came > 1 + u32::from(self.plan.net.repeat > 0) {
+            return Err(format!("not datagram {number} as it was sent: {datagram:x?}, {bytes:x?}"));
         }
         port.memory.received(receive.area, &receive.pieces, &bytes)?;
         port.memory.release(receive.area);
         self.stats.letters += 1;
-        self.expect_letter(host);
+        self.post_ud_receive(host);
         Ok(())
     }
 
-    /// The programs end.
+    /// Ends the programs.
     pub(crate) fn close_port(&mut self, host: usize) {
         let now = self.instant();
         let Some(port) = &mut self.ports[host] else { return };
@@ -261,7 +263,7 @@ impl World {
         let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
         let ended = device.modify_qp(now, qpn, &attr);
         self.judge(ended.map_err(|e| format!("host {host}: the UD port: {e}")));
-        self.look_at_port(host);
+        self.poll_port(host);
         let Some(port) = self.ports[host].take() else { return };
         if !port.sends.is_empty() || !port.receives.is_empty() {
             self.fail(|| format!("host {host}: the UD port was not flushed: {port:?}"));
@@ -275,12 +277,12 @@ impl World {
         };
         let removed = remove();
         self.judge(removed.map_err(|e| format!("host {host}: the UD port stays: {e}")));
-        self.touched(host);
+        self.schedule_turn(host);
     }
 }
 
-/// What is known of the network header before a datagram [RX-12]: 20 zeroes and the addresses of
-/// the IPv4 header, or those of the IPv6 header.
+/// Returns the known bytes of the network header before a datagram [RX-12]: 20 zeroes and the
+/// addresses of the IPv4 header, or the addresses of the IPv6 header.
 fn header(from: IpAddr, to: IpAddr) -> [Option<u8>; HEADER] {
     let mut out = [None; HEADER];
     let mut put = |at: usize, bytes: &[u8]| {
