@@ -86,7 +86,9 @@ impl Node {
             self.close_link(id, CloseHow::Fin);
             return false;
         }
-        if bowline.is_some() && conn.met_before(generation) && !self.has_returned(id, generation) {
+        let met_before = conn.met_before(generation);
+        let doubtful = met_before || (differs && self.is_served_by(conn_id, known));
+        if bowline.is_some() && doubtful && !self.has_returned(id, generation) {
             self.close_link(id, CloseHow::Fin);
             return false;
         }
@@ -121,9 +123,16 @@ impl Node {
         self.links.get(id.0).is_some()
     }
 
-    /// Tells whether an earlier process of a peer, which greets on this link, has its address
-    /// again. The alternative is that it died and left a connection that is accepted only now. It
-    /// has returned when it dials once more after the first of its connections was closed.
+    /// Tells whether a link on which the process of this generation greeted is in service.
+    fn is_served_by(&self, conn_id: ConnId, generation: u32) -> bool {
+        let Some(conn) = self.conns.get(conn_id.0) else { return false };
+        let links = conn.paths.iter().filter_map(|path| self.links.get(path.link?.0));
+        links.into_iter().any(|link| link.generation == generation)
+    }
+
+    /// Tells whether another process than the present one, which greets on this link, is alive. The
+    /// alternative is that it died and left a connection whose handshake ended only now. A living
+    /// process dials again after its first connection was closed.
     fn has_returned(&mut self, id: LinkId, generation: u32) -> bool {
         let Some(link) = self.links.get(id.0) else { return false };
         if link.role == Role::Dial {

@@ -331,7 +331,10 @@ fn last_words_of_a_dead_process_make_nothing_come_twice() {
     // Accepted before a connection that says otherwise: it is the older one.
     lab.deliver(dead, &[map_of(&[]), hello(6, 0, 0)]);
     assert!(!lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
-    // Accepted last, it looks like the newer one until the living process speaks again.
+    // Accepted last, it still changes nothing: a living process would dial once more.
+    lab.bowline(A, 6, 0);
+    assert!(!lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
+    // It does: now the first is the one that returns.
     lab.bowline(A, 6, 0);
     assert!(lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
     lab.bowline(A, 7, 1); // closed: it may be another late one
