@@ -431,8 +431,8 @@ pub(crate) fn receive_in_place(
     fill_header(&mut header, &mut name, &mut control, &mut pieces[..=used]);
     // SAFETY: the message points to a name, a control area and elements, of the lengths given, all
     // of which live until the call returns. The elements are parts of the inbox, none twice, and of
-    // a buffer, whose memory lives as long as `placement` and is reached by raw copies only, as if a
-    // device wrote it.
+    // a buffer, whose memory lives as long as `placement` and is reached by raw copies only, as if
+    // a device wrote it.
     let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let Ok(len) = usize::try_from(len) else {
         return Err(last_error());

@@ -36,7 +36,7 @@ pub fn because(reason: impl Display) {
     // Cargo tells a test which package it is of.
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
     let reason = reason.to_string().replace('\n', " ");
-    let line = format!("{} {test}: {reason}\n", package);
+    let line = format!("{package} {test}: {reason}\n");
     let file = OpenOptions::new().create(true).append(true).open(path);
     // One write, since tests of all crates may share the file.
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the file of BOWLINE_SKIPS");

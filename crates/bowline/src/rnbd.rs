@@ -7,9 +7,9 @@
 //!
 //! A program that was killed and is started again gets its session back at once, since its device
 //! first ends the connections of its former life; where it notes them is
-//! [`SoftConfig::former_connections`](crate::verbs::SoftConfig::former_connections). Without that its server
-//! refuses the session, with `ECONNRESET`, until it has noticed: some seconds with a server of
-//! bowline, up to 35 with a kernel's.
+//! [`SoftConfig::former_connections`](crate::verbs::SoftConfig::former_connections). Without that
+//! its server refuses the session, with `ECONNRESET`, until it has noticed: some seconds with a
+//! server of bowline, up to 35 with a kernel's.
 //!
 //! ```
 //! use std::{net::IpAddr, sync::Arc};

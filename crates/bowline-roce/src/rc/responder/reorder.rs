@@ -4,7 +4,7 @@
 //! [RSP-2], [RSP-16], [REQ-24].
 //!
 //! ```text
-//!   expected 7     kept  9 10 12 13        7 arrives: 7 is done, NAK 8;  8 arrives: 8 to 10, NAK 11
+//!   expected 7   kept  9 10 12 13   7 arrives: 7 is done, NAK 8;  8 arrives: 8 to 10, NAK 11
 //! ```
 //!
 //! The memory a peer can occupy is bounded: packets not too far ahead, each one once, and a byte

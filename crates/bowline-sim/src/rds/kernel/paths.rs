@@ -90,7 +90,7 @@ impl KernelHost {
         ctx.schedule_host(wait, self.id, HostEvent::Connect { conn: c, path: p });
     }
 
-    /// Accepts a connection, [R-209] to.
+    /// Accepts a connection, [R-209 to R-213].
     pub(super) fn accept(&mut self, ctx: &mut Ctx, end: EndId) {
         if !ctx.net.accept(end) {
             return;
