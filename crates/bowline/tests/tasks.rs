@@ -62,7 +62,7 @@ fn a_task_waits_for_room_and_for_time_limits() {
         let mut errno = 0;
         for _ in 0..100 {
             if let Err(error) = a.send_async(&[0; 5000], nowhere).await {
-                errno = error.errno();
+                errno = error.errno().0;
                 break;
             }
         }

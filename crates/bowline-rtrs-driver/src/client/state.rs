@@ -279,10 +279,10 @@ impl State {
                 Event::Opened(result) => self.opened = Some(result),
                 Event::Closed => self.closed = true,
                 Event::Disconnected => {
-                    self.events.push_back(SessionEvent::Link(LinkEv::Disconnected))
+                    self.events.push_back(SessionEvent::Link(LinkEv::Disconnected));
                 }
                 Event::Reconnected => {
-                    self.events.push_back(SessionEvent::Link(LinkEv::Reconnected))
+                    self.events.push_back(SessionEvent::Link(LinkEv::Reconnected));
                 }
                 Event::PathAdded { path, result } => self.calls.end(path, Until::Added, result),
                 Event::PathReconnected { path, result } => {

@@ -277,7 +277,7 @@ impl Session {
         match join {
             FirstConnect::Opening => self.open_next(now),
             FirstConnect::Adding => {
-                self.events.push_back(Event::PathAdded { path: id, result: Ok(()) })
+                self.events.push_back(Event::PathAdded { path: id, result: Ok(()) });
             }
             FirstConnect::Done => {}
         }

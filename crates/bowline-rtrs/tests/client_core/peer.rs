@@ -427,7 +427,7 @@ impl Rig {
                     });
                 }
                 Imm::GivenUp(generation) => {
-                    self.notices.push((wr.conn, generation, self.ios.len()))
+                    self.notices.push((wr.conn, generation, self.ios.len()));
                 }
                 beat => self.beats.push((wr.conn, beat)),
             },

@@ -7,15 +7,15 @@
 //! and go, clients that write where they must not. The judges check after every step that
 //!
 //! - every request ends once, and without an error unless one is allowed: a session fails no
-//! request while a path is connected;
+//!   request while a path is connected;
 //! - a path to a silent peer is given up in time, and all paths when the server closes;
 //! - a read returns what was last written to that disk, and no other disk's data, also after
-//! failovers; and after a crash of the server it returns what had been made durable;
+//!   failovers; and after a crash of the server it returns what had been made durable;
 //! - a chunk of a WRITE does not change while the server has it (that of a READ is the server's to
-//! write); for hostile clients only if they have one path and keys are refreshed, since with the
-//! key of another path they can change their own data [RT-44];
+//!   write); for hostile clients only if they have one path and keys are refreshed, since with the
+//!   key of another path they can change their own data [RT-44];
 //! - in the end every path is connected, all of every disk can be read, every permit is returned,
-//! every session closes, and nothing is left on any device.
+//!   every session closes, and nothing is left on any device.
 //!
 //! ```text
 //!  program -- rnbd client core -- rtrs client core -- binding -- devices == net == devices

@@ -64,7 +64,7 @@ impl World {
         match step {
             Step::Begins(Trial { what: TrialKind::Silence { node }, .. }) => self.fall_silent(node),
             Step::Begins(Trial { what: TrialKind::Restart { away }, .. }) => {
-                self.begin_restart(away)
+                self.begin_restart(away);
             }
             Step::Begins(Trial { what: TrialKind::Mute { node, device }, .. }) => {
                 self.fall_mute(node, device);
