@@ -71,7 +71,11 @@ fn a_peer_that_breaks_the_order_harms_its_own_messages_only() {
         (&stream).write_all(&message(u64::MAX, b"last")).unwrap();
         assert_eq!([next(), next(), next()], [b"five", b"leap", b"last"]);
         assert_eq!(scene.counter("recv_drop_old_seq"), 3);
-        // Its next process begins anew.
+        // Its next process begins anew. While the earlier one's connection is there, the first of
+        // the next is closed, and the second is believed.
+        let doubted = dial(ip(941, 1), node, None);
+        (&doubted).write_all(&greeting(2, 0)).unwrap();
+        ends(&doubted);
         let again = dial(ip(941, 1), node, None);
         (&again).write_all(&greeting(2, 0)).unwrap();
         (&again).write_all(&message(1, b"anew")).unwrap();
