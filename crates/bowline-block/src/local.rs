@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_verbs::{Buffer, Mem, contain};
+use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 
 use crate::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
@@ -70,7 +70,7 @@ impl LocalDevice {
         let now = self.shared.backend.resize()?;
         if now != before {
             for listener in lock(&self.shared.listeners).iter() {
-                contain(|| listener(DiskEvent::Resized(now)));
+                catch_callback_panic(|| listener(DiskEvent::Resized(now)));
             }
         }
         Ok(now)
@@ -106,7 +106,7 @@ impl BlockDevice for LocalDevice {
         for io in reqs.drain(..) {
             match self.shared.begin(&limits, &io, &mut pieces) {
                 Ok(()) => {}
-                Err(errno) => _ = contain(|| io.done.done(&[(io.tag, errno.neg())])),
+                Err(errno) => _ = catch_callback_panic(|| io.done.done(&[(io.tag, errno.neg())])),
             }
         }
         self.shared.backend.submit(&mut pieces, &self.as_done);
@@ -196,7 +196,7 @@ impl BackendDone for Shared {
             }
             let finished = lock(&self.requests).finish(slot, result.errno);
             if let Some((done, tag, errno)) = finished {
-                contain(move || done.done(&[(tag, errno)]));
+                catch_callback_panic(move || done.done(&[(tag, errno)]));
             }
         }
     }

@@ -33,7 +33,7 @@ use bowline_rtrs_driver::Engine;
 use bowline_rtrs_driver::server::{
     Handler, LinkEv, OpId, Request, Server as Rtrs, ServerConfig as RtrsConfig, SessId,
 };
-use bowline_verbs::{Buffer, Mem, contain};
+use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 use bowline_wire::rnbd::{Access, status_of_errno};
 
 use crate::error::Error;
@@ -123,7 +123,7 @@ struct Dispatcher {
 /// Submits requests to storage, which the program may have implemented. If it panics, the requests
 /// left in the list fail, and other storage is not affected.
 fn submit_to_backend(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
-    let submitted = contain(|| {
+    let submitted = catch_callback_panic(|| {
         backend.submit(ios, done);
         backend.kick();
     });

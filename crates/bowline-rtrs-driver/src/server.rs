@@ -9,7 +9,7 @@ use std::time::Duration;
 use bowline_rtrs::bind::{Binding, withdraw};
 use bowline_rtrs::server::{Server as Core, ServerEvent};
 use bowline_rtrs::{Batch, Errno, Instant, MemRef, PathId, PortAttr, PortId, RegionId};
-use bowline_verbs::{Access, Buffer, CmEvent, CmId, Mem, Qpn, contain};
+use bowline_verbs::{Access, Buffer, CmEvent, CmId, Mem, Qpn, catch_callback_panic};
 use bowline_wire::rtrs::SessionName;
 
 pub use bowline_rtrs::server::{
@@ -462,8 +462,8 @@ impl Server {
         } else {
             stats.served.add(poll_state.requests.len() as u64);
             self.executor.run_callbacks(|| {
-                contain(|| self.handler.rdma_ev(self, &mut poll_state.requests));
-                contain(|| self.handler.flushed(self));
+                catch_callback_panic(|| self.handler.rdma_ev(self, &mut poll_state.requests));
+                catch_callback_panic(|| self.handler.flushed(self));
                 // A request that the handler left in the list would hold its chunk for ever.
                 let left = poll_state.requests.drain(..);
                 self.respond(&mut left.map(|request| (request.op, Errno::EIO.neg(), None)));
@@ -521,7 +521,7 @@ impl Server {
                 LinkEv::Connected { session, .. } => Some(*session),
                 LinkEv::Disconnected { .. } => None,
             };
-            let answer = contain(|| self.handler.link_ev(self, event));
+            let answer = catch_callback_panic(|| self.handler.link_ev(self, event));
             let accepted = answer.is_some_and(|answer| answer.is_ok());
             if let Some(session) = up {
                 self.executor.lock().core.answer_link(clock::now(), session, accepted);

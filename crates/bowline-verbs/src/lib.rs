@@ -24,8 +24,5 @@ pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
 pub use device::{CqId, Device, MrKeys, PdId, Qpn};
 pub use error::Error;
 pub use prefetch::prefetch;
-// The name that callers in other crates still use.
-#[doc(hidden)]
-pub use callback::catch_callback_panic as contain;
 pub use wc::{Completion, Status, WcOpcode};
 pub use wr::{FlushOf, Piece, Placement, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, UdDest};

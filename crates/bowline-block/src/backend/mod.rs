@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_verbs::{Buffer, Mem, contain};
+use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 
 /// One open export, which all sessions share.
 pub trait Backend: Send + Sync {
@@ -217,6 +217,6 @@ fn deliver(
             results.push(result);
         }
         let results = &*results;
-        contain(move || done.done(results));
+        catch_callback_panic(move || done.done(results));
     }
 }

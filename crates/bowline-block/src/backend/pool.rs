@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_verbs::contain;
+use bowline_verbs::catch_callback_panic;
 
 use super::file::Facts;
 use super::job::Job;
@@ -107,7 +107,7 @@ impl Shared {
                     break result;
                 }
             };
-            contain(move || job.done.done(&[result]));
+            catch_callback_panic(move || job.done.done(&[result]));
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bowline_block::{DiskDone, DiskIo};
 use bowline_rnbd::{Errno, IoOp};
 use bowline_rtrs_driver::client::{Region, Session};
-use bowline_verbs::{Buffer, contain};
+use bowline_verbs::{Buffer, catch_callback_panic};
 
 /// Most bytes of free memory kept for later requests.
 const FREE_BYTES_MAX: usize = 16 << 20;
@@ -58,7 +58,7 @@ impl BouncePool {
                 Some(DiskIo { mem, tag: 0, done: Arc::new(detour), ..io })
             }
             Err(errno) => {
-                contain(|| to.done(&[(tag, errno.neg())]));
+                catch_callback_panic(|| to.done(&[(tag, errno.neg())]));
                 None
             }
         }

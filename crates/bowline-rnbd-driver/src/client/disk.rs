@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use bowline_block::{BlockDevice, DeviceMem, DiskEvent, DiskIo};
 use bowline_rnbd::client::{DevId, DevInfo, DiskRequest};
 use bowline_rnbd::{Errno, Limits};
-use bowline_verbs::{Mem, contain};
+use bowline_verbs::{Mem, catch_callback_panic};
 use bowline_wire::rnbd::Access;
 
 use super::bounce::BouncePool;
@@ -26,7 +26,7 @@ impl DiskShared {
         }
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for listener in listeners {
-            contain(|| listener(event));
+            catch_callback_panic(|| listener(event));
         }
     }
 }

@@ -18,7 +18,7 @@ use bowline_rtrs_driver::client::{
     Wait,
 };
 use bowline_rtrs_driver::{Dir, Engine};
-use bowline_verbs::contain;
+use bowline_verbs::catch_callback_panic;
 use bowline_wire::rnbd::{Access, OPEN_RSP_LEN};
 
 use super::disk::DiskShared;
@@ -619,7 +619,7 @@ fn complete_requests(scratch: &mut Scratch) {
         let same = done[from..].iter().take_while(|io| Arc::ptr_eq(&io.done.to, to));
         results.clear();
         results.extend(same.map(|io| (io.done.tag, io.errno)));
-        contain(|| to.done(results));
+        catch_callback_panic(|| to.done(results));
         from += results.len();
     }
     done.clear();

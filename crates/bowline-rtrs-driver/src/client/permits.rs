@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::thread::Thread;
 
 use bowline_rtrs::client::{Permit, PermitKind, Session as Core};
-use bowline_verbs::contain;
+use bowline_verbs::catch_callback_panic;
 
 use super::state::Finished;
 
@@ -57,7 +57,7 @@ fn call(waker: Waker) {
     });
     while let Some(waker) = next {
         // The panic hook has already reported a panic.
-        let _ = contain(move || waker.wake());
+        let _ = catch_callback_panic(move || waker.wake());
         let take = NEXT.try_with(|list| {
             let mut list = list.borrow_mut();
             let next = list.as_mut().and_then(VecDeque::pop_front);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant as Moment};
 use bowline_base::clock;
 use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, Policy, PortId};
-use bowline_verbs::{CmEvent, Qpn, contain};
+use bowline_verbs::{CmEvent, Qpn, catch_callback_panic};
 
 use super::permits::{WaiterId, WakeTarget};
 use super::session::current_cpu;
@@ -282,7 +282,7 @@ impl Shared {
         state.delivering = true;
         while let Some(event) = state.events.pop_front() {
             drop(state);
-            contain(|| self.listeners.call(&event));
+            catch_callback_panic(|| self.listeners.call(&event));
             state = self.executor.lock();
         }
         state.delivering = false;

@@ -10,7 +10,7 @@ use bowline_rtrs::client::{
     Completed, Event, PathAddr, PathState, Permit, PermitKind, Session as Core,
 };
 use bowline_rtrs::{Errno, PathId};
-use bowline_verbs::contain;
+use bowline_verbs::catch_callback_panic;
 
 use super::calls::{Calls, Until};
 use super::permits::{PermitQueue, WaiterId, WakeTarget};
@@ -205,7 +205,7 @@ impl Finished {
             self.group.extend(self.results.drain(..same).map(|(_, done)| done));
             let group = &self.group;
             // If this is the last reference to the completer, it is dropped in there too.
-            contain(move || to.completed(group));
+            catch_callback_panic(move || to.completed(group));
         }
     }
 }

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_verbs::contain;
+use bowline_verbs::catch_callback_panic;
 
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 use crate::front::range_alloc::RangeAllocator;
@@ -374,9 +374,9 @@ impl DiskDone for Bytes {
             }
             drop(state);
             // After a panic in there, the next answers are still handled.
-            contain(|| self.disk.submit(&mut batch));
+            catch_callback_panic(|| self.disk.submit(&mut batch));
             for op in finished.drain(..) {
-                contain(|| self.finish(op));
+                catch_callback_panic(|| self.finish(op));
             }
             state = self.lock();
         }
