@@ -80,9 +80,9 @@ pub(crate) struct Conn {
     pub(crate) former: Vec<FormerProcess>,
     /// Serial of the latest link on which the peer told `peer_generation`.
     pub(crate) generation_serial: u64,
-    /// The generation of an earlier process that greeted again, and the serial of the latest link
-    /// at the time its link was closed.
-    pub(crate) returning: Option<(u32, u64)>,
+    /// Another generation that greeted and was not believed, and the serial of the latest link at
+    /// that time: a later link with that generation is believed.
+    pub(crate) doubted: Option<(u32, u64)>,
     /// The source ports of the peer tell which path a connection is for.
     pub(crate) peer_sport_idx: bool,
     /// When a send was last refused because the longest message of the peer was not known yet.

@@ -63,7 +63,7 @@ impl Node {
             peer_generation: 0,
             former: Vec::new(),
             generation_serial: 0,
-            returning: None,
+            doubted: None,
             peer_sport_idx: false,
             proven: false,
             dial_attempts: 0,

@@ -88,7 +88,7 @@ impl Node {
         }
         let met_before = conn.met_before(generation);
         let doubtful = met_before || (differs && self.is_served_by(conn_id, known));
-        if bowline.is_some() && doubtful && !self.has_returned(id, generation) {
+        if bowline.is_some() && doubtful && !self.has_dialled_again(id, generation) {
             self.close_link(id, CloseHow::Fin);
             return false;
         }
@@ -105,7 +105,7 @@ impl Node {
         if generation != 0 {
             conn.generation_serial = conn.generation_serial.max(serial);
             conn.peer_generation = generation;
-            conn.returning = None;
+            conn.doubted = None;
         }
         if restarted {
             self.peer_restarted(conn_id, id, (before, generation));
@@ -133,19 +133,19 @@ impl Node {
     /// Tells whether another process than the present one, which greets on this link, is alive. The
     /// alternative is that it died and left a connection whose handshake ended only now. A living
     /// process dials again after its first connection was closed.
-    fn has_returned(&mut self, id: LinkId, generation: u32) -> bool {
+    fn has_dialled_again(&mut self, id: LinkId, generation: u32) -> bool {
         let Some(link) = self.links.get(id.0) else { return false };
         if link.role == Role::Dial {
             return true; // the peer accepted a connection that this node made lately
         }
         let serial = link.serial;
         let Some(conn) = self.conns.get_mut(link.conn.0) else { return false };
-        if let Some((of, closed_at)) = conn.returning
+        if let Some((of, closed_at)) = conn.doubted
             && of == generation
         {
             return serial > closed_at;
         }
-        conn.returning = Some((generation, conn.links_made));
+        conn.doubted = Some((generation, conn.links_made));
         false
     }
 
