@@ -77,6 +77,10 @@ impl Node {
             }
             link.generation = generation;
         }
+        if bowline.is_none() && link.greeting.is_received() {
+            // One process sends all that comes on a connection, and this one has greeted.
+            return true;
+        }
         let Some(conn) = self.conns.get(conn_id.0) else { return false };
         let known = conn.peer_generation;
         let differs = generation != 0 && known != 0 && generation != known;
@@ -276,6 +280,7 @@ impl Node {
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some((first, others)) = conn.paths.split_first_mut() else { return };
+        let greeting = extensions(&self.config, 0);
         for path in others.iter_mut().skip(usize::from(usable_paths) - 1) {
             let mut batch = crate::txlog::TxBatch::default();
             for msg in std::mem::take(&mut path.queue) {
@@ -283,11 +288,14 @@ impl Node {
                     continue;
                 }
                 let payload = msg.log_start + bowline_wire::rds::HEADER_LEN as u64;
+                let greets =
+                    msg.socket.is_none() && (msg.sport == PROBE_PORT || msg.dport == PROBE_PORT);
                 let header = Header {
                     sequence: first.next_tx_seq,
                     len: msg.len,
                     sport: msg.sport,
                     dport: msg.dport,
+                    ext: if greets { greeting } else { [0; EXT_AREA_LEN] },
                     ..Header::default()
                 };
                 let log_start = first.log.tail();

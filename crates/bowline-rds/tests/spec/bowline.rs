@@ -390,6 +390,48 @@ fn an_earlier_process_that_dials_again_has_returned() {
     assert_eq!(lab.recv_all(s), [&b"ten"[..], b"eleven"]);
 }
 
+/// A pong that waits on a path which the peer no longer uses is moved to path 0, and says there of
+/// whom it is, as it did before: without a generation it would be the greeting of a kernel.
+// tests
+#[test]
+fn a_pong_that_is_moved_to_path_0_keeps_its_extensions() {
+    let mut lab = Lab::larger();
+    lab.bowline(A, 7, 0);
+    let third = lab.bowline(A, 7, 3);
+    lab.room = 0;
+    lab.deliver(third, &[ping_with(9, bowline_ext(7, 3, 1 << 20))]);
+    lab.fail(third, CloseReason::Reset);
+    lab.room = usize::MAX;
+    let zero = lab.accept(A);
+    lab.deliver(zero, &[map_of(&[]), pong_with(1, npaths_ext(1))]);
+    assert_eq!(lab.node.info().connections[0].npaths, 1);
+    let frames = lab.frames(zero);
+    let pongs: Vec<_> = frames.iter().filter(|f| f.header.is_probe_pong()).collect();
+    let said: Vec<_> = pongs.iter().map(|f| Handshake::parse(&f.header.ext)).collect();
+    assert_eq!(said.len(), 1);
+    assert_eq!((said[0].generation, said[0].npaths), (Some(0x1111), Some(8)));
+    assert_eq!(said[0].bowline.map(|b| b.path), Some(0));
+}
+
+/// Whoever has greeted on a connection stays the same process on it, whatever its further probes
+/// and pongs leave out.
+// tests
+#[test]
+fn a_pong_without_extensions_after_a_greeting_is_no_restart() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:4001");
+    lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
+    let first = lab.bowline(A, 7, 0);
+    assert_eq!(lab.data_frames(first).len(), 1);
+    lab.fail(first, CloseReason::Reset);
+    let link = lab.bowline(A, 7, 0);
+    lab.deliver(link, &[pong_with(5, [0; 16])]);
+    let peer = &lab.node.info().connections[0];
+    assert_eq!((peer.peer, peer.npaths), ("bowline", 8));
+    assert_eq!(lab.counter("bl_peer_restarts"), 0);
+    assert_eq!(lab.data_frames(link).len(), 1, "it is repeated, not dropped");
+}
+
 // tests [R-2011]
 #[test]
 fn a_newer_connection_replaces_the_older_one_of_its_path() {
