@@ -1,13 +1,11 @@
 //! What the requester makes of answers that are lost, come again or are not meant for it [REQ-9],
 //! [REQ-10], [REQ-13].
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{Fate, Pair, Setup, pattern};
 use bowline_verbs::{Access, Mtu, Piece, QpState, SendOp, Sge, Status};
 use bowline_wire::roce::{Aeth, Bth, NakCode, Opcode, Packet, Psn, Syndrome};
-use common::{Fate, Pair, Setup, pattern};
 
 const FIRST: u32 = 0xff_fffd;
 

@@ -1,13 +1,11 @@
 //! An acknowledgement may end a burst of requests, but is not put off by more than one [REQ-23].
 
-mod common;
-
 use std::net::SocketAddr;
 
+use crate::common::{Pair, Setup};
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{Mtu, SendOp};
 use bowline_wire::roce::{Opcode, Packet};
-use common::{Pair, Setup};
 
 /// Side 1 has much to write, in messages of this length, when it gets something to acknowledge;
 /// returns in which of its bursts it does so.

@@ -1,15 +1,13 @@
 //! SQD and SQE: a send queue that is stopped, and one that has failed [QP-1], [QP-3].
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{Fate, Pair, Setup};
 use bowline_roce::Event;
 use bowline_verbs::{
     Access, AddressVector, AsyncEvent, Error, QpAttr, QpCap, QpInit, QpState, QpType, RecvWr,
     SendFlags, SendOp, SendWr, Sge, Status, UdDest,
 };
-use common::{Fate, Pair, Setup};
 
 fn to(state: QpState) -> QpAttr {
     QpAttr { state: Some(state), ..QpAttr::default() }

@@ -1,12 +1,10 @@
 //! Datagrams handed in together, against the same ones by themselves.
 
-mod common;
-
 use std::net::SocketAddr;
 
+use crate::common::{Pair, Setup};
 use bowline_roce::{Burst, Event, IdentHint};
 use bowline_verbs::{AsyncEvent, Completion, QpState, Remote, SendOp};
-use common::{Pair, Setup};
 
 /// Numbers that only look like chance.
 struct Dice(u64);

@@ -1,11 +1,9 @@
 //! What is sent arrives, whatever its size and the MTU [checklist 11 of the spec].
 
-mod common;
-
+use crate::common::{self, Pair, Setup, pattern};
 use bowline_roce::Config;
 use bowline_verbs::{Access, Mtu, Piece, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode};
 use bowline_wire::roce::Opcode;
-use common::{Pair, Setup, pattern};
 use std::time::Duration;
 
 fn sizes(mtu: Mtu) -> Vec<usize> {

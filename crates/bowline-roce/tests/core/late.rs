@@ -1,14 +1,12 @@
 //! Acknowledgements beside small answers: they wait, but no answer waits for them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::common::{Pair, Setup};
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{SendFlags, SendOp};
-use common::{Pair, Setup};
 
 /// A look at the network that finds nothing.
 const LOOK: Duration = Duration::from_nanos(350);

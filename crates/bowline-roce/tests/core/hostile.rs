@@ -1,13 +1,11 @@
 //! A peer, or somebody who speaks for it, that sends what it likes: nothing panics, each request
 //! completes exactly once and in order, and memory that was not offered stays as it was.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{Pair, Setup, pattern};
 use bowline_verbs::{Access, QpState, Remote, SendOp, Status};
 use bowline_wire::roce::{Aeth, AtomicAckEth, AtomicEth, Bth, Opcode, Packet, Psn, Reth, Syndrome};
-use common::{Pair, Setup, pattern};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

@@ -1,17 +1,15 @@
 //! States, attributes, limits, and what is not let through to a queue pair.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::common::{self, Pair, Setup, rts_steps};
 use bowline_roce::{Config, Device, Event, IdentHint, Limits};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, Error, Mtu, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr,
     SendFlags, SendOp, SendWr, Status, UdDest,
 };
 use bowline_wire::roce::{Bth, IcrcPolicy, Opcode, Outer, Packet, Psn};
-use common::{Pair, Setup, rts_steps};
 
 fn to(state: QpState) -> QpAttr {
     QpAttr { state: Some(state), ..QpAttr::default() }

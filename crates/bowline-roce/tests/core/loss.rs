@@ -1,13 +1,11 @@
 //! Packets that are lost, repeated, late, or refused for want of a receive.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{self, Fate, Pair, Setup, pattern};
 use bowline_roce::{Config, Counters, GiveUp, Limits};
 use bowline_verbs::{Access, Mtu, Piece, QpState, SendFlags, SendOp, Status};
 use bowline_wire::roce::{NakCode, Opcode, Syndrome};
-use common::{Fate, Pair, Setup, pattern};
 
 /// What all packets of the exchange are lost from, one at a time: every kind of message, several
 /// packets each, in both directions.

@@ -1,12 +1,10 @@
 //! Flush and atomic write between two devices [HDR-2], [HDR-5], [REQ-3], [RSP-5].
 
-mod common;
-
+use crate::common::{Fate, Pair, Setup};
 use bowline_verbs::{
     Access, Error, FlushOf, Placement, QpAttr, Remote, SendFlags, SendOp, SendWr, Status, WcOpcode,
 };
 use bowline_wire::roce::Opcode;
-use common::{Fate, Pair, Setup};
 
 fn setup() -> Setup {
     let access = Setup::default().access | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;

@@ -1,11 +1,10 @@
 //! Connections of two devices: rdma_cm's messages in real packets, with what they do to queue
 //! pairs. The state machine by itself is tested beside its code.
 
-mod common;
-
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use crate::common::{self, Fate, Node, Pair, Seen, Setup};
 use bowline_roce::{Burst, CmConfig, Config, Device, Event, IdentHint, Instant};
 use bowline_verbs::{
     Access, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, Mtu, QpAttr, QpCap, QpInit,
@@ -13,7 +12,6 @@ use bowline_verbs::{
 };
 use bowline_wire::roce::cm::{CmMad, CmMessage};
 use bowline_wire::roce::{GSI_QKEY, GSI_QPN, MAD_LEN};
-use common::{Fate, Node, Pair, Seen, Setup};
 use proptest::prelude::*;
 
 /// The connecting side.

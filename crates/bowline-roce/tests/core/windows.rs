@@ -1,14 +1,12 @@
 //! Memory windows between two devices: bound, used, invalidated, refused [MR-9], [MR-7], [MR-12].
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common::{Fate, Pair, Setup, pattern};
 use bowline_verbs::{
     Access, Buffer, Error, MrKeys, MwBind, MwType, Remote, SendFlags, SendOp, Status, WcOpcode,
     next_key,
 };
-use common::{Fate, Pair, Setup, pattern};
 
 const READ: Access = Access::REMOTE_READ;
 const BOTH: Access = READ.union(Access::REMOTE_WRITE);

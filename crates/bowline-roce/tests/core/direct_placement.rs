@@ -1,15 +1,13 @@
 //! Payloads received where they belong, against the same packets taken in as ever [RX-13].
 
-mod common;
-
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{self, Pair, Seen, Setup, pattern, receive_in_place};
 use bowline_roce::{Burst, IdentHint, PlacementOutcome};
 use bowline_verbs::{Access, Mtu, Piece, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{Bth, Opcode, Outer, Packet, Psn};
-use common::{Pair, Seen, Setup, pattern, receive_in_place};
 
 const MTU: usize = 1024;
 const PACKET: usize = MTU + 16;

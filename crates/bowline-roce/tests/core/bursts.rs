@@ -1,15 +1,13 @@
 //! A window that is full does not come to one packet at a time [REQ-6], [REQ-8].
 
-mod common;
-
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::common::{self, Fate, Pair, Setup, pattern};
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{Mtu, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{Opcode, Packet, Psn};
-use common::{Fate, Pair, Setup, pattern};
 
 const LEN: usize = 1 << 20;
 const WINDOW: u32 = 64;

@@ -1,16 +1,14 @@
 //! Requests that cannot be carried out, at either end, and what becomes of their queue pairs.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{BUFFER, Fate, Pair, Setup, pattern};
 use bowline_roce::{Config, Event};
 use bowline_verbs::{
     Access, AsyncEvent, Error, Piece, QpAttr, QpState, Remote, SendFlags, SendOp, SendWr, Sge,
     Status,
 };
 use bowline_wire::roce::{NakCode, Opcode, Syndrome};
-use common::{BUFFER, Fate, Pair, Setup, pattern};
 
 /// Runs until everything has settled, timers of retransmission included.
 fn settle(pair: &mut Pair) {

@@ -1,13 +1,11 @@
 //! An acknowledgement travels in the burst of the requests that go the same way [PERF-6].
 
-mod common;
-
 use std::net::SocketAddr;
 
+use crate::common::{Pair, Setup};
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{Mtu, SendOp};
 use bowline_wire::roce::{Opcode, Packet};
-use common::{Pair, Setup};
 
 /// Side 0 sends, and side 1 has something of this length to send before it acknowledges; returns
 /// the opcodes of the bursts of side 1.

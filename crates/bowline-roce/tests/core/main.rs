@@ -1,0 +1,21 @@
+//! Tests of the core over wires in memory: one program, because linking each file takes longer
+//! than running it.
+
+mod answers;
+mod batches;
+mod bursts;
+mod cm;
+#[path = "../common/mod.rs"]
+mod common;
+mod data;
+mod direct_placement;
+mod drain;
+mod errors;
+mod hostile;
+mod joined;
+mod late;
+mod loss;
+mod overdue;
+mod placed;
+mod states;
+mod windows;
