@@ -11,10 +11,10 @@
 use std::collections::VecDeque;
 
 use bowline_base::Instant;
-use bowline_wire::rds::HEADER_LEN;
+use bowline_wire::rds::{EXT_AREA_LEN, HEADER_LEN, Header, PROBE_PORT};
 
 use crate::ids::{LinkId, SocketId};
-use crate::txlog::{TxLog, TxPool};
+use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// State of a path [spec section 3.2]. A node passes through `Resetting` and `Error` without
 /// stopping there; they are listed because the info interface knows them.
@@ -186,6 +186,51 @@ impl Path {
         self.planned = self.planned.saturating_sub(count);
         self.queued_bytes -= bytes as u64;
         self.release_log(pool);
+    }
+
+    /// Moves the messages to another path, with new numbers, behind those that wait there. A probe
+    /// or pong gets the extensions of that path.
+    pub(crate) fn move_messages(
+        &mut self,
+        to: &mut Self,
+        pool: &mut TxPool,
+        greeting: [u8; EXT_AREA_LEN],
+    ) {
+        let mut batch = TxBatch::default();
+        for msg in std::mem::take(&mut self.queue) {
+            if msg.has(mark::CANCELLED) {
+                continue;
+            }
+            let greets =
+                msg.socket.is_none() && (msg.sport == PROBE_PORT || msg.dport == PROBE_PORT);
+            let header = Header {
+                sequence: to.next_tx_seq,
+                len: msg.len,
+                sport: msg.sport,
+                dport: msg.dport,
+                ext: if greets { greeting } else { [0; EXT_AREA_LEN] },
+                ..Header::default()
+            };
+            let log_start = to.log.tail();
+            to.log.append(pool, &header.to_bytes());
+            let payload = msg.log_start + HEADER_LEN as u64;
+            batch.clear();
+            self.log.collect(payload, payload + u64::from(msg.len), &mut batch);
+            batch.slices().for_each(|slice| to.log.append(pool, slice));
+            to.queued_bytes += u64::from(msg.len);
+            to.pongs += usize::from(msg.has(mark::PONG));
+            to.queue.push_back(TxMsg {
+                seq: to.next_tx_seq,
+                log_start,
+                stream_start: UNPLANNED,
+                marks: msg.marks & !mark::RETRANS,
+                ..msg
+            });
+            to.next_tx_seq = to.next_tx_seq.wrapping_add(1);
+        }
+        batch.clear();
+        self.log.release(pool, self.log.tail());
+        *self = Self { resets: self.resets, ..Self::new(self.next_tx_seq) };
     }
 
     fn release_log(&mut self, pool: &mut TxPool) {

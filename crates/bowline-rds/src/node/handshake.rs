@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, PeerGreeting, Role};
-use crate::path::{Path, UNPLANNED, mark};
+use crate::path::{PathState, mark};
 use crate::socket::to_socket_addr;
 
 /// Longest reconnect delay, in nanoseconds, of a path after a connection on which the peer greeted.
@@ -248,7 +248,7 @@ impl Node {
             self.raise_barrier(conn_id, before);
         }
         if usable_paths < before {
-            self.move_to_path_0(conn_id, usable_paths);
+            self.move_to_usable_paths(conn_id);
         }
         if we_dial {
             self.connect_all_if_down(conn_id);
@@ -262,65 +262,34 @@ impl Node {
         }
     }
 
-    /// Moves messages of paths that the peer no longer uses to path 0, with new numbers, behind the
-    /// messages that wait there. All messages between two sockets wait on one path, so they keep
-    /// their order.
-    fn move_to_path_0(&mut self, conn_id: ConnId, usable_paths: u8) {
+    /// Moves messages of paths that the peer no longer uses to those that the messages between the
+    /// same sockets take from now on, with new numbers, behind the messages that wait there.
+    pub(super) fn move_to_usable_paths(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        let links: Vec<_> =
-            conn.paths.iter().skip(usize::from(usable_paths)).filter_map(|p| p.link).collect();
-        // The link may have brought bytes that are not processed yet.
+        let usable_paths = usize::from(conn.usable_paths());
         let by_tcp = !conn.peer.is_bowline();
+        let unused = conn.paths.iter().skip(usable_paths);
+        // A kernel keeps the connections that it has. One on which nothing waits stays.
+        let ending = unused.filter(|p| !(by_tcp && p.state == PathState::Up && p.queue.is_empty()));
+        let links: Vec<_> = ending.filter_map(|p| p.link).collect();
         for link in links {
             if by_tcp {
+                // The link may have brought bytes that are not processed yet.
                 self.retire_link(link);
             } else {
                 self.detach(link, CloseHow::Fin);
             }
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        let Some((first, others)) = conn.paths.split_first_mut() else { return };
-        let greeting = extensions(&self.config, 0);
-        for path in others.iter_mut().skip(usize::from(usable_paths) - 1) {
-            let mut batch = crate::txlog::TxBatch::default();
-            for msg in std::mem::take(&mut path.queue) {
-                if msg.has(mark::CANCELLED) {
-                    continue;
-                }
-                let payload = msg.log_start + bowline_wire::rds::HEADER_LEN as u64;
-                let greets =
-                    msg.socket.is_none() && (msg.sport == PROBE_PORT || msg.dport == PROBE_PORT);
-                let header = Header {
-                    sequence: first.next_tx_seq,
-                    len: msg.len,
-                    sport: msg.sport,
-                    dport: msg.dport,
-                    ext: if greets { greeting } else { [0; EXT_AREA_LEN] },
-                    ..Header::default()
-                };
-                let log_start = first.log.tail();
-                first.log.append(&mut self.pool, &header.to_bytes());
-                batch.clear();
-                path.log.collect(payload, payload + u64::from(msg.len), &mut batch);
-                for slice in batch.slices() {
-                    first.log.append(&mut self.pool, slice);
-                }
-                first.queued_bytes += u64::from(msg.len);
-                first.pongs += usize::from(msg.has(mark::PONG));
-                first.queue.push_back(crate::path::TxMsg {
-                    seq: first.next_tx_seq,
-                    log_start,
-                    stream_start: UNPLANNED,
-                    marks: msg.marks & !mark::RETRANS,
-                    ..msg
-                });
-                first.next_tx_seq = first.next_tx_seq.wrapping_add(1);
-            }
-            batch.clear();
-            let tail = path.log.tail();
-            path.log.release(&mut self.pool, tail);
-            let next_tx_seq = path.next_tx_seq;
-            *path = Path { resets: path.resets, ..Path::new(next_tx_seq) };
+        let used = usable_paths.min(conn.paths.len());
+        let (used, unused) = conn.paths.split_at_mut(used);
+        for (index, path) in unused.iter_mut().enumerate().filter(|(_, p)| p.link.is_none()) {
+            // The number of usable paths is a power of two, and the path is chosen by the low bits
+            // of the hash.
+            let to = index & (usable_paths - 1);
+            let greeting = extensions(&self.config, to as u8);
+            let Some(to) = used.get_mut(to) else { continue };
+            path.move_messages(to, &mut self.pool, greeting);
         }
         conn.path_barrier = None;
         self.signal_map(conn_id);
