@@ -9,7 +9,8 @@ use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top
 /// edge.
-const LAYERS: [(&str, u8); 21] = [
+const LAYERS: [(&str, u8); 24] = [
+    ("bowline-attach", 0),
     ("bowline-base", 0),
     ("bowline-testkit", 0),
     ("bowline-crc", 0),
@@ -21,6 +22,8 @@ const LAYERS: [(&str, u8); 21] = [
     ("bowline-rnbd", 2),
     ("bowline-ctl", 2),
     ("bowline-rds-driver", 3),
+    ("bowline-host", 4),
+    ("bowline-preload", 5),
     ("bowline-roce-driver", 3),
     ("bowline-rdmacore", 3),
     ("bowline-rtrs-driver", 4),

@@ -45,6 +45,7 @@ macro_rules! errnos {
 errnos! {
     EPERM = 1, "not permitted";
     ENOENT = 2, "not found";
+    EINTR = 4, "interrupted by a signal";
     EIO = 5, "input or output error";
     ENXIO = 6, "no such session, device or address";
     EBADF = 9, "not an open file or socket";
@@ -61,7 +62,9 @@ errnos! {
     EINVAL = 22, "invalid argument";
     ENFILE = 23, "too many open files in all";
     EMFILE = 24, "too many open files";
+    ENOTTY = 25, "no such request for this file or socket";
     ENOSPC = 28, "no space left";
+    EDOM = 33, "outside the range of the argument";
     ERANGE = 34, "out of range";
     ELOOP = 40, "too many links one behind the other";
     EBADE = 52, "reserved by somebody else";
@@ -71,12 +74,15 @@ errnos! {
     ECOMM = 70, "no path is connected";
     EOVERFLOW = 75, "too large";
     EILSEQ = 84, "data fails its check";
+    ENOTSOCK = 88, "not a socket";
     EDESTADDRREQ = 89, "no destination address";
     EMSGSIZE = 90, "message too long";
     EPROTOTYPE = 91, "wrong kind of address";
     ENOPROTOOPT = 92, "no such option";
     EPROTONOSUPPORT = 93, "protocol not supported";
+    ESOCKTNOSUPPORT = 94, "socket type not supported";
     EOPNOTSUPP = 95, "not supported";
+    EAFNOSUPPORT = 97, "address family not supported";
     EADDRINUSE = 98, "address in use";
     EADDRNOTAVAIL = 99, "not an address of this machine";
     ECONNABORTED = 103, "connection aborted";

@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 
 use bowline_base::clock;
 use bowline_rds::{
-    Error as CoreError, Instant, Interest, LinkId, Node, Received, RecvOpts, Rope, SendMsg, Sent,
-    SocketId,
+    Error as CoreError, Instant, Interest, LinkId, Node, Readiness, Received, RecvOpts, Rope,
+    SendMsg, Sent, SocketId,
 };
 
 use crate::driver::Blocking;
@@ -354,6 +354,21 @@ impl Shared {
         cx: &Context<'_>,
     ) -> Poll<Result<Received, Error>> {
         self.poll(id, Interest::READ, cx, |st, now| Self::take(st, now, id, opts))
+    }
+
+    pub(crate) fn poll_ready(
+        &self,
+        id: SocketId,
+        interest: Interest,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Readiness, Error>> {
+        let read = interest.contains(Interest::READ);
+        let write = interest.contains(Interest::WRITE);
+        self.poll(id, interest, cx, |st, _| {
+            let ready = st.core.readiness(id)?;
+            let is_ready = read && ready.readable || write && ready.writable;
+            if is_ready { Ok(ready) } else { Err(CoreError::Empty) }
+        })
     }
 
     /// Resets the event descriptor of a socket after a failed call, so that it shows the next

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bowline_base::clock;
 use bowline_rds::{
-    Error as CoreError, Event, Instant, Interest, Node, Received, RecvOpts, SendMsg, SocketId,
+    Error as CoreError, Event, Instant, Interest, Node, Readiness, Received, RecvOpts, SendMsg,
+    SocketId,
 };
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
@@ -259,6 +260,17 @@ impl Driver {
         cx: &Context<'_>,
     ) -> Poll<Result<Received, Error>> {
         self.shared().poll_recv(id, opts, cx)
+    }
+
+    /// Tells for a task whether the socket is ready for one of `interest`; the task is woken when
+    /// it may have become so.
+    pub fn poll_ready(
+        &self,
+        id: SocketId,
+        interest: Interest,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Readiness, Error>> {
+        self.shared().poll_ready(id, interest, cx)
     }
 
     /// Waits until the socket is ready for one of `interest`.

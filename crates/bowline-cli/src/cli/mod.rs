@@ -100,6 +100,7 @@ enum Command {
     #[command(hide = true)]
     QuickstartPeer(quickstart::PeerArgs),
     Node(rds::node::Args),
+    Run(rds::run::Args),
     Info(rds::info::Args),
     Ping(rds::ping::Args),
     Stress(rds::stress::Args),
@@ -129,6 +130,7 @@ impl Command {
             Self::Quickstart(_) => "quickstart",
             Self::QuickstartPeer(_) => "quickstart-peer",
             Self::Node(_) => "node",
+            Self::Run(_) => "run",
             Self::Info(_) => "info",
             Self::Ping(_) => "ping",
             Self::Stress(_) => "stress",
@@ -155,6 +157,7 @@ impl Command {
             Self::Quickstart(args) => quickstart::run(&args),
             Self::QuickstartPeer(args) => quickstart::run_peer(&args),
             Self::Node(args) => rds::node::run(args),
+            Self::Run(args) => rds::run::run(&args),
             Self::Info(args) => rds::info::run(&args),
             Self::Ping(args) => rds::ping::run(&args),
             Self::Stress(args) => rds::stress::run(args),

@@ -7,6 +7,8 @@ pub(crate) mod info;
 pub(crate) mod node;
 pub(crate) mod ping;
 pub(crate) mod pipe;
+pub(crate) mod programs;
+pub(crate) mod run;
 pub(crate) mod shares;
 pub(crate) mod snapshot;
 pub(crate) mod stress;

@@ -20,6 +20,7 @@ use bowline_rds::Event;
 use super::{
     config::{self, File, Poll},
     control::{self, Server},
+    programs::Programs,
     snapshot::NodeFacts,
 };
 use crate::cli::{
@@ -103,6 +104,13 @@ pub(crate) struct Args {
     /// Run without a control socket
     #[arg(long)]
     no_control: bool,
+    /// Place at which programs of `bowline run` are served [default: bowline/rds/host.sock in
+    /// $XDG_RUNTIME_DIR or /run, if no other node has it]
+    #[arg(long, value_name = "PATH", conflicts_with = "no_programs")]
+    programs: Option<PathBuf>,
+    /// Serve no programs
+    #[arg(long)]
+    no_programs: bool,
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
@@ -124,6 +132,8 @@ struct Settings {
     echo: Vec<u16>,
     sink: Vec<u16>,
     control: Option<PathBuf>,
+    /// Programs are served, at this place or the default one.
+    programs: Option<Option<PathBuf>>,
     drain: Duration,
 }
 
@@ -187,6 +197,7 @@ impl Settings {
             echo,
             sink,
             control,
+            programs: (!args.no_programs).then_some(args.programs.or(file.programs)),
             drain: Duration::from_secs_f64(drain),
             addresses,
         })
@@ -261,7 +272,9 @@ pub(crate) fn run(args: Args) -> Outcome {
         .clone()
         .map(|path| Server::start(&path, node.clone(), facts))
         .transpose()?;
-    announce(&settings, &services, server.as_ref());
+    let programs = settings.programs.as_ref().map(|place| Programs::start(&node, place.as_deref()));
+    let programs = programs.transpose()?.flatten();
+    announce(&settings, &services, server.as_ref(), programs.as_ref());
     tell_supervisor("READY=1");
 
     while !stop.wait(Some(EVENT_PAUSE)) {
@@ -272,6 +285,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     tell_supervisor("STOPPING=1");
     say!("stopping: up to {} s for what peers do not have yet", settings.drain.as_secs_f64());
     over.store(true, Ordering::Relaxed);
+    drop(programs);
     let drained = node.shutdown(settings.drain);
     for service in services {
         // A service that panicked has said so on standard error.
@@ -288,7 +302,12 @@ pub(crate) fn run(args: Args) -> Outcome {
     )))
 }
 
-fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) {
+fn announce(
+    settings: &Settings,
+    services: &[Running],
+    server: Option<&Server>,
+    programs: Option<&Programs>,
+) {
     let port = 16385;
     if settings.addresses.is_empty() {
         say!("node on every local address, RDS over TCP, port {port}");
@@ -301,6 +320,9 @@ fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) 
     }
     if let Some(server) = server {
         say!("control socket {}", server.path().display());
+    }
+    if let Some(programs) = programs {
+        say!("programs of `bowline run` are served at {}", programs.path().display());
     }
     say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }

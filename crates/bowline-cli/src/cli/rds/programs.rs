@@ -1,0 +1,73 @@
+//! Sockets of a node for the programs of its host.
+
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use bowline::rds::Node;
+use bowline_ctl::OwnedFile;
+use bowline_host::Host;
+
+use crate::cli::{Failure, Outcome};
+
+/// Serves programs until it is dropped.
+pub(crate) struct Programs {
+    file: OwnedFile,
+    _host: Host,
+}
+
+impl Programs {
+    /// Listens at `path`, or at the default place. Another node may have that: then this one serves
+    /// no programs.
+    pub(crate) fn start(node: &Node, path: Option<&Path>) -> Outcome<Option<Self>> {
+        let place = path.map_or_else(default_path, Path::to_owned);
+        match listen(node, &place) {
+            Ok(programs) => Ok(Some(programs)),
+            Err(error) if path.is_none() && error.kind() == ErrorKind::AddrInUse => Ok(None),
+            Err(error) => Err(Failure::failed(format!(
+                "cannot serve programs at {}: {error}; choose another place with --programs, or \
+                 use --no-programs",
+                place.display()
+            ))),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        self.file.remove();
+    }
+}
+
+fn listen(node: &Node, place: &Path) -> io::Result<Programs> {
+    if let Some(folder) = place.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    }
+    let (listener, file) = bowline_ctl::listen(place)?;
+    let host = Host::start(node.driver().clone(), listener)?;
+    Ok(Programs { file, _host: host })
+}
+
+fn below(runtime: &Path) -> PathBuf {
+    runtime.join("bowline/rds/host.sock")
+}
+
+/// Where a node of this user serves programs.
+pub(crate) fn default_path() -> PathBuf {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    below(&runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from))
+}
+
+/// Places at which programs look for a node, in their order.
+pub(crate) fn places() -> Vec<PathBuf> {
+    let mut all = vec![default_path(), below(Path::new("/run"))];
+    all.dedup();
+    all
+}

@@ -1,0 +1,171 @@
+//! A channel: requests of one process, one after the other, and their answers.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, Op};
+use bowline_base::Instant;
+use rustix::io::Errno as SystemErrno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Bytes that are read at once.
+const READ: usize = 64 << 10;
+/// Most bytes of memory that an idle channel keeps for requests, and for answers.
+const KEPT: usize = 256 << 10;
+
+/// A request that waits until it can be carried out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) handle: u64,
+    /// When it is given up.
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// One channel.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    stream: UnixStream,
+    /// Bytes of requests that are not finished.
+    input: Vec<u8>,
+    /// Descriptors that came with them, at most one.
+    descriptor: Option<OwnedFd>,
+    /// Bytes of an answer that the process has not taken yet.
+    output: Vec<u8>,
+    written: usize,
+    /// The process has said which version it speaks.
+    pub(crate) greeted: bool,
+    pub(crate) waiting: Option<Waiting>,
+}
+
+impl Channel {
+    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            input: Vec::new(),
+            descriptor: None,
+            output: Vec::new(),
+            written: 0,
+            greeted: false,
+            waiting: None,
+        })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Reads what is there, up to a whole request. `Ok(false)`: the process has closed it.
+    pub(crate) fn fill(&mut self) -> io::Result<bool> {
+        let most = FRAME_MAX + HEAD_LEN;
+        while self.input.len() < most {
+            let begin = self.input.len();
+            self.input.resize(begin + READ, 0);
+            let read = self.receive(begin);
+            self.input.truncate(begin + read.as_ref().map_or(0, |n| *n));
+            match read {
+                Ok(0) => return Ok(false),
+                Ok(n) if n < READ => return Ok(true),
+                Ok(_) | Err(SystemErrno::INTR) => {}
+                Err(SystemErrno::AGAIN) => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    fn receive(&mut self, begin: usize) -> Result<usize, SystemErrno> {
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut pieces = [io::IoSliceMut::new(&mut self.input[begin..])];
+        let got = recvmsg(&self.stream, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptor = descriptors.last();
+            }
+        }
+        Ok(got.bytes)
+    }
+
+    /// Takes the bytes of requests out, for the time in which one is carried out.
+    pub(crate) fn take_input(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.input)
+    }
+
+    /// Puts them back, without the first `done`.
+    pub(crate) fn put_input(&mut self, mut input: Vec<u8>, done: usize) {
+        input.drain(..done);
+        if input.is_empty() && input.capacity() > KEPT {
+            input = Vec::new();
+        }
+        self.input = input;
+    }
+
+    /// The descriptor that came with the request.
+    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptor.take()
+    }
+
+    /// Tells whether the process wants the request under way, which is the first, to end.
+    pub(crate) fn is_interrupted(&self) -> Result<bool, Malformed> {
+        let Some((_, len)) = Frame::parse(&self.input)? else { return Ok(false) };
+        let next = Frame::parse(&self.input[len..])?;
+        Ok(next.is_some_and(|(frame, _)| frame.head.op == Op::Interrupt))
+    }
+
+    /// Answers the request under way.
+    pub(crate) fn answer(
+        &mut self,
+        head: Head,
+        name: &[u8],
+        control: &[u8],
+        payload: &[&[u8]],
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let len = payload.iter().map(|p| p.len()).sum();
+        let Some(head) = head.emit(name.len(), control.len(), len) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let parts = [&head[..], name, control].into_iter().chain(payload.iter().copied());
+        let mut bytes = std::mem::take(&mut self.output);
+        bytes.clear();
+        parts.for_each(|part| bytes.extend_from_slice(part));
+        self.output = bytes;
+        self.written = 0;
+        if let Some(descriptor) = descriptor {
+            let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let descriptors = [descriptor];
+            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+            let pieces = [io::IoSlice::new(&self.output)];
+            self.written = sendmsg(&self.stream, &pieces, &mut control, SendFlags::NOSIGNAL)?;
+        }
+        self.flush()
+    }
+
+    /// Writes what is left of an answer.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while self.is_answering() {
+            match self.stream.write(&self.output[self.written..]) {
+                Ok(n) => self.written += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !self.is_answering() && self.output.capacity() > KEPT {
+            self.output = Vec::new();
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Part of an answer waits for the process to read.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.written < self.output.len()
+    }
+}

@@ -1,0 +1,279 @@
+//! `setsockopt` and `getsockopt` of an RDS socket [section 8.4 of `docs/spec/rds.md`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bowline_base::{Errno, Instant};
+use bowline_rds::{LatencyTrace, Node, SocketId};
+
+use crate::names;
+
+const SOL_SOCKET: i32 = 1;
+const SOL_RDS: i32 = 276;
+
+const SO_SNDBUF: i32 = 7;
+const SO_RCVBUF: i32 = 8;
+const SO_SNDBUFFORCE: i32 = 32;
+const SO_RCVBUFFORCE: i32 = 33;
+const SO_TIMESTAMP: i32 = 29;
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_ZEROCOPY: i32 = 60;
+const SO_RCVTIMEO: i32 = 20;
+const SO_SNDTIMEO: i32 = 21;
+const SO_RCVTIMEO_NEW: i32 = 66;
+const SO_SNDTIMEO_NEW: i32 = 67;
+const SO_REUSEPORT: i32 = 15;
+/// Options that any socket keeps and RDS makes nothing of: SO_DEBUG, SO_REUSEADDR, SO_DONTROUTE,
+/// SO_BROADCAST, SO_KEEPALIVE, SO_OOBINLINE, SO_PRIORITY, SO_RCVLOWAT, SO_MARK.
+const KEPT: [i32; 9] = [1, 2, 5, 6, 9, 10, 12, 18, 36];
+const SO_LINGER: i32 = 13;
+
+const CANCEL_SENT_TO: i32 = 1;
+const GET_MR: i32 = 2;
+const FREE_MR: i32 = 3;
+const RECVERR: i32 = 5;
+const CONG_MONITOR: i32 = 6;
+const GET_MR_FOR_DEST: i32 = 7;
+const TRANSPORT: i32 = 8;
+const RXPATH_LATENCY: i32 = 10;
+const INFO_FIRST: i32 = 10_000;
+const INFO_LAST: i32 = 10_017;
+
+/// Largest buffer that a program may ask for, bytes: the usual `net.core.wmem_max` and `rmem_max`.
+const BUFFER_MAX: usize = 212_992;
+
+/// What of a socket's options the RDS node does not keep.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    kept: BTreeMap<i32, i32>,
+    linger: [i32; 2],
+    pub(crate) recv_timeout: Option<Duration>,
+    pub(crate) send_timeout: Option<Duration>,
+    timestamp: bool,
+    pub(crate) zerocopy: bool,
+}
+
+/// What `getsockopt` gives.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Value {
+    /// What the call returns: 0, or the size of a row of a table.
+    pub(crate) returned: i64,
+    pub(crate) bytes: Vec<u8>,
+    /// The length that the caller is told, if it is not that of `bytes`.
+    pub(crate) told: Option<usize>,
+}
+
+impl Value {
+    fn int(value: i32, room: usize) -> Self {
+        let bytes = value.to_ne_bytes();
+        Self { bytes: bytes[..room.min(4)].to_vec(), ..Self::default() }
+    }
+}
+
+fn int(value: &[u8]) -> Result<i32, Errno> {
+    value.first_chunk().map(|v| i32::from_ne_bytes(*v)).ok_or(Errno::EINVAL)
+}
+
+fn exact_int(value: &[u8]) -> Result<i32, Errno> {
+    value.try_into().map(i32::from_ne_bytes).map_err(|_| Errno::EFAULT)
+}
+
+/// A `timeval`; all zeroes stand for no limit.
+fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
+    let value = value.first_chunk::<16>().ok_or(Errno::EINVAL)?;
+    let word = |at: usize| value[at..at + 8].try_into().map_or(0, i64::from_ne_bytes);
+    let (seconds, micros) = (word(0), word(8));
+    let micros = u32::try_from(micros).ok().filter(|m| *m < 1_000_000).ok_or(Errno::EDOM)?;
+    // A negative time is none at all: the call does not wait.
+    let Ok(seconds) = u64::try_from(seconds) else { return Ok(Some(Duration::ZERO)) };
+    let time = Duration::new(seconds, micros * 1000);
+    Ok((time > Duration::ZERO).then_some(time))
+}
+
+fn timeval(time: Option<Duration>) -> Vec<u8> {
+    let time = time.unwrap_or_default();
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    [seconds.to_ne_bytes(), i64::from(time.subsec_micros()).to_ne_bytes()].concat()
+}
+
+impl Options {
+    pub(crate) fn set(
+        &mut self,
+        core: &mut Node,
+        now: Instant,
+        id: SocketId,
+        (level, name): (i32, i32),
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        match level {
+            SOL_SOCKET => self.set_general(core, id, name, value),
+            SOL_RDS => self.set_rds(core, now, id, name, value),
+            _ => Err(Errno::ENOPROTOOPT),
+        }
+    }
+
+    fn set_general(
+        &mut self,
+        core: &mut Node,
+        id: SocketId,
+        name: i32,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        match name {
+            SO_RCVTIMEO | SO_RCVTIMEO_NEW => self.recv_timeout = timeout(value)?,
+            SO_SNDTIMEO | SO_SNDTIMEO_NEW => self.send_timeout = timeout(value)?,
+            SO_LINGER => {
+                let value = value.first_chunk::<8>().ok_or(Errno::EINVAL)?;
+                let word = |at: usize| value[at..at + 4].try_into().map_or(0, i32::from_ne_bytes);
+                self.linger = [i32::from(word(0) != 0), word(4)];
+            }
+            _ => {
+                let value = int(value)?;
+                let bytes = usize::try_from(value).unwrap_or(0).min(BUFFER_MAX);
+                let rds = |result: Result<(), bowline_rds::Error>| result.map_err(|e| e.errno());
+                match name {
+                    SO_SNDBUF => rds(core.set_send_buffer(id, bytes))?,
+                    SO_RCVBUF => rds(core.set_recv_buffer(id, bytes))?,
+                    SO_SNDBUFFORCE | SO_RCVBUFFORCE => return Err(Errno::EPERM),
+                    SO_TIMESTAMP | SO_TIMESTAMP_NEW => {
+                        self.timestamp = value != 0;
+                        rds(core.set_timestamp(id, value != 0))?;
+                    }
+                    SO_ZEROCOPY if !(0..=1).contains(&value) => return Err(Errno::EINVAL),
+                    SO_ZEROCOPY => {
+                        self.zerocopy = value != 0;
+                        rds(core.set_zerocopy(id, value != 0))?;
+                    }
+                    SO_REUSEPORT => return Err(Errno::EOPNOTSUPP),
+                    _ if KEPT.contains(&name) => {
+                        self.kept.insert(name, value);
+                    }
+                    _ => return Err(Errno::ENOPROTOOPT),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_rds(
+        &mut self,
+        core: &mut Node,
+        now: Instant,
+        id: SocketId,
+        name: i32,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        let bound = core.local_addr(id).map_err(|e| e.errno())?.is_some_and(|a| a.port() != 0);
+        let result = match name {
+            CANCEL_SENT_TO if !bound => return Err(Errno::ENOTCONN),
+            CANCEL_SENT_TO => core.cancel_sent_to(now, id, names::to_cancel(value)?),
+            GET_MR | GET_MR_FOR_DEST | FREE_MR => {
+                let len = match name {
+                    GET_MR => 32,
+                    GET_MR_FOR_DEST => 160,
+                    _ => 16,
+                };
+                return Err(match (bound, value.len() == len, name) {
+                    (false, ..) if name != FREE_MR => Errno::ENOTCONN,
+                    (_, false, _) | (_, _, FREE_MR) => Errno::EINVAL,
+                    _ => Errno::EOPNOTSUPP,
+                });
+            }
+            RECVERR => core.set_recverr(id, int(value)? != 0),
+            CONG_MONITOR => core.set_cong_monitor(id, int(value)? != 0),
+            TRANSPORT => {
+                if core.transport(id).map_err(|e| e.errno())?.is_some() {
+                    return Err(Errno::EOPNOTSUPP);
+                }
+                let number = value.try_into().map(i32::from_ne_bytes).map_err(|_| Errno::EINVAL)?;
+                core.set_transport(id, number)
+            }
+            RXPATH_LATENCY => {
+                let [count, positions @ ..] = *value.first_chunk::<4>().ok_or(Errno::EFAULT)?;
+                core.set_latency_trace(id, LatencyTrace { count, positions })
+            }
+            SO_TIMESTAMP | SO_TIMESTAMP_NEW => {
+                self.timestamp = exact_int(value)? != 0;
+                core.set_timestamp(id, self.timestamp)
+            }
+            _ => return Err(Errno::ENOPROTOOPT),
+        };
+        result.map_err(|e| e.errno())
+    }
+
+    pub(crate) fn get(
+        &self,
+        core: &Node,
+        id: SocketId,
+        (level, name): (i32, i32),
+        room: usize,
+    ) -> Result<Value, Errno> {
+        match level {
+            SOL_SOCKET => self.get_general(core, id, name, room),
+            SOL_RDS => get_rds(core, id, name, room),
+            _ => Err(Errno::ENOPROTOOPT),
+        }
+    }
+
+    fn get_general(
+        &self,
+        core: &Node,
+        id: SocketId,
+        name: i32,
+        room: usize,
+    ) -> Result<Value, Errno> {
+        let doubled = |bytes: Result<usize, bowline_rds::Error>| {
+            let bytes = bytes.map_err(|e| e.errno())?;
+            Ok(i32::try_from(2 * bytes).unwrap_or(i32::MAX))
+        };
+        let value = match name {
+            3 => 5,           // SO_TYPE: SOCK_SEQPACKET
+            38 | 4 | 30 => 0, // SO_PROTOCOL, SO_ERROR, SO_ACCEPTCONN
+            39 => 21,         // SO_DOMAIN: AF_RDS
+            SO_SNDBUF => doubled(core.send_buffer(id))?,
+            SO_RCVBUF => doubled(core.recv_buffer(id))?,
+            SO_TIMESTAMP | SO_TIMESTAMP_NEW => i32::from(self.timestamp),
+            SO_ZEROCOPY => i32::from(self.zerocopy),
+            SO_REUSEPORT => 0,
+            _ if KEPT.contains(&name) => {
+                self.kept.get(&name).copied().unwrap_or(i32::from(name == 18))
+            }
+            _ => {
+                let mut bytes = match name {
+                    SO_RCVTIMEO | SO_RCVTIMEO_NEW => timeval(self.recv_timeout),
+                    SO_SNDTIMEO | SO_SNDTIMEO_NEW => timeval(self.send_timeout),
+                    SO_LINGER => self.linger.map(i32::to_ne_bytes).concat(),
+                    _ => return Err(Errno::ENOPROTOOPT),
+                };
+                bytes.truncate(room);
+                return Ok(Value { bytes, ..Value::default() });
+            }
+        };
+        Ok(Value::int(value, room))
+    }
+}
+
+fn get_rds(core: &Node, id: SocketId, name: i32, room: usize) -> Result<Value, Errno> {
+    match name {
+        RECVERR | TRANSPORT if room < 4 => Err(Errno::EINVAL),
+        RECVERR => Ok(Value::int(core.recverr(id).map_err(|e| e.errno())?.into(), room)),
+        TRANSPORT => {
+            let transport = core.transport(id).map_err(|e| e.errno())?;
+            Ok(Value::int(transport.map_or(-1, |t| t as i32), room))
+        }
+        INFO_FIRST..=INFO_LAST => {
+            let table = core.info_option(name.cast_unsigned()).map_err(|e| e.errno())?;
+            if table.bytes.len() > room {
+                // The caller is told how much room there should be.
+                return Ok(Value {
+                    returned: -i64::from(Errno::ENOSPC.0),
+                    bytes: Vec::new(),
+                    told: Some(table.bytes.len()),
+                });
+            }
+            let returned = i64::try_from(table.item_size).unwrap_or(0);
+            Ok(Value { returned, bytes: table.bytes, told: None })
+        }
+        _ => Err(Errno::ENOPROTOOPT),
+    }
+}

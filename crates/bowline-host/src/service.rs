@@ -1,0 +1,689 @@
+//! The thread that carries out what programs ask for.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bowline_attach::{FILL, Frame, Head, NAME_PREFIX, Op, VERSION};
+use bowline_base::{Errno, Instant, clock};
+use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId};
+use bowline_rds_driver::{Blocking, Driver};
+use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::channel::{Channel, Waiting};
+use crate::control::{self, COMPLETION_ROOM, Room};
+use crate::names;
+use crate::ready::{Ready, SocketWaker};
+use crate::socket::HostSocket;
+
+/// What an epoll event is about: the kind in the upper 8 bits, a number below.
+const BELL: u64 = 0;
+const LISTENER: u64 = 1 << 56;
+const CHANNEL: u64 = 2 << 56;
+const SOCKET: u64 = 3 << 56;
+const KIND: u64 = 0xff << 56;
+
+const SOCK_SEQPACKET: i32 = 5;
+
+const MSG_OOB: i32 = 1;
+const MSG_PEEK: i32 = 2;
+const MSG_TRUNC: i32 = 0x20;
+const MSG_DONTWAIT: i32 = 0x40;
+const MSG_ERRQUEUE: i32 = 0x2000;
+const MSG_ZEROCOPY: i32 = 0x400_0000;
+
+/// Room for a control message of one number.
+const SMALL_CONTROL: usize = 24;
+/// Most channels, of all processes together.
+const CHANNELS_MAX: usize = 32_768;
+const EMFILE: i32 = 24;
+/// Events that are taken at once.
+const EVENTS: usize = 256;
+/// Longest sleep, so that an end of the host is noticed.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What becomes of a request.
+enum Outcome {
+    Answer(Answer),
+    Wait(Waiting),
+}
+
+/// The answer to a request.
+#[derive(Debug, Default)]
+struct Answer {
+    value: i64,
+    a: i32,
+    b: i32,
+    name: Vec<u8>,
+    control: Vec<u8>,
+    bytes: Vec<u8>,
+    /// So much of a message.
+    message: Option<(Rope, usize)>,
+    descriptor: Option<OwnedFd>,
+}
+
+impl Answer {
+    fn of(value: i64) -> Self {
+        Self { value, ..Self::default() }
+    }
+
+    fn error(errno: Errno) -> Self {
+        Self::of(-i64::from(errno.0))
+    }
+}
+
+fn errno(error: &bowline_rds_driver::Error) -> Errno {
+    error.errno()
+}
+
+pub(crate) struct Service {
+    driver: Driver,
+    stop: Arc<AtomicBool>,
+    epoll: OwnedFd,
+    ready: Arc<Ready>,
+    listeners: Vec<UnixListener>,
+    /// Number of this node, by which programs know it again.
+    number: u64,
+    channels: HashMap<u64, Channel>,
+    /// Which sockets a channel may name.
+    known: HashMap<u64, HashSet<u64>>,
+    sockets: HashMap<u64, (HostSocket, Waker)>,
+    by_inode: HashMap<u64, u64>,
+    deadlines: BTreeSet<(Instant, u64)>,
+    next: u64,
+    /// A descriptor that is given up to refuse a connection when there is no other.
+    spare: Option<OwnedFd>,
+}
+
+impl Service {
+    /// Watches the listeners.
+    pub(crate) fn new(
+        driver: Driver,
+        listeners: Vec<UnixListener>,
+        number: u64,
+        stop: Arc<AtomicBool>,
+    ) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let ready = Arc::new(Ready::new()?);
+        let service = Self {
+            driver,
+            stop,
+            epoll,
+            ready,
+            listeners,
+            number,
+            channels: HashMap::new(),
+            known: HashMap::new(),
+            sockets: HashMap::new(),
+            by_inode: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            next: 1,
+            spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
+        };
+        service.watch(service.ready.bell().as_fd(), BELL, epoll::EventFlags::IN)?;
+        for (n, listener) in service.listeners.iter().enumerate() {
+            listener.set_nonblocking(true)?;
+            service.watch(listener.as_fd(), LISTENER | n as u64, epoll::EventFlags::IN)?;
+        }
+        Ok(service)
+    }
+
+    fn watch(
+        &self,
+        fd: BorrowedFd<'_>,
+        token: u64,
+        flags: epoll::EventFlags,
+    ) -> Result<(), rustix::io::Errno> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
+    }
+
+    /// Serves until the host ends.
+    pub(crate) fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        while !self.stop.load(Ordering::Relaxed) {
+            let sleep = self.time_to_sleep();
+            let sleep = Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
+            let space = rustix::buffer::spare_capacity(&mut events);
+            if epoll::wait(&self.epoll, space, Some(&sleep)).is_err() {
+                continue; // a signal
+            }
+            for event in events.drain(..) {
+                let token = event.data.u64();
+                match token & KIND {
+                    BELL => self.sockets_are_ready(),
+                    LISTENER => self.accept((token & !KIND) as usize),
+                    CHANNEL => self.channel_event(token & !KIND),
+                    _ => self.socket_event(token & !KIND, event.flags),
+                }
+            }
+            self.end_waits();
+        }
+    }
+
+    fn time_to_sleep(&self) -> Duration {
+        let until = self.deadlines.first().map(|(at, _)| at.saturating_since(clock::now()));
+        until.unwrap_or(LOOK).min(LOOK)
+    }
+
+    fn accept(&mut self, listener: usize) {
+        let Some(listener) = self.listeners.get(listener) else { return };
+        let stream = match listener.accept() {
+            Ok((stream, _)) if self.channels.len() < CHANNELS_MAX => stream,
+            Err(error) if error.raw_os_error() == Some(EMFILE) => {
+                // The one who waits hears at once that there is no room.
+                self.spare = None;
+                drop(listener.accept());
+                self.spare = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok();
+                return;
+            }
+            _ => return,
+        };
+        // The folder and mode of the path hold others off; an abstract name has neither.
+        let may = rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| {
+            let own = rustix::process::geteuid();
+            peer.uid == own || peer.uid.is_root()
+        });
+        let Some(channel) = may.then(|| Channel::new(stream).ok()).flatten() else { return };
+        let number = self.next;
+        self.next += 1;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        if self.watch(channel.fd(), CHANNEL | number, flags).is_ok() {
+            self.channels.insert(number, channel);
+            self.known.insert(number, HashSet::new());
+        }
+    }
+
+    /// Reads a channel, and carries out what it asks for.
+    fn channel_event(&mut self, number: u64) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let open = channel.flush().and_then(|()| channel.fill());
+        if !matches!(open, Ok(true)) || !self.serve(number) {
+            self.end_channel(number);
+        }
+    }
+
+    /// Carries out the requests of a channel, up to one that waits. Returns `false` when the channel
+    /// is of no use any more.
+    fn serve(&mut self, number: u64) -> bool {
+        loop {
+            let Some(channel) = self.channels.get_mut(&number) else { return true };
+            if channel.is_answering() {
+                return true;
+            }
+            if channel.waiting.is_some() {
+                match channel.is_interrupted() {
+                    Err(_) => return false,
+                    Ok(false) => return true,
+                    Ok(true) => {
+                        if !self.end_wait(number, Errno::EINTR) {
+                            return false;
+                        }
+                        continue;
+                    }
+                }
+            }
+            match self.step(number) {
+                None => return false,
+                Some(true) => {}
+                // What ends its wait may have come already.
+                Some(false) if self.is_waiting(number) => {}
+                Some(false) => return true,
+            }
+        }
+    }
+
+    fn is_waiting(&self, number: u64) -> bool {
+        self.channels.get(&number).is_some_and(|channel| channel.waiting.is_some())
+    }
+
+    /// Carries out the first request of a channel. Returns whether it is done; `None`: the channel is
+    /// of no use any more.
+    fn step(&mut self, number: u64) -> Option<bool> {
+        let channel = self.channels.get_mut(&number)?;
+        let input = channel.take_input();
+        let descriptor = channel.take_descriptor();
+        let greeted = channel.greeted;
+        let parsed = Frame::parse(&input).ok()?;
+        let Some((frame, len)) = parsed else {
+            let channel = self.channels.get_mut(&number)?;
+            channel.put_input(input, 0);
+            return Some(false);
+        };
+        let op = frame.head.op;
+        if op == Op::Interrupt {
+            // What it was to end has been answered meanwhile.
+            self.channels.get_mut(&number)?.put_input(input, len);
+            return Some(true);
+        }
+        if greeted == (op == Op::Hello) {
+            return None;
+        }
+        let outcome = self.carry_out(number, frame, descriptor);
+        let channel = self.channels.get_mut(&number)?;
+        match outcome {
+            Outcome::Wait(waiting) => {
+                channel.put_input(input, 0);
+                channel.waiting = Some(waiting);
+                if let Some(at) = waiting.deadline {
+                    self.deadlines.insert((at, number));
+                }
+                Some(false)
+            }
+            Outcome::Answer(answer) => {
+                channel.put_input(input, len);
+                channel.greeted |= op == Op::Hello && answer.value >= 0;
+                self.answer(number, op, answer).then_some(true)
+            }
+        }
+    }
+
+    fn answer(&mut self, number: u64, op: Op, answer: Answer) -> bool {
+        let Some(channel) = self.channels.get_mut(&number) else { return false };
+        let Answer { value, a, b, name, control, bytes, message, descriptor } = answer;
+        let mut pieces: Vec<&[u8]> = vec![&bytes];
+        if let Some((rope, mut left)) = message.as_ref().map(|(rope, len)| (rope, *len)) {
+            for slice in rope.slices() {
+                let piece = &slice[..slice.len().min(left)];
+                left -= piece.len();
+                pieces.push(piece);
+            }
+        }
+        let head = Head { op, value, a, b };
+        let descriptor = descriptor.as_ref().map(AsFd::as_fd);
+        channel.answer(head, &name, &control, &pieces, descriptor).is_ok()
+    }
+
+    fn carry_out(&mut self, number: u64, frame: Frame<'_>, descriptor: Option<OwnedFd>) -> Outcome {
+        let Head { op, value, a, b } = frame.head;
+        let result = match op {
+            Op::Hello if a == VERSION => Ok(Answer::of(self.number.cast_signed())),
+            Op::Hello => Err(Errno::EPROTONOSUPPORT),
+            Op::Open => self.open(number, a, b),
+            Op::Attach => self.attach(number, descriptor),
+            _ => {
+                let handle = value.cast_unsigned();
+                if !self.known.get(&number).is_some_and(|known| known.contains(&handle)) {
+                    return Outcome::Answer(Answer::error(Errno::EBADF));
+                }
+                match op {
+                    Op::Send => return self.send(number, handle, frame),
+                    Op::Receive => return self.receive(number, handle, frame),
+                    _ => self.short(handle, frame),
+                }
+            }
+        };
+        Outcome::Answer(result.unwrap_or_else(Answer::error))
+    }
+
+    /// A new socket; the program gets the other end.
+    fn open(&mut self, number: u64, kind: i32, protocol: i32) -> Result<Answer, Errno> {
+        if kind != SOCK_SEQPACKET || protocol != 0 {
+            return Err(Errno::ESOCKTNOSUPPORT);
+        }
+        let system = |error: rustix::io::Errno| Errno(error.raw_os_error());
+        let (end, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(system)?;
+        // As little room as can be: a few tokens fill it.
+        rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).map_err(system)?;
+        rustix::net::sockopt::set_socket_send_buffer_size(&end, 1).map_err(system)?;
+        let handle = self.next;
+        self.next += 1;
+        let name = [NAME_PREFIX, format!("{:016x}{handle:016x}", self.number).as_bytes()].concat();
+        let name = SocketAddrUnix::new_abstract_name(&name[1..]).map_err(system)?;
+        rustix::net::bind(&end, &name).map_err(system)?;
+        let inode = rustix::fs::fstat(&theirs).map_err(system)?.st_ino;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        self.watch(end.as_fd(), SOCKET | handle, flags).map_err(system)?;
+        let id = self.driver.with_core(|core, _| core.socket()).map_err(|e| e.errno())?;
+        let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
+        let waker = Waker::from(Arc::new(waker));
+        self.sockets.insert(handle, (HostSocket::new(id, end, inode), waker));
+        self.by_inode.insert(inode, handle);
+        self.known.entry(number).or_default().insert(handle);
+        self.refresh(handle);
+        let value = handle.cast_signed();
+        Ok(Answer { value, descriptor: Some(theirs), ..Answer::default() })
+    }
+
+    /// A program shows a descriptor of a socket that another process may have opened.
+    fn attach(&mut self, number: u64, descriptor: Option<OwnedFd>) -> Result<Answer, Errno> {
+        let descriptor = descriptor.ok_or(Errno::EBADF)?;
+        let inode = rustix::fs::fstat(&descriptor).map_err(|_| Errno::EBADF)?.st_ino;
+        let handle = *self.by_inode.get(&inode).ok_or(Errno::ENOTSOCK)?;
+        self.known.entry(number).or_default().insert(handle);
+        Ok(Answer::of(handle.cast_signed()))
+    }
+
+    /// Requests that never wait.
+    fn short(&mut self, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
+        let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
+        let id = socket.id;
+        let Head { op, a, b, .. } = frame.head;
+        let rds = |error: bowline_rds::Error| error.errno();
+        match op {
+            Op::Bind => {
+                let name = names::to_bind_or_send(frame.name)?;
+                self.driver.bind(id, name).map_err(|e| errno(&e))?;
+            }
+            Op::Connect => {
+                let name = names::to_connect(frame.name)?;
+                self.driver.with_core(|core, _| core.connect(id, name)).map_err(rds)?;
+            }
+            Op::LocalName => {
+                let name = self.driver.with_core(|core, _| core.local_addr(id)).map_err(rds)?;
+                let name = name.map_or_else(names::unnamed, names::bytes);
+                return Ok(Answer { name, ..Answer::default() });
+            }
+            Op::PeerName => {
+                let name = self.driver.with_core(|core, _| core.peer_addr(id)).map_err(rds)?;
+                return Ok(Answer { name: names::bytes(name), ..Answer::default() });
+            }
+            Op::SetOption => {
+                let options = &mut socket.options;
+                self.driver
+                    .with_core(|core, now| options.set(core, now, id, (a, b), frame.payload))?;
+                self.refresh(handle);
+            }
+            Op::GetOption => {
+                let room = room_of(frame)?;
+                let options = &socket.options;
+                let value = self.driver.with_core(|core, _| options.get(core, id, (a, b), room))?;
+                let told = value.told.unwrap_or(value.bytes.len());
+                return Ok(Answer {
+                    value: value.returned,
+                    a: i32::try_from(told).unwrap_or(i32::MAX),
+                    bytes: value.bytes,
+                    ..Answer::default()
+                });
+            }
+            Op::Ioctl => return self.ioctl(id, a),
+            Op::Look => {
+                socket.tokens_are_gone();
+                self.refresh(handle);
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(Answer::of(0))
+    }
+
+    /// The type of service, which TCP does not have: everything is 0.
+    fn ioctl(&self, id: SocketId, request: i32) -> Result<Answer, Errno> {
+        const SET_TOS: i32 = 0x89e0;
+        const GET_TOS: i32 = 0x89e1;
+        let transport = self.driver.with_core(|core, _| core.transport(id));
+        let over_tcp = transport.map_err(|e| e.errno())? == Some(bowline_rds::Transport::Tcp);
+        match request {
+            SET_TOS if over_tcp => Ok(Answer::of(0)),
+            GET_TOS => Ok(Answer { bytes: vec![0], ..Answer::default() }),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn send(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
+        let flags = frame.head.a;
+        let may_wait = flags & MSG_DONTWAIT == 0;
+        let known = MSG_DONTWAIT | MSG_ZEROCOPY;
+        let prepared = || {
+            if flags & !known != 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let given = !frame.name.is_empty();
+            let name = given.then(|| names::to_bind_or_send(frame.name)).transpose()?;
+            Ok((name, control::parse(frame.control)?))
+        };
+        let (name, control) = match prepared() {
+            Ok(prepared) => prepared,
+            Err(errno) => return Outcome::Answer(Answer::error(errno)),
+        };
+        let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
+            return Outcome::Answer(Answer::error(Errno::EBADF));
+        };
+        let payload = [std::io::IoSlice::new(frame.payload)];
+        let message = SendMsg {
+            name,
+            payload: &payload,
+            control: &control,
+            zerocopy: flags & MSG_ZEROCOPY != 0,
+            blocking: may_wait,
+        };
+        let cx = Context::from_waker(waker);
+        let sent = if may_wait {
+            self.driver.poll_send(socket.id, &message, &cx)
+        } else {
+            Poll::Ready(self.driver.send(socket.id, &message, Blocking::Never))
+        };
+        let mut answer = match sent {
+            Poll::Ready(Ok(len)) => Answer::of(i64::try_from(len).unwrap_or(i64::MAX)),
+            Poll::Ready(Err(error)) => Answer::error(errno(&error)),
+            Poll::Pending => {
+                if !socket.senders.contains(&number) {
+                    socket.senders.push_back(number);
+                }
+                let deadline = socket.options.send_timeout.map(|limit| clock::now() + limit);
+                return Outcome::Wait(self.keep_deadline(number, handle, deadline));
+            }
+        };
+        let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
+        if ready.is_pending() {
+            answer.b = FILL;
+        }
+        Outcome::Answer(answer)
+    }
+
+    /// A request that waits already keeps its deadline.
+    fn keep_deadline(&self, number: u64, handle: u64, deadline: Option<Instant>) -> Waiting {
+        let before = self.channels.get(&number).and_then(|channel| channel.waiting);
+        before.unwrap_or(Waiting { handle, deadline })
+    }
+
+    fn receive(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
+        let Head { a: flags, b: control_room, .. } = frame.head;
+        let control_room = usize::try_from(control_room).unwrap_or(0);
+        let Ok(room) = room_of(frame) else {
+            return Outcome::Answer(Answer::error(Errno::EINVAL));
+        };
+        if flags & MSG_OOB != 0 {
+            return Outcome::Answer(Answer::of(0));
+        }
+        if flags & MSG_ERRQUEUE != 0 {
+            return Outcome::Answer(Answer::error(Errno::EAGAIN));
+        }
+        let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
+            return Outcome::Answer(Answer::error(Errno::EBADF));
+        };
+        let needed = if socket.options.zerocopy { COMPLETION_ROOM } else { SMALL_CONTROL };
+        let opts = RecvOpts { peek: flags & MSG_PEEK != 0, want_control: control_room >= needed };
+        let cx = Context::from_waker(waker);
+        let received = match self.driver.poll_recv(socket.id, opts, &cx) {
+            Poll::Ready(Ok(received)) => received,
+            Poll::Ready(Err(error)) => return Outcome::Answer(Answer::error(errno(&error))),
+            Poll::Pending if flags & MSG_DONTWAIT == 0 => {
+                if !socket.receivers.contains(&number) {
+                    socket.receivers.push_back(number);
+                }
+                let deadline = socket.options.recv_timeout.map(|limit| clock::now() + limit);
+                return Outcome::Wait(self.keep_deadline(number, handle, deadline));
+            }
+            Poll::Pending => {
+                let b = socket.token_to_take().cast_signed();
+                return Outcome::Answer(Answer { b, ..Answer::error(Errno::EAGAIN) });
+            }
+        };
+        let mut answer = Answer::default();
+        let len = received.data.as_ref().map_or(0, Rope::len);
+        answer.value = i64::try_from(len).unwrap_or(i64::MAX);
+        answer.name = received.source.map(names::bytes).unwrap_or_default();
+        let mut control = Room::new(control_room);
+        for one in &received.control {
+            control.put_control(one, |at| self.driver.wall_clock(at));
+        }
+        (answer.control, answer.a) = control.finish();
+        if len > room {
+            answer.a |= MSG_TRUNC;
+        }
+        answer.message = received.data.map(|data| (data, room));
+        if self.driver.poll_ready(socket.id, Interest::READ, &cx).is_pending() {
+            answer.b = socket.token_to_take().cast_signed();
+        }
+        Outcome::Answer(answer)
+    }
+
+    fn sockets_are_ready(&mut self) {
+        for handle in self.ready.take() {
+            self.socket_is_ready(handle);
+        }
+    }
+
+    /// Something happened on a socket: those who wait for it go on, in their order.
+    fn socket_is_ready(&mut self, handle: u64) {
+        for receiving in [true, false] {
+            let mut before = usize::MAX;
+            loop {
+                let Some((socket, _)) = self.sockets.get(&handle) else { return };
+                let queue = if receiving { &socket.receivers } else { &socket.senders };
+                let Some(first) = queue.front().copied().filter(|_| queue.len() < before) else {
+                    break;
+                };
+                before = queue.len();
+                self.try_again(first);
+            }
+        }
+        self.refresh(handle);
+    }
+
+    /// Makes another attempt at the request that a channel waits for.
+    fn try_again(&mut self, number: u64) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let Some(waiting) = channel.waiting else { return };
+        match self.step(number) {
+            None => self.end_channel(number),
+            Some(false) => {}
+            Some(true) => {
+                self.forget_wait(number, waiting);
+                if !self.serve(number) {
+                    self.end_channel(number);
+                }
+            }
+        }
+    }
+
+    /// Ends the wait of a channel, answering its request with an error.
+    fn end_wait(&mut self, number: u64, errno: Errno) -> bool {
+        let Some(channel) = self.channels.get_mut(&number) else { return false };
+        let Some(waiting) = channel.waiting else { return true };
+        let input = channel.take_input();
+        let Ok(Some((frame, len))) = Frame::parse(&input) else { return false };
+        let op = frame.head.op;
+        channel.put_input(input, len);
+        self.forget_wait(number, waiting);
+        self.answer(number, op, Answer::error(errno))
+    }
+
+    fn forget_wait(&mut self, number: u64, waiting: Waiting) {
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.waiting = None;
+        }
+        if let Some(at) = waiting.deadline {
+            self.deadlines.remove(&(at, number));
+        }
+        if let Some((socket, _)) = self.sockets.get_mut(&waiting.handle) {
+            socket.receivers.retain(|n| *n != number);
+            socket.senders.retain(|n| *n != number);
+        }
+    }
+
+    /// Ends waits whose time is over.
+    fn end_waits(&mut self) {
+        while let Some((at, number)) = self.deadlines.first().copied() {
+            if at > clock::now() {
+                return;
+            }
+            self.deadlines.remove(&(at, number));
+            if !self.end_wait(number, Errno::ETIMEDOUT) || !self.serve(number) {
+                self.end_channel(number);
+            }
+        }
+    }
+
+    /// Makes the program's descriptor show what the socket is ready for.
+    fn refresh(&mut self, handle: u64) {
+        let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
+        let cx = Context::from_waker(waker);
+        if let Poll::Ready(Ok(_)) = self.driver.poll_ready(socket.id, Interest::READ, &cx) {
+            socket.show_readable();
+        }
+        if let Poll::Ready(Ok(_)) = self.driver.poll_ready(socket.id, Interest::WRITE, &cx)
+            && !socket.make_writable()
+        {
+            self.close(handle);
+        }
+    }
+
+    fn socket_event(&mut self, handle: u64, flags: epoll::EventFlags) {
+        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::RDHUP) {
+            self.close(handle);
+        } else {
+            self.refresh(handle);
+        }
+    }
+
+    /// The last descriptor of a socket was closed.
+    fn close(&mut self, handle: u64) {
+        let Some((socket, _)) = self.sockets.remove(&handle) else { return };
+        self.driver.close(socket.id);
+        self.by_inode.remove(&socket.inode);
+        for number in socket.receivers.iter().chain(&socket.senders) {
+            if !self.end_wait(*number, Errno::EBADF) {
+                self.end_channel(*number);
+            }
+        }
+        for known in self.known.values_mut() {
+            known.remove(&handle);
+        }
+    }
+
+    fn end_channel(&mut self, number: u64) {
+        if let Some(waiting) = self.channels.get(&number).and_then(|channel| channel.waiting) {
+            self.forget_wait(number, waiting);
+        }
+        self.channels.remove(&number);
+        // What the process was about to take from its sockets, it may not have taken.
+        for handle in self.known.remove(&number).into_iter().flatten() {
+            if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                socket.tokens_are_gone();
+            }
+            self.refresh(handle);
+        }
+    }
+}
+
+/// The room for an answer's payload that a request tells.
+fn room_of(frame: Frame<'_>) -> Result<usize, Errno> {
+    let room = frame.payload.first_chunk().ok_or(Errno::EINVAL)?;
+    Ok(usize::try_from(u64::from_ne_bytes(*room)).unwrap_or(usize::MAX))
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        for (socket, _) in self.sockets.values() {
+            self.driver.close(socket.id);
+        }
+    }
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let fd = self.epoll.as_raw_fd();
+        f.debug_struct("Service").field("epoll", &fd).finish_non_exhaustive()
+    }
+}

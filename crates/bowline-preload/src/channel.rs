@@ -1,0 +1,413 @@
+//! Nodes that this process has sockets of, and channels to them.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
+use std::sync::Once;
+
+use bowline_attach::{HEAD_LEN, Head, NAME_PREFIX, Op, VERSION};
+
+use crate::{real, table};
+
+/// Most nodes that one process has sockets of.
+const NODES_MAX: usize = 16;
+/// Channels of a node that are kept for the next call.
+const IDLE_MAX: usize = 32;
+const NONE: i32 = -1;
+
+/// A node, and channels to it that are not in use.
+pub(crate) struct Node {
+    /// 0: free. Set last.
+    number: AtomicU64,
+    idle: [AtomicI32; IDLE_MAX],
+}
+
+static NODES: [Node; NODES_MAX] = [const {
+    Node { number: AtomicU64::new(0), idle: [const { AtomicI32::new(NONE) }; IDLE_MAX] }
+}; NODES_MAX];
+/// The node that the environment names, plus one.
+static DEFAULT: AtomicU8 = AtomicU8::new(0);
+
+/// All nodes.
+pub(crate) struct Nodes;
+
+impl Nodes {
+    pub(crate) fn get(index: u8) -> Option<&'static Node> {
+        NODES.get(usize::from(index))
+    }
+
+    /// The entry of a node, which may be new.
+    fn entry(number: u64) -> Result<&'static Node, c_int> {
+        for node in &NODES {
+            let known =
+                node.number.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
+            if known.map_or_else(|known| known == number, |_| true) {
+                return Ok(node);
+            }
+        }
+        Err(libc::EMFILE)
+    }
+
+    /// The node with a number, which a socket has told.
+    pub(crate) fn with_number(number: u64) -> Result<&'static Node, c_int> {
+        Self::entry(number)
+    }
+
+    /// The node of new sockets.
+    pub(crate) fn of_host() -> Result<&'static Node, c_int> {
+        if let Some(index) = DEFAULT.load(Ordering::Acquire).checked_sub(1)
+            && let Some(node) = Self::get(index)
+            && let Ok(channel) = node.channel()
+        {
+            node.keep(channel);
+            return Ok(node);
+        }
+        let (channel, number) = open_by_path()?;
+        let node = Self::entry(number)?;
+        node.keep(channel);
+        DEFAULT.store(node.index() + 1, Ordering::Release);
+        Ok(node)
+    }
+}
+
+/// A connection to a node, used by one call at a time.
+pub(crate) struct Channel(c_int);
+
+impl Node {
+    pub(crate) fn index(&self) -> u8 {
+        let first = NODES.as_ptr().addr();
+        ((ptr::from_ref(self).addr() - first) / size_of::<Self>()) as u8
+    }
+
+    /// Takes a channel that is not in use, or makes one.
+    pub(crate) fn channel(&self) -> Result<Channel, c_int> {
+        for idle in &self.idle {
+            if idle.load(Ordering::Relaxed) != NONE {
+                let fd = idle.swap(NONE, Ordering::AcqRel);
+                if fd != NONE {
+                    return Ok(Channel(fd));
+                }
+            }
+        }
+        let number = self.number.load(Ordering::Acquire);
+        let mut name = [0; NAME_PREFIX.len() + 16];
+        let (prefix, digits) = name.split_at_mut(NAME_PREFIX.len());
+        prefix.copy_from_slice(NAME_PREFIX);
+        for (at, digit) in digits.iter_mut().enumerate() {
+            *digit = b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 15];
+        }
+        let (channel, found) = open(&name)?;
+        if found == number { Ok(channel) } else { Err(libc::ENETDOWN) }
+    }
+
+    /// Gives a channel back.
+    pub(crate) fn keep(&self, channel: Channel) {
+        let mut fd = channel.0;
+        core::mem::forget(channel);
+        for idle in &self.idle {
+            if idle.load(Ordering::Relaxed) == NONE {
+                fd = idle.swap(fd, Ordering::AcqRel);
+                if fd == NONE {
+                    return;
+                }
+            }
+        }
+        drop(Channel(fd));
+    }
+
+    /// Asks the node which of its sockets a descriptor is.
+    pub(crate) fn attach(&self, fd: c_int) -> Result<u64, c_int> {
+        let mut channel = self.channel()?;
+        let handle = channel.attach(fd)?;
+        self.keep(channel);
+        Ok(handle)
+    }
+
+    fn forget_channels(&self) {
+        for idle in &self.idle {
+            let fd = idle.swap(NONE, Ordering::AcqRel);
+            if fd != NONE {
+                drop(Channel(fd));
+            }
+        }
+    }
+}
+
+/// Closes the channels that are not in use. For calls that would close them behind our back, after
+/// which their numbers would be the program's.
+pub(crate) fn close_idle() {
+    if table::is_this_process() {
+        NODES.iter().for_each(Node::forget_channels);
+    }
+}
+
+/// The child of a `fork` makes channels of its own: answers on a shared one would go to either.
+extern "C" fn after_fork() {
+    NODES.iter().for_each(Node::forget_channels);
+    table::adopt();
+}
+
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        table::adopt();
+        // SAFETY: the function is there as long as the library, which is never unloaded: programs
+        // do not unload what was preloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+    });
+}
+
+/// Places of the node's socket: what the environment says, else where the node listens by default.
+fn open_by_path() -> Result<(Channel, u64), c_int> {
+    let variable = |name: &core::ffi::CStr| -> Option<&'static [u8]> {
+        // SAFETY: the name ends with a zero byte.
+        let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
+        // SAFETY: a value ends with a zero byte; programs that change their environment while other
+        // threads read it are wrong in themselves.
+        (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
+    };
+    if let Some(path) = variable(c"BOWLINE_RDS_SOCKET") {
+        return open(path);
+    }
+    if let Some(folder) = variable(c"XDG_RUNTIME_DIR")
+        && let Ok(opened) = open(&[folder, b"/bowline/rds/host.sock"].concat())
+    {
+        return Ok(opened);
+    }
+    open(b"/run/bowline/rds/host.sock")
+}
+
+/// Opens a channel to the node at a path, or at an abstract name, and greets; returns the number of
+/// the node.
+fn open(path: &[u8]) -> Result<(Channel, u64), c_int> {
+    prepare();
+    // SAFETY: a structure of integers, for which all zeroes are a value.
+    let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    name.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if path.len() > name.sun_path.len() {
+        return Err(libc::ENAMETOOLONG);
+    }
+    for (at, byte) in name.sun_path.iter_mut().zip(path) {
+        *at = byte.cast_signed();
+    }
+    let fd = real::unix_stream()?;
+    let channel = Channel(real::move_up(fd));
+    table::set_ours(channel.0);
+    // Signals interrupt the wait for a place in the node's queue.
+    while let Err(errno) = real::connect(channel.0, &name, 2 + path.len()) {
+        if errno != libc::EINTR {
+            return Err(errno);
+        }
+    }
+    let mut channel = channel;
+    let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
+    let number = channel.ask(hello, &[], None)?.value;
+    Ok((channel, number.cast_unsigned()))
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        table::forget(self.0);
+        real::close(self.0);
+    }
+}
+
+/// The numbers of an answer, whose name, control messages and payload are to be read.
+#[derive(Clone, Copy)]
+pub(crate) struct Answer {
+    pub(crate) value: i64,
+    pub(crate) a: c_int,
+    pub(crate) b: c_int,
+    pub(crate) name: usize,
+    pub(crate) control: usize,
+    pub(crate) payload: usize,
+}
+
+impl Channel {
+    /// Names a socket by its descriptor, so that this channel may speak of it.
+    pub(crate) fn attach(&mut self, fd: c_int) -> Result<u64, c_int> {
+        let answer = self.ask(Head::new(Op::Attach, 0), &[], Some(fd))?;
+        Ok(answer.value.cast_unsigned())
+    }
+
+    /// Sends a request without name and control messages, and takes an answer with nothing behind
+    /// it.
+    pub(crate) fn ask(
+        &mut self,
+        head: Head,
+        payload: &[u8],
+        descriptor: Option<c_int>,
+    ) -> Result<Answer, c_int> {
+        let piece =
+            libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+        self.send(head, &[], &[], &[piece], descriptor)?;
+        let answer = self.answer(false)?;
+        if answer.value < 0 { Err(-answer.value as c_int) } else { Ok(answer) }
+    }
+
+    /// Sends a request. An error leaves the channel useless.
+    pub(crate) fn send(
+        &mut self,
+        head: Head,
+        name: &[u8],
+        control: &[u8],
+        payload: &[libc::iovec],
+        descriptor: Option<c_int>,
+    ) -> Result<(), c_int> {
+        let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
+        let head = head.emit(name.len(), control.len(), len).ok_or(libc::EMSGSIZE)?;
+        let piece = |bytes: &[u8]| libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let front = [piece(&head), piece(name), piece(control)];
+        let pieces: Vec<libc::iovec> = front.iter().chain(payload).copied().collect();
+        let mut space = [0u64; 3];
+        // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
+        let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+        if let Some(fd) = descriptor {
+            space = [20, (libc::SCM_RIGHTS as u64) << 32 | libc::SOL_SOCKET as u64, fd as u64];
+            msg.msg_control = space.as_mut_ptr().cast();
+            msg.msg_controllen = 24;
+        }
+        let whole = HEAD_LEN + name.len() + control.len() + len;
+        let mut rest = pieces;
+        let mut sent = 0;
+        while sent < whole {
+            msg.msg_iov = rest.as_mut_ptr();
+            msg.msg_iovlen = rest.len().min(1024) as _;
+            match real::sendmsg(self.0, &msg, libc::MSG_NOSIGNAL) {
+                Ok(n) => {
+                    sent += n;
+                    skip(&mut rest, n);
+                    msg.msg_control = ptr::null_mut();
+                    msg.msg_controllen = 0;
+                }
+                Err(libc::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let _ = space;
+        Ok(())
+    }
+
+    /// Waits for the answer. A request that `may_wait` is ended by a signal.
+    pub(crate) fn answer(&mut self, may_wait: bool) -> Result<Answer, c_int> {
+        let mut head = [0; HEAD_LEN];
+        let mut got = 0;
+        let mut interrupted = false;
+        while got < HEAD_LEN {
+            match real::recv(self.0, &mut head[got..], 0) {
+                Ok(0) => return Err(libc::ENETDOWN),
+                Ok(n) => got += n,
+                Err(libc::EINTR) => {
+                    if may_wait && !interrupted {
+                        interrupted = true;
+                        self.send(Head::new(Op::Interrupt, 0), &[], &[], &[], None)?;
+                    }
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        let number =
+            |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let name = usize::from(u16::from_ne_bytes([head[6], head[7]]));
+        let control = number(24) as usize;
+        let value = head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, i64::from_ne_bytes);
+        let payload = (number(0) as usize).checked_sub(HEAD_LEN + name + control);
+        Ok(Answer {
+            value,
+            a: number(16).cast_signed(),
+            b: number(20).cast_signed(),
+            name,
+            control,
+            payload: payload.ok_or(libc::EPROTO)?,
+        })
+    }
+
+    /// Reads bytes of an answer to where they are wanted; what does not fit is lost.
+    pub(crate) fn take(&mut self, len: usize, to: &[libc::iovec]) -> Result<(), c_int> {
+        let mut to = to.to_vec();
+        let mut left = len;
+        while left > 0 {
+            // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
+            let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+            let mut sink = [0u8; 4096];
+            limit(&mut to, left);
+            if to.is_empty() {
+                let n = sink.len().min(left);
+                to.push(libc::iovec { iov_base: sink.as_mut_ptr().cast::<c_void>(), iov_len: n });
+            }
+            msg.msg_iov = to.as_mut_ptr();
+            msg.msg_iovlen = to.len().min(1024) as _;
+            match real::recvmsg(self.0, &mut msg, 0) {
+                Ok(0) => return Err(libc::ENETDOWN),
+                Ok(n) => {
+                    left -= n;
+                    skip(&mut to, n);
+                }
+                Err(libc::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of an answer.
+    pub(crate) fn take_bytes(&mut self, len: usize) -> Result<Vec<u8>, c_int> {
+        let mut bytes = vec![0; len];
+        let piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
+        self.take(len, &[piece])?;
+        Ok(bytes)
+    }
+
+    /// Waits for an answer with a descriptor.
+    pub(crate) fn answer_with_descriptor(&mut self) -> Result<(Answer, c_int), c_int> {
+        let mut space = [0u64; 3];
+        let mut byte = [0u8; 1];
+        let mut piece = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+        // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
+        let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+        msg.msg_iov = &raw mut piece;
+        msg.msg_iovlen = 1;
+        msg.msg_control = space.as_mut_ptr().cast();
+        msg.msg_controllen = size_of_val(&space);
+        // The descriptor comes with the first byte, which stays for the answer.
+        loop {
+            match real::recvmsg(self.0, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {
+                Ok(0) => return Err(libc::ENETDOWN),
+                Ok(_) => break,
+                Err(libc::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let came = msg.msg_controllen >= 20 && space[0] >= 20;
+        let fd = if came { space[2] as u32 as c_int } else { NONE };
+        let answer = self.answer(false)?;
+        Ok((answer, fd))
+    }
+}
+
+/// Leaves out the first bytes of pieces.
+fn skip(pieces: &mut Vec<libc::iovec>, mut n: usize) {
+    let mut whole = 0;
+    for piece in pieces.iter_mut() {
+        if piece.iov_len > n {
+            piece.iov_base = piece.iov_base.wrapping_byte_add(n);
+            piece.iov_len -= n;
+            break;
+        }
+        n -= piece.iov_len;
+        whole += 1;
+    }
+    pieces.drain(..whole);
+}
+
+/// Leaves out what is behind the first bytes of pieces.
+fn limit(pieces: &mut Vec<libc::iovec>, mut len: usize) {
+    pieces.retain_mut(|piece| {
+        piece.iov_len = piece.iov_len.min(len);
+        len -= piece.iov_len;
+        piece.iov_len > 0
+    });
+}

@@ -1,0 +1,151 @@
+//! Which descriptors of this process are RDS sockets.
+//!
+//! What is known is kept by number of the descriptor, in one word each, so that a call on another
+//! descriptor costs one look. A number is forgotten when its descriptor is closed or replaced, and
+//! found out about again at its next use: an RDS socket is connected to a name that tells its node.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use bowline_attach::NAME_PREFIX;
+
+use crate::channel::{Node, Nodes};
+use crate::real;
+
+/// Descriptors above are found out about at each use.
+const KNOWN_MAX: usize = 1 << 16;
+
+const UNKNOWN: u64 = 0;
+/// Not an RDS socket.
+const OTHER: u64 = 1;
+/// A channel of this library, which the program does not know of.
+const OURS: u64 = 2;
+/// An RDS socket: handle in the upper 48 bits, number of the node in 8 bits, this below.
+const RDS: u64 = 3;
+
+static TABLE: [AtomicU64; KNOWN_MAX] = [const { AtomicU64::new(UNKNOWN) }; KNOWN_MAX];
+
+/// The process that the table describes. The child of a `vfork` has its parent's memory, but
+/// descriptors of its own.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// An RDS socket of this process.
+#[derive(Clone, Copy)]
+pub(crate) struct Rds {
+    pub(crate) fd: c_int,
+    pub(crate) node: &'static Node,
+    pub(crate) handle: u64,
+}
+
+fn cell(fd: c_int) -> Option<&'static AtomicU64> {
+    TABLE.get(usize::try_from(fd).ok()?)
+}
+
+/// Returns what is known of a descriptor as an RDS socket; `None` if it is something else.
+///
+/// `Err`: it is one, but its node cannot be reached; the error number for the caller.
+#[inline]
+pub(crate) fn find(fd: c_int) -> Option<Result<Rds, c_int>> {
+    let word = cell(fd).map_or(UNKNOWN, |cell| cell.load(Ordering::Acquire));
+    if word == OTHER { None } else { find_slowly(fd, word) }
+}
+
+#[cold]
+fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
+    if word == OURS {
+        return None;
+    }
+    if word & 0xff == RDS {
+        let node = Nodes::get((word >> 8) as u8)?;
+        return Some(Ok(Rds { fd, node, handle: word >> 16 }));
+    }
+    let Some(number) = node_of(fd) else {
+        if let Some(cell) = cell(fd).filter(|_| is_open(fd)) {
+            // Unless another thread has just made it an RDS socket.
+            let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        return None;
+    };
+    let found = Nodes::with_number(number).and_then(|node| {
+        let handle = node.attach(fd)?;
+        Ok(Rds { fd, node, handle })
+    });
+    if let Ok(rds) = &found {
+        set(fd, rds.node, rds.handle);
+    }
+    Some(found)
+}
+
+fn is_open(fd: c_int) -> bool {
+    real::flags(fd) != 0 || real::errno() != libc::EBADF
+}
+
+/// The number of the node at the other end of a descriptor, if it is an RDS socket.
+fn node_of(fd: c_int) -> Option<u64> {
+    // SAFETY: a structure of integers, for which all zeroes are a value.
+    let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    let len = real::peer_name(fd, &mut name).ok()?;
+    if i32::from(name.sun_family) != libc::AF_UNIX {
+        return None;
+    }
+    let mut bytes = [0; NAME_PREFIX.len() + 32];
+    let path = name.sun_path.get(..len.checked_sub(2)?)?;
+    if path.len() != bytes.len() {
+        return None;
+    }
+    for (byte, c) in bytes.iter_mut().zip(path) {
+        *byte = c.cast_unsigned();
+    }
+    let digits = bytes.strip_prefix(NAME_PREFIX)?.get(..16)?;
+    u64::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// Remembers an RDS socket.
+pub(crate) fn set(fd: c_int, node: &'static Node, handle: u64) {
+    if let Some(cell) = cell(fd).filter(|_| handle < 1 << 48) {
+        let word = handle << 16 | u64::from(node.index()) << 8 | RDS;
+        cell.store(word, Ordering::Release);
+    }
+}
+
+/// Remembers a descriptor of this library.
+pub(crate) fn set_ours(fd: c_int) {
+    if let Some(cell) = cell(fd) {
+        cell.store(OURS, Ordering::Release);
+    }
+}
+
+/// Tells whether it is a descriptor of this library.
+pub(crate) fn is_ours(fd: c_int) -> bool {
+    cell(fd).is_some_and(|cell| cell.load(Ordering::Acquire) == OURS)
+}
+
+/// Forgets a descriptor that is closed or replaced.
+pub(crate) fn forget(fd: c_int) {
+    if let Some(cell) = cell(fd).filter(|cell| cell.load(Ordering::Relaxed) != UNKNOWN)
+        && is_this_process()
+    {
+        cell.store(UNKNOWN, Ordering::Release);
+    }
+}
+
+/// Forgets all descriptors of a range that are not this library's own.
+pub(crate) fn forget_range(first: usize, last: usize) {
+    if is_this_process() {
+        let range = TABLE.iter().take(last.saturating_add(1)).skip(first);
+        for cell in range.filter(|cell| cell.load(Ordering::Relaxed) != UNKNOWN) {
+            cell.store(UNKNOWN, Ordering::Release);
+        }
+    }
+}
+
+/// Tells whether the table is that of the calling process, which may be the child of a `vfork`.
+pub(crate) fn is_this_process() -> bool {
+    let process = PROCESS.load(Ordering::Relaxed);
+    process == 0 || process == real::getpid()
+}
+
+/// The table is now that of the calling process.
+pub(crate) fn adopt() {
+    PROCESS.store(real::getpid(), Ordering::Relaxed);
+}

@@ -1,0 +1,125 @@
+"""Results and error numbers that a Linux 6.12 kernel was seen to give."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import struct
+import sys
+
+ONE, OTHER = sys.argv[1:3]
+SOL_RDS = 276
+libc = ctypes.CDLL(None, use_errno=True)
+wrong = []
+
+
+def new():
+    return socket.socket(socket.AF_RDS, socket.SOCK_SEQPACKET, 0)
+
+
+def bound(port=0, address=ONE):
+    made = new()
+    made.bind((address, port))
+    return made
+
+
+def gives(what, expected, call, *args):
+    try:
+        got = call(*args)
+    except OSError as error:
+        # EOPNOTSUPP and ENOTSUP are one number.
+        got = errno.errorcode.get(error.errno, error.errno).replace("ENOTSUP", "EOPNOTSUPP")
+    if got != expected:
+        wrong.append(f"{what}: {got!r}, not {expected!r}")
+
+
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+    gives(f"type {kind}", "ESOCKTNOSUPPORT", socket.socket, 21, kind, 0)
+gives("protocol 1", "ESOCKTNOSUPPORT", socket.socket, 21, 5, 1)
+
+s = new()
+name = ctypes.create_string_buffer(b"\xff" * 32, 32)
+length = ctypes.c_uint(32)
+gives("getsockname unbound", 0, libc.getsockname, s.fileno(), name, ctypes.byref(length))
+gives("its length", 16, lambda: length.value)
+gives("its bytes", bytes(16), lambda: name.raw[:16])
+gives("getpeername", "ENOTCONN", s.getpeername)
+gives("sendto unbound", "ENOTCONN", s.sendto, b"x", (ONE, 5000))
+s.setblocking(False)
+gives("recv unbound", "EAGAIN", s.recv, 10)
+for address in ("0.0.0.0", "255.255.255.255", "224.0.0.1"):
+    gives(f"bind {address}", "EINVAL", s.bind, (address, 5000))
+gives("bind port 1", "EINVAL", s.bind, (ONE, 1))
+gives("bind elsewhere", "EADDRNOTAVAIL", s.bind, ("192.0.2.7", 5000))
+gives("transport, unbound", -1, lambda: s.getsockopt(SOL_RDS, 8))
+gives("bind", None, s.bind, (ONE, 5000))
+gives("second bind", "EINVAL", s.bind, (ONE, 5001))
+gives("same address", "EADDRINUSE", bound, 5000)
+# A kernel says 3, loopback: to a node its own addresses of 127.0.0.0/8 are like others.
+gives("transport, bound", 2, lambda: s.getsockopt(SOL_RDS, 8))
+gives("transport again", "EOPNOTSUPP", s.setsockopt, SOL_RDS, 8, 2)
+for value in (-1, 3):
+    gives(f"transport {value}", "EINVAL", new().setsockopt, SOL_RDS, 8, value)
+gives("transport 0", "ENOPROTOOPT", new().setsockopt, SOL_RDS, 8, 0)
+gives("transport of 3 bytes", "EINVAL", lambda: new().getsockopt(SOL_RDS, 8, 3))
+gives("recverr of 3 bytes", "EINVAL", lambda: new().getsockopt(SOL_RDS, 5, 3))
+gives("recverr", 0, lambda: new().getsockopt(SOL_RDS, 5))
+gives("get monitor", "ENOPROTOOPT", lambda: new().getsockopt(SOL_RDS, 6))
+gives("unknown option", "ENOPROTOOPT", lambda: new().getsockopt(SOL_RDS, 99))
+gives("unknown level", "ENOPROTOOPT", lambda: new().getsockopt(6, 1))
+for address in ("0.0.0.0", "255.255.255.255"):
+    gives(f"send to {address}", "EINVAL", s.sendto, b"x", (address, 5000))
+gives("ping with payload", 5, s.sendto, b"12345", (OTHER, 0))
+gives("listen", "EOPNOTSUPP", s.listen)
+gives("accept", "EOPNOTSUPP", s.accept)
+gives("shutdown", "EOPNOTSUPP", s.shutdown, socket.SHUT_RDWR)
+s.connect((OTHER, 5001))
+gives("write", "EOPNOTSUPP", os.write, s.fileno(), b"x")
+gives("writev", "EOPNOTSUPP", os.writev, s.fileno(), [b"x"])
+gives("send out of band", "EOPNOTSUPP", s.send, b"x", socket.MSG_OOB)
+gives("send with MSG_NOSIGNAL", "EOPNOTSUPP", s.send, b"x", socket.MSG_NOSIGNAL)
+gives("recv out of band", b"", s.recv, 10, socket.MSG_OOB)
+gives("error queue", "EAGAIN", s.recv, 10, socket.MSG_ERRQUEUE)
+gives("SO_SNDBUF", 212992, lambda: s.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+gives("SO_RCVBUF", 212992, lambda: s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20000)
+gives("SO_SNDBUF doubled", 40000, lambda: s.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+gives("longer than half of it", "EMSGSIZE", s.send, b"x" * 20001)
+for request in (0x541B, 0x5411):
+    gives(f"ioctl {request:#x}", "ENOTTY", fcntl.ioctl, s.fileno(), request, bytes(8))
+gives("SO_REUSEPORT", "EOPNOTSUPP", s.setsockopt, socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+for option in ("SO_REUSEADDR", "SO_KEEPALIVE", "SO_BROADCAST", "SO_PRIORITY", "SO_MARK"):
+    number = getattr(socket, option)
+    gives(option, None, s.setsockopt, socket.SOL_SOCKET, number, 1)
+    gives(f"{option} again", 1, lambda: s.getsockopt(socket.SOL_SOCKET, number))
+gives("SO_LINGER", None, s.setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 2))
+for option, value in (("TYPE", 5), ("PROTOCOL", 0), ("DOMAIN", 21), ("ERROR", 0), ("ACCEPTCONN", 0)):
+    number = getattr(socket, f"SO_{option}")
+    gives(f"SO_{option}", value, lambda: s.getsockopt(socket.SOL_SOCKET, number))
+gives("cancel, unbound", "ENOTCONN", new().setsockopt, SOL_RDS, 1, bytes(16))
+gives("cancel of 15 bytes", "EINVAL", s.setsockopt, SOL_RDS, 1, bytes(15))
+gives("GET_MR", "EOPNOTSUPP", s.setsockopt, SOL_RDS, 2, bytes(32))
+gives("GET_MR of 31 bytes", "EINVAL", s.setsockopt, SOL_RDS, 2, bytes(31))
+gives("FREE_MR", "EINVAL", s.setsockopt, SOL_RDS, 3, bytes(16))
+gives("unknown control message", "EINVAL", s.sendmsg, [b"x"], [(SOL_RDS, 10, bytes(16))])
+gives("control of another level", 1, s.sendmsg, [b"x"], [(1, 2, bytes(16))])
+gives("short RDMA_ARGS", "EINVAL", s.sendmsg, [b"x"], [(SOL_RDS, 1, bytes(55))])
+gives("cookie without MSG_ZEROCOPY", "EINVAL", s.sendmsg, [b"x"], [(SOL_RDS, 12, bytes(4))])
+gives("MSG_ZEROCOPY without cookie", "EINVAL", s.send, b"x", 0x4000000)
+gives("link", True, lambda: os.readlink(f"/proc/self/fd/{s.fileno()}").startswith("socket:["))
+
+# A queue that nobody takes from: below the limit one more is taken, then none, not even an empty one.
+s = bound()
+s.setblocking(False)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20000)
+for _ in range(2):
+    gives("into the queue", 15000, s.sendto, b"x" * 15000, ("192.0.2.9", 5000))
+gives("a full queue", "EAGAIN", s.sendto, b"x", ("192.0.2.9", 5000))
+gives("an empty message", "EAGAIN", s.sendto, b"", ("192.0.2.9", 5000))
+s.setblocking(True)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("qq", 0, 50000))
+gives("a limit of time", "ETIMEDOUT", s.sendto, b"x", ("192.0.2.9", 5000))
+
+if wrong:
+    sys.exit("\n".join(wrong))
