@@ -427,3 +427,49 @@ fn a_ping_through_a_node_comes_from_an_address_of_that_node() {
         .complains(&["127.41.161.9", "127.41.161.1"]);
     ping(&["::1"]).exits(2).complains(&["family", "127.41.161.1"]);
 }
+
+/// Puts the library that `run` preloads next to the command, as a build of the workspace does.
+fn build_library() {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let words = ["build", "--quiet", "--locked", "--package", "bowline-preload"];
+    let status = std::process::Command::new(cargo).args(words).status().expect("cargo starts");
+    assert!(status.success(), "the library is not built");
+}
+
+#[test]
+fn a_program_runs_on_the_sockets_of_a_node() {
+    build_library();
+    let folder = Folder::new();
+    let none = run(&folder, &["run", "python3", "-c", ""]).exits(1);
+    assert!(none.err.contains("start one with `bowline node`"), "{none:?}");
+    let mut node = node(&folder, "127.41.40.1", &[]);
+    let program = "from socket import *\n\
+                   s = socket(AF_RDS, SOCK_SEQPACKET)\n\
+                   s.bind(('127.41.40.1', 4000))\n\
+                   s.sendto(b'hello', ('127.41.40.1', 4000))\n\
+                   print(s.recv(100), flush=True)\n\
+                   s.recv(100)\n";
+    let mut program = start(&folder, &["run", "--", "python3", "-c", program]);
+    program.expect("b'hello'");
+    let shown = run(&folder, &["info", "-k"]).exits(0);
+    assert!(shown.out.contains("127.41.40.1") && shown.out.contains("4000"), "{shown:?}");
+    program.signal("-KILL");
+    program.finish();
+    for (words, part) in [
+        (&["run", "no-such-program"][..], "no such command"),
+        (&["run", "--node", "/nonexistent", "true"], "/nonexistent"),
+    ] {
+        let done = run(&folder, words).exits(1);
+        assert!(done.err.contains(part), "{done:?}");
+    }
+    run(&folder, &["run"]).exits(2);
+    // Another node of this user serves no programs, and says so.
+    let mut other = start(&folder, &["node", "--address", "127.41.40.2"]);
+    other.expect("ready");
+    assert!(other.said().contains("another node"), "{}", other.said());
+    other.signal("-TERM");
+    other.finish().exits(0);
+    node.signal("-TERM");
+    node.expect("stopped");
+    node.finish().exits(0);
+}

@@ -20,7 +20,7 @@ use bowline_rds::Event;
 use super::{
     config::{self, File, Poll},
     control::{self, Server},
-    programs::Programs,
+    programs::{self, Programs},
     snapshot::NodeFacts,
 };
 use crate::cli::{
@@ -321,8 +321,15 @@ fn announce(
     if let Some(server) = server {
         say!("control socket {}", server.path().display());
     }
-    if let Some(programs) = programs {
-        say!("programs of `bowline run` are served at {}", programs.path().display());
+    match programs {
+        Some(programs) => {
+            say!("programs of `bowline run` are served at {}", programs.path().display());
+        }
+        None if settings.programs.is_some() => {
+            let place = programs::default_path();
+            say!("programs of `bowline run` are served by another node, at {}", place.display());
+        }
+        None => {}
     }
     say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
