@@ -12,7 +12,7 @@ use crate::table::{DirectMap, NumberMap, Numbered};
 /// End of the index range: all 24 bits, so that keys are hard to guess; rxe uses 19 [MR-1].
 const INDEX_END: u32 = 1 << 24;
 
-/// Rights of peers, which a suspended region does not grant.
+/// Rights of peers, which a region whose key is withdrawn does not grant.
 const REMOTE_RIGHTS: Access = Access::LOCAL_WRITE.complement();
 
 /// Why a key does not grant an access.
@@ -64,8 +64,8 @@ pub(crate) struct Region {
     key: u32,
     /// The key the region was created with; still accepted by `deregister`.
     registered_key: u32,
-    /// Peers may not use the region at present: [`MrTable::suspend_remote`].
-    suspended: bool,
+    /// Peers may not use the region at present: [`MrTable::withdraw_keys`].
+    withdrawn: bool,
     pd: PdId,
     access: Access,
     iova: u64,
@@ -91,7 +91,7 @@ impl Region {
         Self {
             key: 0,
             registered_key: 0,
-            suspended: false,
+            withdrawn: false,
             pd,
             access,
             iova,
@@ -267,12 +267,12 @@ impl MrTable {
         }
     }
 
-    /// Suspends the access of peers to all of these regions, or to none on an error; local use
+    /// Withdraws from peers the keys of all of these regions, or of none on an error; local use
     /// continues.
-    pub(crate) fn suspend_remote(&mut self, keys: &[u32]) -> Result<(), Error> {
+    pub(crate) fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error> {
         for key in keys {
             let region = self.registered(*key)?;
-            if region.suspended {
+            if region.withdrawn {
                 return Err(Error::Invalid("the memory region is withdrawn already"));
             }
             // A bound window would still grant access.
@@ -282,17 +282,17 @@ impl MrTable {
         }
         for key in keys {
             if let Some(region) = self.regions.get_mut(key >> 8) {
-                region.suspended = true;
+                region.withdrawn = true;
             }
         }
         Ok(())
     }
 
-    /// Restores the access of peers to suspended regions, under new keys, for all regions or for
-    /// none on an error [MR-13].
-    pub(crate) fn rekey(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+    /// Gives regions whose keys are withdrawn new keys, by which peers have access again: all of
+    /// the regions, or none on an error [MR-13].
+    pub(crate) fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
         for (key, new) in keys {
-            if !self.registered(*key)?.suspended {
+            if !self.registered(*key)?.withdrawn {
                 return Err(Error::Invalid("the memory region is not withdrawn"));
             }
             if key >> 8 != new >> 8 || key == new {
@@ -302,7 +302,7 @@ impl MrTable {
         for (_, new) in keys {
             if let Some(region) = self.regions.get_mut(new >> 8) {
                 region.key = *new;
-                region.suspended = false;
+                region.withdrawn = false;
             }
         }
         Ok(())
@@ -451,7 +451,7 @@ impl MrTable {
         if region.pd != pd {
             return Err(KeyError::WrongPd);
         }
-        if !region.access.contains(need) || region.suspended && need.intersects(REMOTE_RIGHTS) {
+        if !region.access.contains(need) || region.withdrawn && need.intersects(REMOTE_RIGHTS) {
             return Err(KeyError::NoAccess);
         }
         let start = va.checked_sub(region.iova).ok_or(KeyError::OutOfRange)?;
@@ -697,10 +697,10 @@ mod tests {
         assert_eq!(table.deregister(key), Ok(PD));
     }
 
-    /// A suspended region is usable by this side only, until it gets a new key; the old key becomes
-    /// invalid.
+    /// A region whose key is withdrawn is usable by this side only, until its key is renewed; the
+    /// old key becomes invalid.
     #[test]
-    fn suspended_regions_refuse_peers() {
+    fn regions_with_withdrawn_keys_refuse_peers() {
         let (mut table, mut rng) = table();
         let buffer = Arc::new(Buffer::new(64).unwrap());
         let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -710,28 +710,28 @@ mod tests {
         let (a, b) = (new(&mut table), new(&mut table));
         let may = |table: &MrTable, key| table.check(WHOSE, key, 0, 8, Access::REMOTE_WRITE);
         let no_such = Err(Error::NoSuch("memory region"));
-        assert_eq!(table.suspend_remote(&[a, b ^ 1]), no_such, "all regions or none");
+        assert_eq!(table.withdraw_keys(&[a, b ^ 1]), no_such, "all regions or none");
         let not_withdrawn = Error::Invalid("the memory region is not withdrawn");
-        assert_eq!(table.rekey(&[(a, next_key(a))]), Err(not_withdrawn));
+        assert_eq!(table.renew_keys(&[(a, next_key(a))]), Err(not_withdrawn));
         assert_eq!(may(&table, a), Ok(()));
-        table.suspend_remote(&[a, b]).unwrap();
-        assert!(table.suspend_remote(&[a]).is_err());
+        table.withdraw_keys(&[a, b]).unwrap();
+        assert!(table.withdraw_keys(&[a]).is_err());
         assert_eq!(
             (may(&table, a), may(&table, b)),
             (Err(KeyError::NoAccess), Err(KeyError::NoAccess))
         );
         table.scatter(PD, a, 3, b"mine").unwrap();
         for bad in [a, a ^ 1 << 8] {
-            assert!(table.rekey(&[(b, next_key(b)), (a, bad)]).is_err());
+            assert!(table.renew_keys(&[(b, next_key(b)), (a, bad)]).is_err());
         }
-        table.rekey(&[(a, next_key(a))]).unwrap();
+        table.renew_keys(&[(a, next_key(a))]).unwrap();
         assert_eq!(may(&table, a), Err(KeyError::Unknown));
         assert_eq!(may(&table, next_key(a)), Ok(()));
         assert_eq!(may(&table, b), Err(KeyError::NoAccess));
         assert_eq!(table.deregister(a), Ok(PD), "the key it was registered with");
         assert_eq!(table.deregister(b), Ok(PD));
         let fast = table.allocate(&mut rng, PD).unwrap().rkey;
-        assert_eq!(table.suspend_remote(&[fast]), no_such);
+        assert_eq!(table.withdraw_keys(&[fast]), no_such);
     }
 
     #[test]

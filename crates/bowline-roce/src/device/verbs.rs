@@ -82,22 +82,22 @@ impl Device {
         self.shared.mrs.deregister(lkey).map(drop)
     }
 
-    /// Suspends the access of peers to regions of [`reg_mr`](Self::reg_mr); local use continues.
+    /// Withdraws keys of regions of [`reg_mr`](Self::reg_mr) from peers; local use continues.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one.
     /// Nothing has changed then.
     pub fn withdraw_keys(&mut self, rkeys: &[u32]) -> Result<(), Error> {
-        self.shared.mrs.suspend_remote(rkeys)
+        self.shared.mrs.withdraw_keys(rkeys)
     }
 
-    /// Restores the access of peers to suspended regions, under new keys: pairs of the present and
-    /// the new key.
+    /// Renews withdrawn keys, so that peers have access again: pairs of the present and the new
+    /// key.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; nothing has changed then.
     pub fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
-        self.shared.mrs.rekey(keys)
+        self.shared.mrs.renew_keys(keys)
     }
 
     /// Makes a memory window, bound to nothing [MR-9].
