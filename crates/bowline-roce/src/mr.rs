@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
+use bowline_verbs::{
+    Access, Buffer, Error, InvalidReason, MrKeys, Object, PdId, Piece, Qpn, Resource,
+};
 
 use crate::burst::Burst;
 use crate::mw::Window;
@@ -197,11 +199,11 @@ impl MrTable {
         access: Access,
     ) -> Result<MrKeys, Error> {
         if len == 0 || !fits(buffer, offset, len) {
-            return Err(Error::Invalid("the region does not lie within the buffer"));
+            return Err(Error::Invalid(InvalidReason::OutsideBuffer));
         }
         let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         if access.intersects(writes) && !access.contains(Access::LOCAL_WRITE) {
-            return Err(Error::Invalid("a peer may write only where this side may"));
+            return Err(Error::Invalid(InvalidReason::RemoteWriteOnly));
         }
         let iova = match iova {
             _ if access.contains(Access::ZERO_BASED) => 0,
@@ -209,7 +211,7 @@ impl MrTable {
             None => buffer.addr() + offset as u64,
         };
         if iova.checked_add(len as u64).is_none() {
-            return Err(Error::Invalid("the addresses of the region wrap"));
+            return Err(Error::Invalid(InvalidReason::AddressWrap));
         }
         let memory = Memory::Contiguous { buffer: Arc::clone(buffer), offset, len };
         let memory = Some(memory);
@@ -225,7 +227,7 @@ impl MrTable {
     /// Gives a region an unused key, of random index and low byte, and adds the region [MR-1].
     fn insert(&mut self, rng: &mut Rng, mut region: Region) -> Result<MrKeys, Error> {
         if self.regions.len() >= self.max {
-            return Err(Error::Limit("memory regions"));
+            return Err(Error::Limit(Resource::MemoryRegions));
         }
         self.regions.reserve();
         region.key = self.free_key(rng, DirectMap::has_free_slot);
@@ -256,14 +258,14 @@ impl MrTable {
     /// later packets look the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
         match self.regions.get(lkey >> 8) {
-            Some(region) if !region.has_key(lkey) => Err(Error::NoSuch("memory region")),
-            Some(region) if region.windows > 0 => Err(Error::Busy("the memory region")),
+            Some(region) if !region.has_key(lkey) => Err(Error::NoSuch(Object::MemoryRegion)),
+            Some(region) if region.windows > 0 => Err(Error::Busy(Object::MemoryRegion)),
             Some(region) => {
                 let pd = region.pd;
                 self.regions.remove(lkey >> 8);
                 Ok(pd)
             }
-            None => Err(Error::NoSuch("memory region")),
+            None => Err(Error::NoSuch(Object::MemoryRegion)),
         }
     }
 
@@ -273,11 +275,11 @@ impl MrTable {
         for key in keys {
             let region = self.registered(*key)?;
             if region.withdrawn {
-                return Err(Error::Invalid("the memory region is withdrawn already"));
+                return Err(Error::Invalid(InvalidReason::KeyWithdrawn));
             }
             // A bound window would still grant access.
             if region.windows > 0 {
-                return Err(Error::Busy("the memory region"));
+                return Err(Error::Busy(Object::MemoryRegion));
             }
         }
         for key in keys {
@@ -293,10 +295,10 @@ impl MrTable {
     pub(crate) fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
         for (key, new) in keys {
             if !self.registered(*key)?.withdrawn {
-                return Err(Error::Invalid("the memory region is not withdrawn"));
+                return Err(Error::Invalid(InvalidReason::KeyNotWithdrawn));
             }
             if key >> 8 != new >> 8 || key == new {
-                return Err(Error::Invalid("the new key must differ in the low byte only"));
+                return Err(Error::Invalid(InvalidReason::NewKey));
             }
         }
         for (_, new) in keys {
@@ -312,7 +314,7 @@ impl MrTable {
     fn registered(&self, key: u32) -> Result<&Region, Error> {
         let region = self.regions.get(key >> 8);
         let found = region.filter(|region| region.key == key && !region.fast);
-        found.ok_or(Error::NoSuch("memory region"))
+        found.ok_or(Error::NoSuch(Object::MemoryRegion))
     }
 
     /// Number of regions.
@@ -693,7 +695,7 @@ mod tests {
         assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
         assert_eq!(table.bound_count(), 0);
         // The key a region was created with still names it for removal.
-        assert_eq!(table.deregister(key ^ 0x80), Err(Error::NoSuch("memory region")));
+        assert_eq!(table.deregister(key ^ 0x80), Err(Error::NoSuch(Object::MemoryRegion)));
         assert_eq!(table.deregister(key), Ok(PD));
     }
 
@@ -709,9 +711,9 @@ mod tests {
         };
         let (a, b) = (new(&mut table), new(&mut table));
         let may = |table: &MrTable, key| table.check(WHOSE, key, 0, 8, Access::REMOTE_WRITE);
-        let no_such = Err(Error::NoSuch("memory region"));
+        let no_such = Err(Error::NoSuch(Object::MemoryRegion));
         assert_eq!(table.withdraw_keys(&[a, b ^ 1]), no_such, "all regions or none");
-        let not_withdrawn = Error::Invalid("the memory region is not withdrawn");
+        let not_withdrawn = Error::Invalid(InvalidReason::KeyNotWithdrawn);
         assert_eq!(table.renew_keys(&[(a, next_key(a))]), Err(not_withdrawn));
         assert_eq!(may(&table, a), Ok(()));
         table.withdraw_keys(&[a, b]).unwrap();
@@ -741,6 +743,6 @@ mod tests {
         let first = table.allocate(&mut rng, PD).unwrap();
         let second = table.allocate(&mut rng, PD).unwrap();
         assert_ne!(first, second);
-        assert_eq!(table.allocate(&mut rng, PD), Err(Error::Limit("memory regions")));
+        assert_eq!(table.allocate(&mut rng, PD), Err(Error::Limit(Resource::MemoryRegions)));
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, MwBind,
-    MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
+    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, Feature,
+    MwBind, MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
 };
 
 /// Id of a protection domain of one device.
@@ -100,7 +100,7 @@ pub trait Device: Send + Sync {
     /// [`Error::NoSuch`]; [`Error::Invalid`] for a key that is withdrawn already;
     /// [`Error::Busy`] while a window is bound to one; [`Error::NotSupported`].
     fn withdraw_keys(&self, _rkeys: &[u32]) -> Result<(), Error> {
-        Err(Error::NotSupported("withdrawing keys"))
+        Err(Error::NotSupported(Feature::WithdrawKeys))
     }
 
     /// Renews withdrawn keys: peers have access again, under new keys, which differ from the
@@ -113,7 +113,7 @@ pub trait Device: Send + Sync {
     /// [`Error::NoSuch`]; [`Error::Invalid`] for a key that is not withdrawn, and for a new key
     /// that does not belong to the region or is not new; [`Error::NotSupported`].
     fn renew_keys(&self, _keys: &[(u32, u32)]) -> Result<(), Error> {
-        Err(Error::NotSupported("renewing keys"))
+        Err(Error::NotSupported(Feature::RenewKeys))
     }
 
     /// Creates an unbound memory window and returns its first key, which grants nothing. A window
