@@ -29,8 +29,8 @@ pub enum Json {
 pub struct JsonError {
     /// Offset of the error in bytes.
     pub at: usize,
-    /// Description of the error.
-    pub what: &'static str,
+    /// The error.
+    pub what: JsonFault,
 }
 
 impl fmt::Display for JsonError {
@@ -40,6 +40,64 @@ impl fmt::Display for JsonError {
 }
 
 impl std::error::Error for JsonError {}
+
+/// What is wrong with a text that is not JSON, or not in the supported subset.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum JsonFault {
+    /// Something follows the value.
+    SeveralValues,
+    /// Something stands in the place of a value.
+    NotAValue,
+    /// The text ends where a value is expected.
+    NoValue,
+    /// Arrays and objects are nested more than 32 deep.
+    TooDeep,
+    /// An element is followed by neither a comma nor `]`.
+    ArrayEnd,
+    /// Something stands in the place of a member's name.
+    NotAName,
+    /// A member's name is not followed by a colon.
+    NoColon,
+    /// A member is followed by neither a comma nor `}`.
+    ObjectEnd,
+    /// A fraction or an exponent, which the subset does not have.
+    Fraction,
+    /// A number that fits neither `i64` nor `u64`.
+    NumberTooLarge,
+    /// The text ends within a string.
+    OpenString,
+    /// A string has a control character that is not escaped.
+    ControlCharacter,
+    /// A surrogate without its other half.
+    HalfCharacter,
+    /// A backslash before a character that makes no escape.
+    UnknownEscape,
+    /// `\u` without four hexadecimal digits.
+    NotHex,
+}
+
+impl fmt::Display for JsonFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SeveralValues => "more than one value",
+            Self::NotAValue => "not a value",
+            Self::NoValue => "the end instead of a value",
+            Self::TooDeep => "nested too deeply",
+            Self::ArrayEnd => "neither a comma nor the end of the array",
+            Self::NotAName => "not the name of a member",
+            Self::NoColon => "no colon after the name of a member",
+            Self::ObjectEnd => "neither a comma nor the end of the object",
+            Self::Fraction => "a fraction, where only whole numbers are known",
+            Self::NumberTooLarge => "a number that is too large",
+            Self::OpenString => "a string without an end",
+            Self::ControlCharacter => "a control character",
+            Self::HalfCharacter => "half a character",
+            Self::UnknownEscape => "an unknown escape",
+            Self::NotHex => "not four hexadecimal digits",
+        })
+    }
+}
 
 impl Json {
     /// Parses a text that holds one value and nothing else.
@@ -51,7 +109,11 @@ impl Json {
         let mut parser = Parser { text, at: 0 };
         let value = parser.value(0)?;
         parser.blanks();
-        if parser.at == text.len() { Ok(value) } else { Err(parser.error("more than one value")) }
+        if parser.at == text.len() {
+            Ok(value)
+        } else {
+            Err(parser.error(JsonFault::SeveralValues))
+        }
     }
 
     /// Returns a member of an object, the first of that name.
@@ -164,7 +226,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn error(&self, what: &'static str) -> JsonError {
+    fn error(&self, what: JsonFault) -> JsonError {
         JsonError { at: self.at, what }
     }
 
@@ -178,7 +240,7 @@ impl Parser<'_> {
         }
     }
 
-    fn eat(&mut self, byte: u8, what: &'static str) -> Result<(), JsonError> {
+    fn eat(&mut self, byte: u8, what: JsonFault) -> Result<(), JsonError> {
         self.blanks();
         if self.peek() != Some(byte) {
             return Err(self.error(what));
@@ -189,7 +251,7 @@ impl Parser<'_> {
 
     fn word(&mut self, word: &str, value: Json) -> Result<Json, JsonError> {
         if !self.text[self.at..].starts_with(word) {
-            return Err(self.error("not a value"));
+            return Err(self.error(JsonFault::NotAValue));
         }
         self.at += word.len();
         Ok(value)
@@ -197,7 +259,7 @@ impl Parser<'_> {
 
     fn value(&mut self, depth: usize) -> Result<Json, JsonError> {
         if depth > DEPTH_MAX {
-            return Err(self.error("nested too deeply"));
+            return Err(self.error(JsonFault::TooDeep));
         }
         self.blanks();
         match self.peek() {
@@ -208,8 +270,8 @@ impl Parser<'_> {
             Some(b'[') => self.list(depth),
             Some(b'{') => self.object(depth),
             Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(_) => Err(self.error("not a value")),
-            None => Err(self.error("the end instead of a value")),
+            Some(_) => Err(self.error(JsonFault::NotAValue)),
+            None => Err(self.error(JsonFault::NoValue)),
         }
     }
 
@@ -228,7 +290,7 @@ impl Parser<'_> {
                 self.at += 1;
                 continue;
             }
-            self.eat(b']', "neither a comma nor the end of the array")?;
+            self.eat(b']', JsonFault::ArrayEnd)?;
             return Ok(Json::List(values));
         }
     }
@@ -244,17 +306,17 @@ impl Parser<'_> {
         loop {
             self.blanks();
             if self.peek() != Some(b'"') {
-                return Err(self.error("not the name of a member"));
+                return Err(self.error(JsonFault::NotAName));
             }
             let name = self.string()?;
-            self.eat(b':', "no colon after the name of a member")?;
+            self.eat(b':', JsonFault::NoColon)?;
             members.push((name, self.value(depth + 1)?));
             self.blanks();
             if self.peek() == Some(b',') {
                 self.at += 1;
                 continue;
             }
-            self.eat(b'}', "neither a comma nor the end of the object")?;
+            self.eat(b'}', JsonFault::ObjectEnd)?;
             return Ok(Json::Object(members));
         }
     }
@@ -266,15 +328,18 @@ impl Parser<'_> {
             self.at += 1;
         }
         if matches!(self.peek(), Some(b'.' | b'e' | b'E')) {
-            return Err(self.error("a fraction, where only whole numbers are known"));
+            return Err(self.error(JsonFault::Fraction));
         }
         let digits = &self.text[start..self.at];
+        if digits == "-" {
+            return Err(self.error(JsonFault::NotAValue));
+        }
         if let Ok(number) = digits.parse() {
             Ok(Json::Int(number))
         } else if let Ok(number) = digits.parse() {
             Ok(Json::Uint(number))
         } else {
-            Err(self.error("a number that is too large"))
+            Err(self.error(JsonFault::NumberTooLarge))
         }
     }
 
@@ -284,20 +349,20 @@ impl Parser<'_> {
         let mut text = String::new();
         loop {
             let Some(c) = self.text[self.at..].chars().next() else {
-                return Err(self.error("a string without an end"));
+                return Err(self.error(JsonFault::OpenString));
             };
             self.at += c.len_utf8();
             match c {
                 '"' => return Ok(text),
                 '\\' => text.push(self.escape()?),
-                c if u32::from(c) < 0x20 => return Err(self.error("a control character")),
+                c if u32::from(c) < 0x20 => return Err(self.error(JsonFault::ControlCharacter)),
                 c => text.push(c),
             }
         }
     }
 
     fn escape(&mut self) -> Result<char, JsonError> {
-        let byte = self.peek().ok_or_else(|| self.error("a string without an end"))?;
+        let byte = self.peek().ok_or_else(|| self.error(JsonFault::OpenString))?;
         self.at += 1;
         match byte {
             b'"' | b'\\' | b'/' => Ok(char::from(byte)),
@@ -310,22 +375,22 @@ impl Parser<'_> {
                 let first = self.hex()?;
                 let code = if (0xd800..0xdc00).contains(&first) {
                     let rest = self.text[self.at..].strip_prefix("\\u");
-                    rest.ok_or_else(|| self.error("half a character"))?;
+                    rest.ok_or_else(|| self.error(JsonFault::HalfCharacter))?;
                     self.at += 2;
                     let second = self.hex()?;
                     if !(0xdc00..0xe000).contains(&second) {
-                        return Err(self.error("half a character"));
+                        return Err(self.error(JsonFault::HalfCharacter));
                     }
                     0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00)
                 } else {
                     first
                 };
-                char::from_u32(code).ok_or_else(|| self.error("half a character"))
+                char::from_u32(code).ok_or_else(|| self.error(JsonFault::HalfCharacter))
             }
             _ => {
                 // Stays at a character boundary: slices must not split a character.
                 self.at -= 1;
-                Err(self.error("an unknown escape"))
+                Err(self.error(JsonFault::UnknownEscape))
             }
         }
     }
@@ -335,7 +400,7 @@ impl Parser<'_> {
         let code = digits
             .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
             .and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        let code = code.ok_or_else(|| self.error("not four hexadecimal digits"))?;
+        let code = code.ok_or_else(|| self.error(JsonFault::NotHex))?;
         self.at += 4;
         Ok(code)
     }
@@ -366,34 +431,35 @@ mod tests {
 
     #[test]
     fn everything_else_is_an_error_and_no_panic() {
-        for text in [
-            "",
-            "{",
-            "[",
-            "\"",
-            "nul",
-            "{\"a\"}",
-            "{\"a\":}",
-            "[1,]",
-            "1 2",
-            "1.5",
-            "1e3",
-            "-",
-            "99999999999999999999",
-            "\"\\x\"",
-            "\"\\ä\"",
-            "\"\\u12\"",
-            "\"\\ud800\"",
-            "\"\\ud800\\u0041\"",
-            "\"\\u00ä\"",
-            "{1:2}",
-            "\u{1}",
-            "\"\u{1}\"",
-            "+1",
+        for (text, what) in [
+            ("", JsonFault::NoValue),
+            ("{", JsonFault::NotAName),
+            ("[", JsonFault::NoValue),
+            ("\"", JsonFault::OpenString),
+            ("nul", JsonFault::NotAValue),
+            ("{\"a\"}", JsonFault::NoColon),
+            ("{\"a\":}", JsonFault::NotAValue),
+            ("[1,]", JsonFault::NotAValue),
+            ("1 2", JsonFault::SeveralValues),
+            ("1.5", JsonFault::Fraction),
+            ("1e3", JsonFault::Fraction),
+            ("-", JsonFault::NotAValue),
+            ("99999999999999999999", JsonFault::NumberTooLarge),
+            ("\"\\x\"", JsonFault::UnknownEscape),
+            ("\"\\ä\"", JsonFault::UnknownEscape),
+            ("\"\\u12\"", JsonFault::NotHex),
+            ("\"\\ud800\"", JsonFault::HalfCharacter),
+            ("\"\\ud800\\u0041\"", JsonFault::HalfCharacter),
+            ("\"\\u00ä\"", JsonFault::NotHex),
+            ("{1:2}", JsonFault::NotAName),
+            ("\u{1}", JsonFault::NotAValue),
+            ("\"\u{1}\"", JsonFault::ControlCharacter),
+            ("+1", JsonFault::NotAValue),
         ] {
-            assert!(Json::parse(text).is_err(), "{text}");
+            assert_eq!(Json::parse(text).map_err(|error| error.what), Err(what), "{text}");
         }
-        assert!(Json::parse(&"[".repeat(100_000)).is_err());
+        let deep = Json::parse(&"[".repeat(100_000));
+        assert_eq!(deep, Err(JsonError { at: 33, what: JsonFault::TooDeep }));
     }
 
     #[test]

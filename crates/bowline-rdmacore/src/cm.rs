@@ -23,7 +23,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Error, QpState, Qpn, RejectReason};
+use bowline_verbs::{
+    CmEvent, CmId, ConnParam, ConnRequest, Error, InvalidReason, Object, QpState, Qpn,
+    RejectReason, RequestPart,
+};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::context::name_of;
@@ -185,7 +188,7 @@ impl Cm {
         remote: SocketAddr,
         param: &ConnParam,
     ) -> Result<CmId, Error> {
-        data_fits(&param.private_data, CONNECT_DATA)?;
+        RequestPart::ConnectData.check(param.private_data.len() as u64, CONNECT_DATA as u64)?;
         let mut st = self.lock();
         st.usable(&qp)?;
         let raw = self.create_id()?;
@@ -204,7 +207,7 @@ impl Cm {
     }
 
     pub(crate) fn accept(&self, id: CmId, qp: Arc<Qp>, param: &ConnParam) -> Result<(), Error> {
-        data_fits(&param.private_data, ACCEPT_DATA)?;
+        RequestPart::AcceptData.check(param.private_data.len() as u64, ACCEPT_DATA as u64)?;
         let mut st = self.lock();
         st.usable(&qp)?;
         let conn = st.requested(id)?;
@@ -228,7 +231,7 @@ impl Cm {
     }
 
     pub(crate) fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        data_fits(private_data, REJECT_DATA)?;
+        RequestPart::RejectData.check(private_data.len() as u64, REJECT_DATA as u64)?;
         let mut st = self.lock();
         let conn = st.requested(id)?;
         conn.phase = Phase::Over;
@@ -237,11 +240,11 @@ impl Cm {
 
     pub(crate) fn disconnect(&self, id: CmId) -> Result<(), Error> {
         let mut st = self.lock();
-        let conn = st.ids.get_mut(&id).ok_or(Error::NoSuch("connection"))?;
+        let conn = st.ids.get_mut(&id).ok_or(Error::NoSuch(Object::Connection))?;
         match conn.phase {
             Phase::Up | Phase::Accepted => {}
             Phase::Leaving | Phase::Over => return Ok(()),
-            _ => return Err(Error::Invalid("there is no connection yet")),
+            _ => return Err(Error::Invalid(InvalidReason::NotEstablished)),
         }
         conn.phase = Phase::Leaving;
         self.leave(conn);
@@ -250,7 +253,7 @@ impl Cm {
 
     pub(crate) fn destroy(&self, id: CmId) -> Result<(), Error> {
         let mut st = self.lock();
-        let mut conn = st.ids.remove(&id).ok_or(Error::NoSuch("connection"))?;
+        let mut conn = st.ids.remove(&id).ok_or(Error::NoSuch(Object::CmId))?;
         st.names.remove(&conn.raw);
         st.events.retain(|event| of(event) != id);
         self.end(&mut conn);
@@ -444,7 +447,7 @@ impl Cm {
 
     /// The peer has accepted: moves the queue pair, and tells the peer so.
     fn established(&self, conn: &Id) -> Result<(), Error> {
-        let qp = conn.qp.as_ref().ok_or(Error::NoSuch("queue pair"))?;
+        let qp = conn.qp.as_ref().ok_or(Error::NoSuch(Object::QueuePair))?;
         self.move_qp(conn.raw, qp, &conn.param, false)?;
         // SAFETY: an id of ours.
         check(unsafe { (self.libs.rdma.establish)(conn.raw) })
@@ -611,19 +614,19 @@ impl State {
     /// Checks that a connection can be made with this queue pair.
     fn usable(&self, qp: &Qp) -> Result<(), Error> {
         if self.holds(qp.qpn) {
-            return Err(Error::Busy("the queue pair"));
+            return Err(Error::Busy(Object::QueuePair));
         }
         match qp.state()? {
             QpState::Reset | QpState::Init => Ok(()),
-            _ => Err(Error::Invalid("the queue pair is neither in RESET nor in INIT")),
+            state => Err(Error::Invalid(InvalidReason::StateToConnect(state))),
         }
     }
 
     fn requested(&mut self, id: CmId) -> Result<&mut Id, Error> {
         match self.ids.get_mut(&id) {
             Some(conn) if conn.phase == Phase::Requested => Ok(conn),
-            Some(_) => Err(Error::Invalid("not a connection request, or one already answered")),
-            None => Err(Error::NoSuch("connection")),
+            Some(_) => Err(Error::Invalid(InvalidReason::NotARequest)),
+            None => Err(Error::NoSuch(Object::Connection)),
         }
     }
 }
@@ -656,13 +659,6 @@ fn of(event: &CmEvent) -> CmId {
         | CmEvent::TimewaitExit { id } => *id,
         _ => CmId(0),
     }
-}
-
-fn data_fits(data: &[u8], most: usize) -> Result<(), Error> {
-    if data.len() > most {
-        return Err(Error::Invalid("more private data than the message has room for"));
-    }
-    Ok(())
 }
 
 /// Parameters in the terms of librdmacm, which point to the private data.
@@ -751,8 +747,9 @@ mod tests {
     // tests [CMA-5], [CMA-13]
     #[test]
     fn private_data_have_their_limits() {
-        assert_eq!(data_fits(&[0; 56], CONNECT_DATA), Ok(()));
-        assert!(matches!(data_fits(&[0; 57], CONNECT_DATA), Err(Error::Invalid(_))));
+        let check = |len| RequestPart::ConnectData.check(len, CONNECT_DATA as u64);
+        assert_eq!(check(56), Ok(()));
+        assert!(matches!(check(57), Err(Error::Invalid(InvalidReason::TooLong { .. }))));
         let param = ConnParam { private_data: vec![1; 56], retry_count: 9, ..ConnParam::default() };
         let out = conn_param(&param, Qpn(17));
         assert_eq!((out.private_data_len, out.retry_count, out.qp_num), (56, 7, 17));

@@ -8,7 +8,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bowline_verbs::{Access, Buffer, DeviceAttr, Error, MrKeys, Mtu, PdId};
+use bowline_verbs::{
+    Access, Buffer, DeviceAttr, Error, InvalidReason, MrKeys, Mtu, Object, PdId, Resource,
+};
 
 use crate::error::{check, freed, last_errno, limit, system};
 use crate::ffi::{
@@ -240,7 +242,8 @@ impl Pd {
     pub(crate) fn new(context: &Arc<Context>, id: PdId) -> Result<Self, Error> {
         // SAFETY: the context is open.
         let raw = unsafe { (context.libs.verbs.alloc_pd)(context.raw()) };
-        let raw = NonNull::new(raw).ok_or_else(|| limit("protection domains", last_errno()))?;
+        let raw =
+            NonNull::new(raw).ok_or_else(|| limit(Resource::ProtectionDomains, last_errno()))?;
         Ok(Self { id, context: Arc::clone(context), raw, ahs: Mutex::default() })
     }
 
@@ -270,7 +273,7 @@ impl Pd {
         // SAFETY: the domain is there as long as `self`; `attr` is only read.
         let made = unsafe { (self.context.libs.verbs.create_ah)(self.raw(), &raw mut attr) };
         let made = NonNull::new(made).ok_or_else(|| match last_errno() {
-            libc::ENOMEM | libc::ENOSPC => Error::Limit("address handles"),
+            libc::ENOMEM | libc::ENOSPC => Error::Limit(Resource::AddressHandles),
             errno => system(format!("making a way to {to}"), errno),
         })?;
         ahs.insert(to, made);
@@ -319,7 +322,7 @@ impl Mr {
         access: Access,
     ) -> Result<Self, Error> {
         if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
-            return Err(Error::Invalid("the region does not lie within the buffer"));
+            return Err(Error::Invalid(InvalidReason::OutsideBuffer));
         }
         let addr = buffer.addr() + offset as u64;
         let zero_based = access.contains(Access::ZERO_BASED);
@@ -331,7 +334,7 @@ impl Mr {
         // program reaches it through raw copies only, as `Buffer` says.
         let raw = unsafe { reg_mr(pd.raw(), addr as *mut c_void, len, iova, access) };
         let raw = NonNull::new(raw).ok_or_else(|| match last_errno() {
-            libc::EINVAL => Error::Invalid("the device refuses this region or these rights"),
+            libc::EINVAL => Error::Invalid(InvalidReason::RegionRefused),
             errno => {
                 let what = format!(
                     "registering {len} bytes (is the limit of locked memory, ulimit -l, too low?)"
@@ -357,7 +360,7 @@ impl Mr {
         // SAFETY: registered by `new`, and not deregistered: it is dropped after that.
         let result = unsafe { (self.pd.context.libs.verbs.dereg_mr)(self.raw()) };
         check(result).map_err(|errno| match errno {
-            libc::EBUSY | libc::EINVAL => Error::Busy("the memory region"),
+            libc::EBUSY | libc::EINVAL => Error::Busy(Object::MemoryRegion),
             errno => system("deregistering memory", errno),
         })?;
         self.gone = true;

@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bowline_verbs::{Completion, CqId, Error, Qpn, Status, WcOpcode};
+use bowline_verbs::{Completion, CqId, Error, Qpn, Resource, Status, WcOpcode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::time::Timespec;
@@ -60,14 +60,14 @@ impl Cq {
         // SAFETY: the context is open.
         let channel = unsafe { (verbs.create_comp_channel)(context.raw()) };
         let channel =
-            NonNull::new(channel).ok_or_else(|| limit("completion queues", last_errno()))?;
+            NonNull::new(channel).ok_or_else(|| limit(Resource::CompletionQueues, last_errno()))?;
         let create = || {
             let none = core::ptr::null_mut();
             // SAFETY: the context is open and the channel is of it.
             let cq = unsafe { (verbs.create_cq)(context.raw(), depth, none, channel.as_ptr(), 0) };
             NonNull::new(cq).ok_or_else(|| match last_errno() {
-                libc::EINVAL => Error::Limit("entries of a completion queue"),
-                errno => limit("completion queues", errno),
+                libc::EINVAL => Error::Limit(Resource::CqEntries),
+                errno => limit(Resource::CompletionQueues, errno),
             })
         };
         let sends = create().inspect_err(|_| {

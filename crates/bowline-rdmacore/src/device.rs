@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
-    Error, MrKeys, Mtu, MwBind, MwType, PdId, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr,
-    SendFlags, SendOp, SendWr,
+    Error, Feature, InvalidReason, MrKeys, Mtu, MwBind, MwType, Object, PdId, QpAttr, QpCap,
+    QpInit, QpState, QpType, Qpn, RecvWr, SendFlags, SendOp, SendWr,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -100,15 +100,15 @@ impl Tables {
     }
 
     fn pd(&self, pd: PdId) -> Result<Arc<Pd>, Error> {
-        self.pds.get(&pd).cloned().ok_or(Error::NoSuch("protection domain"))
+        self.pds.get(&pd).cloned().ok_or(Error::NoSuch(Object::ProtectionDomain))
     }
 
     fn cq(&self, cq: CqId) -> Result<Arc<Cq>, Error> {
-        self.cqs.get(&cq).cloned().ok_or(Error::NoSuch("completion queue"))
+        self.cqs.get(&cq).cloned().ok_or(Error::NoSuch(Object::CompletionQueue))
     }
 
     fn mw(&self, window: u32) -> Result<&Mw, Error> {
-        self.mws.get(&(window >> 8)).ok_or(Error::NoSuch("memory window"))
+        self.mws.get(&(window >> 8)).ok_or(Error::NoSuch(Object::MemoryWindow))
     }
 
     /// What a send request that binds a window says to libibverbs; good as long as nothing is
@@ -116,14 +116,14 @@ impl Tables {
     fn binding(&self, key: u32, to: &MwBind) -> Result<WrBind, Error> {
         let window = self.mw(key)?;
         if window.kind() != MwType::Type2 {
-            return Err(Error::Invalid("a window of type 1 is bound by bind_mw"));
+            return Err(Error::Invalid(InvalidReason::WindowType(MwType::Type1)));
         }
-        let region = self.mrs.get(&to.lkey).ok_or(Error::NoSuch("memory region"))?;
+        let region = self.mrs.get(&to.lkey).ok_or(Error::NoSuch(Object::MemoryRegion))?;
         Ok(WrBind { mw: window.raw(), rkey: key, info: info(to, region) })
     }
 
     fn qp(&self, qp: Qpn) -> Result<Arc<Qp>, Error> {
-        self.qps.get(&qp).cloned().ok_or(Error::NoSuch("queue pair"))
+        self.qps.get(&qp).cloned().ok_or(Error::NoSuch(Object::QueuePair))
     }
 }
 
@@ -337,7 +337,7 @@ impl Device for RdmaCoreDevice {
             || tables.mrs.values().any(|mr| mr.pd.id == pd)
             || tables.mws.values().any(|mw| mw.pd.id == pd);
         if used {
-            return Err(Error::Busy("the protection domain"));
+            return Err(Error::Busy(Object::ProtectionDomain));
         }
         tables.pds.remove(&pd);
         Ok(())
@@ -366,12 +366,12 @@ impl Device for RdmaCoreDevice {
 
     fn alloc_mr(&self, _: PdId) -> Result<MrKeys, Error> {
         // [VERBS-1]
-        Err(Error::NotSupported("fast registration"))
+        Err(Error::NotSupported(Feature::FastRegistration))
     }
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error> {
         let mr = self.write().mrs.remove(&lkey);
-        let mut mr = mr.ok_or(Error::NoSuch("memory region"))?;
+        let mut mr = mr.ok_or(Error::NoSuch(Object::MemoryRegion))?;
         // Not under the lock: unpinning takes time.
         let done = mr.deregister();
         if done.is_err() {
@@ -398,17 +398,17 @@ impl Device for RdmaCoreDevice {
     ) -> Result<u32, Error> {
         let mut tables = self.write();
         let qp = tables.qp(qp)?;
-        let none = Error::NoSuch("memory window");
+        let none = Error::NoSuch(Object::MemoryWindow);
         let mut mw = tables.mws.remove(&(window >> 8)).ok_or(none)?;
         let region = tables.mrs.get(&to.lkey);
         let result = if mw.kind() != MwType::Type1 {
-            Err(Error::Invalid("a window of type 2 is bound by a send request"))
+            Err(Error::Invalid(InvalidReason::WindowType(MwType::Type2)))
         } else if mw.pd.id != qp.pd.id {
-            Err(Error::Invalid("window and queue pair are of two protection domains"))
+            Err(Error::Invalid(InvalidReason::WindowPd))
         } else if let Some(region) = region {
             mw.bind(qp.raw(), id, info(to, region), flags)
         } else {
-            Err(Error::NoSuch("memory region"))
+            Err(Error::NoSuch(Object::MemoryRegion))
         };
         // The device may give it quite another key.
         tables.mws.insert(mw.key() >> 8, mw);
@@ -417,7 +417,7 @@ impl Device for RdmaCoreDevice {
 
     fn dealloc_mw(&self, window: u32) -> Result<(), Error> {
         let gone = self.write().mws.remove(&(window >> 8));
-        gone.map(drop).ok_or(Error::NoSuch("memory window"))
+        gone.map(drop).ok_or(Error::NoSuch(Object::MemoryWindow))
     }
 
     fn create_cq(&self, depth: usize) -> Result<CqId, Error> {
@@ -431,7 +431,7 @@ impl Device for RdmaCoreDevice {
         let mut tables = self.write();
         tables.cq(cq)?;
         if tables.qps.values().any(|qp| qp.send_cq.id == cq || qp.recv_cq.id == cq) {
-            return Err(Error::Busy("the completion queue"));
+            return Err(Error::Busy(Object::CompletionQueue));
         }
         let gone = tables.cqs.remove(&cq);
         // An event of it may be looked up before it can be destroyed.
@@ -463,12 +463,11 @@ impl Device for RdmaCoreDevice {
         let qpn = qp.qpn;
         let mut tables = self.write();
         // What it uses may have been removed meanwhile.
-        let there = tables.pd(init.pd).is_ok()
-            && tables.cq(init.send_cq).is_ok()
-            && tables.cq(init.recv_cq).is_ok();
-        if !there {
+        let there = tables.pd(init.pd).and(tables.cq(init.send_cq)).and(tables.cq(init.recv_cq));
+        if let Err(error) = there {
+            // The queue pair is removed when the lock is free.
             drop(tables);
-            return Err(Error::NoSuch("protection domain or completion queue"));
+            return Err(error);
         }
         tables.qps.insert(qpn, Arc::new(qp));
         Ok(qpn)
@@ -487,10 +486,10 @@ impl Device for RdmaCoreDevice {
 
     fn destroy_qp(&self, qp: Qpn) -> Result<(), Error> {
         if self.inner.cm.holds(qp) {
-            return Err(Error::Busy("the queue pair"));
+            return Err(Error::Busy(Object::QueuePair));
         }
         let gone = self.write().qps.remove(&qp);
-        gone.map(drop).ok_or(Error::NoSuch("queue pair"))
+        gone.map(drop).ok_or(Error::NoSuch(Object::QueuePair))
     }
 
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
@@ -501,7 +500,7 @@ impl Device for RdmaCoreDevice {
             return qp.send(wrs, &|key, to| tables.binding(key, to));
         }
         let qp = self.read().qp(qp).map_err(|error| (0, error))?;
-        qp.send(wrs, &|_, _| Err(Error::NoSuch("memory window")))
+        qp.send(wrs, &|_, _| Err(Error::NoSuch(Object::MemoryWindow)))
     }
 
     fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {

@@ -3,7 +3,7 @@
 use std::io;
 
 use bowline_base::Errno;
-use bowline_verbs::Error;
+use bowline_verbs::{Error, InvalidReason, Resource};
 
 /// The number of the last call of this thread that failed.
 pub(crate) fn last_errno() -> i32 {
@@ -30,7 +30,7 @@ pub(crate) fn system(what: impl Into<String>, errno: i32) -> Error {
 }
 
 /// As [`system`], for what needs memory or handles of the device.
-pub(crate) fn limit(what: &'static str, errno: i32) -> Error {
+pub(crate) fn limit(what: Resource, errno: i32) -> Error {
     match errno {
         libc::ENOMEM | libc::ENOSPC => Error::Limit(what),
         _ => system(format!("making one of the {what}"), errno),
@@ -50,7 +50,7 @@ pub(crate) fn address(at: impl ToString, errno: i32) -> Error {
 pub(crate) fn post(errno: i32) -> Error {
     match errno {
         libc::ENOMEM | libc::ENOBUFS => Error::QueueFull,
-        libc::EINVAL => Error::Invalid("the device refuses the request, or it is not its time"),
+        libc::EINVAL => Error::Invalid(InvalidReason::RequestRefused),
         _ => system("posting a request", errno),
     }
 }
@@ -69,7 +69,7 @@ mod tests {
         }
         assert_eq!(address("10.0.0.1:7", libc::ENODEV), Error::AddrNotAvailable);
         assert_eq!(post(libc::ENOMEM), Error::QueueFull);
-        assert_eq!(limit("queue pairs", libc::ENOMEM).errno(), libc::ENOMEM);
-        assert_eq!(limit("queue pairs", libc::EPERM).errno(), libc::EPERM);
+        assert_eq!(limit(Resource::QueuePairs, libc::ENOMEM).errno(), libc::ENOMEM);
+        assert_eq!(limit(Resource::QueuePairs, libc::EPERM).errno(), libc::EPERM);
     }
 }

@@ -3,13 +3,13 @@
 use core::ptr::NonNull;
 use std::sync::Arc;
 
-use bowline_verbs::{Error, MwBind, MwType, SendFlags};
+use bowline_verbs::{Error, Feature, MwBind, MwType, Resource, SendFlags};
 
 use crate::context::{Mr, Pd};
 use crate::error::{check, freed, last_errno, limit, post};
 use crate::ffi::{IbvMw, IbvMwBind, IbvQp, MwBindInfo};
 
-const NONE: Error = Error::NotSupported("a memory window");
+const NONE: Error = Error::NotSupported(Feature::MemoryWindow);
 
 /// A memory window.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Mw {
         let raw = unsafe { alloc(pd.raw(), kind as u32) };
         let raw = NonNull::new(raw).ok_or_else(|| match last_errno() {
             libc::EOPNOTSUPP | libc::ENOSYS => NONE,
-            errno => limit("memory windows", errno),
+            errno => limit(Resource::MemoryWindows, errno),
         })?;
         Ok(Self { pd: Arc::clone(pd), raw, kind })
     }

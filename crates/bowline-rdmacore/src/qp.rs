@@ -7,8 +7,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use bowline_verbs::{
-    Access, AddressVector, Error, Mtu, MwBind, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr,
-    Remote, SendFlags, SendOp, SendWr, Sge,
+    Access, AddressVector, Error, Feature, InvalidReason, Mtu, MwBind, QpAttr, QpAttrName, QpCap,
+    QpInit, QpState, QpType, Qpn, RecvWr, Remote, RequestPart, Resource, SendFlags, SendOp, SendWr,
+    Sge,
 };
 
 use crate::context::{Gid, Pd};
@@ -77,8 +78,8 @@ impl Qp {
         // them.
         let raw = unsafe { (pd.context.libs.verbs.create_qp)(pd.raw(), &raw mut attr) };
         let raw = NonNull::new(raw).ok_or_else(|| match last_errno() {
-            libc::EINVAL => Error::Limit("requests, elements or inline bytes of a queue pair"),
-            errno => limit("queue pairs", errno),
+            libc::EINVAL => Error::Limit(Resource::QpSize),
+            errno => limit(Resource::QueuePairs, errno),
         })?;
         // SAFETY: just made; the number does not change.
         let qpn = Qpn(unsafe { raw.as_ref() }.qp_num);
@@ -98,9 +99,7 @@ impl Qp {
         // SAFETY: the queue pair lives as long as `self`.
         let result = unsafe { modify(self.raw.as_ptr(), &raw mut attr, mask) };
         check(result).map_err(|errno| match errno {
-            libc::EINVAL => Error::Invalid(
-                "an attribute is missing, not allowed in this state, or out of range for the device",
-            ),
+            libc::EINVAL => Error::Invalid(InvalidReason::AttrRefused),
             errno => system("changing a queue pair", errno),
         })
     }
@@ -208,9 +207,7 @@ impl Qp {
         self.check(wr)?;
         let mut out = IbvSendWr { wr_id: wr.id, send_flags: wr.flags.bits(), ..EMPTY_SEND };
         (out.sg_list, out.num_sge) = if wr.flags.contains(SendFlags::INLINE) {
-            if wr.inline.len() > self.inline {
-                return Err(Error::Invalid("more inline bytes than the queue pair takes"));
-            }
+            RequestPart::Inline.check(wr.inline.len() as u64, self.inline as u64)?;
             let len = u32::try_from(wr.inline.len()).unwrap_or(u32::MAX);
             *inline = Sge { addr: wr.inline.as_ptr() as u64, len, lkey: 0 };
             (core::ptr::from_ref(inline), c_int::from(len > 0))
@@ -238,9 +235,9 @@ impl Qp {
             }
             SendOp::LocalInv(key) => (out.opcode, out.imm_or_key) = (7, *key),
             // [VERBS-1]
-            SendOp::RegMr { .. } => return Err(Error::NotSupported("fast registration")),
+            SendOp::RegMr { .. } => return Err(Error::NotSupported(Feature::FastRegistration)),
             SendOp::Flush { .. } | SendOp::AtomicWrite(_) => {
-                return Err(Error::NotSupported("a flush or atomic write"));
+                return Err(Error::NotSupported(Feature::Flush));
             }
             SendOp::BindMw { key, to } => {
                 (out.opcode, out.bind) = (8, binds(*key, to)?);
@@ -262,17 +259,18 @@ impl Qp {
     fn check(&self, wr: &SendWr<'_>) -> Result<(), Error> {
         let datagram = matches!(wr.op, SendOp::Datagram(..));
         match self.kind {
-            QpType::Rc if datagram => Err(Error::Invalid("datagrams are for UD queue pairs")),
-            QpType::Ud if !datagram => Err(Error::Invalid("a UD queue pair sends datagrams only")),
+            QpType::Rc if datagram => {
+                Err(Error::Invalid(InvalidReason::RequestOfOtherType(QpType::Rc)))
+            }
+            QpType::Ud if !datagram => {
+                Err(Error::Invalid(InvalidReason::RequestOfOtherType(QpType::Ud)))
+            }
             QpType::Ud => {
                 let len = match wr.flags.contains(SendFlags::INLINE) {
                     true => wr.inline.len(),
                     false => wr.sges.iter().map(|sge| sge.len as usize).sum(),
                 };
-                match len > self.mtu {
-                    true => Err(Error::Invalid("a datagram is at most one MTU")),
-                    false => Ok(()),
-                }
+                RequestPart::Datagram.check(len as u64, self.mtu as u64)
             }
             QpType::Rc => Ok(()),
         }
@@ -425,7 +423,7 @@ pub(crate) fn attributes(attr: &QpAttr, gids: &[Gid]) -> Result<(IbvQpAttr, c_in
         what |= mask::SQD_NOTIFY;
     }
     if attr.sq_draining.is_some() {
-        return Err(Error::Invalid("sq_draining is only told"));
+        return Err(Error::Invalid(InvalidReason::AttrNotAllowed(QpAttrName::SqDraining)));
     }
     if let Some(access) = attr.access {
         out.qp_access_flags = access.bits();

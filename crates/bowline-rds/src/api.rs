@@ -1,5 +1,6 @@
 //! Inputs and outputs of a node.
 
+use std::fmt;
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::BitOr;
@@ -132,20 +133,77 @@ pub enum Event {
         /// Remote address.
         remote: IpAddr,
         /// The rule.
-        what: &'static str,
+        what: Misbehaviour,
     },
     /// A peer has restarted.
     PeerRestarted {
         /// Remote address.
         remote: IpAddr,
     },
-    /// A connection was refused because of a limit.
+    /// A connection was refused, or cut because of a limit.
     Refused {
         /// Remote address.
         remote: IpAddr,
-        /// The limit.
-        limit: &'static str,
+        /// The limit, or what else kept the node from taking the connection.
+        why: Refusal,
     },
+}
+
+/// The rule that a peer broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Misbehaviour {
+    /// The generation in the peer's probes differs from the one that it told on this connection.
+    GenerationChanged,
+    /// A message is longer than the limit of the node, [B-6].
+    MessageTooLong,
+    /// A bowline peer sent a message before its greeting named the path [R-2013].
+    DataBeforeGreeting,
+    /// A bowline peer's probe named a path above 7 [R-2004].
+    PathOutOfRange,
+}
+
+impl fmt::Display for Misbehaviour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GenerationChanged => "generation changed within a connection",
+            Self::MessageTooLong => "message longer than the limit",
+            Self::DataBeforeGreeting => "data before the greeting",
+            Self::PathOutOfRange => "path of a connection",
+        })
+    }
+}
+
+/// Why a connection was refused or cut: mostly one of [`Limits`](crate::Limits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The remote address is one of this node: local traffic never uses TCP.
+    Local,
+    /// The node is being shut down.
+    Closing,
+    /// `Limits::peers`.
+    Peers,
+    /// `Limits::peers_unproven`: a newer peer took the place of this one, the oldest of those that
+    /// never sent a message.
+    PeersUnproven,
+    /// `Limits::links_extra_per_peer`.
+    LinksOfPeer,
+    /// `Limits::partial_bytes_total`: the connection with the oldest unfinished message was cut.
+    PartialMessages,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => "its address is local to this node",
+            Self::Closing => "the node is closing",
+            Self::Peers => "limit of peers",
+            Self::PeersUnproven => "limit of peers that never sent a message",
+            Self::LinksOfPeer => "limit of connections of one peer",
+            Self::PartialMessages => "limit of unfinished messages",
+        })
+    }
 }
 
 /// Events that a waiting user registers for.

@@ -73,8 +73,9 @@ mod stats;
 mod txlog;
 
 pub use api::{
-    AcceptError, CloseHow, CloseReason, Control, Event, Interest, Output, OutstandingMessages,
-    Readiness, Received, ReceivedInto, RecvOpts, SendControl, SendMsg, Sent,
+    AcceptError, CloseHow, CloseReason, Control, Event, Interest, Misbehaviour, Output,
+    OutstandingMessages, Readiness, Received, ReceivedInto, RecvOpts, Refusal, SendControl,
+    SendMsg, Sent,
 };
 pub use bowline_base::Instant;
 pub use config::{

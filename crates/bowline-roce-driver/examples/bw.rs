@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bowline_base::Errno;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{
     Access, Buffer, CmEvent, Completion, ConnParam, CqId, Device, Error, MrKeys, QpAttr, QpCap,
@@ -136,8 +137,12 @@ fn report(who: &str, end: &End) {
     }
 }
 
+fn itself(error: &std::io::Error) -> Error {
+    Error::System { what: "running itself".to_owned(), errno: Errno::of(error) }
+}
+
 fn client(what: &str, seconds: f64, len: usize, depth: usize) -> Result<(), Error> {
-    let program = std::env::current_exe().map_err(|_| Error::NotSupported("running itself"))?;
+    let program = std::env::current_exe().map_err(|error| itself(&error))?;
     let mut command = match std::env::var("BW_SERVER_CPU") {
         Ok(cpu) => {
             let mut taskset = Command::new("taskset");
@@ -146,18 +151,16 @@ fn client(what: &str, seconds: f64, len: usize, depth: usize) -> Result<(), Erro
         }
         Err(_) => Command::new(program),
     };
-    let mut server = command
-        .arg("server")
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|_| Error::NotSupported("running itself"))?;
+    let mut server =
+        command.arg("server").stdout(Stdio::piped()).spawn().map_err(|error| itself(&error))?;
     let mut line = String::new();
     if let Some(out) = server.stdout.take() {
         let _ = std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line);
     }
     if line.trim() != "ready" {
         print!("{line}");
-        return Err(Error::NotSupported("going on without the other side"));
+        let what = "starting the other side".to_owned();
+        return Err(Error::System { what, errno: Errno::ECONNREFUSED });
     }
     let end = end(CLIENT, what == "lat")?;
     let private_data = vec![match what {

@@ -10,8 +10,8 @@ use bowline_base::clock;
 use bowline_roce::{Config, Counters, Device as Core, InUse, Instant, burst_payload};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
-    Error, MrKeys, Mtu, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendFlags,
-    SendWr,
+    Error, InvalidReason, MrKeys, Mtu, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr,
+    SendFlags, SendWr,
 };
 
 use crate::capture::Capture;
@@ -55,7 +55,7 @@ impl SoftDevice {
     /// [`Error::System`].
     pub fn open(config: SoftConfig) -> Result<Self, Error> {
         if config.addrs.is_empty() {
-            return Err(Error::Invalid("a device needs at least one address"));
+            return Err(Error::Invalid(InvalidReason::NoAddr));
         }
         let endpoints: Vec<Endpoint> = config
             .addrs
@@ -247,14 +247,14 @@ fn mtu(endpoints: &[Endpoint], wanted: Option<Mtu>) -> Result<Mtu, Error> {
         let carried = match endpoint.interface() {
             None => wanted.unwrap_or(MTU_UNKNOWN),
             Some(interface) => Mtu::for_interface(interface.mtu)
-                .ok_or(Error::Invalid("the interface's MTU is below 352 bytes"))?,
+                .ok_or(Error::Invalid(InvalidReason::InterfaceMtu(interface.mtu)))?,
         };
         most = most.min(carried);
     }
     match wanted {
         // An interface of 1500 bytes carries packets of 1024, not of 2048.
         Some(wanted) if wanted > most => {
-            Err(Error::Invalid("the path MTU asked for does not fit an interface's MTU"))
+            Err(Error::Invalid(InvalidReason::PathMtu { limit: most, given: wanted }))
         }
         Some(wanted) => Ok(wanted),
         None => Ok(most),

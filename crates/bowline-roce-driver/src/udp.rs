@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bowline_roce::{Burst, DirectPlacement};
-use bowline_verbs::Error;
+use bowline_verbs::{Error, InvalidReason};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
 
@@ -43,9 +43,7 @@ impl Endpoint {
                 return Err(Error::AddrNotAvailable);
             }
         } else if interfaces.iter().any(|interface| interface.scope != interfaces[0].scope) {
-            return Err(Error::Invalid(
-                "several interfaces have this link-local address: name one, as in fe80::1%eth0",
-            ));
+            return Err(Error::Invalid(InvalidReason::SeveralInterfaces(ip)));
         }
         let interface = interfaces.into_iter().next();
         let scope = interface.as_ref().map_or(0, |interface| interface.scope);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use bowline_verbs::{Completion, CqId, Error};
+use bowline_verbs::{Completion, CqId, Error, InvalidReason, Object, Resource};
 
 use crate::table::Table;
 
@@ -56,8 +56,8 @@ pub(crate) struct CqTable {
     max_depth: usize,
 }
 
-const NO_CQ: Error = Error::NoSuch("completion queue");
-const OVERRUN: Error = Error::Invalid("the completion queue has overrun");
+const NO_CQ: Error = Error::NoSuch(Object::CompletionQueue);
+const OVERRUN: Error = Error::Invalid(InvalidReason::CqOverrun);
 
 impl CqTable {
     pub(crate) fn new(max: usize, max_depth: usize) -> Self {
@@ -71,13 +71,13 @@ impl CqTable {
 
     pub(crate) fn create(&mut self, depth: usize) -> Result<CqId, Error> {
         if depth == 0 {
-            return Err(Error::Invalid("a completion queue needs room for an entry"));
+            return Err(Error::Invalid(InvalidReason::NoEntries));
         }
         if self.queues.len() >= self.max {
-            return Err(Error::Limit("completion queues"));
+            return Err(Error::Limit(Resource::CompletionQueues));
         }
         if depth > self.max_depth {
-            return Err(Error::Limit("completion queue entries"));
+            return Err(Error::Limit(Resource::CqEntries));
         }
         Ok(CqId(self.queues.insert(Cq {
             depth,
@@ -91,7 +91,7 @@ impl CqTable {
 
     pub(crate) fn destroy(&mut self, cq: CqId) -> Result<(), Error> {
         if self.queues.get(cq.0).ok_or(NO_CQ)?.users > 0 {
-            return Err(Error::Busy("the completion queue"));
+            return Err(Error::Busy(Object::CompletionQueue));
         }
         self.queues.remove(cq.0);
         Ok(())
@@ -216,11 +216,11 @@ mod tests {
     #[test]
     fn an_overrun_is_reported_once_and_is_final() {
         let mut table = CqTable::new(1, 10);
-        assert_eq!(table.create(11), Err(Error::Limit("completion queue entries")));
+        assert_eq!(table.create(11), Err(Error::Limit(Resource::CqEntries)));
         let cq = table.create(1).unwrap();
-        assert_eq!(table.create(1), Err(Error::Limit("completion queues")));
+        assert_eq!(table.create(1), Err(Error::Limit(Resource::CompletionQueues)));
         table.hold(cq).unwrap();
-        assert_eq!(table.destroy(cq), Err(Error::Busy("the completion queue")));
+        assert_eq!(table.destroy(cq), Err(Error::Busy(Object::CompletionQueue)));
         assert_eq!(table.add(cq, entry(1), false), Added::Quiet);
         assert_eq!(table.add(cq, entry(2), false), Added::Overrun { waited: false });
         assert_eq!(table.arm(cq, false), Ok(false), "what it holds can be fetched");

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use bowline_verbs::{Access, Buffer, Error, MrKeys, PdId, Piece, Qpn};
+use bowline_verbs::{
+    Access, Buffer, Error, InvalidReason, MrKeys, Object, PdId, Piece, Qpn, Resource,
+};
 
 use crate::burst::Burst;
 use crate::mw::Window;
@@ -12,7 +14,7 @@ use crate::table::{DirectMap, NumberMap, Numbered};
 /// End of the index range: all 24 bits, so that keys are hard to guess; rxe uses 19 [MR-1].
 const INDEX_END: u32 = 1 << 24;
 
-/// Rights of peers, which a suspended region does not grant.
+/// Rights of peers, which a region whose key is withdrawn does not grant.
 const REMOTE_RIGHTS: Access = Access::LOCAL_WRITE.complement();
 
 /// Why a key does not grant an access.
@@ -64,8 +66,8 @@ pub(crate) struct Region {
     key: u32,
     /// The key the region was created with; still accepted by `deregister`.
     registered_key: u32,
-    /// Peers may not use the region at present: [`MrTable::suspend_remote`].
-    suspended: bool,
+    /// Peers may not use the region at present: [`MrTable::withdraw_keys`].
+    withdrawn: bool,
     pd: PdId,
     access: Access,
     iova: u64,
@@ -91,7 +93,7 @@ impl Region {
         Self {
             key: 0,
             registered_key: 0,
-            suspended: false,
+            withdrawn: false,
             pd,
             access,
             iova,
@@ -197,11 +199,11 @@ impl MrTable {
         access: Access,
     ) -> Result<MrKeys, Error> {
         if len == 0 || !fits(buffer, offset, len) {
-            return Err(Error::Invalid("the region does not lie within the buffer"));
+            return Err(Error::Invalid(InvalidReason::OutsideBuffer));
         }
         let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         if access.intersects(writes) && !access.contains(Access::LOCAL_WRITE) {
-            return Err(Error::Invalid("a peer may write only where this side may"));
+            return Err(Error::Invalid(InvalidReason::RemoteWriteOnly));
         }
         let iova = match iova {
             _ if access.contains(Access::ZERO_BASED) => 0,
@@ -209,7 +211,7 @@ impl MrTable {
             None => buffer.addr() + offset as u64,
         };
         if iova.checked_add(len as u64).is_none() {
-            return Err(Error::Invalid("the addresses of the region wrap"));
+            return Err(Error::Invalid(InvalidReason::AddressWrap));
         }
         let memory = Memory::Contiguous { buffer: Arc::clone(buffer), offset, len };
         let memory = Some(memory);
@@ -225,7 +227,7 @@ impl MrTable {
     /// Gives a region an unused key, of random index and low byte, and adds the region [MR-1].
     fn insert(&mut self, rng: &mut Rng, mut region: Region) -> Result<MrKeys, Error> {
         if self.regions.len() >= self.max {
-            return Err(Error::Limit("memory regions"));
+            return Err(Error::Limit(Resource::MemoryRegions));
         }
         self.regions.reserve();
         region.key = self.free_key(rng, DirectMap::has_free_slot);
@@ -256,53 +258,53 @@ impl MrTable {
     /// later packets look the key up again [MR-11].
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<PdId, Error> {
         match self.regions.get(lkey >> 8) {
-            Some(region) if !region.has_key(lkey) => Err(Error::NoSuch("memory region")),
-            Some(region) if region.windows > 0 => Err(Error::Busy("the memory region")),
+            Some(region) if !region.has_key(lkey) => Err(Error::NoSuch(Object::MemoryRegion)),
+            Some(region) if region.windows > 0 => Err(Error::Busy(Object::MemoryRegion)),
             Some(region) => {
                 let pd = region.pd;
                 self.regions.remove(lkey >> 8);
                 Ok(pd)
             }
-            None => Err(Error::NoSuch("memory region")),
+            None => Err(Error::NoSuch(Object::MemoryRegion)),
         }
     }
 
-    /// Suspends the access of peers to all of these regions, or to none on an error; local use
+    /// Withdraws from peers the keys of all of these regions, or of none on an error; local use
     /// continues.
-    pub(crate) fn suspend_remote(&mut self, keys: &[u32]) -> Result<(), Error> {
+    pub(crate) fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error> {
         for key in keys {
             let region = self.registered(*key)?;
-            if region.suspended {
-                return Err(Error::Invalid("the memory region is withdrawn already"));
+            if region.withdrawn {
+                return Err(Error::Invalid(InvalidReason::KeyWithdrawn));
             }
             // A bound window would still grant access.
             if region.windows > 0 {
-                return Err(Error::Busy("the memory region"));
+                return Err(Error::Busy(Object::MemoryRegion));
             }
         }
         for key in keys {
             if let Some(region) = self.regions.get_mut(key >> 8) {
-                region.suspended = true;
+                region.withdrawn = true;
             }
         }
         Ok(())
     }
 
-    /// Restores the access of peers to suspended regions, under new keys, for all regions or for
-    /// none on an error [MR-13].
-    pub(crate) fn rekey(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
+    /// Gives regions whose keys are withdrawn new keys, by which peers have access again: all of
+    /// the regions, or none on an error [MR-13].
+    pub(crate) fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
         for (key, new) in keys {
-            if !self.registered(*key)?.suspended {
-                return Err(Error::Invalid("the memory region is not withdrawn"));
+            if !self.registered(*key)?.withdrawn {
+                return Err(Error::Invalid(InvalidReason::KeyNotWithdrawn));
             }
             if key >> 8 != new >> 8 || key == new {
-                return Err(Error::Invalid("the new key must differ in the low byte only"));
+                return Err(Error::Invalid(InvalidReason::NewKey));
             }
         }
         for (_, new) in keys {
             if let Some(region) = self.regions.get_mut(new >> 8) {
                 region.key = *new;
-                region.suspended = false;
+                region.withdrawn = false;
             }
         }
         Ok(())
@@ -312,7 +314,7 @@ impl MrTable {
     fn registered(&self, key: u32) -> Result<&Region, Error> {
         let region = self.regions.get(key >> 8);
         let found = region.filter(|region| region.key == key && !region.fast);
-        found.ok_or(Error::NoSuch("memory region"))
+        found.ok_or(Error::NoSuch(Object::MemoryRegion))
     }
 
     /// Number of regions.
@@ -451,7 +453,7 @@ impl MrTable {
         if region.pd != pd {
             return Err(KeyError::WrongPd);
         }
-        if !region.access.contains(need) || region.suspended && need.intersects(REMOTE_RIGHTS) {
+        if !region.access.contains(need) || region.withdrawn && need.intersects(REMOTE_RIGHTS) {
             return Err(KeyError::NoAccess);
         }
         let start = va.checked_sub(region.iova).ok_or(KeyError::OutOfRange)?;
@@ -693,14 +695,14 @@ mod tests {
         assert_eq!(table.bind(PD, key, outside, 9, all), Err(KeyError::OutOfRange));
         assert_eq!(table.bound_count(), 0);
         // The key a region was created with still names it for removal.
-        assert_eq!(table.deregister(key ^ 0x80), Err(Error::NoSuch("memory region")));
+        assert_eq!(table.deregister(key ^ 0x80), Err(Error::NoSuch(Object::MemoryRegion)));
         assert_eq!(table.deregister(key), Ok(PD));
     }
 
-    /// A suspended region is usable by this side only, until it gets a new key; the old key becomes
-    /// invalid.
+    /// A region whose key is withdrawn is usable by this side only, until its key is renewed; the
+    /// old key becomes invalid.
     #[test]
-    fn suspended_regions_refuse_peers() {
+    fn regions_with_withdrawn_keys_refuse_peers() {
         let (mut table, mut rng) = table();
         let buffer = Arc::new(Buffer::new(64).unwrap());
         let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -709,29 +711,29 @@ mod tests {
         };
         let (a, b) = (new(&mut table), new(&mut table));
         let may = |table: &MrTable, key| table.check(WHOSE, key, 0, 8, Access::REMOTE_WRITE);
-        let no_such = Err(Error::NoSuch("memory region"));
-        assert_eq!(table.suspend_remote(&[a, b ^ 1]), no_such, "all regions or none");
-        let not_withdrawn = Error::Invalid("the memory region is not withdrawn");
-        assert_eq!(table.rekey(&[(a, next_key(a))]), Err(not_withdrawn));
+        let no_such = Err(Error::NoSuch(Object::MemoryRegion));
+        assert_eq!(table.withdraw_keys(&[a, b ^ 1]), no_such, "all regions or none");
+        let not_withdrawn = Error::Invalid(InvalidReason::KeyNotWithdrawn);
+        assert_eq!(table.renew_keys(&[(a, next_key(a))]), Err(not_withdrawn));
         assert_eq!(may(&table, a), Ok(()));
-        table.suspend_remote(&[a, b]).unwrap();
-        assert!(table.suspend_remote(&[a]).is_err());
+        table.withdraw_keys(&[a, b]).unwrap();
+        assert!(table.withdraw_keys(&[a]).is_err());
         assert_eq!(
             (may(&table, a), may(&table, b)),
             (Err(KeyError::NoAccess), Err(KeyError::NoAccess))
         );
         table.scatter(PD, a, 3, b"mine").unwrap();
         for bad in [a, a ^ 1 << 8] {
-            assert!(table.rekey(&[(b, next_key(b)), (a, bad)]).is_err());
+            assert!(table.renew_keys(&[(b, next_key(b)), (a, bad)]).is_err());
         }
-        table.rekey(&[(a, next_key(a))]).unwrap();
+        table.renew_keys(&[(a, next_key(a))]).unwrap();
         assert_eq!(may(&table, a), Err(KeyError::Unknown));
         assert_eq!(may(&table, next_key(a)), Ok(()));
         assert_eq!(may(&table, b), Err(KeyError::NoAccess));
         assert_eq!(table.deregister(a), Ok(PD), "the key it was registered with");
         assert_eq!(table.deregister(b), Ok(PD));
         let fast = table.allocate(&mut rng, PD).unwrap().rkey;
-        assert_eq!(table.suspend_remote(&[fast]), no_such);
+        assert_eq!(table.withdraw_keys(&[fast]), no_such);
     }
 
     #[test]
@@ -741,6 +743,6 @@ mod tests {
         let first = table.allocate(&mut rng, PD).unwrap();
         let second = table.allocate(&mut rng, PD).unwrap();
         assert_ne!(first, second);
-        assert_eq!(table.allocate(&mut rng, PD), Err(Error::Limit("memory regions")));
+        assert_eq!(table.allocate(&mut rng, PD), Err(Error::Limit(Resource::MemoryRegions)));
     }
 }

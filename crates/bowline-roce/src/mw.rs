@@ -8,7 +8,7 @@
 //! ```
 //! A window is for peers only. It has no local key, so it cannot bypass the rights of its region.
 
-use bowline_verbs::{Access, Error, MwBind, MwType, PdId, Qpn, next_key};
+use bowline_verbs::{Access, Error, MwBind, MwType, Object, PdId, Qpn, Resource, next_key};
 
 use crate::mr::{KeyError, MrTable};
 use crate::rng::Rng;
@@ -85,7 +85,7 @@ impl MrTable {
         kind: MwType,
     ) -> Result<u32, Error> {
         if self.windows.len() >= self.max_windows {
-            return Err(Error::Limit("memory windows"));
+            return Err(Error::Limit(Resource::MemoryWindows));
         }
         let key = self.free_key(rng, |regions, index| regions.get(index).is_none());
         let window = Window { pd, kind, key, newest_key: key, bound: None };
@@ -95,7 +95,7 @@ impl MrTable {
 
     /// Removes a window, named by any key it has had.
     pub(crate) fn deallocate_window(&mut self, key: u32) -> Result<(), Error> {
-        let gone = self.windows.remove(&(key >> 8)).ok_or(Error::NoSuch("memory window"))?;
+        let gone = self.windows.remove(&(key >> 8)).ok_or(Error::NoSuch(Object::MemoryWindow))?;
         self.unbind(gone.bound);
         Ok(())
     }
@@ -103,7 +103,7 @@ impl MrTable {
     /// Returns kind and protection domain of a window, and the key of its next binding if it is of
     /// type 1.
     pub(crate) fn window(&self, key: u32) -> Result<(MwType, PdId, u32), Error> {
-        let window = self.windows.get(&(key >> 8)).ok_or(Error::NoSuch("memory window"))?;
+        let window = self.windows.get(&(key >> 8)).ok_or(Error::NoSuch(Object::MemoryWindow))?;
         Ok((window.kind, window.pd, next_key(window.newest_key)))
     }
 
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(s.ask(QP, key, 0, 200, Access::REMOTE_READ), Ok(()));
         assert_eq!(s.table.bind_window(PD, QP, next_key(key), &to), Err(KeyError::Unknown));
         // The region stays as long as it is used.
-        assert_eq!(s.table.deregister(s.keys.lkey), Err(Error::Busy("the memory region")));
+        assert_eq!(s.table.deregister(s.keys.lkey), Err(Error::Busy(Object::MemoryRegion)));
         assert_eq!(s.table.invalidate_remote((PD, QP), next_key(key)), Err(KeyError::Unknown));
         assert_eq!(s.table.invalidate_remote((PD, Qpn(9)), key), Err(KeyError::WrongPd));
         assert_eq!(s.table.invalidate_remote((PD, QP), key), Ok(()));
@@ -367,6 +367,6 @@ mod tests {
             s.table.allocate_window(&mut s.rng, PD, MwType::Type1).unwrap();
         }
         let one_more = s.table.allocate_window(&mut s.rng, PD, MwType::Type1);
-        assert_eq!(one_more, Err(Error::Limit("memory windows")));
+        assert_eq!(one_more, Err(Error::Limit(Resource::MemoryWindows)));
     }
 }

@@ -12,7 +12,7 @@
 //! ```
 
 use bowline_base::Instant;
-use bowline_verbs::{Error, QpAttr, QpInit, QpState, QpType, Qpn};
+use bowline_verbs::{Error, InvalidReason, Mtu, QpAttr, QpAttrName, QpInit, QpState, QpType, Qpn};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::{Config, GiveUp};
@@ -78,6 +78,8 @@ impl Halves {
 
 /// Attributes as bit sets, for the table of QP-1.
 mod set {
+    use bowline_verbs::QpAttrName;
+
     pub(super) const ACCESS: u32 = 1;
     pub(super) const QKEY: u32 = 2;
     pub(super) const AV: u32 = 4;
@@ -101,26 +103,26 @@ mod set {
     pub(super) const DRAINED: u32 =
         AV | TIMEOUT | RETRY | RNR_RETRY | MAX_RD | MAX_DEST_RD | PORT | PKEY;
 
-    /// Error messages for a missing attribute and for one that is not allowed.
-    pub(super) const NAMES: [(u32, &str, &str); 18] = [
-        (ACCESS, "access is needed", "access cannot be changed now"),
-        (QKEY, "qkey is needed", "qkey cannot be changed now"),
-        (AV, "av is needed", "av cannot be changed now"),
-        (PATH_MTU, "path_mtu is needed", "path_mtu cannot be changed now"),
-        (DEST_QPN, "dest_qpn is needed", "dest_qpn cannot be changed now"),
-        (RQ_PSN, "rq_psn is needed", "rq_psn cannot be changed now"),
-        (SQ_PSN, "sq_psn is needed", "sq_psn cannot be changed now"),
-        (MAX_RD, "max_rd_atomic is needed", "max_rd_atomic cannot be changed now"),
-        (MAX_DEST_RD, "max_dest_rd_atomic is needed", "max_dest_rd_atomic cannot be changed now"),
-        (MIN_RNR, "min_rnr_timer is needed", "min_rnr_timer cannot be changed now"),
-        (TIMEOUT, "timeout is needed", "timeout cannot be changed now"),
-        (RETRY, "retry_cnt is needed", "retry_cnt cannot be changed now"),
-        (RNR_RETRY, "rnr_retry is needed", "rnr_retry cannot be changed now"),
-        (CUR_STATE, "cur_state is needed", "cur_state says nothing for this transition"),
-        (PORT, "port is needed", "port cannot be changed now"),
-        (PKEY, "pkey_index is needed", "pkey_index cannot be changed now"),
-        (SQD_NOTIFY, "sqd_notify is needed", "sqd_notify is for the way to SQD"),
-        (SQ_DRAINING, "sq_draining is needed", "sq_draining is only told"),
+    /// The name of each attribute, in the order in which they are checked.
+    pub(super) const NAMES: [(u32, QpAttrName); 18] = [
+        (ACCESS, QpAttrName::Access),
+        (QKEY, QpAttrName::Qkey),
+        (AV, QpAttrName::Av),
+        (PATH_MTU, QpAttrName::PathMtu),
+        (DEST_QPN, QpAttrName::DestQpn),
+        (RQ_PSN, QpAttrName::RqPsn),
+        (SQ_PSN, QpAttrName::SqPsn),
+        (MAX_RD, QpAttrName::MaxRdAtomic),
+        (MAX_DEST_RD, QpAttrName::MaxDestRdAtomic),
+        (MIN_RNR, QpAttrName::MinRnrTimer),
+        (TIMEOUT, QpAttrName::Timeout),
+        (RETRY, QpAttrName::RetryCnt),
+        (RNR_RETRY, QpAttrName::RnrRetry),
+        (CUR_STATE, QpAttrName::CurState),
+        (PORT, QpAttrName::Port),
+        (PKEY, QpAttrName::PkeyIndex),
+        (SQD_NOTIFY, QpAttrName::SqdNotify),
+        (SQ_DRAINING, QpAttrName::SqDraining),
     ];
 }
 
@@ -192,24 +194,24 @@ impl Qp {
     pub(crate) fn check(&self, attr: &QpAttr, config: &Config) -> Result<QpState, Error> {
         let to = attr.state.unwrap_or(self.state);
         if attr.cur_state.is_some_and(|state| state != self.state) {
-            return Err(Error::Invalid("the queue pair is not in the state of cur_state"));
+            return Err(Error::Invalid(InvalidReason::CurState(self.state)));
         }
         let Some((required, optional)) = transition(self.init.qp_type, self.state, to) else {
-            return Err(Error::Invalid("the queue pair cannot go from its state to this one"));
+            return Err(Error::Invalid(InvalidReason::Transition { from: self.state, to }));
         };
         let given = given(attr);
-        for (bit, missing, too_many) in set::NAMES {
+        for (bit, name) in set::NAMES {
             if required & bit != 0 && given & bit == 0 {
-                return Err(Error::Invalid(missing));
+                return Err(Error::Invalid(InvalidReason::AttrMissing(name)));
             }
             if given & bit != 0 && (required | optional) & bit == 0 {
-                return Err(Error::Invalid(too_many));
+                return Err(Error::Invalid(InvalidReason::AttrNotAllowed(name)));
             }
         }
         // The transition from RTS to SQD changes nothing else. In SQD, attributes that affect
         // started requests may be changed only after these have completed.
         if self.draining.is_some() && to == QpState::Sqd && given & set::DRAINED != 0 {
-            return Err(Error::Invalid("the send queue is not drained yet"));
+            return Err(Error::Invalid(InvalidReason::NotDrained));
         }
         check_values(attr, config)?;
         Ok(to)
@@ -338,37 +340,38 @@ impl Qp {
 
 /// Number of the only port.
 const PORT: u8 = 1;
+/// Largest number of 24 bits, as PSNs and QPNs have.
+const BITS_24: u32 = 0xff_ffff;
 
 fn check_values(attr: &QpAttr, config: &Config) -> Result<(), Error> {
-    let fits = |value: Option<u32>, bits: u32| value.is_none_or(|value| value >> bits == 0);
-    let at_most = |value: Option<u8>, most: u8| value.is_none_or(|value| value <= most);
-    let most_reads = config.limits.rd_atomic;
-    let checks = [
-        (fits(attr.rq_psn, 24), "rq_psn has more than 24 bits"),
-        (fits(attr.sq_psn, 24), "sq_psn has more than 24 bits"),
-        (fits(attr.dest_qpn.map(|qpn| qpn.0), 24), "dest_qpn has more than 24 bits"),
-        (attr.dest_qpn.is_none_or(|qpn| qpn.0 > 1), "dest_qpn is not that of a connection"),
-        (at_most(attr.max_rd_atomic, most_reads), "max_rd_atomic is above the limit"),
-        (at_most(attr.max_dest_rd_atomic, most_reads), "max_dest_rd_atomic is above the limit"),
-        (at_most(attr.min_rnr_timer, 31), "min_rnr_timer is above 31"),
-        (at_most(attr.timeout, 31), "timeout is above 31"),
-        (at_most(attr.retry_cnt, 7), "retry_cnt is above 7"),
-        (at_most(attr.rnr_retry, 7), "rnr_retry is above 7"),
-        (attr.port.is_none_or(|port| port == PORT), "there is one port, and it has number 1"),
-        (attr.pkey_index.is_none_or(|index| index == 0), "there is one partition key, of index 0"),
-        (
-            attr.path_mtu.is_none_or(|mtu| mtu <= config.mtu),
-            "path_mtu is above the MTU of the port",
-        ),
-        (
-            attr.av.is_none_or(|av| av.local.is_ipv4() == av.remote.is_ipv4()),
-            "both addresses of av must be of one family",
-        ),
+    let code = |value: Option<u8>| value.map(u32::from);
+    let bytes = |mtu: Mtu| mtu.bytes() as u32;
+    let most_reads = u32::from(config.limits.rd_atomic);
+    let limits = [
+        (QpAttrName::RqPsn, attr.rq_psn, BITS_24),
+        (QpAttrName::SqPsn, attr.sq_psn, BITS_24),
+        (QpAttrName::DestQpn, attr.dest_qpn.map(|qpn| qpn.0), BITS_24),
+        (QpAttrName::MaxRdAtomic, code(attr.max_rd_atomic), most_reads),
+        (QpAttrName::MaxDestRdAtomic, code(attr.max_dest_rd_atomic), most_reads),
+        (QpAttrName::MinRnrTimer, code(attr.min_rnr_timer), 31),
+        (QpAttrName::Timeout, code(attr.timeout), 31),
+        (QpAttrName::RetryCnt, code(attr.retry_cnt), 7),
+        (QpAttrName::RnrRetry, code(attr.rnr_retry), 7),
+        (QpAttrName::PathMtu, attr.path_mtu.map(bytes), bytes(config.mtu)),
     ];
-    for (good, what) in checks {
-        if !good {
-            return Err(Error::Invalid(what));
+    for (attr, given, limit) in limits {
+        if let Some(given) = given.filter(|given| *given > limit) {
+            return Err(Error::Invalid(InvalidReason::AttrTooLarge { attr, limit, given }));
         }
+    }
+    let exists = [
+        (QpAttrName::DestQpn, attr.dest_qpn.is_none_or(|qpn| qpn.0 > 1)),
+        (QpAttrName::Port, attr.port.is_none_or(|port| port == PORT)),
+        (QpAttrName::PkeyIndex, attr.pkey_index.is_none_or(|index| index == 0)),
+        (QpAttrName::Av, attr.av.is_none_or(|av| av.local.is_ipv4() == av.remote.is_ipv4())),
+    ];
+    if let Some((name, _)) = exists.into_iter().find(|(_, exists)| !exists) {
+        return Err(Error::Invalid(InvalidReason::AttrValue(name)));
     }
     match attr.av {
         Some(av) if !config.addrs.contains(&av.local) => Err(Error::AddrNotAvailable),

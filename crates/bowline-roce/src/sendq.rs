@@ -13,8 +13,8 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use bowline_verbs::{
-    Access, Completion, Error, FlushOf, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Sge, Status,
-    WcOpcode,
+    Access, Completion, Error, FlushOf, InvalidReason, PdId, QpCap, Qpn, RequestPart, SendFlags,
+    SendOp, SendWr, Sge, Status, WcOpcode,
 };
 use bowline_wire::roce::Psn;
 
@@ -177,40 +177,36 @@ impl SendQueue {
         if self.requests.len() >= cap.max_send_wr {
             return Err(Error::QueueFull);
         }
-        if wr.sges.len() > cap.max_send_sge {
-            return Err(Error::Invalid("the gather list is longer than the queue pair allows"));
-        }
+        RequestPart::GatherList.check(wr.sges.len() as u64, cap.max_send_sge as u64)?;
         let inline = wr.flags.contains(SendFlags::INLINE);
         let len = if inline {
             wr.inline.len() as u64
         } else {
             wr.sges.iter().map(|sge| u64::from(sge.len)).sum()
         };
-        if inline && wr.inline.len() > cap.max_inline {
-            return Err(Error::Invalid("more inline bytes than the queue pair allows"));
+        if inline {
+            RequestPart::Inline.check(len, cap.max_inline as u64)?;
         }
-        if len > MESSAGE_MAX {
-            return Err(Error::Invalid("a message has at most 2^31 bytes"));
-        }
+        RequestPart::Message.check(len, MESSAGE_MAX)?;
         match &wr.op {
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if inline => {
-                return Err(Error::Invalid("reads and atomics need memory, not inline bytes"));
+                return Err(Error::Invalid(InvalidReason::InlineRead));
             }
             // REQ-18
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }
                 if len != 8 || !remote.addr.is_multiple_of(8) =>
             {
-                return Err(Error::Invalid("atomics are of 8 bytes, aligned at the peer"));
+                return Err(Error::Invalid(InvalidReason::AtomicOperand));
             }
             SendOp::AtomicWrite(remote) if len != 8 || !remote.addr.is_multiple_of(8) => {
-                return Err(Error::Invalid("atomics are of 8 bytes, aligned at the peer"));
+                return Err(Error::Invalid(InvalidReason::AtomicOperand));
             }
             SendOp::Flush { placement, of, .. } => {
                 if placement.is_empty() || len > 0 {
-                    return Err(Error::Invalid("a flush has a placement and no bytes of its own"));
+                    return Err(Error::Invalid(InvalidReason::FlushOperand));
                 }
-                if matches!(of, FlushOf::Range(range) if u64::from(*range) > MESSAGE_MAX) {
-                    return Err(Error::Invalid("a message has at most 2^31 bytes"));
+                if let FlushOf::Range(range) = of {
+                    RequestPart::Message.check(u64::from(*range), MESSAGE_MAX)?;
                 }
             }
             _ => {}

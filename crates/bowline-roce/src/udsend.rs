@@ -1,6 +1,8 @@
 //! The sending half of a UD queue pair. A datagram is complete as soon as it is sent.
 
-use bowline_verbs::{Error, QpCap, SendFlags, SendOp, SendWr, Status};
+use bowline_verbs::{
+    Error, InvalidReason, QpCap, QpType, RequestPart, SendFlags, SendOp, SendWr, Status,
+};
 use bowline_wire::roce::Psn;
 
 use crate::burst::Burst;
@@ -30,16 +32,14 @@ impl UdSender {
 
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), Error> {
         if !matches!(wr.op, SendOp::Datagram(..)) {
-            return Err(Error::Invalid("a UD queue pair sends datagrams only"));
+            return Err(Error::Invalid(InvalidReason::RequestOfOtherType(QpType::Ud)));
         }
         let len = if wr.flags.contains(SendFlags::INLINE) {
             wr.inline.len()
         } else {
             wr.sges.iter().map(|sge| sge.len as usize).sum()
         };
-        if len > self.mtu {
-            return Err(Error::Invalid("a datagram is at most one MTU"));
-        }
+        RequestPart::Datagram.check(len as u64, self.mtu as u64)?;
         self.queue.post(wr, &self.cap)
     }
 

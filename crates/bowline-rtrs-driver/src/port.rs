@@ -11,8 +11,8 @@ use std::time::Duration;
 use bowline_rtrs::bind::{Ports, Verbs};
 use bowline_rtrs::{PortAttr, PortId, QpShape};
 use bowline_verbs::{
-    Access, Buffer, CmId, Completion, ConnParam, CqId, Device, Error, MrKeys, PdId, QpAttr, QpCap,
-    QpInit, QpState, QpType, Qpn, RecvWr, SendWr,
+    Access, Buffer, CmId, Completion, ConnParam, CqId, Device, Error, MrKeys, Object, PdId, QpAttr,
+    QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Resource, SendWr,
 };
 
 /// The id of an engine's device. An engine has at most 256.
@@ -54,7 +54,7 @@ impl Queue {
             reserved.checked_add(entries).filter(|reserved| *reserved <= self.entries)
         };
         let reserved = self.reserved.fetch_update(Relaxed, Relaxed, fits);
-        reserved.map(drop).map_err(|_| Error::Limit("completion queue entries"))
+        reserved.map(drop).map_err(|_| Error::Limit(Resource::CqEntries))
     }
 }
 
@@ -161,7 +161,7 @@ impl Port {
         let max_recv_wr = (shape.recv_wr + 1).min(self.attr.max_qp_wr);
         let entries = max_send_wr + max_recv_wr;
         let queue = self.queues.get(usize::from(shape.queue));
-        let queue = queue.ok_or(Error::NoSuch("completion queue"))?;
+        let queue = queue.ok_or(Error::NoSuch(Object::CompletionQueue))?;
         let (pd, cq) = (self.domain(pd)?, queue.cq);
         queue.reserve(entries)?;
         let cap = QpCap {

@@ -368,7 +368,7 @@ fn what_is_opened_later_does_without_a_device_that_is_gone() {
         let gone = SessionBuilder::new("gone").unwrap().paths(&[path(1), path(2)]);
         let refused = Session::open(&engine, gone).unwrap_err();
         let (errno, why) = match net {
-            138 => (Errno::ENOMEM, "lost: the limit of anything is reached"),
+            138 => (Errno::ENOMEM, "lost: the limit of memory is reached"),
             _ => (Errno::ENODEV, "lost is gone"),
         };
         assert_eq!(refused.errno(), errno);

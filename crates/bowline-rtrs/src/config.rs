@@ -48,7 +48,7 @@ pub struct PortAttr {
     pub max_sge: usize,
     /// Whether memory can be registered by a work request.
     pub fast_registration: bool,
-    /// Whether keys can be suspended and renewed, so that a server can refresh them. If not, the
+    /// Whether keys can be withdrawn and renewed, so that a server can refresh them. If not, the
     /// server announces that it does not [RT-73].
     pub key_refresh: bool,
     /// Bytes of data that leave with one call in WRITEs that fill their packets; 0: the device does

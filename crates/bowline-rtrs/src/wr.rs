@@ -67,7 +67,7 @@ pub struct RecvSlot {
 /// adjacent memory [RT-97].
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// Keys to suspend, so that the peer cannot use them.
+    /// Keys to withdraw, so that the peer cannot use them.
     pub withdraw: Vec<(PortId, u32)>,
     /// Keys it can use again: the present one and the new one.
     pub renew: Vec<(PortId, u32, u32)>,

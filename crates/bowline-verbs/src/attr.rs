@@ -1,5 +1,6 @@
 //! Attributes of devices and queue pairs.
 
+use core::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -83,6 +84,21 @@ pub enum QpState {
     Sqe = 5,
     /// Error: all posted requests are flushed.
     Err = 6,
+}
+
+/// The name that verbs have for the state, such as `RTS`.
+impl fmt::Display for QpState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::Rtr => "RTR",
+            Self::Rts => "RTS",
+            Self::Sqd => "SQD",
+            Self::Sqe => "SQE",
+            Self::Err => "ERR",
+        })
+    }
 }
 
 /// Sizes of a queue pair's queues.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, MwBind,
-    MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
+    Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, Feature,
+    MwBind, MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
 };
 
 /// Id of a protection domain of one device.
@@ -92,27 +92,28 @@ pub trait Device: Send + Sync {
     /// [`Error::NoSuch`]; [`Error::Busy`] while a window is bound to it.
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error>;
 
-    /// Suspends the access of peers to regions of [`reg_mr`](Self::reg_mr), named by their present
-    /// keys: at once, not in the order of a queue. The rest of an unfinished WRITE to them is
-    /// refused. Local use continues. All keys are checked first; on an error nothing has changed.
+    /// Withdraws the present keys of regions of [`reg_mr`](Self::reg_mr) from peers: at once, not
+    /// in the order of a queue. The rest of an unfinished WRITE to them is refused. Local use
+    /// continues. All keys are checked first; on an error nothing has changed.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is suspended already;
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a key that is withdrawn already;
     /// [`Error::Busy`] while a window is bound to one; [`Error::NotSupported`].
     fn withdraw_keys(&self, _rkeys: &[u32]) -> Result<(), Error> {
-        Err(Error::NotSupported("withdrawing keys"))
+        Err(Error::NotSupported(Feature::WithdrawKeys))
     }
 
-    /// Restores the access of peers to suspended regions under new keys, which differ from the
-    /// present ones in the low byte only: pairs of the present and the new key. The key a region
-    /// was registered with still names it for [`dereg_mr`](Self::dereg_mr), and for nothing else.
-    /// All keys are checked first; on an error nothing has changed.
+    /// Renews withdrawn keys: peers have access again, under new keys, which differ from the
+    /// present ones in the low byte only ([`next_key`](crate::next_key)). Takes pairs of the
+    /// present and the new key. The key a region was registered with still names it for
+    /// [`dereg_mr`](Self::dereg_mr), and for nothing else. All keys are checked first; on an error
+    /// nothing has changed.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Invalid`] for a region that is not suspended, and for a new key
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a key that is not withdrawn, and for a new key
     /// that does not belong to the region or is not new; [`Error::NotSupported`].
     fn renew_keys(&self, _keys: &[(u32, u32)]) -> Result<(), Error> {
-        Err(Error::NotSupported("renewing keys"))
+        Err(Error::NotSupported(Feature::RenewKeys))
     }
 
     /// Creates an unbound memory window and returns its first key, which grants nothing. A window

@@ -4,26 +4,28 @@ use core::fmt;
 
 use bowline_base::Errno;
 
+use crate::InvalidReason;
+
 /// The error of a verb; a verb that fails has changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// No such object, or it belongs to another owner. `EINVAL`.
-    NoSuch(&'static str),
+    NoSuch(Object),
     /// The object is still in use. `EBUSY`.
-    Busy(&'static str),
+    Busy(Object),
     /// An argument or attribute is invalid, or not allowed in this state. `EINVAL`.
-    Invalid(&'static str),
+    Invalid(InvalidReason),
     /// The queue is full. `ENOMEM`, as verbs have it.
     QueueFull,
     /// A limit of the device or of the settings is reached. `ENOMEM`.
-    Limit(&'static str),
+    Limit(Resource),
     /// Address in use. `EADDRINUSE`.
     AddrInUse(String),
     /// Not an address of this device. `EADDRNOTAVAIL`.
     AddrNotAvailable,
     /// The provider does not support this. `EOPNOTSUPP`.
-    NotSupported(&'static str),
+    NotSupported(Feature),
     /// The time limit has passed. `ETIMEDOUT`.
     TimedOut,
     /// The device is closed. `ENODEV`.
@@ -58,7 +60,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSuch(what) => write!(f, "no such {what}"),
-            Self::Busy(what) => write!(f, "{what} is still in use"),
+            Self::Busy(what) => write!(f, "the {what} is still in use"),
             Self::Invalid(what) => write!(f, "{what}"),
             Self::QueueFull => write!(f, "the queue is full"),
             Self::Limit(what) => write!(f, "the limit of {what} is reached"),
@@ -75,3 +77,124 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// A kind of object of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Object {
+    /// A protection domain.
+    ProtectionDomain,
+    /// A memory region.
+    MemoryRegion,
+    /// A memory window.
+    MemoryWindow,
+    /// A completion queue.
+    CompletionQueue,
+    /// A queue pair.
+    QueuePair,
+    /// A connection.
+    Connection,
+    /// What a [`CmId`](crate::CmId) names: a listener or a connection.
+    CmId,
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ProtectionDomain => "protection domain",
+            Self::MemoryRegion => "memory region",
+            Self::MemoryWindow => "memory window",
+            Self::CompletionQueue => "completion queue",
+            Self::QueuePair => "queue pair",
+            Self::Connection => "connection",
+            Self::CmId => "listener or connection",
+        })
+    }
+}
+
+/// A resource that a device, or its settings, have a limit of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Resource {
+    /// Protection domains.
+    ProtectionDomains,
+    /// Memory regions.
+    MemoryRegions,
+    /// Memory windows.
+    MemoryWindows,
+    /// Completion queues.
+    CompletionQueues,
+    /// Entries of a completion queue.
+    CqEntries,
+    /// Queue pairs.
+    QueuePairs,
+    /// Work requests of a queue.
+    WorkRequests,
+    /// Elements of a gather or scatter list.
+    Sges,
+    /// Inline bytes of a queue pair.
+    InlineBytes,
+    /// One of the sizes in a [`QpCap`](crate::QpCap), where the device does not say which.
+    QpSize,
+    /// Listeners.
+    Listeners,
+    /// Connections.
+    Connections,
+    /// Handles of the addresses that datagrams go to.
+    AddressHandles,
+    /// Memory.
+    Memory,
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ProtectionDomains => "protection domains",
+            Self::MemoryRegions => "memory regions",
+            Self::MemoryWindows => "memory windows",
+            Self::CompletionQueues => "completion queues",
+            Self::CqEntries => "completion queue entries",
+            Self::QueuePairs => "queue pairs",
+            Self::WorkRequests => "work requests",
+            Self::Sges => "elements of a list",
+            Self::InlineBytes => "inline bytes",
+            Self::QpSize => "requests, elements or inline bytes of a queue pair",
+            Self::Listeners => "listeners",
+            Self::Connections => "connections",
+            Self::AddressHandles => "address handles",
+            Self::Memory => "memory",
+        })
+    }
+}
+
+/// A feature that not every provider supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Feature {
+    /// [`Device::withdraw_keys`](crate::Device::withdraw_keys).
+    WithdrawKeys,
+    /// [`Device::renew_keys`](crate::Device::renew_keys).
+    RenewKeys,
+    /// [`SendOp::RegMr`](crate::SendOp::RegMr).
+    FastRegistration,
+    /// [`SendOp::Flush`](crate::SendOp::Flush) and
+    /// [`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite).
+    Flush,
+    /// [`Device::alloc_mw`](crate::Device::alloc_mw).
+    MemoryWindow,
+    /// [`Access::FLUSH_PERSISTENT`](crate::Access::FLUSH_PERSISTENT).
+    PersistentMemory,
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WithdrawKeys => "withdrawing keys",
+            Self::RenewKeys => "renewing keys",
+            Self::FastRegistration => "fast registration",
+            Self::Flush => "a flush or atomic write",
+            Self::MemoryWindow => "a memory window",
+            Self::PersistentMemory => "memory that outlives a loss of power",
+        })
+    }
+}

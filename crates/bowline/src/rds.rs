@@ -75,8 +75,8 @@ mod node;
 mod socket;
 
 pub use bowline_rds::{
-    ConnInfo, Event, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo,
-    OutstandingMessages, PathInfo, PathState, Readiness, SendControl, SocketInfo,
+    ConnInfo, Event, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, Misbehaviour,
+    OutstandingMessages, PathInfo, PathState, Readiness, Refusal, SendControl, SocketInfo,
 };
 pub use bowline_rds_driver::{DriverStats, PollMode};
 pub use builder::Builder;

@@ -4,7 +4,7 @@
 use bowline_wire::rds::{BowlineExt, EXT_AREA_LEN, Handshake, Header, PROBE_PATHS_MAX, PROBE_PORT};
 
 use super::Node;
-use crate::api::{CloseHow, Event};
+use crate::api::{CloseHow, Event, Misbehaviour};
 use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
@@ -72,7 +72,7 @@ impl Node {
             if link.generation != 0 && link.generation != generation {
                 // A process has one generation, and each change costs a search through all that is
                 // remembered.
-                self.misbehaved(id, "generation changed within a connection");
+                self.misbehaved(id, Misbehaviour::GenerationChanged);
                 return false;
             }
             link.generation = generation;

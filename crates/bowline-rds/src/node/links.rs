@@ -10,7 +10,7 @@ use bowline_wire::rds::BowlineExt;
 use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
-use crate::api::{AcceptError, CloseHow, CloseReason, Event, Output};
+use crate::api::{AcceptError, CloseHow, CloseReason, Event, Misbehaviour, Output, Refusal};
 use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
@@ -84,8 +84,11 @@ impl Node {
         let here = endpoint(local);
         let there = endpoint(remote);
         // Traffic between two local addresses never uses TCP.
-        if self.closing || self.is_local_at(there.addr, there.scope) {
-            return Err(self.refuse(remote, "local or closing"));
+        if self.is_local_at(there.addr, there.scope) {
+            return Err(self.refuse(remote, Refusal::Local));
+        }
+        if self.closing {
+            return Err(self.refuse(remote, Refusal::Closing));
         }
         // As for sent messages, the scope of either link-local address is enough.
         let key = (here.addr, there.addr, there.scope.max(here.scope));
@@ -93,7 +96,7 @@ impl Node {
             Some(id) => *id,
             None => match self.conn_for_unproven(key) {
                 Some(id) => id,
-                None => return Err(self.refuse(remote, "peers")),
+                None => return Err(self.refuse(remote, Refusal::Peers)),
             },
         };
         let Some(conn) = self.conns.get_mut(id.0) else { return Err(AcceptError::Refused) };
@@ -103,7 +106,7 @@ impl Node {
             return Err(AcceptError::Knock);
         }
         self.take_accepted(id, local, remote)
-            .ok_or_else(|| self.refuse(remote, "connections of one peer"))
+            .ok_or_else(|| self.refuse(remote, Refusal::LinksOfPeer))
     }
 
     /// Puts a connection that a peer has made in service, or among those that wait for a path.
@@ -163,9 +166,9 @@ impl Node {
         Some(link)
     }
 
-    fn refuse(&mut self, remote: SocketAddr, limit: &'static str) -> AcceptError {
+    fn refuse(&mut self, remote: SocketAddr, why: Refusal) -> AcceptError {
         self.stats.links_refused += 1;
-        self.event(Event::Refused { remote: remote.ip(), limit });
+        self.event(Event::Refused { remote: remote.ip(), why });
         AcceptError::Refused
     }
 
@@ -186,7 +189,7 @@ impl Node {
             {
                 if let Some(conn) = self.conns.get(oldest.0) {
                     let remote = to_socket_addr(conn.remote, 0, 0).ip();
-                    self.event(Event::Refused { remote, limit: "peers that never sent a message" });
+                    self.event(Event::Refused { remote, why: Refusal::PeersUnproven });
                 }
                 self.stats.strangers_forgotten += 1;
                 self.forget_conn(oldest);
@@ -732,7 +735,7 @@ impl Node {
     }
 
     /// Resets the connection of a peer that broke a rule.
-    pub(super) fn misbehaved(&mut self, id: LinkId, what: &'static str) {
+    pub(super) fn misbehaved(&mut self, id: LinkId, what: Misbehaviour) {
         let Some(link) = self.link(id) else { return };
         let remote = link.remote.ip();
         self.stats.peer_errors += 1;
@@ -761,7 +764,7 @@ impl Node {
             return true;
         }
         if index >= 8 {
-            self.misbehaved(id, "path of a connection");
+            self.misbehaved(id, Misbehaviour::PathOutOfRange);
             return false;
         }
         let conn_id = link.conn;

@@ -10,7 +10,7 @@ use bowline_wire::rds::{
 
 use super::Node;
 use super::timers::Timer;
-use crate::api::Output;
+use crate::api::{Event, Misbehaviour, Output, Refusal};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::dedup::{Dedup, SourceLink};
 use crate::ids::{ConnId, LinkId, SocketId};
@@ -216,7 +216,7 @@ impl Node {
                     if len > limit {
                         // [B-6]
                         self.stats.peer_oversized += 1;
-                        self.misbehaved(id, "message longer than the limit");
+                        self.misbehaved(id, Misbehaviour::MessageTooLong);
                         return ParseEnd::Empty;
                     }
                     let mut rope = Rope::default();
@@ -266,7 +266,7 @@ impl Node {
             self.stats.partials_dropped += 1;
             if let Some(link) = self.link(id) {
                 let remote = link.remote.ip();
-                self.event(crate::api::Event::Refused { remote, limit: "unfinished messages" });
+                self.event(Event::Refused { remote, why: Refusal::PartialMessages });
             }
             self.cut_link(id);
         }
@@ -345,7 +345,7 @@ impl Node {
             let Some(path) = path else {
                 // A connection that is being closed gets no path; its messages come again.
                 if self.link(id)?.state != LinkState::Draining {
-                    self.misbehaved(id, "data before the greeting");
+                    self.misbehaved(id, Misbehaviour::DataBeforeGreeting);
                 }
                 return None;
             };

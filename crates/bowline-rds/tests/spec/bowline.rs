@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, PathState};
+use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, Misbehaviour, PathState};
 use bowline_wire::rds::{Flags, Handshake};
 
 use crate::support::*;
@@ -583,7 +583,8 @@ fn a_greeting_for_an_impossible_path_costs_the_connection() {
     lab.deliver(link, &[map_of(&[]), hello(7, 9, 0)]);
     assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
     assert_eq!(lab.counter("bl_peer_errors"), 1);
-    assert!(lab.events.iter().any(|e| matches!(e, Event::Misbehaved { .. })));
+    let misbehaved = Event::Misbehaved { remote: ip(A), what: Misbehaviour::PathOutOfRange };
+    assert!(lab.events.contains(&misbehaved), "{:?}", lab.events);
 }
 
 // tests congestion end to end, and order over all paths

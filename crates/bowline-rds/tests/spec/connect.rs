@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bowline_rds::{
-    AcceptError, CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Sysctl,
+    AcceptError, CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Refusal, Sysctl,
 };
 use bowline_wire::rds::{Handshake, Header};
 
@@ -155,7 +155,7 @@ fn connections_that_are_being_cut_do_not_pile_up() {
     assert_eq!(lab.closes.len(), 2);
     assert_eq!(lab.try_accept(A), None);
     assert_eq!(lab.counter("bl_links_refused"), 1);
-    assert!(lab.events.iter().any(|e| matches!(e, Event::Refused { .. })));
+    assert!(lab.events.contains(&Event::Refused { remote: ip(A), why: Refusal::LinksOfPeer }));
 }
 
 // tests
@@ -168,6 +168,7 @@ fn connections_from_an_own_address_are_refused() {
         Err(AcceptError::Refused)
     );
     lab.settle();
+    assert_eq!(lab.events, [Event::Refused { remote: ip(A), why: Refusal::Local }]);
 }
 
 /// A kernel accepts a connection, its TCP acknowledges a message, and it resets the connection.
@@ -837,7 +838,9 @@ fn strangers_push_out_strangers_only() {
     assert!(!gone.contains(&friend));
     assert_eq!(lab.node.info().connections.len(), 4);
     assert_eq!(lab.counter("bl_strangers_forgotten"), 7, "they are told of");
-    let told = lab.events.iter().filter(|e| matches!(e, Event::Refused { .. })).count();
+    let why = Refusal::PeersUnproven;
+    let told = |e: &&Event| matches!(e, Event::Refused { why: of, .. } if *of == why);
+    let told = lab.events.iter().filter(told).count();
     assert_eq!(told, 7);
 }
 

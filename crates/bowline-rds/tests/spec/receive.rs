@@ -1,6 +1,6 @@
 //! Sections 1, 2.4, 2.5, 6.1: framing, duplicates, limits, and peers that send nonsense.
 
-use bowline_rds::{CloseHow, CloseReason, Config, Event, LinkId, RxBuf, SocketId};
+use bowline_rds::{CloseHow, CloseReason, Config, Event, LinkId, Misbehaviour, RxBuf, SocketId};
 use bowline_wire::rds::{Flags, HEADER_LEN};
 
 use crate::support::*;
@@ -120,10 +120,8 @@ fn a_message_beyond_the_limit_costs_the_connection() {
         } else {
             assert_eq!(lab.closes, [(link, CloseHow::Reset)], "{len} of {max_message}");
             assert_eq!(lab.counter("bl_peer_oversized"), 1);
-            assert!(matches!(
-                lab.events.last(),
-                Some(Event::PathDown { .. } | Event::Misbehaved { .. })
-            ));
+            let what = Misbehaviour::MessageTooLong;
+            assert!(lab.events.contains(&Event::Misbehaved { remote: ip(A), what }));
             // The node has forgotten the link.
             lab.feed(link, &[0; 100]);
             assert!(!lab.node.wants_read(link));

@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bowline_verbs::{CmEvent, CmId, ConnParam, Error, Qpn, RejectReason};
+use bowline_verbs::{
+    CmEvent, CmId, ConnParam, Error, InvalidReason, Object, Qpn, RejectReason, RequestPart,
+    Resource,
+};
 use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, REQ_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, DEFAULT_PKEY, flow_label, service_id};
 
@@ -28,18 +31,16 @@ impl Manager {
         remote: SocketAddr,
         param: &ConnParam,
     ) -> Result<CmId, Error> {
-        if param.private_data.len() > REQ_DATA_LEN {
-            return Err(Error::Invalid("a connect carries at most 56 bytes of data"));
-        }
+        RequestPart::ConnectData.check(param.private_data.len() as u64, REQ_DATA_LEN as u64)?;
         if local.is_ipv4() != remote.is_ipv4() {
-            return Err(Error::Invalid("the addresses are of different families"));
+            return Err(Error::Invalid(InvalidReason::AddrFamilies));
         }
         if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
-            return Err(Error::Invalid("the remote address is not one to connect to"));
+            return Err(Error::Invalid(InvalidReason::RemoteAddr));
         }
         self.check_qp(param)?;
         if self.conns.len() >= self.config.max_connections {
-            return Err(Error::Limit("connections"));
+            return Err(Error::Limit(Resource::Connections));
         }
         if local.port() == 0 {
             local.set_port(self.ephemeral_port());
@@ -93,10 +94,10 @@ impl Manager {
     /// Checks that the queue pair belongs to no other connection, including one in TIMEWAIT.
     pub(super) fn check_qp(&self, param: &ConnParam) -> Result<(), Error> {
         if param.qpn.0 == 0 || param.qpn.0 >= 1 << 24 {
-            return Err(Error::NoSuch("queue pair"));
+            return Err(Error::NoSuch(Object::QueuePair));
         }
         if self.reserves(param.qpn) {
-            return Err(Error::Busy("queue pair"));
+            return Err(Error::Busy(Object::QueuePair));
         }
         Ok(())
     }

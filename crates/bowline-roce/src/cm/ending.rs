@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use bowline_verbs::{CmEvent, CmId, Error, RejectReason};
+use bowline_verbs::{CmEvent, CmId, Error, InvalidReason, Object, RejectReason};
 use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, Dreq, Ids};
 
 use super::Manager;
@@ -32,7 +32,7 @@ impl Manager {
     pub(crate) fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         let Some(conn) = self.conns.get(&id) else {
             let over = self.was_issued(id) && !self.listeners.contains(id);
-            return if over { Ok(()) } else { Err(Error::NoSuch("connection")) };
+            return if over { Ok(()) } else { Err(Error::NoSuch(Object::Connection)) };
         };
         match conn.state {
             State::Established | State::RepSent(_) => {
@@ -40,7 +40,7 @@ impl Manager {
                 Ok(())
             }
             State::DreqSent(_) | State::Timewait => Ok(()),
-            _ => Err(Error::Invalid("the connection does not stand")),
+            _ => Err(Error::Invalid(InvalidReason::NotEstablished)),
         }
     }
 

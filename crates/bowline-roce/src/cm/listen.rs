@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use bowline_verbs::{CmId, Error};
+use bowline_verbs::{CmId, Error, Resource};
 
 use super::Manager;
 
@@ -114,7 +114,7 @@ impl Manager {
                 return Ok(port);
             }
         }
-        Err(Error::Limit("listeners"))
+        Err(Error::Limit(Resource::Listeners))
     }
 
     /// Chooses a random ephemeral port.

@@ -27,7 +27,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use bowline_verbs::{CmEvent, CmId, Error, QpAttr, QpState, Qpn};
+use bowline_verbs::{CmEvent, CmId, Error, Object, QpAttr, QpState, Qpn};
 use bowline_wire::roce::cm::{CmMad, CmMessage, Ids};
 
 pub use config::CmConfig;
@@ -201,7 +201,7 @@ impl Manager {
             self.destroy_connection(now, id);
             return Ok(());
         }
-        if self.was_issued(id) { Ok(()) } else { Err(Error::NoSuch("connection")) }
+        if self.was_issued(id) { Ok(()) } else { Err(Error::NoSuch(Object::CmId)) }
     }
 
     /// Tells whether an unknown id has been issued before.

@@ -3,7 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Error, Mtu, Qpn, RejectReason};
+use bowline_verbs::{
+    CmEvent, CmId, ConnParam, ConnRequest, Error, InvalidReason, Mtu, Object, Qpn, RejectReason,
+    RequestPart,
+};
 use bowline_wire::roce::cm::{CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, GSI_QPN, service_port};
 
@@ -180,17 +183,17 @@ impl Manager {
 
     /// Accepts a request [CMA-10]. The REP is sent when the queue pair is ready.
     pub(crate) fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
-        if param.private_data.len() > REP_PRIVATE_LEN {
-            return Err(Error::Invalid("an accept carries at most 196 bytes of data"));
-        }
-        let conn = self.conns.get(&id).ok_or(Error::NoSuch("connection"))?;
+        RequestPart::AcceptData.check(param.private_data.len() as u64, REP_PRIVATE_LEN as u64)?;
+        let conn = self.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?;
         if !matches!(conn.state, State::ReqRcvd) {
-            return Err(Error::Invalid("the connection is not a request to answer"));
+            return Err(Error::Invalid(InvalidReason::NotARequest));
         }
         self.check_qp(param)?;
         let (limit, guid) = (self.port.max_rd_atomic, self.port.guid);
         let ack_delay = self.config.ack_delay;
-        let Some(conn) = self.conns.get_mut(&id) else { return Err(Error::NoSuch("connection")) };
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return Err(Error::NoSuch(Object::Connection));
+        };
         // Within the peer's proposal [CM-32].
         let (theirs, ours) = (conn.responder_resources, conn.initiator_depth);
         let initiator_depth = param.initiator_depth.min(theirs).min(limit);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use bowline_verbs::{CmEvent, CmId, Error, RejectReason};
+use bowline_verbs::{CmEvent, CmId, Error, InvalidReason, Object, RejectReason, RequestPart};
 use bowline_wire::roce::Gid;
 use bowline_wire::roce::cm::{
     Answered, CmMad, CmMessage, Ids, REJ_INFO_LEN, REJ_PRIVATE_LEN, Rej, Rep, Req,
@@ -79,12 +79,10 @@ impl Manager {
 
     /// Refuses a request on behalf of the program, with at most 148 bytes of private data [CMA-13].
     pub(crate) fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        if private_data.len() > REJ_PRIVATE_LEN {
-            return Err(Error::Invalid("a refusal carries at most 148 bytes of data"));
-        }
-        let conn = self.conns.get(&id).ok_or(Error::NoSuch("connection"))?;
+        RequestPart::RejectData.check(private_data.len() as u64, REJ_PRIVATE_LEN as u64)?;
+        let conn = self.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?;
         if !matches!(conn.state, State::ReqRcvd) {
-            return Err(Error::Invalid("the connection is not a request to answer"));
+            return Err(Error::Invalid(InvalidReason::NotARequest));
         }
         let (from, to, transaction) = (conn.local.ip(), conn.remote.ip(), conn.transaction);
         let refusal = Refusal::of(conn.ids(), Answered::REQ, RejectReason::CONSUMER);

@@ -8,7 +8,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bowline_base::Instant;
-use bowline_verbs::{CmId, ConnParam, Error, QpState, QpType, Qpn};
+use bowline_verbs::{CmId, ConnParam, Error, InvalidReason, Object, QpState, QpType, Qpn};
 use bowline_wire::roce::MAD_LEN;
 
 use super::{Device, Event};
@@ -55,7 +55,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoSuch`].
     pub fn local_addr(&self, id: CmId) -> Result<SocketAddr, Error> {
-        self.cm.manager.local_addr(id).ok_or(Error::NoSuch("listener or connection"))
+        self.cm.manager.local_addr(id).ok_or(Error::NoSuch(Object::CmId))
     }
 
     /// Connects; the outcome is an event. Without a local address, the one with the longest prefix
@@ -246,12 +246,12 @@ impl Device {
 
     /// Checks that a queue pair can be connected: in RESET, or in INIT with receives posted.
     fn check_connectable(&self, qpn: Qpn) -> Result<(), Error> {
-        let qp = self.qps.get(&qpn.0).ok_or(Error::NoSuch("queue pair"))?;
+        let qp = self.qps.get(&qpn.0).ok_or(Error::NoSuch(Object::QueuePair))?;
         if qp.init.qp_type != QpType::Rc {
-            return Err(Error::Invalid("only reliable queue pairs can be connected"));
+            return Err(Error::Invalid(InvalidReason::TypeToConnect));
         }
         if qp.state > QpState::Init && !self.cm_reserves(qpn) {
-            return Err(Error::Invalid("a queue pair to connect must be in RESET or INIT"));
+            return Err(Error::Invalid(InvalidReason::StateToConnect(qp.state)));
         }
         Ok(())
     }

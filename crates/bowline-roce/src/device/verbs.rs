@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use bowline_base::Instant;
 use bowline_verbs::{
-    Access, Buffer, Completion, CqId, Error, MrKeys, MwBind, MwType, PdId, QpAttr, QpCap, QpInit,
-    QpState, Qpn, RecvWr, SendFlags, SendOp, SendWr,
+    Access, Buffer, Completion, CqId, Error, Feature, InvalidReason, MrKeys, MwBind, MwType,
+    Object, PdId, QpAttr, QpCap, QpInit, QpState, Qpn, RecvWr, RequestPart, Resource, SendFlags,
+    SendOp, SendWr,
 };
 
 use super::Device;
@@ -13,8 +14,8 @@ use crate::delayed_ack::DelayedAck;
 use crate::gso_loss::GsoLossDetector;
 use crate::qp::{Halves, Qp};
 
-const NO_PD: Error = Error::NoSuch("protection domain");
-const NO_QP: Error = Error::NoSuch("queue pair");
+const NO_PD: Error = Error::NoSuch(Object::ProtectionDomain);
+const NO_QP: Error = Error::NoSuch(Object::QueuePair);
 
 /// Most recently removed queue pairs whose numbers are not reused.
 const RETIRED_MAX: usize = 4096;
@@ -26,7 +27,7 @@ impl Device {
     /// [`Error::Limit`].
     pub fn alloc_pd(&mut self) -> Result<PdId, Error> {
         if self.pds.len() >= self.shared.config.limits.pds.min(1 << 19) {
-            return Err(Error::Limit("protection domains"));
+            return Err(Error::Limit(Resource::ProtectionDomains));
         }
         Ok(PdId(self.pds.insert(0)))
     }
@@ -37,7 +38,7 @@ impl Device {
     /// [`Error::NoSuch`]; [`Error::Busy`] while a region or queue pair is left in it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Error> {
         if *self.pds.get(pd.0).ok_or(NO_PD)? > 0 || self.shared.mrs.uses_pd(pd) {
-            return Err(Error::Busy("the protection domain"));
+            return Err(Error::Busy(Object::ProtectionDomain));
         }
         self.pds.remove(pd.0);
         Ok(())
@@ -58,7 +59,7 @@ impl Device {
     ) -> Result<MrKeys, Error> {
         self.pds.get(pd.0).ok_or(NO_PD)?;
         if access.contains(Access::FLUSH_PERSISTENT) {
-            return Err(Error::NotSupported("memory that outlives a loss of power"));
+            return Err(Error::NotSupported(Feature::PersistentMemory));
         }
         let mrs = &mut self.shared.mrs;
         mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
@@ -82,22 +83,22 @@ impl Device {
         self.shared.mrs.deregister(lkey).map(drop)
     }
 
-    /// Suspends the access of peers to regions of [`reg_mr`](Self::reg_mr); local use continues.
+    /// Withdraws keys of regions of [`reg_mr`](Self::reg_mr) from peers; local use continues.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; [`Error::Busy`] while a window is bound to one.
     /// Nothing has changed then.
     pub fn withdraw_keys(&mut self, rkeys: &[u32]) -> Result<(), Error> {
-        self.shared.mrs.suspend_remote(rkeys)
+        self.shared.mrs.withdraw_keys(rkeys)
     }
 
-    /// Restores the access of peers to suspended regions, under new keys: pairs of the present and
-    /// the new key.
+    /// Renews withdrawn keys, so that peers have access again: pairs of the present and the new
+    /// key.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`]; nothing has changed then.
     pub fn renew_keys(&mut self, keys: &[(u32, u32)]) -> Result<(), Error> {
-        self.shared.mrs.rekey(keys)
+        self.shared.mrs.renew_keys(keys)
     }
 
     /// Makes a memory window, bound to nothing [MR-9].
@@ -124,10 +125,10 @@ impl Device {
     ) -> Result<u32, Error> {
         let (kind, pd, key) = self.shared.mrs.window(window)?;
         if kind != MwType::Type1 {
-            return Err(Error::Invalid("a window of type 2 is bound by a send request"));
+            return Err(Error::Invalid(InvalidReason::WindowType(MwType::Type2)));
         }
         if self.qps.get(&qp.0).ok_or(NO_QP)?.init.pd != pd {
-            return Err(Error::Invalid("window and queue pair are of two protection domains"));
+            return Err(Error::Invalid(InvalidReason::WindowPd));
         }
         let op = SendOp::BindMw { key, to: *to };
         let wr = SendWr { id, op, sges: &[], inline: &[], flags };
@@ -190,17 +191,17 @@ impl Device {
     pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Error> {
         let limits = self.shared.config.limits;
         if self.qps.len() >= limits.qps.min(1 << 20) {
-            return Err(Error::Limit("queue pairs"));
+            return Err(Error::Limit(Resource::QueuePairs));
         }
         let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = init.cap;
         if max_send_wr > limits.wrs || max_recv_wr > limits.wrs {
-            return Err(Error::Limit("work requests"));
+            return Err(Error::Limit(Resource::WorkRequests));
         }
         if max_send_sge > limits.sges || max_recv_sge > limits.sges {
-            return Err(Error::Limit("elements of a list"));
+            return Err(Error::Limit(Resource::Sges));
         }
         if max_inline > limits.inline {
-            return Err(Error::Limit("inline bytes"));
+            return Err(Error::Limit(Resource::InlineBytes));
         }
         let users = self.pds.get_mut(init.pd.0).ok_or(NO_PD)?;
         let cqs = &mut self.shared.cqs;
@@ -291,7 +292,7 @@ impl Device {
             return Err(NO_QP);
         }
         if self.cm_holds(qp) {
-            return Err(Error::Busy("the queue pair"));
+            return Err(Error::Busy(Object::QueuePair));
         }
         if let Some(gone) = self.qps.remove(&qp.0) {
             self.shared.cqs.release(gone.init.send_cq);
@@ -337,7 +338,7 @@ impl Device {
     fn check_bind(&self, key: u32) -> Result<(), Error> {
         match self.shared.mrs.window(key) {
             Ok((MwType::Type1, ..)) => {
-                Err(Error::Invalid("a window of type 1 is bound by bind_mw"))
+                Err(Error::Invalid(InvalidReason::WindowType(MwType::Type1)))
             }
             _ => Ok(()),
         }
@@ -346,7 +347,7 @@ impl Device {
     fn post(&mut self, now: Instant, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
         let qp = self.qps.get_mut(&qp.0).ok_or((0, NO_QP))?;
         if qp.state < QpState::Rts {
-            return Err((0, Error::Invalid("sends need a queue pair in RTS")));
+            return Err((0, Error::Invalid(InvalidReason::StateToSend(qp.state))));
         }
         let mut result = Ok(());
         for (count, wr) in wrs.iter().enumerate() {
@@ -383,19 +384,17 @@ impl Device {
     ) -> Result<(), (usize, Error)> {
         let qp = self.qps.get_mut(&qp.0).ok_or((0, NO_QP))?;
         if qp.state < QpState::Init {
-            return Err((0, Error::Invalid("receives need a queue pair in INIT")));
+            return Err((0, Error::Invalid(InvalidReason::StateToReceive(qp.state))));
         }
         let cap = qp.init.cap;
         let mut result = Ok(());
         for (count, wr) in wrs.iter().enumerate() {
-            let posted = if wr.sges.len() > cap.max_recv_sge {
-                Err(Error::Invalid("the scatter list is longer than the queue pair allows"))
-            } else {
-                match &mut qp.halves {
-                    Halves::Rc { responder, .. } => responder.post_recv(wr, cap.max_recv_wr),
-                    Halves::Ud { receiver, .. } => receiver.post_recv(wr, cap.max_recv_wr),
-                }
-            };
+            let fits =
+                RequestPart::ScatterList.check(wr.sges.len() as u64, cap.max_recv_sge as u64);
+            let posted = fits.and_then(|()| match &mut qp.halves {
+                Halves::Rc { responder, .. } => responder.post_recv(wr, cap.max_recv_wr),
+                Halves::Ud { receiver, .. } => receiver.post_recv(wr, cap.max_recv_wr),
+            });
             if let Err(error) = posted {
                 result = Err((count, error));
                 break;

@@ -27,7 +27,10 @@ use core::mem::discriminant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use bowline_verbs::{CqId, Error, PdId, QpCap, Qpn, SendFlags, SendOp, SendWr, Status};
+use bowline_verbs::{
+    CqId, Error, InvalidReason, PdId, QpCap, QpType, Qpn, RequestPart, SendFlags, SendOp, SendWr,
+    Status,
+};
 use bowline_wire::roce::Psn;
 
 use self::out_of_order::PsnRange;
@@ -214,7 +217,7 @@ impl Requester {
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), Error> {
         match &wr.op {
             SendOp::Datagram(..) => {
-                return Err(Error::Invalid("datagrams are for UD queue pairs"));
+                return Err(Error::Invalid(InvalidReason::RequestOfOtherType(QpType::Rc)));
             }
             SendOp::Read(_)
             | SendOp::CompareSwap { .. }
@@ -223,13 +226,11 @@ impl Requester {
             | SendOp::Flush { .. } => {
                 let settings = self.settings.as_ref();
                 if settings.is_some_and(|settings| settings.max_rd_atomic == 0) {
-                    return Err(Error::Invalid("the queue pair may have no read outstanding"));
+                    return Err(Error::Invalid(InvalidReason::NoReads));
                 }
                 let mtu = settings.map_or(256, |settings| settings.mtu as u64);
                 let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
-                if len.div_ceil(mtu) > READ_PACKETS_MAX {
-                    return Err(Error::Invalid("a read has at most 2^22 packets"));
-                }
+                RequestPart::Read.check(len.div_ceil(mtu), READ_PACKETS_MAX)?;
             }
             _ => {}
         }

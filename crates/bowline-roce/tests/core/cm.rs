@@ -7,8 +7,9 @@ use std::time::Duration;
 use crate::common::{self, Fate, Node, Pair, Seen, Setup};
 use bowline_roce::{Burst, CmConfig, Config, Device, Event, IdentHint, Instant};
 use bowline_verbs::{
-    Access, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, Mtu, QpAttr, QpCap, QpInit,
-    QpState, QpType, Qpn, RejectReason, SendOp, Status,
+    Access, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, InvalidReason, Mtu, Object,
+    QpAttr, QpAttrName, QpCap, QpInit, QpState, QpType, Qpn, RejectReason, RequestPart, SendOp,
+    Status,
 };
 use bowline_wire::roce::cm::{CmMad, CmMessage};
 use bowline_wire::roce::{GSI_QKEY, GSI_QPN, MAD_LEN};
@@ -238,14 +239,16 @@ fn refused() {
 
     listen(&mut pair);
     let again = pair.nodes[A].dev.connect(pair.now, None, ([10, 0, 0, 2], PORT).into(), &ours);
-    assert!(matches!(again, Err(Error::Invalid(_))), "in error: {again:?}");
+    assert_eq!(again, Err(Error::Invalid(InvalidReason::StateToConnect(QpState::Err))));
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     let (now, qp) = (pair.now, pair.nodes[A].qp);
     pair.nodes[A].dev.modify_qp(now, qp, &reset).unwrap();
     let id = connect(&mut pair, &ours);
     let (passive, _) = request(&mut pair).unwrap();
     let (now, dev) = (pair.now, &mut pair.nodes[P].dev);
-    assert!(matches!(dev.reject(now, passive, &[1; 149]), Err(Error::Invalid(_))));
+    let part = RequestPart::RejectData;
+    let long = Error::Invalid(InvalidReason::TooLong { part, limit: 148, given: 149 });
+    assert_eq!(dev.reject(now, passive, &[1; 149]), Err(long));
     dev.reject(now, passive, &[1; 148]).unwrap();
     pair.settle();
     let by_program = rejected(id, RejectReason::CONSUMER, vec![1; 148]);
@@ -263,7 +266,7 @@ fn either_side_or_both_disconnect() {
             let into = pair.nodes[side].sge(0, 64);
             pair.post_recv(side, 9, &[into]);
             let (dev, qp) = (&mut pair.nodes[side].dev, pair.nodes[side].qp);
-            assert_eq!(dev.destroy_qp(qp), Err(Error::Busy("the queue pair")));
+            assert_eq!(dev.destroy_qp(qp), Err(Error::Busy(Object::QueuePair)));
         }
         for side in sides {
             let id = [active, passive][*side];
@@ -422,7 +425,7 @@ fn queue_pairs_in_error() {
     pair.nodes[P].dev.modify_qp(now, qp, &error).unwrap();
     pair.settle();
     assert!(cm_events(&pair.nodes[A]).is_empty() && cm_events(&pair.nodes[P]).is_empty());
-    assert_eq!(pair.nodes[P].dev.destroy_qp(qp), Err(Error::Busy("the queue pair")));
+    assert_eq!(pair.nodes[P].dev.destroy_qp(qp), Err(Error::Busy(Object::QueuePair)));
     disconnect(&mut pair, P, passive);
     assert_eq!(cm_events(&pair.nodes[A]), [CmEvent::Disconnected { id: active }]);
     assert_eq!(pair.nodes[A].state(), QpState::Err);
@@ -457,7 +460,9 @@ fn a_connection_that_ends_half_way_flushes_what_was_posted() {
     let (passive, _) = request(&mut pair).unwrap();
     let bad = wrong(&pair.nodes[P]);
     let refused = pair.nodes[P].dev.accept(pair.now, passive, &bad);
-    assert_eq!(refused, Err(Error::Invalid("min_rnr_timer is above 31")));
+    let attr = QpAttrName::MinRnrTimer;
+    let above = InvalidReason::AttrTooLarge { attr, limit: 31, given: 32 };
+    assert_eq!(refused, Err(Error::Invalid(above)));
     pair.settle();
     assert_eq!(names(&pair), ["REQ"]);
     assert_eq!(pair.nodes[P].state(), QpState::Err);
@@ -494,7 +499,7 @@ fn a_connection_that_ends_half_way_flushes_what_was_posted() {
     pair.nodes[A].dev.modify_qp(now, qp, &reset).unwrap();
     let ours = param(&pair.nodes[A]);
     let again = |pair: &mut Pair| pair.nodes[A].dev.connect(pair.now, None, to, &ours);
-    assert_eq!(again(&mut pair), Err(Error::Busy("queue pair")));
+    assert_eq!(again(&mut pair), Err(Error::Busy(Object::QueuePair)));
     assert!(pair.run(Duration::from_millis(513), |pair| pair.nodes.iter().all(is_down)));
     again(&mut pair).unwrap();
     pair.settle();
@@ -516,24 +521,25 @@ fn what_cannot_be_done() {
         dev.connect(now, local, remote, &ConnParam { qpn, ..ConnParam::default() }).unwrap_err()
     };
     assert_eq!(connect(Some(elsewhere), node.qp), Error::AddrNotAvailable);
-    assert_eq!(connect(None, node.qp), Error::Busy("queue pair"));
-    assert_eq!(connect(None, Qpn(2)), Error::NoSuch("queue pair"));
+    assert_eq!(connect(None, node.qp), Error::Busy(Object::QueuePair));
+    assert_eq!(connect(None, Qpn(2)), Error::NoSuch(Object::QueuePair));
     let cap = QpCap::default();
     let (pd, send_cq, recv_cq) = (node.pd, node.send_cq, node.recv_cq);
     let init = QpInit { pd, send_cq, recv_cq, qp_type: QpType::Ud, cap, sq_sig_all: false };
     let ud = dev.create_qp(&init).unwrap();
     let refused = dev.connect(now, None, remote, &ConnParam { qpn: ud, ..ConnParam::default() });
-    assert!(matches!(refused, Err(Error::Invalid(_))));
+    assert_eq!(refused, Err(Error::Invalid(InvalidReason::TypeToConnect)));
     let init = QpInit { qp_type: QpType::Rc, ..init };
     let rc = dev.create_qp(&init).unwrap();
     let v6 = "[fd00::7]:7".parse().unwrap();
     let param = ConnParam { qpn: rc, ..ConnParam::default() };
     assert_eq!(dev.connect(now, None, v6, &param), Err(Error::AddrNotAvailable));
-    assert!(matches!(dev.accept(now, active, &param), Err(Error::Invalid(_))));
-    assert_eq!(dev.accept(now, CmId(9999), &param), Err(Error::NoSuch("connection")));
-    assert_eq!(dev.reject(now, CmId(9999), &[]), Err(Error::NoSuch("connection")));
-    assert_eq!(dev.disconnect(now, CmId(9999)), Err(Error::NoSuch("connection")));
-    assert_eq!(dev.destroy_id(now, CmId(9999)), Err(Error::NoSuch("connection")));
+    let answered = Err(Error::Invalid(InvalidReason::NotARequest));
+    assert_eq!(dev.accept(now, active, &param), answered);
+    assert_eq!(dev.accept(now, CmId(9999), &param), Err(Error::NoSuch(Object::Connection)));
+    assert_eq!(dev.reject(now, CmId(9999), &[]), Err(Error::NoSuch(Object::Connection)));
+    assert_eq!(dev.disconnect(now, CmId(9999)), Err(Error::NoSuch(Object::Connection)));
+    assert_eq!(dev.destroy_id(now, CmId(9999)), Err(Error::NoSuch(Object::CmId)));
 }
 
 // tests [HDR-9]: the smaller port's path MTU must do for both

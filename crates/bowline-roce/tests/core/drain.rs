@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::common::{Fate, Pair, Setup};
 use bowline_roce::Event;
 use bowline_verbs::{
-    Access, AddressVector, AsyncEvent, Error, QpAttr, QpCap, QpInit, QpState, QpType, RecvWr,
-    SendFlags, SendOp, SendWr, Sge, Status, UdDest,
+    Access, AddressVector, AsyncEvent, Error, InvalidReason, QpAttr, QpAttrName, QpCap, QpInit,
+    QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, Status, UdDest,
 };
 
 fn to(state: QpState) -> QpAttr {
@@ -47,10 +47,7 @@ fn a_queue_is_drained_and_goes_on() {
     let (state, now_is) = pair.nodes[0].dev.query_qp(pair.nodes[0].qp).unwrap();
     assert_eq!((state, now_is.sq_draining), (QpState::Sqd, Some(true)));
     let timeout = QpAttr { timeout: Some(14), ..QpAttr::default() };
-    assert_eq!(
-        modify(&mut pair, &timeout),
-        Err(Error::Invalid("the send queue is not drained yet"))
-    );
+    assert_eq!(modify(&mut pair, &timeout), Err(Error::Invalid(InvalidReason::NotDrained)));
     modify(&mut pair, &QpAttr { min_rnr_timer: Some(3), ..QpAttr::default() }).unwrap();
     // That burst is lost; the timer brings it again.
     assert!(pair.run(Duration::from_secs(5), |pair| drained(pair) > 0));
@@ -79,13 +76,16 @@ fn a_queue_is_drained_and_goes_on() {
     };
     modify(&mut pair, &more).unwrap();
     for (wrong, why) in [
-        (QpAttr { port: Some(2), ..more }, "there is one port, and it has number 1"),
-        (QpAttr { pkey_index: Some(1), ..more }, "there is one partition key, of index 0"),
-        (QpAttr { path_mtu: Some(setup.mtu), ..more }, "path_mtu cannot be changed now"),
-        (QpAttr { sq_psn: Some(1), ..more }, "sq_psn cannot be changed now"),
+        (QpAttr { port: Some(2), ..more }, InvalidReason::AttrValue(QpAttrName::Port)),
+        (QpAttr { pkey_index: Some(1), ..more }, InvalidReason::AttrValue(QpAttrName::PkeyIndex)),
+        (
+            QpAttr { path_mtu: Some(setup.mtu), ..more },
+            InvalidReason::AttrNotAllowed(QpAttrName::PathMtu),
+        ),
+        (QpAttr { sq_psn: Some(1), ..more }, InvalidReason::AttrNotAllowed(QpAttrName::SqPsn)),
         (
             QpAttr { cur_state: Some(QpState::Rts), ..to(QpState::Rts) },
-            "the queue pair is not in the state of cur_state",
+            InvalidReason::CurState(QpState::Sqd),
         ),
     ] {
         assert_eq!(modify(&mut pair, &wrong), Err(Error::Invalid(why)));

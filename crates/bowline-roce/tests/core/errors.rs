@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::common::{BUFFER, Fate, Pair, Setup, pattern};
 use bowline_roce::{Config, Event};
 use bowline_verbs::{
-    Access, AsyncEvent, Error, Piece, QpAttr, QpState, Remote, SendFlags, SendOp, SendWr, Sge,
-    Status,
+    Access, AsyncEvent, Error, InvalidReason, Piece, QpAttr, QpState, Remote, SendFlags, SendOp,
+    SendWr, Sge, Status,
 };
 use bowline_wire::roce::{NakCode, Opcode, Syndrome};
 
@@ -289,7 +289,8 @@ fn an_overrun_completion_queue_ends_its_queue_pairs() {
     let [lost, fatal] = [AsyncEvent::CqError(cq), AsyncEvent::QpFatal(qp)].map(Event::Async);
     assert_eq!(pair.nodes[0].events, [Event::CqReady(cq), lost, fatal]);
     assert_eq!(pair.nodes[0].sent.len(), 2);
-    assert!(matches!(pair.nodes[0].dev.arm_cq(cq, false), Err(Error::Invalid(_))));
+    let overrun = Err(Error::Invalid(InvalidReason::CqOverrun));
+    assert_eq!(pair.nodes[0].dev.arm_cq(cq, false), overrun);
     assert_eq!(pair.nodes[0].state(), QpState::Err);
     assert_eq!(pair.nodes[1].state(), QpState::Rts);
 }

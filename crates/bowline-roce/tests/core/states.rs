@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::common::{self, Pair, Setup, rts_steps};
+use bowline_base::Errno;
 use bowline_roce::{Config, Device, Event, IdentHint, Limits};
 use bowline_verbs::{
-    Access, AsyncEvent, Buffer, Error, Mtu, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr,
-    SendFlags, SendOp, SendWr, Status, UdDest,
+    Access, AsyncEvent, Buffer, Error, InvalidReason, Mtu, Object, QpAttr, QpAttrName, QpCap,
+    QpInit, QpState, QpType, Qpn, RecvWr, RequestPart, Resource, SendFlags, SendOp, SendWr, Status,
+    UdDest,
 };
 use bowline_wire::roce::{Bth, IcrcPolicy, Opcode, Outer, Packet, Psn};
 
@@ -24,10 +26,8 @@ fn transitions_need_exactly_their_attributes() {
     let node = &mut pair.nodes[0];
     let qp = node.qp;
     let steps = rts_steps(&setup, 0, peer);
-    assert!(matches!(
-        node.dev.modify_qp(now, qp, &steps[1]),
-        Err(Error::Invalid("the queue pair cannot go from its state to this one"))
-    ));
+    let skipped = InvalidReason::Transition { from: QpState::Reset, to: QpState::Rtr };
+    assert_eq!(node.dev.modify_qp(now, qp, &steps[1]), Err(Error::Invalid(skipped)));
     assert!(node.dev.modify_qp(now, qp, &to(QpState::Err)).is_err());
     type Take = fn(&mut QpAttr);
     let takes: [&[(Take, &str)]; 3] = [
@@ -40,10 +40,13 @@ fn transitions_need_exactly_their_attributes() {
             (|a| a.max_dest_rd_atomic = None, "max_dest_rd_atomic is needed"),
             (|a| a.min_rnr_timer = None, "min_rnr_timer is needed"),
             (|a| a.sq_psn = Some(1), "sq_psn cannot be changed now"),
-            (|a| a.rq_psn = Some(1 << 24), "rq_psn has more than 24 bits"),
+            (|a| a.rq_psn = Some(1 << 24), "rq_psn is 0x1000000, which has more than 24 bits"),
             (|a| a.dest_qpn = Some(Qpn(1)), "dest_qpn is not that of a connection"),
-            (|a| a.max_dest_rd_atomic = Some(129), "max_dest_rd_atomic is above the limit"),
-            (|a| a.min_rnr_timer = Some(32), "min_rnr_timer is above 31"),
+            (
+                |a| a.max_dest_rd_atomic = Some(129),
+                "max_dest_rd_atomic is 129, above the limit of 128",
+            ),
+            (|a| a.min_rnr_timer = Some(32), "min_rnr_timer is 32, above the limit of 31"),
         ],
         &[
             (|a| a.timeout = None, "timeout is needed"),
@@ -51,7 +54,7 @@ fn transitions_need_exactly_their_attributes() {
             (|a| a.rnr_retry = None, "rnr_retry is needed"),
             (|a| a.sq_psn = None, "sq_psn is needed"),
             (|a| a.max_rd_atomic = None, "max_rd_atomic is needed"),
-            (|a| a.retry_cnt = Some(8), "retry_cnt is above 7"),
+            (|a| a.retry_cnt = Some(8), "retry_cnt is 8, above the limit of 7"),
             (|a| a.qkey = Some(8), "qkey cannot be changed now"),
         ],
     ];
@@ -60,7 +63,8 @@ fn transitions_need_exactly_their_attributes() {
             let mut attr = *step;
             take(&mut attr);
             let before = node.dev.query_qp(qp);
-            assert_eq!(node.dev.modify_qp(now, qp, &attr), Err(Error::Invalid(why)));
+            let refused = node.dev.modify_qp(now, qp, &attr).unwrap_err();
+            assert_eq!((refused.errno(), refused.to_string()), (Errno::EINVAL, (*why).to_owned()));
             assert_eq!(node.dev.query_qp(qp), before);
         }
         node.dev.modify_qp(now, qp, step).unwrap();
@@ -77,7 +81,7 @@ fn transitions_need_exactly_their_attributes() {
         node.dev.modify_qp(now, qp, &to(state)).unwrap();
     }
     assert_eq!(node.dev.query_qp(qp).unwrap().1, to(QpState::Reset));
-    assert_eq!(node.dev.query_qp(peer), Err(Error::NoSuch("queue pair")));
+    assert_eq!(node.dev.query_qp(peer), Err(Error::NoSuch(Object::QueuePair)));
 }
 
 #[test]
@@ -90,7 +94,9 @@ fn addresses_and_mtus_must_be_those_of_the_port() {
     let [init, mut rtr, _] = rts_steps(&setup, 0, peer);
     node.dev.modify_qp(now, node.qp, &init).unwrap();
     let error = node.dev.modify_qp(now, node.qp, &rtr);
-    assert_eq!(error, Err(Error::Invalid("path_mtu is above the MTU of the port")));
+    let attr = QpAttrName::PathMtu;
+    let above = InvalidReason::AttrTooLarge { attr, limit: 1024, given: 2048 };
+    assert_eq!(error, Err(Error::Invalid(above)));
     rtr.path_mtu = Some(Mtu::M1024);
     let mut av = rtr.av.unwrap();
     std::mem::swap(&mut av.local, &mut av.remote);
@@ -109,12 +115,14 @@ fn posting_needs_a_state_and_room() {
         SendWr { id: 1, op: SendOp::Send, sges: &[], inline: &[], flags: SendFlags::empty() };
     let recv = RecvWr { id: 2, sges: &[] };
     let [init, rtr, rts] = rts_steps(&setup, 0, peer);
-    assert_eq!(node.dev.post_recv(now, node.qp, &[recv]).unwrap_err().0, 0);
+    let early = Err((0, Error::Invalid(InvalidReason::StateToReceive(QpState::Reset))));
+    assert_eq!(node.dev.post_recv(now, node.qp, &[recv]), early);
     node.dev.modify_qp(now, node.qp, &init).unwrap();
     assert_eq!(node.dev.post_recv(now, node.qp, &[recv; 1025]), Err((1024, Error::QueueFull)));
     assert!(node.dev.post_send(now, node.qp, std::slice::from_ref(&send)).is_err());
     node.dev.modify_qp(now, node.qp, &rtr).unwrap();
-    assert!(node.dev.post_send(now, node.qp, std::slice::from_ref(&send)).is_err());
+    let early = Err((0, Error::Invalid(InvalidReason::StateToSend(QpState::Rtr))));
+    assert_eq!(node.dev.post_send(now, node.qp, std::slice::from_ref(&send)), early);
     node.dev.modify_qp(now, node.qp, &rts).unwrap();
     let many = vec![send.clone(); 1030];
     assert_eq!(node.dev.post_send(now, node.qp, &many), Err((1024, Error::QueueFull)));
@@ -148,19 +156,33 @@ fn requests_that_are_wrong_in_themselves_are_refused() {
     };
     let odd = bowline_verbs::Remote { addr: remote.addr + 4, ..remote };
     let add = |remote| SendOp::FetchAdd { remote, add: 1 };
+    let too_long = |part, limit, given| InvalidReason::TooLong { part, limit, given };
     for (why, wr) in [
-        ("datagram", SendWr { op: SendOp::Datagram(dest, None), ..good.clone() }),
-        ("alignment", SendWr { op: add(odd), ..good.clone() }),
-        ("7 bytes", SendWr { op: add(remote), sges: &lists[1..2], ..good.clone() }),
         (
-            "inline read",
+            InvalidReason::RequestOfOtherType(QpType::Rc),
+            SendWr { op: SendOp::Datagram(dest, None), ..good.clone() },
+        ),
+        (InvalidReason::AtomicOperand, SendWr { op: add(odd), ..good.clone() }),
+        (
+            InvalidReason::AtomicOperand,
+            SendWr { op: add(remote), sges: &lists[1..2], ..good.clone() },
+        ),
+        (
+            InvalidReason::InlineRead,
             SendWr { op: SendOp::Read(remote), flags: SendFlags::INLINE, ..good.clone() },
         ),
-        ("inline", SendWr { inline: &inline, flags: SendFlags::INLINE, ..good.clone() }),
-        ("2^31", SendWr { sges: &lists[2..], ..good.clone() }),
+        (
+            too_long(RequestPart::Inline, 256, 257),
+            SendWr { inline: &inline, flags: SendFlags::INLINE, ..good.clone() },
+        ),
+        (
+            too_long(RequestPart::Message, 1 << 31, u64::from(u32::MAX)),
+            SendWr { sges: &lists[2..], ..good.clone() },
+        ),
+        (too_long(RequestPart::GatherList, 4, 5), SendWr { sges: &[lists[0]; 5], ..good.clone() }),
     ] {
         let posted = node.dev.post_send(now, node.qp, &[good.clone(), wr]);
-        assert!(matches!(posted, Err((1, Error::Invalid(_)))), "{why}: {posted:?}");
+        assert_eq!(posted, Err((1, Error::Invalid(why))));
     }
 }
 
@@ -282,10 +304,10 @@ fn numbers_are_not_used_again_soon() {
     for _ in 0..3000 {
         let qp = dev.create_qp(&init).unwrap();
         assert!(qp.0 > 1 && qp.0 < 0xff_ffff && seen.insert(qp));
-        assert_eq!(dev.destroy_cq(cq), Err(Error::Busy("the completion queue")));
-        assert_eq!(dev.dealloc_pd(pd), Err(Error::Busy("the protection domain")));
+        assert_eq!(dev.destroy_cq(cq), Err(Error::Busy(Object::CompletionQueue)));
+        assert_eq!(dev.dealloc_pd(pd), Err(Error::Busy(Object::ProtectionDomain)));
         dev.destroy_qp(qp).unwrap();
-        assert_eq!(dev.destroy_qp(qp), Err(Error::NoSuch("queue pair")));
+        assert_eq!(dev.destroy_qp(qp), Err(Error::NoSuch(Object::QueuePair)));
     }
     let buffer = Arc::new(Buffer::new(10).unwrap());
     let keys = dev.reg_mr(pd, &buffer, 0, 10, None, Access::empty()).unwrap();
@@ -304,13 +326,13 @@ fn limits_hold() {
     let cap = QpCap::default();
     let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, cap, sq_sig_all: true };
     let large = QpInit { cap: QpCap { max_send_sge: 5, ..cap }, ..init };
-    assert_eq!(dev.create_qp(&large), Err(Error::Limit("elements of a list")));
+    assert_eq!(dev.create_qp(&large), Err(Error::Limit(Resource::Sges)));
     dev.create_qp(&init).unwrap();
-    assert_eq!(dev.create_qp(&init), Err(Error::Limit("queue pairs")));
-    assert_eq!(dev.alloc_pd(), Err(Error::Limit("protection domains")));
-    assert_eq!(dev.create_cq(1), Err(Error::Limit("completion queues")));
+    assert_eq!(dev.create_qp(&init), Err(Error::Limit(Resource::QueuePairs)));
+    assert_eq!(dev.alloc_pd(), Err(Error::Limit(Resource::ProtectionDomains)));
+    assert_eq!(dev.create_cq(1), Err(Error::Limit(Resource::CompletionQueues)));
     dev.alloc_mr(pd).unwrap();
-    assert_eq!(dev.alloc_mr(pd), Err(Error::Limit("memory regions")));
+    assert_eq!(dev.alloc_mr(pd), Err(Error::Limit(Resource::MemoryRegions)));
 }
 
 /// Datagrams from one UD queue pair to another [RX-8], [RX-12].

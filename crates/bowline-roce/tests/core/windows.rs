@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::common::{Fate, Pair, Setup, pattern};
 use bowline_verbs::{
-    Access, Buffer, Error, MrKeys, MwBind, MwType, Remote, SendFlags, SendOp, Status, WcOpcode,
-    next_key,
+    Access, Buffer, Error, InvalidReason, MrKeys, MwBind, MwType, Object, Remote, SendFlags,
+    SendOp, Status, WcOpcode, next_key,
 };
 
 const READ: Access = Access::REMOTE_READ;
@@ -82,7 +82,7 @@ fn a_window_is_bound_used_and_taken_back_by_either_side() {
     let node = &mut pair.nodes[1];
     assert_eq!(node.dev.in_use().mws, 1);
     node.dev.dealloc_mw(key).unwrap();
-    assert_eq!(node.dev.dealloc_mw(key), Err(Error::NoSuch("memory window")));
+    assert_eq!(node.dev.dealloc_mw(key), Err(Error::NoSuch(Object::MemoryWindow)));
     node.dev.dereg_mr(keys.lkey).unwrap();
 }
 
@@ -167,20 +167,21 @@ fn a_window_of_type_1_gets_its_keys_from_the_device() {
         flags,
     };
     let posted = node.dev.post_send(now, qp, &[by_send]);
-    assert!(matches!(posted, Err((0, Error::Invalid(_)))), "{posted:?}");
+    let kind = |kind| Error::Invalid(InvalidReason::WindowType(kind));
+    assert_eq!(posted, Err((0, kind(MwType::Type1))));
     // Two at once: the second is the one that stays.
     let one = node.dev.bind_mw(now, qp, first, 1, &to(keys, READ), flags).unwrap();
     let two = node.dev.bind_mw(now, qp, first, 2, &to(keys, READ), flags).unwrap();
     assert_eq!((one, two), (next_key(first), next_key(one)));
     let second_kind = node.dev.alloc_mw(node.pd, MwType::Type2).unwrap();
     let wrong = node.dev.bind_mw(now, qp, second_kind, 3, &to(keys, READ), flags);
-    assert!(matches!(wrong, Err(Error::Invalid(_))));
+    assert_eq!(wrong, Err(kind(MwType::Type2)));
     pair.settle();
     let there = [pair.nodes[0].sge(0, 3000)];
     pair.post(0, 1, SendOp::Read(remote(two)), &there);
     pair.finish(0, 1);
     let node = &mut pair.nodes[1];
-    assert_eq!(node.dev.dereg_mr(keys.lkey), Err(Error::Busy("the memory region")));
+    assert_eq!(node.dev.dereg_mr(keys.lkey), Err(Error::Busy(Object::MemoryRegion)));
     let ended = MwBind { len: 0, ..to(keys, READ) };
     node.dev.bind_mw(pair.now, qp, two, 4, &ended, flags).unwrap();
     pair.settle();

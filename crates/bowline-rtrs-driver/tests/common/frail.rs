@@ -8,7 +8,8 @@ use std::time::Duration;
 use bowline_roce_driver::SoftDevice;
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
-    Error, MrKeys, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendFlags, SendWr,
+    Error, MrKeys, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, Resource, SendFlags,
+    SendWr,
 };
 
 /// Longest wait in the device itself, so that it is noticed when it dies meanwhile.
@@ -52,7 +53,7 @@ impl Frail {
     }
 
     fn room(&self) -> Result<(), Error> {
-        if self.full.load(SeqCst) { Err(Error::Limit("anything")) } else { Ok(()) }
+        if self.full.load(SeqCst) { Err(Error::Limit(Resource::Memory)) } else { Ok(()) }
     }
 
     /// Waits, and tells whether the device is to be asked.

@@ -258,8 +258,8 @@ impl Binding {
     }
 }
 
-/// Suspends the keys in a batch: afterwards peers cannot change the data they have sent [RT-44].
-/// Adds to `failed` the keys that could not be suspended.
+/// Withdraws the keys in a batch: afterwards peers cannot change the data they have sent [RT-44].
+/// Adds to `failed` the keys that could not be withdrawn.
 pub fn withdraw(ports: &mut dyn Ports, batch: &mut Batch, failed: &mut Vec<(PortId, u32)>) {
     let mut keys = [0; KEYS];
     for of_port in batch.withdraw.chunk_by(|a, b| a.0 == b.0) {
@@ -279,7 +279,7 @@ pub fn withdraw(ports: &mut dyn Ports, batch: &mut Batch, failed: &mut Vec<(Port
     batch.withdraw.clear();
 }
 
-/// Renews suspended keys. If a key cannot be renewed, its path is gone, or the peer's next write
+/// Renews withdrawn keys. If a key cannot be renewed, its path is gone, or the peer's next write
 /// fails and ends the path.
 fn renew(ports: &mut dyn Ports, batch: &Batch) {
     let mut keys = [(0, 0); KEYS];

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bowline_verbs::{
-    Access, Buffer, CmEvent, CmId, ConnParam, Error, MrKeys, PdId, Qpn, RecvWr, Remote, SendFlags,
-    SendOp, SendWr,
+    Access, Buffer, CmEvent, CmId, ConnParam, Error, MrKeys, Object, PdId, Qpn, RecvWr, Remote,
+    Resource, SendFlags, SendOp, SendWr,
 };
 
 use super::{Binding, Ports, Verbs, done_of, with_parts, withdraw};
@@ -37,7 +37,7 @@ impl Fake {
     fn known(&self, keys: impl Iterator<Item = u32>) -> Result<(), Error> {
         let mut keys = keys;
         match keys.any(|key| self.unknown.contains(&key)) {
-            true => Err(Error::NoSuch("memory region")),
+            true => Err(Error::NoSuch(Object::MemoryRegion)),
             false => Ok(()),
         }
     }
@@ -73,7 +73,7 @@ impl Verbs for Fake {
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
         self.note(format!("fail {}", qpn.0));
-        if self.stuck == Some(qpn) { Err(Error::Busy("the device")) } else { Ok(()) }
+        if self.stuck == Some(qpn) { Err(Error::Busy(Object::QueuePair)) } else { Ok(()) }
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
@@ -92,7 +92,7 @@ impl Verbs for Fake {
     ) -> Result<MrKeys, Error> {
         assert_eq!(offset as u64, iova, "addresses tell nothing of this process");
         if access.contains(Access::REMOTE_ATOMIC) {
-            return Err(Error::Limit("memory regions"));
+            return Err(Error::Limit(Resource::MemoryRegions));
         }
         let key = self.note(format!("reg {offset}+{len}{}", within(pd))) << 8;
         Ok(MrKeys { lkey: key, rkey: key })
@@ -100,7 +100,7 @@ impl Verbs for Fake {
 
     fn alloc_mr(&mut self) -> Result<u32, Error> {
         if self.calls.len() > 40 {
-            return Err(Error::Limit("memory regions"));
+            return Err(Error::Limit(Resource::MemoryRegions));
         }
         Ok(self.note("alloc".to_owned()) << 8)
     }

@@ -65,13 +65,13 @@ pub trait Verbs {
     /// Ends a registration, by its first local key.
     fn dereg_mr(&mut self, lkey: u32);
 
-    /// Suspends remote keys.
+    /// Withdraws remote keys.
     ///
     /// # Errors
     /// Those of the device; nothing has changed then.
     fn withdraw_keys(&mut self, keys: &[u32]) -> Result<(), Error>;
 
-    /// Renews suspended keys.
+    /// Renews withdrawn keys.
     ///
     /// # Errors
     /// Those of the device; nothing has changed then.

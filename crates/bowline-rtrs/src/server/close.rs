@@ -64,7 +64,7 @@ pub enum CloseReason {
     Header,
     /// Too many requests wait for their chunks [RT-66].
     TooMany,
-    /// The key of a chunk could not be suspended, so its request was not carried out [RT-67].
+    /// The key of a chunk could not be withdrawn, so its request was not carried out [RT-67].
     Withdraw,
 }
 

@@ -134,7 +134,7 @@ pub struct Server {
     waiting: usize,
     /// The number of the next region.
     region: u32,
-    /// Requests whose keys are being suspended.
+    /// Requests whose keys are being withdrawn.
     arrived: Vec<Arrived>,
     /// Spare allocation for [`process`](Self::process).
     arrived_spare: Vec<Arrived>,

@@ -1,7 +1,7 @@
 //! Completions; requests, from their arrival to the upper layer.
 //!
 //! A request consists of data, user message and header in its chunk [RT-38]. The client may be able
-//! to change them at any time. So first its key of the chunk is suspended [RT-44]; then header and
+//! to change them at any time. So first its key of the chunk is withdrawn [RT-44]; then header and
 //! user message are copied, each byte once. The copy is validated and used, and the chunk is not
 //! read again for them [RT-65].
 
@@ -97,7 +97,7 @@ pub(super) struct Arrived {
     off: u32,
     /// Bytes the client wrote.
     len: u32,
-    /// The key suspended for it.
+    /// The key withdrawn for it.
     rkey: Option<u32>,
 }
 
@@ -186,7 +186,7 @@ impl Server {
         self.arrived.push(Arrived { conn: done.conn, chunk, off, len: done.len, rkey });
     }
 
-    /// Reads and validates the requests whose keys have been suspended. `failed` are the keys for
+    /// Reads and validates the requests whose keys have been withdrawn. `failed` are the keys for
     /// which that did not work: their paths are closed, and the requests not carried out [RT-67].
     pub fn process(&mut self, now: Instant, failed: &[(PortId, u32)]) {
         let spare = std::mem::take(&mut self.arrived_spare);

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use bowline_rtrs::bind::{Ports, Verbs};
 use bowline_rtrs::{PortAttr, PortId, QpShape};
 use bowline_verbs::{
-    Access, Buffer, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, MrKeys, PdId, Qpn,
-    RecvWr, RejectReason, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
+    Access, Buffer, CmEvent, CmId, Completion, ConnParam, ConnRequest, Error, Feature,
+    InvalidReason, MrKeys, Object, PdId, Qpn, RecvWr, RejectReason, Resource, SendFlags, SendOp,
+    SendWr, Sge, Status, WcOpcode,
 };
 
 /// One of the two.
@@ -366,7 +367,7 @@ impl Verbs for Dev {
     fn create_qp(&mut self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {
         let mut net = self.0.borrow_mut();
         if net.no_qp && self.1 == Side::Server {
-            return Err(Error::Limit("queue pairs"));
+            return Err(Error::Limit(Resource::QueuePairs));
         }
         let qpn = Qpn(net.number());
         let (recvs, sends) = (VecDeque::new(), VecDeque::new());
@@ -382,7 +383,7 @@ impl Verbs for Dev {
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), Error> {
-        self.0.borrow_mut().qps.remove(&qpn).map(|_| ()).ok_or(Error::NoSuch("queue pair"))
+        self.0.borrow_mut().qps.remove(&qpn).map(|_| ()).ok_or(Error::NoSuch(Object::QueuePair))
     }
 
     fn reg_mr(
@@ -403,7 +404,7 @@ impl Verbs for Dev {
     }
 
     fn alloc_mr(&mut self) -> Result<u32, Error> {
-        Err(Error::NotSupported("fast registration"))
+        Err(Error::NotSupported(Feature::FastRegistration))
     }
 
     fn dereg_mr(&mut self, lkey: u32) {
@@ -416,7 +417,7 @@ impl Verbs for Dev {
         let mut net = self.0.borrow_mut();
         let is = |region: &&Region| keys.contains(&region.rkey) && !region.shut;
         if net.regions.iter().filter(is).count() != keys.len() {
-            return Err(Error::Invalid("a key that is not open"));
+            return Err(Error::Invalid(InvalidReason::KeyWithdrawn));
         }
         net.regions
             .iter_mut()
@@ -430,7 +431,7 @@ impl Verbs for Dev {
         for (old, new) in keys {
             let mut regions = net.regions.iter_mut();
             let region = regions.find(|region| region.rkey == *old && region.shut);
-            let region = region.ok_or(Error::NoSuch("withdrawn region"))?;
+            let region = region.ok_or(Error::NoSuch(Object::MemoryRegion))?;
             (region.rkey, region.shut) = (*new, false);
         }
         Ok(())
@@ -438,7 +439,7 @@ impl Verbs for Dev {
 
     fn post_send(&mut self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
         let mut net = self.0.borrow_mut();
-        let qp = net.qps.get_mut(&qpn).ok_or((0, Error::NoSuch("queue pair")))?;
+        let qp = net.qps.get_mut(&qpn).ok_or((0, Error::NoSuch(Object::QueuePair)))?;
         for wr in wrs {
             let full = qp.sends.len() + qp.unsignalled > qp.shape.send_wr;
             assert!(!full || qp.dead, "more sends than the shape says");
@@ -455,7 +456,7 @@ impl Verbs for Dev {
 
     fn post_recv(&mut self, qpn: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
         let mut net = self.0.borrow_mut();
-        let qp = net.qps.get_mut(&qpn).ok_or((0, Error::NoSuch("queue pair")))?;
+        let qp = net.qps.get_mut(&qpn).ok_or((0, Error::NoSuch(Object::QueuePair)))?;
         qp.recvs.extend(wrs.iter().map(|wr| (wr.id, wr.sges.to_vec())));
         assert!(qp.recvs.len() <= qp.shape.recv_wr + 1, "more receives than the shape says");
         let (dead, peer) = (qp.dead, qp.peer);
@@ -501,7 +502,7 @@ impl Verbs for Dev {
     fn accept(&mut self, id: CmId, param: &ConnParam) -> Result<(), Error> {
         let mut net = self.0.borrow_mut();
         let net = &mut *net;
-        let conn = net.conns.get_mut(&id).ok_or(Error::NoSuch("connection"))?;
+        let conn = net.conns.get_mut(&id).ok_or(Error::NoSuch(Object::Connection))?;
         conn.qpn = Some(param.qpn);
         let (peer, path) = (conn.peer, conn.path);
         let Some(far) = net.conns.get(&peer).and_then(|far| far.qpn) else { return Ok(()) };
@@ -526,7 +527,7 @@ impl Verbs for Dev {
 
     fn reject(&mut self, id: CmId, private: &[u8]) -> Result<(), Error> {
         let mut net = self.0.borrow_mut();
-        let peer = net.conns.get(&id).ok_or(Error::NoSuch("connection"))?.peer;
+        let peer = net.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?.peer;
         if net.conns.contains_key(&peer) {
             let (reason, private_data) = (RejectReason::CONSUMER, private.to_vec());
             let event = CmEvent::Rejected { id: peer, reason, private_data };
@@ -540,7 +541,7 @@ impl Verbs for Dev {
         match net.conns.get(&id) {
             Some(conn) if conn.stands => net.tell_end(id),
             Some(_) => {}
-            None => return Err(Error::NoSuch("connection")),
+            None => return Err(Error::NoSuch(Object::Connection)),
         }
         Ok(())
     }
@@ -551,6 +552,6 @@ impl Verbs for Dev {
         if net.conns.get(&id).is_some_and(|conn| conn.stands) {
             net.tell_end(id);
         }
-        net.conns.remove(&id).map(|_| ()).ok_or(Error::NoSuch("connection"))
+        net.conns.remove(&id).map(|_| ()).ok_or(Error::NoSuch(Object::Connection))
     }
 }

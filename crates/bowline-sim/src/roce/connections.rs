@@ -2,8 +2,9 @@
 
 use bowline_roce::Device;
 use bowline_verbs::{
-    Access, AddressVector, CmEvent, CmId, ConnParam, ConnRequest, Error, MrKeys, MwType, QpAttr,
-    QpCap, QpInit, QpState, QpType, RecvWr, RejectReason, SendFlags, SendOp, SendWr, WcOpcode,
+    Access, AddressVector, CmEvent, CmId, ConnParam, ConnRequest, Error, MrKeys, MwType, Object,
+    QpAttr, QpCap, QpInit, QpState, QpType, RecvWr, RejectReason, SendFlags, SendOp, SendWr,
+    WcOpcode,
 };
 
 use super::app::{INLINE, SGES};
@@ -674,7 +675,7 @@ fn remove(device: &mut Device, now: bowline_roce::Instant, side: &Side) -> Resul
     let before = key & !0xff | key.wrapping_sub(1) & 0xff;
     device.dereg_mr(key).or_else(|_| match side.fast {
         Fast::Granted(_) => device.dereg_mr(before),
-        _ => Err(Error::NoSuch("fast region")),
+        _ => Err(Error::NoSuch(Object::MemoryRegion)),
     })?;
     device.dealloc_pd(side.pd)
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use bowline_verbs::{
     Access, Completion, CqId, Error, MrKeys, PdId, QpAttr, QpCap, QpInit, QpState, QpType, Qpn,
-    RecvWr, SendFlags, SendOp, SendWr, Status, UdDest, WcOpcode,
+    RecvWr, Resource, SendFlags, SendOp, SendWr, Status, UdDest, WcOpcode,
 };
 
 use super::memory::{AreaId, Memory, Purpose, fill, part, sges};
@@ -56,7 +56,7 @@ impl Port {
         let areas: Vec<_> = (0..DEPTH)
             .flat_map(|_| [(Purpose::Source, mtu), (Purpose::Receive, mtu + HEADER)])
             .collect();
-        let memory = Memory::new(rng, &areas).ok_or(Error::Limit("memory"))?;
+        let memory = Memory::new(rng, &areas).ok_or(Error::Limit(Resource::Memory))?;
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(2 * DEPTH)?;
         let cap = QpCap {

@@ -350,9 +350,7 @@ fn log(node: &Node, services: &[Running]) {
             Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
             Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
             Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
-            Event::Refused { remote, limit } => {
-                format!("peer {remote}: connection refused, limit of {limit}")
-            }
+            Event::Refused { remote, why } => format!("peer {remote}: connection refused, {why}"),
             _ => continue,
         };
         match lines.iter_mut().find(|(known, _)| *known == line) {

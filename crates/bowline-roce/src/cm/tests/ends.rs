@@ -1,6 +1,6 @@
 //! Disconnecting, time-wait, what is left.
 
-use bowline_verbs::Error;
+use bowline_verbs::{Error, Object};
 use bowline_wire::roce::cm::{Dreq, Ids};
 
 use super::super::FormerConnection;
@@ -32,7 +32,7 @@ fn either_side_ends_it() {
         pair.pass(Duration::from_millis(511));
         assert_eq!(pair.sides[A].events.len(), 1);
         let busy = pair.sides[A].manager.check_qp(&param(QP_A));
-        assert_eq!(busy, Err(Error::Busy("queue pair")));
+        assert_eq!(busy, Err(Error::Busy(Object::QueuePair)));
         pair.pass(Duration::from_millis(1));
         for side in [A, P] {
             let id = ids[side];

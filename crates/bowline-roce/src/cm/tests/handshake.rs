@@ -1,6 +1,6 @@
 //! Connecting, accepting, refusing.
 
-use bowline_verbs::{Access, Error};
+use bowline_verbs::{Access, Error, InvalidReason, Object, RequestPart, Resource};
 use bowline_wire::roce::cm::{Answered, Ids};
 use bowline_wire::roce::{CmaHeader, flow_label};
 
@@ -136,9 +136,11 @@ fn private_data_has_its_limits() {
     let (mut pair, _) = Pair::listening(config());
     let local = SocketAddr::new(pair.sides[A].ip, 0);
     let remote = SocketAddr::new(pair.sides[P].ip, PORT);
+    let too_long =
+        |part, limit| Error::Invalid(InvalidReason::TooLong { part, limit, given: limit + 1 });
     let long = ConnParam { private_data: vec![0; 57], ..param(QP_A) };
     let refused = pair.sides[A].manager.connect(pair.now, local, remote, &long);
-    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    assert_eq!(refused, Err(too_long(RequestPart::ConnectData, 56)));
     pair.sides[A].manager.assert_empty();
 
     let active = pair.connect(&param(QP_A));
@@ -146,8 +148,10 @@ fn private_data_has_its_limits() {
     assert_eq!(request.private_data, [0; 56], "always 56 bytes");
     let manager = &mut pair.sides[P].manager;
     let long = ConnParam { private_data: vec![0; 197], ..param(QP_P) };
-    assert!(matches!(manager.accept(passive, &long), Err(Error::Invalid(_))));
-    assert!(matches!(manager.reject(passive, &[0; 149]), Err(Error::Invalid(_))));
+    let refused = manager.accept(passive, &long);
+    assert_eq!(refused, Err(too_long(RequestPart::AcceptData, 196)));
+    let refused = manager.reject(passive, &[0; 149]);
+    assert_eq!(refused, Err(too_long(RequestPart::RejectData, 148)));
     manager.reject(passive, &[3; 148]).unwrap();
     pair.settle();
     let private_data = vec![3; 148];
@@ -161,7 +165,7 @@ fn private_data_has_its_limits() {
     pair.sides[A].manager.destroy_id(pair.now, active).unwrap();
     pair.sides[A].manager.disconnect(pair.now, active).unwrap();
     let never = pair.sides[A].manager.destroy_id(pair.now, CmId(77));
-    assert_eq!(never, Err(Error::NoSuch("connection")));
+    assert_eq!(never, Err(Error::NoSuch(Object::CmId)));
 }
 
 // tests [CM-10] [CM-36] [GSI-5] and section 12: REQ to a port without listener
@@ -470,7 +474,7 @@ fn giving_up_tells_the_peer() {
     pair.assert_nothing_left();
     assert_eq!(
         pair.sides[P].manager.accept(passive, &param(QP_P)),
-        Err(Error::NoSuch("connection"))
+        Err(Error::NoSuch(Object::Connection))
     );
 }
 
@@ -508,19 +512,23 @@ fn what_cannot_be_connected() {
     let remote = SocketAddr::new(pair.sides[P].ip, PORT);
     let manager = &mut pair.sides[A].manager;
     let mut connect = |remote, qpn| manager.connect(now, v4, remote, &param(qpn)).unwrap_err();
-    assert!(matches!(connect(v6, QP_A), Error::Invalid(_)));
-    assert!(matches!(connect("192.0.2.2:0".parse().unwrap(), QP_A), Error::Invalid(_)));
-    assert!(matches!(connect("224.0.0.1:7".parse().unwrap(), QP_A), Error::Invalid(_)));
-    assert_eq!(connect(remote, Qpn(0)), Error::NoSuch("queue pair"));
-    assert_eq!(connect(remote, Qpn(1 << 24)), Error::NoSuch("queue pair"));
+    assert_eq!(connect(v6, QP_A), Error::Invalid(InvalidReason::AddrFamilies));
+    for nowhere in ["192.0.2.2:0", "224.0.0.1:7"] {
+        let refused = connect(nowhere.parse().unwrap(), QP_A);
+        assert_eq!(refused, Error::Invalid(InvalidReason::RemoteAddr), "{nowhere}");
+    }
+    assert_eq!(connect(remote, Qpn(0)), Error::NoSuch(Object::QueuePair));
+    assert_eq!(connect(remote, Qpn(1 << 24)), Error::NoSuch(Object::QueuePair));
     let active = pair.connect(&param(QP_A));
     let manager = &mut pair.sides[A].manager;
     let mut connect = |qpn| manager.connect(now, v4, remote, &param(qpn)).unwrap_err();
-    assert_eq!(connect(QP_A), Error::Busy("queue pair"));
-    assert_eq!(connect(QP_P), Error::Limit("connections"));
-    assert!(matches!(manager.disconnect(now, active), Err(Error::Invalid(_))));
-    assert!(matches!(manager.accept(active, &param(QP_P)), Err(Error::Invalid(_))));
-    assert!(matches!(manager.reject(active, &[]), Err(Error::Invalid(_))));
+    assert_eq!(connect(QP_A), Error::Busy(Object::QueuePair));
+    assert_eq!(connect(QP_P), Error::Limit(Resource::Connections));
+    let early = Err(Error::Invalid(InvalidReason::NotEstablished));
+    assert_eq!(manager.disconnect(now, active), early);
+    let own = Err(Error::Invalid(InvalidReason::NotARequest));
+    assert_eq!(manager.accept(active, &param(QP_P)), own);
+    assert_eq!(manager.reject(active, &[]), own);
     let manager = &mut pair.sides[P].manager;
-    assert_eq!(manager.disconnect(now, listener), Err(Error::NoSuch("connection")));
+    assert_eq!(manager.disconnect(now, listener), Err(Error::NoSuch(Object::Connection)));
 }
