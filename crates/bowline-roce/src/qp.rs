@@ -264,9 +264,9 @@ impl Qp {
                     responder.set_rnr_timer(attr.min_rnr_timer.unwrap_or_default());
                     requester.set_sqd(to == QpState::Sqd);
                     if from == QpState::Rtr {
-                        requester.start(settings, attr.sq_psn.unwrap_or_default());
+                        requester.start(&settings, attr.sq_psn.unwrap_or_default());
                     } else if from == to && to == QpState::Sqd && self.draining.is_none() {
-                        requester.change(settings);
+                        requester.change(&settings);
                         responder.set_depth(attr.max_dest_rd_atomic.unwrap_or_default());
                     }
                 }

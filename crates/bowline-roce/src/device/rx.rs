@@ -7,15 +7,17 @@ use std::net::{IpAddr, SocketAddr};
 use bowline_base::Instant;
 use bowline_verbs::{AsyncEvent, QpState, Qpn};
 use bowline_wire::roce::{
-    DEFAULT_PKEY, GSI_QKEY, GSI_QPN, IcrcMatch, Opcode, Outer, Packet, PacketError, Service,
-    split_icrc,
+    DEFAULT_PKEY, GSI_QKEY, GSI_QPN, IcrcChecker, IcrcMatch, Opcode, Outer, Packet, PacketError,
+    Service, split_icrc,
 };
 
+use super::shared::Shared;
 use super::{Device, Event, IdentHint};
+use crate::counters::Counters;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::Outcome;
 use crate::rc::responder::PacketOutcome;
-use crate::ud::network_header;
+use crate::ud::{NETWORK_HEADER_LEN, network_header};
 
 /// Destination queue pair number of multicast packets.
 const MULTICAST_QPN: u32 = 0xff_ffff;
@@ -137,48 +139,80 @@ impl Device {
             counters.drop_qkey += 1;
             return;
         }
-        // RX-9
-        let likely = match ident {
-            IdentHint::Unknown => &[][..],
-            IdentHint::Exact(ident) => &[ident],
-        };
-        let checked = self.icrc.check(outer, bytes, icrc, likely);
-        counters.rx_icrc_bytes += self.icrc.take_summed();
-        let identification = match checked {
-            Ok(IcrcMatch::Unchecked) => 0,
-            Ok(IcrcMatch::Exact(ident)) => ident,
-            Ok(IcrcMatch::Solved(ident)) => {
-                counters.icrc_solved += 1;
-                ident
-            }
-            Err(_) => {
-                counters.drop_icrc += 1;
-                return;
-            }
-        };
+        let checked = check_icrc(&mut self.icrc, counters, outer, ident, (bytes, icrc));
+        let Some(identification) = checked else { return };
         // RX-10
         let Some(qp) = qp else {
             self.handle_general(now, outer.from, outer.to, packet);
             return;
         };
-        let (qpn, early) = (qp.qpn, qp.state == QpState::Rtr && !qp.heard);
-        if early {
-            qp.heard = true;
-            let event = AsyncEvent::CommEstablished(qpn);
-            self.shared.events.push_back(Event::Async(event));
+        let header = || network_header(outer.from, outer.to, identification, payload.len());
+        self.shared.hand_to(now, qp, packet, header);
+        let qpn = qp.qpn;
+        if packet.opcode != Opcode::Acknowledge {
+            self.last_packet = Some((qpn, packet.opcode));
         }
-        let context = self.shared.qp_context(qp);
+        self.cm_data_arrived(now, qpn);
+    }
+}
+
+/// Checks the ICRC of a packet [RX-9]; returns the identification that it is right for, or `None`
+/// if there is none. `packet` is what [`split_icrc`] returned.
+#[inline]
+fn check_icrc(
+    checker: &mut IcrcChecker,
+    counters: &mut Counters,
+    outer: &Outer,
+    ident: IdentHint,
+    (bytes, icrc): (&[u8], u32),
+) -> Option<u16> {
+    let likely = match &ident {
+        IdentHint::Unknown => &[][..],
+        IdentHint::Exact(ident) => core::slice::from_ref(ident),
+    };
+    let checked = checker.check(outer, bytes, icrc, likely);
+    counters.rx_icrc_bytes += checker.take_summed();
+    match checked {
+        Ok(IcrcMatch::Unchecked) => Some(0),
+        Ok(IcrcMatch::Exact(ident)) => Some(ident),
+        Ok(IcrcMatch::Solved(ident)) => {
+            counters.icrc_solved += 1;
+            Some(ident)
+        }
+        Err(_) => {
+            counters.drop_icrc += 1;
+            None
+        }
+    }
+}
+
+impl Shared {
+    /// Hands a checked packet to the half of its queue pair that it is for. `header` makes the
+    /// network header that precedes a datagram in its buffer.
+    #[inline]
+    fn hand_to(
+        &mut self,
+        now: Instant,
+        qp: &mut Qp,
+        packet: &Packet<'_>,
+        header: impl FnOnce() -> [u8; NETWORK_HEADER_LEN],
+    ) {
+        if qp.state == QpState::Rtr && !qp.heard {
+            qp.heard = true;
+            self.events.push_back(Event::Async(AsyncEvent::CommEstablished(qp.qpn)));
+        }
+        let context = self.qp_context(qp);
         let mut outcome = Outcome::Idle;
         match &mut qp.halves {
             // Responses go to the requester, all other packets to the responder [RX-10].
             Halves::Rc { requester, .. } if packet.opcode.is_response() => {
-                outcome = requester.handle(&mut self.shared.tx(now, context), packet);
+                outcome = requester.handle(&mut self.tx(now, context), packet);
             }
             Halves::Rc { responder, .. } => {
-                let before = self.shared.counters.requests_duplicate;
+                let before = self.counters.requests_duplicate;
                 // A fault takes effect in `Shared::settle`.
-                let _: PacketOutcome = responder.handle(&mut self.shared.rx(now, context), packet);
-                let again = self.shared.counters.requests_duplicate != before;
+                let _: PacketOutcome = responder.handle(&mut self.rx(now, context), packet);
+                let again = self.counters.requests_duplicate != before;
                 // A duplicate of a single packet proves nothing: the network may have duplicated
                 // it.
                 if again
@@ -189,20 +223,15 @@ impl Device {
                 }
             }
             Halves::Ud { receiver, .. } => {
-                let header = network_header(outer.from, outer.to, identification, payload.len());
                 let qkey = qp.attr.qkey.unwrap_or_default();
-                let ctx = &mut self.shared.rx(now, context);
-                if receiver.handle(ctx, qkey, &header, packet) == PacketOutcome::Fatal {
+                let ctx = &mut self.rx(now, context);
+                if receiver.handle(ctx, qkey, &header(), packet) == PacketOutcome::Fatal {
                     outcome = Outcome::Failed;
                 }
             }
         }
-        if packet.opcode != Opcode::Acknowledge {
-            self.last_packet = Some((qpn, packet.opcode));
-        }
-        self.shared.detect_gso_loss(qp);
-        self.shared.after(now, qp, outcome, true);
-        self.cm_data_arrived(now, qpn);
+        self.detect_gso_loss(qp);
+        self.after(now, qp, outcome, true);
     }
 }
 

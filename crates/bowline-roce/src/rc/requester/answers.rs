@@ -5,7 +5,6 @@ use std::time::Duration;
 use bowline_verbs::{Access, Piece, Status};
 use bowline_wire::roce::{Aeth, NakCode, Opcode, Packet, Psn, Syndrome, rnr_timer_ns};
 
-use super::settings::RETRY_SEVEN;
 use super::{Outcome, Requester, TxCtx};
 use crate::rc::responder::full_packets;
 use crate::sendq::Request;
@@ -16,7 +15,7 @@ impl Requester {
         ctx.counters.responses_received += 1;
         let psn = packet.bth.psn;
         // REQ-9 a and c, and PSNs that were never sent.
-        if psn.since(self.una) >= self.end.since(self.una) {
+        if psn.since(self.window.una()) >= self.window.unanswered() {
             ctx.counters.responses_ignored += 1;
             return Outcome::Idle;
         }
@@ -32,15 +31,12 @@ impl Requester {
                 if self.acknowledge(ctx, psn) == Outcome::Failed {
                     return Outcome::Failed;
                 }
-                if psn != self.una {
+                if psn != self.window.una() {
                     // REQ-9 d: an answer before this one is missing.
                     self.handle_out_of_order(ctx, packet);
                     return Outcome::Idle;
                 }
-                let good = |aeth: Option<Aeth>| {
-                    aeth.is_some_and(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)))
-                };
-                if opcode != Opcode::ReadResponseMiddle && !good(packet.aeth) {
+                if !has_ack_syndrome(packet) {
                     return self.fail(ctx, Status::BadRespErr);
                 }
                 if opcode == Opcode::AtomicAcknowledge {
@@ -53,7 +49,7 @@ impl Requester {
     }
 
     fn handle_ack(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) -> Outcome {
-        let lost_all_after = self.judge_repair(psn.next());
+        let lost_all_after = self.recovery.judge_ack(self.psns(), psn.next());
         if self.acknowledge(ctx, psn.next()) == Outcome::Failed {
             return Outcome::Failed;
         }
@@ -67,7 +63,7 @@ impl Requester {
                 && !psn.is_before(head.first + head.packets)
         });
         // If later answers have arrived, the missing one has been requested already.
-        if missed && self.out_of_order.is_empty() {
+        if missed && self.recovery.out_of_order().is_empty() {
             self.go_back(ctx);
         }
         Outcome::Idle
@@ -81,10 +77,7 @@ impl Requester {
         } else {
             ctx.counters.naks_fatal_received += 1;
         }
-        // A NAK of the packet directly after the retransmitted one proves nothing.
-        if self.repaired.is_some_and(|(end, _)| psn.is_after(end)) {
-            self.judge_repair(psn);
-        }
+        self.recovery.judge_nak(self.psns(), psn);
         if self.acknowledge(ctx, psn) == Outcome::Failed {
             return Outcome::Failed;
         }
@@ -114,36 +107,27 @@ impl Requester {
         if self.acknowledge(ctx, psn) == Outcome::Failed {
             return Outcome::Failed;
         }
-        if psn != self.una {
+        if psn != self.window.una() {
             self.go_back(ctx);
             return Outcome::Idle;
         }
-        if self.rnr_until.is_some() {
+        if self.recovery.is_paused() {
             return Outcome::Idle;
         }
-        let rnr_retry = self.settings.as_ref().map_or(0, |settings| settings.rnr_retry);
-        if rnr_retry != RETRY_SEVEN {
-            if self.rnr_left == 0 {
-                return self.fail(ctx, Status::RnrRetryExcErr);
-            }
-            self.rnr_left -= 1;
+        if !self.recovery.may_retry() {
+            return self.fail(ctx, Status::RnrRetryExcErr);
         }
-        self.rnr_until = Some(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
-        self.rto_deadline = None;
-        self.probe_at = None;
-        self.repair = None;
-        self.repaired = None;
-        self.packets_since_ack_req = 0;
-        // The round trip of a retransmitted packet is not measured.
-        self.rtt_sample = None;
+        self.recovery.pause(ctx.now + Duration::from_nanos(rnr_timer_ns(code)));
+        self.timer.stop();
         // An RNR NAK proves that the peer is alive.
-        self.progress_at = ctx.now;
-        self.seek_una();
+        self.timer.wait_from(ctx.now);
+        self.window.refused_all();
+        self.cursor.seek_una(&self.queue, psn);
         Outcome::Idle
     }
 
     fn handle_read(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
-        let mtu = self.settings.as_ref().map_or(0, |settings| settings.mtu);
+        let mtu = self.mtu.unwrap_or_default();
         let Some(head) = self.queue.front() else { return Outcome::Idle };
         if head.is_started() && head.has_empty_response() {
             return self.handle_empty_response(ctx, packet);
@@ -151,8 +135,8 @@ impl Requester {
         if !head.is_started() || !head.is_read() {
             return self.fail(ctx, Status::BadRespErr);
         }
-        let received = self.una.since(head.first);
-        let offset = received * mtu as u32;
+        let una = self.window.una();
+        let offset = una.since(head.first) * mtu as u32;
         let left = (head.len - offset.min(head.len)) as usize;
         // The boundaries of READ responses depend on how the READ was requested, last and earlier.
         // So only one thing is certain about the opcode: the final packet has an ending opcode.
@@ -164,12 +148,11 @@ impl Requester {
         if self.queue.scatter(0, ctx.mrs, ctx.pd, offset, packet.payload).is_err() {
             return self.fail(ctx, Status::LocProtErr);
         }
-        self.una = self.una.next();
         if done {
             self.complete_head(ctx);
         }
-        self.progress(ctx, 1);
-        if self.out_of_order.is_empty() {
+        self.progress(ctx, una.next());
+        if self.recovery.out_of_order().is_empty() {
             self.finish_head(ctx)
         } else {
             self.drain_out_of_order(ctx)
@@ -179,10 +162,9 @@ impl Requester {
     /// Returns the READ whose answers come next, and how many bytes of it have been received.
     fn current_read(&self) -> Option<(&Request, u32)> {
         let head = self.queue.front()?;
-        let mtu = self.settings.as_ref()?.mtu as u32;
-        let reads =
-            head.is_started() && head.is_read() && self.una.is_within(head.first, head.packets);
-        reads.then(|| (head, (self.una.since(head.first) * mtu).min(head.len)))
+        let (mtu, una) = (self.mtu? as u32, self.window.una());
+        let reads = head.is_started() && head.is_read() && una.is_within(head.first, head.packets);
+        reads.then(|| (head, (una.since(head.first) * mtu).min(head.len)))
     }
 
     /// Returns how many bytes of the READ at the head are still missing.
@@ -194,20 +176,20 @@ impl Requester {
     /// it, up to `most` bytes. Covers only full packets of a READ that have been requested, and
     /// only while no answer is out of order.
     pub(crate) fn placement(&self, ctx: &TxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
-        let mtu = self.settings.as_ref()?.mtu;
-        let (head, come) = self.current_read().filter(|_| self.out_of_order.is_empty())?;
+        let mtu = self.mtu?;
+        let in_order = self.recovery.out_of_order().is_empty();
+        let (head, come) = self.current_read().filter(|_| in_order)?;
         // REQ-9: a packet that was never requested is no answer.
-        let asked = self.end.since(self.una) as usize * mtu;
+        let asked = self.window.unanswered() as usize * mtu;
         let bytes = 1..=full_packets((head.len - come) as usize, mtu).min(asked).min(most);
         let span = self.queue.contiguous(0, ctx.mrs, ctx.pd, come, bytes, Access::LOCAL_WRITE)?;
-        Some((self.una, span.first_contiguous()?))
+        Some((self.window.una(), span.first_contiguous()?))
     }
 
     /// Accepts the next answer, a middle packet of a READ whose payload is already in place.
     pub(crate) fn accept_in_place(&mut self, ctx: &mut TxCtx<'_>) {
         ctx.counters.responses_received += 1;
-        self.una = self.una.next();
-        self.progress(ctx, 1);
+        self.progress(ctx, self.window.una().next());
     }
 
     /// Handles the empty READ response that completes a FLUSH or ATOMIC WRITE [HDR-5].
@@ -215,9 +197,8 @@ impl Requester {
         if packet.opcode != Opcode::ReadResponseOnly || !packet.payload.is_empty() {
             return self.fail(ctx, Status::BadRespErr);
         }
-        self.una = self.una.next();
         self.complete_head(ctx);
-        self.progress(ctx, 1);
+        self.progress(ctx, self.window.una().next());
         self.finish_head(ctx)
     }
 
@@ -232,10 +213,9 @@ impl Requester {
         if self.queue.scatter(0, ctx.mrs, ctx.pd, 0, &bytes).is_err() {
             return self.fail(ctx, Status::LocProtErr);
         }
-        self.una = self.una.next();
         self.complete_head(ctx);
-        self.progress(ctx, 1);
-        if self.out_of_order.is_empty() {
+        self.progress(ctx, self.window.una().next());
+        if self.recovery.out_of_order().is_empty() {
             self.finish_head(ctx)
         } else {
             self.drain_out_of_order(ctx)
@@ -245,7 +225,7 @@ impl Requester {
     /// Handles an acknowledgement of all PSNs before `upto`: completes sends and writes. READs and
     /// atomics are completed only by their answers, and block the requests behind them [REQ-9 b].
     pub(super) fn acknowledge(&mut self, ctx: &mut TxCtx<'_>, upto: Psn) -> Outcome {
-        let before = self.una;
+        let mut una = self.window.una();
         while let Some(head) = self.queue.front() {
             if head.is_local() && head.is_started() {
                 self.complete_head(ctx);
@@ -256,18 +236,34 @@ impl Requester {
             }
             let end = head.first + head.packets;
             if upto.is_before(end) {
-                if upto.is_after(self.una) {
-                    self.una = upto;
+                if upto.is_after(una) {
+                    una = upto;
                 }
                 break;
             }
-            self.una = end;
+            una = end;
             self.complete_head(ctx);
         }
-        let steps = self.una.since(before);
-        if steps > 0 {
-            self.progress(ctx, steps);
+        if una != self.window.una() {
+            self.progress(ctx, una);
         }
         self.finish_head(ctx)
     }
+
+    /// Notes that everything before `una` has been acknowledged, more than before.
+    pub(super) fn progress(&mut self, ctx: &TxCtx<'_>, una: Psn) {
+        self.window.acknowledged(una);
+        self.recovery.progress(una);
+        if !self.cursor.next().is_after(una) {
+            // The packets to be retransmitted have arrived after all.
+            self.cursor.seek_una(&self.queue, una);
+        }
+        self.timer.progress(ctx.now, una, self.window.unanswered());
+    }
+}
+
+/// Tells whether an answer acknowledges its request; the middle packet of a READ always does.
+pub(super) fn has_ack_syndrome(packet: &Packet<'_>) -> bool {
+    let good = |aeth: Aeth| matches!(aeth.syndrome, Syndrome::Ack(_));
+    packet.opcode == Opcode::ReadResponseMiddle || packet.aeth.is_some_and(good)
 }

@@ -1,29 +1,33 @@
-//! Progress, retransmission timer and loss recovery [REQ-11], [REQ-12], [REQ-22], [REQ-24].
-
-use std::time::Duration;
+//! What is sent again, and why: gaps that the peer reports, packets that it had no receive for, and
+//! answers that are missing [REQ-10], [REQ-11], [REQ-13], [REQ-24].
+//!
+//! ```text
+//!   gap reported ──> the peer keeps later packets, or that is not known: the packet alone
+//!                └─> it does not keep them: all from `una` on, a go-back
+//!   silence ───────> a probe, the packet `una` alone; when the timer expires, a go-back
+//!   RNR NAK ───────> a pause, then all from `una` on
+//! ```
+//! Whether the peer keeps packets that arrive after a gap shows in its answer to a packet that was
+//! retransmitted alone: it acknowledges either that packet together with those after it, or that
+//! packet only. The packets themselves are made in [`send`](super::send); when silence has lasted
+//! too long is up to the [retransmission timer](super::retransmission_timer).
 
 use bowline_base::Instant;
-use bowline_verbs::Status;
 use bowline_wire::roce::Psn;
 
-use super::settings::{FEW_UNANSWERED, Settings, WINDOW_MAX, WINDOW_MIN};
-use super::{Outcome, Requester, TxCtx};
-use crate::burst::Burst;
-use crate::sendq::{Request, Stage};
+use super::Psns;
+use super::out_of_order::OutOfOrderAnswers;
+use super::retransmission_timer::FEW_UNANSWERED;
+use super::settings::{RETRY_SEVEN, Settings};
+use crate::gso_loss::GsoLossDetector;
 
 /// Consecutive packets that are retransmitted one by one before a go-back.
 const CONSECUTIVE_GAPS_MAX: u32 = 2;
-/// Losses within one window that do not reduce the window of a peer that reorders.
-const LOSSES_TOLERATED: u32 = 4;
-/// The same tolerance as a fraction of the window (one in this many packets).
-const LOSSES_TOLERATED_PART: u32 = 16;
-/// Most probes of a silent peer without an answer, before the retransmission timer expires.
-const PROBES_MAX: u32 = 2;
 
 /// Whether the peer keeps packets that arrive after a gap. The standard allows it to drop them, and
 /// nothing on the wire shows it in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PeerReorders {
+enum PeerReorders {
     /// No loss has shown it yet.
     Unknown,
     Yes,
@@ -39,97 +43,181 @@ pub(super) enum Repair {
     Probe,
 }
 
-impl Requester {
-    /// Notes that `steps` more packets have been acknowledged.
-    pub(super) fn progress(&mut self, ctx: &TxCtx<'_>, steps: u32) {
-        while self.expected_answers.front().is_some_and(|end| !end.is_after(self.una)) {
-            self.expected_answers.pop_front();
+/// What is done about a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum GapRepair {
+    /// Nothing: the packet is on its way again, or is sent next anyway.
+    None,
+    /// All packets from `una` on are retransmitted.
+    GoBack,
+    /// The packet `una` is retransmitted alone.
+    Alone,
+    /// The same, and the packets behind it that were to be retransmitted are not needed.
+    AloneThenFresh,
+}
+
+/// State of the recovery from losses.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    /// A retransmission from `una` is under way and has not led to progress yet.
+    under_way: bool,
+    peer_reorders: PeerReorders,
+    /// The packet `una` is to be retransmitted alone.
+    repair: Option<Repair>,
+    /// The last packet retransmitted alone: the PSN after it, and the reason.
+    repaired: Option<(Psn, Repair)>,
+    /// Consecutive missing packets, each retransmitted alone.
+    consecutive_gaps: u32,
+    /// Nothing is sent before this time: the peer had no receive posted (RNR NAK).
+    paused_until: Option<Instant>,
+    rnr_retry: u8,
+    /// RNR NAKs that are still tolerated without progress.
+    rnr_left: u8,
+    out_of_order: OutOfOrderAnswers,
+    gso_loss: GsoLossDetector,
+}
+
+impl Recovery {
+    pub(super) const fn new() -> Self {
+        Self {
+            under_way: false,
+            peer_reorders: PeerReorders::Unknown,
+            repair: None,
+            repaired: None,
+            consecutive_gaps: 0,
+            paused_until: None,
+            rnr_retry: 0,
+            rnr_left: 0,
+            out_of_order: OutOfOrderAnswers::new(),
+            gso_loss: GsoLossDetector::for_requests(),
         }
-        self.recovering = false;
-        self.rnr_until = None;
-        self.rto_count = 0;
-        self.probes = 0;
+    }
+
+    /// Takes the queue pair's attributes, at first or while nothing is in flight.
+    pub(super) const fn configure(&mut self, settings: &Settings) {
+        self.rnr_retry = settings.rnr_retry;
+        self.rnr_left = settings.rnr_retry;
+    }
+
+    /// Notes that everything before `una` has been acknowledged, more than before.
+    #[inline]
+    pub(super) fn progress(&mut self, una: Psn) {
+        self.under_way = false;
+        self.paused_until = None;
         self.repair = None;
-        if self.repaired.is_some_and(|(end, _)| self.una.is_after(end)) {
+        if self.repaired.is_some_and(|(end, _)| una.is_after(end)) {
             self.repaired = None;
         }
-        self.progress_at = ctx.now;
-        if let Some(settings) = &self.settings {
-            self.rnr_left = settings.rnr_retry;
-            let max = settings.window.clamp(WINDOW_MIN, WINDOW_MAX);
-            self.acked_since_growth += steps;
-            if self.acked_since_growth >= self.window {
-                self.acked_since_growth = 0;
-                let more = if self.window < self.ssthresh { 4 } else { 16 };
-                self.window = (self.window + self.window / more).min(max);
-            }
-        }
-        if let Some((psn, at)) = self.rtt_sample
-            && psn.is_before(self.una)
-        {
-            self.rtt_sample = None;
-            let sample = ctx.now.saturating_since(at);
-            self.srtt = Some(self.srtt.map_or(sample, |old| (old * 7 + sample) / 8));
-        }
-        if !self.next.is_after(self.una) {
-            // The packets to be retransmitted have arrived after all.
-            self.seek_una();
-        }
-        self.rto_deadline = None;
-        self.probe_at = None;
-        if self.una != self.end {
-            self.arm_rto(ctx.now);
-        }
+        self.rnr_left = self.rnr_retry;
     }
 
-    /// Moves `next` and the cursor to `una`.
-    pub(super) fn seek_una(&mut self) {
-        self.next = self.una;
-        self.cursor = 0;
-        self.sent = 0;
-        // A local operation at the head would have been completed.
-        if let Some(head) = self.queue.front()
-            && head.is_started()
-            && !head.is_local()
-        {
-            self.sent = self.una.since(head.first);
-        }
+    /// Forgets what was to be sent again: the queue pair is in ERR.
+    pub(super) fn clear(&mut self) {
+        self.paused_until = None;
+        self.repair = None;
+        self.out_of_order.clear();
     }
 
-    /// Moves `next` and the cursor to `end`: the next packet is a new one.
-    fn seek_end(&mut self) {
-        let started = |request: &&Request| {
-            request.stage == Stage::Started
-                && (request.is_local() || !self.end.is_before(request.first + request.packets))
+    /// Answers that arrived after a gap.
+    pub(super) const fn out_of_order(&self) -> &OutOfOrderAnswers {
+        &self.out_of_order
+    }
+
+    /// The same, to be changed.
+    pub(super) const fn out_of_order_mut(&mut self) -> &mut OutOfOrderAnswers {
+        &mut self.out_of_order
+    }
+
+    /// Tells whether the peer receives only the first packet of every burst [ICRC-23].
+    pub(super) const fn has_gso_loss(&self) -> bool {
+        self.gso_loss.is_detected()
+    }
+}
+
+/// Single packets.
+impl Recovery {
+    /// Tells whether one packet is to be retransmitted alone.
+    #[inline]
+    pub(super) const fn has_repair(&self) -> bool {
+        self.repair.is_some()
+    }
+
+    /// Returns why one packet is to be retransmitted alone, once.
+    #[inline]
+    pub(super) const fn take_repair(&mut self) -> Option<Repair> {
+        self.repair.take()
+    }
+
+    /// Lets the packet `una` be retransmitted alone.
+    pub(super) const fn request_repair(&mut self, why: Repair) {
+        self.repair = Some(why);
+    }
+
+    /// Lets the packet `una` request an acknowledgement. A retransmission that is due already does
+    /// so as well.
+    pub(super) fn request_probe(&mut self) {
+        self.repair.get_or_insert(Repair::Probe);
+    }
+
+    /// Notes that the packet `una` was retransmitted alone: the PSN after it and the reason, or
+    /// `None` if the answer will not tell what the peer keeps.
+    pub(super) const fn sent_alone(&mut self, packet: Option<(Psn, Repair)>) {
+        self.repaired = packet;
+    }
+
+    /// Decides about a gap that the peer reports: it misses `missing` and has received a later
+    /// packet [REQ-10]. `answer_is_missing` if a READ or atomic is the oldest request.
+    pub(super) fn gap(&mut self, psns: Psns, missing: Psn, answer_is_missing: bool) -> GapRepair {
+        if !self.may_begin(psns) {
+            return GapRepair::None;
+        }
+        let next_to_it = match self.repaired.take() {
+            Some((end, Repair::Gap)) => end == psns.una,
+            _ => false,
         };
-        self.next = self.end;
-        self.cursor = self.queue.iter().take_while(started).count();
-        self.sent = match self.queue.get(self.cursor) {
-            Some(request) if request.is_started() => self.end.since(request.first),
-            _ => 0,
+        self.consecutive_gaps = if next_to_it { self.consecutive_gaps + 1 } else { 0 };
+        // A peer that keeps no later packets needs all of them again. For a READ, that would be the
+        // whole answer.
+        let all = match self.peer_reorders {
+            PeerReorders::Yes => false,
+            PeerReorders::Unknown => answer_is_missing,
+            PeerReorders::No => true,
         };
+        if all || missing != psns.una || self.consecutive_gaps >= CONSECUTIVE_GAPS_MAX {
+            return GapRepair::GoBack;
+        }
+        let keeps_later = self.peer_reorders == PeerReorders::Yes && psns.next.is_before(psns.end);
+        if !keeps_later && !psns.next.is_after(psns.una) {
+            return GapRepair::None; // the missing packet is sent next anyway
+        }
+        self.under_way = true;
+        self.repair = Some(Repair::Gap);
+        self.gso_loss.note_restart(psns.una);
+        if keeps_later { GapRepair::AloneThenFresh } else { GapRepair::Alone }
     }
 
     /// Evaluates an acknowledgement of everything before `upto` as the answer to the packet
     /// retransmitted alone. Tells whether the peer has none of the packets sent after that one.
-    pub(super) fn judge_repair(&mut self, upto: Psn) -> bool {
-        if self.recovering && self.next.is_after(self.una) && upto.is_after(self.next) {
+    pub(super) fn judge_ack(&mut self, psns: Psns, upto: Psn) -> bool {
+        let Psns { una, next, end } = psns;
+        if self.under_way && next.is_after(una) && upto.is_after(next) {
             // More has arrived than was retransmitted.
             self.peer_reorders = PeerReorders::Unknown;
         }
-        let Some((end, why)) = self.repaired else { return false };
-        if upto.is_before(end) || !upto.is_after(self.una) {
+        let Some((after, why)) = self.repaired else { return false };
+        if upto.is_before(after) || !upto.is_after(una) {
             return false;
         }
         self.repaired = None;
-        if upto != end {
+        if upto != after {
             self.consecutive_gaps = 0;
             if why == Repair::Gap {
                 self.peer_reorders = PeerReorders::Yes;
             }
             return false;
         }
-        if !self.next.is_after(end) {
+        if !next.is_after(after) {
             return false;
         }
         match why {
@@ -139,7 +227,7 @@ impl Requester {
             // without further probing.
             Repair::Probe => {
                 self.consecutive_gaps += 1;
-                let many = self.end.since(upto) >= FEW_UNANSWERED;
+                let many = end.since(upto) >= FEW_UNANSWERED;
                 if many
                     && self.peer_reorders != PeerReorders::No
                     && self.consecutive_gaps < CONSECUTIVE_GAPS_MAX
@@ -151,172 +239,137 @@ impl Requester {
         true
     }
 
-    /// Handles a gap that the peer reports: it misses `psn` and has received a later packet
-    /// [REQ-10].
-    pub(super) fn handle_gap(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) {
-        if self.recovering || self.rnr_until.is_some() || self.una == self.end {
-            return;
+    /// Evaluates a NAK in the same way: everything before `psn` has arrived. A NAK of the packet
+    /// directly after the retransmitted one proves nothing.
+    pub(super) fn judge_nak(&mut self, psns: Psns, psn: Psn) {
+        if self.repaired.is_some_and(|(end, _)| psn.is_after(end)) {
+            self.judge_ack(psns, psn);
         }
-        let next_to_it = match self.repaired.take() {
-            Some((end, Repair::Gap)) => end == self.una,
-            _ => false,
-        };
-        self.consecutive_gaps = if next_to_it { self.consecutive_gaps + 1 } else { 0 };
-        // A peer that keeps no later packets needs all of them again. For a READ, that would be the
-        // whole answer.
-        let all = match self.peer_reorders {
-            PeerReorders::Yes => false,
-            PeerReorders::Unknown => self.queue.front().is_none_or(|head| head.is_read_or_atomic()),
-            PeerReorders::No => true,
-        };
-        if all || psn != self.una || self.consecutive_gaps >= CONSECUTIVE_GAPS_MAX {
-            self.go_back(ctx);
-            return;
-        }
-        if self.peer_reorders == PeerReorders::Yes && self.next.is_before(self.end) {
-            self.seek_end();
-        }
-        if !self.next.is_after(self.una) {
-            return; // the missing packet is sent next anyway
-        }
-        ctx.counters.repairs += 1;
-        self.recovering = true;
-        self.repair = Some(Repair::Gap);
-        self.gso_loss.note_restart(self.una);
-        self.rtt_sample = None;
-        // Single losses say nothing about the path; many at once mean that it is congested.
-        if !self.una.is_before(self.loss_epoch) {
-            self.loss_epoch = self.end;
-            self.losses = 0;
-        }
-        self.losses += 1;
-        if self.losses == (self.window / LOSSES_TOLERATED_PART).max(LOSSES_TOLERATED) {
-            self.window = (self.window - self.window / 4).max(WINDOW_MIN);
-            self.ssthresh = self.window;
-            self.acked_since_growth = 0;
-        }
-        self.arm_rto(ctx.now);
+    }
+}
+
+/// All packets from `una` on.
+impl Recovery {
+    /// Tells whether a retransmission from `una` may begin: there is one for each loss.
+    pub(super) fn may_begin(&self, psns: Psns) -> bool {
+        !self.under_way && !self.is_paused() && psns.una != psns.end
     }
 
-    /// Retransmits the packet `una` alone, while `next` stays where it is. The packet requests an
-    /// acknowledgement.
-    pub(super) fn retransmit_una(
-        &mut self,
-        ctx: &mut TxCtx<'_>,
-        mtu: usize,
-        why: Repair,
-        out: &mut Burst,
-    ) -> Outcome {
-        // The answer to a READ says nothing about the packets behind it.
-        let tells = self.queue.front().is_some_and(|head| !head.is_read_or_atomic());
-        let place = (self.next, self.cursor, self.sent, self.window_closed);
-        self.seek_una();
-        if !self.append(ctx, mtu, true, out) {
-            return self.finish_head(ctx);
-        }
-        self.repaired = tells.then_some((self.next, why));
-        (self.next, self.cursor, self.sent, self.window_closed) = place;
-        Outcome::Packet
-    }
-
-    /// Goes back to `una` and retransmits from there [REQ-11], once per loss.
-    pub(super) fn go_back(&mut self, ctx: &mut TxCtx<'_>) {
-        if self.recovering || self.rnr_until.is_some() || self.una == self.end {
-            return;
-        }
-        ctx.counters.go_backs += 1;
-        self.recovering = true;
-        self.gso_loss.note_restart(self.una);
-        self.window = (self.window / 2).max(WINDOW_MIN);
-        if self.rto_count <= 1 {
-            self.ssthresh = self.window;
-        }
-        self.acked_since_growth = 0;
-        self.packets_since_ack_req = 0;
-        self.rtt_sample = None;
+    /// Begins a retransmission of everything from `una` on.
+    pub(super) fn go_back(&mut self, una: Psn) {
+        self.under_way = true;
+        self.gso_loss.note_restart(una);
         self.repair = None;
         self.repaired = None;
         self.consecutive_gaps = 0;
-        self.seek_una();
-        self.arm_rto(ctx.now);
     }
 
-    /// Starts the retransmission timer [REQ-22].
-    pub(super) fn arm_rto(&mut self, now: Instant) {
-        let Some(settings) = &self.settings else { return };
-        let Some(limit) = settings.timeout() else { return };
-        let first = self.srtt.unwrap_or_default() * 4 + settings.retransmit_min;
-        let limit = limit.max(settings.retransmit_min);
-        let time = first.checked_mul(1 << self.rto_count.min(20)).unwrap_or(limit).min(limit);
-        let mut at = now + time;
-        if let Some(give_up_time) = settings.give_up_time() {
-            at = at.min(self.progress_at + give_up_time);
+    /// Notes that the retransmission under way, if any, has failed: another one may begin.
+    pub(super) const fn timed_out(&mut self) {
+        self.under_way = false;
+    }
+}
+
+/// The pause after an RNR NAK [REQ-13].
+impl Recovery {
+    /// Returns until when nothing is sent.
+    #[inline]
+    pub(super) const fn paused_until(&self) -> Option<Instant> {
+        self.paused_until
+    }
+
+    /// Tells whether nothing is sent now.
+    #[inline]
+    pub(super) const fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
+    }
+
+    /// Counts an RNR NAK; tells whether the request may be tried once more.
+    pub(super) const fn may_retry(&mut self) -> bool {
+        if self.rnr_retry == RETRY_SEVEN {
+            return true;
         }
-        let at = at.max(now + Duration::from_nanos(1));
-        self.rto_deadline = Some(at);
-        self.plan_probe(now, at);
-    }
-
-    /// Schedules the next probe of a silent peer, if the retransmission timer does not expire
-    /// earlier.
-    fn plan_probe(&mut self, now: Instant, deadline: Instant) {
-        self.probe_at = None;
-        if self.rto_count > 0 || self.probes >= PROBES_MAX {
-            return;
-        }
-        let unanswered = self.end.since(self.una);
-        let at = now + Settings::probe_after(self.srtt, unanswered) * (1 << self.probes);
-        self.probe_at = (at < deadline).then_some(at);
-    }
-
-    /// Probes a silent peer with a packet that it may be missing. A probe does not count as a retry
-    /// [REQ-12].
-    fn probe(&mut self, ctx: &mut TxCtx<'_>, deadline: Instant) {
-        self.probes += 1;
-        self.plan_probe(ctx.now, deadline);
-        // Not needed if that packet is sent next anyway.
-        if self.next.is_after(self.una) {
-            ctx.counters.probes += 1;
-            self.repair = Some(Repair::Probe);
-            self.rtt_sample = None;
-        }
-    }
-
-    /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.rnr_until.or(self.probe_at).or(self.rto_deadline)
-    }
-
-    /// Continues after an RNR delay, probes, or retransmits what was not acknowledged in time
-    /// [REQ-12].
-    pub(crate) fn handle_timeout(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
-        if let Some(until) = self.rnr_until {
-            if until <= ctx.now {
-                self.rnr_until = None;
-                // The time until the peer is given up starts again: it could not answer during the
-                // delay.
-                self.progress_at = ctx.now;
+        match self.rnr_left.checked_sub(1) {
+            Some(left) => {
+                self.rnr_left = left;
+                true
             }
-            return Outcome::Idle;
+            None => false,
         }
-        let Some(deadline) = self.rto_deadline else { return Outcome::Idle };
-        if deadline > ctx.now {
-            if self.probe_at.is_some_and(|at| at <= ctx.now) {
-                self.probe(ctx, deadline);
-            }
-            return Outcome::Idle;
+    }
+
+    /// Sends nothing before `until`, and all packets from `una` on again then.
+    pub(super) const fn pause(&mut self, until: Instant) {
+        self.paused_until = Some(until);
+        self.repair = None;
+        self.repaired = None;
+    }
+
+    /// Ends the pause if its time has come; tells whether it has.
+    pub(super) fn resume(&mut self, now: Instant) -> bool {
+        let over = self.paused_until.is_some_and(|until| until <= now);
+        if over {
+            self.paused_until = None;
         }
-        ctx.counters.timeouts += 1;
-        let give_up_time = self.settings.as_ref().and_then(Settings::give_up_time);
-        let waited = ctx.now.saturating_since(self.progress_at);
-        if give_up_time.is_some_and(|give_up_time| waited >= give_up_time) {
-            ctx.counters.retries_exceeded += 1;
-            return self.fail(ctx, Status::RetryExcErr);
-        }
-        self.rto_count += 1;
-        self.recovering = false;
-        self.rto_deadline = None;
-        self.go_back(ctx);
-        Outcome::Idle
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packets 10 to 59 are in flight.
+    const PSNS: Psns = Psns { una: Psn::new(10), next: Psn::new(60), end: Psn::new(60) };
+
+    /// Reports a gap at `una` and answers the packet that is retransmitted for it.
+    fn repair(recovery: &mut Recovery, upto: u32) -> bool {
+        assert_eq!(recovery.gap(PSNS, PSNS.una, false), GapRepair::Alone);
+        let why = recovery.take_repair().expect("the gap is repaired");
+        recovery.sent_alone(Some((PSNS.una.next(), why)));
+        recovery.judge_ack(PSNS, Psn::new(upto))
+    }
+
+    // tests [REQ-24]
+    #[test]
+    fn a_peer_that_acknowledges_only_the_missing_packet_needs_all_from_then_on() {
+        let mut recovery = Recovery::new();
+        assert!(repair(&mut recovery, 11));
+        recovery.progress(Psn::new(11));
+        let later = Psns { una: Psn::new(11), ..PSNS };
+        assert_eq!(recovery.gap(later, later.una, false), GapRepair::GoBack);
+    }
+
+    // tests [REQ-24]
+    #[test]
+    fn a_peer_that_acknowledges_more_keeps_what_comes_after_a_gap() {
+        let mut recovery = Recovery::new();
+        assert!(!repair(&mut recovery, 20));
+        recovery.progress(Psn::new(20));
+        let again = Psns { una: Psn::new(20), next: Psn::new(30), ..PSNS };
+        assert_eq!(recovery.gap(again, again.una, true), GapRepair::AloneThenFresh);
+        assert_eq!(recovery.gap(again, again.una, true), GapRepair::None);
+    }
+
+    // tests [REQ-24]
+    #[test]
+    fn while_nothing_is_known_a_missing_answer_is_asked_for_with_all_behind_it() {
+        let mut recovery = Recovery::new();
+        assert_eq!(recovery.gap(PSNS, PSNS.una, true), GapRepair::GoBack);
+    }
+
+    // tests [REQ-13]
+    #[test]
+    fn rnr_naks_are_counted_until_there_is_progress() {
+        let mut recovery = Recovery::new();
+        (recovery.rnr_retry, recovery.rnr_left) = (2, 2);
+        assert!(recovery.may_retry() && recovery.may_retry() && !recovery.may_retry());
+        recovery.progress(Psn::new(11));
+        assert!(recovery.may_retry());
+
+        let at = |us: u64| Instant::from_nanos(1000 * us);
+        recovery.pause(at(20));
+        assert!(!recovery.may_begin(PSNS) && !recovery.resume(at(19)));
+        assert!(recovery.resume(at(20)) && recovery.may_begin(PSNS));
     }
 }

@@ -5,7 +5,6 @@ use bowline_base::Instant;
 use bowline_verbs::{FlushOf, Mtu, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{AtomicEth, Bth, Opcode, Packet, Psn, Reth};
 
-use super::recovery::Repair;
 use super::{Requester, TxCtx};
 use crate::burst::{Burst, burst_payload};
 use crate::sendq::{Request, Stage};
@@ -20,10 +19,34 @@ const PER_PACKET_MAX: u32 = 2 * burst_payload(Mtu::M4096) as u32;
 /// Smallest MTU with per-packet WRITEs; no gain was measured with shorter packets.
 const PER_PACKET_MTU_MIN: usize = 2048;
 
+/// Where a packet stands among those that are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The next one.
+    InOrder,
+    /// Retransmitted alone: the packet requests an acknowledgement, and others do not follow it.
+    Alone,
+}
+
+/// What of a request goes into its next packet.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    psn: Psn,
+    /// Number of PSNs, more than 1 only for a READ.
+    psns: u32,
+    /// Bytes of the message before this packet, and from there on.
+    offset: u32,
+    left: u32,
+    /// The packet is the first or the last of the request.
+    first: bool,
+    last: bool,
+    ack_req: bool,
+}
+
 impl Requester {
     /// Executes the local operation at the cursor, exactly once [REQ-20], [MR-8].
     pub(super) fn execute(&mut self, ctx: &mut TxCtx<'_>) {
-        let Some(request) = self.queue.get_mut(self.cursor) else { return };
+        let Some(request) = self.queue.get_mut(self.cursor.index()) else { return };
         let result = match &mut request.op {
             SendOp::RegMr { key, pieces, iova, access } => {
                 ctx.mrs.bind(ctx.pd, *key, std::mem::take(pieces), *iova, *access)
@@ -41,26 +64,26 @@ impl Requester {
             return;
         }
         request.stage = Stage::Started;
-        self.cursor += 1;
-        self.sent = 0;
+        self.cursor.advance_request();
     }
 
     /// Assigns PSNs to the request at the cursor [REQ-3]; tells whether the request can be
     /// executed.
     pub(super) fn begin(&mut self, ctx: &TxCtx<'_>, mtu: usize) -> bool {
-        let fits = match self.queue.get(self.cursor) {
+        let index = self.cursor.index();
+        let fits = match self.queue.get(index) {
             Some(request) if request.is_read() || request.is_atomic() => {
-                self.queue.check_scatter(self.cursor, ctx.mrs, ctx.pd).is_ok()
+                self.queue.check_scatter(index, ctx.mrs, ctx.pd).is_ok()
             }
             _ => true,
         };
-        let Some(request) = self.queue.get_mut(self.cursor) else { return false };
+        let Some(request) = self.queue.get_mut(index) else { return false };
         if !fits {
             request.stage = Stage::Broken(Status::LocProtErr);
             self.request_ack_before_broken();
             return false;
         }
-        request.first = self.end;
+        request.first = self.window.end();
         request.packets = if request.is_atomic() || request.has_empty_response() {
             1
         } else {
@@ -72,9 +95,9 @@ impl Requester {
         request.per_packet =
             is_write && ctx.gso && mtu >= PER_PACKET_MTU_MIN && request.len <= PER_PACKET_MAX;
         request.stage = Stage::Started;
-        self.sent = 0;
+        debug_assert_eq!(self.cursor.sent(), 0);
         if request.is_read_or_atomic() {
-            self.reads_outstanding += 1;
+            self.window.begin_read();
         }
         true
     }
@@ -83,184 +106,208 @@ impl Requester {
     /// request is not sent, and fails only after them. They may have relied on it to request the
     /// acknowledgement [REQ-25].
     fn request_ack_before_broken(&mut self) {
-        if self.una != self.end && self.packets_since_ack_req > 0 {
-            // A retransmission that is due already requests an acknowledgement as well.
-            self.repair.get_or_insert(Repair::Probe);
-            self.rtt_sample = None;
+        if self.window.lacks_ack_req() {
+            self.recovery.request_probe();
+            self.timer.cancel_measurement();
         }
     }
 
-    /// Appends the packet with PSN `next`; returns `false` if its bytes are not accessible
-    /// [REQ-16]. A packet sent `alone` requests an acknowledgement.
+    /// Appends the packet at the cursor; returns `false` if its bytes are not accessible [REQ-16].
     pub(super) fn append(
         &mut self,
         ctx: &mut TxCtx<'_>,
         mtu: usize,
-        alone: bool,
+        place: Place,
         out: &mut Burst,
     ) -> bool {
-        let Some(request) = self.queue.get(self.cursor) else { return false };
-        let psn = self.next;
-        let (sent, packets) = (self.sent, request.packets);
-        let offset = sent * mtu as u32;
-        let left = request.len - offset.min(request.len);
-        let one_packet = request.is_read_or_atomic();
-        // A long READ is requested in parts, as several READs, since the answers come as fast as
-        // the peer can send them [REQ-6]. The boundaries of the parts stay the same, since the peer
-        // matches a repeated request against the original one [RSP-3].
-        let part = self.read_part - sent % self.read_part;
-        // Answers that have arrived already are not requested.
-        let most = if alone { part.min(self.leading_gap()) } else { part };
-        let steps = if one_packet { (packets - sent).min(most) } else { 1 };
-        let last = sent + steps == packets;
-        // REQ-8, REQ-25: an acknowledgement is requested at the end of a message that the program
-        // waits for or that no other follows, and often enough that the window cannot stall.
-        let filling = psn.since(self.una) + 1 >= self.window;
-        let awaited = self.signal_all
-            || request.flags.contains(SendFlags::SIGNALED)
-            || self.sqd
-            || self.queue.get(self.cursor + 1).is_none_or(Request::is_local);
-        let ask = alone
-            || last && awaited
-            || one_packet
-            || filling
-            || self.packets_since_ack_req + 1 >= self.ack_req_interval();
-        let opcode =
-            opcode(&request.op, sent == 0 || request.per_packet, last || request.per_packet);
-        let body = (left as usize).min(mtu);
-        let ends_send = last
-            && matches!(
-                request.op,
-                SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::WriteImm(..)
-            );
-        let bth = Bth {
-            // REQ-14
-            solicited: ends_send && request.flags.contains(SendFlags::SOLICITED),
-            dest_qpn: ctx.dest_qpn.0,
-            ack_req: ask,
-            psn,
-            ..Bth::default()
-        };
-        let mut packet = Packet::new(opcode, bth);
-        let reth = |remote: &Remote, skip: u32, len| Reth {
-            va: remote.addr.wrapping_add(u64::from(skip)),
-            rkey: remote.rkey,
-            len,
-        };
-        match &request.op {
-            SendOp::SendImm(imm) => packet.imm = Some(*imm),
-            // REQ-17
-            SendOp::SendInv(key) => packet.ieth = Some(*key),
-            SendOp::Write(remote) if request.per_packet => {
-                packet.reth = Some(reth(remote, offset, body as u32));
-            }
-            SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),
-            SendOp::WriteImm(remote, imm) => {
-                packet.reth = Some(reth(remote, 0, request.len));
-                packet.imm = Some(*imm);
-            }
-            // REQ-11: after a loss, only the missing part.
-            SendOp::Read(remote) => {
-                let len = if last { left } else { steps * mtu as u32 };
-                packet.reth = Some(reth(remote, offset, len));
-            }
-            SendOp::CompareSwap { remote, compare, swap } => {
-                packet.atomic = Some(AtomicEth {
-                    va: remote.addr,
-                    rkey: remote.rkey,
-                    swap_or_add: *swap,
-                    compare: *compare,
-                });
-            }
-            SendOp::FetchAdd { remote, add } => {
-                packet.atomic = Some(AtomicEth {
-                    va: remote.addr,
-                    rkey: remote.rkey,
-                    swap_or_add: *add,
-                    compare: 0,
-                });
-            }
-            SendOp::AtomicWrite(remote) => packet.reth = Some(reth(remote, 0, request.len)),
-            SendOp::Flush { remote, of, placement } => {
-                // HDR-2: a range, or the whole region.
-                let (level, len) = match of {
-                    FlushOf::Range(len) => (0, *len),
-                    FlushOf::Region => (1, 0),
-                };
-                packet.feth = Some(level << 4 | u32::from(placement.bits()));
-                packet.reth = Some(reth(remote, 0, len));
-            }
-            _ => {}
-        }
+        let index = self.cursor.index();
+        let Some(request) = self.queue.get(index) else { return false };
+        let part = self.next_part(request, mtu, place);
+        let packet = make_packet(request, &part, mtu, ctx.dest_qpn.0);
         let take = match request.op {
-            SendOp::AtomicWrite(_) => left as usize,
-            _ if one_packet => 0,
-            _ => body,
+            SendOp::AtomicWrite(_) => part.left as usize,
+            _ if request.is_read_or_atomic() => 0,
+            _ => (part.left as usize).min(mtu),
         };
+        let expects_answer = request.is_read_or_atomic();
         let gathered = out.push(&packet, take, |out| {
-            self.queue.gather(self.cursor, ctx.mrs, ctx.pd, offset, take, out).is_ok()
+            self.queue.gather(index, ctx.mrs, ctx.pd, part.offset, take, out).is_ok()
         });
         if !gathered {
-            if let Some(request) = self.queue.get_mut(self.cursor) {
+            if let Some(request) = self.queue.get_mut(index) {
                 request.stage = Stage::Broken(Status::LocProtErr);
             }
             self.request_ack_before_broken();
             return false;
         }
+        self.note_part_sent(ctx, &part, place, expects_answer);
+        // Prefetches the first bytes of the next packet before they are copied.
+        let offset = self.cursor.sent() * mtu as u32;
+        self.queue.prefetch(self.cursor.index(), ctx.mrs, ctx.pd, offset, mtu);
+        true
+    }
 
-        let fresh = !psn.is_before(self.end);
+    /// Returns what of the request at the cursor goes into the next packet.
+    #[inline]
+    fn next_part(&self, request: &Request, mtu: usize, place: Place) -> Part {
+        let (psn, sent) = (self.cursor.next(), self.cursor.sent());
+        let offset = sent * mtu as u32;
+        let one_packet = request.is_read_or_atomic();
+        let psns = if one_packet { self.read_psns(request, place) } else { 1 };
+        let last = sent + psns == request.packets;
+        // REQ-8, REQ-25: an acknowledgement is requested at the end of a message that the program
+        // waits for or that no other follows, and often enough that the window cannot stall.
+        let awaited = self.signal_all
+            || request.flags.contains(SendFlags::SIGNALED)
+            || self.sqd
+            || self.queue.get(self.cursor.index() + 1).is_none_or(Request::is_local);
+        let ack_req = place == Place::Alone
+            || last && awaited
+            || one_packet
+            || self.window.needs_ack_req(psn);
+        let left = request.len - offset.min(request.len);
+        Part { psn, psns, offset, left, first: sent == 0, last, ack_req }
+    }
+
+    /// Returns the number of PSNs that the next packet of a READ or atomic takes. A long READ is
+    /// requested in parts, as several READs, since the answers come as fast as the peer can send
+    /// them [REQ-6]. The boundaries of the parts stay the same, since the peer matches a repeated
+    /// request against the original one [RSP-3].
+    fn read_psns(&self, request: &Request, place: Place) -> u32 {
+        let sent = self.cursor.sent();
+        let part = self.window.read_part() - sent % self.window.read_part();
+        let most = match place {
+            Place::InOrder => part,
+            // Answers that have arrived already are not requested.
+            Place::Alone => part.min(self.recovery.out_of_order().leading_gap(self.window.una())),
+        };
+        (request.packets - sent).min(most)
+    }
+
+    /// Notes that a packet was appended, and moves the cursor behind it.
+    #[inline]
+    fn note_part_sent(
+        &mut self,
+        ctx: &mut TxCtx<'_>,
+        part: &Part,
+        place: Place,
+        expects_answer: bool,
+    ) {
+        let upto = part.psn + part.psns;
+        let fresh = !part.psn.is_before(self.window.end());
         if !fresh {
             ctx.counters.packets_resent += 1;
         }
-        self.note_sent(ctx.now, psn + steps);
-        self.packets_since_ack_req = if ask { 0 } else { self.packets_since_ack_req + 1 };
-        self.next += steps;
-        self.window_closed = self.next.since(self.una) >= self.window;
-        if fresh && one_packet {
-            self.expected_answers.push_back(self.next);
+        self.note_sent(ctx.now, upto);
+        if part.ack_req {
+            self.window.requested_ack();
         }
-        if fresh && ask && self.rtt_sample.is_none() {
-            self.rtt_sample = Some((psn, ctx.now));
+        if place == Place::InOrder {
+            self.window.close_if_full(upto);
         }
-        if last {
-            self.cursor += 1;
-            self.sent = 0;
-        } else {
-            self.sent += steps;
+        if fresh && expects_answer {
+            self.window.expect_answer(upto);
         }
-        // Prefetches the first bytes of the next packet before they are copied.
-        self.queue.prefetch(self.cursor, ctx.mrs, ctx.pd, self.sent * mtu as u32, mtu);
-        true
+        if fresh && part.ack_req {
+            self.timer.measure(part.psn, ctx.now);
+        }
+        self.cursor.advance(part.psns);
+        if part.last {
+            self.cursor.advance_request();
+        }
+    }
+
+    /// Notes that a packet is sent now, up to the PSN `upto`.
+    #[inline]
+    pub(super) fn note_sent(&mut self, now: Instant, upto: Psn) {
+        if self.window.is_empty() {
+            self.timer.wait_from(now);
+        }
+        self.window.sent(upto, 1);
+        self.timer.sent(now, self.window.unanswered());
+    }
+
+    /// Notes the end of a burst of `count` packets.
+    pub(crate) fn end_burst(&mut self, count: usize) {
+        self.window.end_burst(self.cursor.next(), count as u32);
     }
 }
 
-impl Requester {
-    /// Notes that a packet is sent now, up to the PSN `upto`.
-    pub(super) fn note_sent(&mut self, now: Instant, upto: Psn) {
-        if self.una == self.end {
-            self.progress_at = now;
-        }
-        if upto.is_after(self.end) {
-            self.end = upto;
-        }
-        if self.rto_deadline.is_none() {
-            self.arm_rto(now);
-        }
-    }
+/// Makes the headers of a packet, from base transport header on.
+#[inline]
+fn make_packet(request: &Request, part: &Part, mtu: usize, dest_qpn: u32) -> Packet<'static> {
+    let ends_send = part.last
+        && matches!(
+            request.op,
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::WriteImm(..)
+        );
+    let bth = Bth {
+        // REQ-14
+        solicited: ends_send && request.flags.contains(SendFlags::SOLICITED),
+        dest_qpn,
+        ack_req: part.ack_req,
+        psn: part.psn,
+        ..Bth::default()
+    };
+    let first = part.first || request.per_packet;
+    let last = part.last || request.per_packet;
+    let mut packet = Packet::new(opcode(&request.op, first, last), bth);
+    add_extended_headers(&mut packet, request, part, mtu);
+    packet
+}
 
-    /// Returns the most packets between two requests for an acknowledgement.
-    pub(super) fn ack_req_interval(&self) -> u32 {
-        (self.window / 3).max(1)
-    }
-
-    /// Notes the end of a burst of `count` packets. If the window has no room for another such
-    /// burst, that burst waits: the requests for the acknowledgements it needs are already under
-    /// way, and a burst of a few packets costs nearly as much as a full one.
-    pub(crate) fn end_burst(&mut self, count: usize) {
-        let room = self.window.saturating_sub(self.next.since(self.una));
-        if room < (count as u32).min(self.window / 4) {
-            self.window_closed = true;
+/// Adds the headers behind the base transport header that the operation needs.
+#[inline]
+fn add_extended_headers(packet: &mut Packet<'_>, request: &Request, part: &Part, mtu: usize) {
+    let reth = |remote: &Remote, skip: u32, len| Reth {
+        va: remote.addr.wrapping_add(u64::from(skip)),
+        rkey: remote.rkey,
+        len,
+    };
+    match &request.op {
+        SendOp::SendImm(imm) => packet.imm = Some(*imm),
+        // REQ-17
+        SendOp::SendInv(key) => packet.ieth = Some(*key),
+        SendOp::Write(remote) if request.per_packet => {
+            packet.reth = Some(reth(remote, part.offset, part.left.min(mtu as u32)));
         }
+        SendOp::Write(remote) => packet.reth = Some(reth(remote, 0, request.len)),
+        SendOp::WriteImm(remote, imm) => {
+            packet.reth = Some(reth(remote, 0, request.len));
+            packet.imm = Some(*imm);
+        }
+        // REQ-11: after a loss, only the missing part.
+        SendOp::Read(remote) => {
+            let len = if part.last { part.left } else { part.psns * mtu as u32 };
+            packet.reth = Some(reth(remote, part.offset, len));
+        }
+        SendOp::CompareSwap { remote, compare, swap } => {
+            packet.atomic = Some(AtomicEth {
+                va: remote.addr,
+                rkey: remote.rkey,
+                swap_or_add: *swap,
+                compare: *compare,
+            });
+        }
+        SendOp::FetchAdd { remote, add } => {
+            packet.atomic = Some(AtomicEth {
+                va: remote.addr,
+                rkey: remote.rkey,
+                swap_or_add: *add,
+                compare: 0,
+            });
+        }
+        SendOp::AtomicWrite(remote) => packet.reth = Some(reth(remote, 0, request.len)),
+        SendOp::Flush { remote, of, placement } => {
+            // HDR-2: a range, or the whole region.
+            let (level, len) = match of {
+                FlushOf::Range(len) => (0, *len),
+                FlushOf::Region => (1, 0),
+            };
+            packet.feth = Some(level << 4 | u32::from(placement.bits()));
+            packet.reth = Some(reth(remote, 0, len));
+        }
+        _ => {}
     }
 }
 

@@ -4,17 +4,6 @@ use std::time::Duration;
 
 use crate::config::GiveUp;
 
-/// Smallest window, in packets.
-pub(super) const WINDOW_MIN: u32 = 16;
-/// Largest window, in packets: far below half of the PSN space [REQ-6].
-pub(super) const WINDOW_MAX: u32 = 4096;
-/// Shortest time before a silent peer is probed, in addition to two round trips.
-const PROBE_MIN: Duration = Duration::from_millis(1);
-/// The same while fewer than `FEW_UNANSWERED` packets are unacknowledged. A thread that waits for
-/// one answer sleeps, and a timer that expires before the next tick of the system costs each sleep
-/// some microseconds.
-const PROBE_MIN_FEW: Duration = Duration::from_millis(5);
-pub(super) const FEW_UNANSWERED: u32 = 16;
 /// The retry count, or RNR retry count, that can mean "for ever" [REQ-13].
 pub(super) const RETRY_SEVEN: u8 = 7;
 
@@ -37,13 +26,6 @@ impl Settings {
     /// Returns the negotiated timeout, an upper bound of the retransmission timer [REQ-22].
     pub(super) fn timeout(&self) -> Option<Duration> {
         (self.timeout != 0).then(|| Duration::from_nanos(4096 << (self.timeout & 31)))
-    }
-
-    /// Returns the time after which a silent peer is probed: late enough for the answer of a peer
-    /// whose thread slept.
-    pub(super) fn probe_after(round_trip: Option<Duration>, unanswered: u32) -> Duration {
-        let least = if unanswered < FEW_UNANSWERED { PROBE_MIN_FEW } else { PROBE_MIN };
-        round_trip.unwrap_or(PROBE_MIN) * 2 + least
     }
 
     /// Returns the time without progress after which the peer is given up; `None`: never.

@@ -19,41 +19,41 @@ impl Requester {
         if tests::one_by_one() {
             return;
         }
-        let Some(mtu) = self.settings.as_ref().map(|settings| settings.mtu) else { return };
+        let Some(mtu) = self.mtu else { return };
         let Some(request) =
-            self.queue.get(self.cursor).filter(|request| self.in_uniform_run(request))
+            self.cursor.request(&self.queue).filter(|request| self.in_uniform_run(request))
         else {
             return;
         };
+        let (next, sent) = (self.cursor.next(), self.cursor.sent());
         let mut reth = match &request.op {
             SendOp::Write(remote) if request.per_packet => Some(Reth {
-                va: remote.addr.wrapping_add(u64::from(self.sent) * mtu as u64),
+                va: remote.addr.wrapping_add(u64::from(sent) * mtu as u64),
                 rkey: remote.rkey,
                 len: mtu as u32,
             }),
             _ => None,
         };
         let headers = BTH_LEN + if reth.is_some() { RETH_LEN } else { 0 };
-        let left = (request.packets - self.sent) as usize;
+        let left = (request.packets - sent) as usize;
         let room = out.room(ctx.gso, headers + mtu + ICRC_LEN);
-        let Some(count) = left.min(room).min(self.packets_until_ack_req() as usize).checked_sub(1)
-        else {
-            return;
-        };
+        let until_ack_req = self.window.packets_until_ack_req(next) as usize;
+        let Some(count) = left.min(room).min(until_ack_req).checked_sub(1) else { return };
         if count == 0 {
             return;
         }
-        let (offset, ahead) = (self.sent * mtu as u32, prefetch_len(mtu));
+        let (offset, ahead) = (sent * mtu as u32, prefetch_len(mtu));
         let len = count * mtu + ahead;
+        let index = self.cursor.index();
         let found =
-            self.queue.contiguous(self.cursor, ctx.mrs, ctx.pd, offset, mtu..=len, Access::empty());
+            self.queue.contiguous(index, ctx.mrs, ctx.pd, offset, mtu..=len, Access::empty());
         let Some(span) = found else { return };
         let count = count.min(span.len() / mtu);
         #[cfg(test)]
         tests::note_together(count);
 
         let op = opcode(&request.op, request.per_packet, request.per_packet);
-        let bth = Bth { dest_qpn: ctx.dest_qpn.0, psn: self.next, ..Bth::default() };
+        let bth = Bth { dest_qpn: ctx.dest_qpn.0, psn: next, ..Bth::default() };
         let mut packet = Packet::new(op, bth);
         for k in 0..count {
             packet.reth = reth;
@@ -68,34 +68,25 @@ impl Requester {
             reth = reth.map(|reth| Reth { va: reth.va.wrapping_add(mtu as u64), ..reth });
         }
 
-        // The timers start with the first packet of the run.
-        self.note_sent(ctx.now, self.next + 1);
-        self.packets_since_ack_req += count as u32;
-        self.next += count as u32;
-        self.end = self.next;
-        self.window_closed = false;
-        self.sent += count as u32;
+        // The timers start with the first packet of the run. None of its packets fills the window.
+        self.note_sent(ctx.now, next + 1);
+        self.cursor.advance(count as u32);
+        self.window.sent(self.cursor.next(), count as u32 - 1);
+        self.window.close_if_full(self.cursor.next());
     }
 
     /// Tells whether the next packets of a request may be sent now, for the first time, and are
     /// uniform: neither first nor last of the message, or of a request sent `per_packet`.
     fn in_uniform_run(&self, request: &Request) -> bool {
-        let one_after_another = self.rnr_until.is_none() && self.repair.is_none();
-        let fresh = self.next == self.end;
+        let one_after_another = !self.recovery.is_paused() && !self.recovery.has_repair();
+        let next = self.cursor.next();
+        let fresh = next == self.window.end();
         request.is_started()
             && request.is_data()
-            && (request.per_packet || self.sent > 0)
+            && (request.per_packet || self.cursor.sent() > 0)
             && one_after_another
             && fresh
-            && !self.is_full()
-    }
-
-    /// Returns the number of packets up to and including the next one that requests an
-    /// acknowledgement because of the window [REQ-6], [REQ-8].
-    fn packets_until_ack_req(&self) -> u32 {
-        let in_flight = self.next.since(self.una);
-        let until_full = self.window.saturating_sub(in_flight);
-        until_full.min(self.ack_req_interval().saturating_sub(self.packets_since_ack_req))
+            && self.window.allows(next)
     }
 }
 
