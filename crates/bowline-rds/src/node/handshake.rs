@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, PeerGreeting, Role};
-use crate::path::{PathState, mark};
+use crate::path::mark;
 use crate::socket::to_socket_addr;
 
 /// Longest reconnect delay, in nanoseconds, of a path after a connection on which the peer greeted.
@@ -264,14 +264,11 @@ impl Node {
 
     /// Moves messages of paths that the peer no longer uses to those that the messages between the
     /// same sockets take from now on, with new numbers, behind the messages that wait there.
-    pub(super) fn move_to_usable_paths(&mut self, conn_id: ConnId) {
+    fn move_to_usable_paths(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let usable_paths = usize::from(conn.usable_paths());
         let by_tcp = !conn.peer.is_bowline();
-        let unused = conn.paths.iter().skip(usable_paths);
-        // A kernel keeps the connections that it has. One on which nothing waits stays.
-        let ending = unused.filter(|p| !(by_tcp && p.state == PathState::Up && p.queue.is_empty()));
-        let links: Vec<_> = ending.filter_map(|p| p.link).collect();
+        let links: Vec<_> = conn.paths.iter().skip(usable_paths).filter_map(|p| p.link).collect();
         for link in links {
             if by_tcp {
                 // The link may have brought bytes that are not processed yet.
@@ -283,7 +280,7 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let used = usable_paths.min(conn.paths.len());
         let (used, unused) = conn.paths.split_at_mut(used);
-        for (index, path) in unused.iter_mut().enumerate().filter(|(_, p)| p.link.is_none()) {
+        for (index, path) in unused.iter_mut().enumerate() {
             // The number of usable paths is a power of two, and the path is chosen by the low bits
             // of the hash.
             let to = index & (usable_paths - 1);

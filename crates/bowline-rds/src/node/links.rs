@@ -526,13 +526,6 @@ impl Node {
     /// Finds a new link for a path that has lost its link.
     fn replace_link(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
-        if index >= conn.npaths.max(1) {
-            // A connection that the peer had before it told a lower number of paths.
-            if conn.paths.get(usize::from(index)).is_some_and(|p| !p.queue.is_empty()) {
-                self.move_to_usable_paths(conn_id);
-            }
-            return;
-        }
         if conn.we_dial {
             // A peer that only ever knocked is not dialled for ever.
             if conn.proven || conn.dial_attempts < UNPROVEN_DIALS_MAX || self.wants_peer(conn) {
