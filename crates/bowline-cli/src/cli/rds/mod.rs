@@ -1,4 +1,4 @@
-//! RDS: a node as a service, its control socket, and the commands of rds-tools.
+//! RDS: a node as a service, its control tree and socket, and the commands of rds-tools.
 
 pub(crate) mod admin;
 pub(crate) mod config;
@@ -10,3 +10,4 @@ pub(crate) mod pipe;
 pub(crate) mod shares;
 pub(crate) mod snapshot;
 pub(crate) mod stress;
+mod tree;

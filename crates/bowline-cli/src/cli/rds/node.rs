@@ -15,12 +15,14 @@ use std::{
 };
 
 use bowline::rds::{Limits, Node, Socket};
+use bowline_ctl::{Server, fusefs::Mount};
 use bowline_rds::Event;
 
 use super::{
     config::{self, File, Poll},
-    control::{self, Server},
+    control,
     snapshot::NodeFacts,
+    tree::tree,
 };
 use crate::cli::{
     Failure, Outcome,
@@ -28,6 +30,7 @@ use crate::cli::{
         args::{Address, number, own, setting},
         stop::Stop,
     },
+    disk::mounted,
     start_node,
 };
 
@@ -103,6 +106,9 @@ pub(crate) struct Args {
     /// Run without a control socket
     #[arg(long)]
     no_control: bool,
+    /// Show the node as files below this folder, as under /sys; needs FUSE
+    #[arg(long, value_name = "FOLDER")]
+    tree: Option<PathBuf>,
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
@@ -124,6 +130,7 @@ struct Settings {
     echo: Vec<u16>,
     sink: Vec<u16>,
     control: Option<PathBuf>,
+    tree: Option<PathBuf>,
     drain: Duration,
 }
 
@@ -187,6 +194,7 @@ impl Settings {
             echo,
             sink,
             control,
+            tree: args.tree.or(file.tree),
             drain: Duration::from_secs_f64(drain),
             addresses,
         })
@@ -256,12 +264,11 @@ pub(crate) fn run(args: Args) -> Outcome {
         pid: std::process::id(),
         addresses: settings.addresses.clone(),
     };
-    let server = settings
-        .control
-        .clone()
-        .map(|path| Server::start(&path, node.clone(), facts))
-        .transpose()?;
-    announce(&settings, &services, server.as_ref());
+    let tree = tree(node.clone(), facts);
+    let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
+    let server = server.transpose()?;
+    let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
+    announce(&settings, &services, server.as_ref(), files.as_ref());
     tell_supervisor("READY=1");
 
     while !stop.wait(Some(EVENT_PAUSE)) {
@@ -277,7 +284,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         // A service that panicked has said so on standard error.
         let _ = service.thread.join();
     }
-    drop(server);
+    drop((server, files));
     if drained {
         say!("stopped; peers have everything");
         return Ok(());
@@ -288,7 +295,12 @@ pub(crate) fn run(args: Args) -> Outcome {
     )))
 }
 
-fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) {
+fn announce(
+    settings: &Settings,
+    services: &[Running],
+    server: Option<&Server>,
+    files: Option<&Mount>,
+) {
     let port = 16385;
     if settings.addresses.is_empty() {
         say!("node on every local address, RDS over TCP, port {port}");
@@ -301,6 +313,9 @@ fn announce(settings: &Settings, services: &[Running], server: Option<&Server>) 
     }
     if let Some(server) = server {
         say!("control socket {}", server.path().display());
+    }
+    if let Some(files) = files {
+        say!("control tree {}", files.dir().display());
     }
     say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
