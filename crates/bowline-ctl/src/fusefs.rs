@@ -1,8 +1,9 @@
 //! A tree as files, with FUSE: `cat` reads an attribute, `echo` carries out a command.
 //!
 //! Needs /dev/fuse and root, or `fusermount3` for other users. Nothing is cached: every access goes
-//! to the objects, as in /sys. A write is one command and its result is the result of write(2).
-//! Each command runs in its own thread, so a slow command blocks no other access.
+//! to the objects, as in /sys; only the text of an open file is that of one moment until it is read
+//! from its start again. A write is one command and its result is the result of write(2). Each
+//! command runs in its own thread, so a slow command blocks no other access.
 
 use std::{
     collections::HashMap,
@@ -13,7 +14,7 @@ use std::{
     process::Command,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant, SystemTime},
@@ -222,6 +223,9 @@ impl Inodes {
 struct Files {
     tree: Tree,
     inodes: Mutex<Inodes>,
+    /// Texts of open files that are being read, by handle, until they are closed.
+    texts: Mutex<HashMap<u64, Arc<str>>>,
+    next_handle: AtomicU64,
     commands: Arc<AtomicUsize>,
     since: SystemTime,
     owner: (u32, u32),
@@ -239,6 +243,8 @@ impl Files {
         Self {
             tree,
             inodes: Mutex::new(Inodes::new()),
+            texts: Mutex::default(),
+            next_handle: AtomicU64::new(0),
             commands: Arc::new(AtomicUsize::new(0)),
             since: SystemTime::now(),
             owner,
@@ -292,8 +298,21 @@ impl Files {
         Ok(self.attr(number, &found))
     }
 
-    fn text(&self, inode: INodeNo) -> Result<String, Errno> {
-        Ok(self.tree.read(&self.path(inode)?)?.to_string())
+    fn texts(&self) -> MutexGuard<'_, HashMap<u64, Arc<str>>> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the text of an open file. As in sysfs, a read at the start asks the object, and
+    /// those after it go on in what it told.
+    fn text(&self, inode: INodeNo, handle: FileHandle, offset: u64) -> Result<Arc<str>, Errno> {
+        if offset > 0
+            && let Some(text) = self.texts().get(&handle.0)
+        {
+            return Ok(Arc::clone(text));
+        }
+        let text: Arc<str> = self.tree.read(&self.path(inode)?)?.to_string().into();
+        self.texts().insert(handle.0, Arc::clone(&text));
+        Ok(text)
     }
 
     fn entries(&self, inode: INodeNo) -> Result<Vec<(INodeNo, FileType, String)>, Errno> {
@@ -447,7 +466,9 @@ impl Filesystem for Files {
             Ok((_, Found::Attr(_, def)))
                 if (!read || def.is_readable()) && (!write || def.is_writable()) =>
             {
-                reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+                // Relaxed: handles differ, and that is all.
+                let handle = FileHandle(self.next_handle.fetch_add(1, Ordering::Relaxed));
+                reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO);
             }
             Ok((_, Found::Attr(..))) => reply.error(code(Errno::EACCES)),
             Ok(_) => reply.error(code(Errno::EISDIR)),
@@ -459,14 +480,14 @@ impl Filesystem for Files {
         &self,
         _: &Request,
         inode: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         size: u32,
         _: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.text(inode) {
+        match self.text(inode, handle, offset) {
             Ok(text) => {
                 let text = text.as_bytes();
                 let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
@@ -494,6 +515,20 @@ impl Filesystem for Files {
 
     /// Writes are not buffered, so closing a file does nothing.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.texts().remove(&handle.0);
         reply.ok();
     }
 

@@ -126,6 +126,16 @@ impl Json {
         }
     }
 
+    /// Returns a member as [`member`](Self::member), without a copy.
+    pub(crate) fn into_member(self, name: &str) -> Option<Self> {
+        match self {
+            Self::Object(members) => {
+                members.into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the members of an object, none for anything else.
     pub fn members(&self) -> &[(String, Self)] {
         match self {
@@ -206,16 +216,26 @@ impl fmt::Display for Json {
 
 fn quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     f.write_str("\"")?;
-    for c in text.chars() {
-        match c {
-            '"' => f.write_str("\\\"")?,
-            '\\' => f.write_str("\\\\")?,
-            '\n' => f.write_str("\\n")?,
-            '\t' => f.write_str("\\t")?,
-            '\r' => f.write_str("\\r")?,
-            c if u32::from(c) < 0x20 => write!(f, "\\u{:04x}", u32::from(c))?,
-            c => write!(f, "{c}")?,
-        }
+    // In pieces up to what needs an escape: a document is long, and most of it needs none.
+    for piece in text.split_inclusive(|c: char| u32::from(c) < 0x20 || matches!(c, '"' | '\\')) {
+        let mut plain = piece.chars();
+        let escape = match plain.next_back() {
+            Some('"') => "\\\"",
+            Some('\\') => "\\\\",
+            Some('\n') => "\\n",
+            Some('\t') => "\\t",
+            Some('\r') => "\\r",
+            Some(c) if u32::from(c) < 0x20 => {
+                write!(f, "{}\\u{:04x}", plain.as_str(), u32::from(c))?;
+                continue;
+            }
+            _ => {
+                f.write_str(piece)?;
+                continue;
+            }
+        };
+        f.write_str(plain.as_str())?;
+        f.write_str(escape)?;
     }
     f.write_str("\"")
 }

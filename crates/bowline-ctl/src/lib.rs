@@ -9,8 +9,8 @@
 //!
 //! The kernel's RTRS and RNBD are operated through files of sysfs, one value per file. A program
 //! without a kernel offers the same names, the same texts and the same error numbers [RS-32..44]
-//! [NB-34..40] here. This crate knows nothing of either protocol: it has the tree, its front ends,
-//! and the address strings that name paths.
+//! [NB-34..40] here; an RDS node has a tree of the same manner. This crate knows nothing of these
+//! protocols: it has the tree, its front ends, and the address strings that name paths.
 //!
 //! # Example
 //!
@@ -58,9 +58,9 @@ pub use json::{Json, JsonError, JsonFault};
 pub use listen::{is_socket, listen, sweep};
 pub use owned_file::OwnedFile;
 pub use path::{PathSpec, address_text};
-pub use socket::{Answer, Client, Op, Server, folder, folders};
+pub use socket::{Answer, Client, Op, Server, create_folder_of, folder, folders};
 pub use sys::Sys;
-pub use tree::{AttrDef, Dir, Entry, Found, Kind, Node, Tree};
+pub use tree::{AttrDef, Caller, Dir, Entry, Found, Kind, Node, Tree};
 pub use value::Value;
 
 /// Compiles the example of the README.

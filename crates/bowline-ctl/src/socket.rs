@@ -1,17 +1,21 @@
-//! The control socket of a tree: JSON lines over a unix socket, version 1.
+//! The control socket of a process, which serves its tree: JSON lines over a unix socket, version
+//! 1. RDS nodes, exports and clients of disks have this one server.
 //!
 //! ```text
 //! client: {"version":1,"op":"read","path":"/class/rtrs-client/s1/mpath_policy"}
 //! server: {"ok":"min-inflight (MI: 1)"}
 //! client: {"version":1,"op":"write","path":"/block/rnbd0/rnbd/unmap_device","value":"normal"}
 //! server: {"errno":16,"error":"Device or resource busy"}
+//! client: {"version":2,"op":"fly"}
+//! server: {"version":1,"ok":false,"errno":22,"error":"version 2 was asked for and ..."}
 //! ```
 //!
 //! One request, one answer, any number of times per connection. Operations: `read` (the value,
 //! as [`Value::to_json`](crate::Value::to_json)), `text` (the exact text of the file), `write`
-//! (`null` when the command succeeded), `list` (an array of objects with `name` and `mode`, `link`
-//! or neither), `dump` (everything below a directory). A request without a version means version
-//! 1. The socket file belongs to the user who runs the server; other users cannot connect.
+//! (what the command has found out, or `null`), `list` (an array of objects with `name` and `mode`,
+//! `link` or neither), `dump` (everything below a directory). A request without a version means
+//! version 1. An answer with a version means that the line was no request of the server's version.
+//! The socket file belongs to the user who runs the server; other users cannot connect.
 
 use std::{
     fs,
@@ -21,7 +25,7 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     thread,
     time::Duration,
 };
@@ -32,7 +36,8 @@ use rustix::net::{
 };
 
 use crate::{
-    Acceptor, ClientConnection, ConnectionLimits, Errno, Json, OwnedFile, Tree,
+    Acceptor, Caller, ClientConnection, ClientHandler, ConnectionLimits, Errno, Json, OwnedFile,
+    Tree, Value,
     listen::is_socket,
     tree::{Entry, Kind},
 };
@@ -49,7 +54,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 const LIMITS: ConnectionLimits = ConnectionLimits { active: 16, lingering: 64 };
 /// How long the end of a server waits for answers to requests in progress.
 const END_WAIT: Duration = Duration::from_secs(2);
-/// Longest answer that a client accepts, in bytes.
+/// Longest answer that a client accepts, in bytes, unless it is told otherwise.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns the folder of the control sockets of this user: `bowline/rnbd` below
@@ -122,6 +127,15 @@ impl Server {
     /// `AddrInUse` when another process listens there, and the errors of creating the file.
     pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
+        Self::serve(listener, file, tree)
+    }
+
+    /// Answers requests at a socket that [`listen`](crate::listen) has made, in its own threads.
+    ///
+    /// # Errors
+    ///
+    /// Errors of starting the thread that accepts clients.
+    pub fn serve(listener: UnixListener, file: OwnedFile, tree: Tree) -> io::Result<Self> {
         let in_progress = Arc::<RequestsInProgress>::default();
         let counts = Arc::clone(&in_progress);
         let acceptor = Acceptor::open("bowline-ctl", listener, LIMITS, move |connection| {
@@ -147,10 +161,20 @@ impl Drop for Server {
     }
 }
 
-fn listen(path: &Path) -> io::Result<(UnixListener, OwnedFile)> {
-    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+/// Creates the folder of a socket, for this user only, if it does not exist.
+///
+/// # Errors
+///
+/// Errors of creating it.
+pub fn create_folder_of(path: &Path) -> io::Result<()> {
+    match path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        Some(dir) => fs::DirBuilder::new().recursive(true).mode(0o700).create(dir),
+        None => Ok(()),
     }
+}
+
+fn listen(path: &Path) -> io::Result<(UnixListener, OwnedFile)> {
+    create_folder_of(path)?;
     crate::listen(path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse if is_socket(path) => {
             io::Error::new(error.kind(), "another process has this control socket")
@@ -177,11 +201,25 @@ fn name_timeout(error: io::Error) -> io::Error {
     }
 }
 
+impl ClientHandler for Caller {
+    fn hung_up(&self) {
+        self.leave();
+    }
+
+    /// Commands that change something go on all the same.
+    fn abort(&self) {
+        self.leave();
+    }
+}
+
 fn serve_client(
     connection: &ClientConnection,
     tree: &Tree,
     in_progress: &RequestsInProgress,
 ) -> io::Result<()> {
+    let caller = Arc::<Caller>::default();
+    let handler: Weak<Caller> = Arc::downgrade(&caller);
+    connection.set_handler(handler);
     let mut stream = connection.socket();
     stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
     stream.set_write_timeout(Some(IDLE_TIMEOUT))?;
@@ -197,9 +235,9 @@ fn serve_client(
         let _counted = in_progress.begin();
         let complete = line.ends_with(b"\n");
         let answer = match std::str::from_utf8(&line) {
-            Ok(line) if complete => answer(line, tree),
-            Ok(_) => error_answer(Errno::EINVAL, "a request is one line of at most 65536 bytes"),
-            Err(_) => error_answer(Errno::EINVAL, "a request is UTF-8"),
+            Ok(line) if complete => answer(line, tree, &caller),
+            Ok(_) => refusal("a request is one line of at most 65536 bytes"),
+            Err(_) => refusal("a request is UTF-8"),
         };
         // A client that does not read its answer counts as idle.
         connection.set_idle(true);
@@ -210,35 +248,37 @@ fn serve_client(
     }
 }
 
-fn error_answer(errno: Errno, text: &str) -> Json {
+/// Returns the answer to a line that is no request of this version. Its version tells clients so.
+/// The member `ok` is for those of the time when RDS nodes had a protocol of their own: they show
+/// the text of an answer that is not `ok`.
+fn refusal(text: &str) -> Json {
     Json::Object(vec![
-        ("errno".to_owned(), Json::Int(errno.0.into())),
+        ("version".to_owned(), Json::Int(VERSION)),
+        ("ok".to_owned(), Json::Bool(false)),
+        ("errno".to_owned(), Json::Int(Errno::EINVAL.0.into())),
         ("error".to_owned(), Json::Text(text.to_owned())),
     ])
 }
 
-fn answer(line: &str, tree: &Tree) -> Json {
+fn answer(line: &str, tree: &Tree, caller: &Caller) -> Json {
     let request = match Json::parse(line) {
         Ok(request) => request,
-        Err(error) => return error_answer(Errno::EINVAL, &format!("not a request: {error}")),
+        Err(error) => return refusal(&format!("not a request: {error}")),
     };
     if let Some(version) = request.member("version") {
         let Some(version) = version.as_i64() else {
-            return error_answer(Errno::EINVAL, "the version of a request is a number");
+            return refusal("the version of a request is a number");
         };
         if version != VERSION {
             let older = if version < VERSION { "client" } else { "server" };
-            return error_answer(
-                Errno::EINVAL,
-                &format!(
-                    "version {version} was asked for and {VERSION} is spoken here; the {older} is older"
-                ),
-            );
+            return refusal(&format!(
+                "version {version} was asked for and {VERSION} is spoken here; the {older} is older"
+            ));
         }
     }
     let text = |name| request.member(name).and_then(Json::as_str);
     let (Some(op), Some(path)) = (text("op"), text("path")) else {
-        return error_answer(Errno::EINVAL, "a request has the members op and path");
+        return refusal("a request has the members op and path; a bowline that sent this is older");
     };
     let result = match op {
         "read" => tree.read(path).map(|value| value.to_json()),
@@ -246,14 +286,20 @@ fn answer(line: &str, tree: &Tree) -> Json {
         "list" => tree.list(path).map(|all| Json::List(all.into_iter().map(entry_json).collect())),
         "dump" => tree.dump(path),
         "write" => match text("value") {
-            Some(value) => tree.write(path, value).map(|()| Json::Null),
-            None => return error_answer(Errno::EINVAL, "op write needs the member value"),
+            Some(value) => {
+                let found_out = tree.call(path, value, caller);
+                found_out.map(|value| value.as_ref().map_or(Json::Null, Value::to_json))
+            }
+            None => return refusal("op write needs the member value"),
         },
-        _ => return error_answer(Errno::EINVAL, "op is read, text, write, list or dump"),
+        _ => return refusal("op is read, text, write, list or dump"),
     };
     match result {
         Ok(value) => Json::Object(vec![("ok".to_owned(), value)]),
-        Err(errno) => error_answer(errno, &errno.strerror()),
+        Err(errno) => Json::Object(vec![
+            ("errno".to_owned(), Json::Int(errno.0.into())),
+            ("error".to_owned(), Json::Text(errno.strerror())),
+        ]),
     }
 }
 
@@ -278,7 +324,8 @@ pub enum Op<'a> {
     List,
     /// Everything below a directory.
     Dump,
-    /// Writes this value, which carries out a command.
+    /// Writes this value, which carries out a command. The answer is what the command has found
+    /// out, or `null`.
     Write(&'a str),
 }
 
@@ -289,6 +336,7 @@ pub type Answer = Result<Json, Errno>;
 #[derive(Debug)]
 pub struct Client {
     reader: BufReader<UnixStream>,
+    answer_bytes_max: u64,
 }
 
 impl Client {
@@ -298,7 +346,7 @@ impl Client {
     ///
     /// The errors of connecting.
     pub fn connect(path: &Path) -> io::Result<Self> {
-        Ok(Self { reader: BufReader::new(UnixStream::connect(path)?) })
+        Ok(Self::new(UnixStream::connect(path)?))
     }
 
     /// Connects to the server behind a socket; waits at most `limit` for this, and for each answer.
@@ -307,9 +355,18 @@ impl Client {
     ///
     /// The errors of connecting, `TimedOut` among them.
     pub fn connect_within(path: &Path, limit: Duration) -> io::Result<Self> {
-        let mut client = Self { reader: BufReader::new(stream_within(path, limit)?) };
+        let mut client = Self::new(stream_within(path, limit)?);
         client.set_limit(Some(limit))?;
         Ok(client)
+    }
+
+    fn new(stream: UnixStream) -> Self {
+        Self { reader: BufReader::new(stream), answer_bytes_max: ANSWER_BYTES_MAX }
+    }
+
+    /// Sets the length in bytes of the longest answer that is accepted; 64 MiB at first.
+    pub fn set_answer_bytes_max(&mut self, bytes: u64) {
+        self.answer_bytes_max = bytes;
     }
 
     /// Sets the longest wait for an answer; without one, commands may take any time.
@@ -329,7 +386,8 @@ impl Client {
     /// # Errors
     ///
     /// Outer: the connection broke, no answer came within the limit (`TimedOut`), or the answer is
-    /// invalid. Inner: the server's errno.
+    /// invalid (`InvalidData`), as that of a server with another protocol. Inner: the server's
+    /// errno.
     pub fn ask(&mut self, op: Op<'_>, path: &str) -> io::Result<Answer> {
         let name = match op {
             Op::Read => "read",
@@ -349,18 +407,31 @@ impl Client {
         let line = format!("{}\n", Json::Object(members));
         self.reader.get_mut().write_all(line.as_bytes()).map_err(name_timeout)?;
         let mut line = String::new();
-        let length = (&mut self.reader).take(ANSWER_BYTES_MAX).read_line(&mut line);
+        let length = (&mut self.reader).take(self.answer_bytes_max).read_line(&mut line);
         if length.map_err(name_timeout)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let answer = Json::parse(line.trim_end())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        if let Some(value) = answer.member("ok") {
-            return Ok(Ok(value.clone()));
-        }
-        let errno = answer.member("errno").and_then(Json::as_i64);
-        Ok(Err(errno.and_then(|errno| i32::try_from(errno).ok()).map_or(Errno::EIO, Errno)))
+        result(answer)
     }
+}
+
+/// Tells results and errors of the tree from the answer to what was no request of the server's
+/// version.
+fn result(answer: Json) -> io::Result<Answer> {
+    let refusal = answer.member("error").and_then(Json::as_str).unwrap_or("no result").to_owned();
+    if answer.member("version").is_none() {
+        let errno = answer.member("errno").and_then(Json::as_i64);
+        if let Some(errno) = errno.and_then(|errno| i32::try_from(errno).ok()) {
+            return Ok(Err(Errno(errno)));
+        }
+        if let Some(value) = answer.into_member("ok") {
+            return Ok(Ok(value));
+        }
+    }
+    let text = format!("it speaks another protocol: {refusal}");
+    Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
 #[cfg(test)]
@@ -545,14 +616,98 @@ mod tests {
             r#"{"version":2,"op":"read","path":"/devices/toy0/level"}"#,
             r#"{"version":"1","op":"read","path":"/devices/toy0/level"}"#,
         ] {
-            let answer = answer(line, &tree);
+            let answer = answer(line, &tree, &Caller::default());
             assert_eq!(answer.member("errno"), Some(&Json::Int(22)), "{line}: {answer}");
         }
-        let fine = answer(r#"{"op":"read","path":"/devices/toy0/kind"}"#, &tree);
-        assert_eq!(fine.to_string(), r#"{"ok":"toy"}"#);
+        let ask = |line| answer(line, &tree, &Caller::default()).to_string();
+        assert_eq!(ask(r#"{"op":"read","path":"/devices/toy0/kind"}"#), r#"{"ok":"toy"}"#);
         assert_eq!(
-            answer(r#"{"op":"read","path":"/x"}"#, &tree).to_string(),
+            ask(r#"{"op":"read","path":"/x"}"#),
             r#"{"errno":2,"error":"No such file or directory"}"#
         );
+    }
+
+    /// A bowline of before RDS nodes had a tree asks as the first line does, and expects an answer
+    /// of the form of the second.
+    #[test]
+    fn another_protocol_is_told_of_at_both_ends() {
+        let answer = answer(r#"{"version":1,"command":"info"}"#, &toy_tree(), &Caller::default());
+        assert_eq!(answer.member("version"), Some(&Json::Int(1)));
+        assert_eq!(answer.member("ok"), Some(&Json::Bool(false)));
+        let text = answer.member("error").and_then(Json::as_str);
+        assert!(text.is_some_and(|text| text.contains("older")), "{answer}");
+
+        let path = place("other");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        for old in [
+            r#"{"version":1,"ok":false,"error":"not a known request: missing field `command`"}"#,
+            r#"{"version":1,"result":{}}"#,
+            "7",
+        ] {
+            let mut client = Client::connect(&path).unwrap();
+            let (mut node, _) = listener.accept().unwrap();
+            node.write_all(format!("{old}\n").as_bytes()).unwrap();
+            let error = client.ask(Op::Read, "/").unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert!(error.to_string().contains("it speaks another protocol: n"), "{error}");
+        }
+        fs::remove_file(&path).unwrap();
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    /// A command that finds out who has left: it ends when its caller has.
+    struct Patient(Mutex<std::sync::mpsc::Sender<()>>);
+
+    impl crate::Node for Patient {
+        fn attrs(&self) -> &'static [crate::AttrDef] {
+            const { &[crate::AttrDef { name: "ask", mode: 0o200 }] }
+        }
+
+        fn call(&self, _: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
+            if value == "now" {
+                return Ok(Some(Value::Uint(7)));
+            }
+            while !caller.is_gone() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            self.0.lock().unwrap().send(()).map_err(|_| Errno::EIO)?;
+            Err(Errno::ETIMEDOUT)
+        }
+    }
+
+    #[test]
+    fn a_command_answers_and_learns_that_its_caller_has_left() {
+        let path = place("call");
+        let (ended, end) = std::sync::mpsc::channel();
+        let tree = Tree::new(Arc::new(Patient(Mutex::new(ended))));
+        let server = Server::start(&path, tree).unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        assert_eq!(client.ask(Op::Write("now"), "/ask").unwrap(), Ok(Json::Int(7)));
+        let line = r#"{"op":"write","path":"/ask","value":"later"}"#;
+        client.reader.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        while *server.in_progress.count.lock().unwrap() == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(end.try_recv().is_err(), "somebody waits for it");
+        drop(client);
+        end.recv_timeout(Duration::from_secs(60)).expect("nobody waits for it");
+        drop(server);
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn an_answer_may_be_as_long_as_the_client_says() {
+        let path = place("long");
+        let server = Server::start(&path, toy_tree()).unwrap();
+        for (bytes, fits) in [(13, true), (12, true), (11, false)] {
+            let mut client = Client::connect(&path).unwrap();
+            client.set_answer_bytes_max(bytes);
+            // {"ok":"toy"} and the end of the line.
+            let answer = client.ask(Op::Read, "/devices/toy0/kind");
+            assert_eq!(answer.is_ok(), fits, "{bytes}: {answer:?}");
+        }
+        drop(server);
+        fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 }

@@ -13,7 +13,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{AttrDef, Dir, Errno, Node, Tree, Value};
+use crate::{AttrDef, Caller, Dir, Errno, Node, Tree, Value};
 
 /// Builds a [`Tree`] in the shape of /sys.
 #[derive(Default)]
@@ -138,6 +138,10 @@ impl Node for Device {
 
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         self.inner.write(name, value)
+    }
+
+    fn call(&self, name: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
+        self.inner.call(name, value, caller)
     }
 
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {

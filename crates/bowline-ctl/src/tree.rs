@@ -1,6 +1,13 @@
 //! The tree: directories of attributes, directories and links.
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use crate::{Errno, Json, Value};
 
@@ -30,6 +37,26 @@ impl AttrDef {
     }
 }
 
+/// Who waits for the result of a command.
+#[derive(Debug, Default)]
+pub struct Caller {
+    gone: AtomicBool,
+}
+
+impl Caller {
+    /// Reports whether the caller has left, so that nobody takes the result. A command that changes
+    /// nothing may end then; any other goes on.
+    pub fn is_gone(&self) -> bool {
+        // Relaxed, as below: the flag publishes nothing but itself.
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the caller has left.
+    pub(crate) fn leave(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+}
+
 /// An object of the tree. It is found for as long as the object that it shows exists.
 pub trait Node: Send + Sync {
     /// Returns the attributes of this kind of object.
@@ -56,6 +83,18 @@ pub trait Node: Send + Sync {
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         let _ = (name, value);
         Err(Errno::ENOENT)
+    }
+
+    /// Carries out the command that is written to an attribute, as [`write`](Self::write), and
+    /// returns what it has found out. Objects whose commands answer, or end when their caller has
+    /// left, override it instead of `write`; through files the result is an errno only.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    fn call(&self, name: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
+        let _ = caller;
+        self.write(name, value).map(|()| None)
     }
 
     /// Returns the directories below, by name.
@@ -263,18 +302,29 @@ impl Tree {
     ///
     /// As [`read`](Self::read); `EACCES` for an attribute that cannot be written.
     pub fn write(&self, path: &str, value: &str) -> Result<(), Errno> {
+        self.call(path, value, &Caller::default()).map(drop)
+    }
+
+    /// Carries out a command as [`write`](Self::write), for a caller that may leave meanwhile, and
+    /// returns what it has found out; most commands find out nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn call(&self, path: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
         match self.resolve(path)? {
             Found::Attr(_, def) if !def.is_writable() => Err(Errno::EACCES),
             Found::Attr(node, def) => {
-                node.write(def.name, value.strip_suffix('\n').unwrap_or(value))
+                node.call(def.name, value.strip_suffix('\n').unwrap_or(value), caller)
             }
             Found::Dir(_) | Found::Link(_) => Err(Errno::EISDIR),
         }
     }
 
     /// Returns everything below a directory: an attribute is its value, a directory an object, a
-    /// link an object with the member `link`. Attributes that only explain a command are left out;
-    /// an attribute that cannot be read at present is an object with the member `errno`.
+    /// link an object with the member `link`. Attributes that only explain a command are left out,
+    /// and so are documents; an attribute that cannot be read at present is an object with the
+    /// member `errno`.
     ///
     /// # Errors
     ///
@@ -358,7 +408,7 @@ fn dump(node: &dyn Node, depth: usize) -> Json {
     let mut members = Vec::new();
     for def in node.attrs().iter().filter(|def| def.is_readable()) {
         let value = match node.read(def.name) {
-            Ok(Value::Usage(_) | Value::Empty) => continue,
+            Ok(Value::Usage(_) | Value::Document(_) | Value::Empty) => continue,
             Ok(value) => value.to_json(),
             Err(errno) => Json::Object(vec![("errno".to_owned(), Json::Int(errno.0.into()))]),
         };

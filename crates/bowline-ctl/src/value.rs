@@ -20,6 +20,9 @@ pub enum Value {
     Words(Vec<(&'static str, u64)>),
     /// The usage text of a command file; not part of a dump.
     Usage(&'static str),
+    /// A document for programs, such as JSON in one line. It may be long, and other attributes may
+    /// say the same, so it is not part of a dump.
+    Document(String),
     /// An empty file.
     Empty,
 }
@@ -28,7 +31,7 @@ impl Value {
     /// Returns the value for programs: a string, a number, or an object of numbers.
     pub fn to_json(&self) -> Json {
         match self {
-            Self::Text(text) => Json::Text(text.clone()),
+            Self::Text(text) | Self::Document(text) => Json::Text(text.clone()),
             Self::Int(number) => Json::Int(*number),
             Self::Uint(number) => Json::Uint(*number),
             Self::Words(words) => Json::Object(
@@ -46,7 +49,7 @@ impl Value {
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text(text) => writeln!(f, "{text}"),
+            Self::Text(text) | Self::Document(text) => writeln!(f, "{text}"),
             Self::Int(number) => writeln!(f, "{number}"),
             Self::Uint(number) => writeln!(f, "{number}"),
             Self::Words(words) => {
@@ -76,6 +79,7 @@ mod tests {
             (Value::Uint(7), "7\n"),
             (Value::Words(vec![("reads", 1), ("bytes", 512)]), "1 512\n"),
             (Value::Words(Vec::new()), "\n"),
+            (Value::Document("{}".to_owned()), "{}\n"),
             (Value::Usage("Usage: echo 1 > reconnect"), "Usage: echo 1 > reconnect\n"),
             (Value::Empty, ""),
         ] {

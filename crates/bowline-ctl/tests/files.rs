@@ -7,7 +7,11 @@ use std::{
     io::{self, Write},
     path::{Path, PathBuf},
     process::Command,
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -143,5 +147,40 @@ fn a_tree_with_somebody_in_it_goes_away_all_the_same() {
     drop(file);
     // The folder is empty, and not a dead mount.
     assert_eq!(left.map_err(|error| error.to_string()), Ok(0));
+    fs::remove_dir(&dir).unwrap();
+}
+
+/// A document that is longer than one read takes, of another letter each time it is made.
+#[derive(Default)]
+struct Long(AtomicU8);
+
+const LONG: usize = 1_000_000;
+
+impl Node for Long {
+    fn attrs(&self) -> &'static [AttrDef] {
+        &[AttrDef { name: "info", mode: 0o444 }]
+    }
+
+    fn read(&self, _: &str) -> Result<Value, Errno> {
+        let letter = char::from(b'a' + self.0.fetch_add(1, Ordering::Relaxed) % 26);
+        Ok(Value::Document(letter.to_string().repeat(LONG)))
+    }
+}
+
+#[test]
+fn a_long_document_is_of_one_moment() {
+    let tree = Tree::new(Arc::new(Dir::new().with("node", Arc::new(Long::default()))));
+    let Some((mount, dir)) = mounted("long", tree) else { return };
+    let file = dir.join("node/info");
+    let mut last = String::new();
+    for _ in 0..3 {
+        let text = fs::read_to_string(&file).unwrap();
+        assert_eq!(text.len(), LONG + 1);
+        let first = &text[..1];
+        assert_eq!(text.trim_end().trim_matches(first.chars().next().unwrap()), "");
+        assert_ne!(first, last, "each that opens it gets it anew");
+        last = first.to_owned();
+    }
+    drop(mount);
     fs::remove_dir(&dir).unwrap();
 }

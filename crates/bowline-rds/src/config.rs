@@ -229,6 +229,12 @@ impl Sysctl {
     }
 }
 
+/// Returns the name in [`SYSCTL_NAMES`] of a setting that is named with or without `net.rds.` and
+/// `tcp.`, if there is such a setting.
+pub fn sysctl_name(name: &str) -> Option<&'static str> {
+    SYSCTL_NAMES.into_iter().find(|known| short_name(known) == short_name(name))
+}
+
 fn short_name(name: &str) -> &str {
     let name = name.strip_prefix("net.rds.").unwrap_or(name);
     name.strip_prefix("tcp.").unwrap_or(name)

@@ -80,6 +80,7 @@ pub use api::{
 pub use bowline_base::Instant;
 pub use config::{
     Config, Limits, MAX_MESSAGE_KERNEL, RECV_BUFFER_MIN, SEND_BUFFER_MIN, SYSCTL_NAMES, Sysctl,
+    sysctl_name,
 };
 pub use error::Error;
 pub use ids::{LinkId, SocketId};

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bowline::rds::Node;
+use bowline_testkit::skipped;
 
 use crate::support::{Folder, Running, control, run, start, start_as};
 
@@ -23,6 +24,12 @@ fn node(folder: &Folder, address: &str, more: &[&str]) -> Running {
 
 fn socket(folder: &Folder, address: &str) -> PathBuf {
     folder.path().join("bowline").join(format!("{address}.sock"))
+}
+
+/// Names of the members of a JSON object.
+fn members(text: &str) -> Vec<String> {
+    let value: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    value.as_object().expect("an object").keys().cloned().collect()
 }
 
 #[test]
@@ -253,21 +260,131 @@ fn the_control_socket_has_a_version_and_refuses_what_it_does_not_know() {
     let _node = node(&folder, "127.41.8.1", &["--sysctl", "net.rds.max_unacked_packets=5"]);
     let path = socket(&folder, "127.41.8.1");
     let ask = |line: &str| control(&path, line);
-    assert_eq!(ask(r#"{"version":1,"command":"ping"}"#)["ok"], true);
-    let newer = ask(r#"{"version":2,"command":"ping"}"#);
+    let list = ask(r#"{"version":1,"op":"list","path":"/class/rds"}"#);
+    assert_eq!(list["ok"][0]["name"], "node");
+    let newer = ask(r#"{"version":2,"op":"list","path":"/class/rds"}"#);
     assert_eq!((&newer["ok"], &newer["version"]), (&false.into(), &1.into()));
-    assert!(newer["error"].as_str().is_some_and(|text| text.contains("the node is older")));
-    for line in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":1,"command":"fly"}"#] {
+    assert!(newer["error"].as_str().is_some_and(|text| text.contains("the server is older")));
+    for line in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":1,"op":"fly","path":"/"}"#] {
         assert_eq!(ask(line)["ok"], false, "{line}");
     }
-    let name = "net.rds.max_unacked_packets";
-    let read = format!(r#"{{"version":1,"command":"sysctl","name":"{name}"}}"#);
-    assert_eq!(ask(&read)["result"]["value"], 5);
-    let change = format!(r#"{{"version":1,"command":"sysctl","name":"{name}","value":6}}"#);
-    assert_eq!(ask(&change)["result"]["value"], 6);
-    assert_eq!(ask(&read)["result"]["value"], 6);
-    let drop = r#"{"version":1,"command":"drop","peer":"127.41.8.2"}"#;
-    assert_eq!(ask(drop)["result"]["dropped"], 0);
+    // As bowline asked before nodes had a tree.
+    let older = ask(r#"{"version":1,"command":"info"}"#);
+    assert!(older["error"].as_str().is_some_and(|text| text.contains("older")), "{older}");
+    assert_eq!((&older["ok"], &older["version"]), (&false.into(), &1.into()));
+    let file = "/class/rds/node/sysctl/net.rds.max_unacked_packets";
+    let read = format!(r#"{{"version":1,"op":"read","path":"{file}"}}"#);
+    assert_eq!(ask(&read)["ok"], 5);
+    let write = |value: &str| format!(r#"{{"op":"write","path":"{file}","value":"{value}"}}"#);
+    assert_eq!(ask(&write("6"))["ok"], serde_json::Value::Null);
+    assert_eq!(ask(&read)["ok"], 6);
+    assert_eq!(ask(&write("six"))["errno"], 22);
+    let command = |name: &str, value: &str| {
+        let path = format!("/class/rds/node/{name}");
+        ask(&format!(r#"{{"op":"write","path":"{path}","value":"{value}"}}"#))
+    };
+    assert_eq!(command("drop", "127.41.8.2")["ok"], 0);
+    assert_eq!(command("drop", "everything")["errno"], 22);
+    assert_eq!(command("probe", "127.41.8.1 127.41.8.2")["errno"], 22);
+    assert_eq!(command("probe", "127.41.8.1 127.41.8.2 1 1")["errno"], 22);
+    assert_eq!(command("probe", "127.41.8.1 127.41.8.2 1")["errno"], 110);
+    assert!(command("probe", "127.41.8.1 127.41.8.1 60000")["ok"].as_u64() > Some(0));
+}
+
+/// A node is seen and set by the commands of the control tree, as sessions and disks are.
+#[test]
+fn a_node_is_part_of_the_control_tree() {
+    let folder = Folder::new();
+    let _node = node(&folder, "127.41.14.1", &[]);
+    run(&folder, &["ping", "-c", "2", "-i", "10ms", "-I", "127.41.14.2", "127.41.14.1"]).exits(0);
+    let socket = socket(&folder, "127.41.14.1");
+    let socket = socket.to_str().expect("a plain path");
+    let rtrs = |words: &[&str]| run(&folder, &[&["rtrs", "--control", socket], words].concat());
+    let get = |file: &str| rtrs(&["get", &format!("class/rds/node/{file}")]).exits(0).out;
+
+    let all: serde_json::Value =
+        serde_json::from_str(&rtrs(&["tree", "--path", "class/rds/node"]).exits(0).out)
+            .expect("JSON");
+    let all = &all[socket];
+    assert_eq!(all["addresses"], "127.41.14.1");
+    assert!(all["counters"]["recv_ping"].as_u64() >= Some(2), "{all}");
+    assert_eq!(all["sysctl"]["net.rds.ping_enable"], 1);
+    let connection = &all["connections"]["ip:127.41.14.1@ip:127.41.14.2"];
+    assert_eq!((&connection["peer"], &connection["transport"]), (&"bowline".into(), &"tcp".into()));
+    assert!(connection["paths"]["7"]["state"].is_string(), "{connection}");
+    assert!(all.get("info").is_none(), "a document is not part of it");
+
+    // The document has the shape of `info --json`.
+    let json = run(&folder, &["info", "--json"]).exits(0).out;
+    assert_eq!(members(&get("info")), members(&json));
+
+    let setting = "class/rds/node/sysctl/net.rds.max_unacked_packets";
+    rtrs(&["set", setting, "7"]).exits(0);
+    let short = run(&folder, &["sysctl", "max_unacked_packets"]).exits(0).out;
+    assert_eq!(short, "max_unacked_packets = 7\n");
+    rtrs(&["set", setting, "many"]).exits(234);
+    rtrs(&["set", "class/rds/node/counters/recv_ping", "0"]).exits(243);
+    rtrs(&["get", "class/rds/node/sysctl/net.rds.nothing"]).exits(254);
+    assert_eq!(get("drop"), "Usage: echo <address>|all > drop\n");
+}
+
+#[test]
+fn a_node_is_a_folder_of_files() {
+    let folder = Folder::new();
+    let files = folder.path().join("files");
+    let words = ["node", "--address", "127.41.14.4", "--drain", "0", "--tree"];
+    let mut node = start(&folder, &[&words[..], &[files.to_str().expect("a path")]].concat());
+    if !node.hears("ready") {
+        let done = node.finish();
+        assert!(done.err.contains("FUSE"), "{done:?}");
+        return skipped::without_fuse(done.err.trim());
+    }
+    let place = files.join("class/rds/node");
+    let read = |file: &str| std::fs::read_to_string(place.join(file)).expect("a file");
+    let write = |file: &str, text: &str| {
+        let error = std::fs::write(place.join(file), text).err();
+        error.and_then(|error| error.raw_os_error())
+    };
+    assert_eq!(read("addresses"), "127.41.14.4\n");
+    assert_eq!(write("sysctl/net.rds.max_unacked_packets", "8\n"), None);
+    assert_eq!(read("sysctl/net.rds.max_unacked_packets"), "8\n");
+    assert_eq!(write("sysctl/net.rds.max_unacked_packets", "many\n"), Some(22));
+    let json = run(&folder, &["info", "--json"]).exits(0).out;
+    assert_eq!(members(&read("info")), members(&json));
+    assert_eq!(write("probe", "127.41.14.4 127.41.14.4 9000\n"), None);
+    assert_eq!(write("probe", "127.41.14.4 127.41.14.9 1\n"), Some(110));
+    assert_eq!(write("drop", "all\n"), None);
+    node.signal("-TERM");
+    node.finish().exits(0);
+    assert_eq!(std::fs::read_dir(&files).expect("a folder").count(), 0, "nothing is mounted");
+}
+
+#[test]
+fn a_socket_without_a_node_is_told_of() {
+    let folder = Folder::new();
+    let words = ["rnbd", "export", "--memory", "disk0=1MiB", "-I", "127.41.14.3", "--control"];
+    let place = folder.path().join("export.sock");
+    let place = place.to_str().expect("a plain path");
+    let mut export = start(&folder, &[&words[..], &[place]].concat());
+    export.expect("export disk0");
+    for words in [&["info"][..], &["sysctl"], &["sysctl", "ping_enable=0"], &["drop"]] {
+        let done = run(&folder, &[words, &["--control", place]].concat()).exits(1);
+        done.complains(&[place, "is no node", "/class/rds/node", "--control PATH"]);
+    }
+    // A node of before nodes had a tree: it does not know the request.
+    let place = folder.path().join("old.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&place).expect("a socket");
+    let old = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().expect("a client");
+        let answer = r#"{"version":1,"ok":false,"error":"not a known request"}"#;
+        writeln!(client, "{answer}").expect("an answer");
+        // It goes on waiting for requests.
+        std::io::read_to_string(client).expect("the end")
+    });
+    let place = place.to_str().expect("a plain path");
+    let done = run(&folder, &["info", "--control", place]).exits(1);
+    done.complains(&[place, "it speaks another protocol", "update the older"]);
+    assert!(old.join().expect("no panic").contains(r#""path":"/class/rds/node/info""#));
 }
 
 #[test]
@@ -275,18 +392,19 @@ fn clients_that_are_silent_or_have_left_keep_nobody_from_a_node() {
     let folder = Folder::new();
     let _node = node(&folder, "127.41.18.1", &[]);
     let path = socket(&folder, "127.41.18.1");
-    let ping = || assert_eq!(control(&path, r#"{"version":1,"command":"ping"}"#)["ok"], true);
+    let list = r#"{"version":1,"op":"list","path":"/class/rds/node/connections"}"#;
+    let ask = || assert!(control(&path, list)["ok"].is_array());
     let connect = || UnixStream::connect(&path).expect("a control socket");
     let begin = Instant::now();
     let silent: Vec<UnixStream> = (0..100).map(|_| connect()).collect();
-    ping();
+    ask();
     drop(silent);
     // Nobody answers there, and nobody waits for it.
-    let probe = r#"{"version":1,"command":"probe","local":"127.41.18.1","remote":"127.41.18.9","timeout_ms":60000}"#;
+    let probe = r#"{"version":1,"op":"write","path":"/class/rds/node/probe","value":"127.41.18.1 127.41.18.9 60000"}"#;
     for _ in 0..100 {
         writeln!(connect(), "{probe}").expect("a request");
     }
-    ping();
+    ask();
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
 }
 

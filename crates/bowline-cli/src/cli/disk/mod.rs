@@ -18,6 +18,8 @@ mod watch;
 
 use std::path::PathBuf;
 
+pub(super) use serving::mounted;
+
 use super::tool::{self, Place, RunOptions};
 use super::{Failure, Outcome};
 

@@ -74,7 +74,8 @@ fn files(text: &str) -> Result<Files, String> {
     }
 }
 
-fn mounted(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
+/// Shows a tree as files below a folder until the result is dropped.
+pub(in crate::cli) fn mounted(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
     fusefs::mount(tree.clone(), dir).map_err(|error| Failure::failed(no_mount(dir, &error)))
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bowline_rds::SYSCTL_NAMES;
 
-use super::control::{Client, Command};
+use super::control::Client;
 use crate::cli::{
     Failure, Outcome,
     common::args::{Address, setting},
@@ -51,8 +51,8 @@ pub(crate) fn run_sysctl(args: &SysctlArgs) -> Outcome {
     let all = || SYSCTL_NAMES.iter().map(|name| ((*name).to_owned(), None)).collect();
     let wishes = if args.settings.is_empty() { all() } else { args.settings.clone() };
     for (name, value) in wishes {
-        let answer = client.ask(Command::Sysctl { name: name.clone(), value })?;
-        say!("{name} = {}", answer["value"]);
+        let value = client.sysctl(&name, value)?;
+        say!("{name} = {value}");
     }
     Ok(())
 }
@@ -69,7 +69,7 @@ pub(crate) fn run_drop(args: &DropArgs) -> Outcome {
             return Err(Failure::usage(format!("{peer} is not on a link of the node, {own}")));
         }
     }
-    let answer = client.ask(Command::Drop { peer: args.peer.map(|peer| peer.ip) })?;
-    say!("{} TCP connections cut", answer["dropped"]);
+    let dropped = client.drop_connections(args.peer.map(|peer| peer.ip))?;
+    say!("{dropped} TCP connections cut");
     Ok(())
 }

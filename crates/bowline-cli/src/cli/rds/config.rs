@@ -31,6 +31,7 @@ pub(crate) struct File {
     pub(crate) sink: Vec<u16>,
     pub(crate) control: Option<PathBuf>,
     pub(crate) programs: Option<PathBuf>,
+    pub(crate) tree: Option<PathBuf>,
     pub(crate) drain: Option<f64>,
     pub(crate) sysctl: BTreeMap<String, i64>,
 }

@@ -1,4 +1,4 @@
-//! RDS: a node as a service, its control socket, and the commands of rds-tools.
+//! RDS: a node as a service, its control tree and socket, and the commands of rds-tools.
 
 pub(crate) mod admin;
 pub(crate) mod config;
@@ -12,3 +12,4 @@ pub(crate) mod run;
 pub(crate) mod shares;
 pub(crate) mod snapshot;
 pub(crate) mod stress;
+mod tree;

@@ -15,13 +15,15 @@ use std::{
 };
 
 use bowline::rds::{Limits, Node, Socket};
+use bowline_ctl::{Server, fusefs::Mount};
 use bowline_rds::Event;
 
 use super::{
     config::{self, File, Poll},
-    control::{self, Server},
+    control,
     programs::{self, Programs},
     snapshot::NodeFacts,
+    tree::tree,
 };
 use crate::cli::{
     Failure, Outcome,
@@ -29,6 +31,7 @@ use crate::cli::{
         args::{Address, number, own, setting},
         stop::Stop,
     },
+    disk::mounted,
     start_node,
 };
 
@@ -111,6 +114,9 @@ pub(crate) struct Args {
     /// Serve no programs
     #[arg(long)]
     no_programs: bool,
+    /// Show the node as files below this folder, as under /sys; needs FUSE
+    #[arg(long, value_name = "FOLDER")]
+    tree: Option<PathBuf>,
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
@@ -134,6 +140,7 @@ struct Settings {
     control: Option<PathBuf>,
     /// Programs are served, at this place or the default one.
     programs: Option<Option<PathBuf>>,
+    tree: Option<PathBuf>,
     drain: Duration,
 }
 
@@ -198,6 +205,7 @@ impl Settings {
             sink,
             control,
             programs: (!args.no_programs).then_some(args.programs.or(file.programs)),
+            tree: args.tree.or(file.tree),
             drain: Duration::from_secs_f64(drain),
             addresses,
         })
@@ -267,14 +275,13 @@ pub(crate) fn run(args: Args) -> Outcome {
         pid: std::process::id(),
         addresses: settings.addresses.clone(),
     };
-    let server = settings
-        .control
-        .clone()
-        .map(|path| Server::start(&path, node.clone(), facts))
-        .transpose()?;
+    let tree = tree(node.clone(), facts);
+    let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
+    let server = server.transpose()?;
+    let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
     let programs = settings.programs.as_ref().map(|place| Programs::start(&node, place.as_deref()));
     let programs = programs.transpose()?.flatten();
-    announce(&settings, &services, server.as_ref(), programs.as_ref());
+    announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
     tell_supervisor("READY=1");
 
     while !stop.wait(Some(EVENT_PAUSE)) {
@@ -291,7 +298,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         // A service that panicked has said so on standard error.
         let _ = service.thread.join();
     }
-    drop(server);
+    drop((server, files));
     if drained {
         say!("stopped; peers have everything");
         return Ok(());
@@ -306,6 +313,7 @@ fn announce(
     settings: &Settings,
     services: &[Running],
     server: Option<&Server>,
+    files: Option<&Mount>,
     programs: Option<&Programs>,
 ) {
     let port = 16385;
@@ -320,6 +328,9 @@ fn announce(
     }
     if let Some(server) = server {
         say!("control socket {}", server.path().display());
+    }
+    if let Some(files) = files {
+        say!("control tree {}", files.dir().display());
     }
     match programs {
         Some(programs) => {

@@ -15,7 +15,7 @@ use std::{
 use bowline::rds::{Interest, Node, Socket};
 use bowline_base::Errno;
 
-use super::control::{Client, Probe};
+use super::control::Client;
 use crate::cli::{
     Failure, Outcome,
     common::{
@@ -231,13 +231,9 @@ fn ping_through<'a>(
     let mut due = Instant::now();
     loop {
         figures.sent += 1;
-        let answer = client.probe(figures.local, figures.remote, args.timeout)?;
-        match answer {
-            Probe::Answered { nanos } => {
-                let source = figures.remote.at(0);
-                figures.answered(figures.sent, Duration::from_nanos(nanos), source);
-            }
-            Probe::Failed { errno } => figures.report_error(figures.sent, Errno(errno)),
+        match client.probe(figures.local, figures.remote, args.timeout)? {
+            Ok(time) => figures.answered(figures.sent, time, figures.remote.at(0)),
+            Err(errno) => figures.report_error(figures.sent, errno),
         }
         due = (due + args.interval).max(Instant::now());
         let over = args.count > 0 && figures.sent >= args.count;

@@ -258,7 +258,7 @@ fn v4(text: &str) -> Outcome<Ipv4Addr> {
 /// Cuts the connection to the peer in the node that runs on this host.
 fn reset(args: &Args) -> Outcome {
     let peer = args.send_addr.as_deref().map(v4).transpose()?.map(IpAddr::V4);
-    control::Client::connect(None)?.ask(control::Command::Drop { peer })?;
+    control::Client::connect(None)?.drop_connections(peer)?;
     Ok(())
 }
 

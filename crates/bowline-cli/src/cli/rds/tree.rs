@@ -1,0 +1,318 @@
+//! The control tree of a node: what it is, its settings, counters and connections, in the shape of
+//! /sys.
+//!
+//! ```text
+//! class/rds/node -> ../../devices/virtual/rds/node
+//! class/rds/node/{addresses, pid, uptime_ms, version}
+//!               /info                        all tables at one moment, as `bowline info --json`
+//!               /{drop, probe}               commands
+//!               /sysctl/<setting>            as net.rds.ping_enable, to read and write
+//!               /counters/<counter>
+//!               /connections/<local@remote>/{flags, next_rx, next_tx, npaths, peer, transport}
+//!                                          /paths/<index>/{flags, .., resets, state}
+//! ```
+//!
+//! Directories of connections have the names of RTRS's paths, and values the names and texts of
+//! `bowline info`. The kernel has no such tree: its RDS is seen by `rds-info` only.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, LazyLock},
+    time::{Duration, Instant},
+};
+
+use bowline::rds::Node;
+use bowline_ctl::{AttrDef, Caller, Dir, Errno, Node as Object, PathSpec, Sys, Tree, Value};
+use bowline_rds::{Counters, SYSCTL_NAMES};
+
+use super::snapshot::{ConnectionRow, NodeFacts, PathRow, Snapshot};
+use crate::cli::common::args::Address;
+
+/// The directory of the node; a process has one.
+pub(super) const NODE: &str = "/class/rds/node";
+/// Word of the command `drop` for the connections to all peers.
+pub(super) const ALL_PEERS: &str = "all";
+/// Bounds of the wait for the answer to a probe.
+const PROBE_MIN: Duration = Duration::from_millis(1);
+pub(super) const PROBE_MAX: Duration = Duration::from_secs(60);
+/// Longest part of it between looks whether the client is still there.
+const PROBE_SLICE: Duration = Duration::from_millis(100);
+
+static SETTINGS: LazyLock<Vec<AttrDef>> =
+    LazyLock::new(|| SYSCTL_NAMES.iter().map(|name| AttrDef { name, mode: 0o644 }).collect());
+static COUNTERS: LazyLock<Vec<AttrDef>> =
+    LazyLock::new(|| Counters::default().iter().map(|(name, _)| show(name)).collect());
+
+/// Returns the tree of a node that starts now.
+pub(super) fn tree(node: Node, facts: NodeFacts) -> Tree {
+    let object = NodeObject { node, facts, started: Instant::now() };
+    Sys::new().class("rds", Arc::new(Dir::new().with("node", Arc::new(object)))).tree()
+}
+
+const fn show(name: &'static str) -> AttrDef {
+    AttrDef { name, mode: 0o444 }
+}
+
+const fn command(name: &'static str) -> AttrDef {
+    AttrDef { name, mode: 0o644 }
+}
+
+fn text(text: impl Into<String>) -> Result<Value, Errno> {
+    Ok(Value::Text(text.into()))
+}
+
+struct NodeObject {
+    node: Node,
+    facts: NodeFacts,
+    started: Instant,
+}
+
+impl Object for NodeObject {
+    fn attrs(&self) -> &'static [AttrDef] {
+        const {
+            &[
+                show("addresses"),
+                show("pid"),
+                show("uptime_ms"),
+                show("version"),
+                show("info"),
+                command("drop"),
+                command("probe"),
+            ]
+        }
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        let facts = &self.facts;
+        match name {
+            "addresses" => {
+                let all: Vec<String> = facts.addresses.iter().map(Address::to_string).collect();
+                text(all.join(" "))
+            }
+            "pid" => Ok(Value::Uint(facts.pid.into())),
+            "uptime_ms" => Ok(Value::Uint(self.started.elapsed().as_millis() as u64)),
+            "version" => text(facts.version.clone()),
+            "info" => {
+                let snapshot = Snapshot::take(&self.node, facts, self.started.elapsed());
+                let json = serde_json::to_string(&snapshot).map_err(|_| Errno::EIO)?;
+                Ok(Value::Document(json))
+            }
+            "drop" => Ok(Value::Usage("Usage: echo <address>|all > drop")),
+            "probe" => Ok(Value::Usage("Usage: echo <local> <remote> <timeout in ms> > probe")),
+            _ => Err(Errno::ENOENT),
+        }
+    }
+
+    /// Tells how many TCP connections were cut, and nanoseconds of the round trip.
+    fn call(&self, name: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
+        let found = match name {
+            "drop" => self.node.drop_connections(peer(value)?) as u64,
+            "probe" => {
+                let (local, remote, timeout) = probe_words(value).ok_or(Errno::EINVAL)?;
+                let time = probe(&self.node, caller, local, remote, timeout);
+                time.map_err(|error| error.errno())?.as_nanos() as u64
+            }
+            _ => return Err(Errno::ENOENT),
+        };
+        Ok(Some(Value::Uint(found)))
+    }
+
+    fn dirs(&self) -> Vec<(String, Arc<dyn Object>)> {
+        let node = || self.node.clone();
+        vec![
+            ("sysctl".to_owned(), Arc::new(SettingsDir(node()))),
+            ("counters".to_owned(), Arc::new(CountersDir(node()))),
+            ("connections".to_owned(), Arc::new(ConnectionsDir(node()))),
+        ]
+    }
+}
+
+/// Parses the argument of `drop`: a peer, or `None` for all.
+fn peer(value: &str) -> Result<Option<IpAddr>, Errno> {
+    match value {
+        ALL_PEERS => Ok(None),
+        peer => peer.parse().map(Some).map_err(|_| Errno::EINVAL),
+    }
+}
+
+/// Parses the arguments of `probe`: addresses of this node and of the other, and milliseconds.
+fn probe_words(value: &str) -> Option<(Address, Address, Duration)> {
+    let mut words = value.split_ascii_whitespace();
+    let (local, remote) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let timeout = Duration::from_millis(words.next()?.parse().ok()?);
+    words.next().is_none().then_some((local, remote, timeout.clamp(PROBE_MIN, PROBE_MAX)))
+}
+
+/// Sends one RDS ping, and waits for the answer of the peer for as long as somebody wants to know.
+fn probe(
+    node: &Node,
+    caller: &Caller,
+    local: Address,
+    remote: Address,
+    timeout: Duration,
+) -> Result<Duration, bowline::rds::Error> {
+    let socket = node.bind(local.at(0))?;
+    let start = Instant::now();
+    socket.set_send_timeout(Some(timeout));
+    socket.send_to(&[], remote.at(0))?;
+    loop {
+        let left = timeout.saturating_sub(start.elapsed());
+        socket.set_recv_timeout(Some(left.min(PROBE_SLICE)));
+        match socket.recv_from(&mut []) {
+            Ok(_) => return Ok(start.elapsed()),
+            Err(error) if error.is_timed_out() && left > PROBE_SLICE && !caller.is_gone() => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+struct SettingsDir(Node);
+
+impl Object for SettingsDir {
+    fn attrs(&self) -> &'static [AttrDef] {
+        &SETTINGS
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        self.0.sysctl(name).map(Value::Int).map_err(|error| error.errno())
+    }
+
+    fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
+        let value = value.parse().map_err(|_| Errno::EINVAL)?;
+        self.0.set_sysctl(name, value).map_err(|error| error.errno())
+    }
+}
+
+struct CountersDir(Node);
+
+impl Object for CountersDir {
+    fn attrs(&self) -> &'static [AttrDef] {
+        &COUNTERS
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        let counters = self.0.counters().into_iter();
+        let mut found = counters.filter(|(known, _)| *known == name);
+        found.next().map(|(_, value)| Value::Uint(value)).ok_or(Errno::ENOENT)
+    }
+}
+
+struct ConnectionsDir(Node);
+
+impl Object for ConnectionsDir {
+    /// Asks the node once for all connections, whose objects keep what it told.
+    fn dirs(&self) -> Vec<(String, Arc<dyn Object>)> {
+        let info = self.0.info();
+        let mut paths: BTreeMap<(IpAddr, IpAddr), Vec<PathRow>> = BTreeMap::new();
+        for path in &info.paths {
+            paths.entry((path.local, path.remote)).or_default().push(path.into());
+        }
+        let connections = info.connections.iter().map(|connection| {
+            let (local, remote) = (connection.local, connection.remote);
+            let paths = paths.remove(&(local, remote)).unwrap_or_default();
+            let object: Arc<dyn Object> = Arc::new(Connection { row: connection.into(), paths });
+            (PathSpec::new(Some(local), remote).to_string(), object)
+        });
+        connections.collect()
+    }
+}
+
+struct Connection {
+    row: ConnectionRow,
+    paths: Vec<PathRow>,
+}
+
+impl Object for Connection {
+    fn attrs(&self) -> &'static [AttrDef] {
+        const {
+            &[
+                show("flags"),
+                show("next_rx"),
+                show("next_tx"),
+                show("npaths"),
+                show("peer"),
+                show("transport"),
+            ]
+        }
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        match name {
+            "flags" => text(self.row.flags.to_string()),
+            "next_rx" => Ok(Value::Uint(self.row.next_rx)),
+            "next_tx" => Ok(Value::Uint(self.row.next_tx)),
+            "npaths" => Ok(Value::Uint(self.row.paths.into())),
+            "peer" => text(self.row.peer.clone()),
+            "transport" => text(self.row.transport.clone()),
+            _ => Err(Errno::ENOENT),
+        }
+    }
+
+    fn dirs(&self) -> Vec<(String, Arc<dyn Object>)> {
+        let paths = self.paths.iter().fold(Dir::new(), |dir, path| {
+            dir.with(path.path.to_string(), Arc::new(PathObject(path.clone())))
+        });
+        vec![("paths".to_owned(), Arc::new(paths))]
+    }
+}
+
+struct PathObject(PathRow);
+
+impl Object for PathObject {
+    fn attrs(&self) -> &'static [AttrDef] {
+        const {
+            &[
+                show("flags"),
+                show("next_rx"),
+                show("next_tx"),
+                show("resets"),
+                show("retrans_messages"),
+                show("send_messages"),
+                show("state"),
+            ]
+        }
+    }
+
+    fn read(&self, name: &str) -> Result<Value, Errno> {
+        match name {
+            "flags" => text(self.0.flags.to_string()),
+            "next_rx" => Ok(Value::Uint(self.0.next_rx)),
+            "next_tx" => Ok(Value::Uint(self.0.next_tx)),
+            "resets" => Ok(Value::Uint(self.0.resets)),
+            "retrans_messages" => Ok(Value::Uint(self.0.retrans_messages)),
+            "send_messages" => Ok(Value::Uint(self.0.send_messages)),
+            "state" => text(self.0.state.clone()),
+            _ => Err(Errno::ENOENT),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_commands_are_parsed() {
+        let address = |text: &str| text.parse::<Address>().unwrap();
+        let words = |time| (address("10.0.0.1"), address("::1"), time);
+        assert_eq!(probe_words("10.0.0.1 ::1 20"), Some(words(Duration::from_millis(20))));
+        assert_eq!(probe_words("10.0.0.1 ::1 0"), Some(words(PROBE_MIN)));
+        assert_eq!(probe_words("10.0.0.1 ::1 99999999"), Some(words(PROBE_MAX)));
+        for text in ["", "10.0.0.1", "10.0.0.1 ::1", "10.0.0.1 ::1 -1", "x ::1 1", "::1 ::1 1 1"] {
+            assert_eq!(probe_words(text), None, "{text}");
+        }
+        assert_eq!(peer("all"), Ok(None));
+        assert_eq!(peer("10.0.0.1"), Ok(Some(IpAddr::from([10, 0, 0, 1]))));
+        assert_eq!(peer(""), Err(Errno::EINVAL));
+        assert_eq!(peer("elsewhere"), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn every_setting_and_counter_is_a_file() {
+        assert_eq!(SETTINGS.len(), SYSCTL_NAMES.len());
+        assert!(SETTINGS.iter().all(|def| def.is_readable() && def.is_writable()));
+        assert_eq!(COUNTERS.len(), Counters::default().iter().count());
+        assert!(COUNTERS.iter().all(|def| !def.is_writable()));
+    }
+}
