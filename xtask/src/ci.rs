@@ -27,7 +27,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// The only optional part of the workspace is built and tested, too.
 const TOKIO: &str = "--features=bowline/tokio";
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 16] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -60,6 +60,7 @@ const STEPS: [Step; 15] = [
         limit: 300,
     },
     step("check", &["xtask", "check"], 60),
+    step("model", &["xtask", "model"], 300),
     step("deny", &["xtask", "deny"], 60),
     step("musl", &["xtask", "musl"], 600),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),

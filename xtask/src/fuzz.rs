@@ -15,10 +15,10 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         },
         _ => return Outcome::Usage("fuzz takes only --seconds N".into()),
     };
-    if !works(&["--version"]) {
+    if !run::nightly_has(&["--version"]) {
         return Outcome::Skipped("no nightly toolchain (rustup toolchain install nightly)".into());
     }
-    if !works(&["fuzz", "--version"]) {
+    if !run::nightly_has(&["fuzz", "--version"]) {
         return Outcome::Skipped("no cargo-fuzz (cargo install cargo-fuzz)".into());
     }
     let list = run::cargo_nightly(&["fuzz", "list"]).stderr(Stdio::inherit()).output();
@@ -45,10 +45,4 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         }
     }
     Outcome::Passed
-}
-
-fn works(args: &[&str]) -> bool {
-    let mut command = run::cargo_nightly(args);
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
 }

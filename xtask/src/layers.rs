@@ -9,11 +9,12 @@ use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top
 /// edge.
-const LAYERS: [(&str, u8); 24] = [
+const LAYERS: [(&str, u8); 25] = [
     ("bowline-attach", 0),
     ("bowline-base", 0),
     ("bowline-testkit", 0),
     ("bowline-crc", 0),
+    ("bowline-wait", 0),
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
     ("bowline-rds", 2),

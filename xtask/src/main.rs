@@ -4,6 +4,7 @@ mod ci;
 mod fuzz;
 mod layers;
 mod links;
+mod miri;
 mod repo;
 mod rules;
 mod run;
@@ -33,6 +34,8 @@ runs
                      such seeds show what is done wrong on purpose; some 90 minutes on 2 processors
   bench [arguments]  the benchmarks, e.g. rds --quick; --help tells the others
   fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
+  model              the hand-over between threads that wait, in thousands of orders; a minute
+  miri               what is unsafe and needs no system, under Miri; needs nightly and miri
   interop [args]     scenarios against a kernel in QEMU: interop/run, which tells of --list and
                      --only NAME with --help; needs root, a Debian host and /dev/net/tun
 
@@ -71,6 +74,8 @@ fn main() -> ExitCode {
         Some("night") => search::night(rest),
         Some("bench") => run::bench(rest),
         Some("fuzz") => fuzz::run(rest),
+        Some("model") => no_args(rest, run::model),
+        Some("miri") => no_args(rest, miri::run),
         Some("interop") => run::interop(rest),
         Some("dist") => no_args(rest, run::dist),
         Some(other) => Outcome::Usage(format!("unknown verb {other:?}")),

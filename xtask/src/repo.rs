@@ -50,7 +50,7 @@ pub(crate) fn text(name: &str) -> Option<String> {
 pub(crate) fn is_test_file(name: &str) -> bool {
     let stem = Path::new(name).file_stem().map(|s| s.to_string_lossy().into_owned());
     let stem = stem.unwrap_or_default();
-    ["interop/", "fuzz/", "crates/bowline-sim/"].iter().any(|dir| name.starts_with(dir))
+    ["interop/", "fuzz/", "model/", "crates/bowline-sim/"].iter().any(|dir| name.starts_with(dir))
         || name.contains("/tests/")
         || name.contains("/benches/")
         || stem == "tests"

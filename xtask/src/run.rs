@@ -42,6 +42,13 @@ pub(crate) fn cargo_nightly(args: &[&str]) -> Command {
     command
 }
 
+/// Tells whether the nightly toolchain has a cargo command.
+pub(crate) fn nightly_has(args: &[&str]) -> bool {
+    let mut command = cargo_nightly(args);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
 /// Runs a command with this terminal.
 pub(crate) fn status(command: &mut Command) -> Outcome {
     let name = describe(command);
@@ -159,6 +166,14 @@ pub(crate) fn bowline(verb: &str, args: &[String]) -> Outcome {
 pub(crate) fn bench(args: &[String]) -> Outcome {
     let run = ["run", "--release", "--locked", "--package", "bowline-bench", "--"];
     status(cargo(&run).args(args))
+}
+
+/// Runs the hand-over between waiting threads in many orders, the same each time.
+pub(crate) fn model() -> Outcome {
+    let manifest = repo::root().join("model/Cargo.toml");
+    let mut test = cargo(&["test", "--locked", "--manifest-path"]);
+    // One at a time: a failure is told beside the order that led to it.
+    status(test.arg(manifest).args(["--", "--test-threads=1"]))
 }
 
 /// Checks licences, sources and duplicates of the dependencies; needs cargo-deny.

@@ -10,12 +10,13 @@ use bowline_rds::{
     Error as CoreError, Instant, Interest, LinkId, Node, Readiness, Received, RecvOpts, Rope,
     SendMsg, Sent, SocketId,
 };
+use bowline_wait::Leader;
 
 use crate::driver::Blocking;
 use crate::error::Error;
 use crate::poller::{Attempt, WaitRequest};
 use crate::read::PARSE_BUDGET;
-use crate::shared::{Role, Shared, State};
+use crate::shared::{Shared, State};
 use crate::sys;
 
 /// Tells whether a call that failed with `error` may succeed later.
@@ -325,7 +326,7 @@ impl Shared {
             if newly {
                 st.watched += 1;
             }
-            if newly || st.role == Role::Nobody {
+            if newly || st.lead.leader() == Leader::Nobody {
                 sc.todo.wake_helper = true;
             }
             self.collect_dirty(&mut st, sc, 0);
@@ -427,7 +428,7 @@ impl Shared {
             for entry in slot.entries {
                 if entry.waiter.mark() {
                     sc.todo.unpark.push(entry.waiter);
-                    sc.todo.kick |= st.sleeping.is_some() && st.role == Role::App;
+                    sc.todo.kick |= st.lead.is_asleep() && st.lead.leader() == Leader::Application;
                 }
             }
             sc.todo.wakers.extend(slot.wakers.into_iter().map(|(_, waker)| waker));

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use bowline_base::clock;
 use bowline_rds::{LinkId, Sent};
+use bowline_wait::Leader;
 
 use crate::link::WriteEnd;
-use crate::shared::{Role, Shared, State};
+use crate::shared::{Shared, State};
 use crate::todo::Scratch;
 
 /// Number of bytes waiting on a link that are written at once.
@@ -122,7 +123,10 @@ impl Shared {
                     st.check_tcp_acks_soon();
                 }
             }
-            if !sc.reads_acks && st.role != Role::App && st.core.held_bytes(id) >= HELD_BYTES {
+            if !sc.reads_acks
+                && st.lead.leader() != Leader::Application
+                && st.core.held_bytes(id) >= HELD_BYTES
+            {
                 // Acknowledgements have probably come, and no other thread reads them. The memory
                 // they release is still in the cache and is written next.
                 sc.reads_acks = true;

@@ -3,17 +3,18 @@
 //! While application threads send, receive or wait, they read the connections themselves when they
 //! have to. This thread then only checks from time to time for overdue timers, for data that a
 //! sender left unflushed, and whether application threads are still active. If none has been active
-//! since its last check, it takes the role of the poller and sleeps until an event happens.
+//! since its last check, it takes the lead and sleeps until an event happens.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bowline_base::clock;
+use bowline_wait::{Leader, Others};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::flush::HELPER_AGE_NS;
 use crate::read::PARSE_BUDGET;
-use crate::shared::{Role, Shared};
+use crate::shared::Shared;
 use crate::sys;
 use crate::todo::Scratch;
 
@@ -78,30 +79,26 @@ impl Shared {
         let mut st = self.lock();
         let now = st.at(clock::now());
         if st.stop {
-            if st.role == Role::Helper {
-                st.role = Role::Nobody;
+            if st.lead.leader() == Leader::Helper {
+                st.lead.leave();
             }
             return false;
         }
-        if st.role == Role::Helper {
-            st.sleeping = None;
+        if st.lead.leader() == Leader::Helper {
             st.kicked = false;
         }
-        let unchanged = st.role_epoch == state.epoch;
-        state.epoch = st.role_epoch;
+        let unchanged = st.lead.epoch() == state.epoch;
+        state.epoch = st.lead.epoch();
         let active = st.calls != state.calls;
         state.calls = st.calls;
-        match st.role {
-            Role::Nobody if st.watched > 0 || unchanged && !active => st.role = Role::Helper,
-            // The thread that receives the messages should read them itself.
-            Role::Helper if active && st.watched == 0 => st.role = Role::Nobody,
-            _ => {}
-        }
-        if st.role != Role::App {
+        // The thread that receives the messages should read them itself, but a task cannot.
+        let silent = st.watched > 0 || unchanged && !active;
+        let leader = st.lead.take_turn(if silent { Others::Silent } else { Others::Active });
+        if leader != Leader::Application {
             self.run_timers(&mut st, sc);
         }
         let mut busy = false;
-        if st.role == Role::Helper {
+        if leader == Leader::Helper {
             sc.todo.read.append(&mut st.unread);
             if st.core.has_backlog() {
                 busy = st.core.process(now, None, PARSE_BUDGET);
@@ -120,14 +117,14 @@ impl Shared {
                 st.flush_armed = false;
             }
         }
-        st.helper_tick_ns = match st.role {
-            Role::App if unchanged => (st.helper_tick_ns * 2).clamp(TICK_NS, TICK_MAX_NS),
-            Role::App | Role::Nobody if active && !unchanged => {
+        st.helper_tick_ns = match leader {
+            Leader::Application if unchanged => (st.helper_tick_ns * 2).clamp(TICK_NS, TICK_MAX_NS),
+            Leader::Application | Leader::Nobody if active && !unchanged => {
                 (st.helper_tick_ns * 2).clamp(TICK_NS, TICK_BUSY_NS)
             }
             _ => TICK_NS,
         };
-        let watching = st.role == Role::Helper;
+        let watching = leader == Leader::Helper;
         let flush = st.flush_armed.then_some(FLUSH_TICK_NS);
         let rest = if watching {
             // Timers may have more requests now than before.
@@ -135,16 +132,16 @@ impl Shared {
             st.next_timeout().map(|at| at.saturating_sub(now.as_nanos()))
         } else {
             // While no thread polls, only this thread runs timers.
-            let timers = if st.role == Role::Nobody { st.next_timeout() } else { None };
+            let timers = if leader == Leader::Nobody { st.next_timeout() } else { None };
             let timers = timers.map(|at| at.saturating_sub(now.as_nanos()).max(TICK_NS));
             Some(timers.map_or(st.helper_tick_ns, |ns| ns.min(st.helper_tick_ns)))
         };
         let (trim, trim_in) = state.trim(st.core.memory_held(), now.as_nanos());
         let limit = if busy { Some(0) } else { [flush, rest, trim_in].into_iter().flatten().min() };
         if watching {
-            st.sleeping = Some(limit.map_or(u64::MAX, |ns| now.as_nanos().saturating_add(ns)));
+            st.lead.fall_asleep(limit.map_or(u64::MAX, |ns| now.as_nanos().saturating_add(ns)));
         }
-        let poll_once = st.role == Role::Nobody && state.poll_once_at <= now.as_nanos();
+        let poll_once = leader == Leader::Nobody && state.poll_once_at <= now.as_nanos();
         if poll_once || watching {
             state.poll_once_at = now.as_nanos() + IDLE_POLL_NS;
         }
@@ -182,10 +179,10 @@ impl Shared {
         }
         if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) {
             let mut st = self.lock();
-            if st.role != Role::Helper {
+            if st.lead.leader() != Leader::Helper {
                 return;
             }
-            st.sleeping = None;
+            st.lead.wake_up();
             drop(st);
             self.poll_events(sc, Some(Duration::ZERO));
             self.run(sc);

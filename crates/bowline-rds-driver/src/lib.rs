@@ -8,9 +8,9 @@
 //!   send ---- copy into log -----> Node::send
 //!        \--- 64 KiB or idle ----> poll_transmit ----- no lock -----> write
 //!   recv <--- message ------------ Node::recv
-//!        \--- nothing there -----> takes the poller role, reads the connections itself
+//!        \--- nothing there -----> takes the lead, reads the connections itself
 //!
-//!   helper thread: timers, unflushed rests, and the poller role while no application thread waits
+//!   helper thread: timers, unflushed rests, and the lead while no application thread waits
 //! ```
 //!
 //! The lock is never held over a system call, with one exception that is named where it is made

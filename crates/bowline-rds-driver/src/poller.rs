@@ -3,11 +3,11 @@
 //! ```text
 //!            recv finds nothing
 //!                   |
-//!        role free? (or the helper's)      role taken by another thread
+//!        lead free? (or the helper's)      another thread leads
 //!                   |                               |
 //!      take it: spin, sleep in epoll,        register, park;
 //!      read, parse, until satisfied          woken by a message or by
-//!                   |                        being handed the role
+//!                   |                        being handed the lead
 //!      leave it: hand it to a parked
 //!      thread, or leave it to the helper
 //! ```
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use bowline_base::clock;
 use bowline_rds::{Instant, Interest, SocketId};
+use bowline_wait::Leader;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,7 +30,7 @@ use crate::error::Error;
 use crate::flush::HELPER_AGE_NS;
 use crate::helper::TICK_NS;
 use crate::read::PARSE_BUDGET;
-use crate::shared::{Role, Shared, State};
+use crate::shared::{Shared, State};
 use crate::sys;
 use crate::todo::Scratch;
 use crate::waiters::WaitMode;
@@ -53,8 +54,8 @@ const STREAM_READ: usize = 32 << 10;
 const SINGLE_POLL_GAP_NS: u64 = 50_000;
 /// Two calls in vain within this time, in nanoseconds, show that the program polls.
 const POLLING_GAP_NS: u64 = 500_000;
-/// A thread that held the role for longer than this, in nanoseconds, informs the background thread
-/// when it leaves the role.
+/// A thread that held the lead for longer than this, in nanoseconds, informs the background thread
+/// when it leaves the lead.
 const LONG_HOLD_NS: u64 = 5_000_000;
 
 /// Result of one attempt under the lock.
@@ -116,13 +117,13 @@ impl Shared {
                 let mut st = self.lock();
                 let now = st.at(clock::now());
                 if let Attempt::Done(done) = self.attempt(&mut st, request.until(), &mut attempt) {
-                    self.pass_role_on(&mut st, sc);
+                    self.pass_lead_on(&mut st, sc);
                     self.release_and_run(st, sc);
                     return Ok(done);
                 }
                 if st.stop || request.is_late(now) {
                     let error = if st.stop { Error::ShutDown } else { Error::TimedOut };
-                    self.pass_role_on(&mut st, sc);
+                    self.pass_lead_on(&mut st, sc);
                     self.release_and_run(st, sc);
                     return Err(error);
                 }
@@ -130,14 +131,14 @@ impl Shared {
                 if request.interest.contains(Interest::WRITE) {
                     st.check_tcp_acks_soon();
                 }
-                if self.take_role(&mut st, sc) {
+                if self.take_lead(&mut st, sc) {
                     sc.until = request.until();
                     let done = self.poll_until_done(st, sc, request, &mut attempt);
                     sc.until = None;
                     return done;
                 }
                 st.add_waiter(request.id, request.interest, &sc.me, WaitMode::Parked);
-                if st.role == Role::Nobody {
+                if st.lead.leader() == Leader::Nobody {
                     sc.todo.wake_helper = true;
                 }
                 self.release_and_run(st, sc);
@@ -149,42 +150,37 @@ impl Shared {
         })
     }
 
-    /// Takes the role of the poller if that is possible. The background thread gives up the role
-    /// unless a socket relies on it.
-    fn take_role(&self, st: &mut State, sc: &mut Scratch) -> bool {
-        match st.role {
-            Role::App => return false,
-            _ if st.watched > 0 => return false,
-            Role::Nobody => {}
-            Role::Helper => {
-                st.sleeping = None;
-                st.kicked = false;
-                sc.todo.wake_helper = true;
-            }
+    /// Takes the lead if that is possible. The background thread gives it up unless a socket relies
+    /// on it.
+    fn take_lead(&self, st: &mut State, sc: &mut Scratch) -> bool {
+        if st.watched > 0 {
+            return false;
         }
-        st.role = Role::App;
-        st.role_epoch += 1;
-        st.role_since = st.now;
+        let Some(former) = st.lead.take() else { return false };
+        if former == Leader::Helper {
+            st.kicked = false;
+            sc.todo.wake_helper = true;
+        }
+        st.lead_since = st.now;
         true
     }
 
-    /// Gives the role back.
-    fn leave_role(&self, st: &mut State, sc: &mut Scratch) {
-        st.role = Role::Nobody;
-        st.sleeping = None;
-        let held = st.now.saturating_since(st.role_since).as_nanos();
+    /// Gives the lead back.
+    fn leave_lead(&self, st: &mut State, sc: &mut Scratch) {
+        st.lead.leave();
+        let held = st.now.saturating_since(st.lead_since).as_nanos();
         if st.parked.is_empty()
             && u64::try_from(held).unwrap_or(u64::MAX) > LONG_HOLD_NS
             && st.helper_tick_ns > 4 * TICK_NS
         {
             sc.todo.wake_helper = true;
         }
-        self.pass_role_on(st, sc);
+        self.pass_lead_on(st, sc);
     }
 
     /// If no thread polls but some wait, makes the one that waits longest the next poller.
-    pub(crate) fn pass_role_on(&self, st: &mut State, sc: &mut Scratch) {
-        if st.role != Role::Nobody {
+    pub(crate) fn pass_lead_on(&self, st: &mut State, sc: &mut Scratch) {
+        if st.lead.leader() != Leader::Nobody {
             return;
         }
         if st.watched > 0 {
@@ -193,12 +189,12 @@ impl Shared {
             if next.mark() {
                 sc.todo.unpark.push(next);
             } else {
-                // The thread is awake; it passes the role on if it does not need it.
+                // The thread is awake; it passes the lead on if it does not need it.
             }
         }
     }
 
-    /// Polls until an attempt succeeds. The caller has the role, and its last attempt failed.
+    /// Polls until an attempt succeeds. The caller leads, and its last attempt failed.
     fn poll_until_done<'a, T>(
         &'a self,
         mut st: MutexGuard<'a, State>,
@@ -232,7 +228,7 @@ impl Shared {
                 Attempt::Again => None,
             };
             if let Some(result) = result {
-                self.leave_role(&mut st, sc);
+                self.leave_lead(&mut st, sc);
                 self.release_and_run(st, sc);
                 return result;
             }
@@ -275,7 +271,7 @@ impl Shared {
             }
             st.add_waiter(request.id, request.interest, &sc.me, WaitMode::Polling);
             let wake_at = [request.deadline, st.next_timeout()].into_iter().flatten().min();
-            st.sleeping = Some(wake_at.unwrap_or(u64::MAX));
+            st.lead.fall_asleep(wake_at.unwrap_or(u64::MAX));
             self.release_and_run(st, sc);
             sc.sleeps = true;
             // The work just done may have brought the event that this thread waits for.
@@ -288,7 +284,7 @@ impl Shared {
             self.run(sc);
             sc.sleeps = false;
             st = self.lock();
-            st.sleeping = None;
+            st.lead.wake_up();
             st.remove_waiter(request.id, request.interest, &sc.me);
         }
     }
@@ -357,7 +353,7 @@ impl Shared {
         // Only the thread that slept is awake. When the background thread polls while another
         // thread sleeps, that thread has to be woken for the events found here.
         if core::mem::take(&mut sc.sleeps) {
-            st.sleeping = None;
+            st.lead.wake_up();
         }
         let now = st.at(clock::now());
         for at in 0..sc.events.len() {
@@ -444,7 +440,7 @@ impl Shared {
             self.collect_dirty(&mut st, sc, age);
             let polling = now.saturating_sub(st.last_failed_try) < POLLING_GAP_NS;
             st.last_failed_try = now;
-            if (st.role == Role::Helper && !polling) || !self.take_role(&mut st, sc) {
+            if (st.lead.leader() == Leader::Helper && !polling) || !self.take_lead(&mut st, sc) {
                 self.release_and_run(st, sc);
                 return Attempt::Again;
             }
@@ -463,7 +459,7 @@ impl Shared {
             sc.until = None;
             let mut st = self.lock();
             let result = self.attempt(&mut st, request.until(), &mut attempt);
-            self.leave_role(&mut st, sc);
+            self.leave_lead(&mut st, sc);
             self.release_and_run(st, sc);
             result
         })

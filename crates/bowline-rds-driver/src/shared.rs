@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bowline_base::clock;
 use bowline_rds::{CloseHow, Event, Instant, Interest, LinkId, Node, Output, RxPool, SocketId};
+use bowline_wait::{Lead, Leader, Waiter, has_one_processor};
 
 use crate::config::{DriverConfig, PollMode};
 use crate::cut::Cuts;
@@ -14,7 +15,7 @@ use crate::link::{Link, LinkSlot};
 use crate::listen::Listener;
 use crate::stats::Stats;
 use crate::todo::Scratch;
-use crate::waiters::{Entry, SocketSlot, WaitMode, Waiter};
+use crate::waiters::{Entry, SocketSlot, WaitMode};
 
 /// Maximum number of events kept for [`Driver::events`](crate::Driver::events).
 const EVENTS_KEPT: usize = 256;
@@ -30,14 +31,6 @@ const TCP_ACK_IDLE_NS: u64 = 10_000_000;
 const TCP_ACK_URGENT_NS: u64 = 500_000;
 /// The first such interval in nanoseconds of a wait; each check doubles it.
 const TCP_ACK_FIRST_NS: u64 = 5_000;
-
-/// The thread that polls the network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    Nobody,
-    Helper,
-    App,
-}
 
 /// Reason for a timer of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,14 +67,11 @@ pub(crate) struct State {
     pub(crate) next_token: u32,
     pub(crate) sockets: Vec<SocketSlot>,
     pub(crate) listeners: Vec<Arc<Listener>>,
-    pub(crate) role: Role,
-    /// Changes with every new holder of the role.
-    pub(crate) role_epoch: u64,
-    pub(crate) role_since: Instant,
-    /// When the sleeping holder of the role wakes up by itself, in nanoseconds of the driver's
-    /// clock.
-    pub(crate) sleeping: Option<u64>,
-    /// The sleeper has been woken and has not run yet.
+    /// Who polls the network; times are nanoseconds of the driver's clock.
+    pub(crate) lead: Lead,
+    /// When a thread of the program last took the lead.
+    pub(crate) lead_since: Instant,
+    /// The sleeping leader has been woken and has not run yet.
     pub(crate) kicked: bool,
     /// Parked threads, the one that waits longest first.
     pub(crate) parked: VecDeque<Arc<Waiter>>,
@@ -146,10 +136,8 @@ impl State {
             next_token: 0,
             sockets: Vec::new(),
             listeners: Vec::new(),
-            role: Role::Nobody,
-            role_epoch: 0,
-            role_since: Instant::from_nanos(0),
-            sleeping: None,
+            lead: Lead::default(),
+            lead_since: Instant::from_nanos(0),
             kicked: false,
             parked: VecDeque::new(),
             watched: 0,
@@ -387,10 +375,7 @@ impl Shared {
         while let Some(output) = st.core.poll_output() {
             self.collect_one(st, sc, own, output);
         }
-        if let Some(until) = st.sleeping
-            && !st.kicked
-            && st.next_timeout().is_some_and(|at| at < until)
-        {
+        if st.lead.is_asleep() && !st.kicked && st.lead.sleeps_past(st.next_timeout()) {
             self.wake_sleeper(st, sc);
         }
     }
@@ -467,7 +452,7 @@ impl Shared {
         if let Some(rest) = rest {
             let _ = st.core.register(socket, rest);
         }
-        if kick && st.sleeping.is_some() && !st.kicked {
+        if kick && st.lead.is_asleep() && !st.kicked {
             self.wake_sleeper(st, sc);
         }
     }
@@ -475,7 +460,7 @@ impl Shared {
     /// Wakes the thread that sleeps on the network to take over work that this thread leaves. No
     /// event of the system announces that work again.
     pub(crate) fn hand_over(&self, st: &mut State, sc: &mut Scratch) {
-        if st.sleeping.is_some() && !st.kicked {
+        if st.lead.is_asleep() && !st.kicked {
             self.wake_sleeper(st, sc);
         }
     }
@@ -483,7 +468,7 @@ impl Shared {
     /// Wakes the thread that sleeps on the network.
     fn wake_sleeper(&self, st: &mut State, sc: &mut Scratch) {
         st.kicked = true;
-        if st.role == Role::Helper {
+        if st.lead.leader() == Leader::Helper {
             sc.todo.wake_helper = true;
         } else {
             sc.todo.kick = true;
@@ -508,12 +493,7 @@ fn collect_close(st: &mut State, sc: &mut Scratch, id: LinkId, how: CloseHow) {
 }
 
 /// Turns off spinning on a machine with one processor, because a spinning thread would keep the
-/// thread it waits for from running. The number of processors of this process alone does not count,
-/// since its peers may run on others.
+/// thread it waits for from running.
 fn without_spin_on_one_cpu(poll: PollMode) -> PollMode {
-    let alone = match std::fs::read_to_string("/sys/devices/system/cpu/online") {
-        Ok(list) => list.trim().parse::<u32>().is_ok(), // several processors are a range or a list
-        Err(_) => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
-    };
-    if poll == PollMode::Adaptive && alone { PollMode::Sleep } else { poll }
+    if poll == PollMode::Adaptive && has_one_processor() { PollMode::Sleep } else { poll }
 }

@@ -7,13 +7,13 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bowline_rds::{CloseHow, LinkId, RxBufMut, SocketId, TxBatch};
+use bowline_wait::Waiter;
 use rustix::event::epoll;
 
 use crate::link::Link;
 use crate::listen::Listener;
 use crate::shared::{LinkTimer, Shared, State};
 use crate::sys;
-use crate::waiters::Waiter;
 
 /// Pending system calls and wake-ups. The vectors keep their memory, so that nothing is allocated
 /// per message.
@@ -57,7 +57,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     fn new() -> Self {
         Self {
-            me: Arc::new(Waiter::new()),
+            me: Arc::new(Waiter::current()),
             todo: Todo::default(),
             batch: TxBatch::default(),
             events: Vec::with_capacity(64),

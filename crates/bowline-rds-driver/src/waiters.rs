@@ -1,59 +1,11 @@
 //! Waiting callers of a socket, and ways to wake them.
 
-use core::sync::atomic::{AtomicU8, Ordering};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
-use std::thread::Thread;
-use std::time::Duration;
 
 use bowline_rds::{Interest, SocketId};
-
-const WAITING: u8 = 0;
-const WOKEN: u8 = 1;
-
-/// A waiting thread. Its state changes under the node's lock; the thread is made runnable after the
-/// lock is released.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    thread: Thread,
-    state: AtomicU8,
-}
-
-impl Waiter {
-    pub(crate) fn new() -> Self {
-        Self { thread: std::thread::current(), state: AtomicU8::new(WOKEN) }
-    }
-
-    /// Begins to count wake-ups.
-    pub(crate) fn arm(&self) {
-        self.state.store(WAITING, Ordering::Release);
-    }
-
-    /// Notes a wake-up; tells whether it is the first since [`arm`](Self::arm).
-    pub(crate) fn mark(&self) -> bool {
-        self.state.swap(WOKEN, Ordering::AcqRel) == WAITING
-    }
-
-    pub(crate) fn is_woken(&self) -> bool {
-        self.state.load(Ordering::Acquire) == WOKEN
-    }
-
-    pub(crate) fn unpark(&self) {
-        self.thread.unpark();
-    }
-
-    /// Sleeps until a wake-up, or until `limit` has passed.
-    pub(crate) fn park(&self, limit: Option<Duration>) {
-        // `park` may return early; the callers try again and come back.
-        if !self.is_woken() {
-            match limit {
-                Some(limit) => std::thread::park_timeout(limit),
-                None => std::thread::park(),
-            }
-        }
-    }
-}
+use bowline_wait::Waiter;
 
 /// How a waiting thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,10 @@ use std::time::Duration;
 use bowline_base::clock;
 use bowline_roce::FormerConnection;
 use bowline_verbs::Error;
+use bowline_wait::{Leader, Others};
 
 use crate::receive::PumpResult;
-use crate::shared::{Leader, Shared};
+use crate::shared::Shared;
 
 /// Interval of checks, in nanoseconds, while application threads are active.
 const TICK_NS: u64 = 1_000_000;
@@ -53,8 +54,8 @@ struct ThreadActivity {
 }
 
 impl HelperState {
-    /// Decides which thread reads the network from now on.
-    fn choose_leader(&mut self, lead: Leader, activity: ThreadActivity) -> Leader {
+    /// Tells whether other threads have read the network since the last turn.
+    fn others(&mut self, activity: ThreadActivity) -> Others {
         let pump_was_busy = std::mem::take(&mut self.pump_was_busy);
         let active = pump_was_busy || activity.polls != self.polls || activity.epoch != self.epoch;
         // In less time, a polling thread may not have had the processor.
@@ -63,12 +64,12 @@ impl HelperState {
             (self.polls, self.epoch, self.decided_at) =
                 (activity.polls, activity.epoch, activity.now);
         }
-        match lead {
-            Leader::Application => Leader::Application,
-            // A polling thread is faster if it reads the network itself.
-            Leader::Nobody | Leader::Helper if active => Leader::Nobody,
-            Leader::Nobody if decides => Leader::Helper,
-            Leader::Nobody | Leader::Helper => lead,
+        if active {
+            Others::Active
+        } else if decides {
+            Others::Silent
+        } else {
+            Others::Unknown
         }
     }
 }
@@ -96,18 +97,14 @@ impl Shared {
         let activity = ThreadActivity {
             now: now.as_nanos(),
             polls: self.polls.load(Relaxed),
-            epoch: st.lead_epoch,
+            epoch: st.lead.epoch(),
         };
         let waited = activity.epoch != state.epoch;
-        st.lead = state.choose_leader(st.lead, activity);
-        let watching = st.lead == Leader::Helper;
-        if st.lead != Leader::Application {
-            st.sleeping = None;
-        }
+        let watching = st.lead.take_turn(state.others(activity)) == Leader::Helper;
         let timer = st.core.poll_timeout();
         // A polling or waiting thread runs timers and sends. If this thread did that too, the other
         // one would have to wait for it: on one processor, for as long as the scheduler likes.
-        let asleep = watching || st.sleeping.is_some();
+        let asleep = watching || st.lead.is_asleep();
         let patience = if asleep { 0 } else { TICK_ACTIVE_NS };
         if timer.is_some_and(|at| at.as_nanos().saturating_add(patience) <= now.as_nanos()) {
             drop(st);
@@ -122,12 +119,12 @@ impl Shared {
         let limit = if watching {
             state.tick_ns = TICK_NS;
             let until = timer.map_or(u64::MAX, |at| at.as_nanos());
-            st.sleeping = Some(until);
+            st.lead.fall_asleep(until);
             // A thread that becomes leader and stops being leader has to wake this one.
             st.helper_polls_at = until;
             timer.map(|at| at.saturating_since(now))
         } else {
-            state.tick_ns = match st.lead {
+            state.tick_ns = match st.lead.leader() {
                 Leader::Application if !waited => {
                     (state.tick_ns * 2).clamp(TICK_NS, TICK_WAITING_NS)
                 }
@@ -152,8 +149,8 @@ impl Shared {
         };
         if self.sleep(&self.helper_kick, watching, limit) {
             let mut st = self.lock();
-            if st.lead == Leader::Helper {
-                st.sleeping = None;
+            if st.lead.leader() == Leader::Helper {
+                st.lead.wake_up();
                 drop(st);
                 self.pump_and_flush(state);
             }
@@ -187,6 +184,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use bowline_wait::Lead;
+
     use super::*;
 
     const HALF: u64 = TICK_NS / 2;
@@ -197,65 +196,40 @@ mod tests {
 
     #[test]
     fn a_thread_that_polls_now_and_then_keeps_the_network() {
-        let mut state = HelperState::default();
-        let mut lead = state.choose_leader(Leader::Nobody, activity(HALF, 1, 0));
+        let (mut state, mut lead) = (HelperState::default(), Lead::default());
+        let mut turn = |activity| lead.take_turn(state.others(activity));
+        assert_eq!(turn(activity(HALF, 1, 0)), Leader::Nobody);
         // Called far more often than the polling thread, which shares the processor, can poll.
         for at in 1..100 {
             let now = HALF + at * HALF / 10;
-            lead = state.choose_leader(lead, activity(now, 1 + at / 9, 0));
-            assert_eq!(lead, Leader::Nobody, "{at}");
+            assert_eq!(turn(activity(now, 1 + at / 9, 0)), Leader::Nobody, "{at}");
         }
     }
 
     #[test]
     fn without_polling_threads_the_background_thread_leads() {
-        let mut state = HelperState::default();
-        assert_eq!(state.choose_leader(Leader::Nobody, activity(HALF, 1, 0)), Leader::Nobody);
-        assert_eq!(
-            state.choose_leader(Leader::Nobody, activity(2 * HALF - 1, 1, 0)),
-            Leader::Nobody
-        );
-        assert_eq!(state.choose_leader(Leader::Nobody, activity(2 * HALF, 1, 0)), Leader::Helper);
-        assert_eq!(
-            state.choose_leader(Leader::Helper, activity(2 * HALF + 1, 1, 0)),
-            Leader::Helper
-        );
+        let (mut state, mut lead) = (HelperState::default(), Lead::default());
+        let mut turn = |activity| lead.take_turn(state.others(activity));
+        assert_eq!(turn(activity(HALF, 1, 0)), Leader::Nobody);
+        assert_eq!(turn(activity(2 * HALF - 1, 1, 0)), Leader::Nobody);
+        assert_eq!(turn(activity(2 * HALF, 1, 0)), Leader::Helper);
+        assert_eq!(turn(activity(2 * HALF + 1, 1, 0)), Leader::Helper);
         // Until a thread polls or waits again.
-        assert_eq!(
-            state.choose_leader(Leader::Helper, activity(2 * HALF + 2, 2, 0)),
-            Leader::Nobody
-        );
-        assert_eq!(
-            state.choose_leader(Leader::Nobody, activity(3 * HALF + 1, 2, 0)),
-            Leader::Nobody
-        );
-        assert_eq!(
-            state.choose_leader(Leader::Nobody, activity(3 * HALF + 2, 2, 0)),
-            Leader::Helper
-        );
-        assert_eq!(
-            state.choose_leader(Leader::Helper, activity(3 * HALF + 3, 2, 1)),
-            Leader::Nobody
-        );
-        assert_eq!(
-            state.choose_leader(Leader::Application, activity(9 * HALF, 2, 1)),
-            Leader::Application,
-            "it waits still"
-        );
+        assert_eq!(turn(activity(2 * HALF + 2, 2, 0)), Leader::Nobody);
+        assert_eq!(turn(activity(3 * HALF + 1, 2, 0)), Leader::Nobody);
+        assert_eq!(turn(activity(3 * HALF + 2, 2, 0)), Leader::Helper);
+        assert_eq!(turn(activity(3 * HALF + 3, 2, 1)), Leader::Nobody);
+        lead.take();
+        let others = state.others(activity(9 * HALF, 2, 1));
+        assert_eq!(lead.take_turn(others), Leader::Application, "it waits still");
     }
 
     #[test]
     fn a_thread_that_was_met_at_the_network_counts_once() {
-        for looks in [0, 1] {
+        for polls in [0, 1] {
             let mut state = HelperState { pump_was_busy: true, ..HelperState::default() };
-            assert_eq!(
-                state.choose_leader(Leader::Helper, activity(HALF, looks, 0)),
-                Leader::Nobody
-            );
-            assert_eq!(
-                state.choose_leader(Leader::Nobody, activity(2 * HALF, looks, 0)),
-                Leader::Helper
-            );
+            assert_eq!(state.others(activity(HALF, polls, 0)), Others::Active);
+            assert_eq!(state.others(activity(2 * HALF, polls, 0)), Others::Silent);
         }
     }
 }

@@ -125,10 +125,12 @@ impl Shared {
     /// Returns how long acknowledgements may be delayed. A sleeping thread must not be woken for
     /// one; where threads sleep at once, the background thread has to send them.
     fn ack_delay(&self, st: &State) -> Duration {
-        match st.sleeping {
-            Some(_) => Duration::ZERO,
-            None if self.spin_ns == 0 => ACK_DELAY_ASLEEP,
-            None => ACK_DELAY,
+        if st.lead.is_asleep() {
+            Duration::ZERO
+        } else if self.spin_ns == 0 {
+            ACK_DELAY_ASLEEP
+        } else {
+            ACK_DELAY
         }
     }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use bowline_roce::{Burst, Device as Core, Event, Instant};
 use bowline_verbs::{AsyncEvent, CmEvent};
+use bowline_wait::{Lead, Leader, has_one_processor};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
@@ -33,17 +34,6 @@ const ASYNC_EVENTS_MAX: usize = 1024;
 /// this, in nanoseconds.
 const HELPER_POLLS_SOON_NS: u64 = 5_000_000;
 
-/// The thread that reads the network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leader {
-    /// No fixed thread; polling threads read the network.
-    Nobody,
-    /// A thread that waits for completions.
-    Application,
-    /// The background thread.
-    Helper,
-}
-
 /// State guarded by the lock of the core.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -51,11 +41,8 @@ pub(crate) struct State {
     pub(crate) cm_events: VecDeque<CmEvent>,
     pub(crate) async_events: VecDeque<AsyncEvent>,
     pub(crate) stop: bool,
-    pub(crate) lead: Leader,
-    /// How often a waiting thread has become the leader.
-    pub(crate) lead_epoch: u64,
-    /// The leader sleeps until this time (nanoseconds; `u64::MAX`: until it is woken).
-    pub(crate) sleeping: Option<u64>,
+    /// Who reads the network; while nobody leads, threads that poll do.
+    pub(crate) lead: Lead,
     /// Number of threads that wait for completions and are not the leader.
     pub(crate) followers: usize,
     /// Number of threads that wait for events.
@@ -106,16 +93,6 @@ pub(crate) struct Shared {
     pub(crate) helper_kick: OwnedFd,
 }
 
-/// Tells whether the machine has only one processor: there a polling thread keeps the thread it
-/// waits for from running. A restriction of this process to one processor does not matter: its
-/// peers may have others.
-fn has_one_processor() -> bool {
-    match std::fs::read_to_string("/sys/devices/system/cpu/online") {
-        Ok(list) => list.trim().parse::<u32>().is_ok(), // else a range or a list
-        Err(_) => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
-    }
-}
-
 impl State {
     /// Queues an event for the program. If a connection request ends before the program has seen
     /// it, both events are dropped, so that a peer cannot make the queue grow.
@@ -164,9 +141,7 @@ impl Shared {
             cm_events: VecDeque::new(),
             async_events: VecDeque::new(),
             stop: false,
-            lead: Leader::Nobody,
-            lead_epoch: 0,
-            sleeping: None,
+            lead: Lead::default(),
             followers: 0,
             listeners: 0,
             helper_polls_at: 0,
@@ -249,29 +224,22 @@ impl Shared {
             self.stats.hand_overs.inc();
             self.completions.notify_all();
         }
-        let Some(until) = st.sleeping else {
+        if !st.lead.is_asleep() {
             return;
-        };
-        let earlier = st.core.poll_timeout().is_some_and(|at| at.as_nanos() < until);
-        match st.lead {
-            Leader::Application if completions || earlier => self.wake_leader(st),
-            Leader::Helper if earlier => {
-                st.sleeping = None;
-                self.signal(&self.helper_kick);
-            }
-            _ => {}
         }
-    }
-
-    fn wake_leader(&self, st: &mut State) {
-        st.sleeping = None;
-        self.signal(&self.leader_kick);
+        let earlier = st.lead.sleeps_past(st.core.poll_timeout().map(Instant::as_nanos));
+        let kick = match st.lead.leader() {
+            Leader::Application if completions || earlier => &self.leader_kick,
+            Leader::Helper if earlier => &self.helper_kick,
+            _ => return,
+        };
+        st.lead.wake_up();
+        self.signal(kick);
     }
 
     /// Stops being the leader, in favour of another waiting thread or the background thread.
     pub(crate) fn leave_lead(&self, st: &mut State, now: Instant) {
-        st.lead = Leader::Nobody;
-        st.sleeping = None;
+        st.lead.leave();
         if st.followers > 0 {
             self.stats.hand_overs.inc();
             self.completions.notify_one();
@@ -285,7 +253,7 @@ impl Shared {
     pub(crate) fn stop(&self) {
         let mut st = self.lock();
         st.stop = true;
-        st.sleeping = None;
+        st.lead.wake_up();
         self.events.notify_all();
         self.completions.notify_all();
         self.signal(&self.leader_kick);

@@ -21,11 +21,12 @@ use std::time::Duration;
 use bowline_base::clock;
 use bowline_roce::Instant;
 use bowline_verbs::Error;
+use bowline_wait::Leader;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use crate::receive::PumpResult;
-use crate::shared::{Leader, Shared, State};
+use crate::shared::{Shared, State};
 
 /// Most descriptors a thread sleeps on without allocating.
 const FEW_FDS: usize = 9;
@@ -81,22 +82,20 @@ impl Shared {
             self.settle(&mut st);
             if let Some(outcome) = outcome {
                 // A follower may have been woken to become the leader just when it got its result.
-                if leading || (followed && st.lead == Leader::Nobody) {
+                if leading || (followed && st.lead.leader() == Leader::Nobody) {
                     self.leave_lead(&mut st, now);
                 }
                 return outcome;
             }
             if !leading {
-                if what == WaitFor::Event || st.lead == Leader::Application {
+                if what == WaitFor::Event || st.lead.take().is_none() {
                     self.follow(st, what, now, deadline);
                     followed = what == WaitFor::Completion;
                     continue;
                 }
-                st.lead = Leader::Application;
-                st.lead_epoch += 1;
                 leading = true;
             }
-            st.sleeping = None;
+            st.lead.wake_up();
             // Only once: another thread that is sending continues with the rest.
             if !flushed && self.unsent.load(Ordering::Relaxed) {
                 drop(st);
@@ -124,7 +123,7 @@ impl Shared {
                 continue;
             }
             let until = [timer, deadline].into_iter().flatten().min();
-            st.sleeping = Some(until.map_or(u64::MAX, Instant::as_nanos));
+            st.lead.fall_asleep(until.map_or(u64::MAX, Instant::as_nanos));
             // A sleep without a limit is cheaper, and the background thread runs the timer too.
             let helper_runs_timer = st.helper_polls_soon(now)
                 && timer.is_some_and(|at| at >= now + HELPER_TIMER_MIN)
@@ -133,7 +132,7 @@ impl Shared {
             let until = if helper_runs_timer { deadline } else { until };
             let limit = until.map(|at| at.saturating_since(now));
             let arrived = self.sleep(&self.leader_kick, true, limit);
-            self.lock().sleeping = None;
+            self.lock().lead.wake_up();
             if arrived {
                 if self.pump() == PumpResult::Busy {
                     std::thread::yield_now();

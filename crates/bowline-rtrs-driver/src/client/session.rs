@@ -408,7 +408,7 @@ impl Session {
         let ready = |state: &mut State| state.slots.ended(tag);
         let outcome = match permit.kind() {
             PermitKind::Polled => self.shared.poll_until(None, ready),
-            PermitKind::Io | PermitKind::Service => self.shared.drive_until(None, false, ready),
+            PermitKind::Io | PermitKind::Service => self.shared.drive_until(None, ready),
         };
         match outcome {
             Some(errno) => ended(errno),

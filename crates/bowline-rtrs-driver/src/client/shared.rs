@@ -1,40 +1,27 @@
-//! The state of a session that all its threads batch_limit, and the choice of the thread that takes
-//! completions.
-//!
-//! ```text
-//!   a thread that waits    takes completions itself if no other thread does: no hand-over needed
-//!     if another does      sleeps until its own request has ended, or until it gets the role
-//!   the background thread  takes them if no thread of the program has since its last check
-//! ```
-//! A thread can sleep on one device at a time. In an engine of several devices a thread that waits
-//! therefore takes completions itself only if it never sleeps ([`Poll::Spin`]): it polls the
-//! devices in poll_state. Otherwise each device's background thread takes them.
+//! The state that all threads of a session share, and what they do with its devices. Which thread
+//! takes completions, and who is woken when: [`bowline_wait::DeviceLeads`].
 
+use core::ops::DerefMut;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Poll as Polling, Waker};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::thread::Thread;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant as Moment};
 
 use bowline_base::clock;
 use bowline_rtrs::client::{Permit, PermitKind};
 use bowline_rtrs::{Instant, Policy, PortId};
 use bowline_verbs::{CmEvent, Qpn, catch_callback_panic};
+use bowline_wait::{DeviceGone, DeviceLeads, Devices, Followers, WaitFor, Waits};
 
 use super::permits::{WaiterId, WakeTarget};
 use super::session::current_cpu;
-use super::state::{Finished, Follower, LinkEv, PathEv, SessionEvent, State};
+use super::state::{Finished, LinkEv, PathEv, SessionEvent, State};
 use crate::Error;
 use crate::completions::{BATCH, CompletionBatch, batch_limit};
 use crate::engine::{Inner, Member, Poll, TICK};
 use crate::executor::Executor;
 use crate::port::port_id;
 
-/// How long the background thread sleeps before it checks again whether threads of the program
-/// still take completions.
-const NAP: Duration = Duration::from_millis(2);
-/// The longest such sleep, reached when threads of the program take completions without a break.
-const NAP_MAX: Duration = Duration::from_millis(256);
 /// Nanoseconds between two checks whether the program polls the queues of its poll connections.
 const POLLED_CHECK_NANOS: u64 = 200_000_000;
 /// Most batches that one such check takes from a queue. A path that ends leaves all its receives
@@ -52,38 +39,6 @@ pub(super) struct PollState {
     outstanding: usize,
     /// Number of paths over which the next requests are spread evenly; 0 or 1: they are not spread.
     spread: usize,
-}
-
-/// The role of the thread that takes a device's completions: whoever holds `poll_state` has it.
-#[derive(Default)]
-struct Leader {
-    poll_state: Mutex<PollState>,
-    /// How often a thread of the program took completions, or would have if no other thread did.
-    program_polls: AtomicU64,
-    /// The background thread is in a long nap and must be woken when the program stops polling.
-    napping: AtomicBool,
-    /// The background thread is to take completions now, even if a thread of the program has just
-    /// done so.
-    poll_requested: AtomicBool,
-    /// The device is gone: no more completions come from it.
-    gone: AtomicBool,
-    helper: OnceLock<Thread>,
-}
-
-impl Leader {
-    /// Notes that a thread of the program takes completions, or would if no other thread did.
-    fn count(&self) {
-        // The value is only compared with an earlier one; it publishes no other memory.
-        self.program_polls.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn try_lead(&self) -> Option<MutexGuard<'_, PollState>> {
-        match self.poll_state.try_lock() {
-            Ok(poll_state) => Some(poll_state),
-            Err(TryLockError::Poisoned(poll_state)) => Some(poll_state.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
 }
 
 /// The completion queues, one on each device, of the poll connections with the same index.
@@ -118,11 +73,13 @@ impl Listeners {
     }
 }
 
-/// A session, as all its threads batch_limit it.
+/// A session, as all its threads see it.
 pub(super) struct Shared {
     pub(super) executor: Executor<State>,
     pub(super) engine: Arc<Inner>,
-    leaders: Vec<Leader>,
+    leads: DeviceLeads<PollState>,
+    /// Devices that are gone: no more completions come from them.
+    gone: Vec<AtomicBool>,
     /// Number of devices that are gone and on which no request is in flight.
     devices_gone: AtomicUsize,
     /// Completion queues of the poll connections, by connection index.
@@ -131,10 +88,6 @@ pub(super) struct Shared {
     /// Wakes threads that wait for the outcome of a control call.
     changed: Condvar,
     listeners: Arc<Listeners>,
-    /// Requests that have ended and whose completers have returned.
-    ended: AtomicU64,
-    /// Threads in `wait_ended`.
-    any_waiters: AtomicUsize,
     stop: AtomicBool,
     /// The program has dropped the session.
     dropped: AtomicBool,
@@ -151,14 +104,13 @@ impl Shared {
         Self {
             polled: (0..polled).map(|_| Polled::new(ports)).collect(),
             polled_check_at: AtomicU64::new(0),
-            leaders: executor.ports.iter().map(|_| Leader::default()).collect(),
+            leads: DeviceLeads::new(ports),
+            gone: executor.ports.iter().map(|_| AtomicBool::new(false)).collect(),
             devices_gone: AtomicUsize::new(0),
             executor,
             engine,
             changed: Condvar::new(),
             listeners,
-            ended: AtomicU64::new(0),
-            any_waiters: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             dropped: AtomicBool::new(false),
         }
@@ -166,18 +118,18 @@ impl Shared {
 
     /// Starts the background threads.
     pub(super) fn start(self: &Arc<Self>) -> Result<(), Error> {
-        for port in (0..self.leaders.len()).filter(|port| !self.is_gone(*port)) {
+        for port in (0..self.leads.len()).filter(|port| !self.is_gone(*port)) {
             let shared = Arc::clone(self);
-            let thread = self.engine.spawn("bowline-rtrs", move || shared.help(port))?;
-            // Set once, here.
-            let _ = self.leaders[port].helper.set(thread);
+            let thread =
+                self.engine.spawn("bowline-rtrs", move || shared.leads.help(&*shared, port))?;
+            self.leads.set_helper(port, thread);
         }
         Ok(())
     }
 
     /// Returns whether a device is gone.
     pub(super) fn is_gone(&self, port: usize) -> bool {
-        self.leaders.get(port).is_none_or(|leader| leader.gone.load(Ordering::SeqCst))
+        self.gone.get(port).is_none_or(|gone| gone.load(Ordering::SeqCst))
     }
 
     fn is_stopped(&self) -> bool {
@@ -234,36 +186,24 @@ impl Shared {
 
     /// Counts requests whose completers have returned, and wakes `wait_ended` callers.
     fn count_ended(&self, finished: &mut Finished) {
-        let count = std::mem::take(&mut finished.ended);
-        if count == 0 {
-            return;
-        }
-        // Paired with the accesses in `wait_ended`: either that thread sees the new count, or this
-        // one sees the waiter.
-        self.ended.fetch_add(count, Ordering::SeqCst);
-        if self.any_waiters.load(Ordering::SeqCst) > 0 {
-            let me = std::thread::current().id();
-            let state = self.executor.lock();
-            let any = state.followers.iter().filter(|follower| follower.any);
-            for follower in any.filter(|follower| follower.thread.id() != me) {
-                self.executor.stats.hand_overs.inc();
-                follower.thread.unpark();
-            }
-        }
+        self.leads.add_ended(self, std::mem::take(&mut finished.ended));
     }
 
     /// Number of requests that have ended and whose completers have returned.
     pub(super) fn ended(&self) -> u64 {
-        self.ended.load(Ordering::SeqCst)
+        self.leads.ended()
     }
 
     /// Takes completions until more than `seen` requests have ended, no longer than `limit`.
     pub(super) fn wait_ended(&self, seen: u64, limit: Option<Duration>) -> bool {
-        self.any_waiters.fetch_add(1, Ordering::SeqCst);
-        let more = |_: &mut State| (self.ended() != seen).then_some(());
-        let more = self.drive_until(limit, true, more).is_some();
-        self.any_waiters.fetch_sub(1, Ordering::SeqCst);
-        more
+        self.leads.wait_ended(self, self.waits(), seen, limit)
+    }
+
+    fn waits(&self) -> Waits {
+        match self.engine.config.poll {
+            Poll::Spin => Waits::Polling,
+            Poll::Adaptive => Waits::Sleeping,
+        }
     }
 
     fn wake(&self, control: bool) {
@@ -314,11 +254,11 @@ impl Shared {
     }
 
     /// Takes one batch of completions of a device and handles them; returns their number.
-    fn drive(&self, port: usize, queue: u16, poll_state: &mut PollState) -> usize {
+    fn drive_queue(&self, port: usize, queue: u16, poll_state: &mut PollState) -> usize {
         // The program chooses when to poll a poll connection: it takes all completions.
         let max =
             if queue == 0 { batch_limit(poll_state.outstanding, poll_state.spread) } else { BATCH };
-        if self.leaders[port].gone.load(Ordering::Relaxed) {
+        if self.gone[port].load(Ordering::Relaxed) {
             return 0;
         }
         let count = match poll_state.drive.poll(
@@ -330,7 +270,7 @@ impl Shared {
             Ok(0) => return 0,
             Ok(count) => count,
             Err(_) => {
-                self.device_gone(port_id(port));
+                Devices::device_gone(self, port);
                 return 0;
             }
         };
@@ -368,14 +308,7 @@ impl Shared {
 
     /// Takes completions that are there, without waiting; returns their number.
     pub(super) fn poll(&self) -> usize {
-        let mut count = 0;
-        for (port, leader) in self.leaders.iter().enumerate() {
-            leader.count();
-            if let Some(mut poll_state) = leader.try_lead() {
-                count += self.drive(port, 0, &mut poll_state);
-            }
-        }
-        count
+        self.leads.poll(self)
     }
 
     /// Takes completions that are there for the poll connections of this index; `None` if the
@@ -395,7 +328,7 @@ impl Shared {
                 // Another thread polls this queue.
                 Err(TryLockError::WouldBlock) => continue,
             };
-            count += self.drive(port, index + 1, &mut poll_state);
+            count += self.drive_queue(port, index + 1, &mut poll_state);
         }
         count
     }
@@ -408,7 +341,7 @@ impl Shared {
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<T> {
         if self.polled.is_empty() {
-            return self.drive_until(limit, false, ready);
+            return self.drive_until(limit, ready);
         }
         let deadline = limit.map(|limit| (Moment::now(), limit));
         loop {
@@ -446,129 +379,13 @@ impl Shared {
     }
 
     /// Takes completions until `ready` returns a value, at most for `limit`; `None` on timeout or
-    /// when the session is over. With `any_completion` every completion can make it ready, without
-    /// only that of a request this thread waits for.
+    /// when the session is over.
     pub(super) fn drive_until<T>(
         &self,
         limit: Option<Duration>,
-        any: bool,
-        mut ready: impl FnMut(&mut State) -> Option<T>,
+        ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<T> {
-        let deadline = limit.map(|limit| (Moment::now(), limit));
-        let me = std::thread::current().id();
-        let spins = self.engine.config.poll == Poll::Spin;
-        let mut next = 0;
-        let mut waited = false;
-        let outcome = loop {
-            let mut state = self.executor.lock();
-            if waited {
-                state.followers.retain(|follower| follower.thread.id() != me);
-                waited = false;
-            }
-            if let Some(done) = ready(&mut state) {
-                break Some(done);
-            }
-            let left =
-                deadline.map_or(WAIT_SLICE, |(start, limit)| limit.saturating_sub(start.elapsed()));
-            if left.is_zero() || state.closed || self.is_stopped() {
-                break None;
-            }
-            let leaders = if spins || self.leaders.len() == 1 { &self.leaders[..] } else { &[] };
-            // A background thread that holds the role yields it at its next check.
-            leaders.iter().for_each(Leader::count);
-            // Tried under the state's lock: the thread that has the role looks for followers after
-            // it gave the role up.
-            let poll_states = (0..leaders.len()).map(|at| (next + at) % leaders.len());
-            let poll_state =
-                poll_states.into_iter().find_map(|port| Some((port, leaders[port].try_lead()?)));
-            let Some((port, mut poll_state)) = poll_state else {
-                state.followers.push(Follower { thread: std::thread::current(), any });
-                waited = true;
-                drop(state);
-                std::thread::park_timeout(left.min(WAIT_SLICE));
-                continue;
-            };
-            drop(state);
-            next = port + 1;
-            if self.drive(port, 0, &mut poll_state) == 0 && !spins {
-                self.executor.stats.waits.inc();
-                if self.executor.ports[port].wait(left.min(WAIT_SLICE)).is_err() {
-                    self.device_gone(port_id(port));
-                }
-            }
-        };
-        self.pass_on(any);
-        outcome
-    }
-
-    /// Hands the role on when no thread takes a device's completions: to a follower, if one waits.
-    /// Without a follower, the background thread takes over if completers are outstanding. `soon`
-    /// says that the calling thread comes back soon to take completions for these: then the
-    /// background thread takes over later, and only if the caller did not. Returns whether the role
-    /// of a device was free.
-    fn pass_on(&self, soon: bool) -> bool {
-        if self.leaders.iter().all(|leader| leader.try_lead().is_none()) {
-            return false;
-        }
-        let mut state = self.executor.lock();
-        let next = state.followers.pop();
-        let asks = !soon && state.slots.has_completers();
-        drop(state);
-        if let Some(next) = next {
-            self.executor.stats.hand_overs.inc();
-            next.thread.unpark();
-            return true;
-        }
-        for leader in &self.leaders {
-            if leader.napping.swap(false, Ordering::SeqCst) || asks {
-                // Another thread may have set the flag; do not clear it.
-                leader.poll_requested.fetch_or(asks, Ordering::SeqCst);
-                self.wake_helper(leader);
-            }
-        }
-        true
-    }
-
-    fn wake_helper(&self, leader: &Leader) {
-        if let Some(helper) = leader.helper.get() {
-            self.executor.stats.hand_overs.inc();
-            helper.unpark();
-        }
-    }
-
-    /// The background thread of a device.
-    fn help(&self, port: usize) {
-        let leader = &self.leaders[port];
-        let mut seen = 0;
-        let mut nap = NAP;
-        let mut led = false;
-        while !self.is_stopped() && !leader.gone.load(Ordering::Relaxed) {
-            let program = leader.program_polls.load(Ordering::Relaxed);
-            let poll_requested = leader.poll_requested.swap(false, Ordering::SeqCst);
-            let active = program != seen && !poll_requested;
-            seen = program;
-            let poll_state = if active { None } else { leader.try_lead() };
-            let Some(mut poll_state) = poll_state else {
-                // The last thread of the program that stops taking completions wakes this one.
-                nap = if active { NAP } else { (nap * 2).min(NAP_MAX) };
-                leader.napping.store(nap > NAP, Ordering::SeqCst);
-                led = led && !self.pass_on(true);
-                self.executor.stats.naps.inc();
-                std::thread::park_timeout(nap);
-                continue;
-            };
-            nap = NAP;
-            led = true;
-            leader.napping.store(false, Ordering::SeqCst);
-            if self.drive(port, 0, &mut poll_state) == 0 {
-                self.executor.stats.waits.inc();
-                if self.executor.ports[port].wait(TICK).is_err() {
-                    drop(poll_state);
-                    self.device_gone(port_id(port));
-                    return;
-                }
-            }
-        }
+        self.leads.wait(self, self.waits(), WaitFor::Own, limit, ready)
     }
 
     /// Waits for a permit. A thread that waits for one of [`PermitKind::Polled`] polls the poll
@@ -610,19 +427,12 @@ impl Shared {
             if left.is_zero() {
                 return None;
             }
-            self.wake_all_helpers();
+            // Completions bring permits back.
+            self.leads.request_polls(self);
             std::thread::park_timeout(left.min(WAIT_SLICE));
             if let Some(there) = look(&mut self.executor.lock()) {
                 return Some(there);
             }
-        }
-    }
-
-    /// Makes the background threads take completions: these bring permits back.
-    fn wake_all_helpers(&self) {
-        for leader in &self.leaders {
-            leader.poll_requested.store(true, Ordering::SeqCst);
-            self.wake_helper(leader);
         }
     }
 
@@ -661,7 +471,7 @@ impl Shared {
             };
             drop(state);
             drop(former);
-            self.wake_all_helpers();
+            self.leads.request_polls(self);
             return Polling::Pending;
         }
     }
@@ -721,6 +531,52 @@ fn wait<'a>(
     condition.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
 }
 
+impl Devices for Shared {
+    type Buffers = PollState;
+    type State = State;
+
+    fn lock(&self) -> impl DerefMut<Target = State> {
+        self.executor.lock()
+    }
+
+    fn followers(state: &mut State) -> &mut Followers {
+        &mut state.followers
+    }
+
+    fn has_callbacks(state: &State) -> bool {
+        state.slots.has_completers()
+    }
+
+    fn is_over(&self, state: &State) -> bool {
+        state.closed || self.is_stopped()
+    }
+
+    fn is_gone(&self, device: usize) -> bool {
+        self.is_stopped() || self.gone[device].load(Ordering::Relaxed)
+    }
+
+    fn drive(&self, device: usize, poll_state: &mut PollState) -> usize {
+        self.drive_queue(device, 0, poll_state)
+    }
+
+    fn sleep(&self, device: usize, limit: Duration) -> Result<(), DeviceGone> {
+        self.executor.stats.waits.inc();
+        self.executor.ports[device].wait(limit).map(drop).map_err(|_| DeviceGone)
+    }
+
+    fn device_gone(&self, device: usize) {
+        Member::device_gone(self, port_id(device));
+    }
+
+    fn count_hand_over(&self) {
+        self.executor.stats.hand_overs.inc();
+    }
+
+    fn count_nap(&self) {
+        self.executor.stats.naps.inc();
+    }
+}
+
 impl Member for Shared {
     fn cm(&self, port: PortId, event: &CmEvent) -> bool {
         let mine = self.executor.cm(port, event);
@@ -753,13 +609,13 @@ impl Member for Shared {
     /// Requests on the device's paths move to paths of other devices. The session ends with its
     /// last device.
     fn device_gone(&self, port: PortId) {
-        let Some(leader) = self.leaders.get(usize::from(port.0)) else { return };
-        if leader.gone.swap(true, Ordering::SeqCst) {
+        let Some(gone) = self.gone.get(usize::from(port.0)) else { return };
+        if gone.swap(true, Ordering::SeqCst) {
             return;
         }
         self.executor.device_gone(port);
         self.settle();
-        if self.devices_gone.fetch_add(1, Ordering::SeqCst) + 1 == self.leaders.len() {
+        if self.devices_gone.fetch_add(1, Ordering::SeqCst) + 1 == self.gone.len() {
             self.executor.lock().core.close(clock::now());
             self.executor.drain();
             self.settle();
@@ -782,9 +638,7 @@ impl Member for Shared {
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.changed.notify_all();
-        for leader in &self.leaders {
-            self.wake_helper(leader);
-        }
+        self.leads.wake_helpers(self);
         let mut finished = Finished::default();
         self.executor.lock().give_up(&mut finished);
         self.notify(&mut finished);

@@ -11,6 +11,7 @@ use bowline_rtrs::client::{
 };
 use bowline_rtrs::{Errno, PathId};
 use bowline_verbs::catch_callback_panic;
+use bowline_wait::Followers;
 
 use super::calls::{Calls, Until};
 use super::permits::{PermitQueue, WaiterId, WakeTarget};
@@ -210,19 +211,12 @@ impl Finished {
     }
 }
 
-/// A thread that waits while another one takes completions.
-pub(super) struct Follower {
-    pub(super) thread: Thread,
-    /// The thread waits for any completion, not only for one request's.
-    pub(super) any: bool,
-}
-
 /// The core, and the data kept beside it.
 pub(super) struct State {
     pub(super) core: Core,
     pub(super) slots: Slots,
     completed: Vec<Completed>,
-    pub(super) followers: Vec<Follower>,
+    pub(super) followers: Followers,
     pub(super) permits: PermitQueue,
     pub(super) opened: Option<Result<(), Errno>>,
     pub(super) closed: bool,
@@ -250,7 +244,7 @@ impl State {
             core,
             slots: Slots::new(),
             completed: Vec::new(),
-            followers: Vec::new(),
+            followers: Followers::default(),
             permits: PermitQueue::default(),
             opened: None,
             closed: false,
@@ -333,7 +327,6 @@ impl State {
         self.permits.end(&mut self.core, out);
         self.opened.get_or_insert(Err(Errno::ENODEV));
         self.slots.end_all(Errno::ENODEV.neg(), out);
-        let followers = self.followers.iter().map(|follower| follower.thread.clone());
-        out.wake.extend(followers.map(WakeTarget::Thread));
+        out.wake.extend(self.followers.threads().cloned().map(WakeTarget::Thread));
     }
 }

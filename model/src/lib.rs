@@ -1,0 +1,67 @@
+//! The hand-over of `bowline-wait`, run by a scheduler that chooses which thread goes on at each
+//! lock, counter, sleep and wake-up: the same source files, with the scheduler's locks and threads.
+//!
+//! No sleep ends by time here, but for the short nap of RTRS's background thread, which is there to
+//! end. A wake-up that is lost, or a lead that nobody takes, is therefore a deadlock; the scheduler
+//! reports it with the order that led to it, and `shuttle::replay` repeats that.
+//!
+//! Orders are drawn from a seed, so each run tries the same ones. Half of them are drawn evenly; in
+//! the others, threads are switched at few places, which finds what needs particular switches.
+//! Memory is sequentially consistent: what is relaxed in the code only counts.
+//!
+//! RTRS runs the loops of its driver, which are in `bowline-wait`. Those of RDS and RoCE are full
+//! of system calls and stay in their drivers; the models have short ones in their place, whose
+//! steps carry the names of the driver's functions, around the driver's own types.
+//!
+//! Each model can make mistakes on purpose, and has a test that shows that they are found.
+
+#![cfg(test)]
+
+// `sync`, which these use, is the only module that differs. A model need not use all there is.
+#[allow(dead_code)]
+#[path = "../../crates/bowline-wait/src/device_leads.rs"]
+mod device_leads;
+#[allow(dead_code)]
+#[path = "../../crates/bowline-wait/src/followers.rs"]
+mod followers;
+#[path = "../../crates/bowline-wait/src/lead.rs"]
+mod lead;
+#[path = "../../crates/bowline-wait/src/waiter.rs"]
+mod waiter;
+
+mod net;
+mod rds;
+mod roce;
+mod rtrs;
+
+/// In place of the standard library's.
+mod sync {
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
+    pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+    pub(crate) use shuttle::thread::{Thread, current, park};
+    use std::time::Duration;
+
+    /// The longest sleep that ends by itself.
+    const SHORT: Duration = Duration::from_millis(2);
+
+    pub(crate) fn park_timeout(limit: Duration) {
+        if limit <= SHORT { shuttle::thread::yield_now() } else { park() }
+    }
+}
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner};
+
+/// Orders of each kind.
+const ORDERS: usize = 5_000;
+/// Most particular switches of an order that has few.
+const SWITCHES: usize = 4;
+const SEED: u64 = 28;
+
+/// Runs a model in many orders. A failure panics and prints the order.
+fn check(model: fn()) {
+    let pct = PctScheduler::new_from_seed(SEED, SWITCHES, ORDERS);
+    Runner::new(pct, Config::new()).run(model);
+    let random = RandomScheduler::new_from_seed(SEED, ORDERS);
+    Runner::new(random, Config::new()).run(model);
+}
