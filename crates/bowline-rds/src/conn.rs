@@ -83,6 +83,11 @@ pub(crate) struct Conn {
     /// Another generation that greeted and was not believed, and the serial of the latest link at
     /// that time: a later link with that generation is believed.
     pub(crate) doubted: Option<(u32, u64)>,
+    /// Generation of a bowline process in whose place something came that did not greet: another
+    /// node, or the same process, which takes this node for a kernel because one had its address.
+    /// What was begun for the process waits until that is known, and so does everything behind it
+    ///
+    pub(crate) missed: Option<u32>,
     /// The source ports of the peer tell which path a connection is for.
     pub(crate) peer_sport_idx: bool,
     /// When a send was last refused because the longest message of the peer was not known yet.
@@ -181,6 +186,14 @@ impl Conn {
             self.paths.push(Path::new(next));
         }
         &mut self.paths[usize::from(index)]
+    }
+
+    /// Tells whether a message of a socket was begun on a connection to the process of this
+    /// generation.
+    pub(crate) fn has_begun(&self, generation: u32) -> bool {
+        let begun =
+            |m: &TxMsg| m.generation == generation && m.socket.is_some() && !m.has(mark::CANCELLED);
+        generation != 0 && self.paths.iter().flat_map(|path| &path.queue).any(begun)
     }
 
     /// Returns a sequence number that no message has had on any path. Messages of two sockets that

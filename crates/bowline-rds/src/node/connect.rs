@@ -64,6 +64,7 @@ impl Node {
             former: Vec::new(),
             generation_serial: 0,
             doubted: None,
+            missed: None,
             peer_sport_idx: false,
             proven: false,
             dial_attempts: 0,

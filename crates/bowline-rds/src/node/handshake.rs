@@ -1,9 +1,12 @@
 //! Probes and pongs: path count, generation, and whether the peer is a bowline node. Spec:
 //! `docs/spec/rds.md`, sections 3.6, 4 and 20.
 
+use std::time::Duration;
+
 use bowline_wire::rds::{BowlineExt, EXT_AREA_LEN, Handshake, Header, PROBE_PATHS_MAX, PROBE_PORT};
 
 use super::Node;
+use super::timers::Timer;
 use crate::api::{CloseHow, Event, Misbehaviour};
 use crate::config::Config;
 use crate::conn::Peer;
@@ -16,6 +19,10 @@ use crate::socket::to_socket_addr;
 /// A connection that breaks soon after its greeting costs little time, and a peer that greets and
 /// resets is dialled at most a hundred times a second.
 const GREETED_DELAY_NS: u64 = 16_000_000;
+
+/// How long a bowline process may be silent on a connection on which something else came first.
+/// Kernels answer the greeting as soon as they read it, unless pings are off there.
+const MISSED_TIME: Duration = Duration::from_secs(5);
 
 /// The extension area of this node's probes and pongs, [R-433], [R-440], [B-1].
 pub(super) fn extensions(config: &Config, path: u8) -> [u8; EXT_AREA_LEN] {
@@ -118,6 +125,7 @@ impl Node {
             // meanwhile.
             conn.change_generation(0, generation);
         }
+        self.process_is_known(conn_id, generation);
         match bowline {
             Some(b) => self.peer_is_bowline(conn_id, id, b, header),
             None => self.peer_is_kernel(conn_id),
@@ -185,6 +193,10 @@ impl Node {
             conn.generation_serial = conn.generation_serial.max(serial);
             let before = std::mem::take(&mut conn.peer_generation);
             conn.peer_sport_idx = false;
+            if conn.has_begun(before) {
+                conn.missed = Some(before);
+                self.arm(self.now + MISSED_TIME, Timer::Missed(conn_id));
+            }
             self.peer_restarted(conn_id, id, (before, 0));
         }
         self.peer_is_kernel(conn_id);
@@ -329,12 +341,27 @@ impl Node {
         if let Some(barrier) = &mut conn.path_barrier {
             barrier.unsettled = 0; // the earlier process takes no messages any more
         }
-        self.drop_started(conn_id, from);
+        if self.conns.get(conn_id.0).is_some_and(|conn| conn.missed.is_none()) {
+            self.drop_started(conn_id, from);
+        }
         if freed != 0 {
             self.congestion_changed(freed);
         }
         self.check_barrier(conn_id);
         self.event(Event::PeerRestarted { remote });
+    }
+
+    /// The peer is a process of this generation, or a node that tells none (0). If that is not the
+    /// one that was missed, what was begun for the missed one is dropped.
+    pub(super) fn process_is_known(&mut self, conn_id: ConnId, generation: u32) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(missed) = conn.missed.take() else { return };
+        if missed != generation {
+            self.drop_started(conn_id, missed);
+        }
+        for id in self.links_of(conn_id) {
+            self.signal_transmit(id);
+        }
     }
 
     /// Drops messages that were begun on a connection to the process of this generation, which is
@@ -344,8 +371,7 @@ impl Node {
         let mut dropped = Vec::new();
         for path in &mut conn.paths {
             for msg in &mut path.queue {
-                let begun = msg.has(mark::RETRANS) && msg.generation == generation;
-                if begun && !msg.has(mark::CANCELLED) {
+                if msg.generation == generation && !msg.has(mark::CANCELLED) {
                     msg.marks |= mark::CANCELLED;
                     path.queued_bytes -= u64::from(msg.len);
                     dropped.push(msg.clone());

@@ -24,6 +24,8 @@ pub(super) enum Timer {
     Greeting(LinkId),
     /// A peer that sends only maps is taken for a kernel with pings off.
     PeerKind(ConnId),
+    /// A bowline process that something else seemed to replace has not greeted in time.
+    Missed(ConnId),
     /// A kernel has had time to say how many paths it has.
     Npaths(ConnId),
     /// A peer may have been quiet for so long that none of its messages can come again.
@@ -61,6 +63,7 @@ impl Node {
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Greeting(link) => self.greeting_overdue(link),
                 Timer::PeerKind(conn) => self.kind_overdue(conn),
+                Timer::Missed(conn) => self.process_is_known(conn, 0),
                 Timer::Npaths(conn) => self.npaths_overdue(conn),
                 Timer::ForgetAfterQuiet(conn) => self.forget_after_quiet(conn),
                 Timer::ResendMap(conn) => self.resend_map(conn),

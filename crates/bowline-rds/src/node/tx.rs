@@ -167,7 +167,8 @@ impl Node {
         }
         let to_bowline = conn.peer.is_bowline();
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
-        let held_back = conn.path_barrier.as_ref().is_some_and(|g| index >= g.first);
+        let held_back =
+            conn.missed.is_some() || conn.path_barrier.as_ref().is_some_and(|g| index >= g.first);
         let hold = link.greeting.holds_messages() || link.awaits_peer_kind || held_back; // [R-2013]
         let more = !hold && path.planned < path.queue.len();
         if link.rx.ack.due || (link.rx.ack.bytes > 0 && (more || !link.tx.plan.is_empty())) {
@@ -282,8 +283,10 @@ impl Node {
             return;
         }
         let held_back = link.path.is_some_and(|index| {
-            let barrier = self.conns.get(link.conn.0).and_then(|c| c.path_barrier.as_ref());
-            barrier.is_some_and(|g| index >= g.first)
+            self.conns.get(link.conn.0).is_some_and(|conn| {
+                let barrier = conn.path_barrier.as_ref();
+                conn.missed.is_some() || barrier.is_some_and(|g| index >= g.first)
+            })
         });
         if link.tx.plan_bytes > 0
             || !(link.greeting.holds_messages() || link.awaits_peer_kind || held_back)

@@ -448,6 +448,58 @@ fn a_newer_connection_replaces_the_older_one_of_its_path() {
     assert_eq!(lab.recv_all(s), [&b"ten"[..], b"eleven"]);
 }
 
+/// While another machine had this node's address, the peer took it for a kernel. It sends on the
+/// new connection before it has read the greeting, which looks like a kernel's sending: what was
+/// begun for it is kept until it greets.
+// tests
+#[test]
+fn a_peer_that_sends_before_it_greets_is_the_same_process() {
+    for same in [true, false] {
+        let mut lab = Lab::larger();
+        let s = lab.bound("10.0.0.2:4001");
+        lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
+        let first = lab.bowline(A, 7, 0);
+        assert_eq!(lab.data_frames(first).len(), 1);
+        lab.fail(first, CloseReason::Reset);
+        lab.send(s, "10.0.0.1:5000", b"behind it").expect("queued");
+        let link = lab.accept(A);
+        lab.deliver(link, &[map_of(&[]), data(50, 9, 4001, b"early")]);
+        assert_eq!(lab.recv_all(s), [b"early"]);
+        assert!(lab.data_frames(link).is_empty(), "nothing for the process goes to a kernel");
+        let link = if same {
+            // It may be a dead process's, and is closed; a living one dials again.
+            lab.deliver(link, &[hello(7, 0, 0)]);
+            lab.bowline(A, 7, 0)
+        } else {
+            lab.deliver(link, &[pong_with(51, npaths_ext(8))]);
+            link
+        };
+        let got: Vec<_> = lab.data_frames(link).into_iter().map(|f| f.payload).collect();
+        let expected: &[&[u8]] = if same { &[b"begun", b"behind it"] } else { &[b"behind it"] };
+        assert_eq!(got, expected);
+        assert_eq!(lab.counter("bl_send_drop_restart") == 0, same);
+    }
+}
+
+/// One that neither greets nor answers is another node after a while.
+// tests
+#[test]
+fn a_peer_that_never_greets_is_another_node() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:4001");
+    lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
+    let first = lab.bowline(A, 7, 0);
+    lab.fail(first, CloseReason::Reset);
+    lab.send(s, "10.0.0.1:5000", b"behind it").expect("queued");
+    let link = lab.accept(A);
+    lab.deliver(link, &[map_of(&[]), data(50, 9, 4001, b"early")]);
+    lab.ms(4900);
+    assert!(lab.data_frames(link).is_empty());
+    lab.ms(200);
+    let got: Vec<_> = lab.data_frames(link).into_iter().map(|f| f.payload).collect();
+    assert_eq!(got, [b"behind it"]);
+}
+
 // tests [R-2003]: a kernel in the place of a bowline node is served as one, and loses nothing
 #[test]
 fn a_kernel_in_the_place_of_a_bowline_node_is_served() {
