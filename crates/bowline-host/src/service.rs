@@ -207,8 +207,8 @@ impl Service {
         }
     }
 
-    /// Carries out the requests of a channel, up to one that waits. Returns `false` when the channel
-    /// is of no use any more.
+    /// Carries out the requests of a channel, up to one that waits. Returns `false` when the
+    /// channel is of no use any more.
     fn serve(&mut self, number: u64) -> bool {
         loop {
             let Some(channel) = self.channels.get_mut(&number) else { return true };
@@ -241,8 +241,8 @@ impl Service {
         self.channels.get(&number).is_some_and(|channel| channel.waiting.is_some())
     }
 
-    /// Carries out the first request of a channel. Returns whether it is done; `None`: the channel is
-    /// of no use any more.
+    /// Carries out the first request of a channel. Returns whether it is done; `None`: the channel
+    /// is of no use any more.
     fn step(&mut self, number: u64) -> Option<bool> {
         let channel = self.channels.get_mut(&number)?;
         let input = channel.take_input();

@@ -1,5 +1,5 @@
-//! The C library's functions on descriptors. Each looks whether its descriptor is an RDS socket, and
-//! calls the function that it hides if not.
+//! The C library's functions on descriptors. Each looks whether its descriptor is an RDS socket,
+//! and calls the function that it hides if not.
 //!
 //! SAFETY of every block here: pointers and lengths are those of the caller of a C function, who
 //! promises what that function wants of them.

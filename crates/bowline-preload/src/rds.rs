@@ -60,8 +60,8 @@ impl Rds {
         Head { op, value: self.handle.cast_signed(), a, b }
     }
 
-    /// Asks the node; returns the channel from which the rest of the answer is to be read. A channel
-    /// that is new to the node, or to the socket, is made known first.
+    /// Asks the node; returns the channel from which the rest of the answer is to be read. A
+    /// channel that is new to the node, or to the socket, is made known first.
     fn ask(&self, request: &Request<'_>) -> Result<(Channel, Answer), c_int> {
         let mut is_known = false;
         loop {
@@ -169,8 +169,8 @@ impl Rds {
         self.short(self.head(Op::SetOption, level, name), &[], value).map(|_| 0)
     }
 
-    /// Returns the value, the length to be told, and what the call returns; or an error number along
-    /// with a length.
+    /// Returns the value, the length to be told, and what the call returns; or an error number
+    /// along with a length.
     pub(crate) fn get_option(
         &self,
         level: c_int,

@@ -209,6 +209,7 @@ fn pages_and_completions_cover_the_words() {
             "bowline-rnbd.1",
             "bowline-rping.1",
             "bowline-rtrs.1",
+            "bowline-run.1",
             "bowline-send.1",
             "bowline-sim.1",
             "bowline-stress.1",

@@ -367,8 +367,8 @@ fn path_counts_are_read_as_the_kernel_does() {
     assert_eq!(count_after(&[7, 5, 0, 2]), 1, "unknown ends our list [R-117]");
 }
 
-/// A kernel with 8 paths says 3 in the middle of a session. Messages to come take two paths, and one
-/// that waits on another goes where the next ones between its sockets go.
+/// A kernel with 8 paths says 3 in the middle of a session. Messages to come take two paths, and
+/// one that waits on another goes where the next ones between its sockets go.
 // tests
 #[test]
 fn a_lower_count_keeps_the_order() {
