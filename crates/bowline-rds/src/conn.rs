@@ -85,9 +85,9 @@ pub(crate) struct Conn {
     pub(crate) doubted: Option<(u32, u64)>,
     /// Generation of a bowline process in whose place something came that did not greet: another
     /// node, or the same process, which takes this node for a kernel because one had its address.
-    /// What was begun for the process waits until that is known, and so does everything behind it
-    ///
-    pub(crate) missed: Option<u32>,
+    /// What was begun for the process waits until that is known, or until this time, and so does
+    /// everything behind it.
+    pub(crate) missed: Option<(u32, Instant)>,
     /// The source ports of the peer tell which path a connection is for.
     pub(crate) peer_sport_idx: bool,
     /// When a send was last refused because the longest message of the peer was not known yet.

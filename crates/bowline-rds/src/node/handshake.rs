@@ -194,8 +194,9 @@ impl Node {
             let before = std::mem::take(&mut conn.peer_generation);
             conn.peer_sport_idx = false;
             if conn.has_begun(before) {
-                conn.missed = Some(before);
-                self.arm(self.now + MISSED_TIME, Timer::Missed(conn_id));
+                let until = self.now + MISSED_TIME;
+                conn.missed = Some((before, until));
+                self.arm(until, Timer::Missed(conn_id));
             }
             self.peer_restarted(conn_id, id, (before, 0));
         }
@@ -355,12 +356,21 @@ impl Node {
     /// one that was missed, what was begun for the missed one is dropped.
     pub(super) fn process_is_known(&mut self, conn_id: ConnId, generation: u32) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
-        let Some(missed) = conn.missed.take() else { return };
+        let Some((missed, _)) = conn.missed.take() else { return };
         if missed != generation {
             self.drop_started(conn_id, missed);
         }
         for id in self.links_of(conn_id) {
             self.signal_transmit(id);
+        }
+    }
+
+    /// A process that was missed has not greeted in time.
+    pub(super) fn missed_overdue(&mut self, conn_id: ConnId) {
+        let missed = self.conns.get(conn_id.0).and_then(|conn| conn.missed);
+        // The timer may be that of an earlier one.
+        if missed.is_some_and(|(_, until)| until <= self.now) {
+            self.process_is_known(conn_id, 0);
         }
     }
 

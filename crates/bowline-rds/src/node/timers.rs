@@ -63,7 +63,7 @@ impl Node {
                 Timer::Extra(link) => self.extra_overdue(link),
                 Timer::Greeting(link) => self.greeting_overdue(link),
                 Timer::PeerKind(conn) => self.kind_overdue(conn),
-                Timer::Missed(conn) => self.process_is_known(conn, 0),
+                Timer::Missed(conn) => self.missed_overdue(conn),
                 Timer::Npaths(conn) => self.npaths_overdue(conn),
                 Timer::ForgetAfterQuiet(conn) => self.forget_after_quiet(conn),
                 Timer::ResendMap(conn) => self.resend_map(conn),

@@ -481,6 +481,27 @@ fn a_peer_that_sends_before_it_greets_is_the_same_process() {
     }
 }
 
+/// The time of one doubt does not end the next one early.
+// tests
+#[test]
+fn each_missed_greeting_has_its_own_time() {
+    let mut lab = Lab::larger();
+    let s = lab.bound("10.0.0.2:4001");
+    lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
+    let mut link = lab.bowline(A, 7, 0);
+    for wait in [3000, 3000] {
+        lab.data_frames(link);
+        lab.fail(link, CloseReason::Reset);
+        let early = lab.accept(A);
+        lab.deliver(early, &[map_of(&[]), data(50, 9, 4001, b"early")]);
+        lab.ms(wait);
+        assert_eq!(lab.counter("bl_send_drop_restart"), 0);
+        lab.deliver(early, &[hello(7, 0, 0)]);
+        link = lab.bowline(A, 7, 0);
+        assert_eq!(lab.data_frames(link).len(), 1, "it is repeated");
+    }
+}
+
 /// One that neither greets nor answers is another node after a while.
 // tests
 #[test]
