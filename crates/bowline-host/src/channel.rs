@@ -12,8 +12,6 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Bytes that are read at once.
-const READ: usize = 64 << 10;
 /// Most bytes of memory that an idle channel keeps for requests, and for answers.
 const KEPT: usize = 256 << 10;
 
@@ -60,17 +58,18 @@ impl Channel {
     }
 
     /// Reads what is there, up to a whole request. `Ok(false)`: the process has closed it.
-    pub(crate) fn fill(&mut self) -> io::Result<bool> {
+    pub(crate) fn fill(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
         let most = FRAME_MAX + HEAD_LEN;
         while self.input.len() < most {
-            let begin = self.input.len();
-            self.input.resize(begin + READ, 0);
-            let read = self.receive(begin);
-            self.input.truncate(begin + read.as_ref().map_or(0, |n| *n));
-            match read {
+            match self.receive(scratch) {
                 Ok(0) => return Ok(false),
-                Ok(n) if n < READ => return Ok(true),
-                Ok(_) | Err(SystemErrno::INTR) => {}
+                Ok(n) => {
+                    self.input.extend_from_slice(&scratch[..n]);
+                    if n < scratch.len() {
+                        return Ok(true);
+                    }
+                }
+                Err(SystemErrno::INTR) => {}
                 Err(SystemErrno::AGAIN) => return Ok(true),
                 Err(error) => return Err(error.into()),
             }
@@ -78,10 +77,10 @@ impl Channel {
         Ok(true)
     }
 
-    fn receive(&mut self, begin: usize) -> Result<usize, SystemErrno> {
+    fn receive(&mut self, scratch: &mut [u8]) -> Result<usize, SystemErrno> {
         let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut pieces = [io::IoSliceMut::new(&mut self.input[begin..])];
+        let mut pieces = [io::IoSliceMut::new(scratch)];
         let got = recvmsg(&self.stream, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {

@@ -42,6 +42,8 @@ const SMALL_CONTROL: usize = 24;
 /// Most channels, of all processes together.
 const CHANNELS_MAX: usize = 32_768;
 const EMFILE: i32 = 24;
+/// Bytes of a channel that are read at once.
+const READ: usize = 64 << 10;
 /// Events that are taken at once.
 const EVENTS: usize = 256;
 /// Longest sleep, so that an end of the host is noticed.
@@ -98,6 +100,8 @@ pub(crate) struct Service {
     next: u64,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
+    /// Where requests are read to.
+    scratch: Box<[u8]>,
 }
 
 impl Service {
@@ -124,6 +128,7 @@ impl Service {
             deadlines: BTreeSet::new(),
             next: 1,
             spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
+            scratch: vec![0; READ].into_boxed_slice(),
         };
         service.watch(service.ready.bell().as_fd(), BELL, epoll::EventFlags::IN)?;
         for (n, listener) in service.listeners.iter().enumerate() {
@@ -201,7 +206,7 @@ impl Service {
     /// Reads a channel, and carries out what it asks for.
     fn channel_event(&mut self, number: u64) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
-        let open = channel.flush().and_then(|()| channel.fill());
+        let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
         if !matches!(open, Ok(true)) || !self.serve(number) {
             self.end_channel(number);
         }
@@ -246,7 +251,6 @@ impl Service {
     fn step(&mut self, number: u64) -> Option<bool> {
         let channel = self.channels.get_mut(&number)?;
         let input = channel.take_input();
-        let descriptor = channel.take_descriptor();
         let greeted = channel.greeted;
         let parsed = Frame::parse(&input).ok()?;
         let Some((frame, len)) = parsed else {
@@ -263,6 +267,7 @@ impl Service {
         if greeted == (op == Op::Hello) {
             return None;
         }
+        let descriptor = self.channels.get_mut(&number)?.take_descriptor();
         let outcome = self.carry_out(number, frame, descriptor);
         let channel = self.channels.get_mut(&number)?;
         match outcome {

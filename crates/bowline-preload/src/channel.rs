@@ -96,8 +96,11 @@ impl Node {
         for (at, digit) in digits.iter_mut().enumerate() {
             *digit = b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 15];
         }
-        let (channel, found) = open(&name)?;
-        if found == number { Ok(channel) } else { Err(libc::ENETDOWN) }
+        match open(&name) {
+            Ok((channel, found)) if found == number => Ok(channel),
+            // The node is gone, whatever the system says of its socket.
+            _ => Err(libc::ENETDOWN),
+        }
     }
 
     /// Gives a channel back.
@@ -284,6 +287,7 @@ impl Channel {
                     msg.msg_controllen = 0;
                 }
                 Err(libc::EINTR) => {}
+                Err(libc::EPIPE | libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Err(errno) => return Err(errno),
             }
         }

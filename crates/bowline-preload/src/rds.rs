@@ -40,7 +40,7 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
         real::clear_cloexec(fd);
     }
     if flags & libc::SOCK_NONBLOCK != 0 {
-        real::set_flags(fd, real::flags(fd) | libc::O_NONBLOCK);
+        real::set_flags(fd, real::flags(fd)? | libc::O_NONBLOCK);
     }
     table::set(fd, node, answer.value.cast_unsigned());
     Ok(fd)
@@ -77,16 +77,12 @@ impl Rds {
                 is_known = true;
                 continue;
             }
-            if answer.value < 0 && answer.payload + answer.name + answer.control == 0 {
-                if answer.b != 0 {
-                    self.heed(head.op, answer);
-                }
+            // With an error of GetOption the length that is needed comes along.
+            if answer.value < 0 && head.op != Op::GetOption {
+                channel.take(answer.name + answer.control + answer.payload, &[])?;
                 self.node.keep(channel);
-                return match head.op {
-                    // The length that is needed comes along.
-                    Op::GetOption => Ok((self.node.channel()?, answer)),
-                    _ => Err(-answer.value as c_int),
-                };
+                self.heed(head.op, answer);
+                return Err(-answer.value as c_int);
             }
             return Ok((channel, answer));
         }
@@ -192,8 +188,8 @@ impl Rds {
 
     /// The flags of a call, with that of a socket that does not block.
     fn with_nonblocking(&self, flags: c_int) -> c_int {
-        let nonblocking =
-            flags & libc::MSG_DONTWAIT != 0 || real::flags(self.fd) & libc::O_NONBLOCK != 0;
+        let nonblocking = flags & libc::MSG_DONTWAIT != 0
+            || real::flags(self.fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
         if nonblocking { flags | libc::MSG_DONTWAIT } else { flags }
     }
 

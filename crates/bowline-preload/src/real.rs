@@ -67,7 +67,7 @@ pub(crate) fn fail(errno: c_int) -> c_int {
     -1
 }
 
-pub(crate) fn errno() -> c_int {
+fn errno() -> c_int {
     // SAFETY: as in `fail`.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as in `fail`.
@@ -95,8 +95,8 @@ pub(crate) fn getpid() -> c_int {
     system!(SYS_getpid).map_or(0, |pid| pid as c_int)
 }
 
-pub(crate) fn flags(fd: c_int) -> c_int {
-    system!(SYS_fcntl, fd, libc::F_GETFL, 0).map_or(0, |flags| flags as c_int)
+pub(crate) fn flags(fd: c_int) -> Result<c_int, c_int> {
+    system!(SYS_fcntl, fd, libc::F_GETFL, 0).map(|flags| flags as c_int)
 }
 
 pub(crate) fn set_flags(fd: c_int, flags: c_int) {

@@ -60,7 +60,7 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         return Some(Ok(Rds { fd, node, handle: word >> 16 }));
     }
     let Some(number) = node_of(fd) else {
-        if let Some(cell) = cell(fd).filter(|_| is_open(fd)) {
+        if let Some(cell) = cell(fd).filter(|_| real::flags(fd).is_ok()) {
             // Unless another thread has just made it an RDS socket.
             let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -74,10 +74,6 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         set(fd, rds.node, rds.handle);
     }
     Some(found)
-}
-
-fn is_open(fd: c_int) -> bool {
-    real::flags(fd) != 0 || real::errno() != libc::EBADF
 }
 
 /// The number of the node at the other end of a descriptor, if it is an RDS socket.
