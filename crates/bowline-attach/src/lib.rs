@@ -2,9 +2,11 @@
 //!
 //! A program's RDS socket is one end of a connected pair of unix sockets, whose other end the node
 //! has; the kernel keeps it through `fork`, `exec`, `dup` and `SCM_RIGHTS` like any other. On it go
-//! tokens only: they make it readable and writable, for `poll`, when the RDS socket is. Calls go
-//! over a *channel*, a unix stream socket between one process and the node, of which each end
-//! carries frames:
+//! tokens only: they make it readable and writable, for `poll`, when the RDS socket is, and wake
+//! who waits for a message. Messages go through rings in memory that both share, an [`Area`] for
+//! each socket. All other calls, and messages that are long or come with control messages, go over
+//! a *channel*, a unix stream socket between one process and the node, of which each end carries
+//! frames:
 //!
 //! ```text
 //!   0        4      5      6          8         16      20      24            28          32
@@ -20,10 +22,18 @@
 //! Both sides take the other for hostile: [`Frame::parse`] checks every length.
 
 #![no_std]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+
+mod area;
+mod receives;
+mod sends;
+
+pub use area::{AREA_LEN, Area, DESTINATIONS, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX};
+pub use receives::{Receives, Taken};
+pub use sends::{Broken, Piece, Post, Posted, Sends};
 
 /// Version of what this crate describes; the first thing that the two sides compare.
-pub const VERSION: i32 = 1;
+pub const VERSION: i32 = 2;
 
 /// Bytes before the name of a frame.
 pub const HEAD_LEN: usize = 32;
@@ -53,12 +63,14 @@ pub const FILL: i32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// The first of a channel. `a`: [`VERSION`]. Answer: `value` is the number of the node.
+    /// The first of a channel. `a`: [`VERSION`]. Answer: `value` is the number of the node, `a` that
+    /// of the channel, for the lock of [`Area::post`].
     Hello = 1,
-    /// `socket(2)`. `a`: type, `b`: protocol. Answer: `value` is the handle of the new socket, and
-    /// a descriptor comes along.
+    /// `socket(2)`. `a`: type, `b`: protocol. Answer: `value` is the handle of the new socket; its
+    /// descriptor and that of its shared memory come along.
     Open = 2,
-    /// Names a socket by its descriptor, which comes along. Answer: `value` is its handle.
+    /// Names a socket by its descriptor, which comes along. Answer: `value` is its handle; the
+    /// descriptor of its shared memory comes along.
     Attach = 3,
     /// `bind(2)`. `value` is the handle of the socket, here and below. Name: the address.
     Bind = 4,
@@ -70,11 +82,10 @@ pub enum Op {
     PeerName = 7,
     /// `sendmsg(2)`. `a`: flags. Name, control, payload. Answer: `b` may be [`FILL`].
     Send = 8,
-    /// `recvmsg(2)`. `a`: flags, `b`: room for control messages in bytes, payload: room for the
-    /// message in bytes as 8 bytes. Answer: `value` is the length of the whole message, `a` the
-    /// flags of the message; name, control, payload. `b`: number of the last token that stands for
-    /// something which is not there any more, or 0: the program takes it, and all before it, from
-    /// the socket.
+    /// `recvmsg(2)` of what does not go through the ring, without waiting. `a`: flags, `b`: room for
+    /// control messages in bytes, payload: room for the message in bytes as 8 bytes. Answer:
+    /// `value` is the length of the whole message, `a` the flags of the message; name, control,
+    /// payload. `EAGAIN`: look at the ring.
     Receive = 9,
     /// `setsockopt(2)`. `a`: level, `b`: name, payload: value.
     SetOption = 10,
@@ -86,7 +97,8 @@ pub enum Op {
     /// Ends the wait of the request that is under way. It has no answer of its own: that one is
     /// answered, with `EINTR` if nothing has happened.
     Interrupt = 13,
-    /// Tokens were taken that should not have been: the node sends another if there is cause.
+    /// Something has happened in the shared memory of a socket: `value` is its handle. It has no
+    /// answer.
     Look = 14,
 }
 

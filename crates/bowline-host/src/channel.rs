@@ -123,7 +123,7 @@ impl Channel {
         name: &[u8],
         control: &[u8],
         payload: &[&[u8]],
-        descriptor: Option<BorrowedFd<'_>>,
+        descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         let len = payload.iter().map(|p| p.len()).sum();
         let Some(head) = head.emit(name.len(), control.len(), len) else {
@@ -135,11 +135,10 @@ impl Channel {
         parts.for_each(|part| bytes.extend_from_slice(part));
         self.output = bytes;
         self.written = 0;
-        if let Some(descriptor) = descriptor {
-            let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        if !descriptors.is_empty() {
+            let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            let descriptors = [descriptor];
-            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
             let pieces = [io::IoSlice::new(&self.output)];
             self.written = sendmsg(&self.stream, &pieces, &mut control, SendFlags::NOSIGNAL)?;
         }

@@ -12,15 +12,18 @@
 //! What travels on both is in [`bowline_attach`]. The other end of a descriptor says when the last
 //! program has closed it; a channel that ends says that a process is gone.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod channel;
 mod control;
+mod memory;
 mod names;
 mod options;
 mod ready;
+mod rings;
 mod service;
 mod socket;
+mod turns;
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;

@@ -52,25 +52,29 @@ pub(crate) fn to_cancel(name: &[u8]) -> Result<SocketAddr, Errno> {
     v6(name).or_else(|| v4(name)).ok_or(Errno::EINVAL)
 }
 
-/// The bytes of a name: `sockaddr_in` for an IPv4 address, else `sockaddr_in6`.
-pub(crate) fn bytes(name: SocketAddr) -> Vec<u8> {
+/// The bytes of a name, `sockaddr_in` for an IPv4 address, else `sockaddr_in6`, and their number.
+pub(crate) fn raw(name: SocketAddr) -> ([u8; IN6_LEN], usize) {
+    let mut out = [0; IN6_LEN];
+    out[2..4].copy_from_slice(&name.port().to_be_bytes());
     match name {
         SocketAddr::V4(name) => {
-            let mut out = vec![0; IN_LEN];
             out[0..2].copy_from_slice(&AF_INET.to_ne_bytes());
-            out[2..4].copy_from_slice(&name.port().to_be_bytes());
             out[4..8].copy_from_slice(&name.ip().octets());
-            out
+            (out, IN_LEN)
         }
         SocketAddr::V6(name) => {
-            let mut out = vec![0; IN6_LEN];
             out[0..2].copy_from_slice(&AF_INET6.to_ne_bytes());
-            out[2..4].copy_from_slice(&name.port().to_be_bytes());
             out[8..24].copy_from_slice(&name.ip().octets());
             out[24..28].copy_from_slice(&name.scope_id().to_ne_bytes());
-            out
+            (out, IN6_LEN)
         }
     }
+}
+
+/// As [`raw`], for an answer.
+pub(crate) fn bytes(name: SocketAddr) -> Vec<u8> {
+    let (bytes, len) = raw(name);
+    bytes[..len].to_vec()
 }
 
 /// The name of a socket that has none: all zeroes.

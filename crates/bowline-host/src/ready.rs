@@ -1,41 +1,64 @@
 //! Sockets on which the node's threads have seen something happen, for the host's thread.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// The list, and a descriptor that is readable while it is not empty.
+/// The list, and a descriptor that wakes the host's thread when something comes on it.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    list: Mutex<Vec<u64>>,
+    list: Mutex<List>,
     bell: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    handles: Vec<u64>,
+    /// The host's thread sleeps, and has not been woken.
+    asleep: bool,
 }
 
 impl Ready {
     pub(crate) fn new() -> std::io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { list: Mutex::new(Vec::new()), bell })
+        Ok(Self { list: Mutex::new(List::default()), bell })
     }
 
     pub(crate) fn bell(&self) -> &OwnedFd {
         &self.bell
     }
 
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn push(&self, handle: u64) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.push(handle);
-        if list.len() == 1 {
-            // It cannot be full: it is emptied with the list.
+        let mut list = self.list();
+        list.handles.push(handle);
+        if std::mem::take(&mut list.asleep) {
+            // It cannot be full: it is emptied at each awakening.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
     pub(crate) fn take(&self) -> Vec<u64> {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-        std::mem::take(&mut *list)
+        std::mem::take(&mut self.list().handles)
+    }
+
+    /// The host's thread is about to sleep. Returns `false` when there is something on the list.
+    pub(crate) fn sleep(&self) -> bool {
+        let mut list = self.list();
+        list.asleep = list.handles.is_empty();
+        list.asleep
+    }
+
+    /// The host's thread is awake.
+    pub(crate) fn wake_up(&self) {
+        if !std::mem::take(&mut self.list().asleep) {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use crate::channel::{Channel, Waiting};
 use crate::control::{self, COMPLETION_ROOM, Room};
 use crate::names;
 use crate::ready::{Ready, SocketWaker};
+use crate::rings::Rings;
 use crate::socket::HostSocket;
 
 /// What an epoll event is about: the kind in the upper 8 bits, a number below.
@@ -53,6 +54,8 @@ const LOOK: Duration = Duration::from_millis(200);
 enum Outcome {
     Answer(Answer),
     Wait(Waiting),
+    /// It has no answer.
+    Nothing,
 }
 
 /// The answer to a request.
@@ -66,7 +69,7 @@ struct Answer {
     bytes: Vec<u8>,
     /// So much of a message.
     message: Option<(Rope, usize)>,
-    descriptor: Option<OwnedFd>,
+    descriptors: Vec<OwnedFd>,
 }
 
 impl Answer {
@@ -84,24 +87,30 @@ fn errno(error: &bowline_rds_driver::Error) -> Errno {
 }
 
 pub(crate) struct Service {
-    driver: Driver,
+    pub(crate) driver: Driver,
     stop: Arc<AtomicBool>,
     epoll: OwnedFd,
-    ready: Arc<Ready>,
+    pub(crate) ready: Arc<Ready>,
     listeners: Vec<UnixListener>,
     /// Number of this node, by which programs know it again.
     number: u64,
     channels: HashMap<u64, Channel>,
     /// Which sockets a channel may name.
     known: HashMap<u64, HashSet<u64>>,
-    sockets: HashMap<u64, (HostSocket, Waker)>,
+    pub(crate) sockets: HashMap<u64, (HostSocket, Waker)>,
+    /// Sockets that get a turn in each round.
+    pub(crate) active: Vec<u64>,
+    /// Sockets that were closed because what their programs wrote into shared memory cannot be.
+    pub(crate) broken: u64,
+    /// When the sockets were last looked at from whose rings programs may have taken messages.
+    looked: Instant,
     by_inode: HashMap<u64, u64>,
     deadlines: BTreeSet<(Instant, u64)>,
     next: u64,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
-    /// Where requests are read to.
-    scratch: Box<[u8]>,
+    /// Where requests are read to, and messages are copied to.
+    pub(crate) scratch: Box<[u8]>,
 }
 
 impl Service {
@@ -124,6 +133,9 @@ impl Service {
             channels: HashMap::new(),
             known: HashMap::new(),
             sockets: HashMap::new(),
+            active: Vec::new(),
+            broken: 0,
+            looked: clock::now(),
             by_inode: HashMap::new(),
             deadlines: BTreeSet::new(),
             next: 1,
@@ -151,22 +163,33 @@ impl Service {
     pub(crate) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         while !self.stop.load(Ordering::Relaxed) {
-            let sleep = self.time_to_sleep();
+            let is_busy = self.round();
+            let may_sleep = !is_busy && self.fall_asleep();
+            let sleep = if may_sleep { self.time_to_sleep() } else { Duration::ZERO };
             let sleep = Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
             let space = rustix::buffer::spare_capacity(&mut events);
-            if epoll::wait(&self.epoll, space, Some(&sleep)).is_err() {
+            let waited = epoll::wait(&self.epoll, space, Some(&sleep));
+            if !is_busy {
+                self.wake_up();
+            }
+            if waited.is_err() {
                 continue; // a signal
             }
             for event in events.drain(..) {
                 let token = event.data.u64();
                 match token & KIND {
-                    BELL => self.sockets_are_ready(),
+                    BELL => {} // it has woken this thread
                     LISTENER => self.accept((token & !KIND) as usize),
                     CHANNEL => self.channel_event(token & !KIND),
                     _ => self.socket_event(token & !KIND, event.flags),
                 }
             }
             self.end_waits();
+            let now = clock::now();
+            if now.saturating_since(self.looked) >= LOOK {
+                self.looked = now;
+                self.look_at_lent();
+            }
         }
     }
 
@@ -279,6 +302,10 @@ impl Service {
                 }
                 Some(false)
             }
+            Outcome::Nothing => {
+                channel.put_input(input, len);
+                Some(true)
+            }
             Outcome::Answer(answer) => {
                 channel.put_input(input, len);
                 channel.greeted |= op == Op::Hello && answer.value >= 0;
@@ -289,7 +316,7 @@ impl Service {
 
     fn answer(&mut self, number: u64, op: Op, answer: Answer) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
-        let Answer { value, a, b, name, control, bytes, message, descriptor } = answer;
+        let Answer { value, a, b, name, control, bytes, message, descriptors } = answer;
         let mut pieces: Vec<&[u8]> = vec![&bytes];
         if let Some((rope, mut left)) = message.as_ref().map(|(rope, len)| (rope, *len)) {
             for slice in rope.slices() {
@@ -299,17 +326,24 @@ impl Service {
             }
         }
         let head = Head { op, value, a, b };
-        let descriptor = descriptor.as_ref().map(AsFd::as_fd);
-        channel.answer(head, &name, &control, &pieces, descriptor).is_ok()
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        channel.answer(head, &name, &control, &pieces, &descriptors).is_ok()
     }
 
     fn carry_out(&mut self, number: u64, frame: Frame<'_>, descriptor: Option<OwnedFd>) -> Outcome {
         let Head { op, value, a, b } = frame.head;
         let result = match op {
-            Op::Hello if a == VERSION => Ok(Answer::of(self.number.cast_signed())),
+            Op::Hello if a == VERSION => {
+                let a = owner(number).cast_signed();
+                Ok(Answer { a, ..Answer::of(self.number.cast_signed()) })
+            }
             Op::Hello => Err(Errno::EPROTONOSUPPORT),
             Op::Open => self.open(number, a, b),
             Op::Attach => self.attach(number, descriptor),
+            Op::Look => {
+                self.activate(value.cast_unsigned());
+                return Outcome::Nothing;
+            }
             _ => {
                 let handle = value.cast_unsigned();
                 if !self.known.get(&number).is_some_and(|known| known.contains(&handle)) {
@@ -317,7 +351,7 @@ impl Service {
                 }
                 match op {
                     Op::Send => return self.send(number, handle, frame),
-                    Op::Receive => return self.receive(number, handle, frame),
+                    Op::Receive => self.receive(handle, frame),
                     _ => self.short(handle, frame),
                 }
             }
@@ -350,14 +384,16 @@ impl Service {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         self.watch(end.as_fd(), SOCKET | handle, flags).map_err(system)?;
         let id = self.driver.with_core(|core, _| core.socket()).map_err(|e| e.errno())?;
+        let rings = Rings::new().map_err(system)?;
+        let memory = rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
         let waker = Waker::from(Arc::new(waker));
-        self.sockets.insert(handle, (HostSocket::new(id, end, inode), waker));
+        self.sockets.insert(handle, (HostSocket::new(id, end, inode, rings), waker));
         self.by_inode.insert(inode, handle);
         self.known.entry(number).or_default().insert(handle);
         self.refresh(handle);
         let value = handle.cast_signed();
-        Ok(Answer { value, descriptor: Some(theirs), ..Answer::default() })
+        Ok(Answer { value, descriptors: vec![theirs, memory], ..Answer::default() })
     }
 
     /// A program shows a descriptor of a socket that another process may have opened.
@@ -365,12 +401,16 @@ impl Service {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         let inode = rustix::fs::fstat(&descriptor).map_err(|_| Errno::EBADF)?.st_ino;
         let handle = *self.by_inode.get(&inode).ok_or(Errno::ENOTSOCK)?;
+        let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;
+        let memory = socket.rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         self.known.entry(number).or_default().insert(handle);
-        Ok(Answer::of(handle.cast_signed()))
+        Ok(Answer { descriptors: vec![memory], ..Answer::of(handle.cast_signed()) })
     }
 
     /// Requests that never wait.
     fn short(&mut self, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
+        // What was sent before comes first.
+        self.drain(handle);
         let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
         let id = socket.id;
         let Head { op, a, b, .. } = frame.head;
@@ -382,6 +422,7 @@ impl Service {
             }
             Op::Connect => {
                 let name = names::to_connect(frame.name)?;
+                socket.rings.allow_nothing();
                 self.driver.with_core(|core, _| core.connect(id, name)).map_err(rds)?;
             }
             Op::LocalName => {
@@ -412,10 +453,6 @@ impl Service {
                 });
             }
             Op::Ioctl => return self.ioctl(id, a),
-            Op::Look => {
-                socket.tokens_are_gone();
-                self.refresh(handle);
-            }
             _ => return Err(Errno::EINVAL),
         }
         Ok(Answer::of(0))
@@ -450,6 +487,8 @@ impl Service {
             Ok(prepared) => prepared,
             Err(errno) => return Outcome::Answer(Answer::error(errno)),
         };
+        // What was sent before comes first.
+        self.drain(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
             return Outcome::Answer(Answer::error(Errno::EBADF));
         };
@@ -460,9 +499,17 @@ impl Service {
             control: &control,
             zerocopy: flags & MSG_ZEROCOPY != 0,
             blocking: may_wait,
+            ..SendMsg::default()
         };
         let cx = Context::from_waker(waker);
-        let sent = if may_wait {
+        let sent = if !socket.rings.has_no_sends() {
+            // They wait for room, as this one has to.
+            if may_wait {
+                Poll::Pending
+            } else {
+                Poll::Ready(Err(bowline_rds::Error::QueueFull.into()))
+            }
+        } else if may_wait {
             self.driver.poll_send(socket.id, &message, &cx)
         } else {
             Poll::Ready(self.driver.send(socket.id, &message, Blocking::Never))
@@ -481,7 +528,11 @@ impl Service {
         let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
         if ready.is_pending() {
             answer.b = FILL;
+            socket.rings.renew_promise(&self.driver, socket.id);
+        } else if answer.value >= 0 && control.is_empty() && flags & MSG_ZEROCOPY == 0 {
+            socket.rings.allow(&self.driver, socket.id, frame.name, name);
         }
+        self.activate(handle);
         Outcome::Answer(answer)
     }
 
@@ -491,38 +542,32 @@ impl Service {
         before.unwrap_or(Waiting { handle, deadline })
     }
 
-    fn receive(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
+    /// Receives what does not go through the ring.
+    fn receive(&mut self, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
         let Head { a: flags, b: control_room, .. } = frame.head;
         let control_room = usize::try_from(control_room).unwrap_or(0);
-        let Ok(room) = room_of(frame) else {
-            return Outcome::Answer(Answer::error(Errno::EINVAL));
-        };
+        let room = room_of(frame)?;
         if flags & MSG_OOB != 0 {
-            return Outcome::Answer(Answer::of(0));
+            return Ok(Answer::of(0));
         }
         if flags & MSG_ERRQUEUE != 0 {
-            return Outcome::Answer(Answer::error(Errno::EAGAIN));
+            return Err(Errno::EAGAIN);
         }
-        let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
-            return Outcome::Answer(Answer::error(Errno::EBADF));
-        };
+        self.turn(handle);
+        let (socket, waker) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
         let needed = if socket.options.zerocopy { COMPLETION_ROOM } else { SMALL_CONTROL };
-        let opts = RecvOpts { peek: flags & MSG_PEEK != 0, want_control: control_room >= needed };
-        let cx = Context::from_waker(waker);
-        let received = match self.driver.poll_recv(socket.id, opts, &cx) {
-            Poll::Ready(Ok(received)) => received,
-            Poll::Ready(Err(error)) => return Outcome::Answer(Answer::error(errno(&error))),
-            Poll::Pending if flags & MSG_DONTWAIT == 0 => {
-                if !socket.receivers.contains(&number) {
-                    socket.receivers.push_back(number);
-                }
-                let deadline = socket.options.recv_timeout.map(|limit| clock::now() + limit);
-                return Outcome::Wait(self.keep_deadline(number, handle, deadline));
-            }
-            Poll::Pending => {
-                let b = socket.token_to_take().cast_signed();
-                return Outcome::Answer(Answer { b, ..Answer::error(Errno::EAGAIN) });
-            }
+        let want_control = control_room >= needed;
+        let id = socket.id;
+        // What is in the ring comes first, but for notifications.
+        let notified =
+            want_control && self.driver.with_core(|core, _| core.has_congestion_update(id));
+        if socket.rings.has_in_ring() && !notified {
+            return Err(Errno::EAGAIN);
+        }
+        let opts = RecvOpts { peek: flags & MSG_PEEK != 0, want_control };
+        let received = match self.driver.poll_recv(id, opts, &Context::from_waker(waker)) {
+            Poll::Ready(received) => received.map_err(|error| errno(&error))?,
+            Poll::Pending => return Err(Errno::EAGAIN),
         };
         let mut answer = Answer::default();
         let len = received.data.as_ref().map_or(0, Rope::len);
@@ -537,37 +582,21 @@ impl Service {
             answer.a |= MSG_TRUNC;
         }
         answer.message = received.data.map(|data| (data, room));
-        if self.driver.poll_ready(socket.id, Interest::READ, &cx).is_pending() {
-            answer.b = socket.token_to_take().cast_signed();
-        }
-        Outcome::Answer(answer)
-    }
-
-    fn sockets_are_ready(&mut self) {
-        for handle in self.ready.take() {
-            self.socket_is_ready(handle);
-        }
+        // What stood behind it may go through the ring.
+        self.turn(handle);
+        Ok(answer)
     }
 
     /// Something happened on a socket: those who wait for it go on, in their order.
-    fn socket_is_ready(&mut self, handle: u64) {
-        for receiving in [true, false] {
-            let mut before = usize::MAX;
-            loop {
-                let Some((socket, _)) = self.sockets.get(&handle) else { return };
-                let queue = if receiving { &socket.receivers } else { &socket.senders };
-                let Some(first) = queue.front().copied().filter(|_| queue.len() < before) else {
-                    break;
-                };
-                before = queue.len();
-                self.try_again(first);
-            }
-        }
+    pub(crate) fn socket_is_ready(&mut self, handle: u64) {
+        self.activate(handle);
+        self.turn(handle);
+        self.resume_senders(handle);
         self.refresh(handle);
     }
 
     /// Makes another attempt at the request that a channel waits for.
-    fn try_again(&mut self, number: u64) {
+    pub(crate) fn try_again(&mut self, number: u64) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let Some(waiting) = channel.waiting else { return };
         match self.step(number) {
@@ -602,7 +631,6 @@ impl Service {
             self.deadlines.remove(&(at, number));
         }
         if let Some((socket, _)) = self.sockets.get_mut(&waiting.handle) {
-            socket.receivers.retain(|n| *n != number);
             socket.senders.retain(|n| *n != number);
         }
     }
@@ -620,34 +648,24 @@ impl Service {
         }
     }
 
-    /// Makes the program's descriptor show what the socket is ready for.
-    fn refresh(&mut self, handle: u64) {
-        let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
-        let cx = Context::from_waker(waker);
-        if let Poll::Ready(Ok(_)) = self.driver.poll_ready(socket.id, Interest::READ, &cx) {
-            socket.show_readable();
-        }
-        if let Poll::Ready(Ok(_)) = self.driver.poll_ready(socket.id, Interest::WRITE, &cx)
-            && !socket.make_writable()
-        {
-            self.close(handle);
-        }
-    }
-
     fn socket_event(&mut self, handle: u64, flags: epoll::EventFlags) {
         if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::RDHUP) {
+            // A program may have posted and ended.
+            self.drain(handle);
             self.close(handle);
         } else {
+            self.activate(handle);
             self.refresh(handle);
         }
     }
 
     /// The last descriptor of a socket was closed.
-    fn close(&mut self, handle: u64) {
+    pub(crate) fn close(&mut self, handle: u64) {
         let Some((socket, _)) = self.sockets.remove(&handle) else { return };
+        self.active.retain(|active| *active != handle);
         self.driver.close(socket.id);
         self.by_inode.remove(&socket.inode);
-        for number in socket.receivers.iter().chain(&socket.senders) {
+        for number in &socket.senders {
             if !self.end_wait(*number, Errno::EBADF) {
                 self.end_channel(*number);
             }
@@ -662,14 +680,19 @@ impl Service {
             self.forget_wait(number, waiting);
         }
         self.channels.remove(&number);
-        // What the process was about to take from its sockets, it may not have taken.
-        for handle in self.known.remove(&number).into_iter().flatten() {
-            if let Some((socket, _)) = self.sockets.get_mut(&handle) {
-                socket.tokens_are_gone();
-            }
-            self.refresh(handle);
+        self.known.remove(&number);
+        // The process may have had the lock of a socket, or a token.
+        for (socket, _) in self.sockets.values_mut() {
+            socket.rings.owner_is_gone(owner(number));
+            socket.rings.token_is_gone();
+            socket.show_readable();
         }
     }
+}
+
+/// The number of a channel as the owner of a lock.
+fn owner(number: u64) -> u32 {
+    (number % u64::from(u32::MAX - 1)) as u32 + 1
 }
 
 /// The room for an answer's payload that a request tells.

@@ -9,6 +9,7 @@ use rustix::io::Errno as SystemErrno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::options::Options;
+use crate::rings::Rings;
 
 /// A socket that programs have.
 #[derive(Debug)]
@@ -19,51 +20,35 @@ pub(crate) struct HostSocket {
     /// Inode of the programs' end, by which a descriptor that they show is known.
     pub(crate) inode: u64,
     pub(crate) options: Options,
-    /// Channels whose requests wait for something to receive, or for room to send, in their order.
-    pub(crate) receivers: VecDeque<u64>,
+    /// Channels whose requests wait for room to send, in their order.
     pub(crate) senders: VecDeque<u64>,
-    /// Number of the last token that was sent.
-    last_token: u32,
-    /// A token that was sent stands for something that is still there.
-    is_readable: bool,
+    pub(crate) rings: Rings,
+    /// It gets a turn in each round.
+    pub(crate) active: bool,
+    /// Rounds since something happened on it.
+    pub(crate) quiet: u32,
 }
 
 impl HostSocket {
-    pub(crate) fn new(id: SocketId, end: OwnedFd, inode: u64) -> Self {
+    pub(crate) fn new(id: SocketId, end: OwnedFd, inode: u64, rings: Rings) -> Self {
         Self {
             id,
             end,
             inode,
             options: Options::default(),
-            receivers: VecDeque::new(),
             senders: VecDeque::new(),
-            last_token: 0,
-            is_readable: false,
+            rings,
+            active: false,
+            quiet: 0,
         }
     }
 
-    /// Makes the programs' end readable, if it is not.
+    /// Makes the programs' end readable, if there is something to receive and it is not.
     pub(crate) fn show_readable(&mut self) {
-        if self.is_readable {
-            return;
-        }
-        self.last_token = self.last_token.wrapping_add(1).max(1);
-        let token: [u8; TOKEN_LEN] = self.last_token.to_ne_bytes();
+        let Some(token) = self.rings.token_to_show() else { return };
+        let token: [u8; TOKEN_LEN] = token.to_ne_bytes();
         // Without room for it there are tokens enough: the end is readable.
         let _ = rustix::net::send(&self.end, &token, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        self.is_readable = true;
-    }
-
-    /// There is nothing to receive any more. Returns the number of the last token that the program
-    /// is to take from its end; 0: there is none.
-    pub(crate) fn token_to_take(&mut self) -> u32 {
-        self.is_readable = false;
-        self.last_token
-    }
-
-    /// A program has taken tokens that stand for something.
-    pub(crate) fn tokens_are_gone(&mut self) {
-        self.is_readable = false;
     }
 
     /// Takes what programs have sent on their end to make it unwritable. Returns `false` when all

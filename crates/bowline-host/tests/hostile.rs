@@ -1,14 +1,18 @@
 //! A process that does not keep to what the library does: nobody else notices.
 
+use std::fs::File;
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bowline_attach::{CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, VERSION};
+use bowline_attach::{
+    AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION,
+};
 use bowline_host::Host;
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
@@ -22,6 +26,7 @@ struct Scene {
     driver: Driver,
     host: Option<Host>,
     folder: PathBuf,
+    net: u8,
 }
 
 impl Scene {
@@ -34,7 +39,16 @@ impl Scene {
         std::fs::create_dir(&folder).unwrap();
         let listener = UnixListener::bind(folder.join("host.sock")).unwrap();
         let host = Some(Host::start(driver.clone(), listener).unwrap());
-        Self { driver, host, folder }
+        Self { driver, host, folder, net }
+    }
+
+    /// An address of the node as a `sockaddr_in`.
+    fn name(&self, port: u16) -> [u8; 16] {
+        let mut name = [0; 16];
+        name[..2].copy_from_slice(&2u16.to_ne_bytes());
+        name[2..4].copy_from_slice(&port.to_be_bytes());
+        name[4..8].copy_from_slice(&[127, 79, self.net, 1]);
+        name
     }
 
     fn connect(&self) -> UnixStream {
@@ -73,22 +87,29 @@ fn receive(handle: i64) -> Head {
     Head { op: Op::Receive, value: handle, a: MSG_DONTWAIT, b: 0 }
 }
 
-/// A new socket: its handle, and the descriptor without which it is closed.
+/// A new socket: its handle, and its descriptor, without which it is closed.
 fn open(stream: &mut UnixStream) -> (i64, OwnedFd) {
+    let (handle, descriptor, _) = open_with_memory(stream);
+    (handle, descriptor)
+}
+
+/// A new socket: its handle, its descriptor and its shared memory.
+fn open_with_memory(stream: &mut UnixStream) -> (i64, OwnedFd, File) {
     put(stream, Head { op: Op::Open, value: 0, a: 5, b: 0 }, b"", b"");
     let mut bytes = [0; HEAD_LEN];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut pieces = [IoSliceMut::new(&mut bytes)];
     let got = recvmsg(&*stream, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
     assert_eq!(got.bytes, HEAD_LEN);
-    let descriptor = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
+    let mut descriptors = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+        _ => Vec::new(),
     });
     let handle = Frame::parse(&bytes).unwrap().unwrap().0.head.value;
     assert!(handle > 0, "{handle}");
-    (handle, descriptor.expect("a descriptor"))
+    let descriptor = descriptors.next().expect("a descriptor");
+    (handle, descriptor, descriptors.next().expect("shared memory").into())
 }
 
 fn put(stream: &mut UnixStream, head: Head, name: &[u8], payload: &[u8]) {
@@ -172,7 +193,7 @@ fn a_channel_names_no_socket_of_others() {
     let mut channel = scene.channel();
     let (own, _own_fd) = open(&mut channel);
     for handle in [theirs, 0, -1, own + 1, i64::MAX, i64::MIN] {
-        for op in [Op::Bind, Op::LocalName, Op::Send, Op::Receive, Op::SetOption, Op::Look] {
+        for op in [Op::Bind, Op::LocalName, Op::Send, Op::Receive, Op::SetOption] {
             assert_eq!(ask(&mut channel, Head::new(op, handle), b"", &[0; 8]), EBADF);
         }
     }
@@ -219,11 +240,119 @@ fn an_interrupt_ends_the_wait_and_only_that() {
     let (handle, _fd) = open(&mut channel);
     put(&mut channel, Head::new(Op::Interrupt, 0), b"", b"");
     assert_eq!(ask(&mut channel, Head::new(Op::LocalName, handle), b"", b""), 0);
-    put(&mut channel, Head::new(Op::Receive, handle), b"", &10u64.to_ne_bytes());
+    // To itself, until it would have to wait for room.
+    let name = scene.name(7001);
+    assert_eq!(ask(&mut channel, Head::new(Op::Bind, handle), &name, b""), 0);
+    let send = Head { a: 0x40, ..Head::new(Op::Send, handle) };
+    while ask(&mut channel, send, &name, &[0; 60_000]) == 60_000 {}
+    put(&mut channel, Head::new(Op::Send, handle), &name, &[0; 60_000]);
     put(&mut channel, Head::new(Op::Interrupt, 0), b"", b"");
     assert_eq!(answer(&mut channel), -4, "EINTR");
     // Gone in the middle of a wait.
-    put(&mut channel, Head::new(Op::Receive, handle), b"", &10u64.to_ne_bytes());
+    put(&mut channel, Head::new(Op::Send, handle), &name, &[0; 60_000]);
     drop(channel);
+    scene.works();
+}
+
+/// A socket of the node's with a destination to which sends may be posted.
+fn open_with_destination(scene: &Scene) -> (UnixStream, i64, OwnedFd, File) {
+    let mut channel = scene.channel();
+    let (handle, descriptor, memory) = open_with_memory(&mut channel);
+    let name = scene.name(7000 + handle as u16);
+    assert_eq!(ask(&mut channel, Head::new(Op::Bind, handle), &name, b""), 0);
+    assert_eq!(ask(&mut channel, Head::new(Op::Send, handle), &name, b"one"), 3);
+    (channel, handle, descriptor, memory)
+}
+
+fn is_closed(scene: &Scene, channel: &mut UnixStream, handle: i64) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < LIMIT {
+        put(channel, Head::new(Op::Look, handle), b"", b"");
+        if ask(channel, Head::new(Op::LocalName, handle), b"", b"") == EBADF {
+            scene.works();
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Where the numbers are that a program writes; see `bowline_attach::Area`.
+const SENDS: u64 = 192;
+const LOCK: u64 = 208;
+const TAKEN: u64 = 320;
+const TOKEN_TAKEN: u64 = 328;
+const RING: u64 = 4096;
+
+/// What cannot be in shared memory closes the socket, and no other.
+#[test]
+fn memory_that_lies_closes_its_socket() {
+    let scene = Scene::new(6);
+    let entry = |len: u32, destination: u32| {
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&destination.to_ne_bytes());
+        bytes
+    };
+    let position = |n: u64| n.to_ne_bytes();
+    let lies: [(&str, [u8; 16], u64, [u8; 8]); 9] = [
+        ("more than the ring has", entry(0, 0), SENDS, position(RING_LEN as u64 + 16)),
+        ("before what was carried out", entry(0, 0), SENDS, position(u64::MAX - 15)),
+        ("in the middle of an entry", entry(0, 0), SENDS, position(8)),
+        ("longer than a message may be", entry(65_537, 0), SENDS, position(131_072)),
+        ("longer than what is there", entry(100, 0), SENDS, position(32)),
+        ("no such destination", entry(0, 8), SENDS, position(16)),
+        ("a destination without a name", entry(0, 7), SENDS, position(16)),
+        (
+            "nothing up to the end, of which not all is there",
+            entry(u32::MAX, 0),
+            SENDS,
+            position(16),
+        ),
+        ("taken what was not lent", entry(0, 0), TAKEN, position(1 << 20)),
+    ];
+    for (what, first, at, value) in lies {
+        let (mut channel, handle, _descriptor, memory) = open_with_destination(&scene);
+        memory.write_all_at(&first, RING).unwrap();
+        memory.write_all_at(&value, at).unwrap();
+        assert!(is_closed(&scene, &mut channel, handle), "{what}");
+    }
+}
+
+/// Numbers that may be anything, and memory full of noise that changes all the time: the node and
+/// other sockets go on.
+#[test]
+fn noise_in_memory_is_harmless() {
+    let scene = Scene::new(7);
+    for at in [LOCK, TOKEN_TAKEN, 128, 64, 72, 80, 256, 264, 272, 512, 520, 528] {
+        let (mut channel, handle, _descriptor, memory) = open_with_destination(&scene);
+        memory.write_all_at(&[0xff; 4], at).unwrap();
+        put(&mut channel, Head::new(Op::Look, handle), b"", b"");
+        let name = scene.name(7000 + handle as u16);
+        let sent = ask(&mut channel, Head::new(Op::Send, handle), &name, b"two");
+        assert!(sent == 3 || sent == EBADF, "{sent}");
+        scene.works();
+    }
+    let mut random = 1u64;
+    let mut noise = vec![0; AREA_LEN];
+    for _ in 0..200 {
+        let (mut channel, handle, _descriptor, memory) = open_with_destination(&scene);
+        for word in noise.chunks_mut(8) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            // Mostly numbers that could be right.
+            let small = random.is_multiple_of(4);
+            let value = if small { random } else { random >> 24 & 0x1_fff0 };
+            word.copy_from_slice(&value.to_ne_bytes());
+        }
+        memory.write_all_at(&noise, 0).unwrap();
+        put(&mut channel, Head::new(Op::Look, handle), b"", b"");
+        let name = scene.name(7000 + handle as u16);
+        put(&mut channel, Head { a: 0x40, ..Head::new(Op::Send, handle) }, &name, b"two");
+        memory.write_all_at(&noise[8..], 0).unwrap();
+        answer(&mut channel);
+        assert!(memory.set_len(0).is_err(), "nobody makes it shorter");
+    }
     scene.works();
 }

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::Once;
 
 use bowline_attach::{HEAD_LEN, Head, NAME_PREFIX, Op, VERSION};
@@ -13,17 +13,19 @@ use crate::{real, table};
 const NODES_MAX: usize = 16;
 /// Channels of a node that are kept for the next call.
 const IDLE_MAX: usize = 32;
-const NONE: i32 = -1;
+const NONE: u64 = 0;
+const NO_DESCRIPTOR: c_int = -1;
 
 /// A node, and channels to it that are not in use.
 pub(crate) struct Node {
     /// 0: free. Set last.
     number: AtomicU64,
-    idle: [AtomicI32; IDLE_MAX],
+    /// Number of the channel above 32 bits of its descriptor.
+    idle: [AtomicU64; IDLE_MAX],
 }
 
 static NODES: [Node; NODES_MAX] = [const {
-    Node { number: AtomicU64::new(0), idle: [const { AtomicI32::new(NONE) }; IDLE_MAX] }
+    Node { number: AtomicU64::new(0), idle: [const { AtomicU64::new(NONE) }; IDLE_MAX] }
 }; NODES_MAX];
 /// The node that the environment names, plus one.
 static DEFAULT: AtomicU8 = AtomicU8::new(0);
@@ -71,7 +73,24 @@ impl Nodes {
 }
 
 /// A connection to a node, used by one call at a time.
-pub(crate) struct Channel(c_int);
+pub(crate) struct Channel {
+    fd: c_int,
+    /// What the node calls it; never 0.
+    pub(crate) number: u32,
+}
+
+impl Channel {
+    fn of_word(word: u64) -> Option<Self> {
+        let number = (word >> 32) as u32;
+        (number != 0).then_some(Self { fd: word as u32 as c_int, number })
+    }
+
+    fn into_word(self) -> u64 {
+        let word = u64::from(self.number) << 32 | u64::from(self.fd.cast_unsigned());
+        core::mem::forget(self);
+        word
+    }
+}
 
 impl Node {
     pub(crate) fn index(&self) -> u8 {
@@ -83,9 +102,8 @@ impl Node {
     pub(crate) fn channel(&self) -> Result<Channel, c_int> {
         for idle in &self.idle {
             if idle.load(Ordering::Relaxed) != NONE {
-                let fd = idle.swap(NONE, Ordering::AcqRel);
-                if fd != NONE {
-                    return Ok(Channel(fd));
+                if let Some(channel) = Channel::of_word(idle.swap(NONE, Ordering::AcqRel)) {
+                    return Ok(channel);
                 }
             }
         }
@@ -105,33 +123,30 @@ impl Node {
 
     /// Gives a channel back.
     pub(crate) fn keep(&self, channel: Channel) {
-        let mut fd = channel.0;
-        core::mem::forget(channel);
+        let mut word = channel.into_word();
         for idle in &self.idle {
             if idle.load(Ordering::Relaxed) == NONE {
-                fd = idle.swap(fd, Ordering::AcqRel);
-                if fd == NONE {
+                word = idle.swap(word, Ordering::AcqRel);
+                if word == NONE {
                     return;
                 }
             }
         }
-        drop(Channel(fd));
+        drop(Channel::of_word(word));
     }
 
-    /// Asks the node which of its sockets a descriptor is.
-    pub(crate) fn attach(&self, fd: c_int) -> Result<u64, c_int> {
+    /// Asks the node which of its sockets a descriptor is; returns its handle, and a descriptor of
+    /// its memory.
+    pub(crate) fn attach(&self, fd: c_int) -> Result<(u64, c_int), c_int> {
         let mut channel = self.channel()?;
-        let handle = channel.attach(fd)?;
+        let attached = channel.attach(fd)?;
         self.keep(channel);
-        Ok(handle)
+        Ok(attached)
     }
 
     fn forget_channels(&self) {
         for idle in &self.idle {
-            let fd = idle.swap(NONE, Ordering::AcqRel);
-            if fd != NONE {
-                drop(Channel(fd));
-            }
+            drop(Channel::of_word(idle.swap(NONE, Ordering::AcqRel)));
         }
     }
 }
@@ -194,24 +209,27 @@ fn open(path: &[u8]) -> Result<(Channel, u64), c_int> {
         *at = byte.cast_signed();
     }
     let fd = real::unix_stream()?;
-    let channel = Channel(real::move_up(fd));
-    table::set_ours(channel.0);
+    let mut channel = Channel { fd: real::move_up(fd), number: 0 };
+    table::set_ours(channel.fd);
     // Signals interrupt the wait for a place in the node's queue.
-    while let Err(errno) = real::connect(channel.0, &name, 2 + path.len()) {
+    while let Err(errno) = real::connect(channel.fd, &name, 2 + path.len()) {
         if errno != libc::EINTR {
             return Err(errno);
         }
     }
-    let mut channel = channel;
     let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
-    let number = channel.ask(hello, &[], None)?.value;
-    Ok((channel, number.cast_unsigned()))
+    let answer = channel.ask(hello)?;
+    channel.number = answer.a.cast_unsigned();
+    if channel.number == 0 {
+        return Err(libc::EPROTO);
+    }
+    Ok((channel, answer.value.cast_unsigned()))
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        table::forget(self.0);
-        real::close(self.0);
+        table::forget(self.fd);
+        real::close(self.fd);
     }
 }
 
@@ -227,25 +245,27 @@ pub(crate) struct Answer {
 }
 
 impl Channel {
-    /// Names a socket by its descriptor, so that this channel may speak of it.
-    pub(crate) fn attach(&mut self, fd: c_int) -> Result<u64, c_int> {
-        let answer = self.ask(Head::new(Op::Attach, 0), &[], Some(fd))?;
-        Ok(answer.value.cast_unsigned())
+    /// Names a socket by its descriptor, so that this channel may speak of it; returns its handle,
+    /// and a descriptor of its memory.
+    pub(crate) fn attach(&mut self, fd: c_int) -> Result<(u64, c_int), c_int> {
+        self.send(Head::new(Op::Attach, 0), &[], &[], &[], Some(fd))?;
+        let (answer, [memory, _]) = self.answer_with_descriptors()?;
+        if answer.value < 0 {
+            return Err(-answer.value as c_int);
+        }
+        if memory < 0 { Err(libc::EMFILE) } else { Ok((answer.value.cast_unsigned(), memory)) }
     }
 
-    /// Sends a request without name and control messages, and takes an answer with nothing behind
-    /// it.
-    pub(crate) fn ask(
-        &mut self,
-        head: Head,
-        payload: &[u8],
-        descriptor: Option<c_int>,
-    ) -> Result<Answer, c_int> {
-        let piece =
-            libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
-        self.send(head, &[], &[], &[piece], descriptor)?;
+    /// Sends a request of numbers only, and takes such an answer.
+    fn ask(&mut self, head: Head) -> Result<Answer, c_int> {
+        self.send(head, &[], &[], &[], None)?;
         let answer = self.answer(false)?;
         if answer.value < 0 { Err(-answer.value as c_int) } else { Ok(answer) }
+    }
+
+    /// Tells the node to look at the memory of a socket.
+    pub(crate) fn look(&mut self, handle: u64) -> Result<(), c_int> {
+        self.send(Head::new(Op::Look, handle.cast_signed()), &[], &[], &[], None)
     }
 
     /// Sends a request. An error leaves the channel useless.
@@ -279,7 +299,7 @@ impl Channel {
         while sent < whole {
             msg.msg_iov = rest.as_mut_ptr();
             msg.msg_iovlen = rest.len().min(1024) as _;
-            match real::sendmsg(self.0, &msg, libc::MSG_NOSIGNAL) {
+            match real::sendmsg(self.fd, &msg, libc::MSG_NOSIGNAL) {
                 Ok(n) => {
                     sent += n;
                     skip(&mut rest, n);
@@ -301,7 +321,7 @@ impl Channel {
         let mut got = 0;
         let mut interrupted = false;
         while got < HEAD_LEN {
-            match real::recv(self.0, &mut head[got..], 0) {
+            match real::recv(self.fd, &mut head[got..], 0) {
                 Ok(0) => return Err(libc::ENETDOWN),
                 Ok(n) => got += n,
                 Err(libc::EINTR) => {
@@ -344,7 +364,7 @@ impl Channel {
             }
             msg.msg_iov = to.as_mut_ptr();
             msg.msg_iovlen = to.len().min(1024) as _;
-            match real::recvmsg(self.0, &mut msg, 0) {
+            match real::recvmsg(self.fd, &mut msg, 0) {
                 Ok(0) => return Err(libc::ENETDOWN),
                 Ok(n) => {
                     left -= n;
@@ -365,8 +385,9 @@ impl Channel {
         Ok(bytes)
     }
 
-    /// Waits for an answer with a descriptor.
-    pub(crate) fn answer_with_descriptor(&mut self) -> Result<(Answer, c_int), c_int> {
+    /// Waits for an answer with descriptors, at most two; [`NO_DESCRIPTOR`] for those that did not
+    /// come.
+    pub(crate) fn answer_with_descriptors(&mut self) -> Result<(Answer, [c_int; 2]), c_int> {
         let mut space = [0u64; 3];
         let mut byte = [0u8; 1];
         let mut piece = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -376,19 +397,24 @@ impl Channel {
         msg.msg_iovlen = 1;
         msg.msg_control = space.as_mut_ptr().cast();
         msg.msg_controllen = size_of_val(&space);
-        // The descriptor comes with the first byte, which stays for the answer.
+        // The descriptors come with the first byte, which stays for the answer.
         loop {
-            match real::recvmsg(self.0, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {
+            match real::recvmsg(self.fd, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {
                 Ok(0) => return Err(libc::ENETDOWN),
                 Ok(_) => break,
                 Err(libc::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        let came = msg.msg_controllen >= 20 && space[0] >= 20;
-        let fd = if came { space[2] as u32 as c_int } else { NONE };
+        // Behind a head of 16 bytes.
+        let came = if msg.msg_controllen < 20 { 0 } else { (space[0] as usize).saturating_sub(16) };
+        let second = (space[2] >> 32) as u32 as c_int;
+        let descriptors = [
+            if came >= 4 { space[2] as u32 as c_int } else { NO_DESCRIPTOR },
+            if came >= 8 { second } else { NO_DESCRIPTOR },
+        ];
         let answer = self.answer(false)?;
-        Ok((answer, fd))
+        Ok((answer, descriptors))
     }
 }
 

@@ -17,6 +17,7 @@
 
 #![allow(unsafe_code, reason = "the C library's functions, with the pointers that they take")]
 
+mod areas;
 mod calls;
 mod channel;
 mod rds;

@@ -1,7 +1,7 @@
 //! The functions that this library hides, and system calls as they are.
 
 use core::ffi::{c_char, c_int, c_long, c_void};
-use core::ptr;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// A function of the C library behind ours, found at its first use.
@@ -119,6 +119,30 @@ pub(crate) fn move_up(fd: c_int) -> c_int {
     }
 }
 
+/// Tells whether a memory file can never become shorter.
+pub(crate) fn cannot_shrink(fd: c_int) -> bool {
+    let wanted = libc::F_SEAL_SHRINK as usize;
+    system!(SYS_fcntl, fd, libc::F_GET_SEALS, 0).is_ok_and(|seals| seals & wanted != 0)
+}
+
+/// Maps the beginning of a memory file, readable and writable.
+pub(crate) fn map_shared(fd: c_int, len: usize) -> Result<NonNull<u8>, c_int> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let none = ptr::null::<c_void>();
+    let address = system!(SYS_mmap, none, len, access, libc::MAP_SHARED, fd, 0 as c_long)?;
+    NonNull::new(ptr::with_exposed_provenance_mut(address)).ok_or(libc::ENOMEM)
+}
+
+pub(crate) fn unmap(base: NonNull<u8>, len: usize) {
+    let _ = system!(SYS_munmap, base.as_ptr(), len);
+}
+
+/// Lets receives on the descriptor itself end after a time, as on a socket of the system.
+pub(crate) fn set_receive_timeout(fd: c_int, name: c_int, value: &[u8]) {
+    let len = value.len() as libc::socklen_t;
+    let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, value.as_ptr(), len);
+}
+
 pub(crate) fn unix_stream() -> Result<c_int, c_int> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     system!(SYS_socket, libc::AF_UNIX, kind, 0).map(|fd| fd as c_int)
@@ -151,6 +175,12 @@ pub(crate) fn send(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize, c_int
 pub(crate) fn recv(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
     let none = ptr::null::<c_void>();
     system!(SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), flags, none, none)
+}
+
+/// Waits a millisecond.
+pub(crate) fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    let _ = system!(SYS_nanosleep, ptr::from_ref(&time), ptr::null::<c_void>());
 }
 
 /// Tells whether a descriptor takes something to write.

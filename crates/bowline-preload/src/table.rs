@@ -10,10 +10,10 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use bowline_attach::NAME_PREFIX;
 
 use crate::channel::{Node, Nodes};
-use crate::real;
+use crate::{areas, real};
 
-/// Descriptors above are found out about at each use.
-const KNOWN_MAX: usize = 1 << 16;
+/// Descriptors above cannot be RDS sockets of a process.
+pub(crate) const KNOWN_MAX: usize = 1 << 20;
 
 const UNKNOWN: u64 = 0;
 /// Not an RDS socket.
@@ -67,7 +67,8 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         return None;
     };
     let found = Nodes::with_number(number).and_then(|node| {
-        let handle = node.attach(fd)?;
+        let (handle, memory) = node.attach(fd)?;
+        areas::map(fd, memory)?;
         Ok(Rds { fd, node, handle })
     });
     if let Ok(rds) = &found {
@@ -122,15 +123,17 @@ pub(crate) fn forget(fd: c_int) {
         && is_this_process()
     {
         cell.store(UNKNOWN, Ordering::Release);
+        areas::retire(fd);
     }
 }
 
 /// Forgets all descriptors of a range that are not this library's own.
 pub(crate) fn forget_range(first: usize, last: usize) {
     if is_this_process() {
-        let range = TABLE.iter().take(last.saturating_add(1)).skip(first);
-        for cell in range.filter(|cell| cell.load(Ordering::Relaxed) != UNKNOWN) {
+        let range = TABLE.iter().enumerate().take(last.saturating_add(1)).skip(first);
+        for (fd, cell) in range.filter(|(_, cell)| cell.load(Ordering::Relaxed) != UNKNOWN) {
             cell.store(UNKNOWN, Ordering::Release);
+            areas::retire(fd as c_int);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -56,10 +57,7 @@ impl Scene {
     }
 
     fn command(&self, program: &str) -> Command {
-        // Two folders above this test program.
-        let own = std::env::current_exe().unwrap();
-        let library = own.parent().and_then(Path::parent).unwrap().join("libbowline_preload.so");
-        assert!(library.is_file(), "{} is not there", library.display());
+        let library = library();
         let mut command = Command::new(program);
         command.env("LD_PRELOAD", library).env("BOWLINE_RDS_SOCKET", self.folder.join("host.sock"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -95,6 +93,25 @@ impl Drop for Scene {
     }
 }
 
+/// The library, which cargo does not build for tests.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        // This program is in target/PROFILE/deps.
+        let own = std::env::current_exe().unwrap();
+        let folder = own.parent().and_then(Path::parent).unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "bowline-preload", "--target-dir"]);
+        cargo.arg(folder.parent().unwrap());
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+        assert!(status.success(), "cargo builds the library");
+        folder.join("libbowline_preload.so")
+    })
+}
+
 fn finish(mut child: Child, what: &str) {
     let begun = Instant::now();
     let status = loop {
@@ -103,6 +120,7 @@ fn finish(mut child: Child, what: &str) {
         }
         if begun.elapsed() > LIMIT {
             child.kill().unwrap();
+            panic!("{what} takes too long");
         }
         std::thread::sleep(Duration::from_millis(2));
     };

@@ -357,6 +357,18 @@ impl Shared {
         self.poll(id, Interest::READ, cx, |st, now| Self::take(st, now, id, opts))
     }
 
+    /// Lends messages to a reader; see [`Node::lend`].
+    pub(crate) fn poll_lend(
+        &self,
+        id: SocketId,
+        cx: &Context<'_>,
+        mut put: impl FnMut(SocketAddr, usize, &mut dyn Iterator<Item = &[u8]>) -> bool,
+    ) -> Poll<Result<usize, Error>> {
+        self.poll(id, Interest::READ, cx, |st, now| {
+            Self::take_with(st, id, |core| core.lend(now, id, &mut put), |_| 0)
+        })
+    }
+
     pub(crate) fn poll_ready(
         &self,
         id: SocketId,

@@ -262,6 +262,17 @@ impl Driver {
         self.shared().poll_recv(id, opts, cx)
     }
 
+    /// Lends messages to a reader, under the node's lock; see [`Node::lend`]. The task is woken when
+    /// there may be another message or notification.
+    pub fn poll_lend(
+        &self,
+        id: SocketId,
+        cx: &Context<'_>,
+        put: impl FnMut(SocketAddr, usize, &mut dyn Iterator<Item = &[u8]>) -> bool,
+    ) -> Poll<Result<usize, Error>> {
+        self.shared().poll_lend(id, cx, put)
+    }
+
     /// Tells for a task whether the socket is ready for one of `interest`; the task is woken when
     /// it may have become so.
     pub fn poll_ready(

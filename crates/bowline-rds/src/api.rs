@@ -252,6 +252,10 @@ pub struct SendMsg<'a> {
     pub zerocopy: bool,
     /// The caller waits if the send is refused. It matters for counters and monitoring only.
     pub blocking: bool,
+    /// The sender was told before that there is room for this message
+    /// ([`Node::send_room`](crate::Node::send_room)): neither congestion nor a full queue refuses
+    /// it.
+    pub promised: bool,
 }
 
 /// A control message that accompanies a message to send.

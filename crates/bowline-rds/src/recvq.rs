@@ -83,6 +83,28 @@ pub(crate) struct Popped {
     pub(crate) len: usize,
 }
 
+/// Payload of a message that stays in the queue.
+pub(crate) enum Payload<'a> {
+    Bytes(&'a [u8]),
+    Rope(&'a Rope),
+}
+
+impl Payload<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Rope(rope) => rope.len(),
+        }
+    }
+}
+
+/// The first message of a queue, if it has no rare properties.
+pub(crate) struct Front<'a> {
+    pub(crate) origin: Origin,
+    pub(crate) sport: u16,
+    pub(crate) payload: Payload<'a>,
+}
+
 /// Queue of received messages, first in, first out.
 #[derive(Debug, Default)]
 pub(crate) struct RecvQueue {
@@ -184,6 +206,36 @@ impl RecvQueue {
         Some(popped)
     }
 
+    /// Returns the first message where it is; `None` if there is none, or if it has rare properties.
+    pub(crate) fn front_plain(&self) -> Option<Front<'_>> {
+        let entry = self.entries.front()?;
+        let run = self.runs.front()?;
+        let unshared = if entry.has_unshared { self.unshared.front() } else { None };
+        if unshared.is_some_and(|unshared| unshared.rare.is_some()) {
+            return None;
+        }
+        let (start, len) = (entry.start as usize, entry.len as usize);
+        let payload = match (unshared.and_then(|unshared| unshared.rope.as_ref()), &run.buf) {
+            (Some(rope), _) => Payload::Rope(rope),
+            (None, Some(buf)) if len > 0 => Payload::Bytes(&buf[start..start + len]),
+            (None, _) => Payload::Bytes(&[]),
+        };
+        Some(Front { origin: run.origin, sport: entry.sport, payload })
+    }
+
+    /// Drops the first message.
+    pub(crate) fn drop_front(&mut self) {
+        let Some(entry) = self.entries.pop_front() else { return };
+        if entry.has_unshared {
+            self.unshared.pop_front();
+        }
+        let Some(run) = self.runs.front_mut() else { return };
+        run.left -= 1;
+        if run.left == 0 {
+            self.runs.pop_front();
+        }
+    }
+
     /// Takes the first message.
     pub(crate) fn pop(&mut self) -> Option<RecvMsg> {
         let entry = self.entries.pop_front()?;
@@ -280,7 +332,20 @@ mod tests {
         let listed: Vec<_> =
             queue.iter().map(|(from, seq, len, _)| (from.port, seq, len)).collect();
         assert_eq!(listed, WANT.map(|(port, seq, data)| (port, seq, data.len())));
+        let mut plain = filled();
         for (port, seq, data) in WANT {
+            match plain.front_plain() {
+                Some(first) => {
+                    assert_eq!((first.sport, first.payload.len()), (port, data.len()));
+                    let pieces = match first.payload {
+                        Payload::Bytes(bytes) => bytes.to_vec(),
+                        Payload::Rope(rope) => rope.slices().collect::<Vec<_>>().concat(),
+                    };
+                    assert_eq!(pieces, data);
+                }
+                None => assert_eq!(seq, 7, "only the last one is rare"),
+            }
+            plain.drop_front();
             let peeked = queue.peek().unwrap();
             let msg = queue.pop().unwrap();
             assert_eq!((msg.sport, msg.seq), (port, seq));
@@ -290,7 +355,9 @@ mod tests {
             assert_eq!(msg.origin, origin(if port == 20 { 2 } else { 1 }));
             assert_eq!(msg.rare.is_some(), seq == 7);
         }
-        assert!(queue.pop().is_none() && queue.runs.is_empty() && queue.unshared.is_empty());
+        for queue in [&mut queue, &mut plain] {
+            assert!(queue.pop().is_none() && queue.runs.is_empty() && queue.unshared.is_empty());
+        }
     }
 
     #[test]

@@ -140,6 +140,8 @@ pub(crate) struct Sock {
     pub(crate) snd_msgs: usize,
     pub(crate) rcv_bytes: usize,
     pub(crate) queue: RecvQueue,
+    /// Connection and length in bytes of each message that is lent to the reader.
+    pub(crate) lent: VecDeque<(Option<ConnId>, usize)>,
     /// This socket's port is marked in the congestion map of its address.
     pub(crate) congested: bool,
     pub(crate) interest: u8,

@@ -70,7 +70,8 @@ impl Node {
             }
         }
         for (_, s) in self.sockets.iter() {
-            for (_, _, len, conn) in s.queue.iter() {
+            let queued = s.queue.iter().map(|(_, _, len, conn)| (conn, len));
+            for (conn, len) in queued.chain(s.lent.iter().copied()) {
                 held_total += len + 128;
                 if let Some(conn) = conn
                     && self.conn(conn).is_some()
@@ -79,7 +80,8 @@ impl Node {
                 }
             }
             assert_eq!(s.queue.iter().count(), s.queue.len(), "runs of a receive queue");
-            let bytes: usize = s.queue.iter().map(|(_, _, len, _)| len).sum();
+            let lent: usize = s.lent.iter().map(|(_, len)| len).sum();
+            let bytes = s.queue.iter().map(|(_, _, len, _)| len).sum::<usize>() + lent;
             assert_eq!(bytes, s.rcv_bytes, "receive accounting of a socket");
             if let Some(b) = s.bound {
                 assert_eq!(

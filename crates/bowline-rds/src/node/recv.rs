@@ -1,12 +1,14 @@
 //! Receiving by the application. Spec: `docs/spec/rds.md`, section 6.4.
 
+use std::net::SocketAddr;
+
 use bowline_base::Instant;
 
 use super::Node;
 use crate::api::{Control, Received, ReceivedInto, RecvOpts};
 use crate::error::Error;
 use crate::ids::SocketId;
-use crate::recvq::{Popped, RecvMsg};
+use crate::recvq::{Payload, Popped, RecvMsg};
 use crate::rxbuf::Rope;
 use crate::socket::{LatencyTrace, to_socket_addr};
 
@@ -43,6 +45,63 @@ impl Node {
             len,
             data: None,
         })
+    }
+
+    /// Lends the messages at the front of the queue to a reader that will take them by itself: `put`
+    /// gets the sender, the length in bytes and the payload of each, until it returns `false` for
+    /// one, which stays in the queue. Until they are [given back](Self::give_back), the socket's
+    /// buffer and the limits hold them as if they were in the queue. A message with properties that
+    /// a control message would tell is not lent, nor any behind it. Returns how many were lent.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`]; [`Error::Empty`] when there is neither a message nor a notification.
+    pub fn lend(
+        &mut self,
+        now: Instant,
+        id: SocketId,
+        mut put: impl FnMut(SocketAddr, usize, &mut dyn Iterator<Item = &[u8]>) -> bool,
+    ) -> Result<usize, Error> {
+        self.now = now;
+        let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
+        if sock.queue.is_empty() && sock.notify_mask == 0 && sock.completions.is_empty() {
+            return Err(Error::Empty);
+        }
+        let mut count = 0;
+        // With each message of a socket for zero copy a completion may have to come along.
+        while !sock.zerocopy
+            && let Some(first) = sock.queue.front_plain()
+        {
+            let from = to_socket_addr(first.origin.addr, first.sport, first.origin.scope);
+            let (conn, len) = (first.origin.conn, first.payload.len());
+            let taken = match first.payload {
+                Payload::Bytes(bytes) => put(from, len, &mut std::iter::once(bytes)),
+                Payload::Rope(rope) => put(from, len, &mut rope.slices()),
+            };
+            if !taken {
+                break;
+            }
+            sock.queue.drop_front();
+            sock.lent.push_back((conn, len));
+            count += 1;
+            self.stats.recv_delivered += 1;
+            self.stats.copy_to_user += len as u64;
+        }
+        Ok(count)
+    }
+
+    /// The reader has taken the first `count` of the messages that were lent to it.
+    pub fn give_back(&mut self, now: Instant, id: SocketId, count: usize) {
+        self.now = now;
+        for _ in 0..count {
+            let lent = self.sockets.get_mut(id.0).and_then(|sock| sock.lent.pop_front());
+            let Some((conn, len)) = lent else { return };
+            self.unqueue_from_socket(id, conn, len);
+        }
+    }
+
+    /// Tells whether a notification waits that comes before all messages.
+    pub fn has_congestion_update(&self, id: SocketId) -> bool {
+        self.sockets.get(id.0).is_some_and(|sock| sock.notify_mask != 0)
     }
 
     /// Takes the next notification or message, without waiting.

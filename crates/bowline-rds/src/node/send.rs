@@ -216,7 +216,8 @@ impl Node {
         let conn = self.conns.get_mut(conn_id.0).ok_or(Error::TooManyPeers)?;
         let congested = conn.map.is_set(dport);
         let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
-        if congested || sock.is_send_full(self.config.limits.send_messages_per_socket) {
+        let refused = congested || sock.is_send_full(self.config.limits.send_messages_per_socket);
+        if refused && !msg.promised {
             return Err(self.refuse_send(id, congested, dport, msg.blocking));
         }
         sock.snd_bytes += len;
@@ -289,6 +290,31 @@ impl Node {
         Ok(Sent { len, link, queued_bytes })
     }
 
+    /// Returns how many payload bytes may be promised to a sender in advance, for one destination:
+    /// as many as can be on their way before it is refused for congestion. `None`: nothing, it has
+    /// to ask for each message.
+    pub fn send_room(&self, id: SocketId, name: Option<SocketAddr>) -> Option<usize> {
+        let sock = self.sockets.get(id.0)?;
+        let bound = sock.bound?;
+        let to =
+            name.map_or(sock.dest, |name| Some(endpoint(name)))?.or_scope(Some(bound.at.scope));
+        if to.port == 0 || sock.zerocopy {
+            return None;
+        }
+        if bound.transport == Transport::Loopback || self.is_local_at(to.addr, to.scope) {
+            let local = &self.local_addrs[*self.local_addr_index.get(&(to.addr, to.scope))?];
+            let receiver = local.ports.get(&to.port).and_then(|id| self.sockets.get(id.0));
+            return match receiver {
+                // What is sent to a port without a socket is dropped at once.
+                None => Some(sock.sndbuf),
+                Some(receiver) if receiver.congested => None,
+                Some(receiver) => Some(receiver.rcvbuf.saturating_sub(receiver.rcv_bytes)),
+            };
+        }
+        let conn = self.conns.get(self.conn_index.get(&(bound.at.addr, to.addr, to.scope))?.0)?;
+        (!conn.map.is_set(to.port)).then_some(usize::MAX)
+    }
+
     /// Finds or makes the connection to a destination.
     fn route(
         &mut self,
@@ -327,7 +353,9 @@ impl Node {
     ) -> Result<Sent, Error> {
         let local_addr = self.local_addr_index.get(&(to.addr, to.scope)).copied();
         let congested = local_addr.is_some_and(|h| self.local_addrs[h].map.is_set(to.port));
-        self.admit(id, congested, to.port, msg.blocking)?;
+        if !msg.promised {
+            self.admit(id, congested, to.port, msg.blocking)?;
+        }
         self.stats.send_queued += 1;
         self.stats.copy_from_user += len as u64;
         if let Some(cookie) = cookie {

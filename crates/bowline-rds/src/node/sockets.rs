@@ -55,6 +55,7 @@ impl Node {
             snd_msgs: 0,
             rcv_bytes: 0,
             queue: crate::recvq::RecvQueue::default(),
+            lent: VecDeque::new(),
             congested: false,
             interest: 0,
             cong_waiting: false,
@@ -203,6 +204,9 @@ impl Node {
         self.stats.recv_bytes_freed_fromsock += sock.rcv_bytes as u64;
         for (_, _, len, conn) in sock.queue.iter() {
             self.release_held(conn, len);
+        }
+        for (conn, len) in &sock.lent {
+            self.release_held(*conn, *len);
         }
         if sock.snd_msgs > 0 {
             self.cancel_where(|m| m.socket == Some(id), None);

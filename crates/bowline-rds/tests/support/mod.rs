@@ -381,7 +381,7 @@ impl Lab {
     ) -> Result<Sent, Error> {
         let slices = [IoSlice::new(payload)];
         let name = Some(addr(to));
-        let msg = SendMsg { name, payload: &slices, control, zerocopy, blocking: false };
+        let msg = SendMsg { name, payload: &slices, control, zerocopy, ..SendMsg::default() };
         let sent = self.node.send(self.now, socket, &msg);
         if let Ok(Sent { link: Some(link), .. }) = sent {
             self.write(link);

@@ -1,0 +1,269 @@
+//! Memory that a program and the node share for one socket: two rings of messages, and what the one
+//! tells the other.
+//!
+//! ```text
+//!      0   magic
+//!     64   node:     sends carried out | bytes promised | more
+//!    128   both:     the node sleeps
+//!    192   program:  sends | bytes sent | lock
+//!    256   node:     messages lent | last token | notice
+//!    320   program:  messages taken | last token taken
+//!    512   8 destinations of 64 bytes: bytes promised | bytes sent | name
+//!   4096   ring of sends
+//!   4096 + RING_LEN   ring of messages to receive
+//! ```
+//!
+//! Each number has one writer, but for the lock and the sleep. Positions in a ring count bytes from
+//! the beginning and never wrap. Either side may find anything here: it trusts only what it has
+//! written itself and kept a copy of, and looks at a number of the other once.
+
+#![allow(unsafe_code, reason = "memory that is shared between processes")]
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Length of each ring in bytes.
+pub const RING_LEN: usize = 256 << 10;
+
+/// Length of the shared memory in bytes.
+pub const AREA_LEN: usize = FRONT + 2 * RING_LEN;
+
+/// Longest message that goes through a ring, bytes.
+pub const RING_MESSAGE_MAX: usize = RING_LEN / 4;
+
+/// Destinations for which a program may be promised room.
+pub const DESTINATIONS: usize = 8;
+
+/// Longest name of a destination or sender, bytes: a `sockaddr_in6`.
+pub const RING_NAME_MAX: usize = 28;
+
+const FRONT: usize = 4096;
+const MAGIC: u64 = u64::from_ne_bytes(*b"bowline1");
+
+/// Bytes to which entries of a ring are aligned.
+pub(crate) const ALIGN: usize = 16;
+/// Length in an entry that says that the next entry is at the start of the ring.
+pub(crate) const PAD: u32 = u32::MAX;
+/// An empty ring whose next entry lies above starts anew: what is used of it stays in the cache.
+const RESTART_ABOVE: usize = 64 << 10;
+
+/// The shared memory of one socket, mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Area(NonNull<u8>);
+
+// SAFETY: all access to the memory is atomic.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
+/// One of the two rings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ring(usize);
+
+pub(crate) const SENDS: Ring = Ring(FRONT);
+pub(crate) const RECEIVES: Ring = Ring(FRONT + RING_LEN);
+
+/// A place in a ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    ring: Ring,
+    /// Bytes from the start of the ring.
+    offset: usize,
+}
+
+/// Room for an entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserved {
+    pub(crate) place: Place,
+    /// Position behind the entry.
+    pub(crate) end: u64,
+}
+
+/// Bytes of a ring that an entry takes.
+pub(crate) const fn entry_len(head: usize, payload: usize) -> usize {
+    (head + payload).next_multiple_of(ALIGN)
+}
+
+impl Place {
+    /// The place so many bytes on.
+    #[must_use]
+    pub const fn skip(self, by: usize) -> Self {
+        Self { ring: self.ring, offset: self.offset + by }
+    }
+
+    /// Tells whether so many bytes lie between here and the end of the ring.
+    pub(crate) const fn has(self, len: usize) -> bool {
+        len <= RING_LEN - self.offset
+    }
+}
+
+impl Ring {
+    pub(crate) const fn place(self, position: u64) -> Place {
+        Place { ring: self, offset: position as usize % RING_LEN }
+    }
+}
+
+impl Area {
+    /// Memory of [`AREA_LEN`] bytes.
+    ///
+    /// # Safety
+    /// The memory is mapped readable and writable, aligned to a page, and stays mapped for as long
+    /// as this or a copy of it is used. Nothing but an `Area` accesses it in this process.
+    pub const unsafe fn new(base: NonNull<u8>) -> Self {
+        Self(base)
+    }
+
+    /// Where it is mapped.
+    pub const fn base(self) -> NonNull<u8> {
+        self.0
+    }
+
+    /// Says what memory this is; the node does, once.
+    pub fn mark(&self) {
+        self.u64(0).store(MAGIC, Ordering::Relaxed);
+    }
+
+    /// Tells whether it is memory of this layout.
+    pub fn is_marked(&self) -> bool {
+        self.u64(0).load(Ordering::Relaxed) == MAGIC
+    }
+
+    pub(crate) fn u64(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at + 8 <= AREA_LEN && at.is_multiple_of(8), "a number within the area");
+        // SAFETY: all callers pass constants, or places within a ring, that lie in the memory.
+        let word = unsafe { self.0.add(at) }.cast::<AtomicU64>();
+        // SAFETY: it is mapped and aligned; every access to it is atomic.
+        unsafe { word.as_ref() }
+    }
+
+    pub(crate) fn u32(&self, at: usize) -> &AtomicU32 {
+        debug_assert!(at + 4 <= AREA_LEN && at.is_multiple_of(4), "a number within the area");
+        // SAFETY: as in `u64`.
+        let word = unsafe { self.0.add(at) }.cast::<AtomicU32>();
+        // SAFETY: as in `u64`.
+        unsafe { word.as_ref() }
+    }
+
+    fn u8(&self, at: usize) -> &AtomicU8 {
+        debug_assert!(at < AREA_LEN, "a byte within the area");
+        // SAFETY: as in `u64`.
+        let byte = unsafe { self.0.add(at) }.cast::<AtomicU8>();
+        // SAFETY: as in `u64`.
+        unsafe { byte.as_ref() }
+    }
+
+    /// A number at the beginning of an entry, or behind it.
+    pub(crate) fn number(&self, place: Place) -> &AtomicU32 {
+        self.u32(place.ring.0 + place.offset)
+    }
+
+    /// Finds room for an entry between `tail` and `head`, which is at most the ring's length
+    /// behind. Marks bytes that are left out.
+    pub(crate) fn reserve(&self, ring: Ring, head: u64, tail: u64, len: usize) -> Option<Reserved> {
+        let free = RING_LEN.checked_sub(tail.wrapping_sub(head) as usize)?;
+        let place = ring.place(tail);
+        let to_end = RING_LEN - place.offset;
+        // Offset 0 is before this one, so an empty ring has room for the entry below as well.
+        let may_restart = free == RING_LEN && place.offset > RESTART_ABOVE.max(len);
+        if len <= to_end && !may_restart {
+            return (len <= free).then_some(Reserved { place, end: tail + len as u64 });
+        }
+        if to_end + len > free {
+            return None;
+        }
+        self.number(place).store(PAD, Ordering::Relaxed);
+        let end = tail + (to_end + len) as u64;
+        Some(Reserved { place: Place { ring, offset: 0 }, end })
+    }
+
+    /// Copies bytes into a ring.
+    ///
+    /// # Panics
+    /// When they do not fit between the place and the end of the ring.
+    pub fn copy_in(&self, to: Place, from: &[u8]) {
+        // SAFETY: a slice is readable.
+        unsafe { self.copy_in_from(to, from.as_ptr(), from.len()) };
+    }
+
+    /// Copies bytes into a ring.
+    ///
+    /// # Panics
+    /// As [`copy_in`](Self::copy_in).
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes, which may change meanwhile.
+    pub unsafe fn copy_in_from(&self, to: Place, from: *const u8, len: usize) {
+        assert!(to.has(len), "the bytes fit into the ring");
+        let mut at = to.ring.0 + to.offset;
+        let mut done = 0;
+        while done < len {
+            if at.is_multiple_of(8) && len - done >= 8 {
+                // SAFETY: so many bytes are left.
+                let word = unsafe { from.add(done).cast::<u64>().read_unaligned() };
+                self.u64(at).store(word, Ordering::Relaxed);
+                (at, done) = (at + 8, done + 8);
+            } else {
+                // SAFETY: a byte is left.
+                let byte = unsafe { from.add(done).read() };
+                self.u8(at).store(byte, Ordering::Relaxed);
+                (at, done) = (at + 1, done + 1);
+            }
+        }
+    }
+
+    /// Copies bytes out of a ring.
+    ///
+    /// # Panics
+    /// When they do not lie between the place and the end of the ring.
+    pub fn copy_out(&self, from: Place, to: &mut [u8]) {
+        // SAFETY: a slice is writable.
+        unsafe { self.copy_out_to(from, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Copies bytes out of a ring.
+    ///
+    /// # Panics
+    /// As [`copy_out`](Self::copy_out).
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes.
+    pub unsafe fn copy_out_to(&self, from: Place, to: *mut u8, len: usize) {
+        assert!(from.has(len), "the bytes lie in the ring");
+        let mut at = from.ring.0 + from.offset;
+        let mut done = 0;
+        while done < len {
+            if at.is_multiple_of(8) && len - done >= 8 {
+                let word = self.u64(at).load(Ordering::Relaxed);
+                // SAFETY: so many bytes are left.
+                unsafe { to.add(done).cast::<u64>().write_unaligned(word) };
+                (at, done) = (at + 8, done + 8);
+            } else {
+                let byte = self.u8(at).load(Ordering::Relaxed);
+                // SAFETY: a byte is left.
+                unsafe { to.add(done).write(byte) };
+                (at, done) = (at + 1, done + 1);
+            }
+        }
+    }
+}
+
+/// Offsets of the numbers.
+pub(crate) mod at {
+    pub(crate) const SENDS_DONE: usize = 64;
+    pub(crate) const PROMISED: usize = 72;
+    pub(crate) const MORE: usize = 80;
+    pub(crate) const ASLEEP: usize = 128;
+    pub(crate) const SENDS: usize = 192;
+    pub(crate) const SENT_BYTES: usize = 200;
+    pub(crate) const LOCK: usize = 208;
+    pub(crate) const LENT: usize = 256;
+    pub(crate) const NOTICE: usize = 264;
+    pub(crate) const TOKEN: usize = 272;
+    pub(crate) const TAKEN: usize = 320;
+    pub(crate) const TOKEN_TAKEN: usize = 328;
+
+    /// Of destination `n`; the name is at 24, its length at 16.
+    pub(crate) const fn destination(n: usize) -> usize {
+        512 + 64 * n
+    }
+}

@@ -1,0 +1,212 @@
+//! The ring of messages to receive: the node lends them, programs take them.
+//!
+//! An entry is the length of the payload and that of the sender's name, 4 bytes each, 8 bytes of
+//! nothing, the name in 32 bytes, and the payload.
+
+#![allow(unsafe_code, reason = "memory of a program that it points at")]
+
+use core::sync::atomic::{Ordering, fence};
+
+use crate::area::{
+    ALIGN, Area, PAD, Place, RECEIVES, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, at, entry_len,
+};
+use crate::sends::Broken;
+
+const HEAD: usize = 48;
+const NAME: usize = 16;
+
+/// A message that a program has taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// Length of the whole message in bytes.
+    pub len: usize,
+    /// Name of the sender.
+    pub name: [u8; RING_NAME_MAX],
+    /// Length of the name in bytes.
+    pub name_len: usize,
+    /// The node wants to be told.
+    pub notice: bool,
+}
+
+impl Area {
+    /// Takes the first message, or looks at it. `copy` gets its payload's place and length; more
+    /// than once, if another was quicker.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn take(
+        &self,
+        peek: bool,
+        mut copy: impl FnMut(Place, usize),
+    ) -> Result<Option<Taken>, Broken> {
+        loop {
+            let head = self.u64(at::TAKEN).load(Ordering::Acquire);
+            let tail = self.u64(at::LENT).load(Ordering::Acquire);
+            if head == tail {
+                return Ok(None);
+            }
+            let place = RECEIVES.place(head);
+            let len = self.number(place).load(Ordering::Relaxed);
+            let next = if len == PAD {
+                head + (RING_LEN - head as usize % RING_LEN) as u64
+            } else {
+                head + entry_len(HEAD, len as usize) as u64
+            };
+            let there = tail.wrapping_sub(head);
+            let fits = there <= RING_LEN as u64
+                && next - head <= there
+                && (len == PAD || place.has((next - head) as usize));
+            if !fits {
+                // Another may have taken it, and the node have used its place again.
+                if self.u64(at::TAKEN).load(Ordering::Acquire) == head {
+                    return Err(Broken);
+                }
+                continue;
+            }
+            if len == PAD {
+                self.advance(head, next);
+                continue;
+            }
+            let len = len as usize;
+            let name_len = self.number(place.skip(4)).load(Ordering::Relaxed) as usize;
+            let mut name = [0; RING_NAME_MAX];
+            let name_len = name_len.min(RING_NAME_MAX);
+            self.copy_out(place.skip(NAME), &mut name[..name_len]);
+            copy(place.skip(HEAD), len);
+            fence(Ordering::Acquire);
+            let is_ours = if peek {
+                self.u64(at::TAKEN).load(Ordering::Relaxed) == head
+            } else {
+                self.advance(head, next)
+            };
+            if is_ours {
+                let at = self.u64(at::NOTICE).load(Ordering::Relaxed);
+                let notice = !peek && head < at && at <= next;
+                return Ok(Some(Taken { len, name, name_len, notice }));
+            }
+        }
+    }
+
+    fn advance(&self, from: u64, to: u64) -> bool {
+        let taken = self.u64(at::TAKEN);
+        taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Tells whether there is nothing to take, nor more at the node.
+    pub fn has_nothing(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.u64(at::TAKEN).load(Ordering::Relaxed) == self.u64(at::LENT).load(Ordering::Acquire)
+            && !self.has_more()
+    }
+
+    /// Tells whether the node has something to receive that does not go through the ring.
+    pub fn has_more(&self) -> bool {
+        self.u32(at::MORE).load(Ordering::Acquire) != 0
+    }
+
+    /// Tells whether the socket shows a token that nobody has taken.
+    pub fn has_token(&self) -> bool {
+        self.u32(at::TOKEN).load(Ordering::SeqCst)
+            != self.u32(at::TOKEN_TAKEN).load(Ordering::SeqCst)
+    }
+
+    /// A token was taken from the socket.
+    pub fn token_taken(&self, token: u32) {
+        // Another may have taken a later one, and been quicker to say so.
+        let newer = |known: u32| (token.wrapping_sub(known).cast_signed() > 0).then_some(token);
+        let taken = self.u32(at::TOKEN_TAKEN);
+        let _ = taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, newer);
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The node's side of the ring.
+#[derive(Debug)]
+pub struct Receives {
+    area: Area,
+    tail: u64,
+    /// How far programs had got when it was last looked at.
+    head: u64,
+    token: u32,
+}
+
+impl Receives {
+    /// The ring of an area that is new.
+    pub fn new(area: Area) -> Self {
+        area.u64(at::NOTICE).store(u64::MAX, Ordering::Relaxed);
+        Self { area, tail: 0, head: 0, token: 0 }
+    }
+
+    /// Looks how far programs have got; returns the position.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn look(&mut self) -> Result<u64, Broken> {
+        let head = self.area.u64(at::TAKEN).load(Ordering::SeqCst);
+        let step = head.wrapping_sub(self.head);
+        if step > self.tail - self.head || !step.is_multiple_of(ALIGN as u64) {
+            return Err(Broken);
+        }
+        self.head = head;
+        Ok(head)
+    }
+
+    /// Lends a message; returns the position behind it. `None`: there is no room for it.
+    pub fn lend<'a>(
+        &mut self,
+        name: &[u8],
+        len: usize,
+        pieces: impl Iterator<Item = &'a [u8]>,
+    ) -> Option<u64> {
+        if len > RING_MESSAGE_MAX || name.len() > RING_NAME_MAX {
+            return None;
+        }
+        let room = self.area.reserve(RECEIVES, self.head, self.tail, entry_len(HEAD, len))?;
+        self.area.number(room.place).store(len as u32, Ordering::Relaxed);
+        self.area.number(room.place.skip(4)).store(name.len() as u32, Ordering::Relaxed);
+        self.area.copy_in(room.place.skip(NAME), name);
+        let mut place = room.place.skip(HEAD);
+        for piece in pieces {
+            self.area.copy_in(place, piece);
+            place = place.skip(piece.len());
+        }
+        self.tail = room.end;
+        Some(room.end)
+    }
+
+    /// Shows programs what was lent, and whether there is more that cannot be.
+    pub fn publish(&mut self, more: bool) {
+        self.area.u64(at::LENT).store(self.tail, Ordering::SeqCst);
+        self.area.u32(at::MORE).store(u32::from(more), Ordering::SeqCst);
+    }
+
+    /// Asks to be told when programs have got so far.
+    pub fn notice_at(&mut self, position: Option<u64>) {
+        self.area.u64(at::NOTICE).store(position.unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// Tells whether everything that was lent is taken, as far as programs say.
+    pub fn is_empty(&self) -> bool {
+        self.area.u64(at::TAKEN).load(Ordering::SeqCst) == self.tail
+    }
+
+    /// Number of a new token to send, unless the last one has not been taken.
+    pub fn next_token(&mut self) -> Option<u32> {
+        if self.has_token() {
+            return None;
+        }
+        self.token = self.token.wrapping_add(1).max(1);
+        self.area.u32(at::TOKEN).store(self.token, Ordering::SeqCst);
+        Some(self.token)
+    }
+
+    /// Tells whether a token was sent that no program says to have taken.
+    pub fn has_token(&self) -> bool {
+        self.token != self.area.u32(at::TOKEN_TAKEN).load(Ordering::SeqCst)
+    }
+
+    /// The last token is gone, whatever programs say.
+    pub fn token_is_gone(&mut self) {
+        self.area.u32(at::TOKEN_TAKEN).store(self.token, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,52 @@
+//! The memory that a socket shares with programs, as the node has it.
+
+#![allow(unsafe_code, reason = "mapping memory")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use bowline_attach::{AREA_LEN, Area};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Shared memory of one socket.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    descriptor: OwnedFd,
+    area: Area,
+}
+
+impl Memory {
+    /// Makes new memory. Nobody can change its length, so that access to it never fails.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let descriptor = memfd_create("bowline-rds-socket", flags)?;
+        ftruncate(&descriptor, AREA_LEN as u64)?;
+        fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place that the system chooses.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), AREA_LEN, access, MapFlags::SHARED, &descriptor, 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        // SAFETY: it is mapped until `self` is dropped, which is the last to go of what uses it.
+        let area = unsafe { Area::new(base) };
+        Ok(Self { descriptor, area })
+    }
+
+    pub(crate) fn area(&self) -> Area {
+        self.area
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and nothing uses it any more.
+        let _ = unsafe { munmap(self.area.base().as_ptr().cast(), AREA_LEN) };
+    }
+}

@@ -1,0 +1,258 @@
+//! The node's side of the rings of one socket: sends that a program has posted are carried out,
+//! messages are lent to it.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::task::{Context, Poll};
+
+use bowline_attach::{Area, Broken, DESTINATIONS, Receives, Sends};
+use bowline_rds::{Node, SendMsg, SocketId};
+use bowline_rds_driver::{Blocking, Driver};
+use rustix::io::Errno;
+
+use crate::memory::Memory;
+use crate::names;
+
+/// Most sends, and bytes of them, that are carried out of one socket before others get their turn.
+const TURN_MESSAGES: usize = 256;
+const TURN_BYTES: usize = 256 << 10;
+
+/// Rings of one socket.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    sends: Sends,
+    receives: Receives,
+    /// Position behind each message that is lent, and its length in bytes.
+    lent: VecDeque<(u64, usize)>,
+    lent_bytes: usize,
+    /// Name of each destination, as programs give it and as it is meant.
+    destinations: [Option<(Vec<u8>, Option<SocketAddr>)>; DESTINATIONS],
+    /// The next place for a destination.
+    next: usize,
+    /// The first send cannot be carried out now.
+    stalled: bool,
+    /// There is something to receive that is not lent.
+    more: bool,
+    memory: Memory,
+}
+
+impl Rings {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let memory = Memory::new()?;
+        let area: Area = memory.area();
+        Ok(Self {
+            sends: Sends::new(area),
+            receives: Receives::new(area),
+            lent: VecDeque::new(),
+            lent_bytes: 0,
+            destinations: Default::default(),
+            next: 0,
+            stalled: false,
+            more: false,
+            memory,
+        })
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.memory.descriptor()
+    }
+
+    /// Carries out sends. Returns whether there were any.
+    pub(crate) fn carry_out(
+        &mut self,
+        driver: &Driver,
+        id: SocketId,
+        cx: &Context<'_>,
+        scratch: &mut [u8],
+    ) -> Result<bool, Broken> {
+        let (mut messages, mut bytes) = (0, 0);
+        let mut touched = [false; DESTINATIONS];
+        self.stalled = false;
+        while messages < TURN_MESSAGES && bytes < TURN_BYTES {
+            let Some(post) = self.sends.next()? else { break };
+            let payload = &mut scratch[..post.len];
+            self.memory.area().copy_out(post.payload, payload);
+            let name = self.destinations[post.destination].as_ref().and_then(|(_, name)| *name);
+            let payload = [IoSlice::new(payload)];
+            let promised = post.promised;
+            let message = SendMsg { name, payload: &payload, promised, ..SendMsg::default() };
+            if let Err(error) = driver.send(id, &message, Blocking::Never)
+                && Driver::would_block(&error)
+                && driver.poll_send(id, &message, cx).is_pending()
+            {
+                self.stalled = true;
+                break;
+            }
+            // What can never be sent is lost, as it is when a destination goes away later.
+            self.sends.carried_out(&post);
+            touched[post.destination] = true;
+            messages += 1;
+            bytes += post.len;
+        }
+        if messages > 0 {
+            driver.with_core(|core, _| {
+                self.promise(core, id);
+                for (n, _) in touched.iter().enumerate().filter(|(_, touched)| **touched) {
+                    self.promise_to(core, id, n);
+                }
+            });
+        }
+        Ok(messages > 0)
+    }
+
+    /// Tells programs how much they may post.
+    fn promise(&mut self, core: &Node, id: SocketId) {
+        let used = core.send_bytes(id).unwrap_or(usize::MAX);
+        let room = core.send_buffer(id).unwrap_or(0).saturating_sub(used);
+        self.sends.promise(room);
+    }
+
+    fn promise_to(&mut self, core: &Node, id: SocketId, destination: usize) {
+        if let Some((_, name)) = &self.destinations[destination] {
+            self.sends.promise_to(destination, core.send_room(id, *name));
+        }
+    }
+
+    /// The room that was promised may be another now.
+    pub(crate) fn renew_promise(&mut self, driver: &Driver, id: SocketId) {
+        driver.with_core(|core, _| self.promise(core, id));
+    }
+
+    /// A message to this destination was sent: programs may post the next ones.
+    pub(crate) fn allow(
+        &mut self,
+        driver: &Driver,
+        id: SocketId,
+        raw: &[u8],
+        name: Option<SocketAddr>,
+    ) {
+        let known = self.destinations.iter().position(|d| d.as_ref().is_some_and(|d| d.0 == raw));
+        let destination = match known {
+            Some(known) => known,
+            None if self.sends.set_destination(self.next, raw) => {
+                let place = self.next;
+                self.destinations[place] = Some((raw.to_vec(), name));
+                self.next = (place + 1) % DESTINATIONS;
+                place
+            }
+            None => return,
+        };
+        driver.with_core(|core, _| {
+            self.promise(core, id);
+            self.promise_to(core, id, destination);
+        });
+    }
+
+    /// Programs have to ask again for each destination.
+    pub(crate) fn allow_nothing(&mut self) {
+        for n in 0..DESTINATIONS {
+            self.sends.promise_to(n, None);
+        }
+    }
+
+    /// Tells whether all sends that were posted are carried out.
+    pub(crate) fn has_no_sends(&self) -> bool {
+        self.sends.is_empty()
+    }
+
+    /// Tells whether there is a send that can be carried out.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.stalled && !self.sends.is_empty()
+    }
+
+    pub(crate) fn set_asleep(&self, asleep: bool) {
+        self.sends.set_asleep(asleep);
+    }
+
+    pub(crate) fn owner_is_gone(&self, owner: u32) {
+        self.sends.owner_is_gone(owner);
+    }
+
+    /// Gives back what programs have taken, and lends what has come. Returns whether there was
+    /// something of either.
+    pub(crate) fn lend(
+        &mut self,
+        driver: &Driver,
+        id: SocketId,
+        cx: &Context<'_>,
+    ) -> Result<bool, Broken> {
+        let given_back = self.give_back(driver, id)?;
+        let mut lent_any = false;
+        let more = loop {
+            let (receives, lent) = (&mut self.receives, &mut self.lent);
+            let sum = &mut self.lent_bytes;
+            let result = driver.poll_lend(id, cx, |from, len, pieces| {
+                let (name, name_len) = names::raw(from);
+                let Some(end) = receives.lend(&name[..name_len], len, pieces) else {
+                    return false;
+                };
+                lent.push_back((end, len));
+                *sum += len;
+                true
+            });
+            match result {
+                Poll::Pending => break false,
+                Poll::Ready(Ok(0)) => break true,
+                Poll::Ready(Ok(_)) => lent_any = true,
+                Poll::Ready(Err(_)) => break self.more,
+            }
+        };
+        if lent_any || more != self.more {
+            self.more = more;
+            self.receives.publish(more);
+        }
+        if lent_any || given_back {
+            self.set_notice();
+        }
+        Ok(lent_any || given_back)
+    }
+
+    fn give_back(&mut self, driver: &Driver, id: SocketId) -> Result<bool, Broken> {
+        let head = self.receives.look()?;
+        let taken = self.lent.iter().take_while(|(end, _)| *end <= head).count();
+        if taken > 0 {
+            self.lent_bytes -= self.lent.drain(..taken).map(|(_, len)| len).sum::<usize>();
+            driver.with_core(|core, now| core.give_back(now, id, taken));
+        }
+        Ok(taken > 0)
+    }
+
+    /// Asks to be told when half of what is lent is taken: only then senders learn of the room.
+    fn set_notice(&mut self) {
+        let mut half = self.lent_bytes / 2;
+        let middle = self.lent.iter().find(|(_, len)| {
+            let before = half;
+            half = half.saturating_sub(*len);
+            before <= *len
+        });
+        let many = self.lent_bytes >= NOTICE_BYTES;
+        self.receives.notice_at(middle.filter(|_| many).map(|(end, _)| *end));
+    }
+
+    /// Tells whether messages are lent that programs may have taken meanwhile.
+    pub(crate) fn has_lent(&self) -> bool {
+        !self.lent.is_empty()
+    }
+
+    /// Tells whether a program finds something to receive in the ring.
+    pub(crate) fn has_in_ring(&self) -> bool {
+        !self.receives.is_empty()
+    }
+
+    /// The token to send, if the socket is readable and does not show it.
+    pub(crate) fn token_to_show(&mut self) -> Option<u32> {
+        (self.more || self.has_in_ring()).then(|| self.receives.next_token()).flatten()
+    }
+
+    /// Programs that have taken a token may be gone.
+    pub(crate) fn token_is_gone(&mut self) {
+        if self.receives.has_token() {
+            self.receives.token_is_gone();
+        }
+    }
+}
+
+/// Bytes that may be taken without the node being told at once.
+const NOTICE_BYTES: usize = 16 << 10;

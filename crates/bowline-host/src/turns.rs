@@ -1,0 +1,155 @@
+//! The part of the service that looks at rings: sockets on which something happens get a turn in
+//! each round, until they are quiet.
+
+use std::task::{Context, Poll, Waker};
+
+use bowline_rds::Interest;
+
+use crate::service::Service;
+use crate::socket::HostSocket;
+
+/// Rounds without anything to do after which a socket is quiet.
+const QUIET_AFTER: u32 = 32;
+
+impl Service {
+    /// Gives a turn to each socket that is not quiet. Returns whether one of them had something to
+    /// do.
+    pub(crate) fn round(&mut self) -> bool {
+        for handle in self.ready.take() {
+            self.socket_is_ready(handle);
+        }
+        let mut busy = false;
+        let mut quiet = Vec::new();
+        for at in 0..self.active.len() {
+            let handle = self.active[at];
+            let had_work = self.turn(handle);
+            busy |= had_work;
+            if had_work {
+                self.resume_senders(handle);
+            }
+            let Some((socket, _)) = self.sockets.get_mut(&handle) else {
+                quiet.push(handle);
+                continue;
+            };
+            socket.quiet = if had_work { 0 } else { socket.quiet + 1 };
+            if socket.quiet > QUIET_AFTER {
+                socket.rings.set_asleep(true);
+                if !socket.rings.has_work() {
+                    quiet.push(handle);
+                }
+            }
+        }
+        for handle in quiet {
+            self.active.retain(|active| *active != handle);
+            if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                socket.active = false;
+                socket.show_readable();
+            }
+        }
+        busy
+    }
+
+    /// Something has happened on a socket.
+    pub(crate) fn activate(&mut self, handle: u64) {
+        let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
+        socket.quiet = 0;
+        if !socket.active {
+            socket.active = true;
+            socket.rings.set_asleep(false);
+            self.active.push(handle);
+        }
+    }
+
+    /// Carries out sends and lends messages of one socket. Returns whether there was something.
+    pub(crate) fn turn(&mut self, handle: u64) -> bool {
+        let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return false };
+        let cx = Context::from_waker(waker);
+        let sent = socket.rings.carry_out(&self.driver, socket.id, &cx, &mut self.scratch);
+        let lent = socket.rings.lend(&self.driver, socket.id, &cx);
+        match (sent, lent) {
+            (Ok(sent), Ok(lent)) => sent || lent,
+            // Whoever writes such things has no use of the socket.
+            _ => {
+                self.broken += 1;
+                self.close(handle);
+                true
+            }
+        }
+    }
+
+    /// Carries out what is posted, as far as that is possible now.
+    pub(crate) fn drain(&mut self, handle: u64) {
+        // So many turns empty a full ring of the shortest messages.
+        for _ in 0..32 {
+            let has_work = |(socket, _): &(HostSocket, Waker)| socket.rings.has_work();
+            if !self.sockets.get(&handle).is_some_and(has_work) {
+                return;
+            }
+            self.turn(handle);
+        }
+    }
+
+    /// Those who wait to send go on, in their order.
+    pub(crate) fn resume_senders(&mut self, handle: u64) {
+        let mut before = usize::MAX;
+        loop {
+            let Some((socket, _)) = self.sockets.get(&handle) else { return };
+            let queue = &socket.senders;
+            let Some(first) = queue.front().copied().filter(|_| queue.len() < before) else {
+                return;
+            };
+            before = queue.len();
+            self.try_again(first);
+        }
+    }
+
+    /// Prepares for sleep: programs see that they have to wake the node, and find what there is to
+    /// receive. Returns `false` when something has come meanwhile.
+    pub(crate) fn fall_asleep(&mut self) -> bool {
+        let mut may_sleep = self.ready.sleep();
+        for at in 0..self.active.len() {
+            let Some((socket, _)) = self.sockets.get_mut(&self.active[at]) else { continue };
+            socket.rings.set_asleep(true);
+            may_sleep &= !socket.rings.has_work();
+            socket.show_readable();
+        }
+        may_sleep
+    }
+
+    /// The node is awake: what is posted is seen without being told of.
+    pub(crate) fn wake_up(&mut self) {
+        self.ready.wake_up();
+        for at in 0..self.active.len() {
+            if let Some((socket, _)) = self.sockets.get(&self.active[at]) {
+                socket.rings.set_asleep(false);
+            }
+        }
+    }
+
+    /// Looks at all sockets whose programs may have taken messages without telling, or a token
+    /// without saying so before they ended: a token too many does no harm.
+    pub(crate) fn look_at_lent(&mut self) {
+        let lent = self.sockets.iter().filter(|(_, (socket, _))| socket.rings.has_lent());
+        let handles: Vec<u64> = lent.map(|(handle, _)| *handle).collect();
+        for handle in handles {
+            self.turn(handle);
+            if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                socket.rings.token_is_gone();
+                socket.show_readable();
+            }
+        }
+    }
+
+    /// Makes the program's descriptor show what the socket is ready for.
+    pub(crate) fn refresh(&mut self, handle: u64) {
+        self.turn(handle);
+        let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
+        let cx = Context::from_waker(waker);
+        if let Poll::Ready(Ok(_)) = self.driver.poll_ready(socket.id, Interest::WRITE, &cx) {
+            socket.rings.renew_promise(&self.driver, socket.id);
+            if !socket.make_writable() {
+                self.close(handle);
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Shared memory of the RDS sockets of this process, by number of the descriptor.
+//!
+//! Calls use it while other threads close descriptors: the last to use memory that was retired
+//! unmaps it.
+
+use core::ffi::c_int;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use bowline_attach::{AREA_LEN, Area};
+
+use crate::real;
+use crate::table::KNOWN_MAX;
+
+struct Slot {
+    users: AtomicU32,
+    mapped: AtomicPtr<u8>,
+    /// Mapped for a descriptor that was closed.
+    retired: AtomicPtr<u8>,
+}
+
+static SLOTS: [Slot; KNOWN_MAX] = [const {
+    Slot {
+        users: AtomicU32::new(0),
+        mapped: AtomicPtr::new(ptr::null_mut()),
+        retired: AtomicPtr::new(ptr::null_mut()),
+    }
+}; KNOWN_MAX];
+
+fn slot(fd: c_int) -> Option<&'static Slot> {
+    SLOTS.get(usize::try_from(fd).ok()?)
+}
+
+impl Slot {
+    fn leave(&self) {
+        if self.users.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.unmap_retired();
+        }
+    }
+
+    fn unmap_retired(&self) {
+        let retired = self.retired.swap(ptr::null_mut(), Ordering::SeqCst);
+        if let Some(base) = NonNull::new(retired) {
+            real::unmap(base, AREA_LEN);
+        }
+    }
+}
+
+/// Memory that stays mapped while this is there.
+pub(crate) struct InUse {
+    slot: &'static Slot,
+    area: Area,
+}
+
+impl core::ops::Deref for InUse {
+    type Target = Area;
+
+    fn deref(&self) -> &Area {
+        &self.area
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.slot.leave();
+    }
+}
+
+/// The memory of a descriptor, if it is mapped.
+pub(crate) fn of(fd: c_int) -> Option<InUse> {
+    let slot = slot(fd)?;
+    // Whoever retires it sees this user, or this user sees that it is retired.
+    slot.users.fetch_add(1, Ordering::SeqCst);
+    match NonNull::new(slot.mapped.load(Ordering::SeqCst)) {
+        Some(base) => {
+            // SAFETY: it was mapped with the length of an area, and is not unmapped while it has
+            // users. Only areas access it.
+            let area = unsafe { Area::new(base) };
+            Some(InUse { slot, area })
+        }
+        None => {
+            slot.leave();
+            None
+        }
+    }
+}
+
+/// Maps the memory that came for a descriptor; `memory` is closed.
+pub(crate) fn map(fd: c_int, memory: c_int) -> Result<(), c_int> {
+    let mapped = map_area(memory);
+    real::close(memory);
+    let base = mapped?;
+    let installed = slot(fd).is_some_and(|slot| {
+        let none = ptr::null_mut();
+        let exchange =
+            slot.mapped.compare_exchange(none, base.as_ptr(), Ordering::SeqCst, Ordering::Relaxed);
+        exchange.is_ok()
+    });
+    if !installed {
+        // Another thread was quicker, or the number is above all that are known.
+        real::unmap(base, AREA_LEN);
+    }
+    if slot(fd).is_some() { Ok(()) } else { Err(libc::EMFILE) }
+}
+
+fn map_area(memory: c_int) -> Result<NonNull<u8>, c_int> {
+    // Memory that can become shorter would end the program at an access.
+    if !real::cannot_shrink(memory) {
+        return Err(libc::EPROTO);
+    }
+    let base = real::map_shared(memory, AREA_LEN)?;
+    // SAFETY: it was just mapped with this length.
+    let area = unsafe { Area::new(base) };
+    if area.is_marked() {
+        return Ok(base);
+    }
+    real::unmap(base, AREA_LEN);
+    Err(libc::EPROTO)
+}
+
+/// A descriptor was closed or replaced.
+pub(crate) fn retire(fd: c_int) {
+    let Some(slot) = slot(fd) else { return };
+    if slot.mapped.load(Ordering::Relaxed).is_null() {
+        return;
+    }
+    let base = slot.mapped.swap(ptr::null_mut(), Ordering::SeqCst);
+    // What was retired before and still has users stays mapped to the end of the process.
+    slot.retired.store(base, Ordering::SeqCst);
+    if slot.users.load(Ordering::SeqCst) == 0 {
+        slot.unmap_retired();
+    }
+}
