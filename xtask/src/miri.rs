@@ -2,12 +2,13 @@
 
 use crate::run::{self, Outcome};
 
-/// Tests by package: the checksum, registered memory, and a device that reads and writes such
-/// memory. All other unsafe code calls the system or another library, which Miri cannot.
-const TESTS: [&[&str]; 3] = [
+/// Tests by package: the checksum, registered memory, a device that reads and writes such memory,
+/// and memory that programs share with the node. All other unsafe code calls the system or another library, which Miri cannot.
+const TESTS: [&[&str]; 4] = [
     &["--package", "bowline-crc", "--lib"],
     &["--package", "bowline-verbs", "--lib"],
     &["--package", "bowline-roce", "--test", "placed"],
+    &["--package", "bowline-attach", "--test", "rings"],
 ];
 
 /// Runs the tests; skipped, with the reason, where Miri is missing.

@@ -50,7 +50,7 @@ impl Area {
             let next = if len == PAD {
                 head + (RING_LEN - head as usize % RING_LEN) as u64
             } else {
-                head + entry_len(HEAD, len as usize) as u64
+                head + entry_len(HEAD, (len as usize).min(RING_LEN)) as u64
             };
             let there = tail.wrapping_sub(head);
             let fits = there <= RING_LEN as u64

@@ -1,0 +1,255 @@
+//! The rings of an area, used by both sides at once, and with contents that cannot be.
+
+#![allow(unsafe_code, reason = "an area is memory")]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bowline_attach::{AREA_LEN, Area, Piece, Posted, RING_LEN, RING_MESSAGE_MAX, Receives, Sends};
+
+/// Memory of an area.
+struct Memory(NonNull<u64>);
+
+impl Memory {
+    fn new() -> Self {
+        let words = vec![0u64; AREA_LEN / 8].into_boxed_slice();
+        Self(NonNull::new(Box::into_raw(words).cast()).unwrap())
+    }
+
+    fn area(&self) -> Area {
+        // SAFETY: as long as `self`; tests drop it last. A page's alignment is not needed here.
+        unsafe { Area::new(self.0.cast()) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let words = std::ptr::slice_from_raw_parts_mut(self.0.as_ptr(), AREA_LEN / 8);
+        // SAFETY: it came from such a box.
+        drop(unsafe { Box::from_raw(words) });
+    }
+}
+
+fn post(area: &Area, name: &[u8], bytes: &[u8]) -> Posted {
+    let (front, back) = bytes.split_at(bytes.len() / 3);
+    let pieces = [front, back].map(|piece| Piece { base: piece.as_ptr(), len: piece.len() });
+    // SAFETY: slices are readable.
+    unsafe { area.post(7, name, &pieces) }
+}
+
+fn take(area: &Area) -> Option<(Vec<u8>, Vec<u8>)> {
+    let mut payload = Vec::new();
+    let taken = area.take(false, |place, len| {
+        payload.resize(len, 0);
+        area.copy_out(place, &mut payload);
+    });
+    let taken = taken.unwrap()?;
+    assert_eq!(taken.len, payload.len());
+    Some((taken.name[..taken.name_len].to_vec(), payload))
+}
+
+/// Bytes of message `n`, whose length and contents tell its number.
+fn message(n: usize) -> Vec<u8> {
+    let len = if n.is_multiple_of(97) { n * 13 % (RING_MESSAGE_MAX - 8) } else { n % 700 };
+    let mut bytes = vec![n as u8; len + 8];
+    bytes[..8].copy_from_slice(&n.to_ne_bytes());
+    bytes
+}
+
+const MESSAGES: usize = if cfg!(miri) { 150 } else { 30_000 };
+
+#[test]
+fn two_senders_a_node_and_two_readers_lose_nothing() {
+    let memory = Memory::new();
+    let area = memory.area();
+    let mut sends = Sends::new(area);
+    let mut receives = Receives::new(area);
+    assert!(sends.set_destination(3, b"name"));
+    let done = AtomicBool::new(false);
+    let got: Vec<Vec<usize>> = std::thread::scope(|scope| {
+        for sender in 0..2 {
+            scope.spawn(move || {
+                for n in (sender..MESSAGES).step_by(2) {
+                    while post(&area, b"name", &message(n)) == Posted::Ask {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut got = Vec::new();
+                    loop {
+                        let last = done.load(Ordering::Acquire);
+                        match take(&area) {
+                            Some((name, bytes)) => {
+                                assert_eq!(name, b"sender");
+                                let n = usize::from_ne_bytes(bytes[..8].try_into().unwrap());
+                                assert_eq!(bytes, message(n));
+                                got.push(n);
+                            }
+                            None if last => return got,
+                            None => std::thread::yield_now(),
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut buffer = vec![0; RING_MESSAGE_MAX];
+        let mut carried_out = 0;
+        while carried_out < MESSAGES {
+            sends.promise(1 << 20);
+            sends.promise_to(3, Some(1 << 20));
+            receives.look().unwrap();
+            let Some(post) = sends.next().unwrap() else {
+                std::thread::yield_now();
+                continue;
+            };
+            assert!(post.promised && post.destination == 3);
+            let payload = &mut buffer[..post.len];
+            area.copy_out(post.payload, payload);
+            let (front, back) = payload.split_at(post.len / 2);
+            if receives.lend(b"sender", post.len, [front, back].into_iter()).is_some() {
+                sends.carried_out(&post);
+                carried_out += 1;
+            }
+            receives.publish(false);
+        }
+        done.store(true, Ordering::Release);
+        readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+    });
+    for one in &got {
+        for parity in 0..2 {
+            let of_one_sender = one.iter().filter(|n| **n % 2 == parity);
+            assert!(of_one_sender.is_sorted(), "each reader sees a sender's messages in order");
+        }
+    }
+    let mut all = got.concat();
+    all.sort_unstable();
+    assert!(all.into_iter().eq(0..MESSAGES), "each once");
+}
+
+#[test]
+fn nothing_is_posted_without_a_promise() {
+    let memory = Memory::new();
+    let area = memory.area();
+    let mut sends = Sends::new(area);
+    assert_eq!(post(&area, b"name", b"x"), Posted::Ask, "no destination");
+    assert!(sends.set_destination(0, b"name"));
+    assert_eq!(post(&area, b"name", b""), Posted::Ask, "no promise");
+    sends.promise(100);
+    assert_eq!(post(&area, b"name", b""), Posted::Ask, "not for this destination");
+    sends.promise_to(0, Some(0));
+    assert_eq!(post(&area, b"other", b"x"), Posted::Ask, "of another name");
+    assert_eq!(post(&area, b"name", &[0; 100]), Posted::Ask, "not so much");
+    assert_eq!(post(&area, b"name", &[0; 99]), Posted::Done);
+    assert_eq!(post(&area, b"name", b""), Posted::Ask, "the destination has what it may have");
+    assert!(!sends.set_destination(0, b"new"), "something is posted");
+    let first = sends.next().unwrap().unwrap();
+    assert!(first.promised && first.len == 99);
+    // What was posted on a promise is taken, although there is none any more.
+    sends.promise_to(0, None);
+    sends.promise(0);
+    assert!(sends.next().unwrap().unwrap().promised);
+    sends.carried_out(&first);
+    assert!(sends.next().unwrap().is_none() && sends.is_empty());
+    assert!(sends.set_destination(0, b"new"));
+}
+
+#[test]
+fn a_sleeping_node_is_woken_once() {
+    let memory = Memory::new();
+    let area = memory.area();
+    let mut sends = Sends::new(area);
+    assert!(sends.set_destination(0, b""));
+    sends.promise(1000);
+    sends.promise_to(0, Some(1000));
+    sends.set_asleep(true);
+    assert_eq!(post(&area, b"", b"one"), Posted::Wake);
+    assert_eq!(post(&area, b"", b"two"), Posted::Done);
+    sends.set_asleep(true);
+    sends.set_asleep(false);
+    assert_eq!(post(&area, b"", b"three"), Posted::Done);
+}
+
+#[test]
+fn the_lock_of_a_dead_process_is_set_free() {
+    const LOCK: usize = 208 / 4;
+    let memory = Memory::new();
+    let area = memory.area();
+    let mut sends = Sends::new(area);
+    assert!(sends.set_destination(0, b""));
+    sends.promise(1000);
+    sends.promise_to(0, Some(1000));
+    // SAFETY: within the memory, which no other thread uses here.
+    unsafe { memory.0.cast::<u32>().add(LOCK).write(9) };
+    assert_eq!(post(&area, b"", b"x"), Posted::Ask, "somebody has the lock");
+    assert!(!sends.set_destination(1, b"new"), "nor does the node get it");
+    sends.owner_is_gone(8);
+    assert_eq!(post(&area, b"", b"x"), Posted::Ask);
+    sends.owner_is_gone(9);
+    assert_eq!(post(&area, b"", b"x"), Posted::Done);
+}
+
+#[test]
+fn tokens_are_counted_whoever_takes_them_first() {
+    let memory = Memory::new();
+    let area = memory.area();
+    let mut receives = Receives::new(area);
+    let one = receives.next_token().unwrap();
+    receives.token_is_gone();
+    let two = receives.next_token().unwrap();
+    assert!(area.has_token() && receives.next_token().is_none());
+    area.token_taken(two);
+    area.token_taken(one);
+    assert!(!area.has_token() && !receives.has_token());
+}
+
+/// Whatever is in the memory: neither side goes beyond it, panics, or goes round without end.
+#[test]
+fn noise_is_refused_or_read_as_something() {
+    let mut random = 1u64;
+    let rounds = if cfg!(miri) { 3 } else { 1000 };
+    let (mut refused, mut read) = (0, 0);
+    for round in 0..rounds {
+        let memory = Memory::new();
+        let area = memory.area();
+        let mut sends = Sends::new(area);
+        let mut receives = Receives::new(area);
+        assert!(sends.set_destination(0, b"name"));
+        let words = if cfg!(miri) { 600 } else { AREA_LEN / 8 };
+        for at in 0..words {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            // Mostly numbers that could be right.
+            let value = match random % 4 {
+                0 => random,
+                1 => (random >> 20) & 0x3f0,
+                _ => (random >> 20) & (RING_LEN as u64 - 16),
+            };
+            // SAFETY: within the memory, which no other thread uses here.
+            unsafe { memory.0.add(at).write(value) };
+        }
+        for _ in 0..round % 40 {
+            match sends.next() {
+                Err(_) => refused += 1,
+                Ok(None) => {}
+                Ok(Some(post)) => {
+                    let mut payload = vec![0; post.len];
+                    area.copy_out(post.payload, &mut payload);
+                    sends.carried_out(&post);
+                    read += 1;
+                }
+            }
+            refused += u32::from(receives.look().is_err());
+            receives.lend(b"name", 100, std::iter::once(&[0; 100][..]));
+            receives.publish(true);
+            let mut payload = vec![0; RING_MESSAGE_MAX];
+            let copy = |place, len: usize| area.copy_out(place, &mut payload[..len]);
+            refused += u32::from(area.take(false, copy).is_err());
+        }
+    }
+    assert!(cfg!(miri) || (refused > 0 && read > 0), "{refused} {read}");
+}
