@@ -7,6 +7,7 @@ mod congestion;
 mod connect;
 mod info;
 mod knock;
+mod lend;
 mod progress;
 mod receive;
 mod send;

@@ -1,0 +1,96 @@
+//! Messages that are lent to a reader, and sends that were promised room.
+
+use std::net::SocketAddr;
+
+use bowline_rds::{Error, SendMsg, SocketId};
+
+use crate::support::*;
+
+fn lend(lab: &mut Lab, id: SocketId, most: usize) -> Result<Vec<(SocketAddr, Vec<u8>)>, Error> {
+    let mut lent = Vec::new();
+    let now = lab.now;
+    let count = lab.node.lend(now, id, |from, len, pieces| {
+        if lent.len() == most {
+            return false;
+        }
+        let bytes = pieces.collect::<Vec<_>>().concat();
+        assert_eq!(bytes.len(), len);
+        lent.push((from, bytes));
+        true
+    })?;
+    assert_eq!(count, lent.len());
+    lab.node.check_invariants();
+    Ok(lent)
+}
+
+fn give_back(lab: &mut Lab, id: SocketId, count: usize) {
+    let now = lab.now;
+    lab.node.give_back(now, id, count);
+    lab.node.check_invariants();
+}
+
+fn is_congested(lab: &Lab, port: u16) -> bool {
+    lab.node.info().sockets.iter().any(|s| s.bound.is_some_and(|b| b.port() == port) && s.congested)
+}
+
+// tests
+#[test]
+fn what_is_lent_waits_for_its_reader() {
+    let mut lab = Lab::larger();
+    let a = lab.bound("10.0.0.2:5000");
+    let b = lab.bound("10.0.0.2:5001");
+    assert_eq!(lend(&mut lab, b, 9).unwrap_err(), Error::Empty);
+    lab.node.set_recv_buffer(b, 4000).unwrap();
+    for n in 0..3 {
+        lab.send(a, "10.0.0.2:5001", &[n; 1500]).unwrap();
+    }
+    assert!(is_congested(&lab, 5001));
+    let lent = lend(&mut lab, b, 2).unwrap();
+    assert_eq!(lent, [0, 1].map(|n| (addr("10.0.0.2:5000"), vec![n; 1500])));
+    assert!(is_congested(&lab, 5001), "it was lent only");
+    assert_eq!(lend(&mut lab, b, 9).unwrap().len(), 1);
+    assert_eq!(lend(&mut lab, b, 9).unwrap_err(), Error::Empty);
+    give_back(&mut lab, b, 1);
+    assert!(is_congested(&lab, 5001), "3000 bytes");
+    give_back(&mut lab, b, 1);
+    assert!(!is_congested(&lab, 5001), "1500 bytes");
+    give_back(&mut lab, b, 9);
+    lab.send(a, "10.0.0.2:5001", b"last").unwrap();
+    lend(&mut lab, b, 9).unwrap();
+    let now = lab.now;
+    lab.node.close(now, b);
+    lab.node.check_invariants();
+}
+
+// tests
+#[test]
+fn a_promise_is_kept_and_nothing_beyond_it() {
+    let mut lab = Lab::larger();
+    let a = lab.bound("10.0.0.2:5000");
+    let b = lab.bound("10.0.0.2:5001");
+    let to = Some(addr("10.0.0.2:5001"));
+    lab.node.set_recv_buffer(b, 4000).unwrap();
+    assert_eq!(lab.node.send_room(a, to), Some(4000));
+    lab.send(a, "10.0.0.2:5001", &[0; 1000]).unwrap();
+    assert_eq!(lab.node.send_room(a, to), Some(3000));
+    lab.send(a, "10.0.0.2:5001", &[0; 3001]).unwrap();
+    assert_eq!(lab.node.send_room(a, to), None, "congested");
+    assert_eq!(lab.node.send_room(a, None), None, "not connected");
+    let full = lab.send(a, "10.0.0.2:5001", b"one more").unwrap_err();
+    assert_eq!(full, Error::Congested);
+    let payload = [std::io::IoSlice::new(b"promised")];
+    let promised = SendMsg { name: to, payload: &payload, promised: true, ..SendMsg::default() };
+    let now = lab.now;
+    lab.node.send(now, a, &promised).unwrap();
+    assert_eq!(lend(&mut lab, b, 9).unwrap().len(), 3);
+    // A far destination has room until its map says otherwise, or the queue is full.
+    let link = lab.kernel(A, 1);
+    lab.send(a, "10.0.0.1:4000", b"x").unwrap();
+    assert_eq!(lab.node.send_room(a, Some(addr("10.0.0.1:4000"))), Some(usize::MAX));
+    lab.deliver(link, &[map_of(&[4000])]);
+    assert_eq!(lab.node.send_room(a, Some(addr("10.0.0.1:4000"))), None);
+    let promised = SendMsg { name: Some(addr("10.0.0.1:4000")), ..promised };
+    let now = lab.now;
+    lab.node.send(now, a, &promised).unwrap();
+    lab.node.check_invariants();
+}
