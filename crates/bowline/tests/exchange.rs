@@ -154,7 +154,7 @@ fn waiting_ends_at_the_time_limit() {
         assert_eq!(b.wait(Interest::READ, Some(limit)).unwrap_err().errno(), 110);
         b.wait(Interest::WRITE, Some(limit)).unwrap();
 
-        // Nobody listens on that address: the queue fills and stays full.
+        // No node listens on that address: the queue fills and stays full.
         a.set_send_timeout(Some(limit));
         let nowhere = addr(test, 9, 4000);
         let start = Instant::now();
