@@ -236,7 +236,7 @@ fn a_file_that_is_open_is_in_use() {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     };
-    // A read-only open does not count as a use of the disk.
+    // Listings and stat do not count as uses.
     assert_eq!(std::fs::read_dir(&mounted.dir).expect("listed").count(), 1);
     assert_eq!(std::fs::metadata(&mounted.file).expect("there").len(), 1 << 20);
     assert_eq!(mount.opens(), 0);
@@ -248,7 +248,7 @@ fn a_file_that_is_open_is_in_use() {
     drop((first, second));
     until("one is closed", &|| mount.opens() == 1);
     assert!(!mount.disable_if_unused());
-    // A refused close leaves the disk usable: it can still be opened.
+    // A refused `disable_if_unused` changes nothing: the file can still be opened.
     drop(File::open(&mounted.file).expect("opened"));
     drop(again);
     until("nobody uses it", &|| mount.disable_if_unused());
@@ -303,7 +303,7 @@ fn who_truncates_the_file_takes_nothing_from_those_who_read() {
     assert_eq!((direct.read(0), direct.read(end)), (4096, 4096), "while it is open");
     drop(file);
     assert_eq!((direct.read(0), direct.read(end)), (4096, 4096), "and after");
-    // Threads that open and close the file.
+    // Common programs that write the file.
     let image = mounted.dir.with_extension("image");
     std::fs::write(&image, [9; 100_000]).expect("an image");
     let (from, to) = (image.display().to_string(), mounted.file.display().to_string());
@@ -317,7 +317,7 @@ fn who_truncates_the_file_takes_nothing_from_those_who_read() {
     let mut out = [0; 2];
     File::open(&mounted.file).expect("opened").read_exact_at(&mut out, 99_999).expect("read");
     assert_eq!(out, [9, 0]);
-    // Readers are not delayed by many threads that do so.
+    // Readers are not delayed by many threads that open and close the file.
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let _end = Stop(&stop);

@@ -13,7 +13,7 @@ use bowline_roce_driver::SoftDevice;
 use bowline_verbs::{CmEvent, CmId, ConnParam, Device, Error, QpCap, QpInit, QpType, Qpn};
 use common::{PATIENCE, PORT, ip, open};
 
-/// Least time between two connections, so that both ends of a slow machine keep up.
+/// Most connections in a second, so that both ends keep up on a slow machine.
 const PER_SECOND: u32 = 1000;
 /// Least number of connections, also on a slow machine.
 const MANY: u32 = 100;

@@ -199,7 +199,7 @@ fn polled_requests_end_when_they_are_polled() {
         done.0.lock().unwrap().len() == 8
     });
     permits.into_iter().for_each(|permit| session.put_permit(permit));
-    // Waits of threads for one poll.
+    // Threads that wait for the same poll.
     std::thread::scope(|scope| {
         for cpu in 0..4 {
             let (session, region) = (&session, &region);

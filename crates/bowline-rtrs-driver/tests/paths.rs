@@ -16,7 +16,7 @@ fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)
 }
 
-/// Runs a call in a separate thread, and returns its outcome.
+/// The outcome of a call that runs in a separate thread.
 struct Pending(Receiver<Result<(), Errno>>);
 
 impl Pending {

@@ -53,7 +53,7 @@ fn more_tasks_than_permits_take_turns() {
                 for (dir, piece) in [(Dir::Write, out), (Dir::Read, back)] {
                     let permit = session.get_permit_async(PermitKind::Io).await.unwrap();
                     let call = session.call_async(dir, &permit, &at(n * 1024), &[piece]);
-                    // Some tasks put their permit back at once, others at the end of their request.
+                    // Some tasks put their permit back at once, others later.
                     if n.is_multiple_of(2) {
                         session.put_permit(permit);
                         call.await.unwrap();

@@ -185,7 +185,7 @@ fn a_process_that_hangs_is_told_of_and_left_out() {
     let words = ["rnbd", "list", "--control", place.to_str().expect("a plain path")];
     run(&folder, &words).exits(256 - 110).complains(&["silent.sock", "timed out"]);
     rtrs(&folder, "policy s1 round-robin").exits(0);
-    // The client that hangs may be the one with this disk, since its disks are unknown.
+    // The process that hangs may have a disk rnbd0, too: the command must not guess.
     fs::rename(&place, place.with_file_name("map-1.sock")).expect("another name");
     let unmap = ["rnbd", "unmap", "rnbd0", "force"];
     let refused = run(&folder, &unmap).exits(256 - 110);

@@ -510,7 +510,7 @@ fn a_stream_is_not_mixed_with_what_others_send() {
         let receiver = start(&folder, &[&words[..], more].concat());
         receiver.until_told("0 messages");
         let to = address.parse().expect("an address");
-        // The senders begin in this order. Without --from the first one is received.
+        // The messages arrive in this order. Without --from the first one is received.
         let begin = number * 2;
         let steps = [(&stranger, "z"), (&stranger, ""), (&sender, "a"), (&stranger, "z")];
         let rest = [(&stranger, ""), (&sender, "b"), (&sender, "")];

@@ -64,7 +64,7 @@ struct Shared {
     flushes: AtomicU64,
     /// Number of restarts of the server. A writer that sees a new one reads all its blocks.
     lives: AtomicU64,
-    /// Restart after which each writer has last done so.
+    /// Restart after which each writer last read all its blocks.
     compared: [AtomicU64; WRITERS as usize],
     stop: AtomicBool,
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::support::{Folder, Running, control, run, start};
 use bowline_testkit::skipped;
 
-/// The text of `rnbd` for EBUSY.
+/// Exit status of `rnbd` for EBUSY.
 const BUSY: i32 = 256 - 16;
 
 fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
@@ -246,8 +246,9 @@ fn opening(folder: &Folder, host: u8) -> Opening {
 
 #[test]
 fn front_ends_that_are_being_opened_keep_only_their_own_disk() {
-    // tests [NB-37] One success in ten is enough: a machine may be too slow to unmap while the
-    // front ends are being opened.
+    // tests [NB-37]
+    // One success in ten is enough: a machine may be too slow to unmap while the front ends are
+    // being opened.
     assert!((0..10).any(|_| unmaps_beside_front_ends_that_are_being_opened()), "it waits for them");
 }
 

@@ -8,9 +8,9 @@ use crate::common::{Pair, Setup};
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{SendFlags, SendOp};
 
-/// Result of a poll of the network that finds nothing.
+/// Duration of a poll that finds nothing.
 const LOOK: Duration = Duration::from_nanos(350);
-/// Time of a datagram on its way, in polls.
+/// Number of polls between a send and the arrival of its datagram.
 const WAY: u64 = 6;
 
 const DELAY: Duration = Duration::from_micros(50);

@@ -19,7 +19,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A task that is polled only when it is woken.
+/// Runs a future on this thread, and polls it only when it is woken.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
