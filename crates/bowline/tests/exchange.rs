@@ -309,7 +309,7 @@ fn closing_a_socket_ends_the_calls_on_it() {
             assert_eq!(waiter.join().unwrap(), 9);
         }
         assert_eq!(socket.send_to(b"x", pair.b(4000)).unwrap_err().errno(), 9);
-        // The same number again names another socket; the old handle's end does not touch it.
+        // The same port again is another socket; the drop of the old handle does not affect it.
         let next = pair.left.bind(pair.a(4000)).unwrap();
         drop(socket);
         assert_eq!(next.local_addr(), Some(pair.a(4000)));

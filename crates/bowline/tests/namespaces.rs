@@ -70,7 +70,7 @@ impl Cable {
         assert!(ip(&format!("-n {a} link set cable down")));
         drop(process);
         assert!(ip(&format!("netns del {a}")));
-        // What was left of its connections keeps the namespace alive, but not the cable.
+        // The remains of its connections keep the namespace alive, but not the cable.
         assert!(ip(&format!("-n {} link del cable", self.namespace("b"))));
         assert!(ip(&format!("netns add {a}")));
         self.join();
