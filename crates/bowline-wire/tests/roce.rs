@@ -147,9 +147,8 @@ fn vectors_are_right_and_every_bit_counts() {
                 changed.bytes[at] ^= 1 << bit;
                 let same = changed.reference(&datagram.masked()) == icrc;
                 assert_eq!(same, masked, "{name} byte {at} bit {bit}");
-                // The ICRC of this crate must change with each field that it takes as input:
-                // lengths, protocol, destination port and the rest of the IP header follow from
-                // those.
+                // The same for this crate's ICRC, where the field is an input of it. It derives the
+                // others: lengths, protocol, destination port and the rest of the IP header.
                 let address = if udp == 20 { 12..20 } else { 8..40 };
                 let taken = masked
                     || address.contains(&at)
