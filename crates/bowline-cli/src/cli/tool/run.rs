@@ -114,7 +114,8 @@ impl Run<'_> {
         }
     }
 
-    /// Prints the objects of one kind, one to a row: devices, unless the command names another kind.
+    /// Prints the objects of one kind, one to a row: devices, unless the command names another
+    /// kind.
     fn list(&self) -> Result<(), Refusal> {
         let target = self.request.target.unwrap_or(Target::Device);
         let modes = self.modes();
@@ -226,8 +227,8 @@ impl Run<'_> {
         self.unique(target, name, &[Mode::Client])
     }
 
-    /// Writes to a file of the tree, which carries out a command. With `--debug` or `--simulate` prints
-    /// the write as a line of shell; with the latter, that is all.
+    /// Writes to a file of the tree, which carries out a command. With `--debug` or `--simulate`
+    /// prints the write as a line of shell; with the latter, that is all.
     fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
         if self.run_options.debug || self.run_options.simulate {
             say!("echo '{value}' > {}", self.inventory.shown(source, path));
