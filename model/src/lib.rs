@@ -49,7 +49,12 @@ mod sync {
     }
 }
 
+use std::sync::Arc;
+
+use lead::{Lead, Leader, Others};
+use net::Sleeper;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::thread::{self, JoinHandle};
 use shuttle::{Config, Runner};
 
 /// Orders of each kind.
@@ -64,4 +69,22 @@ fn check(model: fn()) {
     Runner::new(pct, Config::new()).run(model);
     let random = RandomScheduler::new_from_seed(SEED, ORDERS);
     Runner::new(random, Config::new()).run(model);
+}
+
+/// Starts a thread that works on `of` under the number `me`.
+fn spawn<T: Send + Sync + 'static>(of: &Arc<T>, work: fn(&T, usize), me: usize) -> JoinHandle<()> {
+    let of = Arc::clone(of);
+    thread::spawn(move || work(&of, me))
+}
+
+/// Begins a turn of the background thread, as the drivers of RDS and RoCE do. Returns as who it
+/// sleeps. `epoch` is that of its last turn; where `is_needed`, it leads whatever other threads do.
+fn begin_helper_turn(lead: &mut Lead, epoch: &mut u64, is_needed: bool) -> Sleeper {
+    let active = core::mem::replace(epoch, lead.epoch()) != lead.epoch();
+    let others = if active && !is_needed { Others::Active } else { Others::Silent };
+    if lead.take_turn(others) != Leader::Helper {
+        return Sleeper::Helper;
+    }
+    lead.fall_asleep(u64::MAX);
+    Sleeper::HelperThatLeads
 }

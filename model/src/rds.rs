@@ -5,12 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
-use shuttle::thread;
 
-use crate::check;
-use crate::lead::{Lead, Leader, Others};
+use crate::lead::{Lead, Leader};
 use crate::net::{Net, Sleeper};
 use crate::waiter::Waiter;
+use crate::{begin_helper_turn, check, spawn};
 
 /// The number of the task's socket, behind those of threads.
 const TASK: usize = 3;
@@ -220,14 +219,10 @@ impl Node {
             if st.lead.leader() == Leader::Helper {
                 st.kicked = false;
             }
-            let active = core::mem::replace(&mut epoch, st.lead.epoch()) != st.lead.epoch();
-            let others = if active && st.watched == 0 { Others::Active } else { Others::Silent };
-            let watching = st.lead.take_turn(others) == Leader::Helper;
-            if watching {
-                st.lead.fall_asleep(u64::MAX);
-            }
+            let is_needed = st.watched > 0;
+            let sleeper = begin_helper_turn(&mut st.lead, &mut epoch, is_needed);
             drop(st);
-            self.net.sleep(if watching { Sleeper::HelperThatLeads } else { Sleeper::Helper });
+            self.net.sleep(sleeper);
             let mut st = self.lock();
             if st.lead.leader() == Leader::Helper {
                 st.lead.wake_up();
@@ -274,14 +269,11 @@ fn waits(mistake: Mistake, helped: bool) {
         task: Condvar::new(),
         mistake,
     });
-    let spawn = |work: fn(&Node, usize), me| {
-        let node = Arc::clone(&node);
-        thread::spawn(move || work(&node, me))
-    };
-    let helper = helped.then(|| spawn(|node, _| node.help(), 0));
-    let task = helped.then(|| spawn(|node, _| node.run_task(), 0));
+    let helper = helped.then(|| spawn(&node, |node: &Node, _| node.help(), 0));
+    let task = helped.then(|| spawn(&node, |node: &Node, _| node.run_task(), 0));
     let peer = spawn(
-        |node, _| {
+        &node,
+        |node: &Node, _| {
             [0, 1, 2, TASK, 0, 1].into_iter().for_each(|to| node.net.arrive(to));
             node.handle(&[2], None, &mut Todo::default());
         },
@@ -291,7 +283,7 @@ fn waits(mistake: Mistake, helped: bool) {
         node.wait(me);
         node.wait(me);
     };
-    let threads = [0, 1, 2].map(|me| spawn(waits, me));
+    let threads = [0, 1, 2].map(|me| spawn(&node, waits, me));
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     peer.join().unwrap();
     task.into_iter().for_each(|task| task.join().unwrap());

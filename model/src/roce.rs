@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
-use shuttle::thread;
 
-use crate::check;
-use crate::lead::{Lead, Leader, Others};
+use crate::lead::{Lead, Leader};
 use crate::net::{Net, Sleeper};
+use crate::{begin_helper_turn, check, spawn};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mistake {
@@ -137,14 +136,9 @@ impl Device {
             if st.stop {
                 return;
             }
-            let active = core::mem::replace(&mut epoch, st.lead.epoch()) != st.lead.epoch();
-            let others = if active { Others::Active } else { Others::Silent };
-            let watching = st.lead.take_turn(others) == Leader::Helper;
-            if watching {
-                st.lead.fall_asleep(u64::MAX);
-            }
+            let sleeper = begin_helper_turn(&mut st.lead, &mut epoch, false);
             drop(st);
-            self.net.sleep(if watching { Sleeper::HelperThatLeads } else { Sleeper::Helper });
+            self.net.sleep(sleeper);
             let mut st = self.lock();
             if st.lead.leader() == Leader::Helper {
                 st.lead.wake_up();
@@ -160,13 +154,10 @@ impl Device {
 /// first.
 fn waits(mistake: Mistake, helped: bool) {
     let device = Device::new(mistake);
-    let spawn = |work: fn(&Device, usize), me| {
-        let device = Arc::clone(&device);
-        thread::spawn(move || work(&device, me))
-    };
-    let helper = helped.then(|| spawn(|device, _| device.help(), 0));
+    let helper = helped.then(|| spawn(&device, |device: &Device, _| device.help(), 0));
     let peer = spawn(
-        |device, _| {
+        &device,
+        |device: &Device, _| {
             [0, 1, 2, 0, 1].into_iter().for_each(|to| device.net.arrive(to));
             device.handle(&[2]);
         },
@@ -176,7 +167,7 @@ fn waits(mistake: Mistake, helped: bool) {
         device.wait(me);
         device.wait(me);
     };
-    let threads = [0, 1, 2].map(|me| spawn(waits, me));
+    let threads = [0, 1, 2].map(|me| spawn(&device, waits, me));
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     peer.join().unwrap();
     device.lock().stop = true;
@@ -187,10 +178,7 @@ fn waits(mistake: Mistake, helped: bool) {
 /// Three threads, of which the first gets no completion and waits only so long.
 fn limits(mistake: Mistake) {
     let device = Device::new(mistake);
-    let threads = [0, 1, 2].map(|me| {
-        let device = Arc::clone(&device);
-        thread::spawn(move || device.wait(me))
-    });
+    let threads = [0, 1, 2].map(|me| spawn(&device, Device::wait, me));
     device.net.arrive(2);
     device.lock().late = true;
     device.net.arrive(1);

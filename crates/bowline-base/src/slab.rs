@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-/// Where an object stands: its index, and the generation of the object at that index.
+/// Key of an object: its index, and the generation of the object at that index.
 pub type Key = (u32, u32);
 
 /// Objects under small dense keys.

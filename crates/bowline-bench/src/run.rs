@@ -1,4 +1,5 @@
-//! Starts the two sides of a measurement, hears their result and watches who else used the machine.
+//! Starts the two sides of a measurement, reads their result, and measures how much of the machine
+//! other processes used.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, UdpSocket};
@@ -13,13 +14,13 @@ use crate::cell::{Cell, Words};
 use crate::role::{PROGRAM, Side};
 use crate::sys;
 
-/// Share of the machine others may use during a measurement before it is repeated.
+/// Share of the machine that other processes may use before a measurement is repeated.
 pub(crate) const FOREIGN_LIMIT: f64 = 0.15;
-/// How long a side may take to say that it can be reached.
+/// Longest time until a started side reports its address.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// How long a result may take beyond warm-up and window.
 pub(crate) const RESULT_LIMIT: Duration = Duration::from_secs(20);
-/// How long a side may take to end after it was told to.
+/// Longest time until a side has ended after it was asked to.
 const END_LIMIT: Duration = Duration::from_secs(3);
 
 /// One result.
@@ -41,13 +42,13 @@ pub(crate) struct Sample {
     pub(crate) tx_syscalls: Option<f64>,
     /// Percentiles of the round trip, in nanoseconds.
     pub(crate) lat: Option<Vec<u64>>,
-    /// Everything the counting side said.
+    /// All fields of the counting side's result.
     pub(crate) words: Words,
-    /// Everything the side that does not count said of its whole life.
+    /// All fields of the other side's result, which covers its whole run.
     pub(crate) other: Words,
-    /// Share of the machine that others used meanwhile.
+    /// Share of the machine that other processes used meanwhile.
     pub(crate) foreign: f64,
-    /// How often this was measured until the machine was quiet enough.
+    /// Number of measurements until the machine was quiet enough.
     pub(crate) tries: u32,
 }
 
@@ -72,7 +73,7 @@ impl Sample {
         Some([sent(&self.words)? / self.count as f64, sent(&self.other)? / served as f64])
     }
 
-    /// Says whether others used too much of the machine.
+    /// Tells whether other processes used too much of the machine.
     pub(crate) fn is_disturbed(&self) -> bool {
         self.foreign > FOREIGN_LIMIT
     }
@@ -100,7 +101,7 @@ impl Usage {
         Self { at: Instant::now(), busy, steal: stat.steal, own }
     }
 
-    /// Share of the machine that others used since `before`.
+    /// Share of the machine that other processes used since `before`.
     fn foreign_since(&self, before: &Self, cores: usize) -> f64 {
         let wall = (self.at - before.at).as_secs_f64() * cores as f64;
         let busy = (self.busy - before.busy) - (self.own - before.own);
@@ -108,13 +109,13 @@ impl Usage {
     }
 }
 
-/// CPU time, in nanoseconds, of those children of a process that it has seen end.
+/// CPU time, in nanoseconds, of the children that a process has waited for.
 fn ended_children_ns(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     children_ns(&stat).unwrap_or(0)
 }
 
-/// Reads that out of the line of the process; its name may have spaces and parentheses in it.
+/// Parses that from the process's line in /proc; its name may contain spaces and parentheses.
 fn children_ns(stat: &str) -> Option<u64> {
     const TICK_NS: u64 = 10_000_000; // as in `Stat::parse`
     // The name is field 2; 16 and 17 are user and system time of children.
@@ -148,7 +149,7 @@ impl Stat {
     }
 }
 
-/// Where the kernel books the time of interrupts, in which packets are carried: it differs with the
+/// Where the kernel accounts the time of interrupts, which handle packets: it depends on the
 /// kernel's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interrupts {
@@ -159,7 +160,7 @@ enum Interrupts {
 }
 
 impl Interrupts {
-    /// Carries packets for some time and looks where it went.
+    /// Sends packets for a while and compares the accounts.
     fn find() -> Self {
         const SPELL_NS: u64 = 60_000_000;
         let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) else { return Self::Charged };
@@ -181,12 +182,12 @@ impl Interrupts {
     }
 }
 
-enum Heard {
+enum SideOutput {
     Line(Side, String),
     End(Side),
 }
 
-/// A started side; ends with its guard.
+/// A started side, which ends when this is dropped.
 struct Running {
     child: Child,
     input: Option<ChildStdin>,
@@ -194,9 +195,10 @@ struct Running {
 }
 
 impl Running {
-    fn start(mut command: Command, side: Side, to: Sender<Heard>) -> Result<Self, String> {
-        // Also when it is halted and cannot notice the end of its input. What a terminal tells its
-        // foreground is not for it: a halted one would go on.
+    fn start(mut command: Command, side: Side, to: Sender<SideOutput>) -> Result<Self, String> {
+        // The side ends with this thread, even if it is stopped and cannot notice the end of its
+        // input. It has a process group of its own, since a signal of the terminal would continue a
+        // stopped one.
         sys::end_with_this_thread(&mut command);
         command.process_group(0);
         let mut child = command
@@ -210,31 +212,31 @@ impl Running {
         };
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
-                if to.send(Heard::Line(side, line)).is_err() {
+                if to.send(SideOutput::Line(side, line)).is_err() {
                     return; // the measurement is over
                 }
             }
-            // Nobody listens once the measurement is over.
-            let _ = to.send(Heard::End(side));
+            // The receiver is gone once the measurement is over.
+            let _ = to.send(SideOutput::End(side));
         });
-        let (tell, complaint) = channel();
+        let (last_line, complaint) = channel();
         std::thread::spawn(move || {
             let last = BufReader::new(err).lines().map_while(Result::ok).last();
-            // Nobody listens once the measurement is over.
-            let _ = tell.send(last.unwrap_or_default());
+            // The receiver is gone once the measurement is over.
+            let _ = last_line.send(last.unwrap_or_default());
         });
         let input = child.stdin.take();
         Ok(Self { child, input, complaint })
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send_line(&mut self, line: &str) {
         if let Some(input) = &mut self.input {
             // A side that has ended is noticed by the end of its output.
             let _ = writeln!(input, "{line}").and_then(|()| input.flush());
         }
     }
 
-    /// Waits for the end until `deadline`, then kills.
+    /// Waits for the end of the process until `deadline`, then kills it.
     fn end(&mut self, deadline: Instant) -> Option<ExitStatus> {
         self.input = None;
         loop {
@@ -242,7 +244,7 @@ impl Running {
                 Ok(None) if Instant::now() < deadline => sleep(Duration::from_micros(300)),
                 Ok(Some(status)) => return Some(status),
                 Ok(None) | Err(_) => {
-                    // It may have ended by itself between the look and the kill.
+                    // It may have ended by itself before the kill.
                     let _ = self.child.kill();
                     return self.child.wait().ok();
                 }
@@ -250,12 +252,12 @@ impl Running {
         }
     }
 
-    /// Says of a side whose output has ended whether it did what it was to do.
+    /// Tells whether a side whose output has ended was successful.
     fn has_ended_well(&mut self) -> bool {
         self.end(Instant::now() + END_LIMIT).is_some_and(|status| status.success())
     }
 
-    /// Why the side ended, for a message.
+    /// Returns why the side ended, for an error text.
     fn why(&mut self) -> String {
         let status = self.end(Instant::now() + END_LIMIT);
         let said = self.complaint.recv_timeout(END_LIMIT).unwrap_or_default();
@@ -306,22 +308,25 @@ impl Launcher {
         command
     }
 
-    /// Starts both sides of a cell, which then wait. `program` is the peer's own, where it has one.
+    /// Starts both sides of a cell, which then wait for [`Run::go`]. `program`: the peer's own
+    /// program, if it has one.
     pub(crate) fn start(
         &self,
         cell: &Cell,
         program: Option<&std::path::Path>,
     ) -> Result<Run, String> {
-        let (to, heard) = channel();
+        let (to, output) = channel();
         let start = |side| Running::start(self.command(cell, side, program), side, to.clone());
         let (rx, tx) = (start(Side::Rx)?, start(Side::Tx)?);
         drop(to);
         let pids = vec![rx.child.id(), tx.child.id()];
         let words = [Words::default(), Words::default()];
-        let mut run = Run { cell: cell.clone(), rx, tx, heard, pids, words };
+        let mut run = Run { cell: cell.clone(), rx, tx, output, pids, words };
         let deadline = Instant::now() + START_LIMIT;
-        run.words =
-            [run.hear(Side::Rx, "ready", deadline)?, run.hear(Side::Tx, "ready", deadline)?];
+        run.words = [
+            run.wait_line(Side::Rx, "ready", deadline)?,
+            run.wait_line(Side::Tx, "ready", deadline)?,
+        ];
         let programs = run.words.each_ref().map(|words| words.number(PROGRAM));
         run.pids.extend(programs.into_iter().flatten().map(|pid| pid as u32));
         Ok(run)
@@ -337,12 +342,13 @@ impl Launcher {
         let watch = self.watch(run.pids.clone());
         run.go();
         let window = Duration::from_millis(cell.warm_ms + cell.window_ms);
-        let words = run.hear_counting("result", window + RESULT_LIMIT)?;
+        let words = run.wait_counting("result", window + RESULT_LIMIT)?;
         let foreign = watch.foreign();
         run.finish(words, foreign)
     }
 
-    /// Watches from now on who uses the machine besides this process and those of the bench.
+    /// Begins to measure how much of the machine other processes use than this one and those of the
+    /// bench.
     pub(crate) fn watch(&self, pids: Vec<u32>) -> Watch {
         let before = Usage::now(&pids, self.interrupts);
         Watch { pids, before, interrupts: self.interrupts, cores: self.cores }
@@ -370,7 +376,7 @@ impl Launcher {
         best.map(|best| Sample { tries: best.tries.max(1), ..best }).ok_or("not measured".into())
     }
 
-    /// Waits until others use little of the machine, or until `at_most` is over.
+    /// Waits until other processes use little of the machine, at most `at_most`.
     pub(crate) fn wait_quiet(&self, at_most: Duration) {
         let end = Instant::now() + at_most;
         while Instant::now() < end {
@@ -383,7 +389,7 @@ impl Launcher {
     }
 }
 
-/// Who uses the machine since some moment.
+/// Use of the machine by other processes since some moment.
 pub(crate) struct Watch {
     pids: Vec<u32>,
     before: Usage,
@@ -392,7 +398,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Share of the machine that others used so far.
+    /// Share of the machine that other processes used so far.
     pub(crate) fn foreign(&self) -> f64 {
         Usage::now(&self.pids, self.interrupts).foreign_since(&self.before, self.cores)
     }
@@ -403,10 +409,10 @@ pub(crate) struct Run {
     cell: Cell,
     rx: Running,
     tx: Running,
-    heard: Receiver<Heard>,
+    output: Receiver<SideOutput>,
     /// The receiver, the sender, and programs that they have started.
     pub(crate) pids: Vec<u32>,
-    /// How the receiver and the sender can be reached.
+    /// Addresses of the receiver and the sender, as they reported them.
     words: [Words; 2],
 }
 
@@ -415,44 +421,44 @@ impl Run {
         if self.cell.kind.is_counted_by_sender() { Side::Tx } else { Side::Rx }
     }
 
-    /// Has both sides begin; each hears how to reach the other.
+    /// Begins the measurement: sends each side the address of the other.
     pub(crate) fn go(&mut self) {
         let [rx, tx] = self.words.each_ref().map(Words::line);
-        self.rx.tell(&format!("go pid={} {tx}", self.pids[1]));
-        self.tx.tell(&format!("go pid={} {rx}", self.pids[0]));
+        self.rx.send_line(&format!("go pid={} {tx}", self.pids[1]));
+        self.tx.send_line(&format!("go pid={} {rx}", self.pids[0]));
     }
 
     /// Waits for a line of the side that counts.
-    pub(crate) fn hear_counting(&mut self, word: &str, at_most: Duration) -> Result<Words, String> {
-        self.hear(self.counting(), word, Instant::now() + at_most)
+    pub(crate) fn wait_counting(&mut self, word: &str, at_most: Duration) -> Result<Words, String> {
+        self.wait_line(self.counting(), word, Instant::now() + at_most)
     }
 
-    /// Gives the side that counts an order.
-    pub(crate) fn tell_counting(&mut self, order: &str) {
+    /// Sends a command to the side that counts.
+    pub(crate) fn send_counting(&mut self, order: &str) {
         match self.counting() {
-            Side::Rx => self.rx.tell(order),
-            Side::Tx => self.tx.tell(order),
+            Side::Rx => self.rx.send_line(order),
+            Side::Tx => self.tx.send_line(order),
         }
     }
 
-    /// Has both sides end after the result was heard.
+    /// Ends both sides after the result was read.
     pub(crate) fn finish(mut self, words: Words, foreign: f64) -> Result<Sample, String> {
         let mut done = Words::default();
         if !self.cell.kind.is_round_trip() {
-            self.tx.tell("stop");
-            // A sender that hangs in a call ends without an answer, and without its counters.
+            self.tx.send_line("stop");
+            // A sender that hangs in a call is ended without its counters.
             let limit = Instant::now() + END_LIMIT;
-            done = self.hear(Side::Tx, "done", limit).unwrap_or_default();
+            done = self.wait_line(Side::Tx, "done", limit).unwrap_or_default();
         }
         if self.cell.kind.is_of_storage() {
             done = Words::default();
             if self.cell.subject.is_rtrs() {
-                self.rx.tell("stop");
-                done = self.hear(Side::Rx, "done", Instant::now() + END_LIMIT)?;
+                self.rx.send_line("stop");
+                done = self.wait_line(Side::Rx, "done", Instant::now() + END_LIMIT)?;
             }
         }
-        self.rx.tell("quit");
-        self.tx.tell("quit");
+        self.rx.send_line("quit");
+        self.tx.send_line("quit");
         let deadline = Instant::now() + END_LIMIT;
         self.tx.end(deadline);
         self.rx.end(deadline);
@@ -460,12 +466,12 @@ impl Run {
     }
 
     /// Waits for a line of one side that begins with `word`. An error of either side ends the wait.
-    fn hear(&mut self, from: Side, word: &str, deadline: Instant) -> Result<Words, String> {
+    fn wait_line(&mut self, from: Side, word: &str, deadline: Instant) -> Result<Words, String> {
         let mut early = Vec::new();
         let found = loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.heard.recv_timeout(left) {
-                Ok(Heard::Line(side, line)) => {
+            match self.output.recv_timeout(left) {
+                Ok(SideOutput::Line(side, line)) => {
                     if let Some(why) = line.strip_prefix("error ") {
                         break Err(format!("{}: {why}", side_name(side)));
                     }
@@ -473,10 +479,10 @@ impl Run {
                         Some(rest) if side == from => {
                             break Ok(Words::parse(rest.split_whitespace()));
                         }
-                        _ => early.push(Heard::Line(side, line)),
+                        _ => early.push(SideOutput::Line(side, line)),
                     }
                 }
-                Ok(Heard::End(side)) if side == from || word != "done" => {
+                Ok(SideOutput::End(side)) if side == from || word != "done" => {
                     let running = if side == Side::Rx { &mut self.rx } else { &mut self.tx };
                     // The side that answers ends after the side that asks, whose last line may be
                     // read after that.
@@ -485,7 +491,7 @@ impl Run {
                     }
                     break Err(format!("{}: {}", side_name(side), running.why()));
                 }
-                Ok(Heard::End(_)) => {}
+                Ok(SideOutput::End(_)) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     break Err(format!("{} did not say {word} in time", side_name(from)));
                 }
@@ -495,13 +501,13 @@ impl Run {
             }
         };
         if found.is_ok() && !early.is_empty() {
-            // Lines of the other side that came first are heard again, before what comes later.
-            let (to, heard) = channel();
+            // Lines of the other side that came first are put back before later ones.
+            let (to, output) = channel();
             for item in early {
                 // The receiver is held here.
                 let _ = to.send(item);
             }
-            let later = std::mem::replace(&mut self.heard, heard);
+            let later = std::mem::replace(&mut self.output, output);
             std::thread::spawn(move || later.into_iter().try_for_each(|item| to.send(item)));
         }
         found

@@ -56,24 +56,24 @@ impl Party {
     /// Lets it run until it is warm.
     fn warm(mut self) -> Result<Self, String> {
         self.run.go();
-        self.run.hear_counting("warm", WARM_LIMIT)?;
+        self.run.wait_counting("warm", WARM_LIMIT)?;
         self.halt(true);
         Ok(self)
     }
 
     /// Lets it run for a turn.
     fn take_turn(&mut self) -> Result<(), String> {
-        self.run.tell_counting("turn");
+        self.run.send_counting("turn");
         self.halt(false);
-        let over = self.run.hear_counting("over", TURN_LIMIT);
+        let over = self.run.wait_counting("over", TURN_LIMIT);
         self.halt(true);
         over.map(drop)
     }
 
     fn end(mut self, foreign: f64) -> Result<Sample, String> {
-        self.run.tell_counting("end");
+        self.run.send_counting("end");
         self.halt(false);
-        let words = self.run.hear_counting("result", RESULT_LIMIT)?;
+        let words = self.run.wait_counting("result", RESULT_LIMIT)?;
         self.run.finish(words, foreign)
     }
 }

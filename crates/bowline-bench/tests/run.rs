@@ -23,7 +23,7 @@ fn measurements(json: &str, label: &str) -> Vec<String> {
     json.lines().filter(|line| line.contains(&key)).map(str::to_owned).collect()
 }
 
-/// How long a measurement counted.
+/// Returns the duration of a measurement.
 fn seconds(line: &str) -> f64 {
     let text = line.split("\"seconds\": ").nth(1).and_then(|rest| rest.split(',').next());
     text.and_then(|text| text.parse().ok()).unwrap_or(0.0)
@@ -72,7 +72,7 @@ fn atomics_immediates_and_several_queue_pairs_are_measured_with_loss_at_any_mtu(
     let words = "roce --rounds 1 --secs 0.05 --only bulk,send,atomic --mtu 512 --loss 0.1 --json -";
     let out = bench(&words.split(' ').collect::<Vec<_>>());
     let said = text(&out.stdout);
-    // No target is about this.
+    // This cell belongs to no target.
     assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
     assert!(!said.contains("\"error\"") && !said.contains("V1 "), "{said}");
     assert!(said.contains("all cells at path MTU 512") && said.contains("bulk/512"), "{said}");

@@ -1,4 +1,4 @@
-//! File stores against what the system does to them: a process killed, a file system that is full.
+//! File stores in a killed process and on a full file system.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -31,14 +31,14 @@ fn open(path: &Path, bytes: u64, direct: bool) -> Arc<LocalDevice> {
     LocalDevice::new("file", backend)
 }
 
-/// Block `i` of generation `generation`.
+/// Returns the contents of block `i` in a generation.
 fn content(i: u64, generation: u64) -> Vec<u8> {
     (0..BLOCK as u64 / 8)
         .flat_map(|word| (i << 40 ^ generation << 16 ^ word).to_le_bytes())
         .collect()
 }
 
-/// Runs one of the ignored tests of this file in a process of its own.
+/// Runs one of the ignored tests of this file in a separate process.
 fn child(command: &mut Command, test: &str, path: &Path) -> Child {
     command
         .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
@@ -109,8 +109,8 @@ fn writes_until_killed() {
     }
 }
 
-/// A full file system answers ENOSPC to that write; what was there stays readable, and once there
-/// is room again writing goes on.
+/// A full file system answers ENOSPC to that write; older data stay readable, and writes succeed
+/// again once there is room.
 #[test]
 fn a_full_file_system_is_enospc_for_that_write_only() {
     let dir = std::env::temp_dir().join(format!("bowline-full-{}", std::process::id()));
@@ -163,8 +163,8 @@ fn fills_a_file_system() {
     println!("went on");
 }
 
-/// A block device is taken with its own block size, without the page cache, and discards where it
-/// can.
+/// A block device is opened with its own block size and without the page cache, and discards if it
+/// supports that.
 #[test]
 fn a_block_device_keeps_its_own_blocks() {
     let path = std::env::temp_dir().join(format!("bowline-loop-{}", std::process::id()));
@@ -212,7 +212,7 @@ fn a_block_device_keeps_its_own_blocks() {
         let mut read = vec![0; 3 << 20];
         sync::read_at(&*disk, 1 << 20, &mut read).expect("read");
         assert!(read == long);
-        // More at a time than there are threads for it.
+        // More requests at a time than there are threads.
         std::thread::scope(|scope| {
             for piece in 0..8 {
                 let disk = &disk;

@@ -1,5 +1,5 @@
-//! The file front end, with the programs that use files. Where nothing can be mounted, the tests
-//! report a skip.
+//! The file front end, used by common programs. Where nothing can be mounted, the tests report a
+//! skip.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -23,7 +23,7 @@ struct Mounted {
     dir: PathBuf,
     file: PathBuf,
     disk: Arc<LocalDevice>,
-    /// What the disk is of.
+    /// The store behind the disk.
     store: File,
 }
 
@@ -91,7 +91,7 @@ fn it_behaves_as_a_file_of_fixed_size() {
     for other in [0, 1] {
         assert_eq!(file.set_len(other).map_err(|e| e.kind()), Err(ErrorKind::InvalidInput));
     }
-    // Odd places and lengths; the end.
+    // Unaligned offsets and lengths, and the end of the file.
     file.write_all_at(b"hello", 1_000_001).expect("written");
     file.sync_data().expect("flushed");
     let mut out = [1; 9];
@@ -109,7 +109,7 @@ fn it_behaves_as_a_file_of_fixed_size() {
     assert_eq!(missing.err(), Some(ErrorKind::NotFound));
     let made = File::create_new(mounted.dir.join("new")).map_err(|e| e.raw_os_error());
     let refused = Err(Some(libc::EPERM));
-    // Others than root are told by the mode of the folder.
+    // Users other than root are refused by the mode of the folder.
     if rustix::process::geteuid().is_root() {
         assert_eq!(made.map(drop), refused, "no other files");
         let other = mounted.dir.join("other");
@@ -169,7 +169,7 @@ fn a_read_only_file_is_not_written() {
 fn a_file_system_is_made_and_checked_on_it() {
     let Some(mounted) = mount("mkfs", 64 << 20, FuseOptions::default()) else { return };
     let file = mounted.file.display().to_string();
-    // The sources of this crate, as files to put there.
+    // The sources of this crate, as files to copy.
     let source = env!("CARGO_MANIFEST_DIR");
     let Some((code, text)) = run("mkfs.ext4", &["-q", "-F", "-d", source, &file]) else { return };
     assert_eq!(code, 0, "{text}");
@@ -236,7 +236,7 @@ fn a_file_that_is_open_is_in_use() {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     };
-    // Looking is no use.
+    // Listings and stat do not count as uses.
     assert_eq!(std::fs::read_dir(&mounted.dir).expect("listed").count(), 1);
     assert_eq!(std::fs::metadata(&mounted.file).expect("there").len(), 1 << 20);
     assert_eq!(mount.opens(), 0);
@@ -248,7 +248,7 @@ fn a_file_that_is_open_is_in_use() {
     drop((first, second));
     until("one is closed", &|| mount.opens() == 1);
     assert!(!mount.disable_if_unused());
-    // Refused is refused: it can be opened still.
+    // A refused `disable_if_unused` changes nothing: the file can still be opened.
     drop(File::open(&mounted.file).expect("opened"));
     drop(again);
     until("nobody uses it", &|| mount.disable_if_unused());
@@ -266,7 +266,7 @@ struct Direct {
 }
 
 impl Direct {
-    /// `None` where there are no such requests.
+    /// `None` where the system has no such requests.
     fn open(path: &Path) -> Option<Self> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
         match IoUring::new(2) {
@@ -278,7 +278,7 @@ impl Direct {
         }
     }
 
-    /// Reads 4096 bytes; returns how many there were.
+    /// Reads 4096 bytes; returns the number read.
     fn read(&mut self, offset: u64) -> i32 {
         let mut memory = vec![0_u8; 8192];
         let at = memory.as_ptr().align_offset(4096);
@@ -303,7 +303,7 @@ fn who_truncates_the_file_takes_nothing_from_those_who_read() {
     assert_eq!((direct.read(0), direct.read(end)), (4096, 4096), "while it is open");
     drop(file);
     assert_eq!((direct.read(0), direct.read(end)), (4096, 4096), "and after");
-    // The programs that do so.
+    // Common programs that write the file.
     let image = mounted.dir.with_extension("image");
     std::fs::write(&image, [9; 100_000]).expect("an image");
     let (from, to) = (image.display().to_string(), mounted.file.display().to_string());
@@ -317,7 +317,7 @@ fn who_truncates_the_file_takes_nothing_from_those_who_read() {
     let mut out = [0; 2];
     File::open(&mounted.file).expect("opened").read_exact_at(&mut out, 99_999).expect("read");
     assert_eq!(out, [9, 0]);
-    // Readers are not held up by many who do it.
+    // Readers are not delayed by many threads that open and close the file.
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let _end = Stop(&stop);
@@ -331,7 +331,7 @@ fn who_truncates_the_file_takes_nothing_from_those_who_read() {
     });
 }
 
-/// Ends the threads that look at it, also when a test fails: it would hang then.
+/// Ends the threads that check this flag, also when the test fails, which would hang otherwise.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -347,7 +347,7 @@ fn a_disk_that_grew_is_read_to_its_end() {
     assert_eq!((direct.read(0), direct.read(4 << 20)), (4096, 0));
     mounted.store.set_len(8 << 20).expect("grown");
     mounted.disk.resize().expect("looked at");
-    // The system learns of it a moment later.
+    // The system notices a moment later.
     let start = std::time::Instant::now();
     while direct.read(4 << 20) == 0 {
         assert!(start.elapsed().as_secs() < 20, "it never grew");
@@ -400,7 +400,7 @@ fn what_a_disk_that_shrinks_did_not_take_is_not_reported() {
     std::fs::remove_dir(&dir).expect("removed");
 }
 
-/// A disk of any size, of which nothing is kept.
+/// A disk of any size that stores nothing.
 struct Vast(u64);
 
 impl Backend for Vast {

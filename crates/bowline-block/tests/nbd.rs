@@ -90,7 +90,7 @@ fn nbdinfo_sees_what_the_disk_can_do() {
     }
 }
 
-/// A disk of any size, of which nothing is kept, with discards that are larger than any request.
+/// A disk of any size that stores nothing, with discards larger than any request.
 struct Vast(u64);
 
 impl Backend for Vast {
@@ -253,7 +253,7 @@ fn fio_verifies_random_io_over_several_connections() {
     }
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 fn until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -262,7 +262,7 @@ fn until(what: &str, so: impl Fn() -> bool) {
     }
 }
 
-/// A client made by hand.
+/// A hand-made client.
 struct Client(UnixStream);
 
 impl Client {
@@ -326,7 +326,7 @@ fn wrong_requests_are_refused_and_the_connection_goes_on() {
         client.ask(flags, command, offset ^ 77, offset, len);
         assert_eq!(client.reply(), (offset ^ 77, error), "{flags} {command} {offset} {len}");
     }
-    // The data of a refused write is thrown away, however much it is.
+    // The data of a refused write are discarded, however long.
     client.ask(0, write, 1, 512, 1 << 20);
     client.0.write_all(&vec![9; 1 << 20]).expect("data");
     assert_eq!(client.reply(), (1, 28));
@@ -361,7 +361,7 @@ fn a_client_that_does_not_read_holds_up_nobody() {
     let served = serve("lazy", memory(16 << 20), NbdOptions::default());
     let mut lazy = Client::connect(&served);
     let mut good = Client::connect(&served);
-    // Far more than the socket holds, and than the server keeps for one connection.
+    // Far more than the socket buffers and the server's memory of one connection hold.
     for i in 0..200 {
         lazy.ask(0, 0, i, 0, 256 << 10);
     }
@@ -380,7 +380,7 @@ fn a_client_that_does_not_read_holds_up_nobody() {
         .collect();
     seen.sort_unstable();
     assert_eq!(seen, (0..200).collect::<Vec<_>>());
-    // What is asked before it says goodbye is answered.
+    // Requests sent before a disconnect are answered.
     good.ask(0, 0, 1, 0, 1 << 20);
     good.ask(0, 2, 2, 0, 0);
     assert_eq!(good.reply(), (1, 0));
@@ -412,17 +412,17 @@ fn what_is_no_socket_of_its_own_is_left_alone() {
     let disk = LocalDevice::new("disk", memory(1 << 20));
     let serve = || nbd::serve(disk.clone(), &path, NbdOptions::default());
     std::fs::write(&path, "precious").expect("a file");
-    // To connect to it is refused, as to a socket that was left behind.
+    // Connecting to it is refused, as with a stale socket.
     assert_eq!(serve().err().and_then(|e| e.raw_os_error()), Some(libc::EADDRINUSE));
     assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "precious");
     std::fs::remove_file(&path).expect("it is there");
-    // A link is not followed, and what it leads to is not removed either.
+    // A link is not followed, and its target is not removed either.
     std::fs::write(&aside, "precious").expect("a file");
     std::os::unix::fs::symlink(&aside, &path).expect("a link");
     assert_eq!(serve().err().and_then(|e| e.raw_os_error()), Some(libc::EADDRINUSE));
     std::fs::remove_file(&path).expect("it is there");
 
-    // Somebody has put a socket of theirs in the place of this one.
+    // Another process has put its own socket in the place of this one.
     let server = serve().expect("served");
     std::fs::rename(&path, &aside).expect("moved");
     let theirs = std::os::unix::net::UnixListener::bind(&path).expect("bound");
@@ -434,7 +434,7 @@ fn what_is_no_socket_of_its_own_is_left_alone() {
     }
 }
 
-/// A store whose answers the test decides on.
+/// A store whose answers the test controls.
 struct Faulty {
     held: Mutex<Vec<(BackendIo, Arc<dyn BackendDone>)>>,
     seen: Mutex<Vec<(IoOp, bool)>>,
@@ -503,7 +503,7 @@ fn errors_of_the_disk_reach_the_client_by_request() {
     let (w, d, f) = (IoOp::Write, IoOp::Discard, IoOp::Flush);
     let seen = [(w, true), (d, false), (f, false), (d, false), (f, false)];
     assert_eq!(*faulty.seen.lock().expect("whole"), seen);
-    // A request the disk is slow with does not hold up the others, and may outlive its client.
+    // A slow request does not delay the others, and may outlive its client.
     client.ask(0, read, 7, 4 * 4096, 512);
     client.ask(0, read, 8, 36864, 512);
     assert_eq!(client.reply(), (8, 0));
@@ -557,7 +557,7 @@ fn waits(client: &UnixStream) -> bool {
     waits
 }
 
-/// Somebody who comes again and again while the disk does not answer gets no more memory than
+/// A client that reconnects again and again while the disk does not answer gets no more memory than
 /// others.
 #[test]
 fn requests_that_outlive_their_clients_count() {
@@ -577,13 +577,14 @@ fn requests_that_outlive_their_clients_count() {
     assert!(is_greeted(&another), "their requests are over");
 }
 
-/// What a client asked for that has hung up is not fetched for nobody, and its place is another's.
+/// Queued requests of a client that has hung up are not carried out, and its place goes to another
+/// client.
 #[test]
 fn a_client_that_hangs_up_ends_with_what_it_asked_for() {
     let faulty = Faulty::new();
     let served = serve("hang-up", faulty.clone(), places(1));
     let mut client = Client::connect(&served);
-    // More than may be under way; no more than the socket takes.
+    // More requests than may be in flight, and no more than the socket buffers.
     for n in 0..400 {
         client.ask(0, 0, n, 4 * 4096, 512);
     }
@@ -617,7 +618,7 @@ fn changes_before_a_goodbye_are_made_though_nobody_waits_for_the_answer() {
     client.0.write_all(&said).expect("said");
     drop(client);
     until("both are made", || faulty.seen.lock().expect("whole").len() == 2);
-    // Its place is free, though the disk is at it still and in use.
+    // Its place is free, although the disk still carries out one of its requests.
     let next = Client::connect(&served);
     assert_eq!(served.server.connections(), 2);
     faulty.let_go();
@@ -634,7 +635,7 @@ fn clients_wait_for_a_place_and_one_that_says_nothing_makes_way() {
     assert!(waits(&third), "both places are taken by clients that are served");
     drop(first);
     assert!(is_greeted(&third));
-    // The third says nothing, and nobody leaves.
+    // The third client sends nothing, and none disconnects.
     let mut fourth = Client::connect(&served);
     fourth.ask(0, 0, 1, 0, 512);
     assert_eq!(fourth.reply(), (1, 0));
@@ -642,8 +643,8 @@ fn clients_wait_for_a_place_and_one_that_says_nothing_makes_way() {
     drop(second);
 }
 
-/// Requests and noise in any order and cut anywhere: the server answers what it can, ends what it
-/// cannot, and goes on.
+/// Requests and noise in any order and cut anywhere: the server answers valid requests, ends
+/// connections with invalid ones, and continues.
 #[test]
 fn random_streams_hurt_nobody() {
     let served = serve("random", memory(1 << 20), NbdOptions::default());

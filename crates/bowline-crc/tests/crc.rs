@@ -1,4 +1,4 @@
-//! Against `crc32fast`, for every length, and that a copy is one.
+//! Compares CRCs with `crc32fast` for every length, and copies with their source.
 
 use bowline_crc::{copy, sum, update};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn reference(crc: u32, bytes: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Bytes without order.
+/// Pseudorandom bytes.
 fn noise(len: usize) -> Vec<u8> {
     let next = |state: &mut u64| {
         *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -72,7 +72,7 @@ fn every_bit_counts() {
     }
 }
 
-/// Somebody writes all the while to what is copied.
+/// Another thread writes to the source during the copy.
 #[test]
 fn what_is_stored_is_what_was_summed() {
     use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

@@ -10,12 +10,12 @@
 //! server: {"version":1,"ok":false,"errno":22,"error":"version 2 was asked for and ..."}
 //! ```
 //!
-//! One request, one answer, any number of times per connection. Operations: `read` (the value,
-//! as [`Value::to_json`](crate::Value::to_json)), `text` (the exact text of the file), `write`
-//! (what the command has found out, or `null`), `list` (an array of objects with `name` and `mode`,
-//! `link` or neither), `dump` (everything below a directory). A request without a version means
-//! version 1. An answer with a version means that the line was no request of the server's version.
-//! The socket file belongs to the user who runs the server; other users cannot connect.
+//! One request, one answer, any number of times per connection. Operations: `read` (the value, as
+//! [`Value::to_json`](crate::Value::to_json)), `text` (the exact text of the file), `write` (the
+//! result of the command, or `null`), `list` (an array of objects with `name` and `mode`, `link` or
+//! neither), `dump` (everything below a directory). A request without a version means version 1. An
+//! answer with a version means that the line was no request of the server's version. The socket
+//! file belongs to the user who runs the server; other users cannot connect.
 
 use std::{
     fs,
@@ -206,7 +206,7 @@ impl ClientHandler for Caller {
         self.leave();
     }
 
-    /// Commands that change something go on all the same.
+    /// Commands that change something continue all the same.
     fn abort(&self) {
         self.leave();
     }
@@ -248,9 +248,9 @@ fn serve_client(
     }
 }
 
-/// Returns the answer to a line that is no request of this version. Its version tells clients so.
-/// The member `ok` is for those of the time when RDS nodes had a protocol of their own: they show
-/// the text of an answer that is not `ok`.
+/// Returns the answer to a line that is no request of this version, which clients see by the member
+/// `version`. The member `ok` is for clients older than the common protocol, which print the text
+/// of an answer that is not `ok`.
 fn refusal(text: &str) -> Json {
     Json::Object(vec![
         ("version".to_owned(), Json::Int(VERSION)),
@@ -324,8 +324,8 @@ pub enum Op<'a> {
     List,
     /// Everything below a directory.
     Dump,
-    /// Writes this value, which carries out a command. The answer is what the command has found
-    /// out, or `null`.
+    /// Writes this value, which carries out a command. The answer is the result of the command, or
+    /// `null`.
     Write(&'a str),
 }
 
@@ -417,8 +417,7 @@ impl Client {
     }
 }
 
-/// Tells results and errors of the tree from the answer to what was no request of the server's
-/// version.
+/// Distinguishes results and errors of the tree from the answer to a request of another version.
 fn result(answer: Json) -> io::Result<Answer> {
     let refusal = answer.member("error").and_then(Json::as_str).unwrap_or("no result").to_owned();
     if answer.member("version").is_none() {

@@ -150,7 +150,7 @@ fn a_tree_with_somebody_in_it_goes_away_all_the_same() {
     fs::remove_dir(&dir).unwrap();
 }
 
-/// A document that is longer than one read takes, of another letter each time it is made.
+/// A document longer than one read, of a different letter each time it is produced.
 #[derive(Default)]
 struct Long(AtomicU8);
 

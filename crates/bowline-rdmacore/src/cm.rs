@@ -1,18 +1,15 @@
 //! Connections by librdmacm.
 //!
 //! Queue pairs are not tied to the library's ids, since they exist before their connections; they
-//! are moved here, by the attributes that the kernel's connection manager gives
+//! their states are changed here, with the attributes that the kernel's connection manager gives
 //! (`rdma_init_qp_attr`) [CMA-12].
 //!
-//! ```text
-//! active                                      passive
-//!   connect: resolve address                    CONNECT_REQUEST -> event
-//!   ADDR_RESOLVED: resolve route                accept: INIT, RTR, RTS, send REP
-//!   ROUTE_RESOLVED: send REQ                    ESTABLISHED -> event
-//!   CONNECT_RESPONSE: INIT, RTR, RTS, send RTU -> event
-//! ```
-//! Everything that concerns ids is done under one lock; events of the library are acknowledged
-//! before it is left, so that no id is destroyed while one of its events is in use.
+//! ```text active                                      passive connect: resolve address
+//! CONNECT_REQUEST -> event ADDR_RESOLVED: resolve route                accept: INIT, RTR, RTS,
+//! send REP ROUTE_RESOLVED: send REQ                    ESTABLISHED -> event CONNECT_RESPONSE:
+//! INIT, RTR, RTS, send RTU -> event ``` All work with ids is done under one lock. Events of the
+//! library are acknowledged before the lock is released, so that no id is destroyed while one of
+//! its events is in use.
 
 use core::ffi::c_int;
 use core::mem::zeroed;
@@ -38,13 +35,13 @@ use crate::ffi::{
 use crate::load::{Libraries, Unavailable};
 use crate::qp::Qp;
 
-/// Longest resolution of an address, and of a route, in milliseconds.
+/// Timeout of resolving an address, and of a route, in milliseconds.
 const RESOLVE_MS: c_int = 5000;
-/// Requests the kernel keeps for a listener.
+/// Connection requests that the kernel queues for a listener.
 const BACKLOG: c_int = 128;
-/// Most requests that wait for the program.
+/// Largest number of connection requests that wait for the program.
 const REQUESTS: usize = 1024;
-/// Most data of the program with a request [CMA-5], a reply and a refusal [CMA-13].
+/// Largest private data of a request [CMA-5], a reply and a refusal [CMA-13], in bytes.
 const CONNECT_DATA: usize = 56;
 const ACCEPT_DATA: usize = 196;
 const REJECT_DATA: usize = 148;
@@ -81,10 +78,10 @@ unsafe impl Send for State {}
 struct Id {
     raw: *mut RdmaId,
     phase: Phase,
-    /// As long as the connection holds it.
+    /// The queue pair, as long as the connection uses it.
     qp: Option<Arc<Qp>>,
     param: ConnParam,
-    /// What the peer answers at once.
+    /// Reads and atomics that the peer answers at a time.
     peer_answers: u8,
 }
 
@@ -96,14 +93,14 @@ enum Phase {
     Requested,
     Accepted,
     Up,
-    /// This side has asked for the end.
+    /// This side has disconnected.
     Leaving,
     Over,
 }
 
-/// What the library tells, copied.
+/// A copy of an event of the library.
 #[derive(Debug)]
-struct Happened {
+struct LibraryEvent {
     id: *mut RdmaId,
     listener: *mut RdmaId,
     kind: u32,
@@ -164,7 +161,7 @@ impl Cm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells whether a connection has this queue pair.
+    /// Tells whether a connection uses this queue pair.
     pub(crate) fn holds(&self, qpn: Qpn) -> bool {
         self.lock().holds(qpn)
     }
@@ -277,9 +274,9 @@ impl Cm {
         }
     }
 
-    /// Takes all events of the library and does what they ask for. Tells how many there were, and
-    /// whether one said that the device is gone: this one, since a connection may have been led to
-    /// another, and not that an address of it has changed.
+    /// Handles all events of the library. Returns their number, and whether one reported that this
+    /// device is gone. An event of another device does not count, to which a connection may have
+    /// been routed, nor does a changed address.
     pub(crate) fn run(&self) -> (usize, bool) {
         let mut st = self.lock();
         let before = st.events.len();
@@ -301,8 +298,8 @@ impl Cm {
         (count, removed)
     }
 
-    /// The library's next event, copied and acknowledged.
-    fn next(&self) -> Option<Happened> {
+    /// Returns the library's next event, copied and acknowledged.
+    fn next(&self) -> Option<LibraryEvent> {
         let mut event = core::ptr::null_mut();
         // SAFETY: the channel lives as long as `self`, and does not block.
         let result =
@@ -320,7 +317,7 @@ impl Cm {
             // SAFETY: the event has so many bytes of data.
             unsafe { core::slice::from_raw_parts(data, len) }.to_vec()
         };
-        let happened = Happened {
+        let happened = LibraryEvent {
             id: got.id,
             listener: got.listen_id,
             kind: got.event,
@@ -335,8 +332,8 @@ impl Cm {
         Some(happened)
     }
 
-    /// Somebody wants to connect; the library has made an id.
-    fn requested(&self, st: &mut State, happened: Happened) {
+    /// Handles a connection request, for which the library has made an id.
+    fn requested(&self, st: &mut State, happened: LibraryEvent) {
         let raw = happened.id;
         let waiting = st.ids.values().filter(|id| id.phase == Phase::Requested).count();
         let listener = st.names.get(&happened.listener).copied();
@@ -367,8 +364,8 @@ impl Cm {
         st.events.push_back(CmEvent::ConnectRequest { id, request });
     }
 
-    /// Something happened to a listener or connection [CMA-14].
-    fn progress(&self, st: &mut State, happened: Happened) {
+    /// Handles an event of a listener or connection [CMA-14].
+    fn progress(&self, st: &mut State, happened: LibraryEvent) {
         let Some(&id) = st.names.get(&happened.id) else {
             return;
         };
@@ -445,7 +442,7 @@ impl Cm {
         st.events.push_back(event);
     }
 
-    /// The peer has accepted: moves the queue pair, and tells the peer so.
+    /// Handles the peer's acceptance: moves the queue pair to RTS, and confirms to the peer.
     fn established(&self, conn: &Id) -> Result<(), Error> {
         let qp = conn.qp.as_ref().ok_or(Error::NoSuch(Object::QueuePair))?;
         self.move_qp(conn.raw, qp, &conn.param, false)?;
@@ -454,7 +451,7 @@ impl Cm {
             .map_err(|errno| system("establishing a connection", errno))
     }
 
-    /// Takes a queue pair from RESET or INIT to RTS, by what the connection manager knows.
+    /// Moves a queue pair from RESET or INIT to RTS, with the connection manager's attributes.
     fn move_qp(
         &self,
         raw: *mut RdmaId,
@@ -497,7 +494,7 @@ impl Cm {
         Ok(raw)
     }
 
-    /// Destroys an id that came to nothing.
+    /// Destroys an id if `outcome` is an error; returns `outcome`.
     fn kept(&self, raw: *mut RdmaId, outcome: Result<(), Error>) -> Result<(), Error> {
         if outcome.is_err() {
             // SAFETY: just made, and no event of it is in use.
@@ -520,7 +517,7 @@ impl Cm {
         }
     }
 
-    /// Binds an id that is to connect: several may leave from one port [RT-35].
+    /// Binds an id for a connection: several connections may share a local port [RT-35].
     fn bind_shared(&self, raw: *mut RdmaId, at: SocketAddr) -> Result<(), Error> {
         if at.port() != 0 {
             let mut on: c_int = 1;
@@ -533,7 +530,7 @@ impl Cm {
         self.bind(raw, at)
     }
 
-    /// Tells whether an id is at this device; `None` when it is at none yet.
+    /// Tells whether an id belongs to this device; `None` when it belongs to none yet.
     fn is_ours(&self, raw: *mut RdmaId) -> Option<bool> {
         // SAFETY: ids live until they are destroyed, under the lock that the caller holds.
         let verbs = unsafe { raw.as_ref() }?.verbs;
@@ -559,7 +556,7 @@ impl Cm {
             .map_err(|errno| system("refusing a connection", errno))
     }
 
-    /// Ends a connection, or answers the peer who has.
+    /// Disconnects, or confirms the peer's disconnect.
     fn leave(&self, conn: &Id) {
         if let Some(qp) = &conn.qp {
             // It may be there already.
@@ -569,7 +566,7 @@ impl Cm {
         unsafe { (self.libs.rdma.disconnect)(conn.raw) };
     }
 
-    /// Destroys an id that is on no list any more.
+    /// Destroys an id that was removed from the tables.
     fn end(&self, conn: &mut Id) {
         match conn.phase {
             Phase::Up | Phase::Accepted => self.leave(conn),
@@ -636,7 +633,7 @@ impl Id {
         Self { raw, phase, qp: None, param: ConnParam::default(), peer_answers: 0 }
     }
 
-    /// The connection is over: its queue pair is in error and free.
+    /// Marks the connection as over: its queue pair goes to ERROR and is released.
     fn over(&mut self) {
         if self.phase != Phase::Listening {
             self.phase = Phase::Over;
@@ -648,7 +645,7 @@ impl Id {
     }
 }
 
-/// The connection that an event is of.
+/// Returns the connection of an event.
 fn of(event: &CmEvent) -> CmId {
     match event {
         CmEvent::ConnectRequest { id, .. }
@@ -661,7 +658,7 @@ fn of(event: &CmEvent) -> CmId {
     }
 }
 
-/// Parameters in the terms of librdmacm, which point to the private data.
+/// Returns the parameters for librdmacm, which point to the private data.
 fn conn_param(param: &ConnParam, qpn: Qpn) -> RdmaConnParam {
     RdmaConnParam {
         private_data: param.private_data.as_ptr().cast(),
@@ -720,7 +717,7 @@ fn socket_addr(from: &libc::sockaddr_storage) -> SocketAddr {
     SocketAddrV4::new(ip, u16::from_be(addr.sin_port)).into()
 }
 
-/// The addresses of an id: own and peer's.
+/// Returns the addresses of an id: local and peer's.
 fn addresses(raw: *mut RdmaId) -> (SocketAddr, SocketAddr) {
     // SAFETY: ids live until they are destroyed, under the lock that the caller holds.
     match unsafe { raw.as_ref() } {

@@ -1,9 +1,9 @@
 //! Completion queues.
 //!
-//! Each is two of the device, one for sends and one for receives, on one completion channel: a
-//! completion with an error does not tell what it was otherwise (only number, status and queue pair
-//! are valid then), and a program must know. Order within each queue of a queue pair is kept, which
-//! is all that verbs promise.
+//! Each consists of two queues of the device, one for sends and one for receives, on one completion
+//! channel. Otherwise a program could not tell failed sends from failed receives, since only id,
+//! status and queue pair of a failed completion are valid. The order within each queue of a queue
+//! pair is kept, which is all that verbs promise.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -43,13 +43,13 @@ unsafe impl Sync for Cq {}
 
 #[derive(Debug, Default)]
 struct State {
-    /// Taken from the device by a thread that waited, not by the program yet.
+    /// Completions that a waiting thread took from the device, and the program has not taken yet.
     taken: VecDeque<Completion>,
-    /// The device will say when something comes; whether only what is solicited.
+    /// The device will notify of the next completion; true: only of a solicited one.
     armed: Option<bool>,
     /// A thread sleeps on the channel.
     led: bool,
-    /// Receives are looked for first this time.
+    /// The next poll takes receives first.
     receives_first: bool,
 }
 
@@ -90,12 +90,12 @@ impl Cq {
         Ok(cq)
     }
 
-    /// Where sends complete.
+    /// Returns the device's queue for sends.
     pub(crate) fn sends(&self) -> *mut IbvCq {
         self.sends.as_ptr()
     }
 
-    /// Where receives complete.
+    /// Returns the device's queue for receives.
     pub(crate) fn receives(&self) -> *mut IbvCq {
         self.receives.as_ptr()
     }
@@ -122,8 +122,8 @@ impl Cq {
         Ok(count)
     }
 
-    /// Takes up to `max` completions from the device, when none taken before is left. What came
-    /// along besides stays in `st.taken`.
+    /// Takes up to `max` completions from the device, when `st.taken` is empty. Further ones that
+    /// came with them stay in `st.taken`.
     fn take(&self, st: &mut State, max: usize, out: &mut Vec<Completion>) -> Result<usize, Error> {
         let before = out.len();
         // Neither starves the other.
@@ -155,7 +155,7 @@ impl Cq {
         Ok(out.len() - before)
     }
 
-    /// Appends up to `room` completions, and not more than a batch, of one of the two queues.
+    /// Appends up to `room` completions of one of the two queues, at most a batch.
     fn poll_one(
         &self,
         receives: bool,
@@ -175,7 +175,7 @@ impl Cq {
         Ok(got)
     }
 
-    /// Asks the device to say when something comes.
+    /// Requests a notification of the next completion.
     fn arm(&self, solicited: bool) -> Result<(), Error> {
         // SAFETY: the context is open.
         let arm = unsafe { &*self.context.raw() }.ops.req_notify_cq;
@@ -190,7 +190,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Takes the notices from the channel; an error when there will be no more: the device is gone.
+    /// Takes the notifications from the channel; an error means that the device is gone.
     fn drain(&self) -> Result<(), Error> {
         let verbs = &self.context.libs.verbs;
         loop {
@@ -211,8 +211,8 @@ impl Cq {
 
     /// Waits until there is a completion, at most `limit`; tells whether there is.
     ///
-    /// One thread sleeps on the channel, others that wait for the same queue until that one has
-    /// something.
+    /// One thread sleeps on the channel; others that wait for the same queue sleep until that one
+    /// has a completion.
     pub(crate) fn wait(&self, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut leading = false;
@@ -297,7 +297,7 @@ impl Drop for Cq {
     }
 }
 
-/// A time for the system, rounded up to nanoseconds.
+/// Converts a duration for the system.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -305,7 +305,7 @@ pub(crate) fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Translates an entry; the numbers are the kernel's on both sides [QP-7], [QP-8].
+/// Converts a completion; its numbers are the kernel's on both sides [QP-7], [QP-8].
 fn completion(wc: &Wc, receive: bool) -> Completion {
     let opcode = match (wc.opcode, receive) {
         (0x81, true) => WcOpcode::RecvRdmaWithImm,
@@ -335,8 +335,8 @@ fn completion(wc: &Wc, receive: bool) -> Completion {
     }
 }
 
-/// Joins what two queues gave, of which one begins with a flushed request: what was not flushed in
-/// the other comes before. The order within each queue of a queue pair stays.
+/// Merges the completions of the two queues, one of which begins with a flushed request: those of
+/// the other that were not flushed come first. The order within each queue of a queue pair is kept.
 fn causes_first(flushed: Vec<Completion>, others: Vec<Completion>) -> VecDeque<Completion> {
     let is_flush = |done: &Completion| done.status == Status::WrFlushErr;
     let (late, early): (Vec<_>, Vec<_>) = others.into_iter().partition(is_flush);

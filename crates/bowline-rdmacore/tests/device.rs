@@ -112,7 +112,7 @@ fn connect(a: &Side<'_>, b: &Side<'_>, port: u16) -> (CmId, CmId, CmId) {
     connect_from(a, 0, b, port)
 }
 
-/// The same from a port of one's own.
+/// The same, from a given local port.
 fn connect_from(a: &Side<'_>, from: u16, b: &Side<'_>, port: u16) -> (CmId, CmId, CmId) {
     let at = place(b.device, port);
     let listener = b.device.listen(at).unwrap();
@@ -181,7 +181,8 @@ fn every_operation_does_what_it_says() {
         assert_eq!(u64::from_ne_bytes(word), wanted);
     }
 
-    // More than are handed over at once, the last alone signalled; the bytes taken at once.
+    // More requests than are handed over at once, only the last one signalled; inline bytes are
+    // copied at the call.
     (0..40).for_each(|n| b.receive(100 + n, 0, 16));
     let texts: Vec<[u8; 4]> = (0..40_u32).map(u32::to_be_bytes).collect();
     let wrs: Vec<SendWr<'_>> = texts
@@ -206,7 +207,7 @@ fn every_operation_does_what_it_says() {
         assert_eq!((got.wr_id, got.byte_len), (100 + n, 4));
     }
 
-    // What userspace verbs have not, the others of the list are posted.
+    // Operations that userspace verbs lack are refused; the other requests of the list are posted.
     let good = SendWr {
         id: 1,
         op: SendOp::Write(b.remote(0)),
@@ -222,12 +223,12 @@ fn every_operation_does_what_it_says() {
     assert_eq!(a.done().wr_id, 1);
     assert!(matches!(one.alloc_mr(a.pd), Err(Error::NotSupported(_))));
 
-    // What is in use stays.
+    // Objects in use cannot be destroyed.
     assert_eq!(one.destroy_cq(a.cq), Err(Error::Busy(Object::CompletionQueue)));
     assert_eq!(one.dealloc_pd(a.pd), Err(Error::Busy(Object::ProtectionDomain)));
     assert_eq!(one.destroy_qp(a.qpn), Err(Error::Busy(Object::QueuePair)));
 
-    // The end: everything posted is flushed on both sides, and shown for what it was.
+    // At the end everything posted is flushed on both sides, with its own opcode.
     b.receive(9, 0, 16);
     one.disconnect(from).unwrap();
     let flushed = b.done();
@@ -387,7 +388,7 @@ fn what_is_not_there_is_told() {
     assert_eq!(device.async_event(Duration::ZERO), Err(Error::TimedOut));
 }
 
-/// Memory that only windows give to a peer.
+/// Memory that a peer can access only by windows.
 fn hidden(side: &Side<'_>) -> (Arc<Buffer>, MrKeys) {
     let buffer = Arc::new(Buffer::new(8192).unwrap());
     buffer.write(0, &[7; 8192]);
@@ -429,7 +430,8 @@ fn windows_are_bound_used_and_invalidated() {
             b.receive(4, 0, 16);
             a.send(5, SendOp::SendInv(key), 0, 4);
             let got = b.done();
-            // rxe's flags do not tell it to programs; that the window can be bound again does.
+            // rxe's flags do not show the invalidation to programs; a second binding of the window
+            // does.
             assert_eq!(got.status, Status::Success);
             assert!(got.invalidated.is_none_or(|told| told == key), "{got:?}");
             assert_eq!(a.done().status, Status::Success);
@@ -439,7 +441,7 @@ fn windows_are_bound_used_and_invalidated() {
             assert_eq!((done.status, done.opcode), (Status::Success, WcOpcode::LocalInv));
         }
     }
-    // The key is of no use any more.
+    // The key is no longer valid.
     a.send(7, SendOp::Write(Remote { addr: to.addr, rkey: key }), 0, 8);
     assert_eq!(a.done().status, Status::RemAccessErr);
     for (device, id) in [(&one, from), (&two, to_id)] {
@@ -488,7 +490,7 @@ fn a_wrong_binding_fails() {
     let to = MwBind { len: 8000, ..window_at(&buffer, keys) };
     let key = next_key(two.alloc_mw(b.pd, MwType::Type2).unwrap());
     b.send(1, SendOp::BindMw { key, to }, 0, 0);
-    // rxe flushes it like everything else, and says no more [QP-10].
+    // rxe flushes it like every request, and reports no more [QP-10].
     let status = b.done().status;
     assert!(matches!(status, Status::MwBindErr | Status::WrFlushErr), "{status:?}");
     assert_eq!(two.query_qp(b.qpn).unwrap().0, QpState::Err);
@@ -557,7 +559,7 @@ fn datagrams_arrive_with_their_header() {
         for imm in [None, Some(0x0102_0304)] {
             b.receive(1, 0, 2048);
             a.buffer.write(0, b"to whom it may concern");
-            // One with the wrong key is dropped without a word.
+            // A datagram with the wrong key is dropped silently.
             let wrong = UdDest { qkey: 0x2223, ..dest };
             a.send(2, SendOp::Datagram(wrong, None), 0, 22);
             a.send(3, SendOp::Datagram(dest, imm), 0, 22);
@@ -585,7 +587,7 @@ fn datagrams_arrive_with_their_header() {
     b.close();
 }
 
-/// Threads make and remove at the same time, and nothing is left or lost.
+/// Threads create and destroy objects at the same time; nothing is left or lost.
 #[test]
 fn objects_are_made_from_many_threads() {
     let Some(device) = device() else { return };

@@ -16,6 +16,7 @@
 //! `docs/spec/rnbd.md`, rules `[NB-n]`.
 
 mod device;
+mod open;
 mod queue;
 mod quiesce;
 mod split;
@@ -25,13 +26,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use bowline_base::Instant;
-use bowline_wire::rnbd::{
-    self as wire, Access, NAME_MAX, OPEN_RSP_LEN, OpenRsp, SESS_INFO_LEN, VERSION_MAJOR,
-};
+use bowline_wire::rnbd::{self as wire, Access, NAME_MAX, OpenRsp, SESS_INFO_LEN, VERSION_MAJOR};
 
-use crate::limits::of_open_rsp;
 use crate::{Errno, IoOp, Limits, SessionLimits};
-use device::Device;
+use device::{Closed, Device, Open, OpenInFlight, OpenKind, Phase, Reopen, ReopenFor, Unmapping};
 use queue::Queue;
 use quiesce::Quiesce;
 pub use types::{
@@ -133,17 +131,6 @@ impl<D> Core<D> {
         token
     }
 
-    fn send_open(&mut self, dev: DevId) {
-        let Some(device) = self.device(dev) else { return };
-        // A name that does not fit was refused by `map`.
-        let Some(usr) = wire::emit_open(device.access, device.name.as_bytes()) else { return };
-        let token = self.send_service(Service::Open(dev), usr.to_vec(), OPEN_RSP_LEN as u32);
-        if let Some(device) = self.device_mut(dev) {
-            device.opening = Some(token);
-            device.reopen_at = None;
-        }
-    }
-
     fn device(&self, dev: DevId) -> Option<&Device> {
         let slot = self.devices.get(usize::try_from(dev.index).ok()?)?;
         slot.as_ref().filter(|device| device.generation == dev.generation)
@@ -151,6 +138,10 @@ impl<D> Core<D> {
 
     fn device_mut(&mut self, dev: DevId) -> Option<&mut Device> {
         device_in(&mut self.devices, dev)
+    }
+
+    fn closed_mut(&mut self, dev: DevId) -> Option<&mut Closed> {
+        self.device_mut(dev)?.as_closed_mut()
     }
 
     fn device_ids(&self) -> Vec<DevId> {
@@ -170,13 +161,8 @@ impl<D> Core<D> {
         let hello = wire::emit_sess_info(VERSION_MAJOR).to_vec();
         self.send_service(Service::SessInfo, hello, SESS_INFO_LEN as u32);
         for dev in self.device_ids() {
-            let state = self.device(dev).map(|device| device.state);
-            if state == Some(State::Open) {
-                self.mark_closed(now, dev);
-            }
-            if matches!(state, Some(State::Open | State::Closed)) {
-                self.send_open(dev);
-            }
+            self.mark_closed(now, dev);
+            self.send_reopen(dev, OpenKind::Plain);
         }
     }
 
@@ -184,12 +170,14 @@ impl<D> Core<D> {
     pub fn link_down(&mut self, now: Instant) {
         self.up = false;
         for dev in self.quiesced_opens.clone() {
-            self.finish_remap(dev, Err(Errno::ECONNABORTED));
+            self.cancel_reopen(dev, Errno::ECONNABORTED);
         }
         self.reset_quiesce();
         for dev in self.device_ids() {
-            if let Some(device) = self.device_mut(dev) {
-                device.reopen_at = None;
+            if let Some(closed) = self.closed_mut(dev)
+                && matches!(closed.reopen, Reopen::At(_))
+            {
+                closed.reopen = Reopen::Idle;
             }
             self.mark_closed(now, dev);
         }
@@ -199,12 +187,10 @@ impl<D> Core<D> {
     fn mark_closed(&mut self, now: Instant, dev: DevId) {
         let Some(device) = device_in(&mut self.devices, dev) else { return };
         let fail_fast = device.outage == Outage::FailFast;
-        if device.state != State::Open {
-            return;
-        }
-        device.state = State::Closed;
-        device.offline_since = Some(now);
-        if device.limits.is_some_and(|limits| limits.write_cache) {
+        let Phase::Open(Open { limits, .. }) = device.phase else { return };
+        device.phase =
+            Phase::Closed(Closed { since: now, limits, replaced: false, reopen: Reopen::Idle });
+        if limits.write_cache {
             self.queue.replay_unflushed(dev.index, &device.waiting, None);
         }
         self.events.push_back(Event::Offline { dev });
@@ -235,16 +221,16 @@ impl<D> Core<D> {
         if self.devices.iter().flatten().any(|device| device.name == name) {
             return Err(Errno::EEXIST);
         }
-        self.generations = self.generations.wrapping_add(1);
-        let device = Device::new(name, access, self.generations, self.config.outage);
         let at = self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len());
+        let index = u32::try_from(at).map_err(|_| Errno::ENOMEM)?;
+        self.generations = self.generations.wrapping_add(1);
+        let dev = DevId { index, generation: self.generations };
+        let token = self.send_open(dev, name, access).ok_or(Errno::EINVAL)?;
         if at == self.devices.len() {
             self.devices.push(None);
         }
+        let device = Device::new(name, access, self.generations, self.config.outage, token);
         self.devices[at] = Some(device);
-        let index = u32::try_from(at).map_err(|_| Errno::ENOMEM)?;
-        let dev = DevId { index, generation: self.generations };
-        self.send_open(dev);
         Ok(dev)
     }
 
@@ -255,14 +241,23 @@ impl<D> Core<D> {
     /// `ENODEV` when there is no such device, `EALREADY` when it is being unmapped [NB-37].
     pub fn unmap(&mut self, dev: DevId) -> Result<(), Errno> {
         let device = self.device_mut(dev).ok_or(Errno::ENODEV)?;
-        if device.state == State::Unmapped {
-            return Err(Errno::EALREADY);
-        }
-        device.close_sent = device.state != State::Open;
-        device.state = State::Unmapped;
-        device.reopen_at = None;
+        let step = match device.phase {
+            Phase::Unmapping { .. } => return Err(Errno::EALREADY),
+            Phase::Open(Open { wire_id, .. }) => Unmapping::Draining { wire_id },
+            Phase::Opening(token) => {
+                Unmapping::AwaitsOpen(OpenInFlight { token, kind: OpenKind::Plain })
+            }
+            Phase::Closed(Closed { reopen: Reopen::Sent(open, _), .. }) => {
+                Unmapping::AwaitsOpen(open)
+            }
+            Phase::Closed(_) => Unmapping::Ending,
+        };
+        let remap = device.as_closed().is_some_and(|closed| closed.reopen.is_remap());
+        device.phase = Phase::Unmapping { step, limits: device.limits() };
         self.cancel_quiesced_open(dev);
-        self.finish_remap(dev, Err(Errno::ENODEV));
+        if remap {
+            self.events.push_back(Event::Remapped { dev, result: Err(Errno::ENODEV) });
+        }
         self.fail_waiting(dev, Errno::EIO);
         self.advance_unmap(dev);
         Ok(())
@@ -274,7 +269,7 @@ impl<D> Core<D> {
     pub fn fail_fast(&mut self, dev: DevId) {
         let Some(device) = self.device_mut(dev) else { return };
         device.outage = Outage::FailFast;
-        if device.state == State::Closed {
+        if device.as_closed().is_some() {
             self.fail_waiting(dev, Errno::EIO);
         }
     }
@@ -301,52 +296,24 @@ impl<D> Core<D> {
     /// Takes the next step of an unmap, if it can be taken: sends CLOSE after the last IO, and
     /// removes the device after the last answer.
     fn advance_unmap(&mut self, dev: DevId) {
-        let Some(device) = self.device_mut(dev) else { return };
-        if device.state != State::Unmapped || device.in_flight > 0 {
-            return;
-        }
-        if !device.close_sent {
-            device.close_sent = true;
-            let usr = wire::emit_close(device.wire_id).to_vec();
-            device.closing = true;
-            self.send_service(Service::Close(Some(dev)), usr, 0);
-        } else if !device.closing && device.opening.is_none() {
-            self.devices[dev.index as usize] = None;
-            self.events.push_back(Event::Unmapped { dev });
-        }
-    }
-
-    /// Begins to open a closed device again. [`Event::Remapped`] follows, with `EBUSY` when IO in
-    /// flight did not end in time.
-    ///
-    /// # Errors
-    /// `EALREADY` when it is open, `ENODEV` when it is being unmapped or does not exist, `EBUSY`
-    /// during another remap or OPEN [NB-37] and while IO that did not end in time is still in
-    /// flight, `ECONNABORTED` while the session is lost.
-    pub fn remap(&mut self, now: Instant, dev: DevId) -> Result<(), Errno> {
-        let (up, blocked) = (self.up, self.blocked());
-        let device = self.device_mut(dev).ok_or(Errno::ENODEV)?;
-        match device.state {
-            State::Open => return Err(Errno::EALREADY),
-            State::Unmapped => return Err(Errno::ENODEV),
-            State::Init => return Err(Errno::EBUSY),
-            State::Closed if device.opening.is_some() || device.remapping => {
-                return Err(Errno::EBUSY);
+        let Some(device) = self.device(dev).filter(|device| device.in_flight == 0) else { return };
+        match device.phase {
+            Phase::Unmapping { step: Unmapping::Draining { wire_id }, .. } => {
+                self.set_unmapping(dev, Unmapping::Closing);
+                let usr = wire::emit_close(wire_id).to_vec();
+                self.send_service(Service::Close(Some(dev)), usr, 0);
             }
-            State::Closed if !up => return Err(Errno::ECONNABORTED),
-            State::Closed if blocked => return Err(Errno::EBUSY),
-            State::Closed => {}
+            Phase::Unmapping { step: Unmapping::Ending, .. } => {
+                self.devices[dev.index as usize] = None;
+                self.events.push_back(Event::Unmapped { dev });
+            }
+            _ => {}
         }
-        device.remapping = true;
-        self.open_quiesced(now, dev);
-        Ok(())
     }
 
-    /// Reports the result of a remap, if the device has one pending.
-    fn finish_remap(&mut self, dev: DevId, result: Result<(), Errno>) {
-        let waiting = self.device_mut(dev).map(|device| std::mem::take(&mut device.remapping));
-        if waiting == Some(true) {
-            self.events.push_back(Event::Remapped { dev, result });
+    fn set_unmapping(&mut self, dev: DevId, next: Unmapping) {
+        if let Some(Phase::Unmapping { step, .. }) = self.device_mut(dev).map(|d| &mut d.phase) {
+            *step = next;
         }
     }
 
@@ -356,8 +323,10 @@ impl<D> Core<D> {
     /// `ENOENT` unless it is open, `EOVERFLOW` for more than a disk can have, `EINVAL` for a part
     /// of one of its logical blocks.
     pub fn resize(&mut self, dev: DevId, bytes: u64) -> Result<(), Errno> {
-        let device = self.device_mut(dev).filter(|device| device.state == State::Open);
-        let limits = device.and_then(|d| d.limits.as_mut()).ok_or(Errno::ENOENT)?;
+        let Some(Phase::Open(Open { limits, .. })) = self.device_mut(dev).map(|d| &mut d.phase)
+        else {
+            return Err(Errno::ENOENT);
+        };
         if bytes > Limits::BYTES_MAX {
             return Err(Errno::EOVERFLOW);
         }
@@ -377,9 +346,7 @@ impl<D> Core<D> {
             // The server's protocol version changes nothing that is sent [NB-57].
             None | Some(Service::SessInfo | Service::Close(None)) => {}
             Some(Service::Close(Some(dev))) => {
-                if let Some(device) = self.device_mut(dev) {
-                    device.closing = false;
-                }
+                self.set_unmapping(dev, Unmapping::Ending);
                 self.advance_unmap(dev);
             }
             Some(Service::Open(dev)) => {
@@ -390,116 +357,6 @@ impl<D> Core<D> {
                 self.open_answer(now, token, dev, rsp);
             }
         }
-    }
-
-    fn open_answer(&mut self, now: Instant, token: Token, dev: DevId, rsp: Result<OpenRsp, Errno>) {
-        let session = self.session;
-        let zeroes = self.config.write_zeroes;
-        let Some(device) = self.device_mut(dev).filter(|d| d.opening == Some(token)) else {
-            // An answer to an OPEN of an earlier session: the server has closed that device with
-            // its session.
-            return;
-        };
-        device.opening = None;
-        let (was, remapping) = (device.state, std::mem::take(&mut device.remapping));
-        device.opening_quiesced = false;
-        let read_only = device.access == Access::Ro;
-        let opened = rsp.and_then(|rsp| {
-            let limits = of_open_rsp(&rsp, session, read_only);
-            limits.map_err(|errno| (errno, rsp.device_id)).map_or_else(
-                |(errno, id)| Ok((Err(errno), id)),
-                |mut limits| {
-                    if !zeroes {
-                        limits.max_write_zeroes = 0;
-                    }
-                    Ok((Ok(limits), rsp.device_id))
-                },
-            )
-        });
-        let result = match opened {
-            Err(errno) => Err(errno),
-            // The device was unmapped meanwhile [NB-32]. The next arm: the answer describes no
-            // valid disk [NB-30].
-            Ok((_, id)) if was == State::Unmapped => {
-                device.close_sent = true;
-                device.closing = true;
-                self.send_service(Service::Close(Some(dev)), wire::emit_close(id).to_vec(), 0);
-                Ok(())
-            }
-            Ok((Err(errno), id)) => {
-                self.send_service(Service::Close(None), wire::emit_close(id).to_vec(), 0);
-                Err(errno)
-            }
-            Ok((Ok(limits), id)) => {
-                let before = device.limits;
-                if before.is_some_and(|before| before.logical != limits.logical) {
-                    self.send_service(Service::Close(None), wire::emit_close(id).to_vec(), 0);
-                    self.mark_replaced(dev);
-                    Err(Errno::EINVAL)
-                } else {
-                    device.write_through |= !limits.write_cache;
-                    device.limits = Some(limits);
-                    device.wire_id = id;
-                    device.state = State::Open;
-                    device.offline_since = None;
-                    device.replaced = false;
-                    if before.is_some_and(|before| before.bytes != limits.bytes) {
-                        self.events.push_back(Event::Resized { dev, bytes: limits.bytes });
-                    }
-                    if was == State::Closed {
-                        self.events.push_back(Event::Online { dev });
-                    }
-                    self.close_others_of(now, dev, id);
-                    Ok(())
-                }
-            }
-        };
-        match was {
-            State::Init => {
-                if result.is_err() {
-                    self.devices[dev.index as usize] = None;
-                }
-                self.events.push_back(Event::Mapped { dev, result });
-            }
-            State::Unmapped => self.advance_unmap(dev),
-            State::Closed | State::Open => {
-                if remapping {
-                    self.events.push_back(Event::Remapped { dev, result });
-                }
-                self.schedule_reopen(now, dev);
-            }
-        }
-        self.advance_quiesced_opens(now);
-    }
-
-    /// Marks other devices with the id of `dev` closed. A server that gives one id to two devices
-    /// has lost its table, and the earlier device with it.
-    fn close_others_of(&mut self, now: Instant, dev: DevId, id: u32) {
-        for other in self.device_ids() {
-            let same = |d: &Device| d.state == State::Open && d.wire_id == id;
-            if other != dev && self.device(other).is_some_and(same) {
-                self.mark_closed(now, other);
-                self.schedule_reopen(now, other);
-            }
-        }
-    }
-
-    /// Schedules another OPEN of a closed device, if its requests may wait for it.
-    fn schedule_reopen(&mut self, now: Instant, dev: DevId) {
-        let (up, delay) = (self.up, self.config.reopen_delay);
-        let Some(device) = self.device_mut(dev).filter(|_| up) else { return };
-        let waits = device.outage != Outage::FailFast;
-        if waits && device.state == State::Closed && !device.replaced && device.opening.is_none() {
-            device.reopen_at = Some(now + delay);
-        }
-    }
-
-    fn mark_replaced(&mut self, dev: DevId) {
-        let Some(device) = self.device_mut(dev) else { return };
-        device.replaced = true;
-        device.reopen_at = None;
-        self.events.push_back(Event::Gone { dev });
-        self.fail_waiting(dev, Errno::EIO);
     }
 
     /// Submits a request of the application. One result follows by [`Core::take_done`].
@@ -561,10 +418,12 @@ impl<D> Core<D> {
         if errno == 0 {
             self.unreachable_since = None;
             let mut next = self.queue.finish(fragment.parent, 0, Some(&mut device.stats));
-            let fails = device.outage == Outage::FailFast || device.replaced;
-            if (device.state == State::Unmapped || device.state == State::Closed && fails)
-                && let Some(fragment) = next.take()
-            {
+            let fails = match &device.phase {
+                Phase::Unmapping { .. } => true,
+                Phase::Closed(closed) => closed.replaced || device.outage == Outage::FailFast,
+                Phase::Open(_) | Phase::Opening(_) => false,
+            };
+            if fails && let Some(fragment) = next.take() {
                 self.queue.finish(fragment.parent, Errno::EIO.neg(), Some(&mut device.stats));
             }
             if let Some(fragment) = next {
@@ -595,7 +454,7 @@ impl<D> Core<D> {
         );
         if not_connected {
             if let Some(device) = device_in(&mut self.devices, dev)
-                && device.limits.is_some_and(|limits| limits.write_cache)
+                && device.limits().is_some_and(|limits| limits.write_cache)
             {
                 self.queue.replay_unflushed(dev.index, &device.waiting, Some(fragment.parent));
             }
@@ -607,12 +466,9 @@ impl<D> Core<D> {
             self.fail_piece(dev, fragment, errno);
             return;
         };
-        let open = device.state == State::Open;
+        let (open, waits) = (device.is_open(), device.resends());
         let since = if open { *self.unreachable_since.get_or_insert(now) } else { now };
         let late = now.saturating_since(since) >= limit;
-        let waits = self.device(dev).is_some_and(|device| {
-            matches!(device.state, State::Open | State::Closed) && !device.replaced
-        });
         if !(not_connected || unreachable) || late || !waits {
             self.fail_piece(dev, fragment, errno);
             return;
@@ -654,7 +510,7 @@ impl<D> Core<D> {
         device.in_flight -= 1;
         let dev = DevId { index, generation: device.generation };
         self.sends_held_until.get_or_insert(now + RETRY_NO_MEMORY);
-        if device.state == State::Unmapped {
+        if device.state() == State::Unmapped {
             self.fail_piece(dev, fragment, Errno::EIO.neg());
             self.advance_unmap(dev);
         } else {
@@ -674,13 +530,13 @@ impl<D> Core<D> {
         self.queue.time_out(now);
         for dev in self.device_ids() {
             let Some(device) = self.device(dev) else { continue };
-            if device.reopen_at.is_some_and(|at| at <= now) {
-                self.open_quiesced(now, dev);
+            let Some(closed) = device.as_closed() else { continue };
+            if matches!(closed.reopen, Reopen::At(at) if at <= now) {
+                self.open_quiesced(now, dev, ReopenFor::Requests);
                 continue;
             }
             let Outage::Queue(limit) = device.outage else { continue };
-            let since = device.offline_since;
-            if !device.waiting.is_empty() && since.is_some_and(|at| at + limit <= now) {
+            if !device.waiting.is_empty() && closed.since + limit <= now {
                 self.fail_waiting(dev, Errno::EIO);
             }
         }
@@ -691,10 +547,14 @@ impl<D> Core<D> {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let devices = self.devices.iter().flatten();
         let of_devices = devices.flat_map(|device| {
-            let Outage::Queue(limit) = device.outage else { return [None, None] };
-            let fails =
-                device.offline_since.filter(|_| !device.waiting.is_empty()).map(|at| at + limit);
-            [device.reopen_at, fails]
+            let (Some(closed), Outage::Queue(limit)) = (device.as_closed(), device.outage) else {
+                return [None, None];
+            };
+            let reopens = match closed.reopen {
+                Reopen::At(at) => Some(at),
+                _ => None,
+            };
+            [reopens, (!device.waiting.is_empty()).then(|| closed.since + limit)]
         });
         let quiesce = match self.quiesce {
             Quiesce::Draining(at) => Some(at),
@@ -733,12 +593,12 @@ impl<D> Core<D> {
 
     /// Returns the limits of a device; while it is closed, the last known.
     pub fn limits(&self, dev: DevId) -> Option<Limits> {
-        self.device(dev)?.limits
+        self.device(dev)?.limits()
     }
 
     /// Returns the state of a device.
     pub fn state(&self, dev: DevId) -> Option<State> {
-        Some(self.device(dev)?.state)
+        Some(self.device(dev)?.state())
     }
 
     /// Returns all devices.
@@ -769,12 +629,10 @@ impl<D> Core<D> {
             );
         }
         self.queue.check_invariants(&self.devices);
-        for (index, device) in self.devices.iter().enumerate() {
-            let Some(device) = device else { continue };
-            let known = device.limits.is_some();
-            assert!(known || !matches!(device.state, State::Open | State::Closed), "{index}");
-            let counts = device.offline_since.is_some();
-            assert!(counts || device.state != State::Closed, "{index}: requests wait for ever");
+        for dev in self.device_ids() {
+            let closed = self.device(dev).and_then(Device::as_closed);
+            let queued = closed.is_some_and(|c| matches!(c.reopen, Reopen::Queued(_)));
+            assert_eq!(queued, self.quiesced_opens.contains(&dev), "{dev:?} waits for a quiesce");
         }
     }
 }

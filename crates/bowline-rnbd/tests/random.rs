@@ -1,7 +1,7 @@
-//! Random histories of a server. Whatever sessions send and storage and exports do, in whatever
-//! order: each message is answered once, no IO is done that the disk or the access mode forbids,
-//! and each export that was opened is given back. Used by the test on random bytes and by the fuzz
-//! target `rnbd_server`.
+//! Random histories of a server. Whatever sessions, storage and exports do, in any order: each
+//! message is answered once, no IO is done that the disk or the access mode forbids, and each
+//! opened export is released. Used by the test on random bytes and by the fuzz target
+//! `rnbd_server`.
 
 mod common;
 
@@ -48,7 +48,7 @@ struct Play {
     /// Messages that wait for an answer.
     waiting: BTreeSet<Ticket>,
     running: Vec<CheckedIo>,
-    /// Opens of exports that were not given back.
+    /// Opens of exports that were not released.
     held: BTreeMap<ExportId, u32>,
     limits: BTreeMap<ExportId, Limits>,
     answered: u64,

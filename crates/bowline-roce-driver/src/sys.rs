@@ -27,7 +27,7 @@ const SOCKADDR_LEN: usize = size_of::<libc::sockaddr_in6>();
 pub(crate) enum Opt {
     /// Path MTU discovery of IPv4; the value is one of `IP_PMTUDISC_*`.
     MtuDiscover4,
-    /// The same of IPv6.
+    /// Path MTU discovery of IPv6; the same values.
     MtuDiscover6,
     /// Only IPv6.
     V6Only,
@@ -511,7 +511,7 @@ pub(crate) fn receive_more(
 /// The interface of a local address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
-    /// SockAddr of the interface.
+    /// Name of the interface.
     pub(crate) name: String,
     /// Maximum transmission unit in bytes.
     pub(crate) mtu: usize,

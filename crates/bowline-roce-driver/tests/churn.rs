@@ -13,9 +13,9 @@ use bowline_roce_driver::SoftDevice;
 use bowline_verbs::{CmEvent, CmId, ConnParam, Device, Error, QpCap, QpInit, QpType, Qpn};
 use common::{PATIENCE, PORT, ip, open};
 
-/// Pace: no faster, so that both ends of a slow machine keep up.
+/// Most connections in a second, so that both ends keep up on a slow machine.
 const PER_SECOND: u32 = 1000;
-/// And so many, also where they take their time.
+/// Least number of connections, also on a slow machine.
 const MANY: u32 = 100;
 
 fn event(device: &SoftDevice, limit: Duration) -> Option<CmEvent> {
@@ -47,7 +47,7 @@ impl End {
     }
 }
 
-/// Accepts connections until no more are made, and those there were have ended.
+/// Accepts connections until no more are made and all have ended.
 fn answer(end: &End, over: &AtomicBool) {
     let mut live: Vec<(CmId, Qpn)> = Vec::new();
     let mut last = Instant::now();

@@ -1,4 +1,5 @@
-//! Nothing is left of a device that is closed. Alone in its process: it counts what that has.
+//! Nothing is left of a closed device. This test has a process of its own, since it counts that
+//! process's threads and descriptors.
 
 mod common;
 

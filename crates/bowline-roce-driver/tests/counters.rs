@@ -1,5 +1,5 @@
-//! What a stream of writes costs in system calls, acknowledgements and passes of the checksum,
-//! whatever the machine does besides.
+//! Costs of a stream of writes that do not depend on the load of the machine: system calls,
+//! acknowledgements and passes of the checksum.
 
 mod common;
 
@@ -16,7 +16,7 @@ const DEPTH: usize = 4;
 /// 4 KiB packets of all writes.
 const PACKETS: u64 = (WRITES * MIB / 4096) as u64;
 
-/// Streams writes with a few outstanding; the target's thread polls all the while if told so.
+/// Streams writes with a few outstanding; the target's thread polls meanwhile if `target_polls`.
 fn stream(a: &Side, b: &Side, target_polls: bool) {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -43,7 +43,7 @@ fn stream(a: &Side, b: &Side, target_polls: bool) {
 }
 
 fn run(net: u8, target_polls: bool) -> [(DriverStats, Counters); 2] {
-    // A machine that stands still for a moment must not look like a loss.
+    // A stall of the machine must not look like a loss.
     let core = Config { retransmit_min: Duration::from_secs(2), ..Config::default() };
     let open = |host| {
         let (addrs, core) = (vec![ip(net, host)], core.clone());

@@ -1,4 +1,4 @@
-//! Packets of long messages, received where their payloads belong.
+//! Direct placement of the payloads of long messages.
 
 mod common;
 
@@ -43,8 +43,8 @@ fn read(a: &Side, b: &Side) {
     }
 }
 
-/// Does something again until packets have landed at a device: none do while whoever sends is
-/// slower than whoever looks.
+/// Repeats something until payloads were placed directly at a device: none are while the sender is
+/// slower than the thread that polls.
 fn until_some_land(at: &SoftDevice, mut again: impl FnMut()) {
     let start = Instant::now();
     while at.stats().packets_landed == 0 {
@@ -64,7 +64,7 @@ fn writes_and_answers_to_reads_land() {
     }
 }
 
-/// What is captured, or lost on purpose, is looked at before.
+/// With a capture or losses on purpose, packets are examined before they are placed.
 #[test]
 fn nothing_lands_where_packets_are_looked_at() {
     let path = std::env::temp_dir().join(format!("bowline-landing-{}.pcapng", std::process::id()));
@@ -81,7 +81,7 @@ fn nothing_lands_where_packets_are_looked_at() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Each gets what is its own, and nothing that was on its way to the other.
+/// Each side gets its own data, and none that was meant for the other.
 #[test]
 fn two_peers_write_at_the_same_time() {
     let near: [Arc<SoftDevice>; 2] = [open(ip(52, 1)), open(ip(52, 2))];

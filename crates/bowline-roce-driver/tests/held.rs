@@ -1,4 +1,4 @@
-//! Acknowledgements that are held back for what the program sends next, while it polls.
+//! Delayed acknowledgements: while a program polls, they wait for what it sends next.
 
 mod common;
 
@@ -9,7 +9,7 @@ use bowline_roce_driver::SoftDevice;
 use bowline_verbs::{Completion, Device, QpAttr, QpState, SendOp, Status};
 use common::{PATIENCE, Side, connect, connect_to, ip, open};
 
-/// One at a time: threads of others would make these wait.
+/// One test at a time: threads of other tests would delay these.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -27,7 +27,7 @@ fn polled(side: &Side, id: u64) -> Completion {
     out[0]
 }
 
-/// Has both programs known as such that poll.
+/// Polls on both sides, so that their devices count the programs as polling.
 fn warm(sides: [&Side; 2]) {
     let start = Instant::now();
     let mut out = Vec::new();
@@ -38,8 +38,8 @@ fn warm(sides: [&Side; 2]) {
     }
 }
 
-/// Fifteen packets of 4 KiB fill a burst: the acknowledgement has its place behind it, and needs no
-/// call of its own.
+/// Fifteen packets of 4 KiB fill a burst: the acknowledgement is sent after it, in the same system
+/// call.
 #[test]
 fn they_go_with_the_answer() {
     const LEN: usize = 15 * 4096;
@@ -59,13 +59,13 @@ fn they_go_with_the_answer() {
         }
         (a.stats() - before[0]).sends.max((b.stats() - before[1]).sends)
     };
-    // While this thread is not scheduled, the background threads send them alone.
+    // While this thread is not scheduled, the background threads send acknowledgements alone.
     let sends = (0..10).map(|_| round_trips()).min();
     assert!(sends <= Some(TRIPS + TRIPS / 10), "{sends:?} calls for {TRIPS} messages");
 }
 
-/// The same for a program that answers on several queue pairs: none goes alone before its own
-/// answer.
+/// The same for a program that answers on several queue pairs: no acknowledgement is sent alone
+/// before the answer of its queue pair.
 #[test]
 fn each_goes_with_its_own_answer() {
     const LEN: usize = 15 * 4096;
@@ -95,7 +95,7 @@ fn each_goes_with_its_own_answer() {
     assert!(sends <= Some(2 * TRIPS + TRIPS / 5), "{sends:?} calls for {} messages", 2 * TRIPS);
 }
 
-/// A peer learns that its WRITE has arrived, whatever the program does that saw it arrive.
+/// A peer learns that its WRITE has arrived, whatever the polling program does then.
 #[test]
 fn they_go_before_the_end() {
     type Ending = fn(&SoftDevice, &Side);
@@ -117,7 +117,7 @@ fn they_go_before_the_end() {
             near.post_recv(3, 0, 64);
             near.post(2, SendOp::Send, 0, 64);
             polled(&far, 1);
-            // Beside a small answer an acknowledgement stays behind.
+            // After a small answer the acknowledgement stays delayed.
             if again % 2 == 1 {
                 far.post(4, SendOp::Send, 0, 64);
             }
@@ -127,8 +127,8 @@ fn they_go_before_the_end() {
     }
 }
 
-/// A WRITE tells the program nothing that it could answer: its acknowledgement does not wait,
-/// though every look finds something, of another connection.
+/// A WRITE gives the program nothing to answer: its acknowledgement is not delayed, although every
+/// poll finds completions of another connection.
 #[test]
 fn they_do_not_wait_for_a_program_that_was_told_nothing() {
     let _alone = alone();
@@ -154,7 +154,7 @@ fn they_do_not_wait_for_a_program_that_was_told_nothing() {
         looks.push(count);
     }
     looks.sort_unstable();
-    // Were they held for what the program sends, it would be after 96 packets, or when the
-    // background thread looks.
+    // Delayed acknowledgements would be sent after 96 packets, or at the next turn of the
+    // background thread.
     assert!(looks[10] <= 10, "{looks:?}");
 }

@@ -1,4 +1,4 @@
-//! Loss on purpose, and that it is made good.
+//! Losses on purpose are repaired.
 
 mod common;
 
@@ -47,8 +47,8 @@ fn a_link_that_is_cut_carries_nothing_until_it_is_mended() {
     assert!(a.dev.stats().packets_dropped > 0);
 }
 
-/// What is withdrawn is refused at once, is this side's still, and is the peer's again under a new
-/// key.
+/// Suspended memory is refused to the peer at once, stays usable on this side, and can be offered
+/// again under a new key.
 #[test]
 fn memory_is_withdrawn_from_a_peer_and_given_back() {
     let open = |host| open_with(SoftConfig { addrs: vec![ip(33, host)], ..SoftConfig::default() });

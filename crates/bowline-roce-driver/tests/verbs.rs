@@ -218,7 +218,7 @@ fn an_acknowledgement_held_back_goes_out_all_the_same() {
     for n in 0..20 {
         b.post_recv(n, 0, 64);
         a.post(100 + n, SendOp::Send, 64, 64);
-        // Polled by its program until it has come, and not any more then.
+        // The program polls until the message has arrived, and stops then.
         b.done(n);
         a.done(100 + n);
     }

@@ -114,7 +114,7 @@ fn pair(count: usize) -> [Side; 2] {
     sides
 }
 
-/// Carries everything over until both are quiet; returns the destinations of all packets, in order.
+/// Delivers packets until both sides are quiet; returns the destinations of all packets, in order.
 fn carry(sides: &mut [Side; 2], now: Instant, mut each: impl FnMut(usize, &Packet<'_>)) {
     loop {
         let mut any = false;
@@ -143,7 +143,7 @@ fn poll(side: &mut Side, out: &mut Vec<Completion>) {
     assert!(out.iter().all(|entry| entry.status == Status::Success));
 }
 
-/// One burst each in turn, whoever has how much to send.
+/// Queue pairs send one burst each in turn, however much each has to send.
 #[test]
 fn queue_pairs_take_turns() {
     let mut sides = pair(5);
@@ -214,7 +214,8 @@ fn owing(count: usize, op: fn(Remote) -> SendOp) -> ([Side; 2], Remote) {
     (sides, near)
 }
 
-/// [PERF-6]: who posts to one queue pair after the other has each acknowledgement go with its own.
+/// [PERF-6]: when a program posts to several queue pairs, the acknowledgement of each is sent with
+/// its own requests.
 #[test]
 fn acknowledgements_of_others_wait_for_what_is_posted_there() {
     let (mut sides, remote) = owing(3, SendOp::Write);
@@ -230,7 +231,7 @@ fn acknowledgements_of_others_wait_for_what_is_posted_there() {
     assert!(bursts(far).is_empty());
 }
 
-/// [RSP-25]: they do not wait for long, and what is more than an acknowledgement not at all.
+/// [RSP-25]: acknowledgements are delayed only shortly, and other answers not at all.
 #[test]
 fn an_acknowledgement_is_set_aside_a_few_times() {
     let (mut sides, remote) = owing(2, SendOp::Write);
@@ -249,13 +250,14 @@ fn an_acknowledgement_is_set_aside_a_few_times() {
     let far = &mut sides[1];
     assert!(!far.dev.defer_acks(far.qps[0]));
     assert_eq!(bursts(far).len(), 2);
-    // Before queue pairs end it goes, for whomever it was set aside.
+    // Before a queue pair ends, delayed acknowledgements are sent, whichever queue pair they are
+    // for.
     let (mut sides, _) = owing(2, SendOp::Write);
     let far = &mut sides[1];
     assert!(far.dev.defer_acks(far.qps[0]));
     far.dev.release_acks(START);
     assert_eq!(bursts(far).len(), 2);
-    // One whose queue pair is gone is no more.
+    // The acknowledgement of a destroyed queue pair is dropped.
     let (mut sides, _) = owing(2, SendOp::Write);
     let far = &mut sides[1];
     assert!(far.dev.defer_acks(far.qps[0]));

@@ -20,8 +20,7 @@ use bowline_verbs::Device;
 use common::load::Load;
 use common::{Pair, Store, at, bytes, device_with, eventually, hasty, ip, write_and_read};
 
-/// [RT-24], [RT-37]: permits of several processors, several threads, and the loss of a path under
-/// them.
+/// [RT-24], [RT-37]: permits of several processors and threads, and the loss of a path under load.
 #[test]
 fn requests_take_the_connection_of_their_processor() {
     for (net, refresh) in [(80, true), (81, false)] {
@@ -72,8 +71,8 @@ fn requests_take_the_connection_of_their_processor() {
     write_and_read(&session, 0, 4096);
 }
 
-/// [RS-8], [RS-20]: a path on each of two devices; threads wait, poll, and are told by callbacks;
-/// one of the devices loses its wire.
+/// [RS-8], [RS-20]: a path on each of two devices; threads wait, poll and use callbacks; one of the
+/// devices loses its network.
 #[test]
 fn an_engine_has_several_devices() {
     const NET: u8 = 83;
@@ -138,7 +137,7 @@ fn paths_may_be_of_ipv6() {
         return skipped::because(format_args!("no IPv6: {error}"));
     }
     let loopback = IpAddr::V6(Ipv6Addr::LOCALHOST);
-    // One address: client and server are of one device.
+    // One address: client and server share one device.
     let device = device_with(SoftConfig { addrs: vec![loopback], ..SoftConfig::default() });
     let engine = common::engine(&device);
     let store = Store::new();
@@ -158,8 +157,8 @@ fn paths_may_be_of_ipv6() {
     eventually("nothing is left", || device.in_use().qps == 0);
 }
 
-/// [RS-31]: what goes over poll connections ends when the program polls, and not when it does
-/// anything else; a path is lost without its help.
+/// [RS-31]: requests on poll connections complete when the program polls, and at no other time; the
+/// loss of a path needs no poll.
 #[test]
 fn polled_requests_end_when_they_are_polled() {
     let pair = Pair::with(84, 2, ServerConfig::default(), hasty);
@@ -179,14 +178,14 @@ fn polled_requests_end_when_they_are_polled() {
     };
     let take = |cpu| session.get_permit_on(PermitKind::Polled, Wait::No, cpu).unwrap();
     let permits: Vec<Permit> = (0..8).map(take).collect();
-    // The engine keeps its hands off a queue that was polled lately.
+    // The engine does not touch a queue that was polled recently.
     let start = std::time::Instant::now();
     session.poll_queue(1).unwrap();
     for (n, permit) in permits.iter().enumerate() {
         submit(permit, n);
     }
     eventually("all are answered", || pair.store.served.load(SeqCst) == 8);
-    // Half of them are of the second queue, which nobody polls for now.
+    // Half of the requests use the second queue, which no thread polls for now.
     while done.0.lock().unwrap().len() < 4 && start.elapsed() < common::PATIENCE {
         session.poll_queue(0).unwrap();
     }
@@ -200,7 +199,7 @@ fn polled_requests_end_when_they_are_polled() {
         done.0.lock().unwrap().len() == 8
     });
     permits.into_iter().for_each(|permit| session.put_permit(permit));
-    // Threads that wait for one poll.
+    // Threads that wait for the same poll.
     std::thread::scope(|scope| {
         for cpu in 0..4 {
             let (session, region) = (&session, &region);
@@ -214,7 +213,7 @@ fn polled_requests_end_when_they_are_polled() {
             });
         }
     });
-    // Nobody polls, and the path is lost all the same; its requests end on the other one.
+    // Without a poll the path is lost all the same; its requests complete on the other one.
     let permit = take(1);
     pair.client_device.cut(ip(84, 1), None, true);
     pair.client_device.cut(ip(84, 2), None, true);
@@ -257,7 +256,7 @@ fn who_waits_for_a_polled_permit_polls() {
             let done = Done { to: Arc::clone(&told) as _, tag: 0 };
             session.request(Dir::Read, permit, &at(0), &[region.piece(0, 4096)], done).unwrap();
         }
-        // They are free when their requests end, which somebody has to see.
+        // Permits are free when their requests complete, which a thread has to notice.
         permits.into_iter().for_each(|permit| session.put_permit(permit));
         let before = told.times.load(SeqCst);
         session.put_permit(take(Wait::Forever).unwrap());
@@ -267,7 +266,7 @@ fn who_waits_for_a_polled_permit_polls() {
             session.inflight() == 0
         });
     }
-    // The engine looks at the queues a few times in a second, and may have been first.
+    // The engine polls the queues a few times a second, and may have been first.
     assert!(rounds > 5, "{rounds}");
     let permits = take_all();
     assert_eq!(permits.len(), 3);
@@ -276,7 +275,7 @@ fn who_waits_for_a_polled_permit_polls() {
 }
 
 /// [RT-28], [RT-66]: connections for whose completions the device has no room are refused, and
-/// those that are there go on.
+/// existing ones continue.
 #[test]
 fn a_full_completion_queue_refuses_connections() {
     const NET: u8 = 86;
@@ -302,7 +301,7 @@ fn a_full_completion_queue_refuses_connections() {
     eventually("there is room again", || open("third").is_ok());
 }
 
-/// Counts how often the thread of the test is told of the end of requests.
+/// Counts the completions reported to the test's thread.
 struct ToldHere {
     times: AtomicUsize,
     here: ThreadId,

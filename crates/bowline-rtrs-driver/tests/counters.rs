@@ -1,5 +1,5 @@
-//! What noise cannot touch: system calls, packets and allocations for each request. Both sides are
-//! in one process, so allocations are counted together.
+//! Costs of a request that do not depend on the load of the machine: system calls, packets and
+//! allocations. Both sides run in one process, so allocations are counted together.
 
 use std::sync::Mutex;
 
@@ -14,7 +14,7 @@ mod common;
 use common::Pair;
 use common::load::Load;
 
-/// The count is one for the process: one test at a time.
+/// The count is of the whole process: one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[global_allocator]
@@ -22,7 +22,7 @@ static ALLOCATOR: Counting = Counting;
 
 const COUNT: u64 = 20_000;
 
-/// What one side did.
+/// Counters of one side.
 #[derive(Debug)]
 struct Side {
     driver: DriverStats,
@@ -40,7 +40,7 @@ struct Cost {
     allocations: u64,
 }
 
-/// What becomes of the key of a chunk with each answer.
+/// What happens to a chunk's key with each answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Keys {
     Kept,
@@ -50,7 +50,7 @@ enum Keys {
 
 fn cost(net: u8, keys: Keys, dir: Dir, depth: usize, len: usize) -> Cost {
     let config = ServerConfig { always_invalidate: keys != Keys::Kept, ..ServerConfig::default() };
-    // A machine that stands still for a moment must not look like a loss.
+    // A stall of the machine must not look like a loss.
     let pair = Pair::with(net, 1, config, |soft| SoftConfig {
         core: Config { retransmit_min: std::time::Duration::from_secs(2), ..Config::default() },
         ..soft
@@ -95,7 +95,7 @@ fn requests_cost_few_calls_and_no_memory() {
         (32, Keys::Kept, Dir::Write),
         (33, Keys::Counted, Dir::Write),
     ] {
-        // How threads take turns is the scheduler's: the middle one of three runs counts.
+        // The scheduler decides how threads alternate: the median of three runs counts.
         let mut each = [0.0; 3];
         for each in &mut each {
             let cost = cost(net, keys, dir, 32, 4096);
@@ -137,7 +137,7 @@ fn a_request_and_its_answer_are_a_packet_each() {
         for (side, packets, each) in [("client", &cost.client, 1), ("server", &cost.server, answer)]
         {
             let packets = packets.data_packets;
-            // A few belong to what was before and after, and to heartbeats.
+            // A few belong to setup, teardown and heartbeats.
             let bounds = each * COUNT - 64..=each * COUNT + 64;
             assert!(bounds.contains(&packets), "{side}, {dir:?}, {keys:?}: {packets} packets");
         }

@@ -1,4 +1,4 @@
-//! Engines of several devices, of which some go.
+//! Engines with several devices, some of which fail.
 
 mod common;
 
@@ -24,13 +24,13 @@ fn engine_of(devices: &[Arc<SoftDevice>]) -> Arc<Engine> {
     Engine::new(devices.collect(), EngineConfig::default()).unwrap()
 }
 
-/// Peers are as good as never asked whether they live: what is noticed is noticed otherwise.
+/// Heartbeats are rare, so that failures must be noticed in other ways.
 fn no_heartbeat() -> HbConfig {
     let never = Duration::from_secs(3600);
     HbConfig { interval: never, probe_interval: never, ..HbConfig::default() }
 }
 
-/// Answers nothing until it is told to; what it was asked to read is 9.
+/// Answers no request until it is told to; reads return bytes of 9.
 #[derive(Default)]
 struct Slow(Mutex<Vec<Request>>);
 
@@ -86,8 +86,8 @@ fn states(session: &Session) -> Vec<PathState> {
     session.paths().iter().map(|path| path.state).collect()
 }
 
-/// [RS-8]: requests of a device that is closed go on by another one. None of them is told its end
-/// while the server can still answer it, and the session lives.
+/// [RS-8]: requests of a closed device continue on another one. None ends while the server can
+/// still answer it, and the session lives.
 #[test]
 fn requests_of_a_closed_device_move_to_the_other() {
     for (net, gone) in [(120, 0), (121, 1)] {
@@ -97,8 +97,7 @@ fn requests_of_a_closed_device_move_to_the_other() {
     }
 }
 
-/// [RT-31], [RS-8]: the same of one that is there, but says that it can do nothing more. It empties
-/// no queue.
+/// [RT-31], [RS-8]: the same for a device that reports its failure. It drains no queue.
 #[test]
 fn requests_of_a_device_that_fails_move_to_the_other() {
     for (net, gone) in [(131, 0), (132, 1)] {
@@ -107,8 +106,8 @@ fn requests_of_a_device_that_fails_move_to_the_other() {
     }
 }
 
-/// [RT-100]: the same of one that says nothing. Its silence is noticed, and that its queues do not
-/// run empty.
+/// [RT-100]: the same for a device that fails silently. Its silence is noticed, and that its queues
+/// are not drained.
 #[test]
 fn requests_of_a_device_that_falls_mute_move_to_the_other() {
     const NET: u8 = 133;
@@ -118,7 +117,7 @@ fn requests_of_a_device_that_falls_mute_move_to_the_other() {
     moves(NET, devices, 0, heartbeat, || frail.fall_mute());
 }
 
-/// Two devices, of which one can fail.
+/// Two devices, one of which can fail.
 fn with_frail(net: u8, frail: usize) -> ([Arc<dyn Device>; 2], Arc<Frail>) {
     let mut devices = [1, 2].map(|host| device(&[ip(net, host)]) as Arc<dyn Device>);
     let made = Frail::new(&device(&[ip(net, 3 + frail as u8)]));
@@ -126,7 +125,7 @@ fn with_frail(net: u8, frail: usize) -> ([Arc<dyn Device>; 2], Arc<Frail>) {
     (devices, made)
 }
 
-/// What is in flight on two devices, of which one is lost, goes on by the other.
+/// Requests in flight on two devices, one of which is lost, continue on the other.
 fn moves(
     net: u8,
     devices: [Arc<dyn Device>; 2],
@@ -177,7 +176,7 @@ fn moves(
     assert_eq!(bytes(&region, 0, 8192), [9; 8192]);
     region.buffer().write(0, &[7; 8192]);
 
-    // What comes later is told, and there is memory for it.
+    // Memory can still be registered, and later requests complete.
     let new = session.region(4096).unwrap();
     let done = Done { to: done as _, tag: 5 };
     session.request(Dir::Read, &permits[0], &at(0), &[new.piece(0, 4096)], done).unwrap();
@@ -250,14 +249,14 @@ fn the_last_device_ends_the_session() {
     session.put_permit(permit);
     session.close();
     assert!(told.try_recv().is_err(), "told once");
-    // It may have come by the other path too, when the first device was closed.
+    // The request may also have arrived by the other path, when the first device was closed.
     eventually("the server forgets it", || {
         slow.answer(&server);
         server.sessions().is_empty()
     });
 }
 
-/// A server goes on with the devices it has left, and closes what is there on them.
+/// A server continues on its remaining devices, and still closes paths there.
 #[test]
 fn a_server_goes_on_without_one_of_its_devices() {
     for (net, gone) in [(124, 0), (125, 1)] {
@@ -278,7 +277,7 @@ fn a_server_goes_on_without_one_of_its_devices() {
     }
 }
 
-/// [RT-100]: a close does not wait for a device that empties no queue.
+/// [RT-100]: a close does not wait for a device that drains no queue.
 #[test]
 fn a_session_on_a_mute_device_can_be_closed() {
     const NET: u8 = 134;
@@ -297,7 +296,8 @@ fn a_session_on_a_mute_device_can_be_closed() {
     closing.join().unwrap();
 }
 
-/// [RS-19]: a server hears of a device that fails also when its threads never sleep, and they end.
+/// [RS-19]: a server notices the failure of a device also when its threads never sleep, and the
+/// threads end.
 #[test]
 fn a_server_that_spins_hears_of_a_device_that_fails() {
     const NET: u8 = 135;
@@ -326,8 +326,8 @@ fn a_server_that_spins_hears_of_a_device_that_fails() {
     drop(session);
 }
 
-/// A session or server that is opened later does without the devices that are gone, or that can
-/// make nothing more; what needs one of those is refused with its name.
+/// A session or server that is opened later leaves out devices that have failed or can create
+/// nothing; what needs such a device is refused with its name.
 #[test]
 fn what_is_opened_later_does_without_a_device_that_is_gone() {
     for (net, lose) in [
@@ -360,7 +360,7 @@ fn what_is_opened_later_does_without_a_device_that_is_gone() {
         let later = SessionBuilder::new("later").unwrap().paths(&[path(2)]);
         let later = Session::open(&engine, later).unwrap();
         write_and_read(&later, 0, 4096);
-        // Any address will do, but one of the device that is left.
+        // Any address will do, except those of the remaining device.
         let any = SessionBuilder::new("any").unwrap().path(None, ip(net, 101));
         let any = Session::open(&engine, any).unwrap();
         write_and_read(&any, 0, 4096);

@@ -1,4 +1,4 @@
-//! Permits that nobody puts back: dropped, forgotten, or kept for longer than their session.
+//! Permits that are not put back: dropped, leaked, or kept for longer than their session.
 
 mod common;
 
@@ -17,18 +17,18 @@ use common::{Pair, at, eventually, ip, write_and_read};
 /// Permits for IO of the sessions here.
 const COUNT: usize = 3;
 
-/// A server with so many chunks, and one for service messages.
+/// A server with `COUNT` chunks, and one for service messages.
 fn few(net: u8) -> Pair {
     let geometry = Geometry::new(COUNT as u16 + 1, 28_672, 4096).unwrap();
     Pair::new(net, 1, ServerConfig { geometry, ..ServerConfig::default() })
 }
 
-/// As many as there are.
+/// All permits.
 fn take_all(session: &Session) -> Vec<Permit> {
     std::iter::from_fn(|| session.get_permit(PermitKind::Io, Wait::No)).collect()
 }
 
-/// Whatever becomes of who has it: the permit is the next one's.
+/// However its owner ends, the permit returns for the next one.
 #[test]
 fn a_permit_that_is_dropped_goes_back() {
     let pair = few(201);
@@ -52,7 +52,7 @@ fn a_permit_that_is_dropped_goes_back() {
         assert!(died.join().is_err());
     });
     assert_all_back("a panic");
-    // It is for whoever waits.
+    // A waiting thread gets it.
     let mut held = take_all(&session);
     let woken = Arc::new(Woken::default());
     let mut wait = session.get_permit_async(PermitKind::Io);
@@ -65,8 +65,8 @@ fn a_permit_that_is_dropped_goes_back() {
     session.close();
 }
 
-/// A task that is cancelled while its request is in flight: its permit is free when that has ended,
-/// and not before.
+/// The permit of a task that is cancelled with its request in flight is free when the request has
+/// ended, and not before.
 #[test]
 fn a_cancelled_request_keeps_its_permit_until_it_has_ended() {
     let pair = few(202);
@@ -88,7 +88,7 @@ fn a_cancelled_request_keeps_its_permit_until_it_has_ended() {
     session.close();
 }
 
-/// One session's permit does nothing to another one, and comes home all the same.
+/// A permit of one session has no effect on another one, and returns to its own.
 #[test]
 fn a_permit_goes_back_to_its_own_session() {
     let pair = few(203);
@@ -108,8 +108,8 @@ fn a_permit_goes_back_to_its_own_session() {
     session.close();
 }
 
-/// [RS-25]: a session that is being closed waits for the last permit, however that comes back; and
-/// those of sessions that are over are good for nothing, and harm nobody.
+/// [RS-25]: a close waits for the last permit, however that returns. Permits of closed sessions are
+/// refused and do no harm.
 #[test]
 fn permits_may_be_kept_for_longer_than_their_session() {
     let pair = few(204);
@@ -144,7 +144,8 @@ fn permits_may_be_kept_for_longer_than_their_session() {
     drop((held, new));
 }
 
-/// What a session has of a device goes when it is dropped, even if its permits are never put back.
+/// The device objects of a session are released when it is dropped, even if its permits are never
+/// put back.
 #[test]
 fn forgotten_permits_hold_nothing_of_a_device() {
     let pair = few(205);

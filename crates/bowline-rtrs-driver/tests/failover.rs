@@ -1,4 +1,4 @@
-//! Paths that are lost, cut and closed under load; sessions and servers that end.
+//! Paths that are lost, cut and closed under load, and sessions and servers that end.
 
 mod common;
 
@@ -19,8 +19,8 @@ fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)
 }
 
-/// [RS-8], [RT-88], [RT-91]: requests of a path that carries nothing any more end on the other one,
-/// and the path comes back.
+/// [RS-8], [RT-88], [RT-91]: requests of a cut path complete on the other one, and the path is
+/// reconnected.
 #[test]
 fn a_cut_path_costs_no_request() {
     let pair = Pair::with(50, 2, ServerConfig::default(), hasty);
@@ -52,8 +52,8 @@ fn a_cut_path_costs_no_request() {
     write_and_read(&session, 0, 65_536);
 }
 
-/// [RS-16], [RS-17]: the program is told of each path that is lost and comes back, in order with
-/// the loss and return of all; a panic of what is told ends there.
+/// [RS-16], [RS-17]: the program is told of each loss and reconnection of a path, in order with
+/// those of the whole session; a panic of its callback is contained.
 #[test]
 fn each_path_is_told_of() {
     const NET: u8 = 208;
@@ -96,7 +96,7 @@ fn each_path_is_told_of() {
     session.close();
 }
 
-/// [RS-8], N3: a path that the server resets costs little time.
+/// [RS-8], N3: the reset of a path by the server costs little time.
 #[test]
 fn a_reset_path_is_left_at_once() {
     let pair = Pair::new(51, 2, ServerConfig::default());
@@ -111,7 +111,7 @@ fn a_reset_path_is_left_at_once() {
     assert_eq!(load.errors.lock().unwrap()[..], []);
     let pause = load.finish(0, false);
     println!("longest pause {pause:?}");
-    // 50 ms is the aim; a path that is only silent is given up after 3.8 s.
+    // 50 ms is the target; a silent path is given up after 3.8 s.
     assert!(pause < Duration::from_secs(3), "{pause:?}");
     eventually("both paths are back", || {
         session.paths().iter().all(|view| view.state == PathState::Connected)
@@ -119,7 +119,7 @@ fn a_reset_path_is_left_at_once() {
     drop(load);
 }
 
-/// [RS-34], [RS-37] to [RS-39]: paths come and go under load.
+/// [RS-34], [RS-37] to [RS-39]: paths are added and removed under load.
 #[test]
 fn paths_come_and_go() {
     let pair = Pair::with(52, 2, ServerConfig::default(), hasty);
@@ -172,7 +172,7 @@ fn an_outage_is_told() {
     session.put_permit(permit);
 }
 
-/// Nothing is left of sessions that have been closed, or just dropped.
+/// Nothing is left of sessions that were closed or dropped.
 #[test]
 fn a_hundred_sessions_leave_nothing() {
     let pair = Pair::new(54, 2, ServerConfig::default());
@@ -193,10 +193,10 @@ fn a_hundred_sessions_leave_nothing() {
         let a = pair.client_device.in_use();
         let b = pair.server_device.in_use();
         let client = (a.pds, a.cqs, a.qps, a.mrs, a.events);
-        // The server's own.
+        // The remaining objects are the server's own.
         client == (0, 0, 0, 0, 0) && (b.pds, b.cqs, b.qps, b.mrs, b.events) == (1, 1, 0, 0, 0)
     });
-    // What a session had on the device goes a moment before its end is told.
+    // The device objects of a session are released just before its end is reported.
     eventually("each end is told", || pair.store.links.lock().unwrap().len() >= 200);
     assert_eq!(pair.store.links.lock().unwrap().len(), 200);
     let Pair { server, server_device, .. } = pair;
@@ -223,13 +223,14 @@ fn requests_are_futures() {
         assert_eq!(error.errno(), Errno::EINVAL);
     });
     assert_eq!(common::bytes(&region, 4096, 15), b"from the future");
-    // Dropped in flight: the permit is free when the request has ended, and not before.
+    // A future that is dropped in flight: the permit is free when the request has ended, and not
+    // before.
     drop(session.call_async(Dir::Read, &permit, &at(0), &[region.piece(4096, 4096)]));
     session.put_permit(permit);
     write_and_read(&session, 0, 4096);
 }
 
-/// Answers nothing until it is told to.
+/// Answers no request until it is told to.
 struct Slow(std::sync::Mutex<Vec<Request>>);
 
 impl Handler for Slow {
@@ -242,7 +243,7 @@ impl Handler for Slow {
     }
 }
 
-/// Permits run out, are waited for, and come back; answers come from any thread, in any order.
+/// Permits run out, are waited for and return; answers come from any thread, in any order.
 #[test]
 fn permits_are_waited_for() {
     let pair = Pair::new(56, 1, ServerConfig::default());
@@ -281,7 +282,7 @@ fn permits_are_waited_for() {
     }
 }
 
-/// A server that has ended has ended for its clients; so has a device.
+/// When a server or a device is closed, its clients notice.
 #[test]
 fn ends_are_clean() {
     let pair = Pair::with(57, 1, ServerConfig::default(), hasty);
@@ -298,8 +299,8 @@ fn ends_are_clean() {
     assert!(Session::open(&pair.client_engine, pair.builder("late", 1)).is_err());
 }
 
-/// [RT-91], [RS-48]: a name that is free at the server in a moment, as that of a former life, is
-/// waited for.
+/// [RT-91], [RS-48]: a session name that becomes free at the server soon, such as that of a killed
+/// client, is waited for.
 #[test]
 fn a_name_that_becomes_free_is_waited_for() {
     let pair = Pair::with(61, 1, ServerConfig::default(), hasty);
@@ -322,7 +323,7 @@ fn a_name_that_becomes_free_is_waited_for() {
     write_and_read(&second.unwrap(), 0, 4096);
 }
 
-/// [RS-24]: a name in use here is refused, whatever the server; one that is free in a moment is
+/// [RS-24]: a name in use in this process is refused, for any server; one that becomes free soon is
 /// waited for.
 #[test]
 fn a_name_is_used_once() {
@@ -344,14 +345,14 @@ fn a_name_is_used_once() {
         second.join().unwrap()
     });
     let second = second.unwrap();
-    // What is left of the first does not take the name along.
+    // The remains of the first session do not release the name of the second.
     drop(first);
     assert_eq!(open(elsewhere).map(drop), Err(Errno::EEXIST));
     drop(second);
     write_and_read(&open(elsewhere).unwrap(), 0, 4096);
 }
 
-/// A program that closes its device before everything else gets errors, and no thread runs on.
+/// A program that closes its device first gets errors, and no thread is left running.
 #[test]
 fn a_closed_device_is_an_error() {
     let pair = Pair::with(58, 1, ServerConfig::default(), hasty);
@@ -370,8 +371,8 @@ fn a_closed_device_is_an_error() {
     assert!(start.elapsed() < PATIENCE);
 }
 
-/// The background thread takes completions while nobody else does. A thread that waits takes them
-/// itself again: else each of its requests would be handed over, which costs a wake-up.
+/// The background thread takes completions while no other thread does. A thread that waits takes
+/// them itself again; otherwise each of its requests would cost a wake-up.
 #[test]
 fn who_waits_takes_completions_again() {
     const CALLS: u64 = 400;
@@ -380,7 +381,7 @@ fn who_waits_takes_completions_again() {
     let region = session.region(4096).unwrap();
     let permit = session.get_permit(PermitKind::Io, Wait::Forever).unwrap();
     for _ in 0..3 {
-        // Until the background thread is at it.
+        // Until the background thread polls.
         let asleep = || pair.client_engine.stats().waits;
         let before = asleep();
         eventually("the background thread waits", || asleep() > before + 1);
@@ -390,14 +391,14 @@ fn who_waits_takes_completions_again() {
             session.call(Dir::Read, &permit, &at(0), &[region.piece(0, 4096)]).unwrap();
         }
         let since = hand_overs() - before;
-        // A few where the machine stands still for so long that the background thread comes back.
+        // A few, if the machine stalls so long that the background thread takes over.
         assert!(since < CALLS / 4, "{since} of {CALLS} were handed over");
     }
     session.put_permit(permit);
 }
 
-/// A thread that waits now and then does not keep the background thread from telling functions of
-/// what has ended.
+/// A thread that waits now and then does not keep the background thread from calling completion
+/// callbacks.
 #[test]
 fn requests_of_functions_go_on_beside_a_thread_that_waits() {
     const TIME: Duration = Duration::from_millis(400);
@@ -417,7 +418,7 @@ fn requests_of_functions_go_on_beside_a_thread_that_waits() {
         }
         load.done.load(SeqCst) - before
     };
-    // Who has the CPUs is the scheduler's: one undisturbed pair of ten shows it.
+    // The scheduler decides who runs: one undisturbed pair of ten shows the cost.
     let pairs = (0..10).map(|_| (during(false), during(true)));
     let kept = pairs.inspect(|pair| println!("alone and beside: {pair:?}"));
     let kept = kept.filter(|(alone, beside)| *beside >= alone / 4).count();
@@ -437,7 +438,7 @@ fn idle_threads_sleep() {
     let before = [pair.client_engine.stats(), pair.server_engine.stats()];
     std::thread::sleep(Duration::from_secs(1));
     let after = [pair.client_engine.stats(), pair.server_engine.stats()];
-    // Four looks a second, and heartbeats.
+    // Four polls a second, and heartbeats.
     let most = (20.0 * start.elapsed().as_secs_f64()) as u64;
     for (after, before) in after.into_iter().zip(before) {
         let since = after - before;

@@ -61,7 +61,7 @@ impl Completer for Count {
     }
 }
 
-/// Many at once, in batches, with the completions taken by whoever: this thread and the engine's.
+/// Many requests at once, in batches; this thread and the engine's both take completions.
 #[test]
 fn many_requests_go_at_once() {
     let pair = Pair::new(5, 2, config(true));
@@ -98,8 +98,8 @@ fn many_requests_go_at_once() {
     permits.into_iter().for_each(|permit| session.put_permit(permit));
 }
 
-/// Threads that wait for their own requests take each other's completions.
-/// What ends between a program's look and its wait is not waited for.
+/// Threads that wait for their own requests take each other's completions. A request that completes
+/// between a program's poll and its wait does not block the wait.
 #[test]
 fn what_has_ended_already_is_not_waited_for() {
     let pair = Pair::new(19, 1, config(true));
@@ -112,7 +112,7 @@ fn what_has_ended_already_is_not_waited_for() {
     let completer = Done { to: Arc::clone(&done) as _, tag: 0 };
     let req = Req { dir: Dir::Write, permit: &permit, usr: &usr, data: &data, done: completer };
     session.request_batch(&mut std::iter::once(req)).unwrap();
-    // Another thread takes the completion, as the one in the background may.
+    // Another thread takes the completion, as the background thread may.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             eventually("it ends", || {
@@ -125,7 +125,7 @@ fn what_has_ended_already_is_not_waited_for() {
     let start = std::time::Instant::now();
     assert!(session.wait(seen, Some(std::time::Duration::from_secs(20))));
     assert!(start.elapsed() < std::time::Duration::from_secs(10));
-    // Nothing more ends.
+    // No further request completes.
     assert!(!session.wait(seen + 1, Some(std::time::Duration::from_millis(20))));
     session.put_permit(permit);
 }
@@ -146,7 +146,7 @@ fn threads_wait_for_their_own_requests() {
     });
 }
 
-/// [RT-45], [RT-50], [RT-99]: an error is that request's alone, and renews the key of its chunk.
+/// [RT-45], [RT-50], [RT-99]: an error affects that request only, and renews the key of its chunk.
 #[test]
 fn errors_come_back_with_their_requests() {
     for (net, counts_keys) in [(7, true), (221, false)] {
@@ -171,7 +171,7 @@ fn errors_come_back(session: &Session) {
     write_and_read(session, 0, 4096);
 }
 
-/// [RT-98]: by the heartbeats of a session that has nothing else to send.
+/// [RT-98]: memory is released by the heartbeats of a session that has nothing else to send.
 #[test]
 fn memory_that_is_dropped_is_released() {
     for (net, refresh) in [(87, true), (88, false)] {
@@ -185,7 +185,7 @@ fn memory_that_is_dropped_is_released() {
     }
 }
 
-/// [RS-24]: all paths or none, and the reason.
+/// [RS-24]: a session opens with all paths or with none, and reports the reason.
 #[test]
 fn a_session_that_cannot_be_opened_leaves_nothing() {
     let pair = Pair::new(8, 1, config(true));
@@ -216,7 +216,7 @@ fn completions_are_counted_on_the_processor_that_takes_them() {
         eprintln!("skipped: this machine has one processor");
         return;
     };
-    // A thread for itself: all that it starts stay on its processor too.
+    // A separate thread, since all threads it starts stay on its processor too.
     let pinned = std::thread::spawn(move || {
         let mut only = CpuSet::new();
         only.set(here);
@@ -240,7 +240,7 @@ fn completions_are_counted_on_the_processor_that_takes_them() {
     pinned.join().unwrap();
 }
 
-/// User messages are as long as the session says, and no longer than the server takes.
+/// User messages may be as long as the session says, and no longer than the server accepts.
 #[test]
 fn user_messages_are_as_long_as_the_session_has_room_for() {
     let pair = Pair::new(209, 1, config(true));

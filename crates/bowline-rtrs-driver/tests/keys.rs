@@ -20,7 +20,7 @@ fn open(pair: &Pair, paths: u8, keys: ReadKeys) -> Arc<Session> {
     Session::open(&pair.client_engine, builder).unwrap()
 }
 
-/// Many small pieces of two regions, none of which follows the one before.
+/// Many small pieces of two regions, none adjacent to the one before.
 fn scatter(one: &Region, two: &Region, count: u32) -> (Vec<MemRef>, usize) {
     let piece = |n: u32| {
         let region = if n & 1 == 0 { one } else { two };
@@ -80,8 +80,8 @@ fn a_read_may_go_to_many_places() {
     }
 }
 
-/// [RS-8], [RT-69]: requests move with keys of the other path; what is left of keys goes with their
-/// path.
+/// [RS-8], [RT-69]: requests move with keys of the other path; remaining keys are released with
+/// their path.
 #[test]
 fn reads_with_keys_of_their_own_move() {
     let pair = Pair::with(72, 2, config(true), hasty);
@@ -106,8 +106,8 @@ fn reads_with_keys_of_their_own_move() {
     assert_eq!(load.errors.lock().unwrap()[..], []);
     assert!(session.paths().iter().map(|path| path.stats.failovers).sum::<u64>() > 0);
     drop(load);
-    // The load's memory is registered until a later send has told that the last one from it is
-    // over.
+    // The load's memory stays registered until a later send shows that the last one from it has
+    // completed.
     eventually("no more than before", || pair.client_device.in_use().mrs <= registered + 1);
     // Closed with requests in flight.
     let load = Load::new(&session, Dir::Read, 32, 4096);

@@ -52,8 +52,8 @@ fn start(run_folder: &Path) -> Child {
     child
 }
 
-/// The server keeps the session of a client that is gone, and its name with it: the next life ends
-/// what the former had, by what the device has noted where it does by default.
+/// The server keeps the session and the name of a killed client. The restarted client ends the
+/// former connections, which its device has recorded in a file by default.
 // tests [RT-92] [RS-48] [roce:CM-53]
 #[test]
 fn a_client_that_was_killed_comes_back() {

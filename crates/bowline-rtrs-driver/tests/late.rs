@@ -1,4 +1,4 @@
-//! Requests that begin when others are over, of which no completion tells.
+//! Requests that begin when others have ended, which no completion shows.
 
 mod common;
 
@@ -14,7 +14,7 @@ use bowline_verbs::Device;
 use common::drowsy::Drowsy;
 use common::{at, device, eventually, ip};
 
-/// Answers nothing until it is told to.
+/// Answers no request until it is told to.
 #[derive(Default)]
 struct Slow(Mutex<Vec<Request>>);
 
@@ -36,7 +36,7 @@ impl Handler for Slow {
     }
 }
 
-/// Wakes whoever sleeps on a device, at the end of a test.
+/// Wakes the threads that sleep on a device, at the end of a test.
 struct Alarm(Arc<SoftDevice>);
 
 impl Drop for Alarm {
@@ -45,9 +45,8 @@ impl Drop for Alarm {
     }
 }
 
-/// [RS-8], [RS-9]: a request that has moved to another path waits at the server until the first one
-/// is over. It begins then, also at a server to which nothing comes any more and whose threads
-/// sleep.
+/// [RS-8], [RS-9]: a request that has moved to another path waits at the server until its first
+/// copy has ended. It begins then, also at an idle server whose threads sleep.
 #[test]
 fn a_moved_request_begins_when_the_first_one_is_over() {
     const NET: u8 = 206;
@@ -57,7 +56,7 @@ fn a_moved_request_begins_when_the_first_one_is_over() {
     let _alarm = Alarm(theirs);
     let slow = Arc::new(Slow::default());
     let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-    // Nothing wakes it.
+    // Nothing wakes the server's thread.
     let never = Duration::from_secs(3600);
     let heartbeat = HbConfig { interval: never, probe_interval: never, ..HbConfig::default() };
     let config = ServerConfig { heartbeat, ..ServerConfig::default() };

@@ -21,7 +21,7 @@ use common::{PATIENCE, STORE, Store, device, engine, ip};
 const NET: u8 = 95;
 const SERVER: &str = "BOWLINE_MEMORY_SERVER";
 const MIB: usize = 1 << 20;
-/// Memory is given back without a heartbeat: there is none for so long.
+/// Interval of heartbeats, longer than the test: memory is released without one.
 const HEARTBEAT: Duration = Duration::from_secs(600);
 /// Depth times chunk size, of the default settings.
 const CHUNKS: usize = 512 * 128 * 1024;
@@ -53,7 +53,7 @@ fn large_pages() -> usize {
     kib.and_then(|kib| kib.parse::<usize>().ok()).map_or(0, |kib| kib << 10)
 }
 
-/// The server's process: tells how much it has whenever it is asked.
+/// The server's process: reports its resident memory on request.
 fn serve() {
     let device = device(&[ip(NET, 101)]);
     let engine = engine(&device);
@@ -110,12 +110,12 @@ impl Remote {
         }
     }
 
-    /// What the server has in memory, as soon as it has so many sessions.
+    /// Returns the server's resident memory, as soon as it has this many sessions.
     fn resident(&mut self, sessions: usize) -> usize {
         self.look(sessions).0
     }
 
-    /// The same, and what of it is large pages.
+    /// The same, and the part of it in large pages.
     fn look(&mut self, sessions: usize) -> (usize, usize) {
         writeln!(self.to.as_mut().unwrap(), "{sessions}").unwrap();
         let line = self.line("resident");
@@ -142,8 +142,8 @@ impl Drop for Remote {
     }
 }
 
-/// Requests of full size in all chunks at once, some times; returns the last of what has sent them,
-/// with its memory, and the bytes of that.
+/// Sends requests of full size in all chunks at once, several times. Returns the last load with its
+/// memory, and the bytes of that memory.
 fn fill(session: &Arc<Session>) -> (Arc<Load>, usize) {
     let attrs = session.attrs().unwrap();
     let (depth, len) = (usize::from(attrs.queue_depth), attrs.max_io as usize);
@@ -154,11 +154,11 @@ fn fill(session: &Arc<Session>) -> (Arc<Load>, usize) {
         load
     };
     run(Dir::Write);
-    // What was read is in memory; of what was written and never touched nothing is.
+    // Memory that was read into is resident; memory that was sent from and never written is not.
     (run(Dir::Read), depth * len)
 }
 
-/// Waits until this process has no more than so much beside what it had.
+/// Waits until this process has at most `to` bytes more than `before`.
 fn shrinks(before: usize, to: usize) -> usize {
     let begin = Instant::now();
     loop {
@@ -193,7 +193,7 @@ fn memory_is_bounded_by_the_chunks() {
     println!("server: {empty} bytes; 8 idle sessions: {idle} more");
     assert!(idle < 8 * IDLE + REST, "idle sessions: {idle}");
 
-    // What little is used takes little: one chunk, of which a small page is written.
+    // Little use takes little memory: one chunk, of which a small page is written.
     Load::new(&sessions[7], Dir::Write, 1, 4096).run(1, true);
     let little = grown(server.resident(8)).saturating_sub(idle);
     println!("server: one request: {little} more");
@@ -213,7 +213,7 @@ fn memory_is_bounded_by_the_chunks() {
         let client = shrinks(before, regions + REST);
         println!("client: {client} more, {regions} of them regions");
         assert!(client > regions * 9 / 10, "{client}: the regions are not in memory");
-        // What was sent from is given back when nothing can be sent again.
+        // Memory that was sent from is released when nothing can be sent again.
         drop(load);
         println!("client: {} more without them", shrinks(before, REST));
     }

@@ -1,4 +1,4 @@
-//! Calls about one path from several threads: each returns, with an outcome of its own.
+//! Calls for one path from several threads: each returns its own outcome.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)
 }
 
-/// What a call in a thread of its own comes to.
+/// The outcome of a call that runs in a separate thread.
 struct Pending(Receiver<Result<(), Errno>>);
 
 impl Pending {
@@ -60,13 +60,13 @@ fn two_threads_disconnect_a_path() {
     }
 }
 
-/// [RS-38], [RS-39]: so are those who order it to be removed meanwhile, in any order.
+/// [RS-38], [RS-39]: so are threads that remove the path meanwhile, in any order.
 #[test]
 fn a_path_is_disconnected_and_removed_at_once() {
     let pair = Pair::new(212, 1, ServerConfig::default());
     let session = pair.session(1);
     let path = session.paths()[0].id;
-    // The server does not hear of it, so that it takes a second.
+    // The server is not reached, so that the disconnect takes a second.
     pair.client_device.cut(ip(212, 1), None, true);
     let first = Pending::new(&session, move |session| session.disconnect_path(path));
     eventually("it closes", || state(&session, path) == Some(PathState::Closing));
@@ -82,8 +82,8 @@ fn a_path_is_disconnected_and_removed_at_once() {
     assert_eq!(state(&session, path), None);
 }
 
-/// [RS-34], [RS-37]: who connects a path that another thread closes meanwhile is told that it is
-/// not connected.
+/// [RS-34], [RS-37]: a thread that connects a path that another thread closes meanwhile gets the
+/// error of an unconnected path.
 #[test]
 fn a_path_is_closed_while_it_is_connected() {
     let pair = Pair::new(213, 2, ServerConfig::default());
@@ -103,7 +103,7 @@ fn a_path_is_closed_while_it_is_connected() {
     assert_eq!(added.outcome(), Err(Errno::ECONNABORTED));
 }
 
-/// [RS-37] to [RS-39]: the tree tells a path that is gone from one that is not connected.
+/// [RS-37] to [RS-39]: the tree distinguishes a removed path from an unconnected one.
 #[test]
 fn the_tree_tells_that_a_path_is_gone() {
     let pair = Pair::new(217, 1, ServerConfig::default());

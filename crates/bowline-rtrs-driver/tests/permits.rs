@@ -19,7 +19,7 @@ use common::{PATIENCE, Pair, at, eventually, write_and_read};
 /// Permits for IO of the sessions here.
 const COUNT: usize = 3;
 
-/// A server with so many chunks, and one for service messages.
+/// A server with `COUNT` chunks, and one for service messages.
 fn few(net: u8) -> (Pair, Arc<Session>) {
     let geometry = Geometry::new(COUNT as u16 + 1, 28_672, 4096).unwrap();
     let pair = Pair::new(net, 1, ServerConfig { geometry, ..ServerConfig::default() });
@@ -34,8 +34,8 @@ fn take_all(session: &Session) -> Vec<Permit> {
     permits
 }
 
-/// Many more tasks than permits, on one thread: none is lost, none is passed by, and nothing
-/// blocks.
+/// Many more tasks than permits, on one thread: no permit is lost, no task is passed over, and
+/// nothing blocks.
 #[test]
 fn more_tasks_than_permits_take_turns() {
     const TASKS: usize = 300;
@@ -53,7 +53,7 @@ fn more_tasks_than_permits_take_turns() {
                 for (dir, piece) in [(Dir::Write, out), (Dir::Read, back)] {
                     let permit = session.get_permit_async(PermitKind::Io).await.unwrap();
                     let call = session.call_async(dir, &permit, &at(n * 1024), &[piece]);
-                    // Some give it back at once, others when they need it no more.
+                    // Some tasks put their permit back at once, others later.
                     if n.is_multiple_of(2) {
                         session.put_permit(permit);
                         call.await.unwrap();
@@ -75,7 +75,7 @@ fn more_tasks_than_permits_take_turns() {
     take_all(&session).into_iter().for_each(|permit| session.put_permit(permit));
 }
 
-/// [RS-26]: tasks and threads get theirs in the order in which they came, and nobody comes between.
+/// [RS-26]: tasks and threads get permits in the order in which they asked, and none is overtaken.
 #[test]
 fn tasks_and_threads_wait_in_one_line() {
     let (pair, session) = few(231);
@@ -94,7 +94,7 @@ fn tasks_and_threads_wait_in_one_line() {
             got.store(true, SeqCst);
             session.put_permit(permit);
         });
-        // Who waits sees to it that somebody takes completions.
+        // A waiting task makes sure that a thread takes completions.
         eventually("the thread waits", || hand_overs() > before);
         assert_eq!(third.poll(&mut c), None);
         put();
@@ -103,7 +103,7 @@ fn tasks_and_threads_wait_in_one_line() {
         std::thread::sleep(Duration::from_millis(20));
         assert!(!got.load(SeqCst) && third.count() == 0);
         let permit = first.poll(&mut a).unwrap().unwrap();
-        // The thread, and what it puts back is for the third.
+        // The thread gets it, and the permit it puts back goes to the third.
         put();
         eventually("the thread has one, then the task", || got.load(SeqCst) && third.count() == 1);
         session.put_permit(permit);
@@ -113,7 +113,7 @@ fn tasks_and_threads_wait_in_one_line() {
     take_all(&session).into_iter().for_each(|permit| session.put_permit(permit));
 }
 
-/// In whatever state it is dropped, the next who waits has the permit.
+/// In whatever state a future is dropped, the next one that waits gets the permit.
 #[test]
 fn a_future_that_is_dropped_passes_its_permit_on() {
     let (_pair, session) = few(232);
@@ -124,7 +124,7 @@ fn a_future_that_is_dropped_passes_its_permit_on() {
         assert_eq!(waker.poll(wait.as_mut().unwrap()), None);
     }
     let counts = || wakers.each_ref().map(|waker| waker.count());
-    // One that was never asked, and one that waits.
+    // A future that was never polled, and one that waits.
     drop(session.get_permit_async(PermitKind::Io));
     waits[1] = None;
     session.put_permit(held.pop().unwrap());
@@ -133,7 +133,7 @@ fn a_future_that_is_dropped_passes_its_permit_on() {
     waits[0] = None;
     assert_eq!(counts(), [1, 0, 1, 0]);
     let permit = wakers[2].poll(waits[2].as_mut().unwrap()).unwrap().unwrap();
-    // One that is ready, and asked again.
+    // A future that is ready, and polled again.
     assert_eq!(wakers[2].poll(waits[2].as_mut().unwrap()), None);
     waits[2] = None;
     assert_eq!(counts(), [1, 0, 1, 0]);
@@ -152,7 +152,8 @@ impl Wake for Bomb {
     }
 }
 
-/// A task that moves is woken where it is; a waker that panics costs others nothing.
+/// A task that moves to another executor is woken there; a waker that panics does not affect
+/// others.
 #[test]
 fn the_last_waker_counts() {
     let (_pair, session) = few(233);
@@ -174,8 +175,8 @@ fn the_last_waker_counts() {
     held.drain(..).for_each(|permit| session.put_permit(permit));
 }
 
-/// [RT-37]: the permit that is kept for service messages is for those who wait for such a one, and
-/// they do not wait behind IO.
+/// [RT-37]: the permit reserved for service messages goes to tasks that wait for one of that kind,
+/// and they do not wait behind IO.
 #[test]
 fn service_messages_have_a_line_of_their_own() {
     let (_pair, session) = few(234);
@@ -198,7 +199,7 @@ fn service_messages_have_a_line_of_their_own() {
     held.drain(..).for_each(|permit| session.put_permit(permit));
 }
 
-/// Where no permit is kept for messages, whoever came first has the next one.
+/// Without a permit reserved for messages, the first one that asked gets the next permit.
 #[test]
 fn without_a_kept_permit_all_wait_in_one_order() {
     let geometry = Geometry::new(1, 28_672, 4096).unwrap();
@@ -218,7 +219,7 @@ fn without_a_kept_permit_all_wait_in_one_order() {
     session.put_permit(permit);
 }
 
-/// Takes its permit as soon as it is called, and gives it back at once.
+/// Takes its permit as soon as it is called, and puts it back at once.
 struct Brief {
     session: Arc<Session>,
     future: Mutex<GetPermit>,
@@ -263,8 +264,9 @@ fn a_row_of_callbacks_is_no_recursion() {
     held.drain(..).for_each(|permit| session.put_permit(permit));
 }
 
-/// [RS-25]: who waits is told as soon as the session is being closed, even by one that waits for
-/// permits that those who wait might hold; and what nobody has taken yet does not hold it.
+/// [RS-25]: waiting tasks are told as soon as the session is being closed, even while the close
+/// waits for permits that they hold. A permit that was granted and not taken yet does not delay the
+/// close.
 #[test]
 fn a_session_that_is_closed_ends_those_who_wait() {
     let (_pair, session) = few(235);
@@ -305,7 +307,7 @@ fn a_session_that_is_closed_ends_those_who_wait() {
     assert_eq!(late.errno(), Errno::ENODEV);
 }
 
-/// A session that is dropped, and one whose devices are gone, end those who wait as well.
+/// The drop of a session, and the loss of its devices, end the waits as well.
 #[test]
 fn nobody_waits_for_a_session_that_is_gone() {
     let (pair, session) = few(236);
@@ -330,7 +332,7 @@ fn nobody_waits_for_a_session_that_is_gone() {
     drop(held);
 }
 
-/// The same, whenever it comes: nobody is left behind.
+/// The same, at any moment: no waiting task is forgotten.
 #[test]
 fn sessions_are_closed_under_load() {
     let geometry = Geometry::new(COUNT as u16 + 1, 28_672, 4096).unwrap();
@@ -370,8 +372,8 @@ impl Xorshift {
     }
 }
 
-/// Threads that take, await, block, give up and hold permits at random: whoever waits to the end
-/// gets one, and none is lost.
+/// Threads that take, await, block on, give up and hold permits at random: each that waits to the
+/// end gets one, and none is lost.
 #[test]
 fn no_permit_and_no_turn_is_lost() {
     const THREADS: u64 = 8;
@@ -397,7 +399,7 @@ fn no_permit_and_no_turn_is_lost() {
                             session.get_permit(kind, Wait::For(limit))
                         }
                         2 => session.get_permit(kind, Wait::Forever),
-                        // Asked some times, and dropped.
+                        // Polled several times, and dropped.
                         3 => (0..random.below(3)).find_map(|_| woken.poll(&mut wait)?.ok()),
                         // Dropped when woken, or ready.
                         4 => woken.poll(&mut wait).map(Result::unwrap).or_else(|| {

@@ -1,4 +1,4 @@
-//! What functions of the program do to a session: own things of it, panic.
+//! Callbacks of the program that panic, or own objects of the session.
 
 mod common;
 
@@ -26,7 +26,8 @@ impl Completer for Owner {
     }
 }
 
-/// What a refused request was the last to hold is dropped without the lock that its memory needs.
+/// A refused request may drop the last reference to its memory; it does so without the lock that
+/// this needs.
 #[test]
 fn a_refused_request_drops_what_it_owns() {
     // Not closed on the way out if this fails: that would hang too.
@@ -73,7 +74,8 @@ impl Completer for Clumsy {
     }
 }
 
-/// A panic of one completer is not the end of the others: whoever takes completions goes on.
+/// A panic of one completer does not affect the others: the thread that takes completions
+/// continues.
 #[test]
 fn a_panic_of_a_completer_ends_there() {
     let pair = Pair::new(127, 1, ServerConfig::default());
@@ -89,11 +91,11 @@ fn a_panic_of_a_completer_ends_there() {
         eventually("the permit is free", || session.inflight() == 0);
         session.request(Dir::Read, &permit, &at(0), &[], done).unwrap();
     };
-    // The background thread tells.
+    // The background thread calls the completers.
     request(&clumsy(true), 1);
     request(&clumsy(false), 2);
     assert_eq!(told.recv_timeout(PATIENCE), Ok(2));
-    // The program itself does.
+    // The program's own thread does.
     request(&clumsy(true), 3);
     eventually("it has ended", || {
         session.poll();
@@ -105,7 +107,7 @@ fn a_panic_of_a_completer_ends_there() {
     write_and_read(&session, 0, 4096);
 }
 
-/// Nor does one of the function that is told of losses keep the next from being told.
+/// Nor does a panic of the callback for losses keep the next loss from being reported.
 #[test]
 fn a_panic_about_a_loss_ends_there() {
     let pair = Pair::with(128, 1, ServerConfig::default(), hasty);
@@ -140,7 +142,7 @@ impl Handler for Shaky {
     }
 }
 
-/// A server whose handler panics answers what that has left, and serves on.
+/// A server whose handler panics answers the requests it left, and continues to serve.
 #[test]
 fn a_panic_of_a_handler_is_an_error_of_its_requests() {
     let pair = Pair::new(129, 1, ServerConfig::default());

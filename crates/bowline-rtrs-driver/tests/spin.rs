@@ -14,8 +14,8 @@ use common::{Store, at, device, engine, ip, write_and_read};
 
 const NET: u8 = 207;
 
-/// A thread that waits takes the completions of all devices itself; several take turns, and none is
-/// left waiting.
+/// A waiting thread takes the completions of all devices itself; several threads alternate, and
+/// none is left waiting.
 #[test]
 fn a_thread_that_spins_serves_all_devices() {
     const CALLS: u64 = 2000;

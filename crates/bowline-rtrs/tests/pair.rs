@@ -1,6 +1,6 @@
-//! Client core against server core through bindings and a network that is a few tables: everything
-//! happens in an order drawn from a seed, paths are killed and cut, and what was acknowledged must
-//! be readable.
+//! Client core against server core, through bindings and a network made of a few tables. Everything
+//! happens in an order drawn from a seed, paths are killed and cut, and acknowledged data must be
+//! readable.
 
 mod pair {
     pub(crate) mod net;
@@ -49,7 +49,8 @@ fn paths_die_and_nothing_is_lost() {
     assert!(failovers > 200, "{failovers} repeated");
 }
 
-// tests [RS-9]: a server that begins a repeated request at once does harm, and this test sees it
+// tests [RS-9]: a server that begins a repeated request at once corrupts data, and this test
+// notices
 #[test]
 fn the_test_notices_what_it_is_for() {
     let seen = (0..120).any(|seed| {
@@ -59,7 +60,7 @@ fn the_test_notices_what_it_is_for() {
     assert!(seen);
 }
 
-// tests [RT-101]: requests of paths that are cut and given up come when the cut is over
+// tests [RT-101]: requests of paths that were cut and given up arrive late, and change nothing
 #[test]
 fn what_comes_late_over_a_path_that_was_given_up_does_no_harm() {
     let seeds = std::env::var("SEEDS").map_or(300, |seeds| seeds.parse().expect("a number"));
@@ -72,7 +73,7 @@ fn what_comes_late_over_a_path_that_was_given_up_does_no_harm() {
     assert!(heeded > 100, "{heeded} paths closed that were given up");
 }
 
-// tests [RT-101]: it does where the server is not told
+// tests [RT-101]: without notices the late requests corrupt data, and this test notices
 #[test]
 fn the_test_notices_a_server_that_is_not_told() {
     let seen = (0..300).any(|seed| {

@@ -105,9 +105,9 @@ impl Buffer {
         unsafe { libc::madvise(at.cast(), len, advice) };
     }
 
-    /// Forbids a device to receive payloads in this memory before it has checked them. Bytes that
-    /// no right packet has brought then stay what they were. Memory needs that when a peer may send
-    /// a message again to bytes that this side reads already.
+    /// Forbids a device to place payloads in this memory before it has checked them: only valid
+    /// packets change it. Memory needs that if a peer may send a message again to bytes that this
+    /// side is already reading.
     #[must_use]
     pub fn without_direct_placement(mut self) -> Self {
         self.direct_placement = false;

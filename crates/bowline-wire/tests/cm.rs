@@ -179,7 +179,7 @@ fn what_is_no_cm_mad_says_why() {
     assert_eq!(MadError::Method(0x81).to_string(), "a MAD of method 129");
 }
 
-// tests [CM-38] [CM-9] [HDR-13]: an alternate path is not looked at, and never offered
+// tests [CM-38] [CM-9] [HDR-13]: an alternate path is ignored, and never offered
 #[test]
 fn the_alternate_path_is_ignored() {
     let good = vector(V5);
@@ -356,7 +356,7 @@ proptest! {
         prop_assert_eq!(CmMad::parse(&mad.emit()), Ok(mad));
     }
 
-    /// Any bytes after a good header are a message, and writing it keeps all that was read.
+    /// Any bytes after a valid header are a message, and writing it again gives all bytes read.
     #[test]
     fn any_message_bytes_are_read(attribute in 0x10..=0x16u16, bytes: [[u8; 29]; 8]) {
         let mut mad = [0; MAD_LEN];

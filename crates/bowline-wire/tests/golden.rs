@@ -8,7 +8,7 @@ use bowline_wire::rds::{
     checksum_ok,
 };
 
-/// A header, its bytes, and the payload behind it.
+/// A header, its bytes, and its payload.
 struct Frame<'a> {
     at: usize,
     raw: &'a [u8; HEADER_LEN],
@@ -16,7 +16,7 @@ struct Frame<'a> {
     payload: &'a [u8],
 }
 
-/// Takes a byte stream apart.
+/// Splits a byte stream into messages.
 fn stream(mut bytes: &[u8]) -> Vec<Frame<'_>> {
     let len = bytes.len();
     let mut out = Vec::new();
@@ -30,7 +30,7 @@ fn stream(mut bytes: &[u8]) -> Vec<Frame<'_>> {
     out
 }
 
-/// Takes a row of headers without payload apart.
+/// Splits a sequence of headers without payload.
 fn headers(bytes: &[u8]) -> Vec<Frame<'_>> {
     let (rows, left) = bytes.as_chunks();
     assert!(left.is_empty());
@@ -43,7 +43,7 @@ fn headers(bytes: &[u8]) -> Vec<Frame<'_>> {
         .collect()
 }
 
-/// Checks the frames against the text, and what holds for all of them.
+/// Checks the frames against the text, and properties of every frame.
 fn assert_reads_as(frames: &[Frame<'_>], text: &str) {
     let mut read = Vec::new();
     for frame in frames {
@@ -69,7 +69,7 @@ macro_rules! golden {
     }};
 }
 
-/// tests: what a kernel leaves at zero over TCP
+/// tests: fields that a kernel leaves at zero over TCP
 fn assert_tcp_kernel(frames: &[Frame<'_>]) {
     for Frame { header, .. } in frames {
         assert_eq!((header.ack, header.credit, header.csum), (0, 0, 0));
@@ -139,7 +139,7 @@ fn messages_a_kernel_sends_again() {
     assert!(frames.iter().all(|frame| frame.payload.len() == 300));
 }
 
-// tests: a pong that says nothing, checksums by another implementation
+// tests: a pong without extensions, checksums by another implementation
 #[test]
 fn peer_without_multipath() {
     let frames = golden!(stream "stream-legacy-peer");

@@ -1,4 +1,4 @@
-//! What holds for random values and bytes.
+//! Properties of random values and bytes.
 
 mod checks;
 
@@ -47,7 +47,7 @@ fn fit(list: Vec<Extension>) -> (Vec<Extension>, [u8; EXT_AREA_LEN]) {
     (kept, area)
 }
 
-/// Areas with entries in them, cut and stained as a bad peer would.
+/// Areas with entries, cut and changed as by a hostile peer.
 fn area() -> impl Strategy<Value = [u8; EXT_AREA_LEN]> {
     let entries = collection::vec(extension(), 0..6).prop_map(|list| fit(list).1);
     let stained = (entries, 0..EXT_AREA_LEN, 0..=20u8).prop_map(|(mut area, at, byte)| {

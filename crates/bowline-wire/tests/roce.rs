@@ -21,12 +21,12 @@ struct Datagram {
 }
 
 impl Datagram {
-    /// Where the UDP header begins.
+    /// Offset of the UDP header.
     fn udp(&self) -> usize {
         if self.bytes[0] >> 4 == 4 { 20 } else { 40 }
     }
 
-    /// Takes the headers apart as a receiver that sees all of them would.
+    /// Parses the headers, as a receiver that sees all of them could.
     fn take(&self) -> (Outer, u16, &[u8], u32) {
         let (b, udp) = (&self.bytes, self.udp());
         let word = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
@@ -44,7 +44,7 @@ impl Datagram {
         (Outer { from, to, source_port: word(udp) }, ident, packet, icrc)
     }
 
-    /// The bits that may change on the way [ICRC-3], a mask for each byte before the ICRC.
+    /// A mask for each byte before the ICRC: the bits that may change on the way [ICRC-3].
     fn masked(&self) -> Vec<u8> {
         let udp = self.udp();
         let mut mask = vec![0; self.bytes.len() - 4];
@@ -147,8 +147,8 @@ fn vectors_are_right_and_every_bit_counts() {
                 changed.bytes[at] ^= 1 << bit;
                 let same = changed.reference(&datagram.masked()) == icrc;
                 assert_eq!(same, masked, "{name} byte {at} bit {bit}");
-                // The same of this crate, where it takes the field at all: lengths, protocol, the
-                // destination port and the rest of the IP header follow from what it takes.
+                // The same for this crate's ICRC, where the field is an input of it. It derives the
+                // others: lengths, protocol, destination port and the rest of the IP header.
                 let address = if udp == 20 { 12..20 } else { 8..40 };
                 let taken = masked
                     || address.contains(&at)
@@ -227,7 +227,7 @@ fn strict_wants_an_expected_identification() {
     let mut check =
         |ident, likely: &[u16]| checker.check(&outer, packet, outer.icrc(ident, packet), likely);
     assert_eq!(check(0, &[]), Ok(IcrcMatch::Exact(0)));
-    // A split batch counts from 0 [ICRC-12].
+    // Identifications of a segmented burst count from 0 [ICRC-12].
     assert_eq!(check(1, &[]), Ok(IcrcMatch::Exact(1)));
     assert_eq!(check(2, &[]), Ok(IcrcMatch::Exact(2)));
     assert_eq!(check(0xfffe, &[]), Err(IcrcError::Unexpected(0xfffe)));
@@ -237,7 +237,7 @@ fn strict_wants_an_expected_identification() {
     assert_eq!(check(9, &[7, 8]), Err(IcrcError::Unexpected(9)));
     assert_eq!(check(8, &[7, 8]), Ok(IcrcMatch::Exact(8)));
 
-    // The first of a source is not expected, whatever the source. Found by the fuzz target.
+    // The first identification of a source is never expected. Found by the fuzz target.
     let nobody = Outer { from: IpAddr::from([0; 4]), ..outer };
     let icrc = nobody.icrc(1, packet);
     assert_eq!(checker.check(&nobody, packet, icrc, &[]), Err(IcrcError::Unexpected(1)));
@@ -261,7 +261,7 @@ fn ipv6_is_checked_in_full() {
     }
 }
 
-/// A socket of IPv6 may show IPv4 peers; the wire has IPv4.
+/// An IPv6 socket may show IPv4-mapped peers; the packets are IPv4.
 #[test]
 fn mapped_addresses_count_as_ipv4() {
     let datagram = vector("V1");
@@ -448,7 +448,7 @@ fn opcodes_are_those_of_the_table() {
         };
         assert_eq!(opcode.service(), service, "{row}");
 
-        // The name tells what it is.
+        // The name of an opcode says what it is.
         let name = opcode.to_string();
         let words: Vec<&str> = name.split('-').collect();
         let says = |word| words.contains(&word);
@@ -569,7 +569,7 @@ fn what_is_refused() {
     assert_eq!(refused(&good[..19]), PacketError::Pad);
     let read = bytes(Opcode::ReadRequest, b"1234");
     assert_eq!(refused(&read), PacketError::Payload { opcode: Opcode::ReadRequest, got: 4 });
-    // Only the pad, which is not payload either.
+    // Only padding, which is no payload either.
     let mut ack = bytes(Opcode::Acknowledge, b"");
     ack[1] |= 0x10;
     assert_eq!(refused(&ack), PacketError::Short { needed: 17, got: 16 });
@@ -592,7 +592,7 @@ fn bth() -> impl Strategy<Value = Bth> {
     )
 }
 
-/// A packet with what its opcode has; the numbers fill the headers.
+/// Makes a packet with the headers of its opcode, filled from the numbers.
 fn with_headers<'a>(opcode: Opcode, bth: Bth, n: [u64; 3], payload: &'a [u8]) -> Packet<'a> {
     let [a, b, c] = n;
     let (low, high) = (a as u32, (a >> 32) as u32);
@@ -646,7 +646,7 @@ proptest! {
             prop_assert_eq!(out.len(), 3 + len);
             prop_assert_eq!(Packet::parse(&out[3..]), Ok(packet));
             checks::packet(&out[3..]);
-            // What the opcode does not have does not reach the wire.
+            // Headers that the opcode does not have are not written.
             let full = Packet {
                 deth: packet.deth.or(Some(Deth::default())),
                 feth: packet.feth.or(Some(1)),
@@ -661,7 +661,7 @@ proptest! {
             let mut again = vec![1, 2, 3];
             full.emit(&mut again);
             prop_assert_eq!(again, out);
-            // What it has and is not given is zero.
+            // Headers of the opcode that are not given are written as zero.
             let bare = Packet { payload: packet.payload, ..Packet::new(opcode, bth) };
             let mut zeros = Vec::new();
             prop_assert_eq!(bare.emit(&mut zeros), len);
@@ -674,7 +674,7 @@ proptest! {
         checks::packet(&bytes);
     }
 
-    /// Random bytes seldom begin as a packet does, so that these do.
+    /// Random bytes rarely begin like a packet, so the first ones are set.
     #[test]
     fn bytes_behind_a_header_are_read_or_refused(
         opcode in opcode(),
@@ -720,7 +720,7 @@ proptest! {
             &[0x60 | noise[2] & 0x0f, noise[3], noise[4], noise[5]], &udp_len.to_be_bytes()[..],
             &[17, noise[6]], &source[..], &dest[..],
         ].concat();
-        // An address that stands for an IPv4 one would count as that.
+        // An IPv4-mapped address would count as IPv4.
         let mapped = |b| Ipv6Addr::from(b).to_ipv4_mapped().is_some();
         prop_assume!(!mapped(source) || !mapped(dest));
         let mut heads = IcrcHeads::new();

@@ -55,11 +55,11 @@ fn con_req_is_as_the_vector_says() {
     assert_eq!(con_req().emit()[..], vector);
     assert_eq!(ConReq::parse(&vector), Ok(con_req()));
     assert_eq!(bowline_wire::roce::service_id(PORT), 0x0106_04d2);
-    // Over native InfiniBand the receiver is told of 92 bytes.
+    // Over native InfiniBand the receiver sees 92 bytes.
     assert_eq!(ConReq::parse(&[&vector[..], &[0xff; 36]].concat()), Ok(con_req()));
 }
 
-// tests [RT-28] [RT-34] [RT-68]: rows 1 to 5 in their order, what is reserved is ignored
+// tests [RT-28] [RT-34] [RT-68]: rows 1 to 5 in their order; reserved bytes are ignored
 #[test]
 fn con_req_is_refused_in_the_order_of_the_rule() {
     use ConReqError as E;
@@ -75,7 +75,7 @@ fn con_req_is_refused_in_the_order_of_the_rule() {
     assert_eq!(with(8, &[0x01, 0x10]), Err(E::Connections(4097)));
     assert_eq!(with(6, &[3]), Err(E::Cid { cid: 3, cid_num: 3 }));
     assert_eq!(with(8, &[0]), Err(E::Cid { cid: 0, cid_num: 0 }));
-    // Two things wrong: the first counts.
+    // With two errors, the first one counts.
     assert_eq!(with(2, &[0, 0, 0, 3]), Err(E::Magic(0)));
     assert_eq!(with(4, &[7]), Ok(con_req()), "the minor version");
     assert_eq!(with(44, &[0xff; 12]), Ok(con_req()));
@@ -185,7 +185,7 @@ fn paths_that_are_given_up_have_a_name() {
     emit_given_up(&lives[..2], &mut message);
     assert_eq!(message[272..], [0, 0, 0, 0, 0x57, 0x34, 0x12, 0]);
     assert!(parse_given_up(&message).eq(lives[..2].iter().copied()));
-    // What is above the 28 bits, or no whole name, counts for nothing.
+    // Bits above the 28, and incomplete names, are ignored.
     message[275] |= 0xf0;
     message.push(1);
     assert!(parse_given_up(&message).eq(lives[..2].iter().copied()));
@@ -260,7 +260,7 @@ fn immediates_are_as_the_vectors_say() {
     assert_eq!(Imm::from_u32(done(511).to_u32()), done(511));
 }
 
-/// A request with everything in its place, its offset and its tail.
+/// Returns a valid request, with its offset and its tail.
 fn read_request(data_len: u32, usr_len: u16, desc: Option<Desc>) -> (u32, [u8; 24]) {
     let mut tail = [0xee; 24];
     read_hdr(usr_len, true, desc, &mut tail);
@@ -480,7 +480,8 @@ fn read_line(kind: &str, bytes: &[u8], geometry: &mut Geometry) -> String {
             let imm = Imm::from_u32(u32::from_str_radix(imm, 16).expect("hexadecimal"));
             let Imm::Request(payload) = imm else { panic!("{imm} is no request") };
             let (id, off) = geometry.split(payload).expect("a kernel's");
-            // Behind the user message is the header; which of the three lengths is not said.
+            // The header follows the user message; which of the three lengths applies is not
+            // stated.
             let request = [24, 8, 4].into_iter().find_map(|len| {
                 let tail = &bytes[bytes.len().checked_sub(len)?..];
                 let request = parse_io(geometry, off, tail).ok()?;
@@ -539,7 +540,7 @@ fn geometry() -> impl Strategy<Value = Geometry> {
         .prop_map(|(depth, log, hdr)| Geometry::of_chunk(depth, 1 << log, hdr).expect("fits"))
 }
 
-/// Bytes like those of a message: small numbers, seldom anything else.
+/// Bytes like those of a message: mostly small numbers.
 fn messageish(len: usize) -> impl Strategy<Value = Vec<u8>> {
     vec(prop_oneof![8 => 0..=4u8, 1 => any::<u8>()], 0..len)
 }

@@ -150,20 +150,20 @@ fn unknown_flags_are_kept_and_shown() {
     assert_eq!(format!("{:?}", Flags::RETRANSMITTED), "Flags(0x04)");
 }
 
-// tests to, [R-117], test T-24: the pongs, what a kernel makes of them, and what
-// this stricter reader does
+// tests to, [R-117], test T-24: the pongs, as a kernel reads them and as this
+// stricter reader does
 #[test]
 fn pongs_with_odd_extensions() {
     let cases = [
         // An unknown type below 16: a kernel skips its type byte alone, this node stops.
         ("07 05 00 02", Some(2), None, None),
-        // 16 and above: the end for both.
+        // Types of 16 and above end the list for both.
         ("10 05 00 08", None, None, None),
         // The second RDMA_DEST would cross the end of the area.
         ("03 00 00 00 00 00 00 00 00 03 05 00 08", None, None, None),
         ("06 00 00 00 00 05 00 02", Some(2), Some(2), Some(0)),
         ("05 ff ff", Some(65535), Some(65535), None),
-        // Twice: the last counts.
+        // Of two equal types the last counts.
         ("05 00 08 05 00 03", Some(3), Some(3), None),
     ];
     for (text, by_kernel, by_us, generation) in cases {

@@ -16,7 +16,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What one side did, and what both allocated.
+/// Counters of one side, and allocations of both.
 struct Cost {
     sender: DriverStats,
     receiver: DriverStats,
@@ -60,8 +60,8 @@ fn stream(pair: &Pair, size: usize, count: u64) -> Cost {
     }
 }
 
-/// The background thread looks at intervals, each look one wait, whatever the rate of messages:
-/// on a slow machine there are more looks, not more per message.
+/// The background thread polls at intervals, one wait each, at any rate of messages: a slow machine
+/// has more polls, not more per message.
 fn data_path_calls(stats: DriverStats) -> u64 {
     stats.syscalls() - stats.helper_turns.min(stats.waits)
 }
@@ -89,7 +89,7 @@ fn check_stream(size: usize, count: u64, calls: f64, slack: f64, test: u16) {
     let n = count as f64;
     let awake = |stats| awake_calls(stats) as f64 / n;
     let asleep = |stats| sleeps(stats) as f64 / n;
-    // How the two threads take turns is the scheduler's: one undisturbed stream of five shows the
+    // The scheduler decides how the two threads alternate: one undisturbed stream of five shows the
     // cost.
     let mut tries = 0;
     let (pair, cost) = loop {
@@ -167,7 +167,7 @@ fn sleeping_round_trip() -> [(&'static str, f64, f64); 3] {
     let sides = [pair.left.driver_stats() - left, pair.right.driver_stats() - right];
     println!("{sides:?}");
     let most = |of: fn(DriverStats) -> u64| sides.map(of).into_iter().max().unwrap_or(0) as f64;
-    // One look of the background thread in a few may come between a reader's look and its sleep.
+    // One poll of the background thread in a few may come between a reader's poll and its sleep.
     let hand_overs = |stats: DriverStats| stats.hand_overs.saturating_sub(stats.helper_turns / 8);
     [
         ("system calls per round trip", most(data_path_calls) / n, 4.0),
@@ -179,7 +179,7 @@ fn sleeping_round_trip() -> [(&'static str, f64, f64); 3] {
 #[test]
 fn a_sleeping_round_trip_takes_four_system_calls_and_no_other_thread() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    // Who runs when is the scheduler's: one undisturbed run of ten shows the cost.
+    // The scheduler decides who runs: one undisturbed run of ten shows the cost.
     let is_undisturbed =
         |costs: &[(&str, f64, f64)]| costs.iter().all(|(_, per, bound)| per <= bound);
     let costs = (0..10).map(|_| sleeping_round_trip()).find(|costs| is_undisturbed(costs));

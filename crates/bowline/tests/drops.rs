@@ -1,5 +1,5 @@
-//! Connections that a node drops itself: nothing is lost, whether the other end learns what arrived
-//! from the node or, as a kernel does, from TCP.
+//! Connections that a node drops itself: nothing is lost, whether the other end learns what has
+//! arrived by acknowledgements of the node or, as a kernel does, of TCP.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread;
@@ -67,7 +67,7 @@ fn flood(test: u16, sender_end_to_end: bool, receiver_end_to_end: bool) {
             let mut before = 0;
             while !over.load(Relaxed) {
                 thread::sleep(Duration::from_millis(3));
-                // Connections that never last until the first message is through bring nothing.
+                // Connections that are dropped before the first message is through carry nothing.
                 let now = received.load(Relaxed);
                 if now == before {
                     continue;
@@ -121,7 +121,7 @@ fn counter(node: &Node, name: &str) -> u64 {
 fn a_connection_that_is_not_read_is_dropped_without_loss() {
     let small = Limits { recv_bytes_per_peer: 100_000, ..Limits::default() };
     let left = builder(724, 1).paths(1).end_to_end(false).build().unwrap();
-    // The socket has room for all, or the sender would stop by itself.
+    // The socket has room for all messages, or the sender would stop by itself.
     let right = builder(724, 2).paths(1).end_to_end(false).limits(small);
     let right = right.default_recv_buffer(256 << 20).build().unwrap();
     let pair = Pair { test: 724, left, right };

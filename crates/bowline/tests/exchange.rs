@@ -154,7 +154,7 @@ fn waiting_ends_at_the_time_limit() {
         assert_eq!(b.wait(Interest::READ, Some(limit)).unwrap_err().errno(), 110);
         b.wait(Interest::WRITE, Some(limit)).unwrap();
 
-        // Nobody listens on that address: the queue fills and stays full.
+        // No node listens on that address: the queue fills and stays full.
         a.set_send_timeout(Some(limit));
         let nowhere = addr(test, 9, 4000);
         let start = Instant::now();
@@ -309,7 +309,7 @@ fn closing_a_socket_ends_the_calls_on_it() {
             assert_eq!(waiter.join().unwrap(), 9);
         }
         assert_eq!(socket.send_to(b"x", pair.b(4000)).unwrap_err().errno(), 9);
-        // The same number again names another socket; the old handle's end does not touch it.
+        // The same port again is another socket; the drop of the old handle does not affect it.
         let next = pair.left.bind(pair.a(4000)).unwrap();
         drop(socket);
         assert_eq!(next.local_addr(), Some(pair.a(4000)));

@@ -151,7 +151,7 @@ fn a_killed_peer_comes_back() {
                 }
                 assert!(Instant::now() < deadline, "life {life} got {} messages", got.len());
                 if life < 2 && got.len() == 3000 {
-                    // What it has printed is still read to the end.
+                    // Its output is still read to the end.
                     child.kill().unwrap();
                 }
             }
@@ -163,8 +163,8 @@ fn a_killed_peer_comes_back() {
     for got in &lives {
         assert!(got.windows(2).all(|w| w[1] == w[0] + 1), "one life sees no gap and no repetition");
     }
-    // What one life had not acknowledged comes again in the next, so nothing that was not
-    // received can be missing, but for what the dead process had in its hands.
+    // Messages that one process had not acknowledged are sent again to the next, so none can be
+    // missing, except those that the dead process had received and not printed.
     assert_eq!(lives[0][0], 0);
     assert_eq!(lives[2].last(), Some(&(CHILD_COUNT - 1)));
     // Its receive queue, and what was sent before it could say that the queue is full.

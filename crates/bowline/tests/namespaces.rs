@@ -64,13 +64,13 @@ impl Cable {
         }
     }
 
-    /// Takes the power from `a`: nothing says goodbye. Then an empty machine is there again.
+    /// Cuts the power of `a`: no connection is closed. Then an empty machine takes its place.
     fn power_cycle_a(&self, off: Duration, process: Process) {
         let a = self.namespace("a");
         assert!(ip(&format!("-n {a} link set cable down")));
         drop(process);
         assert!(ip(&format!("netns del {a}")));
-        // What was left of its connections keeps the namespace alive, but not the cable.
+        // The remains of its connections keep the namespace alive, but not the cable.
         assert!(ip(&format!("-n {} link del cable", self.namespace("b"))));
         assert!(ip(&format!("netns add {a}")));
         self.join();
@@ -195,7 +195,7 @@ fn nodes_talk_over_ipv6() {
     let mut a = cable.start("a", "fd00:9::1 fd00:9::1");
     let mut b = cable.start("b", "fd00:9::2 fd00:9::2");
     talk(&mut a, "fd00:9::1", &mut b, "fd00:9::2");
-    // The larger one begins, with a new peer.
+    // The larger address connects first, to a new peer.
     drop(a);
     let mut a = cable.start("a", "fd00:9::1 fd00:9::1");
     b.send("again", "fd00:9::1");
@@ -259,7 +259,7 @@ fn power_cut(test: &str, mode: &str, unacknowledged: bool) {
     talk(&mut a, "10.9.0.1", &mut b, "10.9.0.2");
     if unacknowledged {
         assert!(ip(&format!("-n {} link set cable down", cable.namespace("a"))));
-        // For the one that is no more: it is not repeated to its successor.
+        // For the former machine: the message is not repeated to its successor.
         b.send("unheard", "10.9.0.1");
     }
     cable.power_cycle_a(Duration::from_millis(2500), a);

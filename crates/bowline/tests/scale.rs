@@ -1,5 +1,5 @@
-//! Many sockets and many peers on one node: what each costs, and that a message costs no more for
-//! the others.
+//! Many sockets and many peers on one node: the cost of each, and that other ones do not make a
+//! message more expensive.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -65,7 +65,7 @@ fn payload(n: usize) -> Vec<u8> {
     (0..100 + n % 50).map(|i| (n * 7 + i) as u8).collect()
 }
 
-/// What the node and its peers did for each of some messages to and fro, one at a time.
+/// Counts of the node and its peers for each message of an exchange, one at a time.
 fn cost(nodes: [&Node; 2], from: &Socket, to: SocketAddr, echo: &Socket) -> f64 {
     let total = || nodes.map(Node::driver_stats);
     // The background thread looks at intervals, each look one wait, whatever the rate of messages;
@@ -160,7 +160,7 @@ fn ten_thousand_sockets_and_a_thousand_peers() {
     assert!(per_socket <= 2 << 10, "{per_socket} bytes per socket");
     assert!(per_connection <= 64 << 10, "{per_connection} bytes per connection");
 
-    // A message among all these costs what it did before.
+    // A message among all these costs the same as before.
     for n in [0, 1, PEERS - 1] {
         let among = cost([&node, &crowd], &centre, at(n), &others[n]);
         println!("system calls per message: {alone:.3} alone, {among:.3} among all, peer {n}");

@@ -8,7 +8,7 @@ use crate::cell::Wait;
 use crate::payload::{Checker, Loss, Maker};
 use crate::role::{Laps, Role, stopping};
 
-/// Reads exactly `buf`; a non-blocking stream is asked again and again. False at the end.
+/// Fills `buf`; polls a non-blocking stream. Returns false at its end.
 fn read_all(stream: &mut TcpStream, mut buf: &mut [u8]) -> Result<bool, String> {
     while !buf.is_empty() {
         match stream.read(buf) {

@@ -1,6 +1,6 @@
-//! A disk with a write cache that carries nothing out before it is told to: for tests of what
-//! reaches a disk, and when. Tests of other crates include this file by its path too. It takes the
-//! words of this crate from the module around it, since they have other paths in this crate's own
+//! A disk with a write cache that carries out requests only when the test says so: for tests of
+//! what reaches a disk, and when. Tests of other crates include this file by its path. It takes
+//! this crate's types from the module around it, since their paths differ in this crate's own
 //! tests.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{Backend, BackendDone, BackendIo, BackendResult, IoOp, Limits};
 
-/// Nothing here takes longer, on the slowest machine.
+/// Longest wait of a test, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a test waits for.
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) enum News {
     /// The disk was asked to write or to flush, and waits for [`Cached::go_on`].
     Asked { op: IoOp, offset: u64, len: u32, fua: bool },
-    /// Who asked was answered: some number, and 0 or a negative errno.
+    /// A request was answered: its number, and 0 or a negative errno.
     Answered(u64, i32),
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Cached {
 }
 
 struct State {
-    /// What reads give.
+    /// Contents that reads return.
     cache: Vec<u8>,
-    /// What a loss of power leaves.
+    /// Contents after a loss of power.
     medium: Vec<u8>,
     news: VecDeque<News>,
     held: VecDeque<(BackendIo, Arc<dyn BackendDone>)>,
-    /// The test is over.
+    /// The test has ended: requests are carried out at once.
     holds_nothing: bool,
 }
 
@@ -72,12 +72,12 @@ impl Cached {
         self.more.notify_all();
     }
 
-    /// Tells that somebody was answered.
+    /// Records an answer.
     pub(crate) fn answered(&self, who: u64, errno: i32) {
         self.tell(News::Answered(who, errno));
     }
 
-    /// Waits for what comes next.
+    /// Waits for the next event.
     #[track_caller]
     pub(crate) fn news(&self) -> News {
         let end = Instant::now() + PATIENCE;
@@ -93,7 +93,7 @@ impl Cached {
         }
     }
 
-    /// Carries out what was asked for first and answers it, or fails it with a negative errno.
+    /// Carries out the oldest request and answers it, or fails it with a negative errno.
     #[track_caller]
     pub(crate) fn go_on(&self, errno: i32) {
         let mut state = self.lock();
@@ -105,14 +105,14 @@ impl Cached {
         done.done(&[BackendResult { token: io.token, errno, direct: None }]);
     }
 
-    /// What a loss of power now would leave there.
+    /// Returns the contents after a loss of power now.
     pub(crate) fn durable(&self, offset: u64, len: u32) -> Vec<u8> {
         let at = offset as usize;
         self.lock().medium[at..at + len as usize].to_vec()
     }
 
-    /// Carries out everything from now on: those who wait for it can end, also when a test has
-    /// failed.
+    /// From now on carries out all requests at once, so that waiting threads end, also when a test
+    /// has failed.
     pub(crate) fn hold_nothing(&self) {
         self.lock().holds_nothing = true;
         while !self.lock().held.is_empty() {

@@ -1,4 +1,4 @@
-//! The control tree by words: as JSON, file by file, and with a process that hangs beside it.
+//! The control tree by commands: as JSON, file by file, and beside a process that hangs.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::support::{Done, Folder, Running, run, start};
 
-/// An export and a client of it, with what is said to both.
+/// An export and a client of it, with arguments for both.
 fn pair(folder: &Folder, host: u8, more: &[&str]) -> [Running; 2] {
     let at = |index: u8| format!("127.47.{host}.{index}");
     let words = ["rnbd", "export", "--memory", "disk0=1MiB", "-I", &at(1)];
@@ -56,10 +56,10 @@ fn any_file_is_read_and_written_by_its_path() {
     assert!(out(&folder, &format!("get {paths}/cur_latency")).ends_with(" ns\n"));
     out(&folder, &format!("set {paths}/stats/rdma 1"));
     assert_eq!(out(&folder, &format!("get {paths}/stats/rdma")), "0 0 0 0 0 0\n");
-    // Through a link, as with files.
+    // Through a symbolic link, as with files.
     assert_eq!(out(&folder, "get class/rnbd-client/ctl/devices/disk0@s1/rnbd/state"), "open\n");
     assert_eq!(out(&folder, &format!("-s set {attempts} 3")), format!("echo '3' > /{attempts}\n"));
-    // Two processes have it, and one is meant.
+    // Two processes have a disk of this name, and the command names one of them.
     let both = folder.path().join("other.sock");
     let place = both.to_str().expect("a plain path");
     let words = ["rnbd", "export", "--memory", "d=1MiB", "-I", "127.47.1.2"];
@@ -96,7 +96,7 @@ fn the_tree_is_one_json_object() {
     assert_eq!(json(&out(&folder, "server tree")).as_object().map(|all| all.len()), Some(1));
     rtrs(&folder, "tree class/rtrs-client/s2").exits(254).complains(&["s2"]);
 
-    // The words that mean no sessions, or nothing at all.
+    // Arguments that name no session, or nothing at all.
     let all = json(&out(&folder, "dump json"));
     assert_eq!(all["imports"][0]["mapping_path"], "disk0");
     assert_eq!(all["outgoing paths"][0]["sessname"], "s1");
@@ -160,7 +160,7 @@ fn a_process_that_hangs_is_told_of_and_left_out() {
     let folder = Folder::new();
     let [server, _client] = pair(&folder, 4, &[]);
     server.signal("-STOP");
-    // It never accepts; and this one accepts, and never answers.
+    // One socket never accepts; the other accepts and never answers.
     let place = folder.path().join("bowline/rnbd/silent.sock");
     let listener = UnixListener::bind(&place).expect("a socket");
     thread::spawn(move || listener.incoming().map(std::mem::forget).count());
@@ -169,7 +169,7 @@ fn a_process_that_hangs_is_told_of_and_left_out() {
     assert!(list.err.contains("export-") && list.err.contains("silent.sock"), "{list:?}");
     assert_eq!(list.err.lines().count(), 2, "{list:?}");
     assert!(rtrs(&folder, "list").exits(0).out.contains("s1"));
-    // All are asked at the same time: one after the other takes two seconds each.
+    // All sockets are queried at the same time: one after the other would take two seconds each.
     let others: Vec<(PathBuf, UnixListener)> = (0..20)
         .map(|n| place.with_file_name(format!("silent-{n}.sock")))
         .map(|place| (place.clone(), UnixListener::bind(&place).expect("a socket")))
@@ -185,7 +185,7 @@ fn a_process_that_hangs_is_told_of_and_left_out() {
     let words = ["rnbd", "list", "--control", place.to_str().expect("a plain path")];
     run(&folder, &words).exits(256 - 110).complains(&["silent.sock", "timed out"]);
     rtrs(&folder, "policy s1 round-robin").exits(0);
-    // Another client that hangs may be the one that is meant, since both have a disk rnbd0.
+    // The process that hangs may have a disk rnbd0, too: the command must not guess.
     fs::rename(&place, place.with_file_name("map-1.sock")).expect("another name");
     let unmap = ["rnbd", "unmap", "rnbd0", "force"];
     let refused = run(&folder, &unmap).exits(256 - 110);

@@ -1,4 +1,4 @@
-//! The echo service of a node, which serves many over one socket.
+//! The echo service of a node, which serves many senders over one socket.
 
 use std::{
     io::Write,
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::support::{Folder, Running, start};
 
-/// Far above what an answer takes, and below what waiting for a deaf peer would add up to.
+/// Far above the time of an answer, and below the sum of waits for a peer that does not read.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn echo(folder: &Folder, address: &str, more: &[&str]) -> (Running, SocketAddr) {
@@ -35,7 +35,7 @@ fn another(node: &Node, address: &str) -> Socket {
     socket
 }
 
-/// Asks and insists on the answer.
+/// Sends a message, and fails without an answer.
 fn ask(socket: &Socket, to: SocketAddr, question: &[u8]) {
     socket.send_to(question, to).expect("sent");
     let answer = socket.recv_message().expect("an answer");
@@ -49,7 +49,7 @@ fn one_that_reads_no_answers_does_not_stop_others() {
     let (near, deaf) = client("127.41.14.2");
     let neighbour = another(&near, "127.41.14.2");
     let (_far, other) = client("127.41.14.3");
-    // All that a default send buffer holds, then more than what is kept for one receiver.
+    // A full default send buffer, then more than the share of one receiver.
     for part in [2, 200] {
         for _ in 0..part {
             deaf.send_to(&[7; 60_000], to).expect("sent");
@@ -60,7 +60,7 @@ fn one_that_reads_no_answers_does_not_stop_others() {
         }
     }
     node.expect("answers dropped that nobody takes");
-    // What was kept for it still comes.
+    // The answers kept for it still arrive.
     for _ in 0..100 {
         assert_eq!(deaf.recv_message().expect("an answer").len(), 60_000);
     }
@@ -89,8 +89,8 @@ fn a_congested_peer_does_not_stop_others_and_gets_its_answers_later() {
     }
 }
 
-/// A node, of an address below the other's, that sends questions and neither reads nor acknowledges
-/// anything: nothing that was begun leaves the other side.
+/// A peer with a smaller address that sends messages and neither reads nor acknowledges: nothing
+/// leaves the other side's send queue.
 fn mute(from: &str, to: &str, sockets: u16, bytes: usize) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
     let socket = socket.expect("a socket");
@@ -111,7 +111,7 @@ fn mute(from: &str, to: &str, sockets: u16, bytes: usize) -> TcpStream {
         frame.extend(payload);
         frame
     };
-    // How a bowline node begins: one path, its generation.
+    // The first frame of a bowline node: one path, and its generation.
     let greeting = [5, 0, 1, 6, 0, 0, 0, 1, 8, 0, 0x42, 0x10, 0, 0x10, 0, 0];
     stream.write_all(&frame(0, [1, 0], greeting, &[])).expect("a greeting");
     let question = vec![7; bytes];

@@ -1,4 +1,4 @@
-//! Where commands look for what runs: in the folder of the user, and in that of services.
+//! Where commands look for control sockets: in the folder of the user, and in that of services.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ fn where_nothing_runs_the_words_say_where_they_looked() {
 #[test]
 fn what_services_serve_is_found_from_a_login() {
     let folder = Folder::new();
-    // Only root may write to /run, so it is another folder here.
+    // Only root may write to /run, so the tests use another folder.
     let script = r#"
         mkdir "$AT/run" "$AT/user"
         mount --bind "$AT/run" /run

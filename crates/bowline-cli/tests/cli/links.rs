@@ -1,4 +1,4 @@
-//! Interfaces of which addresses and packets are: in network namespaces that end with their test.
+//! Interfaces of link-local addresses, in network namespaces that end with their test.
 
 use std::process::{Command, Output, Stdio};
 
@@ -6,7 +6,7 @@ use bowline_testkit::skipped;
 
 use crate::support::Folder;
 
-/// Runs a script as root of a network namespace of its own; none where that is not possible here.
+/// Runs a script as root of its own network namespace; `None` where that is not possible.
 fn apart(folder: &Folder, script: &str) -> Option<Output> {
     let manners = [&["-n"][..], &["-rn"]];
     let works = |manner: &&&[&str]| {

@@ -1,4 +1,4 @@
-//! What becomes of a command when the lines it prints cannot be written, or are too many.
+//! Commands whose output cannot be written, or is too much.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,7 +17,7 @@ use crate::support::{Folder, Running, run, start, start_into};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Starts a node whose lines go to `out`, and waits until it answers.
+/// Starts a node with standard output `out`, and waits until it answers.
 fn node(out: File, folder: &Folder, address: &str) -> Running {
     let node = start_into(out, folder, &["node", "--address", address]);
     let begin = Instant::now();
@@ -27,8 +27,7 @@ fn node(out: File, folder: &Folder, address: &str) -> Running {
     node
 }
 
-/// Both ends of a pipe that has no room left. Whoever has it does not know that it is read by
-/// nobody.
+/// Both ends of a full pipe. Its writer cannot know that no process reads it.
 fn full_pipe() -> (std::io::PipeReader, File) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     // Another description of the same pipe: the node's own blocks, as those of shells do.
@@ -91,7 +90,8 @@ fn a_stream_that_nobody_reads_ends_with_a_signal() {
         let file = folder.write("in", "text");
         let words = ["send", "-s", "127.44.6.2:5000", "-d", "127.44.6.1:5000", "-f"];
         run(&folder, &[&words[..], &[file.to_str().expect("a path")]].concat()).exits(0);
-        // It has the message when the sender is done, and perhaps not in hand yet.
+        // The receiver's node has the message when the sender is done; the program may not have
+        // read it yet.
         thread::sleep(Duration::from_millis(200));
         receiver.signal(signal);
         let done = receiver.finish().exits(1);
@@ -120,7 +120,7 @@ fn a_sender_does_not_wait_for_its_input_or_receivers_when_it_is_to_stop() {
         let begin = Instant::now();
         sender.signal("-TERM");
         let done = sender.finish().exits(1);
-        // The end of a stream is not waited for by half a minute then.
+        // The command then does not wait half a minute for the end of the stream.
         assert!(begin.elapsed() < Duration::from_secs(20), "{:?}, {done:?}", begin.elapsed());
         drop(kept);
     }
@@ -161,7 +161,7 @@ fn peers_do_not_decide_how_long_a_log_gets() {
     looker.finish().exits(0);
 }
 
-/// Wants to connect, and waits for the refusal.
+/// Sends a connection request, and waits for the refusal.
 fn ask(device: &SoftDevice) {
     let pd = device.alloc_pd().expect("a domain");
     let cq = device.create_cq(16).expect("a queue");

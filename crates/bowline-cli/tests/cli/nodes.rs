@@ -235,7 +235,7 @@ fn several_nodes_need_a_choice_and_a_killed_one_does_not_count() {
     assert_eq!(second.finish().code, None);
     assert!(path.exists());
     run(&folder, &["info", "-c"]).exits(0);
-    // A new node takes the abandoned socket over.
+    // A new node replaces the stale socket.
     let _third = node(&folder, "127.41.7.2", &[]);
     run(&folder, &["info", "-c", "--control", path.to_str().expect("a plain path")]).exits(0);
     drop(first);
@@ -291,7 +291,7 @@ fn the_control_socket_has_a_version_and_refuses_what_it_does_not_know() {
     assert!(command("probe", "127.41.8.1 127.41.8.1 60000")["ok"].as_u64() > Some(0));
 }
 
-/// A node is seen and set by the commands of the control tree, as sessions and disks are.
+/// A node can be read and set by the commands of the control tree, as sessions and disks can.
 #[test]
 fn a_node_is_part_of_the_control_tree() {
     let folder = Folder::new();
@@ -371,7 +371,7 @@ fn a_socket_without_a_node_is_told_of() {
         let done = run(&folder, &[words, &["--control", place]].concat()).exits(1);
         done.complains(&[place, "is no node", "/class/rds/node", "--control PATH"]);
     }
-    // A node of before nodes had a tree: it does not know the request.
+    // A node older than the control tree: it does not know the request.
     let place = folder.path().join("old.sock");
     let listener = std::os::unix::net::UnixListener::bind(&place).expect("a socket");
     let old = std::thread::spawn(move || {
@@ -399,7 +399,7 @@ fn clients_that_are_silent_or_have_left_keep_nobody_from_a_node() {
     let silent: Vec<UnixStream> = (0..100).map(|_| connect()).collect();
     ask();
     drop(silent);
-    // Nobody answers there, and nobody waits for it.
+    // No node answers there, and the command does not wait for one.
     let probe = r#"{"version":1,"op":"write","path":"/class/rds/node/probe","value":"127.41.18.1 127.41.18.9 60000"}"#;
     for _ in 0..100 {
         writeln!(connect(), "{probe}").expect("a request");
@@ -453,7 +453,7 @@ fn a_stream_goes_through_messages() {
     let (input, output) = (input.to_str().expect("a path"), output.to_str().expect("a path"));
     let words = ["recv", "-s", "127.41.10.2:5000", "-f", output, "--once", "-i", "50ms"];
     let receiver = start(&folder, &words);
-    // It tells of no messages when it waits for some; what comes before that is lost.
+    // `recv` does not report when it starts to wait for messages; earlier ones are lost.
     receiver.until_told("0 messages");
     let words = ["send", "-s", "127.41.10.1:5000", "-d", "127.41.10.2:5000", "-m", "10k"];
     run(&folder, &[&words[..], &["-f", input, "-l", "250000"]].concat()).exits(0);
@@ -510,7 +510,7 @@ fn a_stream_is_not_mixed_with_what_others_send() {
         let receiver = start(&folder, &[&words[..], more].concat());
         receiver.until_told("0 messages");
         let to = address.parse().expect("an address");
-        // They come in this order. Without --from whoever is first is heard.
+        // The messages arrive in this order. Without --from the first one is received.
         let begin = number * 2;
         let steps = [(&stranger, "z"), (&stranger, ""), (&sender, "a"), (&stranger, "z")];
         let rest = [(&stranger, ""), (&sender, "b"), (&sender, "")];

@@ -35,7 +35,8 @@ fn clients_that_were_killed_while_they_waited_hold_up_nobody() {
         }
         first.signal("-INT");
         first.finish();
-        // 3 s or more for each of the killed, one after the other, would be more than it waits.
+        // Waiting 3 s or more for each killed client, one after the other, would exceed its
+        // timeout.
         let (at, own) = (ip(1), ip(3));
         let words = [&[word, "-c", &at, "-I", &own, "-W", "20"], &short[..]].concat();
         run(&folder, &words).exits(0);

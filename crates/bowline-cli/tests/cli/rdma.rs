@@ -49,7 +49,7 @@ fn a_server_that_persists_serves_several_and_stops_when_told() {
         let words = ["rping", "-c", "127.41.21.1", "-I", client, "-C", "3", "-V", "--json"];
         assert_eq!(object(&run(&folder, &words).exits(0).out)["pings"], 3);
     }
-    // Pings longer than the server takes are its failure, and it goes on.
+    // Pings longer than the server accepts fail at the client, and the server continues.
     server.signal("-INT");
     server.finish().exits(0);
 }
@@ -147,7 +147,7 @@ fn a_client_that_wants_something_else_than_the_server_is_told_both() {
     let words = [&client[..], &same, &["-n", "50", "--json"]].concat();
     let result = object(&run(&folder, &words).exits(0).out);
     assert_eq!((&result["iterations"], &result["mtu"]), (&50.into(), &1024.into()), "{result}");
-    // What warms up does not count.
+    // Warm-up messages are not counted.
     let words = [&client[..], &same, &["-n", "50", "--mode", "lat", "--json"]].concat();
     assert_eq!(object(&run(&folder, &words).exits(0).out)["iterations"], 50);
     server.signal("-INT");

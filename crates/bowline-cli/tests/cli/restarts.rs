@@ -1,4 +1,4 @@
-//! Programs of RDMA that are killed, and start again while their peer still has the connection.
+//! RDMA programs that are killed and restarted while their peer still has the connection.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ pub(crate) fn until_noted(folder: &Folder, address: &str) {
     }
 }
 
-/// The server serves one client at a time, and waits for the pings of one that was killed: without
-/// a word of its end for ever.
+/// The server serves one client at a time, and would wait for the pings of a killed one for ever if
+/// it were not told of its end.
 // tests [CM-53]
 #[test]
 fn a_client_that_was_killed_is_served_again_at_once() {
@@ -51,8 +51,8 @@ fn a_client_that_was_killed_is_served_again_at_once() {
     }
 }
 
-/// The new life does not know the queue pair and drops the pings without a word: without one of the
-/// former's end the client would give up, and say that nobody answers.
+/// The restarted server does not know the queue pair and drops the pings silently: unless told of
+/// the former server's end, the client would give up and report no answer.
 // tests [CM-53]
 #[test]
 fn a_client_hears_at_once_that_its_server_was_killed_and_is_back() {

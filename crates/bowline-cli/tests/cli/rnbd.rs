@@ -1,4 +1,4 @@
-//! Disks: export, map, verify, and the words that look at them and change them.
+//! Disks: export, map, verify, and the commands that show and change them.
 
 use std::{fs, os::unix::fs::FileExt};
 
@@ -49,7 +49,7 @@ fn a_mapped_disk_is_looked_at_changed_and_unmapped() {
     assert_eq!(all["exports"][0]["sessname"], "s1");
 
     run(&folder, &["rnbd", "add", "s1", &path(1, 2)]).exits(0);
-    // As the kernel says of a path that is there: EEXIST.
+    // EEXIST, the kernel's error for an existing path.
     run(&folder, &["rnbd", "path", "add", "s1", &path(1, 2)]).exits(239);
     let sessions = json(&folder, &["rtrs", "client", "list", "all"]);
     let session = &sessions["outgoing sessions"][0];
@@ -63,7 +63,7 @@ fn a_mapped_disk_is_looked_at_changed_and_unmapped() {
     run(&folder, &["rnbd", "recover", "s1"]).exits(0);
     run(&folder, &["rnbd", "delete", "s1", &path(1, 2)]).exits(0);
 
-    // A second disk of the same session; a third that is not there.
+    // A second disk of the same session; a third that does not exist.
     run(&folder, &["rnbd", "map", "disk1", "from", "s1", "ro"]).exits(0);
     assert!(folder.path().join("disk0.nbd.rnbd1").exists());
     run(&folder, &["rnbd", "map", "disk1", "from", "s1"]).exits(239);
@@ -198,7 +198,7 @@ fn mistakes_say_what_to_look_at() {
     run(&folder, &["rnbd", "export", "--memory", "a=1"]).exits(2).complains(&["less than a block"]);
     assert!(run(&folder, &["rnbd", "list", "--help"]).exits(0).out.contains("migration"));
 
-    // Whoever does not want to wait does not have to.
+    // A command can also be told not to wait.
     let waiting = start(&folder, &[&["rnbd", "map"], &nobody[..]].concat());
     waiting.until_it_heeds(SIGINT);
     std::thread::sleep(std::time::Duration::from_millis(300));

@@ -1,4 +1,4 @@
-//! What a server offers, to whom, and how big it is.
+//! Exports: their names, clients and sizes.
 
 use crate::support::{Folder, Running, run, start};
 
@@ -10,7 +10,7 @@ fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
     server
 }
 
-/// Starts a client of a disk; its session is called so.
+/// Starts a client of a disk, with this name for its session.
 fn map(folder: &Folder, host: u8, disk: &str, session: &str, more: &[&str]) -> Running {
     let path = format!("127.46.{host}.11@127.46.{host}.1");
     let words = ["rnbd", "map", disk, "--from", session, "--path", &path];
@@ -142,7 +142,7 @@ fn a_file_that_is_not_there_any_more_is_told_of() {
     let file = format!("r={}", path.display());
     let mut server = export(&folder, 6, &["--file", &file]);
     server.expect("export r bytes=4096");
-    // Sizes are told last, so that whoever waits for them has had the rest told.
+    // Sizes are printed last, so that a test that waits for them has all other lines.
     let told = |server: &mut Running, bytes: u64| {
         let file = std::fs::File::options().write(true).open(folder.path().join("open"));
         file.expect("the file that was opened").set_len(bytes).expect("its length");
@@ -194,7 +194,7 @@ fn whoever_has_a_file_open_that_was_replaced_can_be_closed() {
     assert_eq!(list(), "\"s1\",\"a.img\"\n\"s2\",\"a.img~2\"\n");
     let tree = words("tree --path class/rnbd-server/ctl/devices").exits(0).out;
     assert!(["\"s1\"", "\"s2\""].iter().all(|session| tree.contains(session)), "{tree}");
-    // Both call it so, and neither is left out.
+    // Both sessions have opened it under this name, and the error names both.
     let refused = words("server close a.img").exits(234);
     refused.complains(&["several sessions have a.img open", ": s1, s2"]);
     words("server close a.img s3").exits(254).complains(&["nobody has a.img open"]);

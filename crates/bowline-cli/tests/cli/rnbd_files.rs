@@ -1,5 +1,5 @@
-//! The words of `bowline rnbd` on trees of files: one captured from a kernel, and those that
-//! bowline mounts, which stand over those of /sys as well, for scripts.
+//! Commands of `bowline rnbd` on trees of files: one captured from a kernel, and those that bowline
+//! mounts, also over /sys, for scripts.
 
 use std::{
     fs,
@@ -219,7 +219,7 @@ fn a_kernels_files_are_written_as_the_original_does() {
     run(&folder, &["rnbd", "--sysfs", "/nowhere", "list"]).exits(254).complains(&["/nowhere"]);
 }
 
-/// An export and a map with mounted trees; none where that is not possible here.
+/// An export and a map with mounted trees; `None` where that is not possible.
 struct Pair {
     server: Running,
     client: Running,
@@ -308,7 +308,7 @@ fn mounted_files_and_sockets_say_and_do_the_same() {
     );
     tree.out("resize rnbd0 1M");
     assert_eq!(fs::read_to_string(tree.root.join("block/rnbd0/size")).expect("a file"), "2048\n");
-    // As the kernel says of a disk that is open: EALREADY.
+    // EALREADY, the kernel's error for an open disk.
     tree.run("remap rnbd0").exits(256 - 114);
     tree.out("remap s1 force");
 
@@ -328,7 +328,7 @@ fn mounted_files_and_sockets_say_and_do_the_same() {
     pair.end();
 }
 
-/// Runs a script with trees in place of those of /sys; none where that is not possible here.
+/// Runs a script with mounted trees in place of those of /sys; `None` where that is not possible.
 fn inside(folder: &Folder, setup: &str, script: &str) -> Option<Done> {
     let manners = [&["-m"][..], &["-rm"]];
     let works = |manner: &&&[&str]| {
@@ -345,7 +345,7 @@ fn inside(folder: &Folder, setup: &str, script: &str) -> Option<Done> {
     let done = Command::new("unshare")
         .args(*manner)
         .args(["sh", "-ec", &format!("{setup}\n{script}")])
-        // Nobody's sockets: what the words find, they find below /sys.
+        // A folder without control sockets: commands find everything below /sys.
         .env("XDG_RUNTIME_DIR", empty)
         .env("RNBD", format!("{} rnbd", env!("CARGO_BIN_EXE_bowline")))
         .env("AT", folder.path())

@@ -19,13 +19,13 @@ use bowline_rtrs_driver::{Engine, EngineConfig};
 use crate::support::{Folder, Running, start};
 
 const BLOCK: usize = 4096;
-/// What a disk keeps whole whatever happens.
+/// Unit that a disk writes atomically, in bytes.
 const SECTOR: usize = 512;
-/// Each writer has blocks of its own, so that nobody reads what another is writing.
+/// Each writer has its own blocks, so that none reads what another is writing.
 const WRITERS: u64 = 4;
 const BLOCKS: u64 = 64;
 const KILLS: u64 = 5;
-/// Nothing takes longer, on the slowest machine.
+/// Longest wait of a test, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn words(block: u64, generation: u64) -> impl Iterator<Item = u64> {
@@ -36,8 +36,8 @@ fn content(block: u64, generation: u64) -> Vec<u8> {
     words(block, generation).flat_map(u64::to_le_bytes).collect()
 }
 
-/// Says what is wrong with a block of which this generation was flushed. Later ones may have
-/// reached the file without having been acknowledged, each sector by itself.
+/// Returns what is wrong with a block whose generation `flushed` was flushed. Later generations may
+/// have reached the file unacknowledged, each sector independently.
 fn wrong(bytes: &[u8], block: u64, flushed: u64) -> Option<String> {
     for (sector, found) in bytes.chunks(SECTOR).enumerate() {
         let first = u64::from_le_bytes(found[..8].try_into().expect("eight bytes"));
@@ -57,14 +57,14 @@ fn wrong(bytes: &[u8], block: u64, flushed: u64) -> Option<String> {
     None
 }
 
-/// What the writers share with the one that kills.
+/// State that the writers share with the thread that kills the server.
 struct Shared {
     /// Newest generation of each block that a flush has acknowledged.
     flushed: Vec<AtomicU64>,
     flushes: AtomicU64,
-    /// How often the server was started again: whoever sees that it was reads all its blocks.
+    /// Number of restarts of the server. A writer that sees a new one reads all its blocks.
     lives: AtomicU64,
-    /// The life in which each writer has done so last.
+    /// Restart after which each writer last read all its blocks.
     compared: [AtomicU64; WRITERS as usize],
     stop: AtomicBool,
 }
@@ -115,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// Waits until it is so; writers that have given up never come there.
+    /// Waits until the condition holds; fails if a writer has given up.
     fn until(&self, what: &str, so: impl Fn() -> bool) {
         let begin = Instant::now();
         while !so() {

@@ -1,5 +1,5 @@
-//! What a disk takes of memory at both ends while it is used as much as it can be, as the README of
-//! `bowline-rnbd-driver` states it.
+//! Memory of a disk at both ends under the largest load, as the README of `bowline-rnbd-driver`
+//! states it.
 
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ fn a_disk_takes_no_more_memory_than_its_chunks_and_its_clients() {
     assert!(of_server > CHUNKS / 2, "{of_server}: the load has used few chunks");
     assert!(of_server <= CHUNKS + REST, "server: {of_server}");
     assert!(of_client <= CONNECTIONS * CONNECTION + REST, "client: {of_client}");
-    // What has ended leaves nothing, nor do many one after the other.
+    // Nothing is left of ended connections, nor of many in succession.
     for _ in 0..3 {
         copies(data, &uri);
         let end = Instant::now() + Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! What goes wrong with mapped disks: texts that say what to look at, and disks that stay.
+//! Mistakes with mapped disks: error texts that say what to check, and disks that stay mapped.
 
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -74,7 +74,7 @@ fn disks_that_are_mapped_again_keep_their_process() {
     };
     let words = format!("sessname=s1 device_path=disk0 path=ip:{}", path(1).replace('@', "@ip:"));
     assert_eq!(write("/block/rnbd0/rnbd/unmap_device", "force"), json!({"ok": null}));
-    // Whoever maps again with the next command may be a little slow.
+    // The next command may map the disk again a little later.
     thread::sleep(Duration::from_millis(100));
     assert_eq!(write("/class/rnbd-client/ctl/map_device", &words), json!({"ok": null}));
     thread::sleep(Duration::from_millis(1500));
@@ -116,7 +116,7 @@ fn words_without_a_port_mean_that_of_the_client() {
     rnbd(&folder, &format!("map disk1 from s2 {} ro", path(2))).exits(0);
     assert_eq!(disks(&folder), [pair("disk0", "rw"), pair("disk1", "ro")]);
 
-    // What cannot be mapped again is not lost without a word.
+    // A disk that cannot be mapped again is reported.
     server.signal("-KILL");
     server.finish();
     let ip = path(2).replace('@', "@ip:");
@@ -261,7 +261,7 @@ fn addresses_are_no_names_of_sessions() {
     rnbd(&folder, "map disk1 from 127.61.7.1 ip:127.61.7.12@ip:127.61.7.1")
         .exits(234)
         .complains(&parts);
-    // A path that is none is a bad argument, wherever it is said.
+    // An invalid path is a usage error in every command.
     rnbd(&folder, "add s1 foo").exits(234).complains(&["\"foo\" is not a path"]);
     rnbd(&folder, "recover s1 add-missing").exits(256 - 6).complains(&["s1", "@SERVER"]);
     end(client);

@@ -1,4 +1,4 @@
-//! Mapped disks that somebody uses, by their front ends, while commands come.
+//! Commands for mapped disks that are in use by their front ends.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::support::{Folder, Running, control, run, start};
 use bowline_testkit::skipped;
 
-/// As `rnbd` tells of EBUSY.
+/// Exit status of `rnbd` for EBUSY.
 const BUSY: i32 = 256 - 16;
 
 fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
@@ -77,11 +77,12 @@ fn a_disk_whose_file_is_open_stays_until_it_is_closed() {
 
     let mut file = File::open(&place).expect("the disk");
     unmap(&[]).exits(BUSY);
-    // Nothing was changed: neither for who has it open, nor for who comes now, by either front end.
+    // Nothing has changed, neither for the program that has the disk open nor for new ones, by
+    // either front end.
     assert!(reads(&mut file) && reads(&mut File::open(&place).expect("the disk")));
     assert!(greets(&nbd));
     unmap(&[]).exits(BUSY);
-    // The system tells of a close a little later, which is no reason to refuse.
+    // The system reports a close a little later, which must not be a reason to refuse.
     drop(file);
     unmap(&[]).exits(0);
     assert!(!place.exists() && !nbd.exists());
@@ -164,7 +165,7 @@ fn the_command_that_ends_the_process_is_answered() {
     let folder = Folder::new();
     let server = export(&folder, 4, &["--no-control"]);
     let client = mapped(&folder, 4, &["--path-dead", "0.5", "--connect-timeout", "1"]);
-    // The server says nothing more, so giving the session up takes its time.
+    // The server is silent, so giving up the session takes a while.
     server.signal("-STOP");
     let asked = Instant::now();
     let done = run(&folder, &["rnbd", "unmap", "rnbd0", "force"]);
@@ -179,7 +180,7 @@ fn the_command_that_ends_the_process_is_answered() {
 fn the_first_signal_ends_what_waits_for_a_server_that_says_nothing() {
     // tests [NB-38]
     let folder = Folder::new();
-    // Long enough that nobody takes the path for lost meanwhile.
+    // Long enough that the path does not count as lost meanwhile.
     let patient = ["--path-dead", "300", "--no-control"];
     for (host, more) in [(15, &[][..]), (16, &["--timeout", "1"])] {
         let server = export(&folder, host, &["--no-control"]);
@@ -214,7 +215,7 @@ fn is_mapped(folder: &Folder) -> bool {
     run(folder, &["rnbd", "list"]).exits(0).out.contains("rnbd1")
 }
 
-/// For so long the folder of a front end is waited for, less what a command needs to begin.
+/// How long a front end's folder is waited for, less the start of a command.
 const OPENING: Duration = Duration::from_millis(2500);
 
 /// A client with `disk0` at a socket, and a command that maps `disk1` beside it, whose front end
@@ -246,12 +247,13 @@ fn opening(folder: &Folder, host: u8) -> Opening {
 #[test]
 fn front_ends_that_are_being_opened_keep_only_their_own_disk() {
     // tests [NB-37]
-    // Once in ten is enough: a machine may be too slow to do it while they are being opened.
+    // One success in ten is enough: a machine may be too slow to unmap while the front ends are
+    // being opened.
     assert!((0..10).any(|_| unmaps_beside_front_ends_that_are_being_opened()), "it waits for them");
 }
 
-/// Unmaps one disk while the front ends of another are being opened, and says whether that has
-/// waited for nothing.
+/// Unmaps one disk while the front ends of another are being opened; returns whether the command
+/// did not wait.
 fn unmaps_beside_front_ends_that_are_being_opened() -> bool {
     let folder = Folder::new();
     let server = export(&folder, 8, &["--no-control"]);
@@ -259,11 +261,11 @@ fn unmaps_beside_front_ends_that_are_being_opened() -> bool {
     run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
     assert!(!nbd.exists());
     let has_not_waited = since.elapsed() < OPENING;
-    // Whoever unmaps the disk itself waits until it has its front ends.
+    // An unmap of the disk itself waits until its front ends are open.
     let unmapping = start(&folder, &["rnbd", "unmap", "rnbd1"]);
     thread::sleep(Duration::from_millis(200));
     let was_there = is_mapped(&folder) && !nbd.with_extension("rnbd1").exists();
-    // Doors that were not opened in time take their disk along.
+    // When a front end cannot be opened in time, its disk is unmapped.
     assert!(was_there || since.elapsed() > OPENING);
     drop(place);
     let mapped = mapping.finish().code == Some(0);
@@ -307,7 +309,7 @@ fn the_place_of_a_disk_is_never_that_of_another() {
     words("unmap rnbd0");
     client.expect("rnbd0 unmapped");
     assert!(!nbd.exists());
-    // Whoever connects to the place again means the disk that was there.
+    // A client that reconnects to the socket expects the disk that was there.
     words(&format!("map disk1 from s1 {}", path(10)));
     let mut told = |disk: &str| {
         client.expect(&format!("mapped {disk} ")).said().lines().last().map(str::to_owned)
@@ -323,7 +325,7 @@ fn the_place_of_a_disk_is_never_that_of_another() {
     words("map disk0 from s1");
     assert_eq!(told("disk0"), at("disk0", 1 << 20, &format!("rnbd2, nbd {place}")));
     assert_eq!(size(&nbd), 1 << 20);
-    // Two are called so on their servers: which they are is said.
+    // Two disks have this name on their servers: the error says which they are.
     let refused = run(&folder, &["rnbd", "unmap", "disk0"]).exits(234);
     refused.complains(&["disk0 is several devices", "rnbd1 of session s2", "rnbd2 of session s1"]);
     words("unmap rnbd1");
@@ -388,11 +390,11 @@ fn changes_of_all_disks_are_told() {
     end(server);
 }
 
-/// The size an NBD server tells.
+/// Reads the size that an NBD server reports.
 fn size(socket: &Path) -> u64 {
     use std::io::Write;
     let mut client = connected(socket).expect("an NBD server");
-    // No zeroes at the end; then the option that ends the talk, for the export without a name.
+    // Negotiation without zero padding, then the option EXPORT_NAME with the empty name.
     client.write_all(&3_u32.to_be_bytes()).expect("flags");
     client.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").expect("an option");
     let mut answer = [0; 8];
@@ -464,7 +466,7 @@ fn stranded(folder: &Folder, host: u8, front_ends: &[&str]) -> (Running, PathBuf
         ["--control", socket.to_str().expect("plain"), "--outage", "600", "--path-dead", "0.5"];
     let mut client =
         mapped(folder, host, &[&more[..], &["--connect-timeout", "1"], front_ends].concat());
-    // Without a word to anybody.
+    // The server ends without a disconnect.
     drop(server);
     client.expect("rnbd0 offline");
     (client, socket)
@@ -508,7 +510,7 @@ fn requests_to_a_server_that_is_gone_fail_before_the_front_ends_close() {
         let front_ends = ["--nbd", nbd.to_str().expect("plain")];
         let (client, socket) = stranded(&folder, host, &front_ends);
         let mut user = connected(&nbd).expect("an NBD server");
-        // No zeroes at the end; then the option that ends the talk, for the export without a name.
+        // Negotiation without zero padding, then the option EXPORT_NAME with the empty name.
         user.write_all(&3_u32.to_be_bytes()).expect("flags");
         user.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").expect("an option");
         user.read_exact(&mut [0; 10]).expect("size and flags");

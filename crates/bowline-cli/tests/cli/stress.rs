@@ -62,7 +62,7 @@ fn the_active_side_sends_the_old_block_and_one_byte() {
     wanted.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(block[..59], wanted);
     stream.write_all(&[0]).expect("the answer");
-    // Nobody answers the requests, so nothing is measured; the end still is an orderly one.
+    // No task answers the requests, so nothing is measured; the run still ends normally.
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).expect("the end of the run");
     assert!(rest.is_empty(), "{rest:?}");

@@ -16,7 +16,7 @@ use std::{
 /// Longest run of any command in a test.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A folder that is removed at the end; it also is the place of control sockets.
+/// A folder that is removed at the end; control sockets lie in it, too.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -82,7 +82,7 @@ pub(crate) struct Running {
     errors: Option<thread::JoinHandle<()>>,
 }
 
-/// Starts `bowline` with these words; control sockets and temporary files go to `folder`.
+/// Starts `bowline` with these arguments; control sockets and temporary files go to `folder`.
 pub(crate) fn start(folder: &Folder, words: &[&str]) -> Running {
     start_as(env!("CARGO_BIN_EXE_bowline").as_ref(), folder, words)
 }
@@ -140,7 +140,7 @@ impl Running {
         self
     }
 
-    /// Reads lines until one contains `part`; says whether one did before the output ended.
+    /// Reads lines until one contains `part`; returns whether one did before the output ended.
     pub(crate) fn hears(&mut self, part: &str) -> bool {
         let Some(out) = &mut self.out else { panic!("nothing to read") };
         loop {
@@ -174,7 +174,7 @@ impl Running {
         }
     }
 
-    /// All that came on standard error, to its end.
+    /// Returns all of standard error, up to its end.
     fn all_told(&mut self) -> String {
         if let Some(errors) = self.errors.take() {
             errors.join().expect("errors were read");
@@ -182,7 +182,7 @@ impl Running {
         self.told.lock().expect("whole").clone()
     }
 
-    /// Waits until the program itself sees to a signal: one that comes before just ends it.
+    /// Waits until the program handles signals itself: an earlier signal would just kill it.
     pub(crate) fn until_it_heeds(&self, signal: u32) {
         let start = Instant::now();
         let heeds = || {
@@ -203,7 +203,7 @@ impl Running {
         assert!(status.expect("kill runs").success());
     }
 
-    /// Waits for the end; a command that does not end fails the test.
+    /// Waits for the end of the command; the test fails if it does not end.
     #[track_caller]
     pub(crate) fn finish(mut self) -> Done {
         let reader = self.out.take().map(|mut out| {

@@ -1,4 +1,4 @@
-//! What needs no peer: usage, configuration, pages.
+//! Commands that need no peer: usage, configuration, manual pages.
 
 use crate::support::{Folder, run, start_as};
 
@@ -17,7 +17,7 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["info", "-x"], 1, &["-x", "bowline info --help"]),
         (&["stress", "-q", "10"], 2, &["-q 10", "63"]),
         (&["stress", "-t", "0"], 2, &["-t"]),
-        // An outlier has 64 bits; what is wrong is the address.
+        // Outliers may have 64 bits; only the address is wrong.
         (&["stress", "--show-outliers", "0xffffffffffffffff", "-s", "::1"], 1, &["IPv4"]),
         (&["node", "--paths", "3"], 2, &["paths must be 8 or 1"]),
         (&["node", "--echo", "4000"], 2, &["--address"]),
@@ -102,7 +102,7 @@ fn the_example_configuration_is_accepted_up_to_its_address() {
     let folder = Folder::new();
     let text = run(&folder, &["node", "--example-config"]).exits(0).out;
     assert!(text.contains("address = [\"127.0.0.1\"]"));
-    // TEST-NET-1 is nobody's, so the node gets as far as its listener.
+    // No machine has an address of TEST-NET-1, so the node fails only at its listener.
     let path = folder.write("node.toml", &text.replace("127.0.0.1\"]", "192.0.2.77\"]"));
     let path = path.to_str().expect("a plain path");
     run(&folder, &["node", "--config", path]).exits(1).complains(&["192.0.2.77"]);
@@ -219,7 +219,7 @@ fn pages_and_completions_cover_the_words() {
     );
     let page = std::fs::read_to_string(dir.join("bowline-ping.1")).expect("a page");
     assert!(page.contains(".TH bowline-ping 1"), "{page}");
-    // Words that are listed one to a line are so on the page, too.
+    // Arguments that the help lists one to a line are listed so on the page, too.
     let page = std::fs::read_to_string(dir.join("bowline-rnbd.1")).expect("a page");
     let notes = page.split_once(".SH NOTES\n").expect("what stands behind the options").1;
     let lines: Vec<&str> = notes.lines().filter(|line| !line.starts_with('.')).collect();

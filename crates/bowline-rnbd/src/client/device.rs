@@ -1,4 +1,19 @@
-//! One mapped device.
+//! One mapped device, and the phase it is in.
+//!
+//! ```text
+//!  map --> Opening --OPEN ok--> Open ---lost---> Closed --OPEN ok--> Open
+//!             |                  |                 |
+//!           unmap              unmap             unmap
+//!             |                  |                 |
+//!             v                  v                 v
+//!        AwaitsOpen           Draining         AwaitsOpen if an OPEN is in flight, else Ending
+//!             |                  |
+//!             | OPEN ok          | no IO in flight
+//!             '-----> Closing <--'  --CLOSE answered--> Ending --no IO in flight--> removed
+//! ```
+//!
+//! The phases of the lower row are the steps of an unmap. An OPEN that fails removes a device that
+//! was never open, leaves a closed one closed, and ends the wait of `AwaitsOpen`.
 
 use std::collections::VecDeque;
 
@@ -14,32 +29,108 @@ pub(super) struct Device {
     pub(super) generation: u32,
     pub(super) name: String,
     pub(super) access: Access,
-    pub(super) state: State,
-    /// The server's id of the device, valid while it is open.
-    pub(super) wire_id: u32,
-    pub(super) limits: Option<Limits>,
+    pub(super) phase: Phase,
     /// The device once had no write cache: whoever began to use it then may never flush, so its
     /// writes are made durable one by one.
     pub(super) write_through: bool,
-    /// The token of the OPEN in flight.
-    pub(super) opening: Option<Token>,
-    /// That OPEN is a quiesced one: no IO is sent until it is answered.
-    pub(super) opening_quiesced: bool,
-    /// A caller of `Core::remap` waits for the result of that OPEN.
-    pub(super) remapping: bool,
-    /// A CLOSE was sent, or none is needed.
-    pub(super) close_sent: bool,
-    /// A CLOSE is in flight.
-    pub(super) closing: bool,
     /// What happens to requests while the session is lost.
     pub(super) outage: Outage,
-    pub(super) reopen_at: Option<Instant>,
-    pub(super) offline_since: Option<Instant>,
-    /// The server offers another device under this name now: requests fail until it is remapped.
-    pub(super) replaced: bool,
     pub(super) waiting: VecDeque<Fragment>,
     pub(super) in_flight: u32,
     pub(super) stats: DiskStats,
+}
+
+/// Where a device is between its map and the end of its unmap. [`State`] is what callers see of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Phase {
+    /// The first OPEN is in flight.
+    Opening(Token),
+    /// The server holds the device open.
+    Open(Open),
+    /// The server does not hold the device open: the session was lost, or the server has forgotten
+    /// the device.
+    Closed(Closed),
+    /// The device is being unmapped. It takes no requests, and none wait.
+    Unmapping {
+        step: Unmapping,
+        /// The last known limits, for those who look. `None`: the device was never open.
+        limits: Option<Limits>,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    /// The server's id of the device.
+    pub(super) wire_id: u32,
+    pub(super) limits: Limits,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Closed {
+    /// When the device was lost: its requests wait from then on.
+    pub(super) since: Instant,
+    /// The limits of the device when it was open last.
+    pub(super) limits: Limits,
+    /// The server offers another device under this name now: requests fail until it is remapped.
+    pub(super) replaced: bool,
+    pub(super) reopen: Reopen,
+}
+
+/// What is under way to open a closed device again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reopen {
+    /// Nothing, until the session is back or the device is remapped.
+    Idle,
+    /// A quiesced open begins at this time.
+    At(Instant),
+    /// The device waits in `Core::quiesced_opens` until no IO is in flight.
+    Queued(ReopenFor),
+    /// An OPEN is in flight.
+    Sent(OpenInFlight, ReopenFor),
+}
+
+/// Who waits for a closed device to be open again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReopenFor {
+    /// The requests of the device.
+    Requests,
+    /// A caller of `Core::remap`, who is told the result.
+    Remap,
+}
+
+/// An OPEN whose answer is to come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenInFlight {
+    pub(super) token: Token,
+    pub(super) kind: OpenKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OpenKind {
+    /// IO of other devices goes on.
+    Plain,
+    /// No IO of any device is sent until the answer.
+    Quiesced,
+}
+
+/// The steps of an unmap.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unmapping {
+    /// IO is in flight. A CLOSE of this id follows.
+    Draining { wire_id: u32 },
+    /// An OPEN was in flight when the unmap began. A CLOSE follows if the server carries it out.
+    AwaitsOpen(OpenInFlight),
+    /// A CLOSE is in flight.
+    Closing,
+    /// Nothing is left to close. The device is removed once none of its IO is in flight.
+    Ending,
+}
+
+impl Reopen {
+    /// Tells whether a caller of `Core::remap` waits.
+    pub(super) const fn is_remap(&self) -> bool {
+        matches!(self, Self::Queued(ReopenFor::Remap) | Self::Sent(_, ReopenFor::Remap))
+    }
 }
 
 /// Tells whether a disk supports the operation.
@@ -53,27 +144,89 @@ pub(super) fn supports(limits: &Limits, op: IoOp) -> bool {
 }
 
 impl Device {
-    pub(super) fn new(name: &str, access: Access, generation: u32, outage: Outage) -> Self {
+    /// Makes a device whose first OPEN is sent with `token`.
+    pub(super) fn new(
+        name: &str,
+        access: Access,
+        generation: u32,
+        outage: Outage,
+        token: Token,
+    ) -> Self {
         Self {
             generation,
             name: name.to_owned(),
             access,
-            state: State::Init,
-            wire_id: 0,
-            limits: None,
+            phase: Phase::Opening(token),
             write_through: false,
-            opening: None,
-            opening_quiesced: false,
-            remapping: false,
-            close_sent: false,
-            closing: false,
             outage,
-            reopen_at: None,
-            offline_since: None,
-            replaced: false,
             waiting: VecDeque::new(),
             in_flight: 0,
             stats: DiskStats::default(),
+        }
+    }
+
+    pub(super) const fn state(&self) -> State {
+        match self.phase {
+            Phase::Opening(_) => State::Init,
+            Phase::Open(_) => State::Open,
+            Phase::Closed(_) => State::Closed,
+            Phase::Unmapping { .. } => State::Unmapped,
+        }
+    }
+
+    pub(super) const fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open(_))
+    }
+
+    pub(super) const fn as_closed(&self) -> Option<&Closed> {
+        match &self.phase {
+            Phase::Closed(closed) => Some(closed),
+            _ => None,
+        }
+    }
+
+    pub(super) const fn as_closed_mut(&mut self) -> Option<&mut Closed> {
+        match &mut self.phase {
+            Phase::Closed(closed) => Some(closed),
+            _ => None,
+        }
+    }
+
+    /// Returns the limits of the device; while it is not open, the last known.
+    pub(super) const fn limits(&self) -> Option<Limits> {
+        match self.phase {
+            Phase::Opening(_) => None,
+            Phase::Open(Open { limits, .. }) | Phase::Closed(Closed { limits, .. }) => Some(limits),
+            Phase::Unmapping { limits, .. } => limits,
+        }
+    }
+
+    /// Tells whether a quiesced OPEN of the device is in flight.
+    pub(super) const fn awaits_quiesced_open(&self) -> bool {
+        match self.phase {
+            Phase::Closed(Closed { reopen: Reopen::Sent(open, _), .. })
+            | Phase::Unmapping { step: Unmapping::AwaitsOpen(open), .. } => {
+                matches!(open.kind, OpenKind::Quiesced)
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes a quiesced OPEN in flight a plain one: IO is no longer held back for it.
+    pub(super) const fn end_quiesce(&mut self) {
+        if let Phase::Closed(Closed { reopen: Reopen::Sent(open, _), .. })
+        | Phase::Unmapping { step: Unmapping::AwaitsOpen(open), .. } = &mut self.phase
+        {
+            open.kind = OpenKind::Plain;
+        }
+    }
+
+    /// Tells whether a piece that could not reach the server may be sent again.
+    pub(super) const fn resends(&self) -> bool {
+        match &self.phase {
+            Phase::Open(_) => true,
+            Phase::Closed(closed) => !closed.replaced,
+            _ => false,
         }
     }
 
@@ -84,18 +237,15 @@ impl Device {
         now: Instant,
         request: &DiskRequest<D>,
     ) -> Result<bool, Errno> {
-        let limits = self.limits.as_ref().ok_or(Errno::EIO)?;
-        let admitted = match (self.state, self.outage) {
-            (State::Open, _) => true,
-            (State::Closed, Outage::Queue(limit)) => {
-                let since = self.offline_since.unwrap_or(now);
-                !self.replaced && now.saturating_since(since) < limit
+        let limits = match (&self.phase, self.outage) {
+            (Phase::Open(open), _) => &open.limits,
+            (Phase::Closed(closed), Outage::Queue(limit))
+                if !closed.replaced && now.saturating_since(closed.since) < limit =>
+            {
+                &closed.limits
             }
-            _ => false,
+            _ => return Err(Errno::EIO),
         };
-        if !admitted {
-            return Err(Errno::EIO);
-        }
         let op = request.op;
         if op == IoOp::Flush {
             return Ok(limits.write_cache);
@@ -124,8 +274,8 @@ impl Device {
             id: DevId { index, generation: self.generation },
             mapping_path: self.name.clone(),
             access: self.access,
-            state: self.state,
-            limits: self.limits,
+            state: self.state(),
+            limits: self.limits(),
             in_flight: self.in_flight,
             waiting: self.waiting.len(),
             stats: self.stats,

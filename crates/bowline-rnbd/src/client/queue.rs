@@ -7,9 +7,9 @@ use bowline_base::Instant;
 use bowline_wire::rnbd::{self as wire, Io, IoFlags};
 use bowline_wire::rtrs::Dir;
 
-use super::device::{Device, supports};
+use super::device::{Device, Open, Phase, supports};
 use super::split::first_piece_len;
-use super::{DiskRequest, DiskStats, DoneIo, Piece, SendIo, State};
+use super::{DiskRequest, DiskStats, DoneIo, Piece, SendIo};
 use crate::{Errno, IoOp};
 
 /// A part of a request: a range that waits to be sent, or a piece that is in flight.
@@ -234,7 +234,7 @@ impl<D> Queue<D> {
 
     /// Takes a reserved slot away from a device that is not open, when there is no other slot.
     fn steal_reserved_slot(&mut self, devices: &mut [Option<Device>]) {
-        let closed = devices.iter_mut().flatten().filter(|d| d.state != State::Open);
+        let closed = devices.iter_mut().flatten().filter(|d| !d.is_open());
         let reserved = closed.flat_map(|d| d.waiting.iter_mut().rev());
         if let Some(fragment) = reserved.into_iter().find(|fragment| fragment.slot.is_some()) {
             let slot = fragment.slot.take();
@@ -276,7 +276,7 @@ impl<D> Queue<D> {
             }
             let index = self.next_device % count;
             self.next_device = index + 1;
-            let device = devices[index].as_mut().filter(|d| d.state == State::Open);
+            let device = devices[index].as_mut().filter(|d| d.is_open());
             let sent = device.and_then(|device| {
                 let index = u32::try_from(index).ok()?;
                 self.next_send(index, device)
@@ -292,7 +292,7 @@ impl<D> Queue<D> {
     }
 
     fn next_send(&mut self, index: u32, device: &mut Device) -> Option<SendIo> {
-        let limits = device.limits.as_ref()?;
+        let Phase::Open(Open { wire_id, limits }) = &device.phase else { return None };
         loop {
             // An overdue request must not overwrite a newer one: a change of the same bytes waits,
             // and other requests pass it. An overdue request itself waits for nothing.
@@ -358,7 +358,7 @@ impl<D> Queue<D> {
             let durable = limits.write_cache && (request.fua || device.write_through);
             let fua = durable && limits.fua;
             entry.flush_after |= durable && piece.op.changes() && !(fua && piece.op == IoOp::Write);
-            let io = message(device.wire_id, &piece, fua, request.nounmap);
+            let io = message(*wire_id, &piece, fua, request.nounmap);
             let dir = match piece.op {
                 IoOp::Read | IoOp::Flush => Dir::Read,
                 _ => Dir::Write,
@@ -473,6 +473,6 @@ fn count(stats: &mut DiskStats, request: &DiskRequest<()>, errno: i32) {
 
 /// Tells whether a fragment waits for nothing but a slot.
 fn wants_slot(devices: &[Option<Device>]) -> bool {
-    let open = devices.iter().flatten().filter(|device| device.state == State::Open);
+    let open = devices.iter().flatten().filter(|device| device.is_open());
     open.filter_map(|device| device.waiting.front()).any(|fragment| fragment.slot.is_none())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 
+use super::device::{Device, OpenKind, Reopen, ReopenFor};
 use super::{Core, DevId};
 use crate::Errno;
 
@@ -31,10 +32,9 @@ impl<D> Core<D> {
     /// Opens a device once no IO is in flight. To get there, all devices stop sending
     /// ([`Quiesce`]). A request may take any time: so the quiesce is short, and is not repeated
     /// while a straggler of the last one is in flight [NB-16].
-    pub(super) fn open_quiesced(&mut self, now: Instant, dev: DevId) {
-        if let Some(device) = self.device_mut(dev) {
-            device.reopen_at = None;
-        }
+    pub(super) fn open_quiesced(&mut self, now: Instant, dev: DevId, waiting: ReopenFor) {
+        let Some(closed) = self.closed_mut(dev) else { return };
+        closed.reopen = Reopen::Queued(waiting);
         if !self.quiesced_opens.contains(&dev) {
             self.quiesced_opens.push_back(dev);
         }
@@ -43,7 +43,7 @@ impl<D> Core<D> {
 
     /// Tells whether a quiesced OPEN was sent and not answered yet.
     pub(super) fn quiesced_open_in_flight(&self) -> bool {
-        self.devices.iter().flatten().any(|device| device.opening_quiesced)
+        self.devices.iter().flatten().any(Device::awaits_quiesced_open)
     }
 
     /// Tells whether stragglers of the last quiesce, or quiesced opens, are still in flight.
@@ -64,9 +64,9 @@ impl<D> Core<D> {
                 self.stragglers.extend(self.queue.slots_in_flight());
             }
             for dev in self.quiesced_opens.clone() {
-                if self.device(dev).is_some_and(|device| device.remapping) {
+                if self.closed_mut(dev).is_some_and(|closed| closed.reopen.is_remap()) {
                     self.quiesced_opens.retain(|waiting| *waiting != dev);
-                    self.finish_remap(dev, Err(Errno::EBUSY));
+                    self.cancel_reopen(dev, Errno::EBUSY);
                     self.schedule_reopen(now, dev);
                 }
             }
@@ -83,10 +83,7 @@ impl<D> Core<D> {
             return;
         }
         while let Some(dev) = self.quiesced_opens.pop_front() {
-            if let Some(device) = self.device_mut(dev) {
-                device.opening_quiesced = true;
-            }
-            self.send_open(dev);
+            self.send_reopen(dev, OpenKind::Quiesced);
         }
     }
 
@@ -106,7 +103,7 @@ impl<D> Core<D> {
         self.stragglers.clear();
         self.quiesce = Quiesce::Idle;
         for device in self.devices.iter_mut().flatten() {
-            device.opening_quiesced = false;
+            device.end_quiesce();
         }
     }
 }

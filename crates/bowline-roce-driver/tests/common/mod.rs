@@ -11,7 +11,7 @@ use bowline_verbs::{
     QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
 };
 
-/// Nothing here takes longer, on the slowest machine.
+/// Longest wait of a test, on the slowest machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Port listened to.
 pub(crate) const PORT: u16 = 7471;
@@ -79,7 +79,7 @@ impl Side {
         }
     }
 
-    /// The peer's name for a place in this side's buffer.
+    /// Remote address and key of a place in this side's buffer, for the peer.
     pub(crate) fn remote(&self, offset: usize) -> Remote {
         Remote { addr: self.buffer.addr() + offset as u64, rkey: self.keys.rkey }
     }
@@ -105,7 +105,7 @@ impl Side {
         out[0]
     }
 
-    /// Polls until the request `id` has completed well.
+    /// Polls until the request `id` has succeeded.
     pub(crate) fn done(&self, id: u64) -> Completion {
         let completion = self.completion();
         assert_eq!((completion.wr_id, completion.status), (id, Status::Success));
@@ -113,7 +113,7 @@ impl Side {
     }
 }
 
-/// What one end needs, without a connection.
+/// Makes an end without a connection.
 pub(crate) fn unconnected(dev: &Arc<SoftDevice>, len: usize) -> Side {
     Side::new(dev, len)
 }

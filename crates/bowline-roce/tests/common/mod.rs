@@ -22,7 +22,7 @@ pub enum Fate {
     Pass,
     Drop,
     Twice,
-    /// Comes after the next packet of its direction.
+    /// Delivered after the next packet of its direction.
     Late,
 }
 
@@ -34,7 +34,7 @@ pub struct Setup {
     pub depth: u8,
     pub timeout: u8,
     pub retry_cnt: u8,
-    /// Of the queue pairs alone.
+    /// Settings of the queue pairs alone.
     pub give_up: Option<Duration>,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
@@ -42,7 +42,7 @@ pub struct Setup {
     pub psns: [u32; 2],
     pub cq_depth: usize,
     pub v6: bool,
-    /// Devices may receive payloads in place.
+    /// Devices may place payloads directly.
     pub direct_placement: bool,
 }
 
@@ -61,7 +61,7 @@ impl Default for Setup {
                 | Access::REMOTE_READ
                 | Access::REMOTE_WRITE
                 | Access::REMOTE_ATOMIC,
-            // Both wrap soon.
+            // First PSNs; both wrap soon.
             psns: [0xff_fff0, 0xff_fffa],
             cq_depth: 4096,
             v6: false,
@@ -122,7 +122,7 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed).collect()
 }
 
-/// Hands in what came merged, or one datagram, as a driver does that lets payloads land.
+/// Hands in a merged run, or one datagram, as a driver with direct placement does.
 pub fn receive_in_place(
     dev: &mut Device,
     now: Instant,
@@ -139,12 +139,12 @@ pub fn receive_in_place(
     })
 }
 
-/// A packet as the wire saw it.
+/// A packet on the wire.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub from: usize,
     pub at: Instant,
-    /// Its place in its burst.
+    /// Its index in its burst.
     pub place: usize,
     pub fate: Fate,
     pub bytes: Vec<u8>,
@@ -156,7 +156,7 @@ impl Seen {
     }
 }
 
-/// Decides what becomes of a packet by its number and what it is.
+/// Decides the fate of a packet by its number and content.
 pub type Fates = Box<dyn FnMut(usize, &Seen) -> Fate>;
 
 type Flight = (usize, SocketAddr, IpAddr, Vec<u8>);
@@ -245,7 +245,7 @@ fn node(setup: &Setup, side: usize) -> Node {
 }
 
 impl Pair {
-    /// Both in RTS.
+    /// Makes a pair with both queue pairs in RTS.
     pub fn new(setup: &Setup) -> Self {
         let mut pair = Self::unconnected(setup);
         let now = pair.now;
@@ -334,7 +334,7 @@ impl Pair {
         any
     }
 
-    /// Hands a packet without ICRC to a side, as if the other had sent it.
+    /// Adds the ICRC to a packet and hands it to a side, as if the other side had sent it.
     pub fn inject(&mut self, side: usize, packet: &mut Vec<u8>) {
         let (from, to) = (self.nodes[1 - side].addr, self.nodes[side].addr);
         Outer { from, to, source_port: 49_999 }.append_icrc(0, packet, 0);
@@ -370,7 +370,7 @@ impl Pair {
         }
     }
 
-    /// Lets time pass, at most `limit`, until `done`; tells whether it is.
+    /// Lets time pass until `done`, at most `limit`; returns whether it is done.
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&Self) -> bool) -> bool {
         let end = self.now + limit;
         loop {

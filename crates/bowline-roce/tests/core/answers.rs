@@ -1,5 +1,5 @@
-//! What the requester makes of answers that are lost, come again or are not meant for it [REQ-9],
-//! [REQ-10], [REQ-13].
+//! How the requester handles answers that are lost, repeated or not meant for it [REQ-9], [REQ-10],
+//! [REQ-13].
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ fn setup() -> Setup {
     Setup { mtu: Mtu::M256, psns: [FIRST; 2], ..Setup::default() }
 }
 
-/// A pair of which side 1 hears everything and says nothing by itself.
+/// A pair whose side 1 receives everything and whose packets are all lost.
 fn mute() -> Pair {
     let mut pair = Pair::new(&setup());
     pair.fate = Box::new(|_, seen| if seen.from == 1 { Fate::Drop } else { Fate::Pass });
     pair
 }
 
-/// Side 0 gets an acknowledgement, or refusal, of the packet so far after the first.
+/// Gives side 0 an acknowledgement or NAK of the packet `after` packets behind the first.
 fn answer(pair: &mut Pair, after: u32, syndrome: Syndrome) {
     let (dest_qpn, psn) = (pair.nodes[0].qp.0, Psn::new(FIRST) + after);
     let mut packet = Packet::new(Opcode::Acknowledge, Bth { dest_qpn, psn, ..Bth::default() });
@@ -40,7 +40,8 @@ fn three_writes(pair: &mut Pair) {
     pair.settle();
 }
 
-/// [REQ-9 a], [REQ-9 c]: of what was never sent, and of what was acknowledged before.
+/// [REQ-9 a], [REQ-9 c]: acknowledgements of packets never sent, and of packets acknowledged
+/// before.
 #[test]
 fn answers_to_nothing_are_ignored() {
     let mut pair = mute();
@@ -63,8 +64,8 @@ fn answers_to_nothing_are_ignored() {
     assert_eq!(pair.outcomes(0).len(), 3);
 }
 
-/// [REQ-11]: once for a loss, however often the peer says so; again after progress. A peer that
-/// misses one packet after the other gets all of them.
+/// [REQ-11]: a loss is repaired once, however many NAKs report it; after progress, the next loss
+/// is. A peer that misses one packet after the other gets all of them.
 #[test]
 fn the_same_nak_again_sends_nothing_again() {
     let mut pair = mute();
@@ -82,7 +83,7 @@ fn the_same_nak_again_sends_nothing_again() {
     assert_eq!(pair.outcomes(0).len(), 2);
 }
 
-/// [REQ-13]: a pause is one, whatever else the peer says while it lasts.
+/// [REQ-13]: an RNR pause lasts its time, whatever else the peer sends meanwhile.
 #[test]
 fn a_pause_is_not_begun_twice_nor_cut_short() {
     let mut pair = Pair::new(&Setup { rnr_retry: 1, ..setup() });
@@ -101,12 +102,12 @@ fn a_pause_is_not_begun_twice_nor_cut_short() {
     assert_eq!(again[0].packet().bth.psn, Psn::new(FIRST) + 1);
     assert_eq!(pair.outcomes(0), [(0, Status::Success)]);
     assert_eq!(pair.nodes[0].dev.counters().go_backs, 0);
-    // The one retry there is has been used.
+    // The single retry has been used.
     answer(&mut pair, 1, Syndrome::Rnr(20));
     assert_eq!(pair.outcomes(0)[1], (1, Status::RnrRetryExcErr));
 }
 
-/// [REQ-12]: an answer gives all tries back.
+/// [REQ-12]: an answer resets the retry counter.
 #[test]
 fn progress_renews_patience() {
     let mut pair = Pair::new(&Setup { rnr_retry: 1, ..setup() });
@@ -120,8 +121,8 @@ fn progress_renews_patience() {
     assert_eq!(pair.nodes[0].dev.counters().rnr_naks_received, 3);
 }
 
-/// [REQ-9 b], [REQ-10]: a refusal of what is behind a READ whose answer was lost is no refusal of
-/// the READ, which is asked for again.
+/// [REQ-9 b], [REQ-10]: after the answer to a READ was lost, a NAK of a later request is not one of
+/// the READ: the READ is sent again.
 #[test]
 fn a_refusal_is_of_the_request_it_names() {
     let mut pair = mute();
@@ -137,7 +138,8 @@ fn a_refusal_is_of_the_request_it_names() {
     assert_eq!(pair.nodes[0].bytes(10, 290), pattern(300, 5)[10..]);
 }
 
-/// [REQ-9 b]: the acknowledgement of what is behind it tells at once that an answer was lost.
+/// [REQ-9 b]: the acknowledgement of a later request shows at once that the answer to a READ was
+/// lost.
 #[test]
 fn a_lost_answer_is_noticed_by_the_next_acknowledgement() {
     let mut pair = Pair::new(&setup());
@@ -150,7 +152,7 @@ fn a_lost_answer_is_noticed_by_the_next_acknowledgement() {
     assert_eq!(pair.nodes[0].dev.counters().timeouts, 0);
 }
 
-/// [REQ-9 d], [REQ-11]: what is missing of an answer is asked for once.
+/// [REQ-9 d], [REQ-11]: the missing part of an answer is requested once.
 #[test]
 fn a_gap_in_an_answer_costs_one_request() {
     let mut pair = Pair::new(&setup());
@@ -167,8 +169,8 @@ fn a_gap_in_an_answer_costs_one_request() {
     assert_eq!(pair.packets(), 1 + 40 + 1 + 1);
 }
 
-/// [REQ-9 d], [REQ-11]: answers to several reads and atomics, some of them lost or late: each is
-/// asked for once, and only those that are missing come again.
+/// [REQ-9 d], [REQ-11]: answers to several reads and atomics, some lost or late: each missing one
+/// is requested once, and no others are sent again.
 #[test]
 fn only_missing_answers_are_asked_for() {
     for late in [false, true] {
@@ -206,8 +208,8 @@ fn only_missing_answers_are_asked_for() {
     }
 }
 
-/// [REQ-5], [REQ-20]: a region is not ended before everything that goes through it has arrived, so
-/// that it can be sent again.
+/// [REQ-5], [REQ-20]: a region is not invalidated before all data sent from it is acknowledged,
+/// since it may have to be sent again.
 #[test]
 fn an_invalidation_waits_until_it_is_alone() {
     for lost in 0..4 {
@@ -248,8 +250,8 @@ fn a_receive_without_memory_fails_on_both_sides() {
     assert_eq!(pair.nodes[1].state(), QpState::Err);
 }
 
-/// [REQ-22]: the time a peer without a receive asks for is no round trip, so the next loss is not
-/// waited for any longer.
+/// [REQ-22]: an RNR pause is not measured as a round trip, so the next loss is noticed as soon as
+/// before.
 #[test]
 fn a_pause_is_not_taken_for_a_slow_path() {
     let mut pair = Pair::new(&Setup { min_rnr_timer: 0, ..setup() });

@@ -1,4 +1,4 @@
-//! Datagrams handed in together, against the same ones by themselves.
+//! Datagrams handed in as one batch, compared with the same datagrams handed in one by one.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use crate::common::{Pair, Setup};
 use bowline_roce::{Burst, Event, IdentHint};
 use bowline_verbs::{AsyncEvent, Completion, QpState, Remote, SendOp};
 
-/// Numbers that only look like chance.
+/// Pseudorandom numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -17,7 +17,7 @@ impl Dice {
     }
 }
 
-/// What one side sends now, all from the same port.
+/// Returns what one side sends now, all from the same port.
 fn datagrams(pair: &mut Pair, side: usize) -> (u16, Vec<Vec<u8>>) {
     let (mut burst, mut all) = (Burst::new(), Vec::new());
     while pair.nodes[side].dev.poll_transmit(pair.now, &mut burst) {
@@ -78,12 +78,12 @@ fn together_they_lead_to_the_same() {
         for _ in 0..8 {
             post(&mut pairs, &mut dice, &mut id);
             for (from, to) in [(0, 1), (1, 0)] {
-                // The memory of the two is not at the same place, so neither are all bytes of their
-                // packets.
+                // The memory of the two pairs has different addresses, so their packets differ in
+                // these bytes.
                 let sent = [0, 1].map(|k| datagrams(&mut pairs[k], from));
                 assert_eq!(sent[0].1.len(), sent[1].1.len());
                 let mut order: Vec<usize> = (0..sent[0].1.len()).collect();
-                // One is lost, or comes twice, or too early.
+                // One datagram is lost, repeated or early.
                 if order.len() > 3 && dice.below(4) == 0 {
                     let at = dice.below(order.len() as u64 - 1) as usize;
                     match dice.below(3) {
@@ -115,7 +115,7 @@ fn together_they_lead_to_the_same() {
                 }
             }
         }
-        // What was lost comes again.
+        // The lost datagram is sent again.
         for pair in &mut pairs {
             pair.finish(0, id as usize);
         }
@@ -126,7 +126,8 @@ fn together_they_lead_to_the_same() {
     assert!(messages > 5000 && told > 500, "{messages} messages, {told} events");
 }
 
-/// What there was room for comes, the rest is lost, and the queue pair ends.
+/// Completions for which there was room are delivered, the others are lost, and the queue pair
+/// fails.
 #[test]
 fn a_queue_overruns_amid_them() {
     let setup = Setup { cq_depth: 5, ..Setup::default() };
@@ -156,8 +157,8 @@ fn a_queue_overruns_amid_them() {
     assert_eq!(ended[0], ended[1]);
 }
 
-/// The error that ends the queue pair has no room any more among completions: the program is told
-/// all the same.
+/// A completion queue overrun leaves no room for the error that ends the queue pair; the program is
+/// notified of it all the same.
 #[test]
 fn what_fails_where_a_queue_overruns_is_told() {
     for together in [false, true] {

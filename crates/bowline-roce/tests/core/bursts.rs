@@ -1,4 +1,4 @@
-//! A window that is full does not come to one packet at a time [REQ-6], [REQ-8].
+//! A full window does not degrade to bursts of one packet [REQ-6], [REQ-8].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ fn packets_leave_in_bursts_though_acknowledgements_come_one_by_one() {
     let mut pair = Pair::new(&setup);
     let to = pair.nodes[1].remote(0);
     let sges = [pair.nodes[0].sge(0, LEN)];
-    // The short ones fill the window at odd places.
+    // Short messages fill the window unevenly.
     for id in 0..40 {
         let short = [pair.nodes[0].sge(0, 1)];
         pair.post(0, id, SendOp::Write(to), &short);
@@ -52,13 +52,13 @@ fn packets_leave_in_bursts_though_acknowledgements_come_one_by_one() {
     }
     let of_long = packets - 40;
     assert_eq!(of_long, LEN / setup.mtu.bytes());
-    // One for each of the short, as they come; then a quarter of a window at a time.
+    // One burst for each short message as it is posted; then a quarter of a window each.
     let quarters = of_long / (WINDOW as usize / 4);
     assert!(bursts <= 40 + quarters + 4, "{bursts} bursts of {packets} packets");
     assert!(acks <= 40 + 2 * quarters, "{acks} acknowledgements");
 }
 
-/// A burst holds 15 packets of 4 KiB, and what is shorter beside them.
+/// A burst holds 15 packets of 4 KiB and shorter ones after them.
 #[test]
 fn a_short_last_packet_goes_with_a_burst_that_is_full() {
     let setup = Setup { mtu: Mtu::M4096, ..Setup::default() };
@@ -75,8 +75,8 @@ fn a_short_last_packet_goes_with_a_burst_that_is_full() {
     assert_eq!(counts.len(), 3, "{counts:?}");
 }
 
-/// Where more follow that are as short, they have a burst of their own anyway: one of them in
-/// another would be answered by itself.
+/// When more packets of the short size follow, they get their own burst: one of them in another
+/// burst would be acknowledged separately.
 #[test]
 fn short_packets_that_follow_one_another_stay_together() {
     let bursts = |shorts: u64, more: u64, read: bool| {
@@ -100,11 +100,11 @@ fn short_packets_that_follow_one_another_stay_together() {
     assert_eq!(bursts(1, 0, false), [16]);
     assert_eq!(bursts(3, 0, false), [15, 3]);
     assert_eq!(bursts(1, 2, false), [16, 2]);
-    // What another kind of packet follows shares no burst with it.
+    // A packet does not share a burst with a following packet of another kind.
     assert_eq!(bursts(1, 0, true), [16, 1]);
 }
 
-/// [REQ-26]: bursts go on across messages, since all packets are alike.
+/// [REQ-26]: a burst continues across messages, since all packets have the same form.
 #[test]
 fn packets_of_writes_are_all_alike() {
     let setup = Setup { mtu: Mtu::M4096, ..Setup::default() };
@@ -132,8 +132,8 @@ fn packets_of_writes_are_all_alike() {
     assert_eq!(pair.nodes[1].bytes(0, 63 * 4096), pattern(64 * 4096, 5)[..63 * 4096]);
 }
 
-/// [RT-97]: WRITEs with and without immediate share a burst if they are of one size with all that
-/// is around their data.
+/// [RT-97]: WRITEs with and without immediate share a burst if their packets have one size, headers
+/// included.
 #[test]
 fn an_immediate_does_not_end_a_burst() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
@@ -151,8 +151,8 @@ fn an_immediate_does_not_end_a_burst() {
     assert_eq!(counts, [30]);
 }
 
-/// [REQ-26]: where each packet leaves by itself, and where the peer's program is told a length, a
-/// message stays one.
+/// [REQ-26]: a message is not split when each packet is sent alone, nor when the peer's program is
+/// told its length.
 #[test]
 fn writes_stay_one_message_where_nothing_is_gained() {
     for (gso, op) in
@@ -172,8 +172,8 @@ fn writes_stay_one_message_where_nothing_is_gained() {
     }
 }
 
-/// [REQ-26]: of a WRITE that the peer refuses, what came before the packet that is wrong has been
-/// written; it fails as it would whole, and so does what follows.
+/// [REQ-26]: of a split WRITE that the peer refuses, the packets before the wrong one have been
+/// written. It fails like an unsplit one, and so do later requests.
 #[test]
 fn a_write_of_many_packets_is_refused_at_the_one_that_is_wrong() {
     for (gso, written) in [(true, 2048), (false, 0)] {
@@ -197,8 +197,8 @@ fn a_write_of_many_packets_is_refused_at_the_one_that_is_wrong() {
     }
 }
 
-/// [REQ-26]: a WRITE stays what it began as while bursts are allowed and forbidden and packets are
-/// lost.
+/// [REQ-26]: a WRITE stays split or unsplit as it began, while bursts are switched on and off and
+/// packets are lost.
 #[test]
 fn writes_survive_losses_and_the_end_of_bursts() {
     for round in 0..40_u32 {
@@ -236,7 +236,7 @@ fn writes_survive_losses_and_the_end_of_bursts() {
     }
 }
 
-/// [REQ-26]: the longest that goes so, and one that does not.
+/// [REQ-26]: the longest WRITE that is split, and a longer one that is not.
 #[test]
 fn long_writes_stay_one_message() {
     for (len, first) in [(120 << 10, Opcode::WriteOnly), ((120 << 10) + 1, Opcode::WriteFirst)] {
@@ -250,7 +250,7 @@ fn long_writes_stay_one_message() {
     }
 }
 
-/// Everything that a side sends before it hears of the other, without ICRCs.
+/// Returns everything that a side sends before it receives an answer, without ICRCs.
 fn sent(pair: &mut Pair, gso: bool) -> Vec<Vec<u8>> {
     pair.nodes[0].dev.set_gso(gso);
     let (mut burst, mut packets) = (Burst::new(), Vec::new());
@@ -260,8 +260,8 @@ fn sent(pair: &mut Pair, gso: bool) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Packets that are made together are those that would be made one by one: of data in pieces that
-/// end anywhere.
+/// A uniform run has the same bytes as packets built one by one, also for data in pieces of any
+/// length.
 #[test]
 fn packets_made_together_are_the_same() {
     let ops: [fn(Remote) -> SendOp; 3] =
@@ -282,7 +282,7 @@ fn packets_made_together_are_the_same() {
             }
             sent(&mut pair, gso)
         });
-        // Where a window has room for no more than a part of a burst, that waits.
+        // When the window has room for only a part of a burst, the burst waits.
         assert!(
             together.len() <= single.len() && together.len() > single.len() - 60,
             "round {round}"
@@ -291,11 +291,11 @@ fn packets_made_together_are_the_same() {
     }
 }
 
-/// [REQ-6]: also where more of them are alike.
+/// [REQ-6]: also when more packets of the same form follow.
 #[test]
 fn packets_made_together_end_where_the_window_is_full() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
-    // Bursts of one packet, after which there may be room for no more than that.
+    // Bursts of one packet, after which the window may have room for one packet only.
     for id in 0..235 {
         let sges = [pair.nodes[0].sge(0, 10 + id)];
         pair.post(0, id as u64, SendOp::Send, &sges);
@@ -311,8 +311,8 @@ fn packets_made_together_end_where_the_window_is_full() {
     );
 }
 
-/// [REQ-26], [REQ-8]: numbers, addresses, data and who asks for an acknowledgement, across the ends
-/// of bursts and of pieces.
+/// [REQ-26], [REQ-8]: PSNs, addresses, data and acknowledgement requests are right across the ends
+/// of bursts and pieces.
 #[test]
 fn writes_made_together_are_what_they_should_be() {
     let pieces = [9000, 4096, 15_000, 4672];

@@ -1,5 +1,5 @@
-//! Connections of two devices: rdma_cm's messages in real packets, with what they do to queue
-//! pairs. The state machine by itself is tested beside its code.
+//! Connections of two devices: rdma_cm's messages in real packets, and their effect on queue pairs.
+//! The state machine alone is tested beside its code.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -110,7 +110,7 @@ fn is_down(node: &Node) -> bool {
     cm_events(node).iter().any(|event| matches!(event, CmEvent::TimewaitExit { .. }))
 }
 
-/// Connects with whatever the wire does; returns the names on both sides.
+/// Connects over any wire; returns the connection ids of both sides.
 fn establish(pair: &mut Pair) -> (CmId, CmId) {
     let ours = param(&pair.nodes[A]);
     let active = connect(pair, &ours);
@@ -204,7 +204,7 @@ fn connected_queue_pairs_carry_data() {
             assert_eq!(packet.bth.psn.get(), [0, 0, 1][number], "a counter of each side");
         }
         exchange(&mut pair);
-        // What a side sends first has the number the other side has told it.
+        // The first PSN of a side is the one that the other side has announced.
         let told = |wanted: &str| {
             let seen = pair.log.iter().find(|seen| name(seen) == wanted).unwrap();
             match message(seen).unwrap().message {
@@ -281,7 +281,7 @@ fn either_side_or_both_disconnect() {
             else {
                 panic!("{:?}", node.received)
             };
-            // The queue pair is free to go; its number is not given to another for a while.
+            // The queue pair can be destroyed; its number is not reused for a while.
             node.dev.destroy_qp(node.qp).unwrap();
         }
         assert!(pair.run(Duration::from_millis(513), |pair| pair.nodes.iter().all(is_down)));
@@ -289,7 +289,7 @@ fn either_side_or_both_disconnect() {
     }
 }
 
-/// Connects, moves data, disconnects, with whatever the wire does.
+/// Connects, transfers data and disconnects, over any wire.
 fn whole_life(setup: &Setup, fate: Wire) -> Pair {
     let mut pair = Pair::unconnected(setup);
     listen(&mut pair);
@@ -299,7 +299,7 @@ fn whole_life(setup: &Setup, fate: Wire) -> Pair {
     disconnect(&mut pair, A, active);
     let over = pair.run(Duration::from_secs(80), |pair| pair.nodes.iter().all(is_down));
     assert!(over, "{:?}", names(&pair));
-    // Timers of queue pairs that were set once may still run out, and find nothing to do.
+    // Old timers of queue pairs may still expire, without effect.
     pair.run(Duration::from_secs(10), |_| false);
     for (node, id) in pair.nodes.iter().zip([active, passive]) {
         let events = cm_events(node);
@@ -414,12 +414,12 @@ fn queue_pairs_in_error() {
         assert_eq!((of, reason), (id, RejectReason::CONSUMER));
         assert_eq!(node.state(), QpState::Err);
     }
-    // Both have told their queue pairs to the other [CM-45].
+    // Both sides have announced their queue pairs [CM-45].
     let over = |pair: &Pair| pair.nodes.iter().all(is_down);
     assert!(!pair.run(Duration::from_millis(511), over));
     assert!(pair.run(Duration::from_millis(2), over));
 
-    // While the connection stands: it stands until somebody ends it.
+    // While the connection is established: it lasts until one side ends it.
     let (mut pair, active, passive) = connected(&no_early());
     let (now, qp) = (pair.now, pair.nodes[P].qp);
     pair.nodes[P].dev.modify_qp(now, qp, &error).unwrap();
@@ -439,14 +439,14 @@ fn a_connection_that_ends_half_way_flushes_what_was_posted() {
         let attr = QpAttr { state: Some(QpState::Init), access, ..QpAttr::default() };
         node.dev.modify_qp(now, node.qp, &attr).unwrap();
     };
-    // What no queue pair takes shows when it is half ready.
+    // Attributes that no queue pair accepts are noticed in the middle of the transition.
     let wrong = |node: &Node| ConnParam { min_rnr_timer: 32, ..param(node) };
     let flushed = [(7, Status::WrFlushErr), (8, Status::WrFlushErr)];
     let done = |node: &Node| {
         node.received.iter().map(|entry| (entry.wr_id, entry.status)).collect::<Vec<_>>()
     };
 
-    // The passive side: the peer does not hear of it.
+    // The passive side: the peer is not told.
     let mut pair = Pair::unconnected(&no_early());
     listen(&mut pair);
     let now = pair.now;
@@ -467,7 +467,7 @@ fn a_connection_that_ends_half_way_flushes_what_was_posted() {
     assert_eq!(names(&pair), ["REQ"]);
     assert_eq!(pair.nodes[P].state(), QpState::Err);
     assert_eq!(done(&pair.nodes[P]), flushed);
-    // It is the program's again, which answers with it once it is reset.
+    // The queue pair is the program's again, which accepts with it after a reset.
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     let qp = pair.nodes[P].qp;
     pair.nodes[P].dev.modify_qp(now, qp, &reset).unwrap();
@@ -475,7 +475,7 @@ fn a_connection_that_ends_half_way_flushes_what_was_posted() {
     accept(&mut pair, passive, &good);
     assert!(pair.nodes.iter().all(is_up));
 
-    // The active side: the peer knows it, so it stays taken for a while.
+    // The active side: the peer knows the queue pair number, so it is not reused for a while.
     let mut pair = Pair::unconnected(&no_early());
     listen(&mut pair);
     init(&mut pair.nodes[A], now);
@@ -606,7 +606,7 @@ fn a_thousand_connections_leave_nothing() {
         assert_eq!(node.dev.poll_timeout(), None);
         assert!(node.dev.former_connections().is_empty());
         assert!(node.dev.poll_event().is_none());
-        // Nothing holds them any more.
+        // Nothing refers to them any more.
         node.dev.destroy_cq(node.send_cq).unwrap();
         node.dev.destroy_cq(node.recv_cq).unwrap();
         node.dev.dereg_mr(node.keys.lkey).unwrap();
@@ -676,7 +676,7 @@ fn a_recorded_request_of_a_kernel() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// A bad wire: connections come up, carry data and end all the same.
+    /// On a bad wire connections are established, carry data and end all the same.
     #[test]
     fn a_wire_that_loses_doubles_and_reorders(fates in prop::collection::vec(0..6u8, 1..40)) {
         let mut number = 0;

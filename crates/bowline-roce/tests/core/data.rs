@@ -122,7 +122,7 @@ fn inline_bytes_are_taken_at_once() {
         assert_eq!(pair.nodes[1].bytes(0, len), pattern(len, round));
         assert_eq!(pair.nodes[1].received.len(), 2 * (usize::from(round) + 1));
     }
-    // None was signalled [REQ-15].
+    // No request was signalled [REQ-15].
     assert_eq!(pair.nodes[0].sent, []);
 }
 
@@ -212,8 +212,8 @@ fn the_window_holds_without_an_answer() {
     pair.finish(0, 1);
 }
 
-/// [REQ-8], [REQ-25]: whoever does not wait for a message waits for the acknowledgement of the next
-/// one.
+/// [REQ-8], [REQ-25]: an unsignalled message requests no acknowledgement of its own; that of the
+/// next message covers it.
 #[test]
 fn messages_nobody_waits_for_are_acknowledged_with_the_next() {
     let mut pair = Pair::new(&Setup::default());
@@ -227,7 +227,7 @@ fn messages_nobody_waits_for_are_acknowledged_with_the_next() {
     pair.settle();
     let sent = pair.log.iter().filter(|seen| seen.from == 0).enumerate();
     let asking = sent.filter(|(_, seen)| seen.packet().bth.ack_req).map(|(at, _)| at);
-    // Six packets each; nothing follows the last.
+    // Six packets each; no request follows the last.
     assert_eq!(asking.collect::<Vec<_>>(), [11, 23]);
 }
 
@@ -257,7 +257,8 @@ fn a_solicited_send_wakes_who_waits_for_it() {
     assert_eq!(marked, [Opcode::SendLast]);
 }
 
-/// [MR-6], [MR-8], [REQ-17]: registered in the queue, used by the peer, ended by the peer.
+/// [MR-6], [MR-8], [REQ-17]: a key is registered by a work request, used by the peer and
+/// invalidated by the peer.
 #[test]
 fn a_region_is_bound_used_and_invalidated() {
     let mut pair = Pair::new(&Setup::default());
@@ -281,7 +282,7 @@ fn a_region_is_bound_used_and_invalidated() {
         pair.post(1, 3, SendOp::Read(remote), &into);
         let room = [pair.nodes[0].sge(200_000, 8)];
         pair.post_recv(0, 4, &room);
-        // Without the fence the region might be gone while the read is answered [MR-10].
+        // Without the fence the region might be invalidated while the read is answered [MR-10].
         let flags = SendFlags::FENCE | SendFlags::SIGNALED;
         pair.post_flags(1, 5, SendOp::SendInv(key), &[], flags);
         pair.finish(1, 2);
@@ -293,7 +294,8 @@ fn a_region_is_bound_used_and_invalidated() {
             node.sent.clear();
         }
     }
-    // It is free now: a local invalidation with the last key is good, with another it is not.
+    // The region is released now: a local invalidation with its last key succeeds, with another key
+    // it fails.
     let key = slot.rkey & !0xff | slot.rkey.wrapping_add(3) & 0xff;
     pair.post(0, 6, SendOp::LocalInv(key), &[]);
     pair.finish(0, 1);
@@ -303,7 +305,7 @@ fn a_region_is_bound_used_and_invalidated() {
     assert_eq!(pair.outcomes(0)[1], (7, Status::LocQpOpErr));
 }
 
-/// Both directions at once, many messages.
+/// Many messages in both directions at the same time.
 #[test]
 fn traffic_in_both_directions_does_not_mix() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M4096, ..Setup::default() });
@@ -335,7 +337,7 @@ fn traffic_in_both_directions_does_not_mix() {
     }
 }
 
-/// [REQ-4], [REQ-6]: a long read is asked for in parts, and no more of them at once than agreed.
+/// [REQ-4], [REQ-6]: a long read is requested in parts, with no more outstanding than agreed.
 #[test]
 fn a_long_read_is_asked_for_in_parts() {
     for depth in [1, 2, 3, 16] {
@@ -368,7 +370,7 @@ fn a_long_read_is_asked_for_in_parts() {
     }
 }
 
-/// [REQ-4]: parts of reads and small reads together are no more than agreed.
+/// [REQ-4]: parts of long reads and small reads together are no more than agreed.
 #[test]
 fn parts_and_small_reads_are_counted_together() {
     for depth in 1..6 {

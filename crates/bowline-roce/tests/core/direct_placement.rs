@@ -1,4 +1,4 @@
-//! Payloads received where they belong, against the same packets taken in as ever [RX-13].
+//! Direct placement of payloads, compared with the ordinary handling of the same packets [RX-13].
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use bowline_wire::roce::{Bth, Opcode, Outer, Packet, Psn};
 const MTU: usize = 1024;
 const PACKET: usize = MTU + 16;
 
-/// A pair that has posted one WRITE of so many bytes, and what it sends: for each burst the bytes
-/// of a packet, and all of it.
+/// A pair that has posted one WRITE of `len` bytes, and the bursts it sends: the length of a
+/// packet, and the bytes of the burst.
 fn writing(len: usize) -> (Pair, SocketAddr, Vec<(usize, Vec<u8>)>) {
     writing_with(&Setup { mtu: Mtu::M1024, ..Setup::default() }, len)
 }
@@ -31,7 +31,7 @@ fn writing_with(setup: &Setup, len: usize) -> (Pair, SocketAddr, Vec<(usize, Vec
     (pair, from, runs)
 }
 
-/// Hands in a run as it is received: where it belongs, if a place is known.
+/// Receives a run: placed directly if a target is known, else as datagrams.
 fn receive(
     pair: &mut Pair,
     side: usize,
@@ -83,8 +83,8 @@ fn short_messages_are_not_waited_for() {
     }
 }
 
-/// What others send while a message is under way is taken in as ever, and nothing of it stays
-/// behind.
+/// Packets of others that arrive during a message are handled as usual, and leave nothing in its
+/// memory.
 #[test]
 fn what_others_send_leaves_nothing_behind() {
     let len = 80 * MTU;
@@ -124,8 +124,8 @@ fn what_others_send_leaves_nothing_behind() {
     pair.finish(0, 1);
 }
 
-/// Up to the packet that is damaged, missing, or of something else, and what is behind that as
-/// ever.
+/// A run is placed up to the first packet that is damaged, missing or of another message; the
+/// packets after it are handled as usual.
 #[test]
 fn a_run_counts_up_to_what_is_wrong() {
     let len = 80 * MTU;
@@ -141,7 +141,7 @@ fn a_run_counts_up_to_what_is_wrong() {
         receive(&mut pair, 1, from, runs[0].0, &runs[0].1);
         let mut bytes = runs[1].1.clone();
         harm(&mut bytes);
-        // Nobody tells of identifications, which the harm moves.
+        // Identifications are unknown, since the damage shifts them.
         let (now, to) = (pair.now, pair.nodes[1].addr);
         let landed = receive_in_place(&mut pair.nodes[1].dev, now, from, to, Some(PACKET), &bytes);
         assert_eq!(landed, PlacementOutcome::Packets(3));
@@ -157,7 +157,7 @@ fn a_run_counts_up_to_what_is_wrong() {
     }
 }
 
-/// [RSP-10], [MR-11]: a key that is gone is gone for what lands, too.
+/// [RSP-10], [MR-11]: an invalid key stops direct placement, too.
 #[test]
 fn nothing_lands_where_the_key_is_gone() {
     let (mut pair, from, runs) = writing(80 * MTU);
@@ -172,7 +172,7 @@ fn nothing_lands_where_the_key_is_gone() {
     assert_eq!(pair.nodes[0].sent[0].status, Status::RemAccessErr);
 }
 
-/// What a side has sent, as far as it does not depend on where memory lies.
+/// What a side has sent, without the parts that depend on memory addresses.
 fn outline(log: &[Seen]) -> Vec<(usize, Opcode, Psn, bool, usize)> {
     let line = |seen: &Seen| {
         let Packet { opcode, bth, payload, .. } = seen.packet();
@@ -181,8 +181,8 @@ fn outline(log: &[Seen]) -> Vec<(usize, Opcode, Psn, bool, usize)> {
     log.iter().map(line).collect()
 }
 
-/// Two pairs with the same history, of which one lets payloads land: they send the same, at the
-/// same times, and the same comes of it. Packets are lost, doubled, damaged and late, in runs that
+/// Two pairs with the same history, one of them with direct placement, send the same packets at the
+/// same times, with the same results. Packets are lost, repeated, damaged and late, in runs that
 /// begin and end anywhere.
 #[test]
 fn landing_changes_nothing_but_copies() {
@@ -297,7 +297,7 @@ fn history(seed: u64, lands: bool) -> Outcome {
     }
 }
 
-/// A run of packets like `like`, which is one with its ICRC, that carry these numbers.
+/// Returns a run of copies of the packet `like` (with its ICRC) that carry these PSNs.
 fn numbered(like: &[u8], from: SocketAddr, to: IpAddr, psns: impl Iterator<Item = Psn>) -> Vec<u8> {
     let outer = Outer { from: from.ip(), to, source_port: from.port() };
     let mut run = Vec::new();
@@ -310,7 +310,7 @@ fn numbered(like: &[u8], from: SocketAddr, to: IpAddr, psns: impl Iterator<Item 
     run
 }
 
-/// [REQ-9]: of a READ that is asked for in parts nobody can answer more than was asked for.
+/// [REQ-9]: a peer cannot answer more of a READ than was requested so far.
 #[test]
 fn answers_to_what_was_not_asked_for_do_not_land() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, depth: 1, ..Setup::default() });
@@ -335,7 +335,7 @@ fn answers_to_what_was_not_asked_for_do_not_land() {
     for (peer, segment, bytes) in &runs {
         receive(&mut pair, 0, *peer, *segment, bytes);
     }
-    // The last as one from the middle, and more.
+    // A last packet sent as a middle one, and packets after it.
     let (first, to) = (Psn::new(Setup::default().psns[0]), pair.nodes[0].addr);
     let run = numbered(&like, peer, to, (come..asked + 3).map(|k| first + k as u32));
     assert_eq!(receive(&mut pair, 0, peer, PACKET, &run), PlacementOutcome::Packets(asked - come));
@@ -371,7 +371,7 @@ fn a_bad_answer_ends_what_is_under_way() {
     assert_eq!(ends, [Status::BadRespErr, Status::WrFlushErr]);
 }
 
-/// A region of several pieces, one of which ends amid a packet, at an address of its own.
+/// A region of several pieces, one of which ends within a packet.
 #[test]
 fn payloads_land_in_the_pieces_of_a_region() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M1024, ..Setup::default() });
@@ -394,7 +394,7 @@ fn payloads_land_in_the_pieces_of_a_region() {
     let (mut burst, mut landed) = (Burst::new(), 0);
     while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
         let from = SocketAddr::new(burst.from, burst.source_port);
-        // As many as a look brings, so that what is asked for begins anywhere.
+        // The size of a run varies, so that parts of a READ begin anywhere.
         for run in burst.bytes.chunks(7 * burst.segment) {
             if let PlacementOutcome::Packets(n) = receive(&mut pair, 1, from, burst.segment, run) {
                 landed += n;
@@ -405,7 +405,7 @@ fn payloads_land_in_the_pieces_of_a_region() {
     let written: Vec<u8> =
         pieces.iter().flat_map(|piece| pair.nodes[1].bytes(piece.offset, piece.len)).collect();
     assert!(written == pattern(len, 5));
-    // Nothing beside them.
+    // No byte around them has changed.
     let all = pair.nodes[1].bytes(0, at + 1000);
     let mut outside = vec![true; all.len()];
     for piece in &pieces {
@@ -415,8 +415,8 @@ fn payloads_land_in_the_pieces_of_a_region() {
     pair.finish(0, 1);
 }
 
-/// Memory whose owner reads it while a message is sent again is never received in place: datagrams
-/// of others change nothing there.
+/// A message that is sent again is never placed directly, since the owner may be reading its
+/// memory: datagrams of others change nothing there.
 // tests [RX-13]
 #[test]
 fn memory_without_direct_placement_keeps_what_nobody_wrote() {

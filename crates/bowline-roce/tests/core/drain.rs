@@ -24,7 +24,7 @@ fn drained(pair: &Pair) -> usize {
     pair.nodes[0].events.iter().filter(|e| **e == event).count()
 }
 
-/// What was begun is finished, all its packets, also those lost; nothing else is begun; then the
+/// Requests that have begun are finished, lost packets included, and no others begin; then the
 /// program is told, once.
 #[test]
 fn a_queue_is_drained_and_goes_on() {
@@ -61,7 +61,7 @@ fn a_queue_is_drained_and_goes_on() {
     pair.post(1, 1, SendOp::Read(back), &from);
     pair.finish(1, 1);
     assert_eq!(pair.outcomes(0).len(), 1);
-    // What may be changed now.
+    // Attributes that may be changed in SQD.
     let more = QpAttr {
         timeout: Some(14),
         retry_cnt: Some(3),
@@ -97,7 +97,7 @@ fn a_queue_is_drained_and_goes_on() {
     let (_, now_is) = pair.nodes[0].dev.query_qp(pair.nodes[0].qp).unwrap();
     assert_eq!((now_is.timeout, now_is.max_rd_atomic), (Some(14), Some(4)));
     assert_eq!((now_is.av.unwrap().flow_label, now_is.sq_draining), (0x777, None));
-    // Nothing is to be told when nobody asked, and an error in SQD is one.
+    // Without a request for it there is no notification; an error in SQD is still an error.
     modify(&mut pair, &to(QpState::Sqd)).unwrap();
     pair.post(0, 5, SendOp::Write(there), &sges);
     pair.settle();
@@ -137,7 +137,7 @@ fn the_depth_changes_while_the_peer_asks() {
     assert_eq!(now, total);
 }
 
-/// [QP-4] is for connections: of datagrams only the sends are flushed.
+/// [QP-4] concerns connected queue pairs: of a UD queue pair only the sends are flushed.
 #[test]
 fn a_datagram_that_cannot_be_sent_stops_the_send_queue_alone() {
     let mut pair = Pair::unconnected(&Setup::default());
@@ -184,7 +184,7 @@ fn a_datagram_that_cannot_be_sent_stops_the_send_queue_alone() {
     assert_eq!(pair.nodes[0].state(), QpState::Sqe);
     let node = &mut pair.nodes[0];
     node.dev.post_send(now, node.qp, &[send(4, &good)]).unwrap();
-    // Receives go on.
+    // Receives continue.
     let back = other(&pair, 0);
     let from = [pair.nodes[1].sge(0, 10)];
     pair.post(1, 1, SendOp::Datagram(back, None), &from);

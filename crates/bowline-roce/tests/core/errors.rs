@@ -1,4 +1,4 @@
-//! Requests that cannot be carried out, at either end, and what becomes of their queue pairs.
+//! Requests that cannot be carried out, at either end, and the effect on their queue pairs.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ fn a_refusal_ends_both_queue_pairs() {
         assert_eq!(pair.outcomes(0), expected, "{name}");
         assert_eq!(refusals(&pair), [Syndrome::Nak(nak)], "{name}");
         assert!(pair.nodes.iter().all(|node| node.state() == QpState::Err), "{name}");
-        // The end whose program learns of it by nothing else is told [QP-10].
+        // The side whose program gets no completion is told by an event [QP-10].
         let fatal = Event::Async(AsyncEvent::QpFatal(pair.nodes[1].qp));
         assert_eq!(pair.nodes[1].events, [fatal], "{name}");
         let received: Vec<_> = pair.nodes[1].received.iter().map(|entry| entry.status).collect();
@@ -96,7 +96,7 @@ fn a_queue_pair_in_error_is_silent() {
     settle(&mut pair);
     assert!(pair.log.iter().all(|seen| seen.from == 0));
     assert_eq!(pair.outcomes(0), [(1, Status::RetryExcErr)]);
-    // Its owner did this itself and is told nothing.
+    // The owner caused the error itself and gets no event.
     assert_eq!(pair.nodes[1].events, []);
     assert!(pair.nodes[1].dev.counters().drop_state > 0);
 }
@@ -119,7 +119,7 @@ fn local_protection_errors_come_in_order() {
         };
         let op = if read { SendOp::Read(remote) } else { SendOp::Write(remote) };
         pair.post(0, 1, SendOp::Write(remote), &good);
-        // What is in the weak region can be sent.
+        // The weak region may be sent from.
         pair.post(0, 2, SendOp::Write(remote), &[Sge { addr: 1, len: 999, lkey: weak.lkey }]);
         pair.post(0, 3, op, &[bad]);
         pair.post(0, 4, SendOp::Write(remote), &good);
@@ -133,8 +133,8 @@ fn local_protection_errors_come_in_order() {
     }
 }
 
-/// A message nobody waits for relied on the next one to ask for its acknowledgement, which cannot
-/// be sent: that fails at once all the same, also where no time runs out [REQ-25].
+/// An unsignalled message relies on the next one to request an acknowledgement. When that one
+/// cannot be sent, it fails at once all the same, even without a retransmission timer [REQ-25].
 #[test]
 fn a_request_that_cannot_be_sent_asks_for_what_relied_on_it() {
     for timeout in [0, 17] {
@@ -214,7 +214,7 @@ fn a_registration_is_executed_once() {
     pair.finish(0, 5);
     assert!(pair.nodes[0].dev.counters().timeouts >= 3);
     assert_eq!(pair.nodes[1].bytes(0, 49), pattern(3000, 5)[101..150]);
-    // It is bound now.
+    // The window is bound now.
     let op = bind(&pair);
     pair.post(0, 6, op, &[]);
     pair.post(0, 7, SendOp::Send, &[]);
@@ -275,7 +275,7 @@ fn answers_that_make_no_sense_fail_the_request() {
 fn an_overrun_completion_queue_ends_its_queue_pairs() {
     let mut pair = Pair::new(&Setup { cq_depth: 2, ..Setup::default() });
     let cq = pair.nodes[0].send_cq;
-    // Waits for what will not come, since there is no room for it.
+    // No completion follows, since there is no room for it.
     assert_eq!(pair.nodes[0].dev.arm_cq(cq, true), Ok(true));
     for id in 0..3 {
         let node = &mut pair.nodes[0];

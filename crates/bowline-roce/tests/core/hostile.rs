@@ -1,5 +1,5 @@
-//! A peer, or somebody who speaks for it, that sends what it likes: nothing panics, each request
-//! completes exactly once and in order, and memory that was not offered stays as it was.
+//! A peer, or a forger of its packets, that sends anything: nothing panics, each request completes
+//! exactly once and in order, and memory that was not offered is unchanged.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ fn check(forgeries: &[(bool, Forged)], access: Access) {
         if *wait {
             pair.settle();
         } else {
-            // Sent, but not yet taken in by the other side.
+            // Sent, but not yet handled by the other side.
             let mut burst = bowline_roce::Burst::new();
             pair.nodes[0].dev.poll_transmit(pair.now, &mut burst);
         }

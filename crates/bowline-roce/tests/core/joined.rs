@@ -1,4 +1,4 @@
-//! An acknowledgement travels in the burst of the requests that go the same way [PERF-6].
+//! An acknowledgement is sent in the same burst as requests to the same peer [PERF-6].
 
 use std::net::SocketAddr;
 
@@ -7,15 +7,15 @@ use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{Mtu, SendOp};
 use bowline_wire::roce::{Opcode, Packet};
 
-/// Side 0 sends, and side 1 has something of this length to send before it acknowledges; returns
-/// the opcodes of the bursts of side 1.
+/// Side 0 sends a message, and side 1 posts one of `len` bytes before it acknowledges; returns the
+/// opcodes of side 1's bursts.
 fn bursts(gso: bool, len: usize) -> Vec<Vec<Opcode>> {
     // Acknowledgements that wait are tested in late.rs.
     let config = Config { gso, ..Config::default() };
     bursts_of(&Setup { config, ..Setup::default() }, 0, len)
 }
 
-/// The same; before it go WRITEs of `data` bytes in all, 4 KiB each.
+/// The same as [`bursts`], after WRITEs of 4 KiB, `data` bytes in all.
 fn bursts_of(setup: &Setup, data: usize, len: usize) -> Vec<Vec<Opcode>> {
     let mut pair = Pair::new(setup);
     for side in 0..2 {
@@ -67,8 +67,8 @@ fn it_ends_a_burst_of_requests() {
     assert_eq!(bursts(false, 64), [vec![Ack], vec![Only]]);
 }
 
-/// Behind a row of long packets there is a place for one short packet: it is not given to a
-/// request, since the acknowledgement would have to go alone then.
+/// After a row of long packets a burst has room for one short packet. That is left to the
+/// acknowledgement, which would have to be sent alone otherwise.
 #[test]
 fn it_ends_a_burst_that_is_full() {
     let setup = Setup { mtu: Mtu::M4096, ..Setup::default() };

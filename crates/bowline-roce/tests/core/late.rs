@@ -1,4 +1,4 @@
-//! Acknowledgements beside small answers: they wait, but no answer waits for them.
+//! Delayed acknowledgements beside small answers: no answer waits for them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::VecDeque;
@@ -8,21 +8,21 @@ use crate::common::{Pair, Setup};
 use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{SendFlags, SendOp};
 
-/// A look at the network that finds nothing.
+/// Duration of a poll that finds nothing.
 const LOOK: Duration = Duration::from_nanos(350);
-/// From a call to where its datagram is.
+/// Number of polls between a send and the arrival of its datagram.
 const WAY: u64 = 6;
 
 const DELAY: Duration = Duration::from_micros(50);
 
-/// Two devices whose acknowledgements may wait.
+/// Two devices with delayed acknowledgements.
 fn waiting() -> Pair {
     let config = Config { ack_delay: DELAY, ..Config::default() };
     Pair::new(&Setup { config, ..Setup::default() })
 }
 
-/// Two programs that look all the time, as the driver does for them: one datagram a look; what it
-/// calls for goes out with what the program answers, or else at once.
+/// Two programs that poll all the time, as the driver does: each poll takes one datagram. What the
+/// core then sends goes out with the program's answer, or else at once.
 struct Looks {
     pair: Pair,
     inbox: [VecDeque<(u64, u16, Vec<u8>)>; 2],
@@ -66,7 +66,7 @@ impl Looks {
         self.pair.post_recv(side, nth, &[]);
     }
 
-    /// One look of a side; tells whether a message came.
+    /// One poll of a side; returns whether a message arrived.
     fn look(&mut self, side: usize) -> bool {
         if self.inbox[side].front().is_some_and(|(at, ..)| *at <= self.look) {
             let (_, port, bytes) = self.inbox[side].pop_front().unwrap();
@@ -95,8 +95,8 @@ impl Looks {
     }
 }
 
-/// Round trips of one small message; `pause` looks between what one side gets and what it sends.
-/// Returns the datagrams of each side for a round trip.
+/// Round trips of one small message, with `pause` polls between receiving and answering. Returns
+/// the datagrams of each side per round trip.
 fn ping_pong(pause: impl Fn(u64) -> u64, trips: u64) -> f64 {
     let mut looks = Looks::new();
     looks.post(0);

@@ -7,8 +7,8 @@ use bowline_roce::{Config, Counters, GiveUp, Limits};
 use bowline_verbs::{Access, Mtu, Piece, QpState, SendFlags, SendOp, Status};
 use bowline_wire::roce::{NakCode, Opcode, Syndrome};
 
-/// What all packets of the exchange are lost from, one at a time: every kind of message, several
-/// packets each, in both directions.
+/// The exchange whose packets are lost one at a time: every kind of message, several packets each,
+/// in both directions.
 fn exchange(fate: impl FnMut(usize, &common::Seen) -> Fate + 'static) -> Pair {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M256, depth: 2, ..Setup::default() });
     pair.fate = Box::new(fate);
@@ -58,7 +58,7 @@ fn check(mut pair: Pair, what: &str) -> Pair {
     let good: Vec<_> = (0..10).map(|id| (id, Status::Success)).collect();
     assert_eq!(pair.outcomes(0), good, "{what}");
     assert_eq!(pair.outcomes(1), [(50, Status::Success)], "{what}");
-    // Each message once, and exact.
+    // Each message arrived once, unchanged.
     let ids: Vec<_> = b.received.iter().map(|entry| (entry.wr_id, entry.imm)).collect();
     assert_eq!(ids, [(0, None), (1, Some(3)), (2, Some(4))], "{what}");
     assert_eq!(a.received.len(), 1, "{what}");
@@ -166,7 +166,7 @@ fn a_lossy_wire_delivers_everything_once() {
     }
 }
 
-/// Peers that keep nothing of what comes after a gap, as a kernel.
+/// Peers that discard packets after a gap, as a kernel does.
 fn forgetful() -> Config {
     let limits = Limits { reorder_bytes: 0, ..Limits::default() };
     Config { limits, ..Config::default() }
@@ -178,7 +178,7 @@ fn again(counters: &Counters) -> [u64; 5] {
     [packets_resent, repairs, go_backs, probes, timeouts]
 }
 
-/// Side 0 writes so many packets, and some of what is sent is lost.
+/// Side 0 writes `packets` packets, some of which are lost.
 fn write_with_losses(config: Config, packets: usize, lost: &[usize]) -> Pair {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M256, config, ..Setup::default() });
     pair.nodes[0].fill(0, 256 * packets, 9);
@@ -190,7 +190,7 @@ fn write_with_losses(config: Config, packets: usize, lost: &[usize]) -> Pair {
     pair
 }
 
-/// What is lost is sent again, and nothing else, if the peer keeps what comes after it [REQ-11].
+/// Only lost packets are sent again, if the peer keeps packets after a gap [REQ-11].
 #[test]
 fn a_peer_that_keeps_gets_only_what_is_missing() {
     let pair = write_with_losses(Config::default(), 200, &[10, 20, 21, 40, 63, 100]);
@@ -198,11 +198,11 @@ fn a_peer_that_keeps_gets_only_what_is_missing() {
     let kept = pair.nodes[1].dev.counters();
     assert_eq!(kept.requests_discarded, 0);
     assert_eq!(kept.requests_kept, kept.requests_replayed);
-    // Nothing was waited for.
+    // No timer had to expire.
     assert!(pair.now.as_nanos() < 1_003_000_000, "{:?}", pair.now);
 }
 
-/// Many in a row are sent again together, and the rest of what went with them is not.
+/// Consecutive lost packets are sent again together, without the other packets of their burst.
 #[test]
 fn a_burst_lost_whole_is_sent_again_in_few_rounds() {
     let lost: Vec<usize> = (20..60).collect();
@@ -212,8 +212,8 @@ fn a_burst_lost_whole_is_sent_again_in_few_rounds() {
     assert!((40..=180).contains(&resent), "{resent}");
 }
 
-/// A peer that keeps nothing is sent everything again, after one packet more that shows it; later
-/// losses do not show it again.
+/// A peer that keeps nothing after a gap is noticed by one further packet and sent everything
+/// again; later losses need no such packet.
 #[test]
 fn a_peer_that_keeps_nothing_gets_all_again() {
     let pair = write_with_losses(forgetful(), 60, &[10]);
@@ -228,8 +228,8 @@ fn a_peer_that_keeps_nothing_gets_all_again() {
     assert_eq!(again(pair.nodes[0].dev.counters()), [50 + 30, 1, 2, 0, 0]);
 }
 
-/// The end of a message, or what was sent again alone, is lost: the peer is asked long before the
-/// timer runs out, and that is no retry [REQ-12], [REQ-22].
+/// When the end of a message, or a packet sent again, is lost, the peer is probed long before the
+/// timer expires, and that counts as no retry [REQ-12], [REQ-22].
 #[test]
 fn what_is_lost_at_the_end_is_asked_for() {
     for config in [Config::default(), forgetful()] {
@@ -239,7 +239,7 @@ fn what_is_lost_at_the_end_is_asked_for() {
             assert_eq!(counters.timeouts, 0, "{lost:?}: {counters:?}");
             assert!(counters.probes > 0);
             let waited = pair.now.as_nanos() - 1_000_000_000;
-            // Twice as long as the first question takes, at most.
+            // At most twice the delay of the first probe.
             assert!(waited < 15_000_000, "{lost:?}: {waited} ns");
         }
     }
@@ -347,7 +347,7 @@ fn a_silent_peer_is_given_up_in_time() {
         pair.nodes[0].received.iter().map(|entry| (entry.wr_id, entry.status)).collect();
     assert_eq!(flushed, [(70, WrFlushErr), (71, WrFlushErr)]);
     assert_eq!(pair.nodes[0].state(), QpState::Err);
-    // A question, and 10 ms, doubled up to the timeout agreed on.
+    // A probe, then 10 ms, doubled up to the agreed timeout.
     let times: Vec<_> = pair
         .log
         .iter()
@@ -363,12 +363,12 @@ fn a_silent_peer_is_given_up_in_time() {
     assert_eq!(pair.nodes[0].received.last().map(|entry| entry.wr_id), Some(9));
 }
 
-/// [REQ-22]: the consumer's own patience, and 0: never [REQ-12].
+/// [REQ-22]: the timeout that the program sets; 0 means never [REQ-12].
 #[test]
 fn patience_can_be_chosen() {
     let config = Config { give_up: GiveUp::After(Duration::from_millis(100)), ..Config::default() };
     let never = Config { give_up: GiveUp::RetryCountSevenForever, ..Config::default() };
-    // A queue pair can have another patience than the others of its device.
+    // A queue pair can have a timeout of its own.
     let own = Duration::from_millis(300);
     for (config, retry_cnt, give_up, limit) in [
         (config.clone(), 7, None, Some(100)),
@@ -420,7 +420,7 @@ fn rnr_retries_are_counted_unless_seven() {
         let mut pair = Pair::new(&Setup { rnr_retry, ..Setup::default() });
         pair.post(0, 1, SendOp::Send, &[]);
         pair.post(0, 2, SendOp::Send, &[]);
-        // Longer than a silent peer would be given.
+        // Longer than a silent peer is waited for.
         let ended = pair.run(Duration::from_secs(6), |pair| pair.nodes[0].sent.len() == 2);
         assert_eq!(ended, tries.is_some());
         let naks = pair.nodes[0].dev.counters().rnr_naks_received;
@@ -438,8 +438,8 @@ fn rnr_retries_are_counted_unless_seven() {
     }
 }
 
-/// A path on which only the first packet of a burst has the identification it should have: bursts
-/// are given up for that peer by the side that finds out [ICRC-23].
+/// On a path that keeps the identification of only the first packet of a burst, the side that
+/// notices sends no more bursts to that peer [ICRC-23].
 #[test]
 fn a_path_that_breaks_bursts_gets_single_packets() {
     for read in [false, true] {
@@ -458,13 +458,13 @@ fn a_path_that_breaks_bursts_gets_single_packets() {
     }
 }
 
-/// [REQ-6]: the window is halved by a loss, and comes back; on a wire that holds so many packets
-/// and no more, few are lost.
+/// [REQ-6]: a loss halves the window, which grows back; on a wire with a bounded queue few packets
+/// are lost.
 #[test]
 fn the_window_finds_what_the_wire_holds() {
     let mut pair = Pair::new(&Setup { mtu: Mtu::M256, ..Setup::default() });
     pair.keep_log = false;
-    // What one side sends without an answer, beyond 100 packets, is lost.
+    // Packets of one side beyond 100 without an answer are lost.
     let mut row = 0;
     pair.fate = Box::new(move |_, seen| {
         row = if seen.from == 0 { row + 1 } else { 0 };

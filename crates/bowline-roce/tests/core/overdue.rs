@@ -7,8 +7,8 @@ use bowline_roce::{Burst, Config, IdentHint};
 use bowline_verbs::{Mtu, SendOp};
 use bowline_wire::roce::{Opcode, Packet};
 
-/// Side 1 has much to write, in messages of this length, when it gets something to acknowledge;
-/// returns in which of its bursts it does so.
+/// Side 1 has many messages of `len` bytes to write when it receives one to acknowledge; returns
+/// the indices of its bursts with an acknowledgement.
 fn burst_of_the_acknowledgement(mtu: Mtu, len: usize) -> usize {
     let config = Config { window: 4096, ..Config::default() };
     let mut pair = Pair::new(&Setup { config, mtu, ..Setup::default() });

@@ -26,7 +26,7 @@ fn flush(remote: Remote, of: FlushOf, placement: Placement) -> SendOp {
 
 #[test]
 fn words_are_written_and_flushed_once_whatever_is_lost() {
-    // The request, its answer, or both once.
+    // Lost once: the request, its answer, or both.
     for lost in [vec![], vec![0], vec![1], vec![0, 3], vec![1, 2, 4]] {
         let (mut pair, remote) = pair();
         let at = pair.packets();
@@ -54,7 +54,7 @@ fn words_are_written_and_flushed_once_whatever_is_lost() {
     }
 }
 
-/// Inline bytes do as well, in the middle of reads and writes, as deep as the peer answers [REQ-4].
+/// Inline bytes work as well, between reads and writes, as many as the peer allows [REQ-4].
 #[test]
 fn they_keep_the_order_of_the_queue() {
     let (mut pair, remote) = pair();
@@ -90,7 +90,7 @@ fn what_is_not_allowed_is_refused() {
     let none = |_: &mut Setup| {};
     type Case = (SendOp, Status, fn(&mut Setup), bool);
     let cases: [Case; 6] = [
-        // No memory outlives a loss of power.
+        // No memory survives a loss of power.
         (flush(plain, range, Placement::all()), acc, none, true),
         (flush(plain, FlushOf::Range(4097), global), acc, none, true),
         (flush(plain, range, global), inv, |s| s.access -= Access::FLUSH_GLOBAL, true),
@@ -137,7 +137,7 @@ fn what_is_not_allowed_is_refused() {
     let persistent = Access::LOCAL_WRITE | Access::FLUSH_PERSISTENT;
     let refused = node.dev.reg_mr(node.pd, &node.buffer, 0, 8, None, persistent);
     assert!(matches!(refused, Err(Error::NotSupported(_))));
-    // A queue pair may have none outstanding.
+    // A queue pair that allows no outstanding one.
     let mut pair = Pair::new(&Setup { depth: 0, ..setup() });
     let node = &mut pair.nodes[0];
     let op = flush(remote, range, global);

@@ -1,4 +1,4 @@
-//! States, attributes, limits, and what is not let through to a queue pair.
+//! States, attributes, limits, and packets that never reach a queue pair.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -252,7 +252,7 @@ fn packets_that_fail_a_check_are_dropped() {
     let mut bytes = plain;
     outer.append_icrc(77, &mut bytes, 0);
     assert_eq!(deliver(&bytes, stranger, IdentHint::Unknown), (1, 0, 0));
-    // An identification nobody could expect is not enough for the strict policy [ICRC-33].
+    // The strict policy refuses an identification that could not be expected [ICRC-33].
     assert_eq!(deliver(&bytes, b, IdentHint::Unknown), (1, 1, 0));
     assert_eq!(deliver(&bytes, b, IdentHint::Exact(77)), (1, 1, 1));
     bytes[9] ^= 1;

@@ -74,7 +74,7 @@ fn a_window_is_bound_used_and_taken_back_by_either_side() {
         }
         assert!(pair.nodes[1].sent.iter().all(|done| done.status == Status::Success));
     }
-    // The old key is of no use, and what was there is untouched [MR-13].
+    // The old key is invalid, and the memory is unchanged [MR-13].
     let bytes = [pair.nodes[0].sge(0, 8)];
     pair.post(0, 9, SendOp::Write(remote(key)), &bytes);
     pair.settle();
@@ -86,7 +86,7 @@ fn a_window_is_bound_used_and_taken_back_by_either_side() {
     node.dev.dereg_mr(keys.lkey).unwrap();
 }
 
-/// Each with a pair of its own, since each ends it.
+/// Each case has its own pair, since it ends the connection.
 #[test]
 fn what_a_window_does_not_give_is_refused() {
     for (what, op) in [
@@ -169,7 +169,7 @@ fn a_window_of_type_1_gets_its_keys_from_the_device() {
     let posted = node.dev.post_send(now, qp, &[by_send]);
     let kind = |kind| Error::Invalid(InvalidReason::WindowType(kind));
     assert_eq!(posted, Err((0, kind(MwType::Type1))));
-    // Two at once: the second is the one that stays.
+    // Two bindings at once: the second one lasts.
     let one = node.dev.bind_mw(now, qp, first, 1, &to(keys, READ), flags).unwrap();
     let two = node.dev.bind_mw(now, qp, first, 2, &to(keys, READ), flags).unwrap();
     assert_eq!((one, two), (next_key(first), next_key(one)));

@@ -29,9 +29,9 @@ use crate::{Error, random};
 const MAX_CONNECTIONS: u32 = 4096;
 /// Attempts to find a local port for a path, if other programs use those tried.
 const PORTS_TRIED: usize = 8;
-/// How often, and after what pause, a server that resets the first connections is poll_requested
-/// again. A server resets them while it still has an earlier incarnation of this client: it was
-/// told of that one's end a moment ago and has not finished it [RT-91], [RT-92], [RS-48].
+/// Number of further attempts, and the pause before each, at a server that resets the first
+/// connections. A server resets them while it still has a session of an earlier process of this
+/// client, whose end it has just noticed [RT-91], [RT-92], [RS-48].
 const RESETS_MAX: u32 = 5;
 const RESET_PAUSE: Duration = Duration::from_millis(200);
 

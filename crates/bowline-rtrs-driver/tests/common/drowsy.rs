@@ -1,4 +1,4 @@
-//! A device on which long waits end when something has come, and not before.
+//! A device on which long waits end only when an event arrives.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use bowline_verbs::{
     Error, MrKeys, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr, SendFlags, SendWr,
 };
 
-/// A wait of so long is one for ever.
+/// A wait of this length or more is treated as endless.
 const LONG: Duration = Duration::from_millis(100);
 
 pub(crate) struct Drowsy(pub(crate) Arc<SoftDevice>);
 
-/// Functions that are the other device's.
+/// Functions that are delegated to the other device.
 macro_rules! as_ever {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         $(fn $name(&self, $($arg: $type),*) -> $result {

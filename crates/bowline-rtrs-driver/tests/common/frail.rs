@@ -1,4 +1,4 @@
-//! A device that fails as those of hardware do: not by being closed.
+//! A device that fails as hardware does, without being closed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use bowline_verbs::{
 /// Longest wait in the device itself, so that it is noticed when it dies meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A soft device until it fails.
+/// A soft device that can be made to fail.
 pub(crate) struct Frail {
     of: Arc<SoftDevice>,
-    /// It says that everything went well, and does nothing; but what is removed is removed.
+    /// It reports success and does nothing; but removals are carried out.
     mute: AtomicBool,
-    /// It says once that it can do nothing more.
+    /// It reports once that it has failed.
     fatal: AtomicBool,
-    /// Nothing new can be made.
+    /// No object can be created.
     full: AtomicBool,
 }
 
@@ -32,18 +32,18 @@ impl Frail {
         Arc::new(Self { of: Arc::clone(of), mute: no(), fatal: no(), full: no() })
     }
 
-    /// From now on nothing happens there, and nobody is told.
+    /// Makes the device fail silently.
     pub(crate) fn fall_mute(&self) {
         self.mute.store(true, SeqCst);
     }
 
-    /// The same, but it tells.
+    /// Makes the device fail and report it.
     pub(crate) fn fail(&self) {
         self.fall_mute();
         self.fatal.store(true, SeqCst);
     }
 
-    /// From now on nothing new can be made.
+    /// From now on no object can be created.
     pub(crate) fn fill_up(&self) {
         self.full.store(true, SeqCst);
     }
@@ -56,7 +56,7 @@ impl Frail {
         if self.full.load(SeqCst) { Err(Error::Limit(Resource::Memory)) } else { Ok(()) }
     }
 
-    /// Waits, and tells whether the device is to be asked.
+    /// Waits; returns whether the soft device is to be asked.
     fn sleep(&self, limit: Duration) -> bool {
         if self.is_mute() {
             std::thread::sleep(limit.min(LOOK));

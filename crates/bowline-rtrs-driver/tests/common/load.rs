@@ -1,4 +1,4 @@
-//! A load of a fixed depth: the end of a request begins the next one.
+//! A load of a fixed depth: each completion begins the next request.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -11,7 +11,7 @@ use bowline_rtrs_driver::client::{
 
 use super::{at, eventually};
 
-/// A load, running until it has done what it was told.
+/// A load of a given number of requests.
 pub(crate) struct Load {
     session: Arc<Session>,
     region: Region,
@@ -19,10 +19,10 @@ pub(crate) struct Load {
     dir: Dir,
     len: usize,
     me: OnceLock<std::sync::Weak<Load>>,
-    /// Requests that may still be begun.
+    /// Number of requests still to begin.
     left: AtomicU64,
-    /// Requests begun whose ends have not been handled to the last line: the session counts them no
-    /// longer as soon as it hands their ends over.
+    /// Requests whose completion callbacks have not returned. The session stops counting a request
+    /// before its callback runs.
     running: AtomicU64,
     pub(crate) done: AtomicU64,
     pub(crate) errors: Mutex<Vec<i32>>,

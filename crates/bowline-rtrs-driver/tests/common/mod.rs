@@ -18,12 +18,12 @@ use bowline_rtrs_driver::server::{self, Handler, LinkEv, Request, Server, Server
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, PORT, RegionId};
 use bowline_verbs::{Buffer, Device};
 
-/// Nothing here takes longer, on the slowest machine.
+/// Longest wait of a test, on the slowest machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of the store.
 pub(crate) const STORE: usize = 4 << 20;
 
-/// A device of some addresses.
+/// Opens a device with these addresses.
 pub(crate) fn device(addrs: &[IpAddr]) -> Arc<SoftDevice> {
     device_with(SoftConfig { addrs: addrs.to_vec(), ..SoftConfig::default() })
 }
@@ -32,7 +32,7 @@ pub(crate) fn device_with(config: SoftConfig) -> Arc<SoftDevice> {
     Arc::new(SoftDevice::open(config).unwrap())
 }
 
-/// Gives a silent peer up after a second. A machine that stands still for so long loses all paths.
+/// Gives up a silent peer after a second. A machine that stalls this long loses all paths.
 pub(crate) fn hasty(soft: SoftConfig) -> SoftConfig {
     let core = Config { give_up: GiveUp::After(Duration::from_secs(1)), ..Config::default() };
     SoftConfig { core, ..soft }
@@ -43,20 +43,20 @@ pub(crate) fn ip(net: u8, host: u8) -> IpAddr {
     IpAddr::from([127, 79, net, host])
 }
 
-/// The user message of the tests: where in the store, in 8 bytes.
+/// The user message of the tests: an offset in the store, in 8 bytes.
 pub(crate) fn at(offset: usize) -> [u8; 8] {
     (offset as u64).to_le_bytes()
 }
 
-/// Keeps what is written and gives it back.
+/// A store: keeps written data, and answers reads from it.
 pub(crate) struct Store {
     pub(crate) memory: Arc<Buffer>,
-    /// Its name at the server, once it has one: READs are answered from here then, not from the
-    /// chunk.
+    /// The store as memory registered at the server, if it is: READs are then answered from here,
+    /// not from the chunk.
     pub(crate) region: Mutex<Option<RegionId>>,
     pub(crate) links: Mutex<Vec<LinkEv>>,
     pub(crate) served: AtomicU64,
-    /// Sessions are refused.
+    /// Refuse sessions.
     pub(crate) refuse: bool,
     answers: Mutex<Vec<(server::OpId, i32, Option<bowline_rtrs_driver::MemRef>)>>,
 }
@@ -137,7 +137,7 @@ pub(crate) fn engine(device: &Arc<SoftDevice>) -> Arc<Engine> {
 }
 
 impl Pair {
-    /// Client hosts 1, 2 .. and server hosts 101, 102 .. of a net.
+    /// Returns the client hosts 1, 2 .. and the server hosts 101, 102 .. of a net.
     pub(crate) fn new(net: u8, paths: u8, config: ServerConfig) -> Self {
         Self::with(net, paths, config, |config| config)
     }
@@ -191,8 +191,8 @@ pub(crate) fn bytes(region: &Region, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Waits until something holds: longer than anything takes on a machine that builds and emulates
-/// beside the tests.
+/// Waits until a condition holds, longer than anything takes on a machine that builds and emulates
+/// meanwhile.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {

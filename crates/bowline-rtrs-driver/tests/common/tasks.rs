@@ -1,4 +1,4 @@
-//! As much of a runtime as the tests need.
+//! A minimal executor for the tests.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,7 +19,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Looks when it is woken, and at no other time.
+/// Runs a future on this thread, and polls it only when it is woken.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -52,8 +52,7 @@ impl Wake for Ready {
     }
 }
 
-/// Runs tasks on this thread until all have finished: each looks when it is woken, and at no other
-/// time.
+/// Runs tasks on this thread until all have finished. Each is polled only when it is woken.
 pub(crate) fn run(mut tasks: Vec<Task<'_>>) {
     let mut left = tasks.len();
     let queue = Arc::new(Mutex::new((0..left).collect::<VecDeque<_>>()));
@@ -89,7 +88,7 @@ impl Woken {
         self.0.load(SeqCst)
     }
 
-    /// Lets a future look once.
+    /// Polls a future once.
     pub(crate) fn poll<T>(
         self: &Arc<Self>,
         future: &mut (impl Future<Output = T> + Unpin),

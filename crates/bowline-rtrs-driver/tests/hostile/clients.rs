@@ -1,4 +1,5 @@
-//! Clients that break the rules: they lose their path, and nobody else notices [RT-64] to [RT-70].
+//! Clients that break the rules lose their path, and no other session is affected [RT-64] to
+//! [RT-70].
 
 use bowline_rtrs_driver::server::{AllowRule, ServerConfig};
 use bowline_verbs::{Remote, SendOp, Status, next_key};
@@ -54,7 +55,7 @@ fn connection_requests_that_make_no_sense_are_refused() {
         scene.alone(what);
         scene.check(what);
     }
-    // Minor versions and reserved bits are nothing to a server of this one.
+    // The server ignores the minor version and reserved bits.
     let mut ids = Ids::new();
     let mut request = ids.request(0, 1).emit();
     request[4] = 7;
@@ -66,7 +67,7 @@ fn connection_requests_that_make_no_sense_are_refused() {
     scene.raw.leave(&[conn]);
     scene.alone("it has left");
 
-    // A path that says one thing and then another.
+    // A path whose connection requests contradict each other.
     ids = Ids::new();
     let (conn, _) = scene.raw.conn(to, &ids, 0, 3);
     for (what, cid, cid_num) in
@@ -132,7 +133,7 @@ fn requests_for_the_chunks_that_make_no_sense_end_the_path() {
     scene.raw.leave(&[conn]);
     scene.alone("too early");
     scene.check("too early");
-    // A request before the chunks were asked for has no receive to come to; nor has it a key.
+    // A request before INFO_REQ finds no posted receive, and the client has no key.
     let (conns, _) = scene.raw.conns(to, &Ids::new(), 2);
     scene.raw.imm(conns[0], Imm::Request(0).to_u32());
     assert!(scene.raw.is_dropped(conns[0]), "no INFO_REQ");
@@ -142,7 +143,7 @@ fn requests_for_the_chunks_that_make_no_sense_end_the_path() {
     scene.finish();
 }
 
-/// What the chunk holds from its beginning on, with a header at `off`.
+/// Contents of the chunk from its beginning, with a header at `off`.
 fn chunk(off: u32, header: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0x77; off as usize];
     bytes.extend_from_slice(header);
@@ -155,7 +156,7 @@ fn read_header(usr_len: u16, inval: bool, desc: Option<Desc>) -> Vec<u8> {
     out[..len].to_vec()
 }
 
-/// What the header becomes when 16 bits of it are other.
+/// Returns the header with 16 bits of it changed.
 fn changed(mut header: Vec<u8>, at: usize, to: u16) -> Vec<u8> {
     header[at..at + 2].copy_from_slice(&to.to_le_bytes());
     header
@@ -201,7 +202,7 @@ fn requests_that_make_no_sense_end_the_path() {
         let desc = |len| Desc { addr: 700_000, key, len };
         for (what, off, header) in bad_headers(desc) {
             scene.attack(what, End::Violated, |raw, path| {
-                // No more than the chunk takes, else the device refuses it.
+                // At most the chunk's length; more is refused by the device.
                 let mut bytes = chunk(off, &header);
                 bytes.truncate(CHUNK as usize);
                 raw.request(path, path.conns[1], 0, off, &bytes);
@@ -210,7 +211,7 @@ fn requests_that_make_no_sense_end_the_path() {
         }
         let short = |raw: &mut Raw, path: &Path| {
             let bytes = chunk(108, &write_hdr(8));
-            // The header alone: the data it tells of is what was there before.
+            // The header alone: its data are the chunk's former contents.
             let imm = Imm::Request(path.geometry.request_payload(0, 108)).to_u32();
             raw.put_imm(path.conns[1], path.chunks[0], 108, &bytes[108..], imm);
             path.conns[1]
@@ -267,7 +268,7 @@ fn immediates_that_make_no_sense_end_the_path() {
         assert_eq!(raw.sent(4), Status::Success);
         path.conns[0]
     });
-    // Sent instead of written: the receives have room for nothing.
+    // Sent instead of written: the receives have no memory.
     for (what, bytes) in [("a message", &[0_u8; 272][..]), ("a small message", &[0])] {
         scene.attack(what, End::Closed, |raw, path| {
             raw.send(path.conns[1], 3, bytes);
@@ -300,7 +301,7 @@ fn keep(raw: &mut Raw, path: &Path, conn: Conn, id: u16) {
 // tests [RT-44], [RT-65], [RT-67] 3, [RT-99]
 #[test]
 fn a_chunk_in_use_is_the_servers() {
-    // With refresh: the key is dead from the moment the server has the request on.
+    // With refresh, the key is invalid from the moment the server has received the request.
     let mut scene = Scene::new(75, config(true));
     let same: fn(u32) -> u32 = |key| key;
     for (what, key, imm) in [
@@ -332,7 +333,7 @@ fn a_chunk_in_use_is_the_servers() {
         scene.alone(what);
         scene.check(what);
     }
-    // The key that was dead once is so for ever: the next one is another.
+    // An invalidated key stays invalid: the next key differs.
     let to = scene.to();
     let path = scene.raw.path(to, &Ids::new(), 2, "hostile");
     scene.raw.post_recvs(path.conns[1], 8);
@@ -345,8 +346,8 @@ fn a_chunk_in_use_is_the_servers() {
     scene.check("an old key");
     scene.finish();
 
-    // Without: it can be written, which is why refresh is the default; but what was read once is
-    // what counts, and a second request there ends the path.
+    // Without refresh the chunk can still be written, which is why refresh is the default. But the
+    // header is read only once, and a second request there ends the path.
     let mut scene = Scene::new(76, config(false));
     let to = scene.to();
     let path = scene.raw.path(to, &Ids::new(), 2, "hostile");
@@ -367,8 +368,7 @@ fn a_chunk_in_use_is_the_servers() {
     scene.finish();
 }
 
-// tests [RT-65], [RS-9]: by another path of its session a client reaches its chunks, which are its
-// own.
+// tests [RT-65], [RS-9]: a client can write to its own chunks by another path of its session.
 #[test]
 fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
     for (net, always_invalidate) in [(240, true), (241, false)] {
@@ -383,12 +383,12 @@ fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
         let held = || scene.guard.held.lock().unwrap().len();
         eventually("kept", || held() == 2);
 
-        // Data that is being written can change so, and nothing of the rest.
+        // The data of a write in progress can change this way, and nothing else.
         assert_eq!(other.put(second.conns[1], second.chunks[0], 0, &[0xff; 64]), Status::Success);
         assert_eq!(*scene.guard.held.lock().unwrap()[1].usr, b"hold it!"[..]);
 
-        // Whoever asks for a chunk once more, by another path, has given the first up: that ends.
-        // Its request is carried out all the same, and the other one after it.
+        // A second request in a chunk, by another path, means that the first path was given up: it
+        // is closed. Its request is carried out all the same, and the second one after it.
         let waited = scene.counters().requests_waited;
         let bytes = [b"hold it!".to_vec(), write_hdr(8).to_vec()].concat();
         other.request(&second, second.conns[1], 0, 8, &bytes);
@@ -412,7 +412,7 @@ fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
     }
 }
 
-// tests [RT-64]: a key is of no use to anybody but the path it was given to
+// tests [RT-64]: a key is valid only on the path it was given to
 #[test]
 fn keys_of_others_open_nothing() {
     for (net, always_invalidate) in [(77, true), (78, false)] {
@@ -453,7 +453,7 @@ fn keys_of_others_open_nothing() {
                 assert!(look() == before, "{what}: written");
             }
         }
-        // Keys that were good once, and some that look like one that is.
+        // Formerly valid keys, and some that resemble a valid one.
         let own = scene.raw.path(to, &Ids::new(), 1, "hostile");
         scene.raw.leave(&own.conns);
         eventually("it leaves", || scene.server.sessions().len() == 2);
@@ -478,7 +478,8 @@ fn keys_of_others_open_nothing() {
     }
 }
 
-// tests [RT-19], [RT-27]: peers may write to chunks, and do nothing else with the server's memory
+// tests [RT-19], [RT-27]: peers may write to chunks, and have no other access to the server's
+// memory
 #[test]
 fn chunks_are_not_read_by_peers() {
     let mut scene = Scene::new(79, config(false));
@@ -492,7 +493,7 @@ fn chunks_are_not_read_by_peers() {
         let flags = bowline_verbs::SendFlags::SIGNALED;
         let wr = bowline_verbs::SendWr { id: 5, op, sges: &sges, inline: &[], flags };
         let dev = &scene.raw.dev;
-        // Its own device refuses it already, since none was agreed on; or the server does.
+        // The client's own device refuses it, since none was agreed on, or the server does.
         if bowline_verbs::Device::post_send(&**dev, path.conns[0].qp, &[wr]).is_ok() {
             assert_ne!(scene.raw.sent(5), Status::Success);
         }
@@ -512,7 +513,8 @@ fn pinned(net: u8) -> ServerConfig {
     ServerConfig { allow: vec![rule(1, "victim"), rule(66, "guest-*")], ..config(true) }
 }
 
-// tests [RT-64], [RS-48]: who knows the session's id can join it, unless names belong to addresses
+// tests [RT-64], [RS-48]: a client that knows a session's id can join it, unless names are bound to
+// addresses
 #[test]
 fn a_session_is_joined_only_by_whom_the_list_admits() {
     let mut scene = Scene::new(80, pinned(80));
@@ -532,12 +534,12 @@ fn a_session_is_joined_only_by_whom_the_list_admits() {
         assert_eq!(after.paths_connected, before.paths_connected, "{what}");
         scene.check(what);
     }
-    // A session of its own, by a name that is not its.
+    // A session of its own under a name of another client.
     assert!(scene.raw.try_path(to, &Ids::new(), 1, "victim").is_none());
-    // And by one that is.
+    // And under its own name.
     let path = scene.raw.path(to, &Ids::new(), 1, "guest-1");
     scene.raw.leave(&path.conns);
-    // From an address that is not in the list.
+    // From an address that is not listed.
     let mut stranger = Raw::new(ip(80, 67));
     for ids in [Ids::into(session), Ids::new()] {
         match stranger.connect(to, ids.port, &ids.request(0, 1).emit()) {

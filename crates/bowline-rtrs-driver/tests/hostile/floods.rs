@@ -1,5 +1,4 @@
-//! Too much of everything: what a client can make the server hold has an end, and so has what it
-//! can make it do [RT-66].
+//! Floods: what a client can make the server hold and do is bounded [RT-66].
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ fn refused(raw: &mut Raw, scene: &Scene, cid_num: u16) -> Option<u16> {
     }
 }
 
-// tests [RT-66]: paths that are begun and not finished
+// tests [RT-66]: paths that are begun and never completed
 #[test]
 fn paths_half_made_are_few_and_end() {
     assert_eq!(ServerLimits::default().establish, Duration::from_secs(30));
@@ -61,7 +60,7 @@ fn paths_half_made_are_few_and_end() {
         }
     }
     assert_eq!(begun.len(), 4, "sessions of an address");
-    // Another one finds room meanwhile.
+    // Another client finds room meanwhile.
     let path = scene.raw.path(to, &Ids::new(), 2, "other");
     scene.works(&path, path.conns[1], "a request in the flood");
     scene.raw.leave(&path.conns);
@@ -79,7 +78,7 @@ fn paths_half_made_are_few_and_end() {
     let path = raw.path(to, &Ids::new(), 2, "again");
     raw.leave(&path.conns);
 
-    // Those that ask, and then are not heard of any more: nothing confirms that they are there.
+    // Clients that send a connection request and nothing else: nothing confirms that they exist.
     for _ in 0..3 {
         let ids = Ids::new();
         raw.ask(to, ids.port, &ids.request(0, 4).emit());
@@ -92,7 +91,7 @@ fn paths_half_made_are_few_and_end() {
     scene.finish();
 }
 
-/// Sends many immediates that carry nothing.
+/// Sends many immediates without data.
 fn flood(raw: &mut Raw, conn: Conn, imm: u32, count: usize) {
     const TOGETHER: usize = 256;
     let op = || SendOp::WriteImm(Remote::default(), imm);
@@ -108,7 +107,7 @@ fn flood(raw: &mut Raw, conn: Conn, imm: u32, count: usize) {
     }
 }
 
-// tests [RT-62], [RT-66]: heartbeats whose answers are not taken
+// tests [RT-62], [RT-66]: heartbeats whose answers the client does not receive
 #[test]
 fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     const COUNT: usize = 60_000;
@@ -135,7 +134,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     scene.alone("it leaves");
     scene.check("a flood of heartbeats");
 
-    // Of what nobody knows: nothing comes of it, and it is counted.
+    // Immediates of unknown kinds have no effect, and are counted.
     let path = scene.raw.path(scene.to(), &Ids::new(), 2, "hostile");
     let before = scene.counters();
     flood(&mut scene.raw, path.conns[1], 0x3000_0000, COUNT / 3);
@@ -147,7 +146,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     scene.finish();
 }
 
-// tests [RT-53], [RT-67] 3: requests whose answers are not taken
+// tests [RT-53], [RT-67] 3: requests whose answers the client does not receive
 #[test]
 fn a_client_that_takes_no_answers_gets_no_more_of_them() {
     for (net, always_invalidate) in [(84, true), (85, false)] {
@@ -182,8 +181,7 @@ fn a_client_that_takes_no_answers_gets_no_more_of_them() {
     }
 }
 
-// tests [RT-60], [RS-6]: clients that are not heard of any more, with and without requests under
-// way
+// tests [RT-60], [RS-6]: clients that fall silent, with and without requests in flight
 #[test]
 fn clients_that_vanish_are_forgotten() {
     let heartbeat = HbConfig {
@@ -195,20 +193,20 @@ fn clients_that_vanish_are_forgotten() {
     };
     let mut scene = Scene::new(86, ServerConfig { heartbeat, ..config(true) });
     let to = scene.to();
-    // It takes not even the answer to its INFO_REQ.
+    // The client does not even receive the answer to its INFO_REQ.
     let (conns, _) = scene.raw.conns(to, &Ids::new(), 2);
     let name = bowline_wire::rtrs::SessionName::new("deaf").unwrap();
     scene.raw.send(conns[0], 2, &bowline_wire::rtrs::emit_info_req(&name));
     assert!(scene.raw.is_dropped(conns[0]), "a deaf client");
     scene.raw.leave(&conns);
     scene.alone("a deaf client");
-    // It answers no heartbeat, though its device does what a device does.
+    // The client answers no heartbeat, though its device works.
     let path = scene.raw.path(to, &Ids::new(), 2, "dumb");
     scene.raw.post_recvs(path.conns[0], 1000);
     assert!(scene.raw.is_dropped(path.conns[0]), "a client that answers no heartbeat");
     scene.raw.leave(&path.conns);
     scene.alone("a client that answers no heartbeat");
-    // Its host is gone.
+    // Its host has vanished.
     let path = scene.raw.path(to, &Ids::new(), 2, "gone");
     scene.works(&path, path.conns[1], "a request");
     scene.raw.dev.cut(scene.raw.ip, None, true);
@@ -220,7 +218,8 @@ fn clients_that_vanish_are_forgotten() {
     scene.finish();
 }
 
-/// A datagram with a request to connect, as if somebody at `from` wanted a session of its own.
+/// Returns a datagram with a connection request, as if a client at `from` wanted a session of its
+/// own.
 fn forged(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     let number = u32::from_be_bytes(match from.ip() {
         IpAddr::V4(ip) => ip.octets(),
@@ -273,8 +272,7 @@ fn forged(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-// tests [RT-66] [CM-57]: requests from addresses where nobody is, twice as many as there can be
-// sessions
+// tests [RT-66] [CM-57]: requests from unused addresses, twice as many as there can be sessions
 #[test]
 fn forged_requests_keep_nobody_out() {
     let mut scene = Scene::measured(87, config(true));
@@ -299,7 +297,7 @@ fn forged_requests_keep_nobody_out() {
     let grown = resident().saturating_sub(resident_then);
     assert!(grown < 64 << 20, "{grown} bytes for {strangers} paths that are half made");
     println!("{grown} bytes for {strangers} paths that are half made");
-    // Whoever is there comes in at once.
+    // A real client is accepted at once.
     let path = scene.raw.path(to, &Ids::new(), 2, "honest");
     scene.works(&path, path.conns[1], "a request in the flood");
     scene.raw.leave(&path.conns);

@@ -1,5 +1,5 @@
 //! Peers that break the rules, over real sockets: hand-made clients against a [`Server`] that
-//! serves somebody else meanwhile, and hand-made servers against a [`Session`].
+//! serves an honest client meanwhile, and hand-made servers against a [`Session`].
 //!
 //! [`Server`]: bowline_rtrs_driver::server::Server
 //! [`Session`]: bowline_rtrs_driver::client::Session

@@ -1,5 +1,5 @@
-//! A client that gives notice of a path it has given up [RT-101], by hand: what the server does
-//! first.
+//! A hand-made client that gives notice of a path it has given up [RT-101]: the server closes that
+//! path first.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -32,8 +32,8 @@ impl Handler for Watcher {
     }
 }
 
-// tests [RT-101]: the path is closed on its device before what came behind the notice is handed
-// over
+// tests [RT-101]: the path is closed on its device before messages that came after the notice are
+// handed over
 #[test]
 fn a_path_that_is_given_up_is_dead_before_its_requests_begin_elsewhere() {
     let _turn = Turn::beside();

@@ -1,4 +1,4 @@
-//! RTRS by hand, on bare verbs: a peer that says what it likes.
+//! RTRS by hand, on bare verbs: a peer that can send anything.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -21,12 +21,12 @@ use crate::common::{PATIENCE, device};
 
 /// Bytes of the buffer; messages that are sent lie at its beginning.
 const BUFFER: usize = 1 << 20;
-/// Where receives are put: the first 64 KiB for INFO_RSP, then 8 bytes each.
+/// Offsets of receives: the first 64 KiB for INFO_RSP, then 8 bytes each.
 const RECEIVES: usize = 512 << 10;
 /// Local ports, one for each path.
 static LOCAL: AtomicU16 = AtomicU16::new(20_000);
 
-/// A device of an address, and what has to be there to use it.
+/// A device of one address, with the objects needed to use it.
 pub(crate) struct Raw {
     pub(crate) dev: Arc<SoftDevice>,
     pub(crate) ip: IpAddr,
@@ -34,12 +34,12 @@ pub(crate) struct Raw {
     pub(crate) cq: CqId,
     pub(crate) buffer: Arc<Buffer>,
     pub(crate) keys: MrKeys,
-    /// Completions and events that nobody has asked for yet.
+    /// Completions and events that were not waited for yet.
     pub(crate) done: VecDeque<Completion>,
     pub(crate) events: VecDeque<CmEvent>,
 }
 
-/// What came of a connection request.
+/// Outcome of a connection request.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Accepted(Conn, ConRsp),
@@ -74,7 +74,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// A session nobody has.
+    /// A session that does not exist.
     pub(crate) fn new() -> Self {
         let port = LOCAL.fetch_add(1, Relaxed);
         let mut bytes = [0x5a; 16];
@@ -152,7 +152,7 @@ impl Raw {
         }
     }
 
-    /// Asks for a connection, and does not wait for an answer.
+    /// Sends a connection request, and does not wait for an answer.
     pub(crate) fn ask(&self, to: IpAddr, port: u16, private: &[u8]) -> Conn {
         let qp = self.queue_pair();
         let from = Some(SocketAddr::new(self.ip, port));
@@ -160,7 +160,7 @@ impl Raw {
         Conn { qp, id }
     }
 
-    /// Asks for a connection with any 56 bytes.
+    /// Sends a connection request with any 56 bytes.
     pub(crate) fn connect(&mut self, to: IpAddr, port: u16, private: &[u8]) -> Outcome {
         let conn = self.ask(to, port, private);
         self.outcome(conn)
@@ -201,8 +201,8 @@ impl Raw {
         (made.into_iter().map(|(conn, _)| conn).collect(), geometry)
     }
 
-    /// A path as an honest client makes it; `None` when the server ends it instead of answering
-    /// INFO_REQ.
+    /// Connects a path as an honest client does; `None` when the server closes it instead of
+    /// answering INFO_REQ.
     pub(crate) fn try_path(
         &mut self,
         to: IpAddr,
@@ -245,12 +245,12 @@ impl Raw {
         self.post_prepared(conn, id, op, bytes.len());
     }
 
-    /// The same of the bytes that lie at the beginning of the buffer.
+    /// The same for the bytes at the beginning of the buffer.
     pub(crate) fn post_prepared(&self, conn: Conn, id: u64, op: SendOp, len: usize) {
         let sges = [Sge { addr: 0, len: len as u32, lkey: self.keys.lkey }];
         let sges = if len == 0 { &sges[..0] } else { &sges[..] };
         let wr = SendWr { id, op, sges, inline: &[], flags: SendFlags::SIGNALED };
-        // A queue pair that has failed takes it, too, and flushes it.
+        // A failed queue pair accepts the request, too, and flushes it.
         self.dev.post_send(conn.qp, &[wr]).unwrap();
     }
 
@@ -282,8 +282,7 @@ impl Raw {
         self.post(conn, 4, SendOp::WriteImm(Remote::default(), imm), &[]);
     }
 
-    /// A whole request: what lies in chunk `id` before and in the header, `off` being where that
-    /// begins.
+    /// Writes a whole request to chunk `id`: the bytes before the header, and the header at `off`.
     pub(crate) fn request(&mut self, path: &Path, conn: Conn, id: u16, off: u32, bytes: &[u8]) {
         let imm = Imm::Request(path.geometry.request_payload(id, off)).to_u32();
         self.put_imm(conn, path.chunks[usize::from(id)], 0, bytes, imm);
@@ -299,7 +298,7 @@ impl Raw {
         count
     }
 
-    /// Waits for something; `None` when it does not come.
+    /// Waits for a completion or event; `None` when it does not come.
     fn wait<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
         let start = Instant::now();
         loop {
@@ -330,7 +329,7 @@ impl Raw {
         self.completion(true, id)
     }
 
-    /// Waits for the end of a send; how it went.
+    /// Waits for the completion of a send, and returns its status.
     pub(crate) fn sent(&mut self, id: u64) -> Status {
         self.completion(false, id).expect("the end of a send").status
     }
@@ -348,14 +347,14 @@ impl Raw {
         self.wait(|raw| raw.events.iter().any(is).then_some(())).is_some()
     }
 
-    /// Waits a moment; tells whether somebody wants to connect.
+    /// Waits a moment; returns whether a connection request arrived.
     pub(crate) fn is_asked(&mut self) -> bool {
         std::thread::sleep(Duration::from_millis(2));
         self.take();
         self.events.iter().any(|event| matches!(event, CmEvent::ConnectRequest { .. }))
     }
 
-    /// Waits until somebody wants to connect.
+    /// Waits for a connection request.
     pub(crate) fn asked(&mut self) -> (CmId, ConnRequest) {
         self.wait(|raw| {
             let is = |event: &CmEvent| matches!(event, CmEvent::ConnectRequest { .. });
@@ -368,12 +367,12 @@ impl Raw {
         .expect("somebody who wants to connect")
     }
 
-    /// Waits until a connection that was accepted stands.
+    /// Waits until an accepted connection is established.
     pub(crate) fn established(&mut self, conn: Conn) -> bool {
         matches!(self.event_of(conn.id), Some(CmEvent::Established { .. }))
     }
 
-    /// Ends connections, and waits until the peer knows.
+    /// Disconnects, and waits until the peer has confirmed.
     pub(crate) fn leave(&mut self, conns: &[Conn]) {
         for conn in conns {
             // Ended already, perhaps.

@@ -1,4 +1,4 @@
-//! A server with an honest client, which has an operation under way while somebody else misbehaves.
+//! A server with an honest client, which has a request in flight while another peer misbehaves.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::SeqCst;
@@ -27,20 +27,20 @@ pub(crate) const CHUNK: u32 = 16_384;
 const HOLD: [u8; 8] = *b"hold it!";
 /// What the honest client writes with the request that is kept.
 const BYTES: usize = 9000;
-/// Where others may write in the store.
+/// Offset in the store that others may write to.
 pub(crate) const ELSEWHERE: usize = 1 << 20;
 
-/// The memory in use is that of the process: whoever measures it runs while no other test does.
+/// Memory is measured for the whole process: a test that measures it runs alone.
 static MEASURED: RwLock<()> = RwLock::new(());
 
-/// The right to run, to the end of a test.
+/// Guard that a test holds while it runs.
 pub(crate) enum Turn {
     Beside { _of: RwLockReadGuard<'static, ()> },
     Alone { _of: RwLockWriteGuard<'static, ()> },
 }
 
 impl Turn {
-    /// Beside others that measure nothing.
+    /// Together with other tests that measure nothing.
     pub(crate) fn beside() -> Self {
         Self::Beside { _of: MEASURED.read().unwrap_or_else(PoisonError::into_inner) }
     }
@@ -50,7 +50,7 @@ impl Turn {
     }
 }
 
-/// No heartbeats: all that the honest client's path carries is what the test makes it carry.
+/// No heartbeats: the honest client's path carries only the test's own messages.
 pub(crate) const fn quiet() -> HbConfig {
     HbConfig {
         interval: Duration::from_secs(3600),
@@ -116,7 +116,7 @@ impl Completer for Ended {
     }
 }
 
-/// All that must be as it was.
+/// State that must not change.
 #[derive(PartialEq)]
 struct Snapshot {
     info: SessionInfo,
@@ -141,19 +141,19 @@ pub(crate) struct Scene {
     _turn: Turn,
 }
 
-/// What comes of an attack.
+/// Outcome of an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The path is closed, and counted as one that broke a rule.
     Violated,
     /// The path is closed.
     Closed,
-    /// Nothing: the path goes on.
+    /// No effect: the path stays connected.
     Ignored,
 }
 
 impl Scene {
-    /// The server is host 101, the honest client host 1, the other one host 66.
+    /// The server is host 101, the honest client host 1, the hostile one host 66.
     pub(crate) fn new(net: u8, config: ServerConfig) -> Self {
         Self::in_turn(Turn::beside(), net, config)
     }
@@ -241,7 +241,7 @@ impl Scene {
         }
     }
 
-    /// Nothing of the honest client has changed.
+    /// Asserts that nothing of the honest client has changed.
     pub(crate) fn check(&self, what: &str) {
         let (now, before) = (self.look(), self.before.as_ref().unwrap());
         assert_eq!(now.info, before.info, "{what}");
@@ -251,12 +251,12 @@ impl Scene {
         assert!(now.store == before.store, "{what}: the store has changed");
     }
 
-    /// Waits until the server knows the honest client alone.
+    /// Waits until the honest client is the server's only one.
     pub(crate) fn alone(&self, what: &str) {
         eventually(what, || self.server.sessions().len() == 1);
     }
 
-    /// A client connects as it should, does something, and that comes to an end.
+    /// A client connects normally and does something; checks the outcome.
     pub(crate) fn attack(
         &mut self,
         what: &str,
@@ -302,7 +302,7 @@ impl Scene {
         self.guard.serves(&mut self.raw, path, conn, what);
     }
 
-    /// The honest client's request ends as if nothing had been.
+    /// The honest client's request completes normally.
     pub(crate) fn answer(&mut self) {
         let Some(permit) = self.permit.take() else { return };
         let held = self.guard.held.lock().unwrap().pop().expect("the request");

@@ -1,5 +1,5 @@
-//! Servers that break the rules: the session loses its path to them and says so; the program's
-//! memory and other sessions stay as they are [RT-69].
+//! Servers that break the rules: the session loses its path to them and reports it; the program's
+//! memory and other sessions are unchanged [RT-69].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -23,12 +23,12 @@ use crate::scene::{Turn, quiet};
 
 const DEPTH: u16 = 8;
 const CHUNK: u32 = 8192;
-/// Where in the raw peer's buffer the chunks are.
+/// Offset of the chunks in the raw peer's buffer.
 const CHUNKS: usize = 700 << 10;
-/// Where INFO_REQ comes to.
+/// Offset of the receive for INFO_REQ.
 const INFO: usize = 512 << 10;
 
-/// A client with a session to an honest server, and somebody who plays one.
+/// A client with a session to an honest server, and a raw peer that plays a hostile one.
 struct Stage {
     net: u8,
     /// Of the next session with the hostile server; each has one of its own [RS-24].
@@ -91,7 +91,7 @@ impl Stage {
         builder.path(Some(ip(self.net, 1)), ip(self.net, 66))
     }
 
-    /// The honest session is as it was.
+    /// Asserts that the honest session is unchanged.
     fn check(&self, what: &str) {
         let paths = self.honest.paths();
         assert_eq!(paths[0].state, PathState::Connected, "{what}");
@@ -102,8 +102,8 @@ impl Stage {
         write_and_read(&self.honest, 0, 4096);
     }
 
-    /// A session is opened, and the other one plays the same trick each time it is asked: a client
-    /// that is reset tries some times more. Returns what it comes to.
+    /// Opens a session, to which the hostile server replies in the same way each time: a client
+    /// that is reset tries again several times. Returns the result of the open.
     fn refused(&mut self, play: impl Fn(&mut Raw) -> Vec<Conn>) -> Errno {
         let (engine, builder) = (Arc::clone(&self.engine), self.builder());
         std::thread::scope(|scope| {
@@ -119,7 +119,7 @@ impl Stage {
         })
     }
 
-    /// A session to the other one is opened, which does as it likes meanwhile.
+    /// Opens a session to the hostile server, which runs `play` meanwhile.
     fn open<T>(
         &mut self,
         play: impl FnOnce(&mut Raw) -> T,
@@ -249,7 +249,7 @@ impl Prey {
         Imm::Done { id, errno: 0, invalidated: false }.to_u32()
     }
 
-    /// The request has ended with an error, the path is lost, the memory is as it was.
+    /// Asserts that the request has failed, the path is lost and the memory is unchanged.
     fn ends(self, stage: &mut Stage, what: &str) {
         eventually(what, || !self.ended.0.lock().unwrap().is_empty());
         assert_eq!(*self.ended.0.lock().unwrap(), [Errno::ECONNABORTED.neg()], "{what}");
@@ -304,7 +304,7 @@ fn answers_to_connecting_that_make_no_sense_are_refused() {
     eventually(&format!("nothing is left but {before:?}: {:?}", held()), || held() == before);
 }
 
-// tests [RT-9], [RT-69]: what is said of the chunks, with wild addresses, lengths and numbers
+// tests [RT-9], [RT-69]: INFO_RSP with wild addresses, lengths and numbers of chunks
 #[test]
 fn tables_of_chunks_that_make_no_sense_are_refused() {
     let mut stage = Stage::new(91);
@@ -329,7 +329,8 @@ fn tables_of_chunks_that_make_no_sense_are_refused() {
         assert_eq!(errno, Errno::ECONNRESET, "{what}");
         stage.check(what);
     }
-    // Addresses are the server's own affair: what the client writes there comes to nothing.
+    // Any address is accepted, since only the server can judge it; the client's writes there have
+    // no effect.
     let (session, conns) = stage.open(|raw| {
         let conns = accept_path(raw, &answer(true));
         let mut info = good_info(raw);
@@ -445,7 +446,7 @@ fn writes_elsewhere_are_refused() {
     assert_eq!(stage.raw.sent(3), Status::RemAccessErr);
     prey.ends(&mut stage, "a key of another session");
     other.memory_is(0x22, "a key of another session");
-    // Which goes on.
+    // The other session continues.
     let remote = Remote { addr: other.desc.addr, rkey: other.desc.key };
     stage.raw.post(other.io, 3, SendOp::Write(remote), &[0x22; 512]);
     let imm = SendOp::SendImm(other.answer(other.id.into()));
@@ -506,7 +507,7 @@ fn a_key_of_one_read_is_dead_after_its_answer() {
         prey.leave(&mut stage);
         stage.check(what);
     }
-    // The other memory of the program has no key that a server could know.
+    // The program's other memory has no key that a server could know.
     let prey = Prey::of(&mut stage, false, ReadKeys::PerRequest);
     let beside = Remote { addr: prey.desc.addr + 1, rkey: prey.desc.key };
     stage.raw.post(prey.io, 23, SendOp::Write(beside), &[0x99; 512]);

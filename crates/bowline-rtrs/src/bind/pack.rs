@@ -28,7 +28,7 @@ const AHEAD: u64 = 4;
 /// Data of a multiple of this many bytes fills packets of every MTU.
 const EVEN: u64 = 4096;
 
-/// Longer data is sent by the soft device as one message (`APART_MAX` of `bowline-roce`). Its
+/// Longer data is sent by the soft device as one message (`PER_PACKET_MAX` of `bowline-roce`). Its
 /// announcing message goes right behind it: the first of its packets begins a burst, and the last
 /// has room for a short one behind it.
 const LONG: u64 = 120 << 10;

@@ -1,4 +1,4 @@
-//! Servers that break the rules: their path ends, and nothing else happens.
+//! Servers that break the rules lose their path; nothing else happens.
 
 use bowline_rtrs::client::PathState;
 use bowline_rtrs::{ConnId, Done, MemRef, Tag};
@@ -28,7 +28,8 @@ impl Scene {
         Self { rig, service: conns[0], io: conns[1] }
     }
 
-    /// The first path is lost, its request moved, nothing ended; the other path goes on.
+    /// The first path is lost and its request moved; no request has ended, and the other path is
+    /// unaffected.
     fn check(mut self, what: &str) {
         self.rig.pump();
         assert_eq!(self.rig.state(0), PathState::Connecting, "{what}");
@@ -96,7 +97,8 @@ fn key_messages_that_make_no_sense_end_the_path() {
     scene.check("no immediate");
 }
 
-// tests [RT-69], [RS-8]: once it lied, it is not believed, also while its connections end.
+// tests [RT-69], [RS-8]: after a violation nothing the server sends counts any more, also while its
+// connections end.
 #[test]
 fn what_a_liar_said_after_the_lie_does_not_count() {
     let mut scene = Scene::new(false);
@@ -105,7 +107,7 @@ fn what_a_liar_said_after_the_lie_does_not_count() {
     scene.rig.give_imm(scene.io, answer(0));
     scene.rig.pump();
     assert_eq!(scene.rig.take_completed(), []);
-    // But what came before a queue pair failed counts.
+    // Messages that arrived before a queue pair failed do count.
     let mut scene = Scene::new(false);
     scene.rig.drains = false;
     scene.rig.break_conn(scene.service);
@@ -127,7 +129,7 @@ fn an_answer_counts_once() {
     assert_eq!(scene.rig.state(0), PathState::Connecting);
 }
 
-// tests [RT-14]: kinds nobody has defined are passed over.
+// tests [RT-14]: undefined kinds of messages are ignored.
 #[test]
 fn unknown_kinds_are_passed_over() {
     let mut scene = Scene::new(false);
@@ -204,7 +206,7 @@ fn answers_to_a_connect_that_make_no_sense_are_refused() {
     }
 }
 
-// tests [RT-58]: nothing that comes for a connection of another generation, or for none, has an
+// tests [RT-58]: completions of a connection of another generation, or of an unknown one, have no
 // effect.
 #[test]
 fn strangers_completions_are_ignored() {
@@ -241,7 +243,7 @@ fn strangers_completions_are_ignored() {
     );
 }
 
-// tests [RT-58]: the first unexpected end of a request ends the path, at whatever place it comes.
+// tests [RT-58]: the first failed work request ends the path, whichever it is.
 #[test]
 fn any_failed_completion_ends_the_path() {
     for status in [Status::WrFlushErr, Status::RemAccessErr, Status::LocProtErr] {
@@ -254,7 +256,7 @@ fn any_failed_completion_ends_the_path() {
     }
 }
 
-// tests [RT-69]: only requests ever submitted can end, whatever memory they name.
+// tests [RT-69]: only requests that were submitted can end, whatever memory they name.
 #[test]
 fn reads_of_a_dead_path_are_asked_for_with_the_key_of_the_next() {
     let mut rig = Rig::opened(true, 2);

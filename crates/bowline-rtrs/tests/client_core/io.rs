@@ -33,7 +33,8 @@ fn a_write_is_data_then_message_then_header() {
     }
 }
 
-// tests [RT-97], [RT-39]: what is in the chunk when the immediate arrives is the same either way.
+// tests [RT-97], [RT-39]: the contents of the chunk when the immediate arrives are the same either
+// way.
 #[test]
 fn data_goes_before_its_header_where_both_do_not_fit_a_packet_and_the_device_likes_that() {
     for (likes, len, early) in [
@@ -177,7 +178,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(ask(Dir::Write, &[], &unknown), Err(Errno::EINVAL));
 }
 
-// tests [RT-27], [RT-69]: the server may not be told of memory it must not write.
+// tests [RT-27], [RT-69]: the server gets no key of memory it must not write.
 #[test]
 fn a_read_needs_memory_the_server_may_write() {
     let mut rig = Rig::opened(true, 1);
@@ -195,7 +196,7 @@ fn a_read_needs_memory_the_server_may_write() {
     let other = rig.permit();
     assert_eq!(rig.write(&other, source, 2), Err(Errno::EINVAL));
     rig.reply_all();
-    // Answered, but perhaps not acknowledged: it may have to be sent again, from there.
+    // Answered, but perhaps not acknowledged: the data may have to be sent again from this memory.
     assert!(rig.buffers.contains_key(&source));
     let unknown = rig.session.region_outcome(source);
     assert_eq!(unknown, Some(Ok(())), "its number is not used again yet");
@@ -214,13 +215,13 @@ fn a_permit_has_one_request_at_a_time() {
     let permit = rig.permit();
     rig.write(&permit, memory, 1).unwrap();
     assert_eq!(rig.write(&permit, memory, 2), Err(Errno::EBUSY));
-    // Given back too early: free when the request has ended.
+    // Put back too early: the permit is free when the request has ended.
     rig.session.put_permit(permit);
     let next = rig.permit();
     assert_eq!(next.index(), 1);
     rig.reply_all();
     assert_eq!(rig.permit().index(), 0);
-    // A permit of another session is none.
+    // A permit of another session is refused.
     let mut other = Rig::of_device(config(), false, ATTR, 0x78);
     other.session.open(other.now, &[addr(3)]);
     other.pump();
@@ -277,7 +278,7 @@ fn the_processor_chooses_the_connection() {
     }
 }
 
-// tests [RT-52], [RT-55]: receives and send entries last for ever, in both modes.
+// tests [RT-52], [RT-55]: receives and send queue entries never run out, in both modes.
 #[test]
 fn queues_are_never_used_up() {
     for refresh in [false, true] {
@@ -331,8 +332,8 @@ fn requests_wait_for_room() {
     }
 }
 
-// tests [RS-8], [RT-22]: an answer that is taken after the loss of its path makes room, but not for
-// what waits on that path.
+// tests [RS-8], [RT-22]: an answer that is handled after the loss of its path makes room, but not
+// for requests that wait on that path.
 #[test]
 fn nothing_is_posted_on_a_path_that_ends() {
     for refresh in [false, true] {
@@ -375,7 +376,7 @@ fn nothing_is_posted_on_a_path_that_ends() {
     }
 }
 
-// tests [RT-98]: memory that the program is through with, and whose connection has nothing more to
+// tests [RT-98]: memory that the program has released, and whose connection has nothing more to
 // send.
 #[test]
 fn memory_is_released_at_the_next_heartbeat() {
@@ -398,7 +399,7 @@ fn memory_is_released_at_the_next_heartbeat() {
     rig.session.handle_done(rig.now, &unsent);
     rig.pump();
     assert!(memories.iter().all(|memory| !rig.buffers.contains_key(memory)));
-    // Those who send more learn it by that.
+    // Connections that send more learn of completion by that.
     rig.sends_complete = true;
     let (memory, other) = (rig.memory(), rig.memory());
     rig.write(&permit, memory, 1).unwrap();
@@ -411,7 +412,7 @@ fn memory_is_released_at_the_next_heartbeat() {
     assert_eq!(rig.fences, 1, "nobody waits");
 }
 
-// tests [RT-98]: much of it is not kept until then.
+// tests [RT-98]: a large amount of such memory is not kept until the heartbeat.
 #[test]
 fn much_memory_is_released_at_once() {
     let mut rig = Rig::opened(false, 2);
@@ -426,13 +427,13 @@ fn much_memory_is_released_at_once() {
         rig.session.drop_region(memory);
         rig.pump();
         let left = memories.iter().filter(|memory| rig.buffers.contains_key(memory)).count();
-        // With the fifth it is asked; then all was sent.
+        // The fifth requests a completion; it shows that all was sent.
         let expected = if n <= 4 { (20, 0) } else { (20 - n, 1) };
         assert_eq!((left, rig.fences), expected, "{n}");
     }
 }
 
-// tests [RT-49]: what comes with an answer of no bytes is not looked at; data may come with it.
+// tests [RT-49]: a payload where the answer carries none is ignored; data may come with an answer.
 #[test]
 fn an_answer_may_carry_the_data_itself() {
     let mut rig = Rig::opened(false, 1);
@@ -502,7 +503,7 @@ fn policies_choose_paths() {
     rig.session.set_policy(Policy::RoundRobin);
     let order: Vec<_> = (0..4).map(|_| took(&mut rig)).collect();
     assert_eq!(order, [0, 1, 2, 0]);
-    // The place moves on over a path that is not connected.
+    // Round-robin skips a path that is not connected.
     let second = rig.path(1);
     rig.reply_all();
     rig.session.disconnect_path(rig.now, second).unwrap();
@@ -539,7 +540,7 @@ fn round_robin_goes_on_when_a_path_goes() {
         (1..=3).find(|n| addr(*n).0.src == local).unwrap()
     };
     assert_eq!([took(&mut rig), took(&mut rig)], [1, 2]);
-    // The one that was taken last goes: its successor counts as the last.
+    // The path used last is removed: its successor counts as the last.
     rig.session.remove_path(rig.now, rig.path(1)).unwrap();
     rig.pump();
     assert_eq!([took(&mut rig), took(&mut rig), took(&mut rig)], [1, 3, 1]);

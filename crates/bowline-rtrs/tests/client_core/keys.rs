@@ -23,7 +23,7 @@ impl Rig {
         asked
     }
 
-    /// The key a request has told the server.
+    /// Returns the key that a request has sent to the server.
     fn told(&self, io: &Io) -> Option<Desc> {
         match io.req.hdr {
             IoHdr::Read { need_inval, desc, .. } => desc.filter(|_| need_inval),
@@ -53,7 +53,7 @@ fn a_read_into_pieces_has_a_key_of_its_own() {
             assert!(rig.granted.is_empty());
             assert_eq!(rig.take_completed(), [(round.into(), 0)]);
         }
-        // Pieces that follow each other are one, for which the memory's own key is good enough.
+        // Adjacent pieces are one, for which the memory's own key suffices.
         let shared = rig.memory();
         let piece = |offset| MemRef { region: shared, offset, len: 512 };
         rig.read(&permit, &[piece(512), piece(1024)], 9).unwrap();
@@ -64,7 +64,7 @@ fn a_read_into_pieces_has_a_key_of_its_own() {
     }
 }
 
-// tests [RT-43], [RT-69]: memory that no key of is known to the server.
+// tests [RT-43], [RT-69]: memory of which the server knows no key.
 #[test]
 fn every_read_may_have_a_key_of_its_own() {
     let mut rig = Rig::opened_with(per_request(), true, 1);
@@ -83,7 +83,8 @@ fn every_read_may_have_a_key_of_its_own() {
     assert_eq!(rig.read(&one, &data, 3), Err(Errno::EINVAL));
 }
 
-// tests [RT-54], [RT-69]: whatever the server says, the key is dead before the program hears.
+// tests [RT-54], [RT-69]: whatever the server says, the key is invalid before the request ends for
+// the program.
 #[test]
 fn a_key_the_server_left_is_invalidated_first() {
     for says in [false, true] {
@@ -112,7 +113,7 @@ fn a_key_the_server_left_is_invalidated_first() {
     }
 }
 
-// tests [RT-69]: invalidations nobody asked for, and answers that come twice.
+// tests [RT-69]: unrequested invalidations, and answers that come twice.
 #[test]
 fn invalidations_that_make_no_sense_end_the_path() {
     type Wrong = fn(&mut Rig, &Io);
@@ -162,7 +163,8 @@ fn a_request_that_moves_gets_another_key() {
     rig.drains = false;
     rig.break_conn(dead);
     rig.pump();
-    // All of its keys are gone before its queues are empty, and the request is nowhere else.
+    // All of the path's keys are invalid before its queues are empty, and the request has not moved
+    // yet.
     assert!(rig.granted.keys().all(|(path, _)| *path == other.path));
     assert_eq!((rig.ios.len(), rig.take_completed().len()), (1, 0));
     for conn in rig.conns.keys().filter(|conn| conn.path == dead.path).copied().collect::<Vec<_>>()
@@ -178,8 +180,8 @@ fn a_request_that_moves_gets_another_key() {
     assert!(rig.granted.is_empty());
 }
 
-// tests [RS-8]: an answer that came before the loss counts, once the key is dead; also when the
-// server invalidated it, which is heard of after the loss.
+// tests [RS-8]: an answer that came before the loss counts once the key is invalid, also when the
+// server's invalidation is noticed only after the loss.
 #[test]
 fn an_answer_before_the_loss_counts() {
     for invalidated in [false, true] {
@@ -206,7 +208,7 @@ fn an_answer_before_the_loss_counts() {
     }
 }
 
-// tests [RS-25], [RS-38]: closing takes the keys along, also with requests in flight.
+// tests [RS-25], [RS-38]: a close invalidates the keys, also with requests in flight.
 #[test]
 fn nothing_is_left_of_keys() {
     let mut rig = Rig::opened_with(per_request(), true, 1);
@@ -240,7 +242,7 @@ fn keys_may_not_be_had() {
     let permit = rig.permit();
     assert_eq!(rig.read(&permit, &pieces(memory), 1), Err(Errno::EINVAL));
     assert_eq!(rig.read(&permit, &pieces(memory)[..1], 1), Ok(()));
-    // They cannot be made: in a session that needs them for all, no path comes up.
+    // Keys cannot be made: a session that needs them for all requests gets no path.
     let mut rig = Rig::new(per_request(), true);
     rig.no_keys = true;
     rig.session.open(rig.now, &[addr(1)]);
@@ -260,9 +262,8 @@ fn keys_may_not_be_had() {
     assert_eq!(rig.take_completed(), [(3, 0)]);
 }
 
-// tests [RS-9]: a READ whose path is lost, and for which there is no key on the other one. The
-// server may carry it out still, so its chunk is not used over a path that joined before that is
-// done.
+// tests [RS-9]: a READ whose path is lost, and for which the other path has no key. The server may
+// still carry it out, so its chunk is not reused over another path before that has ended.
 #[test]
 fn a_chunk_given_up_is_not_used_over_a_path_that_joined_before() {
     for known in [false, true] {
@@ -323,7 +324,7 @@ fn requests_wait_for_their_keys() {
         ended += rig.take_completed().len();
     }
     assert_eq!(ended, permits.len());
-    // Keys of a link that is gone.
+    // Keys of a former link.
     let path = PathId { slot: 99, generation: 3 };
     rig.session.handle(rig.now, Input::Keys { path, keys: Ok(vec![1]) });
     rig.pump();

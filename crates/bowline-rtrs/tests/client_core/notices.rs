@@ -8,7 +8,7 @@ use bowline_wire::rtrs::{INFO_REQ_LEN, PathLife, Uuid, parse_given_up};
 
 use crate::peer::{ATTR, Connects, Rig, config};
 
-/// A session of so many paths, two IO connections each, at a server that heeds notices.
+/// A session of `paths` paths with two IO connections each, at a server that accepts notices.
 fn rig(paths: u8) -> Rig {
     let mut config = config();
     config.io_connections = 2;
@@ -18,12 +18,12 @@ fn rig(paths: u8) -> Rig {
     rig
 }
 
-/// The path to this address in the generation that began with this attempt.
+/// Returns the path to this address, in the generation that began with this attempt.
 fn generation(n: u8, attempt: u16) -> PathLife {
     PathLife::new(&Uuid([n; 16]), attempt)
 }
 
-/// Paths that the INFO_REQs since the last time have named.
+/// Returns the paths named by the INFO_REQs since the last call.
 fn named(rig: &mut Rig) -> Vec<Vec<PathLife>> {
     let sent = std::mem::take(&mut rig.info_reqs);
     sent.iter().map(|(_, bytes)| parse_given_up(bytes).collect()).collect()
@@ -44,12 +44,12 @@ fn notice_goes_before_the_requests_that_move() {
     rig.break_conn(dead[1]);
     rig.pump();
     assert!(rig.ios.len() > 6, "none has moved");
-    // On each connection of the others, once, and before anything else.
+    // The notice is sent once on each connection of the other paths, before anything else.
     let others: Vec<ConnId> = [rig.live(2), rig.live(3)].concat();
     assert_eq!(others.len(), 6);
     let told: Vec<_> = others.iter().map(|conn| (*conn, generation(1, 1), 6)).collect();
     assert_eq!(rig.notices, told);
-    // The next one: both are named by their own lives.
+    // The next path is lost: both are named, each with its own generation.
     rig.notices.clear();
     let before = rig.ios.len();
     rig.break_conn(rig.live(2)[0]);
@@ -58,7 +58,7 @@ fn notice_goes_before_the_requests_that_move() {
     assert_eq!(rig.notices, told);
 }
 
-// tests [RT-101]: what was answered cannot be late
+// tests [RT-101]: a path all of whose requests were answered needs no notice
 #[test]
 fn a_path_without_requests_needs_no_notice() {
     let mut rig = rig(2);
@@ -75,7 +75,7 @@ fn a_path_without_requests_needs_no_notice() {
     assert!(named.len() > 2 && named.iter().all(Vec::is_empty), "{named:?}");
 }
 
-// tests [RT-101]: kernels see nothing new
+// tests [RT-101]: kernels are sent no notices
 #[test]
 fn a_server_that_does_not_heed_notices_gets_none() {
     let mut rig = Rig::opened(true, 2);
@@ -95,7 +95,7 @@ fn a_server_that_does_not_heed_notices_gets_none() {
     assert!(rig.info_reqs.len() > 4, "paths have come back");
 }
 
-// tests [RT-101]: with a full send queue the notice waits, and what moves waits behind it
+// tests [RT-101]: with a full send queue the notice waits, and moved requests wait behind it
 #[test]
 fn notice_is_not_lost_for_want_of_room() {
     let attr = PortAttr { max_qp_wr: 24, ..ATTR };
@@ -115,7 +115,7 @@ fn notice_is_not_lost_for_want_of_room() {
         rig.break_conn(rig.live(n)[0]);
         rig.pump();
     }
-    // One fits where no request does, the other does not.
+    // One notice fits where no request does, the other does not.
     let over = |rig: &Rig| {
         let over = rig.notices.iter().filter(|(conn, ..)| *conn == io);
         over.map(|(_, generation, _)| *generation).collect::<Vec<_>>()
@@ -176,7 +176,8 @@ fn a_path_that_is_just_coming_up_brings_notice() {
     assert_eq!(over, joining.iter().map(|conn| (*conn, generation(1, 1))).collect::<Vec<_>>());
 }
 
-// tests [RT-101]: when nothing survives, the next path names what was given up, until one is back
+// tests [RT-101]: when all paths are lost, the next INFO_REQs name those given up, until one path
+// is back
 #[test]
 fn the_next_path_names_those_given_up() {
     let mut rig = rig(2);
@@ -194,7 +195,8 @@ fn the_next_path_names_those_given_up() {
     assert!(rig.take_events().contains(&Event::Disconnected));
     assert_eq!(rig.take_completed().len(), 4);
     rig.notices.clear();
-    // The first one's INFO_REQ is from when the second still had its requests: it asks again.
+    // The first path's INFO_REQ was sent when the second still had its requests: another one is
+    // sent.
     rig.pass(Duration::from_secs(3));
     let asked = named(&mut rig);
     let last = &asked[asked.len() - 2..];
@@ -205,7 +207,7 @@ fn the_next_path_names_those_given_up() {
     rig.pump();
     assert_eq!(rig.state(0), PathState::Connected);
     assert!(rig.notices.is_empty(), "the server has answered that there is nothing left of them");
-    // And from then on nobody is named any more.
+    // From then on no path is named any more.
     rig.answers_info = true;
     rig.break_conn(rig.live(2)[0]);
     rig.pump();

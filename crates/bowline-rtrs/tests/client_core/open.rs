@@ -34,7 +34,7 @@ fn connections_are_made_one_after_the_other() {
     }
 }
 
-// tests [RT-25], [RT-74]: nothing can come for which there is no receive.
+// tests [RT-25], [RT-74]: no message can arrive without a posted receive.
 #[test]
 fn receives_are_posted_before_the_server_may_send() {
     for refresh in [false, true] {
@@ -144,7 +144,7 @@ fn a_close_waits_for_permits_and_requests() {
     rig.pump();
     assert!(!rig.take_events().contains(&Event::Closed));
     rig.session.put_permit(idle.take());
-    // What is left where it was is good for nothing.
+    // Permits of the closed session are refused.
     assert_eq!(rig.write(&idle, memory, 3), Err(Errno::EINVAL));
     rig.session.put_permit(idle);
     rig.pump();
@@ -191,7 +191,7 @@ fn poll_connections_come_after_those_for_io() {
     assert_eq!(cids(&mut rig, PermitKind::Service), [0; 5]);
     assert_eq!(cids(&mut rig, PermitKind::Io), [1, 2, 1, 2, 1]);
     assert_eq!(cids(&mut rig, PermitKind::Polled), [3, 4, 3, 4, 3]);
-    // Where there are none, they are as the others.
+    // Without poll connections, such permits use the other connections.
     let mut rig = Rig::opened_with(ClientConfig { io_connections: 2, ..config() }, true, 1);
     let memory = rig.memory();
     let permit = rig.session.get_permit(PermitKind::Polled, 1).unwrap();
@@ -217,7 +217,7 @@ fn more_connections_than_a_path_may_have_are_refused() {
     }
 }
 
-// tests [RT-31]: for the program they are one number; whoever asks is told which it was.
+// tests [RT-31]: the program gets one errno; the reason of the path tells them apart.
 #[test]
 fn refusals_are_told_apart() {
     let no_more = ConAnswer::Refused(104).emit().to_vec();

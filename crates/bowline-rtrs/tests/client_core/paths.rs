@@ -1,4 +1,4 @@
-//! Paths that are lost, come back, come and go.
+//! Paths that are lost, reconnected, added and removed.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn requests_of_a_dead_path_move_to_the_other() {
         rig.ios.retain(|io| io.conn != dead);
         rig.break_conn(dead);
         rig.pump();
-        // The same chunks, the same bytes, but for the key.
+        // The same chunks and bytes, except for the key.
         let moved = &rig.ios[4..];
         assert_eq!(moved.len(), 4);
         for (moved, lost) in moved.iter().zip(&lost) {
@@ -48,7 +48,7 @@ fn requests_of_a_dead_path_move_to_the_other() {
     }
 }
 
-// tests [RS-8], [RS-9]: before the old queue pair is empty the request is nowhere else.
+// tests [RS-8], [RS-9]: a request does not move before its old queue pair is empty.
 #[test]
 fn requests_move_when_the_queues_are_empty() {
     let mut rig = Rig::opened(true, 2);
@@ -71,8 +71,8 @@ fn requests_move_when_the_queues_are_empty() {
     assert_eq!(rig.ios.len(), 1);
 }
 
-/// Lets the first path be lost on a device that empties no queue; one of its connections ends
-/// nevertheless. Returns it and the other one.
+/// Loses the first path on a device that does not drain its queues; one of its connections is
+/// drained nevertheless. Returns that connection and the other one.
 fn stuck(rig: &mut Rig) -> [ConnId; 2] {
     let conns: [ConnId; 2] = rig.live(1).try_into().unwrap();
     (rig.drains, rig.parts) = (false, false);
@@ -82,8 +82,8 @@ fn stuck(rig: &mut Rig) -> [ConnId; 2] {
     conns
 }
 
-// tests [RT-100]: a device that empties no queue holds requests for three seconds, and they move
-// when its queue pair is gone.
+// tests [RT-100]: on a device that does not drain a queue, requests wait for three seconds, and
+// move when their queue pair is destroyed.
 #[test]
 fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
     for refresh in [false, true] {
@@ -95,7 +95,7 @@ fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
         let [other, stuck] = stuck(&mut rig);
         rig.pass(Duration::from_millis(2_999));
         assert!(rig.forgotten.is_empty() && rig.ios.is_empty());
-        // The order is given; nothing moves before it is carried out.
+        // The order to destroy it is given; nothing moves before that is carried out.
         rig.now = rig.now + Duration::from_millis(1);
         rig.session.handle_timeout(rig.now);
         let mut batch = Batch::default();
@@ -105,7 +105,7 @@ fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
         assert_eq!(rig.forgotten, [stuck]);
         assert_eq!(rig.ios.len(), 1, "it has moved");
         assert!(rig.conns.contains_key(&other), "the server is told of its end still");
-        // What comes late of it is nobody's.
+        // Late completions of that queue pair are ignored.
         rig.drain(stuck);
         let late = Tag::new(Tag::RECV, 0);
         rig.session.handle_done(rig.now, &[done(stuck, late, WcOpcode::RecvRdmaWithImm)]);
@@ -119,7 +119,7 @@ fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
     }
 }
 
-// tests [RT-100]: without another path they end then, and no sooner.
+// tests [RT-100]: without another path the requests end then, and no sooner.
 #[test]
 fn requests_end_when_the_server_can_reach_nothing_any_more() {
     let mut rig = Rig::opened(true, 1);
@@ -207,7 +207,7 @@ fn attempts_come_at_growing_distances() {
     assert!(rig.conns.is_empty(), "links that were left are forgotten after 30 s");
 }
 
-// tests [RT-91]: a server that takes a path and leaves it at once does not keep the client busy.
+// tests [RT-91]: a server that accepts a path and drops it at once does not keep the client busy.
 #[test]
 fn a_path_that_does_not_last_is_given_time() {
     let mut rig = Rig::opened(true, 1);
@@ -228,7 +228,7 @@ fn a_path_that_does_not_last_is_given_time() {
         let ms = pair[1] - pair[0];
         assert!((expected * 750..=expected * 1250).contains(&ms), "{ms} for {expected} s");
     }
-    // After some good seconds it is a new outage.
+    // After some connected seconds a loss counts as a new outage.
     for _ in 0..11 {
         rig.pass(secs(1));
         for (conn, _) in std::mem::take(&mut rig.beats) {
@@ -241,12 +241,12 @@ fn a_path_that_does_not_last_is_given_time() {
     assert_eq!(rig.state(0), PathState::Connected);
 }
 
-// tests [RT-91]: while another path carries requests, one that comes and goes is given time; it is
-// not when that one is lost.
+// tests [RT-91]: while another path is connected, a flapping path is retried slowly; once the other
+// is lost, it is retried at once.
 #[test]
 fn the_loss_of_the_last_path_hurries_the_others() {
     let mut rig = Rig::opened(true, 2);
-    // The first one has failed for long.
+    // The first path has failed for long.
     rig.connects = Connects::Refuse(17);
     rig.break_conn(rig.live(1)[0]);
     rig.pump();
@@ -258,7 +258,7 @@ fn the_loss_of_the_last_path_hurries_the_others() {
         rig.pump();
     }
     assert_eq!((rig.state(0), rig.state(1)), (PathState::Reconnecting, PathState::Connected));
-    // Both are well again, but the first one is not tried for up to half a minute.
+    // Both servers answer again, but the first path is not retried for up to half a minute.
     rig.connects = Connects::Accept;
     rig.parts = false;
     let lost = rig.now;
@@ -379,7 +379,7 @@ fn a_disconnect_on_order_moves_nothing() {
     assert_eq!(rig.take_completed().len(), 4);
     rig.pass(secs(100));
     assert_eq!(rig.state(0), PathState::Closed, "not connected again by itself");
-    // Once more: told at once.
+    // A second call returns at once.
     rig.session.disconnect_path(rig.now, id).unwrap();
     rig.pump();
     assert!(rig.take_events().contains(&Event::PathClosed { path: id }));
@@ -390,7 +390,7 @@ fn a_disconnect_on_order_moves_nothing() {
     assert_eq!((stats.reconnects, stats.reconnects_failed), (1, 0));
 }
 
-// tests [RS-8]: what the server does not answer within a second moves all the same.
+// tests [RS-8]: requests move even if the server does not answer the disconnect within a second.
 #[test]
 fn a_disconnect_on_order_waits_a_second() {
     let mut rig = Rig::opened(true, 2);
@@ -409,7 +409,8 @@ fn a_disconnect_on_order_waits_a_second() {
     assert_eq!(rig.take_completed(), [(1, 0)]);
 }
 
-// tests [RS-37], [RT-91]: a server that has not noticed the end of the last link is asked again.
+// tests [RS-37], [RT-91]: when the server has not noticed the end of the last link, the connect is
+// repeated.
 #[test]
 fn a_reconnect_on_order_waits_for_the_server_to_notice() {
     for (heals, result) in [(true, Ok(())), (false, Err(Errno::ENOTCONN))] {
@@ -446,7 +447,7 @@ fn a_reconnect_on_order_reports_failure() {
     let failed = Event::PathReconnected { path: id, result: Err(Errno::ENOTCONN) };
     assert!(rig.take_events().contains(&failed));
     assert_eq!(rig.state(0), PathState::Reconnecting);
-    // Now the pending attempt is made at once.
+    // The pending attempt is made at once.
     rig.connects = Connects::Accept;
     rig.session.reconnect_path(rig.now, id).unwrap();
     rig.pump();
@@ -513,7 +514,7 @@ fn a_path_that_cannot_be_added_leaves_no_trace() {
         rig.connects = connects;
         let id = rig.session.add_path(rig.now, addr(2).0, addr(2).1).unwrap();
         rig.pump();
-        // The first path lives on.
+        // The first path is unaffected.
         for _ in 0..62 {
             rig.pass(secs(1));
             for (conn, beat) in std::mem::take(&mut rig.beats) {
@@ -559,7 +560,7 @@ fn the_servers_heartbeat_is_answered() {
     }
     assert_eq!(rig.beats.len(), 3_000);
     assert!(rig.beats.iter().all(|beat| *beat == (conns[0], Imm::HbAck)));
-    // Elsewhere it is no heartbeat.
+    // On another connection it is no heartbeat.
     rig.give_imm(conns[1], Imm::HbMsg);
     rig.pump();
     assert_eq!((rig.beats.len(), rig.state(0)), (3_000, PathState::Connected));

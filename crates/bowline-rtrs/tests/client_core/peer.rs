@@ -1,4 +1,4 @@
-//! A client session on a made-up device with a made-up server, all in one thread and without time.
+//! A client session on a simulated device with a simulated server, in one thread and virtual time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -39,11 +39,11 @@ pub(crate) struct Conn {
     pub(crate) recvs: VecDeque<RecvSlot>,
     pub(crate) established: bool,
     pub(crate) closed: bool,
-    /// Its queues have run empty.
+    /// Its queues are drained.
     pub(crate) drained: bool,
 }
 
-/// An IO the server has got.
+/// An IO message that the server has received.
 #[derive(Clone, Debug)]
 pub(crate) struct Io {
     pub(crate) conn: ConnId,
@@ -73,50 +73,50 @@ pub(crate) struct Rig {
     pub(crate) answers_info: bool,
     /// The server answers disconnects.
     pub(crate) parts: bool,
-    /// Queues run empty at once.
+    /// Queues are drained at once.
     pub(crate) drains: bool,
     pub(crate) refresh: bool,
-    /// Clients that count keys are not told them.
+    /// The server does not send keys to clients that count them.
     pub(crate) counted: bool,
-    /// The server heeds notices.
+    /// The server accepts notices.
     pub(crate) heeds_notice: bool,
     pub(crate) geometry: Geometry,
     pub(crate) buffers: BTreeMap<RegionId, Arc<Buffer>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
-    /// Those that are gone.
+    /// Connections that were forgotten.
     pub(crate) forgotten: Vec<ConnId>,
     /// Where the request in each chunk was sent last, until its end.
     sent_on: BTreeMap<u16, ConnId>,
-    /// Present key of each chunk of each link.
+    /// Current key of each chunk of each link.
     pub(crate) keys: BTreeMap<(PathId, u16), u32>,
     pub(crate) ios: Vec<Io>,
-    /// Data that went before its header: address in all chunks, and bytes.
+    /// Data that was written ahead of its header: address in the memory of all chunks, and bytes.
     pub(crate) early: Vec<(u64, Vec<u8>)>,
     /// Keys made for single requests, of each link.
     pub(crate) made: BTreeMap<PathId, Vec<u32>>,
-    /// What the server may reach under such a key: the permit it was given for, and the memory.
+    /// Memory that the server may access by such a key, and the permit the key was made for.
     pub(crate) granted: BTreeMap<(PathId, u32), (u16, Vec<MemRef>)>,
     /// Keys cannot be made.
     pub(crate) no_keys: bool,
-    /// Keys are made when somebody says so.
+    /// Keys that are made when the test says so.
     pub(crate) keys_wait: Vec<(PathId, u16)>,
     pub(crate) keys_late: bool,
-    /// The server invalidates the keys it is asked to.
+    /// The server invalidates keys as requested.
     pub(crate) invalidates: bool,
-    /// Heartbeats and their answers, as the server got them.
+    /// Heartbeats and their answers that the server received.
     pub(crate) beats: Vec<(ConnId, Imm)>,
-    /// Notices as the server got them, and how many IOs it had got before.
+    /// Notices that the server received, and the number of IO messages before each.
     pub(crate) notices: Vec<(ConnId, PathLife, usize)>,
-    /// INFO_REQs as it got them.
+    /// INFO_REQs that the server received.
     pub(crate) info_reqs: Vec<(ConnId, Vec<u8>)>,
     pub(crate) events: Vec<Event>,
     pub(crate) completed: Vec<Completed>,
     pub(crate) signalled: usize,
-    /// Writes of nothing, by which the client learns that those before have completed.
+    /// Number of empty writes, whose completion shows that earlier sends have completed.
     pub(crate) fences: usize,
     /// Signalled sends complete at once.
     pub(crate) sends_complete: bool,
-    /// Those that did not.
+    /// Signalled sends that have not completed.
     pub(crate) unsent: Vec<Done>,
 }
 
@@ -182,7 +182,7 @@ impl Rig {
         }
     }
 
-    /// A session of so many paths that is open.
+    /// Makes an open session of `paths` paths.
     pub(crate) fn opened(refresh: bool, paths: u8) -> Self {
         Self::opened_with(config(), refresh, paths)
     }
@@ -205,7 +205,7 @@ impl Rig {
         opened.expect("it was opened or not")
     }
 
-    /// Carries out everything there is to do.
+    /// Carries out all orders.
     pub(crate) fn pump(&mut self) {
         let mut batch = Batch::default();
         loop {
@@ -266,7 +266,7 @@ impl Rig {
     pub(crate) fn make_keys(&mut self, path: PathId, count: u16) {
         let mut keys = Err(Errno::ENOMEM);
         if !self.no_keys {
-            // The last byte before it wraps, to see that it does.
+            // Just before the low byte wraps, so that tests pass the wrap.
             let all: Vec<u32> = (1..=u32::from(count)).map(|n| n << 16 | 0xfe).collect();
             assert!(self.made.insert(path, all.clone()).is_none(), "keys of {path:?} twice");
             keys = Ok(all);
@@ -327,7 +327,7 @@ impl Rig {
         }
     }
 
-    /// The queues of a closed connection run empty. One that is forgotten may say so late.
+    /// Drains the queues of a closed connection. A forgotten connection may report that late.
     pub(crate) fn drain(&mut self, conn: ConnId) {
         if let Some(of) = self.conns.get_mut(&conn) {
             of.drained = true;
@@ -408,11 +408,11 @@ impl Rig {
                 Imm::Request(payload) => {
                     let (id, off) = self.geometry.split(payload).unwrap();
                     assert_eq!(remote.rkey, self.keys[&(wr.conn.path, id)], "key of chunk {id}");
-                    // [RS-9], [RT-100]: what was sent before can do nothing any more.
+                    // [RS-9], [RT-100]: earlier copies of the request can have no effect any more.
                     let former = self.sent_on.insert(id, wr.conn);
                     let former = former.and_then(|conn| self.conns.get(&conn));
                     assert!(former.is_none_or(|conn| conn.drained), "chunk {id} is sent twice");
-                    // Where the bytes lie in the chunk [RT-38], [RT-39].
+                    // Offset of the bytes in the chunk [RT-38], [RT-39].
                     let base = 0x10_0000 + u64::from(id) * u64::from(CHUNK);
                     let mut chunk = vec![0; (remote.addr - base) as usize];
                     chunk.extend_from_slice(&bytes);
@@ -457,7 +457,7 @@ impl Rig {
         out
     }
 
-    /// A message of the server arrives.
+    /// Delivers a message of the server.
     pub(crate) fn give_message(&mut self, conn: ConnId, bytes: &[u8], imm: Option<u32>) {
         let of = self.conns.get_mut(&conn).unwrap();
         let slot = of.recvs.pop_front().expect("no receive is posted");
@@ -471,9 +471,9 @@ impl Rig {
         self.session.handle_done(self.now, &[one]);
     }
 
-    /// An immediate of the server arrives, by a write of no bytes.
+    /// Delivers an immediate of the server, by a write of zero bytes.
     pub(crate) fn give_imm(&mut self, conn: ConnId, imm: Imm) {
-        // A lie counts too: the client takes it for an answer, or the path ends.
+        // A false answer counts too: the client takes it for one, or the path ends.
         if let Imm::Done { id, .. } = imm {
             self.sent_on.remove(&(id as u16));
         }
@@ -489,7 +489,7 @@ impl Rig {
         self.session.handle_done(self.now, &[one]);
     }
 
-    /// The same to a connection in which the order of receives does not matter.
+    /// The same for a connection where the order of receives does not matter.
     pub(crate) fn give_imm_anyhow(&mut self, conn: ConnId, imm: Imm) {
         let info = |slot: &RecvSlot| slot.mem.is_some_and(|mem| mem.len > 8);
         if !self.conns[&conn].recvs.front().is_none_or(info) {
@@ -506,7 +506,7 @@ impl Rig {
         self.session.handle_done(self.now, &[one]);
     }
 
-    /// The server ends an IO.
+    /// The server answers an IO.
     pub(crate) fn reply(&mut self, io: &Io, errno: u16) {
         let key = match io.req.hdr {
             IoHdr::Read { need_inval: true, desc: Some(desc), .. } => Some(desc.key),
@@ -527,7 +527,7 @@ impl Rig {
         }
     }
 
-    /// Ends everything the server has got.
+    /// Answers every IO the server has received.
     pub(crate) fn reply_all(&mut self) {
         for io in std::mem::take(&mut self.ios) {
             self.reply(&io, 0);
@@ -542,7 +542,7 @@ impl Rig {
         self.session.handle_done(self.now, &[one]);
     }
 
-    /// Time passes, with everything that is due in between.
+    /// Lets time pass, and runs the timers that are due.
     pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.session.poll_timeout().filter(|at| *at <= end) {
@@ -598,7 +598,7 @@ impl Rig {
         self.completed.drain(..).map(|one| (one.tag, one.errno)).collect()
     }
 
-    /// The connections of the last link to this address that are not closed.
+    /// Returns the open connections of the last link to this address.
     pub(crate) fn live(&self, n: u8) -> Vec<ConnId> {
         let of = |conn: &&ConnId| {
             let conn = &self.conns[*conn];
@@ -607,7 +607,7 @@ impl Rig {
         self.conns.keys().filter(of).copied().collect()
     }
 
-    /// Nothing is left.
+    /// Asserts that nothing is left.
     pub(crate) fn assert_empty(&self) {
         assert!(self.conns.is_empty(), "{:?}", self.conns);
         assert!(self.buffers.is_empty(), "{:?}", self.buffers.keys());

@@ -1,6 +1,6 @@
-//! Random histories: whatever the server, the network and the program do, and in whatever order,
-//! every request ends once, every permit comes back, and a close leaves nothing behind. Used by the
-//! test on random numbers and by the fuzz target `rtrs_client`, whose server lies as well.
+//! Random histories: whatever server, network and program do, in any order, every request ends
+//! once, every permit returns, and a close leaves nothing behind. Used by the test on random
+//! numbers, and by the fuzz target `rtrs_client`, whose server also breaks the rules.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use bowline_wire::rtrs::{Dir, Imm};
 
 use crate::peer::{Connects, Rig, addr, config};
 
-/// Where what happens comes from.
+/// Source of the choices.
 enum Rng {
-    /// Random numbers; the server keeps the rules.
+    /// Random numbers; the server follows the rules.
     Seed(u64),
-    /// An input; zeros after its end. The server does as it likes.
+    /// A fuzz input, zeros after its end; the server may break the rules.
     Bytes(std::vec::IntoIter<u8>),
 }
 
@@ -35,7 +35,7 @@ impl Rng {
         z ^ z >> 31
     }
 
-    /// Whether there is no more of an input.
+    /// Tells whether the input is used up.
     fn is_over(&self) -> bool {
         matches!(self, Self::Bytes(bytes) if bytes.as_slice().is_empty())
     }
@@ -72,7 +72,7 @@ impl History {
         settings.read_keys = [ReadKeys::LongLived, ReadKeys::PerRequest][rng.below(2)];
         settings.reconnect_delay = [None, None, Some(Duration::from_secs(2))][rng.below(3)];
         let paths = 1 + rng.below(3) as u8;
-        // Keys stay, are told, or are counted.
+        // Keys are kept, sent with answers, or counted.
         let (refresh, counted) = [(false, false), (true, false), (true, true)][rng.below(3)];
         let mut rig = Rig::new(settings, refresh);
         rig.counted = counted;
@@ -208,7 +208,7 @@ impl History {
     fn drain_one(&mut self) {
         let closed: Vec<_> =
             self.rig.conns.iter().filter(|(_, conn)| conn.closed).map(|(conn, _)| *conn).collect();
-        // A device may say late what nobody waits for any more.
+        // A device may report late what is not waited for any more.
         let late = self.rng.pick(&self.rig.forgotten).filter(|_| self.rng.below(4) == 0);
         if let Some(conn) = late.or_else(|| self.rng.pick(&closed)) {
             self.rig.drain(conn);
@@ -216,7 +216,7 @@ impl History {
         }
     }
 
-    /// The server says something it should not, or not now [RT-56], [RT-69].
+    /// The server sends something it should not, or not now [RT-56], [RT-69].
     fn lie(&mut self) {
         let live: Vec<_> = self.live().into_iter().filter(|conn| self.takes(*conn)).collect();
         let Some(conn) = self.rng.pick(&live) else { return };
@@ -295,7 +295,7 @@ impl History {
         let paths: Vec<_> = self.rig.session.paths().map(|path| path.id).collect();
         let path = self.rng.pick(&paths);
         let session = &mut self.rig.session;
-        // Whether it is allowed at this moment does not matter here.
+        // The call may be refused at this moment.
         let _ = match (self.rng.below(6), path) {
             (0, Some(path)) => session.disconnect_path(now, path),
             (1, Some(path)) if paths.len() > 1 => session.remove_path(now, path),
@@ -321,7 +321,7 @@ impl History {
     }
 
     fn finish(mut self) -> u64 {
-        // The devices may not empty their queues for this either [RT-100].
+        // The devices may leave their queues undrained here too [RT-100].
         let mute = self.rng.below(4) == 0;
         self.rig.drains &= !mute;
         self.rig.session.close(self.rig.now);
@@ -376,7 +376,7 @@ pub(crate) fn play(input: &[u8]) {
     history.finish();
 }
 
-// tests [RT-56], [RT-69], [RS-1]: the same with servers that lie
+// tests [RT-56], [RT-69], [RS-1]: the same with servers that break the rules
 #[test]
 fn every_request_ends_once_whatever_a_server_says() {
     for seed in 0..200 {

@@ -67,7 +67,7 @@ struct Qp {
     recvs: VecDeque<(u64, Vec<Sge>)>,
 }
 
-/// A message that nobody would send again if it were lost.
+/// A message held on a cut path after its sender gave it up.
 #[derive(Debug)]
 struct Late {
     path: IpAddr,
@@ -85,7 +85,7 @@ struct Conn {
     stands: bool,
 }
 
-/// Everything between the two.
+/// The network between client and server, and their devices.
 #[derive(Debug, Default)]
 pub(crate) struct Net {
     next: u32,
@@ -96,11 +96,10 @@ pub(crate) struct Net {
     pub(crate) cut: BTreeSet<IpAddr>,
     pub(crate) done: [VecDeque<Completion>; 2],
     pub(crate) cm: [VecDeque<CmEvent>; 2],
-    /// What is sent on a path that is cut, and given up by its sender, comes when the path is whole
-    /// again.
+    /// Messages on a cut path that their sender has given up arrive when the path is mended.
     pub(crate) holds: bool,
     late: Vec<Late>,
-    /// Ends of connections that could not be told: both ends, and the path.
+    /// Disconnects that were lost on a cut path: the ids at both ends, and the path.
     untold: Vec<(CmId, CmId, IpAddr)>,
     pub(crate) listener: CmId,
     /// The server can make no more queue pairs.
@@ -177,7 +176,7 @@ impl Net {
         self.qps.iter().filter(|(_, qp)| of(qp)).map(|(qpn, _)| *qpn).collect()
     }
 
-    /// Those with something nobody acknowledges give up.
+    /// Queue pairs with unacknowledged sends give up.
     pub(crate) fn give_up(&mut self) {
         let lives = |qpn: &Qpn| self.qps.get(qpn).is_some_and(|qp| !qp.dead);
         let stuck: Vec<Qpn> = (self.qps.iter())
@@ -194,7 +193,7 @@ impl Net {
         }
     }
 
-    /// What a queue pair has sent and is not acknowledged may be on its way still.
+    /// Unacknowledged sends of a queue pair may still be on their way.
     fn keep(&mut self, qpn: Qpn) {
         let Some(qp) = self.qps.get(&qpn).filter(|_| self.holds) else { return };
         let (Some(path), Some(to)) = (qp.path, qp.peer) else { return };
@@ -218,7 +217,7 @@ impl Net {
         }
         let all: Vec<Qpn> = self.qps.keys().copied().collect();
         all.into_iter().for_each(|qpn| self.pump(qpn));
-        // The end of the connection comes behind it, the next time.
+        // The disconnect is delivered behind the message, at the next step.
         if any {
             return;
         }
@@ -227,7 +226,7 @@ impl Net {
         }
     }
 
-    /// Both ends of a connection learn of its end.
+    /// Tells both ends of a connection that it has ended.
     fn tell_end(&mut self, id: CmId) {
         if let Some(conn) = self.conns.get(&id) {
             self.tell_both(id, conn.peer, conn.path);
@@ -315,7 +314,7 @@ impl Net {
         Some(true)
     }
 
-    /// Carries out the sends of a queue pair, as far as it goes.
+    /// Carries out the sends of a queue pair, as far as possible.
     fn pump(&mut self, qpn: Qpn) {
         while let Some(qp) = self.qps.get(&qpn).filter(|qp| !qp.dead) {
             let (Some(peer), Some(path)) = (qp.peer, qp.path) else { return };
@@ -548,7 +547,7 @@ impl Verbs for Dev {
 
     fn destroy_id(&mut self, id: CmId) -> Result<(), Error> {
         let mut net = self.0.borrow_mut();
-        // What is ended by forgetting it is told all the same.
+        // A connection that ends because it is forgotten is reported all the same.
         if net.conns.get(&id).is_some_and(|conn| conn.stands) {
             net.tell_end(id);
         }

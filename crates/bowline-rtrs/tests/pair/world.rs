@@ -20,24 +20,24 @@ const DEPTH: u16 = 16;
 const SECTORS: u32 = 12;
 const SECTOR: usize = 64;
 
-/// What happens in a run.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) refresh: bool,
-    /// The client counts keys; else it is told them.
+    /// The client counts keys instead of being sent them.
     pub(crate) counts_keys: bool,
     pub(crate) io_connections: u16,
     pub(crate) paths: u8,
     pub(crate) steps: u32,
-    /// Of 1000 steps so many kill something.
+    /// Faults in a thousand steps.
     pub(crate) trouble: u32,
-    /// The disk carries out a request again after it was answered: what a server does that lets
+    /// The disk carries out a request again after it was answered, as happens at a server that lets
     /// copies of one request overlap.
     pub(crate) answer_twice: bool,
-    /// Of paths that are cut and given up what was sent comes later, instead of never.
+    /// Messages on paths that were cut and given up arrive late instead of never.
     pub(crate) holds: bool,
-    /// The client is not heard when it says that it has given up a path.
+    /// The client's notices of paths it has given up are lost.
     pub(crate) mute: bool,
 }
 
@@ -68,11 +68,11 @@ impl Plan {
     }
 }
 
-/// What may be in a sector.
+/// Possible contents of a sector.
 #[derive(Clone, Debug, Default)]
 struct Sector {
     value: u8,
-    /// An IO of it is under way.
+    /// An IO of the sector is in flight.
     busy: bool,
     /// A write failed, and may still be carried out.
     unknown: bool,
@@ -113,7 +113,7 @@ pub(crate) struct World {
     ups: usize,
 }
 
-/// Makes of notices what means nothing, and leaves paths out of INFO_REQ.
+/// Makes notices meaningless, and leaves the paths out of INFO_REQ.
 fn mute(batch: &mut Batch) {
     let Batch { wrs, mems, .. } = batch;
     for wr in wrs {
@@ -184,7 +184,7 @@ impl World {
         ((self.rng >> 32) as u32) % below
     }
 
-    /// The server can make no queue pair; returns what the client is told.
+    /// Runs with a server that can make no queue pair; returns the client's error.
     pub(crate) fn open_in_vain(&mut self) -> Option<Errno> {
         self.net.borrow_mut().no_qp = true;
         self.begin();
@@ -219,7 +219,7 @@ impl World {
         self.client.open(self.now, &paths);
     }
 
-    /// Something of either side happens.
+    /// Runs one step of either side.
     fn turn(&mut self) {
         self.now = self.now + Duration::from_millis(10);
         match self.random(6) {
@@ -251,7 +251,7 @@ impl World {
     }
 
     fn some_done(&mut self, side: Side) -> Vec<Done> {
-        // A queue pair that dies leaves hundreds.
+        // A queue pair that fails leaves hundreds.
         let most = if self.random(2) == 0 { 8 } else { 600 };
         let most = 1 + self.random(most) as usize;
         let mut net = self.net.borrow_mut();
@@ -276,7 +276,7 @@ impl World {
         self.server.process(self.now, &failed);
     }
 
-    /// The disk carries out one of the requests it has.
+    /// The disk carries out one of its requests.
     fn answer(&mut self) {
         self.server.take_requests(&mut self.running);
         if self.running.is_empty() {
@@ -303,7 +303,7 @@ impl World {
         }
     }
 
-    /// Carries out what the cores want.
+    /// Carries out the orders of the cores.
     fn settle(&mut self) {
         for _ in 0..1000 {
             let mut inputs = Vec::new();
@@ -406,7 +406,7 @@ impl World {
         }
     }
 
-    /// Something breaks.
+    /// Injects a fault.
     fn trouble(&mut self) {
         let path = addr(self.random(self.plan.paths.into()) as u8);
         let what = self.random(5);
@@ -430,7 +430,7 @@ impl World {
         }
     }
 
-    /// Paths that were cut are noticed, or whole again.
+    /// The cut of a path is noticed, or mended.
     fn repair(&mut self) {
         let path = addr(self.random(self.plan.paths.into()) as u8);
         if self.random(2) == 0 {
@@ -440,7 +440,7 @@ impl World {
         }
     }
 
-    /// The time a queue pair waits for an acknowledgement is over.
+    /// The retransmission timeout of a queue pair expires.
     fn give_up(&mut self) {
         self.net.borrow_mut().give_up();
     }
@@ -461,7 +461,8 @@ impl World {
         self.failovers = self.client.paths().map(|path| path.stats.failovers).sum();
     }
 
-    /// Everything is healed, everything completes, everything is closed, nothing is left.
+    /// Mends all faults, completes all requests, closes everything, and asserts that nothing is
+    /// left.
     pub(crate) fn finish(&mut self) {
         for path in (0..self.plan.paths).chain(0..self.plan.paths) {
             self.net.borrow_mut().heal(addr(path));

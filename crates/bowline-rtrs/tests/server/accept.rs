@@ -35,7 +35,7 @@ fn a_path_is_made_of_connections_in_any_order() {
     let mut rig = Rig::new();
     let mut path = None;
     for cid in [2, 0, 1] {
-        // What the first of them says of keys is so for the path.
+        // The first connection decides for the path how keys are refreshed.
         let counts_keys = path.is_some();
         let answer = rig.ask(A, TO, &ConReq { counts_keys, ..con_req(1, 2, cid, 3) }.emit());
         let Answer::Accepted(conn, rsp) = answer else { panic!("{answer:?}") };
@@ -164,7 +164,7 @@ fn there_is_an_end_to_what_clients_can_make() {
     assert!(accepted(rig.ask(A, TO, &con_req(1, 1, 0, 3).emit())));
     assert_eq!(rig.ask(A, TO, &con_req(2, 2, 0, 2).emit()), ENOMEM, "connections of an address");
     assert!(accepted(rig.ask(B, TO, &con_req(2, 2, 0, 4).emit())));
-    // Those that are closed, and whose end the client does not confirm, count too.
+    // Closed paths whose end the client has not confirmed count too.
     rig.silent = true;
     let path = rig.server.sessions().next().unwrap().paths[0].path;
     rig.server.disconnect_path(rig.now, path);
@@ -183,7 +183,7 @@ fn there_is_an_end_to_what_clients_can_make() {
     assert_eq!(rig.ask(A, TO, &con_req(1, 200, 0, 1).emit()), RESET, "paths of a session");
 }
 
-// tests [RT-66], [RT-24], [RT-28]: whatever one path may have, and all paths of a client with 16
+// tests [RT-66], [RT-24], [RT-28]: the largest allowed path, and all paths of a client with 16
 // processors.
 #[test]
 fn an_honest_client_finds_room_and_leaves_some() {
@@ -213,7 +213,7 @@ fn a_path_half_made_is_closed_in_the_end() {
     assert!(rig.downs().is_empty(), "the upper layer never heard of it");
 }
 
-/// Requests of sessions of their own, each from an address where nobody is, in the order given.
+/// Requests from unused addresses, each for a session of its own, in the given order.
 fn forge(rig: &mut Rig, numbers: std::ops::Range<u16>) {
     rig.forged = true;
     for n in numbers {
@@ -226,7 +226,7 @@ fn forge(rig: &mut Rig, numbers: std::ops::Range<u16>) {
     rig.forged = false;
 }
 
-// tests [RT-66]: whatever they ask for, forged requests take no place that a client needs.
+// tests [RT-66]: forged requests of any kind take no place that a client needs.
 #[test]
 fn forged_requests_keep_nobody_out() {
     let mut rig = Rig::new();
@@ -236,11 +236,11 @@ fn forged_requests_keep_nobody_out() {
     assert_eq!(rig.server.counters().paths_pushed_out, 3000 - strangers as u64);
     let closed = rig.take_closed();
     assert!(closed.iter().all(|(_, reason)| *reason == CloseReason::PushedOut));
-    // None of them has memory for data.
+    // None of them has memory for chunks.
     let empty = |rig: &Rig, session| rig.server.memory(session).unwrap().is_empty();
     assert!(rig.server.sessions().all(|info| empty(&rig, info.session)));
 
-    // Somebody who is there gets a path, also if the flood goes on while its connections are made.
+    // A real client gets a path, also if the flood goes on while its connections are made.
     assert!(accepted(rig.ask(A, TO, &con_req(1, 2, 0, 2).emit())));
     forge(&mut rig, 3000..4000);
     let Answer::Accepted(conn, rsp) = rig.ask(A, TO, &con_req(1, 2, 1, 2).emit()) else {
@@ -252,12 +252,13 @@ fn forged_requests_keep_nobody_out() {
     assert_eq!(rig.server.path(path.id).unwrap().state, PathState::Connected);
     let closed = rig.take_closed();
     assert!(closed.iter().all(|(id, reason)| *id != path.id && *reason == CloseReason::PushedOut));
-    // Those left are gone soon.
+    // The remaining forged requests time out soon.
     rig.pass(Duration::from_millis(10_100));
     assert_eq!(rig.server.sessions().count(), 1);
 }
 
-// tests [RT-66]: what has come in as a stranger counts when it turns out to be none.
+// tests [RT-66]: a connection accepted from an unconfirmed address counts against the limits once
+// it is confirmed.
 #[test]
 fn limits_hold_for_those_who_prove_themselves_later() {
     let limits = ServerLimits { sessions: 2, connections: 5, ..ServerLimits::default() };
@@ -276,8 +277,7 @@ fn limits_hold_for_those_who_prove_themselves_later() {
         rig.server.handle(rig.now, input);
         rig.settle();
     }
-    // The one of 4 connections was the third that would have made 6, the last one the third
-    // session.
+    // The path of 4 connections would have made 6 in all, and the last path a third session.
     let no_room = CloseReason::Failed(Errno::ENOMEM);
     assert_eq!(rig.take_closed(), [(conns[3].path, no_room), (conns[2].path, no_room)]);
     assert_eq!(rig.server.sessions().count(), 2);
@@ -350,7 +350,7 @@ fn a_name_is_that_of_one_session() {
     assert_eq!(rig.take_closed(), [(joined.id, CloseReason::NameTaken)]);
     assert!(rig.server.path(first.id).is_some());
     assert_eq!(refusals(&rig), (2, 2, 0));
-    // When the first is gone the name is free.
+    // When the first session is gone, the name is free.
     rig.server.disconnect_path(rig.now, first.id);
     rig.settle();
     let mut third = rig.connect(3, 5, B, 1);
@@ -393,8 +393,8 @@ fn the_upper_layer_can_refuse_a_session() {
     assert_eq!(refusals(&rig), (1, 1, 0));
 }
 
-// tests [RS-27]: paths wait for the upper layer's word, and a session it has accepted is told to be
-// down even when nobody is left by then
+// tests [RS-27]: paths wait for the upper layer's consent, and the end of an accepted session is
+// reported to it even when no path is left by then
 #[test]
 fn the_upper_layer_may_take_its_time() {
     let mut rig = Rig::new();

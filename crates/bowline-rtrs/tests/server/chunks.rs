@@ -22,7 +22,7 @@ fn usr(requests: &[Request]) -> Vec<u8> {
     requests.iter().flat_map(|request| request.usr.to_vec()).collect()
 }
 
-/// On which path answers were sent.
+/// Returns the paths on which answers were sent.
 fn answered(rig: &mut Rig) -> Vec<ConnId> {
     let sent = std::mem::take(&mut rig.sent);
     sent.iter().filter(|sent| sent.tag.kind() == Tag::REPLY).map(|sent| sent.conn).collect()
@@ -37,7 +37,7 @@ fn paths_of_a_session_share_its_chunks() {
     let request = rig.one();
     rig.respond(request.op, 0, None);
     rig.take_sent(&mut a);
-    // Only the key of the path it came by was withdrawn and renewed.
+    // Only the key of the path that the request came by was invalidated and renewed.
     assert_ne!(a.chunks[4].1, b.chunks[4].1);
     let done = rig.read(&b, 1, 4, b"b", 6, Some((desc(6), false)));
     rig.deliver(&[done]);
@@ -81,7 +81,7 @@ fn the_path_a_client_has_given_up_is_closed() {
     rig.deliver(&[done]);
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
     assert!(rig.requests.is_empty());
-    // Answered, but something may still come from the client as long as the queue pairs live.
+    // Answered, but writes of the client may still arrive as long as the queue pairs exist.
     rig.respond(first.op, 0, None);
     assert!(rig.requests.is_empty());
     rig.drain_all();
@@ -91,7 +91,7 @@ fn the_path_a_client_has_given_up_is_closed() {
     assert_eq!(answered(&mut rig), [b.conn(1)]);
 }
 
-// tests [RT-100]: a device that empties no queue does not keep the chunks of its path
+// tests [RT-100]: a device that does not drain its queues does not keep the chunks of its path
 #[test]
 fn chunks_of_a_device_that_empties_no_queue_are_free_after_a_while() {
     let (mut rig, a, b) = rig();
@@ -131,7 +131,7 @@ fn only_the_last_path_of_a_client_is_answered() {
     let done = rig.write(&c, 1, 4, b"3", b"data");
     rig.deliver(&[done]);
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
-    // The second path goes too, and with it what it was waiting for.
+    // The second path is lost too, and the request that waited there with it.
     rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(1) });
     rig.settle();
     assert_eq!(rig.server.counters().requests_dropped, 1);
@@ -143,7 +143,7 @@ fn only_the_last_path_of_a_client_is_answered() {
     assert_eq!(rig.server.sessions().next().unwrap().operations, 0);
 }
 
-// tests [RS-9]: the one that waits begins, is overtaken in turn, and so on
+// tests [RS-9]: the waiting request begins, another copy waits for it in turn, and so on
 #[test]
 fn those_that_wait_begin_in_order() {
     let (mut rig, a, b) = rig();
@@ -162,7 +162,7 @@ fn those_that_wait_begin_in_order() {
     assert_eq!(answered(&mut rig), [b.conn(1), c.conn(1)]);
 }
 
-// tests [RS-9]: an answer that waits for room in a dead queue holds up nobody
+// tests [RS-9]: an answer that waits for room in a failed queue delays no request
 #[test]
 fn a_request_does_not_wait_for_an_answer_nobody_takes() {
     let port = PortAttr { max_qp_wr: 16, ..PORT };
@@ -234,8 +234,8 @@ fn a_session_ends_with_its_last_operation() {
     assert!(rig.server.path(path.id).is_some());
 }
 
-// tests [RS-9]: a client that has lost all its paths uses the chunks of requests it has given up
-// for others, as soon as it is back
+// tests [RS-9]: a client that has lost all its paths reuses the chunks of requests it has given up,
+// as soon as it has reconnected
 #[test]
 fn a_path_that_joins_waits_for_what_is_under_way() {
     let mut rig = Rig::new();
@@ -260,7 +260,7 @@ fn a_path_that_joins_waits_for_what_is_under_way() {
     assert_eq!(answered(&mut rig), [b.conn(1)]);
 }
 
-// tests [RS-9]: the same when what it waits for will never begin
+// tests [RS-9]: the same when the request it waits for will never begin
 #[test]
 fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
     let (mut rig, a, b) = rig();
@@ -292,8 +292,8 @@ fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
     rig.learn(&mut c).expect("now");
 }
 
-/// Requests in all chunks of a session, one after the other, each answered; tells how many
-/// stretches were known to be used after each.
+/// Sends requests in all chunks of a session, one after the other, each answered; returns the
+/// number of memory areas known to be used after each.
 fn fill(rig: &mut Rig, path: &mut Path) -> Vec<usize> {
     let chunks = path.chunks.len() as u16;
     let request = |chunk| {
@@ -307,7 +307,7 @@ fn fill(rig: &mut Rig, path: &mut Path) -> Vec<usize> {
     (0..chunks).map(request).collect()
 }
 
-// What is slow about memory is left to the driver: no request waits for it.
+// Slow memory work is left to the driver: no request waits for it.
 #[test]
 fn memory_that_is_used_as_a_whole_is_told_of_once() {
     let (mut rig, mut a, _b) = rig();
@@ -330,7 +330,7 @@ fn memory_that_is_used_goes_with_its_session_all_the_same() {
     rig.settle();
     rig.assert_empty();
     assert!(rig.server.take_filled().is_none());
-    // The next one has a stretch of its own.
+    // The next session has areas of its own.
     let mut a = rig.path(1, 2, A, 2);
     assert_eq!(fill(&mut rig, &mut a), [0, 0, 0, 0, 0, 0, 0, 1]);
 }

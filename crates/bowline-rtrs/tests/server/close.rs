@@ -75,7 +75,8 @@ fn a_failed_receive_of_info_req_ends_the_path() {
     rig.assert_empty();
 }
 
-// tests [RS-6], [RT-93]: the end is told for 30 s, and the client can come back meanwhile
+// tests [RS-6], [RT-93]: the disconnect is repeated for 30 s, and the client can reconnect
+// meanwhile
 #[test]
 fn a_client_that_does_not_answer_is_told_for_a_while() {
     let mut rig = Rig::new();
@@ -175,7 +176,7 @@ fn answers_nobody_waits_for_are_dropped() {
     rig.assert_empty();
 }
 
-// A hundred times the same: nothing is left over.
+// After a hundred repetitions nothing is left.
 #[test]
 fn sessions_come_and_go() {
     let mut rig = Rig::new();

@@ -1,4 +1,4 @@
-//! A client that does not keep the rules: it loses its path, and nobody else notices [RT-67],
+//! A client that breaks the rules loses its path, and no other session is affected [RT-67],
 //! [RT-68].
 
 use bowline_rtrs::server::{CloseReason, PathInfo, ServerConfig, SessionInfo};
@@ -11,10 +11,10 @@ use super::rig::{Path, Rig, config, desc};
 const A: &str = "10.0.0.2";
 const B: &str = "10.0.0.3";
 
-/// What a client does.
+/// The misbehaviour of a client.
 type Act = dyn Fn(&mut Rig, &Path) -> Vec<Done>;
 
-/// A victim with a session of its own, whose operation is under way, sees nothing of what happens.
+/// Another session with a request in flight is not affected.
 fn attack(act: &Act, expected: Option<CloseReason>) {
     for always_invalidate in [false, true] {
         let mut rig = Rig::with(ServerConfig { always_invalidate, ..config() });
@@ -74,7 +74,7 @@ fn read_header(usr_len: u16, inval: bool, desc: Option<Desc>) -> Vec<u8> {
     out[..len].to_vec()
 }
 
-/// What the header becomes when 16 bits of it are other.
+/// Returns the header with 16 bits of it changed.
 fn changed(mut header: Vec<u8>, at: usize, to: u16) -> Vec<u8> {
     header[at..at + 2].copy_from_slice(&to.to_le_bytes());
     header
@@ -128,7 +128,8 @@ impl ParseName for str {
     }
 }
 
-// tests [RT-14], [RT-62]: what is unknown, and heartbeats elsewhere, are no reason to close
+// tests [RT-14], [RT-62]: unknown messages, and heartbeats on other connections, are no reason to
+// close
 #[test]
 fn immediates_that_are_ignored() {
     for imm in [0x3000_0000, 0x7fff_ffff, 0xa000_0000, 0xf000_0001] {
@@ -173,7 +174,7 @@ fn a_chunk_that_is_in_use() {
     rig.respond(request.op, 0, None);
     rig.assert_empty();
 
-    // Both at once, on two connections: only the first is even looked at, and not carried out.
+    // Both at once, on two connections: only the first is examined, and neither is carried out.
     let mut rig = Rig::new();
     let path = rig.path(1, 1, A, 3);
     let dones = [rig.write(&path, 1, 0, b"u", b""), rig.request(&path, 2, 0, 1, 5)];
@@ -196,7 +197,7 @@ fn malformed_headers() {
     bad(8191, &write_hdr(0));
     bad(8192 - 7, &read());
     bad(8192 - 23, &read());
-    bad(7, &write_hdr(8)); // longer than what lies before
+    bad(7, &write_hdr(8)); // longer than the bytes before the header
     bad(0, &write_hdr(0xffff));
     bad(4097, &write_hdr(4097)); // longer than may be
     bad(4097 + 8, &write_hdr(8)); // more data than may be
@@ -204,7 +205,7 @@ fn malformed_headers() {
     bad(108, &changed(read(), 6, 0xffff));
     bad(108, &changed(read(), 4, 2)); // an unknown flag
     bad(8, &changed(read_header(8, false, None), 4, 1)); // invalidate what?
-    bad(108, &read_header(8, false, None)); // data that goes nowhere
+    bad(108, &read_header(8, false, None)); // data without a destination
     bad(108, &read_header(8, true, Some(desc(0))));
     bad(108, &read_header(8, true, Some(desc(101)))); // more than there is
     bad(108, &read_header(8, true, Some(Desc { addr: u64::MAX - 98, ..desc(100) })));
@@ -262,7 +263,7 @@ fn a_key_that_cannot_be_withdrawn() {
     rig.one();
 }
 
-// tests [RT-65] b: what changes after it was read does not matter
+// tests [RT-65] b: changes after the header was read have no effect
 #[test]
 fn a_chunk_that_changes_while_it_is_used() {
     let mut rig = Rig::with(ServerConfig { always_invalidate: false, ..config() });
@@ -278,7 +279,7 @@ fn a_chunk_that_changes_while_it_is_used() {
     assert_eq!(sent[0].bytes.len(), 100);
 }
 
-// tests [RT-62], [RT-66]: heartbeats that are asked for and not taken
+// tests [RT-62], [RT-66]: a client that requests heartbeat answers and does not receive them
 #[test]
 fn a_flood_of_heartbeats() {
     let mut rig = Rig::new();

@@ -85,7 +85,7 @@ fn a_client_that_counts_keys_is_not_told_them() {
             let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(1000), inval)));
             rig.deliver(&[done]);
             assert_eq!(rig.put(&path, 3, 0, b"late"), !always_invalidate, "withdrawn");
-            // A client that counts knows the next key already.
+            // A client that counts keys knows the next one already.
             path.chunks[3].1 = next_key(key);
             assert!(!rig.put(&path, 3, 0, b"early"), "good from the reply on");
             path.chunks[3].1 = key;
@@ -249,7 +249,7 @@ fn a_read_can_be_answered_from_other_memory() {
     rig.respond(request.op, 0, Some(MemRef { region, offset: 500, len: 4000 }));
     let sent = rig.take_sent(&mut path);
     assert_eq!(sent[0].bytes, [6; 3000]);
-    // Too little of it is an error, and nothing else is shown.
+    // Too few bytes are an error, and no other memory is sent.
     let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(3000), false)));
     rig.deliver(&[done]);
     let request = rig.one();
@@ -337,7 +337,7 @@ fn answers_wait_for_room_and_go_in_order() {
         });
         order.extend(imms);
         keys.extend(sent.iter().filter(|sent| sent.signal).map(|sent| sent.tag));
-        // What was signalled completes; what was posted before it is done too.
+        // The signalled send completes, which shows that those posted before it have completed.
         let last = keys.pop().expect("a signal");
         let done = super::rig::done(path.conn(1));
         rig.deliver(&[bowline_rtrs::Done { tag: last, ..done }]);
@@ -381,12 +381,12 @@ fn heartbeats_are_answered_at_once_and_sent_on_silence() {
     let sent = rig.take_sent(&mut path);
     assert_eq!(kinds(&sent), [WrKind::WriteImm(NOWHERE, 0x8000_0000)]);
     assert!(sent[0].signal && sent[0].tag.kind() == Tag::HEARTBEAT);
-    // The answer makes it ask again after the next silence.
+    // After the answer, the server probes again at the next silence.
     let done = rig.imm(path.conn(0), Imm::HbAck.to_u32(), 0);
     rig.deliver(&[done]);
     rig.pass(Duration::from_millis(1100));
     assert_eq!(kinds(&rig.take_sent(&mut path)), [WrKind::WriteImm(NOWHERE, 0x8000_0000)]);
-    // Nobody answers any more.
+    // The client answers no more.
     rig.pass(Duration::from_secs(40));
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::Heartbeat)]);
 }

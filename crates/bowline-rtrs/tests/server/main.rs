@@ -1,4 +1,4 @@
-//! The server core against a client made by hand: what it orders, what it answers, what it refuses.
+//! The server core against a hand-made client: its orders, answers and refusals.
 
 mod accept;
 mod chunks;

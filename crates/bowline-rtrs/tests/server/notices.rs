@@ -1,4 +1,4 @@
-//! Paths that a client has given up, and says so over another one [RT-101].
+//! Notices: a client tells over one path that it has given up another [RT-101].
 
 use bowline_rtrs::server::{CloseReason, PathState, Request};
 use bowline_rtrs::{Done, WrKind};
@@ -51,7 +51,7 @@ fn the_path_that_is_named_is_closed() {
         let counters = *rig.server.counters();
         assert_eq!((counters.notices, counters.notices_ignored), (1, 0));
         assert_eq!((counters.paths_violated, counters.immediates_ignored), (0, 0));
-        // The client may come back: as another generation, which an old notice does not reach.
+        // The client may reconnect as another generation, which an old notice does not concern.
         let mut again = None;
         for cid in 0..2 {
             let req = ConReq { recon_cnt: 2, gives_notice: true, ..con_req(1, 2, cid, 2) };
@@ -74,7 +74,7 @@ fn the_path_that_is_named_is_closed() {
 #[test]
 fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
     let (mut rig, _, b) = rig();
-    // Another session's path of the same name.
+    // A path of another session with the same name.
     let other = rig.path(7, 2, C, 1);
     let own = rig.path(7, 9, A, 1);
     let mut names = vec![
@@ -94,15 +94,15 @@ fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
     let counters = *rig.server.counters();
     assert_eq!((counters.notices, counters.notices_ignored), (count, count));
     assert!(!rig.server.ends_given_up());
-    // In its own session it reaches the path of that name.
+    // In its own session the notice closes the path of that name.
     let told = notice(&mut rig, &own, 0, generation(2, 1));
     rig.deliver(&[told]);
     assert_eq!(rig.take_closed(), [(other.id, CloseReason::GivenUp)]);
     assert_eq!(rig.server.sessions().map(|session| session.paths.len()).sum::<usize>(), 3);
 }
 
-// tests [RT-101]: clients that have not agreed on it, as kernels, have not been told of it, and are
-// ignored
+// tests [RT-101]: to clients without notices, such as kernels, the server offers none, and it
+// ignores theirs
 #[test]
 fn who_has_not_agreed_gives_no_notice() {
     let mut rig = Rig::new();
@@ -115,19 +115,19 @@ fn who_has_not_agreed_gives_no_notice() {
     assert_eq!(rig.take_closed(), []);
     let counters = *rig.server.counters();
     assert_eq!((counters.notices, counters.immediates_ignored), (0, 2));
-    // Nor has their INFO_REQ more than it had.
+    // Their INFO_REQ has no additional fields either.
     assert_eq!(rig.server.path(a.id).unwrap().state, PathState::Connected);
     let c = rig.connect(1, 4, C, 1);
     let posted = rig.recvs[&c.conn(0)][0].mem.unwrap().len as usize;
     assert_eq!(posted, INFO_REQ_LEN);
-    // It holds for a path: the other ones of the session may have agreed.
+    // This is agreed for each path: other paths of the session may use notices.
     rig.gives_notice = true;
     let d = rig.path(1, 5, "10.0.0.5", 1);
     assert!(d.heeds_notice);
     let told = notice(&mut rig, &d, 0, generation(2, 1));
     rig.deliver(&[told]);
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
-    // A path that is being made takes none.
+    // A path that is still connecting accepts no notice.
     let e = rig.connect(1, 6, "10.0.0.6", 1);
     assert_eq!(rig.recvs[&e.conn(0)][0].mem.unwrap().len as usize, INFO_REQ_MAX);
 }
@@ -150,7 +150,7 @@ fn what_comes_late_over_a_path_that_is_given_up_is_not_carried_out() {
         assert_eq!(usr(&rig.requests), b"2", "of those that came over it nothing begins");
         let moved = rig.one();
         rig.respond(moved.op, 0, None);
-        // What had begun goes on, and its repetition waits for it [RS-9].
+        // A request that has begun continues, and its repetition waits for it [RS-9].
         let again = rig.write(&b, 1, 0, b"4", b"data");
         rig.deliver(&[again]);
         assert!(rig.requests.is_empty());
@@ -166,7 +166,8 @@ fn what_comes_late_over_a_path_that_is_given_up_is_not_carried_out() {
     }
 }
 
-// tests [RT-101]: the driver has to close the path before it hands on what came behind the notice
+// tests [RT-101]: the driver has to close the path before it hands on messages that came after the
+// notice
 #[test]
 fn it_is_told_that_a_path_has_to_be_closed_first() {
     let (mut rig, _, b) = rig();
@@ -189,8 +190,8 @@ fn info_req(rig: &mut Rig, path: &Path, lives: &[PathLife]) {
     rig.deliver(&[done]);
 }
 
-// tests [RT-101]: a client that has lost all its paths has given up their requests, and uses the
-// chunks for others as soon as one is back
+// tests [RT-101]: a client that has lost all its paths has given up their requests, and reuses the
+// chunks as soon as one path is back
 #[test]
 fn a_path_joins_when_those_it_names_are_dead() {
     let (mut rig, a, b) = rig();
@@ -225,8 +226,8 @@ fn a_path_joins_when_those_it_names_are_dead() {
     rig.learn(&mut d).expect("now");
 }
 
-// tests [RT-100, RT-101]: a device that does not empty its queues keeps nobody from joining for
-// ever
+// tests [RT-100, RT-101]: a device that does not drain its queues does not keep paths from joining
+// for ever
 #[test]
 fn a_path_joins_in_the_end_though_the_queues_of_another_do_not_empty() {
     let (mut rig, _, _) = rig();

@@ -1,5 +1,5 @@
-//! The server driven by bytes: clients that do what they should and what they should not, a device
-//! that fails, an upper layer that takes its time. Used by the test on random bytes and by the fuzz
+//! Random histories of the server, drawn from bytes: clients that follow and break the rules, a
+//! device that fails, an upper layer that is slow. Used by the test on random bytes and by the fuzz
 //! target `rtrs_server`.
 
 use std::collections::BTreeSet;
@@ -47,7 +47,7 @@ impl Bytes<'_> {
     }
 }
 
-/// What notices call one of the paths there may be.
+/// Returns a path generation for a notice; the path need not exist.
 fn generation(input: &mut Bytes<'_>) -> PathLife {
     PathLife::new(&uuid(1 + input.below(6) as u8), 1)
 }
@@ -55,7 +55,7 @@ fn generation(input: &mut Bytes<'_>) -> PathLife {
 struct Play {
     rig: Rig,
     paths: Vec<Path>,
-    /// Sessions the upper layer has taken and was not told the end of.
+    /// Sessions that the upper layer has accepted and that have not ended for it.
     taken: BTreeSet<SessId>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn play(input: &[u8]) -> u64 {
 
 impl Play {
     fn step(&mut self, input: &mut Bytes<'_>) {
-        // Mostly what clients should do; else no path would live for long.
+        // Mostly what clients should do; otherwise no path would last.
         match input.byte() % 64 {
             0 | 1 => self.connect(input),
             2..=9 => self.establish(input),
@@ -163,7 +163,7 @@ impl Play {
 
     fn has_receive(&self, conn: ConnId) -> bool {
         let conn = ConnId { cid: 0, ..conn };
-        // Nothing comes any more by a connection that was closed.
+        // No message arrives on a closed connection.
         let open = !self.rig.closed.contains(&conn);
         open && self.rig.recvs.get(&conn).is_some_and(|posted| !posted.is_empty())
     }
@@ -194,13 +194,13 @@ impl Play {
         (!posted.is_empty() && !self.rig.closed.contains(&conn)).then_some(conn)
     }
 
-    /// A request as it should be: of a chunk the client has a key for.
+    /// A valid request, in a chunk the client has a key for.
     fn request(&mut self, input: &mut Bytes<'_>) {
         let Some(path) = self.path(input).filter(|path| !path.chunks.is_empty()) else { return };
         let Some(conn) = self.conn_with_receive(&path, input) else { return };
         let (chunk, usr) = (input.below(path.chunks.len()) as u16, [7; 64]);
         let usr = &usr[..input.below(64)];
-        // Can it write there at all? Not while the server has the chunk.
+        // The client cannot write there while the server has the chunk.
         if !self.rig.put(&path, chunk, 0, &[1]) {
             return;
         }
@@ -259,7 +259,7 @@ impl Play {
         self.rig.deliver(&[failed]);
     }
 
-    /// News of a connection, or of one that does not exist any more.
+    /// An event of a connection, which may not exist any more.
     fn tell(&mut self, input: &mut Bytes<'_>) {
         let generation = PathId { slot: input.below(8) as u16, generation: input.byte() };
         let path = self.path(input).filter(|_| !input.one_in(3)).map_or(generation, |path| path.id);
@@ -295,7 +295,7 @@ impl Play {
             3 => self.rig.link = Some(!on),
             4 => self.rig.drain_all(),
             _ => {
-                // The device cannot withdraw the key of some chunk.
+                // The device cannot invalidate the key of a chunk.
                 if let Some((_, key)) = self.path(input).and_then(|p| p.chunks.first().copied()) {
                     self.rig.stuck.push(key);
                 }
@@ -303,7 +303,7 @@ impl Play {
         }
     }
 
-    /// What the clients and the upper layer learn.
+    /// Checks what clients and the upper layer are told.
     fn look(&mut self) {
         for sent in std::mem::take(&mut self.rig.sent) {
             let of = |path: &&mut Path| path.id == sent.conn.path;
@@ -337,7 +337,7 @@ impl Play {
         for event in std::mem::take(&mut self.rig.events) {
             match event {
                 ServerEvent::Up { session, first, .. } => {
-                    // One that was refused ends without a word.
+                    // A refused session ends without an event.
                     let taken = first && self.rig.link == Some(true);
                     assert!(!taken || self.taken.insert(session), "up twice");
                 }

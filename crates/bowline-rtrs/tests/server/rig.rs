@@ -46,21 +46,21 @@ pub(crate) struct Sent {
     pub(crate) tag: Tag,
 }
 
-/// What a client knows of a path.
+/// Client's state of a path.
 #[derive(Debug, Clone)]
 pub(crate) struct Path {
     pub(crate) id: PathId,
     /// Address and key of each chunk.
     pub(crate) chunks: Vec<(u64, u32)>,
-    /// What it was told of them.
+    /// Keys that the client was sent, by chunk.
     pub(crate) new_rkey: bool,
     pub(crate) counted_keys: bool,
-    /// Whether the server heeds its notices.
+    /// Whether the server accepts its notices.
     pub(crate) heeds_notice: bool,
 }
 
 impl Path {
-    /// One of which it knows what came with the answer to a request to connect.
+    /// Makes a path from the answer to a connection request.
     pub(crate) fn new(id: PathId, rsp: &ConRsp) -> Self {
         let &ConRsp { new_rkey, counted_keys, heeds_notice, .. } = rsp;
         Self { id, chunks: Vec::new(), new_rkey, counted_keys, heeds_notice }
@@ -89,12 +89,12 @@ pub(crate) struct Rig {
     pub(crate) server: Server,
     pub(crate) now: Instant,
     regions: BTreeMap<RegionId, Region>,
-    /// Keys the client can use, and those withdrawn.
+    /// Valid keys of the client, and invalidated ones.
     open: BTreeSet<(u8, u32)>,
     shut: BTreeSet<(u8, u32)>,
     next_index: u32,
     next_request: u32,
-    /// What clients say of themselves.
+    /// What clients offer when they connect.
     pub(crate) counts_keys: bool,
     pub(crate) gives_notice: bool,
     pub(crate) answers: BTreeMap<RequestId, Answer>,
@@ -107,20 +107,20 @@ pub(crate) struct Rig {
     pub(crate) forgotten: Vec<ConnId>,
     /// Registrations fail from now on.
     pub(crate) no_memory: bool,
-    /// Queues are not emptied, ends not told, until asked for.
+    /// Queues are not drained, and disconnects not reported, until the test asks for it.
     pub(crate) hold_drain: bool,
     pub(crate) silent: bool,
-    /// Nothing comes from those whose requests are accepted.
+    /// Requests are forged: no client answers when they are accepted.
     pub(crate) forged: bool,
-    /// Signalled sends complete at once, but on paths that are cut.
+    /// Signalled sends complete at once, except on cut paths.
     pub(crate) complete: bool,
     pub(crate) cut: BTreeSet<PathId>,
-    /// How long the queue pairs bear silence.
+    /// Timeouts of the queue pairs for unacknowledged sends.
     pub(crate) give_up: BTreeMap<ConnId, Option<Duration>>,
     /// The upper layer answers at once whether it takes a session.
     pub(crate) link: Option<bool>,
     pub(crate) withdrawn: Vec<(PortId, u32)>,
-    /// Keys that cannot be withdrawn.
+    /// Keys whose invalidation fails.
     pub(crate) stuck: Vec<u32>,
 }
 
@@ -168,7 +168,7 @@ impl Rig {
         self.server.config().geometry
     }
 
-    /// Carries out everything the server wants.
+    /// Carries out the orders of the server.
     pub(crate) fn settle(&mut self) {
         loop {
             let mut busy = false;
@@ -278,7 +278,7 @@ impl Rig {
         }
     }
 
-    /// Empties everything that was closed.
+    /// Drains all closed connections.
     pub(crate) fn drain_all(&mut self) {
         self.hold_drain = false;
         let pending: Vec<ConnId> =
@@ -326,7 +326,7 @@ impl Rig {
         self.sent.push(Sent { conn, kind, bytes, signal, tag });
     }
 
-    /// Tells of what came, withdraws what is to be withdrawn, and lets the requests be read.
+    /// Delivers completions, invalidates keys as ordered, and has the requests read.
     pub(crate) fn deliver(&mut self, dones: &[Done]) {
         self.server.handle_done(self.now, dones);
         let mut batch = Batch::default();
@@ -505,7 +505,7 @@ impl Rig {
         self.requests.pop().unwrap()
     }
 
-    /// What was sent since the last time; keys are learned from it.
+    /// Returns what was sent since the last call, and stores the keys in it.
     pub(crate) fn take_sent(&mut self, path: &mut Path) -> Vec<Sent> {
         let sent = std::mem::take(&mut self.sent);
         for sent in &sent {
@@ -531,7 +531,7 @@ impl Rig {
         self.settle();
     }
 
-    /// Why paths were closed, and which, since the last time.
+    /// Returns which paths were closed since the last call, and why.
     pub(crate) fn take_closed(&mut self) -> Vec<(PathId, CloseReason)> {
         let events = std::mem::take(&mut self.events);
         let closed = events.iter().filter_map(|event| match event {
@@ -552,7 +552,7 @@ impl Rig {
         down.collect()
     }
 
-    /// Nothing is left of anything.
+    /// Asserts that nothing is left.
     pub(crate) fn assert_empty(&self) {
         assert_eq!(self.server.sessions().count(), 0, "sessions");
         assert!(self.regions.is_empty(), "regions");

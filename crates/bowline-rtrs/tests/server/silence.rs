@@ -18,15 +18,14 @@ fn two(bowline: bool, heartbeat: HbConfig) -> (Rig, [Path; 2]) {
     (rig, paths)
 }
 
-/// Lets time pass while wires are as they are; what gets through is acknowledged, and never
-/// answered.
+/// Lets time pass. Messages on paths that are not cut are acknowledged, but never answered.
 fn pass(rig: &mut Rig, cut: &[PathId], seconds: u64) -> Vec<(PathId, CloseReason)> {
     rig.cut = cut.iter().copied().collect();
     rig.pass(Duration::from_secs(seconds));
     rig.take_closed()
 }
 
-/// Those not cut answer: as a client that has something to say every second.
+/// Clients on paths that are not cut answer, as one that sends something every second.
 fn pass_busy(
     rig: &mut Rig,
     cut: &[PathId],
@@ -42,8 +41,8 @@ fn pass_busy(
     rig.take_closed()
 }
 
-// tests [RT-93]: a kernel fails its requests when no path is left, so it is waited for as a kernel
-// does
+// tests [RT-93]: a kernel client fails its requests when no path is left, so the server waits for
+// it as long as a kernel server does
 #[test]
 fn the_last_paths_of_a_kernel_outlive_an_outage() {
     let (mut rig, paths) = two(false, HbConfig::default());
@@ -53,8 +52,8 @@ fn the_last_paths_of_a_kernel_outlive_an_outage() {
             let bears = rig.give_up[&paths[0].conn(conn)];
             assert!(bears.is_some_and(|time| time > Duration::from_secs(35)), "{bears:?}");
         }
-        // The other one, if it is there, is alive by now; if not, neither is given up for the
-        // other.
+        // The other path, if there is one, is known to be alive by now; otherwise neither is given
+        // up in favour of the other.
         let closed = if cut.len() == 2 {
             pass(&mut rig, cut, 6)
         } else {
@@ -63,19 +62,20 @@ fn the_last_paths_of_a_kernel_outlive_an_outage() {
         let expected: &[_] = if cut.len() == 2 { &[] } else { &[(ids[0], CloseReason::Silent)] };
         assert_eq!(closed, expected, "{} wires cut", cut.len());
         if cut.len() == 2 {
-            // Both heal.
+            // Both paths are mended.
             for path in &paths {
                 let done = rig.imm(path.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
                 rig.deliver(&[done]);
             }
         }
     }
-    // Alone it has half a minute.
+    // A single path is waited for for half a minute.
     assert_eq!(pass(&mut rig, &ids, 29), []);
     assert_eq!(pass(&mut rig, &ids, 7), [(ids[1], CloseReason::Heartbeat)]);
 }
 
-// tests [RT-93]: two whose ends come at different times are not given up for one another
+// tests [RT-93]: two paths that fall silent at different times are not given up in favour of each
+// other
 #[test]
 fn of_two_silent_paths_neither_is_the_better_one() {
     for shift in (0..1000).step_by(50) {
@@ -90,7 +90,8 @@ fn of_two_silent_paths_neither_is_the_better_one() {
     }
 }
 
-// tests [RT-88], [RT-93]: what waits for the server by itself, or is not to be found out about
+// tests [RT-88], [RT-93]: the server closes no silent path early if the client is a bowline, or if
+// its own configuration has no fast path detection
 #[test]
 fn bowlines_and_slow_detection_are_left_to_others() {
     let (mut rig, paths) = two(true, HbConfig::default());

@@ -353,15 +353,7 @@ impl Oracle {
         scratch: &mut Vec<u8>,
     ) -> Result<Verdict, String> {
         if source.port() == 0 {
-            let slot = &mut self.slots[target];
-            slot.pongs += 1;
-            return match payload.len() {
-                0 if slot.pongs <= slot.pings || slot.double_pongs_allowed => Ok(Verdict::InTurn),
-                0 => {
-                    Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings))
-                }
-                n => Err(format!("{} got a pong with {n} bytes", slot.addr)),
-            };
+            return self.received_pong(target, payload.len());
         }
         let Some(&slot) = self.by_addr.get(&source) else {
             return Err(format!("{} got a message from {source}, no socket", self.addr(target)));
@@ -397,9 +389,32 @@ impl Oracle {
         }
         let name = name();
         let id = MessageId { flow: flow as u32, index };
+        self.received_in_flow(&name, id, payload.len(), by_tcp)
+    }
+
+    fn received_pong(&mut self, target: usize, len: usize) -> Result<Verdict, String> {
+        let slot = &mut self.slots[target];
+        slot.pongs += 1;
+        match len {
+            0 if slot.pongs <= slot.pings || slot.double_pongs_allowed => Ok(Verdict::InTurn),
+            0 => Err(format!("{} got {} pongs for {} pings", slot.addr, slot.pongs, slot.pings)),
+            n => Err(format!("{} got a pong with {n} bytes", slot.addr)),
+        }
+    }
+
+    /// Checks whether it was the turn of a message of `len` bytes. `name` is that of its flow in
+    /// texts. `by_tcp`: one of the two hosts goes by TCP's acknowledgements.
+    fn received_in_flow(
+        &mut self,
+        name: &str,
+        id: MessageId,
+        len: usize,
+        by_tcp: bool,
+    ) -> Result<Verdict, String> {
+        let index = id.index;
         let overtaken = self.overtaken.contains(&id);
         let dropped = self.dropped.remove(&id);
-        let flow = &mut self.flows[flow];
+        let flow = &mut self.flows[id.flow as usize];
         // Messages of a sender that goes by TCP's acknowledgements may be under way on other
         // connections.
         let in_order = by_tcp || flow.last.is_none_or(|last| index > last);
@@ -425,11 +440,11 @@ impl Oracle {
                 flow.next
             ));
         };
-        if flow.pending[at].len as usize != payload.len() {
-            let len = flow.pending[at].len;
-            return Err(format!("{name}: message {index} has {} of {len} bytes", payload.len()));
+        if flow.pending[at].len as usize != len {
+            let sent = flow.pending[at].len;
+            return Err(format!("{name}: message {index} has {len} of {sent} bytes"));
         }
-        if self.slots[slot].disorder {
+        if self.slots[flow.slot].disorder {
             flow.pending.remove(at);
             return Ok(Verdict::InTurn);
         }

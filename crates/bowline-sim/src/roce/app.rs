@@ -1,21 +1,22 @@
 //! Requests of programs: drawn at random, right ones and wrong ones, each with its expected
 //! outcome.
 
+mod mistakes;
+
 use bowline_verbs::{
     Access, FlushOf, MwBind, Placement, Remote, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode,
     next_key,
 };
 
 use super::memory::{AreaId, Pieces, Purpose, fill, list, part, sges};
-use super::oracle::note_cause;
 use super::plan::ConnPlan;
 use super::reach::{self, LoanEvent};
 use super::side::{
-    Announcement, FailureCauses, Fast, FastStep, Grant, Message, Receive, Request, Side, SideId,
-    Statuses,
+    Announcement, Fast, FastStep, Grant, Message, Receive, Request, Side, SideId, Statuses,
 };
 use crate::engine::coverage::Coverage;
 use crate::engine::rng::Rng;
+use mistakes::{MISTAKES, MISTAKES_OF_ALL, Mistake};
 
 /// Maximum number of elements of a gather or scatter list.
 pub(crate) const SGES: usize = 4;
@@ -44,49 +45,6 @@ impl OwnedRequest {
         }
     }
 }
-
-/// Mistakes of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mistake {
-    /// A key that is not valid, or no longer.
-    Key,
-    /// Bytes beyond the region, or before it.
-    Range,
-    /// A write to memory that may only be read.
-    Right,
-    /// A local key that is not valid.
-    LocalKey,
-    /// Local bytes beyond the region.
-    LocalRange,
-    /// A result for memory that this side may not write.
-    LocalRight,
-    /// An invalidation of a key that is not valid.
-    Invalidate,
-    /// A registration of a registered region.
-    Register,
-    /// A request that makes the peer invalidate a key that is not valid.
-    RemoteInvalidate,
-    /// A wrong key in an operation that is rarely made.
-    AtomicKey,
-    AtomicWriteKey,
-    FlushKey,
-}
-
-/// The mistakes that every run draws, followed by those that only some runs draw.
-const MISTAKES: [Mistake; 12] = [
-    Mistake::Key,
-    Mistake::Range,
-    Mistake::Right,
-    Mistake::LocalKey,
-    Mistake::LocalRange,
-    Mistake::LocalRight,
-    Mistake::Invalidate,
-    Mistake::Register,
-    Mistake::RemoteInvalidate,
-    Mistake::AtomicKey,
-    Mistake::AtomicWriteKey,
-    Mistake::FlushKey,
-];
 
 /// Draws requests for one side.
 pub(crate) struct App<'a> {
@@ -120,7 +78,7 @@ impl App<'_> {
             return self.mistake(Mistake::Register).into_iter().collect();
         }
         if self.rng.chance(self.plan.misuse) {
-            let kinds = if more > 0 { &MISTAKES[..] } else { &MISTAKES[..9] };
+            let kinds = if more > 0 { &MISTAKES[..] } else { &MISTAKES[..MISTAKES_OF_ALL] };
             let kind = self.rng.pick(kinds);
             return self.mistake(kind).into_iter().collect();
         }
@@ -521,155 +479,6 @@ impl App<'_> {
         // useless.
         me.stale = invalidates.then_some(grant);
         Some(owned)
-    }
-
-    /// Draws a request that must fail.
-    fn mistake(&mut self, kind: Mistake) -> Option<OwnedRequest> {
-        reach::count_mistake(self.coverage, kind as usize);
-        let len = self.len().max(8);
-        let number = self.number();
-        let mut request = Request::new(number, WcOpcode::RdmaWrite);
-        request.must_fail = true;
-        request.len = len as u32;
-        let peer = &self.sides[self.peer];
-        let (start, size) = peer.memory.span(&[Purpose::Target, Purpose::Words]);
-        let (base, shared, constant) = (peer.iova, peer.shared.rkey, peer.constant.rkey);
-        let (fixed, _) = peer.memory.span(&[Purpose::Constant]);
-        let (words, _) = peer.memory.span(&[Purpose::Words]);
-        let me = &self.sides[self.id];
-        let (iova, lkey) = (me.iova, me.local.lkey);
-        let (own, own_len) = me.memory.span(&[Purpose::Source, Purpose::Receive, Purpose::Sink]);
-        let (mine, own_fixed) = (me.constant.lkey, me.memory.span(&[Purpose::Constant]).0);
-        let good = vec![Sge { addr: iova + own as u64, len: len.min(own_len) as u32, lkey }];
-        let end = base + (start + size) as u64;
-        let remote = |addr, rkey| Remote { addr, rkey };
-        let mut place = good;
-        request.len = place[0].len;
-        let len = u64::from(request.len);
-        let mut may = Statuses::only(Status::RemAccessErr);
-        let local = Statuses::only(Status::LocProtErr);
-        let operation = Statuses::only(Status::LocQpOpErr);
-        let bad = self.rng.next() as u32;
-        let op = match kind {
-            Mistake::Key => match (&me.stale, bad % 3) {
-                (Some(stale), _) => SendOp::Write(remote(stale.iova, stale.key)),
-                (None, 0) => SendOp::Write(remote(base + start as u64, shared ^ (1 + bad % 255))),
-                (None, 1) => SendOp::Read(remote(base + start as u64, shared ^ 1 << 30)),
-                (None, _) => SendOp::Write(remote(base + start as u64, shared ^ 1 << 31)),
-            },
-            Mistake::Range => match bad % 3 {
-                0 => {
-                    // At most one packet: packets before the one with the wrong byte may be written
-                    // [REQ-26].
-                    let short = len.min(200);
-                    (place[0].len, request.len) = (short as u32, short as u32);
-                    SendOp::Write(remote(end - short + 1, shared))
-                }
-                1 => SendOp::Read(remote(base + start as u64 - 1, shared)),
-                _ => SendOp::Write(remote(u64::MAX - 3, shared)),
-            },
-            Mistake::Right => SendOp::Write(remote(base + fixed as u64, constant)),
-            Mistake::LocalKey => {
-                place[0].lkey ^= 1 << 31;
-                may = local;
-                SendOp::Write(remote(base + start as u64, shared))
-            }
-            Mistake::LocalRange => {
-                // At most one packet: packets before the one with the wrong byte would be sent.
-                let short = len.min(200);
-                place[0].addr = iova + (own + own_len) as u64 - short + 1;
-                place[0].len = short as u32;
-                request.len = short as u32;
-                may = local;
-                SendOp::Send
-            }
-            Mistake::LocalRight => {
-                place = vec![Sge { addr: iova + own_fixed as u64, len: 1, lkey: mine }];
-                request.len = 1;
-                may = local;
-                SendOp::Read(remote(base + start as u64, shared))
-            }
-            Mistake::Invalidate => {
-                may = operation;
-                SendOp::LocalInv(lkey)
-            }
-            Mistake::Register => {
-                may = operation;
-                let key = me.fast.key();
-                match me.fast {
-                    Fast::Released(_) => {
-                        if me.under.is_some() {
-                            may = Statuses::only(Status::MwBindErr);
-                        }
-                        self.registration(key).0
-                    }
-                    _ => SendOp::LocalInv(key ^ 1 << 31),
-                }
-            }
-            Mistake::AtomicKey => {
-                (place[0].len, request.len) = (8, 8);
-                let remote = remote(base + words as u64, shared ^ 1 << 31);
-                match bad % 2 {
-                    0 => SendOp::FetchAdd { remote, add: 1 },
-                    _ => SendOp::CompareSwap { remote, compare: 0, swap: 1 },
-                }
-            }
-            Mistake::AtomicWriteKey => {
-                (place[0].len, request.len) = (8, 8);
-                SendOp::AtomicWrite(remote(base + words as u64, shared ^ 1 << 31))
-            }
-            Mistake::FlushKey => {
-                (place, request.len) = (Vec::new(), 0);
-                let remote = remote(base + words as u64, shared ^ 1 << 31);
-                SendOp::Flush { remote, of: FlushOf::Region, placement: Placement::GLOBAL }
-            }
-            Mistake::RemoteInvalidate => {
-                // The bytes are delivered before the key is checked [RSP-18].
-                request.must_fail = false;
-                request.len = 0;
-                place.clear();
-                may = Statuses::only(Status::RemInvReqErr);
-                SendOp::SendInv(shared)
-            }
-        };
-        request.may = may;
-        request.opcode = match &op {
-            SendOp::Send | SendOp::SendInv(_) => WcOpcode::Send,
-            SendOp::Read(_) => WcOpcode::RdmaRead,
-            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
-            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
-            SendOp::AtomicWrite(_) => WcOpcode::AtomicWrite,
-            SendOp::Flush { .. } => WcOpcode::Flush,
-            SendOp::LocalInv(_) => WcOpcode::LocalInv,
-            SendOp::RegMr { .. } => WcOpcode::RegMr,
-            SendOp::BindMw { .. } => WcOpcode::BindMw,
-            _ => WcOpcode::RdmaWrite,
-        };
-        if matches!(op, SendOp::LocalInv(_) | SendOp::RegMr { .. } | SendOp::BindMw { .. }) {
-            place.clear();
-        }
-        if matches!(op, SendOp::Read(_)) && kind != Mistake::LocalRight {
-            let me = self.me();
-            let (area, pieces) = me.memory.lend(Purpose::Sink, number, request.len as usize)?;
-            place = sges(&pieces, iova, lkey);
-            request.sink = Some(area);
-            request.len = place[0].len;
-        }
-        if let SendOp::SendInv(key) = op {
-            request.message = true;
-            self.me().outgoing.push_back(Message {
-                number,
-                bytes: Vec::new(),
-                len: 0,
-                imm: None,
-                invalidates: Some(key),
-                write: false,
-                bad_key: true,
-                announcement: Announcement::Nothing,
-            });
-        }
-        note_cause(self.sides, self.id, FailureCauses::MISUSE);
-        Some(self.done(request, op, (place, Vec::new()), SendFlags::SIGNALED))
     }
 }
 

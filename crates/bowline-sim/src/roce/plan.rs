@@ -23,7 +23,9 @@ pub enum Scenario {
     /// No faults: no request may fail, and all work ends soon.
     Calm,
     /// The network loses, repeats, damages and reorders.
-    Weather,
+    #[serde(rename = "weather")]
+    #[doc(alias = "Weather")]
+    NetworkFaults,
     /// Short queues and slow lines.
     Narrow,
     /// Devices die and start again, also while they connect.
@@ -41,7 +43,7 @@ impl Scenario {
     pub const ALL: [Self; 8] = [
         Self::Swarm,
         Self::Calm,
-        Self::Weather,
+        Self::NetworkFaults,
         Self::Narrow,
         Self::Crash,
         Self::Cuts,
@@ -54,7 +56,7 @@ impl Scenario {
         match self {
             Self::Swarm => "swarm",
             Self::Calm => "calm",
-            Self::Weather => "weather",
+            Self::NetworkFaults => "weather",
             Self::Narrow => "narrow",
             Self::Crash => "crash",
             Self::Cuts => "cuts",
@@ -223,8 +225,8 @@ impl Plan {
             S::Swarm,
             S::Swarm,
             S::Calm,
-            S::Weather,
-            S::Weather,
+            S::NetworkFaults,
+            S::NetworkFaults,
             S::Narrow,
             S::Crash,
             S::Cuts,
@@ -235,7 +237,7 @@ impl Plan {
         let any = |rng: &mut Rng, mine: S, permille: u64| {
             scenario == mine || scenario == S::Swarm && rng.chance(permille)
         };
-        let weather = any(rng, S::Weather, 500);
+        let network_faults = any(rng, S::NetworkFaults, 500);
         let mixed = scenario == S::Churn;
         let narrow = any(rng, S::Narrow, 250) || mixed && rng.chance(200);
         let crash = any(rng, S::Crash, 250) || mixed && rng.chance(300);
@@ -243,8 +245,8 @@ impl Plan {
         let misuse = any(rng, S::Misuse, 250);
         let churn = any(rng, S::Churn, 250);
 
-        let hosts = draw_hosts(rng, weather, narrow);
-        let net = draw_net(rng, weather, narrow);
+        let hosts = draw_hosts(rng, network_faults, narrow);
+        let net = draw_net(rng, network_faults, narrow);
         let mut plan = Self {
             scenario,
             net,
@@ -388,7 +390,7 @@ fn psn(rng: &mut Rng) -> u32 {
 /// Acknowledgement delays in nanoseconds: those that drivers choose between, and others.
 pub(crate) const ACK_DELAYS: [u64; 5] = [0, 20 * US, 50 * US, 50 * US, 5 * MS];
 
-fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
+fn draw_hosts(rng: &mut Rng, network_faults: bool, narrow: bool) -> Vec<HostPlan> {
     let count = rng.pick(&[2, 2, 2, 3, 4]);
     let v6 = rng.chance(400);
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096];
@@ -402,7 +404,7 @@ fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
             // Without right hints a strict receiver takes undamaged packets for damaged ones.
             let icrc = match rng.below(3) {
                 0 if v6 || hints == Hints::Right => IcrcPolicy::Strict,
-                1 if !weather => IcrcPolicy::Off,
+                1 if !network_faults => IcrcPolicy::Off,
                 _ => IcrcPolicy::Solve,
             };
             HostPlan {
@@ -426,14 +428,14 @@ fn draw_hosts(rng: &mut Rng, weather: bool, narrow: bool) -> Vec<HostPlan> {
         .collect()
 }
 
-fn draw_net(rng: &mut Rng, weather: bool, narrow: bool) -> NetPlan {
+fn draw_net(rng: &mut Rng, network_faults: bool, narrow: bool) -> NetPlan {
     let delay = rng.magnitude(US, 5 * MS);
     let some = |rng: &mut Rng, most: u64| {
-        if weather && rng.chance(600) { rng.magnitude(1, most) } else { 0 }
+        if network_faults && rng.chance(600) { rng.magnitude(1, most) } else { 0 }
     };
     NetPlan {
         delay,
-        jitter: if weather && rng.chance(600) { rng.magnitude(1, 4 * delay) } else { 0 },
+        jitter: if network_faults && rng.chance(600) { rng.magnitude(1, 4 * delay) } else { 0 },
         loss: some(rng, 200),
         repeat: some(rng, 300),
         damage: some(rng, 100),

@@ -201,7 +201,7 @@ const MEMORY: [&str; 8] = [
     "region taken away, in use",
 ];
 
-/// Mistakes of programs, in the order of [`super::app::MISTAKES`].
+/// Mistakes of programs, in the order of [`super::app::mistakes::MISTAKES`].
 const MISTAKES: [&str; 12] = [
     "a key",
     "a range",

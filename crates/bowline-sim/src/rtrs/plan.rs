@@ -226,7 +226,7 @@ pub(crate) struct Plan {
     /// Burst size in bytes reported to bindings, if not the devices' own: chunks are shorter than
     /// most device bursts.
     pub(crate) burst: Option<usize>,
-    /// The server does not always invalidate the keys it is in_flight to, and repeats writes with
+    /// The server does not always invalidate the keys it owes, and repeats writes with
     /// old keys.
     #[serde(rename = "rude")]
     pub(crate) misbehaving: bool,
@@ -269,20 +269,46 @@ const AT_CLOSE: [Fault; 7] = [
 /// Approximate bytes of all requests of a run.
 const VOLUME: u64 = 600_000;
 
-impl Plan {
-    /// Draws the plan of a seed. Everything added to plans later is drawn from `extra`, so that old
-    /// seeds keep their plans.
-    pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
-        // Separate generators, so that what they draw does not change the rest of the plan.
-        let mut trials = Rng::new(extra.clone().next());
-        let mut holds = Rng::new(extra.clone().next() ^ HOLDS);
+/// What the runs of a plan have, by its scenario and by chance.
+struct Features {
+    scenario: Scenario,
+    /// Caches of disks lose what was not flushed when the server dies.
+    volatile: bool,
+    /// Keys are good for one READ, or pieces of memory are scattered.
+    keys: bool,
+    /// Clients have several disks and give them up now and then.
+    disks: bool,
+    /// Lines hold what they are given, and deliver it late.
+    held: bool,
+    /// Datagrams are lost, delayed and repeated.
+    network_faults: bool,
+    /// A fault at a drawn step of making a connection.
+    steps: bool,
+    /// Requests overlap while answers are late.
+    late: bool,
+    /// Lines are cut.
+    cuts: bool,
+    /// Programs stall.
+    stalls: bool,
+    /// Storage takes long.
+    slow: bool,
+    /// Machines die.
+    crash: bool,
+    /// Paths are added and removed.
+    paths: bool,
+    /// The first client writes to chunks that the server has.
+    hostile: bool,
+}
+
+impl Features {
+    fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
+        use Scenario as S;
         // Weighted twice, because a hostile client acts at the critical moment in few of its runs.
         let drawn = match rng.below(Scenario::DRAWN + 1) {
-            Scenario::DRAWN => Scenario::Hostile,
+            Scenario::DRAWN => S::Hostile,
             drawn => Scenario::ALL[drawn as usize],
         };
         let scenario = forced.unwrap_or(drawn);
-        use Scenario as S;
         let volatile = scenario == S::Volatile;
         let keys = scenario == S::Keys;
         let disks = scenario == S::Disks;
@@ -299,8 +325,155 @@ impl Plan {
         let crash = any(rng, S::Crash, 300) || volatile || disks && extra.chance(500);
         let paths = any(rng, S::Paths, 300) || disks && extra.chance(700);
         let hostile = any(rng, S::Hostile, 150);
+        Self {
+            scenario,
+            volatile,
+            keys,
+            disks,
+            held,
+            network_faults,
+            steps,
+            late,
+            cuts,
+            stalls,
+            slow,
+            crash,
+            paths,
+            hostile,
+        }
+    }
 
-        let count = rng.pick(&[1, 1, 1, 2, 3]) + usize::from(hostile);
+    /// Draws what a client does differently because of the features of the run.
+    fn adjust_client(
+        &self,
+        (rng, extra): (&mut Rng, &mut Rng),
+        client: &mut ClientPlan,
+        active: u64,
+    ) {
+        // In most runs there is work as long as there are faults.
+        if rng.chance(700) {
+            client.gap = active / u64::from(client.requests) * 8;
+        }
+        client.leaves = extra.pick(&[0, 0, 0, 0, 0, 30, 200]);
+        if self.hostile || self.held || self.volatile || self.disks {
+            client.leaves = 0;
+        }
+        if client.hostile && self.scenario == Scenario::Hostile {
+            // The server keeps chunks for long while more requests come.
+            client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 20 * MS]);
+            client.depth = client.depth.max(8);
+            client.requests = client.requests.max(80);
+            client.gap = client.gap.min(MS);
+        }
+        if client.hostile && rng.chance(700) {
+            client.paths.truncate(1);
+        }
+        if self.slow && rng.chance(700) {
+            client.disks[0].takes.1 = rng.magnitude(100 * MS, 20 * SEC);
+            client.disks[0].slow = rng.pick(&[10, 100, 500]);
+        }
+        if self.late && rng.chance(700) {
+            // Few sectors, so that requests overlap often.
+            client.disks[0].sectors = 16;
+            client.request_max = 4096;
+        }
+        if self.paths && rng.chance(300) {
+            client.max_reconnects = rng.between(0, 3) as i16;
+        }
+        if extra.chance(if self.keys { 600 } else { 150 }) {
+            client.read_keys = ReadKeys::PerRequest;
+        }
+        if extra.chance(if self.keys { 600 } else { 150 }) {
+            client.scattered = extra.pick(&[100, 500, 1000]);
+        }
+        if extra.chance(150) {
+            client.io_connections = 4;
+        }
+        if extra.chance(100) {
+            client.poll_connections = extra.between(1, 2) as u16;
+        }
+        self.adjust_load(extra, client, active);
+    }
+
+    /// Draws the disks and requests of the scenarios that need particular ones.
+    fn adjust_load(&self, extra: &mut Rng, client: &mut ClientPlan, active: u64) {
+        // Derived instead of drawn, so that everything drawn after it stays the same.
+        client.counts_keys = client.start.is_multiple_of(2);
+        if self.volatile {
+            client.queues = true;
+            client.max_reconnects = -1;
+            client.disks[0].cache = true;
+            client.disks[0].fua &= extra.chance(500);
+            let most = client.disks[0].sectors as u32 * 512;
+            client.request_max = most.min(extra.pick(&[16_384, 40_960]));
+            client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 50 * MS]);
+        }
+        if self.held {
+            // Few sectors, so that requests overlap often, and requests always in progress.
+            client.disks[0].sectors = 16;
+            client.request_max = 4096;
+            client.requests = extra.between(200, 400) as u32;
+            client.gap = active / u64::from(client.requests) * extra.between(1, 8);
+            client.depth = client.depth.max(4);
+        }
+        if self.disks {
+            // Requests always in progress.
+            client.request_max = client.request_max.min(8192);
+            client.requests = extra.between(100, 400) as u32;
+            client.gap = active / u64::from(client.requests) * extra.between(1, 8);
+            client.depth = client.depth.max(4);
+        }
+    }
+
+    /// Draws which faults are injected, and how often.
+    fn draw_faults(&self, rng: &mut Rng, active: u64) -> Vec<(Fault, u64)> {
+        let mut faults = Vec::new();
+        let mut add = |rng: &mut Rng, on: bool, fault: Fault| {
+            if on {
+                faults.push((fault, active / rng.between(1, 6) + 1));
+            }
+        };
+        add(rng, self.cuts, Fault::Cut);
+        let half = self.cuts && rng.chance(300) || self.held;
+        add(rng, half, Fault::HalfCut);
+        add(rng, self.crash, Fault::Crash);
+        add(rng, self.stalls, Fault::Stall);
+        add(rng, self.paths, Fault::Path);
+        let kick = (self.paths || self.cuts) && rng.chance(400);
+        add(rng, kick, Fault::Kick);
+        add(rng, self.disks, Fault::UnnoticedCrash);
+        faults
+    }
+}
+
+fn draw_step(rng: &mut Rng, clients: usize) -> StepPlan {
+    StepPlan {
+        client: rng.index(clients),
+        after: rng.magnitude(1, 100) - 1,
+        what: rng.pick(&[
+            Fault::Cut,
+            Fault::Cut,
+            Fault::HalfCut,
+            Fault::Crash,
+            Fault::Crash,
+            Fault::Stall,
+            Fault::Path,
+            Fault::Kick,
+        ]),
+    }
+}
+
+impl Plan {
+    /// Draws the plan of a seed. Everything added to plans later is drawn from `extra`, so that old
+    /// seeds keep their plans.
+    pub(crate) fn draw(rng: &mut Rng, extra: &mut Rng, forced: Option<Scenario>) -> Self {
+        // Separate generators, so that what they draw does not change the rest of the plan.
+        let mut trials = Rng::new(extra.clone().next());
+        let mut holds = Rng::new(extra.clone().next() ^ HOLDS);
+        let features = Features::draw(rng, extra, forced);
+        let Features { scenario, held, disks, keys, .. } = features;
+        use Scenario as S;
+        let count = rng.pick(&[1, 1, 1, 2, 3]) + usize::from(features.hostile);
         let v6 = rng.chance(300);
         let mtu = rng.pick(&[Mtu::M512, Mtu::M1024, Mtu::M1024, Mtu::M4096, Mtu::M4096]);
         let give_up = rng.pick(&[500 * MS, 3 * SEC, 3 * SEC]);
@@ -316,10 +489,11 @@ impl Plan {
                 NodePlan { hosts, look: rng.pick(&[0, 2 * US, 50 * US, 2 * MS]) }
             })
             .collect();
-        let net = draw_net(rng, network_faults);
+        let net = draw_net(rng, features.network_faults);
         let queue_depth = rng.pick(&[1, 2, 3, 8, 16, 32]);
         let chunk = rng.pick(&[8192, 8192, 16_384, 32_768]);
-        let active = rng.magnitude(10 * MS, if slow || stalls { 30 * SEC } else { 8 * SEC });
+        let active = rng
+            .magnitude(10 * MS, if features.slow || features.stalls { 30 * SEC } else { 8 * SEC });
         // Long enough to notice that a server is gone.
         let active = active.max(if disks { 3 * SEC } else { 0 });
         let active = active.max(if held { 10 * SEC } else { 0 });
@@ -328,109 +502,15 @@ impl Plan {
             .map(|at| {
                 let own = nodes[at + 1].hosts.len();
                 let mut client = draw_client(rng, (own, servers), queue_depth, count as u64);
-                // In most runs there is work as long as there are faults.
-                if rng.chance(700) {
-                    client.gap = active / u64::from(client.requests) * 8;
-                }
-                client.leaves = extra.pick(&[0, 0, 0, 0, 0, 30, 200]);
-                if hostile || held || volatile || disks {
-                    client.leaves = 0;
-                }
-                client.hostile = hostile && at == 0;
-                if client.hostile && scenario == S::Hostile {
-                    // The server keeps chunks for long while more requests come.
-                    client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 20 * MS]);
-                    client.depth = client.depth.max(8);
-                    client.requests = client.requests.max(80);
-                    client.gap = client.gap.min(MS);
-                }
-                if client.hostile && rng.chance(700) {
-                    client.paths.truncate(1);
-                }
-                if slow && rng.chance(700) {
-                    client.disks[0].takes.1 = rng.magnitude(100 * MS, 20 * SEC);
-                    client.disks[0].slow = rng.pick(&[10, 100, 500]);
-                }
-                if late && rng.chance(700) {
-                    // Few sectors, so that requests overlap often.
-                    client.disks[0].sectors = 16;
-                    client.request_max = 4096;
-                }
-                if paths && rng.chance(300) {
-                    client.max_reconnects = rng.between(0, 3) as i16;
-                }
-                if extra.chance(if keys { 600 } else { 150 }) {
-                    client.read_keys = ReadKeys::PerRequest;
-                }
-                if extra.chance(if keys { 600 } else { 150 }) {
-                    client.scattered = extra.pick(&[100, 500, 1000]);
-                }
-                if extra.chance(150) {
-                    client.io_connections = 4;
-                }
-                if extra.chance(100) {
-                    client.poll_connections = extra.between(1, 2) as u16;
-                }
-                // Derived instead of drawn, so that everything drawn after it stays the same.
-                client.counts_keys = client.start.is_multiple_of(2);
-                if volatile {
-                    client.queues = true;
-                    client.max_reconnects = -1;
-                    client.disks[0].cache = true;
-                    client.disks[0].fua &= extra.chance(500);
-                    let most = client.disks[0].sectors as u32 * 512;
-                    client.request_max = most.min(extra.pick(&[16_384, 40_960]));
-                    client.disks[0].takes.0 = extra.pick(&[200 * US, 5 * MS, 50 * MS]);
-                }
-                if held {
-                    // Few sectors, so that requests overlap often, and requests always in progress.
-                    client.disks[0].sectors = 16;
-                    client.request_max = 4096;
-                    client.requests = extra.between(200, 400) as u32;
-                    client.gap = active / u64::from(client.requests) * extra.between(1, 8);
-                    client.depth = client.depth.max(4);
-                }
-                if disks {
-                    // Requests always in progress.
-                    client.request_max = client.request_max.min(8192);
-                    client.requests = extra.between(100, 400) as u32;
-                    client.gap = active / u64::from(client.requests) * extra.between(1, 8);
-                    client.depth = client.depth.max(4);
-                }
+                client.hostile = features.hostile && at == 0;
+                features.adjust_client((rng, extra), &mut client, active);
                 client
             })
             .collect::<Vec<_>>();
         let trials = trial::draw(&mut trials, scenario, nodes.len(), active);
         let interval = rng.pick(&[500 * MS, SEC, 5 * SEC]);
-        let mut faults = Vec::new();
-        let mut add = |rng: &mut Rng, on: bool, fault: Fault| {
-            if on {
-                faults.push((fault, active / rng.between(1, 6) + 1));
-            }
-        };
-        add(rng, cuts, Fault::Cut);
-        let half = cuts && rng.chance(300) || held;
-        add(rng, half, Fault::HalfCut);
-        add(rng, crash, Fault::Crash);
-        add(rng, stalls, Fault::Stall);
-        add(rng, paths, Fault::Path);
-        let kick = (paths || cuts) && rng.chance(400);
-        add(rng, kick, Fault::Kick);
-        add(rng, disks, Fault::UnnoticedCrash);
-        let step = steps.then(|| StepPlan {
-            client: rng.index(count),
-            after: rng.magnitude(1, 100) - 1,
-            what: rng.pick(&[
-                Fault::Cut,
-                Fault::Cut,
-                Fault::HalfCut,
-                Fault::Crash,
-                Fault::Crash,
-                Fault::Stall,
-                Fault::Path,
-                Fault::Kick,
-            ]),
-        });
+        let faults = features.draw_faults(rng, active);
+        let step = features.steps.then(|| draw_step(rng, count));
         let refreshed = if scenario == S::Hostile { 900 } else { 600 };
         let mut plan = Self {
             scenario,

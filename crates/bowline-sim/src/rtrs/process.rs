@@ -74,8 +74,8 @@ impl Process {
         self.stalled = self.stalled.max(now + length);
     }
 
-    /// Makes the program do nothing at all for `length` nanoseconds, and then everything it was
-    /// in_flight for.
+    /// Makes the program do nothing at all for `length` nanoseconds, and then everything that is
+    /// overdue.
     pub(crate) fn fall_silent(&mut self, base: &mut Base, length: u64) {
         self.stall(base.now, length);
         self.silent = base.now + length;

@@ -70,9 +70,9 @@ pub(crate) struct World {
     holds: Rng,
     /// Longest time of a final request without storage, in nanoseconds; 0: no final IO.
     final_io: u64,
-    /// Nanoseconds after the last fault until a path that seems connected is connected, and the
-    /// time from which that holds.
+    /// Longest time after the last fault, in nanoseconds, until the loss of a path is noticed.
     notice: u64,
+    /// Virtual time at which that is over: a path that seems connected is connected.
     sure_from: u64,
     /// All paths were connected at one moment after the last fault.
     back: bool,
@@ -689,7 +689,7 @@ impl World {
         self.base.schedule(200 * MS, Event::Check);
     }
 
-    /// Tells whether every machine is there, and has done what it had to do.
+    /// Tells whether every machine runs and every program is done.
     fn is_all_done(&self) -> bool {
         let clients = self.clients.iter().all(|client| client.process.alive && client.done);
         clients && self.server.process.alive
@@ -705,7 +705,7 @@ impl World {
         }
     }
 
-    /// What everything looks like.
+    /// Describes the plan and the state of all parts, for the report of a failure.
     pub(crate) fn dump(&self) -> String {
         let mut out = format!("{:#?}\n{:?} since {} ns\n", self.plan, self.phase, self.phase_since);
         for client in &self.clients {

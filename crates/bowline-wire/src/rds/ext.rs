@@ -5,15 +5,12 @@
 //! the list too [R-117]: a kernel skips the type byte alone and goes on in what may be the
 //! payload [R-114], which is worse than missing what follows.
 //!
-//! ```text
-//!     bytes 0       3                   8       10                      16
-//!          +-------+-------------------+-------+-----------------------+
-//!   ours   | 05 nn | 06 generation     | 08 00 | 42 vp max_message     |
-//!          +-------+-------------------+-------+-----------------------+
-//! ```
-//! That order lets every reader find its part. 6.12 does not know type 8 and skips its type byte;
-//! the zero payload then ends its list [R-114]. Later kernels know type 8 and end at 0x42, as any
-//! kernel does at a type of 16 or more [R-113].
+//! ```text bytes 0       3                   8       10                      16
+//! +-------+-------------------+-------+-----------------------+ ours   | 05 nn | 06 generation
+//! | 08 00 | 42 vp max_message     | +-------+-------------------+-------+-----------------------+
+//! ``` In this order every reader finds its part. 6.12 does not know type 8 and skips its type
+//! byte; the zero payload then ends its list [R-114]. Later kernels know type 8 and end at 0x42, as
+//! any kernel does at a type of 16 or more [R-113].
 //!
 //! There is deliberately no builder for the RDMA types: type 3 in a message over TCP takes a
 //! kernel down [R-118].
@@ -33,7 +30,7 @@ const RDMA_BYTES: u8 = 4;
 const NPATHS: u8 = 5;
 const GEN_NUM: u8 = 6;
 const SPORT_IDX: u8 = 8;
-/// bowline's own. Kernels end the list at a type of 16 or more [R-113].
+/// The extension of bowline itself. Kernels end the list at a type of 16 or more [R-113].
 const BOWLINE: u8 = 0x42;
 
 // All parts of a handshake together fill the area exactly; none can fail to fit.
@@ -49,7 +46,7 @@ pub struct RdmaDest {
     pub offset: u32,
 }
 
-/// What one bowline node tells another in a probe; a kernel never looks at it.
+/// Extension between bowline nodes in a probe; a kernel never reads it.
 ///
 /// Layout after the type byte 0x42: `version << 4 | path`, then the longest message the sender is
 /// ready to receive as a big-endian u32.
@@ -57,7 +54,7 @@ pub struct RdmaDest {
 pub struct BowlineExt {
     /// Version of bowline's additions, 1 to 15; this is version 1.
     pub version: u8,
-    /// Path this connection belongs to, 0 to 15.
+    /// Path of this connection, 0 to 15.
     pub path: u8,
     /// Longest message the sender accepts, bytes.
     pub max_message: u32,

@@ -56,7 +56,7 @@ impl fmt::Debug for Flags {
     }
 }
 
-/// Names joined by `|`, what has none as one hexadecimal number; `0` for no flag.
+/// Names joined by `|`, then the unnamed bits as one hexadecimal number; `0` for no flag.
 impl fmt::Display for Flags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMES: [(Flags, &str); 3] = [
@@ -81,7 +81,7 @@ impl fmt::Display for Flags {
     }
 }
 
-/// Why bytes are not what they should be.
+/// Why bytes could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -89,7 +89,7 @@ pub enum DecodeError {
     Short {
         /// Bytes needed.
         needed: usize,
-        /// Bytes there.
+        /// Bytes available.
         got: usize,
     },
 }
@@ -145,7 +145,7 @@ impl Header {
     /// Reads exactly one header.
     #[inline]
     pub fn from_bytes(b: &[u8; HEADER_LEN]) -> Self {
-        // One row per eight bytes, as in the picture; the compiler checks that it is all there.
+        // One row per eight bytes, as in the picture; the compiler checks that all 48 are present.
         #[rustfmt::skip]
         let [
             q0, q1, q2, q3, q4, q5, q6, q7,
@@ -283,7 +283,7 @@ fn sum(header: &[u8; HEADER_LEN]) -> u32 {
     header.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum()
 }
 
-/// Adds what is above 16 bits back in until nothing is.
+/// Folds the sum to 16 bits: adds the bits above them until none are left.
 fn fold(mut sum: u32) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);

@@ -9,22 +9,22 @@ pub const MAP_BITS: usize = 65536;
 
 const _: () = assert!(MAP_LEN * 8 == MAP_BITS && MAP_BITS == u16::MAX as usize + 1);
 
-/// Ports the `Display` form names before it only counts.
+/// Largest number of ports that the `Display` form names; it only counts the others.
 const PORTS_SHOWN: usize = 8;
 
-/// A map as it lies on the wire: port p is bit `p & 7` of byte `p >> 3`.
+/// A map in wire format: port p is bit `p & 7` of byte `p >> 3`.
 #[derive(Clone, Copy, Debug)]
 pub struct MapView<'a>(&'a [u8; MAP_LEN]);
 
 impl<'a> MapView<'a> {
-    /// Looks at a payload; `None` unless it is exactly 8192 bytes.
+    /// Makes a view of a payload; `None` unless it has exactly 8192 bytes.
     pub fn new(payload: &'a [u8]) -> Option<Self> {
         payload.try_into().ok().map(Self)
     }
 
     /// Tells whether `port` is congested.
     pub fn is_congested(&self, port: u16) -> bool {
-        // Every index a port gives is in the map; the compiler sees that too.
+        // The index of any port is within the map, which the compiler can see too.
         self.0.get(usize::from(port >> 3)).is_some_and(|byte| byte & (1 << (port & 7)) != 0)
     }
 

@@ -1,5 +1,5 @@
-//! What must hold for any bytes. Used by the property tests and by the fuzz target, so it needs
-//! nothing but the crate itself.
+//! Properties of any bytes. Used by the property tests and by the fuzz target, so this file depends
+//! on the crate only.
 
 use bowline_wire::rds::{
     DecodeError, EXT_AREA_LEN, Extension, Extensions, HEADER_LEN, Handshake, Header, checksum,
@@ -47,7 +47,7 @@ fn checksums(raw: &[u8; HEADER_LEN]) {
     }
 }
 
-/// What the iterator yields and what it leaves must together be the area.
+/// The extensions and the remaining bytes together must be the area.
 fn extensions(area: &[u8; EXT_AREA_LEN]) {
     let mut walk = Extensions::new(area);
     let mut at = 0;
@@ -77,7 +77,7 @@ fn extensions(area: &[u8; EXT_AREA_LEN]) {
 pub(crate) fn handshake(handshake: &Handshake) {
     let area = handshake.emit();
     assert_eq!(Handshake::parse(&area), *handshake);
-    // tests: whatever follows does not spoil what a 6.12 kernel reads
+    // tests: bytes after the handshake do not change what a 6.12 kernel reads
     assert_eq!(kernel_walk(&area), (handshake.npaths, handshake.generation));
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn encode(extension: Extension) -> (Vec<u8>, usize) {
     ([&[kind], &body[..]].concat(), padding)
 }
 
-/// What Linux 6.12 reads of a handshake, by the rules to, [R-404]: path count and
+/// Reads a handshake as Linux 6.12 does, by the rules to, [R-404]: path count and
 /// generation.
 pub(crate) fn kernel_walk(area: &[u8; EXT_AREA_LEN]) -> (Option<u16>, Option<u32>) {
     let (mut npaths, mut generation) = (None, None);

@@ -1,5 +1,5 @@
-//! What must hold for any bytes taken as a RoCE packet. Used by the tests and by the fuzz target,
-//! so it needs nothing but the crate itself.
+//! Properties of any bytes parsed as a RoCE packet. Used by the tests and by the fuzz target, so
+//! this file depends on the crate only.
 
 use std::net::IpAddr;
 
@@ -43,7 +43,7 @@ pub(crate) fn packet(bytes: &[u8]) {
     assert!(line.len() < 200 && line.is_ascii() && !line.contains('\n'), "{line}");
 }
 
-/// Checks that a packet is refused for what is wrong with it, in the order of RX-3 and RX-4.
+/// Checks that a packet is refused for its first error, in the order of RX-3 and RX-4.
 fn refused(bytes: &[u8], error: PacketError) {
     assert!(!error.to_string().is_empty());
     let got = bytes.len();
@@ -107,7 +107,7 @@ pub(crate) fn icrc(from: IpAddr, to: IpAddr, source_port: u16, ident: u16, bytes
     }
     assert_eq!(strict.check(&outer, packet, icrc, &[]), exact);
 
-    // Of another ICRC the 16 bits above must be those of some identification.
+    // The upper 16 bits of another ICRC must be those of some identification.
     for bit in 0..32 {
         let wrong = icrc ^ 1 << bit;
         match solve.check(&outer, packet, wrong, &[]) {

@@ -1,5 +1,5 @@
-//! What must hold for any bytes taken as a message of RTRS or RNBD. Used by the tests and by the
-//! fuzz targets, so it needs nothing but the crate itself.
+//! Properties of any bytes parsed as a message of RTRS or RNBD. Used by the tests and by the fuzz
+//! targets, so this file depends on the crate only.
 #![allow(dead_code, reason = "each user needs a part of it")]
 
 use bowline_wire::rnbd::{self, OpenRsp, Request};
@@ -35,7 +35,7 @@ pub(crate) fn messages(bytes: &[u8], geometry: &Geometry) {
         Err(_) => assert!(chunks.is_empty()),
         Ok(()) => {
             assert_eq!(chunks.len(), usize::from(geometry.queue_depth()));
-            // As one descriptor a chunk it says the same.
+            // The same message with one descriptor per chunk has the same meaning.
             let descs = chunks.iter().map(|&(addr, key)| Desc { addr, key, len: geometry.chunk() });
             let (mut out, mut again) = (Vec::new(), Vec::new());
             emit_info_rsp(descs, &mut out);
@@ -117,7 +117,7 @@ pub(crate) fn rnbd(bytes: &[u8]) {
                 Request::Io(io) => io.emit().into(),
             };
             assert_eq!(rnbd::parse(&again), Ok(request));
-            // What is written is what was read, but for what is reserved.
+            // Written bytes equal the bytes read, except for reserved ones.
             assert_eq!(again[..2], bytes[..2]);
         }
     }

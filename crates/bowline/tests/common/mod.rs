@@ -1,5 +1,5 @@
-//! What the tests of this directory share. Nodes listen on a fixed port, so that every test has
-//! addresses of its own in 127/8.
+//! Helpers of the tests of this directory. Nodes listen on a fixed port, so every test has its own
+//! addresses in 127/8.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bowline::rds::{Builder, Node, Socket};
 
-/// No test waits longer for anything that must come.
+/// Longest wait of a test.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) fn ip(test: u16, node: u8) -> IpAddr {
@@ -63,7 +63,7 @@ impl Pair {
     }
 }
 
-/// Ends the threads that look at it, also when a test fails: it would hang then.
+/// Ends the threads that check this flag, also when the test fails, which would hang otherwise.
 pub(crate) struct Stop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -1,4 +1,4 @@
-//! Connections: many at once, many after each other, and none that lasts.
+//! Many connections at once, many in succession, and connections that never last.
 
 use std::io::Write;
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -32,7 +32,7 @@ fn a_crowd_that_says_nothing_is_held_within_the_limits() {
             wait_until("all to be accepted", || {
                 scene.counter("bl_links_accepted") >= crowd.len() as u64
             });
-            // A node that comes now is served all the same.
+            // A node that connects now is served all the same.
             let socket = late.bind(addr(942, 202, ECHO)).unwrap();
             socket.set_recv_timeout(Some(LIMIT));
             for round in 0..10 {
@@ -48,7 +48,7 @@ fn a_crowd_that_says_nothing_is_held_within_the_limits() {
     println!("{peers} peers and {links} connections stay; memory grew by {} KiB", grown / KIB);
     assert!(peers <= 16, "{peers} peers");
     assert!(links <= 16 * (1 + 2), "{links} connections");
-    // What the node has dropped is closed, not kept aside for ever.
+    // Connections that the node has dropped are closed, not kept for ever.
     let closed = || crowd.iter().filter(|s| has_ended(s)).count();
     wait_until("the others to end", || closed() >= crowd.len() - links);
     assert!(grown < 6 * 1024 * KIB, "{} KiB", grown / KIB);
@@ -65,7 +65,7 @@ fn connections_that_come_and_go_leave_nothing() {
         let (_, grown) = growth(|| {
             for n in 0..COUNT {
                 let stream = dial(ip(950, 1 + (n % 10) as u8), ip(950, NODE), None);
-                // Some leave in good order, some in the middle of a header, some with a reset.
+                // Some are closed in order, some in the middle of a header, some are reset.
                 if n % 3 > 0 {
                     drop((&stream).write(&[0; 47]));
                 }
@@ -124,8 +124,8 @@ fn a_peer_that_resets_each_connection_is_not_dialled_without_pause() {
             drop(stream.write_all(&greeting(1, 0)));
             frame_for(stream, 77);
         });
-        // A connection that has brought a message through is made again at once; a pong the peer
-        // asked for itself is no such message.
+        // A connection that has carried a message is made again at once; a pong that the peer
+        // requested itself does not count.
         let cunning = listen(ip(948, 212));
         sink.send_to(b"x", addr(948, 212, 77)).unwrap();
         let pinged = dialled(&cunning, |mut stream, sequence| {

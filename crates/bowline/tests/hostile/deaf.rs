@@ -34,7 +34,7 @@ fn a_peer_that_never_reads_keeps_its_own_messages_waiting() {
         println!("{sent} messages taken, {} KiB", grown / KIB);
         // The send buffer, which may be passed by one message.
         assert_eq!(sent, 106_496 / 8192);
-        // It reads after all.
+        // The peer begins to read.
         for _ in 0..sent {
             let (sequence, payload) = frame_for(&stream, 77);
             assert_eq!(payload, [3; 8192]);

@@ -58,7 +58,8 @@ fn a_node_without_descriptors_goes_on_serving() {
     let friend = socket(FRIEND);
     exchange(&friend, to, 0);
 
-    // What the node has no descriptor for it may end while this side is still connecting.
+    // A connection for which the node has no descriptor may be closed while this side is still
+    // connecting.
     let crowd: Vec<_> = (0..100)
         .filter_map(|n| match try_dial(ip(947, 1 + n % 20), ip(947, NODE), None) {
             Ok(mut stream) => {
@@ -70,7 +71,7 @@ fn a_node_without_descriptors_goes_on_serving() {
         })
         .collect();
     assert!(crowd.len() > 50, "{} connections", crowd.len());
-    // One that connects, and one that the node has to connect to.
+    // A peer that connects, and one that the node has to connect to.
     let (smaller, larger) = (socket(199), socket(202));
     for socket in [&smaller, &larger] {
         socket.send_to(b"patient", to).unwrap();

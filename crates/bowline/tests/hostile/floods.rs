@@ -1,4 +1,4 @@
-//! More than a node can take: pings, messages nobody reads, messages that never end.
+//! More than a node can take: pings, messages that are never read, messages that never end.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -135,7 +135,7 @@ fn connecting_again_does_not_get_round_the_limits() {
     drop(sink);
 }
 
-/// What a flood made the node take is the system's again afterwards.
+/// The memory that a flood took is returned to the system afterwards.
 #[cfg(target_env = "gnu")]
 #[test]
 fn memory_of_a_flood_goes_back_to_the_system() {
@@ -179,7 +179,7 @@ fn unfinished_messages_lose_the_oldest() {
                     .iter()
                     .any(|l| l.remote.ip() == ip(946, n) && l.received_bytes >= (48 + PIECE) as u64)
             };
-            // What was dropped is not there any more.
+            // Dropped messages are gone.
             wait_until("its beginning", || came() || has_ended(&stream));
             stream.set_nonblocking(false).unwrap();
             (stream, whole)

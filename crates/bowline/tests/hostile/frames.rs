@@ -36,7 +36,7 @@ fn nonsense_costs_its_sender_the_connection() {
             wait_until("the end", || scene.counter("conn_reset") > resets);
         }
 
-        // A map of a wrong length is left out; the connection goes on.
+        // A map of a wrong length is ignored; the connection continues.
         let stream = dial(ip(940, 10), node, None);
         for len in [100, 0, 8191, 8193, 1 << 20] {
             let map = Frame { len, flags: MAP, ..Frame::default() };
@@ -60,7 +60,7 @@ fn a_peer_that_breaks_the_order_harms_its_own_messages_only() {
     let node = ip(941, NODE);
     let next = || sink.recv_message().unwrap().to_vec();
     scene.during_traffic(|| {
-        // Numbers again, numbers of the past, and the last there is.
+        // Repeated sequence numbers, old ones, and the largest possible.
         let stream = dial(ip(941, 1), node, None);
         (&stream).write_all(&greeting(1, 0)).unwrap();
         for (sequence, payload) in
@@ -108,7 +108,8 @@ fn a_peer_that_breaks_the_order_harms_its_own_messages_only() {
         ends(&second);
         assert_eq!(scene.counter("bl_peer_errors"), 1);
 
-        // Acknowledges what was never sent, before it could be and after: that counts for nothing.
+        // Acknowledgements of messages never sent, before and after the numbers are in use, are
+        // ignored.
         let to = addr(941, 4, 77);
         for payload in [b"a", b"b", b"c"] {
             sink.send_to(payload, to).unwrap();

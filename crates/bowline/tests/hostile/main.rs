@@ -1,5 +1,5 @@
-//! Peers that mean harm, over real connections: each costs itself at most its connection, is
-//! counted, holds a bounded amount of memory, and does not keep others from each other.
+//! Hostile peers, over real connections: each loses at most its own connection, is counted, uses a
+//! bounded amount of memory, and does not disturb others.
 
 #[path = "../common/mod.rs"]
 mod common;

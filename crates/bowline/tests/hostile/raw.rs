@@ -1,4 +1,4 @@
-//! A peer by hand: connections and frames, right and wrong ones.
+//! A hand-made peer: connections and frames, valid and invalid ones.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -120,7 +120,7 @@ pub(crate) fn frame_for(mut stream: &TcpStream, port: u16) -> (u64, Vec<u8>) {
     }
 }
 
-/// Bytes without sense, the same at every run.
+/// Pseudorandom bytes, the same in every run.
 pub(crate) fn garbage(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {

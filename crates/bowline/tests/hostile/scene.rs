@@ -1,4 +1,4 @@
-//! A node under attack, and a friend whose messages must go on meanwhile.
+//! A node under attack, and an honest peer whose messages must continue meanwhile.
 
 use std::net::SocketAddr;
 use std::sync::MutexGuard;
@@ -11,7 +11,7 @@ use bowline::rds::{Builder, Node, Socket};
 use crate::common::{LIMIT, Stop, addr, builder};
 use crate::memory::alone;
 
-/// A node under attack, and one it has an ordinary relation with.
+/// A node under attack, and an honest peer of it.
 pub(crate) struct Scene {
     pub(crate) test: u16,
     pub(crate) node: Node,
@@ -22,9 +22,9 @@ pub(crate) struct Scene {
 /// Last byte of the address of the node under attack; peers with a smaller one open connections.
 pub(crate) const NODE: u8 = 200;
 pub(crate) const FRIEND: u8 = 201;
-/// Where the node echoes.
+/// Port at which the node echoes.
 pub(crate) const ECHO: u16 = 4000;
-/// Where it takes what attackers send.
+/// Port at which it receives what attackers send.
 pub(crate) const SINK: u16 = 4001;
 
 impl Scene {
@@ -70,7 +70,7 @@ impl Scene {
                 socket.send_to(b"", addr(self.test, NODE, ECHO)).unwrap();
                 longest
             });
-            // The thread that talks ends with the attack, however that ends.
+            // The thread that exchanges messages ends with the attack, however that ends.
             let end = Stop(&stop);
             wait_until("the first message", || rounds.load(Relaxed) > 0 || talk.is_finished());
             let kept = attack();

@@ -1,4 +1,4 @@
-//! Events of connections, of which a command waits for one kind at a time.
+//! Connection events of a device: a command waits for one kind at a time, and other kinds are kept.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,71 +15,73 @@ use crate::cli::common::stop::Stop;
 /// Longest wait until the peer confirms that a connection is over.
 const GOODBYE: Duration = Duration::from_secs(3);
 /// Most bytes of data in a refusal.
-const REFUSAL: usize = 148;
+const REFUSAL_MAX: usize = 148;
 
-/// What a client is told that is to come again: others are served, and whoever waits may be gone.
+/// Text of a refusal that asks a client to connect again later.
 const BUSY: &str = "busy with another client; try again";
-/// How long a request is kept while others are served.
-const KEPT: Duration = Duration::from_secs(1);
-/// Longest wait of a server until a client it has accepted says so: the acceptance is sent four
-/// times in it.
-const ACCEPTED: Duration = Duration::from_secs(3);
-/// Longest pause of a client until it tries again.
-const PAUSE: Duration = Duration::from_millis(200);
+/// How long a connection request is kept while another client is served.
+const REQUEST_KEPT: Duration = Duration::from_secs(1);
+/// Longest wait of a server for the client's RTU. The REP is sent four times in that time.
+const RTU_WAIT: Duration = Duration::from_secs(3);
+/// Longest pause of a client that was refused as busy, until it connects again.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Takes the events of a device. Connection requests that come at another time are kept for a
-/// while.
+/// Takes the events of a device. Connection requests that arrive while a client is served are kept
+/// for [`REQUEST_KEPT`].
 ///
-/// Nothing tells that a client was killed while it waited for others. So those that came last are
-/// served first, the others are told to come again, and only who is still there does.
+/// Nothing reports that a waiting client was killed. After each served client, therefore, the
+/// newest request is served first and older ones are refused as busy: a client that is alive
+/// connects again.
 pub(super) struct Arrivals<'a> {
     device: &'a dyn Device,
     stop: &'a Stop,
-    /// When each came, oldest first.
+    /// Requests that wait, each with the time of its arrival, oldest first.
     requests: RefCell<VecDeque<(Instant, CmId, ConnRequest)>>,
-    /// Events that came while something else was waited for.
+    /// Events that arrived while a command waited for another kind.
     events: RefCell<VecDeque<CmEvent>>,
-    /// Somebody was served since nobody waited: those that wait may be gone.
-    late: Cell<bool>,
+    /// A client was served since the queue was last empty: the clients of waiting requests may be
+    /// dead.
+    newest_first: Cell<bool>,
 }
 
-/// What becomes of a connection.
+/// How an attempt to connect ended.
 enum Answer {
-    /// It stands; the private data of the peer's reply.
-    Stands(Vec<u8>),
+    /// Established; holds the private data of the peer's reply.
+    Established(Vec<u8>),
     Busy,
     Silent,
 }
 
-/// What a look at a device has brought.
-enum Came {
+/// What one poll of the device returned.
+enum Polled {
     Event(CmEvent),
     Request,
     Nothing,
 }
 
 impl<'a> Arrivals<'a> {
-    /// Most requests kept.
-    const WAITING: usize = 64;
+    /// Largest number of waiting requests.
+    const REQUESTS_MAX: usize = 64;
 
     pub(super) fn new(device: &'a dyn Device, stop: &'a Stop) -> Self {
         let (requests, events) = (RefCell::default(), RefCell::default());
-        Self { device, stop, requests, events, late: Cell::new(false) }
+        Self { device, stop, requests, events, newest_first: Cell::new(false) }
     }
 
-    /// Waits until somebody wants to connect.
+    /// Waits for a connection request.
     pub(super) fn request(&self) -> Result<(CmId, ConnRequest), Ended> {
         loop {
-            if self.late.get() {
-                self.meanwhile()?;
+            if self.newest_first.get() {
+                self.keep_requests()?;
             }
             let mut requests = self.requests.borrow_mut();
-            let found = if self.late.get() { requests.pop_back() } else { requests.pop_front() };
+            let found =
+                if self.newest_first.get() { requests.pop_back() } else { requests.pop_front() };
             drop(requests);
             if let Some((_, id, request)) = found {
                 return Ok((id, request));
             }
-            self.late.set(false);
+            self.newest_first.set(false);
             if self.stop.asked() {
                 return Err(Ended::Stopped);
             }
@@ -87,20 +89,20 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Waits until the client of a request that was accepted has heard of it.
+    /// Waits until the client confirms an accepted connection.
     pub(super) fn accepted(&self, id: CmId, request: &ConnRequest) -> Result<(), Ended> {
-        self.late.set(true);
+        self.newest_first.set(true);
         let peer = request.remote.to_string();
-        match self.answered(id, &peer, ACCEPTED)? {
-            Answer::Stands(_) => Ok(()),
+        match self.wait_answer(id, &peer, RTU_WAIT)? {
+            Answer::Established(_) => Ok(()),
             Answer::Busy | Answer::Silent => {
                 Err(Ended::Failed("it was gone when its turn came".to_owned()))
             }
         }
     }
 
-    /// Connects, with what `make` prepares for each attempt, until the server has time or the limit
-    /// is over. Returns what was prepared and the private data of the server's reply.
+    /// Connects, again and again while the server is busy, for at most `limit`. `make` prepares
+    /// each attempt. Returns what it prepared and the private data of the server's reply.
     pub(super) fn connect<T>(
         &self,
         (local, remote): (SocketAddr, SocketAddr),
@@ -114,10 +116,11 @@ impl<'a> Arrivals<'a> {
             let id = self.device.connect(Some(local), remote, &param)?;
             link.bind(id);
             let left = end.saturating_duration_since(Instant::now());
-            match self.answered(id, &peer, left)? {
-                Answer::Stands(data) => return Ok((link, made, id, data)),
+            match self.wait_answer(id, &peer, left)? {
+                Answer::Established(data) => return Ok((link, made, id, data)),
                 Answer::Busy => busy = true,
-                // It has said what it is before, and keeps requests for a while without a word.
+                // The server has refused as busy before: it keeps this request without an answer
+                // for now.
                 Answer::Silent if busy => {}
                 Answer::Silent => {
                     let why = self.device.fault().map_or_else(
@@ -127,9 +130,9 @@ impl<'a> Arrivals<'a> {
                     return Err(Ended::Failed(format!("no answer from {peer}; {why}")));
                 }
             }
-            // Clients that were sent away together come back one by one.
+            // A random pause: clients that were refused together connect again one by one.
             let random = random_u64() % 128;
-            let pause = PAUSE.mul_f64(0.5 + random as f64 / 256.0);
+            let pause = RETRY_PAUSE.mul_f64(0.5 + random as f64 / 256.0);
             if Instant::now() + pause >= end {
                 let seconds = limit.as_secs_f64();
                 return Err(Ended::Failed(format!(
@@ -142,8 +145,8 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Waits for what becomes of a connection.
-    fn answered(&self, id: CmId, peer: &str, limit: Duration) -> Result<Answer, Ended> {
+    /// Waits for the end of an attempt to connect.
+    fn wait_answer(&self, id: CmId, peer: &str, limit: Duration) -> Result<Answer, Ended> {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -151,33 +154,33 @@ impl<'a> Arrivals<'a> {
                 return Err(Ended::Stopped);
             }
             match self.next(left.min(SLICE))? {
-                Came::Event(CmEvent::Established { id: of, private_data, .. }) if of == id => {
-                    return Ok(Answer::Stands(private_data));
+                Polled::Event(CmEvent::Established { id: of, private_data, .. }) if of == id => {
+                    return Ok(Answer::Established(private_data));
                 }
-                Came::Event(CmEvent::Rejected { id: of, reason, private_data }) if of == id => {
+                Polled::Event(CmEvent::Rejected { id: of, reason, private_data }) if of == id => {
                     if reason == RejectReason::CONSUMER && text_of(&private_data) == BUSY {
                         return Ok(Answer::Busy);
                     }
                     return Err(Ended::Failed(refusal(peer, reason, &private_data)));
                 }
-                Came::Event(CmEvent::Unreachable { id: of }) if of == id => {
+                Polled::Event(CmEvent::Unreachable { id: of }) if of == id => {
                     return Ok(Answer::Silent);
                 }
-                Came::Event(CmEvent::Disconnected { id: of }) if of == id => {
+                Polled::Event(CmEvent::Disconnected { id: of }) if of == id => {
                     return Err(Ended::Left);
                 }
-                Came::Nothing if left.is_zero() => return Ok(Answer::Silent),
+                Polled::Nothing if left.is_zero() => return Ok(Answer::Silent),
                 _ => {}
             }
         }
     }
 
-    /// Waits, not for long, until a connection is over on both sides.
+    /// Waits until a connection is over on both sides, at most [`GOODBYE`].
     pub(super) fn disconnected(&self, id: CmId) {
         let end = Instant::now() + GOODBYE;
         while Instant::now() < end {
             match self.next(SLICE) {
-                Ok(Came::Event(
+                Ok(Polled::Event(
                     CmEvent::Disconnected { id: of } | CmEvent::TimewaitExit { id: of },
                 )) if of == id => {
                     return;
@@ -197,8 +200,9 @@ impl<'a> Arrivals<'a> {
             if left.is_zero() || self.stop.asked() {
                 return Ok(false);
             }
-            if let Came::Event(CmEvent::Disconnected { id: of } | CmEvent::TimewaitExit { id: of }) =
-                self.next(left.min(SLICE))?
+            if let Polled::Event(
+                CmEvent::Disconnected { id: of } | CmEvent::TimewaitExit { id: of },
+            ) = self.next(left.min(SLICE))?
                 && of == id
             {
                 return Ok(true);
@@ -206,7 +210,7 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Hands on what a request needs; if that is an error, the peer is refused with its text.
+    /// Returns `got`; on a failure, the peer is refused with its text.
     pub(super) fn or_refuse<T>(&self, id: CmId, got: Result<T, Ended>) -> Result<T, Ended> {
         got.map_err(|ended| match ended {
             Ended::Failed(text) => {
@@ -222,51 +226,52 @@ impl<'a> Arrivals<'a> {
 
     /// Refuses and forgets a request.
     pub(super) fn refuse(&self, id: CmId, text: &str) {
-        // It may be gone already, which is as good.
-        let _ = self.device.reject(id, fitting(text));
+        // The request may have ended already; nothing more is to be done then.
+        let _ = self.device.reject(id, truncated(text));
         let _ = self.device.destroy_id(id);
     }
 
-    /// The next event, if one comes in time; requests are put aside, and those that are old are
-    /// sent away.
-    fn next(&self, limit: Duration) -> Result<Came, Ended> {
+    /// Returns the next event that arrives within `limit`. Requests are kept; those older than
+    /// [`REQUEST_KEPT`] are refused as busy.
+    fn next(&self, limit: Duration) -> Result<Polled, Ended> {
         let kept = self.events.borrow_mut().pop_front();
-        kept.map_or_else(|| self.look(limit), |event| Ok(Came::Event(event)))
+        kept.map_or_else(|| self.look(limit), |event| Ok(Polled::Event(event)))
     }
 
-    /// Sees to requests while something else is waited for.
-    pub(super) fn meanwhile(&self) -> Result<(), Ended> {
-        for _ in 0..Self::WAITING {
+    /// Keeps or refuses requests that arrive while a command waits for something else.
+    pub(super) fn keep_requests(&self) -> Result<(), Ended> {
+        for _ in 0..Self::REQUESTS_MAX {
             match self.look(Duration::ZERO)? {
-                Came::Nothing => break,
-                Came::Event(event) => self.events.borrow_mut().push_back(event),
-                Came::Request => {}
+                Polled::Nothing => break,
+                Polled::Event(event) => self.events.borrow_mut().push_back(event),
+                Polled::Request => {}
             }
         }
         Ok(())
     }
 
-    fn look(&self, limit: Duration) -> Result<Came, Ended> {
+    fn look(&self, limit: Duration) -> Result<Polled, Ended> {
         let came = self.device.cm_event(limit);
         let now = Instant::now();
-        while self.requests.borrow().front().is_some_and(|(since, ..)| now - *since >= KEPT) {
-            self.send_oldest_away();
+        while self.requests.borrow().front().is_some_and(|(since, ..)| now - *since >= REQUEST_KEPT)
+        {
+            self.refuse_oldest();
         }
         match came {
             Ok(CmEvent::ConnectRequest { id, request }) => {
-                if self.requests.borrow().len() >= Self::WAITING {
-                    self.send_oldest_away();
+                if self.requests.borrow().len() >= Self::REQUESTS_MAX {
+                    self.refuse_oldest();
                 }
                 self.requests.borrow_mut().push_back((now, id, request));
-                Ok(Came::Request)
+                Ok(Polled::Request)
             }
-            Ok(event) => Ok(Came::Event(event)),
-            Err(Error::TimedOut) => Ok(Came::Nothing),
+            Ok(event) => Ok(Polled::Event(event)),
+            Err(Error::TimedOut) => Ok(Polled::Nothing),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn send_oldest_away(&self) {
+    fn refuse_oldest(&self) {
         let oldest = self.requests.borrow_mut().pop_front();
         if let Some((_, id, _)) = oldest {
             self.refuse(id, BUSY);
@@ -274,10 +279,10 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// As much of a text as a refusal carries.
-fn fitting(text: &str) -> &[u8] {
+/// Cuts a text to what a refusal can carry.
+fn truncated(text: &str) -> &[u8] {
     let bytes = text.as_bytes();
-    bytes.get(..REFUSAL).unwrap_or(bytes)
+    bytes.get(..REFUSAL_MAX).unwrap_or(bytes)
 }
 
 /// The text of a refusal, without the zeroes behind it.
@@ -323,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut_to_what_a_refusal_carries() {
-        assert_eq!(fitting("no memory"), b"no memory");
-        assert_eq!(fitting(&"x".repeat(149)), [b'x'; 148]);
+        assert_eq!(truncated("no memory"), b"no memory");
+        assert_eq!(truncated(&"x".repeat(149)), [b'x'; 148]);
     }
 }

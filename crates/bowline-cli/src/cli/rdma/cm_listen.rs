@@ -13,7 +13,7 @@ use crate::cli::common::args::number;
 use crate::cli::common::out::Duty;
 use crate::cli::common::stop::Stop;
 
-/// What the peer is told.
+/// Text of the refusal.
 const REFUSAL: &str = "bowline cm-listen only looks";
 
 /// Show RDMA connection requests that come in, and refuse them.
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let mut seen = 0;
     let (asked, json) = (args.count, args.json);
-    // As many as were asked for are results; without end they are a log.
+    // A counted number of requests is the result of the command; an endless listing is a log.
     let duty = if asked == 0 { Duty::Service { json } } else { Duty::Results };
     let stop = Stop::install_with(duty)?;
     serve_each("cm-listen", &args.local, (asked != 1, json), &stop, |_, arrivals, id, request| {
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     })
 }
 
-/// The data without the zeroes behind it.
+/// The private data without trailing zeroes.
 fn data(request: &ConnRequest) -> &[u8] {
     let data = request.private_data.as_slice();
     let end = data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);

@@ -34,9 +34,9 @@ struct Row {
     mtu: Option<usize>,
     /// The node GUID it would have.
     guid: Option<u64>,
-    /// Why it cannot be used at the moment.
+    /// Why it cannot be used now; `None`: it can.
     trouble: Option<String>,
-    /// Who holds its port.
+    /// Process that has bound its UDP port.
     holder: Option<Holder>,
 }
 
@@ -125,7 +125,7 @@ fn object(row: &Row) -> Value {
     })
 }
 
-/// Opens the device of an address for a moment; a port that is not free is left alone.
+/// Opens and closes the device of an address, unless its port is in use.
 fn look(address: IpAddr) -> Row {
     let taken = match UdpSocket::bind((address, PORT)) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => holder(address),
@@ -144,7 +144,7 @@ fn look(address: IpAddr) -> Row {
     }
 }
 
-/// The process that holds the port of an address, as far as this user may see.
+/// The process that has bound the port of an address, if this user may see it.
 fn holder(address: IpAddr) -> Option<Holder> {
     let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
     let tables: Vec<String> = tables.into_iter().flatten().collect();
@@ -153,7 +153,7 @@ fn holder(address: IpAddr) -> Option<Holder> {
     processes.filter_map(|process| owner(&process.path(), &inodes)).next()
 }
 
-/// Tells whether a process, named by its folder, holds one of these sockets.
+/// Tells whether a process, given by its folder in /proc, has one of these sockets open.
 fn owner(process: &Path, inodes: &[u64]) -> Option<Holder> {
     let pid = process.file_name()?.to_str()?.parse().ok()?;
     let mut files = fs::read_dir(process.join("fd")).ok()?.flatten();

@@ -14,9 +14,9 @@ use super::arrivals::Arrivals;
 use super::{Ended, SLICE};
 use crate::cli::common::stop::Stop;
 
-/// Time between looks whether a silent peer is still there.
+/// Time between probes of a silent peer.
 pub(super) const PROBE_PAUSE: Duration = Duration::from_secs(1);
-/// Number of the request that looks; no other has it.
+/// Work request id of probes; no other request has it.
 const PROBE: u64 = u64::MAX;
 /// Most completions taken at once.
 const BATCH: usize = 64;
@@ -29,34 +29,34 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// A stretch of it, for gathering and scattering.
+    /// Returns a range of it as an element of a gather or scatter list.
     pub(super) fn part(&self, offset: usize, len: usize) -> Sge {
         let addr = self.buffer.addr() + offset as u64;
         Sge { addr, len: len as u32, lkey: self.keys.lkey }
     }
 
-    /// Its beginning, as peers name it.
+    /// Returns its remote address and key, for the peer.
     pub(super) fn remote(&self) -> Remote {
         Remote { addr: self.buffer.addr(), rkey: self.keys.rkey }
     }
 }
 
-/// How a command wants its queue pair.
+/// Settings of a command's queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
-    /// What the peer may do.
+pub(super) struct QueuePairOptions {
+    /// Rights of the peer to the memory.
     pub(super) access: Access,
     /// Sends outstanding.
     pub(super) sends: usize,
     /// Receives posted.
     pub(super) receives: usize,
-    /// Look for completions without sleeping.
+    /// Poll for completions instead of sleeping.
     pub(super) poll: bool,
     /// Longest wait for the peer.
     pub(super) timeout: Duration,
 }
 
-/// Where packets go, for a queue pair without connection manager.
+/// Address and PSNs of the peer, for a queue pair that is set up without a connection manager.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
     pub(super) av: AddressVector,
@@ -73,7 +73,7 @@ pub(super) struct Path {
 pub(super) struct Link<'a> {
     device: &'a dyn Device,
     stop: &'a Stop,
-    wish: Wish,
+    options: QueuePairOptions,
     pd: PdId,
     cq: Option<CqId>,
     qpn: Option<Qpn>,
@@ -81,27 +81,31 @@ pub(super) struct Link<'a> {
     keys: Vec<u32>,
     batch: Vec<Completion>,
     done: VecDeque<Completion>,
-    /// Of a server: where it looks in silence whether the peer is still there, and who comes
-    /// meanwhile.
-    watched: Option<(Remote, &'a Arrivals<'a>)>,
-    /// When it last saw to those.
-    seen_to: Instant,
-    /// A look is under way.
+    /// On a server: memory of the peer that probes of its silence write to, and the requests of
+    /// other clients to look after.
+    probed: Option<(Remote, &'a Arrivals<'a>)>,
+    /// When the peer was last probed and requests were looked after.
+    last_probe: Instant,
+    /// A probe is in flight.
     probing: bool,
 }
 
 impl<'a> Link<'a> {
     /// Makes a queue pair to which receives can be posted.
-    pub(super) fn new(device: &'a dyn Device, stop: &'a Stop, wish: Wish) -> Result<Self, Ended> {
+    pub(super) fn new(
+        device: &'a dyn Device,
+        stop: &'a Stop,
+        options: QueuePairOptions,
+    ) -> Result<Self, Ended> {
         let pd = device.alloc_pd()?;
         let (keys, batch, done) = (Vec::new(), Vec::with_capacity(BATCH), VecDeque::new());
         let (cq, qpn, id) = (None, None, None);
-        let (watched, seen_to, probing) = (None, Instant::now(), false);
-        // From here on dropping it gives everything back.
+        let (probed, last_probe, probing) = (None, Instant::now(), false);
+        // From here on a drop releases everything.
         let mut link = Self {
             device,
             stop,
-            wish,
+            options,
             pd,
             cq,
             qpn,
@@ -109,15 +113,15 @@ impl<'a> Link<'a> {
             keys,
             batch,
             done,
-            watched,
-            seen_to,
+            probed,
+            last_probe,
             probing,
         };
-        let cq = device.create_cq(wish.sends + wish.receives + 16)?;
+        let cq = device.create_cq(options.sends + options.receives + 16)?;
         link.cq = Some(cq);
         let cap = QpCap {
-            max_send_wr: wish.sends,
-            max_recv_wr: wish.receives,
+            max_send_wr: options.sends,
+            max_recv_wr: options.receives,
             max_send_sge: 1,
             max_recv_sge: 1,
             ..QpCap::default()
@@ -126,7 +130,7 @@ impl<'a> Link<'a> {
         let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
         let qpn = device.create_qp(&init)?;
         link.qpn = Some(qpn);
-        let (state, access) = (Some(QpState::Init), Some(wish.access));
+        let (state, access) = (Some(QpState::Init), Some(options.access));
         device.modify_qp(qpn, &QpAttr { state, access, ..QpAttr::default() })?;
         Ok(link)
     }
@@ -161,7 +165,7 @@ impl<'a> Link<'a> {
         Ok(self.device.modify_qp(self.qpn(), &attr)?)
     }
 
-    /// Ties it to a connection, which ends with it.
+    /// Binds the queue pair to a connection, which then ends with this value.
     pub(super) fn bind(&mut self, id: CmId) {
         self.id = Some(id);
     }
@@ -189,21 +193,22 @@ impl<'a> Link<'a> {
     }
 
     /// Posts a send of a few bytes.
-    pub(super) fn say(&self, id: u64, bytes: &[u8]) -> Result<(), Ended> {
+    pub(super) fn send_inline(&self, id: u64, bytes: &[u8]) -> Result<(), Ended> {
         let flags = SendFlags::SIGNALED | SendFlags::INLINE;
         self.post(&[SendWr { id, op: SendOp::Send, sges: &[], inline: bytes, flags }])
     }
 
-    /// Writes nothing to the peer's memory, to see whether the peer still acknowledges.
+    /// Probes the peer by an RDMA WRITE of zero bytes: an error shows that it does not acknowledge
+    /// any more.
     pub(super) fn probe(&mut self, remote: Remote) -> Result<(), Ended> {
         self.post_probe(remote)?;
         self.sent(PROBE).map(|_| ())
     }
 
-    /// From here on does the same whenever nothing completes for a while: nothing else tells that a
-    /// peer was killed that is to send something. And it sees to requests of others.
+    /// From now on probes the peer whenever nothing completes for a while, since nothing else shows
+    /// that a peer that should send was killed, and looks after the requests of other clients.
     pub(super) fn watch(&mut self, remote: Remote, arrivals: &'a Arrivals<'a>) {
-        self.watched = Some((remote, arrivals));
+        self.probed = Some((remote, arrivals));
     }
 
     fn post_probe(&self, remote: Remote) -> Result<(), Ended> {
@@ -241,23 +246,23 @@ impl<'a> Link<'a> {
             }
             let now = Instant::now();
             let silence = now - *since.get_or_insert(now);
-            let left = self.wish.timeout.saturating_sub(silence);
+            let left = self.options.timeout.saturating_sub(silence);
             if left.is_zero() {
-                let seconds = self.wish.timeout.as_secs_f64();
+                let seconds = self.options.timeout.as_secs_f64();
                 return Err(Ended::Failed(format!("nothing from the peer for {seconds} s")));
             }
-            if let Some((remote, arrivals)) = self.watched {
+            if let Some((remote, arrivals)) = self.probed {
                 if !self.probing && silence >= PROBE_PAUSE * (looked + 1) {
                     self.post_probe(remote)?;
                     self.probing = true;
                     looked += 1;
                 }
-                if now - self.seen_to >= SLICE {
-                    self.seen_to = now;
-                    arrivals.meanwhile()?;
+                if now - self.last_probe >= SLICE {
+                    self.last_probe = now;
+                    arrivals.keep_requests()?;
                 }
             }
-            if self.wish.poll {
+            if self.options.poll {
                 // The threads of the provider may need this processor.
                 std::thread::yield_now();
             } else {
@@ -270,7 +275,7 @@ impl<'a> Link<'a> {
         let text = match done.status {
             Status::Success => return Ok(done),
             Status::WrFlushErr => return Err(Ended::Left),
-            // Silence has its reason at this end, if anything is known of one.
+            // A fault of the local device explains the silence better than the peer does.
             Status::RetryExcErr => match self.device.fault() {
                 Some(fault) => format!("nothing gets to the peer: {fault}"),
                 None => "the peer does not answer any more".to_owned(),
@@ -285,15 +290,15 @@ impl<'a> Link<'a> {
         Err(Ended::Failed(format!("request failed with status {}: {text}", done.status as u8)))
     }
 
-    /// Takes what has completed besides, all sends; returns how many. An error stays for the next
-    /// look.
+    /// Takes further completions of sends that are ready, and returns their number. A failed one is
+    /// left for the next call.
     pub(super) fn more(&mut self) -> u64 {
         let good = self.done.iter().take_while(|done| done.status == Status::Success).count();
         self.done.drain(..good);
         good as u64
     }
 
-    /// Waits for the completion of a receive; sends that complete meanwhile are passed over.
+    /// Waits for the completion of a receive. Completions of sends are skipped.
     pub(super) fn received(&mut self) -> Result<Completion, Ended> {
         loop {
             let done = self.completion()?;
@@ -303,7 +308,7 @@ impl<'a> Link<'a> {
         }
     }
 
-    /// Waits for the completion of send request `id`; a receive that completes meanwhile is kept.
+    /// Waits for the completion of send request `id`. Completions of receives are kept for later.
     pub(super) fn sent(&mut self, id: u64) -> Result<Completion, Ended> {
         let mut kept = Vec::new();
         let found = loop {
@@ -323,7 +328,7 @@ impl<'a> Link<'a> {
 
 impl Drop for Link<'_> {
     fn drop(&mut self) {
-        // Whatever is gone already, or refused because the device is closed, needs no more care.
+        // Errors are ignored: the object is gone already, or the device is closed.
         if let Some(id) = self.id {
             let _ = self.device.destroy_id(id);
         }

@@ -19,7 +19,7 @@ use crate::cli::{Failure, Outcome};
 /// The device that needs no hardware.
 const SOFT: &str = "soft";
 
-/// What every command that talks asks about its side.
+/// Options for the local side, common to all commands that connect.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Local {
     /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0
@@ -141,7 +141,7 @@ pub(super) fn soft(
     Ok(Arc::new(SoftDevice::open(config)?))
 }
 
-/// Addresses, and the links of those that say theirs, as the soft provider wants them.
+/// Splits addresses and the interfaces of link-local ones, for the soft provider.
 pub(crate) fn addrs_and_links(addresses: &[Address]) -> (Vec<IpAddr>, Vec<(IpAddr, u32)>) {
     let links = addresses.iter().filter_map(|address| Some((address.ip, address.link?)));
     (addresses.iter().map(|address| address.ip).collect(), links.collect())
@@ -154,7 +154,7 @@ pub(crate) fn mtu(text: &str) -> Result<Mtu, String> {
     found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
 }
 
-/// Parses the longest wait, which is one.
+/// Parses a timeout, which must not be zero.
 fn wait(text: &str) -> Result<Duration, String> {
     match interval(text)? {
         Duration::ZERO => Err(format!("\"{text}\" is no time to wait; give more than 0")),
@@ -174,8 +174,8 @@ pub(super) fn ping_size(text: &str) -> Result<u32, String> {
 const PING_SIZE_MIN: u32 = 23;
 const PING_SIZE_MAX: u32 = 65_535;
 
-/// The addresses of this machine that RoCE can use: no multicast, and of IPv6 none of one link
-/// only.
+/// Returns the addresses of this machine that RoCE can use: neither multicast nor link-local IPv6
+/// ones.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     let trie = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
     let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();

@@ -33,7 +33,7 @@ pub(crate) use rping::{Args as RpingArgs, run as run_rping};
 /// Longest sleep between looks at signals.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// Why a conversation with the peer is over.
+/// Why a connection is over.
 #[derive(Debug)]
 enum Ended {
     /// The user asked to stop.

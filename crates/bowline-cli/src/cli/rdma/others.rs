@@ -15,7 +15,7 @@ use bowline_verbs::{Access, AddressVector, ConnParam, Device, Mtu, Qpn, SendOp};
 
 use super::Ended;
 use super::arrivals::Arrivals;
-use super::link::{Link, Memory, Path, Wish};
+use super::link::{Link, Memory, Path, QueuePairOptions};
 use super::local::listen;
 use super::serving::Side;
 use crate::cli::common::args::{number, number32};
@@ -27,7 +27,7 @@ const FILLING: u8 = 0x7b;
 /// Bytes of its text, the zero included.
 const TEXT: usize = 52;
 const DONE: &[u8] = b"done\0";
-/// Receives posted at least, whatever the number of messages.
+/// Least number of receives posted, for any number of messages.
 const RECEIVES: u64 = 64;
 
 /// The program on the other side.
@@ -167,7 +167,7 @@ fn pingpong(args: &Args, stop: &Stop) -> Outcome {
     Ok(())
 }
 
-/// Completions so far.
+/// Number of completions so far.
 #[derive(Debug, Default)]
 struct Seen {
     sends: u64,
@@ -187,7 +187,7 @@ impl Seen {
     }
 }
 
-/// What a side of `ibv_rc_pingpong` tells the other.
+/// What the two sides of `ibv_rc_pingpong` exchange over TCP: the address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct End {
     qpn: Qpn,
@@ -226,8 +226,14 @@ fn prepare<'a>(
     let (poll, timeout) = (args.side.local.poll, args.side.local.timeout);
     let (sends, slots) = (args.iters as usize + 16, receives as usize + 16);
     let access = Access::LOCAL_WRITE;
-    let wish = Wish { access, sends: sends.min(4096), receives: slots.min(4096), poll, timeout };
-    let mut link = Link::new(device, stop, wish)?;
+    let options = QueuePairOptions {
+        access,
+        sends: sends.min(4096),
+        receives: slots.min(4096),
+        poll,
+        timeout,
+    };
+    let mut link = Link::new(device, stop, options)?;
     let memory = link.memory(args.size as usize, access)?;
     for n in 0..receives {
         link.receive(n, Some(memory.part(0, args.size as usize)))?;

@@ -1,8 +1,8 @@
 //! `bowline perf`: bandwidth and latency of one verb.
 //!
-//! The client says in the private data of its connection request what it will do, the server
-//! answers with the address of its buffer; all else is the verbs that are measured. Reads, atomics
-//! and the bandwidth of writes leave the server's program idle, as they should.
+//! The client sends its order in the private data of its connection request, and the server answers
+//! with the address of its buffer; all other traffic is the measured verb. Reads, atomics and
+//! writes (for bandwidth) need nothing of the server's program.
 
 mod report;
 
@@ -14,7 +14,7 @@ use bowline_verbs::{
 
 use super::Ended;
 use super::arrivals::Arrivals;
-use super::link::{Link, Memory, PROBE_PAUSE, Wish};
+use super::link::{Link, Memory, PROBE_PAUSE, QueuePairOptions};
 use super::serving::{ServeOptions, Side, serve_each};
 use super::wire::{Length, Mode, Op, Order, decode_offer, encode_offer};
 use crate::cli::common::args::{interval, number, number32};
@@ -23,11 +23,11 @@ use crate::cli::common::stop::Stop;
 use crate::cli::{Failure, Outcome};
 use report::Found;
 
-/// Round trips before those that count, at most a tenth as many as count.
+/// Warm-up: round trips that are not measured, at most a tenth of those that are.
 const WARM_UP: u32 = 1000;
-/// Delay that is asked for when no receive is posted: 10 us [RSP-13].
+/// RNR NAK delay, when no receive is posted: 10 us [RSP-13].
 const MIN_RNR_TIMER: u8 = 1;
-/// Reads and atomics under way at once.
+/// Largest number of outstanding reads and atomics.
 const READS: u8 = 16;
 
 /// Measure bandwidth or latency of send, write, read or atomic between two bowlines.
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     })
 }
 
-/// What the command line asks for; the user of a server may leave it all to the client.
+/// What the command line asks for. On a server all of it is optional: the client's order decides.
 fn ordered(args: &Args) -> Order {
     let (op, mode) = (args.op.unwrap_or(Op::Write), args.mode.unwrap_or(Mode::Bw));
     let size = args.size.unwrap_or(match (op, mode) {
@@ -120,7 +120,7 @@ fn ordered(args: &Args) -> Order {
     order
 }
 
-/// Compares a client's order with what the server's user has asked for, if anything.
+/// Checks that a client's order agrees with the options of the server, where those are given.
 fn agree(args: &Args, order: &Order) -> Result<(), Ended> {
     let own = ordered(args);
     let pairs = [
@@ -154,7 +154,7 @@ fn agree(args: &Args, order: &Order) -> Result<(), Ended> {
     }
 }
 
-/// Does what one client orders until it leaves; counts the messages it has served.
+/// Serves one client until it disconnects; counts its messages in `served`.
 fn serve(
     args: &Args,
     device: &dyn Device,
@@ -181,7 +181,7 @@ fn serve(
             if stop.asked() {
                 return Err(Ended::Stopped);
             }
-            // Nothing tells that a client was killed, but that it does not acknowledge.
+            // A killed client is noticed only because it does not acknowledge: the link probes it.
             match link.probe(order.memory) {
                 Err(Ended::Left) => break,
                 answered => answered?,
@@ -194,7 +194,7 @@ fn serve(
     }
     link.watch(order.memory, arrivals);
     match answer(&mut link, &order, &memory, taken, served) {
-        // Only the client knows when the time is over, and leaves then.
+        // Only the client knows when the time is over. It disconnects then.
         Err(Ended::Left) if matches!(order.length, Length::Time(_)) => {}
         ended => ended?,
     }
@@ -204,7 +204,7 @@ fn serve(
     check(args, &order, &memory)
 }
 
-/// Takes what the client sends, and answers it if that is what is measured.
+/// Receives the client's messages, and answers each where round trips are measured.
 fn answer(
     link: &mut Link<'_>,
     order: &Order,
@@ -264,7 +264,7 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
             done
         }),
     };
-    // Over reliable connections atomics are done exactly once.
+    // Reliable connections execute each atomic exactly once.
     let checked = measured.and_then(|done| match order.op {
         Op::Atomic => check_sum(&mut link, target, &memory, done),
         Op::Read => check(args, &order, &memory),
@@ -276,7 +276,8 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
     Ok(checked?)
 }
 
-/// Keeps as many requests under way as the depth allows; returns how many were done, and seconds.
+/// Keeps the queue full to its depth; returns the number of completed requests and the seconds
+/// taken.
 fn bandwidth(
     link: &mut Link<'_>,
     order: &Order,
@@ -313,8 +314,8 @@ fn bandwidth(
     Ok((done, began.elapsed().as_secs_f64()))
 }
 
-/// Does one request after the other; returns how many in all, and how long each took that counts,
-/// in nanoseconds.
+/// Sends one request after the other. Returns their number with the warm-up, and the time of each
+/// measured one in nanoseconds.
 fn latency(
     link: &mut Link<'_>,
     order: &Order,
@@ -351,12 +352,12 @@ fn latency(
     Ok((done, times))
 }
 
-/// The data that are sent, written or read: no two packets of a message are alike.
+/// Test data in which no two packets of a message are equal.
 fn pattern(size: u32) -> Vec<u8> {
     (0..size).map(|n| (n.wrapping_mul(31) ^ (n >> 8)) as u8).collect()
 }
 
-/// Compares what has come with the pattern, if that was asked for.
+/// Compares received data with the pattern, if `--check` was given.
 fn check(args: &Args, order: &Order, memory: &Memory) -> Result<(), Ended> {
     if !args.verify {
         return Ok(());
@@ -395,12 +396,12 @@ impl Order {
         }
     }
 
-    /// Tells whether the server has to post receives.
+    /// Tells whether the verb consumes receives of the server.
     fn takes_receives(&self) -> bool {
         self.op == Op::Send || (self.op == Op::Write && self.mode == Mode::Lat)
     }
 
-    /// Receives posted at first: twice what can be under way.
+    /// Receives posted at the start: twice the depth.
     fn receives(&self) -> u64 {
         if self.takes_receives() { (2 * u64::from(self.depth)).min(self.length.limit()) } else { 0 }
     }
@@ -442,14 +443,14 @@ fn prepare<'a>(
 ) -> Result<(Link<'a>, Memory), Ended> {
     let access =
         Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    let wish = Wish {
+    let options = QueuePairOptions {
         access,
         sends: order.depth as usize + 16,
         receives: 2 * order.depth as usize + 16,
         poll: args.side.local.poll,
         timeout: args.side.local.timeout,
     };
-    let mut link = Link::new(device, stop, wish)?;
+    let mut link = Link::new(device, stop, options)?;
     let memory = link.memory(order.size as usize, access)?;
     Ok((link, memory))
 }

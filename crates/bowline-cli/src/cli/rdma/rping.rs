@@ -18,7 +18,7 @@ use bowline_verbs::{Access, CmId, ConnParam, ConnRequest, Device, Remote, SendOp
 
 use super::Ended;
 use super::arrivals::Arrivals;
-use super::link::{Link, Memory, Wish};
+use super::link::{Link, Memory, QueuePairOptions};
 use super::local::ping_size;
 use super::serving::{ServeOptions, Side, serve_each};
 use super::wire::{ADVERT, Advert, ping_data};
@@ -27,12 +27,12 @@ use crate::cli::common::args::{interval, number};
 use crate::cli::common::histogram::Histogram;
 use crate::cli::common::stop::Stop;
 
-/// Bytes the server has room for when it is not told.
+/// Default size of the server's buffer in bytes.
 const SERVER_SIZE: u32 = 65_535;
 const CLIENT_SIZE: u32 = 64;
-/// Receives kept posted.
+/// Number of posted receives.
 const RECEIVES: usize = 4;
-/// How long a server that has served its count waits for the client to leave.
+/// How long a server that has served its count waits for the client to disconnect.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Ping by RDMA read and write, as rdma-core's rping does: client or server.
@@ -82,7 +82,7 @@ fn run_server(args: &Args, stop: &Stop) -> Outcome {
     serve_each("rping", local, (persistent, json), stop, |device, arrivals, id, request| {
         let mut pings = None;
         let ended = serve(args, device, stop, arrivals, (id, request), &mut pings);
-        // Of one that never was a client there is nothing to tell.
+        // No statistics for a peer that never became a client.
         let Some(pings) = pings else { return ended };
         summary(args, "server", &request.remote.to_string(), &pings);
         match ended {
@@ -96,7 +96,7 @@ fn run_server(args: &Args, stop: &Stop) -> Outcome {
     })
 }
 
-/// Serves one client until it leaves; there are pings as soon as it is connected.
+/// Serves one client until it disconnects. `served` is set once it is connected.
 fn serve(
     args: &Args,
     device: &dyn Device,
@@ -129,20 +129,20 @@ fn serve(
             return Err(Ended::Failed(format!("ping {}: not rping's data", pings.count)));
         }
         show(args, "server ping data", &bytes);
-        link.say(2, &[0; ADVERT])?;
+        link.send_inline(2, &[0; ADVERT])?;
         let sink = hear(&mut link, &inbox)?;
         if sink.len < source.len {
             let text = format!("room for {} bytes only of {len}", sink.len);
             return Err(Ended::Failed(text));
         }
         link.send(3, SendOp::Write(sink.memory), part)?;
-        link.say(4, &[0; ADVERT])?;
+        link.send_inline(4, &[0; ADVERT])?;
         pings.done(began);
         if pings.count == args.count {
             link.sent(4)?;
         }
     }
-    // The client is the one to leave.
+    // The client disconnects, not the server.
     if !arrivals.left(id, LEAVING)? {
         device.disconnect(id)?;
     }
@@ -193,9 +193,9 @@ fn ping(
         let data = ping_data(pings.count, len);
         source.buffer.write(0, &data);
         let began = Instant::now();
-        link.say(1, &advert(source))?;
+        link.send_inline(1, &advert(source))?;
         hear(link, inbox)?;
-        link.say(2, &advert(sink))?;
+        link.send_inline(2, &advert(sink))?;
         hear(link, inbox)?;
         pings.done(began);
         let mut back = vec![0; len];
@@ -221,8 +221,8 @@ fn prepare<'a>(
 ) -> Result<(Link<'a>, Memory), Ended> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let (poll, timeout) = (args.side.local.poll, args.side.local.timeout);
-    let wish = Wish { access, sends: 16, receives: RECEIVES, poll, timeout };
-    let mut link = Link::new(device, stop, wish)?;
+    let options = QueuePairOptions { access, sends: 16, receives: RECEIVES, poll, timeout };
+    let mut link = Link::new(device, stop, options)?;
     let inbox = link.memory(RECEIVES * ADVERT, Access::LOCAL_WRITE)?;
     for slot in 0..RECEIVES {
         link.receive(slot as u64, Some(inbox.part(slot * ADVERT, ADVERT)))?;
@@ -242,7 +242,7 @@ fn hear(link: &mut Link<'_>, inbox: &Memory) -> Result<Advert, Ended> {
         let text = format!("a message of {} bytes; rping's have {ADVERT}", done.byte_len);
         return Err(Ended::Failed(text));
     }
-    // Numbers of receives are those of their places.
+    // The id of a receive is the index of its buffer.
     let at = (done.wr_id as usize % RECEIVES) * ADVERT;
     let mut bytes = [0; ADVERT];
     inbox.buffer.read(at, &mut bytes);

@@ -1,4 +1,4 @@
-//! A server of these commands: one client after the other, or one alone.
+//! The server side of these commands: one client after the other, or a single one.
 
 use bowline_verbs::{CmId, ConnRequest, Device};
 

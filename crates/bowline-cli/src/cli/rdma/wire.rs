@@ -1,5 +1,5 @@
-//! What the commands say to their peers besides the data: the advertisement of rping, the private
-//! data of `perf`, the letters of a ping.
+//! What the commands exchange with their peers: the advertisement of rping, the private data of
+//! `perf`, the payload of a ping.
 
 use std::time::Duration;
 
@@ -37,8 +37,8 @@ impl Advert {
     }
 }
 
-/// The data of ping `number` as rping makes them: a name, letters from `A` to `z` over and over,
-/// each ping beginning one letter later, and a zero at the end.
+/// Returns the payload of ping `number` as rping builds it: a name, then the characters `A` to `z`
+/// repeated, starting one later with each ping, and a zero at the end.
 pub(super) fn ping_data(number: u64, size: usize) -> Vec<u8> {
     const LETTERS: usize = (b'z' - b'A' + 1) as usize;
     let mut data = format!("rdma-ping-{number}: ").into_bytes();
@@ -51,7 +51,7 @@ pub(super) fn ping_data(number: u64, size: usize) -> Vec<u8> {
     data
 }
 
-/// What a verb of `perf` is measured.
+/// The verb that `perf` measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[repr(u8)]
 pub(super) enum Op {
@@ -77,7 +77,7 @@ impl Op {
     }
 }
 
-/// What of it is measured.
+/// What is measured of the verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[repr(u8)]
 pub(super) enum Mode {
@@ -109,7 +109,7 @@ pub(super) struct Order {
     pub(super) depth: u32,
     /// The client's buffer, of `size` bytes.
     pub(super) memory: Remote,
-    /// So many of the messages are not measured.
+    /// Number of messages at the start that are not measured.
     pub(super) warm_up: u32,
 }
 
@@ -199,7 +199,7 @@ impl Order {
         Ok(order)
     }
 
-    /// Tells what is wrong with it, if something is.
+    /// Returns what is wrong with the order, if anything.
     pub(super) fn check(&self) -> Result<(), String> {
         let Self { op, size, depth, length, .. } = *self;
         if size > Self::SIZE_MAX {
@@ -216,7 +216,7 @@ impl Order {
                 Err(format!("a count of {count}, all to warm up"))
             }
             Length::Count(0) => Err("a count of 0: there is nothing to measure".to_owned()),
-            // What is sent is whole milliseconds.
+            // The order carries whole milliseconds.
             Length::Time(time) if time < Duration::from_millis(1) => {
                 Err("neither a count nor a time of at least 1 ms".to_owned())
             }
@@ -297,7 +297,7 @@ mod tests {
         let timed = Order { length: Length::Time(Duration::from_millis(2500)), ..order() };
         assert_eq!(Order::decode(&timed.encode()), Ok(timed));
         assert_eq!(timed.length.limit(), u64::MAX);
-        // A client that counts needs to say no more.
+        // A client with a message count may leave out the milliseconds.
         let cold = Order { warm_up: 0, ..order() };
         assert_eq!(Order::decode(&order().encode()[..36]), Ok(cold));
         let offer = Remote { addr: 7, rkey: 9 };

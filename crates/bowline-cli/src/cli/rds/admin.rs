@@ -60,7 +60,7 @@ pub(crate) fn run_sysctl(args: &SysctlArgs) -> Outcome {
 /// Runs `bowline drop`.
 pub(crate) fn run_drop(args: &DropArgs) -> Outcome {
     let mut client = Client::connect(args.control.as_deref())?;
-    // A peer is named by its address: what it is linked to is known by the node's own.
+    // The peer's address is enough: the node knows which of its own addresses it is connected to.
     if let Some(peer) = args.peer.filter(|peer| peer.link.is_some()) {
         let own = client.snapshot()?.node.addresses;
         if !own.is_empty() && own.iter().all(|address| address.link != peer.link) {

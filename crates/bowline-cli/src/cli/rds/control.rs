@@ -1,7 +1,7 @@
 //! The control socket of a running node, and the requests of the commands that talk to it.
 //!
 //! The node serves its [control tree](super::tree) by the server that all processes of bowline
-//! have, [`bowline_ctl::Server`]; its module tells the protocol and the bounds of clients. A
+//! have, [`bowline_ctl::Server`]; its module describes the protocol and the limits of clients. A
 //! request of these commands is one file of the tree, below `/class/rds/node`:
 //!
 //! | command | request |
@@ -34,8 +34,8 @@ use crate::cli::{Failure, Outcome, common::args::Address};
 
 /// Longest wait of a client for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest answer that a client takes, bytes: rows of 200 bytes for some five times as many
-/// messages as can wait for readers in a node with the default of memory.
+/// Largest answer that a client accepts, in bytes: rows of 200 bytes for about five times as many
+/// messages as can wait for readers in a node with the default memory limit.
 const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
 /// Serves the tree of a node at its control socket until the result is dropped.
@@ -109,7 +109,7 @@ impl Client {
         })
     }
 
-    /// Returns the failure for a file that every node has and this process has not.
+    /// Returns the failure for a missing file that every node serves: the process is no node.
     fn refused(&self, file: &str, errno: Errno) -> Failure {
         let path = self.path.display();
         Failure::failed(format!(
@@ -119,7 +119,7 @@ impl Client {
         ))
     }
 
-    /// Returns the number that a file or a command tells.
+    /// Parses the number that a file or a command returned.
     fn number<T>(
         &self,
         file: &str,
@@ -140,7 +140,7 @@ impl Client {
         })
     }
 
-    /// Lets the node send one RDS ping. Returns the time of the round trip, or why there was none.
+    /// Has the node send one RDS ping. Returns the round trip time, or why there was no answer.
     pub(crate) fn probe(
         &mut self,
         local: Address,
@@ -148,7 +148,7 @@ impl Client {
         timeout: Duration,
     ) -> Outcome<Result<Duration, Errno>> {
         let patience = timeout.min(PROBE_MAX) + ANSWER_TIMEOUT;
-        // A failure shows up as a shorter wait at worst.
+        // If this fails, the wait is shorter at worst.
         let _ = self.tree.set_limit(Some(patience));
         let words = format!("{local} {remote} {}", timeout.as_millis());
         match self.ask(Op::Write(&words), "probe")? {
@@ -208,7 +208,7 @@ fn folders() -> Vec<PathBuf> {
     rnbd.iter().filter_map(|folder| folder.parent()).map(Path::to_owned).collect()
 }
 
-/// Names folders that were looked at, and why one could not be.
+/// Lists the folders that were searched, and the error of one that could not be read.
 pub(crate) fn looked_in(folders: &[PathBuf]) -> String {
     let name = |folder: &PathBuf| match fs::read_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -95,7 +95,7 @@ fn show(args: &Args, client: &mut Client) -> Outcome {
         return Ok(());
     }
     if args.rdma || (args.verbose && !args.any_section()) {
-        // What the original says of a kernel without an RDMA transport.
+        // The text of rds-info on a kernel without an RDMA transport.
         note!("bowline info: Unable get statistics: {}", Errno::ENOPROTOOPT.strerror());
     }
     out::text(&render(args, &snapshot));
@@ -172,7 +172,8 @@ impl<'a> Table<'a> {
             if index > 0 {
                 self.text.push(' ');
             }
-            // Addresses and flags ignore a width of their own, so they become text first.
+            // Addresses and flags ignore the width of a format, so they are converted to text
+            // first.
             let cell = cell.to_string();
             // Writing into a String cannot fail.
             let _ = write!(self.text, "{cell:>width$}");

@@ -1,4 +1,5 @@
-//! RDS: a node as a service, its control tree and socket, and the commands of rds-tools.
+//! RDS: a node as a service, its control tree and socket, and the equivalents of the rds-tools
+//! commands.
 
 pub(crate) mod admin;
 pub(crate) mod config;

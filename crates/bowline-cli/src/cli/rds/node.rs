@@ -37,7 +37,8 @@ use crate::cli::{
 
 /// Time between looks at what happened.
 const EVENT_PAUSE: Duration = Duration::from_secs(1);
-/// Least memory for what peers send, bytes; less would leave no room for a few long messages.
+/// Smallest memory limit for what peers send, in bytes: room for a few messages of the largest
+/// size.
 const MEMORY_MIN: usize = 16 << 20;
 const DRAIN_DEFAULT: f64 = 5.0;
 const BATCH: usize = 256;
@@ -138,7 +139,7 @@ struct Settings {
     echo: Vec<u16>,
     sink: Vec<u16>,
     control: Option<PathBuf>,
-    /// Programs are served, at this place or the default one.
+    /// Programs are served at this path, or at the default one.
     programs: Option<Option<PathBuf>>,
     tree: Option<PathBuf>,
     drain: Duration,
@@ -239,7 +240,7 @@ impl Settings {
             builder = builder.limits(Limits { send_messages_per_socket, ..Limits::default() });
         }
         let node = start_node(builder, &self.addresses)?;
-        // One by one and not through the builder, so that an error names the setting.
+        // Set one by one and not through the builder, so that an error names the setting.
         for (name, value) in &self.sysctl {
             node.set_sysctl(name, *value).map_err(|error| {
                 Failure::usage(format!("cannot set {name} to {value}: {error}"))
@@ -295,7 +296,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     drop(programs);
     let drained = node.shutdown(settings.drain);
     for service in services {
-        // A service that panicked has said so on standard error.
+        // The panic of a service was printed on standard error.
         let _ = service.thread.join();
     }
     drop((server, files));
@@ -374,11 +375,11 @@ fn log(node: &Node, services: &[Running]) {
     }
 }
 
-/// Tells a service manager that follows the sd_notify protocol; without one nothing happens.
+/// Notifies the service manager by the sd_notify protocol, if there is one.
 fn tell_supervisor(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let Ok(socket) = UnixDatagram::unbound() else { return };
-    // A manager that does not listen cannot be helped.
+    // The error is ignored: without a notification the manager's own timeout applies.
     let _ = match path.to_str().and_then(|path| path.strip_prefix('@')) {
         Some(name) => std::os::unix::net::SocketAddr::from_abstract_name(name)
             .and_then(|address| socket.send_to_addr(state.as_bytes(), &address)),
@@ -405,7 +406,7 @@ impl Service {
 struct Running {
     place: SocketAddr,
     service: Service,
-    /// Answers dropped since the last look.
+    /// Answers dropped since the last report.
     dropped: Arc<AtomicU64>,
     thread: JoinHandle<()>,
 }
@@ -449,7 +450,7 @@ impl Running {
     }
 }
 
-/// Takes everything and keeps nothing.
+/// Receives all messages and discards them.
 fn sink(socket: &Socket, over: &AtomicBool) -> Result<(), bowline::rds::Error> {
     let mut inbox = Vec::with_capacity(BATCH);
     while !over.load(Ordering::Relaxed) {

@@ -91,7 +91,7 @@ struct Request {
     sent: Instant,
 }
 
-/// What is said and counted, whichever way requests go.
+/// Output and statistics, common to both ways of sending.
 struct Figures<'a> {
     args: &'a Args,
     local: Address,
@@ -169,9 +169,9 @@ enum Way {
     Through(Client),
 }
 
-/// The address that a running node sends from: the one given, or that which routing would take, if
-/// it is the node's, else one of the node's. `addresses` are those it serves; none: all of this
-/// machine.
+/// Returns the address that a running node sends from: the given one, else the one routing picks if
+/// the node serves it, else one of the node's. `addresses` are those the node serves; empty: all of
+/// this machine.
 fn address_of_node(
     addresses: &[Address],
     given: Option<Address>,
@@ -284,8 +284,8 @@ impl Direct<'_> {
         let sent = Instant::now();
         let destination = self.figures.remote.at(0);
         let slot = &mut self.slots[index];
-        // Sending waits, in slices, because the first message to a host may have to wait until
-        // both sides agreed on the number of paths.
+        // Sending blocks, in slices: the first message to a host may have to wait until both sides
+        // have agreed on the number of paths.
         slot.socket.set_nonblocking(false);
         let error = loop {
             match slot.socket.send_to(&[], destination) {
@@ -306,7 +306,7 @@ impl Direct<'_> {
         self.figures.report_error(sequence, error.errno());
     }
 
-    /// Waits for an answer to the youngest request until the next one is due.
+    /// Waits for an answer to the latest request until the next one is due.
     fn wait(&self, until: Option<Instant>) -> Outcome {
         let now = Instant::now();
         let waiting = self.slots.iter().filter(|slot| slot.request.is_some()).count();
@@ -354,8 +354,8 @@ impl Direct<'_> {
         Ok(())
     }
 
-    /// Gives requests up that waited too long. Their sockets are replaced, because an answer
-    /// that comes late must not be taken for the answer to a younger request.
+    /// Gives up requests that waited too long. Their sockets are replaced, so that a late answer is
+    /// not taken for the answer to a later request.
     fn expire(&mut self) -> Outcome {
         for index in 0..self.slots.len() {
             let Some(request) = self.slots[index].request else { continue };

@@ -30,14 +30,14 @@ use crate::cli::{
 
 const SLICE: Duration = Duration::from_millis(100);
 const MESSAGE_BYTES_MAX: u64 = 1 << 20;
-/// Messages and bytes that are under way at most, by default.
+/// Default limits of unacknowledged messages and bytes.
 const MESSAGES_MAX: usize = 1 << 16;
 const BUFFER_BYTES: usize = 4 << 20;
 /// Longest wait at the end for receivers that take nothing.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same once the command is to stop.
+/// The same, once the command was asked to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause when none of several receivers takes anything.
+/// Pause when none of several receivers accepts a message.
 const TURN_PAUSE: Duration = Duration::from_millis(2);
 
 /// Send a file or standard input as messages (as rds-gen did).
@@ -170,7 +170,7 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
         input.map_err(|error| Failure::failed(format!("cannot open {}: {error}", args.file)))?;
     let stop = Stop::install()?;
     let node = start_node(Node::builder(), &[args.source.into()])?;
-    // Room for what each receiver may hold up, and as much again.
+    // Room for what each receiver may leave unacknowledged, and as much again.
     let share = BUFFER_BYTES.div_ceil(destination.len()).max(args.message as usize);
     let socket = open(&node, args.source, 2 * share * destination.len())?;
     let mut meter = Meter::new(args.interval);
@@ -213,7 +213,7 @@ fn stopped() -> Failure {
 fn fill(input: &mut File, buffer: &mut [u8], stop: &Stop) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {
-        // Who writes into a pipe may take its time; a read of what is there ends at once.
+        // The writer of a pipe may be slow; a read returns what is there without waiting.
         if stop.wait_for(&*input)? {
             break;
         }
@@ -241,7 +241,7 @@ impl<'a> Sender<'a> {
         let all = Amount { messages: usize::MAX, bytes: usize::MAX };
         let receiver = Amount { messages: MESSAGES_MAX / receivers.len(), bytes: share };
         let shares = Shares::new(Bounds { receiver, host: all, total: all });
-        // One receiver is waited for in the call itself.
+        // With a single receiver the send call itself blocks.
         socket.set_nonblocking(receivers.len() > 1);
         Self { socket, receivers, next: 0, shares, stop }
     }
@@ -268,9 +268,9 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Waits until all receivers have everything, after telling them that this is the end, if so
-    /// wished; returns those that have not when none took anything for some time, which is short
-    /// once the command is to stop.
+    /// Sends the end marks, if wanted, and waits until all receivers have acknowledged everything.
+    /// Gives up when none has taken anything for some time, which is shorter once the command was
+    /// asked to stop. Returns the receivers that are not done.
     fn finish(&mut self, tell: bool) -> Outcome<Vec<SocketAddr>> {
         let mut untold = if tell { self.receivers.to_vec() } else { Vec::new() };
         let (mut fewest, mut since) = (usize::MAX, Instant::now());
@@ -303,7 +303,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Sends to this receiver, if it takes the message now.
+    /// Sends to this receiver, if it accepts the message now.
     fn try_to(&mut self, to: SocketAddr, message: &[u8]) -> Outcome<bool> {
         match self.socket.send_to(message, to) {
             Ok(_) => {
@@ -369,7 +369,7 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
     if listener.ignored > 0 {
         note!("bowline recv: {} messages of other senders were ignored", listener.ignored);
     }
-    // The sender waits for the acknowledgement of what was just taken.
+    // The sender waits for the acknowledgement of the last message.
     node.shutdown(CLOSE_TIMEOUT);
     if all { Ok(()) } else { Err(Failure::failed("stopped before everything was written")) }
 }
@@ -377,9 +377,9 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
 /// Decides whose messages are taken.
 struct Listener<'a> {
     args: &'a RecvArgs,
-    /// Whose stream has begun.
+    /// Sender of the current stream.
     heard: Option<SocketAddr>,
-    /// Messages of others.
+    /// Messages of other senders, which were discarded.
     ignored: u64,
 }
 

@@ -20,8 +20,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Listens at `path`, or at the default place. Another node may have that: then this one serves
-    /// no programs.
+    /// Listens at `path`, or at the default path. If another node has the default path, this one
+    /// serves no programs.
     pub(crate) fn start(node: &Node, path: Option<&Path>) -> Outcome<Option<Self>> {
         let place = path.map_or_else(default_path, Path::to_owned);
         match listen(node, &place) {
@@ -65,7 +65,7 @@ pub(crate) fn default_path() -> PathBuf {
     below(&runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from))
 }
 
-/// Places at which programs look for a node, in their order.
+/// Paths at which programs look for a node, in this order.
 pub(crate) fn places() -> Vec<PathBuf> {
     let mut all = vec![default_path(), below(Path::new("/run"))];
     all.dedup();

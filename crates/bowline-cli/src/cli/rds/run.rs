@@ -34,7 +34,7 @@ pub(crate) struct Args {
     program: Vec<OsString>,
 }
 
-/// Becomes the program.
+/// Replaces this process by the program.
 pub(crate) fn run(args: &Args) -> Outcome {
     let Some((name, words)) = args.program.split_first() else {
         return Err(Failure::usage("no program is named"));
@@ -73,7 +73,7 @@ fn library() -> Outcome<PathBuf> {
     })
 }
 
-/// The place of a node that answers.
+/// Path of the socket of a node that answers.
 fn reachable(given: Option<&Path>) -> Outcome<PathBuf> {
     let places = given.map_or_else(programs::places, |place| vec![place.to_owned()]);
     let mut why = String::new();
@@ -131,7 +131,7 @@ fn is_static(start: &[u8]) -> bool {
     };
     let Ok(offset) = usize::try_from(offset) else { return false };
     let mut kinds = (0..usize::from(count)).map(|n| word(offset + n * usize::from(size)));
-    // A table that lies elsewhere says nothing.
+    // A program header table outside the bytes read proves nothing.
     kinds.all(|kind| kind.is_some_and(|kind| kind != PT_INTERP))
 }
 

@@ -1,7 +1,7 @@
-//! Shares of one socket's sending: none of many receivers uses up what they have in common.
+//! Shares of one socket's send buffer: no receiver can use up what all have in common.
 //!
-//! What is sent is counted here. What has gone since only the node knows; it is asked when there
-//! seems to be no room, and now and then.
+//! Sent messages are counted here. Only the node knows which were acknowledged since: it is asked
+//! at intervals, and when a share seems full.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,12 +11,12 @@ use std::{
 
 use bowline::rds::{Error, OutstandingMessages, Socket};
 
-/// Time between two questions to the node, which cost it a look at every queued message; more where
-/// the last one took long, so that it has most of its time for other work.
+/// Least time between two queries of the node, each of which walks all queued messages. The
+/// interval grows with the time the last query took.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
 const LOOK_PART: u32 = 10;
 
-/// What a message costs besides its payload, about.
+/// Approximate memory of a message besides its payload, in bytes.
 const MESSAGE_WEIGHT: usize = 128;
 
 /// Messages and their payload bytes.
@@ -32,19 +32,19 @@ impl Amount {
         self.bytes += other.bytes;
     }
 
-    /// What is kept besides payload counts, too.
+    /// Memory besides the payload counts, too.
     fn weight(self) -> usize {
         self.bytes.saturating_add(self.messages.saturating_mul(MESSAGE_WEIGHT))
     }
 
-    /// Whether a message fits. Where there is none yet one of any length does.
+    /// Tells whether a message fits. The first one may have any length.
     fn has_room(self, bytes: usize, bound: Self) -> bool {
         let fits = self.messages < bound.messages && self.bytes + bytes <= bound.bytes;
         fits || self.messages == 0
     }
 }
 
-/// What is kept for one receiver, for all on one host, and for all together.
+/// Limits for one receiver, for all receivers of one host, and for all receivers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) receiver: Amount,
@@ -52,7 +52,7 @@ pub(crate) struct Bounds {
     pub(crate) total: Amount,
 }
 
-/// Where there is no room.
+/// The limit that is reached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Lack {
     Receiver,
@@ -63,13 +63,13 @@ pub(crate) enum Lack {
 /// What is kept for one receiver.
 #[derive(Debug)]
 struct Share {
-    /// What its node has not acknowledged, as far as is known.
+    /// What its node has not acknowledged, by the last query.
     sent: Amount,
-    /// What the caller keeps because the node did not take it.
+    /// What the caller keeps because the node refused it.
     waiting: Amount,
-    /// When it last took something, or the first message came.
+    /// When it last took a message, or its first message was sent.
     since: Instant,
-    /// All of it has been given up; the node just has not let go of it.
+    /// All of its messages were given up, but are still queued in the node.
     cut: bool,
 }
 
@@ -107,7 +107,7 @@ impl Shares {
         self.lacks(to, bytes).is_none()
     }
 
-    /// Tells what has no room for one more message, the smallest first.
+    /// Returns the smallest limit that leaves no room for one more message.
     pub(crate) fn lacks(&self, to: SocketAddr, bytes: usize) -> Option<Lack> {
         let share = self.receivers.get(&to).map(Share::all).unwrap_or_default();
         let host = self.hosts.get(&to.ip()).copied().unwrap_or_default();
@@ -122,13 +122,13 @@ impl Shares {
         }
     }
 
-    /// Returns the host that most is kept for.
+    /// Returns the host with the most kept for it.
     pub(crate) fn largest_host(&self) -> Option<IpAddr> {
         let (host, _) = self.hosts.iter().max_by_key(|(_, amount)| amount.weight())?;
         Some(*host)
     }
 
-    /// Returns the receiver on a host that most is kept for, of those not given up yet.
+    /// Returns the receiver of a host with the most kept for it, except those given up.
     pub(crate) fn largest_on(&self, host: IpAddr) -> Option<SocketAddr> {
         let (to, _) = self.on(host).max_by_key(|(_, share)| share.all().weight())?;
         Some(*to)
@@ -180,7 +180,7 @@ impl Shares {
         self.receivers.iter().filter(|(_, share)| silent(share)).map(|(to, _)| *to).collect()
     }
 
-    /// Asks the node what it still keeps, unless it was asked a moment ago.
+    /// Queries what the node still keeps, unless it was queried a moment ago.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl Shares {
         self.look_now(socket, now)
     }
 
-    /// Asks the node what it still keeps.
+    /// Queries what the node still keeps.
     ///
     /// # Errors
     ///

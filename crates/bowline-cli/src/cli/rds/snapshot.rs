@@ -1,4 +1,4 @@
-//! What a node tells about itself: the shape of `bowline info --json`.
+//! The state of a node at one moment, as `bowline info --json` prints it.
 //!
 //! Names are those of the kernel's info interface, written out. A field may be added in any
 //! release; none is renamed or removed within one version of the control protocol.
@@ -27,7 +27,7 @@ pub(crate) struct Snapshot {
     pub(crate) tcp_sockets: Vec<TcpRow>,
 }
 
-/// What never changes while the node runs.
+/// What does not change while the node runs.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct NodeFacts {
     /// Version of the program.
@@ -76,7 +76,7 @@ pub(crate) struct ConnectionRow {
     pub(crate) transport: String,
     /// Agreed number of paths; 0: not known yet.
     pub(crate) paths: u8,
-    /// What the peer is: bowline, kernel or unknown.
+    /// Implementation of the peer: bowline, kernel or unknown.
     pub(crate) peer: String,
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct TcpRow {
 }
 
 impl Snapshot {
-    /// Asks a node.
+    /// Takes a snapshot of a node.
     pub(crate) fn take(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
         let info = node.info();
         let counter = |(name, value): (&str, u64)| Counter { name: name.to_owned(), value };

@@ -31,12 +31,12 @@ use crate::cli::common::args::Address;
 
 /// The directory of the node; a process has one.
 pub(super) const NODE: &str = "/class/rds/node";
-/// Word of the command `drop` for the connections to all peers.
+/// Argument of `drop` for the connections to all peers.
 pub(super) const ALL_PEERS: &str = "all";
-/// Bounds of the wait for the answer to a probe.
+/// Shortest and longest wait for the answer to a probe.
 const PROBE_MIN: Duration = Duration::from_millis(1);
 pub(super) const PROBE_MAX: Duration = Duration::from_secs(60);
-/// Longest part of it between looks whether the client is still there.
+/// Longest part of that wait between checks whether the client still waits.
 const PROBE_SLICE: Duration = Duration::from_millis(100);
 
 static SETTINGS: LazyLock<Vec<AttrDef>> =
@@ -104,7 +104,7 @@ impl Object for NodeObject {
         }
     }
 
-    /// Tells how many TCP connections were cut, and nanoseconds of the round trip.
+    /// Results of the commands: number of TCP connections cut, and round trip time in nanoseconds.
     fn call(&self, name: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
         let found = match name {
             "drop" => self.node.drop_connections(peer(value)?) as u64,
@@ -144,7 +144,7 @@ fn probe_words(value: &str) -> Option<(Address, Address, Duration)> {
     words.next().is_none().then_some((local, remote, timeout.clamp(PROBE_MIN, PROBE_MAX)))
 }
 
-/// Sends one RDS ping, and waits for the answer of the peer for as long as somebody wants to know.
+/// Sends one RDS ping, and waits for the answer for as long as the client waits.
 fn probe(
     node: &Node,
     caller: &Caller,
@@ -201,7 +201,7 @@ impl Object for CountersDir {
 struct ConnectionsDir(Node);
 
 impl Object for ConnectionsDir {
-    /// Asks the node once for all connections, whose objects keep what it told.
+    /// Queries the node once for all connections; their objects keep the result.
     fn dirs(&self) -> Vec<(String, Arc<dyn Object>)> {
         let info = self.0.info();
         let mut paths: BTreeMap<(IpAddr, IpAddr), Vec<PathRow>> = BTreeMap::new();

@@ -76,6 +76,7 @@ impl Run<'_> {
         }
     }
 
+    /// Returns how tables are drawn, by the options of the command.
     fn look(&self) -> Look {
         let options = &self.request.options;
         Look {
@@ -87,11 +88,13 @@ impl Run<'_> {
         }
     }
 
+    /// Makes a table of one kind of objects of one side.
     fn group(&self, mode: Mode, target: Target, rows: Vec<Row>) -> Group {
         let columns = chosen(mode, target, self.request.options.fields.as_ref());
         Group { mode, target, columns, items: rows.into_iter().map(|row| row.item).collect() }
     }
 
+    /// Prints the tables in the format that was asked for. A terminal gets no empty ones.
     fn print(&self, groups: &[Group]) {
         let options = &self.request.options;
         match options.format {
@@ -111,6 +114,8 @@ impl Run<'_> {
         }
     }
 
+    /// Prints the objects of one kind, one to a row: devices, unless the command names another
+    /// kind.
     fn list(&self) -> Result<(), Refusal> {
         let target = self.request.target.unwrap_or(Target::Device);
         let modes = self.modes();
@@ -120,6 +125,7 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Prints the objects of all kinds.
     fn dump(&self) -> Result<(), Refusal> {
         let targets = [Target::Device, Target::Session, Target::Path];
         let modes = self.modes();
@@ -216,10 +222,13 @@ impl Run<'_> {
         Refusal::usage(format!("{name} is several {}s; {how}: {}", target.name(), all.join(", ")))
     }
 
+    /// Returns the only object of the client side with this name.
     fn client(&self, target: Target, name: &str) -> Result<Row, Refusal> {
         self.unique(target, name, &[Mode::Client])
     }
 
+    /// Writes to a file of the tree, which carries out a command. With `--debug` or `--simulate`
+    /// prints the write as a line of shell; with the latter, that is all.
     fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
         if self.run_options.debug || self.run_options.simulate {
             say!("echo '{value}' > {}", self.inventory.shown(source, path));
@@ -230,6 +239,7 @@ impl Run<'_> {
         self.inventory.write(source, path, value)
     }
 
+    /// Returns the paths of a session.
     fn paths_of(&self, session: &Row) -> Vec<Row> {
         let mut paths = self.inventory.rows(session.mode, Target::Path);
         let name = session.item.text("sessname");
@@ -283,6 +293,7 @@ impl Run<'_> {
         self.write(source, "/class/rnbd-client/ctl/map_device", &text)
     }
 
+    /// Returns the only process of these that maps devices; fails if there is none or several.
     fn only_client(&self, clients: &[usize]) -> Result<usize, Refusal> {
         match clients {
             [one] => Ok(*one),
@@ -730,6 +741,7 @@ fn absolute(path: &str) -> String {
     format!("/{}", path.trim_matches('/'))
 }
 
+/// Returns the name with a capital letter.
 fn titled(name: &str) -> String {
     let mut letters = name.chars();
     letters.next().map_or_else(String::new, |first| {

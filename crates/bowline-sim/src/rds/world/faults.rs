@@ -37,113 +37,25 @@ impl World {
     fn strike(&mut self, what: FaultKind) {
         use FaultKind as F;
         match what {
-            F::Cut => {
-                let begun = self.ctx.net.connecting();
-                if !begun.is_empty() && self.ctx.rng.chance(250) {
-                    let conn = self.ctx.rng.pick(&begun);
-                    self.ctx.coverage.hit("cut", "while connecting");
-                    self.ctx.tcp_cut(conn, Cut::Blackhole);
-                    return;
-                }
-                let live = self.ctx.net.live();
-                if !live.is_empty() {
-                    let conn = self.ctx.rng.pick(&live);
-                    let cut = self.ctx.draw_cut();
-                    self.ctx.tcp_cut(conn, cut);
-                    for side in [0, 1] {
-                        let host = self.ctx.net.host(EndId { conn, side });
-                        self.count_fault(what, host);
-                    }
-                }
-            }
-            F::Crash => {
+            F::Cut => self.cut_connection(what),
+            F::Crash | F::Reboot => {
                 let host = self.random_host();
-                if self.stop_host(host, false) {
+                if self.stop_host(host, what == F::Reboot) {
                     self.count_fault(what, host);
                 }
             }
-            F::Reboot => {
-                let host = self.random_host();
-                if self.stop_host(host, true) {
-                    self.count_fault(what, host);
-                }
-            }
-            F::Partition | F::OneWay => {
-                let (a, b) = (self.random_host(), self.random_host());
-                if a != b {
-                    self.note_fault(format_args!("{what:?} {a} -> {b}"));
-                    self.count_fault(what, a);
-                    self.block(a, b);
-                    if what == F::Partition {
-                        self.block(b, a);
-                    }
-                    self.ctx.tcp_route_changed(a, b);
-                }
-            }
-            F::Stall => {
-                let host = self.random_host();
-                if !self.stalled[host] && self.alive(host) {
-                    self.note_fault(format_args!("stall of {host}"));
-                    self.count_fault(what, host);
-                    self.stalled[host] = true;
-                    let length = self.fault_length();
-                    self.ctx.schedule(length, Event::Heal(Heal::Resume(host)));
-                }
-            }
-            F::StopReader => {
-                let slot = self.ctx.rng.index(self.readers.len());
-                if !self.readers[slot].stopped {
-                    self.note_fault(format_args!("reader of {slot} stops"));
-                    self.count_fault(what, self.host_of(slot));
-                    self.readers[slot].stopped = true;
-                    let length = self.fault_length();
-                    self.ctx.schedule(length, Event::App(AppEvent::ResumeReader(slot)));
-                }
-            }
-            F::Reopen => {
-                let slot = self.ctx.rng.index(self.readers.len());
-                if self.open[slot] && !self.stalled[self.host_of(slot)] {
-                    self.ctx.stats.reopened += 1;
-                    self.count_fault(what, self.host_of(slot));
-                    self.close(slot);
-                    let length = self.fault_length() / 8;
-                    self.ctx.schedule(length, Event::App(AppEvent::Reopen(slot)));
-                }
-            }
+            F::Partition | F::OneWay => self.partition(what),
+            F::Stall => self.stall(what),
+            F::StopReader => self.stop_reader(what),
+            F::Reopen => self.reopen_later(what),
             F::Cancel => self.cancel(),
             F::AddressLoss => self.lose_address(what, None),
             F::AddressMove => {
                 let taker = self.random_host();
                 self.lose_address(what, Some(taker));
             }
-            F::DropLinks => {
-                let host = self.random_host();
-                if self.stalled[host] || !self.alive(host) {
-                    return;
-                }
-                let peer = self.random_host();
-                let peer = self.ctx.rng.chance(500).then(|| self.plan.nodes[peer].addrs[0]);
-                match &mut self.hosts[host] {
-                    Host::Bowline(node) => node.drop_links(&mut self.ctx, peer),
-                    Host::Kernel(kernel) => kernel.drop_paths(&mut self.ctx),
-                }
-                self.count_fault(what, host);
-            }
-            F::Shutdown => {
-                let host = self.random_host();
-                if !self.stalled[host]
-                    && self.alive(host)
-                    && self.has_all_addresses(host)
-                    && !self.ending[host]
-                    && let Host::Bowline(node) = &mut self.hosts[host]
-                {
-                    self.ending[host] = true;
-                    node.shut_down(&mut self.ctx);
-                    self.note_fault(format_args!("host {host} shuts down"));
-                    self.count_fault(what, host);
-                    self.ctx.schedule(ENDING, Event::Heal(Heal::Ended(host)));
-                }
-            }
+            F::DropLinks => self.drop_links(what),
+            F::Shutdown => self.shut_down(what),
             F::Delay => {
                 self.ctx.net.delay_factor = self.ctx.rng.magnitude(2, 200);
                 for host in 0..self.hosts.len() {
@@ -152,6 +64,109 @@ impl World {
                 let length = self.fault_length().min(SEC);
                 self.ctx.schedule(length, Event::Heal(Heal::Delay));
             }
+        }
+    }
+
+    /// Cuts a connection at a random place, sometimes one that is being made.
+    fn cut_connection(&mut self, what: FaultKind) {
+        let begun = self.ctx.net.connecting();
+        if !begun.is_empty() && self.ctx.rng.chance(250) {
+            let conn = self.ctx.rng.pick(&begun);
+            self.ctx.coverage.hit("cut", "while connecting");
+            self.ctx.tcp_cut(conn, Cut::Blackhole);
+            return;
+        }
+        let live = self.ctx.net.live();
+        if !live.is_empty() {
+            let conn = self.ctx.rng.pick(&live);
+            let cut = self.ctx.draw_cut();
+            self.ctx.tcp_cut(conn, cut);
+            for side in [0, 1] {
+                let host = self.ctx.net.host(EndId { conn, side });
+                self.count_fault(what, host);
+            }
+        }
+    }
+
+    /// Parts two hosts, in both directions or in one.
+    fn partition(&mut self, what: FaultKind) {
+        let (a, b) = (self.random_host(), self.random_host());
+        if a != b {
+            self.note_fault(format_args!("{what:?} {a} -> {b}"));
+            self.count_fault(what, a);
+            self.block(a, b);
+            if what == FaultKind::Partition {
+                self.block(b, a);
+            }
+            self.ctx.tcp_route_changed(a, b);
+        }
+    }
+
+    /// Stops a host for a while.
+    fn stall(&mut self, what: FaultKind) {
+        let host = self.random_host();
+        if !self.stalled[host] && self.alive(host) {
+            self.note_fault(format_args!("stall of {host}"));
+            self.count_fault(what, host);
+            self.stalled[host] = true;
+            let length = self.fault_length();
+            self.ctx.schedule(length, Event::Heal(Heal::Resume(host)));
+        }
+    }
+
+    /// Makes the reader of a socket stop for a while.
+    fn stop_reader(&mut self, what: FaultKind) {
+        let slot = self.ctx.rng.index(self.readers.len());
+        if !self.readers[slot].stopped {
+            self.note_fault(format_args!("reader of {slot} stops"));
+            self.count_fault(what, self.host_of(slot));
+            self.readers[slot].stopped = true;
+            let length = self.fault_length();
+            self.ctx.schedule(length, Event::App(AppEvent::ResumeReader(slot)));
+        }
+    }
+
+    /// Closes a socket, to open it again later.
+    fn reopen_later(&mut self, what: FaultKind) {
+        let slot = self.ctx.rng.index(self.readers.len());
+        if self.open[slot] && !self.stalled[self.host_of(slot)] {
+            self.ctx.stats.reopened += 1;
+            self.count_fault(what, self.host_of(slot));
+            self.close(slot);
+            let length = self.fault_length() / 8;
+            self.ctx.schedule(length, Event::App(AppEvent::Reopen(slot)));
+        }
+    }
+
+    /// Makes a host drop its connections, all of them or those to one peer.
+    fn drop_links(&mut self, what: FaultKind) {
+        let host = self.random_host();
+        if self.stalled[host] || !self.alive(host) {
+            return;
+        }
+        let peer = self.random_host();
+        let peer = self.ctx.rng.chance(500).then(|| self.plan.nodes[peer].addrs[0]);
+        match &mut self.hosts[host] {
+            Host::Bowline(node) => node.drop_links(&mut self.ctx, peer),
+            Host::Kernel(kernel) => kernel.drop_paths(&mut self.ctx),
+        }
+        self.count_fault(what, host);
+    }
+
+    /// Ends a host in an orderly way.
+    fn shut_down(&mut self, what: FaultKind) {
+        let host = self.random_host();
+        if !self.stalled[host]
+            && self.alive(host)
+            && self.has_all_addresses(host)
+            && !self.ending[host]
+            && let Host::Bowline(node) = &mut self.hosts[host]
+        {
+            self.ending[host] = true;
+            node.shut_down(&mut self.ctx);
+            self.note_fault(format_args!("host {host} shuts down"));
+            self.count_fault(what, host);
+            self.ctx.schedule(ENDING, Event::Heal(Heal::Ended(host)));
         }
     }
 

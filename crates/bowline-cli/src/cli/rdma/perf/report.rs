@@ -1,4 +1,4 @@
-//! What a measurement has found, as text or JSON, and orders in words.
+//! Results of a measurement as text or JSON, and the names of orders.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::cli::common::histogram::Histogram;
 use crate::cli::common::out::{bytes, count};
 use crate::cli::rdma::wire::{Length, Mode, Op, Order};
 
-/// Prints what was found.
+/// Prints the results.
 pub(super) struct Found<'a> {
     pub(super) json: bool,
     pub(super) order: &'a Order,
@@ -97,7 +97,7 @@ impl fmt::Display for Order {
 }
 
 impl Op {
-    /// The words of the command line that ask for it.
+    /// Name on the command line.
     pub(super) fn text(self) -> String {
         format!("--op {}", self.name())
     }
@@ -111,14 +111,14 @@ impl Mode {
         }
     }
 
-    /// The words of the command line that ask for it.
+    /// Name on the command line.
     pub(super) fn text(self) -> String {
         format!("--mode {}", self.name())
     }
 }
 
 impl Length {
-    /// The words of the command line that ask for it.
+    /// Name on the command line.
     pub(super) fn text(self) -> String {
         match self {
             Self::Count(count) => format!("--count {count}"),

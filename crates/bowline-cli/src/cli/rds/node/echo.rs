@@ -7,9 +7,9 @@
 //!            sent, or kept while its sender is congested; given up when it takes nothing for long
 //! ```
 //!
-//! No send waits, because whoever is served next would wait with it. What a sender does not take
-//! uses up only its own share, see [`Shares`]. Where many together use up what all have, whoever
-//! keeps most makes way.
+//! No send blocks, because the messages of all other senders would wait too. What a sender does not
+//! receive counts against its own share, see [`Shares`]. When all shares together are used up, the
+//! answers of the largest user are dropped.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -25,24 +25,26 @@ use crate::cli::rds::shares::{Amount, Bounds, Lack, Shares};
 
 /// Messages taken at once.
 const BATCH: usize = 256;
-/// Most receivers that are tried again in one turn.
+/// Largest number of receivers retried in one turn.
 const TRIES: usize = 1024;
-/// Send buffer of the socket by default, and messages: what is kept for all receivers.
+/// Default send buffer of the socket in bytes, and number of messages: what is kept for all
+/// receivers.
 pub(super) const SEND_BUFFER: usize = 256 << 20;
 pub(super) const MESSAGES_TOTAL: usize = 1 << 19;
-/// One receiver has this part of it, but more of a small one; the receivers of a host have twice as
-/// much.
+/// One receiver's share is this fraction of the send buffer, with a minimum; the receivers of one
+/// host share twice as much.
 const RECEIVER_PART: usize = 32;
 const SMALL_PART: usize = 4;
 const SMALL_BYTES: usize = 256 << 10;
-/// Receivers that took nothing for this long are given up.
+/// A receiver that has taken nothing for this long is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause until congested receivers are tried again, if nothing tells of them, and until those that
-/// take nothing are looked for.
+/// Interval of retries of congested receivers without a notification, and of the search for
+/// receivers that take nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 const TIDY_PAUSE: Duration = Duration::from_millis(250);
 
-/// Answers until `over` is set or the socket is closed; counts the answers that were `dropped`.
+/// Answers messages until `over` is set or the socket is closed; counts dropped answers in
+/// `dropped`.
 pub(super) fn serve(
     node: &Node,
     socket: &Socket,
@@ -50,7 +52,7 @@ pub(super) fn serve(
     dropped: &AtomicU64,
 ) -> Result<(), Error> {
     socket.set_nonblocking(true);
-    // Its notifications wake the service up when a receiver is not congested any more.
+    // Congestion notifications wake the service when a receiver is no longer congested.
     socket.set_cong_monitor(true)?;
     let mut echo = Echo::new(node, socket, dropped, socket.send_buffer()?);
     let mut inbox = Vec::with_capacity(BATCH);
@@ -95,7 +97,7 @@ struct Echo<'a> {
     tidied: Instant,
 }
 
-/// What became of an attempt to send.
+/// Outcome of an attempt to send.
 enum Sent {
     Yes,
     NotNow,
@@ -153,7 +155,7 @@ impl<'a> Echo<'a> {
         match self.socket.send_vectored_to(payload, to) {
             Ok(_) => Sent::Yes,
             Err(error) if error.is_would_block() => Sent::NotNow,
-            // This receiver cannot be reached; what concerns the socket, receiving tells as well.
+            // This receiver cannot be reached. Errors of the socket itself show when it receives.
             Err(_) => {
                 self.drop_answers(1);
                 Sent::Never
@@ -161,7 +163,7 @@ impl<'a> Echo<'a> {
         }
     }
 
-    /// Sends answers that had to wait.
+    /// Sends answers that are kept.
     fn try_again(&mut self, now: Instant) {
         self.tried = now;
         for _ in 0..self.turns.len().min(TRIES) {
@@ -171,7 +173,7 @@ impl<'a> Echo<'a> {
                 if let Sent::NotNow = self.send(&[IoSlice::new(answer)], to) {
                     break;
                 }
-                // Of one that could not be sent the next look finds that nothing is kept.
+                // An answer that could not be sent is not counted as kept at the next update.
                 self.shares.moved(to, answer.len(), now);
                 answers.pop_front();
             }
@@ -182,8 +184,8 @@ impl<'a> Echo<'a> {
         }
     }
 
-    /// Looks what has been taken meanwhile. If it is others that use up the room, those who keep
-    /// most make way.
+    /// Updates what receivers have taken. If other receivers use up the room, the answers of the
+    /// largest users are dropped.
     fn make_room(&mut self, to: SocketAddr, bytes: usize, now: Instant) -> Result<(), Error> {
         self.shares.look(self.socket, now)?;
         match self.shares.lacks(to, bytes) {
@@ -199,15 +201,16 @@ impl<'a> Echo<'a> {
                 for receiver in self.shares.all_on(host) {
                     self.give_up(receiver, now)?;
                 }
-                // What is behind a message that was begun leaves the node only with its connection.
+                // Messages queued after a partly sent one leave the node only when its connection
+                // ends.
                 self.node.drop_connections(Some(host));
             }
         }
         self.shares.look_now(self.socket, now)
     }
 
-    /// Gives up what is kept for receivers that have taken nothing for long, such as those that
-    /// are gone.
+    /// Gives up what is kept for receivers that have taken nothing for long, for example because
+    /// they ended.
     fn tidy(&mut self, now: Instant) -> Result<(), Error> {
         if self.shares.is_empty() || now.saturating_duration_since(self.tidied) < TIDY_PAUSE {
             return Ok(());

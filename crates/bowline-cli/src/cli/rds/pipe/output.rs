@@ -1,5 +1,5 @@
-//! Where the bytes of a stream go. A thread of its own writes them, so that a reader that takes
-//! nothing does not hold up the end of the command.
+//! Output of a stream. A separate thread writes it, so that a reader that takes nothing does not
+//! delay the end of the command.
 //!
 //! ```text
 //! messages -> thread -> pipe or file
@@ -18,16 +18,16 @@ use bowline::rds::Message;
 
 use super::{SLICE, Stop};
 
-/// Most bytes that are written together.
+/// Largest number of bytes in one write.
 const TOGETHER: usize = 64 << 10;
-/// Longest wait for a reader that is slow, once the command is to stop.
+/// Longest wait for a slow reader, once the command was asked to stop.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Writes messages, some at a time.
 pub(super) struct Output {
     messages: Sender<Vec<Message>>,
     written: Receiver<io::Result<()>>,
-    /// The thread has messages in hand.
+    /// The thread has messages to write.
     writes: bool,
 }
 
@@ -39,7 +39,7 @@ impl Output {
         let write = move || {
             let mut to = BufWriter::with_capacity(TOGETHER, file);
             for messages in work {
-                // Nobody listens any more when the command ends.
+                // The receiver is gone when the command ends.
                 if tell.send(put(&mut to, &messages)).is_err() {
                     return;
                 }
@@ -49,8 +49,8 @@ impl Output {
         Ok(Self { messages, written, writes: false })
     }
 
-    /// Has messages written, after those before; says whether it could be waited for that, which
-    /// ends when the command is to stop.
+    /// Waits until the thread has written the messages before, and hands it these. Returns false if
+    /// the command was asked to stop before that.
     pub(super) fn put(&mut self, messages: Vec<Message>, stop: &Stop) -> io::Result<bool> {
         while self.writes {
             self.look(SLICE)?;
@@ -63,8 +63,8 @@ impl Output {
         Ok(true)
     }
 
-    /// Waits until everything is written, not for long once the command is to stop; says whether it
-    /// is.
+    /// Waits until everything is written, with a time limit once the command was asked to stop.
+    /// Returns whether it is.
     pub(super) fn finish(&mut self, stop: &Stop) -> io::Result<bool> {
         let mut end = None;
         while self.writes {
@@ -76,7 +76,7 @@ impl Output {
         Ok(!self.writes)
     }
 
-    /// Looks, for some time, whether the thread is done, and with what success.
+    /// Waits up to `time` for the thread to finish a write, and returns its result.
     pub(super) fn look(&mut self, time: Duration) -> io::Result<()> {
         if !self.writes {
             return Ok(());

@@ -64,8 +64,8 @@ pub(crate) struct Block {
 pub(crate) enum ReadError {
     /// The error of the stream; an end in the middle is `UnexpectedEof`.
     Stream(io::Error),
-    /// The other side begins with the name of another version, as 2.3 does before an opening of its
-    /// own.
+    /// The other side begins with the name of another version, as 2.3 does before its own kind of
+    /// block.
     Version(String),
 }
 
@@ -75,7 +75,7 @@ impl From<io::Error> for ReadError {
     }
 }
 
-/// What the original sends for "suppress warnings" when nobody asked for it.
+/// The value that rds-stress sends for "suppress warnings" by default.
 const UNSET: u8 = 0xff;
 
 impl Block {

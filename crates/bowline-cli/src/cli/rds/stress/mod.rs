@@ -48,14 +48,14 @@ const START_DELAY: Duration = Duration::from_secs(2);
 const BURN_IN: Duration = Duration::from_secs(2);
 /// Longest silence of the other side while options are agreed.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time in which whoever connects must send the options, before others get their turn.
+/// Time in which a peer that has connected must send the options, before the next one is served.
 const BLOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence of the peer's TCP after which it is asked whether it is there; pauses between such
-/// questions, and their number.
+/// TCP keepalive of the control connection: silence before the first probe, interval of probes, and
+/// their number.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
 const KEEPALIVE_PAUSE: Duration = Duration::from_secs(1);
 const KEEPALIVE_PROBES: u32 = 4;
-/// How much earlier than a whole run its end may come.
+/// How much earlier than its agreed time a run may end.
 const END_SLACK: Duration = Duration::from_secs(1);
 
 /// Exchange messages with a peer as fast as possible and show the rates (as rds-stress does).
@@ -376,7 +376,7 @@ fn run_passive(args: &Args, local: Option<Ipv4Addr>, stop: &Stop) -> Outcome {
                      rds-stress {VERSION} or `bowline stress` on both sides"
                 )));
             }
-            // It may be anybody; the peer is still expected.
+            // This may be any program; the peer is still expected.
             Err(ReadError::Stream(error)) => note!(
                 "bowline stress: {peer} broke off while agreeing on options: {error}; waiting for \
                  another"
@@ -395,7 +395,7 @@ fn run_passive(args: &Args, local: Option<Ipv4Addr>, stop: &Stop) -> Outcome {
     Run::new(args, setup(args, block, local, remote, requests), stream, false)?.run(stop)
 }
 
-/// A stream that is read until a moment and no longer, however slowly bytes come.
+/// A stream with one deadline for all reads, however slowly bytes arrive.
 struct Deadline<'a> {
     stream: &'a TcpStream,
     end: Instant,
@@ -447,11 +447,11 @@ struct Run<'a> {
 /// How measuring ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum End {
-    /// After the time agreed on, or when the active side wished.
+    /// After the agreed time, or when the active side ended it.
     Whole,
     /// By a signal, or because a task failed.
     Stopped,
-    /// The other side is not there any more.
+    /// The other side is gone.
     PeerGone,
 }
 
@@ -479,7 +479,7 @@ impl<'a> Run<'a> {
         };
         keep_alive(&self.stream).map_err(broke_off)?;
         exchange_start(&mut &self.stream, self.active).map_err(broke_off)?;
-        // The active side measures from a later moment than this one.
+        // The active side starts measuring later than this one.
         let least = START_DELAY + BURN_IN + Duration::from_secs(self.block.run_time.into());
         let end = Instant::now() + least.saturating_sub(END_SLACK);
         let quiet = self.block.summary_only;
@@ -493,7 +493,7 @@ impl<'a> Run<'a> {
             let (over, flag) = (Arc::clone(&self.over), stop.flag());
             let body = move || {
                 let result = task.run(&over);
-                // A task that failed ends the run for all.
+                // A failed task ends the whole run.
                 if result.is_err() {
                     flag.store(true, Ordering::Relaxed);
                 }
@@ -527,13 +527,13 @@ impl<'a> Run<'a> {
         if foreign > 0 {
             note!("bowline stress: {foreign} messages of others than the peer were ignored");
         }
-        // The end of the control connection is what ends the other side; sockets go after it,
-        // so that nobody there sends to a port that is gone.
+        // The end of the control connection ends the other side. Sockets are closed after it, so
+        // that no task there sends to a closed port.
         drop(self.stream);
         if failed { Err(Failure::Reported) } else { Ok(()) }
     }
 
-    /// Waits, with a dot per second, unless somebody wants to stop.
+    /// Waits, printing a dot per second, until the time is over or the run is stopped.
     fn pause(&self, time: Duration, stop: &Stop) {
         for _ in 0..time.as_secs() {
             if !self.block.summary_only {
@@ -545,7 +545,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Prints the figures of each second until the end, which the peer may bring: not before `end`.
+    /// Prints the figures of each second until `end`, or until the peer ends the run.
     fn measure(&self, stop: &Stop, end: Instant) -> End {
         let block = &self.block;
         let cpu = self.args.report_cpu || block.show_perfdata;
@@ -567,7 +567,7 @@ impl<'a> Run<'a> {
             }
             match self.connection() {
                 Connection::Stands => {}
-                // The end of a run, or of one that has none.
+                // The active side ended the run: at the agreed time, or a run without one.
                 Connection::Ended
                     if !self.active && (block.run_time == 0 || Instant::now() >= end) =>
                 {
@@ -590,8 +590,8 @@ impl<'a> Run<'a> {
                 break End::Whole;
             }
         };
-        // What came after the last whole second is not measured: there the sides stop one after
-        // the other. Only a run that was cut within its first second has nothing else.
+        // The part after the last whole second is not measured, since the two sides stop at
+        // different times. Only a run that ends within its first second uses it.
         let last = if second > 1 && how != End::Stopped {
             before
         } else {
@@ -618,7 +618,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Tells what has become of the control connection.
+    /// Returns the state of the control connection.
     fn connection(&self) -> Connection {
         if self.stream.set_nonblocking(true).is_err() {
             return Connection::Broken;
@@ -642,7 +642,7 @@ enum Connection {
     Broken,
 }
 
-/// Has the system find out when the peer's machine is gone without a word.
+/// Enables TCP keepalive: the system notices when the peer's machine is gone.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;

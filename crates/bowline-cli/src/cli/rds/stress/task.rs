@@ -18,7 +18,7 @@ use super::{
 };
 use crate::cli::common::histogram::Histogram;
 
-/// Messages taken before it is time to send again.
+/// Largest number of messages received before the next sends.
 const BATCH: usize = 128;
 /// Longest sleep: bounds how late a task sees that the run is over.
 const SLICE: Duration = Duration::from_millis(100);
@@ -90,13 +90,13 @@ pub(crate) struct Task {
     tally: Arc<Tally>,
 }
 
-/// What keeps a task from sending, apart from answers that have not come.
+/// What keeps a task from sending, besides missing answers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Obstacle {
     None,
     /// No room in the send queue.
     Full,
-    /// Congestion whose end nobody reports.
+    /// Congestion without a notification of its end.
     Congestion,
 }
 
@@ -146,7 +146,7 @@ impl Task {
         Ok(Self { socket, address, peers, message: payload.clone(), payload, tally, setup })
     }
 
-    /// Returns where this task counts.
+    /// Returns the counters of this task.
     pub(crate) fn tally(&self) -> Arc<Tally> {
         Arc::clone(&self.tally)
     }
@@ -217,7 +217,7 @@ impl Task {
         let index = usize::from(source.port().wrapping_sub(first));
         let Some(peer) = self.peers.get_mut(index).filter(|p| SocketAddr::V4(p.address) == source)
         else {
-            // Anybody can send to this port; what counts is the exchange with the peer.
+            // Any program can send to this port; only messages of the peer count.
             if self.setup.foreign.fetch_add(1, Ordering::Relaxed) == 0 {
                 note!(
                     "bowline stress: a message from {source}, which is no task of the peer, is \
@@ -287,8 +287,8 @@ impl Task {
         Ok(())
     }
 
-    /// Sends what may be sent: acknowledgements first, then requests up to the depth. Returns how
-    /// many messages went, and what keeps the others.
+    /// Sends acknowledgements first, then requests up to the depth. Returns the number of messages
+    /// sent, and what kept the others back.
     fn send(&mut self) -> Result<(usize, Obstacle), String> {
         let mut count = 0;
         for index in 0..self.peers.len() {
