@@ -24,6 +24,9 @@ const RECLAIM_TIME: Duration = Duration::from_secs(5);
 /// without a path or does not take acknowledgements. The time is longer than such a connection is
 /// kept.
 const UNSETTLED_TIME: Duration = Duration::from_secs(60);
+/// For this time after a peer was last used, messages of it that nobody has received protect it. Who
+/// does not read cannot keep others out for longer; the messages stay.
+const UNREAD_TIME: Duration = Duration::from_secs(60);
 /// A message that has been arriving for `SLOW_TIME`, at fewer than `SLOW_RATE` bytes a second, does
 /// not keep its sender from being forgotten.
 const SLOW_TIME: Duration = Duration::from_secs(10);
@@ -110,10 +113,10 @@ impl Node {
     /// for a while only. Otherwise a crowd of peers that each began something would keep out all
     /// later ones.
     fn is_idle(&self, conn: &Conn) -> bool {
-        if conn.recv_held > 0 || conn.has_messages() {
+        let silent = self.now.saturating_since(conn.last_used);
+        if conn.has_messages() || conn.recv_held > 0 && silent < UNREAD_TIME {
             return false;
         }
-        let silent = self.now.saturating_since(conn.last_used);
         let up = conn.paths.iter().any(|p| p.state == PathState::Up);
         if up && silent < RECLAIM_TIME {
             return false; // a connected peer is not pushed out unless it has been silent

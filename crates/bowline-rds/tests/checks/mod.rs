@@ -241,8 +241,14 @@ impl Driver {
                 let control = if zerocopy { &cookie[..] } else { &[] };
                 let slices = [IoSlice::new(&payload)];
                 let blocking = input.bit();
-                let msg =
-                    SendMsg { name: Some(name), payload: &slices, control, zerocopy, blocking };
+                let msg = SendMsg {
+                    name: Some(name),
+                    payload: &slices,
+                    control,
+                    zerocopy,
+                    blocking,
+                    promised: false,
+                };
                 let _ = self.node.send(now, socket, &msg);
             }
             10 => {

@@ -846,6 +846,27 @@ fn half_a_message_does_not_keep_others_out() {
     assert_eq!(lab.counter("bl_peers_reclaimed"), 1);
 }
 
+/// A crowd has sent a whole message each to a socket that nobody reads. Somebody else comes.
+// tests [B-18]
+#[test]
+fn messages_that_nobody_reads_do_not_keep_others_out() {
+    let mut small = config(B);
+    small.limits.peers = 2;
+    let mut lab = Lab::new(small);
+    let socket = lab.bound("10.0.0.2:4000");
+    for peer in ["9.0.0.1", "9.0.0.2"] {
+        let link = lab.kernel(peer, 1);
+        lab.deliver(link, &[data(7, 5000, 4000, b"unread")]);
+    }
+    lab.ms(59_000);
+    assert_eq!(lab.try_accept(A), None, "the reader may be slow");
+    lab.ms(2_000);
+    assert!(lab.try_accept(A).is_some(), "but not for ever");
+    lab.node.check_invariants();
+    assert_eq!(lab.recv_all(socket), [b"unread", b"unread"], "nothing is lost");
+    lab.node.check_invariants();
+}
+
 /// A long message that comes at a fair rate keeps its sender in memory, however long it takes.
 // tests [B-18]
 #[test]
