@@ -18,6 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod common;
 mod bench;
 mod disk;
+mod metrics;
 mod quickstart;
 mod rdma;
 mod rds;

@@ -4,9 +4,11 @@
 
 mod control;
 mod echo;
+mod exposition;
 mod folders;
 mod links;
 mod log;
+mod metrics;
 mod nodes;
 mod queue;
 mod rdma;

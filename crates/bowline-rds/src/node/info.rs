@@ -151,6 +151,13 @@ pub struct Info {
     pub links: Vec<LinkInfo>,
 }
 
+/// Whether a snapshot has a row for each message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MessageRows {
+    All,
+    None,
+}
+
 /// A table in the kernel's binary layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoTable {
@@ -163,6 +170,16 @@ pub struct InfoTable {
 impl Node {
     /// Takes a snapshot of the node's state; nothing changes meanwhile [R-1206].
     pub fn info(&self) -> Info {
+        self.info_with(MessageRows::All)
+    }
+
+    /// Takes a snapshot as [`info`](Self::info), but with no rows of messages: of those there may
+    /// be very many.
+    pub fn info_without_messages(&self) -> Info {
+        self.info_with(MessageRows::None)
+    }
+
+    fn info_with(&self, rows: MessageRows) -> Info {
         let mut info = Info::default();
         for (_, s) in self.sockets.iter() {
             info.sockets.push(SocketInfo {
@@ -176,7 +193,9 @@ impl Node {
                 congested: s.congested,
                 inode: s.inode,
             });
-            let Some(bound) = s.bound else { continue };
+            let Some(bound) = s.bound.as_ref().filter(|_| rows == MessageRows::All) else {
+                continue;
+            };
             info.recv.extend(s.queue.iter().map(|(from, seq, len, _)| MessageInfo {
                 local: bound.at.to_socket_addr(),
                 remote: from.to_socket_addr(),
@@ -185,7 +204,7 @@ impl Node {
             }));
         }
         for (_, c) in self.conns.iter() {
-            self.add_conn(c, &mut info);
+            self.add_conn(c, rows, &mut info);
         }
         for (id, l) in self.links.iter() {
             info.links.push(link_info(LinkId(id), l));
@@ -193,7 +212,7 @@ impl Node {
         info
     }
 
-    fn add_conn(&self, c: &Conn, info: &mut Info) {
+    fn add_conn(&self, c: &Conn, rows: MessageRows, info: &mut Info) {
         let local = to_socket_addr(c.local, 0, c.scope).ip();
         let remote = to_socket_addr(c.remote, 0, c.scope).ip();
         for (index, p) in c.paths.iter().enumerate() {
@@ -220,6 +239,10 @@ impl Node {
             let mut retrans = 0;
             for (at, m) in live {
                 let started = at < p.planned || m.has(mark::RETRANS);
+                *(if started { &mut retrans } else { &mut send }) += 1;
+                if rows == MessageRows::None {
+                    continue;
+                }
                 // A kernel shows no addresses in this table [B-31].
                 let row = MessageInfo {
                     local: to_socket_addr(c.local, m.sport, c.scope),
@@ -228,10 +251,8 @@ impl Node {
                     len: m.len,
                 };
                 if started {
-                    retrans += 1;
                     info.retrans.push(row);
                 } else {
-                    send += 1;
                     info.send.push(row);
                 }
             }
