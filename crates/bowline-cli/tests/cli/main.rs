@@ -22,4 +22,5 @@ mod rnbd_mistakes;
 mod rnbd_use;
 mod stress;
 mod support;
+mod top;
 mod words;

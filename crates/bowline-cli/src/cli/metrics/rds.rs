@@ -82,12 +82,14 @@ struct Row {
     resets: u64,
     sent: u64,
     received: u64,
+    sent_bytes: u64,
+    received_bytes: u64,
     congested: bool,
 }
 
 type FamilyOf = (&'static str, Kind, &'static str, fn(&Row) -> u64);
 
-const FAMILIES: [FamilyOf; 9] = [
+const FAMILIES: [FamilyOf; 11] = [
     ("bowline_rds_connection_paths", Gauge, "Paths of the connection.", |row| row.paths),
     ("bowline_rds_connection_paths_up", Gauge, "Paths in service.", |row| row.up),
     (
@@ -117,14 +119,26 @@ const FAMILIES: [FamilyOf; 9] = [
     (
         "bowline_rds_connection_sent_messages_total",
         Counter,
-        "Messages that were given numbers to be sent, pings and pongs included.",
+        "Messages queued for the peer, pings and pongs included.",
         |row| row.sent,
     ),
     (
         "bowline_rds_connection_received_messages_total",
         Counter,
-        "Messages received, by their numbers.",
+        "Messages received, repeated ones not counted.",
         |row| row.received,
+    ),
+    (
+        "bowline_rds_connection_sent_bytes_total",
+        Counter,
+        "Bytes that TCP took for the peer.",
+        |row| row.sent_bytes,
+    ),
+    (
+        "bowline_rds_connection_received_bytes_total",
+        Counter,
+        "Bytes that TCP brought from the peer.",
+        |row| row.received_bytes,
     ),
     (
         "bowline_rds_connection_congested",
@@ -145,14 +159,18 @@ fn connections(info: &Info) -> Vec<(String, String, Row)> {
         row.waiting += path.send_messages as u64;
         row.unacknowledged += path.retrans_messages as u64;
         row.resets += path.resets;
-        // The first message of a path has the number 1.
-        row.sent += path.next_tx_seq.saturating_sub(1);
-        row.received += path.next_rx_seq.saturating_sub(1);
     }
     let shown = info.connections.iter().take(CONNECTIONS_MAX).map(|connection| {
         let key = (connection.local, connection.remote);
         let row = paths.get(&key).copied().unwrap_or_default();
-        let row = Row { congested: connection.congested, ..row };
+        let row = Row {
+            sent: connection.sent_messages,
+            received: connection.received_messages,
+            sent_bytes: connection.sent_bytes,
+            received_bytes: connection.received_bytes,
+            congested: connection.congested,
+            ..row
+        };
         (key.0.to_string(), key.1.to_string(), row)
     });
     shown.collect()

@@ -5,6 +5,7 @@
 //! class/rds/node -> ../../devices/virtual/rds/node
 //! class/rds/node/{addresses, pid, uptime_ms, version}
 //!               /info                        all tables at one moment, as `bowline info --json`
+//!               /state                       the same without the messages
 //!               /{drop, probe}               commands
 //!               /sysctl/<setting>            as net.rds.ping_enable, to read and write
 //!               /counters/<counter>
@@ -62,6 +63,10 @@ fn text(text: impl Into<String>) -> Result<Value, Errno> {
     Ok(Value::Text(text.into()))
 }
 
+fn document(snapshot: &Snapshot) -> Result<Value, Errno> {
+    serde_json::to_string(snapshot).map(Value::Document).map_err(|_| Errno::EIO)
+}
+
 struct NodeObject {
     node: Node,
     facts: NodeFacts,
@@ -77,6 +82,7 @@ impl Object for NodeObject {
                 show("uptime_ms"),
                 show("version"),
                 show("info"),
+                show("state"),
                 command("drop"),
                 command("probe"),
             ]
@@ -95,8 +101,12 @@ impl Object for NodeObject {
             "version" => text(facts.version.clone()),
             "info" => {
                 let snapshot = Snapshot::take(&self.node, facts, self.started.elapsed());
-                let json = serde_json::to_string(&snapshot).map_err(|_| Errno::EIO)?;
-                Ok(Value::Document(json))
+                document(&snapshot)
+            }
+            "state" => {
+                let uptime = self.started.elapsed();
+                let snapshot = Snapshot::take_without_messages(&self.node, facts, uptime);
+                document(&snapshot)
             }
             "drop" => Ok(Value::Usage("Usage: echo <address>|all > drop")),
             "probe" => Ok(Value::Usage("Usage: echo <local> <remote> <timeout in ms> > probe")),
