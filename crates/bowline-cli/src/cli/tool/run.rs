@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
 use bowline_rnbd_driver::tree::MapSpec;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     Refusal, RunOptions,
@@ -594,7 +594,13 @@ impl Run<'_> {
         match policy {
             Some(policy) => self.write(row.source, &path, policy),
             None => {
-                out::text(&self.inventory.text(row.source, &path)?);
+                let text = self.inventory.text(row.source, &path)?;
+                if self.request.options.format == Format::Json {
+                    let session = row.item.text("sessname");
+                    say!("{}", json!({ "session": session, "policy": text.trim_end() }));
+                } else {
+                    out::text(&text);
+                }
                 Ok(())
             }
         }
@@ -616,6 +622,9 @@ impl Run<'_> {
     }
 
     fn stats(&mut self, name: &str) -> Result<(), Refusal> {
+        if self.request.options.format == Format::Json {
+            return self.stats_as_json(name);
+        }
         for path in self.paths_named(name)? {
             say!("{} {}", path.item.text("sessname"), path.item.text("pathname"));
             let names: &[&str] = match path.mode {
@@ -641,6 +650,23 @@ impl Run<'_> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Prints a list of paths, each with its files of statistics.
+    fn stats_as_json(&self, name: &str) -> Result<(), Refusal> {
+        let paths = self.paths_named(name)?;
+        let all = paths.iter().map(|path| {
+            let part = self.inventory.part(path.source, &format!("{}/stats", path.at));
+            let stats = part.and_then(|part| serde_json::from_str(&part.to_string()).ok());
+            json!({
+                "session": path.item.text("sessname"),
+                "path": path.item.text("pathname"),
+                "side": path.mode.name(),
+                "stats": stats.unwrap_or(Value::Null),
+            })
+        });
+        say!("{}", Value::Array(all.collect()));
         Ok(())
     }
 
@@ -702,7 +728,14 @@ impl Run<'_> {
 
     fn get(&mut self, file: &str) -> Result<(), Refusal> {
         let (_, text) = self.find_file(&absolute(file))?;
-        out::text(&text?);
+        let text = text?;
+        if self.request.options.format == Format::Json {
+            let text = text.trim_end();
+            let value = text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
+            say!("{}", json!({ "file": absolute(file), "value": value }));
+        } else {
+            out::text(&text);
+        }
         Ok(())
     }
 
