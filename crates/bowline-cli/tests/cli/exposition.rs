@@ -6,11 +6,14 @@ use std::{
     net::TcpStream,
 };
 
-/// A family: its type and its samples, by name and labels as they are written.
+/// A sample: its name, its labels and its value.
+type Sample = (String, Vec<(String, String)>, f64);
+
+/// A family: its type, and its samples in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Family {
     pub(crate) kind: String,
-    pub(crate) samples: Vec<(String, Vec<(String, String)>, f64)>,
+    pub(crate) samples: Vec<Sample>,
 }
 
 /// All families by their names.
@@ -112,7 +115,7 @@ fn check_histogram((name, family): (&String, &Family)) {
     }
 }
 
-fn sample(line: &str) -> (String, Vec<(String, String)>, f64) {
+fn sample(line: &str) -> Sample {
     let end = line.find(['{', ' ']).expect("a name and a value");
     let (name, mut rest) = line.split_at(end);
     assert!(is_name(name), "{line}");

@@ -47,7 +47,12 @@ fn json_has_a_line_for_each_view_with_rates_from_the_second_on() {
     let connection = &views[1]["connections"][0];
     assert_eq!(connection["remote_addr"], "127.48.12.2");
     assert_eq!(connection["state"], "up");
-    assert!(connection["sent_bytes"].is_number());
+    assert!(connection["sent_bytes"].is_number() && connection["last_end"].is_null());
+    run(&folder, &["drop", "--control", &control]).exits(0);
+    let words = ["top", "--json", "-n", "1", "--control", &control];
+    let view: serde_json::Value =
+        serde_json::from_str(&run(&folder, &words).exits(0).out).expect("JSON");
+    assert_eq!(view["connections"][0]["last_end"]["reason"], "ended by this node");
 }
 
 #[test]

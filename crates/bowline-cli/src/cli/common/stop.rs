@@ -95,8 +95,8 @@ impl Stop {
         self.asked()
     }
 
-    /// Sleeps until one of the inputs is readable or at its end, a stop is requested, or the time is
-    /// over; returns which inputs are.
+    /// Sleeps until an input is readable or at its end, a stop is requested, or the time is over;
+    /// returns which inputs are ready.
     pub(crate) fn wait_for_any<const N: usize>(
         &self,
         inputs: [BorrowedFd<'_>; N],

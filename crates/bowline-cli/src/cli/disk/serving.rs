@@ -1,4 +1,4 @@
-//! The control socket, the tree of files and the metrics of a process that serves until a stop signal.
+//! Control socket, tree of files and metrics of a process that serves until a stop signal.
 
 use std::{
     io,

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Names follow Prometheus' rules: base units, `_total` for counters, one family per meaning. A
-//! source takes what it shows under the locks of its objects and lets them go before a byte is sent.
+//! source takes what it shows under the locks of its objects, and lets them go before a byte is
+//! sent.
 
 mod disks;
 mod exposition;

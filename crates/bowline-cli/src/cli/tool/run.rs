@@ -1,5 +1,7 @@
 //! The commands of the tool.
 
+mod stats;
+
 use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
@@ -619,70 +621,6 @@ impl Run<'_> {
             }
         }
         if paths.is_empty() { result.map(|()| paths) } else { Ok(paths) }
-    }
-
-    fn stats(&mut self, name: &str) -> Result<(), Refusal> {
-        if self.request.options.format == Format::Json {
-            return self.stats_as_json(name);
-        }
-        for path in self.paths_named(name)? {
-            say!("{} {}", path.item.text("sessname"), path.item.text("pathname"));
-            let names: &[&str] = match path.mode {
-                Mode::Client => &[
-                    "rdma",
-                    "reconnects",
-                    "cpu_migration_from",
-                    "cpu_migration_to",
-                    "wc_completion",
-                    "rdma_lat",
-                ],
-                Mode::Server => &["rdma", "wc_completion"],
-            };
-            for name in names {
-                let text =
-                    match self.inventory.text(path.source, &format!("{}/stats/{name}", path.at)) {
-                        // Newer kernels have fewer files than older ones [RS-46].
-                        Err(refusal) if refusal.errno == Errno::ENOENT => continue,
-                        text => text?,
-                    };
-                for (index, line) in text.lines().enumerate() {
-                    say!("  {:<18} {line}", if index == 0 { name } else { "" });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Prints a list of paths, each with its files of statistics.
-    fn stats_as_json(&self, name: &str) -> Result<(), Refusal> {
-        let paths = self.paths_named(name)?;
-        let all = paths.iter().map(|path| {
-            let part = self.inventory.part(path.source, &format!("{}/stats", path.at));
-            let stats = part.and_then(|part| serde_json::from_str(&part.to_string()).ok());
-            json!({
-                "session": path.item.text("sessname"),
-                "path": path.item.text("pathname"),
-                "side": path.mode.name(),
-                "stats": stats.unwrap_or(Value::Null),
-            })
-        });
-        say!("{}", Value::Array(all.collect()));
-        Ok(())
-    }
-
-    fn reset(&mut self, name: &str) -> Result<(), Refusal> {
-        let mut result = Ok(());
-        for path in self.paths_named(name)? {
-            // A kernel's server has no `reset_all`, and one statistics file only [RS-43].
-            let all = format!("{}/stats/reset_all", path.at);
-            let file = match self.inventory.text(path.source, &all) {
-                Err(refusal) if refusal.errno == Errno::ENOENT => format!("{}/stats/rdma", path.at),
-                _ => all,
-            };
-            let done = self.write(path.source, &file, "1");
-            result = result.and(done);
-        }
-        result
     }
 
     /// Prints the trees of all processes, or a folder of them: an object with a member for each
