@@ -34,8 +34,8 @@ const DELAY_MIN: Duration = Duration::from_millis(100);
 /// Watch a running node: connections, rates, queues, sockets and who has them.
 ///
 /// On a terminal the view changes in place; q or Ctrl-C ends it. Elsewhere one view is printed
-/// after another. Rates are those since the look before, so the first view has none. Connections that are
-/// not in service come first, with the time and the reason of what ended them.
+/// after another. Rates are those since the look before, so the first view has none. Connections
+/// that are not in service come first, with the time and the reason of what ended them.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Columns: PATHS in service and agreed; TX/s, RX/s messages; TXB/s, RXB/s bytes over TCP; QUEUED bytes of \
