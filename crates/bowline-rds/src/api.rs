@@ -115,7 +115,7 @@ impl fmt::Display for CloseReason {
             Self::Eof => "closed by the peer",
             Self::Reset => "reset by the peer",
             Self::AddrNotAvailable => "no such local address",
-            Self::Other(errno) => return f.write_str(&Errno(*errno).strerror()),
+            Self::Other(errno) => return Errno(*errno).fmt(f),
         };
         f.write_str(text)
     }
