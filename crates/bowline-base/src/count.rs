@@ -27,15 +27,26 @@ impl Count {
     }
 }
 
+/// A count as operators see it: its name, what it counts, and how many there were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Name, such as `bytes_read`.
+    pub name: &'static str,
+    /// Meaning: a sentence, with the numbers of the rules that the count is about.
+    pub meaning: &'static str,
+    /// The count.
+    pub value: u64,
+}
+
 /// Declares the counts of a driver once: `DriverStats`, which users see, and `Stats` of the crate,
 /// which is counted in.
 #[macro_export]
 macro_rules! driver_stats {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])+ $name:ident,)*) => {
         /// Counts since the beginning.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct DriverStats { $($(#[$doc])* pub $name: u64,)* }
+        pub struct DriverStats { $($(#[doc = $doc])+ pub $name: u64,)* }
 
         #[derive(Debug, Default)]
         pub(crate) struct Stats { $(pub(crate) $name: $crate::count::Count,)* }
@@ -57,7 +68,16 @@ macro_rules! driver_stats {
         impl DriverStats {
             /// Returns every count with its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
+                self.described().map(|count| (count.name, count.value))
+            }
+
+            /// Returns every count with its name and its meaning.
+            pub fn described(&self) -> impl Iterator<Item = $crate::count::Described> {
+                [$($crate::count::Described {
+                    name: stringify!($name),
+                    meaning: concat!($($doc),+).trim_ascii(),
+                    value: self.$name,
+                },)*].into_iter()
             }
         }
     };
@@ -82,6 +102,7 @@ mod tests {
         stats.bytes.add(7);
         let since = stats.snapshot() - before;
         assert!(since.named().eq([("calls", 1), ("bytes", 7)]));
+        assert!(since.described().map(|count| count.meaning).eq(["Calls.", "Bytes."]));
         assert_eq!(stats.snapshot().calls, 2);
     }
 }

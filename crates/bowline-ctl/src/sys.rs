@@ -6,6 +6,7 @@
 //! devices/virtual/rtrs-client/s1/..     the objects themselves
 //! devices/virtual/block/rnbd0/..
 //! module/rtrs_server/parameters/..
+//! proc/..                               what the kernel has in /proc
 //! ```
 //!
 //! Links between objects have the same targets as in the kernel's tree, so they resolve when
@@ -21,6 +22,7 @@ pub struct Sys {
     classes: Vec<(&'static str, Arc<dyn Node>)>,
     blocks: Option<Arc<dyn Node>>,
     modules: Vec<(&'static str, Arc<dyn Node>)>,
+    proc: Option<Arc<dyn Node>>,
 }
 
 impl fmt::Debug for Sys {
@@ -57,6 +59,13 @@ impl Sys {
         self
     }
 
+    /// Adds `proc`, whose directories have the names of those below /proc.
+    #[must_use]
+    pub fn proc(mut self, node: Arc<dyn Node>) -> Self {
+        self.proc = Some(node);
+        self
+    }
+
     /// Returns the tree.
     pub fn tree(self) -> Tree {
         let (mut class, mut virt, mut module) = (Dir::new(), Dir::new(), Dir::new());
@@ -80,6 +89,9 @@ impl Sys {
         root = root.with("devices", Arc::new(Dir::new().with("virtual", Arc::new(virt))));
         if !module.is_empty() {
             root = root.with("module", Arc::new(module));
+        }
+        if let Some(proc) = self.proc {
+            root = root.with("proc", proc);
         }
         Tree::new(Arc::new(root))
     }

@@ -13,6 +13,7 @@ use bowline_base::{Errno, Instant, clock};
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId};
 use bowline_rds_driver::{Blocking, Driver};
 use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel::{Channel, Waiting};
@@ -212,7 +213,7 @@ impl Service {
             _ => return,
         };
         // The folder and mode of the path hold others off; an abstract name has neither.
-        let may = rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| {
+        let may = socket_peercred(&stream).is_ok_and(|peer| {
             let own = rustix::process::geteuid();
             peer.uid == own || peer.uid.is_root()
         });
@@ -383,9 +384,14 @@ impl Service {
         let inode = rustix::fs::fstat(&theirs).map_err(system)?.st_ino;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         self.watch(end.as_fd(), SOCKET | handle, flags).map_err(system)?;
-        let id = self.driver.with_core(|core, _| core.socket()).map_err(|e| e.errno())?;
         let rings = Rings::new().map_err(system)?;
         let memory = rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
+        let id = self.driver.with_core(|core, _| core.socket()).map_err(|e| e.errno())?;
+        let peer = self.channels.get(&number).map(|channel| socket_peercred(channel.fd()));
+        if let Some(Ok(peer)) = peer {
+            let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
+            self.driver.with_core(|core, _| core.set_owner(id, pid));
+        }
         let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
         let waker = Waker::from(Arc::new(waker));
         self.sockets.insert(handle, (HostSocket::new(id, end, inode, rings), waker));

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::BitOr;
 
-use bowline_base::Instant;
+use bowline_base::{Errno, Instant};
 
 use crate::ids::{LinkId, SocketId};
 use crate::rxbuf::Rope;
@@ -104,6 +104,31 @@ pub enum CloseReason {
     AddrNotAvailable,
     /// Another error number of the system.
     Other(i32),
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Refused => "refused",
+            Self::Unreachable => "unreachable",
+            Self::TimedOut => "no answer",
+            Self::Eof => "closed by the peer",
+            Self::Reset => "reset by the peer",
+            Self::AddrNotAvailable => "no such local address",
+            Self::Other(errno) => return Errno(*errno).fmt(f),
+        };
+        f.write_str(text)
+    }
+}
+
+/// When and why a path lost its TCP connection, or did not get one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathEnd {
+    /// When.
+    pub at: Instant,
+    /// Why the connection ended; `None` when this node ended it, because it was asked to, the peer
+    /// broke a rule, or another connection took its place.
+    pub why: Option<CloseReason>,
 }
 
 /// An event that an operator may want to know. The driver limits the rate at which it logs them.

@@ -131,6 +131,9 @@ pub(crate) struct Conn {
     pub(crate) dedup: Option<Box<Dedup>>,
     /// Number of links made so far; the serial of the latest.
     pub(crate) links_made: u64,
+    /// Bytes that TCP took and brought on links that are gone.
+    pub(crate) past_written: u64,
+    pub(crate) past_read: u64,
     /// Bytes of the peer's messages that wait for readers, with the overhead that limits count.
     pub(crate) recv_held: usize,
     /// When a frame last came or a message was last queued; idle peers are forgotten by it.

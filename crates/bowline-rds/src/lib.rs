@@ -74,8 +74,8 @@ mod txlog;
 
 pub use api::{
     AcceptError, CloseHow, CloseReason, Control, Event, Interest, Misbehaviour, Output,
-    OutstandingMessages, Readiness, Received, ReceivedInto, RecvOpts, Refusal, SendControl,
-    SendMsg, Sent,
+    OutstandingMessages, PathEnd, Readiness, Received, ReceivedInto, RecvOpts, Refusal,
+    SendControl, SendMsg, Sent,
 };
 pub use bowline_base::Instant;
 pub use config::{

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bowline_base::Instant;
 use bowline_wire::rds::{HEADER_LEN, Header};
 
+use crate::api::CloseReason;
 use crate::ids::{ConnId, LinkId};
 use crate::rxbuf::{Rope, RxBuf};
 
@@ -236,6 +237,8 @@ pub(crate) struct Link {
     /// Offsets in the stream where the latest message began and ends, for the info interface.
     pub(crate) last_start: u64,
     pub(crate) last_end: u64,
+    /// What ended the connection before this node did.
+    pub(crate) ended: Option<CloseReason>,
 }
 
 impl Link {
@@ -298,6 +301,7 @@ impl Link {
             },
             last_start: 0,
             last_end: 0,
+            ended: None,
         }
     }
 }

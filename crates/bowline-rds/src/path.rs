@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use bowline_base::Instant;
 use bowline_wire::rds::{EXT_AREA_LEN, HEADER_LEN, Header, PROBE_PORT};
 
+use crate::api::PathEnd;
 use crate::ids::{LinkId, SocketId};
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
@@ -119,6 +120,11 @@ pub(crate) struct Path {
     pub(crate) reconnect_at: Option<Instant>,
     /// How often the path lost its link.
     pub(crate) resets: u64,
+    /// Messages that were queued, and new ones that came.
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    /// When and why it last lost its link, or did not get one.
+    pub(crate) last_end: Option<PathEnd>,
     /// Since when the peer has ended every link of this path without having sent a byte.
     pub(crate) rejected_since: Option<Instant>,
 }
@@ -141,6 +147,9 @@ impl Path {
             delay: 0,
             reconnect_at: None,
             resets: 0,
+            sent: 0,
+            received: 0,
+            last_end: None,
             rejected_since: None,
         }
     }
@@ -230,7 +239,8 @@ impl Path {
         }
         batch.clear();
         self.log.release(pool, self.log.tail());
-        *self = Self { resets: self.resets, ..Self::new(self.next_tx_seq) };
+        let Self { resets, sent, received, last_end, .. } = *self;
+        *self = Self { resets, sent, received, last_end, ..Self::new(self.next_tx_seq) };
     }
 
     fn release_log(&mut self, pool: &mut TxPool) {

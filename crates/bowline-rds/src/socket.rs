@@ -162,6 +162,8 @@ pub(crate) struct Sock {
     /// The latest remote destination, kept to skip the checks when it is used again.
     pub(crate) route: Option<Route>,
     pub(crate) inode: u64,
+    /// Process that opened it, if another than that of the node.
+    pub(crate) owner: Option<u32>,
 }
 
 impl Sock {

@@ -1,6 +1,8 @@
 //! Counters, declared once: name on the wire of the info interface, and meaning.
 //! Spec: `docs/spec/rds.md`, section 10.3.
 
+use bowline_base::count::Described;
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident => $text:literal,)+) => {
         /// Every counter of a node; monotonic.
@@ -13,7 +15,16 @@ macro_rules! counters {
             /// Names and values: the kernel's counters in its order, then those that only bowline
             /// has.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$(($text, self.$name)),+].into_iter()
+                self.described().map(|count| (count.name, count.value))
+            }
+
+            /// Names, meanings and values, in the same order.
+            pub fn described(&self) -> impl Iterator<Item = Described> {
+                [$(Described {
+                    name: $text,
+                    meaning: concat!($($doc),+).trim_ascii(),
+                    value: self.$name,
+                }),+].into_iter()
             }
         }
     };

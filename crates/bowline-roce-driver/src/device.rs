@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bowline_base::clock;
+use bowline_base::{clock, count::Described};
 use bowline_roce::{Config, Counters, Device as Core, InUse, Instant, burst_payload};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
@@ -268,6 +268,11 @@ impl Device for SoftDevice {
 
     fn link_of(&self, addr: IpAddr) -> u32 {
         self.shared.endpoint(addr).map_or(0, Endpoint::link)
+    }
+
+    /// The counters of the protocol, then those of the driver.
+    fn counts(&self) -> Vec<Described> {
+        self.counters().described().chain(self.stats().described()).collect()
     }
 
     fn fault(&self) -> Option<Error> {

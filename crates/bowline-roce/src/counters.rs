@@ -1,5 +1,7 @@
 //! Counters of a device, declared once: external name and meaning.
 
+use bowline_base::count::Described;
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Every counter of a device; monotonic.
@@ -11,7 +13,16 @@ macro_rules! counters {
         impl Counters {
             /// Names and values.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),+].into_iter()
+                self.described().map(|count| (count.name, count.value))
+            }
+
+            /// Names, meanings and values, in the same order.
+            pub fn described(&self) -> impl Iterator<Item = Described> {
+                [$(Described {
+                    name: stringify!($name),
+                    meaning: concat!($($doc),+).trim_ascii(),
+                    value: self.$name,
+                }),+].into_iter()
             }
         }
     };

@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bowline_base::count::Described;
+
 use crate::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, Feature,
     MwBind, MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
@@ -50,6 +52,12 @@ pub trait Device: Send + Sync {
     /// the provider knows of one.
     fn fault_to(&self, _peer: IpAddr) -> Option<Error> {
         None
+    }
+
+    /// Returns what the device has counted since it was opened. A device of which the system counts
+    /// returns nothing.
+    fn counts(&self) -> Vec<Described> {
+        Vec::new()
     }
 
     /// Makes a protection domain.

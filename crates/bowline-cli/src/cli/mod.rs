@@ -18,6 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod common;
 mod bench;
 mod disk;
+mod metrics;
 mod quickstart;
 mod rdma;
 mod rds;
@@ -102,6 +103,7 @@ enum Command {
     Node(rds::node::Args),
     Run(rds::run::Args),
     Info(rds::info::Args),
+    Top(rds::top::Args),
     Ping(rds::ping::Args),
     Stress(rds::stress::Args),
     Sysctl(rds::admin::SysctlArgs),
@@ -132,6 +134,7 @@ impl Command {
             Self::Node(_) => "node",
             Self::Run(_) => "run",
             Self::Info(_) => "info",
+            Self::Top(_) => "top",
             Self::Ping(_) => "ping",
             Self::Stress(_) => "stress",
             Self::Sysctl(_) => "sysctl",
@@ -159,6 +162,7 @@ impl Command {
             Self::Node(args) => rds::node::run(args),
             Self::Run(args) => rds::run::run(&args),
             Self::Info(args) => rds::info::run(&args),
+            Self::Top(args) => rds::top::run(&args),
             Self::Ping(args) => rds::ping::run(&args),
             Self::Stress(args) => rds::stress::run(args),
             Self::Sysctl(args) => rds::admin::run_sysctl(&args),

@@ -96,6 +96,19 @@ fn the_tree_is_one_json_object() {
     assert_eq!(json(&out(&folder, "server tree")).as_object().map(|all| all.len()), Some(1));
     rtrs(&folder, "tree class/rtrs-client/s2").exits(254).complains(&["s2"]);
 
+    // Words that print anything print JSON when asked.
+    assert_eq!(json(&out(&folder, "list --json")), json(&out(&folder, "list json")));
+    let stats = json(&out(&folder, "client stats s1 --json"));
+    assert_eq!(stats.as_array().map(Vec::len), Some(1));
+    assert_eq!(stats[0]["path"], "ip:127.47.2.11@ip:127.47.2.1");
+    assert!(stats[0]["stats"]["rdma"].is_object(), "{stats}");
+    let policy = json(&out(&folder, "policy s1 --json"));
+    assert_eq!(policy["policy"], "min-inflight (MI: 1)");
+    let file = json(&out(&folder, "get class/rtrs-client/s1/mpath_policy --json"));
+    assert_eq!(file["value"], "min-inflight (MI: 1)");
+    let file = json(&out(&folder, "get class/rtrs-client/s1/max_reconnect_attempts --json"));
+    assert_eq!(file["value"], -1);
+
     // Arguments that name no session, or nothing at all.
     let all = json(&out(&folder, "dump json"));
     assert_eq!(all["imports"][0]["mapping_path"], "disk0");

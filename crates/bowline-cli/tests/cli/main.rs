@@ -4,9 +4,11 @@
 
 mod control;
 mod echo;
+mod exposition;
 mod folders;
 mod links;
 mod log;
+mod metrics;
 mod nodes;
 mod queue;
 mod rdma;
@@ -20,4 +22,5 @@ mod rnbd_mistakes;
 mod rnbd_use;
 mod stress;
 mod support;
+mod top;
 mod words;

@@ -323,6 +323,17 @@ fn a_node_is_part_of_the_control_tree() {
     let short = run(&folder, &["sysctl", "max_unacked_packets"]).exits(0).out;
     assert_eq!(short, "max_unacked_packets = 7\n");
     rtrs(&["set", setting, "many"]).exits(234);
+    // The settings have a kernel's files too.
+    assert_eq!(rtrs(&["get", "proc/sys/net/rds/max_unacked_packets"]).exits(0).out, "7\n");
+    rtrs(&["set", "proc/sys/net/rds/tcp/rds_tcp_sndbuf", "65536"]).exits(0);
+    rtrs(&["set", "proc/sys/net/rds/tcp/rds_tcp_sndbuf", "1"]).exits(234);
+    let all = run(&folder, &["sysctl", "--json"]).exits(0).out;
+    let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
+    assert_eq!(all["net.rds.tcp.rds_tcp_sndbuf"], 65536);
+    assert_eq!(all["net.rds.max_unacked_packets"], 7);
+    let one = rtrs(&["get", "proc/sys/net/rds/ping_enable", "--json"]).exits(0).out;
+    let one: serde_json::Value = serde_json::from_str(&one).expect("JSON");
+    assert_eq!(one["value"], 1);
     rtrs(&["set", "class/rds/node/counters/recv_ping", "0"]).exits(243);
     rtrs(&["get", "class/rds/node/sysctl/net.rds.nothing"]).exits(254);
     assert_eq!(get("drop"), "Usage: echo <address>|all > drop\n");
@@ -349,6 +360,9 @@ fn a_node_is_a_folder_of_files() {
     assert_eq!(write("sysctl/net.rds.max_unacked_packets", "8\n"), None);
     assert_eq!(read("sysctl/net.rds.max_unacked_packets"), "8\n");
     assert_eq!(write("sysctl/net.rds.max_unacked_packets", "many\n"), Some(22));
+    assert_eq!(write("../../../../proc/sys/net/rds/ping_enable", "0\n"), None);
+    assert_eq!(read("sysctl/net.rds.ping_enable"), "0\n");
+    assert_eq!(write("../../../../proc/sys/net/rds/ping_enable", "1\n"), None);
     let json = run(&folder, &["info", "--json"]).exits(0).out;
     assert_eq!(members(&read("info")), members(&json));
     assert_eq!(write("probe", "127.41.14.4 127.41.14.4 9000\n"), None);

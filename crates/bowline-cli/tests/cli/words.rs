@@ -214,6 +214,7 @@ fn pages_and_completions_cover_the_words() {
             "bowline-sim.1",
             "bowline-stress.1",
             "bowline-sysctl.1",
+            "bowline-top.1",
             "bowline.1",
         ]
     );

@@ -89,6 +89,8 @@ impl Node {
             extra: VecDeque::new(),
             dedup: None,
             links_made: 0,
+            past_written: 0,
+            past_read: 0,
             recv_held: 0,
             last_used: self.now,
             last_frame_at: self.now,

@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use bowline_wire::rds::HEADER_LEN;
 
 use super::Node;
+use crate::api::PathEnd;
 use crate::conn::{Conn, Peer};
 use crate::error::Error;
-use crate::ids::LinkId;
+use crate::ids::{ConnId, LinkId};
 use crate::link::Link;
 use crate::path::{Path, PathState, mark};
 use crate::socket::{mapped, to_socket_addr};
@@ -40,6 +41,8 @@ pub struct SocketInfo {
     pub congested: bool,
     /// A number that identifies the socket.
     pub inode: u64,
+    /// Process that opened it, if another than that of the node.
+    pub owner: Option<u32>,
 }
 
 /// A connection: a pair of addresses.
@@ -63,6 +66,14 @@ pub struct ConnInfo {
     pub peer: &'static str,
     /// The peer has marked at least one port congested.
     pub congested: bool,
+    /// Messages queued for the peer on all paths, pings and pongs included.
+    pub sent_messages: u64,
+    /// Messages received on all paths, repeated ones not counted.
+    pub received_messages: u64,
+    /// Bytes that TCP took.
+    pub sent_bytes: u64,
+    /// Bytes that TCP brought.
+    pub received_bytes: u64,
 }
 
 /// A path.
@@ -90,6 +101,8 @@ pub struct PathInfo {
     pub queued_bytes: u64,
     /// How often the path lost its TCP connection.
     pub resets: u64,
+    /// When and why the path last lost its TCP connection, or did not get one.
+    pub last_end: Option<PathEnd>,
 }
 
 /// A message of a queue.
@@ -151,6 +164,13 @@ pub struct Info {
     pub links: Vec<LinkInfo>,
 }
 
+/// Whether a snapshot has a row for each message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MessageRows {
+    All,
+    None,
+}
+
 /// A table in the kernel's binary layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoTable {
@@ -163,6 +183,16 @@ pub struct InfoTable {
 impl Node {
     /// Takes a snapshot of the node's state; nothing changes meanwhile [R-1206].
     pub fn info(&self) -> Info {
+        self.info_with(MessageRows::All)
+    }
+
+    /// Takes a snapshot as [`info`](Self::info), but with no rows of messages: of those there may
+    /// be very many.
+    pub fn info_without_messages(&self) -> Info {
+        self.info_with(MessageRows::None)
+    }
+
+    fn info_with(&self, rows: MessageRows) -> Info {
         let mut info = Info::default();
         for (_, s) in self.sockets.iter() {
             info.sockets.push(SocketInfo {
@@ -175,8 +205,11 @@ impl Node {
                 recv_messages: s.queue.len(),
                 congested: s.congested,
                 inode: s.inode,
+                owner: s.owner,
             });
-            let Some(bound) = s.bound else { continue };
+            let Some(bound) = s.bound.as_ref().filter(|_| rows == MessageRows::All) else {
+                continue;
+            };
             info.recv.extend(s.queue.iter().map(|(from, seq, len, _)| MessageInfo {
                 local: bound.at.to_socket_addr(),
                 remote: from.to_socket_addr(),
@@ -184,8 +217,8 @@ impl Node {
                 len: len as u32,
             }));
         }
-        for (_, c) in self.conns.iter() {
-            self.add_conn(c, &mut info);
+        for (id, c) in self.conns.iter() {
+            self.add_conn(ConnId(id), c, rows, &mut info);
         }
         for (id, l) in self.links.iter() {
             info.links.push(link_info(LinkId(id), l));
@@ -193,9 +226,10 @@ impl Node {
         info
     }
 
-    fn add_conn(&self, c: &Conn, info: &mut Info) {
+    fn add_conn(&self, id: ConnId, c: &Conn, rows: MessageRows, info: &mut Info) {
         let local = to_socket_addr(c.local, 0, c.scope).ip();
         let remote = to_socket_addr(c.remote, 0, c.scope).ip();
+        let links = || self.links_of(id).into_iter().filter_map(|l| self.links.get(l.0));
         for (index, p) in c.paths.iter().enumerate() {
             let flags = self.path_flags(p);
             if index == 0 {
@@ -213,6 +247,10 @@ impl Node {
                         Peer::Bowline { .. } => "bowline",
                     },
                     congested: !c.map.is_empty(),
+                    sent_messages: c.paths.iter().map(|p| p.sent).sum(),
+                    received_messages: c.paths.iter().map(|p| p.received).sum(),
+                    sent_bytes: c.past_written + links().map(|l| l.tx.written).sum::<u64>(),
+                    received_bytes: c.past_read + links().map(|l| l.rx.bytes).sum::<u64>(),
                 });
             }
             let live = p.queue.iter().enumerate().filter(|(_, m)| !m.has(mark::CANCELLED));
@@ -220,6 +258,10 @@ impl Node {
             let mut retrans = 0;
             for (at, m) in live {
                 let started = at < p.planned || m.has(mark::RETRANS);
+                *(if started { &mut retrans } else { &mut send }) += 1;
+                if rows == MessageRows::None {
+                    continue;
+                }
                 // A kernel shows no addresses in this table [B-31].
                 let row = MessageInfo {
                     local: to_socket_addr(c.local, m.sport, c.scope),
@@ -228,10 +270,8 @@ impl Node {
                     len: m.len,
                 };
                 if started {
-                    retrans += 1;
                     info.retrans.push(row);
                 } else {
-                    send += 1;
                     info.send.push(row);
                 }
             }
@@ -247,6 +287,7 @@ impl Node {
                 retrans_messages: retrans,
                 queued_bytes: p.queued_bytes,
                 resets: p.resets,
+                last_end: p.last_end,
             });
         }
     }

@@ -10,7 +10,9 @@ use bowline_wire::rds::BowlineExt;
 use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
-use crate::api::{AcceptError, CloseHow, CloseReason, Event, Misbehaviour, Output, Refusal};
+use crate::api::{
+    AcceptError, CloseHow, CloseReason, Event, Misbehaviour, Output, PathEnd, Refusal,
+};
 use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
@@ -404,7 +406,10 @@ impl Node {
     pub fn handle_closed(&mut self, now: Instant, id: LinkId, reason: CloseReason) {
         self.now = now;
         self.process_all(id);
-        let _ = reason; // all losses are handled alike; the driver logs the reason
+        // All losses are handled alike: the reason is for the operator.
+        if let Some(link) = self.links.get_mut(id.0).filter(|l| l.state != LinkState::Draining) {
+            link.ended = Some(reason);
+        }
         self.remove_link(id);
     }
 
@@ -458,6 +463,7 @@ impl Node {
         if let Some(path) = conn.paths.get_mut(usize::from(index)) {
             path.link = None;
             path.state = PathState::Down;
+            path.last_end = Some(PathEnd { at: self.now, why: None });
         }
         self.reset_path(conn_id, index, progress);
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
@@ -501,6 +507,8 @@ impl Node {
         let conn_id = link.conn;
         self.stop_waiting_for(conn_id, id);
         let conn = self.conns.get_mut(conn_id.0)?;
+        conn.past_written += link.tx.written;
+        conn.past_read += link.rx.bytes;
         conn.extra.retain(|l| *l != id);
         if link.role == Role::Knock {
             self.after_knock(conn_id);
@@ -514,6 +522,7 @@ impl Node {
         let was_up = link.state != LinkState::Connecting;
         path.link = None;
         path.state = PathState::Down;
+        path.last_end = Some(PathEnd { at: self.now, why: link.ended });
         if was_up {
             let short = self.now < link.since + REJECT_TIME;
             let silent = link.role == Role::Dial && link.rx.bytes == 0 && short;

@@ -105,6 +105,7 @@ impl Node {
         }
         if messages > 0 {
             path.next_rx_seq = path.rx_expected;
+            path.received += messages as u64;
             link.rx.messages += messages as u64;
             conn.touch(self.now);
             let held = payload + messages * MESSAGE_OVERHEAD;

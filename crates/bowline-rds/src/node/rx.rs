@@ -378,6 +378,7 @@ impl Node {
             let index = usize::from(path.unwrap_or(0));
             if let Some(path) = conn.paths.get_mut(index) {
                 path.next_rx_seq = header.sequence.wrapping_add(1);
+                path.received += 1;
             }
         }
         if header.dport == 0 {
@@ -492,6 +493,7 @@ impl Node {
         if fresh {
             path.rx_expected = header.sequence.saturating_add(1);
             path.next_rx_seq = path.rx_expected;
+            path.received += 1;
         } else {
             self.stats.recv_drop_old_seq += 1;
         }

@@ -276,6 +276,7 @@ impl Node {
         });
         path.log.append_frame(&mut self.pool, &header.to_bytes(), msg.payload, len);
         path.next_tx_seq = seq.wrapping_add(1);
+        path.sent += 1;
         path.queued_bytes += len as u64;
         self.stats.send_queued += 1;
         self.stats.copy_from_user += len as u64;
@@ -451,6 +452,7 @@ impl Node {
             generation: 0,
         });
         path.next_tx_seq = path.next_tx_seq.wrapping_add(1);
+        path.sent += 1;
         self.stats.send_queued += 1;
         self.stats.send_pong += 1;
         if let (PathState::Up, Some(link)) = (path.state, path.link) {

@@ -71,7 +71,15 @@ impl Node {
             completions: VecDeque::new(),
             route: None,
             inode,
+            owner: None,
         })))
+    }
+
+    /// Notes which process opened a socket, for the info interface.
+    pub fn set_owner(&mut self, id: SocketId, pid: u32) {
+        if let Ok(socket) = self.sock_mut(id) {
+            socket.owner = Some(pid);
+        }
     }
 
     /// Binds a socket; port 0 chooses one.

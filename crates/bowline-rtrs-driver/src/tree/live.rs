@@ -122,6 +122,7 @@ fn stats(path: PathView) -> ClientStats {
         migration_to: per_processor(stats.migration_to),
         latency: stats.latencies.rows.map(|[reads, writes]| (reads, writes)),
         latency_max_ms: (ms(stats.latencies.max[0]), ms(stats.latencies.max[1])),
+        latency_sum: stats.latencies.sum.into(),
         completions: Completions {
             max: stats.wc_max,
             total: stats.wc_total,

@@ -1,6 +1,6 @@
 //! The interfaces that sessions and servers implement for the tree.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use bowline_ctl::{Errno, PathSpec};
 use bowline_rtrs::{PathId, Policy};
@@ -115,6 +115,8 @@ pub struct ClientStats {
     pub latency: [(u64, u64); LATENCY_ROWS],
     /// The highest latency of a read and of a write, in whole milliseconds.
     pub latency_max_ms: (u64, u64),
+    /// All latencies of reads and of writes together.
+    pub latency_sum: (Duration, Duration),
     /// Work completions.
     pub completions: Completions,
 }

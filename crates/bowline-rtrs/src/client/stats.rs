@@ -16,6 +16,8 @@ pub struct Latencies {
     pub rows: [[u64; 2]; ROWS],
     /// The highest latency of reads and of writes.
     pub max: [Duration; 2],
+    /// All latencies of reads and of writes together.
+    pub sum: [Duration; 2],
 }
 
 impl Latencies {
@@ -29,6 +31,7 @@ impl Latencies {
         let column = usize::from(dir == Dir::Write);
         self.rows[row.min(ROWS - 1)][column] += 1;
         self.max[column] = self.max[column].max(took);
+        self.sum[column] += took;
     }
 }
 
@@ -182,6 +185,8 @@ mod tests {
             latencies.note(Dir::Read, Duration::from_micros(us));
             assert_eq!(latencies.rows[row][0], before + 1, "{us} us");
         }
+        let sum: u64 = 1_000 + 1_001 + 2_000 + 2_001 + 65_536_000 + 65_536_001 + 9_999_999_999;
+        assert_eq!(latencies.sum, [Duration::from_micros(sum), Duration::ZERO]);
         assert_eq!(latencies.max, [Duration::from_micros(9_999_999_999), Duration::ZERO]);
     }
 

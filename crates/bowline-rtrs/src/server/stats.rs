@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use bowline_base::count::Described;
 use bowline_wire::rtrs::{SessionName, Uuid};
 
 use super::{PathState, SessId};
@@ -18,7 +19,16 @@ macro_rules! counters {
         impl ServerCounters {
             /// Names and values of the counters.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),+].into_iter()
+                self.described().map(|count| (count.name, count.value))
+            }
+
+            /// Names, meanings and values, in the same order.
+            pub fn described(&self) -> impl Iterator<Item = Described> {
+                [$(Described {
+                    name: stringify!($name),
+                    meaning: concat!($($doc),+).trim_ascii(),
+                    value: self.$name,
+                }),+].into_iter()
             }
         }
     };

@@ -50,6 +50,11 @@ impl Node {
         self.driver.with_core(|core, _| core.info())
     }
 
+    /// Returns the same without the messages, of which there may be very many.
+    pub fn info_without_messages(&self) -> Info {
+        self.driver.with_core(|core, _| core.info_without_messages())
+    }
+
     /// Returns the counters: first the kernel's, in its order and with its names, then those of
     /// bowline, whose names begin with `bl_`.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {

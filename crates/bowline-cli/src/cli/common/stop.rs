@@ -6,7 +6,10 @@
 
 use std::{
     io::{self, Read},
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
@@ -90,6 +93,25 @@ impl Stop {
             let _ = (&self.wake).read(&mut [0; 16]);
         }
         self.asked()
+    }
+
+    /// Sleeps until an input is readable or at its end, a stop is requested, or the time is over;
+    /// returns which inputs are ready.
+    pub(crate) fn wait_for_any<const N: usize>(
+        &self,
+        inputs: [BorrowedFd<'_>; N],
+        time: Duration,
+    ) -> io::Result<[bool; N]> {
+        if self.asked() {
+            return Ok([false; N]);
+        }
+        let mut fds: Vec<_> = inputs.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        fds.push(PollFd::new(&self.wake, PollFlags::IN));
+        match poll(&mut fds, Timespec::try_from(time).ok().as_ref()) {
+            Ok(_) => Ok(std::array::from_fn(|at| !fds[at].revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => Ok([false; N]),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Sleeps until the input is readable or at its end, or a stop is requested; returns whether a

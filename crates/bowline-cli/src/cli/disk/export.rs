@@ -35,6 +35,7 @@ use crate::cli::{
         out::Duty,
         stop::{Stop, hangups},
     },
+    metrics,
 };
 
 /// How often the process checks whether its input has ended.
@@ -130,7 +131,8 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         );
     }
     let tree = args.tree(&server, exposed.is_empty());
-    let served = args.controls.serve(&tree, control.as_deref(), "export")?;
+    let metrics = metrics::exports(Arc::clone(&engine), Arc::clone(&server));
+    let served = args.controls.serve(&tree, control.as_deref(), "export", metrics)?;
     let names: Vec<String> = places.iter().map(ToString::to_string).collect();
     say!("listening on {}", names.join(", "));
     for export in rnbd_tree::Exports::exports(&*server) {

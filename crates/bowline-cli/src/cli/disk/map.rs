@@ -35,6 +35,7 @@ use super::{
 use crate::cli::{
     Failure, Outcome,
     common::{out::Duty, stop::Stop},
+    metrics,
 };
 
 /// How often the process checks whether it still has disks.
@@ -305,10 +306,17 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let (sender, notices) = mpsc::channel();
     let front_ends = DiskFrontEnds::new(Arc::clone(&client), args.front_ends.clone(), sender);
     let opened = front_ends.open(&disk);
+    let of = Arc::clone(&client);
+    let metrics = metrics::mapped(
+        Arc::clone(client.engine()),
+        move || of.sessions(),
+        Arc::<DiskFrontEnds>::clone(&front_ends),
+    );
     let served = args.controls.serve(
         &tree(&client, &front_ends, args.controls.files()),
         control.as_deref(),
         "map",
+        metrics,
     );
     let result =
         opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));

@@ -42,6 +42,7 @@ add SESSION PATH, delete [SESSION] PATH, readd [SESSION] PATH, disconnect PATH|S
 close DEVICE [SESSION] [force]               on the server\n  \
 policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n  \
 tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
+--json anywhere behind list, show, dump, policy, stats or get prints JSON.\n\
 FIELDS are keys with commas, +KEYS or -KEYS to change the usual ones, or all. PATH is \
 [SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
 class/rtrs-client/s1/max_reconnect_attempts.\n\

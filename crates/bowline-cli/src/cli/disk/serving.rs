@@ -1,4 +1,4 @@
-//! The control socket and the tree of files of a process that serves until a stop signal.
+//! Control socket, tree of files and metrics of a process that serves until a stop signal.
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
 use bowline_ctl::{Server, Tree, folder, fusefs, sweep};
 use bowline_rtrs_driver::tree::Files;
 
-use crate::cli::{Failure, Outcome};
+use crate::cli::{Failure, Outcome, metrics};
 
 /// Options of controlling the process.
 #[derive(Clone, Debug, clap::Args)]
@@ -23,11 +23,14 @@ pub(super) struct Controls {
     /// Linux 6.12
     #[arg(long, value_name = "all|6.12", default_value = "all", value_parser = files)]
     files: Files,
+    #[command(flatten)]
+    metrics: metrics::MetricsOptions,
 }
 
-/// The served socket and tree; dropping it ends both.
+/// What is served; dropping it ends that.
 #[derive(Debug)]
 pub(super) struct Controlled {
+    _metrics: Option<metrics::Server>,
     _socket: Option<Server>,
     _files: Option<fusefs::Mount>,
 }
@@ -38,12 +41,13 @@ impl Controls {
         self.files
     }
 
-    /// Serves the tree; the socket is named after the process unless a place is given.
+    /// Serves tree and metrics; the socket is named after the process unless a place is given.
     pub(super) fn serve(
         &self,
         tree: &Tree,
         control: Option<&Path>,
         word: &str,
+        metrics: metrics::Source,
     ) -> Outcome<Controlled> {
         let socket = if self.no_control {
             None
@@ -61,7 +65,8 @@ impl Controls {
             })?)
         };
         let files = self.tree.as_deref().map(|dir| mounted(tree, dir)).transpose()?;
-        Ok(Controlled { _socket: socket, _files: files })
+        let metrics = self.metrics.serve(metrics)?;
+        Ok(Controlled { _metrics: metrics, _socket: socket, _files: files })
     }
 }
 

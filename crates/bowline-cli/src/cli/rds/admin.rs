@@ -16,6 +16,9 @@ pub(crate) struct SysctlArgs {
     /// NAME to show a setting, NAME=VALUE to change it; nothing shows all
     #[arg(value_name = "NAME[=VALUE]", value_parser = wish)]
     settings: Vec<(String, Option<i64>)>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
     /// Control socket of the node [default: the only node that runs]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -50,9 +53,17 @@ pub(crate) fn run_sysctl(args: &SysctlArgs) -> Outcome {
     let mut client = Client::connect(args.control.as_deref())?;
     let all = || SYSCTL_NAMES.iter().map(|name| ((*name).to_owned(), None)).collect();
     let wishes = if args.settings.is_empty() { all() } else { args.settings.clone() };
+    let mut shown = serde_json::Map::new();
     for (name, value) in wishes {
         let value = client.sysctl(&name, value)?;
-        say!("{name} = {value}");
+        if args.json {
+            shown.insert(name, value.into());
+        } else {
+            say!("{name} = {value}");
+        }
+    }
+    if args.json {
+        say!("{}", serde_json::Value::Object(shown));
     }
     Ok(())
 }

@@ -1,6 +1,11 @@
 //! The configuration file of `bowline node`: TOML, unknown keys refused with their line.
 
-use std::{collections::BTreeMap, fmt, fs, path::Path, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use bowline::rds::PollMode;
 use serde::{Deserialize, Deserializer, de};
@@ -32,6 +37,7 @@ pub(crate) struct File {
     pub(crate) control: Option<PathBuf>,
     pub(crate) programs: Option<PathBuf>,
     pub(crate) tree: Option<PathBuf>,
+    pub(crate) metrics: Option<SocketAddr>,
     pub(crate) drain: Option<f64>,
     pub(crate) sysctl: BTreeMap<String, i64>,
 }

@@ -7,6 +7,7 @@
 //! | command | request |
 //! |---|---|
 //! | `info`, `ping`, and `drop` for what they ask of a node | `text` of `info`: all at one moment |
+//! | `top` | `text` of `state`: the same without the messages |
 //! | `sysctl NAME` | `read` of `sysctl/NAME` |
 //! | `sysctl NAME=VALUE` | `write` of VALUE to `sysctl/NAME`, then the same |
 //! | `drop [PEER]`, `stress --reset` | `write` of PEER or `all` to `drop` |
@@ -161,7 +162,16 @@ impl Client {
 
     /// Asks for everything the node knows about itself.
     pub(crate) fn snapshot(&mut self) -> Outcome<Snapshot> {
-        let answer = self.ask(Op::Text, "info")?.map_err(|errno| self.refused("info", errno))?;
+        self.document("info")
+    }
+
+    /// Asks for the same without the messages.
+    pub(crate) fn state(&mut self) -> Outcome<Snapshot> {
+        self.document("state")
+    }
+
+    fn document(&mut self, file: &str) -> Outcome<Snapshot> {
+        let answer = self.ask(Op::Text, file)?.map_err(|errno| self.refused(file, errno))?;
         serde_json::from_str(answer.as_str().unwrap_or_default()).map_err(|error| {
             Failure::failed(format!("the node answers in another way: {error}; update the older"))
         })

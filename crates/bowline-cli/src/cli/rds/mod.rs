@@ -13,4 +13,5 @@ pub(crate) mod run;
 pub(crate) mod shares;
 pub(crate) mod snapshot;
 pub(crate) mod stress;
+pub(crate) mod top;
 mod tree;

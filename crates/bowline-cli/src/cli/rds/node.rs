@@ -32,7 +32,7 @@ use crate::cli::{
         stop::Stop,
     },
     disk::mounted,
-    start_node,
+    metrics, start_node,
 };
 
 /// Time between looks at what happened.
@@ -118,6 +118,8 @@ pub(crate) struct Args {
     /// Show the node as files below this folder, as under /sys; needs FUSE
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: metrics::MetricsOptions,
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
@@ -142,6 +144,7 @@ struct Settings {
     /// Programs are served at this path, or at the default one.
     programs: Option<Option<PathBuf>>,
     tree: Option<PathBuf>,
+    metrics: metrics::MetricsOptions,
     drain: Duration,
 }
 
@@ -207,6 +210,7 @@ impl Settings {
             control,
             programs: (!args.no_programs).then_some(args.programs.or(file.programs)),
             tree: args.tree.or(file.tree),
+            metrics: args.metrics.or(file.metrics),
             drain: Duration::from_secs_f64(drain),
             addresses,
         })
@@ -282,6 +286,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
     let programs = settings.programs.as_ref().map(|place| Programs::start(&node, place.as_deref()));
     let programs = programs.transpose()?.flatten();
+    let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
     tell_supervisor("READY=1");
 
@@ -299,7 +304,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         // The panic of a service was printed on standard error.
         let _ = service.thread.join();
     }
-    drop((server, files));
+    drop((server, files, metrics));
     if drained {
         say!("stopped; peers have everything");
         return Ok(());

@@ -5,8 +5,9 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use bowline::rds::Node;
-use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathInfo, SocketInfo};
+use bowline::rds::{Info, Node};
+use bowline_base::clock;
+use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathEnd, PathInfo, SocketInfo};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::common::args::Address;
@@ -60,8 +61,14 @@ pub(crate) struct SocketRow {
     /// Payload bytes sent and not acknowledged, and received and not taken.
     pub(crate) send_bytes: u64,
     pub(crate) recv_bytes: u64,
+    /// Messages received and not taken.
+    #[serde(default)]
+    pub(crate) recv_messages: u64,
     /// Whether senders are told to wait.
     pub(crate) congested: bool,
+    /// Process that opened it, if another than that of the node.
+    #[serde(default)]
+    pub(crate) owner_pid: Option<u32>,
 }
 
 /// One pair of addresses; the numbers are those of path 0.
@@ -78,6 +85,18 @@ pub(crate) struct ConnectionRow {
     pub(crate) paths: u8,
     /// Implementation of the peer: bowline, kernel or unknown.
     pub(crate) peer: String,
+    /// The peer has marked at least one of its ports congested.
+    #[serde(default)]
+    pub(crate) congested: bool,
+    /// Messages queued for the peer and received, and bytes that TCP took and brought.
+    #[serde(default)]
+    pub(crate) sent_messages: u64,
+    #[serde(default)]
+    pub(crate) received_messages: u64,
+    #[serde(default)]
+    pub(crate) sent_bytes: u64,
+    #[serde(default)]
+    pub(crate) received_bytes: u64,
 }
 
 /// State of a connection or a path as `rds-info` shows it.
@@ -120,6 +139,20 @@ pub(crate) struct PathRow {
     pub(crate) retrans_messages: u64,
     /// Times the path lost its TCP connection.
     pub(crate) resets: u64,
+    /// Payload bytes that the peer has not acknowledged.
+    #[serde(default)]
+    pub(crate) queued_bytes: u64,
+    /// When and why it last lost its TCP connection, or did not get one.
+    #[serde(default)]
+    pub(crate) last_end: Option<EndRow>,
+}
+
+/// The end of a TCP connection.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct EndRow {
+    /// Milliseconds since then.
+    pub(crate) ago_ms: u64,
+    pub(crate) reason: String,
 }
 
 /// One message in a queue.
@@ -157,7 +190,15 @@ pub(crate) struct TcpRow {
 impl Snapshot {
     /// Takes a snapshot of a node.
     pub(crate) fn take(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
-        let info = node.info();
+        Self::of(node, node.info(), facts, uptime)
+    }
+
+    /// Asks a node for everything but the messages, of which there may be very many.
+    pub(crate) fn take_without_messages(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
+        Self::of(node, node.info_without_messages(), facts, uptime)
+    }
+
+    fn of(node: &Node, info: Info, facts: &NodeFacts, uptime: Duration) -> Self {
         let counter = |(name, value): (&str, u64)| Counter { name: name.to_owned(), value };
         Self {
             node: facts.clone(),
@@ -192,7 +233,9 @@ impl From<&SocketInfo> for SocketRow {
             inode: info.inode,
             send_bytes: info.send_bytes as u64,
             recv_bytes: info.recv_bytes as u64,
+            recv_messages: info.recv_messages as u64,
             congested: info.congested,
+            owner_pid: info.owner,
         }
     }
 }
@@ -210,6 +253,11 @@ impl From<&ConnInfo> for ConnectionRow {
             transport: info.transport.to_owned(),
             paths: info.npaths,
             peer: info.peer.to_owned(),
+            congested: info.congested,
+            sent_messages: info.sent_messages,
+            received_messages: info.received_messages,
+            sent_bytes: info.sent_bytes,
+            received_bytes: info.received_bytes,
         }
     }
 }
@@ -227,7 +275,17 @@ impl From<&PathInfo> for PathRow {
             send_messages: info.send_messages as u64,
             retrans_messages: info.retrans_messages as u64,
             resets: info.resets,
+            queued_bytes: info.queued_bytes,
+            last_end: info.last_end.map(EndRow::from),
         }
+    }
+}
+
+impl From<PathEnd> for EndRow {
+    fn from(end: PathEnd) -> Self {
+        let ago = clock::now().saturating_since(end.at);
+        let reason = end.why.map_or_else(|| "ended by this node".to_owned(), |why| why.to_string());
+        Self { ago_ms: ago.as_millis() as u64, reason }
     }
 }
 

@@ -5,11 +5,13 @@
 //! class/rds/node -> ../../devices/virtual/rds/node
 //! class/rds/node/{addresses, pid, uptime_ms, version}
 //!               /info                        all tables at one moment, as `bowline info --json`
+//!               /state                       the same without the messages
 //!               /{drop, probe}               commands
 //!               /sysctl/<setting>            as net.rds.ping_enable, to read and write
 //!               /counters/<counter>
 //!               /connections/<local@remote>/{flags, next_rx, next_tx, npaths, peer, transport}
 //!                                          /paths/<index>/{flags, .., resets, state}
+//! proc/sys/net/rds/{ping_enable, .., tcp/rds_tcp_sndbuf, ..}     the settings as in /proc
 //! ```
 //!
 //! Directories of connections have the names of RTRS's paths, and values the names and texts of
@@ -46,8 +48,19 @@ static COUNTERS: LazyLock<Vec<AttrDef>> =
 
 /// Returns the tree of a node that starts now.
 pub(super) fn tree(node: Node, facts: NodeFacts) -> Tree {
+    let proc = proc(&node);
     let object = NodeObject { node, facts, started: Instant::now() };
-    Sys::new().class("rds", Arc::new(Dir::new().with("node", Arc::new(object)))).tree()
+    let class = Dir::new().with("node", Arc::new(object));
+    Sys::new().class("rds", Arc::new(class)).proc(Arc::new(proc)).tree()
+}
+
+/// Returns the settings as a kernel has them below /proc.
+fn proc(node: &Node) -> Dir {
+    let tcp = SettingsDir { node: node.clone(), files: &PROC_RDS_TCP, below: Vec::new() };
+    let below: Vec<(String, Arc<dyn Object>)> = vec![("tcp".to_owned(), Arc::new(tcp))];
+    let rds = SettingsDir { node: node.clone(), files: &PROC_RDS, below };
+    let net = Dir::new().with("rds", Arc::new(rds));
+    Dir::new().with("sys", Arc::new(Dir::new().with("net", Arc::new(net))))
 }
 
 const fn show(name: &'static str) -> AttrDef {
@@ -60,6 +73,10 @@ const fn command(name: &'static str) -> AttrDef {
 
 fn text(text: impl Into<String>) -> Result<Value, Errno> {
     Ok(Value::Text(text.into()))
+}
+
+fn document(snapshot: &Snapshot) -> Result<Value, Errno> {
+    serde_json::to_string(snapshot).map(Value::Document).map_err(|_| Errno::EIO)
 }
 
 struct NodeObject {
@@ -77,6 +94,7 @@ impl Object for NodeObject {
                 show("uptime_ms"),
                 show("version"),
                 show("info"),
+                show("state"),
                 command("drop"),
                 command("probe"),
             ]
@@ -95,8 +113,12 @@ impl Object for NodeObject {
             "version" => text(facts.version.clone()),
             "info" => {
                 let snapshot = Snapshot::take(&self.node, facts, self.started.elapsed());
-                let json = serde_json::to_string(&snapshot).map_err(|_| Errno::EIO)?;
-                Ok(Value::Document(json))
+                document(&snapshot)
+            }
+            "state" => {
+                let uptime = self.started.elapsed();
+                let snapshot = Snapshot::take_without_messages(&self.node, facts, uptime);
+                document(&snapshot)
             }
             "drop" => Ok(Value::Usage("Usage: echo <address>|all > drop")),
             "probe" => Ok(Value::Usage("Usage: echo <local> <remote> <timeout in ms> > probe")),
@@ -121,7 +143,10 @@ impl Object for NodeObject {
     fn dirs(&self) -> Vec<(String, Arc<dyn Object>)> {
         let node = || self.node.clone();
         vec![
-            ("sysctl".to_owned(), Arc::new(SettingsDir(node()))),
+            (
+                "sysctl".to_owned(),
+                Arc::new(SettingsDir { node: node(), files: &SETTINGS, below: Vec::new() }),
+            ),
             ("counters".to_owned(), Arc::new(CountersDir(node()))),
             ("connections".to_owned(), Arc::new(ConnectionsDir(node()))),
         ]
@@ -167,22 +192,46 @@ fn probe(
     }
 }
 
-struct SettingsDir(Node);
+/// Settings as files; their names may be short ones.
+struct SettingsDir {
+    node: Node,
+    files: &'static [AttrDef],
+    below: Vec<(String, Arc<dyn Object>)>,
+}
 
 impl Object for SettingsDir {
     fn attrs(&self) -> &'static [AttrDef] {
-        &SETTINGS
+        self.files
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
-        self.0.sysctl(name).map(Value::Int).map_err(|error| error.errno())
+        self.node.sysctl(name).map(Value::Int).map_err(|error| error.errno())
     }
 
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         let value = value.parse().map_err(|_| Errno::EINVAL)?;
-        self.0.set_sysctl(name, value).map_err(|error| error.errno())
+        self.node.set_sysctl(name, value).map_err(|error| error.errno())
+    }
+
+    fn dirs(&self) -> Vec<(String, Arc<dyn Object>)> {
+        self.below.clone()
     }
 }
+
+/// Settings of a kernel below /proc/sys/net/rds, and below its directory `tcp`.
+static PROC_RDS: LazyLock<Vec<AttrDef>> = LazyLock::new(|| proc_files("net.rds."));
+static PROC_RDS_TCP: LazyLock<Vec<AttrDef>> = LazyLock::new(|| proc_files("net.rds.tcp."));
+
+/// Returns the files of one directory; the names of the manual are no files of a kernel.
+fn proc_files(prefix: &str) -> Vec<AttrDef> {
+    let kernel = SYSCTL_NAMES.iter().filter(|name| !MANUAL_NAMES.contains(name));
+    let below = kernel.filter_map(|name| name.strip_prefix(prefix));
+    below.filter(|file| !file.contains('.')).map(command).collect()
+}
+
+/// Names of settings in the manual that a kernel does not have [D-3].
+const MANUAL_NAMES: [&str; 2] =
+    ["net.rds.reconnect_delay_min_ms", "net.rds.reconnect_delay_max_ms"];
 
 struct CountersDir(Node);
 
@@ -309,8 +358,21 @@ mod tests {
     }
 
     #[test]
+    fn every_setting_of_the_specification_is_there() {
+        let spec = include_str!("../../../../../docs/spec/rds.md");
+        let rows = spec.lines().filter_map(|line| line.strip_prefix("| net.rds."));
+        let named: Vec<&str> = rows.filter_map(|row| row.split(' ').next()).collect();
+        assert_eq!(named.len(), 7, "{named:?}");
+        for name in named {
+            assert!(SYSCTL_NAMES.contains(&format!("net.rds.{name}").as_str()), "{name}");
+        }
+    }
+
+    #[test]
     fn every_setting_and_counter_is_a_file() {
         assert_eq!(SETTINGS.len(), SYSCTL_NAMES.len());
+        let kernel = PROC_RDS.len() + PROC_RDS_TCP.len() + MANUAL_NAMES.len();
+        assert_eq!((kernel, PROC_RDS_TCP.len()), (SYSCTL_NAMES.len(), 2));
         assert!(SETTINGS.iter().all(|def| def.is_readable() && def.is_writable()));
         assert_eq!(COUNTERS.len(), Counters::default().iter().count());
         assert!(COUNTERS.iter().all(|def| !def.is_writable()));

@@ -90,6 +90,12 @@ impl Verb {
         }
     }
 
+    /// Tells whether the verb shows something, which can be JSON.
+    const fn prints(self) -> bool {
+        use Verb::{Dump, Get, List, Policy, Show, Stats, Tree};
+        matches!(self, List | Show | Dump | Policy | Stats | Tree | Get)
+    }
+
     /// Explains to which sides and objects the verb applies, when it does not apply to those given.
     fn misfit(self, word: &str, mode: Option<Mode>, target: Option<Target>) -> String {
         let said: Vec<&str> =
@@ -184,6 +190,10 @@ pub(super) fn parse(arguments: &[String]) -> Result<Request, Refusal> {
     for word in rest {
         // The root of a tree may be given as an option.
         if verb == Verb::Tree && word == "--path" {
+            continue;
+        }
+        if word == "--json" && verb.prints() {
+            options.format = Format::Json;
             continue;
         }
         // Names come first; an argument that can only be an option is one anywhere.
@@ -394,6 +404,9 @@ mod tests {
         assert!(request("unmap rnbd0 force").options.force);
         // A name may look like an option.
         assert_eq!(request("show json").names, ["json"]);
+        for text in ["list --json", "show --json s1", "dump --json", "stats s1 --json"] {
+            assert_eq!(request(text).options.format, Format::Json, "{text}");
+        }
         assert_eq!(request("resize rnbd0 2 G").names, ["rnbd0", "2", "G"]);
         assert_eq!(request("tree --path class").names, request("tree class").names);
         assert_eq!(request("set class/x force").names, ["class/x", "force"]);

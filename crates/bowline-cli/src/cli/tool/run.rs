@@ -1,10 +1,12 @@
 //! The commands of the tool.
 
+mod stats;
+
 use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
 use bowline_rnbd_driver::tree::MapSpec;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     Refusal, RunOptions,
@@ -605,7 +607,13 @@ impl Run<'_> {
         match policy {
             Some(policy) => self.write(row.source, &path, policy),
             None => {
-                out::text(&self.inventory.text(row.source, &path)?);
+                let text = self.inventory.text(row.source, &path)?;
+                if self.request.options.format == Format::Json {
+                    let session = row.item.text("sessname");
+                    say!("{}", json!({ "session": session, "policy": text.trim_end() }));
+                } else {
+                    out::text(&text);
+                }
                 Ok(())
             }
         }
@@ -624,50 +632,6 @@ impl Run<'_> {
             }
         }
         if paths.is_empty() { result.map(|()| paths) } else { Ok(paths) }
-    }
-
-    fn stats(&mut self, name: &str) -> Result<(), Refusal> {
-        for path in self.paths_named(name)? {
-            say!("{} {}", path.item.text("sessname"), path.item.text("pathname"));
-            let names: &[&str] = match path.mode {
-                Mode::Client => &[
-                    "rdma",
-                    "reconnects",
-                    "cpu_migration_from",
-                    "cpu_migration_to",
-                    "wc_completion",
-                    "rdma_lat",
-                ],
-                Mode::Server => &["rdma", "wc_completion"],
-            };
-            for name in names {
-                let text =
-                    match self.inventory.text(path.source, &format!("{}/stats/{name}", path.at)) {
-                        // Newer kernels have fewer files than older ones [RS-46].
-                        Err(refusal) if refusal.errno == Errno::ENOENT => continue,
-                        text => text?,
-                    };
-                for (index, line) in text.lines().enumerate() {
-                    say!("  {:<18} {line}", if index == 0 { name } else { "" });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn reset(&mut self, name: &str) -> Result<(), Refusal> {
-        let mut result = Ok(());
-        for path in self.paths_named(name)? {
-            // A kernel's server has no `reset_all`, and one statistics file only [RS-43].
-            let all = format!("{}/stats/reset_all", path.at);
-            let file = match self.inventory.text(path.source, &all) {
-                Err(refusal) if refusal.errno == Errno::ENOENT => format!("{}/stats/rdma", path.at),
-                _ => all,
-            };
-            let done = self.write(path.source, &file, "1");
-            result = result.and(done);
-        }
-        result
     }
 
     /// Prints the trees of all processes, or a folder of them: an object with a member for each
@@ -713,7 +677,14 @@ impl Run<'_> {
 
     fn get(&mut self, file: &str) -> Result<(), Refusal> {
         let (_, text) = self.find_file(&absolute(file))?;
-        out::text(&text?);
+        let text = text?;
+        if self.request.options.format == Format::Json {
+            let text = text.trim_end();
+            let value = text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
+            say!("{}", json!({ "file": absolute(file), "value": value }));
+        } else {
+            out::text(&text);
+        }
         Ok(())
     }
 

@@ -1,0 +1,109 @@
+//! Metrics for Prometheus over HTTP: what a running command has counted, at `--metrics`.
+//!
+//! ```text
+//! counters, tables of a node, device, server -> Source -> Exposition (text) -> http -> Prometheus
+//! ```
+//!
+//! Names follow Prometheus' rules: base units, `_total` for counters, one family per meaning. A
+//! source takes what it shows under the locks of its objects, and lets them go before a byte is
+//! sent.
+
+mod disks;
+mod exposition;
+mod http;
+mod process;
+mod rdma;
+mod rds;
+
+use std::net::SocketAddr;
+
+use bowline_base::count::Described;
+
+pub(crate) use disks::{exports, mapped};
+pub(crate) use exposition::Exposition;
+pub(crate) use http::Server;
+pub(crate) use rds::node;
+
+use crate::cli::{Failure, Outcome};
+use exposition::Kind;
+
+/// Writes the metrics of one process.
+pub(crate) type Source = Box<dyn Fn(&mut Exposition) + Send>;
+
+/// The option of commands that serve metrics.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct MetricsOptions {
+    /// Serve metrics for Prometheus over HTTP at this address and port, as 127.0.0.1:9465, below
+    /// /metrics. There is no authentication: whoever reaches the address can read the names of
+    /// peers, sessions and disks, so keep it on loopback or behind a proxy
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+}
+
+impl MetricsOptions {
+    /// Returns the option, or else what a configuration file says.
+    pub(crate) fn or(self, file: Option<SocketAddr>) -> Self {
+        Self { metrics: self.metrics.or(file) }
+    }
+
+    /// Serves metrics until the result is dropped, if the user asked for it, and says where.
+    pub(crate) fn serve(&self, source: Source) -> Outcome<Option<Server>> {
+        let Some(place) = self.metrics else { return Ok(None) };
+        let server = Server::start(place, source).map_err(|error| {
+            Failure::failed(format!(
+                "cannot serve metrics at {place}: {error}; choose another place with --metrics \
+                 ADDRESS:PORT"
+            ))
+        })?;
+        say!("metrics at http://{}/metrics", server.place());
+        Ok(Some(server))
+    }
+}
+
+/// Writes a family of one sample for each counter.
+fn counters(
+    out: &mut Exposition,
+    prefix: &str,
+    labels: &[(&str, &str)],
+    all: impl IntoIterator<Item = Described>,
+) {
+    for Described { name, meaning, value } in all {
+        let name = format!("{prefix}_{}", counter_name(name));
+        out.family(&name, Kind::Counter, meaning).sample(labels, value);
+    }
+}
+
+/// Returns a counter's name by Prometheus' rules: the unit last, then `_total`. A few of the
+/// kernel's names have the unit elsewhere, or none.
+fn counter_name(name: &str) -> String {
+    let name = match name {
+        "copy_to_user" => "copy_to_user_bytes",
+        "copy_from_user" => "copy_from_user_bytes",
+        "recv_bytes_added_to_sock" => "recv_added_to_sock_bytes",
+        "recv_bytes_freed_fromsock" => "recv_freed_from_sock_bytes",
+        name => name.strip_prefix("bl_").unwrap_or(name),
+    };
+    match name.strip_prefix("bytes_") {
+        Some(rest) => format!("{rest}_bytes_total"),
+        None => format!("{name}_total"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unit_of_a_counter_stands_before_total() {
+        for (name, wanted) in [
+            ("conn_reset", "conn_reset_total"),
+            ("bl_links_up", "links_up_total"),
+            ("bytes_copied_in", "copied_in_bytes_total"),
+            ("recv_rdma_bytes", "recv_rdma_bytes_total"),
+            ("copy_to_user", "copy_to_user_bytes_total"),
+            ("recv_bytes_added_to_sock", "recv_added_to_sock_bytes_total"),
+        ] {
+            assert_eq!(counter_name(name), wanted);
+        }
+    }
+}

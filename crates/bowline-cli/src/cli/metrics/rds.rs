@@ -1,0 +1,177 @@
+//! Metrics of an RDS node.
+//!
+//! Counters have the kernel's names. A connection, which is a pair of addresses, has one sample a
+//! family, over all its paths.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use bowline::rds::{Info, Node};
+use bowline_rds::{Counters, PathState};
+
+use super::{
+    Exposition, Source, counters,
+    exposition::Kind::{self, Counter, Gauge},
+    process,
+};
+
+/// Connections that have samples: peers cannot make the text longer than these need.
+const CONNECTIONS_MAX: usize = 1000;
+
+/// Returns the metrics of a node.
+pub(crate) fn node(node: Node) -> Source {
+    process::begin();
+    Box::new(move |out| {
+        process::write(out);
+        let (info, counts) = node
+            .driver()
+            .with_core(|core, _| (core.info_without_messages(), core.counters().clone()));
+        write(out, &info, &counts);
+        counters(out, "bowline_rds_driver", &[], node.driver_stats().described());
+    })
+}
+
+fn write(out: &mut Exposition, info: &Info, counts: &Counters) {
+    counters(out, "bowline_rds", &[], counts.described());
+    sockets(out, info);
+    let all = connections(info);
+    out.family("bowline_rds_connections", Gauge, "Connections: pairs of addresses.")
+        .sample(&[], info.connections.len());
+    for (name, kind, help, value) in FAMILIES {
+        let mut family = out.family(name, kind, help);
+        for (local, remote, row) in &all {
+            family.sample(&[("local", local), ("remote", remote)], value(row));
+        }
+    }
+}
+
+fn sockets(out: &mut Exposition, info: &Info) {
+    let all = &info.sockets;
+    let congested = all.iter().filter(|socket| socket.congested).count();
+    let sum = |of: fn(&bowline_rds::SocketInfo) -> usize| all.iter().map(of).sum::<usize>();
+    for (name, help, value) in [
+        ("bowline_rds_sockets", "Sockets.", all.len()),
+        ("bowline_rds_congested_sockets", "Sockets whose senders are told to wait.", congested),
+        (
+            "bowline_rds_socket_send_queue_bytes",
+            "Payload that sockets have sent and peers have not acknowledged.",
+            sum(|socket| socket.send_bytes),
+        ),
+        (
+            "bowline_rds_socket_receive_queue_bytes",
+            "Payload that waits for the readers of sockets.",
+            sum(|socket| socket.recv_bytes),
+        ),
+        (
+            "bowline_rds_socket_receive_queue_messages",
+            "Messages that wait for the readers of sockets.",
+            sum(|socket| socket.recv_messages),
+        ),
+    ] {
+        out.family(name, Gauge, help).sample(&[], value);
+    }
+}
+
+/// A connection: sums over its paths.
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    paths: u64,
+    up: u64,
+    queued_bytes: u64,
+    waiting: u64,
+    unacknowledged: u64,
+    resets: u64,
+    sent: u64,
+    received: u64,
+    sent_bytes: u64,
+    received_bytes: u64,
+    congested: bool,
+}
+
+type FamilyOf = (&'static str, Kind, &'static str, fn(&Row) -> u64);
+
+const FAMILIES: [FamilyOf; 11] = [
+    ("bowline_rds_connection_paths", Gauge, "Paths of the connection.", |row| row.paths),
+    ("bowline_rds_connection_paths_up", Gauge, "Paths in service.", |row| row.up),
+    (
+        "bowline_rds_connection_queued_bytes",
+        Gauge,
+        "Payload of messages that the peer has not acknowledged.",
+        |row| row.queued_bytes,
+    ),
+    (
+        "bowline_rds_connection_send_queue_messages",
+        Gauge,
+        "Messages not yet given to TCP.",
+        |row| row.waiting,
+    ),
+    (
+        "bowline_rds_connection_unacknowledged_messages",
+        Gauge,
+        "Messages given to TCP and not acknowledged.",
+        |row| row.unacknowledged,
+    ),
+    (
+        "bowline_rds_connection_resets_total",
+        Counter,
+        "Times a path lost its TCP connection.",
+        |row| row.resets,
+    ),
+    (
+        "bowline_rds_connection_sent_messages_total",
+        Counter,
+        "Messages queued for the peer, pings and pongs included.",
+        |row| row.sent,
+    ),
+    (
+        "bowline_rds_connection_received_messages_total",
+        Counter,
+        "Messages received, repeated ones not counted.",
+        |row| row.received,
+    ),
+    (
+        "bowline_rds_connection_sent_bytes_total",
+        Counter,
+        "Bytes that TCP took for the peer.",
+        |row| row.sent_bytes,
+    ),
+    (
+        "bowline_rds_connection_received_bytes_total",
+        Counter,
+        "Bytes that TCP brought from the peer.",
+        |row| row.received_bytes,
+    ),
+    (
+        "bowline_rds_connection_congested",
+        Gauge,
+        "Whether the peer has marked at least one of its ports congested.",
+        |row| row.congested.into(),
+    ),
+];
+
+/// Returns the first connections, with their addresses as text.
+fn connections(info: &Info) -> Vec<(String, String, Row)> {
+    let mut paths: HashMap<(IpAddr, IpAddr), Row> = HashMap::new();
+    for path in &info.paths {
+        let row = paths.entry((path.local, path.remote)).or_default();
+        row.paths += 1;
+        row.up += u64::from(path.state == PathState::Up);
+        row.queued_bytes += path.queued_bytes;
+        row.waiting += path.send_messages as u64;
+        row.unacknowledged += path.retrans_messages as u64;
+        row.resets += path.resets;
+    }
+    let shown = info.connections.iter().take(CONNECTIONS_MAX).map(|connection| {
+        let key = (connection.local, connection.remote);
+        let row = paths.get(&key).copied().unwrap_or_default();
+        let row = Row {
+            sent: connection.sent_messages,
+            received: connection.received_messages,
+            sent_bytes: connection.sent_bytes,
+            received_bytes: connection.received_bytes,
+            congested: connection.congested,
+            ..row
+        };
+        (key.0.to_string(), key.1.to_string(), row)
+    });
+    shown.collect()
+}

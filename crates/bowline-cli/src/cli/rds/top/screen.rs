@@ -1,0 +1,113 @@
+//! The terminal of `bowline top`: a screen of its own, keys without echo, and both given back on
+//! every way out.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    os::fd::{AsFd, BorrowedFd},
+    thread,
+};
+
+use rustix::termios::{
+    OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
+
+use super::view::{Size, View};
+use crate::cli::common::out;
+
+/// To the other screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// Cursor home; the rest of a line; the rest of the screen.
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K";
+const CLEAR_BELOW: &str = "\x1b[J";
+
+/// What Ctrl-C and Ctrl-D send while they are keys like others.
+const CTRL_C: u8 = 3;
+const CTRL_D: u8 = 4;
+
+/// The terminal, until it is dropped.
+pub(super) struct Screen {
+    /// Settings of the keyboard before; `None` when standard input is no terminal.
+    before: Option<Termios>,
+}
+
+impl Screen {
+    /// Takes the terminal over.
+    pub(super) fn open() -> io::Result<Self> {
+        let before = if io::stdin().is_terminal() {
+            let before = tcgetattr(rustix::stdio::stdin())?;
+            let mut keys = before.clone();
+            keys.make_raw();
+            // A read takes what is there.
+            keys.special_codes[SpecialCodeIndex::VMIN] = 0;
+            keys.special_codes[SpecialCodeIndex::VTIME] = 0;
+            // Output goes on as it was.
+            keys.output_modes = before.output_modes;
+            tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &keys)?;
+            Some(before)
+        } else {
+            None
+        };
+        out::text(ENTER);
+        Ok(Self { before })
+    }
+
+    /// Returns where keys come from, if any do.
+    pub(super) fn keys(&self) -> Option<BorrowedFd<'static>> {
+        self.before.is_some().then(rustix::stdio::stdin)
+    }
+
+    /// Takes the keys that were pressed; returns whether one of them means the end, as the end of
+    /// the input does.
+    pub(super) fn is_to_quit(&mut self) -> bool {
+        let mut keys = [0; 64];
+        match rustix::io::read(rustix::stdio::stdin(), &mut keys) {
+            Ok(0) => true,
+            Ok(len) => keys[..len].iter().any(|key| matches!(*key, b'q' | b'Q' | CTRL_C | CTRL_D)),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => false,
+            // The terminal is gone.
+            Err(_) => true,
+        }
+    }
+
+    /// Shows a view in the place of the one before.
+    pub(super) fn show(&mut self, view: &View) {
+        let mut text = String::from(HOME);
+        for line in view.text(Some(size())).lines() {
+            text.push_str(line);
+            text.push_str(CLEAR_LINE);
+            text.push('\n');
+        }
+        // The last line has no end, which would move the others up.
+        let end = text.trim_end_matches('\n').len();
+        text.truncate(end);
+        text.push_str(CLEAR_BELOW);
+        out::text(&text);
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // The lines of the queue may not be written any more.
+            let _ = io::stdout().lock().write_all(LEAVE.as_bytes());
+        } else {
+            out::text(LEAVE);
+        }
+        if let Some(before) = &self.before {
+            // A terminal that is gone needs nothing.
+            let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
+        }
+    }
+}
+
+/// Returns the size of the terminal; one that does not say is as large as most were.
+fn size() -> Size {
+    let found = tcgetwinsize(io::stdout().as_fd()).ok();
+    let found = found.filter(|size| size.ws_row > 0 && size.ws_col > 0);
+    found.map_or(Size { rows: 24, columns: 80 }, |size| Size {
+        rows: size.ws_row.into(),
+        columns: size.ws_col.into(),
+    })
+}

@@ -1,0 +1,519 @@
+//! One view of `bowline top`: rates between two samples of a node, as text and as JSON.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    fmt::Write,
+    fs,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use serde::Serialize;
+
+use super::super::snapshot::{ConnectionRow, EndRow, NodeFacts, Snapshot, SocketRow};
+use crate::cli::{Failure, Outcome, common::out};
+
+/// State of a path in service, and what stands in the place of it.
+const UP: &str = "up";
+const CONGESTED: &str = "congested";
+/// Longest text about a process.
+const COMMAND_MAX: usize = 40;
+
+/// What a node told at one moment.
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    pub(super) snapshot: Snapshot,
+}
+
+/// Room on a terminal.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+/// A view.
+pub(super) struct View {
+    sample: Sample,
+    shown: Shown,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    node: NodeFacts,
+    uptime_ms: u64,
+    /// Seconds that the rates are over; absent in the first view.
+    seconds: Option<f64>,
+    totals: Totals,
+    connections: Vec<Connection>,
+    sockets: Vec<Socket>,
+}
+
+/// Rates of the node, each second.
+#[derive(Debug, Serialize)]
+struct Totals {
+    sent_messages: Option<f64>,
+    sent_bytes: Option<f64>,
+    received_messages: Option<f64>,
+    received_bytes: Option<f64>,
+    retransmitted_messages: Option<f64>,
+    dropped_messages: Option<f64>,
+}
+
+/// One pair of addresses, over all its paths.
+#[derive(Clone, Debug, Serialize)]
+struct Connection {
+    local_addr: IpAddr,
+    remote_addr: IpAddr,
+    peer: String,
+    paths: u8,
+    paths_up: u64,
+    congested: bool,
+    /// State of the path that is furthest from service.
+    state: String,
+    last_end: Option<EndRow>,
+    /// Messages, and bytes that TCP took and brought, each second.
+    sent_messages: Option<f64>,
+    received_messages: Option<f64>,
+    sent_bytes: Option<f64>,
+    received_bytes: Option<f64>,
+    queued_bytes: u64,
+    send_messages: u64,
+    retrans_messages: u64,
+    resets: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Socket {
+    #[serde(flatten)]
+    row: SocketRow,
+    /// Name and arguments of the process that owns the socket.
+    command: Option<String>,
+}
+
+impl View {
+    /// Compares a sample with the one before.
+    pub(super) fn new(before: Option<&Sample>, sample: Sample) -> Self {
+        let shown = Shown::of(before, &sample);
+        Self { sample, shown }
+    }
+
+    pub(super) fn into_sample(self) -> Sample {
+        self.sample
+    }
+
+    pub(super) fn json(&self) -> Outcome<String> {
+        serde_json::to_string(&self.shown)
+            .map_err(|error| Failure::failed(format!("cannot write JSON: {error}")))
+    }
+
+    /// Returns the view as lines; with a size, as many and as long as fit.
+    pub(super) fn text(&self, size: Option<Size>) -> String {
+        let head = self.shown.head();
+        let connections = self.shown.connection_lines();
+        let sockets = self.shown.socket_lines();
+        let mut lines = head;
+        match size {
+            None => lines.extend(connections.into_iter().chain(sockets).chain([String::new()])),
+            Some(size) => {
+                let room = size.rows.saturating_sub(lines.len());
+                // The shorter table leaves the longer one its room.
+                let half = (room / 2).max(room.saturating_sub(sockets.len()));
+                lines.extend(shortened(connections, half));
+                let room = size.rows.saturating_sub(lines.len());
+                lines.extend(shortened(sockets, room));
+                lines.truncate(size.rows);
+                for line in &mut lines {
+                    *line = line.chars().take(size.columns).collect();
+                }
+            }
+        }
+        lines.iter().fold(String::new(), |text, line| text + line + "\n")
+    }
+}
+
+/// Returns the first lines of a table, and how many more there are.
+fn shortened(mut lines: Vec<String>, room: usize) -> Vec<String> {
+    if lines.len() > room && room > 0 {
+        let more = lines.len() - (room - 1);
+        lines.truncate(room - 1);
+        lines.push(format!("  and {more} more"));
+    }
+    lines.truncate(room);
+    lines
+}
+
+impl Shown {
+    fn of(before: Option<&Sample>, sample: &Sample) -> Self {
+        let now = &sample.snapshot;
+        // Another process answers at the same place: its counts have begun anew.
+        let before = before.filter(|before| before.snapshot.node.pid == now.node.pid);
+        let seconds = before.map(|before| (sample.at - before.at).as_secs_f64());
+        let rate = Rate { seconds: seconds.filter(|seconds| *seconds > 0.0) };
+        let then = before.map(|before| &before.snapshot);
+        let mut commands = HashMap::new();
+        let sockets = now.sockets.iter().map(|row| {
+            let command = row
+                .owner_pid
+                .and_then(|pid| commands.entry(pid).or_insert_with(|| command_of(pid)).clone());
+            Socket { row: row.clone(), command }
+        });
+        Self {
+            node: now.node.clone(),
+            uptime_ms: now.uptime_ms,
+            seconds: rate.seconds,
+            totals: Totals::of(then, now, rate),
+            connections: connections(then, now, rate),
+            sockets: sockets.collect(),
+        }
+    }
+
+    fn head(&self) -> Vec<String> {
+        let NodeFacts { version, pid, addresses } = &self.node;
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let addresses =
+            if addresses.is_empty() { "every address".to_owned() } else { addresses.join(", ") };
+        let Totals { sent_messages, sent_bytes, received_messages, received_bytes, .. } =
+            self.totals;
+        vec![
+            format!(
+                "bowline {version}, process {pid}, up {}: {addresses}",
+                time_text(self.uptime_ms)
+            ),
+            format!(
+                "sent {}/s, {}/s   received {}/s, {}/s   sent again {}/s   dropped {}/s",
+                number(sent_messages),
+                size_text(sent_bytes),
+                number(received_messages),
+                size_text(received_bytes),
+                number(self.totals.retransmitted_messages),
+                number(self.totals.dropped_messages),
+            ),
+            String::new(),
+        ]
+    }
+
+    fn connection_lines(&self) -> Vec<String> {
+        let mut lines = vec![format!(
+            "{:>15} {:>15} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5} {}",
+            "LOCAL",
+            "REMOTE",
+            "PATHS",
+            "STATE",
+            "TX/s",
+            "RX/s",
+            "TXB/s",
+            "RXB/s",
+            "QUEUED",
+            "WAIT",
+            "UNACK",
+            "LOST",
+            "LAST"
+        )];
+        for row in &self.connections {
+            let mut line = format!(
+                "{:>15} {:>15} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5}",
+                row.local_addr.to_string(),
+                row.remote_addr.to_string(),
+                format!("{}/{}", row.paths_up, row.paths),
+                row.state_text(),
+                number(row.sent_messages),
+                number(row.received_messages),
+                size_text(row.sent_bytes),
+                size_text(row.received_bytes),
+                out::bytes(row.queued_bytes),
+                row.send_messages,
+                row.retrans_messages,
+                row.resets,
+            );
+            let last = row.last_end.as_ref();
+            let last = last.map(|end| format!("{} ago: {}", time_text(end.ago_ms), end.reason));
+            match last {
+                Some(last) if row.state == UP => {
+                    let _ = write!(line, " {last}");
+                    lines.push(line);
+                }
+                // The reason is what is looked for: it has a line that fits everywhere.
+                Some(last) => lines.extend([line, format!("{:16}{last}", "")]),
+                None => lines.push(line),
+            }
+        }
+        lines.push(String::new());
+        lines
+    }
+
+    fn socket_lines(&self) -> Vec<String> {
+        let mut lines = vec![format!(
+            "{:>21} {:9} {:>10} {:>10} {:>8} {:>7} {}",
+            "SOCKET", "STATE", "SENDQ", "RECVQ", "MESSAGES", "PID", "COMMAND"
+        )];
+        lines.extend(self.sockets.iter().map(|Socket { row, command }| {
+            let place = row.bound_addr.map(|addr| SocketAddr::new(addr, row.bound_port));
+            format!(
+                "{:>21} {:9} {:>10} {:>10} {:>8} {:>7} {}",
+                place.map_or_else(|| "-".to_owned(), |place| place.to_string()),
+                if row.congested { CONGESTED } else { "" },
+                out::bytes(row.send_bytes),
+                out::bytes(row.recv_bytes),
+                row.recv_messages,
+                row.owner_pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
+                command.as_deref().unwrap_or("-"),
+            )
+        }));
+        lines
+    }
+}
+
+impl Totals {
+    fn of(then: Option<&Snapshot>, now: &Snapshot, rate: Rate) -> Self {
+        let of = |name: &str| {
+            let count = |of: &Snapshot| {
+                of.counters.iter().find(|counter| counter.name == name).map(|found| found.value)
+            };
+            rate.of(then.and_then(count), count(now)?)
+        };
+        Self {
+            sent_messages: of("send_queued"),
+            sent_bytes: of("copy_from_user"),
+            received_messages: of("recv_queued"),
+            received_bytes: of("recv_bytes_added_to_sock"),
+            retransmitted_messages: of("bl_retransmits"),
+            dropped_messages: of("recv_drop_no_sock"),
+        }
+    }
+}
+
+/// The time that rates are over.
+#[derive(Clone, Copy)]
+struct Rate {
+    seconds: Option<f64>,
+}
+
+impl Rate {
+    /// Returns the growth of a count each second; a count that fell has begun anew.
+    fn of(self, then: Option<u64>, now: u64) -> Option<f64> {
+        let growth = now.checked_sub(then?).unwrap_or(now);
+        Some(growth as f64 / self.seconds?)
+    }
+}
+
+/// How far a path is from service.
+fn distance(state: &str) -> u8 {
+    match state {
+        UP => 0,
+        "connecting" => 1,
+        _ => 2,
+    }
+}
+
+fn connections(then: Option<&Snapshot>, now: &Snapshot, rate: Rate) -> Vec<Connection> {
+    let then = then.map(|then| then.connections.as_slice()).unwrap_or_default();
+    let then: HashMap<_, _> =
+        then.iter().map(|row| ((row.local_addr, row.remote_addr), row)).collect();
+    let mut all = BTreeMap::new();
+    for row in &now.connections {
+        let pair = (row.local_addr, row.remote_addr);
+        let old = then.get(&pair);
+        let of = |count: fn(&ConnectionRow) -> u64| rate.of(old.map(|old| count(old)), count(row));
+        all.insert(
+            pair,
+            Connection {
+                local_addr: pair.0,
+                remote_addr: pair.1,
+                peer: row.peer.clone(),
+                paths: row.paths,
+                paths_up: 0,
+                congested: row.congested,
+                state: UP.to_owned(),
+                last_end: None,
+                sent_messages: of(|row| row.sent_messages),
+                received_messages: of(|row| row.received_messages),
+                sent_bytes: of(|row| row.sent_bytes),
+                received_bytes: of(|row| row.received_bytes),
+                queued_bytes: 0,
+                send_messages: 0,
+                retrans_messages: 0,
+                resets: 0,
+            },
+        );
+    }
+    for path in &now.paths {
+        let Some(row) = all.get_mut(&(path.local_addr, path.remote_addr)) else { continue };
+        // Paths that were not agreed on are not missed.
+        if path.path >= row.paths.max(1) {
+            continue;
+        }
+        row.paths_up += u64::from(path.state == UP);
+        row.queued_bytes += path.queued_bytes;
+        row.send_messages += path.send_messages;
+        row.retrans_messages += path.retrans_messages;
+        row.resets += path.resets;
+        if distance(&path.state) > distance(&row.state) {
+            row.state.clone_from(&path.state);
+        }
+        if let Some(end) = &path.last_end
+            && row.last_end.as_ref().is_none_or(|known| end.ago_ms < known.ago_ms)
+        {
+            row.last_end = Some(end.clone());
+        }
+    }
+    let mut all: Vec<Connection> = all.into_values().collect();
+    // The pairs keep their order among those that are equal, so that lines do not jump about.
+    all.sort_by_key(|row| Reverse((distance(&row.state), row.congested)));
+    all
+}
+
+impl Connection {
+    fn state_text(&self) -> &str {
+        if self.state == UP && self.congested { CONGESTED } else { &self.state }
+    }
+}
+
+/// Returns the command line of a process, without what could move the cursor.
+fn command_of(pid: u32) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = String::from_utf8_lossy(&line);
+    let words = line.trim_end_matches('\0').chars();
+    let text: String =
+        words.map(|c| if c.is_control() { ' ' } else { c }).take(COMMAND_MAX).collect();
+    (!text.is_empty()).then_some(text)
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"))
+}
+
+fn size_text(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| out::bytes(value as u64))
+}
+
+/// Returns a time in its two largest units.
+fn time_text(ms: u64) -> String {
+    let seconds = ms / 1000;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cli::rds::snapshot::{Counter, Flags, PathRow};
+
+    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
+    fn remote(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    fn path(remote_addr: IpAddr, path: u8, state: &str, next_tx: u64) -> PathRow {
+        PathRow {
+            local_addr: LOCAL,
+            remote_addr,
+            path,
+            next_tx,
+            next_rx: 1,
+            flags: Flags::default(),
+            state: state.to_owned(),
+            send_messages: 1,
+            retrans_messages: 0,
+            resets: 1,
+            queued_bytes: 2048,
+            last_end: Some(EndRow { ago_ms: 61_000 + u64::from(path), reason: "refused".into() }),
+        }
+    }
+
+    fn sample(at: Instant, sent: u64, peers: u8) -> Sample {
+        let row = |last: u8| ConnectionRow {
+            local_addr: LOCAL,
+            remote_addr: remote(last),
+            tos: 0,
+            next_tx: sent,
+            next_rx: 1,
+            flags: Flags::default(),
+            transport: "tcp".into(),
+            paths: 2,
+            peer: "bowline".into(),
+            congested: last == 2,
+            sent_messages: sent,
+            received_messages: 0,
+            sent_bytes: 0,
+            received_bytes: 0,
+        };
+        let state = |last: u8| if last == 3 { "connecting" } else { "up" };
+        let peers = 2..2 + peers;
+        let paths = peers
+            .clone()
+            .flat_map(|last| (0..2).map(move |index| path(remote(last), index, state(last), sent)));
+        let snapshot = Snapshot {
+            node: NodeFacts { version: "1".into(), pid: 7, addresses: vec![LOCAL.into()] },
+            uptime_ms: 3_720_000,
+            counters: vec![Counter { name: "send_queued".into(), value: 2 * sent }],
+            sockets: Vec::new(),
+            connections: peers.map(row).collect(),
+            paths: paths.collect(),
+            recv_messages: Vec::new(),
+            send_messages: Vec::new(),
+            retrans_messages: Vec::new(),
+            tcp_sockets: Vec::new(),
+        };
+        Sample { at, snapshot }
+    }
+
+    #[test]
+    fn rates_are_those_between_two_looks() {
+        let start = Instant::now();
+        let first = View::new(None, sample(start, 100, 2));
+        assert_eq!(first.shown.seconds, None);
+        assert_eq!(first.shown.connections[0].sent_messages, None);
+        let before = first.into_sample();
+        let view = View::new(Some(&before), sample(start + Duration::from_secs(2), 110, 2));
+        assert_eq!(view.shown.totals.sent_messages, Some(10.0));
+        assert_eq!(view.shown.totals.sent_bytes, None);
+        assert_eq!(view.shown.connections[0].sent_messages, Some(5.0));
+        // Another process has begun anew.
+        let mut other = sample(start + Duration::from_secs(3), 1, 2);
+        other.snapshot.node.pid = 8;
+        assert_eq!(View::new(Some(&view.into_sample()), other).shown.seconds, None);
+    }
+
+    #[test]
+    fn what_is_not_in_service_comes_first_with_its_reason() {
+        let view = View::new(None, sample(Instant::now(), 1, 3));
+        let all = view.shown.connection_lines();
+        assert!(all[1].contains("10.0.0.3") && all[1].contains(" 0/2 "), "{all:?}");
+        assert!(all[1].contains(" connecting "), "{all:?}");
+        assert_eq!(all[2], "                1 min 1 s ago: refused");
+        assert!(all[3].contains("10.0.0.2") && all[3].contains(" congested "), "{all:?}");
+        assert!(all[3].ends_with("1 min 1 s ago: refused"), "{all:?}");
+        assert!(all[1].contains("4.0 KiB"), "{all:?}");
+    }
+
+    #[test]
+    fn a_view_fits_into_its_terminal() {
+        let view = View::new(None, sample(Instant::now(), 1, 50));
+        for rows in [1, 2, 5, 10, 24, 200] {
+            let text = view.text(Some(Size { rows, columns: 40 }));
+            assert!(text.lines().count() <= rows, "{rows} rows: {text}");
+            assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+        }
+        let text = view.text(Some(Size { rows: 24, columns: 80 }));
+        assert!(text.contains("  and ") && text.contains("SOCKET"), "{text}");
+        assert!(!view.text(None).contains(" more\n"));
+    }
+
+    #[test]
+    fn times_have_two_units() {
+        for (seconds, text) in
+            [(5, "5 s"), (61, "1 min 1 s"), (7_260, "2 h 1 min"), (90_000, "1 d 1 h")]
+        {
+            assert_eq!(time_text(seconds * 1000), text);
+        }
+    }
+}
