@@ -34,6 +34,7 @@ use crate::cli::{
         args::{number, number32},
         out::Duty,
         stop::{Stop, hangups},
+        supervisor::Supervisor,
     },
 };
 
@@ -146,6 +147,9 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     // Relaxed: the flag publishes nothing but itself.
     let input_is_there = || ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
     let slice = if ended.is_some() { CHECK_INTERVAL } else { Duration::from_secs(1) };
+    let supervisor = Supervisor::of_this_process();
+    let slice = supervisor.pause(slice);
+    supervisor.ready("serving disks");
     let (mut offences, mut lost) = (Offences::default(), Lost::default());
     while !stop.wait(Some(slice)) && input_is_there() {
         let now = Instant::now();
@@ -155,9 +159,13 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
             note!("{line}");
         }
         if hangups.swap(false, Ordering::Relaxed) {
+            supervisor.reloading();
             resize(&server, args);
+            supervisor.ready("serving disks");
         }
+        supervisor.beat();
     }
+    supervisor.stopping(Duration::ZERO, "closing sessions");
     drop(served);
     server.close();
     engine.close();
