@@ -56,7 +56,7 @@ impl Manager {
 #[test]
 fn a_node_tells_that_it_serves_lives_and_stops() {
     let folder = Folder::new();
-    let (manager, mut node) = Manager::start(&folder, &["node", "--address", "127.45.1.1"]);
+    let (manager, mut node) = Manager::start(&folder, &["node", "--address", "127.146.1.1"]);
     let first = manager.hears();
     assert!(first.starts_with("READY=1\nSTATUS=serving; 0 of 0 peers"), "{first}");
     // What is ready answers, and so does what programs connect to.
@@ -65,7 +65,7 @@ fn a_node_tells_that_it_serves_lives_and_stops() {
     for _ in 0..3 {
         manager.hears_of("WATCHDOG=1");
     }
-    run(&folder, &["ping", "-c", "1", "-I", "127.45.1.2", "127.45.1.1"]).exits(0);
+    run(&folder, &["ping", "-c", "1", "-I", "127.146.1.2", "127.146.1.1"]).exits(0);
     let status = manager.hears_of("STATUS=");
     assert!(status.contains(" of 1 peers connected"), "{status}");
     node.expect("ready");
@@ -79,7 +79,7 @@ fn a_node_tells_that_it_serves_lives_and_stops() {
 #[test]
 fn a_node_that_hangs_is_silent() {
     let folder = Folder::new();
-    let (manager, node) = Manager::start(&folder, &["node", "--address", "127.45.2.1"]);
+    let (manager, node) = Manager::start(&folder, &["node", "--address", "127.146.2.1"]);
     manager.hears_of("WATCHDOG=1");
     node.signal("-STOP");
     manager.0.set_read_timeout(Some(Duration::from_millis(600))).expect("a time limit");
@@ -96,12 +96,12 @@ fn a_node_that_hangs_is_silent() {
 #[test]
 fn disks_are_there_when_their_server_and_their_client_say_so() {
     let (folder, other) = (Folder::new(), Folder::new());
-    let words = ["rnbd", "export", "--memory", "d=1MiB", "-I", "127.45.3.1"];
+    let words = ["rnbd", "export", "--memory", "d=1MiB", "-I", "127.146.3.1"];
     let (server, mut export) = Manager::start(&folder, &words);
     assert!(server.hears().starts_with("READY=1\n"));
     export.expect("export d");
     let disk = other.path().join("d.nbd");
-    let path = "127.45.3.2@127.45.3.1";
+    let path = "127.146.3.2@127.146.3.1";
     let nbd = disk.to_string_lossy();
     let words = ["rnbd", "map", "d", "--from", "s", "--path", path, "--nbd", &*nbd];
     let (client, map) = Manager::start(&other, &words);
@@ -126,7 +126,7 @@ fn a_node_serves_the_socket_that_it_is_handed() {
     let place = folder.path().join("handed.sock");
     let listener = UnixListener::bind(&place).expect("a socket");
     let handed = || OwnedFd::from(listener.try_clone().expect("a copy"));
-    let words = ["-c", HAND_OVER, "sh", BOWLINE, "node", "--address", "127.45.4.1"];
+    let words = ["-c", HAND_OVER, "sh", BOWLINE, "node", "--address", "127.146.4.1"];
     // Who connects before it runs is served when it does.
     let early = UnixStream::connect(&place).expect("the manager listens");
     let mut node = start_from(handed(), "sh", &folder, &words);
@@ -148,7 +148,7 @@ fn a_node_serves_the_socket_that_it_is_handed() {
 #[test]
 fn what_is_no_socket_to_listen_at_is_refused() {
     let folder = Folder::new();
-    let words = ["-c", HAND_OVER, "sh", BOWLINE, "node", "--address", "127.45.5.1"];
+    let words = ["-c", HAND_OVER, "sh", BOWLINE, "node", "--address", "127.146.5.1"];
     let file = fs::File::open("/dev/null").expect("/dev/null");
     let done = start_from(file, "sh", &folder, &words).finish().exits(1);
     done.complains(&["cannot take the socket passed"]);
@@ -156,7 +156,7 @@ fn what_is_no_socket_to_listen_at_is_refused() {
     let done = start_from(OwnedFd::from(end), "sh", &folder, &words).finish().exits(1);
     done.complains(&["no listening unix socket"]);
     // Descriptors of another process are none of its business.
-    let words = ["LISTEN_PID=1", "LISTEN_FDS=1", BOWLINE, "node", "--address", "127.45.5.1"];
+    let words = ["LISTEN_PID=1", "LISTEN_FDS=1", BOWLINE, "node", "--address", "127.146.5.1"];
     let mut node = start_as("env".as_ref(), &folder, &words);
     node.expect("ready");
 }
@@ -170,10 +170,10 @@ fn a_node_runs_without_privileges() {
     let folder = Folder::new();
     rustix::fs::chown(folder.path(), Some(rustix::fs::Uid::from_raw(65_534)), None).expect("chown");
     let user = ["--reuid", "nobody", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"];
-    let words = [&user[..], &["--no-new-privs", BOWLINE, "node", "--address", "127.45.6.1"]];
+    let words = [&user[..], &["--no-new-privs", BOWLINE, "node", "--address", "127.146.6.1"]];
     let mut node = start_as("setpriv".as_ref(), &folder, &words.concat());
     node.expect("ready");
-    run(&folder, &["ping", "-c", "1", "-I", "127.45.6.2", "127.45.6.1"]).exits(0);
+    run(&folder, &["ping", "-c", "1", "-I", "127.146.6.2", "127.146.6.1"]).exits(0);
     node.signal("-TERM");
     node.finish().exits(0);
 }

@@ -29,6 +29,7 @@ use crate::cli::{
     Failure, Outcome,
     common::{
         args::{Address, number, own, setting},
+        out::stamp,
         stop::Stop,
         supervisor::{Supervisor, passed_listener},
     },
@@ -47,9 +48,9 @@ const BATCH: usize = 256;
 ///
 /// It answers pings of other hosts at once; --echo and --sink give them sockets to talk to.
 ///
-/// What happens to peers is told on standard output, at most 100 lines at once and 10 a second. A
-/// disk that is full, or a pipe that nobody reads, costs lines and stops nothing; how many is told
-/// when there is room again.
+/// What happens to peers is told on standard output with the time (unless the journal has it), at
+/// most 100 lines at once and 10 a second. A disk that is full, or a pipe that nobody reads, costs
+/// lines and stops nothing; how many is told when there is room again.
 ///
 /// Messages between two nodes come once and in order while both sockets live. What was begun on a
 /// connection to a machine that went off without a word is lost with it, even if its socket is
@@ -399,7 +400,7 @@ fn log(node: &Node, services: &[Running]) -> bool {
     }
     let happened = !lines.is_empty();
     for (line, count) in lines {
-        say_of_peer!("{line} ({count})");
+        say_of_peer!("{}{line} ({count})", stamp());
     }
     happened
 }
