@@ -1,38 +1,22 @@
-//! The service manager that started this process, by the protocols of sd_notify(3) and
-//! sd_listen_fds(3): it is told what the process does, and may hand over a socket.
-//!
-//! ```text
-//! systemd                                            bowline
-//! NOTIFY_SOCKET, WATCHDOG_USEC --- environment --->  Supervisor
-//!         <--- READY=1, STATUS=.., WATCHDOG=1 -----
-//! LISTEN_PID, LISTEN_FDS=1, descriptor 3 --------->  passed_listener
-//! ```
-//!
-//! A process without a manager tells nobody anything, and is handed nothing.
+//! The service manager that started this process, by the protocol of sd_notify(3): it is told what
+//! the process does. A process without a manager tells nobody anything.
 
 use std::{
     env,
     ffi::OsString,
-    io,
     os::{
         linux::net::SocketAddrExt,
         unix::{
             ffi::OsStrExt,
-            net::{SocketAddr, UnixDatagram, UnixListener},
+            net::{SocketAddr, UnixDatagram},
         },
     },
     process,
     time::Duration,
 };
 
-use rustix::{
-    net::{AddressFamily, sockopt},
-    process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
-    time::{ClockId, clock_gettime},
-};
+use rustix::time::{ClockId, clock_gettime};
 
-/// Number of the first descriptor that a manager hands over.
-const FIRST_DESCRIPTOR: i32 = 3;
 /// A watchdog is told this often within its time, so that one late message does no harm.
 const BEATS: u32 = 3;
 /// Time for the end of a service beside what it waits for.
@@ -112,39 +96,6 @@ fn address(place: &OsString) -> Option<SocketAddr> {
         [] => None,
         _ => SocketAddr::from_pathname(place).ok(),
     }
-}
-
-/// Returns the unix socket that a manager has handed over to listen at, if there is one.
-///
-/// # Errors
-///
-/// `InvalidInput` when there are several, or when it is no such socket; errors of the system.
-pub(crate) fn passed_listener() -> io::Result<Option<UnixListener>> {
-    let number = |name| env::var(name).ok()?.parse::<u32>().ok();
-    if number("LISTEN_PID") != Some(process::id()) {
-        return Ok(None);
-    }
-    match number("LISTEN_FDS") {
-        None | Some(0) => Ok(None),
-        Some(1) => listener_of(FIRST_DESCRIPTOR).map(Some),
-        Some(count) => Err(unusable(format!("{count} sockets were passed, and one is served"))),
-    }
-}
-
-fn listener_of(descriptor: i32) -> io::Result<UnixListener> {
-    // A copy taken through the process itself is owned from the start, so it needs no unsafe code.
-    // The descriptor stays open as well, which keeps nobody waiting: the manager has it, too.
-    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
-    let socket = pidfd_getfd(own, descriptor, PidfdGetfdFlags::empty())?;
-    let is_unix = sockopt::socket_domain(&socket)? == AddressFamily::UNIX;
-    if !is_unix || !sockopt::socket_acceptconn(&socket)? {
-        return Err(unusable("the socket that was passed is no listening unix socket".to_owned()));
-    }
-    Ok(socket.into())
-}
-
-fn unusable(text: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::{
 };
 
 use bowline::rds::{Limits, Node, Socket};
-use bowline_ctl::{Server, fusefs::Mount};
+use bowline_ctl::{Server, fusefs::Mount, passed_listener};
 use bowline_rds::{Event, PathState};
 
 use super::{
@@ -31,7 +31,7 @@ use crate::cli::{
         args::{Address, number, own, setting},
         out::stamp,
         stop::Stop,
-        supervisor::{Supervisor, passed_listener},
+        supervisor::Supervisor,
     },
     disk::mounted,
     start_node,
@@ -258,11 +258,12 @@ pub(crate) fn run(args: Args) -> Outcome {
         crate::cli::common::out::text(config::EXAMPLE);
         return Ok(());
     }
+    // First, before anything else could get its number.
+    let passed = passed_listener()
+        .map_err(|error| Failure::failed(format!("cannot take the socket passed: {error}")))?;
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
     let settings = Settings::merge(args, file)?;
     let supervisor = Supervisor::of_this_process();
-    let passed = passed_listener()
-        .map_err(|error| Failure::failed(format!("cannot take the socket passed: {error}")))?;
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
     let node = settings.build()?;
     let over = Arc::new(AtomicBool::new(false));
