@@ -204,8 +204,8 @@ impl ExportServer {
         self.dispatcher.lock().core.opens()
     }
 
-    /// Takes what clients have done since the last call, oldest first: sessions, opens, refusals and
-    /// closes. At most 256 events are kept; the number is that of older ones that were dropped.
+    /// Takes what clients have done since the last call, oldest first: sessions, opens, refusals
+    /// and closes. At most 256 events are kept; the number is that of older ones that were dropped.
     pub fn take_client_events(&self) -> (Vec<ClientEv>, u64) {
         self.dispatcher.lock().core.take_events()
     }

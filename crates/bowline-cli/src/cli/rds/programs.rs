@@ -68,8 +68,8 @@ fn listen(node: &Node, place: &Path) -> io::Result<Programs> {
     Ok(Programs { path: place.to_owned(), file: Some(file), _host: host })
 }
 
-/// Serves a socket of the service manager, whose file stays when this process ends: the next program
-/// that connects there starts the node again.
+/// Serves a socket of the service manager, whose file stays when this process ends: the next
+/// program that connects there starts the node again.
 fn serve_passed(node: &Node, listener: UnixListener) -> io::Result<Programs> {
     let address = listener.local_addr()?;
     let path = address.as_pathname().unwrap_or(Path::new("(no path)")).to_owned();
