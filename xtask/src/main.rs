@@ -1,6 +1,7 @@
 //! Everything that is not `cargo build`: checks of the repository, CI, interop, fuzzing, packaging.
 
 mod ci;
+mod dist;
 mod fuzz;
 mod layers;
 mod links;
@@ -40,7 +41,9 @@ runs
                      --only NAME with --help; needs root, a Debian host and /dev/net/tun
 
 packaging
-  dist               man pages and completions into target/dist
+  dist [--deb]       man pages and completions into target/dist; with --deb a Debian package
+  package-test       installs that package into an empty system, uses it there, and purges it;
+                     needs root and debootstrap
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 77 skipped (the reason is printed).
 ";
@@ -77,7 +80,8 @@ fn main() -> ExitCode {
         Some("model") => no_args(rest, run::model),
         Some("miri") => no_args(rest, miri::run),
         Some("interop") => run::interop(rest),
-        Some("dist") => no_args(rest, run::dist),
+        Some("dist") => dist::run(rest),
+        Some("package-test") => no_args(rest, dist::test),
         Some(other) => Outcome::Usage(format!("unknown verb {other:?}")),
     };
     match outcome {

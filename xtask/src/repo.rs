@@ -15,6 +15,12 @@ pub(crate) fn root() -> PathBuf {
     xtask.parent().map_or(xtask.clone(), Path::to_path_buf)
 }
 
+/// Folder of what cargo builds.
+pub(crate) fn target() -> PathBuf {
+    let given = std::env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty());
+    root().join(given.unwrap_or_else(|| "target".into()))
+}
+
 /// Names of all files of the repository that are not ignored, relative to the root.
 ///
 /// # Errors

@@ -210,39 +210,6 @@ fn no_guests() -> Option<String> {
     (!tun.exists()).then(|| "interop needs /dev/net/tun".into())
 }
 
-/// Writes man pages and completions as the binary itself describes them.
-pub(crate) fn dist() -> Outcome {
-    let dir = repo::root().join("target/dist");
-    let (man, completions) = (dir.join("man"), dir.join("completions"));
-    for dir in [&man, &completions] {
-        if let Err(error) = std::fs::create_dir_all(dir) {
-            return Outcome::Failed(format!("{}: {error}", dir.display()));
-        }
-    }
-    let run = ["run", "--release", "--locked", "--package", "bowline-cli", "--"];
-    let done = status(cargo(&run).arg("man").arg(&man));
-    if done != Outcome::Passed {
-        return done;
-    }
-    for (shell, file) in [("bash", "bowline.bash"), ("zsh", "_bowline"), ("fish", "bowline.fish")] {
-        let output = cargo(&run).args(["completions", shell]).stderr(Stdio::inherit()).output();
-        let written = match output {
-            Ok(output) if output.status.success() => {
-                std::fs::write(completions.join(file), output.stdout)
-            }
-            Ok(output) => {
-                return Outcome::Failed(format!("completions {shell}: {}", output.status));
-            }
-            Err(error) => Err(error),
-        };
-        if let Err(error) = written {
-            return Outcome::Failed(format!("completions {shell}: {error}"));
-        }
-    }
-    println!("written to {}", dir.display());
-    Outcome::Passed
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

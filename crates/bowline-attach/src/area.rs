@@ -198,13 +198,14 @@ impl Area {
         let mut done = 0;
         while done < len {
             if at.is_multiple_of(8) && len - done >= 8 {
+                let place = from.wrapping_add(done).cast::<u64>();
                 // SAFETY: so many bytes are left.
-                let word = unsafe { from.add(done).cast::<u64>().read_unaligned() };
+                let word = unsafe { place.read_unaligned() };
                 self.u64(at).store(word, Ordering::Relaxed);
                 (at, done) = (at + 8, done + 8);
             } else {
                 // SAFETY: a byte is left.
-                let byte = unsafe { from.add(done).read() };
+                let byte = unsafe { from.wrapping_add(done).read() };
                 self.u8(at).store(byte, Ordering::Relaxed);
                 (at, done) = (at + 1, done + 1);
             }
@@ -234,13 +235,14 @@ impl Area {
         while done < len {
             if at.is_multiple_of(8) && len - done >= 8 {
                 let word = self.u64(at).load(Ordering::Relaxed);
+                let place = to.wrapping_add(done).cast::<u64>();
                 // SAFETY: so many bytes are left.
-                unsafe { to.add(done).cast::<u64>().write_unaligned(word) };
+                unsafe { place.write_unaligned(word) };
                 (at, done) = (at + 8, done + 8);
             } else {
                 let byte = self.u8(at).load(Ordering::Relaxed);
                 // SAFETY: a byte is left.
-                unsafe { to.add(done).write(byte) };
+                unsafe { to.wrapping_add(done).write(byte) };
                 (at, done) = (at + 1, done + 1);
             }
         }

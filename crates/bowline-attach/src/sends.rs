@@ -176,11 +176,11 @@ impl Sends {
         Self { area, head: 0, done: 0, limit: 0, promises: [Promise::default(); DESTINATIONS] }
     }
 
-    /// The next message.
+    /// The first message that is not carried out.
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn next(&mut self) -> Result<Option<Post>, Broken> {
+    pub fn first(&mut self) -> Result<Option<Post>, Broken> {
         loop {
             let tail = self.area.u64(at::SENDS).load(Ordering::Acquire);
             let there = usize::try_from(tail.wrapping_sub(self.head)).map_err(|_| Broken)?;

@@ -102,7 +102,7 @@ fn two_senders_a_node_and_two_readers_lose_nothing() {
             sends.promise(1 << 20);
             sends.promise_to(3, Some(1 << 20));
             receives.look().unwrap();
-            let Some(post) = sends.next().unwrap() else {
+            let Some(post) = sends.first().unwrap() else {
                 std::thread::yield_now();
                 continue;
             };
@@ -146,14 +146,14 @@ fn nothing_is_posted_without_a_promise() {
     assert_eq!(post(&area, b"name", &[0; 99]), Posted::Done);
     assert_eq!(post(&area, b"name", b""), Posted::Ask, "the destination has what it may have");
     assert!(!sends.set_destination(0, b"new"), "something is posted");
-    let first = sends.next().unwrap().unwrap();
+    let first = sends.first().unwrap().unwrap();
     assert!(first.promised && first.len == 99);
     // What was posted on a promise is taken, although there is none any more.
     sends.promise_to(0, None);
     sends.promise(0);
-    assert!(sends.next().unwrap().unwrap().promised);
+    assert!(sends.first().unwrap().unwrap().promised);
     sends.carried_out(&first);
-    assert!(sends.next().unwrap().is_none() && sends.is_empty());
+    assert!(sends.first().unwrap().is_none() && sends.is_empty());
     assert!(sends.set_destination(0, b"new"));
 }
 
@@ -233,7 +233,7 @@ fn noise_is_refused_or_read_as_something() {
             unsafe { memory.0.add(at).write(value) };
         }
         for _ in 0..round % 40 {
-            match sends.next() {
+            match sends.first() {
                 Err(_) => refused += 1,
                 Ok(None) => {}
                 Ok(Some(post)) => {

@@ -38,7 +38,7 @@
 //! assert_eq!(tree.read("/lamp1/colour").unwrap_err(), Errno::ENOENT);
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod acceptor;
 #[cfg(feature = "fuse")]
@@ -46,6 +46,7 @@ pub mod fusefs;
 mod json;
 mod listen;
 mod owned_file;
+mod passed;
 mod path;
 mod socket;
 mod sys;
@@ -57,6 +58,7 @@ pub use bowline_base::Errno;
 pub use json::{Json, JsonError, JsonFault};
 pub use listen::{is_socket, listen, sweep};
 pub use owned_file::OwnedFile;
+pub use passed::passed_listener;
 pub use path::{PathSpec, address_text};
 pub use socket::{Answer, Client, Op, Server, create_folder_of, folder, folders};
 pub use sys::Sys;

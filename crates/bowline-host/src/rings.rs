@@ -71,7 +71,7 @@ impl Rings {
         let mut touched = [false; DESTINATIONS];
         self.stalled = false;
         while messages < TURN_MESSAGES && bytes < TURN_BYTES {
-            let Some(post) = self.sends.next()? else { break };
+            let Some(post) = self.sends.first()? else { break };
             let payload = &mut scratch[..post.len];
             self.memory.area().copy_out(post.payload, payload);
             let name = self.destinations[post.destination].as_ref().and_then(|(_, name)| *name);

@@ -25,7 +25,7 @@ use std::thread;
 
 use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use bowline_rnbd::server::{
-    Act, CheckedIo, Core, CoreLimits, ExportId, OpenId, OpenInfo, SessKey, Ticket,
+    Act, CheckedIo, ClientEv, Core, CoreLimits, ExportId, OpenId, OpenInfo, SessKey, Ticket,
 };
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_rtrs::{MemRef, RegionId};
@@ -202,6 +202,12 @@ impl ExportServer {
     /// Returns the open devices, by session and id.
     pub fn opens(&self) -> Vec<OpenInfo> {
         self.dispatcher.lock().core.opens()
+    }
+
+    /// Takes what clients have done since the last call, oldest first: sessions, opens, refusals
+    /// and closes. At most 256 events are kept; the number is that of older ones that were dropped.
+    pub fn take_client_events(&self) -> (Vec<ClientEv>, u64) {
+        self.dispatcher.lock().core.take_events()
     }
 
     /// Closes a device by force: IO of its client fails from now on [NB-21].

@@ -197,6 +197,52 @@ pub struct Core {
     next_id: u32,
     answers: VecDeque<Answer>,
     releases: VecDeque<ExportId>,
+    events: Events,
+}
+
+/// What clients do, for a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientEv {
+    /// Name of the session.
+    pub session_name: String,
+    /// What happened.
+    pub change: ClientChange,
+}
+
+/// The kind of an event in [`ClientEv`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientChange {
+    /// The session has come.
+    Connected,
+    /// The session is gone, and nothing of it is open.
+    Disconnected,
+    /// It has opened an export by this name.
+    Opened(Vec<u8>, Access),
+    /// It was refused to open this name.
+    Refused(Vec<u8>, Access, Errno),
+    /// What it had opened by this name is closed, by whomever.
+    Closed(Vec<u8>),
+}
+
+/// Events that nobody has taken.
+#[derive(Debug, Default)]
+struct Events {
+    kept: VecDeque<ClientEv>,
+    /// Number of older events that were dropped.
+    missed: u64,
+}
+
+impl Events {
+    /// Most events that are kept: clients decide how many there are.
+    const MAX: usize = 256;
+
+    fn add(&mut self, session_name: &str, change: ClientChange) {
+        if self.kept.len() == Self::MAX {
+            self.kept.pop_front();
+            self.missed += 1;
+        }
+        self.kept.push_back(ClientEv { session_name: session_name.to_owned(), change });
+    }
 }
 
 const fn reply(errno: Errno) -> Act {
@@ -219,11 +265,20 @@ impl Core {
             next_id: first_id,
             answers: VecDeque::new(),
             releases: VecDeque::new(),
+            events: Events { kept: VecDeque::new(), missed: 0 },
         }
+    }
+
+    /// Takes what clients have done since the last call, oldest first. At most 256 events are kept;
+    /// the number is that of older ones that were dropped.
+    pub fn take_events(&mut self) -> (Vec<ClientEv>, u64) {
+        let Events { kept, missed } = core::mem::take(&mut self.events);
+        (kept.into(), missed)
     }
 
     /// Adds a new session [NB-15].
     pub fn link_up(&mut self, key: SessKey, name: &str) {
+        self.events.add(name, ClientChange::Connected);
         let session = Session::new(name);
         if let Some(former) = self.sessions.insert(key, session) {
             self.release_all(&former);
@@ -234,6 +289,7 @@ impl Core {
     pub fn link_down(&mut self, key: SessKey) {
         if let Some(session) = self.sessions.remove(&key) {
             self.release_all(&session);
+            self.events.add(&session.name, ClientChange::Disconnected);
         }
         for opening in self.opening.values_mut().filter(|opening| opening.session == key) {
             let tickets = opening.tickets.drain(..);
@@ -343,6 +399,14 @@ impl Core {
                 admitted.map(|id| Reply::Open(open_rsp(id, &limits).emit()))
             }
         };
+        if let Some(session) = self.sessions.get(&opening.session) {
+            let PendingOpen { name, access, .. } = &opening;
+            let change = match answer {
+                Ok(_) => ClientChange::Opened(name.clone(), *access),
+                Err(errno) => ClientChange::Refused(name.clone(), *access, errno),
+            };
+            self.events.add(&session.name, change);
+        }
         for ticket in opening.tickets {
             let (errno, data) = match answer {
                 Ok(data) => (0, data),
@@ -434,6 +498,7 @@ impl Core {
         let Some(mut device) = session.devices.remove(&id) else { return };
         let answers = device.closing.take().into_iter().flatten();
         self.answers.extend(answers.map(|ticket| Answer { ticket, errno: 0, data: Reply::None }));
+        self.events.add(&session.name, ClientChange::Closed(device.name.clone()));
         self.release(&device);
     }
 
@@ -442,6 +507,7 @@ impl Core {
             let closing = device.closing.iter().flatten();
             let gone = closing.map(|&ticket| Answer { ticket, errno: 0, data: Reply::None });
             self.answers.extend(gone);
+            self.events.add(&session.name, ClientChange::Closed(device.name.clone()));
             self.release(device);
         }
     }

@@ -20,6 +20,7 @@ mod rnbd_kills;
 mod rnbd_memory;
 mod rnbd_mistakes;
 mod rnbd_use;
+mod service;
 mod stress;
 mod support;
 mod top;

@@ -188,7 +188,7 @@ fn a_ping_from_the_address_of_a_node_goes_through_that_node() {
     assert!(done.out.starts_with("   1: ERROR: Connection timed out\n"), "{done:?}");
     near.signal("-TERM");
     let done = near.finish();
-    assert!(done.out.contains("\npeer 127.41.11.2: paths up ("), "{done:?}");
+    assert!(done.out.contains("Z peer 127.41.11.2: paths up ("), "{done:?}");
 }
 
 #[test]

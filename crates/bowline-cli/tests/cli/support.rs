@@ -89,21 +89,32 @@ pub(crate) fn start(folder: &Folder, words: &[&str]) -> Running {
 
 /// Starts another name of the program.
 pub(crate) fn start_as(program: &OsStr, folder: &Folder, words: &[&str]) -> Running {
-    spawn(program, folder, words, Stdio::piped())
+    spawn(program, folder, words, Stdio::null(), Stdio::piped())
+}
+
+/// Starts another program with a standard input.
+pub(crate) fn start_from(
+    input: impl Into<Stdio>,
+    program: &str,
+    folder: &Folder,
+    words: &[&str],
+) -> Running {
+    spawn(program.as_ref(), folder, words, input.into(), Stdio::piped())
 }
 
 /// Starts `bowline` with another standard output, of which the test sees nothing.
 pub(crate) fn start_into(out: impl Into<Stdio>, folder: &Folder, words: &[&str]) -> Running {
-    spawn(env!("CARGO_BIN_EXE_bowline").as_ref(), folder, words, out.into())
+    let program = env!("CARGO_BIN_EXE_bowline").as_ref();
+    spawn(program, folder, words, Stdio::null(), out.into())
 }
 
-fn spawn(program: &OsStr, folder: &Folder, words: &[&str], out: Stdio) -> Running {
+fn spawn(program: &OsStr, folder: &Folder, words: &[&str], input: Stdio, out: Stdio) -> Running {
     let mut child = Command::new(program)
         .args(words)
         .env("XDG_RUNTIME_DIR", folder.path())
         .env("TMPDIR", folder.path())
         .env_remove("NOTIFY_SOCKET")
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(out)
         .stderr(Stdio::piped())
         .spawn()

@@ -204,6 +204,7 @@ fn pages_and_completions_cover_the_words() {
             "bowline-quickstart.1",
             "bowline-recv.1",
             "bowline-rnbd-export.1",
+            "bowline-rnbd-exports.1",
             "bowline-rnbd-map.1",
             "bowline-rnbd-verify.1",
             "bowline-rnbd.1",
@@ -223,6 +224,7 @@ fn pages_and_completions_cover_the_words() {
     // Arguments that the help lists one to a line are listed so on the page, too.
     let page = std::fs::read_to_string(dir.join("bowline-rnbd.1")).expect("a page");
     let notes = page.split_once(".SH NOTES\n").expect("what stands behind the options").1;
+    let notes = notes.split_once(".SH EXAMPLES\n").expect("the next section").0;
     let lines: Vec<&str> = notes.lines().filter(|line| !line.starts_with('.')).collect();
     assert!(lines.iter().any(|line| line.starts_with("  show NAME ")), "{notes}");
     assert!(lines.iter().any(|line| line.starts_with("  close DEVICE ")), "{notes}");

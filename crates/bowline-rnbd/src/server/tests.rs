@@ -294,3 +294,37 @@ fn io_is_checked_against_the_new_size_of_storage() {
     core.set_limits(ExportId(1), Limits { bytes: 0, ..DISK });
     assert_eq!(errno(&read(&mut core, S1, id)), -5);
 }
+
+#[test]
+fn what_clients_do_is_told_in_order_and_bounded() {
+    // tests [NB-15] [NB-19] [NB-20]
+    use ClientChange::{Closed, Connected, Disconnected, Opened, Refused};
+    let mut core = core();
+    let id = open(&mut core, S1, b"a", Access::Rw, 1).unwrap();
+    assert_eq!(open(&mut core, S2, b"alias", Access::Rw, 1), Err(-1));
+    assert_eq!(errno(&close(&mut core, S1, id)), 0);
+    assert!(open(&mut core, S2, b"a", Access::Ro, 1).is_ok());
+    core.link_down(S2);
+    let (events, missed) = core.take_events();
+    let told: Vec<_> = events.iter().map(|ev| (ev.session_name.as_str(), &ev.change)).collect();
+    let wanted = [
+        ("s1", &Connected),
+        ("s2", &Connected),
+        ("s1", &Opened(b"a".to_vec(), Access::Rw)),
+        ("s2", &Refused(b"alias".to_vec(), Access::Rw, Errno::EPERM)),
+        ("s1", &Closed(b"a".to_vec())),
+        ("s2", &Opened(b"a".to_vec(), Access::Ro)),
+        ("s2", &Closed(b"a".to_vec())),
+        ("s2", &Disconnected),
+    ];
+    assert_eq!((told, missed), (wanted.to_vec(), 0));
+    // A client that comes and goes while nobody looks takes no more room.
+    for _ in 0..200 {
+        core.link_up(S2, "s2");
+        core.link_down(S2);
+    }
+    let (events, missed) = core.take_events();
+    assert_eq!((events.len() as u64 + missed, events.len()), (400, 256));
+    assert_eq!(events.last().map(|event| &event.change), Some(&Disconnected));
+    assert_eq!(core.take_events(), (Vec::new(), 0));
+}

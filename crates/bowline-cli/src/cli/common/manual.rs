@@ -1,13 +1,16 @@
 //! Manual pages and shell completions, generated from the definition of the command line.
 
+mod more;
+
 use std::{fs, io, path::PathBuf};
 
 use clap_complete::Shell;
 use clap_mangen::{
     Man,
-    roff::{Roff, roman},
+    roff::{Roff, bold, roman},
 };
 
+use self::more::{Entry, more};
 use crate::cli::{Failure, Outcome, definition};
 
 /// Write the manual pages into a folder.
@@ -50,26 +53,64 @@ fn without_help(command: clap::Command) -> clap::Command {
 }
 
 /// Returns a page. What stands behind the options is added line by line: as a paragraph, which
-/// clap_mangen makes of it, lists of words run together.
-fn rendered(page: clap::Command) -> io::Result<Vec<u8>> {
+/// clap_mangen makes of it, lists of words run together. Its synopsis names options without values.
+fn rendered(mut page: clap::Command) -> io::Result<Vec<u8>> {
+    let name = page.get_display_name().unwrap_or_else(|| page.get_name()).to_owned();
     let behind = page.get_after_help().map(ToString::to_string);
+    let has_words = page.get_subcommands().any(|word| !word.is_hide_set());
+    let usage = page.render_usage().to_string();
     let mut text = Vec::new();
     let source = format!("bowline {}", env!("CARGO_PKG_VERSION"));
-    Man::new(page.after_help(None::<&str>)).source(source).render(&mut text)?;
+    let man = Man::new(page.after_help(None::<&str>));
+    let man = man.title(&name).date("").manual("bowline").source(source);
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    let mut synopsis = Roff::new();
+    synopsis.control("SH", ["SYNOPSIS"]);
+    for line in usage.lines() {
+        synopsis.text([roman(line.trim_start_matches("Usage:").trim())]).control("br", []);
+    }
+    synopsis.to_writer(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    if has_words {
+        man.render_subcommands_section(&mut text)?;
+    }
+    let mut rest = Roff::new();
     if let Some(behind) = behind {
-        let mut notes = Roff::new();
-        notes.control("SH", ["NOTES"]);
+        rest.control("SH", ["NOTES"]);
         // Columns are not stretched to fill a line.
-        notes.control("ad", ["l"]);
+        rest.control("ad", ["l"]);
         for (index, line) in behind.lines().enumerate() {
             if index > 0 {
-                notes.control("br", []);
+                rest.control("br", []);
             }
-            notes.text([roman(line)]);
+            rest.text([roman(line)]);
         }
-        notes.to_writer(&mut text)?;
     }
+    let more = more(name.strip_prefix("bowline-").unwrap_or(&name));
+    entries(&mut rest, "EXAMPLES", more.examples);
+    entries(&mut rest, "FILES", more.files);
+    entries(&mut rest, "ENVIRONMENT", more.environment);
+    let others = more.see_also.iter().map(|other| format!("bowline-{other}"));
+    let others = others.filter(|other| *other != name);
+    let others: Vec<String> = ["bowline".to_owned()].into_iter().chain(others).collect();
+    let others = others.iter().filter(|other| **other != name).map(|other| format!("{other}(1)"));
+    rest.control("SH", ["SEE ALSO"]);
+    rest.text([roman(others.collect::<Vec<_>>().join(", "))]);
+    rest.to_writer(&mut text)?;
     Ok(text)
+}
+
+/// Adds a section of terms and what they mean, if it has any.
+fn entries(page: &mut Roff, title: &str, entries: &[Entry]) {
+    if entries.is_empty() {
+        return;
+    }
+    page.control("SH", [title]);
+    for (term, meaning) in entries {
+        page.control("TP", []).text([bold(*term)]).text([roman(*meaning)]);
+    }
 }
 
 /// Adds a page per word, and per word below it.
@@ -93,4 +134,57 @@ pub(crate) fn run_completions(args: &CompletionArgs) -> Outcome {
         super::out::text(include_str!("rnbd.bash"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages() -> Vec<clap::Command> {
+        let mut all = without_help(definition());
+        all.build();
+        let mut pages = Vec::new();
+        gather(&all, "bowline", &mut pages);
+        pages.push(all);
+        pages
+    }
+
+    fn name(page: &clap::Command) -> String {
+        page.get_display_name().unwrap_or_else(|| page.get_name()).to_owned()
+    }
+
+    #[test]
+    fn examples_are_command_lines_that_are_understood() {
+        let mut count = 0;
+        for page in pages() {
+            let name = name(&page);
+            for (line, _) in more(name.strip_prefix("bowline-").unwrap_or(&name)).examples {
+                let parsed = definition().try_get_matches_from(line.split_ascii_whitespace());
+                assert!(parsed.is_ok(), "{name}: {line}: {parsed:?}");
+                count += 1;
+            }
+        }
+        assert!(count > 20, "{count}");
+    }
+
+    #[test]
+    fn pages_that_are_referred_to_exist() {
+        let names: Vec<String> = pages().iter().map(name).collect();
+        for name in &names {
+            for other in more(name.strip_prefix("bowline-").unwrap_or(name)).see_also {
+                assert!(names.contains(&format!("bowline-{other}")), "{name}: {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_tells_of_examples_files_and_environment() {
+        let node = pages().into_iter().find(|page| name(page) == "bowline-node").unwrap();
+        let text = String::from_utf8(rendered(node).unwrap()).unwrap();
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));
+        let parts = ["SH SYNOPSIS", "SH DESCRIPTION", "SH OPTIONS", "SH EXAMPLES", "SH FILES"];
+        let parts = [&parts[..], &["SH ENVIRONMENT", "NOTIFY_SOCKET", "SH \"SEE ALSO\""]].concat();
+        assert!(parts.iter().map(|part| at(part)).is_sorted(), "{text}");
+        assert!(text.contains("[OPTIONS]"), "{text}");
+    }
 }

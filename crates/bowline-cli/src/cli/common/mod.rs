@@ -6,3 +6,4 @@ pub(crate) mod args;
 pub(crate) mod histogram;
 pub(crate) mod manual;
 pub(crate) mod stop;
+pub(crate) mod supervisor;

@@ -1,6 +1,7 @@
 //! Standard output and standard error: lines, progress, and numbers that people read.
 
 mod log;
+mod stamp;
 
 use std::{
     fmt,
@@ -10,6 +11,7 @@ use std::{
 };
 
 pub(crate) use log::{Duty, begin};
+pub(crate) use stamp::stamp;
 
 /// Prints a line on standard output.
 macro_rules! say {

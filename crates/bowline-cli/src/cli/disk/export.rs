@@ -27,13 +27,14 @@ use bowline_rtrs_driver::{
 use bowline_verbs::DeviceAttr;
 use bowline_wire::rnbd::Access;
 
-use super::{lost::Lost, serving::Controls, side::Side};
+use super::{clients, lost::Lost, serving::Controls, side::Side};
 use crate::cli::{
     Failure, Outcome,
     common::{
         args::{number, number32},
-        out::Duty,
+        out::{Duty, stamp},
         stop::{Stop, hangups},
+        supervisor::Supervisor,
     },
     metrics,
 };
@@ -51,8 +52,9 @@ const BLOCK: &str = "512";
                   are looked at again, and `export NAME bytes=N` is printed for each that has changed; IO of clients \
                   that have it open is judged by the new size, but they use more only after `rnbd resize` there, or \
                   when they open it again. A file of --file that is deleted, or replaced by another of its name, is \
-                  served as it was opened until the end; SIGHUP has that told on standard error. Paths of clients that are \
-                  lost or back are told there, too, with the reason, no more than 16 lines in 10 s. Ends with SIGINT or SIGTERM."
+                  served as it was opened until the end; SIGHUP has that told on standard error. Sessions that come and go, what \
+                  they open and close or may not open, and paths that are lost or back are told there, too, with the time \
+                  (unless the journal has it), at most 100 lines at once and 10 a second. Ends with SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
     /// An export of memory, zero at first and lost at the end; repeat it for more
@@ -148,22 +150,44 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     // Relaxed: the flag publishes nothing but itself.
     let input_is_there = || ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
     let slice = if ended.is_some() { CHECK_INTERVAL } else { Duration::from_secs(1) };
+    let supervisor = Supervisor::of_this_process();
+    let slice = supervisor.pause(slice);
+    supervisor.ready("serving disks");
     let (mut offences, mut lost) = (Offences::default(), Lost::default());
-    while !stop.wait(Some(slice)) && input_is_there() {
+    let mut log = || {
         let now = Instant::now();
         let (news, missed) = server.rtrs().take_path_events();
-        let lines = lost.lines(now, &news, missed, |own, client| engine.fault(own, client));
-        for line in lines.into_iter().chain(offences.look(now, &server)) {
-            note!("{line}");
+        let paths = lost.lines(now, &news, missed, |own, client| engine.fault(own, client));
+        let (events, missed) = server.take_client_events();
+        let clients = clients::lines(&events, missed, |session| client_address(&server, session));
+        for line in clients.into_iter().chain(paths).chain(offences.look(now, &server)) {
+            note_of_peer!("{}{line}", stamp());
         }
+    };
+    while !stop.wait(Some(slice)) && input_is_there() {
+        log();
         if hangups.swap(false, Ordering::Relaxed) {
+            supervisor.reloading();
             resize(&server, args);
+            supervisor.ready("serving disks");
         }
+        supervisor.beat();
     }
+    log();
+    supervisor.stopping(Duration::ZERO, "closing sessions");
     drop(served);
     server.close();
     engine.close();
     Ok(())
+}
+
+/// Returns the address of the first path of a session.
+fn client_address(server: &ExportServer, session: &str) -> Option<IpAddr> {
+    let sessions = server.rtrs().sessions();
+    let found = sessions
+        .iter()
+        .find(|info| info.name.as_ref().is_some_and(|name| name.as_str() == session));
+    found.and_then(|info| info.paths.first()).map(|path| path.remote.ip())
 }
 
 /// Reads the sizes of all exports anew.

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::cli::{
     Failure, Outcome,
-    common::{out::Duty, stop::Stop},
+    common::{out::Duty, stop::Stop, supervisor::Supervisor},
     metrics,
 };
 
@@ -325,12 +325,16 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         drop(disk);
         report_all(&notices);
         let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
+        let supervisor = Supervisor::of_this_process();
+        supervisor.ready(&format!("{device} is mapped"));
         let mut idle = 0;
         while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
             report_all(&notices);
             paths.report(why);
             idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
+            supervisor.beat();
         }
+        supervisor.stopping(UNMAP_PATIENCE, "unmapping");
         report_all(&notices);
         paths.report(why);
         // An unmap in progress may wait for a lost session.

@@ -6,6 +6,7 @@
 //! list, show, ..      -> tool -> control sockets of all of these, or trees of files
 //! ```
 
+mod clients;
 mod export;
 mod front_ends;
 pub(super) mod load;
@@ -104,6 +105,8 @@ enum Word {
     Export(export::Args),
     Map(map::Args),
     Verify(verify::Args),
+    /// Print what the servers of this machine serve: size, and who has it open
+    Exports,
     #[command(external_subcommand)]
     Others(Vec<String>),
 }
@@ -113,7 +116,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let Args { control, manner, complete, word } = args;
     let words = match word {
         None => Vec::new(),
-        Some(Word::Export(_) | Word::Verify(_)) if complete => Vec::new(),
+        Some(Word::Export(_) | Word::Verify(_) | Word::Exports) if complete => Vec::new(),
         Some(Word::Export(args)) => {
             manner.refuse_any("export")?;
             return export::run(&args, control);
@@ -124,6 +127,11 @@ pub(crate) fn run(args: Args) -> Outcome {
                 return Err(Failure::usage("verify has no control socket: leave --control out"));
             }
             return verify::run(&args);
+        }
+        Some(Word::Exports) => {
+            let place = control.as_deref().map_or(Place::Here, Place::Socket);
+            manner.refuse_any("exports")?;
+            return tool::exports(place);
         }
         Some(Word::Map(args)) => match args.words() {
             Some(words) => words,

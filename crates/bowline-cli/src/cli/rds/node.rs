@@ -3,8 +3,8 @@
 mod echo;
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
-    os::{linux::net::SocketAddrExt, unix::net::UnixDatagram},
     path::PathBuf,
     sync::{
         Arc,
@@ -15,8 +15,8 @@ use std::{
 };
 
 use bowline::rds::{Limits, Node, Socket};
-use bowline_ctl::{Server, fusefs::Mount};
-use bowline_rds::Event;
+use bowline_ctl::{Server, fusefs::Mount, passed_listener};
+use bowline_rds::{Event, PathState};
 
 use super::{
     config::{self, File, Poll},
@@ -29,7 +29,9 @@ use crate::cli::{
     Failure, Outcome,
     common::{
         args::{Address, number, own, setting},
+        out::stamp,
         stop::Stop,
+        supervisor::Supervisor,
     },
     disk::mounted,
     metrics, start_node,
@@ -47,9 +49,9 @@ const BATCH: usize = 256;
 ///
 /// It answers pings of other hosts at once; --echo and --sink give them sockets to talk to.
 ///
-/// What happens to peers is told on standard output, at most 100 lines at once and 10 a second. A
-/// disk that is full, or a pipe that nobody reads, costs lines and stops nothing; how many is told
-/// when there is room again.
+/// What happens to peers is told on standard output with the time (unless the journal has it), at
+/// most 100 lines at once and 10 a second. A disk that is full, or a pipe that nobody reads, costs
+/// lines and stops nothing; how many is told when there is room again.
 ///
 /// Messages between two nodes come once and in order while both sockets live. What was begun on a
 /// connection to a machine that went off without a word is lost with it, even if its socket is
@@ -109,7 +111,8 @@ pub(crate) struct Args {
     #[arg(long)]
     no_control: bool,
     /// Place at which programs of `bowline run` are served [default: bowline/rds/host.sock in
-    /// $XDG_RUNTIME_DIR or /run, if no other node has it]
+    /// $XDG_RUNTIME_DIR or /run, if no other node has it]. A socket that a service manager has
+    /// passed (LISTEN_FDS) comes first
     #[arg(long, value_name = "PATH", conflicts_with = "no_programs")]
     programs: Option<PathBuf>,
     /// Serve no programs
@@ -260,8 +263,12 @@ pub(crate) fn run(args: Args) -> Outcome {
         crate::cli::common::out::text(config::EXAMPLE);
         return Ok(());
     }
+    // First, before anything else could get its number.
+    let passed = passed_listener()
+        .map_err(|error| Failure::failed(format!("cannot take the socket passed: {error}")))?;
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
     let settings = Settings::merge(args, file)?;
+    let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
     let node = settings.build()?;
     let over = Arc::new(AtomicBool::new(false));
@@ -284,19 +291,20 @@ pub(crate) fn run(args: Args) -> Outcome {
     let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
     let server = server.transpose()?;
     let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
-    let programs = settings.programs.as_ref().map(|place| Programs::start(&node, place.as_deref()));
-    let programs = programs.transpose()?.flatten();
+    let programs = settings
+        .programs
+        .as_ref()
+        .map(|place| Programs::start(&node, passed, place.as_deref()))
+        .transpose()?
+        .flatten();
     let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
-    tell_supervisor("READY=1");
+    watch(&node, &services, &stop, &supervisor);
 
-    while !stop.wait(Some(EVENT_PAUSE)) {
-        log(&node, &services);
-    }
-    log(&node, &services);
-
-    tell_supervisor("STOPPING=1");
-    say!("stopping: up to {} s for what peers do not have yet", settings.drain.as_secs_f64());
+    let patience = settings.drain.as_secs_f64();
+    let last = format!("stopping: up to {patience} s for what peers do not have yet");
+    supervisor.stopping(settings.drain, &last);
+    say!("{last}");
     over.store(true, Ordering::Relaxed);
     drop(programs);
     let drained = node.shutdown(settings.drain);
@@ -351,9 +359,31 @@ fn announce(
     say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
 
+/// Tells of the node until a stop is requested. The watchdog hears of it after each look, for which
+/// the node has to answer: one that is stuck is not kept alive.
+fn watch(node: &Node, services: &[Running], stop: &Stop, supervisor: &Supervisor) {
+    supervisor.ready(&status(node));
+    while !stop.wait(Some(supervisor.pause(EVENT_PAUSE))) {
+        if log(node, services) {
+            supervisor.status(&status(node));
+        }
+        supervisor.beat();
+    }
+    log(node, services);
+}
+
+/// How many peers there are, in one line.
+fn status(node: &Node) -> String {
+    let info = node.info();
+    let up = info.paths.iter().filter(|path| path.state == PathState::Up);
+    let up: BTreeSet<_> = up.map(|path| path.remote).collect();
+    let all: BTreeSet<_> = info.paths.iter().map(|path| path.remote).collect();
+    format!("serving; {} of {} peers connected", up.len(), all.len())
+}
+
 /// Prints what happened to peers since the last look, one line for all paths to a peer, and what
-/// services dropped.
-fn log(node: &Node, services: &[Running]) {
+/// services dropped. Returns whether anything happened to a peer.
+fn log(node: &Node, services: &[Running]) -> bool {
     for Running { place, service, dropped, .. } in services {
         let count = dropped.swap(0, Ordering::Relaxed);
         if count > 0 {
@@ -375,21 +405,11 @@ fn log(node: &Node, services: &[Running]) {
             None => lines.push((line, 1)),
         }
     }
+    let happened = !lines.is_empty();
     for (line, count) in lines {
-        say_of_peer!("{line} ({count})");
+        say_of_peer!("{}{line} ({count})", stamp());
     }
-}
-
-/// Notifies the service manager by the sd_notify protocol, if there is one.
-fn tell_supervisor(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let Ok(socket) = UnixDatagram::unbound() else { return };
-    // The error is ignored: without a notification the manager's own timeout applies.
-    let _ = match path.to_str().and_then(|path| path.strip_prefix('@')) {
-        Some(name) => std::os::unix::net::SocketAddr::from_abstract_name(name)
-            .and_then(|address| socket.send_to_addr(state.as_bytes(), &address)),
-        None => socket.send_to(state.as_bytes(), &path),
-    };
+    happened
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, ErrorKind},
-    os::unix::fs::DirBuilderExt,
+    os::unix::{fs::DirBuilderExt, net::UnixListener},
     path::{Path, PathBuf},
 };
 
@@ -15,14 +15,25 @@ use crate::cli::{Failure, Outcome};
 
 /// Serves programs until it is dropped.
 pub(crate) struct Programs {
-    file: OwnedFile,
+    path: PathBuf,
+    /// The socket's file, where this process has made it.
+    file: Option<OwnedFile>,
     _host: Host,
 }
 
 impl Programs {
-    /// Listens at `path`, or at the default path. If another node has the default path, this one
-    /// serves no programs.
-    pub(crate) fn start(node: &Node, path: Option<&Path>) -> Outcome<Option<Self>> {
+    /// Listens at the socket that the service manager has passed; without one at `path`, or at the
+    /// default place. Another node may have that: then this one serves no programs.
+    pub(crate) fn start(
+        node: &Node,
+        passed: Option<UnixListener>,
+        path: Option<&Path>,
+    ) -> Outcome<Option<Self>> {
+        if let Some(listener) = passed {
+            return serve_passed(node, listener).map(Some).map_err(|error| {
+                Failure::failed(format!("cannot serve programs at the socket passed: {error}"))
+            });
+        }
         let place = path.map_or_else(default_path, Path::to_owned);
         match listen(node, &place) {
             Ok(programs) => Ok(Some(programs)),
@@ -36,13 +47,15 @@ impl Programs {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.file.path()
+        &self.path
     }
 }
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        self.file.remove();
+        if let Some(file) = &self.file {
+            file.remove();
+        }
     }
 }
 
@@ -52,7 +65,16 @@ fn listen(node: &Node, place: &Path) -> io::Result<Programs> {
     }
     let (listener, file) = bowline_ctl::listen(place)?;
     let host = Host::start(node.driver().clone(), listener)?;
-    Ok(Programs { file, _host: host })
+    Ok(Programs { path: place.to_owned(), file: Some(file), _host: host })
+}
+
+/// Serves a socket of the service manager, whose file stays when this process ends: the next
+/// program that connects there starts the node again.
+fn serve_passed(node: &Node, listener: UnixListener) -> io::Result<Programs> {
+    let address = listener.local_addr()?;
+    let path = address.as_pathname().unwrap_or(Path::new("(no path)")).to_owned();
+    let host = Host::start(node.driver().clone(), listener)?;
+    Ok(Programs { path, file: None, _host: host })
 }
 
 fn below(runtime: &Path) -> PathBuf {

@@ -291,7 +291,7 @@ pub(crate) fn is_of_sessions(word: &str) -> bool {
     let is_of_disks = |verb: Verb| {
         fits(verb, Target::Device) && !fits(verb, Target::Session) && !fits(verb, Target::Path)
     };
-    !["export", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
+    !["export", "exports", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
 }
 
 /// An incomplete command, for completion.
@@ -350,7 +350,7 @@ pub(super) fn next(arguments: &[String]) -> Vec<&'static str> {
     let Some(verb) = verb else {
         let mut all: Vec<&'static str> = Vec::new();
         if !had_mode && target.is_none() {
-            all.extend(["client", "server", "both", "export", "verify"]);
+            all.extend(["client", "server", "both", "export", "exports", "verify"]);
         }
         if target.is_none() {
             all.extend(["device", "session", "path"]);

@@ -12,6 +12,7 @@
 
 mod arguments;
 mod columns;
+mod exports;
 mod format;
 mod grammar;
 mod inventory;
@@ -87,6 +88,11 @@ pub(super) struct RunOptions<'a> {
     pub(super) simulate: bool,
     /// Print which sockets and trees are read.
     pub(super) verbose: bool,
+}
+
+/// Prints the exports of servers, also those that nobody has open.
+pub(super) fn exports(place: Place<'_>) -> Outcome {
+    Ok(exports::run(place)?)
 }
 
 /// Carries out a command.

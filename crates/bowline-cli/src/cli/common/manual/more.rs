@@ -1,0 +1,230 @@
+//! What manual pages say that options do not: examples, files, environment, related pages.
+
+/// A term and what it means.
+pub(super) type Entry = (&'static str, &'static str);
+
+/// Additional sections of a page.
+#[derive(Debug, Default)]
+pub(super) struct More {
+    /// Command lines, and what they do. A test parses all of them.
+    pub(super) examples: &'static [Entry],
+    pub(super) files: &'static [Entry],
+    pub(super) environment: &'static [Entry],
+    /// Pages of section 1, without their `bowline-`.
+    pub(super) see_also: &'static [&'static str],
+}
+
+const RUNTIME: Entry = (
+    "XDG_RUNTIME_DIR",
+    "Folder of this user's sockets, below which bowline has a folder of its own; /run without it. \
+     Commands that ask a process look in /run/bowline, too, where services have their sockets.",
+);
+const NOTIFY: Entry = (
+    "NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID",
+    "Set by a service manager, as systemd for Type=notify and WatchdogSec=: it is told READY=1 when \
+     everything is served, WATCHDOG=1 while the process makes progress, STATUS, and STOPPING=1.",
+);
+const CONTROL: Entry =
+    ("/run/bowline/*.sock", "Control sockets of nodes that are services, one for each node.");
+const DISKS: Entry = (
+    "/run/bowline/rnbd/*.sock",
+    "Control sockets of exports and clients of disks that are services.",
+);
+
+/// Returns the additional sections of the page `bowline-<name>`, or of `bowline` itself.
+pub(super) fn more(name: &str) -> More {
+    match name {
+        "bowline" => More {
+            examples: &[
+                ("bowline quickstart", "Show on this machine that nothing is lost."),
+                ("bowline node --address 127.0.0.1", "Run a node."),
+                ("bowline ping 127.0.0.1", "Ask it for an answer, in another terminal."),
+            ],
+            files: &[
+                (
+                    "/usr/lib/bowline/bin",
+                    "The names rds-info, rds-ping, rds-stress and rnbd, as which this command has \
+                     the options of the tools of these names. Put the folder in front of PATH to \
+                     use them.",
+                ),
+                CONTROL,
+            ],
+            environment: &[RUNTIME],
+            see_also: &["node", "run", "ping", "info", "rnbd"],
+        },
+        "node" => NODE,
+        "run" => RUN,
+        "info" | "sysctl" | "drop" => More {
+            examples: match name {
+                "info" => INFO,
+                "sysctl" => SYSCTL,
+                _ => DROP,
+            },
+            files: &[CONTROL],
+            environment: &[RUNTIME],
+            see_also: &["node"],
+        },
+        "ping" => More {
+            examples: &[
+                ("bowline ping 192.0.2.2", "Ask once a second, until SIGINT."),
+                ("bowline ping -c 3 -I 192.0.2.1 192.0.2.2", "Ask three times, from an address."),
+            ],
+            files: &[CONTROL],
+            environment: &[RUNTIME],
+            see_also: &["node", "info"],
+        },
+        "stress" => More {
+            examples: &[
+                ("bowline stress", "Wait for the other side, at every address of this machine."),
+                (
+                    "bowline stress -s 192.0.2.2 -r 192.0.2.1 -p 4000 -q 8192 -T 10",
+                    "Be the other side: 10 s of messages of 8 KiB.",
+                ),
+            ],
+            see_also: &["ping", "bench"],
+            ..More::default()
+        },
+        "send" | "recv" => More {
+            examples: &[
+                ("bowline recv -s 192.0.2.2:4000 --once", "Write what comes to standard output."),
+                ("bowline send -s 192.0.2.1:4000 -d 192.0.2.2:4000", "Send standard input there."),
+            ],
+            see_also: &["send", "recv", "node"],
+            ..More::default()
+        },
+        "rnbd" | "rtrs" => More {
+            examples: if name == "rnbd" { RNBD } else { RTRS },
+            files: &[DISKS],
+            environment: &[RUNTIME],
+            see_also: &["rnbd-export", "rnbd-map", "rnbd-verify"],
+        },
+        "rnbd-export" => EXPORT,
+        "rnbd-map" => MAP,
+        _ => More { see_also: &["node", "rnbd"], ..More::default() },
+    }
+}
+
+const INFO: &[Entry] = &[
+    ("bowline info -c", "Print the counters."),
+    ("bowline info -n", "Print the connections."),
+    ("bowline info --json", "Print everything, for programs."),
+];
+
+const SYSCTL: &[Entry] = &[
+    ("bowline sysctl", "Print all settings."),
+    ("bowline sysctl net.rds.ping_enable=0", "Change one."),
+];
+
+const DROP: &[Entry] = &[
+    ("bowline drop 192.0.2.2", "Cut the connections to a peer; they come back."),
+    ("bowline drop", "Cut all."),
+];
+
+const RNBD: &[Entry] = &[
+    ("bowline rnbd exports", "Print what is served here, and who has it open."),
+    ("bowline rnbd list", "Print the disks of all processes of this machine."),
+    ("bowline rnbd unmap rnbd0", "Unmap one."),
+];
+
+const RTRS: &[Entry] = &[
+    ("bowline rtrs list", "Print sessions and their paths."),
+    ("bowline rtrs tree", "Print the whole control tree as JSON."),
+];
+
+const NODE: More = More {
+    examples: &[
+        ("bowline node --example-config", "Print a configuration file with all settings."),
+        ("bowline node --config /etc/bowline/node.toml", "Run as the service does."),
+        ("bowline node --address 192.0.2.1 --echo 4000", "Run with a socket that sends all back."),
+    ],
+    files: &[
+        ("/etc/bowline/node.toml", "Configuration of the service bowline-node.service."),
+        CONTROL,
+        (
+            "/run/bowline/rds/host.sock",
+            "Where a node that is a service serves programs of `bowline run`. \
+             bowline-node.socket listens there, and starts the node at the first connection.",
+        ),
+    ],
+    environment: &[
+        RUNTIME,
+        NOTIFY,
+        (
+            "LISTEN_FDS, LISTEN_PID",
+            "Set by a service manager that passes a socket: programs are served there.",
+        ),
+    ],
+    see_also: &["run", "info", "ping", "sysctl", "drop"],
+};
+
+const RUN: More = More {
+    examples: &[
+        ("bowline run rds-app --its-option", "Run a program of RDS on the node of this machine."),
+        ("bowline run --node /run/bowline/rds/host.sock sh", "Run a shell, and what it starts."),
+    ],
+    files: &[
+        (
+            "/usr/lib/bowline/libbowline_preload.so",
+            "The library that takes the place of system calls. It is looked for next to the \
+             command, too.",
+        ),
+        ("/run/bowline/rds/host.sock", "Where a node that is a service serves programs."),
+    ],
+    environment: &[
+        RUNTIME,
+        ("LD_PRELOAD", "The library is put in front of what is named there."),
+        (
+            "BOWLINE_RDS_SOCKET",
+            "Set for the program: where its node serves. With it and LD_PRELOAD a program runs so \
+             without this command.",
+        ),
+        ("PATH", "Where the program is looked for."),
+    ],
+    see_also: &["node"],
+};
+
+const EXPORT: More = More {
+    examples: &[
+        (
+            "bowline rnbd export --file data=/srv/data.img -I 192.0.2.1",
+            "Serve a file at one address.",
+        ),
+        (
+            "bowline rnbd export --memory scratch=1GiB --allow 192.0.2.0/24",
+            "Serve memory to a network.",
+        ),
+    ],
+    files: &[
+        (
+            "/etc/bowline/export/NAME.conf",
+            "Options of the service bowline-export@NAME.service, as OPTIONS=\"..\"",
+        ),
+        DISKS,
+    ],
+    environment: &[RUNTIME, NOTIFY],
+    see_also: &["rnbd", "rnbd-map"],
+};
+
+const MAP: More = More {
+    examples: &[
+        (
+            "bowline rnbd map data --from 192.0.2.1 --nbd /run/data.sock",
+            "Use a disk as an NBD server's.",
+        ),
+        (
+            "bowline rnbd map data --from disks --path 192.0.2.9@192.0.2.1 \
+             --path 198.51.100.9@198.51.100.1 --outage 600",
+            "Use two paths, and wait ten minutes for a server that is started again.",
+        ),
+    ],
+    files: &[
+        (
+            "/etc/bowline/map/NAME.conf",
+            "Options of the service bowline-map@NAME.service, as OPTIONS=\"..\". It is started when \
+             the disk is there, so mounts can be ordered after it.",
+        ),
+        DISKS,
+    ],
+    environment: &[RUNTIME, NOTIFY],
+    see_also: &["rnbd", "rnbd-export", "rnbd-verify"],
+};

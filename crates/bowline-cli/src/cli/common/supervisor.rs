@@ -1,0 +1,135 @@
+//! The service manager that started this process, by the protocol of sd_notify(3): it is told what
+//! the process does. A process without a manager tells nobody anything.
+
+use std::{
+    env,
+    ffi::OsString,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+    process,
+    time::Duration,
+};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A watchdog is told this often within its time, so that one late message does no harm.
+const BEATS: u32 = 3;
+/// Time for the end of a service beside what it waits for.
+const END_TIME: Duration = Duration::from_secs(10);
+
+/// Where a manager listens, and how often it wants to hear from this process.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    to: Option<(UnixDatagram, SocketAddr)>,
+    beat: Option<Duration>,
+}
+
+impl Supervisor {
+    /// Returns the manager that the environment names, if it names one.
+    pub(crate) fn of_this_process() -> Self {
+        Self::named(|name| env::var_os(name))
+    }
+
+    fn named(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let number = |name| variable(name)?.to_str()?.parse::<u64>().ok();
+        let address = variable("NOTIFY_SOCKET").and_then(|place| address(&place));
+        let to = address.and_then(|address| Some((UnixDatagram::unbound().ok()?, address)));
+        let is_ours = variable("WATCHDOG_PID").is_none()
+            || number("WATCHDOG_PID") == Some(process::id().into());
+        let watchdog = number("WATCHDOG_USEC").filter(|micros| is_ours && *micros > 0);
+        let beat = watchdog.map(|micros| Duration::from_micros(micros) / BEATS);
+        Self { beat: beat.filter(|_| to.is_some()), to }
+    }
+
+    /// Tells that the service does its work from now on.
+    pub(crate) fn ready(&self, status: &str) {
+        self.tell(&format!("READY=1\nSTATUS={status}"));
+    }
+
+    /// Tells people what the service does, in one line.
+    pub(crate) fn status(&self, status: &str) {
+        self.tell(&format!("STATUS={status}"));
+    }
+
+    /// Tells that the service begins to read its settings anew; [`Self::ready`] ends that.
+    pub(crate) fn reloading(&self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
+    }
+
+    /// Tells that the service ends, for which it waits up to this long.
+    pub(crate) fn stopping(&self, wait: Duration, status: &str) {
+        let micros = (wait + END_TIME).as_micros();
+        self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}"));
+    }
+
+    /// Tells the watchdog that the service makes progress; to be called by what shows that it does.
+    pub(crate) fn beat(&self) {
+        if self.beat.is_some() {
+            self.tell("WATCHDOG=1");
+        }
+    }
+
+    /// Returns how long a loop may sleep that calls [`Self::beat`], at most `longest`.
+    pub(crate) fn pause(&self, longest: Duration) -> Duration {
+        self.beat.map_or(longest, |beat| beat.min(longest))
+    }
+
+    fn tell(&self, state: &str) {
+        if let Some((socket, address)) = &self.to {
+            // A manager that does not listen cannot be helped.
+            let _ = socket.send_to_addr(state.as_bytes(), address);
+        }
+    }
+}
+
+/// Returns the address of a path, or of an abstract name, which begins with `@`.
+fn address(place: &OsString) -> Option<SocketAddr> {
+    match place.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name).ok(),
+        [] => None,
+        _ => SocketAddr::from_pathname(place).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(variables: &[(&str, &str)]) -> Supervisor {
+        Supervisor::named(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn a_watchdog_is_told_several_times_within_its_time() {
+        let second = Duration::from_secs(1);
+        let other = (process::id() + 1).to_string();
+        let own = process::id().to_string();
+        let to = ("NOTIFY_SOCKET", "@bowline-nobody");
+        assert_eq!(named(&[to]).pause(second), second);
+        assert_eq!(named(&[to, ("WATCHDOG_USEC", "30000000")]).pause(second), second);
+        let soon = Duration::from_millis(200);
+        assert_eq!(named(&[to, ("WATCHDOG_USEC", "600000")]).pause(second), soon);
+        let pid = |pid| named(&[to, ("WATCHDOG_USEC", "600000"), ("WATCHDOG_PID", pid)]);
+        assert_eq!(pid(&own).pause(second), soon);
+        assert_eq!(pid(&other).pause(second), second, "it is another process that is watched");
+        assert_eq!(named(&[("WATCHDOG_USEC", "600000")]).pause(second), second, "nobody listens");
+    }
+
+    #[test]
+    fn without_a_manager_nothing_is_told() {
+        for place in ["", "relative\0"] {
+            assert!(named(&[("NOTIFY_SOCKET", place)]).to.is_none(), "{place:?}");
+        }
+        named(&[]).ready("alone");
+    }
+}

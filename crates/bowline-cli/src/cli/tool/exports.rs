@@ -1,0 +1,40 @@
+//! `rnbd exports`: what the servers of this machine serve. The other commands show a device of a
+//! server only while a session has it open, as the kernel's tree does.
+
+use bowline_ctl::Json;
+
+use super::{Place, Refusal, columns::Mode, inventory::Inventory};
+
+/// Prints a line for each export: size, whether it is read-only, who has it open.
+pub(super) fn run(place: Place<'_>) -> Result<(), Refusal> {
+    let inventory = Inventory::collect(place)?;
+    if let Some(nothing) = inventory.nothing() {
+        return Err(Refusal::missing(nothing));
+    }
+    for source in inventory.of(Mode::Server) {
+        let exports = inventory.part(source, "/block").map_or(&[][..], Json::members);
+        for (name, export) in exports {
+            let at = format!("/class/rnbd-server/ctl/devices/{name}/sessions");
+            // A process may have disks of other servers, too.
+            if export.member("rnbd").is_none() {
+                say!("{}", line(name, export, inventory.part(source, &at)));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn line(name: &str, export: &Json, sessions: Option<&Json>) -> String {
+    const SECTOR: u64 = 512;
+    let number = |name| export.member(name).and_then(Json::as_u64).unwrap_or(0);
+    let (bytes, mode) = (number("size") * SECTOR, if number("ro") == 0 { "" } else { " ro" });
+    let sessions = sessions.map_or(&[][..], Json::members).iter();
+    let opens = sessions.map(|(session, open)| {
+        let access = open.member("access_mode").and_then(Json::as_str).unwrap_or("?");
+        format!("{session} ({access})")
+    });
+    let opens: Vec<String> = opens.collect();
+    let opens = if opens.is_empty() { "nobody".to_owned() } else { opens.join(", ") };
+    // A directory cannot have a slash in its name.
+    format!("export {} bytes={bytes}{mode} open by {opens}", name.replace('!', "/"))
+}
