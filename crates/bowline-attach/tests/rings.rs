@@ -183,7 +183,7 @@ fn the_lock_of_a_dead_process_is_set_free() {
     sends.promise(1000);
     sends.promise_to(0, Some(1000));
     // SAFETY: within the memory, which no other thread uses here.
-    unsafe { memory.0.cast::<u32>().add(LOCK).write(9) };
+    unsafe { memory.0.as_ptr().cast::<u32>().wrapping_add(LOCK).write(9) };
     assert_eq!(post(&area, b"", b"x"), Posted::Ask, "somebody has the lock");
     assert!(!sends.set_destination(1, b"new"), "nor does the node get it");
     sends.owner_is_gone(8);
@@ -230,7 +230,7 @@ fn noise_is_refused_or_read_as_something() {
                 _ => (random >> 20) & (RING_LEN as u64 - 16),
             };
             // SAFETY: within the memory, which no other thread uses here.
-            unsafe { memory.0.add(at).write(value) };
+            unsafe { memory.0.as_ptr().wrapping_add(at).write(value) };
         }
         for _ in 0..round % 40 {
             match sends.first() {

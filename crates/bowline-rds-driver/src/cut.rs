@@ -291,6 +291,7 @@ mod tests {
                 control: &[],
                 zerocopy: false,
                 blocking: true,
+                promised: false,
             };
             driver.send(socket, &message, LIMIT).unwrap();
         }
