@@ -3,7 +3,8 @@
 use crate::run::{self, Outcome};
 
 /// Tests by package: the checksum, registered memory, a device that reads and writes such memory,
-/// and memory that programs share with the node. All other unsafe code calls the system or another library, which Miri cannot.
+/// and memory that programs share with the node. All other unsafe code calls the
+/// system or another library, which Miri cannot.
 const TESTS: [&[&str]; 4] = [
     &["--package", "bowline-crc", "--lib"],
     &["--package", "bowline-verbs", "--lib"],

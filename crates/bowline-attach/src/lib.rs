@@ -63,8 +63,8 @@ pub const FILL: i32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// The first of a channel. `a`: [`VERSION`]. Answer: `value` is the number of the node, `a` that
-    /// of the channel, for the lock of [`Area::post`].
+    /// The first of a channel. `a`: [`VERSION`]. Answer: `value` is the number of the node, `a`
+    /// that of the channel, for the lock of [`Area::post`].
     Hello = 1,
     /// `socket(2)`. `a`: type, `b`: protocol. Answer: `value` is the handle of the new socket; its
     /// descriptor and that of its shared memory come along.
@@ -82,8 +82,8 @@ pub enum Op {
     PeerName = 7,
     /// `sendmsg(2)`. `a`: flags. Name, control, payload. Answer: `b` may be [`FILL`].
     Send = 8,
-    /// `recvmsg(2)` of what does not go through the ring, without waiting. `a`: flags, `b`: room for
-    /// control messages in bytes, payload: room for the message in bytes as 8 bytes. Answer:
+    /// `recvmsg(2)` of what does not go through the ring, without waiting. `a`: flags, `b`: room
+    /// for control messages in bytes, payload: room for the message in bytes as 8 bytes. Answer:
     /// `value` is the length of the whole message, `a` the flags of the message; name, control,
     /// payload. `EAGAIN`: look at the ring.
     Receive = 9,

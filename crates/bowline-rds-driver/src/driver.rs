@@ -262,8 +262,8 @@ impl Driver {
         self.shared().poll_recv(id, opts, cx)
     }
 
-    /// Lends messages to a reader, under the node's lock; see [`Node::lend`]. The task is woken when
-    /// there may be another message or notification.
+    /// Lends messages to a reader, under the node's lock; see [`Node::lend`]. The task is woken
+    /// when there may be another message or notification.
     pub fn poll_lend(
         &self,
         id: SocketId,

@@ -206,7 +206,8 @@ impl RecvQueue {
         Some(popped)
     }
 
-    /// Returns the first message where it is; `None` if there is none, or if it has rare properties.
+    /// Returns the first message where it is; `None` if there is none, or if it has rare
+    /// properties.
     pub(crate) fn front_plain(&self) -> Option<Front<'_>> {
         let entry = self.entries.front()?;
         let run = self.runs.front()?;

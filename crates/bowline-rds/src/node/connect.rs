@@ -24,8 +24,8 @@ const RECLAIM_TIME: Duration = Duration::from_secs(5);
 /// without a path or does not take acknowledgements. The time is longer than such a connection is
 /// kept.
 const UNSETTLED_TIME: Duration = Duration::from_secs(60);
-/// For this time after a peer was last used, messages of it that nobody has received protect it. Who
-/// does not read cannot keep others out for longer; the messages stay.
+/// For this time after a peer was last used, messages of it that nobody has received protect it.
+/// Who does not read cannot keep others out for longer; the messages stay.
 const UNREAD_TIME: Duration = Duration::from_secs(60);
 /// A message that has been arriving for `SLOW_TIME`, at fewer than `SLOW_RATE` bytes a second, does
 /// not keep its sender from being forgotten.
