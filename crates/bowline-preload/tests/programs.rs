@@ -170,6 +170,35 @@ fn killed_processes_leave_nothing_and_hold_up_nobody() {
     scene.is_empty_again();
 }
 
+/// The example of the header, linked with the library and not started by `bowline run`.
+#[test]
+fn a_c_program_links_with_the_library() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        return skipped::because("there is no C compiler");
+    }
+    let scene = Scene::new();
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = scene.folder.join("exchange");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-I"]).arg(own.join("include"));
+    compiler.arg(own.join("examples/exchange.c")).arg("-o").arg(&program);
+    compiler.arg("-L").arg(library().parent().unwrap()).arg("-lbowline_preload");
+    let output = compiler.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut command = Command::new(&program);
+    command.env("LD_LIBRARY_PATH", library().parent().unwrap());
+    command.env("BOWLINE_RDS_SOCKET", scene.folder.join("host.sock"));
+    let output = command.args(&scene.addresses).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "hello from port 4600 over transport 2\n", "{output:?}");
+    // Without a node it says so, as a kernel without the module does.
+    command.env("BOWLINE_RDS_SOCKET", scene.folder.join("nobody.sock"));
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("Address family not supported"), "{said}");
+}
+
 /// CPython's own tests of RDS sockets, which come with it or in a package of its tests.
 #[test]
 fn the_tests_of_cpython_pass() {

@@ -48,10 +48,11 @@ impl Node {
     }
 
     /// Lends the messages at the front of the queue to a reader that will take them by itself:
-    /// `put` gets the sender, the length in bytes and the payload of each, until it returns `false` for
-    /// one, which stays in the queue. Until they are [given back](Self::give_back), the socket's
-    /// buffer and the limits hold them as if they were in the queue. A message with properties that
-    /// a control message would tell is not lent, nor any behind it. Returns how many were lent.
+    /// `put` gets the sender, the length in bytes and the payload of each, until it returns `false`
+    /// for one, which stays in the queue. Until they are [given back](Self::give_back), the
+    /// socket's buffer and the limits hold them as if they were in the queue. A message with
+    /// properties that a control message would tell is not lent, nor any behind it. Returns how
+    /// many were lent.
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::Empty`] when there is neither a message nor a notification.
