@@ -12,6 +12,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::caller::Caller;
+
 /// Most bytes of memory that an idle channel keeps for requests, and for answers.
 const KEPT: usize = 256 << 10;
 
@@ -27,6 +29,8 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Channel {
     stream: UnixStream,
+    /// The process that opened it.
+    pub(crate) caller: Caller,
     /// Bytes of requests that are not finished.
     input: Vec<u8>,
     /// Descriptors that came with them, at most one.
@@ -40,10 +44,11 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+    pub(crate) fn new(stream: UnixStream, caller: Caller) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
+            caller,
             input: Vec::new(),
             descriptor: None,
             output: Vec::new(),

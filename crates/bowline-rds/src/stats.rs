@@ -108,6 +108,8 @@ counters! {
     links_accepted => "bl_links_accepted",
     /// TCP connections refused because of a limit.
     links_refused => "bl_links_refused",
+    /// TCP connections refused because the list of peers does not permit the peer.
+    peers_not_permitted => "bl_peers_not_permitted",
     /// Knocks sent: connections opened so that the peer, with the smaller address, connects.
     knocks_sent => "bl_knocks_sent",
     /// Knocks received.

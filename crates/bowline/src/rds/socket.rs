@@ -148,7 +148,8 @@ impl Socket {
         let blocking = self.blocking(&self.send_timeout);
         let zerocopy = control.iter().any(|c| matches!(c, SendControl::ZcopyCookie(_)));
         let may_wait = blocking != Blocking::Never;
-        let msg = SendMsg { name: to, payload, control, zerocopy, blocking: may_wait, promised: false };
+        let msg =
+            SendMsg { name: to, payload, control, zerocopy, blocking: may_wait, promised: false };
         Ok(self.driver.send(self.id, &msg, blocking)?)
     }
 
