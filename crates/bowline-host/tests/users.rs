@@ -249,6 +249,7 @@ fn a_user_at_its_quota_hinders_nobody_else() {
     let Some(scene) = scene(4, policy) else { return };
     let mut anna = scene.channel(ANNA);
     let (one, first) = open(&mut anna);
+    let (two, second) = open(&mut anna);
     // The second gets what is left of the send buffers, as under the kernel's own cap.
     let send_buffer = |anna: &mut UnixStream| {
         let head = Head { op: Op::SetOption, value: two, a: 1, b: 7 };
