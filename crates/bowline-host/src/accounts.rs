@@ -1,5 +1,6 @@
 //! What each user has of the node at this time, and what was refused.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -115,13 +116,15 @@ pub(crate) struct Accounts {
     usual: Quota,
     usage: HashMap<u32, Usage>,
     refusals: Arc<Refusals>,
+    /// Refusals that the node's counter does not have yet.
+    uncounted: Cell<u64>,
 }
 
 impl Accounts {
     pub(crate) fn new(policy: Policy, usual: Quota, refusals: Arc<Refusals>) -> Self {
         let own = rustix::process::geteuid().as_raw();
         let usual = policy.quota.unwrap_or(usual);
-        Self { policy, own, usual, usage: HashMap::new(), refusals }
+        Self { policy, own, usual, usage: HashMap::new(), refusals, uncounted: Cell::new(0) }
     }
 
     fn is_trusted(&self, user: u32) -> bool {
@@ -136,7 +139,13 @@ impl Accounts {
     /// Counts a refusal; returns the error that stands for it.
     fn refuse(&self, user: u32, what: Refused) -> Errno {
         self.refusals.add(user, what);
+        self.uncounted.set(self.uncounted.get() + 1);
         what.errno()
+    }
+
+    /// Takes the number of refusals since the last call.
+    pub(crate) fn take_uncounted(&self) -> u64 {
+        self.uncounted.take()
     }
 
     /// A process has connected.

@@ -38,6 +38,14 @@ impl Service {
         }
     }
 
+    /// Brings the node's counter of refusals up to date.
+    pub(crate) fn count_refusals(&self) {
+        match self.accounts.take_uncounted() {
+            0 => {}
+            count => self.driver.with_core(|core, _| core.count_refused_programs(count)),
+        }
+    }
+
     /// The buffers of a socket may have another size now.
     pub(crate) fn count_buffers(&mut self, handle: u64) {
         let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };

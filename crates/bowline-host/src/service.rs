@@ -192,6 +192,7 @@ impl Service {
                 }
             }
             self.end_waits();
+            self.count_refusals();
             let now = clock::now();
             if now.saturating_since(self.looked) >= LOOK {
                 self.looked = now;

@@ -8,7 +8,7 @@ use bowline_attach::{
 };
 
 use crate::areas::{self, InUse};
-use crate::channel::{Answer, Channel, Nodes};
+use crate::channel::{self, Answer, Channel, Nodes};
 use crate::real;
 use crate::table::{self, Rds};
 

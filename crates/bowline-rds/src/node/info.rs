@@ -263,6 +263,11 @@ impl Node {
             }
     }
 
+    /// Counts requests of programs that whoever serves them with this node has refused.
+    pub fn count_refused_programs(&mut self, count: u64) {
+        self.stats.programs_refused += count;
+    }
+
     /// Returns one of the kernel's tables, options 10000 to 10017.
     ///
     /// # Errors
