@@ -99,7 +99,7 @@ enum Command {
     Quickstart(quickstart::Args),
     #[command(hide = true)]
     QuickstartPeer(quickstart::PeerArgs),
-    Node(rds::node::Args),
+    Node(Box<rds::node::Args>),
     Run(rds::run::Args),
     Info(rds::info::Args),
     Ping(rds::ping::Args),
@@ -156,7 +156,7 @@ impl Command {
         match self {
             Self::Quickstart(args) => quickstart::run(&args),
             Self::QuickstartPeer(args) => quickstart::run_peer(&args),
-            Self::Node(args) => rds::node::run(args),
+            Self::Node(args) => rds::node::run(*args),
             Self::Run(args) => rds::run::run(&args),
             Self::Info(args) => rds::info::run(&args),
             Self::Ping(args) => rds::ping::run(&args),
