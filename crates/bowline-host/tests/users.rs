@@ -1,7 +1,7 @@
 //! Programs of several users on one node: who may do what, and how much.
 //!
-//! A thread takes on another user for the time in which it connects, since the kernel tells the node
-//! who that was. Only root can do so.
+//! A thread takes on another user for the time in which it connects, since the kernel tells the
+//! node who that was. Only root can do so.
 
 use std::fs::{self, Permissions};
 use std::io::{IoSlice, IoSliceMut, Read, Write};
