@@ -12,6 +12,10 @@ use crate::policy::{Policy, Ports, Quota};
 /// Most kinds of refusals that are kept apart until somebody asks.
 const KINDS_MAX: usize = 64;
 
+/// Most bytes of unfinished requests and of answers that are not taken, beyond what each channel may
+/// keep anyway, of all channels of a user: some of the largest requests.
+pub(crate) const HELD_MAX: usize = 64 << 20;
+
 /// What a program was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refused {
@@ -25,6 +29,8 @@ pub enum Refused {
     Sockets,
     /// Buffers beyond its quota (ENOBUFS).
     Buffers,
+    /// More of unfinished requests and of answers that it does not take: the channel ends.
+    Requests,
 }
 
 impl Refused {
@@ -32,7 +38,7 @@ impl Refused {
         match self {
             Self::Attach | Self::Bind => Errno::EACCES,
             Self::Channels | Self::Sockets => Errno::EMFILE,
-            Self::Buffers => Errno::ENOBUFS,
+            Self::Buffers | Self::Requests => Errno::ENOBUFS,
         }
     }
 }
@@ -45,6 +51,7 @@ impl std::fmt::Display for Refused {
             Self::Channels => "has its quota of channels",
             Self::Sockets => "has its quota of sockets",
             Self::Buffers => "has its quota of buffers",
+            Self::Requests => "has too much of unfinished requests",
         })
     }
 }
@@ -97,6 +104,8 @@ struct Usage {
     channels: usize,
     send_bytes: usize,
     recv_bytes: usize,
+    /// Bytes of requests and answers.
+    held: usize,
 }
 
 /// What a socket counts for, with the user who opened it.
@@ -163,8 +172,23 @@ impl Accounts {
         Ok(())
     }
 
-    pub(crate) fn close_channel(&mut self, user: u32) {
-        self.change(user, |usage| usage.channels -= 1);
+    /// A channel that held `before` bytes has ended.
+    pub(crate) fn close_channel(&mut self, user: u32, before: usize) {
+        self.change(user, |usage| {
+            usage.held -= before;
+            usage.channels -= 1;
+        });
+    }
+
+    /// A channel that held `before` bytes of requests and answers holds `now`.
+    pub(crate) fn hold(&mut self, user: u32, before: usize, now: usize) -> Result<(), Errno> {
+        let most = if self.is_trusted(user) { usize::MAX } else { HELD_MAX };
+        let usage = self.usage.entry(user).or_default();
+        usage.held = usage.held - before + now;
+        if now > before && usage.held > most {
+            return Err(self.refuse(user, Refused::Requests));
+        }
+        Ok(())
     }
 
     /// A program wants a socket with buffers of these sizes.

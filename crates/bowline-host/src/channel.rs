@@ -38,6 +38,8 @@ pub(crate) struct Channel {
     /// Bytes of an answer that the process has not taken yet.
     output: Vec<u8>,
     written: usize,
+    /// What it counts for: [`Channel::held`] when it was last asked.
+    pub(crate) counted: usize,
     /// The process has said which version it speaks.
     pub(crate) greeted: bool,
     pub(crate) waiting: Option<Waiting>,
@@ -53,6 +55,7 @@ impl Channel {
             descriptor: None,
             output: Vec::new(),
             written: 0,
+            counted: 0,
             greeted: false,
             waiting: None,
         })
@@ -165,6 +168,11 @@ impl Channel {
             self.written = 0;
         }
         Ok(())
+    }
+
+    /// Bytes of requests and answers beyond those that an idle channel may keep.
+    pub(crate) fn held(&self) -> usize {
+        self.input.len().saturating_sub(KEPT) + self.output.len().saturating_sub(KEPT)
     }
 
     /// Part of an answer waits for the process to read.

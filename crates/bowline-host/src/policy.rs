@@ -91,9 +91,9 @@ impl Quota {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self {
-            // A socket takes two descriptors, a channel one.
-            sockets: 2048.min(descriptors / 8).min(config.limits.sockets / 4),
-            channels: 4096.min(descriptors / 8),
+            // A socket takes two descriptors, a channel one and one that comes with a request.
+            sockets: 2048.min(descriptors / 10).min(config.limits.sockets / 4),
+            channels: 4096.min(descriptors / 10),
             send_bytes: (256 << 20).max(SOCKETS_MIN.saturating_mul(config.send_buffer)),
             recv_bytes: (config.limits.recv_bytes_total / 2)
                 .max(SOCKETS_MIN.saturating_mul(config.recv_buffer)),

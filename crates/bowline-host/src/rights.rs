@@ -38,6 +38,14 @@ impl Service {
         }
     }
 
+    /// Counts what a channel holds. Returns `false` when its user has too much of it.
+    pub(crate) fn count_held(&mut self, number: u64) -> bool {
+        let Some(channel) = self.channels.get_mut(&number) else { return true };
+        let now = channel.held();
+        let before = std::mem::replace(&mut channel.counted, now);
+        self.accounts.hold(channel.caller.user, before, now).is_ok()
+    }
+
     /// Brings the node's counter of refusals up to date.
     pub(crate) fn count_refusals(&self) {
         match self.accounts.take_uncounted() {

@@ -226,7 +226,7 @@ impl Service {
         if let Err(errno) = admitted {
             turn_away(stream, errno);
         } else if self.add_channel(stream, caller).is_none() {
-            self.accounts.close_channel(user);
+            self.accounts.close_channel(user, 0);
         }
     }
 
@@ -245,7 +245,8 @@ impl Service {
     fn channel_event(&mut self, number: u64) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
-        if !matches!(open, Ok(true)) || !self.serve(number) {
+        let goes_on = matches!(open, Ok(true)) && self.count_held(number) && self.serve(number);
+        if !goes_on || !self.count_held(number) {
             self.end_channel(number);
         }
     }
@@ -704,7 +705,7 @@ impl Service {
             self.forget_wait(number, waiting);
         }
         if let Some(channel) = self.channels.remove(&number) {
-            self.accounts.close_channel(channel.caller.user);
+            self.accounts.close_channel(channel.caller.user, channel.counted);
         }
         self.known.remove(&number);
         // The process may have had the lock of a socket, or a token.

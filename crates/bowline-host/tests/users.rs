@@ -13,7 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bowline_attach::{Frame, HEAD_LEN, Head, Op, VERSION};
+use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Op, VERSION};
 use bowline_host::{BindRule, Host, Policy, Quota, Refused, Who};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
@@ -292,6 +292,33 @@ fn a_user_at_its_quota_hinders_nobody_else() {
     assert!(refused.iter().all(|(user, ..)| *user == Some(ANNA)), "{refused:?}");
     for what in [Refused::Sockets, Refused::Channels, Refused::Buffers] {
         assert!(refused.iter().any(|one| one.1 == what), "{what:?} in {refused:?}");
+    }
+}
+
+/// Anna begins long requests on many channels and ends none.
+#[test]
+fn unfinished_requests_of_a_user_are_bounded() {
+    let Some(scene) = scene(7, Policy { attach: these(&[ANNA]), ..Policy::default() }) else {
+        return;
+    };
+    let front = Head::new(Op::Send, 1).emit(0, 0, FRAME_MAX - HEAD_LEN).unwrap();
+    let piece = vec![0; 15 << 20];
+    let mut channels: Vec<UnixStream> = (0..6).map(|_| scene.channel(ANNA)).collect();
+    let ended = channels.iter_mut().filter_map(|channel| {
+        channel.write_all(&front).and_then(|()| channel.write_all(&piece)).err()
+    });
+    assert!(ended.count() >= 1, "six times 15 MiB are too much");
+    assert!(scene.refusals().iter().all(|one| one.1 == Refused::Requests));
+    // When they have ended, there is room again, for others there always is.
+    drop(channels);
+    assert!(open(&mut scene.channel(0)).0 > 0);
+    let begun = Instant::now();
+    loop {
+        let mut channel = scene.channel(ANNA);
+        if channel.write_all(&front).and_then(|()| channel.write_all(&piece)).is_ok() {
+            break;
+        }
+        assert!(begun.elapsed() < LIMIT);
     }
 }
 
