@@ -12,8 +12,8 @@ use crate::policy::{Policy, Ports, Quota};
 /// Most kinds of refusals that are kept apart until somebody asks.
 const KINDS_MAX: usize = 64;
 
-/// Most bytes of unfinished requests and of answers that are not taken, beyond what each channel may
-/// keep anyway, of all channels of a user: some of the largest requests.
+/// Most bytes of unfinished requests and of answers that are not taken, of all channels of a user,
+/// beyond what each channel may keep anyway: some of the largest requests.
 pub(crate) const HELD_MAX: usize = 64 << 20;
 
 /// What a program was refused.
