@@ -12,6 +12,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::caller::Caller;
+
 /// Most bytes of memory that an idle channel keeps for requests, and for answers.
 const KEPT: usize = 256 << 10;
 
@@ -27,6 +29,8 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Channel {
     stream: UnixStream,
+    /// The process that opened it.
+    pub(crate) caller: Caller,
     /// Bytes of requests that are not finished.
     input: Vec<u8>,
     /// Descriptors that came with them, at most one.
@@ -34,20 +38,24 @@ pub(crate) struct Channel {
     /// Bytes of an answer that the process has not taken yet.
     output: Vec<u8>,
     written: usize,
+    /// What it counts for: [`Channel::held`] when it was last asked.
+    pub(crate) counted: usize,
     /// The process has said which version it speaks.
     pub(crate) greeted: bool,
     pub(crate) waiting: Option<Waiting>,
 }
 
 impl Channel {
-    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+    pub(crate) fn new(stream: UnixStream, caller: Caller) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
+            caller,
             input: Vec::new(),
             descriptor: None,
             output: Vec::new(),
             written: 0,
+            counted: 0,
             greeted: false,
             waiting: None,
         })
@@ -160,6 +168,11 @@ impl Channel {
             self.written = 0;
         }
         Ok(())
+    }
+
+    /// Bytes of requests and answers beyond those that an idle channel may keep.
+    pub(crate) fn held(&self) -> usize {
+        self.input.len().saturating_sub(KEPT) + self.output.len().saturating_sub(KEPT)
     }
 
     /// Part of an answer waits for the process to read.

@@ -14,12 +14,16 @@
 
 #![deny(unsafe_code)]
 
+mod accounts;
+mod caller;
 mod channel;
 mod control;
 mod memory;
 mod names;
 mod options;
+mod policy;
 mod ready;
+mod rights;
 mod rings;
 mod service;
 mod socket;
@@ -35,29 +39,48 @@ use std::thread::JoinHandle;
 use bowline_attach::NAME_PREFIX;
 use bowline_rds_driver::Driver;
 
+use accounts::{Accounts, Refusals};
+pub use accounts::{Refusal, Refused};
+pub use policy::{BindRule, Policy, Quota, Who};
+
 /// Sockets of a node for the programs of its host, until it is dropped.
 #[derive(Debug)]
 pub struct Host {
     stop: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    refusals: Arc<Refusals>,
 }
 
 impl Host {
-    /// Serves programs that connect to `listener`. Only those of this user and of root are served.
+    /// Serves programs that connect to `listener`: those of this user and of root, and those whom
+    /// `policy` lets attach. Users whose quota the policy does not tell get `usual`.
     ///
     /// # Errors
     /// Errors of the system: no descriptors or threads left.
-    pub fn start(driver: Driver, listener: UnixListener) -> io::Result<Self> {
+    pub fn start(
+        driver: Driver,
+        listener: UnixListener,
+        policy: Policy,
+        usual: Quota,
+    ) -> io::Result<Self> {
         let number = bowline_base::entropy::random_u64() >> 1;
         // Programs that were handed a socket know its node by this name, not by a path.
         let name = [NAME_PREFIX, format!("{number:016x}").as_bytes()].concat();
         let known = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name[1..])?)?;
         let stop = Arc::new(AtomicBool::new(false));
         let listeners = vec![listener, known];
-        let service = service::Service::new(driver, listeners, number, Arc::clone(&stop))?;
+        let refusals = Arc::<Refusals>::default();
+        let accounts = Accounts::new(policy, usual, Arc::clone(&refusals));
+        let service =
+            service::Service::new(driver, accounts, listeners, number, Arc::clone(&stop))?;
         let thread =
             std::thread::Builder::new().name("bowline-host".into()).spawn(move || service.run())?;
-        Ok(Self { stop, thread: Mutex::new(Some(thread)) })
+        Ok(Self { stop, thread: Mutex::new(Some(thread)), refusals })
+    }
+
+    /// Takes what programs were refused since the last call; few lines, however much it was.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        self.refusals.take()
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bowline_base::{Errno, Instant};
-use bowline_rds::{LatencyTrace, Node, SocketId};
+use bowline_rds::{InfoTable, LatencyTrace, Node, SocketId};
 
 use crate::names;
 
@@ -68,6 +68,19 @@ impl Value {
         let bytes = value.to_ne_bytes();
         Self { bytes: bytes[..room.min(4)].to_vec(), ..Self::default() }
     }
+
+    /// A table, or the room that it needs if there is too little.
+    pub(crate) fn table(table: InfoTable, room: usize) -> Self {
+        if table.bytes.len() > room {
+            return Self {
+                returned: -i64::from(Errno::ENOSPC.0),
+                bytes: Vec::new(),
+                told: Some(table.bytes.len()),
+            };
+        }
+        let returned = i64::try_from(table.item_size).unwrap_or(0);
+        Self { returned, bytes: table.bytes, told: None }
+    }
 }
 
 fn int(value: &[u8]) -> Result<i32, Errno> {
@@ -97,16 +110,17 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 }
 
 impl Options {
+    /// Sets an option to `value`; the buffers get at most `most` bytes, as the kernel caps them.
     pub(crate) fn set(
         &mut self,
         core: &mut Node,
         now: Instant,
         id: SocketId,
         (level, name): (i32, i32),
-        value: &[u8],
+        (value, most): (&[u8], (usize, usize)),
     ) -> Result<(), Errno> {
         match level {
-            SOL_SOCKET => self.set_general(core, id, name, value),
+            SOL_SOCKET => self.set_general(core, id, name, (value, most)),
             SOL_RDS => self.set_rds(core, now, id, name, value),
             _ => Err(Errno::ENOPROTOOPT),
         }
@@ -117,7 +131,7 @@ impl Options {
         core: &mut Node,
         id: SocketId,
         name: i32,
-        value: &[u8],
+        (value, most): (&[u8], (usize, usize)),
     ) -> Result<(), Errno> {
         match name {
             SO_RCVTIMEO | SO_RCVTIMEO_NEW => self.recv_timeout = timeout(value)?,
@@ -132,8 +146,8 @@ impl Options {
                 let bytes = usize::try_from(value).unwrap_or(0).min(BUFFER_MAX);
                 let rds = |result: Result<(), bowline_rds::Error>| result.map_err(|e| e.errno());
                 match name {
-                    SO_SNDBUF => rds(core.set_send_buffer(id, bytes))?,
-                    SO_RCVBUF => rds(core.set_recv_buffer(id, bytes))?,
+                    SO_SNDBUF => rds(core.set_send_buffer(id, bytes.min(most.0)))?,
+                    SO_RCVBUF => rds(core.set_recv_buffer(id, bytes.min(most.1)))?,
                     SO_SNDBUFFORCE | SO_RCVBUFFORCE => return Err(Errno::EPERM),
                     SO_TIMESTAMP | SO_TIMESTAMP_NEW => {
                         self.timestamp = value != 0;
@@ -261,19 +275,12 @@ fn get_rds(core: &Node, id: SocketId, name: i32, room: usize) -> Result<Value, E
             let transport = core.transport(id).map_err(|e| e.errno())?;
             Ok(Value::int(transport.map_or(-1, |t| t as i32), room))
         }
-        INFO_FIRST..=INFO_LAST => {
-            let table = core.info_option(name.cast_unsigned()).map_err(|e| e.errno())?;
-            if table.bytes.len() > room {
-                // The caller is told how much room there should be.
-                return Ok(Value {
-                    returned: -i64::from(Errno::ENOSPC.0),
-                    bytes: Vec::new(),
-                    told: Some(table.bytes.len()),
-                });
-            }
-            let returned = i64::try_from(table.item_size).unwrap_or(0);
-            Ok(Value { returned, bytes: table.bytes, told: None })
-        }
         _ => Err(Errno::ENOPROTOOPT),
     }
+}
+
+/// The number of the table that an option is, if it is one.
+pub(crate) fn table((level, name): (i32, i32)) -> Option<u32> {
+    let is_table = level == SOL_RDS && (INFO_FIRST..=INFO_LAST).contains(&name);
+    is_table.then(|| name.cast_unsigned())
 }

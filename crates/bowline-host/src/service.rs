@@ -1,8 +1,9 @@
 //! The thread that carries out what programs ask for.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -16,9 +17,12 @@ use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::accounts::Accounts;
+use crate::caller::Caller;
 use crate::channel::{Channel, Waiting};
 use crate::control::{self, COMPLETION_ROOM, Room};
 use crate::names;
+use crate::options::Value;
 use crate::ready::{Ready, SocketWaker};
 use crate::rings::Rings;
 use crate::socket::HostSocket;
@@ -83,21 +87,22 @@ impl Answer {
     }
 }
 
-fn errno(error: &bowline_rds_driver::Error) -> Errno {
+pub(crate) fn errno(error: &bowline_rds_driver::Error) -> Errno {
     error.errno()
 }
 
 pub(crate) struct Service {
     pub(crate) driver: Driver,
+    pub(crate) accounts: Accounts,
     stop: Arc<AtomicBool>,
     epoll: OwnedFd,
     pub(crate) ready: Arc<Ready>,
     listeners: Vec<UnixListener>,
     /// Number of this node, by which programs know it again.
     number: u64,
-    channels: HashMap<u64, Channel>,
+    pub(crate) channels: HashMap<u64, Channel>,
     /// Which sockets a channel may name.
-    known: HashMap<u64, HashSet<u64>>,
+    pub(crate) known: HashMap<u64, HashSet<u64>>,
     pub(crate) sockets: HashMap<u64, (HostSocket, Waker)>,
     /// Sockets that get a turn in each round.
     pub(crate) active: Vec<u64>,
@@ -118,6 +123,7 @@ impl Service {
     /// Watches the listeners.
     pub(crate) fn new(
         driver: Driver,
+        accounts: Accounts,
         listeners: Vec<UnixListener>,
         number: u64,
         stop: Arc<AtomicBool>,
@@ -126,6 +132,7 @@ impl Service {
         let ready = Arc::new(Ready::new()?);
         let service = Self {
             driver,
+            accounts,
             stop,
             epoll,
             ready,
@@ -186,6 +193,7 @@ impl Service {
                 }
             }
             self.end_waits();
+            self.count_refusals();
             let now = clock::now();
             if now.saturating_since(self.looked) >= LOOK {
                 self.looked = now;
@@ -202,7 +210,7 @@ impl Service {
     fn accept(&mut self, listener: usize) {
         let Some(listener) = self.listeners.get(listener) else { return };
         let stream = match listener.accept() {
-            Ok((stream, _)) if self.channels.len() < CHANNELS_MAX => stream,
+            Ok((stream, _)) => stream,
             Err(error) if error.raw_os_error() == Some(EMFILE) => {
                 // The one who waits hears at once that there is no room.
                 self.spare = None;
@@ -212,26 +220,34 @@ impl Service {
             }
             _ => return,
         };
-        // The folder and mode of the path hold others off; an abstract name has neither.
-        let may = socket_peercred(&stream).is_ok_and(|peer| {
-            let own = rustix::process::geteuid();
-            peer.uid == own || peer.uid.is_root()
-        });
-        let Some(channel) = may.then(|| Channel::new(stream).ok()).flatten() else { return };
+        let Ok(caller) = Caller::of(&stream) else { return };
+        let user = caller.user;
+        let full = self.channels.len() >= CHANNELS_MAX;
+        let admitted = if full { Err(Errno::ENFILE) } else { self.accounts.open_channel(&caller) };
+        if let Err(errno) = admitted {
+            turn_away(stream, errno);
+        } else if self.add_channel(stream, caller).is_none() {
+            self.accounts.close_channel(user, 0);
+        }
+    }
+
+    fn add_channel(&mut self, stream: UnixStream, caller: Caller) -> Option<()> {
+        let channel = Channel::new(stream, caller).ok()?;
         let number = self.next;
         self.next += 1;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        if self.watch(channel.fd(), CHANNEL | number, flags).is_ok() {
-            self.channels.insert(number, channel);
-            self.known.insert(number, HashSet::new());
-        }
+        self.watch(channel.fd(), CHANNEL | number, flags).ok()?;
+        self.channels.insert(number, channel);
+        self.known.insert(number, HashSet::new());
+        Some(())
     }
 
     /// Reads a channel, and carries out what it asks for.
     fn channel_event(&mut self, number: u64) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
-        if !matches!(open, Ok(true)) || !self.serve(number) {
+        let goes_on = matches!(open, Ok(true)) && self.count_held(number) && self.serve(number);
+        if !goes_on || !self.count_held(number) {
             self.end_channel(number);
         }
     }
@@ -353,7 +369,7 @@ impl Service {
                 match op {
                     Op::Send => return self.send(number, handle, frame),
                     Op::Receive => self.receive(handle, frame),
-                    _ => self.short(handle, frame),
+                    _ => self.short(number, handle, frame),
                 }
             }
         };
@@ -386,7 +402,7 @@ impl Service {
         self.watch(end.as_fd(), SOCKET | handle, flags).map_err(system)?;
         let rings = Rings::new().map_err(system)?;
         let memory = rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
-        let id = self.driver.with_core(|core, _| core.socket()).map_err(|e| e.errno())?;
+        let (id, charge) = self.socket_for(number)?;
         let peer = self.channels.get(&number).map(|channel| socket_peercred(channel.fd()));
         if let Some(Ok(peer)) = peer {
             let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
@@ -394,7 +410,7 @@ impl Service {
         }
         let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
         let waker = Waker::from(Arc::new(waker));
-        self.sockets.insert(handle, (HostSocket::new(id, end, inode, rings), waker));
+        self.sockets.insert(handle, (HostSocket::new(id, end, inode, rings, charge), waker));
         self.by_inode.insert(inode, handle);
         self.known.entry(number).or_default().insert(handle);
         self.refresh(handle);
@@ -414,7 +430,7 @@ impl Service {
     }
 
     /// Requests that never wait.
-    fn short(&mut self, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
+    fn short(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
         // What was sent before comes first.
         self.drain(handle);
         let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
@@ -424,7 +440,7 @@ impl Service {
         match op {
             Op::Bind => {
                 let name = names::to_bind_or_send(frame.name)?;
-                self.driver.bind(id, name).map_err(|e| errno(&e))?;
+                self.bind(number, id, name)?;
             }
             Op::Connect => {
                 let name = names::to_connect(frame.name)?;
@@ -442,14 +458,22 @@ impl Service {
             }
             Op::SetOption => {
                 let options = &mut socket.options;
-                self.driver
-                    .with_core(|core, now| options.set(core, now, id, (a, b), frame.payload))?;
+                let most = self.accounts.most(&socket.charge);
+                let value = (frame.payload, most);
+                self.driver.with_core(|core, now| options.set(core, now, id, (a, b), value))?;
+                self.count_buffers(handle);
                 self.refresh(handle);
             }
             Op::GetOption => {
                 let room = room_of(frame)?;
-                let options = &socket.options;
-                let value = self.driver.with_core(|core, _| options.get(core, id, (a, b), room))?;
+                let value = match self.table(number, (a, b)) {
+                    Some(table) => Value::table(table?, room),
+                    None => {
+                        let (socket, _) = self.sockets.get(&handle).ok_or(Errno::EBADF)?;
+                        let options = &socket.options;
+                        self.driver.with_core(|core, _| options.get(core, id, (a, b), room))?
+                    }
+                };
                 let told = value.told.unwrap_or(value.bytes.len());
                 return Ok(Answer {
                     value: value.returned,
@@ -670,6 +694,7 @@ impl Service {
         let Some((socket, _)) = self.sockets.remove(&handle) else { return };
         self.active.retain(|active| *active != handle);
         self.driver.close(socket.id);
+        self.accounts.close_socket(&socket.charge);
         self.by_inode.remove(&socket.inode);
         for number in &socket.senders {
             if !self.end_wait(*number, Errno::EBADF) {
@@ -685,7 +710,9 @@ impl Service {
         if let Some(waiting) = self.channels.get(&number).and_then(|channel| channel.waiting) {
             self.forget_wait(number, waiting);
         }
-        self.channels.remove(&number);
+        if let Some(channel) = self.channels.remove(&number) {
+            self.accounts.close_channel(channel.caller.user, channel.counted);
+        }
         self.known.remove(&number);
         // The process may have had the lock of a socket, or a token.
         for (socket, _) in self.sockets.values_mut() {
@@ -693,6 +720,15 @@ impl Service {
             socket.rings.token_is_gone();
             socket.show_readable();
         }
+    }
+}
+
+/// Answers the greeting that a process is about to send, and ends its channel.
+fn turn_away(mut stream: UnixStream, errno: Errno) {
+    let head = Head::new(Op::Hello, -i64::from(errno.0));
+    if let Some(bytes) = head.emit(0, 0, 0) {
+        // A new socket has room for it.
+        let _ = stream.write(&bytes);
     }
 }
 

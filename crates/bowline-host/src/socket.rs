@@ -8,6 +8,7 @@ use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::accounts::Charge;
 use crate::options::Options;
 use crate::rings::Rings;
 
@@ -20,6 +21,8 @@ pub(crate) struct HostSocket {
     /// Inode of the programs' end, by which a descriptor that they show is known.
     pub(crate) inode: u64,
     pub(crate) options: Options,
+    /// What it counts for, and for whom.
+    pub(crate) charge: Charge,
     /// Channels whose requests wait for room to send, in their order.
     pub(crate) senders: VecDeque<u64>,
     pub(crate) rings: Rings,
@@ -30,12 +33,19 @@ pub(crate) struct HostSocket {
 }
 
 impl HostSocket {
-    pub(crate) fn new(id: SocketId, end: OwnedFd, inode: u64, rings: Rings) -> Self {
+    pub(crate) fn new(
+        id: SocketId,
+        end: OwnedFd,
+        inode: u64,
+        rings: Rings,
+        charge: Charge,
+    ) -> Self {
         Self {
             id,
             end,
             inode,
             options: Options::default(),
+            charge,
             senders: VecDeque::new(),
             rings,
             active: false,

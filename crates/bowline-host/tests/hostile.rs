@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bowline_attach::{
     AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION,
 };
-use bowline_host::Host;
+use bowline_host::{Host, Policy, Quota};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -38,7 +38,8 @@ impl Scene {
             std::env::temp_dir().join(format!("bowline-host-{}-{net}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let listener = UnixListener::bind(folder.join("host.sock")).unwrap();
-        let host = Some(Host::start(driver.clone(), listener).unwrap());
+        let host =
+            Some(Host::start(driver.clone(), listener, Policy::default(), Quota::NONE).unwrap());
         Self { driver, host, folder, net }
     }
 

@@ -72,6 +72,11 @@ impl Nodes {
     }
 }
 
+/// Tells whether an error is that of a node which lets this process have no channel.
+pub(crate) fn is_refusal(errno: c_int) -> bool {
+    matches!(errno, libc::EACCES | libc::EMFILE | libc::ENFILE)
+}
+
 /// A connection to a node, used by one call at a time.
 pub(crate) struct Channel {
     fd: c_int,
@@ -116,6 +121,7 @@ impl Node {
         }
         match open(&name) {
             Ok((channel, found)) if found == number => Ok(channel),
+            Err(errno) if is_refusal(errno) => Err(errno),
             // The node is gone, whatever the system says of its socket.
             _ => Err(libc::ENETDOWN),
         }
@@ -258,7 +264,11 @@ impl Channel {
 
     /// Sends a request of numbers only, and takes such an answer.
     fn ask(&mut self, head: Head) -> Result<Answer, c_int> {
-        self.send(head, &[], &[], &[], None)?;
+        match self.send(head, &[], &[], &[], None) {
+            // A node that turns this process away has answered before it ended the channel.
+            Ok(()) | Err(libc::ENETDOWN) => {}
+            Err(errno) => return Err(errno),
+        }
         let answer = self.answer(false)?;
         if answer.value < 0 { Err(-answer.value as c_int) } else { Ok(answer) }
     }
@@ -322,7 +332,7 @@ impl Channel {
         let mut interrupted = false;
         while got < HEAD_LEN {
             match real::recv(self.fd, &mut head[got..], 0) {
-                Ok(0) => return Err(libc::ENETDOWN),
+                Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(n) => got += n,
                 Err(libc::EINTR) => {
                     if may_wait && !interrupted {

@@ -8,7 +8,7 @@ use bowline_attach::{
 };
 
 use crate::areas::{self, InUse};
-use crate::channel::{Answer, Channel, Nodes};
+use crate::channel::{self, Answer, Channel, Nodes};
 use crate::real;
 use crate::table::{self, Rds};
 
@@ -28,9 +28,10 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     if kind & 0xf != SOCK_SEQPACKET || protocol != 0 {
         return Err(libc::ESOCKTNOSUPPORT);
     }
-    // As a kernel without the module says.
-    let node = Nodes::of_host().map_err(|_| libc::EAFNOSUPPORT)?;
-    let mut channel = node.channel().map_err(|_| libc::EAFNOSUPPORT)?;
+    // As a kernel without the module says, unless there is a node that refuses this user.
+    let absent = |errno| if channel::is_refusal(errno) { errno } else { libc::EAFNOSUPPORT };
+    let node = Nodes::of_host().map_err(absent)?;
+    let mut channel = node.channel().map_err(absent)?;
     let head = Head { op: Op::Open, value: 0, a: SOCK_SEQPACKET, b: protocol };
     channel.send(head, &[], &[], &[], None)?;
     let (answer, [fd, memory]) = channel.answer_with_descriptors()?;

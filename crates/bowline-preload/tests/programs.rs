@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use bowline_host::Host;
+use bowline_host::{Host, Policy, Quota};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use bowline_testkit::skipped;
@@ -52,7 +52,8 @@ impl Scene {
         let folder = std::env::temp_dir().join(format!("bowline-{}-{net}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let listener = UnixListener::bind(folder.join("host.sock")).unwrap();
-        let host = Some(Host::start(driver.clone(), listener).unwrap());
+        let host =
+            Some(Host::start(driver.clone(), listener, Policy::default(), Quota::NONE).unwrap());
         Self { driver, host, folder, addresses }
     }
 

@@ -214,6 +214,8 @@ pub enum Refusal {
     PeersUnproven,
     /// `Limits::links_extra_per_peer`.
     LinksOfPeer,
+    /// The list of peers does not permit it.
+    NotPermitted,
     /// `Limits::partial_bytes_total`: the connection with the oldest unfinished message was cut.
     PartialMessages,
 }
@@ -226,6 +228,7 @@ impl fmt::Display for Refusal {
             Self::Peers => "limit of peers",
             Self::PeersUnproven => "limit of peers that never sent a message",
             Self::LinksOfPeer => "limit of connections of one peer",
+            Self::NotPermitted => "the list of peers does not permit it",
             Self::PartialMessages => "limit of unfinished messages",
         })
     }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::error::Error;
+use crate::peers::PeerList;
 
 /// Settings of a node, fixed at its creation.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct Config {
     pub sysctl: Sysctl,
     /// Limits of memory and of numbers of objects.
     pub limits: Limits,
+    /// Peers that may connect and that are connected to.
+    pub peers: PeerList,
 }
 
 impl Default for Config {
@@ -51,6 +54,7 @@ impl Default for Config {
             max_message: MAX_MESSAGE_KERNEL,
             sysctl: Sysctl::default(),
             limits: Limits::default(),
+            peers: PeerList::default(),
         }
     }
 }

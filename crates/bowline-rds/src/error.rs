@@ -61,6 +61,8 @@ pub enum Error {
     TooManySockets,
     /// The node has as many peers as it may have.
     TooManyPeers,
+    /// The list of peers does not permit the destination.
+    PeerNotPermitted,
 }
 
 impl Error {
@@ -87,6 +89,7 @@ impl Error {
             Self::AddrNotAvailable => Errno::EADDRNOTAVAIL,
             Self::Congested => Errno::ENOBUFS,
             Self::NotConnected => Errno::ENOTCONN,
+            Self::PeerNotPermitted => Errno::EHOSTUNREACH,
         }
     }
 }
@@ -129,6 +132,7 @@ impl fmt::Display for Error {
             Self::Fault => "the value has the wrong size or shape",
             Self::TooManySockets => "the node has as many sockets as its limit allows",
             Self::TooManyPeers => "the node has as many peers as its limit allows",
+            Self::PeerNotPermitted => "the node's list of peers does not permit this destination",
         };
         f.write_str(text)
     }

@@ -66,6 +66,7 @@ mod ids;
 mod link;
 mod node;
 mod path;
+mod peers;
 mod recvq;
 mod rxbuf;
 mod socket;
@@ -88,6 +89,7 @@ pub use node::{
     ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, Node, PathInfo, SocketInfo, poll,
 };
 pub use path::PathState;
+pub use peers::{IpNet, PeerList};
 pub use rxbuf::{RX_BUF_LEN, Rope, RxBuf, RxBufMut, RxPool};
 pub use socket::{LatencyTrace, Transport};
 pub use stats::Counters;

@@ -119,6 +119,10 @@ counters! {
     links_accepted => "bl_links_accepted",
     /// TCP connections refused because of a limit.
     links_refused => "bl_links_refused",
+    /// TCP connections refused because the list of peers does not permit the peer.
+    peers_not_permitted => "bl_peers_not_permitted",
+    /// Requests of programs on a host's node that its policy or a quota refused.
+    programs_refused => "bl_programs_refused",
     /// Knocks sent: connections opened so that the peer, with the smaller address, connects.
     knocks_sent => "bl_knocks_sent",
     /// Knocks received.

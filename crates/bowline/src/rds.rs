@@ -75,8 +75,9 @@ mod node;
 mod socket;
 
 pub use bowline_rds::{
-    ConnInfo, Event, Info, Interest, LatencyTrace, Limits, LinkInfo, MessageInfo, Misbehaviour,
-    OutstandingMessages, PathInfo, PathState, Readiness, Refusal, SendControl, SocketInfo,
+    ConnInfo, Event, Info, Interest, IpNet, LatencyTrace, Limits, LinkInfo, MessageInfo,
+    Misbehaviour, OutstandingMessages, PathInfo, PathState, PeerList, Readiness, Refusal,
+    SendControl, SocketInfo,
 };
 pub use bowline_rds_driver::{DriverStats, PollMode};
 pub use builder::Builder;

@@ -100,7 +100,7 @@ enum Command {
     Quickstart(quickstart::Args),
     #[command(hide = true)]
     QuickstartPeer(quickstart::PeerArgs),
-    Node(rds::node::Args),
+    Node(Box<rds::node::Args>),
     Run(rds::run::Args),
     Info(rds::info::Args),
     Top(rds::top::Args),
@@ -159,7 +159,7 @@ impl Command {
         match self {
             Self::Quickstart(args) => quickstart::run(&args),
             Self::QuickstartPeer(args) => quickstart::run_peer(&args),
-            Self::Node(args) => rds::node::run(args),
+            Self::Node(args) => rds::node::run(*args),
             Self::Run(args) => rds::run::run(&args),
             Self::Info(args) => rds::info::run(&args),
             Self::Top(args) => rds::top::run(&args),

@@ -47,6 +47,10 @@ impl Node {
         remote: Ipv6Addr,
         scope: u32,
     ) -> Result<ConnId, Error> {
+        // Neither a message nor a ping has a peer connected to that is not on the list.
+        if !self.config.peers.permits(to_socket_addr(remote, 0, 0).ip()) {
+            return Err(Error::PeerNotPermitted);
+        }
         if self.conns.len() >= self.config.limits.peers && !self.reclaim_idle() {
             return Err(Error::TooManyPeers);
         }

@@ -1,5 +1,6 @@
 //! The info interface. Spec: `docs/spec/rds.md`, section 10.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use bowline_wire::rds::HEADER_LEN;
@@ -8,10 +9,11 @@ use super::Node;
 use crate::api::PathEnd;
 use crate::conn::{Conn, Peer};
 use crate::error::Error;
-use crate::ids::{ConnId, LinkId};
+use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::Link;
 use crate::path::{Path, PathState, mark};
 use crate::socket::{mapped, to_socket_addr};
+use crate::stats::Counters;
 
 /// Connection flags of the info interface.
 mod flag {
@@ -302,97 +304,133 @@ impl Node {
             }
     }
 
+    /// Counts requests of programs that whoever serves them with this node has refused.
+    pub fn count_refused_programs(&mut self, count: u64) {
+        self.stats.programs_refused += count;
+    }
+
     /// Returns one of the kernel's tables, options 10000 to 10017.
     ///
     /// # Errors
     /// [`Error::NoSuchOption`] for tables that this node, like a kernel without RDMA, does not
     /// have [R-1001].
     pub fn info_option(&self, option: u32) -> Result<InfoTable, Error> {
-        let info = self.info();
-        let mut t = Table::default();
-        let v6 = option >= 10_011;
-        let item_size = match option {
-            10_000 => {
-                for (name, value) in self.stats.iter() {
-                    t.text(name, 32);
-                    t.u64(value);
-                }
-                40
-            }
-            10_001 | 10_011 => {
-                for c in info.connections.iter().filter(|c| v6 || c.local.is_ipv4()) {
-                    t.u64(c.next_tx_seq);
-                    t.u64(c.next_rx_seq);
-                    t.addr(c.local, v6);
-                    t.addr(c.remote, v6);
-                    t.text(c.transport, 16);
-                    t.0.push(c.flags);
-                    if !v6 {
-                        t.0.push(0);
-                    }
-                }
-                if v6 { 65 } else { 42 }
-            }
-            10_003..=10_005 | 10_012..=10_014 => {
-                let rows = match option {
-                    10_003 | 10_012 => &info.send,
-                    10_004 | 10_013 => &info.retrans,
-                    _ => &info.recv,
-                };
-                for m in rows.iter().filter(|m| v6 || m.local.is_ipv4()) {
-                    t.u64(m.seq);
-                    t.u32(m.len);
-                    t.addr(m.local.ip(), v6);
-                    t.addr(m.remote.ip(), v6);
-                    t.port(m.local.port());
-                    t.port(m.remote.port());
-                    t.0.extend([0, 0]);
-                }
-                if v6 { 50 } else { 26 }
-            }
-            10_006 | 10_015 => {
-                for s in &info.sockets {
-                    if !v6 && !s.bound.is_some_and(|b| b.is_ipv4()) {
-                        continue;
-                    }
-                    let any = SocketAddr::from(([0, 0, 0, 0], 0));
-                    let bound = s.bound.unwrap_or(any);
-                    let connected = s.connected.unwrap_or(any);
-                    t.u32(u32::try_from(s.send_buffer).unwrap_or(u32::MAX));
-                    t.addr(bound.ip(), v6);
-                    t.addr(connected.ip(), v6);
-                    t.port(bound.port());
-                    t.port(connected.port());
-                    t.u32(u32::try_from(s.recv_buffer).unwrap_or(u32::MAX));
-                    t.u64(s.inode);
-                }
-                if v6 { 52 } else { 28 }
-            }
-            10_007 | 10_016 => {
-                for l in info.links.iter().filter(|l| l.path.is_some()) {
-                    if !v6 && !l.local.is_ipv4() {
-                        continue;
-                    }
-                    t.addr(l.local.ip(), v6);
-                    t.port(l.local.port());
-                    t.addr(l.remote.ip(), v6);
-                    t.port(l.remote.port());
-                    t.u64(l.header_remaining);
-                    t.u64(l.data_remaining);
-                    t.u32(l.last_sent_nxt);
-                    t.u32(l.last_expected_una);
-                    t.u32(l.last_seen_una);
-                    if !v6 {
-                        t.0.push(0);
-                    }
-                }
-                if v6 { 64 } else { 41 }
-            }
-            _ => return Err(Error::NoSuchOption),
-        };
-        debug_assert_eq!(t.0.len() % item_size, 0, "items have the kernel's size");
-        Ok(InfoTable { item_size, bytes: t.0 })
+        info_table(self.info(), &self.stats, option)
     }
+
+    /// Returns one of the kernel's tables with only those sockets, and messages of sockets, that
+    /// `shown` tells. Counters, connections and TCP connections belong to nobody and are all there.
+    ///
+    /// # Errors
+    /// As [`info_option`](Self::info_option).
+    pub fn info_option_of(
+        &self,
+        option: u32,
+        shown: impl Fn(SocketId) -> bool,
+    ) -> Result<InfoTable, Error> {
+        let (mut inodes, mut places) = (BTreeSet::new(), BTreeSet::new());
+        for (_, sock) in self.sockets.iter().filter(|(id, _)| shown(SocketId(*id))) {
+            inodes.insert(sock.inode);
+            places.extend(sock.bound.map(|bound| place(bound.at.to_socket_addr())));
+        }
+        let mut info = self.info();
+        info.sockets.retain(|socket| inodes.contains(&socket.inode));
+        for messages in [&mut info.send, &mut info.retrans, &mut info.recv] {
+            messages.retain(|message| places.contains(&place(message.local)));
+        }
+        info_table(info, &self.stats, option)
+    }
+}
+
+/// An address without its scope.
+fn place(at: SocketAddr) -> (IpAddr, u16) {
+    (at.ip(), at.port())
+}
+
+fn info_table(info: Info, stats: &Counters, option: u32) -> Result<InfoTable, Error> {
+    let mut t = Table::default();
+    let v6 = option >= 10_011;
+    let item_size = match option {
+        10_000 => {
+            for (name, value) in stats.iter() {
+                t.text(name, 32);
+                t.u64(value);
+            }
+            40
+        }
+        10_001 | 10_011 => {
+            for c in info.connections.iter().filter(|c| v6 || c.local.is_ipv4()) {
+                t.u64(c.next_tx_seq);
+                t.u64(c.next_rx_seq);
+                t.addr(c.local, v6);
+                t.addr(c.remote, v6);
+                t.text(c.transport, 16);
+                t.0.push(c.flags);
+                if !v6 {
+                    t.0.push(0);
+                }
+            }
+            if v6 { 65 } else { 42 }
+        }
+        10_003..=10_005 | 10_012..=10_014 => {
+            let rows = match option {
+                10_003 | 10_012 => &info.send,
+                10_004 | 10_013 => &info.retrans,
+                _ => &info.recv,
+            };
+            for m in rows.iter().filter(|m| v6 || m.local.is_ipv4()) {
+                t.u64(m.seq);
+                t.u32(m.len);
+                t.addr(m.local.ip(), v6);
+                t.addr(m.remote.ip(), v6);
+                t.port(m.local.port());
+                t.port(m.remote.port());
+                t.0.extend([0, 0]);
+            }
+            if v6 { 50 } else { 26 }
+        }
+        10_006 | 10_015 => {
+            for s in &info.sockets {
+                if !v6 && !s.bound.is_some_and(|b| b.is_ipv4()) {
+                    continue;
+                }
+                let any = SocketAddr::from(([0, 0, 0, 0], 0));
+                let bound = s.bound.unwrap_or(any);
+                let connected = s.connected.unwrap_or(any);
+                t.u32(u32::try_from(s.send_buffer).unwrap_or(u32::MAX));
+                t.addr(bound.ip(), v6);
+                t.addr(connected.ip(), v6);
+                t.port(bound.port());
+                t.port(connected.port());
+                t.u32(u32::try_from(s.recv_buffer).unwrap_or(u32::MAX));
+                t.u64(s.inode);
+            }
+            if v6 { 52 } else { 28 }
+        }
+        10_007 | 10_016 => {
+            for l in info.links.iter().filter(|l| l.path.is_some()) {
+                if !v6 && !l.local.is_ipv4() {
+                    continue;
+                }
+                t.addr(l.local.ip(), v6);
+                t.port(l.local.port());
+                t.addr(l.remote.ip(), v6);
+                t.port(l.remote.port());
+                t.u64(l.header_remaining);
+                t.u64(l.data_remaining);
+                t.u32(l.last_sent_nxt);
+                t.u32(l.last_expected_una);
+                t.u32(l.last_seen_una);
+                if !v6 {
+                    t.0.push(0);
+                }
+            }
+            if v6 { 64 } else { 41 }
+        }
+        _ => return Err(Error::NoSuchOption),
+    };
+    debug_assert_eq!(t.0.len() % item_size, 0, "items have the kernel's size");
+    Ok(InfoTable { item_size, bytes: t.0 })
 }
 
 fn link_info(link: LinkId, l: &Link) -> LinkInfo {

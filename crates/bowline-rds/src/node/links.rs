@@ -83,6 +83,11 @@ impl Node {
     ) -> Result<LinkId, AcceptError> {
         self.now = now;
         self.stats.links_accepted += 1;
+        // Nothing is made for such a peer.
+        if !self.config.peers.permits(remote.ip()) {
+            self.stats.peers_not_permitted += 1;
+            return Err(self.refuse(remote, Refusal::NotPermitted));
+        }
         let here = endpoint(local);
         let there = endpoint(remote);
         // Traffic between two local addresses never uses TCP.

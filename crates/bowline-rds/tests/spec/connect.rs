@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use bowline_rds::{
-    AcceptError, CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, Refusal, Sysctl,
+    AcceptError, CloseHow, CloseReason, Config, Error, Event, LinkId, PathState, PeerList, Refusal,
+    Sysctl,
 };
 use bowline_wire::rds::{Handshake, Header};
 
@@ -169,6 +170,29 @@ fn connections_from_an_own_address_are_refused() {
     );
     lab.settle();
     assert_eq!(lab.events, [Event::Refused { remote: ip(A), why: Refusal::Local }]);
+}
+
+/// A list permits one of two peers: the other is neither taken nor dialled, and nothing is made for
+/// it.
+// tests
+#[test]
+fn peers_that_are_not_on_the_list_get_no_connection() {
+    let allow = vec!["10.0.0.2/32".parse().expect("a network")];
+    let peers = PeerList { allow, deny: Vec::new() };
+    let mut lab = Lab::new(Config { addrs: vec![ip(A)], peers, ..Config::default() });
+    let stranger = addr("10.0.0.3:40000");
+    let refused = lab.node.handle_accepted(lab.now, addr("10.0.0.1:16385"), stranger);
+    assert_eq!(refused, Err(AcceptError::Refused));
+    let s = lab.bound("10.0.0.1:4000");
+    for to in ["10.0.0.3:5000", "10.0.0.3:0"] {
+        assert_eq!(lab.send(s, to, b"x"), Err(Error::PeerNotPermitted));
+    }
+    lab.settle();
+    assert_eq!(lab.events, [Event::Refused { remote: stranger.ip(), why: Refusal::NotPermitted }]);
+    assert!(lab.connects.is_empty() && lab.node.info().connections.is_empty());
+    assert_eq!(lab.counter("bl_peers_not_permitted"), 1);
+    lab.send(s, FAR, b"x").expect("sent");
+    assert_eq!(lab.connects[0].1, addr("10.0.0.2:16385"));
 }
 
 /// A kernel accepts a connection, its TCP acknowledges a message, and it resets the connection.

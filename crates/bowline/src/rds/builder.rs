@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bowline_base::entropy::random_u64;
-use bowline_rds::Limits;
+use bowline_rds::{Limits, PeerList};
 use bowline_rds_driver::{Driver, DriverConfig, PollMode};
 
 use super::{Error, Node};
@@ -98,6 +98,13 @@ impl Builder {
     /// Sets the limits of memory and of numbers of objects.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.config.core.limits = limits;
+        self
+    }
+
+    /// Sets which peers may connect, and may be sent to; by default everybody may. Connections of
+    /// others are refused, and sends to them fail with `EHOSTUNREACH` (113).
+    pub fn peers(mut self, peers: PeerList) -> Self {
+        self.config.core.peers = peers;
         self
     }
 

@@ -10,6 +10,7 @@ use std::{
 use bowline::rds::PollMode;
 use serde::{Deserialize, Deserializer, de};
 
+use super::access::{Access, Network};
 use crate::cli::{
     Failure, Outcome,
     common::args::{Address, number, own_list},
@@ -39,6 +40,9 @@ pub(crate) struct File {
     pub(crate) tree: Option<PathBuf>,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) drain: Option<f64>,
+    pub(crate) allow_peer: Vec<Network>,
+    pub(crate) deny_peer: Vec<Network>,
+    pub(crate) access: Access,
     pub(crate) sysctl: BTreeMap<String, i64>,
 }
 
@@ -132,6 +136,9 @@ mod tests {
         assert_eq!(file.paths, Some(8));
         assert_eq!(file.max_message, Some(Size(1 << 20)));
         assert_eq!(file.memory, Some(Size(1 << 30)));
+        assert_eq!(file.allow_peer, []);
+        let policy = file.access.policy(bowline_host::Quota::NONE).expect("known names");
+        assert!(policy.attach.is_nobody() && policy.binds.is_empty(), "as without the file");
         assert_eq!(file.sysctl["net.rds.max_unacked_packets"], 8);
     }
 

@@ -1,6 +1,7 @@
 //! RDS: a node as a service, its control tree and socket, and the equivalents of the rds-tools
 //! commands.
 
+mod access;
 pub(crate) mod admin;
 pub(crate) mod config;
 pub(crate) mod control;

@@ -14,11 +14,14 @@ use std::{
     time::Duration,
 };
 
-use bowline::rds::{Limits, Node, Socket};
+use bowline::rds::{Limits, Node, PeerList, Socket};
 use bowline_ctl::{Server, fusefs::Mount, passed_listener};
+use bowline_host::{Policy, Quota};
 use bowline_rds::{Event, PathState};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{
+    access::{self, Name, Network, network},
     config::{self, File, Poll},
     control,
     programs::{self, Programs},
@@ -118,6 +121,20 @@ pub(crate) struct Args {
     /// Serve no programs
     #[arg(long)]
     no_programs: bool,
+    /// Serve programs of this user as well, by name or number, * for everybody; may be repeated.
+    /// Without it: those of root and of the node's own user
+    #[arg(long, value_name = "USER")]
+    allow_user: Vec<String>,
+    /// Serve programs of those in this group as well; may be repeated
+    #[arg(long, value_name = "GROUP")]
+    allow_group: Vec<String>,
+    /// Let only these peers connect and be sent to: an address or a network, as 10.0.0.0/8 or
+    /// fd00::1; may be repeated
+    #[arg(long, value_name = "NETWORK", value_parser = network)]
+    allow_peer: Vec<Network>,
+    /// Do not let these peers connect nor be sent to, although they are allowed; may be repeated
+    #[arg(long, value_name = "NETWORK", value_parser = network)]
+    deny_peer: Vec<Network>,
     /// Show the node as files below this folder, as under /sys; needs FUSE
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
@@ -128,6 +145,11 @@ pub(crate) struct Args {
     drain: Option<f64>,
 }
 
+/// What is given, or else what is in the file.
+fn pick<T>(given: Vec<T>, file: Vec<T>) -> Vec<T> {
+    if given.is_empty() { file } else { given }
+}
+
 /// Settings after file and options were put together.
 #[derive(Debug)]
 struct Settings {
@@ -136,7 +158,6 @@ struct Settings {
     send_buffer: Option<u64>,
     recv_buffer: Option<u64>,
     max_message: Option<u32>,
-    memory: Option<usize>,
     poll: Option<Poll>,
     congestion_control: Option<String>,
     end_to_end: bool,
@@ -146,6 +167,11 @@ struct Settings {
     control: Option<PathBuf>,
     /// Programs are served at this path, or at the default one.
     programs: Option<Option<PathBuf>>,
+    peers: PeerList,
+    policy: Policy,
+    /// Limits and buffers of the node.
+    limits: Limits,
+    usual: Quota,
     tree: Option<PathBuf>,
     metrics: metrics::MetricsOptions,
     drain: Duration,
@@ -153,7 +179,6 @@ struct Settings {
 
 impl Settings {
     fn merge(args: Args, file: File) -> Outcome<Self> {
-        let pick = |given: Vec<u16>, file: Vec<u16>| if given.is_empty() { file } else { given };
         let size = |given: Option<u64>, file: Option<config::Size>| given.or(file.map(|s| s.0));
         let mut addresses = if args.address.is_empty() { file.address } else { args.address };
         let mut seen = Vec::new();
@@ -195,15 +220,34 @@ impl Settings {
         }
         let mut sysctl: Vec<_> = file.sysctl.into_iter().collect();
         sysctl.extend(args.sysctl);
+        let mut access = file.access;
+        let names = |given: &[String]| given.iter().map(|name| Name::from(&**name)).collect();
+        access.users = pick(names(&args.allow_user), access.users);
+        access.groups = pick(names(&args.allow_group), access.groups);
+        let peers = access::peers(
+            &pick(args.allow_peer, file.allow_peer),
+            &pick(args.deny_peer, file.deny_peer),
+        );
+        let (send_buffer, recv_buffer) =
+            (size(args.send_buffer, file.send_buffer), size(args.recv_buffer, file.recv_buffer));
+        let mut limits = memory.map_or_else(Limits::default, Limits::with_memory);
+        if !echo.is_empty() {
+            limits.send_messages_per_socket = echo::MESSAGES_TOTAL;
+        }
+        let usual = usual_quota(&limits, send_buffer, recv_buffer);
+        let policy = access.policy(usual)?;
         let place = || control::default_path(&addresses);
         let control =
             (!args.no_control).then(|| args.control.or(file.control).unwrap_or_else(place));
         Ok(Self {
             paths,
-            send_buffer: size(args.send_buffer, file.send_buffer),
-            recv_buffer: size(args.recv_buffer, file.recv_buffer),
+            send_buffer,
+            recv_buffer,
             max_message,
-            memory,
+            peers,
+            policy,
+            limits,
+            usual,
             poll: args.poll.or(file.poll),
             congestion_control: args.congestion_control.or(file.congestion_control),
             end_to_end: !args.no_end_to_end && file.end_to_end.unwrap_or(true),
@@ -233,18 +277,12 @@ impl Settings {
         if let Some(bytes) = self.max_message {
             builder = builder.max_message_bytes(bytes);
         }
-        if let Some(bytes) = self.memory {
-            builder = builder.limits(Limits::with_memory(bytes));
-        }
+        builder = builder.limits(self.limits.clone()).peers(self.peers.clone());
         if let Some(poll) = self.poll {
             builder = builder.poll(poll.into());
         }
         if self.congestion_control.is_some() {
             builder = builder.congestion_control(self.congestion_control.clone());
-        }
-        if !self.echo.is_empty() {
-            let send_messages_per_socket = echo::MESSAGES_TOTAL;
-            builder = builder.limits(Limits { send_messages_per_socket, ..Limits::default() });
         }
         let node = start_node(builder, &self.addresses)?;
         // Set one by one and not through the builder, so that an error names the setting.
@@ -257,6 +295,21 @@ impl Settings {
     }
 }
 
+/// What a user may have of a node with these limits.
+fn usual_quota(limits: &Limits, send_buffer: Option<u64>, recv_buffer: Option<u64>) -> Quota {
+    let mut config = bowline_rds::Config { limits: limits.clone(), ..Default::default() };
+    config.send_buffer = send_buffer.map_or(config.send_buffer, |bytes| bytes as usize);
+    config.recv_buffer = recv_buffer.map_or(config.recv_buffer, |bytes| bytes as usize);
+    Quota::usual(&config)
+}
+
+/// Lets the node have as many descriptors as it may: each program and each socket takes some.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where it fails, there are fewer.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
     if args.example_config {
@@ -267,6 +320,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let passed = passed_listener()
         .map_err(|error| Failure::failed(format!("cannot take the socket passed: {error}")))?;
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
+    raise_descriptors();
     let settings = Settings::merge(args, file)?;
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
@@ -291,15 +345,14 @@ pub(crate) fn run(args: Args) -> Outcome {
     let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
     let server = server.transpose()?;
     let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
-    let programs = settings
-        .programs
-        .as_ref()
-        .map(|place| Programs::start(&node, passed, place.as_deref()))
-        .transpose()?
-        .flatten();
+    let programs = settings.programs.as_ref().map(|place| {
+        let (policy, usual) = (settings.policy.clone(), settings.usual);
+        Programs::start(&node, passed, place.as_deref(), policy, usual)
+    });
+    let programs = programs.transpose()?.flatten();
     let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
-    watch(&node, &services, &stop, &supervisor);
+    watch(&node, &services, programs.as_ref(), &stop, &supervisor);
 
     let patience = settings.drain.as_secs_f64();
     let last = format!("stopping: up to {patience} s for what peers do not have yet");
@@ -361,15 +414,21 @@ fn announce(
 
 /// Tells of the node until a stop is requested. The watchdog hears of it after each look, for which
 /// the node has to answer: one that is stuck is not kept alive.
-fn watch(node: &Node, services: &[Running], stop: &Stop, supervisor: &Supervisor) {
+fn watch(
+    node: &Node,
+    services: &[Running],
+    programs: Option<&Programs>,
+    stop: &Stop,
+    supervisor: &Supervisor,
+) {
     supervisor.ready(&status(node));
     while !stop.wait(Some(supervisor.pause(EVENT_PAUSE))) {
-        if log(node, services) {
+        if log(node, services, programs) {
             supervisor.status(&status(node));
         }
         supervisor.beat();
     }
-    log(node, services);
+    log(node, services, programs);
 }
 
 /// How many peers there are, in one line.
@@ -383,7 +442,10 @@ fn status(node: &Node) -> String {
 
 /// Prints what happened to peers since the last look, one line for all paths to a peer, and what
 /// services dropped. Returns whether anything happened to a peer.
-fn log(node: &Node, services: &[Running]) -> bool {
+fn log(node: &Node, services: &[Running], programs: Option<&Programs>) -> bool {
+    if let Some(programs) = programs {
+        programs.log();
+    }
     for Running { place, service, dropped, .. } in services {
         let count = dropped.swap(0, Ordering::Relaxed);
         if count > 0 {

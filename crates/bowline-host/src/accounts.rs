@@ -1,0 +1,313 @@
+//! What each user has of the node at this time, and what was refused.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bowline_base::Errno;
+
+use crate::caller::Caller;
+use crate::policy::{Policy, Ports, Quota};
+
+/// Most kinds of refusals that are kept apart until somebody asks.
+const KINDS_MAX: usize = 64;
+
+/// Most bytes of unfinished requests and of answers that are not taken, of all channels of a user,
+/// beyond what each channel may keep anyway: some of the largest requests.
+pub(crate) const HELD_MAX: usize = 64 << 20;
+
+/// What a program was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refused {
+    /// To have sockets of the node (EACCES).
+    Attach,
+    /// To bind to an address and port (EACCES).
+    Bind,
+    /// One more channel than its quota (EMFILE).
+    Channels,
+    /// One more socket than its quota (EMFILE).
+    Sockets,
+    /// Buffers beyond its quota (ENOBUFS).
+    Buffers,
+    /// More of unfinished requests and of answers that it does not take: the channel ends.
+    Requests,
+}
+
+impl Refused {
+    fn errno(self) -> Errno {
+        match self {
+            Self::Attach | Self::Bind => Errno::EACCES,
+            Self::Channels | Self::Sockets => Errno::EMFILE,
+            Self::Buffers | Self::Requests => Errno::ENOBUFS,
+        }
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Attach => "may not have sockets",
+            Self::Bind => "may not bind there",
+            Self::Channels => "has its quota of channels",
+            Self::Sockets => "has its quota of sockets",
+            Self::Buffers => "has its quota of buffers",
+            Self::Requests => "has too much of unfinished requests",
+        })
+    }
+}
+
+/// How often programs of a user were refused something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The user; `None` stands for several who were too many to be told apart.
+    pub user: Option<u32>,
+    /// What it was.
+    pub what: Refused,
+    /// How often.
+    pub count: u64,
+}
+
+/// Refusals since the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<Vec<Refusal>>);
+
+impl Refusals {
+    fn list(&self) -> MutexGuard<'_, Vec<Refusal>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, user: u32, what: Refused) {
+        let mut list = self.list();
+        let full = list.len() >= KINDS_MAX;
+        let known = |list: &[Refusal], user| {
+            list.iter().position(|one| one.user == user && one.what == what)
+        };
+        let place = known(&list, Some(user)).or_else(|| known(&list, None).filter(|_| full));
+        match place {
+            Some(place) => list[place].count += 1,
+            None => {
+                let user = (!full).then_some(user);
+                list.push(Refusal { user, what, count: 1 });
+            }
+        }
+    }
+
+    pub(crate) fn take(&self) -> Vec<Refusal> {
+        std::mem::take(&mut self.list())
+    }
+}
+
+/// What a user has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Usage {
+    sockets: usize,
+    channels: usize,
+    send_bytes: usize,
+    recv_bytes: usize,
+    /// Bytes of requests and answers.
+    held: usize,
+}
+
+/// What a socket counts for, with the user who opened it.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    pub(crate) user: u32,
+    send_bytes: usize,
+    recv_bytes: usize,
+}
+
+/// The policy, and what it is compared with.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    policy: Policy,
+    /// The node's user.
+    own: u32,
+    usual: Quota,
+    usage: HashMap<u32, Usage>,
+    refusals: Arc<Refusals>,
+    /// Refusals that the node's counter does not have yet.
+    uncounted: Cell<u64>,
+}
+
+impl Accounts {
+    pub(crate) fn new(policy: Policy, usual: Quota, refusals: Arc<Refusals>) -> Self {
+        let own = rustix::process::geteuid().as_raw();
+        let usual = policy.quota.unwrap_or(usual);
+        Self { policy, own, usual, usage: HashMap::new(), refusals, uncounted: Cell::new(0) }
+    }
+
+    fn is_trusted(&self, user: u32) -> bool {
+        user == 0 || user == self.own
+    }
+
+    fn quota(&self, user: u32) -> Quota {
+        let usual = if self.is_trusted(user) { Quota::NONE } else { self.usual };
+        self.policy.quotas.get(&user).copied().unwrap_or(usual)
+    }
+
+    /// Counts a refusal; returns the error that stands for it.
+    fn refuse(&self, user: u32, what: Refused) -> Errno {
+        self.refusals.add(user, what);
+        self.uncounted.set(self.uncounted.get() + 1);
+        what.errno()
+    }
+
+    /// Takes the number of refusals since the last call.
+    pub(crate) fn take_uncounted(&self) -> u64 {
+        self.uncounted.take()
+    }
+
+    /// A process has connected.
+    pub(crate) fn open_channel(&mut self, caller: &Caller) -> Result<(), Errno> {
+        let user = caller.user;
+        if !self.is_trusted(user) && !self.policy.may_attach(caller) {
+            return Err(self.refuse(user, Refused::Attach));
+        }
+        let quota = self.quota(user);
+        let usage = self.usage.entry(user).or_default();
+        if usage.channels >= quota.channels {
+            return Err(self.refuse(user, Refused::Channels));
+        }
+        usage.channels += 1;
+        Ok(())
+    }
+
+    /// A channel that held `before` bytes has ended.
+    pub(crate) fn close_channel(&mut self, user: u32, before: usize) {
+        self.change(user, |usage| {
+            usage.held -= before;
+            usage.channels -= 1;
+        });
+    }
+
+    /// A channel that held `before` bytes of requests and answers holds `now`.
+    pub(crate) fn hold(&mut self, user: u32, before: usize, now: usize) -> Result<(), Errno> {
+        let most = if self.is_trusted(user) { usize::MAX } else { HELD_MAX };
+        let usage = self.usage.entry(user).or_default();
+        usage.held = usage.held - before + now;
+        if now > before && usage.held > most {
+            return Err(self.refuse(user, Refused::Requests));
+        }
+        Ok(())
+    }
+
+    /// A program wants a socket with buffers of these sizes.
+    pub(crate) fn open_socket(
+        &mut self,
+        user: u32,
+        send_bytes: usize,
+        recv_bytes: usize,
+    ) -> Result<Charge, Errno> {
+        let quota = self.quota(user);
+        let usage = self.usage.entry(user).or_default();
+        if usage.sockets >= quota.sockets {
+            return Err(self.refuse(user, Refused::Sockets));
+        }
+        let (send, recv) = (usage.send_bytes + send_bytes, usage.recv_bytes + recv_bytes);
+        if send > quota.send_bytes || recv > quota.recv_bytes {
+            return Err(self.refuse(user, Refused::Buffers));
+        }
+        usage.sockets += 1;
+        (usage.send_bytes, usage.recv_bytes) = (send, recv);
+        Ok(Charge { user, send_bytes, recv_bytes })
+    }
+
+    pub(crate) fn close_socket(&mut self, charge: &Charge) {
+        self.change(charge.user, |usage| {
+            usage.sockets -= 1;
+            usage.send_bytes -= charge.send_bytes;
+            usage.recv_bytes -= charge.recv_bytes;
+        });
+    }
+
+    /// Largest send and receive buffer that a socket may have, bytes; never less than it has.
+    pub(crate) fn most(&self, charge: &Charge) -> (usize, usize) {
+        let quota = self.quota(charge.user);
+        let usage = self.usage.get(&charge.user).copied().unwrap_or_default();
+        let most = |quota: usize, used: usize, own: usize| quota.saturating_sub(used) + own;
+        (
+            most(quota.send_bytes, usage.send_bytes, charge.send_bytes.min(usage.send_bytes)),
+            most(quota.recv_bytes, usage.recv_bytes, charge.recv_bytes.min(usage.recv_bytes)),
+        )
+    }
+
+    /// A socket has buffers of other sizes now.
+    pub(crate) fn resize(&mut self, charge: &mut Charge, send_bytes: usize, recv_bytes: usize) {
+        self.change(charge.user, |usage| {
+            usage.send_bytes = usage.send_bytes - charge.send_bytes + send_bytes;
+            usage.recv_bytes = usage.recv_bytes - charge.recv_bytes + recv_bytes;
+        });
+        (charge.send_bytes, charge.recv_bytes) = (send_bytes, recv_bytes);
+    }
+
+    /// Ports of an address to which a caller may bind.
+    pub(crate) fn ports(&self, caller: &Caller, address: std::net::IpAddr) -> Ports {
+        if self.is_trusted(caller.user) {
+            return Ports::All;
+        }
+        self.policy.ports(caller, address)
+    }
+
+    pub(crate) fn refuse_bind(&self, caller: &Caller) -> Errno {
+        self.refuse(caller.user, Refused::Bind)
+    }
+
+    /// A caller sees the sockets of all.
+    pub(crate) fn may_inspect(&self, caller: &Caller) -> bool {
+        self.is_trusted(caller.user) || self.policy.may_inspect(caller)
+    }
+
+    fn change(&mut self, user: u32, change: impl FnOnce(&mut Usage)) {
+        let Some(usage) = self.usage.get_mut(&user) else { return };
+        change(usage);
+        if usage.sockets == 0 && usage.channels == 0 {
+            self.usage.remove(&user);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OTHER: u32 = 77_001;
+
+    fn accounts(quota: Quota) -> Accounts {
+        let policy = Policy { quota: Some(quota), ..Policy::default() };
+        Accounts::new(policy, Quota::NONE, Arc::default())
+    }
+
+    #[test]
+    fn buffers_grow_up_to_the_quota_and_come_back() {
+        let quota = Quota { sockets: 2, channels: 1, send_bytes: 100, recv_bytes: 50 };
+        let mut accounts = accounts(quota);
+        let mut first = accounts.open_socket(OTHER, 40, 20).unwrap();
+        assert_eq!(accounts.most(&first), (100, 50));
+        let second = accounts.open_socket(OTHER, 40, 20).unwrap();
+        assert_eq!(accounts.most(&first), (60, 30));
+        accounts.resize(&mut first, 60, 30);
+        assert_eq!(accounts.open_socket(OTHER, 1, 1).unwrap_err(), Errno::EMFILE);
+        accounts.close_socket(&second);
+        assert_eq!(accounts.open_socket(OTHER, 41, 1).unwrap_err(), Errno::ENOBUFS);
+        assert_eq!(accounts.open_socket(OTHER, 1, 21).unwrap_err(), Errno::ENOBUFS);
+        accounts.open_socket(OTHER + 1, 100, 50).expect("another user has a quota of its own");
+        accounts.open_socket(0, 1000, 1000).expect("root has none");
+        accounts.close_socket(&first);
+        assert!(!accounts.usage.contains_key(&OTHER), "nothing is kept of who has nothing");
+        let [sockets, buffers] = accounts.refusals.take()[..] else { panic!("two kinds") };
+        assert_eq!((sockets.what, sockets.count), (Refused::Sockets, 1));
+        assert_eq!((buffers.what, buffers.count), (Refused::Buffers, 2));
+        assert_eq!(buffers.user, Some(OTHER));
+    }
+
+    #[test]
+    fn refusals_of_many_users_take_little_memory() {
+        let refusals = Refusals::default();
+        (0..1000).for_each(|user| refusals.add(user, Refused::Attach));
+        let list = refusals.take();
+        assert_eq!(list.len(), KINDS_MAX + 1);
+        assert_eq!(list.iter().map(|one| one.count).sum::<u64>(), 1000);
+        assert_eq!(list.last().unwrap().user, None);
+        assert!(refusals.take().is_empty());
+    }
+}
