@@ -92,6 +92,12 @@ impl Area {
         taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// Tells whether there is something to take.
+    pub fn has_message(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.u64(at::TAKEN).load(Ordering::Relaxed) != self.u64(at::LENT).load(Ordering::Acquire)
+    }
+
     /// Tells whether there is nothing to take, nor more at the node.
     pub fn has_nothing(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -198,6 +204,12 @@ impl Receives {
         self.token = self.token.wrapping_add(1).max(1);
         self.area.u32(at::TOKEN).store(self.token, Ordering::SeqCst);
         Some(self.token)
+    }
+
+    /// The last token was not sent.
+    pub fn take_token_back(&mut self) {
+        self.token = self.token.wrapping_sub(1);
+        self.area.u32(at::TOKEN).store(self.token, Ordering::SeqCst);
     }
 
     /// Tells whether a token was sent that no program says to have taken.

@@ -31,8 +31,9 @@ pub(crate) struct Channel {
     stream: UnixStream,
     /// The process that opened it.
     pub(crate) caller: Caller,
-    /// Bytes of requests that are not finished.
+    /// Bytes of requests, of which those before `start` are finished.
     input: Vec<u8>,
+    start: usize,
     /// Descriptors that came with them, at most one.
     descriptor: Option<OwnedFd>,
     /// Bytes of an answer that the process has not taken yet.
@@ -52,6 +53,7 @@ impl Channel {
             stream,
             caller,
             input: Vec::new(),
+            start: 0,
             descriptor: None,
             output: Vec::new(),
             written: 0,
@@ -68,7 +70,7 @@ impl Channel {
     /// Reads what is there, up to a whole request. `Ok(false)`: the process has closed it.
     pub(crate) fn fill(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
         let most = FRAME_MAX + HEAD_LEN;
-        while self.input.len() < most {
+        while self.input.len() - self.start < most {
             match self.receive(scratch) {
                 Ok(0) => return Ok(false),
                 Ok(n) => {
@@ -98,16 +100,25 @@ impl Channel {
         Ok(got.bytes)
     }
 
-    /// Takes the bytes of requests out, for the time in which one is carried out.
-    pub(crate) fn take_input(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.input)
+    /// Takes the bytes of requests out, for the time in which one is carried out, and tells where
+    /// it begins.
+    pub(crate) fn take_input(&mut self) -> (Vec<u8>, usize) {
+        (std::mem::take(&mut self.input), self.start)
     }
 
-    /// Puts them back, without the first `done`.
+    /// Puts them back; the first request, of `done` bytes, is finished.
     pub(crate) fn put_input(&mut self, mut input: Vec<u8>, done: usize) {
-        input.drain(..done);
-        if input.is_empty() && input.capacity() > KEPT {
-            input = Vec::new();
+        self.start += done;
+        if self.start == input.len() {
+            self.start = 0;
+            input.clear();
+            if input.capacity() > KEPT {
+                input = Vec::new();
+            }
+        } else if self.start > input.len() / 2 {
+            // Each byte is moved once at most, for as many that are finished.
+            input.drain(..self.start);
+            self.start = 0;
         }
         self.input = input;
     }
@@ -119,8 +130,9 @@ impl Channel {
 
     /// Tells whether the process wants the request under way, which is the first, to end.
     pub(crate) fn is_interrupted(&self) -> Result<bool, Malformed> {
-        let Some((_, len)) = Frame::parse(&self.input)? else { return Ok(false) };
-        let next = Frame::parse(&self.input[len..])?;
+        let input = &self.input[self.start..];
+        let Some((_, len)) = Frame::parse(input)? else { return Ok(false) };
+        let next = Frame::parse(&input[len..])?;
         Ok(next.is_some_and(|(frame, _)| frame.head.op == Op::Interrupt))
     }
 

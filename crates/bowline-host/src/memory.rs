@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "mapping memory")]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use bowline_attach::{AREA_LEN, Area};
@@ -42,6 +42,15 @@ impl Memory {
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+/// Bytes that were sent on a socket and that the other end has not read, with what the system
+/// needs for them.
+pub(crate) fn bytes_unread(socket: &OwnedFd) -> Option<i32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open, and `bytes` has room for the number.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    (result == 0).then_some(bytes)
 }
 
 impl Drop for Memory {

@@ -104,7 +104,9 @@ impl Rings {
 
     /// Tells programs how much they may post.
     fn promise(&mut self, core: &Node, id: SocketId) {
-        let used = core.send_bytes(id).unwrap_or(usize::MAX);
+        // A queue that is full of empty messages has no room for another.
+        let is_writable = core.readiness(id).is_ok_and(|ready| ready.writable);
+        let used = core.send_bytes(id).ok().filter(|_| is_writable).unwrap_or(usize::MAX);
         let room = core.send_buffer(id).unwrap_or(0).saturating_sub(used);
         self.sends.promise(room);
     }
@@ -204,7 +206,8 @@ impl Rings {
             self.receives.publish(more);
         }
         if lent_any || given_back {
-            self.set_notice();
+            let buffer = driver.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
+            self.set_notice(NOTICE_BYTES.min(buffer / 4));
         }
         Ok(lent_any || given_back)
     }
@@ -220,14 +223,14 @@ impl Rings {
     }
 
     /// Asks to be told when half of what is lent is taken: only then senders learn of the room.
-    fn set_notice(&mut self) {
+    fn set_notice(&mut self, enough: usize) {
         let mut half = self.lent_bytes / 2;
         let middle = self.lent.iter().find(|(_, len)| {
             let before = half;
             half = half.saturating_sub(*len);
             before <= *len
         });
-        let many = self.lent_bytes >= NOTICE_BYTES;
+        let many = self.lent_bytes > 0 && self.lent_bytes >= enough;
         self.receives.notice_at(middle.filter(|_| many).map(|(end, _)| *end));
     }
 
@@ -244,6 +247,11 @@ impl Rings {
     /// The token to send, if the socket is readable and does not show it.
     pub(crate) fn token_to_show(&mut self) -> Option<u32> {
         (self.more || self.has_in_ring()).then(|| self.receives.next_token()).flatten()
+    }
+
+    /// There was no room for the last token.
+    pub(crate) fn token_not_sent(&mut self) {
+        self.receives.take_token_back();
     }
 
     /// Programs that have taken a token may be gone.

@@ -50,6 +50,8 @@ const CHANNELS_MAX: usize = 32_768;
 const EMFILE: i32 = 24;
 /// Bytes of a channel that are read at once.
 const READ: usize = 64 << 10;
+/// Requests of one channel that are carried out before others get their turn.
+const REQUESTS: usize = 64;
 /// Events that are taken at once.
 const EVENTS: usize = 256;
 /// Longest sleep, so that an end of the host is noticed.
@@ -110,8 +112,11 @@ pub(crate) struct Service {
     pub(crate) broken: u64,
     /// When the sockets were last looked at from whose rings programs may have taken messages.
     looked: Instant,
-    by_inode: HashMap<u64, u64>,
+    /// Handles by device and inode of the programs' ends.
+    by_inode: HashMap<(u64, u64), u64>,
     deadlines: BTreeSet<(Instant, u64)>,
+    /// Channels that have more requests than they may have in one round.
+    again: Vec<u64>,
     next: u64,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
@@ -146,6 +151,7 @@ impl Service {
             looked: clock::now(),
             by_inode: HashMap::new(),
             deadlines: BTreeSet::new(),
+            again: Vec::new(),
             next: 1,
             spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
             scratch: vec![0; READ].into_boxed_slice(),
@@ -171,7 +177,7 @@ impl Service {
     pub(crate) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         while !self.stop.load(Ordering::Relaxed) {
-            let is_busy = self.round();
+            let is_busy = self.serve_again() | self.round();
             let may_sleep = !is_busy && self.fall_asleep();
             let sleep = if may_sleep { self.time_to_sleep() } else { Duration::ZERO };
             let sleep = Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
@@ -197,7 +203,7 @@ impl Service {
             let now = clock::now();
             if now.saturating_since(self.looked) >= LOOK {
                 self.looked = now;
-                self.look_at_lent();
+                self.look_at_quiet();
             }
         }
     }
@@ -255,7 +261,7 @@ impl Service {
     /// Carries out the requests of a channel, up to one that waits. Returns `false` when the
     /// channel is of no use any more.
     fn serve(&mut self, number: u64) -> bool {
-        loop {
+        for _ in 0..REQUESTS {
             let Some(channel) = self.channels.get_mut(&number) else { return true };
             if channel.is_answering() {
                 return true;
@@ -280,6 +286,21 @@ impl Service {
                 Some(false) => return true,
             }
         }
+        // Others have their turn first.
+        self.again.push(number);
+        true
+    }
+
+    /// Goes on with channels that had more requests than they may have in one round. Returns
+    /// whether there were any.
+    fn serve_again(&mut self) -> bool {
+        let again = std::mem::take(&mut self.again);
+        for number in &again {
+            if !self.serve(*number) {
+                self.end_channel(*number);
+            }
+        }
+        !again.is_empty()
     }
 
     fn is_waiting(&self, number: u64) -> bool {
@@ -290,9 +311,9 @@ impl Service {
     /// is of no use any more.
     fn step(&mut self, number: u64) -> Option<bool> {
         let channel = self.channels.get_mut(&number)?;
-        let input = channel.take_input();
+        let (input, start) = channel.take_input();
         let greeted = channel.greeted;
-        let parsed = Frame::parse(&input).ok()?;
+        let parsed = Frame::parse(&input[start..]).ok()?;
         let Some((frame, len)) = parsed else {
             let channel = self.channels.get_mut(&number)?;
             channel.put_input(input, 0);
@@ -397,7 +418,8 @@ impl Service {
         let name = [NAME_PREFIX, format!("{:016x}{handle:016x}", self.number).as_bytes()].concat();
         let name = SocketAddrUnix::new_abstract_name(&name[1..]).map_err(system)?;
         rustix::net::bind(&end, &name).map_err(system)?;
-        let inode = rustix::fs::fstat(&theirs).map_err(system)?.st_ino;
+        let made = rustix::fs::fstat(&theirs).map_err(system)?;
+        let inode = (made.st_dev, made.st_ino);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         self.watch(end.as_fd(), SOCKET | handle, flags).map_err(system)?;
         let rings = Rings::new().map_err(system)?;
@@ -421,7 +443,8 @@ impl Service {
     /// A program shows a descriptor of a socket that another process may have opened.
     fn attach(&mut self, number: u64, descriptor: Option<OwnedFd>) -> Result<Answer, Errno> {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
-        let inode = rustix::fs::fstat(&descriptor).map_err(|_| Errno::EBADF)?.st_ino;
+        let found = rustix::fs::fstat(&descriptor).map_err(|_| Errno::EBADF)?;
+        let inode = (found.st_dev, found.st_ino);
         let handle = *self.by_inode.get(&inode).ok_or(Errno::ENOTSOCK)?;
         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;
         let memory = socket.rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
@@ -533,7 +556,8 @@ impl Service {
         };
         let cx = Context::from_waker(waker);
         let sent = if !socket.rings.has_no_sends() {
-            // They wait for room, as this one has to.
+            // They wait for room, as this one has to; the next round looks whether there is some.
+            socket.retry = true;
             if may_wait {
                 Poll::Pending
             } else {
@@ -645,8 +669,8 @@ impl Service {
     fn end_wait(&mut self, number: u64, errno: Errno) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
         let Some(waiting) = channel.waiting else { return true };
-        let input = channel.take_input();
-        let Ok(Some((frame, len))) = Frame::parse(&input) else { return false };
+        let (input, start) = channel.take_input();
+        let Ok(Some((frame, len))) = Frame::parse(&input[start..]) else { return false };
         let op = frame.head.op;
         channel.put_input(input, len);
         self.forget_wait(number, waiting);
@@ -713,12 +737,17 @@ impl Service {
         if let Some(channel) = self.channels.remove(&number) {
             self.accounts.close_channel(channel.caller.user, channel.counted);
         }
-        self.known.remove(&number);
-        // The process may have had the lock of a socket, or a token.
-        for (socket, _) in self.sockets.values_mut() {
+        let known = self.known.remove(&number).unwrap_or_default();
+        // The process may have had the lock of a socket, or a token, or have posted without being
+        // able to say so.
+        for (handle, (socket, _)) in &mut self.sockets {
             socket.rings.owner_is_gone(owner(number));
-            socket.rings.token_is_gone();
-            socket.show_readable();
+            if known.contains(handle) {
+                socket.replace_token();
+            }
+        }
+        for handle in known {
+            self.activate(handle);
         }
     }
 }

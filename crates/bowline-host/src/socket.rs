@@ -18,8 +18,8 @@ pub(crate) struct HostSocket {
     pub(crate) id: SocketId,
     /// The node's end of the pair; the programs have the other.
     end: OwnedFd,
-    /// Inode of the programs' end, by which a descriptor that they show is known.
-    pub(crate) inode: u64,
+    /// Device and inode of the programs' end, by which a descriptor that they show is known.
+    pub(crate) inode: (u64, u64),
     pub(crate) options: Options,
     /// What it counts for, and for whom.
     pub(crate) charge: Charge,
@@ -30,13 +30,17 @@ pub(crate) struct HostSocket {
     pub(crate) active: bool,
     /// Rounds since something happened on it.
     pub(crate) quiet: u32,
+    /// Rounds in which something happened since programs were last shown what there is.
+    pub(crate) unshown: u32,
+    /// Who waits to send may go on without anything else happening.
+    pub(crate) retry: bool,
 }
 
 impl HostSocket {
     pub(crate) fn new(
         id: SocketId,
         end: OwnedFd,
-        inode: u64,
+        inode: (u64, u64),
         rings: Rings,
         charge: Charge,
     ) -> Self {
@@ -50,22 +54,38 @@ impl HostSocket {
             rings,
             active: false,
             quiet: 0,
+            unshown: 0,
+            retry: false,
         }
     }
 
     /// Makes the programs' end readable, if there is something to receive and it is not.
     pub(crate) fn show_readable(&mut self) {
+        self.unshown = 0;
         let Some(token) = self.rings.token_to_show() else { return };
-        let token: [u8; TOKEN_LEN] = token.to_ne_bytes();
-        // Without room for it there are tokens enough: the end is readable.
-        let _ = rustix::net::send(&self.end, &token, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let bytes: [u8; TOKEN_LEN] = token.to_ne_bytes();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        if rustix::net::send(&self.end, &bytes, flags).is_err() {
+            // There are tokens enough: the end is readable.
+            self.rings.token_not_sent();
+        }
+    }
+
+    /// Sends another token, if the last one was taken by a program that has not said so: it may
+    /// have ended.
+    pub(crate) fn replace_token(&mut self) {
+        if crate::memory::bytes_unread(&self.end) == Some(0) {
+            self.rings.token_is_gone();
+        }
+        self.show_readable();
     }
 
     /// Takes what programs have sent on their end to make it unwritable. Returns `false` when all
     /// of them have closed it.
     pub(crate) fn make_writable(&mut self) -> bool {
         let mut sink = [0; 64];
-        loop {
+        // More are left for the next time, since programs may send all the time.
+        for _ in 0..64 {
             match rustix::net::recv(&self.end, &mut sink, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return false,
                 Ok(_) | Err(SystemErrno::INTR) => {}
@@ -73,5 +93,6 @@ impl HostSocket {
                 Err(_) => return false,
             }
         }
+        true
     }
 }

@@ -10,6 +10,8 @@ use crate::socket::HostSocket;
 
 /// Rounds without anything to do after which a socket is quiet.
 const QUIET_AFTER: u32 = 32;
+/// Rounds with something to do after which programs are shown what there is, at the latest.
+const SHOW_AFTER: u32 = 4;
 
 impl Service {
     /// Gives a turn to each socket that is not quiet. Returns whether one of them had something to
@@ -24,7 +26,8 @@ impl Service {
             let handle = self.active[at];
             let had_work = self.turn(handle);
             busy |= had_work;
-            if had_work {
+            let retry = |(socket, _): &mut (HostSocket, Waker)| std::mem::take(&mut socket.retry);
+            if had_work | self.sockets.get_mut(&handle).is_some_and(retry) {
                 self.resume_senders(handle);
             }
             let Some((socket, _)) = self.sockets.get_mut(&handle) else {
@@ -32,6 +35,10 @@ impl Service {
                 continue;
             };
             socket.quiet = if had_work { 0 } else { socket.quiet + 1 };
+            socket.unshown += u32::from(had_work);
+            if socket.unshown > 0 && (!had_work || socket.unshown >= SHOW_AFTER) {
+                socket.show_readable();
+            }
             if socket.quiet > QUIET_AFTER {
                 socket.rings.set_asleep(true);
                 if !socket.rings.has_work() {
@@ -80,7 +87,7 @@ impl Service {
     /// Carries out what is posted, as far as that is possible now.
     pub(crate) fn drain(&mut self, handle: u64) {
         // So many turns empty a full ring of the shortest messages.
-        for _ in 0..32 {
+        for _ in 0..64 {
             let has_work = |(socket, _): &(HostSocket, Waker)| socket.rings.has_work();
             if !self.sockets.get(&handle).is_some_and(has_work) {
                 return;
@@ -91,15 +98,10 @@ impl Service {
 
     /// Those who wait to send go on, in their order.
     pub(crate) fn resume_senders(&mut self, handle: u64) {
-        let mut before = usize::MAX;
-        loop {
-            let Some((socket, _)) = self.sockets.get(&handle) else { return };
-            let queue = &socket.senders;
-            let Some(first) = queue.front().copied().filter(|_| queue.len() < before) else {
-                return;
-            };
-            before = queue.len();
-            self.try_again(first);
+        let Some((socket, _)) = self.sockets.get(&handle) else { return };
+        // Each once: one that waits for a congested port holds up no other.
+        for number in socket.senders.clone() {
+            self.try_again(number);
         }
     }
 
@@ -126,16 +128,16 @@ impl Service {
         }
     }
 
-    /// Looks at all sockets whose programs may have taken messages without telling, or a token
-    /// without saying so before they ended: a token too many does no harm.
-    pub(crate) fn look_at_lent(&mut self) {
-        let lent = self.sockets.iter().filter(|(_, (socket, _))| socket.rings.has_lent());
-        let handles: Vec<u64> = lent.map(|(handle, _)| *handle).collect();
+    /// Looks at all sockets whose programs may have taken messages or posted without telling, or
+    /// taken a token without saying so before they ended.
+    pub(crate) fn look_at_quiet(&mut self) {
+        let has = |socket: &HostSocket| socket.rings.has_lent() || socket.rings.has_work();
+        let quiet = self.sockets.iter().filter(|(_, (socket, _))| has(socket));
+        let handles: Vec<u64> = quiet.map(|(handle, _)| *handle).collect();
         for handle in handles {
-            self.turn(handle);
+            self.activate(handle);
             if let Some((socket, _)) = self.sockets.get_mut(&handle) {
-                socket.rings.token_is_gone();
-                socket.show_readable();
+                socket.replace_token();
             }
         }
     }

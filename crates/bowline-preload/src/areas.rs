@@ -39,9 +39,18 @@ impl Slot {
     }
 
     fn unmap_retired(&self) {
-        let retired = self.retired.swap(ptr::null_mut(), Ordering::SeqCst);
-        if let Some(base) = NonNull::new(retired) {
-            real::unmap(base, AREA_LEN);
+        loop {
+            // Whoever uses it has counted itself before it was retired.
+            let retired = self.retired.swap(ptr::null_mut(), Ordering::SeqCst);
+            let Some(base) = NonNull::new(retired) else { return };
+            if self.users.load(Ordering::SeqCst) == 0 {
+                return real::unmap(base, AREA_LEN);
+            }
+            self.retired.store(retired, Ordering::SeqCst);
+            // The last of them may have left meanwhile.
+            if self.users.load(Ordering::SeqCst) != 0 {
+                return;
+            }
         }
     }
 }

@@ -167,8 +167,8 @@ pub(crate) fn close_idle() {
 
 /// The child of a `fork` makes channels of its own: answers on a shared one would go to either.
 extern "C" fn after_fork() {
-    NODES.iter().for_each(Node::forget_channels);
     table::adopt();
+    NODES.iter().for_each(Node::forget_channels);
 }
 
 fn prepare() {

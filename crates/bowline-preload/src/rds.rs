@@ -43,6 +43,8 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
         return Err(libc::EMFILE);
     }
     node.keep(channel);
+    // What another thread may have found out about the number while it was being closed.
+    table::forget(fd);
     if let Err(errno) = areas::map(fd, memory) {
         real::close(fd);
         return Err(errno);
@@ -281,6 +283,16 @@ impl Rds {
         }
         let room = to.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
         let mut waited = false;
+        // A notification comes before all messages.
+        if control_room > 0 && area.has_more() {
+            match self.receive_from_node(flags, control_room, to) {
+                Err(libc::EAGAIN) => {}
+                done => {
+                    self.received(&area);
+                    return done;
+                }
+            }
+        }
         loop {
             let copy = |place: Place, len: usize| copy_out(&area, place, len.min(room), to);
             let taken = area.take(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
@@ -299,7 +311,7 @@ impl Rds {
             }
             if area.has_more() {
                 match self.receive_from_node(flags, control_room, to) {
-                    Err(libc::EAGAIN) if !area.has_more() => continue,
+                    Err(libc::EAGAIN) if area.has_message() || !area.has_more() => continue,
                     // What there is needs room for control messages, which this call does not have.
                     Err(libc::EAGAIN) if waited => real::pause(),
                     Err(libc::EAGAIN) => {}
@@ -313,7 +325,7 @@ impl Rds {
             match real::recv(self.fd, &mut token, flags & libc::MSG_DONTWAIT) {
                 Ok(TOKEN_LEN) => self.token_taken(&area, token),
                 Ok(_) => return Err(libc::ENETDOWN),
-                Err(libc::EAGAIN) if !area.has_nothing() && !area.has_more() => {}
+                Err(libc::EAGAIN) if area.has_message() => {}
                 Err(libc::EAGAIN) if !self.is_nonblocking(flags) => return Err(libc::ETIMEDOUT),
                 Err(errno) => return Err(errno),
             }

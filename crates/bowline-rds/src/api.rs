@@ -282,7 +282,7 @@ pub struct SendMsg<'a> {
     pub blocking: bool,
     /// The sender was told before that there is room for this message
     /// ([`Node::send_room`](crate::Node::send_room)): neither congestion nor a full queue refuses
-    /// it.
+    /// it, but for a queue with as many messages as there may be.
     pub promised: bool,
 }
 

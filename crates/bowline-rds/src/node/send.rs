@@ -216,8 +216,9 @@ impl Node {
         let conn = self.conns.get_mut(conn_id.0).ok_or(Error::TooManyPeers)?;
         let congested = conn.map.is_set(dport);
         let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
-        let refused = congested || sock.is_send_full(self.config.limits.send_messages_per_socket);
-        if refused && !msg.promised {
+        let messages_max = self.config.limits.send_messages_per_socket;
+        let refused = congested || sock.is_send_full(messages_max);
+        if refused && !(msg.promised && sock.snd_msgs < messages_max) {
             return Err(self.refuse_send(id, congested, dport, msg.blocking));
         }
         sock.snd_bytes += len;
