@@ -20,6 +20,8 @@ pub(crate) struct HostSocket {
     /// Inode of the programs' end, by which a descriptor that they show is known.
     pub(crate) inode: u64,
     pub(crate) options: Options,
+    /// A message was sent or waits: the type of service is settled.
+    pub(crate) has_sent: bool,
     /// Channels whose requests wait for room to send, in their order.
     pub(crate) senders: VecDeque<u64>,
     pub(crate) rings: Rings,
@@ -36,6 +38,7 @@ impl HostSocket {
             end,
             inode,
             options: Options::default(),
+            has_sent: false,
             senders: VecDeque::new(),
             rings,
             active: false,
