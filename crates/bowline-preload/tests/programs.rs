@@ -152,6 +152,11 @@ fn poll_and_epoll_show_what_the_socket_is_ready_for() {
 }
 
 #[test]
+fn a_slow_reader_holds_back_those_who_send_to_it_and_loses_nothing() {
+    Scene::new().runs("congestion.py");
+}
+
+#[test]
 fn four_processes_share_an_address_and_lose_nothing() {
     Scene::new().runs("shared.py");
 }

@@ -8,6 +8,7 @@ mod folders;
 mod links;
 mod log;
 mod nodes;
+mod programs;
 mod queue;
 mod rdma;
 mod restarts;

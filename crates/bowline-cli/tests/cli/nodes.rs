@@ -547,7 +547,7 @@ fn a_ping_through_a_node_comes_from_an_address_of_that_node() {
 }
 
 /// Puts the library that `run` preloads next to the command, as a build of the workspace does.
-fn build_library() {
+pub(crate) fn build_library() {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let words = ["build", "--quiet", "--locked", "--package", "bowline-preload"];
     let status = std::process::Command::new(cargo).args(words).status().expect("cargo starts");
