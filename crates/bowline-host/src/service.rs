@@ -180,7 +180,7 @@ impl Service {
                 match token & KIND {
                     BELL => {} // it has woken this thread
                     LISTENER => self.accept((token & !KIND) as usize),
-                    CHANNEL => self.channel_event(token & !KIND),
+                    CHANNEL => self.channel_event(token & !KIND, event.flags),
                     _ => self.socket_event(token & !KIND, event.flags),
                 }
             }
@@ -227,10 +227,12 @@ impl Service {
     }
 
     /// Reads a channel, and carries out what it asks for.
-    fn channel_event(&mut self, number: u64) {
+    fn channel_event(&mut self, number: u64, flags: epoll::EventFlags) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
-        if !matches!(open, Ok(true)) || !self.serve(number) {
+        let goes_on = matches!(open, Ok(true)) && self.serve(number);
+        // A process that asks and ends at once is told of once: reading the request shows no end.
+        if !goes_on || flags.contains(epoll::EventFlags::HUP) {
             self.end_channel(number);
         }
     }

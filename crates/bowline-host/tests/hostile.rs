@@ -17,8 +17,8 @@ use bowline_host::Host;
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);

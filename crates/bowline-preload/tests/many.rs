@@ -113,7 +113,8 @@ fn processes_are_killed(kills: &str, seconds: &str) {
     // Those that nothing may happen to: one by one, and as fast as they can.
     let steady = scene.start("steady.py", &[seconds]);
     let [one, other] = &scene.addresses;
-    let flows = [(one, other, "4900"), (other, one, "4900"), (one, other, "4901"), (other, one, "4901")];
+    let flows =
+        [(one, other, "4900"), (other, one, "4900"), (one, other, "4901"), (other, one, "4901")];
     let flows = flows.map(|(own, peer, port)| {
         let mut flow = scene.command("python3");
         flow.arg(scene::script("flow.py")).args([own, peer, port, seconds, "20000", folder]);

@@ -65,7 +65,12 @@ impl Scene {
 
     pub(crate) fn start(&self, script: &str, more: &[&str]) -> Child {
         let mut command = self.command("python3");
-        command.arg(self::script(script)).args(&self.addresses).args(more).spawn().expect("python3 starts")
+        command
+            .arg(self::script(script))
+            .args(&self.addresses)
+            .args(more)
+            .spawn()
+            .expect("python3 starts")
     }
 
     /// Runs a program to its end, which must be a good one.
