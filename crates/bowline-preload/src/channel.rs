@@ -101,10 +101,10 @@ impl Node {
     /// Takes a channel that is not in use, or makes one.
     pub(crate) fn channel(&self) -> Result<Channel, c_int> {
         for idle in &self.idle {
-            if idle.load(Ordering::Relaxed) != NONE {
-                if let Some(channel) = Channel::of_word(idle.swap(NONE, Ordering::AcqRel)) {
-                    return Ok(channel);
-                }
+            if idle.load(Ordering::Relaxed) != NONE
+                && let Some(channel) = Channel::of_word(idle.swap(NONE, Ordering::AcqRel))
+            {
+                return Ok(channel);
             }
         }
         let number = self.number.load(Ordering::Acquire);

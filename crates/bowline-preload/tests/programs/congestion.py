@@ -1,4 +1,5 @@
-"""A reader that does not read: those who send to it are refused, others are not, and nothing is lost."""
+"""A reader that does not read: those who send to it are refused, others are not, and nothing is
+lost."""
 
 import errno
 import hashlib

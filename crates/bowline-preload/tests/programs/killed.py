@@ -1,5 +1,5 @@
-"""Processes that are killed at random moments while they send, from sockets of their own and from one
-that all of them share. Of each came what it sent first, whole, once and in order."""
+"""Processes that are killed at random moments while they send, from sockets of their own and from
+one that all of them share. Of each came what it sent first, whole, once and in order."""
 
 import os
 import random
