@@ -135,12 +135,19 @@ class Rds:
     def __init__(self, job, sndbuf=0, rcvbuf=0):
         self.s = socket.socket(AF_RDS, socket.SOCK_SEQPACKET, 0)
         if sndbuf:
-            self.s.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, sndbuf)
+            self.buffer(SO_SNDBUFFORCE, socket.SO_SNDBUF, sndbuf)
         if rcvbuf:
-            self.s.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, rcvbuf)
+            self.buffer(SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf)
         self.v6 = ":" in split(job["bind"])[0]
         sa = sockaddr(*split(job["bind"]))
         call(libc.bind(self.s.fileno(), sa, len(sa)))
+
+    def buffer(self, forced, plain, size):
+        """As large as asked, or as large as one may have it: a bowline node forces nothing."""
+        try:
+            self.s.setsockopt(socket.SOL_SOCKET, forced, size)
+        except PermissionError:
+            self.s.setsockopt(socket.SOL_SOCKET, plain, size)
 
     def connect(self, to):
         sa = sockaddr(*split(to))

@@ -14,12 +14,12 @@ class Wrong(Exception):
 
 class Spec:
     def __init__(self, fn, name, rows="", dirs=("both",), orders=("lo", "hi"), paths=(8,), families=(4,),
-                 timeout=60, ci=False, absent=False, bare=False, self_check=True, n=0, ci_n=0, tool=False):
+                 timeout=60, ci=False, absent=False, bare=False, self_check=True, n=0, ci_n=0, tool=False, preload=False):
         self.fn, self.name, self.rows = fn, name, rows
         self.dirs, self.orders, self.paths, self.families = dirs, orders, paths, families
         self.timeout, self.absent, self.bare, self.self_check = timeout, absent, bare, self_check
-        # needs the bowline command
-        self.tool = tool
+        # needs the bowline command; and the library that it preloads
+        self.tool, self.preload = tool or preload, preload
         # in CI: not at all, or in these orders
         self.ci = (orders if ci is True else ci) or ()
         self.n, self.ci_n = n, ci_n or n

@@ -13,7 +13,7 @@ from lab.common import CACHE, HERE, NETNS, Fail
 from lab.guest import alive
 from lab.prepare import prepare
 
-from . import disk_speed, rdmacore, rnbd_guest, roce, rtrs, scenarios, speed
+from . import disk_speed, programs, rdmacore, rnbd_guest, roce, rtrs, scenarios, speed
 from .base import ALL, Wrong
 from .table import table
 from .world import Case, World, find_peer
@@ -21,7 +21,7 @@ from .world import Case, World, find_peer
 # seconds that a case has beyond its own time, after its endpoints were closed, and after its guests are gone
 BEYOND, CLOSED, RENEWED = 15, 20, 120
 # they add their scenarios to ALL
-MODULES = (scenarios, roce, rdmacore, rtrs, rnbd_guest, disk_speed, speed)
+MODULES = (scenarios, programs, roce, rdmacore, rtrs, rnbd_guest, disk_speed, speed)
 
 
 def parse(about, argv):
@@ -81,13 +81,16 @@ def build(package, program):
     return find_peer(None, program)
 
 
-def programs(a, todo):
+def built(a, todo):
     """The programs that the chosen cases need. -> the node's, the bowline command"""
     peer = command = None
     if a.self_check:
         return peer, command
     if a.bowline or any(s.tool for s, _, _ in todo):
         command = find_peer(a.bowline) if a.bowline else build("bowline-cli", "bowline")
+    if not a.bowline and any(s.preload for s, _, _ in todo):
+        # `bowline run` looks for it beside the command
+        build("bowline-preload", "libbowline_preload.so")
     if a.peer or any(not s.tool for s, _, _ in todo):
         peer = find_peer(a.peer) if a.peer else build("bowline-interop-peer", "bowline-interop-peer")
     return peer, command
@@ -217,7 +220,7 @@ def main(about, argv=None):
                 if s.name == "messages":
                     s.n = s.ci_n = a.messages
         c = prepare(quiet=True)
-        peer, command = programs(a, todo)
+        peer, command = built(a, todo)
         prepared = time.monotonic() - t0
         world = World(peer, os.path.abspath(a.logs), a.self_check, a.capture, a.append, command)
         world.up()

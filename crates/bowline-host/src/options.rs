@@ -24,8 +24,9 @@ const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;
 const SO_REUSEPORT: i32 = 15;
 /// Options that any socket keeps and RDS makes nothing of: SO_DEBUG, SO_REUSEADDR, SO_DONTROUTE,
-/// SO_BROADCAST, SO_KEEPALIVE, SO_OOBINLINE, SO_PRIORITY, SO_RCVLOWAT, SO_MARK.
-const KEPT: [i32; 9] = [1, 2, 5, 6, 9, 10, 12, 18, 36];
+/// SO_BROADCAST, SO_KEEPALIVE, SO_OOBINLINE, SO_NO_CHECK, SO_PRIORITY, SO_PASSCRED, SO_RCVLOWAT,
+/// SO_MARK.
+const KEPT: [i32; 11] = [1, 2, 5, 6, 9, 10, 11, 12, 16, 18, 36];
 const SO_LINGER: i32 = 13;
 
 const CANCEL_SENT_TO: i32 = 1;

@@ -194,7 +194,7 @@ impl Service {
                 match token & KIND {
                     BELL => {} // it has woken this thread
                     LISTENER => self.accept((token & !KIND) as usize),
-                    CHANNEL => self.channel_event(token & !KIND),
+                    CHANNEL => self.channel_event(token & !KIND, event.flags),
                     _ => self.socket_event(token & !KIND, event.flags),
                 }
             }
@@ -249,11 +249,13 @@ impl Service {
     }
 
     /// Reads a channel, and carries out what it asks for.
-    fn channel_event(&mut self, number: u64) {
+    fn channel_event(&mut self, number: u64, flags: epoll::EventFlags) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
         let goes_on = matches!(open, Ok(true)) && self.count_held(number) && self.serve(number);
-        if !goes_on || !self.count_held(number) {
+        // A process that asks and ends at once is told of once: reading the request shows no end.
+        let has_ended = flags.contains(epoll::EventFlags::HUP);
+        if !goes_on || has_ended || !self.count_held(number) {
             self.end_channel(number);
         }
     }
@@ -328,7 +330,11 @@ impl Service {
         if greeted == (op == Op::Hello) {
             return None;
         }
-        let descriptor = self.channels.get_mut(&number)?.take_descriptor();
+        // What was read along with it may have come before the request that brings a descriptor.
+        let descriptor = match op {
+            Op::Attach => self.channels.get_mut(&number)?.take_descriptor(),
+            _ => None,
+        };
         let outcome = self.carry_out(number, frame, descriptor);
         let channel = self.channels.get_mut(&number)?;
         match outcome {
@@ -505,19 +511,23 @@ impl Service {
                     ..Answer::default()
                 });
             }
-            Op::Ioctl => return self.ioctl(id, a),
+            Op::Ioctl => {
+                let has_sent = socket.has_sent;
+                return self.ioctl(id, has_sent, a);
+            }
             _ => return Err(Errno::EINVAL),
         }
         Ok(Answer::of(0))
     }
 
     /// The type of service, which TCP does not have: everything is 0.
-    fn ioctl(&self, id: SocketId, request: i32) -> Result<Answer, Errno> {
+    fn ioctl(&self, id: SocketId, has_sent: bool, request: i32) -> Result<Answer, Errno> {
         const SET_TOS: i32 = 0x89e0;
         const GET_TOS: i32 = 0x89e1;
         let transport = self.driver.with_core(|core, _| core.transport(id));
         let over_tcp = transport.map_err(|e| e.errno())? == Some(bowline_rds::Transport::Tcp);
         match request {
+            SET_TOS if over_tcp && has_sent => Err(Errno::EINVAL),
             SET_TOS if over_tcp => Ok(Answer::of(0)),
             GET_TOS => Ok(Answer { bytes: vec![0], ..Answer::default() }),
             _ => Err(Errno::ENOTTY),
@@ -568,6 +578,8 @@ impl Service {
         } else {
             Poll::Ready(self.driver.send(socket.id, &message, Blocking::Never))
         };
+        // The first message to a destination comes here, and not by the ring.
+        socket.has_sent |= !matches!(sent, Poll::Ready(Err(_)));
         let mut answer = match sent {
             Poll::Ready(Ok(len)) => Answer::of(i64::try_from(len).unwrap_or(i64::MAX)),
             Poll::Ready(Err(error)) => Answer::error(errno(&error)),

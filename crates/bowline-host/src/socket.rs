@@ -23,6 +23,8 @@ pub(crate) struct HostSocket {
     pub(crate) options: Options,
     /// What it counts for, and for whom.
     pub(crate) charge: Charge,
+    /// A message was sent or waits: the type of service is settled.
+    pub(crate) has_sent: bool,
     /// Channels whose requests wait for room to send, in their order.
     pub(crate) senders: VecDeque<u64>,
     pub(crate) rings: Rings,
@@ -50,6 +52,7 @@ impl HostSocket {
             inode,
             options: Options::default(),
             charge,
+            has_sent: false,
             senders: VecDeque::new(),
             rings,
             active: false,

@@ -1,10 +1,10 @@
 //! A process that does not keep to what the library does: nobody else notices.
 
 use std::fs::File;
-use std::io::{IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -16,7 +16,10 @@ use bowline_attach::{
 use bowline_host::{Host, Policy, Quota};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const EBADF: i64 = -9;
@@ -200,6 +203,27 @@ fn a_channel_names_no_socket_of_others() {
     }
     assert_eq!(ask(&mut channel, Head::new(Op::Attach, 0), b"", b""), EBADF, "no descriptor");
     scene.works();
+}
+
+/// A process with many threads uses one channel for a `Look`, which has no answer, and then for an
+/// `Attach`: the node may read both at once.
+#[test]
+fn a_descriptor_belongs_to_its_request_and_not_to_the_one_before() {
+    let scene = Scene::new(8);
+    let mut other = scene.channel();
+    let (handle, fd) = open(&mut other);
+    let mut channel = scene.channel();
+    let look = Head::new(Op::Look, handle).emit(0, 0, 0).unwrap();
+    let attach = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
+    channel.write_all(&look[..10]).unwrap();
+    let rest = [&look[10..], &attach].concat();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [fd.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let pieces = [IoSlice::new(&rest)];
+    sendmsg(&channel, &pieces, &mut control, SendFlags::empty()).unwrap();
+    assert_eq!(answer(&mut channel), handle);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use bowline_testkit::skipped;
 use crate::support::Folder;
 
 /// Runs a script as root of its own network namespace; `None` where that is not possible.
-fn apart(folder: &Folder, script: &str) -> Option<Output> {
+pub(crate) fn apart(folder: &Folder, script: &str) -> Option<Output> {
     let manners = [&["-n"][..], &["-rn"]];
     let works = |manner: &&&[&str]| {
         let mut try_out = Command::new("unshare");
@@ -40,7 +40,7 @@ fn apart(folder: &Folder, script: &str) -> Option<Output> {
 }
 
 #[track_caller]
-fn succeeded(done: &Output) -> String {
+pub(crate) fn succeeded(done: &Output) -> String {
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert_eq!(done.status.code(), Some(0), "{out}{err}");
     out.into_owned()

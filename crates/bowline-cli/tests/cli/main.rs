@@ -11,6 +11,7 @@ mod links;
 mod log;
 mod metrics;
 mod nodes;
+mod programs;
 mod queue;
 mod rdma;
 mod restarts;

@@ -2,11 +2,15 @@
 
 import array
 import os
+import select
 import socket
 import subprocess
 import sys
+import time
 
 ONE, OTHER = sys.argv[1:3]
+# More than any receive buffer holds while nobody reads.
+FLOOD = 500
 
 
 def new():
@@ -24,6 +28,8 @@ if len(sys.argv) > 3:
         with socket.socket(socket.AF_RDS, socket.SOCK_SEQPACKET, 0, number) as unbound:
             unbound.bind((OTHER, 4300))
             unbound.sendto(b"bound where it was handed to", (ONE, 4200))
+            for n in range(FLOOD):
+                unbound.sendto(b"%d " % n + b"x" * 4000, (ONE, 4200))
     else:
         os.fstat(number)
         with socket.socket(fileno=number) as inherited:
@@ -54,8 +60,6 @@ try:
     again.bind((OTHER, 4201))
 except OSError:
     # The node hears of the last close a moment later.
-    import time
-
     time.sleep(0.5)
     again.bind((OTHER, 4201))
 
@@ -84,6 +88,11 @@ here, there = socket.socketpair()
 unbound = new()
 started = subprocess.Popen([*program, "handed", str(there.fileno())], pass_fds=[there.fileno()])
 here.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [unbound.fileno()]))])
-assert started.wait() == 0
 assert a.recvfrom(100) == (b"bound where it was handed to", (OTHER, 4300))
+# It waits where the system would let a datagram go.
+time.sleep(0.3)
+for n in range(FLOOD):
+    assert select.select([a], [], [], 10)[0], f"message {n} was lost"
+    assert a.recv(5000).startswith(b"%d " % n)
+assert started.wait() == 0
 assert unbound.getsockname() == (OTHER, 4300), "the socket is one for both"

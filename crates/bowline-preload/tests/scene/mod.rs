@@ -1,0 +1,140 @@
+//! A node of this process for the programs of a test.
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::io::Read;
+use std::net::IpAddr;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use bowline_host::{Host, Policy, Quota};
+use bowline_rds::Config;
+use bowline_rds_driver::{Driver, DriverConfig};
+
+/// Longest time that a program may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// A node with two addresses that serves programs.
+pub(crate) struct Scene {
+    pub(crate) driver: Driver,
+    host: Option<Host>,
+    pub(crate) folder: PathBuf,
+    pub(crate) addresses: [String; 2],
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        let net = Self::next();
+        Self::at(net, [1, 2].map(|host| format!("127.78.{net}.{host}")))
+    }
+
+    pub(crate) fn next() -> u8 {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn at(net: u8, addresses: [String; 2]) -> Self {
+        let addrs: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let core = Config { addrs, generation: 78, ..Config::default() };
+        let begun = Instant::now();
+        let driver = loop {
+            match Driver::start(DriverConfig { core: core.clone(), ..DriverConfig::default() }) {
+                Ok(driver) => break driver,
+                // Another test may have the address.
+                Err(error) => assert!(begun.elapsed() < LIMIT, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let folder = std::env::temp_dir().join(format!("bowline-{}-{net}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let listener = UnixListener::bind(folder.join("host.sock")).unwrap();
+        let host =
+            Some(Host::start(driver.clone(), listener, Policy::default(), Quota::NONE).unwrap());
+        Self { driver, host, folder, addresses }
+    }
+
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let library = library();
+        let mut command = Command::new(program);
+        command.env("LD_PRELOAD", library).env("BOWLINE_RDS_SOCKET", self.folder.join("host.sock"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn start(&self, script: &str, more: &[&str]) -> Child {
+        let mut command = self.command("python3");
+        command
+            .arg(self::script(script))
+            .args(&self.addresses)
+            .args(more)
+            .spawn()
+            .expect("python3 starts")
+    }
+
+    /// Runs a program to its end, which must be a good one.
+    pub(crate) fn runs(&self, script: &str) {
+        finish(self.start(script, &[]), script);
+        self.is_empty_again();
+    }
+
+    /// Nothing is left of programs that have ended.
+    pub(crate) fn is_empty_again(&self) {
+        let begun = Instant::now();
+        while !self.driver.with_core(|core, _| core.info()).sockets.is_empty() {
+            assert!(begun.elapsed() < LIMIT, "sockets of programs that have ended are left");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.host = None;
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The path of a program.
+pub(crate) fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name)
+}
+
+/// The library, which cargo does not build for tests.
+pub(crate) fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        // This program is in target/PROFILE/deps.
+        let own = std::env::current_exe().unwrap();
+        let folder = own.parent().and_then(Path::parent).unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "bowline-preload", "--target-dir"]);
+        cargo.arg(folder.parent().unwrap());
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+        assert!(status.success(), "cargo builds the library");
+        folder.join("libbowline_preload.so")
+    })
+}
+
+pub(crate) fn finish(mut child: Child, what: &str) {
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > LIMIT {
+            child.kill().unwrap();
+            panic!("{what} takes too long");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(status.success(), "{what}: {status}\n{text}");
+}
