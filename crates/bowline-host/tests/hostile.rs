@@ -279,6 +279,31 @@ fn an_interrupt_ends_the_wait_and_only_that() {
     scene.works();
 }
 
+/// Requests by the hundred thousand behind one that waits, so that all are there when it ends.
+#[test]
+fn a_flood_behind_a_wait_holds_up_nobody() {
+    let scene = Scene::new(9);
+    let mut channel = scene.channel();
+    let (handle, _fd) = open(&mut channel);
+    let name = scene.name(7001);
+    assert_eq!(ask(&mut channel, Head::new(Op::Bind, handle), &name, b""), 0);
+    // SO_SNDTIMEO of 0.3 s.
+    let limit = [0i64, 300_000].map(i64::to_ne_bytes).concat();
+    let option = Head { a: 1, b: 21, ..Head::new(Op::SetOption, handle) };
+    assert_eq!(ask(&mut channel, option, b"", &limit), 0);
+    let send = Head { a: 0x40, ..Head::new(Op::Send, handle) };
+    while ask(&mut channel, send, &name, &[0; 60_000]) == 60_000 {}
+    put(&mut channel, Head::new(Op::Send, handle), &name, &[0; 60_000]);
+    let look = Head::new(Op::Look, handle).emit(0, 0, 0).unwrap();
+    let many = look.repeat(1000);
+    channel.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    while channel.write_all(&many).is_ok() {}
+    assert_eq!(answer(&mut channel), -110, "ETIMEDOUT");
+    scene.works();
+    drop(channel);
+    scene.works();
+}
+
 /// A socket of the node's with a destination to which sends may be posted.
 fn open_with_destination(scene: &Scene) -> (UnixStream, i64, OwnedFd, File) {
     let mut channel = scene.channel();

@@ -37,6 +37,11 @@ fn a_slow_reader_holds_back_those_who_send_to_it_and_loses_nothing() {
 }
 
 #[test]
+fn who_waits_to_send_holds_up_no_other() {
+    Scene::new().runs("waiting.py");
+}
+
+#[test]
 fn four_processes_share_an_address_and_lose_nothing() {
     Scene::new().runs("shared.py");
 }

@@ -94,3 +94,20 @@ fn a_promise_is_kept_and_nothing_beyond_it() {
     lab.node.send(now, a, &promised).unwrap();
     lab.node.check_invariants();
 }
+
+/// Empty messages need no room in bytes, but there is a limit to their number.
+// tests
+#[test]
+fn a_promise_does_not_exceed_the_number_of_messages() {
+    let mut small = config(B);
+    small.limits.send_messages_per_socket = 3;
+    let mut lab = Lab::new(small);
+    let a = lab.bound("10.0.0.2:5000");
+    let to = Some(addr("10.9.9.9:4000"));
+    let empty = SendMsg { name: to, promised: true, ..SendMsg::default() };
+    let now = lab.now;
+    for _ in 0..3 {
+        lab.node.send(now, a, &empty).unwrap();
+    }
+    assert_eq!(lab.node.send(now, a, &empty), Err(Error::QueueFull));
+}
