@@ -31,6 +31,8 @@ pub enum Refused {
     Buffers,
     /// More of unfinished requests and of answers that it does not take: the channel ends.
     Requests,
+    /// To keep a socket in whose shared memory there was what cannot be.
+    Broken,
 }
 
 impl Refused {
@@ -39,6 +41,7 @@ impl Refused {
             Self::Attach | Self::Bind => Errno::EACCES,
             Self::Channels | Self::Sockets => Errno::EMFILE,
             Self::Buffers | Self::Requests => Errno::ENOBUFS,
+            Self::Broken => Errno::EBADF,
         }
     }
 }
@@ -52,6 +55,7 @@ impl std::fmt::Display for Refused {
             Self::Sockets => "has its quota of sockets",
             Self::Buffers => "has its quota of buffers",
             Self::Requests => "has too much of unfinished requests",
+            Self::Broken => "has spoiled the memory of a socket, which was closed",
         })
     }
 }
@@ -250,6 +254,11 @@ impl Accounts {
 
     pub(crate) fn refuse_bind(&self, caller: &Caller) -> Errno {
         self.refuse(caller.user, Refused::Bind)
+    }
+
+    /// A socket of a user was closed because of what was in its shared memory.
+    pub(crate) fn count_broken(&self, user: u32) {
+        self.refuse(user, Refused::Broken);
     }
 
     /// A caller sees the sockets of all.

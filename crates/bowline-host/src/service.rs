@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bowline_attach::{FILL, Frame, Head, NAME_PREFIX, Op, VERSION};
+use bowline_attach::{FILL, Frame, Head, NAME_PREFIX, Op, RING_MESSAGE_MAX, VERSION};
 use bowline_base::{Errno, Instant, clock};
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId};
 use bowline_rds_driver::{Blocking, Driver};
@@ -48,8 +48,9 @@ const SMALL_CONTROL: usize = 24;
 /// Most channels, of all processes together.
 const CHANNELS_MAX: usize = 32_768;
 const EMFILE: i32 = 24;
-/// Bytes of a channel that are read at once.
+/// Bytes of a channel that are read at once; a message of a ring has room there as well.
 const READ: usize = 64 << 10;
+const _: () = assert!(READ >= RING_MESSAGE_MAX);
 /// Requests of one channel that are carried out before others get their turn.
 const REQUESTS: usize = 64;
 /// Events that are taken at once.
@@ -108,15 +109,13 @@ pub(crate) struct Service {
     pub(crate) sockets: HashMap<u64, (HostSocket, Waker)>,
     /// Sockets that get a turn in each round.
     pub(crate) active: Vec<u64>,
-    /// Sockets that were closed because what their programs wrote into shared memory cannot be.
-    pub(crate) broken: u64,
     /// When the sockets were last looked at from whose rings programs may have taken messages.
     looked: Instant,
     /// Handles by device and inode of the programs' ends.
     by_inode: HashMap<(u64, u64), u64>,
     deadlines: BTreeSet<(Instant, u64)>,
     /// Channels that have more requests than they may have in one round.
-    again: Vec<u64>,
+    again: BTreeSet<u64>,
     next: u64,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
@@ -147,11 +146,10 @@ impl Service {
             known: HashMap::new(),
             sockets: HashMap::new(),
             active: Vec::new(),
-            broken: 0,
             looked: clock::now(),
             by_inode: HashMap::new(),
             deadlines: BTreeSet::new(),
-            again: Vec::new(),
+            again: BTreeSet::new(),
             next: 1,
             spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
             scratch: vec![0; READ].into_boxed_slice(),
@@ -289,7 +287,7 @@ impl Service {
             }
         }
         // Others have their turn first.
-        self.again.push(number);
+        self.again.insert(number);
         true
     }
 

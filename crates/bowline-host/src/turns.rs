@@ -22,18 +22,17 @@ impl Service {
         }
         let mut busy = false;
         let mut quiet = Vec::new();
-        for at in 0..self.active.len() {
-            let handle = self.active[at];
+        let mut next = 0;
+        while let Some(handle) = self.active.get(next).copied() {
             let had_work = self.turn(handle);
             busy |= had_work;
             let retry = |(socket, _): &mut (HostSocket, Waker)| std::mem::take(&mut socket.retry);
             if had_work | self.sockets.get_mut(&handle).is_some_and(retry) {
                 self.resume_senders(handle);
             }
-            let Some((socket, _)) = self.sockets.get_mut(&handle) else {
-                quiet.push(handle);
-                continue;
-            };
+            // A turn may close its socket, which is then not on the list any more.
+            let Some((socket, _)) = self.sockets.get_mut(&handle) else { continue };
+            next += 1;
             socket.quiet = if had_work { 0 } else { socket.quiet + 1 };
             socket.unshown += u32::from(had_work);
             if socket.unshown > 0 && (!had_work || socket.unshown >= SHOW_AFTER) {
@@ -77,7 +76,7 @@ impl Service {
             (Ok(sent), Ok(lent)) => sent || lent,
             // Whoever writes such things has no use of the socket.
             _ => {
-                self.broken += 1;
+                self.accounts.count_broken(socket.charge.user);
                 self.close(handle);
                 true
             }
@@ -135,7 +134,10 @@ impl Service {
         let quiet = self.sockets.iter().filter(|(_, (socket, _))| has(socket));
         let handles: Vec<u64> = quiet.map(|(handle, _)| *handle).collect();
         for handle in handles {
-            self.activate(handle);
+            // A socket that nobody reads stays quiet.
+            if self.turn(handle) {
+                self.activate(handle);
+            }
             if let Some((socket, _)) = self.sockets.get_mut(&handle) {
                 socket.replace_token();
             }

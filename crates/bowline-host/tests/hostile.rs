@@ -369,6 +369,27 @@ fn memory_that_lies_closes_its_socket() {
     }
 }
 
+/// Sockets that are closed in one round with others behind them.
+#[test]
+fn several_sockets_break_in_one_round() {
+    let scene = Scene::new(10);
+    let mut channel = scene.channel();
+    let sockets: Vec<_> = (0..8).map(|_| open_with_memory(&mut channel)).collect();
+    for (handle, _, memory) in sockets.iter().step_by(2) {
+        memory.write_all_at(&(1u64 << 40).to_ne_bytes(), SENDS).unwrap();
+        put(&mut channel, Head::new(Op::Look, *handle), b"", b"");
+    }
+    for (n, (handle, ..)) in sockets.iter().enumerate() {
+        put(&mut channel, Head::new(Op::Look, *handle), b"", b"");
+        let broken = n % 2 == 0;
+        let name = ask(&mut channel, Head::new(Op::LocalName, *handle), b"", b"");
+        assert!(name == if broken { EBADF } else { 0 }, "{n}: {name}");
+    }
+    let refused = scene.host.as_ref().unwrap().refusals();
+    assert_eq!(refused.iter().map(|one| one.count).sum::<u64>(), 4, "{refused:?}");
+    scene.works();
+}
+
 /// Numbers that may be anything, and memory full of noise that changes all the time: the node and
 /// other sockets go on.
 #[test]

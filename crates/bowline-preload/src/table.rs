@@ -5,7 +5,7 @@
 //! found out about again at its next use: an RDS socket is connected to a name that tells its node.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use bowline_attach::NAME_PREFIX;
 
@@ -25,6 +25,9 @@ const RDS: u64 = 3;
 
 static TABLE: [AtomicU64; KNOWN_MAX] = [const { AtomicU64::new(UNKNOWN) }; KNOWN_MAX];
 
+/// No descriptor at or above has been looked at.
+static END: AtomicUsize = AtomicUsize::new(0);
+
 /// The process that the table describes. The child of a `vfork` has its parent's memory, but
 /// descriptors of its own.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -39,6 +42,13 @@ pub(crate) struct Rds {
 
 fn cell(fd: c_int) -> Option<&'static AtomicU64> {
     TABLE.get(usize::try_from(fd).ok()?)
+}
+
+/// The word of a descriptor that is about to be known.
+fn new_cell(fd: c_int) -> Option<&'static AtomicU64> {
+    let at = usize::try_from(fd).ok()?;
+    END.fetch_max(at + 1, Ordering::Relaxed);
+    TABLE.get(at)
 }
 
 /// Returns what is known of a descriptor as an RDS socket; `None` if it is something else.
@@ -60,7 +70,7 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         return Some(Ok(Rds { fd, node, handle: word >> 16 }));
     }
     let Some(number) = node_of(fd) else {
-        if let Some(cell) = cell(fd).filter(|_| real::flags(fd).is_ok()) {
+        if let Some(cell) = new_cell(fd).filter(|_| real::flags(fd).is_ok()) {
             // Unless another thread has just made it an RDS socket.
             let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -99,7 +109,7 @@ fn node_of(fd: c_int) -> Option<u64> {
 
 /// Remembers an RDS socket.
 pub(crate) fn set(fd: c_int, node: &'static Node, handle: u64) {
-    if let Some(cell) = cell(fd).filter(|_| handle < 1 << 48) {
+    if let Some(cell) = new_cell(fd).filter(|_| handle < 1 << 48) {
         let word = handle << 16 | u64::from(node.index()) << 8 | RDS;
         cell.store(word, Ordering::Release);
     }
@@ -107,7 +117,7 @@ pub(crate) fn set(fd: c_int, node: &'static Node, handle: u64) {
 
 /// Remembers a descriptor of this library.
 pub(crate) fn set_ours(fd: c_int) {
-    if let Some(cell) = cell(fd) {
+    if let Some(cell) = new_cell(fd) {
         cell.store(OURS, Ordering::Release);
     }
 }
@@ -130,7 +140,8 @@ pub(crate) fn forget(fd: c_int) {
 /// Forgets all descriptors of a range that are not this library's own.
 pub(crate) fn forget_range(first: usize, last: usize) {
     if is_this_process() {
-        let range = TABLE.iter().enumerate().take(last.saturating_add(1)).skip(first);
+        let end = END.load(Ordering::Relaxed).min(last.saturating_add(1));
+        let range = TABLE.iter().enumerate().take(end).skip(first);
         for (fd, cell) in range.filter(|(_, cell)| cell.load(Ordering::Relaxed) != UNKNOWN) {
             cell.store(UNKNOWN, Ordering::Release);
             areas::retire(fd as c_int);
