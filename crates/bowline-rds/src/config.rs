@@ -81,6 +81,9 @@ pub struct Limits {
     /// Number of messages that a socket may have queued or unacknowledged, empty ones included
     /// [B-21].
     pub send_messages_per_socket: usize,
+    /// Number of messages that may wait for the reader of any socket; one with a large receive
+    /// buffer may have one for each 64 bytes of it. With more the port is congested [B-33].
+    pub recv_messages_per_socket: usize,
     /// Number of pongs queued on one path.
     pub pongs_per_path: usize,
     /// Received bytes of one peer that wait for readers, where each message counts its payload and
@@ -119,6 +122,7 @@ impl Limits {
             peers_unproven: 1_024,
             links_extra_per_peer: 8,
             send_messages_per_socket: 1 << 17,
+            recv_messages_per_socket: 1 << 14,
             pongs_per_path: 64,
         }
     }

@@ -9,6 +9,8 @@ use crate::recvq::RecvQueue;
 /// Messages, and bytes, that are queued for a waiting reader before parsing stops.
 const ENOUGH_MESSAGES: usize = 32;
 const ENOUGH_BYTES: usize = 64 << 10;
+/// Bytes of the receive buffer for each message that may wait for the reader.
+const SMALL_MESSAGE: usize = 64;
 
 /// Transport of a socket, with the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +146,8 @@ pub(crate) struct Sock {
     pub(crate) lent: VecDeque<(Option<ConnId>, usize)>,
     /// This socket's port is marked in the congestion map of its address.
     pub(crate) congested: bool,
+    /// So many messages wait for the reader that the port is congested, however short they are.
+    pub(crate) crowded: bool,
     pub(crate) interest: u8,
     /// The socket stands in the node's list of sockets to wake at the next map.
     pub(crate) cong_waiting: bool,
@@ -184,5 +188,19 @@ impl Sock {
     #[inline]
     pub(crate) const fn congested_at(&self, bytes: usize) -> bool {
         if self.congested { bytes >= self.rcvbuf / 2 } else { bytes > self.rcvbuf }
+    }
+
+    /// Number of messages that wait for the reader, lent ones included.
+    #[inline]
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len() + self.lent.len()
+    }
+
+    /// Tells whether `messages` for the reader congest the port. Every socket may have `least`,
+    /// one with a large buffer as many as fill it with [`SMALL_MESSAGE`] bytes each [B-33].
+    #[inline]
+    pub(crate) fn crowded_at(&self, messages: usize, least: usize) -> bool {
+        let most = least.max(self.rcvbuf / SMALL_MESSAGE);
+        if self.crowded { messages >= most / 2 } else { messages > most }
     }
 }

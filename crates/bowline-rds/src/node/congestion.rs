@@ -52,9 +52,12 @@ impl Node {
             rare.queued_at = sock.timestamp.then_some(self.now);
             rare.trace = sock.latency.map(|_| [seen.0, seen.1, self.now]);
         }
-        self.recv_held += len + MESSAGE_OVERHEAD;
-        if let Some(conn) = msg.origin.conn.and_then(|id| self.conns.get_mut(id.0)) {
-            conn.recv_held += len + MESSAGE_OVERHEAD;
+        // What programs of this node send each other keeps no peer waiting.
+        if let Some(conn) = msg.origin.conn {
+            self.recv_held += len + MESSAGE_OVERHEAD;
+            if let Some(conn) = self.conns.get_mut(conn.0) {
+                conn.recv_held += len + MESSAGE_OVERHEAD;
+            }
         }
         sock.queue.push(msg);
         sock.rcv_bytes += len;
@@ -76,12 +79,18 @@ impl Node {
     }
 
     /// Marks or unmarks a socket's port after its queue changed by `by` bytes, [R-612]. A
-    /// change by 0 bytes has no effect.
+    /// change by 0 bytes has no effect, but for the number of messages [B-33].
     #[inline]
     fn update_congestion(&mut self, id: SocketId, by: usize) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
-        let on = sock.congested_at(sock.rcv_bytes);
-        if by == 0 || on == sock.congested {
+        let least = self.config.limits.recv_messages_per_socket;
+        let crowded = sock.crowded_at(sock.waiting(), least);
+        if by == 0 && crowded == sock.crowded {
+            return;
+        }
+        sock.crowded = crowded;
+        let on = crowded || sock.congested_at(sock.rcv_bytes);
+        if on == sock.congested {
             return;
         }
         sock.congested = on;
@@ -94,8 +103,9 @@ impl Node {
     /// stopped it.
     #[inline]
     pub(super) fn release_held(&mut self, conn: Option<ConnId>, len: usize) {
+        let Some(conn) = conn else { return };
         self.recv_held -= len + MESSAGE_OVERHEAD;
-        if let Some(conn) = conn.and_then(|id| self.conns.get_mut(id.0)) {
+        if let Some(conn) = self.conns.get_mut(conn.0) {
             conn.recv_held -= len + MESSAGE_OVERHEAD;
         }
         if !self.paused.is_empty() {

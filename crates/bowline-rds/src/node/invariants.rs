@@ -72,10 +72,9 @@ impl Node {
         for (_, s) in self.sockets.iter() {
             let queued = s.queue.iter().map(|(_, _, len, conn)| (conn, len));
             for (conn, len) in queued.chain(s.lent.iter().copied()) {
+                let Some(conn) = conn else { continue };
                 held_total += len + 128;
-                if let Some(conn) = conn
-                    && self.conn(conn).is_some()
-                {
+                if self.conn(conn).is_some() {
                     *slot_mut(&mut held, conn.0.0) += len + 128;
                 }
             }

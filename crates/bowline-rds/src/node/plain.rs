@@ -25,6 +25,7 @@ impl Node {
         budget: &mut usize,
     ) -> Option<ParseEnd> {
         let limit = self.frame_limit();
+        let messages_least = self.config.limits.recv_messages_per_socket;
         let link = self.links.get_mut(id.0)?;
         let settled = link.confirmed
             && !link.awaits_peer_kind
@@ -72,7 +73,8 @@ impl Node {
                 last = Some((header.dport, *to, sock));
             }
             let Some((_, to, sock)) = &mut last else { break };
-            if len > 0 && sock.congested_at(sock.rcv_bytes + len) != sock.congested {
+            let is_plain = len == 0 || sock.congested_at(sock.rcv_bytes + len) == sock.congested;
+            if !is_plain || sock.crowded_at(sock.waiting() + 1, messages_least) != sock.crowded {
                 break;
             }
             let name = (header.sport, header.sequence);

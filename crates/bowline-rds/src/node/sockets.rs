@@ -57,6 +57,7 @@ impl Node {
             queue: crate::recvq::RecvQueue::default(),
             lent: VecDeque::new(),
             congested: false,
+            crowded: false,
             interest: 0,
             cong_waiting: false,
             seen_congestion: false,

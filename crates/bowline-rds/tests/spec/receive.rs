@@ -1,6 +1,6 @@
 //! Sections 1, 2.4, 2.5, 6.1: framing, duplicates, limits, and peers that send nonsense.
 
-use bowline_rds::{CloseHow, CloseReason, Config, Event, LinkId, Misbehaviour, RxBuf, SocketId};
+use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, Misbehaviour, RxBuf, SocketId};
 use bowline_wire::rds::{Flags, HEADER_LEN};
 
 use crate::support::*;
@@ -189,6 +189,55 @@ fn the_memory_of_the_node_is_bounded_too() {
     lab.node.close(lab.now, s);
     lab.settle();
     assert!(links.iter().all(|l| lab.node.wants_read(*l)), "closing makes room");
+}
+
+/// Empty messages fill no buffer, so their number congests a port [B-33].
+#[test]
+fn many_empty_messages_congest_a_port() {
+    let mut config = config(B);
+    config.limits.recv_messages_per_socket = 100;
+    config.recv_buffer = 4000; // room for 62 small messages
+    let mut lab = Lab::new(config);
+    let link = lab.kernel(A, 1);
+    let reader = lab.bound("10.0.0.2:5000");
+    let sender = lab.bound("10.0.0.2:6000");
+    let is_congested = |lab: &Lab| lab.node.info().sockets[0].congested;
+    lab.deliver(link, &(2..52).map(|n| data(n, 9, 5000, b"")).collect::<Vec<_>>());
+    for _ in 0..50 {
+        lab.send(sender, "10.0.0.2:5000", b"").expect("room for 100");
+    }
+    assert!(!is_congested(&lab));
+    lab.send(sender, "10.0.0.2:5000", b"").expect("the one too many is taken");
+    assert!(is_congested(&lab));
+    assert_eq!(lab.send(sender, "10.0.0.2:5000", b""), Err(Error::Congested));
+    for _ in 0..51 {
+        lab.recv(reader).expect("one of 101");
+        assert!(is_congested(&lab));
+    }
+    lab.recv(reader).expect("one of 50");
+    assert!(!is_congested(&lab), "fewer than half");
+    lab.send(sender, "10.0.0.2:5000", b"").expect("room again");
+    // A peer that sends all the same finds the bound as well.
+    lab.deliver(link, &(52..200).map(|n| data(n, 9, 5000, b"")).collect::<Vec<_>>());
+    assert!(is_congested(&lab));
+}
+
+/// Programs that leave each other's messages unread keep no peer waiting [B-33].
+#[test]
+fn messages_within_the_node_stop_no_peer() {
+    let mut config = config(B);
+    config.limits.recv_bytes_total = 10_000;
+    let mut lab = Lab::new(config);
+    let link = lab.kernel(A, 1);
+    let unread = lab.bound("10.0.0.2:5000");
+    let other = lab.bound("10.0.0.2:6000");
+    for _ in 0..20 {
+        lab.send(other, "10.0.0.2:5000", &[0; 1000]).expect("room in its buffer");
+    }
+    lab.deliver(link, &[data(2, 9, 6000, b"mine")]);
+    assert!(lab.node.wants_read(link));
+    assert_eq!(lab.recv(other).map(|got| text(&got)), Ok(b"mine".to_vec()));
+    assert_eq!(lab.recv_all(unread).len(), 20);
 }
 
 /// A peer sends what gives work and fills no receive buffer, as fast as it can. Another one's
