@@ -13,6 +13,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// assert_eq!(SplitMix64::new(7).next_u64(), SplitMix64::new(7).next_u64());
 /// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {

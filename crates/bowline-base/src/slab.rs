@@ -17,6 +17,7 @@ pub type Key = (u32, u32);
 /// assert_eq!((slab.get(first), slab.get(second)), (None, Some(&"second")));
 /// ```
 #[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
@@ -24,6 +25,7 @@ pub struct Slab<T> {
 }
 
 #[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Slot<T> {
     generation: u32,
     value: Option<T>,
@@ -33,6 +35,16 @@ impl<T> Slab<T> {
     /// Makes an empty slab.
     pub const fn new() -> Self {
         Self { slots: Vec::new(), free: Vec::new(), len: 0 }
+    }
+
+    /// Makes an empty slab that gives out none of the keys that this one has given out.
+    pub fn emptied<U>(&self) -> Slab<U> {
+        let next = |slot: &Slot<T>| match slot.value {
+            Some(_) => slot.generation.wrapping_add(1).max(1),
+            None => slot.generation,
+        };
+        let slots = self.slots.iter().map(|s| Slot { generation: next(s), value: None }).collect();
+        Slab { slots, free: (0..self.slots.len() as u32).rev().collect(), len: 0 }
     }
 
     /// Returns the number of objects.

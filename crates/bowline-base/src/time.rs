@@ -5,6 +5,7 @@ use core::time::Duration;
 
 /// A point in time, in nanoseconds since an epoch of the driver's choosing. Never goes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Instant(u64);
 
 impl Instant {

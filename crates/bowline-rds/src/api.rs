@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::BitOr;
 
 use bowline_base::{Errno, Instant};
+use serde::{Deserialize, Serialize};
 
 use crate::ids::{LinkId, SocketId};
 use crate::rxbuf::Rope;
@@ -87,7 +88,7 @@ pub enum CloseHow {
 }
 
 /// Why a TCP connection is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CloseReason {
     /// No process listens on the port.
@@ -122,7 +123,7 @@ impl fmt::Display for CloseReason {
 }
 
 /// When and why a path lost its TCP connection, or did not get one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathEnd {
     /// When.
     pub at: Instant,

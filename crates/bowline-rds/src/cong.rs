@@ -1,6 +1,7 @@
 //! Congestion maps: which ports of an address are congested. Spec: `docs/spec/rds.md`, section 7.
 
 use bowline_wire::rds::{MAP_LEN, MapView};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const WORDS: usize = MAP_LEN / 8;
 
@@ -8,6 +9,27 @@ const WORDS: usize = MAP_LEN / 8;
 #[derive(Debug, Default)]
 pub(crate) struct CongMap {
     words: Option<Box<[u64; WORDS]>>,
+}
+
+impl Serialize for CongMap {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut bytes = Vec::new();
+        if !self.is_empty() {
+            self.emit(&mut bytes);
+        }
+        serializer.serialize_bytes(&bytes)
+    }
+}
+
+impl<'de> Deserialize<'de> for CongMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut map = Self::default();
+        let bytes = serde_bytes::ByteBuf::deserialize(deserializer)?;
+        if let Some(view) = MapView::new(&bytes) {
+            map.replace(&view);
+        }
+        Ok(map)
+    }
 }
 
 impl CongMap {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::Ipv6Addr;
 
 use bowline_base::Instant;
+use serde::{Deserialize, Serialize};
 
 use crate::cong::CongMap;
 use crate::dedup::Dedup;
@@ -11,7 +12,7 @@ use crate::ids::LinkId;
 use crate::path::{Path, TxMsg, mark};
 
 /// What kind of node a peer is, as far as this node knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Peer {
     /// The peer has sent neither a probe nor a pong.
     Unknown,
@@ -30,7 +31,7 @@ impl Peer {
 /// Holds back the paths from `first` on until the peer has taken all messages that were queued
 /// earlier on the lower paths. Without it a later message between two sockets could overtake an
 /// earlier one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PathBarrier {
     /// Index of the first path that is held back.
     pub(crate) first: u8,
@@ -43,7 +44,7 @@ pub(crate) struct PathBarrier {
 
 /// An earlier process at a peer's address, and for each path the sequence number that was expected
 /// of it next.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct FormerProcess {
     generation: u32,
     rx_expected: Vec<u64>,
@@ -53,7 +54,7 @@ pub(crate) struct FormerProcess {
 const FORMER_PROCESSES_MAX: usize = 4;
 
 /// The relation of a local and a remote address over TCP, with up to eight paths.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Conn {
     pub(crate) local: Ipv6Addr,
     pub(crate) remote: Ipv6Addr,

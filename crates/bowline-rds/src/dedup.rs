@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bowline_wire::rds::{HEADER_LEN, Header};
+use serde::{Deserialize, Serialize};
 
 use crate::config::DUPLICATE_RECORD;
 use crate::ids::LinkId;
@@ -34,7 +35,7 @@ const RECORDS_QUIET_MAX: usize = 1 << 10;
 const RECORDS_MIN: usize = 16;
 
 /// Limit on the number of messages remembered for all peers of a node together.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Budget {
     used: Arc<AtomicUsize>,
     limit: usize,
@@ -65,7 +66,7 @@ impl Budget {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Key {
     sequence: u64,
     digest: u64,
@@ -75,7 +76,7 @@ struct Key {
 }
 
 /// Properties of the connection that brings a message which matter for duplicates.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SourceLink {
     pub(crate) link: LinkId,
     /// Serial of the link: later links of the peer have higher ones.
@@ -85,7 +86,7 @@ pub(crate) struct SourceLink {
 }
 
 /// How a message came.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Arrival {
     source: SourceLink,
     flagged: bool,
@@ -95,7 +96,7 @@ struct Arrival {
 
 /// Arrivals of equal messages: nearly always one, and more only from paths that use the same
 /// numbers.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Arrivals {
     last: Arrival,
     others: Vec<Arrival>,
@@ -130,8 +131,9 @@ impl Arrivals {
 }
 
 /// Messages received lately from one peer.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Dedup {
+    #[serde(skip)]
     budget: Budget,
     seen: HashMap<Key, Arrivals>,
     /// The messages in order of arrival, oldest first, so that old ones can be forgotten.
@@ -147,6 +149,12 @@ impl Drop for Dedup {
 }
 
 impl Dedup {
+    /// Counts records that were read from elsewhere towards a budget.
+    pub(crate) fn charge(&mut self, budget: &Budget) {
+        self.budget = budget.clone();
+        self.budget.used.fetch_add(self.order.len(), Relaxed);
+    }
+
     pub(crate) fn new(budget: &Budget) -> Self {
         Self { budget: budget.clone(), seen: HashMap::new(), order: VecDeque::new(), received: 0 }
     }

@@ -1,15 +1,17 @@
 //! Ids of the objects of a node.
 
+use serde::{Deserialize, Serialize};
+
 /// Id of a socket of a node. It is never used again for another socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SocketId(pub(crate) (u32, u32));
 
 /// Id of a TCP connection of a node. It is never used again, like [`SocketId`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LinkId(pub(crate) (u32, u32));
 
 /// Id of a pair of addresses that exchange messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ConnId(pub(crate) (u32, u32));
 
 impl SocketId {

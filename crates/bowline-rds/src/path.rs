@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 
 use bowline_base::Instant;
 use bowline_wire::rds::{EXT_AREA_LEN, HEADER_LEN, Header, PROBE_PORT};
+use serde::{Deserialize, Serialize};
 
 use crate::api::PathEnd;
 use crate::ids::{LinkId, SocketId};
@@ -19,7 +20,7 @@ use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// State of a path [spec section 3.2]. A node passes through `Resetting` and `Error` without
 /// stopping there; they are listed because the info interface knows them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum PathState {
     /// No TCP connection.
@@ -55,7 +56,7 @@ pub(crate) mod mark {
 pub(crate) const UNPLANNED: u64 = u64::MAX;
 
 /// One message of a path's queue. Its frame lies in the path's log.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct TxMsg {
     /// Sequence number.
     pub(crate) seq: u64,
@@ -89,7 +90,7 @@ impl TxMsg {
 }
 
 /// One lane of a connection.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Path {
     pub(crate) state: PathState,
     /// The link in service.

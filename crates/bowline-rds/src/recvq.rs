@@ -11,13 +11,14 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use bowline_base::Instant;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::ids::ConnId;
 use crate::rxbuf::Rope;
 use crate::socket::Endpoint;
 
 /// Origin of a message, without the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     pub(crate) addr: Ipv6Addr,
     pub(crate) scope: u32,
@@ -26,7 +27,7 @@ pub(crate) struct Origin {
 }
 
 /// Properties that only few messages have.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Rare {
     /// Remote memory key from the sender.
     pub(crate) rdma_dest: Option<u64>,
@@ -37,7 +38,7 @@ pub(crate) struct Rare {
 }
 
 /// A message with all its properties.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RecvMsg {
     pub(crate) origin: Origin,
     pub(crate) sport: u16,
@@ -112,6 +113,25 @@ pub(crate) struct RecvQueue {
     entries: VecDeque<Entry>,
     /// The unshared properties of the entries that have any, in the order of the entries.
     unshared: VecDeque<Unshared>,
+}
+
+impl Serialize for RecvQueue {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let runs = self.runs.iter().flat_map(|run| std::iter::repeat_n(run, run.left));
+        let mut unshared = self.unshared.iter();
+        serializer.collect_seq(runs.zip(&self.entries).map(|(run, entry)| {
+            let own = if entry.has_unshared { unshared.next().cloned() } else { None };
+            message(run, entry, own)
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for RecvQueue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut queue = Self::default();
+        Vec::<RecvMsg>::deserialize(deserializer)?.into_iter().for_each(|msg| queue.push(msg));
+        Ok(queue)
+    }
 }
 
 impl RecvQueue {

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// Capacity of a pooled read buffer, bytes.
 pub const RX_BUF_LEN: usize = 256 << 10;
 /// Maximum number of pooled buffers in use at once. Bytes read beyond that are copied into buffers
@@ -192,6 +194,20 @@ pub struct Rope {
     second: Option<Piece>,
     rest: Vec<Piece>,
     len: usize,
+}
+
+impl Serialize for Rope {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut bytes = vec![0; self.len];
+        self.copy_to(&mut bytes);
+        serializer.serialize_bytes(&bytes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Rope {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self::from_vec(serde_bytes::ByteBuf::deserialize(deserializer)?.into_vec()))
+    }
 }
 
 impl Rope {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use serde::{Deserialize, Serialize};
 
 use crate::ids::ConnId;
 use crate::recvq::RecvQueue;
@@ -13,7 +14,7 @@ const ENOUGH_BYTES: usize = 64 << 10;
 const SMALL_MESSAGE: usize = 64;
 
 /// Transport of a socket, with the kernel's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transport {
     /// RDMA.
     #[doc(alias = "RDS_TRANS_IB")]
@@ -26,7 +27,7 @@ pub enum Transport {
 }
 
 /// An address and port with its interface scope; IPv4 is v4-mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Endpoint {
     pub(crate) addr: Ipv6Addr,
     pub(crate) port: u16,
@@ -90,7 +91,7 @@ pub(crate) fn is_loopback(addr: Ipv6Addr) -> bool {
 }
 
 /// The address and port of a bound socket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Bound {
     pub(crate) at: Endpoint,
     pub(crate) local_addr: usize,
@@ -98,7 +99,7 @@ pub(crate) struct Bound {
 }
 
 /// Receive path latency request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatencyTrace {
     /// Number of positions in use.
     pub count: u8,
@@ -131,7 +132,7 @@ pub(crate) struct Flow {
 }
 
 /// State of one socket.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sock {
     pub(crate) bound: Option<Bound>,
     pub(crate) dest: Option<Endpoint>,
@@ -148,8 +149,10 @@ pub(crate) struct Sock {
     pub(crate) congested: bool,
     /// So many messages wait for the reader that the port is congested, however short they are.
     pub(crate) crowded: bool,
+    #[serde(skip)]
     pub(crate) interest: u8,
     /// The socket stands in the node's list of sockets to wake at the next map.
+    #[serde(skip)]
     pub(crate) cong_waiting: bool,
     /// A send was refused because of congestion since the last poll.
     pub(crate) seen_congestion: bool,
@@ -164,6 +167,7 @@ pub(crate) struct Sock {
     pub(crate) recverr: bool,
     pub(crate) completions: VecDeque<Vec<u32>>,
     /// The latest remote destination, kept to skip the checks when it is used again.
+    #[serde(skip)]
     pub(crate) route: Option<Route>,
     pub(crate) inode: u64,
     /// Process that opened it, if another than that of the node.

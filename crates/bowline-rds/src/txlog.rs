@@ -15,6 +15,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use bowline_wire::rds::HEADER_LEN;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const SMALL: usize = 4 << 10;
 const LARGE: usize = 64 << 10;
@@ -95,6 +96,25 @@ impl Chunk {
 pub(crate) struct TxLog {
     chunks: VecDeque<Chunk>,
     tail: u64,
+}
+
+impl Serialize for TxLog {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let start = self.chunks.front().map_or(self.tail, |chunk| chunk.base);
+        let mut all = TxBatch::default();
+        self.collect(start, self.tail, &mut all);
+        let bytes = all.slices().collect::<Vec<_>>().concat();
+        (start, serde_bytes::Bytes::new(&bytes)).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for TxLog {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (base, bytes) = <(u64, serde_bytes::ByteBuf)>::deserialize(deserializer)?;
+        let chunk = Chunk { base, buf: Arc::new(bytes.into_vec()) };
+        let tail = chunk.end();
+        Ok(Self { chunks: if tail > base { [chunk].into() } else { VecDeque::new() }, tail })
+    }
 }
 
 impl TxLog {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 use bowline_wire::rds::TCP_PORT;
+use serde::{Deserialize, Serialize};
 
 use super::Node;
 use super::timers::Timer;
@@ -377,7 +378,7 @@ impl Node {
 }
 
 /// Counts attempts, by the second, to connect to peers that no sender waits for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct IdleDials {
     since: Instant,
     made: u32,

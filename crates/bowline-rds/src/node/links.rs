@@ -538,7 +538,7 @@ impl Node {
     }
 
     /// Finds a new link for a path that has lost its link.
-    fn replace_link(&mut self, conn_id: ConnId, index: u8) {
+    pub(super) fn replace_link(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.we_dial {
             // A peer that only ever knocked is not dialled for ever.

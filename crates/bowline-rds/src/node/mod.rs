@@ -8,6 +8,7 @@ mod invariants;
 mod links;
 mod plain;
 mod recv;
+mod saved;
 mod rx;
 mod send;
 mod sockets;
@@ -32,6 +33,7 @@ use crate::txlog::TxPool;
 use bowline_base::Instant;
 use bowline_base::SplitMix64;
 use bowline_base::slab::Slab;
+use serde::{Deserialize, Serialize};
 
 pub use info::{ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, PathInfo, SocketInfo};
 pub use sockets::poll;
@@ -40,7 +42,7 @@ use connect::IdleDials;
 use timers::Timer;
 
 /// A local address with its sockets.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct LocalAddr {
     /// The address may be bound and connected from.
     present: bool,
@@ -75,8 +77,9 @@ impl Hasher for PortHasher {
 /// After any input, drain [`poll_output`](Self::poll_output) until `None`, then arm one timer at
 /// [`poll_timeout`](Self::poll_timeout) and call [`handle_timeout`](Self::handle_timeout) when it
 /// is due. Time never goes back. The same inputs give the same outputs.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Node {
+    #[serde(skip)]
     config: Config,
     rng: SplitMix64,
     now: Instant,
@@ -89,30 +92,41 @@ pub struct Node {
     /// Limits on attempts to connect to idle peers: those that never sent a message, and the
     /// others.
     idle_dials: [IdleDials; 2],
+    #[serde(skip)]
     links: Slab<Link>,
     /// Links with bytes to parse; each stands here once.
+    #[serde(skip)]
     ready: VecDeque<LinkId>,
     /// Links that owe an acknowledgement for which the peer asked.
+    #[serde(skip)]
     ack_asked: Vec<LinkId>,
+    #[serde(skip)]
     outputs: VecDeque<Output>,
     timers: BTreeSet<(Instant, Timer)>,
+    #[serde(skip)]
     pool: TxPool,
+    #[serde(skip)]
     stats: Counters,
     /// Counts received maps; sockets see a difference in poll.
     cong_generation: u64,
     /// Sockets to wake at the next map.
+    #[serde(skip)]
     cong_waiters: Vec<SocketId>,
     /// Sockets whose wait mask may be set.
     monitors: Vec<SocketId>,
     recv_held: usize,
     /// Bytes of incomplete messages.
+    #[serde(skip)]
     partial_bytes: usize,
+    #[serde(skip)]
     dedup_budget: Budget,
+    #[serde(skip)]
     paused: Vec<LinkId>,
     next_inode: u64,
     /// Sequence number of the first message of a new path: higher than any number that a peer has
     /// seen.
     first_sequence: u64,
+    #[serde(skip)]
     closing: bool,
 }
 

@@ -1,12 +1,13 @@
 //! Timers of a node.
 
 use bowline_base::Instant;
+use serde::{Deserialize, Serialize};
 
 use super::Node;
 use crate::ids::{ConnId, LinkId};
 
 /// A timer. A timer that is no longer needed finds its object changed and does nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Timer {
     /// A path's next connect attempt.
     Reconnect(ConnId, u8),

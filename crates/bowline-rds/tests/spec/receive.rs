@@ -1,6 +1,8 @@
 //! Sections 1, 2.4, 2.5, 6.1: framing, duplicates, limits, and peers that send nonsense.
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, LinkId, Misbehaviour, RxBuf, SocketId};
+use bowline_rds::{
+    CloseHow, CloseReason, Config, Error, Event, LinkId, Misbehaviour, RxBuf, SocketId,
+};
 use bowline_wire::rds::{Flags, HEADER_LEN};
 
 use crate::support::*;

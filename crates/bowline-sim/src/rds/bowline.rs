@@ -240,6 +240,33 @@ impl BowlineHost {
         self.carry_out(ctx);
     }
 
+    /// Goes on as a process that takes over what this one has, when its connections had time to
+    /// end.
+    pub(crate) fn hand_over(&mut self, ctx: &mut Ctx) {
+        for link in self.links.keys().copied().collect::<Vec<_>>() {
+            ctx.coverage.hit("driver", "hand-over cuts a connection");
+            self.cut(ctx, link);
+        }
+        self.carry_out(ctx);
+        let mut saved = Vec::new();
+        let config = self.node.config().clone();
+        let resumed = self
+            .node
+            .save(now(ctx), &mut saved)
+            .and_then(|()| Node::resume(config, now(ctx), &*saved));
+        match resumed {
+            Ok(node) => self.node = node,
+            Err(e) => return ctx.fail(|| format!("hand-over: {e}")),
+        }
+        (self.process_pending, self.unparsed) = (false, 0);
+        // Those who wait ask the new process.
+        for slot in self.socks.values_mut() {
+            (slot.waits_to_read, slot.waits_for_room) = (false, false);
+        }
+        ctx.wakes.extend(self.socks.keys().map(|slot| (*slot, true, true)));
+        self.carry_out(ctx);
+    }
+
     pub(crate) fn send_bytes(&self, slot: usize) -> usize {
         self.socks.get(&slot).map_or(0, |s| self.node.send_messages(s.id).unwrap_or(0))
     }

@@ -80,8 +80,10 @@ pub(crate) enum Heal {
     Route { from: HostId, to: HostId },
     /// A host comes up.
     Boot(HostId),
-    /// A node that was shut down has ended.
+    /// A node that was shut down, or hands over, has ended.
     Ended(HostId),
+    /// A process goes on with what another one had.
+    TakenOver(HostId),
     /// A stalled process continues.
     Resume(HostId),
     /// An address is back at its host.

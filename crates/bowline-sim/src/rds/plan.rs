@@ -108,10 +108,12 @@ pub(crate) enum FaultKind {
     Delay,
     /// A node shuts down in order and is started again.
     Shutdown,
+    /// A node hands over to another process.
+    HandOver,
 }
 
 impl FaultKind {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Cut,
         Self::Crash,
         Self::Reboot,
@@ -126,6 +128,7 @@ impl FaultKind {
         Self::DropLinks,
         Self::Delay,
         Self::Shutdown,
+        Self::HandOver,
     ];
 }
 
@@ -336,7 +339,7 @@ impl Plan {
             (Scenario::Long, F::Crash | F::Reboot | F::Shutdown) => 0,
             (_, F::AddressLoss | F::AddressMove) => 60,
             (_, F::Crash | F::Reboot) => 150,
-            (_, F::Shutdown) => 100,
+            (_, F::Shutdown | F::HandOver) => 100,
             (_, F::DropLinks) => 300,
             _ => 200,
         };

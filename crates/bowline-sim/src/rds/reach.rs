@@ -96,12 +96,13 @@ fn fault_names(kind: FaultKind) -> [&'static str; 3] {
         FaultKind::DropLinks => on_every_class!("operator drops connections"),
         FaultKind::Delay => on_every_class!("everything is slow"),
         FaultKind::Shutdown => on_every_class!("node ends in order"),
+        FaultKind::HandOver => on_every_class!("node hands over"),
     }
 }
 
 /// Tells whether a fault occurs on bowline nodes only.
 const fn not_of_kernels(kind: FaultKind) -> bool {
-    matches!(kind, FaultKind::Shutdown)
+    matches!(kind, FaultKind::Shutdown | FaultKind::HandOver)
 }
 
 /// Counters of the core that stay 0 in these runs: those of RDMA, those that exist for tools only,
@@ -191,6 +192,7 @@ const OTHERS: [(&str, &[&str]); 8] = [
             "connection checked",
             "cut with bytes unread",
             "drain took too long",
+            "hand-over cuts a connection",
             "write reported late",
             "write failed",
         ],

@@ -46,7 +46,7 @@ pub(crate) struct World {
     deferred: Vec<Vec<Deferred>>,
     open: Vec<bool>,
     /// Nodes that are shutting down.
-    ending: Vec<bool>,
+    ending: Vec<Option<faults::Ending>>,
     senders: Vec<Sender>,
     readers: Vec<Reader>,
     pub(crate) phase: Phase,
@@ -103,7 +103,7 @@ impl World {
             stalled: vec![false; n],
             deferred: (0..n).map(|_| Vec::new()).collect(),
             open: vec![false; plan.slots.len()],
-            ending: vec![false; n],
+            ending: vec![None; n],
             phase: Phase::Active,
             phase_since: 0,
             next_closed_check: 0,

@@ -9,6 +9,16 @@ use crate::rds::plan::FaultKind;
 
 /// Time in nanoseconds between the shutdown of a node and its end.
 const ENDING: u64 = 2_200 * MS;
+/// What a node does that ends in an orderly way.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ending {
+    Stops,
+    HandsOver,
+}
+
+/// Longest time in nanoseconds between a node's wish to hand over and its end, and between that and
+/// the beginning of its successor.
+const HAND_OVER: u64 = 600 * MS;
 
 impl World {
     fn fault_length(&mut self) -> u64 {
@@ -55,7 +65,11 @@ impl World {
                 self.lose_address(what, Some(taker));
             }
             F::DropLinks => self.drop_links(what),
-            F::Shutdown => self.shut_down(what),
+            F::Shutdown => self.shut_down(what, Ending::Stops, ENDING),
+            F::HandOver => {
+                let time = self.ctx.rng.below(HAND_OVER);
+                self.shut_down(what, Ending::HandsOver, time);
+            }
             F::Delay => {
                 self.ctx.net.delay_factor = self.ctx.rng.magnitude(2, 200);
                 for host in 0..self.hosts.len() {
@@ -154,19 +168,19 @@ impl World {
     }
 
     /// Ends a host in an orderly way.
-    fn shut_down(&mut self, what: FaultKind) {
+    fn shut_down(&mut self, what: FaultKind, how: Ending, time: u64) {
         let host = self.random_host();
         if !self.stalled[host]
             && self.alive(host)
             && self.has_all_addresses(host)
-            && !self.ending[host]
+            && self.ending[host].is_none()
             && let Host::Bowline(node) = &mut self.hosts[host]
         {
-            self.ending[host] = true;
+            self.ending[host] = Some(how);
             node.shut_down(&mut self.ctx);
             self.note_fault(format_args!("host {host} shuts down"));
             self.count_fault(what, host);
-            self.ctx.schedule(ENDING, Event::Heal(Heal::Ended(host)));
+            self.ctx.schedule(time, Event::Heal(Heal::Ended(host)));
         }
     }
 
@@ -210,7 +224,7 @@ impl World {
         let slots: Vec<usize> = (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
         self.ctx.oracle.process_gone(&slots);
         self.stalled[host] = false;
-        self.ending[host] = false;
+        self.ending[host] = None;
         self.deferred[host].clear();
         self.ctx.tcp_host_down(host, silent);
         self.report_counters(host);
@@ -235,8 +249,8 @@ impl World {
             .senders
             .iter()
             .any(|s| self.host_of(s.slot) == host && self.host_of(s.target) == host);
-        if !self.alive(host) || !self.has_all_addresses(host) || self.ending[host] || local_senders
-        {
+        let stays = self.alive(host) && self.has_all_addresses(host);
+        if !stays || self.ending[host].is_some() || local_senders {
             return;
         }
         self.note_fault(format_args!("{ip} leaves host {host} for {taker:?}"));
@@ -269,6 +283,12 @@ impl World {
             Heal::Route { from, to } => self.ctx.net.block(from, to, false),
             Heal::Boot(host) => self.boot(host),
             Heal::Ended(host) => self.ended(host),
+            Heal::TakenOver(host) => {
+                if self.alive(host) {
+                    self.ctx.net.hosts[host].closing = false;
+                    self.resume(host);
+                }
+            }
             Heal::Resume(host) => self.resume(host),
             Heal::Address { host, index } => self.return_address(host, index),
             Heal::Delay => self.ctx.net.delay_factor = 1,
@@ -276,8 +296,23 @@ impl World {
     }
 
     pub(super) fn ended(&mut self, host: HostId) {
-        if std::mem::take(&mut self.ending[host]) {
-            self.stop_host(host, false);
+        match self.ending[host].take() {
+            None => {}
+            Some(Ending::Stops) => {
+                self.stop_host(host, false);
+            }
+            Some(Ending::HandsOver) => self.hand_over(host),
+        }
+    }
+
+    /// Another process takes over what a node has; until it begins, nobody listens and nobody
+    /// answers.
+    fn hand_over(&mut self, host: HostId) {
+        if let Host::Bowline(node) = &mut self.hosts[host] {
+            node.hand_over(&mut self.ctx);
+            self.stalled[host] = true;
+            let gap = self.ctx.rng.below(HAND_OVER);
+            self.ctx.schedule(gap, Event::Heal(Heal::TakenOver(host)));
         }
     }
 
