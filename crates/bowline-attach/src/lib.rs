@@ -29,11 +29,14 @@ mod receives;
 mod sends;
 
 pub use area::{AREA_LEN, Area, DESTINATIONS, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX};
-pub use receives::{Receives, Taken};
-pub use sends::{Broken, Piece, Post, Posted, Sends};
+pub use receives::{Receives, SavedReceives, Taken};
+pub use sends::{Broken, Piece, Post, Posted, SavedSends, Sends};
 
 /// Version of what this crate describes; the first thing that the two sides compare.
 pub const VERSION: i32 = 2;
+
+/// Version of what a node hands over to another.
+pub const HAND_OVER_VERSION: i32 = 1;
 
 /// Bytes before the name of a frame.
 pub const HEAD_LEN: usize = 32;
@@ -100,10 +103,15 @@ pub enum Op {
     /// Something has happened in the shared memory of a socket: `value` is its handle. It has no
     /// answer.
     Look = 14,
+    /// Asks the node, as the first of a channel, to hand over all it has to the process that asks,
+    /// which is another node. `a`: [`VERSION`], `b`: [`HAND_OVER_VERSION`]. Answer: `value` is the
+    /// number of descriptors; each 250 of them come with one more byte, and that of the state is
+    /// the first.
+    HandOver = 15,
 }
 
 impl Op {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Hello,
         Self::Open,
         Self::Attach,
@@ -118,6 +126,7 @@ impl Op {
         Self::Ioctl,
         Self::Interrupt,
         Self::Look,
+        Self::HandOver,
     ];
 
     fn of(number: u8) -> Option<Self> {

@@ -136,7 +136,21 @@ pub struct Receives {
     token: u32,
 }
 
+/// The node's side of a ring of messages, for another process: how far it is, how far programs
+/// were, and the number of the last token.
+pub type SavedReceives = (u64, u64, u32);
+
 impl Receives {
+    /// What another process needs to go on.
+    pub fn saved(&self) -> SavedReceives {
+        (self.tail, self.head, self.token)
+    }
+
+    /// The ring of an area that another process had.
+    pub fn resume(area: Area, (tail, head, token): SavedReceives) -> Self {
+        Self { area, tail, head, token }
+    }
+
     /// The ring of an area that is new.
     pub fn new(area: Area) -> Self {
         area.u64(at::NOTICE).store(u64::MAX, Ordering::Relaxed);

@@ -169,7 +169,24 @@ pub struct Sends {
     promises: [Promise; DESTINATIONS],
 }
 
+/// The node's side of a ring of sends, for another process: how far it is, what was promised in
+/// all, and for each destination what was sent, the most that was promised, and whether it has a
+/// name.
+pub type SavedSends = ([u64; 3], [(u64, u64, bool); DESTINATIONS]);
+
 impl Sends {
+    /// What another process needs to go on.
+    pub fn saved(&self) -> SavedSends {
+        let promises = self.promises.map(|Promise { done, limit, named }| (done, limit, named));
+        ([self.head, self.done, self.limit], promises)
+    }
+
+    /// The ring of an area that another process had.
+    pub fn resume(area: Area, ([head, done, limit], promises): SavedSends) -> Self {
+        let promises = promises.map(|(done, limit, named)| Promise { done, limit, named });
+        Self { area, head, done, limit, promises }
+    }
+
     /// The ring of an area that is new.
     pub fn new(area: Area) -> Self {
         area.mark();

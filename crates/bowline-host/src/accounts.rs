@@ -140,7 +140,8 @@ impl Accounts {
         Self { policy, own, usual, usage: HashMap::new(), refusals, uncounted: Cell::new(0) }
     }
 
-    fn is_trusted(&self, user: u32) -> bool {
+    /// Root and the node's own user.
+    pub(crate) fn is_trusted(&self, user: u32) -> bool {
         user == 0 || user == self.own
     }
 

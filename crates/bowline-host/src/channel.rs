@@ -11,6 +11,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::caller::Caller;
 
@@ -18,7 +19,7 @@ use crate::caller::Caller;
 const KEPT: usize = 256 << 10;
 
 /// A request that waits until it can be carried out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Waiting {
     pub(crate) handle: u64,
     /// When it is given up.
@@ -46,6 +47,17 @@ pub(crate) struct Channel {
     pub(crate) waiting: Option<Waiting>,
 }
 
+/// State of a channel beside its descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedChannel {
+    #[serde(with = "serde_bytes")]
+    input: Vec<u8>,
+    #[serde(with = "serde_bytes")]
+    output: Vec<u8>,
+    greeted: bool,
+    pub(crate) waiting: Option<Waiting>,
+}
+
 impl Channel {
     pub(crate) fn new(stream: UnixStream, caller: Caller) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
@@ -61,6 +73,33 @@ impl Channel {
             greeted: false,
             waiting: None,
         })
+    }
+
+    /// What another process needs to go on with the channel, beside its descriptors.
+    pub(crate) fn saved(&self) -> SavedChannel {
+        SavedChannel {
+            input: self.input[self.start..].to_vec(),
+            output: self.output[self.written..].to_vec(),
+            greeted: self.greeted,
+            waiting: self.waiting,
+        }
+    }
+
+    /// Goes on with a channel that another process had.
+    pub(crate) fn resume(
+        stream: UnixStream,
+        caller: Caller,
+        descriptor: Option<OwnedFd>,
+        saved: SavedChannel,
+    ) -> io::Result<Self> {
+        let SavedChannel { input, output, greeted, waiting } = saved;
+        let new = Self::new(stream, caller)?;
+        Ok(Self { input, output, greeted, waiting, descriptor, ..new })
+    }
+
+    /// The descriptors of the channel: its own, and that which came with a request.
+    pub(crate) fn into_descriptors(self) -> (OwnedFd, Option<OwnedFd>) {
+        (self.stream.into(), self.descriptor)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

@@ -18,6 +18,7 @@ mod accounts;
 mod caller;
 mod channel;
 mod control;
+mod hand_over;
 mod memory;
 mod names;
 mod options;
@@ -30,8 +31,9 @@ mod socket;
 mod turns;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -41,14 +43,21 @@ use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
+use hand_over::Successor;
+pub use hand_over::{HandOver, HostState};
 pub use policy::{BindRule, Policy, Quota, Who};
+use ready::Ready;
+use service::Service;
 
 /// Sockets of a node for the programs of its host, until it is dropped.
 #[derive(Debug)]
 pub struct Host {
     stop: Arc<AtomicBool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<Service>>>,
     refusals: Arc<Refusals>,
+    successor: Arc<Successor>,
+    ready: Arc<Ready>,
+    address: SocketAddr,
 }
 
 impl Host {
@@ -67,15 +76,81 @@ impl Host {
         // Programs that were handed a socket know its node by this name, not by a path.
         let name = [NAME_PREFIX, format!("{number:016x}").as_bytes()].concat();
         let known = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name[1..])?)?;
+        Self::run(driver, [listener, known], number, policy, usual, None)
+    }
+
+    /// Serves the programs of another process that has handed them over, and others that connect
+    /// where they do; or at `listener`, if there is one.
+    ///
+    /// # Errors
+    /// `InvalidData` when not everything was handed over; those of [`start`](Self::start).
+    pub fn resume(
+        driver: Driver,
+        mut state: HostState,
+        listener: Option<UnixListener>,
+        policy: Policy,
+        usual: Quota,
+    ) -> io::Result<Self> {
+        let (former, known) = state.take_listeners()?;
+        let listeners = [listener.unwrap_or(former), known];
+        Self::run(driver, listeners, state.number(), policy, usual, Some(state))
+    }
+
+    fn run(
+        driver: Driver,
+        listeners: [UnixListener; 2],
+        number: u64,
+        policy: Policy,
+        usual: Quota,
+        state: Option<HostState>,
+    ) -> io::Result<Self> {
+        let address = listeners[0].local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
-        let listeners = vec![listener, known];
         let refusals = Arc::<Refusals>::default();
+        let successor = Arc::new(Successor::new()?);
         let accounts = Accounts::new(policy, usual, Arc::clone(&refusals));
-        let service =
-            service::Service::new(driver, accounts, listeners, number, Arc::clone(&stop))?;
+        let (told, asked) = (Arc::clone(&stop), Arc::clone(&successor));
+        let mut service = Service::new(driver, accounts, listeners, number, told, asked)?;
+        if let Some(state) = state {
+            service.resume(state);
+        }
+        let ready = Arc::clone(&service.ready);
         let thread =
             std::thread::Builder::new().name("bowline-host".into()).spawn(move || service.run())?;
-        Ok(Self { stop, thread: Mutex::new(Some(thread)), refusals })
+        let thread = Mutex::new(Some(thread));
+        Ok(Self { stop, thread, refusals, successor, ready, address })
+    }
+
+    /// Where programs connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address.clone()
+    }
+
+    /// A descriptor that is readable once another node has asked this one to hand over to it.
+    pub fn successor_bell(&self) -> BorrowedFd<'_> {
+        self.successor.bell()
+    }
+
+    /// Takes the connection to the node that has asked: [`HandOver::send`].
+    pub fn take_successor(&self) -> Option<UnixStream> {
+        self.successor.take()
+    }
+
+    /// Stops serving programs, which notice nothing until another process goes on. The node is to
+    /// be handed over next, to [`HandOver::writer`].
+    ///
+    /// # Errors
+    /// Errors of the system: no descriptors or memory left.
+    pub fn hand_over(self) -> io::Result<HandOver> {
+        self.end().ok_or(io::ErrorKind::Other)?.hand_over()
+    }
+
+    fn end(&self) -> Option<Service> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.ready.ring();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // It does not panic; if it did, the node should not suffer for it.
+        thread?.join().ok()
     }
 
     /// Takes what programs were refused since the last call; few lines, however much it was.
@@ -86,9 +161,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // It does not panic; if it did, the node should not suffer for it.
-        let _ = thread.map(JoinHandle::join);
+        if let Some(service) = self.end() {
+            service.end();
+        }
     }
 }

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use bowline_attach::{AREA_LEN, Area};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -24,6 +26,21 @@ impl Memory {
         let descriptor = memfd_create("bowline-rds-socket", flags)?;
         ftruncate(&descriptor, AREA_LEN as u64)?;
         fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(descriptor)
+    }
+
+    /// Maps memory that another process of the node had made.
+    pub(crate) fn resume(descriptor: OwnedFd) -> Result<Self, Errno> {
+        let sealed = SealFlags::SHRINK | SealFlags::GROW;
+        let is_sealed = fcntl_get_seals(&descriptor)?.contains(sealed);
+        if !is_sealed || fstat(&descriptor)?.st_size != AREA_LEN as i64 {
+            return Err(Errno::INVAL);
+        }
+        Self::map(descriptor)
+    }
+
+    /// Maps memory whose length is sealed.
+    fn map(descriptor: OwnedFd) -> Result<Self, Errno> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place that the system chooses.
         let base = unsafe {

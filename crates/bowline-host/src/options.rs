@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bowline_base::{Errno, Instant};
 use bowline_rds::{InfoTable, LatencyTrace, Node, SocketId};
+use serde::{Deserialize, Serialize};
 
 use crate::names;
 
@@ -44,7 +45,7 @@ const INFO_LAST: i32 = 10_017;
 const BUFFER_MAX: usize = 212_992;
 
 /// What of a socket's options the RDS node does not keep.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Options {
     kept: BTreeMap<i32, i32>,
     linger: [i32; 2],

@@ -43,6 +43,12 @@ impl Ready {
         }
     }
 
+    /// Wakes the host's thread, or keeps it from falling asleep.
+    pub(crate) fn ring(&self) {
+        // No socket has this handle.
+        self.push(0);
+    }
+
     pub(crate) fn take(&self) -> Vec<u64> {
         std::mem::take(&mut self.list().handles)
     }

@@ -4,13 +4,14 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
-use bowline_attach::{Area, Broken, DESTINATIONS, Receives, Sends};
+use bowline_attach::{Area, Broken, DESTINATIONS, Receives, SavedReceives, SavedSends, Sends};
 use bowline_rds::{Node, SendMsg, SocketId};
 use bowline_rds_driver::{Blocking, Driver};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::memory::Memory;
 use crate::names;
@@ -38,6 +39,18 @@ pub(crate) struct Rings {
     memory: Memory,
 }
 
+/// What the node knows of the rings of one socket beside what is in them.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedRings {
+    sends: SavedSends,
+    receives: SavedReceives,
+    lent: VecDeque<(u64, usize)>,
+    destinations: [Option<(Vec<u8>, Option<SocketAddr>)>; DESTINATIONS],
+    next: usize,
+    stalled: bool,
+    more: bool,
+}
+
 impl Rings {
     pub(crate) fn new() -> Result<Self, Errno> {
         let memory = Memory::new()?;
@@ -57,6 +70,36 @@ impl Rings {
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.memory.descriptor()
+    }
+
+    /// What another process needs to go on with the same memory.
+    pub(crate) fn saved(&self) -> SavedRings {
+        SavedRings {
+            sends: self.sends.saved(),
+            receives: self.receives.saved(),
+            lent: self.lent.clone(),
+            destinations: self.destinations.clone(),
+            next: self.next,
+            stalled: self.stalled,
+            more: self.more,
+        }
+    }
+
+    /// Goes on with memory that another process had.
+    pub(crate) fn resume(memory: OwnedFd, saved: SavedRings) -> Result<Self, Errno> {
+        let memory = Memory::resume(memory)?;
+        let area = memory.area();
+        Ok(Self {
+            sends: Sends::resume(area, saved.sends),
+            receives: Receives::resume(area, saved.receives),
+            lent_bytes: saved.lent.iter().map(|(_, len)| len).sum(),
+            lent: saved.lent,
+            destinations: saved.destinations,
+            next: saved.next % DESTINATIONS,
+            stalled: saved.stalled,
+            more: saved.more,
+            memory,
+        })
     }
 
     /// Carries out sends. Returns whether there were any.

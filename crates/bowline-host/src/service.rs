@@ -17,10 +17,11 @@ use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::accounts::Accounts;
+use crate::accounts::{Accounts, Charge};
 use crate::caller::Caller;
 use crate::channel::{Channel, Waiting};
 use crate::control::{self, COMPLETION_ROOM, Room};
+use crate::hand_over::Successor;
 use crate::names;
 use crate::options::Value;
 use crate::ready::{Ready, SocketWaker};
@@ -100,9 +101,9 @@ pub(crate) struct Service {
     stop: Arc<AtomicBool>,
     epoll: OwnedFd,
     pub(crate) ready: Arc<Ready>,
-    listeners: Vec<UnixListener>,
+    pub(crate) listeners: Vec<UnixListener>,
     /// Number of this node, by which programs know it again.
-    number: u64,
+    pub(crate) number: u64,
     pub(crate) channels: HashMap<u64, Channel>,
     /// Which sockets a channel may name.
     pub(crate) known: HashMap<u64, HashSet<u64>>,
@@ -116,7 +117,9 @@ pub(crate) struct Service {
     deadlines: BTreeSet<(Instant, u64)>,
     /// Channels that have more requests than they may have in one round.
     again: BTreeSet<u64>,
-    next: u64,
+    pub(crate) next: u64,
+    /// Who is to go on in this node's place.
+    pub(crate) successor: Arc<Successor>,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
     /// Where requests are read to, and messages are copied to.
@@ -128,9 +131,10 @@ impl Service {
     pub(crate) fn new(
         driver: Driver,
         accounts: Accounts,
-        listeners: Vec<UnixListener>,
+        listeners: [UnixListener; 2],
         number: u64,
         stop: Arc<AtomicBool>,
+        successor: Arc<Successor>,
     ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let ready = Arc::new(Ready::new()?);
@@ -140,7 +144,7 @@ impl Service {
             stop,
             epoll,
             ready,
-            listeners,
+            listeners: listeners.into(),
             number,
             channels: HashMap::new(),
             known: HashMap::new(),
@@ -151,6 +155,7 @@ impl Service {
             deadlines: BTreeSet::new(),
             again: BTreeSet::new(),
             next: 1,
+            successor,
             spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
             scratch: vec![0; READ].into_boxed_slice(),
         };
@@ -171,8 +176,8 @@ impl Service {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
     }
 
-    /// Serves until the host ends.
-    pub(crate) fn run(mut self) {
+    /// Serves until the host ends or hands over.
+    pub(crate) fn run(mut self) -> Self {
         let mut events = Vec::with_capacity(EVENTS);
         while !self.stop.load(Ordering::Relaxed) {
             let is_busy = self.serve_again() | self.round();
@@ -204,6 +209,7 @@ impl Service {
                 self.look_at_quiet();
             }
         }
+        self
     }
 
     fn time_to_sleep(&self) -> Duration {
@@ -230,20 +236,54 @@ impl Service {
         let admitted = if full { Err(Errno::ENFILE) } else { self.accounts.open_channel(&caller) };
         if let Err(errno) = admitted {
             turn_away(stream, errno);
-        } else if self.add_channel(stream, caller).is_none() {
+        } else if self.add_channel(stream, caller).is_err() {
             self.accounts.close_channel(user, 0);
         }
     }
 
-    fn add_channel(&mut self, stream: UnixStream, caller: Caller) -> Option<()> {
-        let channel = Channel::new(stream, caller).ok()?;
+    fn add_channel(&mut self, stream: UnixStream, caller: Caller) -> std::io::Result<()> {
+        let channel = Channel::new(stream, caller)?;
         let number = self.next;
         self.next += 1;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        self.watch(channel.fd(), CHANNEL | number, flags).ok()?;
-        self.channels.insert(number, channel);
+        self.watch_channel(number, channel)?;
         self.known.insert(number, HashSet::new());
-        Some(())
+        Ok(())
+    }
+
+    /// Takes a channel in.
+    pub(crate) fn watch_channel(&mut self, number: u64, channel: Channel) -> std::io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        self.watch(channel.fd(), CHANNEL | number, flags)?;
+        self.channels.insert(number, channel);
+        Ok(())
+    }
+
+    /// Requests of a channel may be there already.
+    pub(crate) fn go_on_with(&mut self, number: u64) {
+        self.again.insert(number);
+    }
+
+    /// A request waits that began to wait in another process.
+    pub(crate) fn resume_wait(&mut self, number: u64, waiting: Waiting) {
+        if let Some(at) = waiting.deadline {
+            self.deadlines.insert((at, number));
+        }
+    }
+
+    /// Takes a socket in.
+    pub(crate) fn add_socket(
+        &mut self,
+        handle: u64,
+        socket: HostSocket,
+    ) -> Result<(), (rustix::io::Errno, Charge)> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        if let Err(errno) = self.watch(socket.end(), SOCKET | handle, flags) {
+            return Err((errno, socket.charge));
+        }
+        let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
+        self.by_inode.insert(socket.inode, handle);
+        self.sockets.insert(handle, (socket, Waker::from(Arc::new(waker))));
+        Ok(())
     }
 
     /// Reads a channel, and carries out what it asks for.
@@ -325,7 +365,8 @@ impl Service {
             self.channels.get_mut(&number)?.put_input(input, len);
             return Some(true);
         }
-        if greeted == (op == Op::Hello) {
+        let is_first = matches!(op, Op::Hello | Op::HandOver);
+        if greeted == is_first {
             return None;
         }
         // What was read along with it may have come before the request that brings a descriptor.
@@ -380,6 +421,13 @@ impl Service {
                 Ok(Answer { a, ..Answer::of(self.number.cast_signed()) })
             }
             Op::Hello => Err(Errno::EPROTONOSUPPORT),
+            Op::HandOver => match self.name_successor(number, a, b) {
+                Ok(()) => {
+                    self.end_channel(number);
+                    return Outcome::Nothing;
+                }
+                Err(errno) => Err(errno),
+            },
             Op::Open => self.open(number, a, b),
             Op::Attach => self.attach(number, descriptor),
             Op::Look => {
@@ -424,8 +472,6 @@ impl Service {
         rustix::net::bind(&end, &name).map_err(system)?;
         let made = rustix::fs::fstat(&theirs).map_err(system)?;
         let inode = (made.st_dev, made.st_ino);
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        self.watch(end.as_fd(), SOCKET | handle, flags).map_err(system)?;
         let rings = Rings::new().map_err(system)?;
         let memory = rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         let (id, charge) = self.socket_for(number)?;
@@ -434,10 +480,12 @@ impl Service {
             let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
             self.driver.with_core(|core, _| core.set_owner(id, pid));
         }
-        let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
-        let waker = Waker::from(Arc::new(waker));
-        self.sockets.insert(handle, (HostSocket::new(id, end, inode, rings, charge), waker));
-        self.by_inode.insert(inode, handle);
+        let socket = HostSocket::new(id, end, inode, rings, charge);
+        if let Err((errno, charge)) = self.add_socket(handle, socket) {
+            self.driver.close(id);
+            self.accounts.close_socket(&charge);
+            return Err(system(errno));
+        }
         self.known.entry(number).or_default().insert(handle);
         self.refresh(handle);
         let value = handle.cast_signed();
@@ -740,7 +788,7 @@ impl Service {
         }
     }
 
-    fn end_channel(&mut self, number: u64) {
+    pub(crate) fn end_channel(&mut self, number: u64) {
         if let Some(waiting) = self.channels.get(&number).and_then(|channel| channel.waiting) {
             self.forget_wait(number, waiting);
         }
@@ -782,8 +830,9 @@ fn room_of(frame: Frame<'_>) -> Result<usize, Errno> {
     Ok(usize::try_from(u64::from_ne_bytes(*room)).unwrap_or(usize::MAX))
 }
 
-impl Drop for Service {
-    fn drop(&mut self) {
+impl Service {
+    /// Closes all sockets.
+    pub(crate) fn end(&self) {
         for (socket, _) in self.sockets.values() {
             self.driver.close(socket.id);
         }

@@ -1,16 +1,17 @@
 //! The node's side of one socket of a program.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bowline_attach::TOKEN_LEN;
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
 use rustix::net::{RecvFlags, SendFlags};
+use serde::{Deserialize, Serialize};
 
 use crate::accounts::Charge;
 use crate::options::Options;
-use crate::rings::Rings;
+use crate::rings::{Rings, SavedRings};
 
 /// A socket that programs have.
 #[derive(Debug)]
@@ -38,6 +39,19 @@ pub(crate) struct HostSocket {
     pub(crate) retry: bool,
 }
 
+/// State of a socket beside its descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedSocket {
+    pub(crate) id: SocketId,
+    inode: (u64, u64),
+    options: Options,
+    /// Who opened it.
+    pub(crate) user: u32,
+    has_sent: bool,
+    senders: VecDeque<u64>,
+    rings: SavedRings,
+}
+
 impl HostSocket {
     pub(crate) fn new(
         id: SocketId,
@@ -60,6 +74,44 @@ impl HostSocket {
             unshown: 0,
             retry: false,
         }
+    }
+
+    /// What another process needs to go on with the socket, beside its descriptors.
+    pub(crate) fn saved(&self) -> SavedSocket {
+        SavedSocket {
+            id: self.id,
+            inode: self.inode,
+            options: self.options.clone(),
+            user: self.charge.user,
+            has_sent: self.has_sent,
+            senders: self.senders.clone(),
+            rings: self.rings.saved(),
+        }
+    }
+
+    /// Goes on with a socket that another process had; `end` is the node's end of its pair.
+    pub(crate) fn resume(
+        end: OwnedFd,
+        memory: OwnedFd,
+        charge: Charge,
+        saved: SavedSocket,
+    ) -> Result<Self, (SystemErrno, Charge)> {
+        let SavedSocket { id, inode, options, user: _, has_sent, senders, rings } = saved;
+        let rings = match Rings::resume(memory, rings) {
+            Ok(rings) => rings,
+            Err(errno) => return Err((errno, charge)),
+        };
+        Ok(Self { options, has_sent, senders, ..Self::new(id, end, inode, rings, charge) })
+    }
+
+    /// The node's end of the pair, and the socket's memory.
+    pub(crate) fn into_descriptors(self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+        let memory = self.rings.descriptor().try_clone_to_owned()?;
+        Ok((self.end, memory))
+    }
+
+    pub(crate) fn end(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
     }
 
     /// Makes the programs' end readable, if there is something to receive and it is not.

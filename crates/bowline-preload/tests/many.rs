@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bowline_testkit::skipped;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use scene::{Scene, finish};
+use scene::{Flows, Scene, finish};
 
 /// Time after which what programs had must be gone.
 const GONE: Duration = Duration::from_secs(10);
@@ -109,39 +109,16 @@ fn processes_are_killed(kills: &str, seconds: &str) {
     let scene = Scene::new();
     scene.runs("plain.py");
     let before = possessions();
-    let folder = scene.folder.to_str().unwrap();
     // Those that nothing may happen to: one by one, and as fast as they can.
     let steady = scene.start("steady.py", &[seconds]);
     let [one, other] = &scene.addresses;
     let flows =
-        [(one, other, "4900"), (other, one, "4900"), (one, other, "4901"), (other, one, "4901")];
-    let flows = flows.map(|(own, peer, port)| {
-        let mut flow = scene.command("python3");
-        flow.arg(scene::script("flow.py")).args([own, peer, port, seconds, "20000", folder]);
-        flow.spawn().unwrap()
-    });
-    let mut flows = flows.map(|mut flow| (BufReader::new(flow.stdout.take().unwrap()), flow));
-    let next = |out: &mut dyn BufRead| {
-        let mut line = String::new();
-        out.read_line(&mut line).unwrap();
-        line
-    };
-    for (out, _) in &mut flows {
-        assert_eq!(next(out), "ready\n");
-    }
-    std::fs::write(scene.folder.join("go"), "").unwrap();
+        [(one, other, "4900"), (other, one, "4900"), (one, other, "4901"), (other, one, "4901")]
+            .map(|(own, peer, port)| (&scene, &**own, &**peer, port));
+    let flows = Flows::begin(seconds, &flows);
     finish(scene.start("killed.py", &[kills]), "killed.py");
     finish(steady, "steady.py");
-    let told = flows.each_mut().map(|(out, _)| [next(out), next(out)]);
-    std::fs::write(scene.folder.join("end"), "").unwrap();
-    for (n, [sent, _]) in told.iter().enumerate() {
-        let got = &told[n ^ 1][1];
-        assert!(sent.len() > 70, "{told:?}");
-        assert_eq!(sent.strip_prefix("sent"), got.strip_prefix("got"), "{told:?}");
-    }
-    for (_, mut flow) in flows {
-        assert!(flow.wait().unwrap().success());
-    }
+    flows.finish();
     scene.is_empty_again();
     has_again(before);
     scene.runs("plain.py");

@@ -1,5 +1,6 @@
 //! The handle on a running node.
 
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,6 +25,8 @@ use crate::{helper, sys};
 
 /// Time that peers have to close their side when a node shuts down.
 const LINGER: Duration = Duration::from_millis(500);
+/// The same when a node hands over, which is to be short; connections are cut after it.
+const LINGER_HAND_OVER: Duration = Duration::from_millis(100);
 /// Interval of checking whether the node or its connections have ended.
 const PACE: Duration = Duration::from_millis(1);
 
@@ -103,6 +106,22 @@ impl Driver {
     /// [`Error::Core`] with `AddrNotAvailable` when the machine does not have the address;
     /// [`Error::Os`] when the system refuses descriptors or a thread.
     pub fn start(config: DriverConfig) -> Result<Self, Error> {
+        let core = Node::new(config.core.clone());
+        Self::run(&config, core)
+    }
+
+    /// Starts with what another driver of this machine [handed over](Self::hand_over), which must
+    /// have happened since the machine was started. Peers take it for the process that it was.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start); [`Error::HandOver`] for what cannot be read or is of
+    /// another version.
+    pub fn resume(config: DriverConfig, from: impl Read) -> Result<Self, Error> {
+        let core = Node::resume(config.core.clone(), clock::now(), from);
+        Self::run(&config, core.map_err(|error| Error::HandOver { why: error.to_string() })?)
+    }
+
+    fn run(config: &DriverConfig, core: Node) -> Result<Self, Error> {
         let listeners = Listener::open(&config.core)?;
         let make_fd = || sys::event_fd().map_err(Error::os("making an event descriptor"));
         let fds = [
@@ -116,8 +135,7 @@ impl Driver {
         for (i, listener) in listeners.iter().enumerate() {
             listener.watch(&fds[0], TOKEN_LISTENER + i as u64).map_err(&watching)?;
         }
-        let core = Node::new(config.core.clone());
-        let shared = Arc::new(Shared::new(&config, core, fds));
+        let shared = Arc::new(Shared::new(config, core, fds));
         shared.lock().listeners = listeners.into_iter().map(Arc::new).collect();
         let inner = Inner { shared: Arc::clone(&shared), helper: Mutex::new(None) };
         let thread = std::thread::Builder::new()
@@ -339,6 +357,32 @@ impl Driver {
             }
             std::thread::sleep(PACE);
         };
+        self.close_connections(LINGER);
+        self.inner.stop();
+        drained
+    }
+
+    /// Ends all connections, and writes everything else down for a node that goes on in another
+    /// process: [`resume`](Self::resume). Its sockets stay, messages wait, and peers see a short
+    /// cut. Later calls fail with [`Error::ShutDown`].
+    ///
+    /// # Errors
+    /// Those of `out`; the node is shut down all the same.
+    pub fn hand_over(&self, out: impl Write) -> io::Result<()> {
+        self.close_connections(LINGER_HAND_OVER);
+        self.with_core(|core, now| core.cut_links(now));
+        self.wait_for_ends(LINGER_HAND_OVER);
+        let saved = {
+            let mut st = self.shared().lock();
+            let now = st.at(clock::now());
+            st.core.save(now, out)
+        };
+        self.inner.stop();
+        saved
+    }
+
+    fn close_connections(&self, linger: Duration) {
+        let sh = self.shared();
         self.with_core(|core, now| core.acknowledge_all(now));
         sh.with_scratch(|sc| {
             let mut st = sh.lock();
@@ -350,12 +394,15 @@ impl Driver {
             st.core.close_links(now);
             sh.release_and_run(st, sc);
         });
-        let end = std::time::Instant::now() + LINGER;
-        while std::time::Instant::now() < end && sh.lock().links.iter().any(Option::is_some) {
+        self.wait_for_ends(linger);
+    }
+
+    fn wait_for_ends(&self, limit: Duration) {
+        let end = std::time::Instant::now() + limit;
+        let any = || self.shared().lock().links.iter().any(Option::is_some);
+        while std::time::Instant::now() < end && any() {
             std::thread::sleep(PACE);
         }
-        self.inner.stop();
-        drained
     }
 
     /// Returns what the driver did since it was started.

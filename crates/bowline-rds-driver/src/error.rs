@@ -21,6 +21,11 @@ pub enum Error {
         /// Address and port that are taken.
         addr: SocketAddr,
     },
+    /// What another node handed over cannot be used.
+    HandOver {
+        /// What is wrong with it.
+        why: String,
+    },
     /// The operating system refused.
     Os {
         /// The operation that failed.
@@ -42,6 +47,7 @@ impl Error {
             Self::TimedOut => Errno::ETIMEDOUT,
             Self::ShutDown => Errno::ESHUTDOWN,
             Self::PortTaken { .. } => Errno::EADDRINUSE,
+            Self::HandOver { .. } => Errno::EINVAL,
             Self::Os { errno, .. } => *errno,
         }
     }
@@ -64,6 +70,7 @@ impl fmt::Display for Error {
                 "{addr} is taken, by the kernel's rds_tcp module or another node: unload the \
                  module, give this node another address, or run it in its own network namespace"
             ),
+            Self::HandOver { why } => write!(f, "what was handed over cannot be used: {why}"),
             Self::Os { what, errno } => {
                 write!(f, "{what}: {}", std::io::Error::from_raw_os_error(errno.0))
             }

@@ -1,8 +1,8 @@
 //! State of a socket.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use serde::{Deserialize, Serialize};
 
 use crate::ids::ConnId;
 use crate::recvq::RecvQueue;

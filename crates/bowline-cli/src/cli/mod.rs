@@ -62,6 +62,15 @@ pub(crate) fn start_node(
     builder: bowline::rds::Builder,
     addresses: &[common::args::Address],
 ) -> Outcome<bowline::rds::Node> {
+    node_on(builder, addresses, bowline::rds::Builder::build)
+}
+
+/// Has `start` start a node on these addresses; its errors say what to do.
+pub(crate) fn node_on(
+    builder: bowline::rds::Builder,
+    addresses: &[common::args::Address],
+    start: impl FnOnce(bowline::rds::Builder) -> Result<bowline::rds::Node, bowline::rds::Error>,
+) -> Outcome<bowline::rds::Node> {
     let add = |builder: bowline::rds::Builder, address: &common::args::Address| match *address {
         common::args::Address { ip: IpAddr::V6(ip), link: Some(link) } => {
             builder.address_on(ip, link)
@@ -69,7 +78,7 @@ pub(crate) fn start_node(
         common::args::Address { ip, .. } => builder.address(ip),
     };
     let builder = addresses.iter().fold(builder, add);
-    builder.build().map_err(|error| {
+    start(builder).map_err(|error| {
         let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let place = if names.is_empty() { "every address".to_owned() } else { names.join(", ") };
         Failure::Failed(if error.errno() == Errno::EADDRNOTAVAIL {

@@ -1,11 +1,11 @@
 //! A node of this process for the programs of a test.
 #![allow(dead_code, reason = "no test uses all of it")]
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -88,6 +88,68 @@ impl Scene {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+impl Scene {
+    /// Another node goes on in the place of this one, as a process that starts would.
+    pub(crate) fn replace(&mut self) {
+        let all = self.host.take().unwrap().hand_over().unwrap();
+        self.driver.hand_over(all.writer().unwrap()).unwrap();
+        let (host, node) = all.open().unwrap();
+        let core = self.driver.with_core(|core, _| core.config().clone());
+        let config = DriverConfig { core, ..DriverConfig::default() };
+        self.driver = Driver::resume(config, node).unwrap();
+        let driver = self.driver.clone();
+        let host = Host::resume(driver, host, None, Policy::default(), Quota::NONE);
+        self.host = Some(host.unwrap());
+    }
+}
+
+/// Programs that send to each other for a while, in pairs, as fast as they can.
+pub(crate) struct Flows {
+    programs: Vec<(BufReader<ChildStdout>, Child)>,
+    folder: PathBuf,
+}
+
+impl Flows {
+    /// Begins flows of so many seconds: own address, address of the other, port; the neighbour of
+    /// each is its partner.
+    pub(crate) fn begin(seconds: &str, all: &[(&Scene, &str, &str, &str)]) -> Self {
+        let folder = all[0].0.folder.clone();
+        let start = |&(scene, own, peer, port): &(&Scene, &str, &str, &str)| {
+            let mut flow = scene.command("python3");
+            flow.arg(script("flow.py")).args([own, peer, port, seconds, "20000"]).arg(&folder);
+            let mut flow = flow.spawn().unwrap();
+            (BufReader::new(flow.stdout.take().unwrap()), flow)
+        };
+        let mut programs: Vec<_> = all.iter().map(start).collect();
+        for (out, _) in &mut programs {
+            assert_eq!(next_line(out), "ready\n");
+        }
+        std::fs::write(folder.join("go"), "").unwrap();
+        Self { programs, folder }
+    }
+
+    /// Waits for their ends: each got what its partner has sent, once and in order.
+    pub(crate) fn finish(mut self) {
+        let told: Vec<_> =
+            self.programs.iter_mut().map(|(out, _)| [next_line(out), next_line(out)]).collect();
+        std::fs::write(self.folder.join("end"), "").unwrap();
+        for (n, [sent, _]) in told.iter().enumerate() {
+            let got = &told[n ^ 1][1];
+            assert!(sent.len() > 70, "{told:?}");
+            assert_eq!(sent.strip_prefix("sent"), got.strip_prefix("got"), "{told:?}");
+        }
+        for (_, mut flow) in self.programs {
+            assert!(flow.wait().unwrap().success());
+        }
+    }
+}
+
+fn next_line(out: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    line
 }
 
 impl Drop for Scene {

@@ -836,6 +836,16 @@ impl Node {
         self.drain_links();
     }
 
+    /// Ends at once all connections that have not ended, without losing bytes that were
+    /// acknowledged to the peers' TCP.
+    pub fn cut_links(&mut self, now: Instant) {
+        self.now = now;
+        let all: Vec<_> = self.links.iter().map(|(id, _)| LinkId(id)).collect();
+        for id in all {
+            self.cut_link(id);
+        }
+    }
+
     pub(super) fn drain_links(&mut self) {
         let all: Vec<_> = self.links.iter().map(|(id, _)| LinkId(id)).collect();
         for id in all {

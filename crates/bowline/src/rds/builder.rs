@@ -1,5 +1,6 @@
 //! Settings of a node.
 
+use std::io::Read;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -116,6 +117,25 @@ impl Builder {
     /// or another node has the port; `EADDRNOTAVAIL` for an address the machine does not have; what
     /// the system reports when it has no descriptors or threads left.
     pub fn build(self) -> Result<Node, Error> {
+        self.start(Driver::start)
+    }
+
+    /// Starts the node with what another one of this machine has
+    /// [handed over](Node::hand_over): its sockets, messages that wait, and its peers, who take it
+    /// for the same process. The number of paths and end-to-end acknowledgement are those of the
+    /// former node. Its sockets are for who knows their ids, as the host of a node does
+    /// ([`Node::driver`]).
+    ///
+    /// # Errors
+    /// Those of [`build`](Self::build); `EINVAL` for what cannot be read or is of another version.
+    pub fn resume(self, from: impl Read) -> Result<Node, Error> {
+        self.start(|config| Driver::resume(config, from))
+    }
+
+    fn start(
+        self,
+        start: impl FnOnce(DriverConfig) -> Result<Driver, bowline_rds_driver::Error>,
+    ) -> Result<Node, Error> {
         let Self { mut config, sysctls } = self;
         let core = &mut config.core;
         let bad = || Error::from(bowline_rds::Error::BadValue);
@@ -135,7 +155,7 @@ impl Builder {
         for (name, value) in &sysctls {
             trial.set_sysctl(bowline_rds::Instant::from_nanos(0), name, *value)?;
         }
-        let node = Node::from_driver(Driver::start(config)?);
+        let node = Node::from_driver(start(config)?);
         for (name, value) in &sysctls {
             node.set_sysctl(name, *value)?;
         }

@@ -1,5 +1,6 @@
 //! Nodes.
 
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -91,6 +92,16 @@ impl Node {
     /// time.
     pub fn shutdown(&self, limit: Duration) -> bool {
         self.driver.shutdown(limit)
+    }
+
+    /// Ends all connections and writes down everything else, for a node that goes on in another
+    /// process of this machine: see [`Builder::resume`]. Peers lose nothing and see a cut of less
+    /// than a second; later calls fail with `ESHUTDOWN`.
+    ///
+    /// # Errors
+    /// Those of `out`; the node is shut down all the same.
+    pub fn hand_over(&self, out: impl Write) -> io::Result<()> {
+        self.driver.hand_over(out)
     }
 
     /// Returns the counters of the driver: system calls, copies, thread hand-overs.

@@ -1,10 +1,13 @@
 //! `bowline node`: a node that runs until it is told to stop.
 
 mod echo;
+mod hand_over;
 
 use std::{
     collections::BTreeSet,
+    io::Read,
     net::SocketAddr,
+    os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
         Arc,
@@ -17,7 +20,7 @@ use std::{
 use bowline::rds::{Limits, Node, PeerList, Socket};
 use bowline_ctl::{Server, fusefs::Mount, passed_listener};
 use bowline_host::{Policy, Quota};
-use bowline_rds::{Event, PathState};
+use bowline_rds::{Event, PathState, SocketId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{
@@ -37,7 +40,7 @@ use crate::cli::{
         supervisor::Supervisor,
     },
     disk::mounted,
-    metrics, start_node,
+    metrics, node_on,
 };
 
 /// Time between looks at what happened.
@@ -121,6 +124,10 @@ pub(crate) struct Args {
     /// Serve no programs
     #[arg(long)]
     no_programs: bool,
+    /// Go on in the place of the node that serves programs at the same place, which ends: they keep
+    /// their sockets, and peers see a short cut. Without one, start as usual
+    #[arg(long, conflicts_with = "no_programs")]
+    replace: bool,
     /// Serve programs of this user as well, by name or number, * for everybody; may be repeated.
     /// Without it: those of root and of the node's own user
     #[arg(long, value_name = "USER")]
@@ -263,7 +270,8 @@ impl Settings {
         })
     }
 
-    fn build(&self) -> Outcome<Node> {
+    /// Starts the node, with what was handed over to it.
+    fn build(&self, former: Option<impl Read>) -> Outcome<Node> {
         let mut builder = Node::builder().end_to_end(self.end_to_end);
         if let Some(paths) = self.paths {
             builder = builder.paths(paths);
@@ -284,7 +292,10 @@ impl Settings {
         if self.congestion_control.is_some() {
             builder = builder.congestion_control(self.congestion_control.clone());
         }
-        let node = start_node(builder, &self.addresses)?;
+        let node = node_on(builder, &self.addresses, |builder| match former {
+            Some(former) => builder.resume(former),
+            None => builder.build(),
+        })?;
         // Set one by one and not through the builder, so that an error names the setting.
         for (name, value) in &self.sysctl {
             node.set_sysctl(name, *value).map_err(|error| {
@@ -321,10 +332,13 @@ pub(crate) fn run(args: Args) -> Outcome {
         .map_err(|error| Failure::failed(format!("cannot take the socket passed: {error}")))?;
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
     raise_descriptors();
+    let args_replace = args.replace;
     let settings = Settings::merge(args, file)?;
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
-    let node = settings.build()?;
+    let place = settings.programs.as_ref().filter(|_| args_replace);
+    let (former, state) = hand_over::receive(place.map(Option::as_deref))?.unzip();
+    let node = settings.build(state)?;
     let over = Arc::new(AtomicBool::new(false));
     let mut services = Vec::new();
     for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
@@ -347,12 +361,25 @@ pub(crate) fn run(args: Args) -> Outcome {
     let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
     let programs = settings.programs.as_ref().map(|place| {
         let (policy, usual) = (settings.policy.clone(), settings.usual);
-        Programs::start(&node, passed, place.as_deref(), policy, usual)
+        match former {
+            Some(former) => Programs::resume(&node, passed, former, policy, usual).map(Some),
+            None => Programs::start(&node, passed, place.as_deref(), policy, usual),
+        }
     });
     let programs = programs.transpose()?.flatten();
     let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
-    watch(&node, &services, programs.as_ref(), &stop, &supervisor);
+    let successor = watch(&node, &services, programs.as_ref(), &stop, &supervisor);
+    let programs = match (successor, programs) {
+        (Some(successor), Some(programs)) => {
+            over.store(true, Ordering::Relaxed);
+            services.into_iter().for_each(|service| service.close(&node));
+            // The other node makes its own.
+            drop((server, files, metrics));
+            return hand_over::send(&node, programs, successor);
+        }
+        (_, programs) => programs,
+    };
 
     let patience = settings.drain.as_secs_f64();
     let last = format!("stopping: up to {patience} s for what peers do not have yet");
@@ -412,7 +439,8 @@ fn announce(
     say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
 
-/// Tells of the node until a stop is requested. The watchdog hears of it after each look, for which
+/// Tells of the node until a stop is requested, or until another node asks for its place: returns
+/// the connection to it. The watchdog hears of it after each look, for which
 /// the node has to answer: one that is stuck is not kept alive.
 fn watch(
     node: &Node,
@@ -420,15 +448,27 @@ fn watch(
     programs: Option<&Programs>,
     stop: &Stop,
     supervisor: &Supervisor,
-) {
+) -> Option<UnixStream> {
     supervisor.ready(&status(node));
-    while !stop.wait(Some(supervisor.pause(EVENT_PAUSE))) {
-        if log(node, services, programs) {
+    let wait = || {
+        let time = supervisor.pause(EVENT_PAUSE);
+        // What fails here is tried again.
+        let _ = programs.map(|programs| stop.wait_for_any([programs.successor_bell()], time));
+        programs.is_none() && stop.wait(Some(time)) || stop.asked()
+    };
+    let successor = loop {
+        let stopped = wait();
+        let happened = log(node, services, programs);
+        let successor = programs.and_then(Programs::take_successor);
+        if stopped || successor.is_some() {
+            break successor.filter(|_| !stopped);
+        }
+        if happened {
             supervisor.status(&status(node));
         }
         supervisor.beat();
-    }
-    log(node, services, programs);
+    };
+    successor
 }
 
 /// How many peers there are, in one line.
@@ -492,6 +532,7 @@ impl Service {
 /// A service that runs in a thread of its own.
 struct Running {
     place: SocketAddr,
+    socket: SocketId,
     service: Service,
     /// Answers dropped since the last report.
     dropped: Arc<AtomicU64>,
@@ -516,6 +557,7 @@ impl Running {
         let socket = open().map_err(|error: bowline::rds::Error| {
             Failure::failed(format!("cannot start {} on {place}: {error}", service.name()))
         })?;
+        let id = socket.id();
         let (node, over, dropped) = (node.clone(), Arc::clone(over), Arc::default());
         let counter = Arc::clone(&dropped);
         let body = move || {
@@ -533,7 +575,16 @@ impl Running {
             .name(service.name().into())
             .spawn(body)
             .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
-        Ok(Self { place, service, dropped, thread })
+        Ok(Self { place, socket: id, service, dropped, thread })
+    }
+}
+
+impl Running {
+    /// Ends the service while its node lives.
+    fn close(self, node: &Node) {
+        node.driver().close(self.socket);
+        // The panic of a service was printed on standard error.
+        let _ = self.thread.join();
     }
 }
 

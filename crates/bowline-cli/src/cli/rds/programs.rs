@@ -3,25 +3,35 @@
 use std::{
     fs::{self, Permissions},
     io::{self, ErrorKind},
+    os::fd::BorrowedFd,
     os::unix::{
         fs::{DirBuilderExt, MetadataExt, PermissionsExt},
-        net::UnixListener,
+        net::{SocketAddr, UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
 };
 
 use bowline::rds::Node;
 use bowline_ctl::OwnedFile;
-use bowline_host::{Host, Policy, Quota, Refusal};
+use bowline_host::{HandOver, Host, HostState, Policy, Quota, Refusal};
 
 use crate::cli::{Failure, Outcome};
 
 /// Serves programs until it is dropped.
 pub(crate) struct Programs {
     path: PathBuf,
-    /// The socket's file, where this process has made it.
-    file: Option<OwnedFile>,
+    /// The socket's file, where no service manager has made it; it goes before the listener.
+    file: Option<SocketFile>,
     host: Host,
+}
+
+/// The file of a socket, which goes with it.
+struct SocketFile(OwnedFile);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
 }
 
 impl Programs {
@@ -60,6 +70,43 @@ impl Programs {
         }
     }
 
+    /// Goes on with the programs of another node, which has handed them over: where that one
+    /// listened, or at the socket that the service manager has passed.
+    pub(crate) fn resume(
+        node: &Node,
+        passed: Option<UnixListener>,
+        former: HostState,
+        policy: Policy,
+        usual: Quota,
+    ) -> Outcome<Self> {
+        let is_passed = passed.is_some();
+        let resume = || {
+            let host = Host::resume(node.driver().clone(), former, passed, policy, usual)?;
+            let path = path_of(&host.address());
+            let file = (!is_passed).then(|| OwnedFile::new(&path).map(SocketFile)).transpose()?;
+            Ok(Self { path, file, host })
+        };
+        resume().map_err(|error: io::Error| {
+            Failure::failed(format!("cannot go on with the programs of another node: {error}"))
+        })
+    }
+
+    /// A descriptor that is readable once another node has asked for this one's place.
+    pub(crate) fn successor_bell(&self) -> BorrowedFd<'_> {
+        self.host.successor_bell()
+    }
+
+    /// Takes the connection to that node.
+    pub(crate) fn take_successor(&self) -> Option<UnixStream> {
+        self.host.take_successor()
+    }
+
+    /// Stops serving, for another process to go on; the socket's file stays.
+    pub(crate) fn hand_over(self) -> io::Result<HandOver> {
+        std::mem::forget(self.file);
+        self.host.hand_over()
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -71,14 +118,6 @@ impl Programs {
                 Some(user) => say_of_peer!("programs: user {user} {what} ({count})"),
                 None => say_of_peer!("programs: many users, {what} ({count})"),
             }
-        }
-    }
-}
-
-impl Drop for Programs {
-    fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            file.remove();
         }
     }
 }
@@ -95,7 +134,7 @@ fn listen(node: &Node, place: &Path, policy: Policy, usual: Quota) -> io::Result
         fs::set_permissions(place, Permissions::from_mode(0o666))?;
     }
     let host = Host::start(node.driver().clone(), listener, policy, usual)?;
-    Ok(Programs { path: place.to_owned(), file: Some(file), host })
+    Ok(Programs { path: place.to_owned(), file: Some(SocketFile(file)), host })
 }
 
 /// Serves a socket of the service manager, whose file stays when this process ends: the next
@@ -106,10 +145,13 @@ fn serve_passed(
     policy: Policy,
     usual: Quota,
 ) -> io::Result<Programs> {
-    let address = listener.local_addr()?;
-    let path = address.as_pathname().unwrap_or(Path::new("(no path)")).to_owned();
+    let path = path_of(&listener.local_addr()?);
     let host = Host::start(node.driver().clone(), listener, policy, usual)?;
     Ok(Programs { path, file: None, host })
+}
+
+fn path_of(address: &SocketAddr) -> PathBuf {
+    address.as_pathname().unwrap_or(Path::new("(no path)")).to_owned()
 }
 
 /// Mode of folders through which other users reach the node. What is in them has modes of its own.

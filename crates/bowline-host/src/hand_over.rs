@@ -1,0 +1,415 @@
+//! What a node hands over to another process of its host, which goes on in its place: programs keep
+//! their sockets and channels and notice nothing.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bowline_attach::{HAND_OVER_VERSION, HEAD_LEN, Head, Op, VERSION};
+use bowline_base::Errno;
+use bowline_rds_driver::Driver;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::caller::Caller;
+use crate::channel::{Channel, SavedChannel};
+use crate::service::Service;
+use crate::socket::{HostSocket, SavedSocket};
+
+/// Most descriptors in one message; the kernel takes 253.
+const BATCH: usize = 250;
+/// How long the node that hands over may take, and how long the one that takes over.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Attempts to send a message, a millisecond apart, while the kernel has too many descriptors of
+/// this user on their way.
+const ATTEMPTS: u32 = 2000;
+
+/// All that a node hands over.
+#[derive(Debug)]
+pub struct HandOver {
+    /// A file in memory with the state of host and node.
+    pub state: OwnedFd,
+    /// Listeners, channels, and sockets with their memory, in any order.
+    pub programs: Vec<OwnedFd>,
+}
+
+/// Device and inode of a descriptor, by which its receiver finds it.
+type Inode = (u64, u64);
+
+fn inode(descriptor: impl AsFd) -> io::Result<Inode> {
+    let found = fstat(descriptor)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedHost {
+    /// [`VERSION`] and [`HAND_OVER_VERSION`].
+    versions: (i32, i32),
+    /// Number of the node, and of what it makes next.
+    number: u64,
+    next: u64,
+    listener: Inode,
+    known: Inode,
+    channels: Vec<ChannelPlace>,
+    sockets: Vec<SocketPlace>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ChannelPlace {
+    number: u64,
+    stream: Inode,
+    /// A descriptor that came with a request.
+    descriptor: Option<Inode>,
+    /// Sockets that it may name.
+    known: HashSet<u64>,
+    state: SavedChannel,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SocketPlace {
+    handle: u64,
+    end: Inode,
+    memory: Inode,
+    state: SavedSocket,
+}
+
+impl HandOver {
+    /// An empty state, for the host and then the node to write to.
+    pub(crate) fn new() -> io::Result<Self> {
+        let state = memfd_create("bowline-node", MemfdFlags::CLOEXEC)?;
+        Ok(Self { state, programs: Vec::new() })
+    }
+
+    fn keep(&mut self, descriptor: OwnedFd) -> io::Result<Inode> {
+        let inode = inode(&descriptor)?;
+        self.programs.push(descriptor);
+        Ok(inode)
+    }
+
+    /// Where the node writes its state, after the host's.
+    ///
+    /// # Errors
+    /// Errors of the system: no descriptors left.
+    pub fn writer(&self) -> io::Result<impl Write> {
+        Ok(io::BufWriter::new(File::from(self.state.try_clone()?)))
+    }
+
+    /// Sends everything to the process that has asked for it.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn send(self, to: UnixStream) -> io::Result<()> {
+        to.set_nonblocking(false)?;
+        to.set_write_timeout(Some(PATIENCE))?;
+        let count = i64::try_from(self.programs.len() + 1).unwrap_or(i64::MAX);
+        let head = Head::new(Op::HandOver, count).emit(0, 0, 0);
+        (&to).write_all(&head.ok_or(io::ErrorKind::InvalidData)?)?;
+        let all: Vec<_> =
+            std::iter::once(&self.state).chain(&self.programs).map(AsFd::as_fd).collect();
+        all.chunks(BATCH).try_for_each(|batch| send_batch(&to, batch))
+    }
+
+    /// Asks the node that serves programs at `place` to hand over, and takes what it has; `None`:
+    /// nobody listens there. The other node ends.
+    ///
+    /// # Errors
+    /// `EACCES` for another user than the node's and root, `EPROTONOSUPPORT` when the other node
+    /// is of a version that cannot hand over to this one, `EALREADY` when it hands over to
+    /// somebody else; errors of the connection.
+    pub fn receive(place: &Path) -> io::Result<Option<Self>> {
+        let from = match UnixStream::connect(place) {
+            Ok(from) => from,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        from.set_read_timeout(Some(PATIENCE))?;
+        let ask = Head { op: Op::HandOver, value: 0, a: VERSION, b: HAND_OVER_VERSION };
+        (&from).write_all(&ask.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?)?;
+        let mut head = [0; HEAD_LEN];
+        (&from).read_exact(&mut head)?;
+        let value = match bowline_attach::Frame::parse(&head) {
+            Ok(Some((frame, _))) if frame.head.op == Op::HandOver => frame.head.value,
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        let count = match usize::try_from(value) {
+            Ok(count) => count,
+            Err(_) => return Err(io::Error::from_raw_os_error((-value) as i32)),
+        };
+        let mut all = Vec::new();
+        while all.len() < count {
+            receive_batch(&from, &mut all)?;
+        }
+        let programs = all.split_off(1.min(all.len()));
+        let state = all.pop().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(Self { state, programs }))
+    }
+
+    /// Reads the host's part of the state; the node's is what is left of the returned reader.
+    ///
+    /// # Errors
+    /// `InvalidData` for what is not of this version; errors of the system.
+    pub fn open(self) -> io::Result<(HostState, impl Read)> {
+        let mut state = io::BufReader::new(File::from(self.state));
+        state.rewind()?;
+        let mut len = [0; 8];
+        state.read_exact(&mut len)?;
+        let mut bytes = Vec::new();
+        (&mut state).take(u64::from_le_bytes(len)).read_to_end(&mut bytes)?;
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
+        let saved: SavedHost =
+            rmp_serde::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        if saved.versions != (VERSION, HAND_OVER_VERSION) {
+            let text = "a node of another version has handed it over";
+            return Err(invalid(text.into()));
+        }
+        let mut programs = HashMap::<Inode, Vec<OwnedFd>>::new();
+        for descriptor in self.programs {
+            programs.entry(inode(&descriptor)?).or_default().push(descriptor);
+        }
+        Ok((HostState { saved, programs }, state))
+    }
+}
+
+fn send_batch(to: &UnixStream, batch: &[BorrowedFd<'_>]) -> io::Result<()> {
+    for _ in 0..ATTEMPTS {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(batch));
+        match sendmsg(to, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::TOOMANYREFS) => std::thread::sleep(Duration::from_millis(1)),
+            Err(rustix::io::Errno::INTR) => {}
+            sent => return Ok(sent.map(drop)?),
+        }
+    }
+    Err(rustix::io::Errno::TOOMANYREFS.into())
+}
+
+fn receive_batch(from: &UnixStream, to: &mut Vec<OwnedFd>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut pieces = [IoSliceMut::new(&mut byte)];
+    let got = recvmsg(from, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let before = to.len();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            to.extend(descriptors);
+        }
+    }
+    // Without descriptors left in this process, some of a message are missing.
+    if got.bytes == 0 || to.len() == before {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(())
+}
+
+/// The host's part of what was handed over.
+#[derive(Debug)]
+pub struct HostState {
+    saved: SavedHost,
+    programs: HashMap<Inode, Vec<OwnedFd>>,
+}
+
+impl HostState {
+    fn take(&mut self, inode: Inode) -> io::Result<OwnedFd> {
+        let found = self.programs.get_mut(&inode).and_then(Vec::pop);
+        found.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a descriptor is missing"))
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.saved.number
+    }
+
+    /// The listener for programs, and that which they know by the node's number.
+    pub(crate) fn take_listeners(&mut self) -> io::Result<(UnixListener, UnixListener)> {
+        let (first, second) = (self.saved.listener, self.saved.known);
+        Ok((self.take(first)?.into(), self.take(second)?.into()))
+    }
+}
+
+/// The process to which a node is asked to hand over.
+#[derive(Debug)]
+pub(crate) struct Successor {
+    stream: Mutex<Option<UnixStream>>,
+    bell: OwnedFd,
+}
+
+impl Successor {
+    pub(crate) fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { stream: Mutex::new(None), bell })
+    }
+
+    /// A descriptor that is readable once there is one.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub(crate) fn take(&self) -> Option<UnixStream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Returns `false` if there was one.
+    fn put(&self, stream: UnixStream) -> bool {
+        let mut place = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = place.is_none();
+        if is_first {
+            *place = Some(stream);
+            // It is written to once.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+        is_first
+    }
+}
+
+impl Service {
+    /// Another node asks for everything. On success its channel is none any more.
+    pub(crate) fn name_successor(&mut self, number: u64, a: i32, b: i32) -> Result<(), Errno> {
+        let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
+        if !self.accounts.is_trusted(channel.caller.user) {
+            return Err(Errno::EACCES);
+        }
+        if (a, b) != (VERSION, HAND_OVER_VERSION) {
+            return Err(Errno::EPROTONOSUPPORT);
+        }
+        let stream = channel.fd().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
+        if self.successor.put(stream.into()) { Ok(()) } else { Err(Errno::EALREADY) }
+    }
+
+    /// Takes apart what programs have of this node, for another process.
+    pub(crate) fn hand_over(mut self) -> io::Result<HandOver> {
+        let mut all = HandOver::new()?;
+        let [listener, known] = self.listeners.try_into().map_err(|_| io::ErrorKind::Other)?;
+        let mut saved = SavedHost {
+            versions: (VERSION, HAND_OVER_VERSION),
+            number: self.number,
+            next: self.next,
+            listener: all.keep(listener.into())?,
+            known: all.keep(known.into())?,
+            channels: Vec::new(),
+            sockets: Vec::new(),
+        };
+        for (number, channel) in self.channels {
+            let state = channel.saved();
+            let (stream, descriptor) = channel.into_descriptors();
+            saved.channels.push(ChannelPlace {
+                number,
+                stream: all.keep(stream)?,
+                descriptor: descriptor.map(|one| all.keep(one)).transpose()?,
+                known: self.known.remove(&number).unwrap_or_default(),
+                state,
+            });
+        }
+        for (handle, (socket, _)) in self.sockets {
+            // Whoever posts from now on says so in the channel.
+            socket.rings.set_asleep(true);
+            let state = socket.saved();
+            let (end, memory) = socket.into_descriptors()?;
+            let (end, memory) = (all.keep(end)?, all.keep(memory)?);
+            saved.sockets.push(SocketPlace { handle, end, memory, state });
+        }
+        let bytes = rmp_serde::to_vec_named(&saved).map_err(io::Error::other)?;
+        let mut out = all.writer()?;
+        out.write_all(&(bytes.len() as u64).to_le_bytes())?;
+        out.write_all(&bytes)?;
+        out.flush()?;
+        drop(out);
+        Ok(all)
+    }
+
+    /// Goes on with what another process had. A socket or channel that cannot be is closed: its
+    /// user may not have it any more, or there are no descriptors left.
+    pub(crate) fn resume(&mut self, mut state: HostState) {
+        self.next = state.saved.next;
+        for SocketPlace { handle, end, memory, state: socket } in
+            std::mem::take(&mut state.saved.sockets)
+        {
+            let id = socket.id;
+            if state
+                .take(end)
+                .and_then(|end| Ok((end, state.take(memory)?)))
+                .and_then(|(end, memory)| self.resume_socket(handle, end, memory, socket))
+                .is_err()
+            {
+                self.driver.close(id);
+            }
+        }
+        for place in std::mem::take(&mut state.saved.channels) {
+            let number = place.number;
+            if self.resume_channel(&mut state, place).is_err() {
+                self.end_channel(number);
+            }
+        }
+        let handles: Vec<u64> = self.sockets.keys().copied().collect();
+        for handle in handles {
+            self.activate(handle);
+            self.socket_is_ready(handle);
+        }
+    }
+
+    fn resume_socket(
+        &mut self,
+        handle: u64,
+        end: OwnedFd,
+        memory: OwnedFd,
+        saved: SavedSocket,
+    ) -> io::Result<()> {
+        let (id, user) = (saved.id, saved.user);
+        let sizes = |driver: &Driver| {
+            driver.with_core(|core, _| Ok((core.send_buffer(id)?, core.recv_buffer(id)?)))
+        };
+        let (send, recv) =
+            sizes(&self.driver).map_err(|error: bowline_rds::Error| io::Error::other(error))?;
+        let system = |errno: Errno| io::Error::from_raw_os_error(errno.0);
+        let charge = self.accounts.open_socket(user, send, recv).map_err(system)?;
+        let added = match HostSocket::resume(end, memory, charge, saved) {
+            Ok(socket) => self.add_socket(handle, socket),
+            Err(failed) => Err(failed),
+        };
+        added.map_err(|(errno, charge)| {
+            self.accounts.close_socket(&charge);
+            errno.into()
+        })
+    }
+
+    fn resume_channel(&mut self, all: &mut HostState, place: ChannelPlace) -> io::Result<()> {
+        let ChannelPlace { number, stream, descriptor, known, state } = place;
+        let stream = UnixStream::from(all.take(stream)?);
+        let descriptor = descriptor.map(|one| all.take(one)).transpose()?;
+        let caller = Caller::of(&stream)?;
+        let system = |errno: Errno| io::Error::from_raw_os_error(errno.0);
+        self.accounts.open_channel(&caller).map_err(system)?;
+        let user = caller.user;
+        let waiting = state.waiting;
+        let channel = Channel::resume(stream, caller, descriptor, state)
+            .and_then(|channel| self.watch_channel(number, channel));
+        if let Err(error) = channel {
+            self.accounts.close_channel(user, 0);
+            return Err(error);
+        }
+        self.known.insert(number, known);
+        match waiting {
+            Some(waiting) => self.resume_wait(number, waiting),
+            None => self.go_on_with(number),
+        }
+        Ok(())
+    }
+}
