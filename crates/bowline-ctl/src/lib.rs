@@ -58,7 +58,7 @@ pub use bowline_base::Errno;
 pub use json::{Json, JsonError, JsonFault};
 pub use listen::{is_socket, listen, sweep};
 pub use owned_file::OwnedFile;
-pub use passed::passed_listener;
+pub use passed::{Passed, passed};
 pub use path::{PathSpec, address_text};
 pub use socket::{Answer, Client, Op, Server, create_folder_of, folder, folders};
 pub use sys::Sys;

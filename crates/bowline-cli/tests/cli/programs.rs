@@ -2,7 +2,7 @@
 
 use crate::links::{apart, succeeded};
 use crate::nodes::build_library;
-use crate::support::Folder;
+use crate::support::{Folder, run, start};
 
 /// A wire between two namespaces: 10.77.0.1 here, 10.77.0.2 there; a node at each end, and four
 /// programs, which wait.
@@ -33,14 +33,42 @@ const TWO_MACHINES: &str = r#"
     done
 "#;
 
-/// Connections are dropped at either end, and the wire is cut for a second, while eight programs
-/// send: each message comes once and in order.
-#[test]
-fn programs_of_two_machines_lose_nothing_when_connections_are_cut() {
+/// The flows end, and each got what its partner has sent.
+const THE_FLOWS_END: &str = r#"
+    for port in $PORTS; do
+        heard near$port "^got"
+        heard far$port "^got"
+    done
+    touch "$AT/end"
+    for port in $PORTS; do
+        for name in near$port far$port; do
+            wait $(cat "$AT/$name.pid") || fail "$name"
+        done
+        said() { sed -n "s/^$2 //p" "$AT/$1$port.out"; }
+        [ "$(said near sent)" = "$(said far got)" ] || fail "to the far one, port $port"
+        [ "$(said far sent)" = "$(said near got)" ] || fail "to the near one, port $port"
+        said near sent
+        said far sent
+    done
+"#;
+
+/// Runs a script while eight programs send; each message must come once and in order.
+fn flows_lose_nothing_in(script: &str) {
     build_library();
     let folder = Folder::new();
     let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/../bowline-preload/tests/programs");
-    let script = r#"
+    let script = format!("PROGRAMS={programs}\n{TWO_MACHINES}\n{script}\n{THE_FLOWS_END}");
+    let Some(done) = apart(&folder, &script) else { return };
+    let out = succeeded(&done);
+    let counts: Vec<u32> = out.lines().filter_map(|l| l.split(' ').next()?.parse().ok()).collect();
+    assert!(counts.len() == 8 && counts.iter().all(|n| *n > 50), "{out}");
+}
+
+/// Connections are dropped at either end, and the wire is cut for a second.
+#[test]
+fn programs_of_two_machines_lose_nothing_when_connections_are_cut() {
+    flows_lose_nothing_in(
+        r#"
         touch "$AT/go"
         sleep 0.7
         "$BOWLINE" drop --control "$AT/near.sock" > /dev/null
@@ -50,25 +78,48 @@ fn programs_of_two_machines_lose_nothing_when_connections_are_cut() {
         ip link set v0 up
         sleep 0.7
         "$BOWLINE" drop --control "$AT/far.sock" > /dev/null
-        for port in $PORTS; do
-            heard near$port "^got"
-            heard far$port "^got"
-        done
-        touch "$AT/end"
-        for port in $PORTS; do
-            for name in near$port far$port; do
-                wait $(cat "$AT/$name.pid") || fail "$name"
-            done
-            said() { sed -n "s/^$2 //p" "$AT/$1$port.out"; }
-            [ "$(said near sent)" = "$(said far got)" ] || fail "to the far one, port $port"
-            [ "$(said far sent)" = "$(said near got)" ] || fail "to the near one, port $port"
-            said near sent
-            said far sent
-        done
-    "#;
-    let script = format!("PROGRAMS={programs}\n{TWO_MACHINES}\n{script}");
-    let Some(done) = apart(&folder, &script) else { return };
-    let out = succeeded(&done);
-    let counts: Vec<u32> = out.lines().filter_map(|l| l.split(' ').next()?.parse().ok()).collect();
-    assert!(counts.len() == 8 && counts.iter().all(|n| *n > 50), "{out}");
+        "#,
+    );
+}
+
+/// Each node in turn is replaced by another process.
+#[test]
+fn programs_of_two_machines_lose_nothing_when_nodes_are_replaced() {
+    flows_lose_nothing_in(
+        r#"
+        replace() {
+            begin $1$3 $4 "$BOWLINE" node --address $2 --programs "$AT/$1.host" --control "$AT/$1.sock" --replace
+            heard $1$3 "^taking the place"
+            heard $1$3 ready
+            wait $(cat "$AT/$5.pid") || fail "$5 ended badly"
+            heard $5 "handed over"
+        }
+        touch "$AT/go"
+        sleep 0.7
+        replace near 10.77.0.1 2 "" near
+        sleep 0.5
+        replace far 10.77.0.2 2 "nsenter -t $P -n" far
+        sleep 0.5
+        replace near 10.77.0.1 3 "" near2
+        [ "$("$BOWLINE" info -k --control "$AT/near.sock" | grep -c "10.77.0.1 .*500[0-3]")" = 4 ] || fail "sockets"
+        "#,
+    );
+}
+
+/// What can be seen to be wrong before costs the former node nothing.
+#[test]
+fn a_node_that_cannot_replace_another_leaves_it_be() {
+    let folder = Folder::new();
+    let programs = folder.path().join("host.sock");
+    let place = ["--programs", programs.to_str().unwrap()];
+    // There is none: it starts as usual.
+    let words = [&["node", "--address", "127.41.70.1", "--replace"][..], &place].concat();
+    let mut first = start(&folder, &words);
+    first.expect("ready");
+    let bad = [&["node", "--address", "127.41.70.1", "--replace", "--paths", "3"][..], &place];
+    run(&folder, &bad.concat()).exits(2).complains(&["paths must be 8 or 1"]);
+    let none = ["node", "--replace", "--no-programs"];
+    run(&folder, &none).exits(2).complains(&["--no-programs"]);
+    first.signal("-INT");
+    first.finish().exits(0);
 }

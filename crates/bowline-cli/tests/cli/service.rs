@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use crate::nodes::build_library;
 use crate::support::{Folder, Running, run, start_as, start_from};
 
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
@@ -143,6 +144,22 @@ fn a_node_serves_the_socket_that_it_is_handed() {
     let mut again = start_from(handed(), "sh", &folder, &words);
     again.expect("ready");
     drop(late);
+}
+
+/// Programs' sockets are in the manager's store while the node is away.
+#[test]
+fn programs_notice_nothing_of_a_restart_by_the_manager() {
+    build_library();
+    let folder = Folder::new();
+    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli");
+    let [manager, program] = ["manager.py", "kept.py"].map(|name| format!("{tests}/{name}"));
+    let place = folder.path().join("handed.sock");
+    let (at, place) = (folder.path().to_str().unwrap(), place.to_str().unwrap());
+    let node = [BOWLINE, "node", "--address", "127.146.7.1", "--keep-programs", "--no-control"];
+    let run = [BOWLINE, "run", "--node", place, "--", "python3", "-B", &program, at, "127.146.7.1"];
+    let words = [&["-B", &manager, at][..], &node, &["--"], &run].concat();
+    let done = start_as("python3".as_ref(), &folder, &words).finish().exits(0);
+    assert!(done.out.contains("all kept"), "{}", done.out);
 }
 
 #[test]

@@ -4,21 +4,32 @@
 use std::{
     env,
     ffi::OsString,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
     os::{
+        fd::{AsFd, BorrowedFd},
         linux::net::SocketAddrExt,
         unix::{
             ffi::OsStrExt,
-            net::{SocketAddr, UnixDatagram},
+            net::{SocketAddr, UnixDatagram, UnixStream},
         },
     },
     process,
     time::Duration,
 };
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    time::{ClockId, clock_gettime},
+};
 
 /// A watchdog is told this often within its time, so that one late message does no harm.
 const BEATS: u32 = 3;
+/// Most descriptors in one message; the kernel takes 253.
+const BATCH: usize = 250;
+/// How long the manager may take to store descriptors.
+const STORE_TIME: Duration = Duration::from_secs(5);
 /// Time for the end of a service beside what it waits for.
 const END_TIME: Duration = Duration::from_secs(10);
 
@@ -67,6 +78,42 @@ impl Supervisor {
     pub(crate) fn stopping(&self, wait: Duration, status: &str) {
         let micros = (wait + END_TIME).as_micros();
         self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}"));
+    }
+
+    /// Leaves descriptors with the manager, which passes them to the next process of this service
+    /// under the name. Returns once it has them.
+    ///
+    /// # Errors
+    /// `NotFound` without a manager, `TimedOut` for one that does not take them; errors of the
+    /// system.
+    pub(crate) fn store(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let state = format!("FDSTORE=1\nFDNAME={name}");
+        descriptors.chunks(BATCH).try_for_each(|batch| self.tell_with(&state, batch))?;
+        // The manager closes the other end when it has read all before it.
+        let (ours, theirs) = UnixStream::pair()?;
+        self.tell_with("BARRIER=1", &[theirs.as_fd()])?;
+        drop(theirs);
+        let patience = Timespec::try_from(STORE_TIME).unwrap_or_default();
+        match poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&patience))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The manager need not keep the descriptors of this name any longer.
+    pub(crate) fn forget(&self, name: &str) {
+        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
+    }
+
+    fn tell_with(&self, state: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let (socket, address) = self.to.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        socket.connect_addr(address)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+        let text = [IoSlice::new(state.as_bytes())];
+        sendmsg(socket, &text, &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
     }
 
     /// Tells the watchdog that the service makes progress; to be called by what shows that it does.

@@ -5,7 +5,7 @@ mod hand_over;
 
 use std::{
     collections::BTreeSet,
-    io::Read,
+    io::{self, Read},
     net::SocketAddr,
     os::unix::net::UnixStream,
     path::PathBuf,
@@ -18,10 +18,12 @@ use std::{
 };
 
 use bowline::rds::{Limits, Node, PeerList, Socket};
-use bowline_ctl::{Server, fusefs::Mount, passed_listener};
-use bowline_host::{Policy, Quota};
+use bowline_ctl::{Server, fusefs::Mount, passed};
+use bowline_host::{HostState, Policy, Quota};
 use bowline_rds::{Event, PathState, SocketId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use hand_over::Keeper;
 
 use super::{
     access::{self, Name, Network, network},
@@ -128,6 +130,10 @@ pub(crate) struct Args {
     /// their sockets, and peers see a short cut. Without one, start as usual
     #[arg(long, conflicts_with = "no_programs")]
     replace: bool,
+    /// At the end, leave programs' sockets with the service manager for its next start of this
+    /// node: needs FileDescriptorStoreMax= in the unit. Programs notice nothing of a restart then
+    #[arg(long, conflicts_with = "no_programs")]
+    keep_programs: bool,
     /// Serve programs of this user as well, by name or number, * for everybody; may be repeated.
     /// Without it: those of root and of the node's own user
     #[arg(long, value_name = "USER")]
@@ -328,17 +334,22 @@ pub(crate) fn run(args: Args) -> Outcome {
         return Ok(());
     }
     // First, before anything else could get its number.
-    let passed = passed_listener()
+    let passed = passed(&hand_over::STORED)
         .map_err(|error| Failure::failed(format!("cannot take the socket passed: {error}")))?;
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
     raise_descriptors();
-    let args_replace = args.replace;
+    let (replace, keep_programs) = (args.replace, args.keep_programs);
     let settings = Settings::merge(args, file)?;
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
-    let place = settings.programs.as_ref().filter(|_| args_replace);
-    let (former, state) = hand_over::receive(place.map(Option::as_deref))?.unzip();
-    let node = settings.build(state)?;
+    let (former, node) = match hand_over::stored(passed.stored, &supervisor) {
+        Some(all) if settings.programs.is_some() => resume(&settings, all)?,
+        _ => {
+            let place = settings.programs.as_ref().filter(|_| replace);
+            let (host, node) = hand_over::receive(place.map(Option::as_deref))?.unzip();
+            (host, settings.build(node)?)
+        }
+    };
     let over = Arc::new(AtomicBool::new(false));
     let mut services = Vec::new();
     for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
@@ -362,21 +373,28 @@ pub(crate) fn run(args: Args) -> Outcome {
     let programs = settings.programs.as_ref().map(|place| {
         let (policy, usual) = (settings.policy.clone(), settings.usual);
         match former {
-            Some(former) => Programs::resume(&node, passed, former, policy, usual).map(Some),
-            None => Programs::start(&node, passed, place.as_deref(), policy, usual),
+            Some(former) => {
+                Programs::resume(&node, passed.listener, former, policy, usual).map(Some)
+            }
+            None => Programs::start(&node, passed.listener, place.as_deref(), policy, usual),
         }
     });
     let programs = programs.transpose()?.flatten();
     let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
     let successor = watch(&node, &services, programs.as_ref(), &stop, &supervisor);
-    let programs = match (successor, programs) {
-        (Some(successor), Some(programs)) => {
+    let keeper = match successor {
+        Some(successor) => Some(Keeper::Node(successor)),
+        None if keep_programs => Some(Keeper::Manager(&supervisor)),
+        None => None,
+    };
+    let programs = match (keeper, programs) {
+        (Some(keeper), Some(programs)) => {
             over.store(true, Ordering::Relaxed);
             services.into_iter().for_each(|service| service.close(&node));
-            // The other node makes its own.
+            // The next process makes its own.
             drop((server, files, metrics));
-            return hand_over::send(&node, programs, successor);
+            return hand_over::send(&node, programs, keeper);
         }
         (_, programs) => programs,
     };
@@ -401,6 +419,21 @@ pub(crate) fn run(args: Args) -> Outcome {
         "stopped before peers had everything, after {} s; give them longer with --drain",
         settings.drain.as_secs_f64()
     )))
+}
+
+/// Goes on with what an earlier process of the service has left; where that cannot be, programs
+/// have lost their sockets.
+fn resume(
+    settings: &Settings,
+    (host, node): (HostState, impl Read),
+) -> Outcome<(Option<HostState>, Node)> {
+    match settings.build(Some(node)) {
+        Ok(node) => Ok((Some(host), node)),
+        Err(failure) => {
+            note!("bowline node: programs have lost their sockets: {failure:?}");
+            Ok((None, settings.build(None::<io::Empty>)?))
+        }
+    }
 }
 
 fn announce(

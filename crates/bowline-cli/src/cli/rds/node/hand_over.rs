@@ -2,8 +2,12 @@
 
 use std::{
     io::{self, Read, Write},
-    os::unix::net::UnixStream,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
+    time::Duration,
 };
 
 use bowline::rds::Node;
@@ -12,8 +16,14 @@ use bowline_host::{HandOver, HostState};
 
 use crate::cli::{
     Failure, Outcome,
+    common::supervisor::Supervisor,
     rds::programs::{self, Programs},
 };
+
+/// Names under which descriptors are kept by a service manager.
+pub(super) const STORED: [&str; 2] = [STATE, PROGRAMS];
+const STATE: &str = "bowline-state";
+const PROGRAMS: &str = "bowline-programs";
 
 /// Takes what the node has that serves programs at this place, or at the default one; that node
 /// ends. `None`: there is no such node, or no place is given.
@@ -41,16 +51,66 @@ pub(super) fn receive(place: Option<Option<&Path>>) -> Outcome<Option<(HostState
     Ok(opened)
 }
 
-/// Gives all that this node has to its successor.
-pub(super) fn send(node: &Node, programs: Programs, successor: UnixStream) -> Outcome {
-    say!("handing over to another node");
+/// Takes what an earlier process of this service has left with its manager; `None`: nothing, or
+/// nothing that can be used.
+pub(super) fn stored(
+    stored: Vec<(String, OwnedFd)>,
+    supervisor: &Supervisor,
+) -> Option<(HostState, impl Read)> {
+    if stored.is_empty() {
+        return None;
+    }
+    supervisor.forget(STATE);
+    supervisor.forget(PROGRAMS);
+    let (mut states, programs): (Vec<_>, Vec<_>) =
+        stored.into_iter().partition(|(name, _)| name == STATE);
+    let programs = programs.into_iter().map(|(_, descriptor)| descriptor).collect();
+    let opened = match states.pop() {
+        Some((_, state)) => HandOver { state, programs }.open(),
+        None => Err(io::ErrorKind::NotFound.into()),
+    };
+    match opened {
+        Ok(opened) => {
+            say!("going on with the programs of before");
+            Some(opened)
+        }
+        Err(error) => {
+            note!("bowline node: programs have lost their sockets: what was kept: {error}");
+            None
+        }
+    }
+}
+
+/// Who gets what a node hands over.
+pub(super) enum Keeper<'a> {
+    /// The node that goes on.
+    Node(UnixStream),
+    /// The service manager, for the next process of the service.
+    Manager(&'a Supervisor),
+}
+
+/// Gives all that this node has to a keeper.
+pub(super) fn send(node: &Node, programs: Programs, keeper: Keeper<'_>) -> Outcome {
+    let to = match keeper {
+        Keeper::Node(_) => "another node",
+        Keeper::Manager(_) => "the service manager",
+    };
+    say!("handing over to {to}");
     let all = || -> io::Result<()> {
         let all = programs.hand_over()?;
         let mut out = all.writer()?;
         node.hand_over(&mut out)?;
         out.flush()?;
         drop(out);
-        all.send(successor)
+        match keeper {
+            Keeper::Node(successor) => all.send(successor),
+            Keeper::Manager(supervisor) => {
+                supervisor.stopping(Duration::ZERO, "handing over");
+                let programs: Vec<_> = all.programs.iter().map(AsFd::as_fd).collect();
+                supervisor.store(PROGRAMS, &programs)?;
+                supervisor.store(STATE, &[all.state.as_fd()])
+            }
+        }
     };
     all().map_err(|error| {
         Failure::failed(format!("cannot hand over: {error}; programs have lost their sockets"))
