@@ -35,8 +35,8 @@ class Programs:
         for a in [c.n_addr] if addresses is None else addresses:
             argv += ["--address", a]
         self.log = open(c.log + ".bowline.log", "ab")
-        self.node = subprocess.Popen(["ip", "netns", "exec", NETNS] + argv, stdin=subprocess.DEVNULL, stdout=self.log,
-                                     stderr=self.log, start_new_session=True)
+        self.argv = ["ip", "netns", "exec", NETNS] + argv
+        self.node = self.start()
         try:
             for _ in range(200):
                 if os.path.exists(self.host) and os.path.exists(self.control):
@@ -48,6 +48,15 @@ class Programs:
         except BaseException:
             self.__exit__()
             raise
+
+    def start(self, *more):
+        return subprocess.Popen([*self.argv, *more], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+                                start_new_session=True)
+
+    def replace(self):
+        """Another process goes on in the node's place."""
+        former, self.node = self.node, self.start("--replace")
+        want(former.wait(20) == 0, "the node that was replaced ended badly; see %s", self.log.name)
 
     def __enter__(self):
         return self
@@ -136,6 +145,24 @@ def programs_drop(c):
             p.ask("drop")
             time.sleep(0.7)
         moving(back + out, 30)
+        reset_end(c, back, out)
+        p.done()
+
+
+@scenario("programs-replace", dirs=("both",), timeout=120, ci=("lo",), **HOW)
+def programs_replace(c):
+    """Under load both ways another process takes the node's place, three times: programs keep their sockets, and
+    nothing is lost."""
+    with Programs(c) as p:
+        p.ends()
+        back, out = reset_load(c, lossy=False)
+        moving(back + out, 20)
+        for _ in range(3):
+            p.replace()
+            t = time.monotonic()
+            moving(back + out, 30, least=1)
+            c.note("moving again after %.1f s" % (time.monotonic() - t))
+            time.sleep(0.7)
         reset_end(c, back, out)
         p.done()
 

@@ -16,6 +16,7 @@ use bowline_base::Errno;
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -124,7 +125,8 @@ impl HandOver {
     /// nobody listens there. The other node ends.
     ///
     /// # Errors
-    /// `EACCES` for another user than the node's and root, `EPROTONOSUPPORT` when the other node
+    /// `EACCES` when one of the two processes is of another user than the other and root,
+    /// `EPROTONOSUPPORT` when the other node
     /// is of a version that cannot hand over to this one, `EALREADY` when it hands over to
     /// somebody else; errors of the connection.
     pub fn receive(place: &Path) -> io::Result<Option<Self>> {
@@ -140,6 +142,11 @@ impl HandOver {
             }
             Err(error) => return Err(error),
         };
+        // What is handed over is believed.
+        let user = socket_peercred(&from)?.uid;
+        if !user.is_root() && user != rustix::process::geteuid() {
+            return Err(rustix::io::Errno::ACCESS.into());
+        }
         from.set_read_timeout(Some(PATIENCE))?;
         let ask = Head { op: Op::HandOver, value: 0, a: VERSION, b: HAND_OVER_VERSION };
         (&from).write_all(&ask.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?)?;

@@ -10,6 +10,7 @@ mod knock;
 mod lend;
 mod progress;
 mod receive;
+mod saved;
 mod send;
 mod sockets;
 mod transmit;
