@@ -156,9 +156,11 @@ impl HandOver {
             Ok(Some((frame, _))) if frame.head.op == Op::HandOver => frame.head.value,
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
-        let count = match usize::try_from(value) {
-            Ok(count) => count,
-            Err(_) => return Err(io::Error::from_raw_os_error((-value) as i32)),
+        let Ok(count) = usize::try_from(value) else {
+            let errno = value.checked_neg().and_then(|errno| i32::try_from(errno).ok());
+            return Err(errno.map_or(io::ErrorKind::InvalidData.into(), |errno| {
+                io::Error::from_raw_os_error(errno)
+            }));
         };
         let mut all = Vec::new();
         while all.len() < count {

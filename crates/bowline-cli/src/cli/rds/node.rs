@@ -489,7 +489,7 @@ fn watch(
         let _ = programs.map(|programs| stop.wait_for_any([programs.successor_bell()], time));
         programs.is_none() && stop.wait(Some(time)) || stop.asked()
     };
-    let successor = loop {
+    loop {
         let stopped = wait();
         let happened = log(node, services, programs);
         let successor = programs.and_then(Programs::take_successor);
@@ -500,8 +500,7 @@ fn watch(
             supervisor.status(&status(node));
         }
         supervisor.beat();
-    };
-    successor
+    }
 }
 
 /// How many peers there are, in one line.
