@@ -9,8 +9,9 @@ use bowline_attach::{HEAD_LEN, Head, NAME_PREFIX, Op, VERSION};
 
 use crate::{real, table};
 
-/// Most nodes that one process has sockets of.
-const NODES_MAX: usize = 16;
+/// Most nodes that one process has had sockets of: after each start a node is another one, unless
+/// it has gone on with what there was. An index has 8 bits, and 0 stands for none elsewhere.
+const NODES_MAX: usize = 254;
 /// Channels of a node that are kept for the next call.
 const IDLE_MAX: usize = 32;
 const NONE: u64 = 0;
@@ -150,7 +151,8 @@ impl Node {
         Ok(attached)
     }
 
-    fn forget_channels(&self) {
+    /// The node may be another one by now.
+    pub(crate) fn forget_channels(&self) {
         for idle in &self.idle {
             drop(Channel::of_word(idle.swap(NONE, Ordering::AcqRel)));
         }

@@ -8,7 +8,7 @@ use bowline_attach::{
 };
 
 use crate::areas::{self, InUse};
-use crate::channel::{self, Answer, Channel, Nodes};
+use crate::channel::{self, Answer, Channel, Node, Nodes};
 use crate::real;
 use crate::table::{self, Rds};
 
@@ -28,13 +28,11 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     if kind & 0xf != SOCK_SEQPACKET || protocol != 0 {
         return Err(libc::ESOCKTNOSUPPORT);
     }
-    // As a kernel without the module says, unless there is a node that refuses this user.
-    let absent = |errno| if channel::is_refusal(errno) { errno } else { libc::EAFNOSUPPORT };
-    let node = Nodes::of_host().map_err(absent)?;
-    let mut channel = node.channel().map_err(absent)?;
-    let head = Head { op: Op::Open, value: 0, a: SOCK_SEQPACKET, b: protocol };
-    channel.send(head, &[], &[], &[], None)?;
-    let (answer, [fd, memory]) = channel.answer_with_descriptors()?;
+    // A node that was started anew ends the channels of before.
+    let (node, answer, [fd, memory]) = match open(protocol) {
+        Err(libc::ENETDOWN) => open(protocol)?,
+        done => done?,
+    };
     if answer.value < 0 {
         return Err(-answer.value as c_int);
     }
@@ -42,7 +40,6 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
         [fd, memory].into_iter().filter(|fd| *fd >= 0).for_each(real::close);
         return Err(libc::EMFILE);
     }
-    node.keep(channel);
     // What another thread may have found out about the number while it was being closed.
     table::forget(fd);
     if let Err(errno) = areas::map(fd, memory) {
@@ -57,6 +54,28 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     }
     table::set(fd, node, answer.value.cast_unsigned());
     Ok(fd)
+}
+
+/// Asks the host's node for a socket; returns that node, its answer, and the socket with its memory.
+fn open(protocol: c_int) -> Result<(&'static Node, Answer, [c_int; 2]), c_int> {
+    // As a kernel without the module says, unless there is a node that refuses this user.
+    let absent = |errno| if channel::is_refusal(errno) { errno } else { libc::EAFNOSUPPORT };
+    let node = Nodes::of_host().map_err(absent)?;
+    let mut channel = node.channel().map_err(absent)?;
+    let head = Head { op: Op::Open, value: 0, a: SOCK_SEQPACKET, b: protocol };
+    let sent = channel.send(head, &[], &[], &[], None);
+    let answer = sent.and_then(|()| channel.answer_with_descriptors());
+    match answer {
+        Ok((answer, descriptors)) => {
+            node.keep(channel);
+            Ok((node, answer, descriptors))
+        }
+        Err(errno) => {
+            drop(channel);
+            node.forget_channels();
+            Err(errno)
+        }
+    }
 }
 
 /// A request with all that may go along.

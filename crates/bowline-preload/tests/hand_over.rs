@@ -38,18 +38,11 @@ fn requests_that_wait_go_on_waiting() {
     let mut scene = Scene::new();
     let mut child = scene.start("hand_over.py", &[scene.folder.to_str().unwrap()]);
     for n in 0..3 {
-        let begun = std::time::Instant::now();
-        while !scene.folder.join(format!("waits{n}")).exists() {
-            if begun.elapsed() > scene::LIMIT || child.try_wait().unwrap().is_some() {
-                finish(child, "hand_over.py");
-                panic!("the program did not come to step {n}");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        scene.wait_for(&format!("waits{n}"), &mut child);
         // The program is in its call soon after it has said so.
         std::thread::sleep(Duration::from_millis(50));
         scene.replace();
-        std::fs::write(scene.folder.join(format!("replaced{n}")), "").unwrap();
+        scene.say(&format!("replaced{n}"));
     }
     finish(child, "hand_over.py");
     scene.is_empty_again();

@@ -60,6 +60,21 @@ fn killed_processes_leave_nothing_and_hold_up_nobody() {
     scene.is_empty_again();
 }
 
+/// Programs find a node that was started anew, however often that was.
+#[test]
+fn sockets_are_made_after_each_start_of_a_node() {
+    const TIMES: usize = 20;
+    let mut scene = Scene::new();
+    let folder = scene.folder.to_str().unwrap().to_owned();
+    let mut program = scene.start("restarts.py", &[&folder, &TIMES.to_string()]);
+    for n in 0..TIMES {
+        scene.say(&format!("started{n}"));
+        scene.wait_for(&format!("used{n}"), &mut program);
+        scene.restart();
+    }
+    finish(program, "restarts.py");
+}
+
 /// The example of the header, linked with the library and not started by `bowline run`.
 #[test]
 fn a_c_program_links_with_the_library() {

@@ -91,6 +91,31 @@ impl Scene {
 }
 
 impl Scene {
+    /// Another node serves programs, and knows nothing of those of before.
+    pub(crate) fn restart(&mut self) {
+        self.host = None;
+        let place = self.folder.join("host.sock");
+        std::fs::remove_file(&place).unwrap();
+        let listener = UnixListener::bind(place).unwrap();
+        let driver = self.driver.clone();
+        self.host = Some(Host::start(driver, listener, Policy::default(), Quota::NONE).unwrap());
+    }
+
+    /// Waits for a file that a program makes.
+    pub(crate) fn wait_for(&self, name: &str, program: &mut Child) {
+        let begun = Instant::now();
+        while !self.folder.join(name).exists() {
+            let ended = program.try_wait().unwrap().is_some();
+            assert!(!ended && begun.elapsed() < LIMIT, "the program has not come to {name}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Makes a file that a program waits for.
+    pub(crate) fn say(&self, name: &str) {
+        std::fs::write(self.folder.join(name), "").unwrap();
+    }
+
     /// Another node goes on in the place of this one, as a process that starts would.
     pub(crate) fn replace(&mut self) {
         let all = self.host.take().unwrap().hand_over().unwrap();
