@@ -22,6 +22,7 @@ mod rnbd_kills;
 mod rnbd_memory;
 mod rnbd_mistakes;
 mod rnbd_use;
+mod sandbox;
 mod service;
 mod stress;
 mod support;

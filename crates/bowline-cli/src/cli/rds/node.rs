@@ -1,6 +1,7 @@
 //! `bowline node`: a node that runs until it is told to stop.
 
 mod echo;
+mod sandbox;
 
 use std::{
     collections::BTreeSet,
@@ -143,6 +144,11 @@ pub(crate) struct Args {
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
+    /// Keep access to files, ports and system calls that the node does not need. With --tree, a
+    /// node of root keeps access to files, and one of another user keeps all, since fusermount3
+    /// needs it
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 /// What is given, or else what is in the file.
@@ -175,6 +181,8 @@ struct Settings {
     tree: Option<PathBuf>,
     metrics: metrics::MetricsOptions,
     drain: Duration,
+    /// Whether the node gives up what it does not need.
+    sandbox: bool,
 }
 
 impl Settings {
@@ -259,6 +267,7 @@ impl Settings {
             tree: args.tree.or(file.tree),
             metrics: args.metrics.or(file.metrics),
             drain: Duration::from_secs_f64(drain),
+            sandbox: !args.no_sandbox && file.sandbox.unwrap_or(true),
             addresses,
         })
     }
@@ -322,6 +331,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
     raise_descriptors();
     let settings = Settings::merge(args, file)?;
+    let confinement = sandbox::enter(&settings, passed.is_some())?;
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
     let node = settings.build()?;
@@ -352,6 +362,8 @@ pub(crate) fn run(args: Args) -> Outcome {
     let programs = programs.transpose()?.flatten();
     let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
+    sandbox::announce(&confinement);
+    say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
     watch(&node, &services, programs.as_ref(), &stop, &supervisor);
 
     let patience = settings.drain.as_secs_f64();
@@ -409,7 +421,6 @@ fn announce(
         }
         None => {}
     }
-    say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
 
 /// Tells of the node until a stop is requested. The watchdog hears of it after each look, for which
