@@ -18,6 +18,7 @@ mod accounts;
 mod caller;
 mod channel;
 mod control;
+mod library;
 mod memory;
 mod names;
 mod options;
@@ -41,6 +42,7 @@ use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
+pub use library::{preload, preload_library};
 pub use policy::{BindRule, Policy, Quota, Who};
 
 /// Sockets of a node for the programs of its host, until it is dropped.
