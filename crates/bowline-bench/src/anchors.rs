@@ -1,5 +1,6 @@
 //! Bare sockets, driven as well as they can be: what every ratio is formed against.
 
+mod futex;
 mod gso;
 mod rtt;
 mod stream;
@@ -30,6 +31,10 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
         (Kind::Stream, Side::Tx, _) => stream::tcpb_tx(role),
         (Kind::Rtt, Side::Rx, Subject::Udp) => rtt::udp_rx(role),
         (Kind::Rtt, Side::Tx, Subject::Udp) => rtt::udp_tx(role),
+        (Kind::Rtt, Side::Rx, Subject::Futex) => futex::answer(role),
+        (Kind::Rtt, Side::Tx, Subject::Futex) => futex::ask(role),
+        (Kind::Rtt, Side::Rx, Subject::Seqp) => rtt::seqp_rx(role),
+        (Kind::Rtt, Side::Tx, Subject::Seqp) => rtt::seqp_tx(role),
         (Kind::Rtt, Side::Rx, _) => rtt::tcp_rx(role),
         (Kind::Rtt, Side::Tx, _) => rtt::tcp_tx(role),
         (kind, _, subject) => Err(format!("{} has no cell {}", subject.name(), kind.name())),

@@ -87,13 +87,16 @@ Usage: bowline bench rds [OPTIONS]
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
   --only CELL[,CELL]  only cells whose names begin so: stream, many, rtt-spin, rtt-sleep, paths,
-                      slow, cc, sockets, nodes, idle; or in full: stream/64
+                      slow, cc, sockets, nodes, idle, host; or in full: stream/64
   --peers LIST        auto (default), none, or some of zmq,nanomsg,ofi-net,ofi-rxm,ucx
   --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
   --cc NAME           congestion control of anchors and bowline: default (the system's), cubic, reno;
                       without it bowline chooses, and the anchors use what it chooses here
   --paths N           RDS paths per connection, 1 or 8 (default: bowline's)
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
+  --host              measure programs on plain RDS sockets, too: on nodes of this host beside
+                      nodes of their own, unix sockets, a futex, TCP from Python, and a pipe with
+                      and without the library that programs are preloaded with
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
@@ -218,6 +221,8 @@ pub(crate) struct Options {
     pub(crate) poll: Wait,
     pub(crate) cc: Congestion,
     pub(crate) paths: usize,
+    /// Whether programs on nodes of this host are measured.
+    pub(crate) host: bool,
     /// Path MTU of all cells instead of each its own.
     pub(crate) mtu: Option<usize>,
     /// Both sides lose one received packet in so many, in all cells; 0: only in those of loss.
@@ -244,6 +249,7 @@ impl Options {
             poll: Wait::Adaptive,
             cc: Congestion::Own,
             paths: 0,
+            host: false,
             mtu: None,
             drop_one_in: 0,
             pin: match cpus[..] {
@@ -285,6 +291,7 @@ impl Options {
                     options.peers = PeerChoice::List(peers);
                 }
                 "--list" => options.list = true,
+                "--host" if rds => options.host = true,
                 "--rounds" => options.rounds = number(name, &value()?, 1, 100)? as u32,
                 "--secs" => options.window = seconds(name, &value()?, 0.05, 60.0)?,
                 "--only" => {

@@ -26,6 +26,20 @@ pub(crate) enum Subject {
     Bowline,
     /// bowline, calls that carry many messages.
     BowlineBatch,
+    /// A program's plain RDS sockets; each side's are those of a node of its own.
+    Host,
+    /// The same on one node.
+    HostOne,
+    /// A program in Python on the same sockets, each side on a node of its own.
+    HostPython,
+    /// The same program over TCP, each message with its length.
+    TcpPython,
+    /// A word in shared memory that is set, and waited for.
+    Futex,
+    /// A pipe within a process.
+    Pipe,
+    /// The same in a process that has the library for RDS sockets loaded.
+    PipePreloaded,
     /// bowline's RDMA verbs over RoCEv2, soft device.
     Roce,
     /// bowline's RTRS.
@@ -60,9 +74,16 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 31] = [
         Self::Bowline,
         Self::BowlineBatch,
+        Self::Host,
+        Self::HostOne,
+        Self::HostPython,
+        Self::TcpPython,
+        Self::Futex,
+        Self::Pipe,
+        Self::PipePreloaded,
         Self::Roce,
         Self::Rtrs,
         Self::RtrsKept,
@@ -99,6 +120,13 @@ impl Subject {
             Self::Seqp => "seqp",
             Self::Bowline => "bowline",
             Self::BowlineBatch => "bowline-batch",
+            Self::Host => "host",
+            Self::HostOne => "host-one",
+            Self::HostPython => "host-python",
+            Self::TcpPython => "tcp-python",
+            Self::Futex => "futex",
+            Self::Pipe => "pipe",
+            Self::PipePreloaded => "pipe-preloaded",
             Self::Roce => "bowline-roce",
             Self::Rtrs => "rtrs",
             Self::RtrsKept => "rtrs-kept",
@@ -142,6 +170,26 @@ impl Subject {
     /// Says whether this is bowline's RDS.
     pub(crate) const fn is_bowline(self) -> bool {
         matches!(self, Self::Bowline | Self::BowlineBatch)
+    }
+
+    /// Says whether this is measured for the programs of a host alone.
+    pub(crate) const fn is_of_host(self) -> bool {
+        matches!(self, Self::TcpPython | Self::Futex | Self::Pipe) || self.host_nodes() > 0
+    }
+
+    /// How many nodes there are for the sides, which have the library for RDS sockets loaded; 0:
+    /// they have no need of it.
+    pub(crate) const fn host_nodes(self) -> usize {
+        match self {
+            Self::Host | Self::HostPython => 2,
+            Self::HostOne | Self::PipePreloaded => 1,
+            _ => 0,
+        }
+    }
+
+    /// Says whether the sides are programs in Python.
+    pub(crate) const fn is_python(self) -> bool {
+        matches!(self, Self::HostPython | Self::TcpPython)
     }
 
     /// Says whether this reads and writes a store.

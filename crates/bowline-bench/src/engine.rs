@@ -234,7 +234,9 @@ impl<'a> Engine<'a> {
         for _ in 0..COLLISIONS {
             match cell.subject {
                 subject if subject.has_devices() => cell.nodes = nodes::free_roce(),
-                subject if subject.is_bowline() => cell.nodes = nodes::free(),
+                subject if subject.is_bowline() || subject.is_of_host() => {
+                    cell.nodes = nodes::free();
+                }
                 _ => {}
             }
             result = act(&cell, program);

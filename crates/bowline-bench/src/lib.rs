@@ -27,6 +27,7 @@ mod cell;
 mod costs;
 mod engine;
 mod head;
+mod host_cells;
 mod json;
 mod nodes;
 mod page;
@@ -96,6 +97,8 @@ fn role_main(args: &[String]) -> i32 {
     let result = role::Role::start(args).and_then(|role| match role.cell.subject {
         Subject::Bowline | Subject::BowlineBatch => bowline_cells::run(role),
         Subject::Zmq | Subject::Nano => peers::run(role),
+        Subject::Futex => anchors::run(role),
+        subject if subject.is_of_host() => host_cells::run(role),
         Subject::Roce => roce_cells::run(role),
         subject if subject.is_block() => block_cells::run(role),
         _ => anchors::run(role),
@@ -118,6 +121,9 @@ fn find_peers(suite: Suite, options: &Options) -> Peers {
 
 fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     let options = Options::parse(suite, args)?;
+    if options.host {
+        bowline_host::preload_library()?;
+    }
     let head = head::Head::look();
     let [anchor_cc, bowline_cc] =
         Setting::congestion(&options, &head.system_cc, &head.available_cc);
@@ -281,7 +287,7 @@ fn conditions(options: &Options, setting: &Setting) -> Vec<String> {
         name => name,
     };
     let (rx, tx) = setting.nodes;
-    vec![
+    let mut lines = vec![
         format!("anchors: {}; {pin}; window {:?}", setting.anchor_cc, options.window),
         format!(
             "bowline: nodes {rx} and {tx}, congestion control {bowline_cc}, poll {}, paths {}, \
@@ -290,7 +296,14 @@ fn conditions(options: &Options, setting: &Setting) -> Vec<String> {
             if options.paths == 0 { "default".to_owned() } else { options.paths.to_string() },
             plan::bytes(plan::BUFFER),
         ),
-    ]
+    ];
+    if options.host {
+        let nodes = "nodes in this process, not bound to CPUs, poll adaptive";
+        lines.push(format!(
+            "programs: {nodes}; buffers of 8 MiB as bowline, but host-one has those it finds"
+        ));
+    }
+    lines
 }
 
 fn peer_notes(peers: &Peers) -> Vec<String> {

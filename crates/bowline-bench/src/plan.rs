@@ -1,6 +1,7 @@
 //! Which cells there are, and who is measured in each.
 
 mod block;
+mod host;
 mod roce;
 
 use std::net::Ipv4Addr;
@@ -92,7 +93,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn cell(&self, subject: Subject, kind: Kind, size: usize, flows: usize) -> Cell {
-        let bowline = subject.is_bowline();
+        let bowline = subject.is_bowline() || subject.host_nodes() > 0;
         let setting = self.setting;
         let wait = match subject {
             Subject::Zmq | Subject::Nano => Wait::Sleep,
@@ -152,7 +153,8 @@ impl Builder<'_> {
             _ => &[Subject::Tcpb, Subject::Tcpz, Subject::Tcp1],
         };
         let mut entries = Vec::new();
-        for subject in Subject::ALL.into_iter().filter(|s| !s.is_roce() && !s.is_block()) {
+        let elsewhere = |s: &Subject| s.is_roce() || s.is_block() || s.is_of_host();
+        for subject in Subject::ALL.into_iter().filter(|s| !elsewhere(s)) {
             if subject == Subject::Udp && size > 60_000 {
                 continue; // larger than a datagram
             }
@@ -317,6 +319,7 @@ pub(crate) fn plan(suite: Suite, options: &Options, setting: &Setting) -> Vec<Bl
         builder.rtt(Wait::Spin, 64);
         builder.rtt(Wait::Sleep, 64);
         builder.slow();
+        builder.host();
         return builder.blocks;
     }
     [64, 1024, 8192, 65536, 1 << 20].into_iter().for_each(|size| builder.stream(size));
@@ -330,6 +333,7 @@ pub(crate) fn plan(suite: Suite, options: &Options, setting: &Setting) -> Vec<Bl
     builder.curve(Kind::Sockets, &[1, 10, 100, 1000, 10_000], "sockets of one node");
     builder.curve(Kind::Nodes, &[1, 10, 100, 1000], "nodes");
     builder.idle();
+    builder.host();
     builder.blocks
 }
 

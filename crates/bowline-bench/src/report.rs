@@ -308,6 +308,13 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
     for (subject, text) in [
         (Subject::Bowline, "send_to and recv_from, one call per message"),
         (Subject::BowlineBatch, "send_batch and recv_batch, up to 64 messages a call"),
+        (Subject::Host, "programs on RDS sockets of two nodes, whose CPU time is not counted"),
+        (Subject::HostOne, "programs on RDS sockets of one node, whose CPU time is not counted"),
+        (Subject::HostPython, "programs in Python on RDS sockets of two nodes"),
+        (Subject::TcpPython, "the same programs over TCP, each message with its length"),
+        (Subject::Futex, "a word in memory that two processes share, and no payload"),
+        (Subject::Pipe, "calls of write and read in turn on a pipe within one process"),
+        (Subject::PipePreloaded, "the same with the library for RDS sockets loaded"),
         (Subject::Roce, "write, read, send and so on: verbs between soft devices of two processes"),
         (Subject::Rtrs, "requests of a session, several a call; keys of chunks are refreshed"),
         (Subject::RtrsKept, "the same; clients keep the keys (always_invalidate off)"),

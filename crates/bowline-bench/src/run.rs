@@ -11,6 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::cell::{Cell, Words};
+use crate::host_cells::{self, HostNodes};
 use crate::role::{PROGRAM, Side};
 use crate::sys;
 
@@ -296,6 +297,7 @@ impl Launcher {
     fn command(&self, cell: &Cell, side: Side, program: Option<&std::path::Path>) -> Command {
         let mut command = match program {
             Some(program) => Command::new(program),
+            None if cell.subject.is_python() => host_cells::python(),
             None => {
                 let mut command = Command::new(&self.exe);
                 // As a part of the command, the bench is reached by the argument `bench`.
@@ -316,12 +318,19 @@ impl Launcher {
         program: Option<&std::path::Path>,
     ) -> Result<Run, String> {
         let (to, output) = channel();
-        let start = |side| Running::start(self.command(cell, side, program), side, to.clone());
+        let nodes = HostNodes::start(cell)?;
+        let start = |side| {
+            let mut command = self.command(cell, side, program);
+            if let Some(nodes) = &nodes {
+                nodes.preload(&mut command, side);
+            }
+            Running::start(command, side, to.clone())
+        };
         let (rx, tx) = (start(Side::Rx)?, start(Side::Tx)?);
         drop(to);
         let pids = vec![rx.child.id(), tx.child.id()];
         let words = [Words::default(), Words::default()];
-        let mut run = Run { cell: cell.clone(), rx, tx, output, pids, words };
+        let mut run = Run { cell: cell.clone(), rx, tx, output, pids, words, _nodes: nodes };
         let deadline = Instant::now() + START_LIMIT;
         run.words = [
             run.wait_line(Side::Rx, "ready", deadline)?,
@@ -414,6 +423,8 @@ pub(crate) struct Run {
     pub(crate) pids: Vec<u32>,
     /// Addresses of the receiver and the sender, as they reported them.
     words: [Words; 2],
+    /// Nodes of the sides, which live as long as these.
+    _nodes: Option<HostNodes>,
 }
 
 impl Run {

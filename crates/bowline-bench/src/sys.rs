@@ -6,6 +6,8 @@
 
 mod dl;
 mod nanomsg;
+mod rds;
+mod shared;
 mod zmq;
 
 use std::ffi::{CStr, CString};
@@ -19,6 +21,8 @@ use std::ptr;
 use std::sync::atomic::AtomicU32;
 
 pub(crate) use nanomsg::{NanoKind, NanoSocket, nanomsg_version};
+pub(crate) use rds::RdsSocket;
+pub(crate) use shared::{SharedWords, shared_wait, shared_wake};
 pub(crate) use zmq::{ZmqContext, ZmqKind, ZmqSocket, zmq_version};
 
 fn check(ret: libc::c_int) -> io::Result<libc::c_int> {

@@ -43,6 +43,19 @@ fn a_short_run_measures_anchor_and_library_without_an_error() {
 }
 
 #[test]
+fn without_the_library_the_command_that_builds_it_is_named() {
+    let folder = std::env::temp_dir().join(format!("bowline-bench-alone-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let alone = folder.join("bowline-bench");
+    std::fs::copy(env!("CARGO_BIN_EXE_bowline-bench"), &alone).expect("a copy");
+    let out = Command::new(&alone).args(["rds", "--host"]).output().expect("it starts");
+    std::fs::remove_dir_all(&folder).expect("the folder");
+    assert_eq!(out.status.code(), Some(2));
+    let said = text(&out.stderr);
+    assert!(said.contains("`cargo build --release --package bowline-preload`"), "{said}");
+}
+
+#[test]
 fn verbs_and_their_anchors_are_measured_without_an_error() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let words = "roce --quick --secs 0.05 --json -";

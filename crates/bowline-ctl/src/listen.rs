@@ -78,13 +78,14 @@ pub fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// Returns the folder in which a file lies.
+pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Fails where other users could replace files of this user: another user owns the folder, or all
 /// users may write there and remove files of others.
-fn refuse_unsafe_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn refuse_unsafe_folder(folder: &Path) -> io::Result<()> {
     let (own, found) = (rustix::process::geteuid().as_raw(), fs::metadata(folder)?);
     let (of_others, mode) = (found.uid() != own && found.uid() != 0, found.mode() & 0o7777);
     if !of_others && mode & 0o1002 != 0o002 {

@@ -37,8 +37,8 @@ use rustix::net::{
 
 use crate::{
     Acceptor, Caller, ClientConnection, ClientHandler, ConnectionLimits, Errno, Json, OwnedFile,
-    Tree, Value,
-    listen::is_socket,
+    Tree, Value, is_socket,
+    listen::{folder_of, refuse_unsafe_folder},
     tree::{Entry, Kind},
 };
 
@@ -165,12 +165,11 @@ impl Drop for Server {
 ///
 /// # Errors
 ///
-/// Errors of creating it.
+/// `PermissionDenied` where other users could replace the socket; errors of creating the folder.
 pub fn create_folder_of(path: &Path) -> io::Result<()> {
-    match path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        Some(dir) => fs::DirBuilder::new().recursive(true).mode(0o700).create(dir),
-        None => Ok(()),
-    }
+    let folder = folder_of(path);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    refuse_unsafe_folder(folder)
 }
 
 fn listen(path: &Path) -> io::Result<(UnixListener, OwnedFile)> {

@@ -1,160 +1,139 @@
 //! Counters, declared once: name on the wire of the info interface, and meaning.
 //! Spec: `docs/spec/rds.md`, section 10.3.
 
-use bowline_base::count::Described;
-
-macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $name:ident => $text:literal,)+) => {
-        /// Every counter of a node; monotonic.
-        #[derive(Clone, Debug, Default)]
-        pub struct Counters {
-            $($(#[doc = $doc])+ pub $name: u64,)+
-        }
-
-        impl Counters {
-            /// Names and values: the kernel's counters in its order, then those that only bowline
-            /// has.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                self.described().map(|count| (count.name, count.value))
-            }
-
-            /// Names, meanings and values, in the same order.
-            pub fn described(&self) -> impl Iterator<Item = Described> {
-                [$(Described {
-                    name: $text,
-                    meaning: concat!($($doc),+).trim_ascii(),
-                    value: self.$name,
-                }),+].into_iter()
-            }
-        }
-    };
-}
+use bowline_base::counters;
 
 counters! {
-    /// Path resets.
-    conn_reset => "conn_reset",
-    /// RDMA header checksum failures.
-    recv_drop_bad_checksum => "recv_drop_bad_checksum",
-    /// Duplicates dropped.
-    recv_drop_old_seq => "recv_drop_old_seq",
-    /// Messages for a port nobody is bound to.
-    recv_drop_no_sock => "recv_drop_no_sock",
-    /// Messages for a socket that is closing.
-    recv_drop_dead_sock => "recv_drop_dead_sock",
-    /// A second reader took the message first.
-    recv_deliver_raced => "recv_deliver_raced",
-    /// Messages handed to the application, peeks included.
-    recv_delivered => "recv_delivered",
-    /// Messages queued on sockets.
-    recv_queued => "recv_queued",
-    /// Receive worker had to go on at once.
-    recv_immediate_retry => "recv_immediate_retry",
-    /// Receive worker had to wait for memory.
-    recv_delayed_retry => "recv_delayed_retry",
-    /// Messages that asked for an acknowledgement.
-    recv_ack_required => "recv_ack_required",
-    /// Bytes read by RDMA.
-    recv_rdma_bytes => "recv_rdma_bytes",
-    /// Pings answered.
-    recv_ping => "recv_ping",
-    /// A socket's send accounting reached 0.
-    send_queue_empty => "send_queue_empty",
-    /// Messages refused because the send queue was full.
-    send_queue_full => "send_queue_full",
-    /// The transmitter was busy.
-    send_lock_contention => "send_lock_contention",
-    /// Another sender went on already.
-    send_lock_queue_raced => "send_lock_queue_raced",
-    /// Send worker had to go on at once.
-    send_immediate_retry => "send_immediate_retry",
-    /// Send worker had to wait.
-    send_delayed_retry => "send_delayed_retry",
-    /// Never incremented by the kernel.
-    send_drop_acked => "send_drop_acked",
-    /// Messages that asked for an acknowledgement.
-    send_ack_required => "send_ack_required",
-    /// Messages queued, pings and pongs included.
-    send_queued => "send_queued",
-    /// RDMA operations.
-    send_rdma => "send_rdma",
-    /// Bytes written by RDMA.
-    send_rdma_bytes => "send_rdma_bytes",
-    /// Probe pings, and pongs, sent by the node itself.
-    send_pong => "send_pong",
-    /// Payload allocator reuse.
-    page_remainder_hit => "page_remainder_hit",
-    /// Payload allocator new page.
-    page_remainder_miss => "page_remainder_miss",
-    /// Payload bytes given to applications.
-    copy_to_user => "copy_to_user",
-    /// Payload bytes taken from applications.
-    copy_from_user => "copy_from_user",
-    /// Ports that became congested.
-    cong_update_queued => "cong_update_queued",
-    /// Congestion maps received.
-    cong_update_received => "cong_update_received",
-    /// Sends refused, and pongs suppressed, because of congestion.
-    cong_send_error => "cong_send_error",
-    /// Blocking sends that waited for congestion to end.
-    cong_send_blocked => "cong_send_blocked",
-    /// Payload bytes queued on sockets.
-    recv_bytes_added_to_sock => "recv_bytes_added_to_sock",
-    /// Payload bytes taken off sockets.
-    recv_bytes_freed_fromsock => "recv_bytes_freed_fromsock",
-    /// A message that made no progress.
-    send_stuck_rm => "send_stuck_rm",
-    /// Reads that brought data.
-    tcp_data_ready_calls => "tcp_data_ready_calls",
-    /// Times TCP reported progress.
-    tcp_write_space_calls => "tcp_write_space_calls",
-    /// Writes that TCP took only in part.
-    tcp_sndbuf_full => "tcp_sndbuf_full",
-    /// Never incremented by the kernel.
-    tcp_connect_raced => "tcp_connect_raced",
-    /// Never incremented by the kernel.
-    tcp_listen_closed_stale => "tcp_listen_closed_stale",
-    /// TCP connections put in service.
-    links_up => "bl_links_up",
-    /// TCP connections accepted.
-    links_accepted => "bl_links_accepted",
-    /// TCP connections refused because of a limit.
-    links_refused => "bl_links_refused",
-    /// TCP connections refused because the list of peers does not permit the peer.
-    peers_not_permitted => "bl_peers_not_permitted",
-    /// Requests of programs on a host's node that its policy or a quota refused.
-    programs_refused => "bl_programs_refused",
-    /// Knocks sent: connections opened so that the peer, with the smaller address, connects.
-    knocks_sent => "bl_knocks_sent",
-    /// Knocks received.
-    knocks_received => "bl_knocks_received",
-    /// Connections dropped because the peer broke a rule.
-    peer_errors => "bl_peer_errors",
-    /// Connections renewed to get a fresh congestion map, since an older map may have come last.
-    map_refreshes => "bl_map_refreshes",
-    /// Frames longer than allowed.
-    peer_oversized => "bl_peer_oversized",
-    /// Congestion maps of a wrong length, ignored.
-    peer_nonsense => "bl_peer_nonsense",
-    /// Acknowledgement frames sent to bowline nodes.
-    acks_sent => "bl_acks_sent",
-    /// Acknowledgement frames received.
-    acks_received => "bl_acks_received",
-    /// Messages sent again.
-    retransmits => "bl_retransmits",
-    /// Peers found to have restarted.
-    peer_restarts => "bl_peer_restarts",
-    /// Messages dropped because the process they were started for is gone.
-    send_drop_restart => "bl_send_drop_restart",
-    /// Pongs not sent because too many were queued.
-    pongs_dropped => "bl_pongs_dropped",
-    /// Reads stopped because a memory limit was reached.
-    read_pauses => "bl_read_pauses",
-    /// Connections dropped because unfinished messages held too much memory.
-    partials_dropped => "bl_partials_dropped",
-    /// Peers that never sent a whole message, forgotten to make room for newer ones.
-    strangers_forgotten => "bl_strangers_forgotten",
-    /// Idle peers forgotten to make room.
-    peers_reclaimed => "bl_peers_reclaimed",
-    /// Payload bytes copied inside the node on receive, in addition to the copy to the application.
-    rx_copied_bytes => "bl_rx_copied_bytes",
+    /// Every counter of a node, the kernel's in its order, then those that only bowline has;
+    /// monotonic.
+    pub struct Counters {
+        /// Path resets.
+        conn_reset,
+        /// RDMA header checksum failures.
+        recv_drop_bad_checksum,
+        /// Duplicates dropped.
+        recv_drop_old_seq,
+        /// Messages for a port nobody is bound to.
+        recv_drop_no_sock,
+        /// Messages for a socket that is closing.
+        recv_drop_dead_sock,
+        /// A second reader took the message first.
+        recv_deliver_raced,
+        /// Messages handed to the application, peeks included.
+        recv_delivered,
+        /// Messages queued on sockets.
+        recv_queued,
+        /// Receive worker had to go on at once.
+        recv_immediate_retry,
+        /// Receive worker had to wait for memory.
+        recv_delayed_retry,
+        /// Messages that asked for an acknowledgement.
+        recv_ack_required,
+        /// Bytes read by RDMA.
+        recv_rdma_bytes,
+        /// Pings answered.
+        recv_ping,
+        /// A socket's send accounting reached 0.
+        send_queue_empty,
+        /// Messages refused because the send queue was full.
+        send_queue_full,
+        /// The transmitter was busy.
+        send_lock_contention,
+        /// Another sender went on already.
+        send_lock_queue_raced,
+        /// Send worker had to go on at once.
+        send_immediate_retry,
+        /// Send worker had to wait.
+        send_delayed_retry,
+        /// Never incremented by the kernel.
+        send_drop_acked,
+        /// Messages that asked for an acknowledgement.
+        send_ack_required,
+        /// Messages queued, pings and pongs included.
+        send_queued,
+        /// RDMA operations.
+        send_rdma,
+        /// Bytes written by RDMA.
+        send_rdma_bytes,
+        /// Probe pings, and pongs, sent by the node itself.
+        send_pong,
+        /// Payload allocator reuse.
+        page_remainder_hit,
+        /// Payload allocator new page.
+        page_remainder_miss,
+        /// Payload bytes given to applications.
+        copy_to_user,
+        /// Payload bytes taken from applications.
+        copy_from_user,
+        /// Ports that became congested.
+        cong_update_queued,
+        /// Congestion maps received.
+        cong_update_received,
+        /// Sends refused, and pongs suppressed, because of congestion.
+        cong_send_error,
+        /// Blocking sends that waited for congestion to end.
+        cong_send_blocked,
+        /// Payload bytes queued on sockets.
+        recv_bytes_added_to_sock,
+        /// Payload bytes taken off sockets.
+        recv_bytes_freed_fromsock,
+        /// A message that made no progress.
+        send_stuck_rm,
+        /// Reads that brought data.
+        tcp_data_ready_calls,
+        /// Times TCP reported progress.
+        tcp_write_space_calls,
+        /// Writes that TCP took only in part.
+        tcp_sndbuf_full,
+        /// Never incremented by the kernel.
+        tcp_connect_raced,
+        /// Never incremented by the kernel.
+        tcp_listen_closed_stale,
+        /// TCP connections put in service.
+        links_up => "bl_links_up",
+        /// TCP connections accepted.
+        links_accepted => "bl_links_accepted",
+        /// TCP connections refused because of a limit.
+        links_refused => "bl_links_refused",
+        /// TCP connections refused because the list of peers does not permit the peer.
+        peers_not_permitted => "bl_peers_not_permitted",
+        /// Requests of programs on a host's node that its policy or a quota refused.
+        programs_refused => "bl_programs_refused",
+        /// Knocks sent: connections opened so that the peer, with the smaller address, connects.
+        knocks_sent => "bl_knocks_sent",
+        /// Knocks received.
+        knocks_received => "bl_knocks_received",
+        /// Connections dropped because the peer broke a rule.
+        peer_errors => "bl_peer_errors",
+        /// Connections renewed to get a fresh congestion map, since an older map may have come
+        /// last.
+        map_refreshes => "bl_map_refreshes",
+        /// Frames longer than allowed.
+        peer_oversized => "bl_peer_oversized",
+        /// Congestion maps of a wrong length, ignored.
+        peer_nonsense => "bl_peer_nonsense",
+        /// Acknowledgement frames sent to bowline nodes.
+        acks_sent => "bl_acks_sent",
+        /// Acknowledgement frames received.
+        acks_received => "bl_acks_received",
+        /// Messages sent again.
+        retransmits => "bl_retransmits",
+        /// Peers found to have restarted.
+        peer_restarts => "bl_peer_restarts",
+        /// Messages dropped because the process they were started for is gone.
+        send_drop_restart => "bl_send_drop_restart",
+        /// Pongs not sent because too many were queued.
+        pongs_dropped => "bl_pongs_dropped",
+        /// Reads stopped because a memory limit was reached.
+        read_pauses => "bl_read_pauses",
+        /// Connections dropped because unfinished messages held too much memory.
+        partials_dropped => "bl_partials_dropped",
+        /// Peers that never sent a whole message, forgotten to make room for newer ones.
+        strangers_forgotten => "bl_strangers_forgotten",
+        /// Idle peers forgotten to make room.
+        peers_reclaimed => "bl_peers_reclaimed",
+        /// Payload bytes copied inside the node on receive, in addition to the copy to the
+        /// application.
+        rx_copied_bytes => "bl_rx_copied_bytes",
+    }
 }

@@ -3,10 +3,12 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 
+use super::stream::SEQP_BUFFER;
 use super::{accept, at, connect, is_gone, listen};
 use crate::cell::Wait;
 use crate::payload::{Checker, Loss, Maker};
 use crate::role::{Laps, Role, stopping};
+use crate::sys;
 
 /// Fills `buf`; polls a non-blocking stream. Returns false at its end.
 fn read_all(stream: &mut TcpStream, mut buf: &mut [u8]) -> Result<bool, String> {
@@ -103,6 +105,38 @@ pub(super) fn udp_tx(mut role: Role) -> Result<(), String> {
     while !stopping() {
         socket.send(maker.next()).map_err(at("send"))?;
         let n = udp_recv(&socket, &mut buf)?;
+        checker.check(&buf[..n])?;
+        if laps.lap() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn seqp_rx(mut role: Role) -> Result<(), String> {
+    let name = format!("bowline-bench-{}", std::process::id());
+    let listener = sys::SeqPacket::listen(&name).map_err(at("listen"))?;
+    role.ready(&format!("name={name}"))?;
+    let socket = listener.accept(SEQP_BUFFER).map_err(at("accept"))?;
+    let mut buf = vec![0; role.cell.size + 1];
+    loop {
+        match socket.recv(&mut buf).map_err(at("recv"))? {
+            0 => return Ok(()),
+            n => socket.send(&buf[..n]).map_err(at("send"))?,
+        };
+    }
+}
+
+pub(super) fn seqp_tx(mut role: Role) -> Result<(), String> {
+    role.ready("")?;
+    let socket = sys::SeqPacket::connect(role.peer("name"), SEQP_BUFFER).map_err(at("connect"))?;
+    let mut maker = Maker::new(0, role.cell.size);
+    let mut checker = Checker::new(1, role.cell.size, Loss::Forbidden);
+    let mut buf = vec![0; role.cell.size + 1];
+    let mut laps = Laps::new(&role);
+    while !stopping() {
+        socket.send(maker.next()).map_err(at("send"))?;
+        let n = socket.recv(&mut buf).map_err(at("recv"))?;
         checker.check(&buf[..n])?;
         if laps.lap() {
             break;

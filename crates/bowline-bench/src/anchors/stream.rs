@@ -313,7 +313,7 @@ pub(super) fn udp_tx(mut role: Role) -> Result<(), String> {
 }
 
 /// Buffers of the unix socket anchor, in bytes; the kernel caps them at its limit.
-const SEQP_BUFFER: usize = 4 << 20;
+pub(super) const SEQP_BUFFER: usize = 4 << 20;
 
 pub(super) fn seqp_rx(mut role: Role) -> Result<(), String> {
     let name = format!("bowline-bench-{}", std::process::id());

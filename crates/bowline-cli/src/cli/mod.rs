@@ -17,6 +17,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 #[macro_use]
 mod common;
 mod bench;
+mod confine;
 mod disk;
 mod metrics;
 mod quickstart;

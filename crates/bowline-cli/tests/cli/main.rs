@@ -3,6 +3,7 @@
 //! Every test has loopback addresses of its own, so that they can run at the same time.
 
 mod access;
+mod bench;
 mod control;
 mod echo;
 mod exposition;
@@ -22,6 +23,7 @@ mod rnbd_kills;
 mod rnbd_memory;
 mod rnbd_mistakes;
 mod rnbd_use;
+mod sandbox;
 mod service;
 mod stress;
 mod support;

@@ -2,80 +2,60 @@
 
 use std::net::SocketAddr;
 
-use bowline_base::count::Described;
+use bowline_base::counters;
 use bowline_wire::rtrs::{SessionName, Uuid};
 
 use super::{PathState, SessId};
 use crate::{PathId, PortId};
 
-macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// Every counter of a server; monotonic.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct ServerCounters {
-            $($(#[doc = $doc])+ pub $name: u64,)+
-        }
-
-        impl ServerCounters {
-            /// Names and values of the counters.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                self.described().map(|count| (count.name, count.value))
-            }
-
-            /// Names, meanings and values, in the same order.
-            pub fn described(&self) -> impl Iterator<Item = Described> {
-                [$(Described {
-                    name: stringify!($name),
-                    meaning: concat!($($doc),+).trim_ascii(),
-                    value: self.$name,
-                }),+].into_iter()
-            }
-        }
-    };
-}
-
 counters! {
-    /// Connection requests accepted.
-    accepted,
-    /// Connection requests refused [RT-28].
-    refused,
-    /// Refused for lack of resources: of sessions, their memory, or connections [RT-66].
-    refused_full,
-    /// Paths that were connected.
-    paths_connected,
-    /// Paths closed, whether they had been connected or not.
-    paths_closed,
-    /// Closed because the client broke a rule [RT-67].
-    paths_violated,
-    /// Closed because the client, or the name of its session, was not admitted [RT-64], [RT-20].
-    paths_refused,
-    /// Closed because the client was not proven to exist, and others needed the place [RT-66].
-    paths_pushed_out,
-    /// Requests handed to the upper layer.
-    requests,
-    /// Requests that waited for a chunk that another path's operation still held [RS-9].
-    requests_waited,
-    /// Requests dropped because their path closed before they were begun.
-    requests_dropped,
-    /// Responses given.
-    answers,
-    /// Responses that waited for room in the send queue [RT-53].
-    answers_waited,
-    /// Responses dropped because their path was gone [RS-19].
-    answers_dropped,
-    /// HB_MSGs sent.
-    heartbeats_sent,
-    /// HB_MSGs answered.
-    heartbeats_answered,
-    /// HB_MSGs not answered because the send queue was full of responses.
-    heartbeats_dropped,
-    /// Notices of paths that are given up [RT-101].
-    notices,
-    /// Notices of a path that did not exist: closed already, or never there.
-    notices_ignored,
-    /// Immediates ignored: of an unknown type, a response, or a heartbeat in a wrong state [RT-14],
-    /// [RT-62], [RT-67].
-    immediates_ignored,
+    /// Every counter of a server; monotonic.
+    #[derive(Copy)]
+    pub struct ServerCounters {
+        /// Connection requests accepted.
+        accepted,
+        /// Connection requests refused [RT-28].
+        refused,
+        /// Refused for lack of resources: of sessions, their memory, or connections [RT-66].
+        refused_full,
+        /// Paths that were connected.
+        paths_connected,
+        /// Paths closed, whether they had been connected or not.
+        paths_closed,
+        /// Closed because the client broke a rule [RT-67].
+        paths_violated,
+        /// Closed because the client, or the name of its session, was not admitted [RT-64],
+        /// [RT-20].
+        paths_refused,
+        /// Closed because the client was not proven to exist, and others needed the place [RT-66].
+        paths_pushed_out,
+        /// Requests handed to the upper layer.
+        requests,
+        /// Requests that waited for a chunk that another path's operation still held [RS-9].
+        requests_waited,
+        /// Requests dropped because their path closed before they were begun.
+        requests_dropped,
+        /// Responses given.
+        answers,
+        /// Responses that waited for room in the send queue [RT-53].
+        answers_waited,
+        /// Responses dropped because their path was gone [RS-19].
+        answers_dropped,
+        /// HB_MSGs sent.
+        heartbeats_sent,
+        /// HB_MSGs answered.
+        heartbeats_answered,
+        /// HB_MSGs not answered because the send queue was full of responses.
+        heartbeats_dropped,
+        /// Notices of paths that are given up [RT-101].
+        notices,
+        /// Notices of a path that did not exist: closed already, or never there.
+        notices_ignored,
+        /// Immediates ignored: of an unknown type, a response, or a heartbeat in a wrong state
+        /// [RT-14],
+        /// [RT-62], [RT-67].
+        immediates_ignored,
+    }
 }
 
 /// Counters of a path, as `stats/rdma` and `stats/wc_completion` show them [RS-43], [RS-46].

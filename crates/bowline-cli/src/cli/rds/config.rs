@@ -40,6 +40,7 @@ pub(crate) struct File {
     pub(crate) tree: Option<PathBuf>,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) drain: Option<f64>,
+    pub(crate) sandbox: Option<bool>,
     pub(crate) allow_peer: Vec<Network>,
     pub(crate) deny_peer: Vec<Network>,
     pub(crate) access: Access,

@@ -39,21 +39,27 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// messages as can wait for readers in a node with the default memory limit.
 const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
-/// Serves the tree of a node at its control socket until the result is dropped.
+/// Serves the tree of a node at its control socket until the result is dropped. [`create_folder`]
+/// has created the socket's folder.
 pub(super) fn serve(path: &Path, tree: Tree) -> Outcome<Server> {
     let (listener, file) = listen(path)?;
     Server::serve(listener, file, tree)
         .map_err(|error| Failure::failed(format!("cannot start the control thread: {error}")))
 }
 
-fn listen(path: &Path) -> Outcome<(UnixListener, OwnedFile)> {
+/// Creates the folder of a control socket, if it does not exist, and returns it.
+pub(super) fn create_folder(path: &Path) -> Outcome<PathBuf> {
+    let folder = bowline_ctl::folder_of(path);
     bowline_ctl::create_folder_of(path).map_err(|error| {
-        let folder = path.parent().unwrap_or(path);
         Failure::failed(format!(
-            "cannot create {}: {error}; choose another place with --control PATH, or --no-control",
+            "cannot use {}: {error}; choose another place with --control PATH, or --no-control",
             folder.display()
         ))
     })?;
+    Ok(folder.to_owned())
+}
+
+fn listen(path: &Path) -> Outcome<(UnixListener, OwnedFile)> {
     bowline_ctl::listen(path).map_err(|error| {
         Failure::failed(match error.kind() {
             io::ErrorKind::AddrInUse if bowline_ctl::is_socket(path) => format!(

@@ -2,6 +2,7 @@
 
 mod echo;
 mod hand_over;
+mod sandbox;
 
 use std::{
     collections::BTreeSet,
@@ -156,6 +157,11 @@ pub(crate) struct Args {
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
+    /// Keep access to files, ports and system calls that the node does not need. With --tree, a
+    /// node of root keeps access to files, and one of another user keeps all, since fusermount3
+    /// needs it
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 /// What is given, or else what is in the file.
@@ -188,6 +194,8 @@ struct Settings {
     tree: Option<PathBuf>,
     metrics: metrics::MetricsOptions,
     drain: Duration,
+    /// Whether the node gives up what it does not need.
+    sandbox: bool,
 }
 
 impl Settings {
@@ -272,6 +280,7 @@ impl Settings {
             tree: args.tree.or(file.tree),
             metrics: args.metrics.or(file.metrics),
             drain: Duration::from_secs_f64(drain),
+            sandbox: !args.no_sandbox && file.sandbox.unwrap_or(true),
             addresses,
         })
     }
@@ -340,6 +349,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     raise_descriptors();
     let (replace, keep_programs) = (args.replace, args.keep_programs);
     let settings = Settings::merge(args, file)?;
+    let confinement = sandbox::enter(&settings, passed.listener.is_some())?;
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
     let (former, node) = match hand_over::stored(passed.stored, &supervisor) {
@@ -382,6 +392,8 @@ pub(crate) fn run(args: Args) -> Outcome {
     let programs = programs.transpose()?.flatten();
     let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
+    sandbox::announce(&confinement);
+    say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
     let successor = watch(&node, &services, programs.as_ref(), &stop, &supervisor);
     let keeper = match successor {
         Some(successor) => Some(Keeper::Node(successor)),
@@ -469,7 +481,6 @@ fn announce(
         }
         None => {}
     }
-    say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
 
 /// Tells of the node until a stop is requested, or until another node asks for its place: returns

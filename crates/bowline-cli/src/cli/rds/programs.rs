@@ -36,7 +36,8 @@ impl Drop for SocketFile {
 
 impl Programs {
     /// Listens at the socket that the service manager has passed; without one at `path`, or at the
-    /// default place. Another node may have that: then this one serves no programs.
+    /// default place, in a folder that [`create_folder`] has created. Another node may have that
+    /// place: then this one serves no programs.
     pub(crate) fn start(
         node: &Node,
         passed: Option<UnixListener>,
@@ -62,11 +63,7 @@ impl Programs {
         match listening {
             Ok(programs) => Ok(Some(programs)),
             Err(error) if path.is_none() && error.kind() == ErrorKind::AddrInUse => Ok(None),
-            Err(error) => Err(Failure::failed(format!(
-                "cannot serve programs at {}: {error}; choose another place with --programs, or \
-                 use --no-programs",
-                place.display()
-            ))),
+            Err(error) => Err(cannot_serve(&place, &error)),
         }
     }
 
@@ -122,12 +119,27 @@ impl Programs {
     }
 }
 
+/// Creates the folder of the socket at `path`, or at the default place, if it does not exist, and
+/// returns it.
+pub(crate) fn create_folder(path: Option<&Path>, policy: &Policy) -> Outcome<PathBuf> {
+    let place = path.map_or_else(default_path, Path::to_owned);
+    let folder = bowline_ctl::folder_of(&place);
+    let mode = if policy.attach.is_nobody() { 0o700 } else { OPEN };
+    let created = fs::DirBuilder::new().recursive(true).mode(mode).create(folder);
+    created.map_err(|error| cannot_serve(&place, &error))?;
+    Ok(folder.to_owned())
+}
+
+fn cannot_serve(place: &Path, error: &io::Error) -> Failure {
+    Failure::failed(format!(
+        "cannot serve programs at {}: {error}; choose another place with --programs, or use \
+         --no-programs",
+        place.display()
+    ))
+}
+
 fn listen(node: &Node, place: &Path, policy: Policy, usual: Quota) -> io::Result<Programs> {
     let has_others = !policy.attach.is_nobody();
-    if let Some(folder) = place.parent() {
-        let mode = if has_others { OPEN } else { 0o700 };
-        fs::DirBuilder::new().recursive(true).mode(mode).create(folder)?;
-    }
     let (listener, file) = bowline_ctl::listen(place)?;
     if has_others {
         // The node asks the kernel who connects, and turns away who may not.

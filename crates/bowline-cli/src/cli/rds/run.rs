@@ -10,13 +10,10 @@ use std::{
     process::Command,
 };
 
+use bowline_host::{preload, preload_library};
+
 use super::programs;
 use crate::cli::{Failure, Outcome};
-
-/// File name of the library that the program is started with.
-const LIBRARY: &str = "libbowline_preload.so";
-/// Folder of it in a system, below that of this command's folder.
-const INSTALLED: &str = "../lib/bowline";
 
 /// Run a program whose RDS sockets (AF_RDS) are those of a node on this host.
 ///
@@ -39,38 +36,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let Some((name, words)) = args.program.split_first() else {
         return Err(Failure::usage("no program is named"));
     };
-    let library = library()?;
+    let library = preload_library().map_err(Failure::failed)?;
     let node = reachable(args.node.as_deref())?;
     let program = find(name)?;
     refuse_static(&program)?;
-    let mut preload = library.into_os_string();
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
-    let error = Command::new(&program)
-        .arg0(name)
-        .args(words)
-        .env("LD_PRELOAD", preload)
-        .env("BOWLINE_RDS_SOCKET", node)
-        .exec();
+    let mut command = Command::new(&program);
+    preload(&mut command, &library, &node);
+    let error = command.arg0(name).args(words).exec();
     Err(Failure::failed(format!("cannot start {}: {error}", program.display())))
-}
-
-/// The library: next to this command, or where packages put it.
-fn library() -> Outcome<PathBuf> {
-    let own = env::current_exe().unwrap_or_default();
-    let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join(INSTALLED).join(LIBRARY)];
-    let found = places.iter().find(|place| place.is_file());
-    found.cloned().ok_or_else(|| {
-        Failure::failed(format!(
-            "{LIBRARY} is neither at {} nor in {}: build it with `cargo build --release \
-             --package bowline-preload`",
-            places[0].display(),
-            places[1].display()
-        ))
-    })
 }
 
 /// Path of the socket of a node that answers.

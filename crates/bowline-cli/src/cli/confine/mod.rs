@@ -1,0 +1,193 @@
+//! What a process gives up before it serves anybody, so that a peer or a program that takes it over
+//! gains little.
+//!
+//! ```text
+//! Needs -> no new privileges -> Landlock (files.rs) -> seccomp (calls.rs) -> Confinement
+//!                               paths, TCP ports       system calls
+//! ```
+//!
+//! All three hold for the calling thread and for those that it starts, so a process confines itself
+//! while it has one thread. None is an error where the kernel lacks it. The reasons are in
+//! docs/decisions/0011.
+
+mod calls;
+mod files;
+
+use std::{fmt, path::PathBuf};
+
+/// What a process still does after it was confined.
+#[derive(Debug, Default)]
+pub(crate) struct Needs {
+    /// Files and folders that it reads, with all below them.
+    pub(crate) read: Vec<PathBuf>,
+    /// Folders in which it makes and removes sockets.
+    pub(crate) sockets: Vec<PathBuf>,
+    /// TCP ports of others that it connects to.
+    pub(crate) connect: Vec<u16>,
+    /// Whether it mounts and unmounts.
+    pub(crate) mounts: bool,
+}
+
+/// What a process has given up, and what it could not.
+#[derive(Debug, Default)]
+pub(crate) struct Confinement {
+    on: Vec<String>,
+    off: Vec<String>,
+}
+
+impl Confinement {
+    /// Of a process that has given up nothing, and why.
+    pub(crate) fn none(why: &str) -> Self {
+        Self { on: Vec::new(), off: vec![why.to_owned()] }
+    }
+
+    /// Returns what is in force, as a list of words.
+    pub(crate) fn on(&self) -> Option<String> {
+        (!self.on.is_empty()).then(|| self.on.join(", "))
+    }
+
+    /// Returns what is not in force, with the reasons.
+    pub(crate) fn off(&self) -> Option<String> {
+        (!self.off.is_empty()).then(|| self.off.join("; "))
+    }
+
+    fn note(&mut self, what: &str, done: Result<(), impl fmt::Display>) {
+        match done {
+            Ok(()) => self.on.push(what.to_owned()),
+            Err(error) => self.off.push(format!("{what} ({error})")),
+        }
+    }
+}
+
+/// Confines the calling thread and those that it starts to what the process needs.
+pub(crate) fn confine(needs: &Needs) -> Confinement {
+    if needs.mounts && !rustix::process::geteuid().is_root() {
+        return Confinement::none(
+            "fusermount3, which unmounts for other users than root, is setuid",
+        );
+    }
+    let mut confinement = Confinement::default();
+    confinement.note("no new privileges", rustix::thread::set_no_new_privs(true));
+    files::restrict(needs, &mut confinement);
+    confinement.note("system calls", calls::filter(needs.mounts));
+    confinement
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        io::ErrorKind,
+        net::{TcpListener, TcpStream},
+        os::unix::net::UnixListener,
+        process::Command,
+        thread,
+    };
+
+    use rustix::{io::Errno, net};
+
+    use super::*;
+
+    /// Set in the process that confines itself; names its folder.
+    const CHILD: &str = "BOWLINE_TEST_CONFINED";
+
+    /// Runs `body` in a process of its own, which is this test once more, with a folder for it.
+    fn apart(test: &str, body: impl FnOnce(PathBuf)) {
+        if let Some(folder) = std::env::var_os(CHILD) {
+            return body(PathBuf::from(folder));
+        }
+        let folder = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        let done = Command::new(std::env::current_exe().expect("this test program"))
+            .args(["--exact", &format!("cli::confine::tests::{test}"), "--nocapture"])
+            .env(CHILD, &folder)
+            .output()
+            .expect("the test runs again");
+        fs::remove_dir_all(&folder).expect("the folder");
+        let out = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && out.contains("1 passed"), "{done:?}");
+    }
+
+    fn missing(confinement: &Confinement) -> bool {
+        let off = confinement.off();
+        if let Some(off) = &off {
+            bowline_testkit::skipped::because(off);
+        }
+        off.is_some()
+    }
+
+    #[test]
+    fn paths_and_ports_that_are_not_needed_are_denied() {
+        apart("paths_and_ports_that_are_not_needed_are_denied", |folder| {
+            let (seen, served) = (folder.join("seen"), folder.join("served"));
+            fs::create_dir(&seen).expect("a folder");
+            fs::create_dir(&served).expect("a folder");
+            fs::write(seen.join("file"), "text").expect("a file");
+            fs::write(folder.join("secret"), "text").expect("a file");
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+            let place = listener.local_addr().expect("an address");
+            let needs = Needs {
+                read: vec![seen.clone()],
+                sockets: vec![served.clone()],
+                connect: vec![place.port()],
+                mounts: false,
+            };
+            if missing(&confine(&needs)) {
+                return;
+            }
+            fs::read(seen.join("file")).expect("it is needed");
+            let socket = UnixListener::bind(served.join("socket")).expect("it is needed");
+            drop(socket);
+            fs::remove_file(served.join("socket")).expect("it is needed");
+            TcpStream::connect(place).expect("it is needed");
+            TcpListener::bind("127.0.0.1:0").expect("a process may listen");
+            let denied = |done: std::io::Result<()>, what: &str| {
+                let error = done.expect_err(what);
+                assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{what}");
+            };
+            denied(fs::read(folder.join("secret")).map(drop), "reading elsewhere");
+            denied(fs::write(seen.join("file"), "other"), "writing what may be read");
+            denied(fs::write(served.join("file"), "other"), "making a file");
+            denied(UnixListener::bind(folder.join("socket")).map(drop), "a socket elsewhere");
+            denied(fs::remove_file(folder.join("secret")), "removing elsewhere");
+            let other = (place.ip(), place.port() ^ 1);
+            denied(TcpStream::connect(other).map(drop), "another port");
+            let parent = rustix::process::getppid().expect("a parent");
+            let signal = rustix::process::test_kill_process(parent);
+            assert_eq!(signal, Err(Errno::PERM), "a signal for another process");
+        });
+    }
+
+    #[test]
+    fn system_calls_that_are_not_needed_do_not_exist() {
+        apart("system_calls_that_are_not_needed_do_not_exist", |folder| {
+            if missing(&confine(&Needs::default())) {
+                return;
+            }
+            let started = Command::new("/bin/true").spawn().map(drop).expect_err("no process");
+            assert_eq!(started.raw_os_error(), Some(Errno::NOSYS.raw_os_error()), "{started}");
+            let unmounted = rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH);
+            assert_eq!(unmounted, Err(Errno::NOSYS), "it mounts nothing");
+            let family = |family| net::socket(family, net::SocketType::DGRAM, None).map(drop);
+            assert_eq!(family(net::AddressFamily::PACKET), Err(Errno::NOSYS), "frames");
+            family(net::AddressFamily::NETLINK).expect("it watches addresses");
+            // Threads of later are as confined.
+            let later = thread::spawn(|| Command::new("/bin/true").spawn().map(drop));
+            later.join().expect("a thread").expect_err("no process");
+        });
+    }
+
+    #[test]
+    fn who_mounts_may_unmount() {
+        apart("who_mounts_may_unmount", |folder| {
+            if !rustix::process::geteuid().is_root() {
+                bowline_testkit::skipped::because("only root mounts without fusermount3");
+                return;
+            }
+            let confinement = confine(&Needs { mounts: true, ..Needs::default() });
+            assert!(confinement.on().is_some_and(|on| on.contains("system calls")));
+            let unmounted = rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH);
+            assert_eq!(unmounted, Err(Errno::INVAL), "nothing is mounted there");
+        });
+    }
+}

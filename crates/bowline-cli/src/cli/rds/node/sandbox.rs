@@ -1,0 +1,46 @@
+//! What a node gives up before it serves anybody.
+
+use bowline_wire::rds::TCP_PORT;
+
+use super::{
+    super::{control, programs},
+    Settings,
+};
+use crate::cli::{
+    Outcome,
+    confine::{Confinement, Needs, confine},
+};
+
+/// Files that a node reads: its own memory and descriptors, the interfaces of scopes, and how many
+/// processors there are.
+const READ: [&str; 2] = ["/proc", "/sys/devices/system/cpu"];
+
+/// Confines the process to what the settings need; to be called before other threads start. The
+/// folders of its sockets are created before, since a rule is for a folder that exists.
+///
+/// A node may bind any TCP port, since the port that it dials from tells the path.
+pub(super) fn enter(settings: &Settings, has_passed_socket: bool) -> Outcome<Confinement> {
+    let mut sockets = Vec::new();
+    if let Some(path) = &settings.control {
+        sockets.push(control::create_folder(path)?);
+    }
+    if let (Some(place), false) = (&settings.programs, has_passed_socket) {
+        sockets.push(programs::create_folder(place.as_deref(), &settings.policy)?);
+    }
+    if !settings.sandbox {
+        return Ok(Confinement::none("the settings say so"));
+    }
+    let read = READ.map(Into::into).to_vec();
+    let mounts = settings.tree.is_some();
+    Ok(confine(&Needs { read, sockets, connect: vec![TCP_PORT], mounts }))
+}
+
+/// Tells what holds and what does not.
+pub(super) fn announce(confinement: &Confinement) {
+    if let Some(on) = confinement.on() {
+        say!("confined: {on}");
+    }
+    if let Some(off) = confinement.off() {
+        say!("not confined: {off}");
+    }
+}
