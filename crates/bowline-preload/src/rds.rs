@@ -56,7 +56,8 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     Ok(fd)
 }
 
-/// Asks the host's node for a socket; returns that node, its answer, and the socket with its memory.
+/// Asks the host's node for a socket; returns that node, its answer, and the descriptors of the
+/// socket and of its memory.
 fn open(protocol: c_int) -> Result<(&'static Node, Answer, [c_int; 2]), c_int> {
     // As a kernel without the module says, unless there is a node that refuses this user.
     let absent = |errno| if channel::is_refusal(errno) { errno } else { libc::EAFNOSUPPORT };
