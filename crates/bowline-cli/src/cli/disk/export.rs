@@ -414,7 +414,7 @@ impl Args {
         };
         Sys::new()
             .class("rtrs-server", rtrs_tree::server_node(sessions, self.controls.files()))
-            .class("rnbd-server", rnbd_tree::server_node(Arc::clone(&exports)))
+            .class("rnbd-server", rnbd_tree::server_node(Arc::clone(&exports), None))
             .blocks(rnbd_tree::exports_node(exports))
             .module("rtrs_server", Arc::new(transport))
             .module("rnbd_server", Arc::new(parameters))
