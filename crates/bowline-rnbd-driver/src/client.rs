@@ -299,6 +299,11 @@ impl Client {
         self.map(&spec.device, &options)
     }
 
+    /// Returns the options of disks that commands map without saying more.
+    pub const fn defaults(&self) -> &MapOptions {
+        &self.defaults
+    }
+
     /// Returns the engine.
     pub const fn engine(&self) -> &Arc<Engine> {
         &self.engine

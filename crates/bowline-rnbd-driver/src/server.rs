@@ -275,7 +275,7 @@ impl ExportServer {
     ///
     /// # Errors
     /// Those of `add`.
-    pub fn add(&self, add: impl FnOnce(&mut Exports) -> Result<(), Error>) -> Result<(), Error> {
+    pub fn add<E>(&self, add: impl FnOnce(&mut Exports) -> Result<(), E>) -> Result<(), E> {
         let _changing = self.dispatcher.lock_changes();
         let mut exports = Exports::clone(&self.dispatcher.exports());
         add(&mut exports)?;

@@ -9,11 +9,13 @@ use std::{
 
 use bowline::rds::PollMode;
 use serde::{Deserialize, Deserializer, de};
+use toml::{Spanned, Table};
 
 use super::access::{Access, Network};
 use crate::cli::{
     Failure, Outcome,
     common::args::{Address, number, own_list},
+    disk::{Settings, Tables},
 };
 
 /// A commented file with every key; `bowline node --example-config` prints it.
@@ -44,6 +46,12 @@ pub(crate) struct File {
     pub(crate) deny_peer: Vec<Network>,
     pub(crate) access: Access,
     pub(crate) sysctl: BTreeMap<String, i64>,
+    disks: Option<Spanned<Table>>,
+    export: Vec<Spanned<Table>>,
+    map: Vec<Spanned<Table>>,
+    /// What the last three say.
+    #[serde(skip)]
+    pub(crate) services: Option<Settings>,
 }
 
 impl File {
@@ -64,11 +72,22 @@ impl File {
     }
 
     fn parse(text: &str) -> Result<Self, (usize, String)> {
-        toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start).min(text.len());
-            let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
-            (line, error.message().replace('\n', " "))
-        })
+        let line = |at: usize| {
+            let before = &text.as_bytes()[..at.min(text.len())];
+            1 + before.iter().filter(|byte| **byte == b'\n').count()
+        };
+        let mut file: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            (line(at), error.message().replace('\n', " "))
+        })?;
+        let tables = Tables {
+            disks: file.disks.take(),
+            export: std::mem::take(&mut file.export),
+            map: std::mem::take(&mut file.map),
+        };
+        let services = Settings::parse(&tables).map_err(|(at, text)| (line(at), text))?;
+        file.services = Some(services);
+        Ok(file)
     }
 }
 

@@ -33,10 +33,10 @@ use crate::cli::{
     common::{
         args::{Address, number, own, setting},
         out::stamp,
-        stop::Stop,
+        stop::{Stop, hangups},
         supervisor::Supervisor,
     },
-    disk::mounted,
+    disk::{self, HostDisks, mounted},
     metrics, start_node,
 };
 
@@ -175,6 +175,7 @@ struct Settings {
     tree: Option<PathBuf>,
     metrics: metrics::MetricsOptions,
     drain: Duration,
+    disks: disk::Settings,
 }
 
 impl Settings {
@@ -259,6 +260,7 @@ impl Settings {
             tree: args.tree.or(file.tree),
             metrics: args.metrics.or(file.metrics),
             drain: Duration::from_secs_f64(drain),
+            disks: file.services.map_or_else(disk::Settings::none, Ok)?,
             addresses,
         })
     }
@@ -324,7 +326,9 @@ pub(crate) fn run(args: Args) -> Outcome {
     let settings = Settings::merge(args, file)?;
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
+    let hangups = hangups()?;
     let node = settings.build()?;
+    let disks = HostDisks::new(settings.disks.clone(), &settings.addresses)?;
     let over = Arc::new(AtomicBool::new(false));
     let mut services = Vec::new();
     for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
@@ -341,31 +345,42 @@ pub(crate) fn run(args: Args) -> Outcome {
         pid: std::process::id(),
         addresses: settings.addresses.clone(),
     };
-    let tree = tree(node.clone(), facts);
+    let tree = tree(node.clone(), facts, &disks);
     let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
     let server = server.transpose()?;
+    let of_disks = settings.control.is_some().then(|| disks.control()).flatten();
     let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
     let programs = settings.programs.as_ref().map(|place| {
         let (policy, usual) = (settings.policy.clone(), settings.usual);
         Programs::start(&node, passed, place.as_deref(), policy, usual)
     });
     let programs = programs.transpose()?.flatten();
-    let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
+    let shown = Arc::clone(&disks);
+    let metrics = metrics::node(node.clone(), move |out| shown.metrics(out));
+    let metrics = settings.metrics.serve(metrics)?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
-    watch(&node, &services, programs.as_ref(), &stop, &supervisor);
+    let looks =
+        Looks { node: &node, services: &services, programs: programs.as_ref(), disks: &disks };
+    let started = disks.start(&stop);
+    if started.is_ok() {
+        say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
+        watch(&looks, &stop, &hangups, &supervisor);
+    }
 
     let patience = settings.drain.as_secs_f64();
     let last = format!("stopping: up to {patience} s for what peers do not have yet");
-    supervisor.stopping(settings.drain, &last);
+    supervisor.stopping(settings.drain + disks.patience(), &last);
     say!("{last}");
     over.store(true, Ordering::Relaxed);
     drop(programs);
+    disks.close(&stop);
     let drained = node.shutdown(settings.drain);
     for service in services {
         // The panic of a service was printed on standard error.
         let _ = service.thread.join();
     }
-    drop((server, files, metrics));
+    drop((server, of_disks, files, metrics));
+    started?;
     if drained {
         say!("stopped; peers have everything");
         return Ok(());
@@ -409,69 +424,84 @@ fn announce(
         }
         None => {}
     }
-    say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
 }
 
-/// Tells of the node until a stop is requested. The watchdog hears of it after each look, for which
+/// What is looked at while the node runs.
+struct Looks<'a> {
+    node: &'a Node,
+    services: &'a [Running],
+    programs: Option<&'a Programs>,
+    disks: &'a HostDisks,
+}
+
+/// Tells of the node until a stop is requested; reads sizes of exports anew when asked to. The watchdog hears of it after each look, for which
 /// the node has to answer: one that is stuck is not kept alive.
-fn watch(
-    node: &Node,
-    services: &[Running],
-    programs: Option<&Programs>,
-    stop: &Stop,
-    supervisor: &Supervisor,
-) {
-    supervisor.ready(&status(node));
+fn watch(looks: &Looks<'_>, stop: &Stop, hangups: &AtomicBool, supervisor: &Supervisor) {
+    let mut told = looks.status();
+    supervisor.ready(&told);
     while !stop.wait(Some(supervisor.pause(EVENT_PAUSE))) {
-        if log(node, services, programs) {
-            supervisor.status(&status(node));
+        looks.log();
+        // Relaxed: the flag publishes nothing but itself.
+        if hangups.swap(false, Ordering::Relaxed) {
+            supervisor.reloading();
+            looks.disks.resize();
+            supervisor.ready(&told);
+        }
+        let status = looks.status();
+        if told != status {
+            supervisor.status(&status);
+            told = status;
         }
         supervisor.beat();
     }
-    log(node, services, programs);
+    looks.log();
 }
 
-/// How many peers there are, in one line.
-fn status(node: &Node) -> String {
-    let info = node.info();
-    let up = info.paths.iter().filter(|path| path.state == PathState::Up);
-    let up: BTreeSet<_> = up.map(|path| path.remote).collect();
-    let all: BTreeSet<_> = info.paths.iter().map(|path| path.remote).collect();
-    format!("serving; {} of {} peers connected", up.len(), all.len())
-}
+impl Looks<'_> {
+    /// Returns how many peers and disks there are, in one line.
+    fn status(&self) -> String {
+        let info = self.node.driver().with_core(|core, _| core.info_without_messages());
+        let up = info.paths.iter().filter(|path| path.state == PathState::Up);
+        let up: BTreeSet<_> = up.map(|path| path.remote).collect();
+        let all: BTreeSet<_> = info.paths.iter().map(|path| path.remote).collect();
+        let disks = self.disks.status();
+        format!("serving; {} of {} peers connected{disks}", up.len(), all.len())
+    }
 
-/// Prints what happened to peers since the last look, one line for all paths to a peer, and what
-/// services dropped. Returns whether anything happened to a peer.
-fn log(node: &Node, services: &[Running], programs: Option<&Programs>) -> bool {
-    if let Some(programs) = programs {
-        programs.log();
-    }
-    for Running { place, service, dropped, .. } in services {
-        let count = dropped.swap(0, Ordering::Relaxed);
-        if count > 0 {
-            say!("{} on {place}: answers dropped that nobody takes ({count})", service.name());
+    /// Prints what happened since the last look: to peers, one line for all paths to a peer, and to
+    /// disks, and what services dropped.
+    fn log(&self) {
+        self.disks.log();
+        if let Some(programs) = self.programs {
+            programs.log();
+        }
+        for Running { place, service, dropped, .. } in self.services {
+            let count = dropped.swap(0, Ordering::Relaxed);
+            if count > 0 {
+                say!("{} on {place}: answers dropped that nobody takes ({count})", service.name());
+            }
+        }
+        let mut lines: Vec<(String, u32)> = Vec::new();
+        for event in self.node.events() {
+            let line = match event {
+                Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
+                Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
+                Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
+                Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
+                Event::Refused { remote, why } => {
+                    format!("peer {remote}: connection refused, {why}")
+                }
+                _ => continue,
+            };
+            match lines.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, count)) => *count += 1,
+                None => lines.push((line, 1)),
+            }
+        }
+        for (line, count) in lines {
+            say_of_peer!("{}{line} ({count})", stamp());
         }
     }
-    let mut lines: Vec<(String, u32)> = Vec::new();
-    for event in node.events() {
-        let line = match event {
-            Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
-            Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
-            Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
-            Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
-            Event::Refused { remote, why } => format!("peer {remote}: connection refused, {why}"),
-            _ => continue,
-        };
-        match lines.iter_mut().find(|(known, _)| *known == line) {
-            Some((_, count)) => *count += 1,
-            None => lines.push((line, 1)),
-        }
-    }
-    let happened = !lines.is_empty();
-    for (line, count) in lines {
-        say_of_peer!("{}{line} ({count})", stamp());
-    }
-    happened
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

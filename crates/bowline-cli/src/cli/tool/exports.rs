@@ -12,13 +12,9 @@ pub(super) fn run(place: Place<'_>) -> Result<(), Refusal> {
         return Err(Refusal::missing(nothing));
     }
     for source in inventory.of(Mode::Server) {
-        let exports = inventory.part(source, "/block").map_or(&[][..], Json::members);
-        for (name, export) in exports {
+        for (name, export) in inventory.exports(source) {
             let at = format!("/class/rnbd-server/ctl/devices/{name}/sessions");
-            // A process may have disks of other servers, too.
-            if export.member("rnbd").is_none() {
-                say!("{}", line(name, export, inventory.part(source, &at)));
-            }
+            say!("{}", line(name, export, inventory.part(source, &at)));
         }
     }
     Ok(())

@@ -176,6 +176,18 @@ impl Inventory {
         below(&self.sources[source].tree, &way)
     }
 
+    /// Returns the exports of a process, by their names in the tree.
+    pub(super) fn exports(&self, source: usize) -> impl Iterator<Item = (&str, &Json)> {
+        // A process may have disks of other servers, too.
+        objects(self.part(source, "/block")).filter(|(_, block)| block.member("rnbd").is_none())
+    }
+
+    /// Tells whether a process has an export of this name.
+    pub(super) fn has_export(&self, source: usize, name: &str) -> bool {
+        // A directory cannot have a slash in its name.
+        self.exports(source).any(|(known, _)| known == name.replace('/', "!"))
+    }
+
     /// Returns an unresponsive process of the same kind as this one: a command may be meant for it,
     /// since both use the same names of disks.
     fn rival(&self, source: usize) -> Option<&Path> {

@@ -1,5 +1,6 @@
 //! The commands of the tool.
 
+mod exports;
 mod stats;
 
 use std::io::{self, IsTerminal};
@@ -16,7 +17,10 @@ use super::{
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
-use crate::cli::common::{args::route_to, out};
+use crate::cli::{
+    common::{args::route_to, out},
+    disk::check_map_options,
+};
 
 /// Carries out a parsed command.
 pub(super) fn run(
@@ -40,6 +44,8 @@ pub(super) fn run(
         Verb::Dump => run.dump(),
         Verb::Show => run.show(name(0)),
         Verb::Map => run.map(),
+        Verb::Export => run.export(name(0)),
+        Verb::Unexport => run.unexport(name(0)),
         Verb::Resize => run.resize(name(0), name(1), name(2)),
         Verb::Unmap => run.unmap(name(0)),
         Verb::Remap => run.remap(name(0)),
@@ -249,14 +255,17 @@ impl Run<'_> {
         paths
     }
 
-    /// `DEVICE from SERVER [PATH..] [ro|rw|migration]`.
+    /// `DEVICE from SERVER [PATH..] [ro|rw|migration] [OPTION=VALUE..]`.
     fn map(&mut self) -> Result<(), Refusal> {
         let names = &self.request.names;
         let (device, from, server) = (&names[0], &names[1], &names[2]);
         if !from.eq_ignore_ascii_case("from") {
             return Err(Refusal::usage(format!("\"{from}\" where \"from\" is expected")));
         }
-        let mut arguments = names[3..].to_vec();
+        let (own, mut arguments): (Vec<String>, Vec<String>) =
+            names[3..].iter().cloned().partition(|word| word.contains('='));
+        check_map_options(&own).map_err(Refusal::usage)?;
+        let own: String = own.iter().map(|word| format!(" {word}")).collect();
         let access = match arguments.last().map(|word| word.to_ascii_lowercase()).as_deref() {
             Some(word @ ("ro" | "rw" | "migration")) => {
                 arguments.pop();
@@ -285,7 +294,7 @@ impl Run<'_> {
             }
         };
         let paths: String = paths.iter().map(|path| format!(" path={path}")).collect();
-        let text = format!("sessname={session} device_path={device}{paths}{access}");
+        let text = format!("sessname={session} device_path={device}{paths}{access}{own}");
         // Same rules as in the process: mistakes are reported before anything is sent. Only the
         // process knows whether it has InfiniBand.
         match text.parse::<MapSpec>() {
@@ -300,17 +309,10 @@ impl Run<'_> {
         match clients {
             [one] => Ok(*one),
             [] => Err(Refusal::missing(
-                "no client runs here; start one with `bowline rnbd map DEVICE --from SERVER --path \
-                 ADDRESS --nbd SOCKET`",
+                "no client runs here; start one with `bowline node`, or `bowline rnbd map DEVICE --from \
+                 SERVER --path ADDRESS --nbd SOCKET`",
             )),
-            several => {
-                let places = several.iter().map(|s| self.inventory.place(*s).display().to_string());
-                let places: Vec<String> = places.collect();
-                Err(Refusal::usage(format!(
-                    "several clients run; choose one with --control: {}",
-                    places.join(", ")
-                )))
-            }
+            several => Err(self.several("clients run", several)),
         }
     }
 
