@@ -14,7 +14,6 @@
 mod objects;
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -314,21 +313,25 @@ impl HostDisks {
         let exports = bowline_rnbd_driver::tree::Exports::exports(self).len();
         let all = self.settings.maps.len().max(mapped);
         let maps = (all > 0).then(|| format!(", {mapped} of {all} disks mapped"));
-        let exports = (exports > 0).then(|| format!(", {exports} exports"));
+        let exports = (exports > 0).then(|| format!(", {exports} exported"));
         maps.into_iter().chain(exports).collect()
     }
 
-    /// Serves the control tree of the disks, where the commands look for disks of this machine.
+    /// Serves the control tree of the disks, where the commands look for disks of this machine. A
+    /// node whose file names no disks does without, if it may not have a socket there.
     pub(in crate::cli) fn control(self: &Arc<Self>) -> Option<Server> {
-        let place: PathBuf = folder().join(format!("node-{}.sock", std::process::id()));
+        let place = folder().join(format!("node-{}.sock", std::process::id()));
         sweep(&folder());
-        let served = Server::start(&place, self.tree());
-        served
-            .map_err(|error| {
-                note!(
-                    "bowline node: commands for disks have to name the node's socket with --control: {}: {error}",
-                    place.display()
-                );
+        let has_disks = !(self.settings.exports.is_empty() && self.settings.maps.is_empty());
+        Server::start(&place, self.tree())
+            .inspect_err(|error| {
+                if has_disks {
+                    note!(
+                        "bowline node: cannot listen on {}: {error}; commands for disks have to name the node's \
+                         own socket with --control",
+                        place.display()
+                    );
+                }
             })
             .ok()
     }

@@ -184,8 +184,8 @@ pub(super) fn server_modules(
     sys.module("rtrs_server", Arc::new(transport)).module("rnbd_server", Arc::new(exports))
 }
 
-/// Adds the classes of a server to a tree; [`Files::Linux612`] leaves out the files by which exports
-/// come and go [NB-64].
+/// Adds the classes of a server to a tree; [`Files::Linux612`] leaves out the files by which
+/// exports come and go [NB-64].
 pub(super) fn server_classes<T>(sys: Sys, server: &Arc<T>, files: Files) -> Sys
 where
     T: rnbd_tree::Exports + ExportCommands + ServerSessions + 'static,

@@ -185,7 +185,7 @@ impl Towards {
             Some(from) if !self.path.is_empty() => no_address(from)?,
             Some(_) => {}
         }
-        self.path.iter().try_for_each(|text| path_spec(text).map(drop).map_err(Failure::from))
+        self.path.iter().try_for_each(|text| path_spec(text).map(drop))
     }
 
     /// Returns the server, or the session with given paths.

@@ -162,6 +162,27 @@ mod tests {
     }
 
     #[test]
+    fn the_exports_and_disks_of_the_example_are_valid() {
+        let (_, disks) = EXAMPLE.split_once("\n[disks]\n").expect("the table");
+        let is_value = |text: &str| {
+            text.starts_with("[[")
+                || text.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
+        };
+        let plain = |line: &str| match line.strip_prefix("# ").filter(|text| is_value(text)) {
+            Some(text) => format!("{text}\n"),
+            None => format!("{line}\n"),
+        };
+        let text: String = disks.lines().map(plain).collect();
+        let text = format!("[disks]\n{text}");
+        let file =
+            File::parse(&text).map_err(|(line, why)| format!("{why}, line {line} of {text}"));
+        let told = format!("{:?}", file.expect("all are options").services);
+        for wanted in ["\"scratch\"", "1073741824", "\"disk0\"", "Queue(30s)", "\"/srv/disks\""] {
+            assert!(told.contains(wanted), "{wanted} in {told}");
+        }
+    }
+
+    #[test]
     fn mistakes_are_reported_with_their_line() {
         for (text, line, word) in [
             ("paths = 8\nadress = []\n", 2, "adress"),

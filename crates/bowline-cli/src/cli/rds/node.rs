@@ -59,6 +59,12 @@ const BATCH: usize = 256;
 /// Messages between two nodes come once and in order while both sockets live. What was begun on a
 /// connection to a machine that went off without a word is lost with it, even if its socket is
 /// bound again by then.
+///
+/// The node also exports disks and maps those of other machines, over RDMA at its addresses (UDP
+/// port 4791): [[export]] and [[map]] in the file of --config, and `bowline rnbd export`,
+/// `unexport`, `map` and `unmap` while it runs. --example-config tells of them. It counts as
+/// started, for a service manager too, when each disk of the file is mapped or was tried once.
+/// SIGHUP has the sizes of exports read anew.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Read settings from a TOML file; options given here win
@@ -434,8 +440,9 @@ struct Looks<'a> {
     disks: &'a HostDisks,
 }
 
-/// Tells of the node until a stop is requested; reads sizes of exports anew when asked to. The watchdog hears of it after each look, for which
-/// the node has to answer: one that is stuck is not kept alive.
+/// Tells of the node until a stop is requested; reads sizes of exports anew when asked to. The
+/// watchdog hears of it after each look, for which the node has to answer: one that is stuck is not
+/// kept alive.
 fn watch(looks: &Looks<'_>, stop: &Stop, hangups: &AtomicBool, supervisor: &Supervisor) {
     let mut told = looks.status();
     supervisor.ready(&told);
