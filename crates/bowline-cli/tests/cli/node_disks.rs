@@ -191,6 +191,15 @@ fn a_bad_entry_is_named_with_its_line() {
         ("[[map]]\ndevice = \"d\"\n", [":2: [[map]] number 1 (d): ", "from is missing"]),
         ("[[map]]\nfrom = \"s\"\n", [":2: [[map]] number 1: ", "--device"]),
         ("[[map]]\ndevice = \"d\"\nfrom = \"s\"\npath = [\"x\"]\n", ["\"x\" is not a path", "(d)"]),
+        (
+            "[[export]]\nname = \"a\"\nmemory = 4096\n[[export]]\nname = \"a\"\nfile = \"/x\"\n",
+            [":5: [[export]] number 2 (a): ", "another entry has this name"],
+        ),
+        (
+            "[[map]]\ndevice = \"d\"\nfrom = \"s\"\nnbd = \"/n\"\n\
+             [[map]]\ndevice = \"e\"\nfrom = \"s\"\nnbd = \"/n\"\n",
+            [":6: [[map]] number 2 (e): ", "another entry has /n"],
+        ),
         ("[[map]]\nstayy = false\n", ["there is no stayy here, but device, from", "stay"]),
         ("[[maps]]\n", [":2: unknown field `maps`", "map"]),
     ] {
@@ -214,6 +223,32 @@ fn what_fails_at_the_start_stops_nothing_else() {
     node.until_told("not mapped: b from s2: no answer from 127.210.5.9 within 1 s");
     // It ends at once although one is still being tried.
     end(node);
+}
+
+/// A server that is killed takes no disk with it, and does not delay the end of a node.
+#[test]
+fn a_disk_outlives_its_server_and_not_its_node() {
+    let (folder, other) = (Folder::new(), Folder::new());
+    let file = image(&folder, "d.img", 1 << 20);
+    let exports = format!("[[export]]\nname = \"d\"\nfile = \"{}\"\n", file.display());
+    let server = node(&folder, "127.210.7.1", &exports);
+    let nbd = other.path().join("d.sock");
+    let maps = format!(
+        "[[map]]\ndevice = \"d\"\nfrom = \"s\"\npath = [\"127.210.7.2@127.210.7.1\"]\nnbd = \"{}\"\n",
+        nbd.display()
+    );
+    let mut client = node(&other, "127.210.7.2", &maps);
+    server.signal("-KILL");
+    drop(server);
+    client.expect("rnbd0 offline");
+    let server = node(&folder, "127.210.7.1", &exports);
+    client.expect("rnbd0 online");
+    let mut user = UnixStream::connect(&nbd).expect("the disk");
+    user.read_exact(&mut [0; 18]).expect("a greeting");
+    server.signal("-KILL");
+    drop(server);
+    client.expect("rnbd0 offline");
+    end(client);
 }
 
 #[test]

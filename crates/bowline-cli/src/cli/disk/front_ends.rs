@@ -63,6 +63,13 @@ pub(super) struct Options {
 }
 
 impl Options {
+    /// Returns a place that these front ends and others both want.
+    pub(super) fn shared_with(&self, other: &Self) -> Option<&Path> {
+        let both = |one: &Option<PathBuf>, other: &Option<PathBuf>| one.is_some() && one == other;
+        let nbd = self.nbd.as_deref().filter(|_| both(&self.nbd, &other.nbd));
+        nbd.or_else(|| self.fuse.as_deref().filter(|_| both(&self.fuse, &other.fuse)))
+    }
+
     /// Returns the front ends of another disk, with its local name appended to each place.
     fn beside(&self, name: &str) -> Self {
         let sibling = |path: &PathBuf| sibling_path(path, name);

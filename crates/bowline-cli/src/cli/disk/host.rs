@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_ctl::{Server, folder, sweep};
+use bowline_ctl::{Errno, Server, folder, sweep};
 use bowline_rnbd_driver::{
     client::{Client, MapOptions},
     server::Exports,
@@ -223,7 +223,11 @@ impl HostDisks {
         let mut pause = RETRY_MIN;
         let mut first = true;
         loop {
-            let failure = self.map_once(map, number).err().map(|failure| failure.to_string());
+            let failure = match self.map_once(map, number) {
+                // A command was faster.
+                Ok(()) | Err(Failure::Errno(Errno::EEXIST, _)) => None,
+                Err(failure) => Some(failure.to_string()),
+            };
             if let Some(text) = failure.as_ref().filter(|text| told.as_ref() != Some(*text)) {
                 let then = if map.stay { "; it is tried again" } else { "" };
                 note!(

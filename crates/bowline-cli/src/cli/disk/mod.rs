@@ -2,8 +2,13 @@
 //! running processes, as the tool that administers the kernel modules does.
 //!
 //! ```text
-//! export, map, verify -> side (devices, engine) -> rnbd-driver -> trees -> control socket, files
-//! list, show, ..      -> tool -> control sockets of all of these, or trees of files
+//! export --> served (exports, log)      --.
+//! map    --> front_ends (disks)         --+-> side (devices, engine) -> rnbd-driver
+//! verify --------------------------------'
+//! bowline node -> settings -> host -> served, front_ends      one device for all of them
+//!
+//! trees of these -> control socket, files
+//! list, show, .. -> tool -> control sockets of all of these, or trees of files
 //! ```
 
 mod clients;

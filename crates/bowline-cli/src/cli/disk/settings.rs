@@ -77,18 +77,30 @@ impl Settings {
                 config.map(|config| (shared, config)).map_err(|failure| failure.to_string())
             })
             .map_err(|text| (begin, format!("[disks]: {text}")))?;
-        let mut exports = Vec::new();
+        let mut exports: Vec<Export> = Vec::new();
         for (number, table) in tables.export.iter().enumerate() {
             let export = parsed(table.get_ref())
                 .and_then(|export: Export| export.grants().map(|_| export))
+                .and_then(|export| match exports.iter().find(|e| is_same(e, &export)) {
+                    Some(_) => Err("another entry has this name, or a folder too".to_owned()),
+                    None => Ok(export),
+                })
                 .map_err(|text| (at(table), named("export", number, table, "name", text)))?;
             exports.push(export);
         }
-        let mut maps = Vec::new();
+        let mut maps: Vec<Map> = Vec::new();
         for (number, table) in tables.map.iter().enumerate() {
             let map = parsed(table.get_ref())
                 .and_then(|map: Map| {
                     map.towards.check().map(|()| map).map_err(|failure| failure.to_string())
+                })
+                .and_then(|map| {
+                    let place =
+                        maps.iter().find_map(|other| map.front_ends.shared_with(&other.front_ends));
+                    match place.map(|place| place.display().to_string()) {
+                        Some(place) => Err(format!("another entry has {place}")),
+                        None => Ok(map),
+                    }
                 })
                 .map_err(|text| (at(table), named("map", number, table, "device", text)))?;
             maps.push(map);
@@ -100,6 +112,11 @@ impl Settings {
     pub(in crate::cli) fn none() -> Result<Self, Failure> {
         Self::parse(&Tables::default()).map_err(|(_, text)| Failure::Failed(text))
     }
+}
+
+/// Tells whether a server can have only one of these: they have one name, or are both folders.
+fn is_same(one: &Export, other: &Export) -> bool {
+    one.name == other.name
 }
 
 fn parsed<T: clap::Args>(table: &Table) -> Result<T, String> {

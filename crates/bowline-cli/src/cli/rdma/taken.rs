@@ -5,11 +5,30 @@ use std::{fs, net::IpAddr, path::PathBuf};
 use super::devices::{Holder, holder};
 use crate::cli::common::args::Address;
 
-/// Explains that an address is taken, if this user may see by whom; an address that is free is not
-/// it.
+/// Explains that an address is taken, if this user may see by whom.
 pub(crate) fn taken(addresses: &[Address]) -> Option<String> {
     let found = addresses.iter().find_map(|address| Some((address.ip, holder(address.ip)?)));
-    found.map(|(address, holder)| explain(address, &holder, control_socket(holder.pid)))
+    if let Some((address, holder)) = found {
+        return Some(explain(address, &holder, control_socket(holder.pid)));
+    }
+    // A process of another user; its socket can be seen all the same.
+    let node = addresses.iter().find_map(|address| Some((address.ip, node_socket(*address)?)));
+    node.map(|(address, socket)| {
+        format!(
+            "UDP port 4791 of {address} is in use, and a node of another user serves that address ({}): let it \
+             export and map the disks, by [[export]] and [[map]] of its configuration file; or give another \
+             address",
+            socket.display()
+        )
+    })
+}
+
+/// Returns the control socket that a node of an address has if it was not told another one.
+fn node_socket(address: Address) -> Option<PathBuf> {
+    let name = format!("{address}.sock");
+    let folders = bowline_ctl::folders();
+    let mut places = folders.iter().filter_map(|folder| Some(folder.parent()?.join(&name)));
+    places.find(|place| bowline_ctl::is_socket(place))
 }
 
 /// Returns the control socket of a process, which is named after the command and the process.
