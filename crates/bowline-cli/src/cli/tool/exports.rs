@@ -1,5 +1,5 @@
-//! `rnbd exports`: what the servers of this machine serve. The other commands show a device of a
-//! server only while a session has it open, as the kernel's tree does.
+//! `rnbd exports`: what the servers of this machine serve, one line for each export with its size
+//! and everybody who has it open; in the tables of the other commands each open has a row.
 
 use bowline_ctl::Json;
 

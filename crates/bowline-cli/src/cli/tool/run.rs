@@ -128,7 +128,7 @@ impl Run<'_> {
         let target = self.request.target.unwrap_or(Target::Device);
         let modes = self.modes();
         let groups =
-            modes.into_iter().map(|m| self.group(m, target, self.inventory.rows(m, target)));
+            modes.into_iter().map(|m| self.group(m, target, self.inventory.shown_rows(m, target)));
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
     }
@@ -138,7 +138,9 @@ impl Run<'_> {
         let targets = [Target::Device, Target::Session, Target::Path];
         let modes = self.modes();
         let groups = targets.iter().flat_map(|target| {
-            modes.iter().map(|mode| self.group(*mode, *target, self.inventory.rows(*mode, *target)))
+            modes
+                .iter()
+                .map(|mode| self.group(*mode, *target, self.inventory.shown_rows(*mode, *target)))
         });
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
@@ -153,7 +155,7 @@ impl Run<'_> {
             let rows: Vec<Row> = self
                 .modes()
                 .into_iter()
-                .flat_map(|mode| self.inventory.rows(mode, target))
+                .flat_map(|mode| self.inventory.shown_rows(mode, target))
                 .collect();
             let found = matching(rows, target, name);
             if found.is_empty() {
