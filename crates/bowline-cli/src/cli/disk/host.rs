@@ -324,7 +324,8 @@ impl HostDisks {
     /// Serves the control tree of the disks, where the commands look for disks of this machine. A
     /// node whose file names no disks does without, if it may not have a socket there.
     pub(in crate::cli) fn control(self: &Arc<Self>) -> Option<Server> {
-        let place = folder().join(format!("node-{}.sock", std::process::id()));
+        let name = self.node.first().map_or_else(|| "any".to_owned(), Address::to_string);
+        let place = folder().join(format!("node-{name}-{}.sock", std::process::id()));
         sweep(&folder());
         let has_disks = !(self.settings.exports.is_empty() && self.settings.maps.is_empty());
         Server::start(&place, self.tree())

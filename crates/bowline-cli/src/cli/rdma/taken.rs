@@ -80,9 +80,9 @@ mod tests {
             let holder = Holder { pid: 12, name: name.to_owned() };
             explain([10, 0, 0, 1].into(), &holder, socket.map(PathBuf::from))
         };
-        let node = text("bowline", Some("/run/bowline/rnbd/node-12.sock"));
+        let node = text("bowline", Some("/run/bowline/rnbd/node-10.0.0.1-12.sock"));
         let begin = "UDP port 4791 of 10.0.0.1 is in use by process 12, the node at \
-                     /run/bowline/rnbd/node-12.sock: it serves and maps disks there: ";
+                     /run/bowline/rnbd/node-10.0.0.1-12.sock: it serves and maps disks there: ";
         assert!(node.starts_with(begin), "{node}");
         assert!(text("bowline", Some("/r/export-12.sock")).contains("export to it; to map disks"));
         assert!(text("bowline", Some("/r/map-12.sock")).contains("disk in it; to export disks"));

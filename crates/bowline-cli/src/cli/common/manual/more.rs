@@ -146,7 +146,10 @@ const NODE: More = More {
     files: &[
         ("/etc/bowline/node.toml", "Configuration of the service bowline-node.service."),
         CONTROL,
-        ("/run/bowline/rnbd/node-PID.sock", "Where the commands of rnbd find the node's disks."),
+        (
+            "/run/bowline/rnbd/node-ADDRESS-PID.sock",
+            "Where the commands of rnbd find the node's disks.",
+        ),
         (
             "/run/bowline/rds/host.sock",
             "Where a node that is a service serves programs of `bowline run`. \
