@@ -15,9 +15,9 @@ mod bounce;
 mod disk;
 mod link;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bowline_rnbd::Errno;
@@ -67,6 +67,9 @@ pub struct MapOptions {
     /// Connections of each path for polled IO. A session that has some serves one disk only
     /// [NB-35]; as with kernels, nothing is sent over them [RS-31].
     pub poll_queues: u16,
+    /// Number in the local name, 0 for `rnbd0`, unless another disk has it; `None`: the lowest free
+    /// one [NB-33].
+    pub number: Option<u32>,
     /// Callback for events of the paths.
     pub on_path: Option<OnPath>,
 }
@@ -102,6 +105,7 @@ impl MapOptions {
             read_keys: ReadKeys::default(),
             io_connections: None,
             poll_queues: 0,
+            number: None,
             on_path: None,
         }
     }
@@ -163,13 +167,27 @@ impl MapOptions {
 struct State {
     links: BTreeMap<String, Arc<Link>>,
     disks: BTreeMap<u32, Arc<Disk>>,
+    /// Numbers of disks that are being mapped.
+    reserved: BTreeSet<u32>,
+    /// For each session that is being opened or closed, or whose disks are being mapped: its lock.
+    changing: BTreeMap<String, Weak<Mutex<()>>>,
+}
+
+impl State {
+    /// Reserves the number of a new disk: the one wanted if it is free, else the lowest free one
+    /// [NB-33].
+    fn reserve(&mut self, wanted: Option<u32>) -> u32 {
+        let is_free = |n: &u32| !self.disks.contains_key(n) && !self.reserved.contains(n);
+        // A client has fewer disks than there are numbers.
+        let number = wanted.filter(is_free).or_else(|| (0..=u32::MAX).find(is_free)).unwrap_or(0);
+        self.reserved.insert(number);
+        number
+    }
 }
 
 /// All disks mapped through one engine.
 pub struct Client {
     engine: Arc<Engine>,
-    /// Held while sessions are opened and closed: one thread at a time does so.
-    changing: Mutex<()>,
     state: Mutex<State>,
     defaults: MapOptions,
 }
@@ -184,16 +202,24 @@ impl Client {
     /// Makes a client without disks. Disks mapped through the control tree, which names only a
     /// session, its paths and perhaps ports, take all other options from `defaults`.
     pub fn new(engine: Arc<Engine>, defaults: MapOptions) -> Arc<Self> {
-        let (changing, state) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { engine, changing, state, defaults })
+        Arc::new(Self { engine, state: Mutex::default(), defaults })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_changes(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the lock under which one thread at a time opens or closes a session, or maps its
+    /// disks. Each session has its own, so that a server that does not answer delays no other.
+    fn changing(&self, session: &str) -> Arc<Mutex<()>> {
+        let mut state = self.lock();
+        state.changing.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = state.changing.get(session).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        state.changing.insert(session.to_owned(), Arc::downgrade(&lock));
+        lock
     }
 
     /// Maps a disk and waits until it is open; opens its session if need be [NB-35].
@@ -204,7 +230,8 @@ impl Client {
     /// session; errors of the server: `ENOENT`, `EPERM` when another session writes, `EACCES`.
     pub fn map(&self, device: &str, options: &MapOptions) -> Result<Arc<Disk>, Error> {
         let what = || format!("mapping {device} of session {}", options.session);
-        let _changing = self.lock_changes();
+        let changing = self.changing(&options.session);
+        let _changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.lock().links.get(&options.session).cloned();
         let (link, new) = match known {
             Some(link) if options.poll_queues > 0 || link.poll_queues() > 0 => {
@@ -226,26 +253,55 @@ impl Client {
                 (link, true)
             }
         };
-        let mut number = 0;
-        {
-            let state = self.lock();
-            while state.disks.contains_key(&number) {
-                number += 1;
-            }
-        }
-        match Disk::map(&link, device, options.access, number) {
+        let number = self.lock().reserve(options.number);
+        let mapped = Disk::map(&link, device, options.access, number);
+        let mut state = self.lock();
+        state.reserved.remove(&number);
+        match mapped {
             Ok(disk) => {
-                self.lock().disks.insert(number, Arc::clone(&disk));
+                state.disks.insert(number, Arc::clone(&disk));
                 Ok(disk)
             }
             Err(errno) => {
                 if new {
-                    self.lock().links.remove(&options.session);
+                    state.links.remove(&options.session);
+                    drop(state);
                     link.close();
                 }
                 Err(Error::new(what(), errno))
             }
         }
+    }
+
+    /// Maps the disk that a command names, and waits until it is open. What the command does not
+    /// say is as in `defaults`; [`MapSpec::options`] are left to the caller.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map); `ENODEV` for a path from an interface that no device has.
+    pub fn map_spec(&self, spec: &MapSpec, defaults: &MapOptions) -> Result<Arc<Disk>, Error> {
+        let has_device = |path: &MapPath| is_on_link(self.engine.devices(), &path.addresses);
+        if !spec.paths.iter().all(has_device) {
+            let what = format!("mapping {} of session {}", spec.device, spec.session);
+            return Err(Error::new(what, Errno::ENODEV));
+        }
+        let paths = spec.paths.iter().map(|path| {
+            let MapPath { addresses, port } = path;
+            (addresses.src, addresses.dst, Some(port.unwrap_or(defaults.port)))
+        });
+        let options = MapOptions {
+            session: spec.session.clone(),
+            paths: paths.collect(),
+            port: spec.port.unwrap_or(defaults.port),
+            access: spec.access,
+            poll_queues: spec.poll_connections(),
+            ..defaults.clone()
+        };
+        self.map(&spec.device, &options)
+    }
+
+    /// Returns the options of disks that commands map without saying more.
+    pub const fn defaults(&self) -> &MapOptions {
+        &self.defaults
     }
 
     /// Returns the engine.
@@ -292,12 +348,13 @@ impl Client {
             return Err(Error::new(what(), Errno::ENODEV));
         }
         disk.unmap().map_err(|errno| Error::new(what(), errno))?;
-        let _changing = self.lock_changes();
+        let session = disk.session_name().to_owned();
+        let changing = self.changing(&session);
+        let _changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
         if is_mapped(&state) {
             state.disks.remove(&disk.number());
         }
-        let session = disk.session_name().to_owned();
         let last = !state.disks.values().any(|disk| disk.session_name() == session);
         let link = if last { state.links.remove(&session) } else { None };
         drop(state);
@@ -337,25 +394,10 @@ impl Drop for Client {
 
 impl tree::Disks for Client {
     fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
-        let default_port = self.defaults.port;
-        let has_device = |path: &MapPath| is_on_link(self.engine.devices(), &path.addresses);
-        if !spec.paths.iter().all(has_device) {
-            return Err(Errno::ENODEV);
+        if !spec.options.is_empty() {
+            return Err(Errno::EINVAL);
         }
-        let paths = spec.paths.iter().map(|path| {
-            let MapPath { addresses, port } = path;
-            (addresses.src, addresses.dst, Some(port.unwrap_or(default_port)))
-        });
-        let options = MapOptions {
-            session: spec.session.clone(),
-            paths: paths.collect(),
-            port: spec.port.unwrap_or(default_port),
-            access: spec.access,
-            poll_queues: spec.poll_connections(),
-            ..self.defaults.clone()
-        };
-        let mapped = Self::map(self, &spec.device, &options);
-        mapped.map(drop).map_err(|error| error.errno())
+        self.map_spec(spec, &self.defaults).map(drop).map_err(|error| error.errno())
     }
 
     fn disks(&self) -> Vec<DiskInfo> {

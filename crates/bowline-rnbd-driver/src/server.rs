@@ -112,7 +112,12 @@ struct OpenJob {
 /// The state of a server: passes requests to storage, and results to the transport.
 struct Dispatcher {
     state: Mutex<State>,
-    exports: Exports,
+    /// Held while an export is opened, added or removed. Taken before `state` and `exports`, and
+    /// held over system calls.
+    changing: Mutex<()>,
+    /// The exports at present; a change replaces them. A copy must be dropped without the lock of
+    /// `state`, since it may be the last one: dropping storage waits for its threads.
+    exports: Mutex<Arc<Exports>>,
     /// Largest read or write of a session in bytes.
     max_io: u32,
     rtrs: OnceLock<Weak<Rtrs>>,
@@ -147,7 +152,7 @@ pub struct ExportServer {
 impl std::fmt::Debug for ExportServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ExportServer")
-            .field("exports", &self.dispatcher.exports)
+            .field("exports", &self.dispatcher.exports())
             .finish_non_exhaustive()
     }
 }
@@ -176,7 +181,8 @@ impl ExportServer {
         };
         let dispatcher = Arc::new_cyclic(|me: &Weak<Dispatcher>| Dispatcher {
             state: Mutex::new(state),
-            exports,
+            changing: Mutex::default(),
+            exports: Mutex::new(Arc::new(exports)),
             max_io: config.rtrs.geometry.max_io(),
             rtrs: OnceLock::new(),
             jobs: Mutex::new(jobs),
@@ -229,7 +235,7 @@ impl ExportServer {
     /// # Errors
     /// `ENOENT` for a name without an export of its own, and errors of reading the size.
     pub fn resize(&self, name: &str) -> Result<u64, Error> {
-        let store = self.dispatcher.exports.store(name);
+        let store = self.dispatcher.exports().store(name);
         let (identity, backend) =
             store.ok_or_else(|| Error::new(format!("resizing export {name}"), Errno::ENOENT))?;
         self.dispatcher.resize(name, identity, &*backend)
@@ -238,7 +244,7 @@ impl ExportServer {
     /// Reads the sizes of all named and all open exports anew. Returns the exports whose size has
     /// changed, and those whose size could not be read.
     pub fn resize_all(&self) -> Vec<(String, Result<u64, Error>)> {
-        let exports = &self.dispatcher.exports;
+        let exports = self.dispatcher.exports();
         let named = exports.names().filter_map(|name| {
             let name = String::from_utf8_lossy(name).into_owned();
             let (identity, backend) = exports.store(&name)?;
@@ -261,7 +267,59 @@ impl ExportServer {
     /// Checks the paths of exported files ([`Exports::file`]). Returns the exports whose path is
     /// gone or leads to another file; the file opened first is served until the end.
     pub fn moved(&self) -> Vec<Moved> {
-        self.dispatcher.exports.moved()
+        self.dispatcher.exports().moved()
+    }
+
+    /// Adds exports, and grants of theirs, while clients are served; all or, after an error, none
+    /// of them.
+    ///
+    /// # Errors
+    /// Those of `add`.
+    pub fn add<E>(&self, add: impl FnOnce(&mut Exports) -> Result<(), E>) -> Result<(), E> {
+        let _changing = self.dispatcher.lock_changes();
+        let mut exports = Exports::clone(&self.dispatcher.exports());
+        add(&mut exports)?;
+        self.dispatcher.replace_exports(exports);
+        Ok(())
+    }
+
+    /// Removes a named export, and its grants. Nobody can open it from now on. With `force`, what
+    /// clients have open by this name is closed, as by [`force_close`](Self::force_close).
+    ///
+    /// # Errors
+    /// `ENOENT` for a name without an export of its own, `EBUSY` when a client has it open by this
+    /// name and `force` is not given.
+    pub fn remove(&self, name: &str, force: bool) -> Result<(), Error> {
+        let failed = |errno| Error::new(format!("removing export {name}"), errno);
+        // No open of the export is under way while this is held.
+        let changing = self.dispatcher.lock_changes();
+        let before = self.dispatcher.exports();
+        let (identity, backend) = before.store(name).ok_or_else(|| failed(Errno::ENOENT))?;
+        let mut exports = Exports::clone(&before);
+        exports.remove(name);
+        let mut state = self.dispatcher.lock();
+        let export = state.table.by_identity(identity).map(|(id, _)| id);
+        let is_of_it =
+            |open: &OpenInfo| Some(open.export) == export && open.mapping_path == name.as_bytes();
+        let opens: Vec<OpenInfo> = state.core.opens().into_iter().filter(is_of_it).collect();
+        if !opens.is_empty() && !force {
+            return Err(failed(Errno::EBUSY));
+        }
+        for open in opens {
+            // It was found open with the same lock.
+            let _ = state.core.force_close(open.id);
+        }
+        // Answers of an export that was just open may have to be sent again from its memory.
+        let unused = if export.is_none() { state.regions.remove(&identity) } else { None };
+        drop(state);
+        self.dispatcher.replace_exports(exports);
+        drop(changing);
+        self.dispatcher.flush_answers(&self.rtrs);
+        if let Some(region) = unused {
+            self.rtrs.drop_region(region);
+        }
+        drop((before, backend));
+        Ok(())
     }
 
     /// Returns how many requests storage is working on.
@@ -278,6 +336,23 @@ impl ExportServer {
 impl Dispatcher {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_changes(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the exports at present.
+    fn exports(&self) -> Arc<Exports> {
+        Arc::clone(&self.exports.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Serves other exports from now on. The caller holds `changing`, and not the lock of `state`.
+    fn replace_exports(&self, exports: Exports) {
+        let mut served = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *served, Arc::new(exports));
+        drop(served);
+        drop(before);
     }
 
     /// Sends the answers that the core has ready, and releases exports that no client has open.
@@ -592,7 +667,8 @@ impl Dispatcher {
     fn find(&self, rtrs: &Rtrs, job: &OpenJob) -> Result<(ExportId, Limits), Errno> {
         let session = self.lock().sessions.get(&job.session).map(|session| session.name.clone());
         let session = session.ok_or(Errno::ENODEV)?;
-        let found = self.exports.find(&job.name, &session, job.access)?;
+        let exports = self.exports();
+        let found = exports.find(&job.name, &session, job.access)?;
         // Decided by this name, whatever other names of the same store allow.
         if found.read_only && job.access != Access::Ro {
             return Err(Errno::EACCES);
@@ -612,7 +688,7 @@ impl Dispatcher {
             None => None,
         };
         let export = OpenExport { backend, region, label: found.label.into(), read_only };
-        let id = self.lock().table.insert(found.identity, export, &self.exports)?;
+        let id = self.lock().table.insert(found.identity, export, &exports)?;
         // Other clients may have it open already, for reading.
         self.lock().core.set_limits(id, limits);
         Ok((id, limits))
@@ -644,8 +720,10 @@ fn open_exports(dispatcher: &Weak<Dispatcher>, jobs: &Receiver<Job>) {
         let Some(rtrs) = dispatcher.rtrs() else { return };
         match job {
             Job::Open(job) => {
+                let changing = dispatcher.lock_changes();
                 let found = dispatcher.find(&rtrs, &job);
                 dispatcher.lock().core.opened(job.ticket, found);
+                drop(changing);
                 dispatcher.flush_answers(&rtrs);
             }
             Job::Release(export) => drop(export),
@@ -655,15 +733,15 @@ fn open_exports(dispatcher: &Weak<Dispatcher>, jobs: &Receiver<Job>) {
 
 impl tree::Exports for ExportServer {
     fn exports(&self) -> Vec<tree::ExportInfo> {
+        let served = self.dispatcher.exports();
         let state = self.dispatcher.lock();
         let mut all = Vec::new();
-        for name in self.dispatcher.exports.names() {
+        for name in served.names() {
             let name = String::from_utf8_lossy(name).into_owned();
-            let store = self.dispatcher.exports.store(&name);
+            let store = served.store(&name);
             let Some((identity, backend)) = store else { continue };
             if state.table.by_identity(identity).is_none() {
-                let read_only =
-                    backend.limits().read_only || self.dispatcher.exports.read_only(&name);
+                let read_only = backend.limits().read_only || served.read_only(&name);
                 all.push(tree::ExportInfo {
                     name,
                     bytes: backend.limits().bytes,

@@ -5,8 +5,8 @@ mod common;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use bowline_block::Errno;
 use bowline_block::sync::{self, Durable};
+use bowline_block::{BlockDevice as _, Errno};
 use bowline_rnbd_driver::server::Moved;
 use bowline_rnbd_driver::tree::{self, Exports as _};
 use bowline_rnbd_driver::{Disk, Exports, FileOptions, MapOptions};
@@ -260,4 +260,61 @@ fn a_file_moved_from_its_path_is_reported_and_still_served() {
     std::fs::remove_file(&a).unwrap();
     std::fs::create_dir(&a).unwrap();
     assert_eq!(rig.server.moved(), [moved("a", &a, None), gone]);
+}
+
+#[test]
+fn exports_come_and_go_while_clients_are_served() {
+    // tests [NB-64]
+    let mut exports = Exports::new();
+    exports.memory("kept", MIB, 512).unwrap();
+    let rig = Rig::new(239, exports);
+    let kept = rig.map("kept", &rig.options("s1")).unwrap();
+    let missing = rig.map("new", &rig.options("s1")).unwrap_err();
+    assert_eq!(missing.errno(), Errno::ENOENT);
+    rig.server.add(|exports| exports.memory("new", MIB, 512)).unwrap();
+    let again = rig.server.add(|exports| exports.memory("new", MIB, 512)).unwrap_err();
+    assert_eq!(again.errno(), Errno::EEXIST);
+    let new = rig.map("new", &rig.options("s1")).unwrap();
+    assert_eq!(writes(&new), Ok(()));
+    let busy = rig.server.remove("new", false).unwrap_err();
+    assert_eq!((busy.errno(), writes(&new)), (Errno::EBUSY, Ok(())));
+    rig.server.remove("new", true).unwrap();
+    assert!(writes(&new).is_err());
+    rig.client.unmap(&new).unwrap();
+    assert_eq!(rig.map("new", &rig.options("s1")).unwrap_err().errno(), Errno::ENOENT);
+    assert_eq!(rig.server.remove("new", true).unwrap_err().errno(), Errno::ENOENT);
+    // The name is free for something else, and what was closed is not open.
+    rig.server.add(|exports| exports.memory("new", 2 * MIB, 512)).unwrap();
+    let new = rig.map("new", &rig.options("s1")).unwrap();
+    assert_eq!(new.limits().bytes, 2 * MIB);
+    rig.client.unmap(&new).unwrap();
+    rig.server.remove("new", false).unwrap();
+    assert_eq!(writes(&kept), Ok(()));
+    assert_eq!(shown(&rig), [row("kept", 1, "s1", "kept")]);
+}
+
+#[test]
+fn a_server_that_does_not_answer_delays_no_other() {
+    let mut exports = Exports::new();
+    exports.memory("disk0", MIB, 512).unwrap();
+    let rig = Rig::new(238, exports);
+    // A socket that nobody reads.
+    let socket = std::net::UdpSocket::bind("127.80.238.201:4791").unwrap();
+    let silent = socket.local_addr().unwrap().ip();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let options = MapOptions::new("silent").path(Some(rig.client_ip(0)), silent);
+            rig.map("disk0", &options).unwrap_err().errno()
+        });
+        // Both are mapped and unmapped while the other one waits for half a minute.
+        for number in [None, Some(7)] {
+            let options = MapOptions { number, ..rig.options("s1") };
+            let disk = rig.map("disk0", &options).unwrap();
+            assert_eq!(disk.local_name(), format!("rnbd{}", number.unwrap_or(0)));
+            rig.client.unmap(&disk).unwrap();
+        }
+        assert!(!waits.is_finished());
+        rig.client_engine().close();
+        assert_ne!(waits.join().unwrap(), Errno(0));
+    });
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bowline_verbs::Mtu;
@@ -26,10 +26,10 @@ pub enum PollMode {
 #[doc(alias = "FormerLives")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum FormerConnections {
-    /// In the folder `bowline` of `$XDG_RUNTIME_DIR` or, without that variable, of `/run`. The
-    /// folder is created if necessary. If that fails, or if the folder belongs to another user or
-    /// is writable by others, nothing is recorded: a program that is killed and restarted may have
-    /// to wait until its peers have noticed.
+    /// In a folder of the user, `bowline/roce-UID` in `$XDG_RUNTIME_DIR` or, without that variable,
+    /// in `/run`. The folder is created if necessary. If that fails, or if the folder belongs to
+    /// another user or is writable by others, nothing is recorded: a program that is killed and
+    /// restarted may have to wait until its peers have noticed.
     #[default]
     RunFolder,
     /// In this folder. No other user must be able to write to it; several devices may share it.
@@ -51,10 +51,17 @@ impl FormerConnections {
 
 fn run_folder() -> Option<PathBuf> {
     let given = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    let folder = given.map_or_else(|| "/run".into(), PathBuf::from).join("bowline");
+    own_folder(&given.map_or_else(|| "/run".into(), PathBuf::from).join("bowline"))
+}
+
+/// Returns a folder of this user alone. Services of several users share the one around it, which
+/// their group may write.
+fn own_folder(shared: &Path) -> Option<PathBuf> {
+    let own = fs::metadata("/proc/self").ok()?.uid();
+    let folder = shared.join(format!("roce-{own}"));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
-    let (found, own) = (fs::metadata(&folder).ok()?, fs::metadata("/proc/self").ok()?);
-    (found.uid() == own.uid() && found.mode() & 0o022 == 0).then_some(folder)
+    let found = fs::symlink_metadata(&folder).ok()?;
+    (found.is_dir() && found.uid() == own && found.mode() & 0o022 == 0).then_some(folder)
 }
 
 /// Settings of a soft device.
@@ -118,5 +125,32 @@ impl Default for SoftConfig {
             former_connections: FormerConnections::default(),
             core: bowline_roce::Config::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn connections_are_noted_in_a_folder_of_the_user_alone() {
+        let shared = std::env::temp_dir().join(format!("bowline-own-{}", std::process::id()));
+        fs::create_dir(&shared).unwrap();
+        let allow = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        // As the folder of services, in which several users make sockets.
+        allow(&shared, 0o1775);
+        let own = own_folder(&shared).unwrap();
+        assert_eq!(own.parent(), Some(&*shared));
+        assert_eq!(own_folder(&shared), Some(own.clone()));
+        allow(&own, 0o777);
+        assert_eq!(own_folder(&shared), None, "others could put files there");
+        fs::remove_dir(&own).unwrap();
+        std::os::unix::fs::symlink("/tmp", &own).unwrap();
+        assert_eq!(own_folder(&shared), None, "it leads elsewhere");
+        fs::remove_dir_all(&shared).unwrap();
     }
 }

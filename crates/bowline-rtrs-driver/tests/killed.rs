@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -71,7 +72,9 @@ fn a_client_that_was_killed_comes_back() {
     let run_folder = std::env::temp_dir().join(format!("bowline-killed-{}", std::process::id()));
     std::fs::create_dir(&run_folder).unwrap();
     let noted = || {
-        let files = std::fs::read_dir(run_folder.join("bowline")).into_iter().flatten().flatten();
+        let own = std::fs::metadata("/proc/self").unwrap().uid();
+        let folder = run_folder.join(format!("bowline/roce-{own}"));
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
         files
             .map(|file| std::fs::read_to_string(file.path()).unwrap_or_default())
             .collect::<String>()

@@ -8,7 +8,7 @@
 //! (`info` gives 1 for that as well, because `rds-info` does). Results go to standard output;
 //! errors and progress go to standard error, an error in one line that says what to do.
 
-use std::{ffi::OsString, net::IpAddr, path::Path, process::ExitCode};
+use std::{ffi::OsString, fmt, net::IpAddr, path::Path, process::ExitCode};
 
 use bowline_base::Errno;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -49,6 +49,15 @@ impl Failure {
     /// Returns a mistake of the user with a text of one line.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Self::Usage(text.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(text) | Self::Failed(text) | Self::Errno(_, text) => f.write_str(text),
+            Self::Reported => f.write_str("it has said why"),
+        }
     }
 }
 

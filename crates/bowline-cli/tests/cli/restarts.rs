@@ -16,7 +16,8 @@ pub(crate) fn until_noted(folder: &Folder, address: &str) {
     let end = Instant::now() + Duration::from_secs(20);
     let name = format!("-{address}.connections");
     let noted = || {
-        let Ok(files) = fs::read_dir(folder.path().join("bowline")) else { return false };
+        let own = format!("bowline/roce-{}", rustix::process::geteuid());
+        let Ok(files) = fs::read_dir(folder.path().join(own)) else { return false };
         files.flatten().any(|file| file.file_name().to_string_lossy().ends_with(&name))
     };
     while !noted() {

@@ -88,7 +88,7 @@ fn a_mapped_disk_is_looked_at_changed_and_unmapped() {
         "127.43.1.1\n"
     );
     assert_eq!(completed(&folder, "rnbd client sess"), "session\n");
-    assert_eq!(completed(&folder, "bowline rnbd ex"), "export exports\n");
+    assert_eq!(completed(&folder, "bowline rnbd ex"), "exports export\n");
     assert_eq!(completed(&folder, "bowline rtrs policy "), "s1\n");
     let said = run(&folder, &["rnbd", "-s", "unmap", "rnbd1"]).exits(0).out;
     assert_eq!(said, "echo 'normal' > /block/rnbd1/rnbd/unmap_device\n");

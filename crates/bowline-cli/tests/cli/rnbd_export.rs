@@ -67,6 +67,12 @@ fn exports_are_listed_whether_anybody_has_them_open_or_not() {
     let wanted = "export disk0 bytes=1048576 open by nobody\n\
         export disk1 bytes=2097152 open by s1 (ro)\n";
     assert_eq!(exports().exits(0).out, wanted);
+    // tests [NB-65]
+    let list = run(&folder, &["rnbd", "server", "list", "csv", "noheaders"]).exits(0).out;
+    assert_eq!(list, "\"s1\",\"disk1\",\"disk1\",\"ro\"\n,\"disk0\",\"disk0\",\n");
+    let shown = run(&folder, &["rnbd", "server", "show", "disk0"]).exits(0).out;
+    assert!(shown.contains("disk0"), "{shown}");
+    run(&folder, &["rnbd", "close", "disk0"]).exits(256 - 2).complains(&["nobody has disk0 open"]);
     end(client);
     end(server);
 }

@@ -536,7 +536,7 @@ fn a_verified_load_that_is_to_end_waits_for_no_lost_server() {
         ["--span", "64KiB", "--outage", "600", "--path-dead", "0.5", "--connect-timeout", "1"];
     let load = start(&folder, &[&words[..], &more].concat());
     let begun = Instant::now();
-    while !run(&folder, &["rnbd", "server", "list"]).exits(0).out.contains("disk0") {
+    while !run(&folder, &["rnbd", "exports"]).exits(0).out.contains("open by s1") {
         assert!(begun.elapsed() < Duration::from_secs(20), "the disk is not opened");
         thread::sleep(Duration::from_millis(20));
     }

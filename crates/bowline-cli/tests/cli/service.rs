@@ -122,6 +122,31 @@ fn disks_are_there_when_their_server_and_their_client_say_so() {
 }
 
 #[test]
+fn a_node_is_ready_when_its_disks_are_there() {
+    let folder = Folder::new();
+    let nbd = folder.path().join("d.nbd");
+    let text = format!(
+        "address = [\"127.146.7.1\"]\n[[export]]\nname = \"d\"\nmemory = \"1MiB\"\n[[map]]\ndevice = \"d\"\n\
+         from = \"s\"\npath = [\"127.146.7.1@127.146.7.1\"]\nnbd = \"{}\"\n",
+        nbd.display()
+    );
+    let file = folder.write("node.toml", &text);
+    let words = ["node", "--config", &file.to_string_lossy()];
+    let (manager, node) = Manager::start(&folder, &words);
+    let ready = manager.hears();
+    assert!(ready.starts_with("READY=1\n"), "{ready}");
+    assert!(ready.ends_with(", 1 of 1 disks mapped, 1 exported"), "{ready}");
+    UnixStream::connect(&nbd).expect("the disk is served");
+    node.signal("-HUP");
+    manager.hears_of("RELOADING=1");
+    manager.hears_of("READY=1");
+    node.signal("-TERM");
+    let last = manager.hears_of("STOPPING=1");
+    assert!(last.contains("EXTEND_TIMEOUT_USEC=18000000"), "as above, and 3 s to unmap: {last}");
+    node.finish().exits(0);
+}
+
+#[test]
 fn a_node_serves_the_socket_that_it_is_handed() {
     let folder = Folder::new();
     let place = folder.path().join("handed.sock");

@@ -133,10 +133,10 @@ impl Store {
 }
 
 /// The exports of a server. Names are compared byte by byte, as sent [NB-46].
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Exports {
     entries: BTreeMap<Vec<u8>, Entry>,
-    directory: Option<Directory>,
+    directory: Option<Arc<Directory>>,
     grants: Vec<Grant>,
     numbers: u64,
 }
@@ -228,7 +228,8 @@ impl Exports {
         let root = File::open(root).map_err(|error| Error::io(what(), &error))?;
         let by_session = text.is_some();
         let path = path.to_owned();
-        self.directory = Some(Directory { path, root: root.into(), by_session, options });
+        let directory = Directory { path, root: root.into(), by_session, options };
+        self.directory = Some(Arc::new(directory));
         Ok(())
     }
 
@@ -247,6 +248,15 @@ impl Exports {
         }
         self.grants.push(grant);
         Ok(())
+    }
+
+    /// Removes a named export with its grants; returns false if there is none of that name.
+    pub(super) fn remove(&mut self, name: &str) -> bool {
+        let was_there = self.entries.remove(name.as_bytes()).is_some();
+        if was_there {
+            self.grants.retain(|grant| grant.export != name);
+        }
+        was_there
     }
 
     /// Checks an open against the grants.

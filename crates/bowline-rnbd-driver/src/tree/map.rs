@@ -38,6 +38,9 @@ pub struct MapSpec {
     pub access: Access,
     /// Connections for polled IO; -1 for as many as there are processors.
     pub poll_queues: i32,
+    /// Other words of the form `NAME=VALUE`, which a kernel refuses: options of the program that
+    /// maps the disk [NB-63].
+    pub options: Vec<String>,
 }
 
 impl MapSpec {
@@ -57,6 +60,7 @@ impl FromStr for MapSpec {
         let (mut session, mut device) = (None, None);
         let mut paths = Vec::new();
         let (mut port, mut access, mut poll_queues) = (None, Access::Rw, 0);
+        let mut options = Vec::new();
         for word in text.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or(Errno::EINVAL)?;
             match name {
@@ -70,11 +74,11 @@ impl FromStr for MapSpec {
                 "dest_port" => port = Some(value.parse().map_err(|_| Errno::EINVAL)?),
                 "access_mode" => access = access_of(value).ok_or(Errno::EINVAL)?,
                 "nr_poll_queues" => poll_queues = poll_queues_of(value)?,
-                _ => return Err(Errno::EINVAL),
+                _ => options.push(word.to_owned()),
             }
         }
         let (Some(session), Some(device)) = (session, device) else { return Err(Errno::EINVAL) };
-        Ok(Self { session, device, paths, port, access, poll_queues })
+        Ok(Self { session, device, paths, port, access, poll_queues, options })
     }
 }
 
@@ -127,7 +131,7 @@ impl fmt::Display for MapSpec {
         if self.poll_queues != 0 {
             write!(f, " nr_poll_queues={}", self.poll_queues)?;
         }
-        Ok(())
+        self.options.iter().try_for_each(|word| write!(f, " {word}"))
     }
 }
 
@@ -158,11 +162,18 @@ mod tests {
     }
 
     #[test]
+    fn other_words_are_kept_for_the_program() {
+        // tests [NB-63]
+        let spec: MapSpec = "sessname=a nbd=/run/a.sock device_path=b outage=5".parse().unwrap();
+        assert_eq!(spec.options, ["nbd=/run/a.sock", "outage=5"]);
+        assert_eq!(spec.to_string().parse(), Ok(spec));
+    }
+
+    #[test]
     fn what_the_kernel_refuses_is_refused() {
         // tests [NB-34] [NB-29]
         let base = "sessname=s device_path=d";
         for tail in [
-            "x=y",
             "x",
             "access_mode=wr",
             "dest_port=65536",

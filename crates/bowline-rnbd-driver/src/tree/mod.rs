@@ -4,6 +4,7 @@
 //! rnbd-client/ctl/{map_device, devices/<path>@<session> -> block/rnbd0}
 //! block/rnbd0/{size, ro, stat}
 //!            /rnbd/{state, session, mapping_path, .., unmap_device, resize, remap_device}
+//! rnbd-server/ctl/{export_device, unexport_device}          if the process takes such commands
 //! rnbd-server/ctl/devices/<export>/{block_dev -> block/<export>}
 //!                                 /sessions/<session>/{access_mode, .., force_close}
 //! ```
@@ -26,7 +27,9 @@ use bowline_ctl::{AttrDef, Errno, Node, Value};
 pub use client::{client_node, disks_node};
 pub use map::{MapPath, MapSpec, PATHS_MAX};
 pub use server::{Parameters, exports_node, server_node};
-pub use view::{DiskInfo, DiskState, Disks, ExportInfo, Exports, OpenInfo, Traffic};
+pub use view::{
+    DiskInfo, DiskState, Disks, ExportCommands, ExportInfo, Exports, OpenInfo, Traffic,
+};
 
 /// The attribute that every device of a class has.
 const UEVENT: AttrDef = AttrDef { name: "uevent", mode: 0o644 };

@@ -6,12 +6,22 @@ use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
 use bowline_wire::rnbd::Access;
 
 use super::{
-    Block, DynamicDir, ExportInfo, Exports, OpenInfo, UEVENT, command, dir_name, show, text,
+    Block, DynamicDir, ExportCommands, ExportInfo, Exports, OpenInfo, UEVENT, command, dir_name,
+    show, text,
 };
 
-/// Returns the class of the server: one device, `ctl` [NB-40].
-pub fn server_node(exports: Arc<dyn Exports>) -> Arc<dyn Node> {
-    Arc::new(Dir::new().with("ctl", Arc::new(Control { exports })))
+const EXPORT_DEVICE: &str = "Usage: echo \"name=<name of the export> [<option>=<value>] ..\" > \
+                             export_device";
+const UNEXPORT_DEVICE: &str = "Usage: echo \"<name of the export> <normal|force>\" > \
+                               unexport_device";
+
+/// Returns the class of the server: one device, `ctl` [NB-40]. With `commands`, it has files by
+/// which exports are added and taken away [NB-64].
+pub fn server_node(
+    exports: Arc<dyn Exports>,
+    commands: Option<Arc<dyn ExportCommands>>,
+) -> Arc<dyn Node> {
+    Arc::new(Dir::new().with("ctl", Arc::new(Control { exports, commands })))
 }
 
 /// Returns the exports as block devices: the targets of the links `block_dev`.
@@ -44,20 +54,39 @@ impl Node for BlockNode {
 
 struct Control {
     exports: Arc<dyn Exports>,
+    commands: Option<Arc<dyn ExportCommands>>,
 }
 
 impl Node for Control {
     fn attrs(&self) -> &'static [AttrDef] {
-        &[UEVENT]
+        if self.commands.is_some() {
+            const { &[command("export_device"), command("unexport_device"), UEVENT] }
+        } else {
+            &[UEVENT]
+        }
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
-        if name == UEVENT.name { Ok(Value::Empty) } else { Err(Errno::ENOENT) }
+        match name {
+            "export_device" => Ok(Value::Usage(EXPORT_DEVICE)),
+            "unexport_device" => Ok(Value::Usage(UNEXPORT_DEVICE)),
+            "uevent" => Ok(Value::Empty),
+            _ => Err(Errno::ENOENT),
+        }
     }
 
-    /// Ignored: no device here has a uevent listener, as on the client's side.
-    fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
-        Err(Errno::EINVAL)
+    /// A uevent is refused: no device here has a listener, as on the client's side.
+    fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
+        let commands = self.commands.as_ref().ok_or(Errno::EINVAL)?;
+        match name {
+            "export_device" => commands.export(value.trim()),
+            "unexport_device" => match value.trim().rsplit_once(' ') {
+                Some((export, "normal")) => commands.unexport(export, false),
+                Some((export, "force")) => commands.unexport(export, true),
+                _ => Err(Errno::EINVAL),
+            },
+            _ => Err(Errno::EINVAL),
+        }
     }
 
     /// Exports that a session has open, as the kernel shows them.

@@ -84,6 +84,40 @@ impl Exports for Fake {
     }
 }
 
+impl ExportCommands for Fake {
+    fn export(&self, text: &str) -> Result<(), Errno> {
+        self.did(format!("export {text}"));
+        Ok(())
+    }
+
+    fn unexport(&self, export: &str, force: bool) -> Result<(), Errno> {
+        self.did(format!("unexport {export} {force}"));
+        if force { Ok(()) } else { Err(Errno::EBUSY) }
+    }
+}
+
+#[test]
+fn commands_add_exports_and_take_them_away() {
+    // tests [NB-64]
+    let fake = Arc::<Fake>::default();
+    let exports: Arc<dyn Exports> = Arc::<Fake>::clone(&fake);
+    let commands: Arc<dyn ExportCommands> = Arc::<Fake>::clone(&fake);
+    let tree = Sys::new().class("rnbd-server", server_node(exports, Some(commands))).tree();
+    let write =
+        |file: &str, value: &str| tree.write(&format!("/class/rnbd-server/ctl/{file}"), value);
+    assert_eq!(write("export_device", "name=a file=/srv/a\n"), Ok(()));
+    assert_eq!(write("unexport_device", "a b normal"), Err(Errno::EBUSY));
+    assert_eq!(write("unexport_device", "a b force\n"), Ok(()));
+    for text in ["", "a", "a 1"] {
+        assert_eq!(write("unexport_device", text), Err(Errno::EINVAL), "{text}");
+    }
+    let wanted = ["export name=a file=/srv/a", "unexport a b false", "unexport a b true"];
+    assert_eq!(*fake.done.lock().unwrap(), wanted);
+    let read = |file: &str| tree.read(&format!("/class/rnbd-server/ctl/{file}")).unwrap();
+    assert!(read("export_device").to_string().starts_with("Usage: echo \"name="));
+    assert!(read("unexport_device").to_string().starts_with("Usage: "));
+}
+
 fn tree(fake: &Arc<Fake>) -> Tree {
     let disks: Arc<dyn Disks> = Arc::<Fake>::clone(fake);
     let exports: Arc<dyn Exports> = Arc::<Fake>::clone(fake);
@@ -97,7 +131,7 @@ fn tree(fake: &Arc<Fake>) -> Tree {
     let parameters = Parameters { dev_search_path: "/".to_owned(), port_nr: 1234 };
     Sys::new()
         .class("rnbd-client", client_node(disks))
-        .class("rnbd-server", server_node(exports))
+        .class("rnbd-server", server_node(exports, None))
         .blocks(Arc::new(both))
         .module("rnbd_server", Arc::new(parameters))
         .tree()

@@ -148,6 +148,24 @@ pub trait Exports: Send + Sync {
     fn force_close(&self, export: &str, session: &str) -> Result<(), Errno>;
 }
 
+/// Commands that add exports and take them away [NB-64].
+pub trait ExportCommands: Send + Sync {
+    /// Adds an export; the words of the text are `NAME=VALUE`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for words that are not understood, `EEXIST` for a name in use, and the errors of
+    /// opening the storage.
+    fn export(&self, text: &str) -> Result<(), Errno>;
+
+    /// Takes an export away; with `force` even if clients have it open.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` when there is none of that name, `EBUSY` when it is open.
+    fn unexport(&self, export: &str, force: bool) -> Result<(), Errno>;
+}
+
 /// An export.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ExportInfo {

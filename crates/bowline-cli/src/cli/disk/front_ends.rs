@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     thread,
@@ -20,17 +19,25 @@ use bowline_block::{
 };
 use bowline_ctl::{Errno, fusefs};
 use bowline_rnbd_driver::{
-    client::{Client, Disk},
+    client::{Client, Disk, MapOptions},
     tree::{DiskInfo, Disks, MapSpec},
 };
+use bowline_rtrs_driver::tree::ClientSession;
 
-use super::serving::no_mount;
+use super::{
+    map::{ClientObjects, How},
+    serving::no_mount,
+    trouble::Trouble,
+    words,
+};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
 /// the program has closed its file.
 const CLOSE_GRACE: Duration = Duration::from_millis(200);
 /// How long opening front ends may take: a block device takes the longest.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
+/// Most disks whose front ends are remembered after they were unmapped.
+const REMEMBERED_MAX: usize = 1024;
 /// How often the state is checked meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -55,27 +62,42 @@ pub(super) struct Options {
     ublk: bool,
 }
 
-/// Why a front end could not be opened.
-#[derive(Debug)]
-pub(super) struct FrontEndError {
-    /// Which front end, and why.
-    text: String,
-    errno: Errno,
-}
+impl Options {
+    /// Returns a place that these front ends and others both want.
+    pub(super) fn shared_with(&self, other: &Self) -> Option<&Path> {
+        let both = |one: &Option<PathBuf>, other: &Option<PathBuf>| one.is_some() && one == other;
+        let nbd = self.nbd.as_deref().filter(|_| both(&self.nbd, &other.nbd));
+        nbd.or_else(|| self.fuse.as_deref().filter(|_| both(&self.fuse, &other.fuse)))
+    }
 
-impl FrontEndError {
-    fn new(text: String, error: &io::Error) -> Self {
-        let errno = match error.kind() {
-            io::ErrorKind::ResourceBusy => Errno::EBUSY,
-            _ => Errno::of(error),
-        };
-        Self { text, errno }
+    /// Returns the front ends of another disk, with its local name appended to each place.
+    fn beside(&self, name: &str) -> Self {
+        let sibling = |path: &PathBuf| sibling_path(path, name);
+        Self {
+            nbd: self.nbd.as_ref().map(sibling),
+            fuse: self.fuse.as_ref().map(sibling),
+            ublk: self.ublk,
+        }
     }
 }
 
-impl fmt::Display for FrontEndError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+/// How a disk is mapped by a command that says so, and its front ends [NB-63].
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Manner {
+    #[command(flatten)]
+    pub(super) how: How,
+    #[command(flatten)]
+    pub(super) front_ends: Options,
+}
+
+impl Manner {
+    /// Parses the options of a command; the access mode has a word of its own there.
+    pub(super) fn of_words(words: &[String]) -> Result<Self, String> {
+        let pairs = words::of_words(words.iter().map(String::as_str))?;
+        if pairs.iter().any(|(name, _)| name == "access") {
+            return Err("the access mode is a word of its own: ro, rw or migration".to_owned());
+        }
+        words::parse(&pairs)
     }
 }
 
@@ -163,19 +185,37 @@ pub(super) enum DiskNotice {
 
 #[derive(Default)]
 struct State {
-    /// The disk that has the requested paths. A program that returns to such a path expects this
-    /// disk, so no other disk ever gets it.
-    owner: Option<DiskKey>,
+    /// Disks that have had front ends, and those that they were given. A program that returns to
+    /// such a path expects this disk, should it be unmapped and mapped again.
+    remembered: Vec<(DiskKey, Mapping)>,
     /// State of each disk's front ends, by its local name.
     front_states: BTreeMap<String, FrontState>,
     /// Number of tree commands in progress that map or unmap disks.
     commands: usize,
+    /// All disks are unmapped for good.
+    closed: bool,
+}
+
+/// How a disk was mapped; a command that does not say more maps it so again.
+#[derive(Clone)]
+pub(super) struct Mapping {
+    /// Options but session and paths.
+    pub(super) options: MapOptions,
+    pub(super) front_ends: Options,
 }
 
 impl State {
-    /// Tells whether a disk has the requested paths: the first disk ever gets them.
-    fn owns(&mut self, disk: DiskKey) -> bool {
-        *self.owner.get_or_insert_with(|| disk.clone()) == disk
+    fn remember(&mut self, disk: DiskKey, mapping: Mapping) {
+        self.remembered.retain(|(known, _)| *known != disk);
+        if self.remembered.len() == REMEMBERED_MAX {
+            self.remembered.remove(0);
+        }
+        self.remembered.push((disk, mapping));
+    }
+
+    fn recall(&self, disk: &DiskKey) -> Option<Mapping> {
+        let known = self.remembered.iter().find(|(known, _)| known == disk);
+        known.map(|(_, mapping)| mapping.clone())
     }
 }
 
@@ -204,12 +244,23 @@ impl DiskFrontEnds {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the front ends of a disk, and reports their locations. Those of other disks may be
-    /// opened and closed meanwhile.
-    pub(super) fn open(&self, disk: &Arc<Disk>) -> Result<(), FrontEndError> {
+    pub(super) const fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// Remembers how a disk was mapped, should it be unmapped and mapped again.
+    pub(super) fn remember(&self, disk: &Disk, mapping: Mapping) {
+        self.lock().remember(DiskKey::of(disk), mapping);
+    }
+
+    /// Opens front ends of a disk, and reports their locations. Those of other disks may be opened
+    /// and closed meanwhile.
+    pub(super) fn open(&self, disk: &Arc<Disk>, front_ends: &Options) -> Result<(), Trouble> {
         let name = disk.local_name();
         let mut state = self.lock();
-        let as_requested = state.owns(DiskKey::of(disk));
+        if state.closed {
+            return Err(unmapping());
+        }
         if let Some(FrontState::Closing) =
             state.front_states.insert(name.to_owned(), FrontState::Opening)
         {
@@ -217,7 +268,7 @@ impl DiskFrontEnds {
             self.notify(name, DiskNotice::Unmapped);
         }
         drop(state);
-        let opened = self.open_front_ends(disk, as_requested);
+        let opened = open_front_ends(disk, front_ends);
         let mut state = self.lock();
         let front =
             state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
@@ -237,10 +288,7 @@ impl DiskFrontEnds {
             (Ok(unused), None) => {
                 drop(state);
                 drop(unused);
-                Err(FrontEndError {
-                    text: "all disks are being unmapped".into(),
-                    errno: Errno::ENODEV,
-                })
+                Err(unmapping())
             }
             (Err(why), front) => {
                 if front.is_some() {
@@ -254,45 +302,6 @@ impl DiskFrontEnds {
     fn notify(&self, disk: &str, notices: DiskNotice) {
         // The receiver is gone when the process ends.
         let _ = self.notices.send((disk.to_owned(), notices));
-    }
-
-    /// Opens the front ends of a disk and returns their locations, which are the requested paths if
-    /// `as_requested`.
-    fn open_front_ends(
-        &self,
-        disk: &Arc<Disk>,
-        as_requested: bool,
-    ) -> Result<(FrontEnds, Vec<String>), FrontEndError> {
-        let name = disk.local_name();
-        let place =
-            |path: &Path| if as_requested { path.to_owned() } else { sibling_path(path, name) };
-        let mut front_ends = FrontEnds::default();
-        let mut locations = vec![name.to_owned()];
-        if let Some(path) = self.options.nbd.as_deref().map(place) {
-            let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-            let served = nbd::serve(device, &path, NbdOptions::default());
-            front_ends.nbd = Some(served.map_err(|error| {
-                FrontEndError::new(format!("cannot listen on {}: {error}", path.display()), &error)
-            })?);
-            locations.push(format!("nbd {}", path.display()));
-        }
-        if let Some(dir) = self.options.fuse.as_deref().map(place) {
-            let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-            let mounted = fusefs::folder(&dir)
-                .and_then(|()| fuse::mount(device, &dir, name, FuseOptions::default()));
-            front_ends.fuse =
-                Some(mounted.map_err(|error| FrontEndError::new(no_mount(&dir, &error), &error))?);
-            locations.push(format!("fuse {}", dir.join(name).display()));
-        }
-        if self.options.ublk {
-            let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-            let attached = ublk::attach(device, UblkOptions::default());
-            let ublk = attached
-                .map_err(|error| FrontEndError::new(format!("no block device: {error}"), &error))?;
-            locations.push(format!("ublk {}", ublk.path().display()));
-            front_ends.ublk = Some(ublk);
-        }
-        Ok((front_ends, locations))
     }
 
     /// Reports whether disks are mapped, or a command is in progress.
@@ -358,6 +367,7 @@ impl DiskFrontEnds {
         loop {
             self.fail_fast();
             let mut state = self.lock();
+            state.closed = true;
             state.front_states.retain(|_, front| matches!(front, FrontState::Opening));
             if state.commands == 0 || Instant::now() >= end {
                 state.front_states.clear();
@@ -370,6 +380,46 @@ impl DiskFrontEnds {
     }
 }
 
+/// Why nothing is mapped at the end of the process.
+fn unmapping() -> Trouble {
+    Trouble::new("all disks are being unmapped", Errno::ENODEV)
+}
+
+/// Opens front ends of a disk and returns their locations.
+fn open_front_ends(
+    disk: &Arc<Disk>,
+    options: &Options,
+) -> Result<(FrontEnds, Vec<String>), Trouble> {
+    let name = disk.local_name();
+    let mut front_ends = FrontEnds::default();
+    let mut locations = vec![name.to_owned()];
+    if let Some(path) = &options.nbd {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let served = nbd::serve(device, path, NbdOptions::default());
+        front_ends.nbd = Some(served.map_err(|error| {
+            Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
+        })?);
+        locations.push(format!("nbd {}", path.display()));
+    }
+    if let Some(dir) = &options.fuse {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let mounted = fusefs::folder(dir)
+            .and_then(|()| fuse::mount(device, dir, name, FuseOptions::default()));
+        front_ends.fuse =
+            Some(mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?);
+        locations.push(format!("fuse {}", dir.join(name).display()));
+    }
+    if options.ublk {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let attached = ublk::attach(device, UblkOptions::default());
+        let ublk =
+            attached.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
+        locations.push(format!("ublk {}", ublk.path().display()));
+        front_ends.ublk = Some(ublk);
+    }
+    Ok((front_ends, locations))
+}
+
 /// Returns the path of a front end of another disk.
 fn sibling_path(path: &Path, name: &str) -> PathBuf {
     let mut text: OsString = path.as_os_str().to_owned();
@@ -378,14 +428,43 @@ fn sibling_path(path: &Path, name: &str) -> PathBuf {
     text.into()
 }
 
+impl ClientObjects for DiskFrontEnds {
+    fn sessions(&self) -> Vec<Arc<dyn ClientSession>> {
+        let all = self.client.sessions().into_iter();
+        all.map(|session| session as Arc<dyn ClientSession>).collect()
+    }
+}
+
+impl DiskFrontEnds {
+    /// Returns how a command wants its disk mapped, if it says so or has done so before.
+    fn wanted(&self, spec: &MapSpec) -> Result<Option<Mapping>, Errno> {
+        if spec.options.is_empty() {
+            let (session, device) = (spec.session.clone(), spec.device.clone());
+            return Ok(self.lock().recall(&DiskKey { session, device }));
+        }
+        let Manner { how, front_ends } =
+            Manner::of_words(&spec.options).map_err(|_| Errno::EINVAL)?;
+        let defaults = self.client.defaults();
+        let on_path = defaults.on_path.clone();
+        let options = MapOptions { on_path, ..how.options(&spec.session, defaults.port) };
+        Ok(Some(Mapping { options, front_ends }))
+    }
+}
+
 impl Disks for DiskFrontEnds {
     fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
         let _command = self.command();
-        Disks::map(&*self.client, spec)?;
-        let wanted = DiskKey { session: spec.session.clone(), device: spec.device.clone() };
-        let is = |disk: &Arc<Disk>| DiskKey::of(disk) == wanted && disk.info().is_some();
-        let disk = self.client.disks().into_iter().find(is).ok_or(Errno::ENODEV)?;
-        self.open(&disk).map_err(|error| {
+        let wanted = self.wanted(spec)?;
+        let options = wanted.as_ref().map_or(self.client.defaults(), |wanted| &wanted.options);
+        let disk = self.client.map_spec(spec, options).map_err(|error| error.errno())?;
+        let opened = match wanted {
+            Some(mapping) => {
+                self.remember(&disk, mapping.clone());
+                self.open(&disk, &mapping.front_ends)
+            }
+            None => self.open(&disk, &self.options.beside(disk.local_name())),
+        };
+        opened.map_err(|error| {
             // Without its front ends the disk is of no use; the caller gets the error.
             let _ = self.client.unmap(&disk);
             error.errno
@@ -433,14 +512,43 @@ mod tests {
     }
 
     #[test]
-    fn the_requested_paths_belong_to_one_disk() {
+    fn a_disk_comes_back_as_it_was_mapped() {
         let which = |session: &str, device: &str| DiskKey {
             session: session.into(),
             device: device.into(),
         };
+        let at = |place: &str| Mapping {
+            options: MapOptions::new("s"),
+            front_ends: Options { nbd: Some(place.into()), ..Options::default() },
+        };
         let mut state = State::default();
-        assert!(state.owns(which("s1", "a")));
-        assert!(!state.owns(which("s1", "b")) && !state.owns(which("s2", "a")));
-        assert!(state.owns(which("s1", "a")));
+        state.remember(which("s1", "a"), at("/a"));
+        state.remember(which("s1", "b"), at("/b"));
+        state.remember(which("s1", "a"), at("/c"));
+        let nbd = |state: &State, session, device| {
+            state.recall(&which(session, device)).and_then(|mapping| mapping.front_ends.nbd)
+        };
+        assert_eq!(nbd(&state, "s1", "a"), Some("/c".into()));
+        assert_eq!(nbd(&state, "s1", "b"), Some("/b".into()));
+        assert_eq!(nbd(&state, "s2", "a"), None);
+        for number in 0..REMEMBERED_MAX {
+            state.remember(which("s3", &number.to_string()), at("/d"));
+        }
+        assert_eq!((state.remembered.len(), nbd(&state, "s1", "b")), (REMEMBERED_MAX, None));
+    }
+
+    #[test]
+    fn commands_say_how_a_disk_is_mapped() {
+        // tests [NB-63]
+        let manner = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            Manner::of_words(&words)
+        };
+        let found = manner(&["nbd=/run/a.sock", "outage=fail", "ublk=true"]).unwrap();
+        assert_eq!(found.front_ends.nbd.as_deref(), Some(Path::new("/run/a.sock")));
+        assert!(found.front_ends.ublk && found.front_ends.fuse.is_none());
+        for word in ["nbd", "x=y", "access=ro", "outage=never", "ublk=2"] {
+            assert!(manner(&[word]).is_err(), "{word}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bowline_block::DiskEvent;
-use bowline_ctl::{Sys, Tree};
+use bowline_ctl::Sys;
 use bowline_rnbd::{Errno, client::Outage};
 use bowline_rnbd_driver::{
     client::{Client, Disk, MapOptions},
@@ -27,9 +27,9 @@ use bowline_verbs::RejectReason;
 use bowline_wire::rnbd::Access;
 
 use super::{
-    front_ends::{self, DiskFrontEnds, DiskNotice},
+    front_ends::{self, DiskFrontEnds, DiskNotice, Mapping},
     serving::Controls,
-    side::{Route, Side, Towards, some_time},
+    side::{Further, Route, Side, Towards, some_time},
     watch,
 };
 use crate::cli::{
@@ -46,7 +46,7 @@ const IDLE_CHECKS: u32 = 10;
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 /// How long the end of the process waits for a server that does not answer an unmap.
-const UNMAP_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const UNMAP_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Map a disk of a server: in this process with --from, or in the client that runs here with the
 /// argument from.
@@ -68,6 +68,8 @@ pub(super) struct Args {
     words: Vec<String>,
     #[command(flatten)]
     towards: Towards,
+    #[command(flatten)]
+    further: Further,
     #[command(flatten)]
     how: How,
     #[command(flatten)]
@@ -176,8 +178,7 @@ pub(super) fn mapped(
 ) -> Outcome<(Arc<Client>, Arc<Disk>)> {
     let engine = side.engine(&route.own)?;
     let defaults = how.options(&route.session, side.port).on_path(on_path);
-    let options =
-        route.paths.iter().fold(defaults.clone(), |options, (src, dst)| options.path(*src, *dst));
+    let options = route.on(defaults.clone());
     let client = Client::new(engine, defaults);
     let (told, answer) = mpsc::channel();
     let mapping = {
@@ -219,7 +220,7 @@ pub(super) fn unmap_all(client: &Client, stop: &Stop, close: impl FnOnce() + Sen
 }
 
 /// Explains why a disk could not be mapped, and what to check.
-fn refused(
+pub(super) fn refused(
     device: &str,
     route: &Route,
     how: &How,
@@ -301,23 +302,25 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
     let (on_path, mut paths) = watch::new();
-    let route = args.towards.route()?;
+    let mut route = args.towards.route()?;
+    args.further.add_to(&mut route)?;
     let (client, disk) = mapped(device, route, &args.how, &args.side, &stop, on_path)?;
     let (sender, notices) = mpsc::channel();
     let front_ends = DiskFrontEnds::new(Arc::clone(&client), args.front_ends.clone(), sender);
-    let opened = front_ends.open(&disk);
+    let mapping =
+        Mapping { options: client.defaults().clone(), front_ends: args.front_ends.clone() };
+    front_ends.remember(&disk, mapping);
+    let opened = front_ends.open(&disk, &args.front_ends);
     let of = Arc::clone(&client);
     let metrics = metrics::mapped(
         Arc::clone(client.engine()),
         move || of.sessions(),
         Arc::<DiskFrontEnds>::clone(&front_ends),
     );
-    let served = args.controls.serve(
-        &tree(&client, &front_ends, args.controls.files()),
-        control.as_deref(),
-        "map",
-        metrics,
-    );
+    let tree = client_classes(Sys::new(), &front_ends, args.controls.files())
+        .blocks(disks_node(Arc::<DiskFrontEnds>::clone(&front_ends)))
+        .tree();
+    let served = args.controls.serve(&tree, control.as_deref(), "map", metrics);
     let result =
         opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
     let result = result.and(served);
@@ -346,7 +349,8 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     result
 }
 
-fn report_all(notices: &mpsc::Receiver<(String, DiskNotice)>) {
+/// Prints what has happened to disks since the last call.
+pub(super) fn report_all(notices: &mpsc::Receiver<(String, DiskNotice)>) {
     for (name, notice) in notices.try_iter() {
         report(&name, notice);
     }
@@ -365,18 +369,21 @@ fn report(name: &str, notice: DiskNotice) {
     }
 }
 
-fn tree(client: &Arc<Client>, front_ends: &Arc<DiskFrontEnds>, files: Files) -> Tree {
+/// The disks of a process, and the sessions that carry them.
+pub(super) trait ClientObjects: Disks {
+    /// Returns the sessions.
+    fn sessions(&self) -> Vec<Arc<dyn ClientSession>>;
+}
+
+/// Adds the classes of a client to a tree.
+pub(super) fn client_classes<T>(sys: Sys, client: &Arc<T>, files: Files) -> Sys
+where
+    T: ClientObjects + 'static,
+{
     let of = Arc::clone(client);
-    let sessions = move || {
-        let all = of.sessions().into_iter();
-        all.map(|session| session as Arc<dyn ClientSession>).collect()
-    };
-    let disks: Arc<dyn Disks> = Arc::<DiskFrontEnds>::clone(front_ends);
-    Sys::new()
-        .class("rtrs-client", sessions_node(sessions, files))
-        .class("rnbd-client", client_node(Arc::clone(&disks)))
-        .blocks(disks_node(disks))
-        .tree()
+    let disks: Arc<dyn Disks> = Arc::<T>::clone(client);
+    sys.class("rtrs-client", sessions_node(move || of.sessions(), files))
+        .class("rnbd-client", client_node(disks))
 }
 
 fn access(text: &str) -> Result<Access, String> {

@@ -2,24 +2,37 @@
 //! running processes, as the tool that administers the kernel modules does.
 //!
 //! ```text
-//! export, map, verify -> side (devices, engine) -> rnbd-driver -> trees -> control socket, files
-//! list, show, ..      -> tool -> control sockets of all of these, or trees of files
+//! export --> served (exports, log)      --.
+//! map    --> front_ends (disks)         --+-> side (devices, engine) -> rnbd-driver
+//! verify --------------------------------'
+//! bowline node -> settings -> host -> served, front_ends      one device for all of them
+//!
+//! trees of these -> control socket, files
+//! list, show, .. -> tool -> control sockets of all of these, or trees of files
 //! ```
 
 mod clients;
 mod export;
+mod exported;
 mod front_ends;
+mod host;
 pub(super) mod load;
 mod lost;
 mod map;
+mod served;
 mod serving;
+mod settings;
 mod side;
+mod trouble;
 mod verify;
 mod watch;
+mod words;
 
 use std::path::PathBuf;
 
+pub(super) use host::HostDisks;
 pub(super) use serving::mounted;
+pub(super) use settings::{Settings, Tables};
 
 use super::tool::{self, Place, RunOptions};
 use super::{Failure, Outcome};
@@ -36,15 +49,17 @@ clear may be left out. They work on what runs here, on a kernel's own tree and o
 list [FIELDS] [csv|json|xml] [B|K|M|G|T|P|E] [notree] [noheaders] [nototals]\n  \
 show NAME [FIELDS] [csv|json|xml] [UNIT]     one device, session or path\n  \
 dump [csv|json|xml]                          everything\n  \
-map DEVICE from SERVER [PATH..] [ro|rw|migration]     in the client that runs here\n  \
+map DEVICE from SERVER [PATH..] [ro|rw|migration] [OPTION=VALUE..]     in the client that runs here\n  \
 resize DEVICE SIZE [UNIT], unmap DEVICE [force], remap DEVICE|SESSION [force]\n  \
 recover DEVICE|SESSION|PATH|all [add-missing], reconnect SESSION|PATH\n  \
 add SESSION PATH, delete [SESSION] PATH, readd [SESSION] PATH, disconnect PATH|SESSION\n  \
 close DEVICE [SESSION] [force]               on the server\n  \
+export NAME file=PATH|memory=BYTES [OPTION=VALUE..], unexport NAME [force]     of the server that runs here\n  \
 policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n  \
 tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
 --json anywhere behind list, show, dump, policy, stats or get prints JSON.\n\
-FIELDS are keys with commas, +KEYS or -KEYS to change the usual ones, or all. PATH is \
+OPTION of map is one of `rnbd map`, as nbd=/run/a.sock, outage=60 or ublk=true; of export: ro=true, \
+buffered=true, block=4096, grant=rw@host*. FIELDS are keys with commas, +KEYS or -KEYS to change the usual ones, or all. PATH is \
 [SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
 class/rtrs-client/s1/max_reconnect_attempts.\n\
 Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
@@ -116,11 +131,15 @@ pub(crate) fn run(args: Args) -> Outcome {
     let Args { control, manner, complete, word } = args;
     let words = match word {
         None => Vec::new(),
-        Some(Word::Export(_) | Word::Verify(_) | Word::Exports) if complete => Vec::new(),
-        Some(Word::Export(args)) => {
-            manner.refuse_any("export")?;
-            return export::run(&args, control);
-        }
+        Some(Word::Verify(_) | Word::Exports) if complete => Vec::new(),
+        Some(Word::Export(args)) => match args.words() {
+            Some(words) => words,
+            None if complete => vec!["export".to_owned()],
+            None => {
+                manner.refuse_any("export")?;
+                return export::run(&args, control);
+            }
+        },
         Some(Word::Verify(args)) => {
             manner.refuse_any("verify")?;
             if control.is_some() {
@@ -148,6 +167,32 @@ pub(crate) fn run(args: Args) -> Outcome {
         return Ok(());
     }
     run_tool(ToolTarget::Disks, words, control, manner)
+}
+
+/// Checks the options of a command that maps a disk: mistakes are reported before anything is sent.
+pub(super) fn check_map_options(words: &[String]) -> Result<(), String> {
+    front_ends::Manner::of_words(words).map(drop)
+}
+
+/// Returns the text that adds an export to a server, which may run in another folder.
+pub(super) fn export_text(name: &str, words: &[String]) -> Result<String, String> {
+    let absolute = |word: &String| match word.split_once('=') {
+        Some((key @ ("file" | "dir"), path)) => {
+            let path = std::path::absolute(path).map_err(|error| format!("{word}: {error}"))?;
+            Ok(format!("{key}={}", path.display()))
+        }
+        _ => Ok(word.clone()),
+    };
+    let words = words.iter().map(absolute).collect::<Result<Vec<String>, String>>()?;
+    let all: Vec<String> = [format!("name={name}")].into_iter().chain(words).collect();
+    if let Some(word) = all.iter().find(|word| word.contains(char::is_whitespace)) {
+        return Err(format!(
+            "\"{word}\" has a blank, which only [[export]] of a node's configuration can have"
+        ));
+    }
+    let text = all.join(" ");
+    served::export_of_text(&text)?;
+    Ok(text)
 }
 
 /// The object of commands that name none; also selects the command's help page.

@@ -9,6 +9,7 @@ use std::{
 
 use bowline_ctl::PathSpec;
 use bowline_rdmacore::RdmaCoreDevice;
+use bowline_rnbd_driver::client::MapOptions;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
 use bowline_verbs::{Device, Mtu};
@@ -17,7 +18,7 @@ use crate::cli::tool::{no_address, path_spec, session_name};
 use crate::cli::{
     Failure, Outcome,
     common::args::{Address, Family, address, interval, joined, route_to},
-    rdma::{addresses, addrs_and_links, mtu},
+    rdma::{addresses, addrs_and_links, mtu, taken},
 };
 
 /// The device that needs no hardware.
@@ -78,6 +79,7 @@ impl Side {
                         "this machine has not all of these addresses: {}; see `ip address`",
                         names.join(", ")
                     ),
+                    bowline_verbs::Error::AddrInUse(text) => taken(addresses).unwrap_or(text),
                     error => error.to_string(),
                 })
             })?;
@@ -128,9 +130,26 @@ pub(super) struct Towards {
     /// fe80::1%eth0; repeat it for more, or leave it out to use the route to the server
     #[arg(long, value_name = "PATH", requires = "from")]
     path: Vec<String>,
+}
+
+/// The option of a client that has a device of its own.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Further {
     /// A further local address, for paths that are added later
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     address: Vec<String>,
+}
+
+impl Further {
+    /// Adds the addresses to those of a route.
+    pub(super) fn add_to(&self, route: &mut Route) -> Outcome {
+        for text in &self.address {
+            route.own.push(address(text, Family::Any)?);
+        }
+        route.own.sort();
+        route.own.dedup();
+        one_link_each(&route.own)
+    }
 }
 
 /// A session to be opened.
@@ -143,6 +162,11 @@ pub(super) struct Route {
 }
 
 impl Route {
+    /// Returns options of mapping a disk over the paths of the route.
+    pub(super) fn on(&self, options: MapOptions) -> MapOptions {
+        self.paths.iter().fold(options, |options, (src, dst)| options.path(*src, *dst))
+    }
+
     /// Returns its first path, in the form of the command line.
     pub(super) fn path_text(&self) -> String {
         match self.paths.first() {
@@ -154,6 +178,21 @@ impl Route {
 }
 
 impl Towards {
+    /// Checks what can be checked without a server and without its name being looked up.
+    pub(super) fn check(&self) -> Outcome {
+        match self.from.as_deref() {
+            None => return Err(Failure::usage("from is missing")),
+            Some(from) if !self.path.is_empty() => no_address(from)?,
+            Some(_) => {}
+        }
+        self.path.iter().try_for_each(|text| path_spec(text).map(drop))
+    }
+
+    /// Returns the server, or the session with given paths.
+    pub(super) fn server(&self) -> &str {
+        self.from.as_deref().unwrap_or_default()
+    }
+
     /// Determines the addresses and the name of the session [NB-42].
     pub(super) fn route(&self) -> Outcome<Route> {
         let from =
@@ -180,9 +219,6 @@ impl Towards {
             joined(&mut src, &mut dst)?;
             paths.push((Some(src.ip), dst.ip));
             own.push(src);
-        }
-        for text in &self.address {
-            own.push(address(text, Family::Any)?);
         }
         own.sort();
         own.dedup();

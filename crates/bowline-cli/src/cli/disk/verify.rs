@@ -17,7 +17,7 @@ use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 use super::{
     load::{BYTES_MIN, Load, Report, Shape},
     map::{How, mapped, unmap_all},
-    side::{Side, Towards, some_time},
+    side::{Further, Side, Towards, some_time},
 };
 use crate::cli::{
     Failure, Outcome,
@@ -43,6 +43,8 @@ pub(super) struct Args {
     file: bool,
     #[command(flatten)]
     towards: Towards,
+    #[command(flatten)]
+    further: Further,
     #[command(flatten)]
     how: How,
     #[command(flatten)]
@@ -80,7 +82,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         let backend = open(spec).map_err(failed)?;
         return verify(args, LocalDevice::new(&args.device, backend), None, &stop);
     }
-    let route = args.towards.route()?;
+    let mut route = args.towards.route()?;
+    args.further.add_to(&mut route)?;
     let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop, |_, _| {})?;
     let device: Arc<dyn BlockDevice> = disk.clone();
     let result = verify(args, device, Some((&client, &disk)), &stop);

@@ -26,12 +26,8 @@ pub(crate) fn exports(engine: Arc<Engine>, server: Arc<ExportServer>) -> Source 
     process::begin();
     Box::new(move |out| {
         process::write(out);
-        rdma::write(out, engine.devices());
-        counters(out, "bowline_rtrs_driver", &[], engine.stats().described());
-        let rtrs = server.rtrs();
-        counters(out, "bowline_rtrs_server", &[], rtrs.counters().described());
-        server_paths(out, &**rtrs);
-        export_families(out, &*server);
+        self::engine(out, &engine);
+        exports_of(out, &server);
     })
 }
 
@@ -44,11 +40,29 @@ pub(crate) fn mapped(
     process::begin();
     Box::new(move |out| {
         process::write(out);
-        rdma::write(out, engine.devices());
-        counters(out, "bowline_rtrs_driver", &[], engine.stats().described());
-        client_paths(out, &sessions());
-        disk_families(out, &*disks);
+        self::engine(out, &engine);
+        disks_of(out, &sessions(), &*disks);
     })
+}
+
+/// Writes the metrics of the devices and the driver below a server or client.
+pub(crate) fn engine(out: &mut Exposition, engine: &Engine) {
+    rdma::write(out, engine.devices());
+    counters(out, "bowline_rtrs_driver", &[], engine.stats().described());
+}
+
+/// Writes the metrics of a server.
+pub(crate) fn exports_of(out: &mut Exposition, server: &ExportServer) {
+    let rtrs = server.rtrs();
+    counters(out, "bowline_rtrs_server", &[], rtrs.counters().described());
+    server_paths(out, &**rtrs);
+    export_families(out, server);
+}
+
+/// Writes the metrics of a client: its sessions and its disks.
+pub(crate) fn disks_of(out: &mut Exposition, sessions: &[Arc<Session>], disks: &dyn Disks) {
+    client_paths(out, sessions);
+    disk_families(out, disks);
 }
 
 type FamilyOf<T> = (&'static str, Kind, &'static str, fn(&T) -> u64);

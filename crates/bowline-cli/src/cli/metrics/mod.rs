@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 
 use bowline_base::count::Described;
 
-pub(crate) use disks::{exports, mapped};
+pub(crate) use disks::{disks_of, engine, exports, exports_of, mapped};
 pub(crate) use exposition::Exposition;
 pub(crate) use http::Server;
 pub(crate) use rds::node;

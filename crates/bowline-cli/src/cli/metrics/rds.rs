@@ -17,8 +17,8 @@ use super::{
 /// Connections that have samples: peers cannot make the text longer than these need.
 const CONNECTIONS_MAX: usize = 1000;
 
-/// Returns the metrics of a node.
-pub(crate) fn node(node: Node) -> Source {
+/// Returns the metrics of a node; `more` writes those of its other services.
+pub(crate) fn node(node: Node, more: impl Fn(&mut Exposition) + Send + 'static) -> Source {
     process::begin();
     Box::new(move |out| {
         process::write(out);
@@ -27,6 +27,7 @@ pub(crate) fn node(node: Node) -> Source {
             .with_core(|core, _| (core.info_without_messages(), core.counters().clone()));
         write(out, &info, &counts);
         counters(out, "bowline_rds_driver", &[], node.driver_stats().described());
+        more(out);
     })
 }
 

@@ -42,9 +42,9 @@ struct Row {
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Holder {
-    pid: u32,
-    name: String,
+pub(super) struct Holder {
+    pub(super) pid: u32,
+    pub(super) name: String,
 }
 
 /// Runs the command.
@@ -145,7 +145,7 @@ fn look(address: IpAddr) -> Row {
 }
 
 /// The process that has bound the port of an address, if this user may see it.
-fn holder(address: IpAddr) -> Option<Holder> {
+pub(super) fn holder(address: IpAddr) -> Option<Holder> {
     let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
     let tables: Vec<String> = tables.into_iter().flatten().collect();
     let inodes: Vec<u64> = tables.iter().flat_map(|table| holding(table, address)).collect();

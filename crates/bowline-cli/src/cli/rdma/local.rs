@@ -11,6 +11,7 @@ use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
+use super::taken::taken;
 use crate::cli::common::args::{
     Address, Family, address, interval, joined, number, number32, route_to,
 };
@@ -98,7 +99,12 @@ impl Local {
 
     fn open(&self, addresses: &[Address]) -> Outcome<Arc<dyn Device>> {
         if self.device == SOFT {
-            return Ok(soft(addresses, self.mtu, self.capture.clone(), self.poll)?);
+            return soft(addresses, self.mtu, self.capture.clone(), self.poll).map_err(|error| {
+                Failure::Failed(match error {
+                    Error::AddrInUse(text) => taken(addresses).unwrap_or(text),
+                    error => error.to_string(),
+                })
+            });
         }
         if self.mtu.is_some() || self.capture.is_some() {
             return Err(Failure::Usage("--mtu and --capture need the soft device".to_owned()));

@@ -15,6 +15,7 @@ mod others;
 mod perf;
 mod rping;
 mod serving;
+mod taken;
 mod wire;
 
 use std::time::Duration;
@@ -29,6 +30,7 @@ pub(crate) use local::{addresses, addrs_and_links, mtu};
 pub(crate) use others::{Args as OthersArgs, run as run_others};
 pub(crate) use perf::{Args as PerfArgs, run as run_perf};
 pub(crate) use rping::{Args as RpingArgs, run as run_rping};
+pub(crate) use taken::taken;
 
 /// Longest sleep between looks at signals.
 const SLICE: Duration = Duration::from_millis(100);

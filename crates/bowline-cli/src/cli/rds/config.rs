@@ -9,11 +9,13 @@ use std::{
 
 use bowline::rds::PollMode;
 use serde::{Deserialize, Deserializer, de};
+use toml::{Spanned, Table};
 
 use super::access::{Access, Network};
 use crate::cli::{
     Failure, Outcome,
     common::args::{Address, number, own_list},
+    disk::{Settings, Tables},
 };
 
 /// A commented file with every key; `bowline node --example-config` prints it.
@@ -45,6 +47,12 @@ pub(crate) struct File {
     pub(crate) deny_peer: Vec<Network>,
     pub(crate) access: Access,
     pub(crate) sysctl: BTreeMap<String, i64>,
+    disks: Option<Spanned<Table>>,
+    export: Vec<Spanned<Table>>,
+    map: Vec<Spanned<Table>>,
+    /// What the last three say.
+    #[serde(skip)]
+    pub(crate) services: Option<Settings>,
 }
 
 impl File {
@@ -65,11 +73,22 @@ impl File {
     }
 
     fn parse(text: &str) -> Result<Self, (usize, String)> {
-        toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start).min(text.len());
-            let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
-            (line, error.message().replace('\n', " "))
-        })
+        let line = |at: usize| {
+            let before = &text.as_bytes()[..at.min(text.len())];
+            1 + before.iter().filter(|byte| **byte == b'\n').count()
+        };
+        let mut file: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            (line(at), error.message().replace('\n', " "))
+        })?;
+        let tables = Tables {
+            disks: file.disks.take(),
+            export: std::mem::take(&mut file.export),
+            map: std::mem::take(&mut file.map),
+        };
+        let services = Settings::parse(&tables).map_err(|(at, text)| (line(at), text))?;
+        file.services = Some(services);
+        Ok(file)
     }
 }
 
@@ -141,6 +160,27 @@ mod tests {
         let policy = file.access.policy(bowline_host::Quota::NONE).expect("known names");
         assert!(policy.attach.is_nobody() && policy.binds.is_empty(), "as without the file");
         assert_eq!(file.sysctl["net.rds.max_unacked_packets"], 8);
+    }
+
+    #[test]
+    fn the_exports_and_disks_of_the_example_are_valid() {
+        let (_, disks) = EXAMPLE.split_once("\n# [disks]\n").expect("the table");
+        let is_value = |text: &str| {
+            text.starts_with("[[")
+                || text.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
+        };
+        let plain = |line: &str| match line.strip_prefix("# ").filter(|text| is_value(text)) {
+            Some(text) => format!("{text}\n"),
+            None => format!("{line}\n"),
+        };
+        let text: String = disks.lines().map(plain).collect();
+        let text = format!("[disks]\n{text}");
+        let file =
+            File::parse(&text).map_err(|(line, why)| format!("{why}, line {line} of {text}"));
+        let told = format!("{:?}", file.expect("all are options").services);
+        for wanted in ["\"scratch\"", "1073741824", "\"disk0\"", "Queue(30s)", "\"/srv/disks\""] {
+            assert!(told.contains(wanted), "{wanted} in {told}");
+        }
     }
 
     #[test]

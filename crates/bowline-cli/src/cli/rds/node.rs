@@ -39,10 +39,10 @@ use crate::cli::{
     common::{
         args::{Address, number, own, setting},
         out::stamp,
-        stop::Stop,
+        stop::{Stop, hangups},
         supervisor::Supervisor,
     },
-    disk::mounted,
+    disk::{self, HostDisks, mounted},
     metrics, node_on,
 };
 
@@ -65,6 +65,12 @@ const BATCH: usize = 256;
 /// Messages between two nodes come once and in order while both sockets live. What was begun on a
 /// connection to a machine that went off without a word is lost with it, even if its socket is
 /// bound again by then.
+///
+/// The node also exports disks and maps those of other machines, over RDMA at its addresses (UDP
+/// port 4791): [[export]] and [[map]] in the file of --config, and `bowline rnbd export`,
+/// `unexport`, `map` and `unmap` while it runs. --example-config tells of them. It counts as
+/// started, for a service manager too, when each disk of the file is mapped or was tried once.
+/// SIGHUP has the sizes of exports read anew.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Read settings from a TOML file; options given here win
@@ -159,7 +165,8 @@ pub(crate) struct Args {
     drain: Option<f64>,
     /// Keep access to files, ports and system calls that the node does not need. With --tree, a
     /// node of root keeps access to files, and one of another user keeps all, since fusermount3
-    /// needs it
+    /// needs it. A node with disks in its configuration keeps all as well; one without takes
+    /// disks by command only with this option
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -196,6 +203,7 @@ struct Settings {
     drain: Duration,
     /// Whether the node gives up what it does not need.
     sandbox: bool,
+    disks: disk::Settings,
 }
 
 impl Settings {
@@ -281,6 +289,7 @@ impl Settings {
             metrics: args.metrics.or(file.metrics),
             drain: Duration::from_secs_f64(drain),
             sandbox: !args.no_sandbox && file.sandbox.unwrap_or(true),
+            disks: file.services.map_or_else(disk::Settings::none, Ok)?,
             addresses,
         })
     }
@@ -352,6 +361,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let confinement = sandbox::enter(&settings, passed.listener.is_some())?;
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
+    let hangups = hangups()?;
     let (former, node) = match hand_over::stored(passed.stored, &supervisor) {
         Some(all) if settings.programs.is_some() => resume(&settings, all)?,
         _ => {
@@ -359,6 +369,10 @@ pub(crate) fn run(args: Args) -> Outcome {
             let (host, node) = hand_over::receive(place.map(Option::as_deref))?.unzip();
             (host, settings.build(node)?)
         }
+    };
+    let disks = {
+        let is_confined = settings.sandbox && !settings.disks.are_named;
+        HostDisks::new(settings.disks.clone(), &settings.addresses, is_confined)?
     };
     let over = Arc::new(AtomicBool::new(false));
     let mut services = Vec::new();
@@ -376,9 +390,10 @@ pub(crate) fn run(args: Args) -> Outcome {
         pid: std::process::id(),
         addresses: settings.addresses.clone(),
     };
-    let tree = tree(node.clone(), facts);
+    let tree = tree(node.clone(), facts, &disks);
     let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
     let server = server.transpose()?;
+    let of_disks = settings.control.is_some().then(|| disks.control()).flatten();
     let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
     let programs = settings.programs.as_ref().map(|place| {
         let (policy, usual) = (settings.policy.clone(), settings.usual);
@@ -390,22 +405,29 @@ pub(crate) fn run(args: Args) -> Outcome {
         }
     });
     let programs = programs.transpose()?.flatten();
-    let metrics = settings.metrics.serve(metrics::node(node.clone()))?;
+    let shown = Arc::clone(&disks);
+    let metrics = metrics::node(node.clone(), move |out| shown.metrics(out));
+    let metrics = settings.metrics.serve(metrics)?;
     announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
     sandbox::announce(&confinement);
-    say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
-    let successor = watch(&node, &services, programs.as_ref(), &stop, &supervisor);
-    let keeper = match successor {
-        Some(successor) => Some(Keeper::Node(successor)),
-        None if keep_programs => Some(Keeper::Manager(&supervisor)),
-        None => None,
-    };
+    let looks =
+        Looks { node: &node, services: &services, programs: programs.as_ref(), disks: &disks };
+    let started = disks.start(&stop);
+    let mut keeper = None;
+    if started.is_ok() {
+        say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
+        keeper = watch(&looks, &stop, &hangups, &supervisor).map(Keeper::Node);
+        if keep_programs && keeper.is_none() {
+            keeper = Some(Keeper::Manager(&supervisor));
+        }
+    }
     let programs = match (keeper, programs) {
         (Some(keeper), Some(programs)) => {
             over.store(true, Ordering::Relaxed);
             services.into_iter().for_each(|service| service.close(&node));
-            // The next process makes its own.
-            drop((server, files, metrics));
+            // The next process makes its own, and maps the disks of its file.
+            drop((server, of_disks, files, metrics));
+            disks.close(&stop);
             return hand_over::send(&node, programs, keeper);
         }
         (_, programs) => programs,
@@ -413,16 +435,18 @@ pub(crate) fn run(args: Args) -> Outcome {
 
     let patience = settings.drain.as_secs_f64();
     let last = format!("stopping: up to {patience} s for what peers do not have yet");
-    supervisor.stopping(settings.drain, &last);
+    supervisor.stopping(settings.drain + disks.patience(), &last);
     say!("{last}");
     over.store(true, Ordering::Relaxed);
     drop(programs);
+    disks.close(&stop);
     let drained = node.shutdown(settings.drain);
     for service in services {
         // The panic of a service was printed on standard error.
         let _ = service.thread.join();
     }
-    drop((server, files, metrics));
+    drop((server, of_disks, files, metrics));
+    started?;
     if drained {
         say!("stopped; peers have everything");
         return Ok(());
@@ -483,78 +507,103 @@ fn announce(
     }
 }
 
+/// What is looked at while the node runs.
+struct Looks<'a> {
+    node: &'a Node,
+    services: &'a [Running],
+    programs: Option<&'a Programs>,
+    disks: &'a HostDisks,
+}
+
 /// Tells of the node until a stop is requested, or until another node asks for its place: returns
-/// the connection to it. The watchdog hears of it after each look, for which
-/// the node has to answer: one that is stuck is not kept alive.
+/// the connection to it. Reads sizes of exports anew when asked to. The watchdog hears of it after
+/// each look, for which the node has to answer: one that is stuck is not kept alive.
 fn watch(
-    node: &Node,
-    services: &[Running],
-    programs: Option<&Programs>,
+    looks: &Looks<'_>,
     stop: &Stop,
+    hangups: &AtomicBool,
     supervisor: &Supervisor,
 ) -> Option<UnixStream> {
-    supervisor.ready(&status(node));
-    let wait = || {
-        let time = supervisor.pause(EVENT_PAUSE);
-        // What fails here is tried again.
-        let _ = programs.map(|programs| stop.wait_for_any([programs.successor_bell()], time));
-        programs.is_none() && stop.wait(Some(time)) || stop.asked()
-    };
+    let mut told = looks.status();
+    supervisor.ready(&told);
     loop {
-        let stopped = wait();
-        let happened = log(node, services, programs);
-        let successor = programs.and_then(Programs::take_successor);
-        if stopped || successor.is_some() {
-            break successor.filter(|_| !stopped);
+        let time = supervisor.pause(EVENT_PAUSE);
+        match looks.programs {
+            // What fails here is tried again.
+            Some(programs) => {
+                let _ = stop.wait_for_any([programs.successor_bell()], time);
+            }
+            None => {
+                stop.wait(Some(time));
+            }
         }
-        if happened {
-            supervisor.status(&status(node));
+        looks.log();
+        if stop.asked() {
+            return None;
+        }
+        if let Some(successor) = looks.programs.and_then(Programs::take_successor) {
+            return Some(successor);
+        }
+        // Relaxed: the flag publishes nothing but itself.
+        if hangups.swap(false, Ordering::Relaxed) {
+            supervisor.reloading();
+            looks.disks.resize();
+            supervisor.ready(&told);
+        }
+        let status = looks.status();
+        if told != status {
+            supervisor.status(&status);
+            told = status;
         }
         supervisor.beat();
     }
 }
 
-/// How many peers there are, in one line.
-fn status(node: &Node) -> String {
-    let info = node.info();
-    let up = info.paths.iter().filter(|path| path.state == PathState::Up);
-    let up: BTreeSet<_> = up.map(|path| path.remote).collect();
-    let all: BTreeSet<_> = info.paths.iter().map(|path| path.remote).collect();
-    format!("serving; {} of {} peers connected", up.len(), all.len())
-}
+impl Looks<'_> {
+    /// Returns how many peers and disks there are, in one line.
+    fn status(&self) -> String {
+        let info = self.node.driver().with_core(|core, _| core.info_without_messages());
+        let up = info.paths.iter().filter(|path| path.state == PathState::Up);
+        let up: BTreeSet<_> = up.map(|path| path.remote).collect();
+        let all: BTreeSet<_> = info.paths.iter().map(|path| path.remote).collect();
+        let disks = self.disks.status();
+        format!("serving; {} of {} peers connected{disks}", up.len(), all.len())
+    }
 
-/// Prints what happened to peers since the last look, one line for all paths to a peer, and what
-/// services dropped. Returns whether anything happened to a peer.
-fn log(node: &Node, services: &[Running], programs: Option<&Programs>) -> bool {
-    if let Some(programs) = programs {
-        programs.log();
-    }
-    for Running { place, service, dropped, .. } in services {
-        let count = dropped.swap(0, Ordering::Relaxed);
-        if count > 0 {
-            say!("{} on {place}: answers dropped that nobody takes ({count})", service.name());
+    /// Prints what happened since the last look: to peers, one line for all paths to a peer, and to
+    /// disks, and what services dropped.
+    fn log(&self) {
+        self.disks.log();
+        if let Some(programs) = self.programs {
+            programs.log();
+        }
+        for Running { place, service, dropped, .. } in self.services {
+            let count = dropped.swap(0, Ordering::Relaxed);
+            if count > 0 {
+                say!("{} on {place}: answers dropped that nobody takes ({count})", service.name());
+            }
+        }
+        let mut lines: Vec<(String, u32)> = Vec::new();
+        for event in self.node.events() {
+            let line = match event {
+                Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
+                Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
+                Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
+                Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
+                Event::Refused { remote, why } => {
+                    format!("peer {remote}: connection refused, {why}")
+                }
+                _ => continue,
+            };
+            match lines.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, count)) => *count += 1,
+                None => lines.push((line, 1)),
+            }
+        }
+        for (line, count) in lines {
+            say_of_peer!("{}{line} ({count})", stamp());
         }
     }
-    let mut lines: Vec<(String, u32)> = Vec::new();
-    for event in node.events() {
-        let line = match event {
-            Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
-            Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
-            Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
-            Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
-            Event::Refused { remote, why } => format!("peer {remote}: connection refused, {why}"),
-            _ => continue,
-        };
-        match lines.iter_mut().find(|(known, _)| *known == line) {
-            Some((_, count)) => *count += 1,
-            None => lines.push((line, 1)),
-        }
-    }
-    let happened = !lines.is_empty();
-    for (line, count) in lines {
-        say_of_peer!("{}{line} ({count})", stamp());
-    }
-    happened
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -11,6 +11,7 @@
 //!               /counters/<counter>
 //!               /connections/<local@remote>/{flags, next_rx, next_tx, npaths, peer, transport}
 //!                                          /paths/<index>/{flags, .., resets, state}
+//! class/{rtrs,rnbd}-{client,server}, block, module            the disks of the node
 //! proc/sys/net/rds/{ping_enable, .., tcp/rds_tcp_sndbuf, ..}     the settings as in /proc
 //! ```
 //!
@@ -29,7 +30,7 @@ use bowline_ctl::{AttrDef, Caller, Dir, Errno, Node as Object, PathSpec, Sys, Tr
 use bowline_rds::{Counters, SYSCTL_NAMES};
 
 use super::snapshot::{ConnectionRow, NodeFacts, PathRow, Snapshot};
-use crate::cli::common::args::Address;
+use crate::cli::{common::args::Address, disk::HostDisks};
 
 /// The directory of the node; a process has one.
 pub(super) const NODE: &str = "/class/rds/node";
@@ -47,11 +48,11 @@ static COUNTERS: LazyLock<Vec<AttrDef>> =
     LazyLock::new(|| Counters::default().iter().map(|(name, _)| show(name)).collect());
 
 /// Returns the tree of a node that starts now.
-pub(super) fn tree(node: Node, facts: NodeFacts) -> Tree {
+pub(super) fn tree(node: Node, facts: NodeFacts, disks: &Arc<HostDisks>) -> Tree {
     let proc = proc(&node);
     let object = NodeObject { node, facts, started: Instant::now() };
     let class = Dir::new().with("node", Arc::new(object));
-    Sys::new().class("rds", Arc::new(class)).proc(Arc::new(proc)).tree()
+    disks.objects(Sys::new().class("rds", Arc::new(class)).proc(Arc::new(proc))).tree()
 }
 
 /// Returns the settings as a kernel has them below /proc.

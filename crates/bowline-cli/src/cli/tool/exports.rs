@@ -1,5 +1,5 @@
-//! `rnbd exports`: what the servers of this machine serve. The other commands show a device of a
-//! server only while a session has it open, as the kernel's tree does.
+//! `rnbd exports`: what the servers of this machine serve, one line for each export with its size
+//! and everybody who has it open; in the tables of the other commands each open has a row.
 
 use bowline_ctl::Json;
 
@@ -12,13 +12,9 @@ pub(super) fn run(place: Place<'_>) -> Result<(), Refusal> {
         return Err(Refusal::missing(nothing));
     }
     for source in inventory.of(Mode::Server) {
-        let exports = inventory.part(source, "/block").map_or(&[][..], Json::members);
-        for (name, export) in exports {
+        for (name, export) in inventory.exports(source) {
             let at = format!("/class/rnbd-server/ctl/devices/{name}/sessions");
-            // A process may have disks of other servers, too.
-            if export.member("rnbd").is_none() {
-                say!("{}", line(name, export, inventory.part(source, &at)));
-            }
+            say!("{}", line(name, export, inventory.part(source, &at)));
         }
     }
     Ok(())

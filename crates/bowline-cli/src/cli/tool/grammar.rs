@@ -15,6 +15,8 @@ pub(super) enum Verb {
     Show,
     Dump,
     Map,
+    Export,
+    Unexport,
     Resize,
     Unmap,
     Remap,
@@ -34,11 +36,13 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    pub(super) const ALL: [(&'static str, Self); 20] = [
+    pub(super) const ALL: [(&'static str, Self); 22] = [
         ("list", Self::List),
         ("show", Self::Show),
         ("dump", Self::Dump),
         ("map", Self::Map),
+        ("export", Self::Export),
+        ("unexport", Self::Unexport),
         ("resize", Self::Resize),
         ("unmap", Self::Unmap),
         ("remap", Self::Remap),
@@ -84,7 +88,9 @@ impl Verb {
                 Some(Path) | None => true,
             },
             Self::Add | Self::Delete | Self::Readd => client && matches!(target, None | Some(Path)),
-            Self::Close => server && matches!(target, None | Some(Device)),
+            Self::Close | Self::Export | Self::Unexport => {
+                server && matches!(target, None | Some(Device))
+            }
             Self::Policy => client && matches!(target, None | Some(Session)),
             Self::Stats | Self::Reset => matches!(target, None | Some(Session | Path)),
         }
@@ -123,6 +129,7 @@ impl Verb {
             Self::List | Self::Dump => (0, 0),
             Self::Tree => (0, 1),
             Self::Get
+            | Self::Unexport
             | Self::Show
             | Self::Unmap
             | Self::Remap
@@ -132,6 +139,7 @@ impl Verb {
             | Self::Stats
             | Self::Reset => (1, 1),
             Self::Map => (3, usize::MAX),
+            Self::Export => (2, usize::MAX),
             Self::Resize => (2, 3),
             Self::Add | Self::Set => (2, 2),
             Self::Delete | Self::Readd | Self::Close | Self::Policy => (1, 2),
@@ -208,7 +216,11 @@ pub(super) fn parse(arguments: &[String]) -> Result<Request, Refusal> {
     }
     if names.len() < fewest {
         return Err(Refusal::usage(match verb {
-            Verb::Map => "map needs: DEVICE from SERVER [PATH..] [ro|rw|migration]".to_owned(),
+            Verb::Map => {
+                "map needs: DEVICE from SERVER [PATH..] [ro|rw|migration] [OPTION=VALUE..]"
+                    .to_owned()
+            }
+            Verb::Export => "export needs: NAME file=PATH or memory=BYTES".to_owned(),
             Verb::Resize => "resize needs: DEVICE SIZE [UNIT]".to_owned(),
             Verb::Add => "add needs: SESSION PATH".to_owned(),
             Verb::Set => "set needs: FILE VALUE".to_owned(),
@@ -240,7 +252,7 @@ fn target_of(word: &str) -> Option<Target> {
 fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal> {
     let shows = matches!(verb, Verb::List | Verb::Show | Verb::Dump);
     match word {
-        "force" => options.force = true,
+        "force" | "--force" => options.force = true,
         "add-missing" if verb == Verb::Recover => options.add_missing = true,
         "verbose" => options.verbose = true,
         "notree" if shows => options.no_tree = true,
@@ -291,7 +303,7 @@ pub(crate) fn is_of_sessions(word: &str) -> bool {
     let is_of_disks = |verb: Verb| {
         fits(verb, Target::Device) && !fits(verb, Target::Session) && !fits(verb, Target::Path)
     };
-    !["export", "exports", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
+    !["exports", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
 }
 
 /// An incomplete command, for completion.
@@ -350,7 +362,7 @@ pub(super) fn next(arguments: &[String]) -> Vec<&'static str> {
     let Some(verb) = verb else {
         let mut all: Vec<&'static str> = Vec::new();
         if !had_mode && target.is_none() {
-            all.extend(["client", "server", "both", "export", "exports", "verify"]);
+            all.extend(["client", "server", "both", "exports", "verify"]);
         }
         if target.is_none() {
             all.extend(["device", "session", "path"]);
@@ -365,7 +377,7 @@ pub(super) fn next(arguments: &[String]) -> Vec<&'static str> {
         Verb::Map if behind == 1 => vec!["from"],
         Verb::Map if behind > 2 => vec!["ro", "rw", "migration"],
         Verb::Unmap | Verb::Remap if behind > 0 => vec!["force"],
-        Verb::Close if behind > 0 => vec!["force"],
+        Verb::Close | Verb::Unexport if behind > 0 => vec!["force"],
         Verb::Recover if behind == 0 => vec!["all"],
         Verb::Recover => vec!["add-missing"],
         Verb::Policy if behind > 0 => vec!["round-robin", "min-inflight", "min-latency"],

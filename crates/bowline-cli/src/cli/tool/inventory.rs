@@ -149,6 +149,19 @@ impl Inventory {
         rows
     }
 
+    /// Returns what is shown of a kind: all objects, and the exports of bowline's processes that no
+    /// session has open [NB-65]. Commands that change something have no use for these.
+    pub(super) fn shown_rows(&self, mode: Mode, target: Target) -> Vec<Row> {
+        let mut rows = self.rows(mode, target);
+        if (mode, target) == (Mode::Server, Target::Device) {
+            for source in 0..self.sources.len() {
+                let unopened = self.sources[source].unopened(self.exports(source));
+                rows.extend(unopened.map(|(item, at)| Row { mode, item, source, at }));
+            }
+        }
+        rows
+    }
+
     /// Writes to an attribute.
     pub(super) fn write(&mut self, source: usize, path: &str, value: &str) -> Result<(), Refusal> {
         self.ask(source, Op::Write(value), path).map(|_| ())
@@ -174,6 +187,21 @@ impl Inventory {
             _ => names,
         };
         below(&self.sources[source].tree, &way)
+    }
+
+    /// Returns the exports of a process, by their names in the tree. A tree of files may be the
+    /// kernel's, which has all block devices of the machine at the same place.
+    pub(super) fn exports(&self, source: usize) -> impl Iterator<Item = (&str, &Json)> {
+        let is_process = matches!(self.sources[source].transport, Transport::Socket(_));
+        let blocks = self.part(source, "/block").filter(|_| is_process);
+        // A process may have disks of other servers, too.
+        objects(blocks).filter(|(_, block)| block.member("rnbd").is_none())
+    }
+
+    /// Tells whether a process has an export of this name.
+    pub(super) fn has_export(&self, source: usize, name: &str) -> bool {
+        // A directory cannot have a slash in its name.
+        self.exports(source).any(|(known, _)| known == name.replace('/', "!"))
     }
 
     /// Returns an unresponsive process of the same kind as this one: a command may be meant for it,
@@ -399,9 +427,33 @@ impl Source {
             .collect()
     }
 
+    /// Returns the rows of those of these exports that no session has open.
+    fn unopened<'a>(
+        &'a self,
+        exports: impl Iterator<Item = (&'a str, &'a Json)>,
+    ) -> impl Iterator<Item = (Item, String)> {
+        let opens = self.opens();
+        let unopened =
+            exports.filter(move |(name, _)| opens.and_then(|opens| opens.member(name)).is_none());
+        unopened.map(|(name, _)| {
+            let cells = vec![
+                ("sessname", Cell::Nothing),
+                // A directory cannot have a slash in its name.
+                ("mapping_path", owned(name.replace('!', "/"))),
+                ("devname", owned(name)),
+                ("direction", owned("export")),
+            ];
+            (Item { cells, below: Vec::new() }, format!("/block/{name}"))
+        })
+    }
+
+    /// Returns the exports that sessions have open.
+    fn opens(&self) -> Option<&Json> {
+        self.class("rnbd-server").and_then(|class| below(class, &["ctl", "devices"]))
+    }
+
     fn exports(&self) -> Vec<(Item, String)> {
-        let ctl = self.class("rnbd-server").and_then(|class| below(class, &["ctl", "devices"]));
-        objects(ctl)
+        objects(self.opens())
             .flat_map(|(device, json)| {
                 objects(json.member("sessions")).map(move |(session, open)| {
                     let (rx, tx) = self.traffic(device);

@@ -1,5 +1,6 @@
 //! The commands of the tool.
 
+mod exports;
 mod stats;
 
 use std::io::{self, IsTerminal};
@@ -16,7 +17,10 @@ use super::{
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
-use crate::cli::common::{args::route_to, out};
+use crate::cli::{
+    common::{args::route_to, out},
+    disk::check_map_options,
+};
 
 /// Carries out a parsed command.
 pub(super) fn run(
@@ -40,6 +44,8 @@ pub(super) fn run(
         Verb::Dump => run.dump(),
         Verb::Show => run.show(name(0)),
         Verb::Map => run.map(),
+        Verb::Export => run.export(name(0)),
+        Verb::Unexport => run.unexport(name(0)),
         Verb::Resize => run.resize(name(0), name(1), name(2)),
         Verb::Unmap => run.unmap(name(0)),
         Verb::Remap => run.remap(name(0)),
@@ -122,7 +128,7 @@ impl Run<'_> {
         let target = self.request.target.unwrap_or(Target::Device);
         let modes = self.modes();
         let groups =
-            modes.into_iter().map(|m| self.group(m, target, self.inventory.rows(m, target)));
+            modes.into_iter().map(|m| self.group(m, target, self.inventory.shown_rows(m, target)));
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
     }
@@ -132,7 +138,9 @@ impl Run<'_> {
         let targets = [Target::Device, Target::Session, Target::Path];
         let modes = self.modes();
         let groups = targets.iter().flat_map(|target| {
-            modes.iter().map(|mode| self.group(*mode, *target, self.inventory.rows(*mode, *target)))
+            modes
+                .iter()
+                .map(|mode| self.group(*mode, *target, self.inventory.shown_rows(*mode, *target)))
         });
         self.print(&groups.collect::<Vec<_>>());
         Ok(())
@@ -147,7 +155,7 @@ impl Run<'_> {
             let rows: Vec<Row> = self
                 .modes()
                 .into_iter()
-                .flat_map(|mode| self.inventory.rows(mode, target))
+                .flat_map(|mode| self.inventory.shown_rows(mode, target))
                 .collect();
             let found = matching(rows, target, name);
             if found.is_empty() {
@@ -249,14 +257,17 @@ impl Run<'_> {
         paths
     }
 
-    /// `DEVICE from SERVER [PATH..] [ro|rw|migration]`.
+    /// `DEVICE from SERVER [PATH..] [ro|rw|migration] [OPTION=VALUE..]`.
     fn map(&mut self) -> Result<(), Refusal> {
         let names = &self.request.names;
         let (device, from, server) = (&names[0], &names[1], &names[2]);
         if !from.eq_ignore_ascii_case("from") {
             return Err(Refusal::usage(format!("\"{from}\" where \"from\" is expected")));
         }
-        let mut arguments = names[3..].to_vec();
+        let (own, mut arguments): (Vec<String>, Vec<String>) =
+            names[3..].iter().cloned().partition(|word| word.contains('='));
+        check_map_options(&own).map_err(Refusal::usage)?;
+        let own: String = own.iter().map(|word| format!(" {word}")).collect();
         let access = match arguments.last().map(|word| word.to_ascii_lowercase()).as_deref() {
             Some(word @ ("ro" | "rw" | "migration")) => {
                 arguments.pop();
@@ -285,14 +296,18 @@ impl Run<'_> {
             }
         };
         let paths: String = paths.iter().map(|path| format!(" path={path}")).collect();
-        let text = format!("sessname={session} device_path={device}{paths}{access}");
+        let text = format!("sessname={session} device_path={device}{paths}{access}{own}");
         // Same rules as in the process: mistakes are reported before anything is sent. Only the
         // process knows whether it has InfiniBand.
         match text.parse::<MapSpec>() {
             Ok(_) | Err(Errno::ENODEV) => {}
             Err(errno) => return Err(Refusal::new(errno, format!("\"{text}\" cannot be mapped"))),
         }
-        self.write(source, "/class/rnbd-client/ctl/map_device", &text)
+        let done = self.write(source, "/class/rnbd-client/ctl/map_device", &text);
+        done.map_err(|refusal| match refusal.errno {
+            Errno::EPERM => refusal.with(exports::CONFINED),
+            _ => refusal,
+        })
     }
 
     /// Returns the only process of these that maps devices; fails if there is none or several.
@@ -300,17 +315,10 @@ impl Run<'_> {
         match clients {
             [one] => Ok(*one),
             [] => Err(Refusal::missing(
-                "no client runs here; start one with `bowline rnbd map DEVICE --from SERVER --path \
-                 ADDRESS --nbd SOCKET`",
+                "no client runs here; start one with `bowline node`, or `bowline rnbd map DEVICE --from \
+                 SERVER --path ADDRESS --nbd SOCKET`",
             )),
-            several => {
-                let places = several.iter().map(|s| self.inventory.place(*s).display().to_string());
-                let places: Vec<String> = places.collect();
-                Err(Refusal::usage(format!(
-                    "several clients run; choose one with --control: {}",
-                    places.join(", ")
-                )))
-            }
+            several => Err(self.several("clients run", several)),
         }
     }
 

@@ -124,6 +124,12 @@ const RNBD: &[Entry] = &[
     ("bowline rnbd exports", "Print what is served here, and who has it open."),
     ("bowline rnbd list", "Print the disks of all processes of this machine."),
     ("bowline rnbd unmap rnbd0", "Unmap one."),
+    (
+        "bowline rnbd map data from 192.0.2.1 nbd=/run/bowline/data.sock",
+        "Map one in the node that runs here.",
+    ),
+    ("bowline rnbd export data file=/srv/data.img", "Add an export to it."),
+    ("bowline rnbd unexport data", "Take it away, unless somebody has it open."),
 ];
 
 const RTRS: &[Entry] = &[
@@ -141,6 +147,10 @@ const NODE: More = More {
         ("/etc/bowline/node.toml", "Configuration of the service bowline-node.service."),
         CONTROL,
         (
+            "/run/bowline/rnbd/node-ADDRESS-PID.sock",
+            "Where the commands of rnbd find the node's disks.",
+        ),
+        (
             "/run/bowline/rds/host.sock",
             "Where a node that is a service serves programs of `bowline run`. \
              bowline-node.socket listens there, and starts the node at the first connection.",
@@ -154,7 +164,7 @@ const NODE: More = More {
             "Set by a service manager that passes a socket: programs are served there.",
         ),
     ],
-    see_also: &["run", "info", "ping", "sysctl", "drop"],
+    see_also: &["run", "info", "ping", "sysctl", "drop", "rnbd"],
 };
 
 const RUN: More = More {

@@ -23,12 +23,21 @@ pub(super) fn enter(settings: &Settings, has_passed_socket: bool) -> Outcome<Con
     let mut sockets = Vec::new();
     if let Some(path) = &settings.control {
         sockets.push(control::create_folder(path)?);
+        // That of commands for disks, which hear there why the node has none; without it they hear
+        // of no node.
+        let of_disks = bowline_ctl::folder();
+        if bowline_ctl::create_folder_of(&of_disks.join("any")).is_ok() {
+            sockets.push(of_disks);
+        }
     }
     if let (Some(place), false) = (&settings.programs, has_passed_socket) {
         sockets.push(programs::create_folder(place.as_deref(), &settings.policy)?);
     }
     if !settings.sandbox {
         return Ok(Confinement::none("the settings say so"));
+    }
+    if settings.disks.are_named {
+        return Ok(Confinement::none("files and devices of disks may be anywhere"));
     }
     let read = READ.map(Into::into).to_vec();
     let mounts = settings.tree.is_some();

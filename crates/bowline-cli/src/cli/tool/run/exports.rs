@@ -1,0 +1,71 @@
+//! Exports that are added to a running server, and taken away.
+
+use bowline_ctl::Errno;
+
+use super::{Mode, Refusal, Run};
+use crate::cli::disk::export_text;
+
+/// What a node says that takes no disks.
+pub(super) const CONFINED: &str = "a node that has given up access to files takes no disks: start it with a [disks] table in its \
+     configuration file, or with --no-sandbox";
+
+impl Run<'_> {
+    /// `NAME file=PATH|memory=BYTES [OPTION=VALUE..]`.
+    pub(super) fn export(&mut self, name: &str) -> Result<(), Refusal> {
+        let text = export_text(name, &self.request.names[1..]).map_err(Refusal::usage)?;
+        let servers = self.inventory.of(Mode::Server);
+        let source = match self.changeable(servers).as_slice() {
+            [one] => *one,
+            [] => {
+                return Err(Refusal::missing(
+                    "no server that takes exports runs here; start one with `bowline node`, or `bowline rnbd export \
+                     --file NAME=PATH -I ADDRESS`",
+                ));
+            }
+            several => return Err(self.several("servers run", several)),
+        };
+        self.write(source, "/class/rnbd-server/ctl/export_device", &text).map_err(|refusal| {
+            match refusal.errno {
+                Errno::EEXIST => refusal.with("it has an export of this name"),
+                Errno::EPERM => refusal.with(CONFINED),
+                _ => refusal.with("the server's own output says more"),
+            }
+        })
+    }
+
+    /// `NAME [force]`.
+    pub(super) fn unexport(&mut self, name: &str) -> Result<(), Refusal> {
+        let servers = self.inventory.of(Mode::Server);
+        let mut having = self.changeable(servers);
+        having.retain(|source| self.inventory.has_export(*source, name));
+        let source = match having.as_slice() {
+            [one] => *one,
+            [] => return Err(Refusal::missing(format!("no server here has an export {name}"))),
+            several => return Err(self.several(&format!("servers have {name}"), several)),
+        };
+        let force = if self.request.options.force { "force" } else { "normal" };
+        let text = format!("{name} {force}");
+        self.write(source, "/class/rnbd-server/ctl/unexport_device", &text).map_err(|refusal| {
+            match refusal.errno {
+                Errno::EBUSY => refusal.with(&format!(
+                    "it is open, see `rnbd exports`; unmap it there, or `unexport {name} force`"
+                )),
+                _ => refusal,
+            }
+        })
+    }
+
+    /// Returns those of these processes whose exports come and go by commands.
+    fn changeable(&mut self, mut servers: Vec<usize>) -> Vec<usize> {
+        let file = "/class/rnbd-server/ctl/export_device";
+        servers.retain(|source| self.inventory.text(*source, file).is_ok());
+        servers
+    }
+
+    /// Reports that one of several processes has to be chosen.
+    pub(super) fn several(&self, what: &str, sources: &[usize]) -> Refusal {
+        let places = sources.iter().map(|s| self.inventory.place(*s).display().to_string());
+        let places: Vec<String> = places.collect();
+        Refusal::usage(format!("several {what}; choose one with --control: {}", places.join(", ")))
+    }
+}
