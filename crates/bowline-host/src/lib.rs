@@ -25,6 +25,7 @@ mod names;
 mod options;
 mod policy;
 mod ready;
+mod requests;
 mod rights;
 mod rings;
 mod service;

@@ -6,26 +6,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
-use bowline_attach::{FILL, Frame, Head, NAME_PREFIX, Op, RING_MESSAGE_MAX, VERSION};
+use bowline_attach::{Frame, Head, Op, RING_MESSAGE_MAX};
 use bowline_base::{Errno, Instant, clock};
-use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId};
-use bowline_rds_driver::{Blocking, Driver};
+use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::accounts::{Accounts, Charge};
 use crate::caller::Caller;
 use crate::channel::{Channel, Waiting};
-use crate::control::{self, COMPLETION_ROOM, Room};
 use crate::hand_over::Successor;
-use crate::names;
-use crate::options::Value;
 use crate::ready::{Ready, SocketWaker};
-use crate::rings::Rings;
+use crate::requests::{Answer, Outcome};
 use crate::socket::HostSocket;
 
 /// What an epoll event is about: the kind in the upper 8 bits, a number below.
@@ -35,17 +29,6 @@ const CHANNEL: u64 = 2 << 56;
 const SOCKET: u64 = 3 << 56;
 const KIND: u64 = 0xff << 56;
 
-const SOCK_SEQPACKET: i32 = 5;
-
-const MSG_OOB: i32 = 1;
-const MSG_PEEK: i32 = 2;
-const MSG_TRUNC: i32 = 0x20;
-const MSG_DONTWAIT: i32 = 0x40;
-const MSG_ERRQUEUE: i32 = 0x2000;
-const MSG_ZEROCOPY: i32 = 0x400_0000;
-
-/// Room for a control message of one number.
-const SMALL_CONTROL: usize = 24;
 /// Most channels, of all processes together.
 const CHANNELS_MAX: usize = 32_768;
 const EMFILE: i32 = 24;
@@ -58,38 +41,6 @@ const REQUESTS: usize = 64;
 const EVENTS: usize = 256;
 /// Longest sleep, so that an end of the host is noticed.
 const LOOK: Duration = Duration::from_millis(200);
-
-/// What becomes of a request.
-enum Outcome {
-    Answer(Answer),
-    Wait(Waiting),
-    /// It has no answer.
-    Nothing,
-}
-
-/// The answer to a request.
-#[derive(Debug, Default)]
-struct Answer {
-    value: i64,
-    a: i32,
-    b: i32,
-    name: Vec<u8>,
-    control: Vec<u8>,
-    bytes: Vec<u8>,
-    /// So much of a message.
-    message: Option<(Rope, usize)>,
-    descriptors: Vec<OwnedFd>,
-}
-
-impl Answer {
-    fn of(value: i64) -> Self {
-        Self { value, ..Self::default() }
-    }
-
-    fn error(errno: Errno) -> Self {
-        Self::of(-i64::from(errno.0))
-    }
-}
 
 pub(crate) fn errno(error: &bowline_rds_driver::Error) -> Errno {
     error.errno()
@@ -113,7 +64,7 @@ pub(crate) struct Service {
     /// When the sockets were last looked at from whose rings programs may have taken messages.
     looked: Instant,
     /// Handles by device and inode of the programs' ends.
-    by_inode: HashMap<(u64, u64), u64>,
+    pub(crate) by_inode: HashMap<(u64, u64), u64>,
     deadlines: BTreeSet<(Instant, u64)>,
     /// Channels that have more requests than they may have in one round.
     again: BTreeSet<u64>,
@@ -413,292 +364,6 @@ impl Service {
         channel.answer(head, &name, &control, &pieces, &descriptors).is_ok()
     }
 
-    fn carry_out(&mut self, number: u64, frame: Frame<'_>, descriptor: Option<OwnedFd>) -> Outcome {
-        let Head { op, value, a, b } = frame.head;
-        let result = match op {
-            Op::Hello if a == VERSION => {
-                let a = owner(number).cast_signed();
-                Ok(Answer { a, ..Answer::of(self.number.cast_signed()) })
-            }
-            Op::Hello => Err(Errno::EPROTONOSUPPORT),
-            Op::HandOver => match self.name_successor(number, a, b) {
-                Ok(()) => {
-                    self.end_channel(number);
-                    return Outcome::Nothing;
-                }
-                Err(errno) => Err(errno),
-            },
-            Op::Open => self.open(number, a, b),
-            Op::Attach => self.attach(number, descriptor),
-            Op::Look => {
-                self.activate(value.cast_unsigned());
-                return Outcome::Nothing;
-            }
-            _ => {
-                let handle = value.cast_unsigned();
-                if !self.known.get(&number).is_some_and(|known| known.contains(&handle)) {
-                    return Outcome::Answer(Answer::error(Errno::EBADF));
-                }
-                match op {
-                    Op::Send => return self.send(number, handle, frame),
-                    Op::Receive => self.receive(handle, frame),
-                    _ => self.short(number, handle, frame),
-                }
-            }
-        };
-        Outcome::Answer(result.unwrap_or_else(Answer::error))
-    }
-
-    /// A new socket; the program gets the other end.
-    fn open(&mut self, number: u64, kind: i32, protocol: i32) -> Result<Answer, Errno> {
-        if kind != SOCK_SEQPACKET || protocol != 0 {
-            return Err(Errno::ESOCKTNOSUPPORT);
-        }
-        let system = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        let (end, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(system)?;
-        // As little room as can be: a few tokens fill it.
-        rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).map_err(system)?;
-        rustix::net::sockopt::set_socket_send_buffer_size(&end, 1).map_err(system)?;
-        let handle = self.next;
-        self.next += 1;
-        let name = [NAME_PREFIX, format!("{:016x}{handle:016x}", self.number).as_bytes()].concat();
-        let name = SocketAddrUnix::new_abstract_name(&name[1..]).map_err(system)?;
-        rustix::net::bind(&end, &name).map_err(system)?;
-        let made = rustix::fs::fstat(&theirs).map_err(system)?;
-        let inode = (made.st_dev, made.st_ino);
-        let rings = Rings::new().map_err(system)?;
-        let memory = rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
-        let (id, charge) = self.socket_for(number)?;
-        let peer = self.channels.get(&number).map(|channel| socket_peercred(channel.fd()));
-        if let Some(Ok(peer)) = peer {
-            let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-            self.driver.with_core(|core, _| core.set_owner(id, pid));
-        }
-        let socket = HostSocket::new(id, end, inode, rings, charge);
-        if let Err((errno, charge)) = self.add_socket(handle, socket) {
-            self.driver.close(id);
-            self.accounts.close_socket(&charge);
-            return Err(system(errno));
-        }
-        self.known.entry(number).or_default().insert(handle);
-        self.refresh(handle);
-        let value = handle.cast_signed();
-        Ok(Answer { value, descriptors: vec![theirs, memory], ..Answer::default() })
-    }
-
-    /// A program shows a descriptor of a socket that another process may have opened.
-    fn attach(&mut self, number: u64, descriptor: Option<OwnedFd>) -> Result<Answer, Errno> {
-        let descriptor = descriptor.ok_or(Errno::EBADF)?;
-        let found = rustix::fs::fstat(&descriptor).map_err(|_| Errno::EBADF)?;
-        let inode = (found.st_dev, found.st_ino);
-        let handle = *self.by_inode.get(&inode).ok_or(Errno::ENOTSOCK)?;
-        let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;
-        let memory = socket.rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
-        self.known.entry(number).or_default().insert(handle);
-        Ok(Answer { descriptors: vec![memory], ..Answer::of(handle.cast_signed()) })
-    }
-
-    /// Requests that never wait.
-    fn short(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
-        // What was sent before comes first.
-        self.drain(handle);
-        let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
-        let id = socket.id;
-        let Head { op, a, b, .. } = frame.head;
-        let rds = |error: bowline_rds::Error| error.errno();
-        match op {
-            Op::Bind => {
-                let name = names::to_bind_or_send(frame.name)?;
-                self.bind(number, id, name)?;
-            }
-            Op::Connect => {
-                let name = names::to_connect(frame.name)?;
-                socket.rings.allow_nothing();
-                self.driver.with_core(|core, _| core.connect(id, name)).map_err(rds)?;
-            }
-            Op::LocalName => {
-                let name = self.driver.with_core(|core, _| core.local_addr(id)).map_err(rds)?;
-                let name = name.map_or_else(names::unnamed, names::bytes);
-                return Ok(Answer { name, ..Answer::default() });
-            }
-            Op::PeerName => {
-                let name = self.driver.with_core(|core, _| core.peer_addr(id)).map_err(rds)?;
-                return Ok(Answer { name: names::bytes(name), ..Answer::default() });
-            }
-            Op::SetOption => {
-                let options = &mut socket.options;
-                let most = self.accounts.most(&socket.charge);
-                let value = (frame.payload, most);
-                self.driver.with_core(|core, now| options.set(core, now, id, (a, b), value))?;
-                self.count_buffers(handle);
-                self.refresh(handle);
-            }
-            Op::GetOption => {
-                let room = room_of(frame)?;
-                let value = match self.table(number, (a, b)) {
-                    Some(table) => Value::table(table?, room),
-                    None => {
-                        let (socket, _) = self.sockets.get(&handle).ok_or(Errno::EBADF)?;
-                        let options = &socket.options;
-                        self.driver.with_core(|core, _| options.get(core, id, (a, b), room))?
-                    }
-                };
-                let told = value.told.unwrap_or(value.bytes.len());
-                return Ok(Answer {
-                    value: value.returned,
-                    a: i32::try_from(told).unwrap_or(i32::MAX),
-                    bytes: value.bytes,
-                    ..Answer::default()
-                });
-            }
-            Op::Ioctl => {
-                let has_sent = socket.has_sent;
-                return self.ioctl(id, has_sent, a);
-            }
-            _ => return Err(Errno::EINVAL),
-        }
-        Ok(Answer::of(0))
-    }
-
-    /// The type of service, which TCP does not have: everything is 0.
-    fn ioctl(&self, id: SocketId, has_sent: bool, request: i32) -> Result<Answer, Errno> {
-        const SET_TOS: i32 = 0x89e0;
-        const GET_TOS: i32 = 0x89e1;
-        let transport = self.driver.with_core(|core, _| core.transport(id));
-        let over_tcp = transport.map_err(|e| e.errno())? == Some(bowline_rds::Transport::Tcp);
-        match request {
-            SET_TOS if over_tcp && has_sent => Err(Errno::EINVAL),
-            SET_TOS if over_tcp => Ok(Answer::of(0)),
-            GET_TOS => Ok(Answer { bytes: vec![0], ..Answer::default() }),
-            _ => Err(Errno::ENOTTY),
-        }
-    }
-
-    fn send(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
-        let flags = frame.head.a;
-        let may_wait = flags & MSG_DONTWAIT == 0;
-        let known = MSG_DONTWAIT | MSG_ZEROCOPY;
-        let prepared = || {
-            if flags & !known != 0 {
-                return Err(Errno::EOPNOTSUPP);
-            }
-            let given = !frame.name.is_empty();
-            let name = given.then(|| names::to_bind_or_send(frame.name)).transpose()?;
-            Ok((name, control::parse(frame.control)?))
-        };
-        let (name, control) = match prepared() {
-            Ok(prepared) => prepared,
-            Err(errno) => return Outcome::Answer(Answer::error(errno)),
-        };
-        // What was sent before comes first.
-        self.drain(handle);
-        let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
-            return Outcome::Answer(Answer::error(Errno::EBADF));
-        };
-        let payload = [std::io::IoSlice::new(frame.payload)];
-        let message = SendMsg {
-            name,
-            payload: &payload,
-            control: &control,
-            zerocopy: flags & MSG_ZEROCOPY != 0,
-            blocking: may_wait,
-            ..SendMsg::default()
-        };
-        let cx = Context::from_waker(waker);
-        let sent = if !socket.rings.has_no_sends() {
-            // They wait for room, as this one has to; the next round looks whether there is some.
-            socket.retry = true;
-            if may_wait {
-                Poll::Pending
-            } else {
-                Poll::Ready(Err(bowline_rds::Error::QueueFull.into()))
-            }
-        } else if may_wait {
-            self.driver.poll_send(socket.id, &message, &cx)
-        } else {
-            Poll::Ready(self.driver.send(socket.id, &message, Blocking::Never))
-        };
-        // The first message to a destination comes here, and not by the ring.
-        socket.has_sent |= !matches!(sent, Poll::Ready(Err(_)));
-        let mut answer = match sent {
-            Poll::Ready(Ok(len)) => Answer::of(i64::try_from(len).unwrap_or(i64::MAX)),
-            Poll::Ready(Err(error)) => Answer::error(errno(&error)),
-            Poll::Pending => {
-                if !socket.senders.contains(&number) {
-                    socket.senders.push_back(number);
-                }
-                let deadline = socket.options.send_timeout.map(|limit| clock::now() + limit);
-                return Outcome::Wait(self.keep_deadline(number, handle, deadline));
-            }
-        };
-        let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
-        if ready.is_pending() {
-            answer.b = FILL;
-            socket.rings.renew_promise(&self.driver, socket.id);
-        } else if answer.value >= 0 && control.is_empty() && flags & MSG_ZEROCOPY == 0 {
-            socket.rings.allow(&self.driver, socket.id, frame.name, name);
-        }
-        self.activate(handle);
-        Outcome::Answer(answer)
-    }
-
-    /// A request that waits already keeps its deadline.
-    fn keep_deadline(&self, number: u64, handle: u64, deadline: Option<Instant>) -> Waiting {
-        let before = self.channels.get(&number).and_then(|channel| channel.waiting);
-        before.unwrap_or(Waiting { handle, deadline })
-    }
-
-    /// Receives what does not go through the ring.
-    fn receive(&mut self, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
-        let Head { a: flags, b: control_room, .. } = frame.head;
-        let control_room = usize::try_from(control_room).unwrap_or(0);
-        let room = room_of(frame)?;
-        if flags & MSG_OOB != 0 {
-            return Ok(Answer::of(0));
-        }
-        if flags & MSG_ERRQUEUE != 0 {
-            return Err(Errno::EAGAIN);
-        }
-        self.turn(handle);
-        let (socket, waker) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
-        let needed = if socket.options.zerocopy { COMPLETION_ROOM } else { SMALL_CONTROL };
-        let want_control = control_room >= needed;
-        let id = socket.id;
-        // What is in the ring comes first, but for notifications.
-        let notified =
-            want_control && self.driver.with_core(|core, _| core.has_congestion_update(id));
-        if socket.rings.has_in_ring() && !notified {
-            return Err(Errno::EAGAIN);
-        }
-        let opts = RecvOpts { peek: flags & MSG_PEEK != 0, want_control };
-        let received = match self.driver.poll_recv(id, opts, &Context::from_waker(waker)) {
-            Poll::Ready(received) => received.map_err(|error| errno(&error))?,
-            Poll::Pending => return Err(Errno::EAGAIN),
-        };
-        let mut answer = Answer::default();
-        let len = received.data.as_ref().map_or(0, Rope::len);
-        answer.value = i64::try_from(len).unwrap_or(i64::MAX);
-        answer.name = received.source.map(names::bytes).unwrap_or_default();
-        let mut control = Room::new(control_room);
-        for one in &received.control {
-            control.put_control(one, |at| self.driver.wall_clock(at));
-        }
-        (answer.control, answer.a) = control.finish();
-        if len > room {
-            answer.a |= MSG_TRUNC;
-        }
-        answer.message = received.data.map(|data| (data, room));
-        // What stood behind it may go through the ring.
-        self.turn(handle);
-        Ok(answer)
-    }
-
     /// Something happened on a socket: those who wait for it go on, in their order.
     pub(crate) fn socket_is_ready(&mut self, handle: u64) {
         self.activate(handle);
@@ -820,14 +485,8 @@ fn turn_away(mut stream: UnixStream, errno: Errno) {
 }
 
 /// The number of a channel as the owner of a lock.
-fn owner(number: u64) -> u32 {
+pub(crate) fn owner(number: u64) -> u32 {
     (number % u64::from(u32::MAX - 1)) as u32 + 1
-}
-
-/// The room for an answer's payload that a request tells.
-fn room_of(frame: Frame<'_>) -> Result<usize, Errno> {
-    let room = frame.payload.first_chunk().ok_or(Errno::EINVAL)?;
-    Ok(usize::try_from(u64::from_ne_bytes(*room)).unwrap_or(usize::MAX))
 }
 
 impl Service {
