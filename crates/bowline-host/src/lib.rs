@@ -22,6 +22,7 @@ mod hand_over;
 mod library;
 mod memory;
 mod names;
+mod network;
 mod options;
 mod policy;
 mod ready;

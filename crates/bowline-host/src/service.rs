@@ -18,12 +18,17 @@ use crate::accounts::{Accounts, Charge};
 use crate::caller::Caller;
 use crate::channel::{Channel, Waiting};
 use crate::hand_over::Successor;
+use crate::network::Network;
 use crate::ready::{Ready, SocketWaker};
 use crate::requests::{Answer, Outcome};
 use crate::socket::HostSocket;
 
 /// What an epoll event is about: the kind in the upper 8 bits, a number below.
-const BELL: u64 = 0;
+const WAKES: u64 = 0;
+/// The first wakes this thread for sockets on which something has happened.
+const BELL: u64 = WAKES;
+pub(crate) const KICK: u64 = WAKES | 1;
+pub(crate) const NETWORK: u64 = WAKES | 2;
 const LISTENER: u64 = 1 << 56;
 const CHANNEL: u64 = 2 << 56;
 const SOCKET: u64 = 3 << 56;
@@ -51,6 +56,7 @@ pub(crate) struct Service {
     pub(crate) accounts: Accounts,
     stop: Arc<AtomicBool>,
     epoll: OwnedFd,
+    network: Network,
     pub(crate) ready: Arc<Ready>,
     pub(crate) listeners: Vec<UnixListener>,
     /// Number of this node, by which programs know it again.
@@ -89,11 +95,13 @@ impl Service {
     ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let ready = Arc::new(Ready::new()?);
+        let network = Network::new(&driver, &epoll)?;
         let service = Self {
             driver,
             accounts,
             stop,
             epoll,
+            network,
             ready,
             listeners: listeners.into(),
             number,
@@ -127,13 +135,15 @@ impl Service {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
     }
 
-    /// Serves until the host ends or hands over.
+    /// Serves until the host ends or hands over. This thread reads the network as well, so that
+    /// what comes for a program needs no other.
     pub(crate) fn run(mut self) -> Self {
         let mut events = Vec::with_capacity(EVENTS);
         while !self.stop.load(Ordering::Relaxed) {
             let is_busy = self.serve_again() | self.round();
+            let next = self.network.turn(&self.epoll);
             let may_sleep = !is_busy && self.fall_asleep();
-            let sleep = if may_sleep { self.time_to_sleep() } else { Duration::ZERO };
+            let sleep = if may_sleep { self.time_to_sleep().min(next) } else { Duration::ZERO };
             let sleep = Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
             let space = rustix::buffer::spare_capacity(&mut events);
             let waited = epoll::wait(&self.epoll, space, Some(&sleep));
@@ -146,7 +156,7 @@ impl Service {
             for event in events.drain(..) {
                 let token = event.data.u64();
                 match token & KIND {
-                    BELL => {} // it has woken this thread
+                    WAKES => self.network.wake_up(token),
                     LISTENER => self.accept((token & !KIND) as usize),
                     CHANNEL => self.channel_event(token & !KIND, event.flags),
                     _ => self.socket_event(token & !KIND, event.flags),

@@ -13,10 +13,12 @@ use bowline_rds::{
     Error as CoreError, Event, Instant, Interest, Node, Readiness, Received, RecvOpts, SendMsg,
     SocketId,
 };
+use bowline_wait::Leader;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::config::DriverConfig;
 use crate::error::Error;
+use crate::helper::Background;
 use crate::listen::Listener;
 use crate::poller::{TOKEN_KICK, TOKEN_LISTENER};
 use crate::shared::Shared;
@@ -61,6 +63,25 @@ impl Drop for Inner {
 }
 
 impl Inner {
+    fn start_helper(&self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new()
+            .name("bowline-helper".into())
+            .spawn(move || helper::run(&shared))?;
+        *self.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
+    }
+
+    fn join_helper(&self) {
+        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(helper) = helper
+            && helper.thread().id() != std::thread::current().id()
+        {
+            // The thread does not panic; if it did, the application should not suffer for it.
+            let _ = helper.join();
+        }
+    }
+
     /// Ends the background thread and makes all waiting callers return.
     fn stop(&self) {
         let sh = &*self.shared;
@@ -84,13 +105,7 @@ impl Inner {
             drop(st);
             sh.run(sc);
         });
-        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(helper) = helper
-            && helper.thread().id() != std::thread::current().id()
-        {
-            // The thread does not panic; if it did, the application should not suffer for it.
-            let _ = helper.join();
-        }
+        self.join_helper();
         let mut st = sh.lock();
         st.links.clear();
         st.hot = [None, None];
@@ -137,16 +152,35 @@ impl Driver {
         }
         let shared = Arc::new(Shared::new(config, core, fds));
         shared.lock().listeners = listeners.into_iter().map(Arc::new).collect();
-        let inner = Inner { shared: Arc::clone(&shared), helper: Mutex::new(None) };
-        let thread = std::thread::Builder::new()
-            .name("bowline-helper".into())
-            .spawn(move || helper::run(&shared))
-            .map_err(|error| Error::Os {
-                what: "starting the background thread",
-                errno: bowline_base::Errno::of(&error),
-            })?;
-        *inner.helper.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        let inner = Inner { shared, helper: Mutex::new(None) };
+        inner.start_helper().map_err(|error| Error::Os {
+            what: "starting the background thread",
+            errno: bowline_base::Errno::of(&error),
+        })?;
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Ends the background thread, whose work the caller does from now on: see [`Background`]. For
+    /// one caller at a time.
+    pub fn take_background(&self) -> Background {
+        let sh = self.shared();
+        sh.lock().helper_leaves = true;
+        sys::signal(&sh.helper_kick);
+        self.inner.join_helper();
+        sh.lock().helper_leaves = false;
+        Background::new(self.clone())
+    }
+
+    pub(crate) fn resume_helper(&self) {
+        let mut st = self.shared().lock();
+        if st.lead.leader() == Leader::Helper {
+            st.lead.leave();
+        }
+        if !st.stop {
+            drop(st);
+            // Without a thread, calls still read the network while they wait.
+            let _ = self.inner.start_helper();
+        }
     }
 
     pub(crate) fn shared(&self) -> &Shared {

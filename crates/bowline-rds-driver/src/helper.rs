@@ -5,6 +5,7 @@
 //! sender left unflushed, and whether application threads are still active. If none has been active
 //! since its last check, it takes the lead and sleeps until an event happens.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use bowline_base::clock;
 use bowline_wait::{Leader, Others};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::driver::Driver;
 use crate::flush::HELPER_AGE_NS;
 use crate::read::PARSE_BUDGET;
 use crate::shared::Shared;
@@ -72,17 +74,85 @@ impl HelperState {
     }
 }
 
+/// The work of the background thread, for a thread of the program that never waits in a call of
+/// the driver and has a loop of its own. It takes a [turn](Self::turn) in each round of that loop,
+/// and wakes up when one of the [descriptors](Self::descriptors) is readable. When it is dropped,
+/// there is a background thread again.
+#[derive(Debug)]
+pub struct Background {
+    driver: Driver,
+    state: HelperState,
+}
+
+/// What a turn leaves to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// The second descriptor is to be watched.
+    pub watches_network: bool,
+    /// When the next turn is due at the latest; `None`: when a descriptor is readable.
+    pub next: Option<Duration>,
+}
+
+impl Background {
+    pub(crate) fn new(driver: Driver) -> Self {
+        Self { driver, state: HelperState::default() }
+    }
+
+    /// What wakes the loop: requests of other threads, and the network.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        let shared = self.driver.shared();
+        [shared.helper_kick.as_fd(), shared.epoll.as_fd()]
+    }
+
+    /// Does what there is to do, and writes what was sent and gathered.
+    pub fn turn(&mut self) -> Turn {
+        let shared = self.driver.shared();
+        shared.with_scratch(|sc| {
+            sc.is_background = true;
+            let turn = shared.turn(sc, &mut self.state, 0);
+            turn.unwrap_or(Turn { watches_network: false, next: None })
+        })
+    }
+
+    /// Other threads have asked for a turn.
+    pub fn take_kick(&self) {
+        self.driver.shared().take_kick();
+    }
+
+    /// There is something on the network.
+    pub fn read_network(&self) {
+        let shared = self.driver.shared();
+        shared.with_scratch(|sc| shared.read_as_helper(sc));
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.driver.resume_helper();
+    }
+}
+
 impl Shared {
     fn help(&self, sc: &mut Scratch, state: &mut HelperState) -> bool {
+        let Some(Turn { watches_network, next }) = self.turn(sc, state, HELPER_AGE_NS) else {
+            return false;
+        };
+        self.help_sleep(sc, watches_network, next);
+        true
+    }
+
+    /// Does the background thread's work of a turn, and writes data that were gathered for longer
+    /// than `age_ns` nanoseconds. `None`: the thread is to end.
+    fn turn(&self, sc: &mut Scratch, state: &mut HelperState, age_ns: u64) -> Option<Turn> {
         self.stats.helper_turns.inc();
         sc.reads_acks = false; // once a turn
         let mut st = self.lock();
         let now = st.at(clock::now());
-        if st.stop {
+        if st.stop || st.helper_leaves && !sc.is_background {
             if st.lead.leader() == Leader::Helper {
                 st.lead.leave();
             }
-            return false;
+            return None;
         }
         if st.lead.leader() == Leader::Helper {
             st.kicked = false;
@@ -92,7 +162,7 @@ impl Shared {
         let active = st.calls != state.calls;
         state.calls = st.calls;
         // The thread that receives the messages should read them itself, but a task cannot.
-        let silent = st.watched > 0 || unchanged && !active;
+        let silent = sc.is_background || st.watched > 0 || unchanged && !active;
         let leader = st.lead.take_turn(if silent { Others::Silent } else { Others::Active });
         if leader != Leader::Application {
             self.run_timers(&mut st, sc);
@@ -108,7 +178,7 @@ impl Shared {
                 st.core.idle(now);
             }
         }
-        self.collect_dirty(&mut st, sc, HELPER_AGE_NS);
+        self.collect_dirty(&mut st, sc, age_ns);
         if st.flush_armed {
             let clean = st.dirty.is_empty() && sc.todo.flush.is_empty();
             state.clean_checks = if clean { state.clean_checks + 1 } else { 0 };
@@ -157,35 +227,43 @@ impl Shared {
             self.poll_events(sc, Some(Duration::ZERO));
             self.run(sc);
         }
-        self.help_sleep(sc, watching, limit);
-        true
+        Some(Turn { watches_network: watching, next: limit.map(Duration::from_nanos) })
+    }
+
+    fn take_kick(&self) {
+        self.stats.eventfds.inc();
+        sys::unsignal(&self.helper_kick);
     }
 
     /// Sleeps until it is woken or, if `watching`, until an event on the network.
-    fn help_sleep(&self, sc: &mut Scratch, watching: bool, limit: Option<u64>) {
+    fn help_sleep(&self, sc: &mut Scratch, watching: bool, limit: Option<Duration>) {
         let mut fds = [
             PollFd::new(&self.helper_kick, PollFlags::IN),
             PollFd::new(&self.epoll, PollFlags::IN),
         ];
         let fds = if watching { &mut fds[..] } else { &mut fds[..1] };
-        let limit = limit.map(|ns| sys::timespec(Duration::from_nanos(ns)));
+        let limit = limit.map(sys::timespec);
         self.stats.waits.inc();
         if poll(fds, limit.as_ref()).is_err() {
             return;
         }
         if !fds[0].revents().is_empty() {
-            self.stats.eventfds.inc();
-            sys::unsignal(&self.helper_kick);
+            self.take_kick();
         }
         if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) {
-            let mut st = self.lock();
-            if st.lead.leader() != Leader::Helper {
-                return;
-            }
-            st.lead.wake_up();
-            drop(st);
-            self.poll_events(sc, Some(Duration::ZERO));
-            self.run(sc);
+            self.read_as_helper(sc);
         }
+    }
+
+    /// Reads the network, unless a thread of the program has taken the lead meanwhile.
+    fn read_as_helper(&self, sc: &mut Scratch) {
+        let mut st = self.lock();
+        if st.lead.leader() != Leader::Helper {
+            return;
+        }
+        st.lead.wake_up();
+        drop(st);
+        self.poll_events(sc, Some(Duration::ZERO));
+        self.run(sc);
     }
 }

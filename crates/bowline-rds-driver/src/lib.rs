@@ -42,6 +42,7 @@ mod waiters;
 pub use config::{DriverConfig, PollMode};
 pub use driver::{Blocking, Driver};
 pub use error::Error;
+pub use helper::{Background, Turn};
 pub use stats::DriverStats;
 
 /// TCP port of RDS, the same on every node [spec 2.1].

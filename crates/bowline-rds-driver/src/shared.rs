@@ -118,6 +118,8 @@ pub(crate) struct State {
     pub(crate) bytes_copied: (u64, u64),
     /// The node makes no new connections.
     pub(crate) closing: bool,
+    /// The background thread is to end, since another thread does its work.
+    pub(crate) helper_leaves: bool,
     /// The node is shut down; all waiting callers return.
     pub(crate) stop: bool,
 }
@@ -163,6 +165,7 @@ impl State {
             events: VecDeque::new(),
             bytes_copied: (0, 0),
             closing: false,
+            helper_leaves: false,
             stop: false,
         }
     }

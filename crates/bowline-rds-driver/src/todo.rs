@@ -50,6 +50,9 @@ pub(crate) struct Scratch {
     pub(crate) until: Option<SocketId>,
     /// This thread sleeps on the network.
     pub(crate) sleeps: bool,
+    /// This thread does the work of the background thread between its calls, so that it need not be
+    /// woken.
+    pub(crate) is_background: bool,
     /// This thread came to send, and reads acknowledgements in passing, once per call.
     pub(crate) reads_acks: bool,
 }
@@ -65,6 +68,7 @@ impl Scratch {
             rx: None,
             until: None,
             sleeps: false,
+            is_background: false,
             reads_acks: false,
         }
     }
@@ -149,7 +153,7 @@ impl Shared {
             self.stats.hand_overs.inc();
             sys::signal(&self.kick);
         }
-        if core::mem::take(&mut todo.wake_helper) {
+        if core::mem::take(&mut todo.wake_helper) && !sc.is_background {
             self.stats.eventfds.inc();
             self.stats.hand_overs.inc();
             sys::signal(&self.helper_kick);
