@@ -2,6 +2,7 @@
 
 mod congestion;
 mod connect;
+mod ends;
 mod handshake;
 mod info;
 mod invariants;
