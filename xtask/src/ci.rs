@@ -35,7 +35,7 @@ const STEPS: [Step; 16] = [
         600,
     ),
     step("test", &["test", "--workspace", TOKIO, "--locked"], 1200),
-    // A minute of what the step before has shown for eight seconds; the same features, so nothing
+    // Half a minute of what the step before has shown for eight seconds; the same features, so nothing
     // is built again.
     Step {
         name: "churn",
@@ -50,7 +50,7 @@ const STEPS: [Step; 16] = [
             "--",
             "--nocapture",
         ],
-        env: Some(("BOWLINE_CHURN_SECONDS", "60")),
+        env: Some(("BOWLINE_CHURN_SECONDS", "30")),
         limit: 300,
     },
     Step {
@@ -65,11 +65,11 @@ const STEPS: [Step; 16] = [
     step("musl", &["xtask", "musl"], 600),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
     step("sim", &["xtask", "sim", "--seeds", "20000"], 600),
-    step("sim roce", &["xtask", "sim", "--roce", "--seeds", "20000"], 600),
-    step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "20000"], 600),
+    step("sim roce", &["xtask", "sim", "--roce", "--seeds", "14000"], 600),
+    step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "14000"], 600),
     // Those before stay the same, so that what once held still holds; these nobody has looked at.
-    step("sim fresh", &["xtask", "sim-fresh", "--seconds", "30"], 460),
-    step("fuzz", &["xtask", "fuzz", "--seconds", "9"], 600),
+    step("sim fresh", &["xtask", "sim-fresh", "--seconds", "20"], 460),
+    step("fuzz", &["xtask", "fuzz", "--seconds", "7"], 600),
     step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];
 
