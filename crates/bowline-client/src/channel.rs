@@ -98,7 +98,8 @@ impl<D: Descriptors> Channel<D> {
     pub(crate) fn of_word(word: u64) -> Option<Self> {
         let number = (word >> 32) as u32;
         let fd = word as u32 as c_int;
-        (number != 0).then_some(Self { fd, number, descriptors: PhantomData })
+        // Not made for a word that is none: it would be dropped, which closes its descriptor.
+        (number != 0).then(|| Self { fd, number, descriptors: PhantomData })
     }
 
     pub(crate) fn into_word(self) -> u64 {

@@ -15,7 +15,7 @@ const IDLE_MAX: usize = 32;
 const NONE: u64 = 0;
 
 /// A node, and channels to it that are not in use.
-pub struct Node<D> {
+pub struct Node<D: Descriptors> {
     /// 0: none yet.
     number: AtomicU64,
     /// Number of the channel above 32 bits of its descriptor.
@@ -138,7 +138,13 @@ impl<D: Descriptors> Node<D> {
     }
 }
 
-impl<D> fmt::Debug for Node<D> {
+impl<D: Descriptors> Drop for Node<D> {
+    fn drop(&mut self) {
+        self.forget_channels();
+    }
+}
+
+impl<D: Descriptors> fmt::Debug for Node<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node").field("number", &self.number).finish_non_exhaustive()
     }

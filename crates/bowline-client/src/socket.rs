@@ -20,7 +20,7 @@ const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
 
 /// An RDS socket of this process.
 #[derive(Debug)]
-pub struct Socket<'a, D> {
+pub struct Socket<'a, D: Descriptors> {
     /// Its descriptor.
     pub fd: c_int,
     /// The node whose socket it is.
@@ -414,6 +414,7 @@ impl<D: Descriptors> Socket<'_, D> {
                 match self.receive_from_node(flags, control_room, to) {
                     Err(libc::EAGAIN) if area.has_message() || !area.has_more() => continue,
                     // What there is needs room for control messages, which this call does not have.
+                    Err(libc::EAGAIN) if self.is_nonblocking(flags) => return Err(libc::EAGAIN),
                     Err(libc::EAGAIN) if waited => system::pause(),
                     Err(libc::EAGAIN) => {}
                     done => {
