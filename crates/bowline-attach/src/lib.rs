@@ -109,8 +109,8 @@ pub enum Op {
     /// number of descriptors; each 250 of them come with one more byte, and that of the state is
     /// the first.
     HandOver = 15,
-    /// Waits until all messages of the socket are acknowledged. `value` as for [`Bind`](Self::Bind);
-    /// payload: the time limit in nanoseconds as 8 bytes, all ones for none.
+    /// Waits until all messages of the socket are acknowledged. Payload: the time limit in
+    /// nanoseconds as 8 bytes, all ones for none.
     Flush = 16,
     /// Cancels all messages of the socket that are not acknowledged.
     CancelAll = 17,

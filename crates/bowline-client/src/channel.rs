@@ -42,8 +42,8 @@ impl<D: Descriptors> Channel<D> {
         let variable = |name: &core::ffi::CStr| -> Option<&'static [u8]> {
             // SAFETY: the name ends with a zero byte.
             let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
-            // SAFETY: a value ends with a zero byte; programs that change their environment while other
-            // threads read it are wrong in themselves.
+            // SAFETY: a value ends with a zero byte; programs that change their environment while
+            // other threads read it are wrong in themselves.
             (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
         };
         if let Some(path) = variable(c"BOWLINE_RDS_SOCKET") {
@@ -57,8 +57,8 @@ impl<D: Descriptors> Channel<D> {
         Self::open(b"/run/bowline/rds/host.sock")
     }
 
-    /// Opens a channel to the node at a path, or at an abstract name, and greets; returns the number
-    /// of the node, too.
+    /// Opens a channel to the node at a path, or at an abstract name, and greets; returns the
+    /// number of the node, too.
     ///
     /// # Errors
     /// Those of `connect(2)`; those that [`is_refusal`] tells; EPROTONOSUPPORT when the node speaks
