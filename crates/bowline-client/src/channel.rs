@@ -289,7 +289,7 @@ impl<D: Descriptors> Channel<D> {
         msg.msg_iov = &raw mut piece;
         msg.msg_iovlen = 1;
         msg.msg_control = space.as_mut_ptr().cast();
-        msg.msg_controllen = size_of_val(&space);
+        msg.msg_controllen = size_of_val(&space) as _;
         // The descriptors come with the first byte, which stays for the answer.
         loop {
             match system::recvmsg(self.fd, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {

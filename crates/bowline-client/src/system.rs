@@ -143,7 +143,8 @@ pub(crate) fn pause() {
 pub(crate) fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, c_int> {
     let mut one = libc::pollfd { fd, events, revents: 0 };
     let limit = limit.map(|limit| libc::timespec {
-        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        // Centuries will do.
+        tv_sec: limit.as_secs().min(u64::from(u32::MAX)).cast_signed(),
         tv_nsec: limit.subsec_nanos().into(),
     });
     let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
