@@ -10,6 +10,7 @@ mod folders;
 mod links;
 mod log;
 mod metrics;
+mod musl;
 mod nodes;
 mod programs;
 mod queue;
