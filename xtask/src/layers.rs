@@ -9,12 +9,13 @@ use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top
 /// edge.
-const LAYERS: [(&str, u8); 25] = [
+const LAYERS: [(&str, u8); 26] = [
     ("bowline-attach", 0),
     ("bowline-base", 0),
     ("bowline-testkit", 0),
     ("bowline-crc", 0),
     ("bowline-wait", 0),
+    ("bowline-client", 1),
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
     ("bowline-rds", 2),

@@ -6,6 +6,7 @@ mod fuzz;
 mod layers;
 mod links;
 mod miri;
+mod preload;
 mod repo;
 mod rules;
 mod run;
@@ -42,6 +43,9 @@ runs
 
 packaging
   dist [--deb]       man pages and completions into target/dist; with --deb a Debian package
+  preload-musl [FILE]
+                     the library of `bowline run` for programs of musl, to FILE or beside the one
+                     for glibc; needs musl-gcc and Rust for musl
   package-test       installs that package into an empty system, uses it there, and purges it;
                      needs root and debootstrap
 
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
         Some("miri") => no_args(rest, miri::run),
         Some("interop") => run::interop(rest),
         Some("dist") => dist::run(rest),
+        Some("preload-musl") => preload::musl(rest),
         Some("package-test") => no_args(rest, dist::test),
         Some(other) => Outcome::Usage(format!("unknown verb {other:?}")),
     };

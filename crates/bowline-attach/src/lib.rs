@@ -25,6 +25,7 @@
 #![deny(unsafe_code)]
 
 mod area;
+pub mod name;
 mod receives;
 mod sends;
 
@@ -108,10 +109,15 @@ pub enum Op {
     /// number of descriptors; each 250 of them come with one more byte, and that of the state is
     /// the first.
     HandOver = 15,
+    /// Waits until all messages of the socket are acknowledged. Payload: the time limit in
+    /// nanoseconds as 8 bytes, all ones for none.
+    Flush = 16,
+    /// Cancels all messages of the socket that are not acknowledged.
+    CancelAll = 17,
 }
 
 impl Op {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 17] = [
         Self::Hello,
         Self::Open,
         Self::Attach,
@@ -127,6 +133,8 @@ impl Op {
         Self::Interrupt,
         Self::Look,
         Self::HandOver,
+        Self::Flush,
+        Self::CancelAll,
     ];
 
     fn of(number: u8) -> Option<Self> {
@@ -259,7 +267,7 @@ mod tests {
             with(0, &(FRAME_MAX as u32 + 1).to_ne_bytes()),
             with(0, &u32::MAX.to_ne_bytes()),
             with(4, &[0]),
-            with(4, &[15]),
+            with(4, &[18]),
             with(6, &5u16.to_ne_bytes()),
             with(6, &u16::MAX.to_ne_bytes()),
             with(24, &1u32.to_ne_bytes()),

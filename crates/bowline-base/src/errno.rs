@@ -85,6 +85,7 @@ errnos! {
     EAFNOSUPPORT = 97, "address family not supported";
     EADDRINUSE = 98, "address in use";
     EADDRNOTAVAIL = 99, "not an address of this machine";
+    ENETDOWN = 100, "network is down";
     ECONNABORTED = 103, "connection aborted";
     ECONNRESET = 104, "connection reset by peer";
     ENOBUFS = 105, "no buffer space, or the port is congested";

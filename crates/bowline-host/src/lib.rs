@@ -48,7 +48,7 @@ use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
 use hand_over::Successor;
 pub use hand_over::{HandOver, HostState};
-pub use library::{preload, preload_library};
+pub use library::{preload, preload_library, preload_library_of_musl};
 pub use policy::{BindRule, Policy, Quota, Who};
 use ready::Ready;
 use service::Service;

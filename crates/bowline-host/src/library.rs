@@ -4,9 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// File name of the library.
-const NAME: &str = "libbowline_preload.so";
-/// Folder of it in a system, below that of this command's folder.
+/// Folder of a library in a system, below that of this command's folder.
 const INSTALLED: &str = "../lib/bowline";
 
 /// Finds the library: next to this command, or where packages put it.
@@ -14,14 +12,25 @@ const INSTALLED: &str = "../lib/bowline";
 /// # Errors
 /// Says where it was looked for, and which command builds it.
 pub fn preload_library() -> Result<PathBuf, String> {
+    find("libbowline_preload.so", "cargo build --release --package bowline-preload")
+}
+
+/// Finds the library for programs of musl.
+///
+/// # Errors
+/// As [`preload_library`].
+pub fn preload_library_of_musl() -> Result<PathBuf, String> {
+    find("libbowline_preload-musl.so", "cargo xtask preload-musl")
+}
+
+fn find(name: &str, build: &str) -> Result<PathBuf, String> {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(NAME), folder.join(INSTALLED).join(NAME)];
+    let places = [folder.join(name), folder.join(INSTALLED).join(name)];
     let found = places.iter().find(|place| place.is_file());
     found.cloned().ok_or_else(|| {
         format!(
-            "{NAME} is neither at {} nor in {}: build it with `cargo build --release --package \
-             bowline-preload`",
+            "{name} is neither at {} nor in {}: build it with `{build}`",
             places[0].display(),
             places[1].display()
         )

@@ -1,36 +1,13 @@
 //! Addresses as programs give them, `sockaddr_in` and `sockaddr_in6`, with the kernel's checks of
 //! their lengths and families. The node checks the rest.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::SocketAddr;
 
+use bowline_attach::name::{self, AF_INET, AF_INET6, v4, v6};
 use bowline_base::Errno;
 
-const AF_INET: u16 = 2;
-const AF_INET6: u16 = 10;
-const IN_LEN: usize = 16;
-const IN6_LEN: usize = 28;
-
-fn family(name: &[u8]) -> Option<u16> {
-    name.first_chunk().map(|f| u16::from_ne_bytes(*f))
-}
-
-fn v4(name: &[u8]) -> Option<SocketAddr> {
-    let name = name.first_chunk::<IN_LEN>()?;
-    let addr = Ipv4Addr::new(name[4], name[5], name[6], name[7]);
-    Some(SocketAddrV4::new(addr, u16::from_be_bytes([name[2], name[3]])).into())
-}
-
-fn v6(name: &[u8]) -> Option<SocketAddr> {
-    let name = name.first_chunk::<IN6_LEN>()?;
-    let port = u16::from_be_bytes([name[2], name[3]]);
-    let mut addr = [0; 16];
-    addr.copy_from_slice(&name[8..24]);
-    let scope = u32::from_ne_bytes([name[24], name[25], name[26], name[27]]);
-    Some(SocketAddrV6::new(Ipv6Addr::from(addr), port, 0, scope).into())
-}
-
 fn known(name: &[u8], other: Errno) -> Result<SocketAddr, Errno> {
-    match family(name).ok_or(Errno::EINVAL)? {
+    match name::family(name).ok_or(Errno::EINVAL)? {
         AF_INET => v4(name).ok_or(Errno::EINVAL),
         AF_INET6 => v6(name).ok_or(Errno::EINVAL),
         _ => Err(other),
@@ -52,34 +29,15 @@ pub(crate) fn to_cancel(name: &[u8]) -> Result<SocketAddr, Errno> {
     v6(name).or_else(|| v4(name)).ok_or(Errno::EINVAL)
 }
 
-/// The bytes of a name, `sockaddr_in` for an IPv4 address, else `sockaddr_in6`, and their number.
-pub(crate) fn raw(name: SocketAddr) -> ([u8; IN6_LEN], usize) {
-    let mut out = [0; IN6_LEN];
-    out[2..4].copy_from_slice(&name.port().to_be_bytes());
-    match name {
-        SocketAddr::V4(name) => {
-            out[0..2].copy_from_slice(&AF_INET.to_ne_bytes());
-            out[4..8].copy_from_slice(&name.ip().octets());
-            (out, IN_LEN)
-        }
-        SocketAddr::V6(name) => {
-            out[0..2].copy_from_slice(&AF_INET6.to_ne_bytes());
-            out[8..24].copy_from_slice(&name.ip().octets());
-            out[24..28].copy_from_slice(&name.scope_id().to_ne_bytes());
-            (out, IN6_LEN)
-        }
-    }
-}
-
-/// As [`raw`], for an answer.
+/// The bytes of a name, for an answer.
 pub(crate) fn bytes(name: SocketAddr) -> Vec<u8> {
-    let (bytes, len) = raw(name);
+    let (bytes, len) = name::raw(name);
     bytes[..len].to_vec()
 }
 
 /// The name of a socket that has none: all zeroes.
 pub(crate) fn unnamed() -> Vec<u8> {
-    vec![0; IN_LEN]
+    vec![0; name::IN_LEN]
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bowline_attach::{FILL, Frame, Head, NAME_PREFIX, Op, VERSION};
 use bowline_base::{Errno, Instant, clock};
@@ -96,6 +97,7 @@ impl Service {
                 }
                 match op {
                     Op::Send => return self.send(number, handle, frame),
+                    Op::Flush => return self.flush(number, handle, frame),
                     Op::Receive => self.receive(handle, frame),
                     _ => self.short(number, handle, frame),
                 }
@@ -212,6 +214,9 @@ impl Service {
                     ..Answer::default()
                 });
             }
+            Op::CancelAll => {
+                self.driver.with_core(|core, now| core.cancel_all(now, id)).map_err(rds)?;
+            }
             Op::Ioctl => {
                 let has_sent = socket.has_sent;
                 return self.ioctl(id, has_sent, a);
@@ -285,11 +290,8 @@ impl Service {
             Poll::Ready(Ok(len)) => Answer::of(i64::try_from(len).unwrap_or(i64::MAX)),
             Poll::Ready(Err(error)) => Answer::error(errno(&error)),
             Poll::Pending => {
-                if !socket.senders.contains(&number) {
-                    socket.senders.push_back(number);
-                }
                 let deadline = socket.options.send_timeout.map(|limit| clock::now() + limit);
-                return Outcome::Wait(self.keep_deadline(number, handle, deadline));
+                return self.wait_as_sender(number, handle, deadline);
             }
         };
         let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
@@ -303,10 +305,43 @@ impl Service {
         Outcome::Answer(answer)
     }
 
-    /// A request that waits already keeps its deadline.
-    fn keep_deadline(&self, number: u64, handle: u64, deadline: Option<Instant>) -> Waiting {
+    /// The request waits until messages of the socket are acknowledged. One that waits already
+    /// keeps its deadline.
+    fn wait_as_sender(&mut self, number: u64, handle: u64, deadline: Option<Instant>) -> Outcome {
+        if let Some((socket, _)) = self.sockets.get_mut(&handle)
+            && !socket.senders.contains(&number)
+        {
+            socket.senders.push_back(number);
+        }
         let before = self.channels.get(&number).and_then(|channel| channel.waiting);
-        before.unwrap_or(Waiting { handle, deadline })
+        Outcome::Wait(before.unwrap_or(Waiting { handle, deadline }))
+    }
+
+    /// Waits until everything is acknowledged.
+    fn flush(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
+        let Some(limit) = frame.payload.first_chunk() else {
+            return Outcome::Answer(Answer::error(Errno::EINVAL));
+        };
+        // What was sent before comes first.
+        self.drain(handle);
+        let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
+            return Outcome::Answer(Answer::error(Errno::EBADF));
+        };
+        let flushed = if socket.rings.has_no_sends() {
+            self.driver.poll_flush(socket.id, &Context::from_waker(waker))
+        } else {
+            Poll::Pending
+        };
+        match flushed {
+            Poll::Ready(Ok(())) => Outcome::Answer(Answer::of(0)),
+            Poll::Ready(Err(error)) => Outcome::Answer(Answer::error(errno(&error))),
+            Poll::Pending => {
+                let limit = Some(u64::from_ne_bytes(*limit)).filter(|limit| *limit != u64::MAX);
+                let deadline = limit.map(|limit| clock::now() + Duration::from_nanos(limit));
+                self.activate(handle);
+                self.wait_as_sender(number, handle, deadline)
+            }
+        }
     }
 
     /// Receives what does not go through the ring.

@@ -7,14 +7,15 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
-use bowline_attach::{Area, Broken, DESTINATIONS, Receives, SavedReceives, SavedSends, Sends};
+use bowline_attach::{
+    Area, Broken, DESTINATIONS, Receives, SavedReceives, SavedSends, Sends, name,
+};
 use bowline_rds::{Node, SendMsg, SocketId};
 use bowline_rds_driver::{Blocking, Driver};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::memory::Memory;
-use crate::names;
 
 /// Most sends, and bytes of them, that are carried out of one socket before others get their turn.
 const TURN_MESSAGES: usize = 256;
@@ -229,7 +230,7 @@ impl Rings {
             let (receives, lent) = (&mut self.receives, &mut self.lent);
             let sum = &mut self.lent_bytes;
             let result = driver.poll_lend(id, cx, |from, len, pieces| {
-                let (name, name_len) = names::raw(from);
+                let (name, name_len) = name::raw(from);
                 let Some(end) = receives.lend(&name[..name_len], len, pieces) else {
                     return false;
                 };

@@ -500,9 +500,10 @@ pub(crate) fn owner(number: u64) -> u32 {
 }
 
 impl Service {
-    /// Closes all sockets.
-    pub(crate) fn end(&self) {
-        for (socket, _) in self.sockets.values() {
+    /// Closes all sockets. What programs send from now on has to be asked for, which fails.
+    pub(crate) fn end(mut self) {
+        for (socket, _) in self.sockets.values_mut() {
+            socket.rings.allow_nothing();
             self.driver.close(socket.id);
         }
     }

@@ -7,9 +7,9 @@ use core::ffi::c_int;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use bowline_attach::{AREA_LEN, Area};
+use bowline_attach::Area;
+use bowline_client::memory;
 
-use crate::real;
 use crate::table::KNOWN_MAX;
 
 struct Slot {
@@ -44,7 +44,10 @@ impl Slot {
             let retired = self.retired.swap(ptr::null_mut(), Ordering::SeqCst);
             let Some(base) = NonNull::new(retired) else { return };
             if self.users.load(Ordering::SeqCst) == 0 {
-                return real::unmap(base, AREA_LEN);
+                // SAFETY: as in `of`.
+                let area = unsafe { Area::new(base) };
+                // SAFETY: `map` has mapped it, and it has no users any more.
+                return unsafe { memory::unmap(area) };
             }
             self.retired.store(retired, Ordering::SeqCst);
             // The last of them may have left meanwhile.
@@ -96,35 +99,17 @@ pub(crate) fn of(fd: c_int) -> Option<InUse> {
 
 /// Maps the memory that came for a descriptor; `memory` is closed.
 pub(crate) fn map(fd: c_int, memory: c_int) -> Result<(), c_int> {
-    let mapped = map_area(memory);
-    real::close(memory);
-    let base = mapped?;
+    let area = memory::map(memory)?;
     let installed = slot(fd).is_some_and(|slot| {
-        let none = ptr::null_mut();
-        let exchange =
-            slot.mapped.compare_exchange(none, base.as_ptr(), Ordering::SeqCst, Ordering::Relaxed);
-        exchange.is_ok()
+        let (none, base) = (ptr::null_mut(), area.base().as_ptr());
+        slot.mapped.compare_exchange(none, base, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     });
     if !installed {
         // Another thread was quicker, or the number is above all that are known.
-        real::unmap(base, AREA_LEN);
+        // SAFETY: nobody else has it.
+        unsafe { memory::unmap(area) };
     }
     if slot(fd).is_some() { Ok(()) } else { Err(libc::EMFILE) }
-}
-
-fn map_area(memory: c_int) -> Result<NonNull<u8>, c_int> {
-    // Memory that can become shorter would end the program at an access.
-    if !real::cannot_shrink(memory) {
-        return Err(libc::EPROTO);
-    }
-    let base = real::map_shared(memory, AREA_LEN)?;
-    // SAFETY: it was just mapped with this length.
-    let area = unsafe { Area::new(base) };
-    if area.is_marked() {
-        return Ok(base);
-    }
-    real::unmap(base, AREA_LEN);
-    Err(libc::EPROTO)
 }
 
 /// A descriptor was closed or replaced.

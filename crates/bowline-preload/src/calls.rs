@@ -17,12 +17,12 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
+use bowline_client::{Message, Pieces};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 
-use crate::channel;
-use crate::rds::{self, Message};
 use crate::real::{fail, hidden};
 use crate::table::{self, Rds};
+use crate::{areas, nodes};
 
 const AF_RDS: c_int = 21;
 /// Longest value of an option that is looked at, bytes; none is as long.
@@ -62,7 +62,7 @@ functions! {
     fn shutdown(fd, how: c_int) -> c_int = |_| fail(libc::EOPNOTSUPP);
 
     fn send(fd, from: *const c_void, len: usize, flags: c_int) -> ssize_t =
-        |rds| size(rds.send(flags, &[], &[], &[piece(from, len)]));
+        |rds| size(unsafe { send_pieces(&rds, flags, &[], &[], &[piece(from, len)]) });
     fn sendto(
         fd,
         from: *const c_void,
@@ -72,7 +72,7 @@ functions! {
         name_len: socklen_t,
     ) -> ssize_t = |rds| {
         let name = unsafe { name_of(name, name_len) };
-        size(rds.send(flags, name, &[], &[piece(from, len)]))
+        size(unsafe { send_pieces(&rds, flags, name, &[], &[piece(from, len)]) })
     };
     fn sendmsg(fd, msg: *const msghdr, flags: c_int) -> ssize_t =
         |rds| size(unsafe { send_one(&rds, msg, flags) });
@@ -85,9 +85,9 @@ functions! {
         |_| fail(libc::EOPNOTSUPP) as ssize_t;
 
     fn recv(fd, to: *mut c_void, len: usize, flags: c_int) -> ssize_t =
-        |rds| size(rds.receive(flags, 0, &[piece(to, len)]).map(|m| m.len));
+        |rds| size(unsafe { receive(&rds, flags, 0, &[piece(to, len)]) }.map(|m| m.len));
     fn __recv_chk(fd, to: *mut c_void, len: usize, room: usize, flags: c_int) -> ssize_t =
-        |rds| size(rds.receive(flags, 0, &[piece(to, len.min(room))]).map(|m| m.len));
+        |rds| size(unsafe { receive(&rds, flags, 0, &[piece(to, len.min(room))]) }.map(|m| m.len));
     fn recvfrom(
         fd,
         to: *mut c_void,
@@ -107,12 +107,12 @@ functions! {
     ) -> ssize_t =
         |rds| size(unsafe { receive_from(&rds, to, len.min(room), flags, name, name_len) });
     fn read(fd, to: *mut c_void, len: usize) -> ssize_t =
-        |rds| size(rds.receive(0, 0, &[piece(to, len)]).map(|m| m.len));
+        |rds| size(unsafe { receive(&rds, 0, 0, &[piece(to, len)]) }.map(|m| m.len));
     fn __read_chk(fd, to: *mut c_void, len: usize, room: usize) -> ssize_t =
-        |rds| size(rds.receive(0, 0, &[piece(to, len.min(room))]).map(|m| m.len));
+        |rds| size(unsafe { receive(&rds, 0, 0, &[piece(to, len.min(room))]) }.map(|m| m.len));
     fn readv(fd, to: *const iovec, count: c_int) -> ssize_t = |rds| {
         let to = unsafe { pieces(to, usize::try_from(count).unwrap_or(0)) };
-        size(rds.receive(0, 0, to).map(|m| m.len))
+        size(unsafe { receive(&rds, 0, 0, to) }.map(|m| m.len))
     };
 
     fn setsockopt(
@@ -187,13 +187,38 @@ unsafe fn give_name(name: &[u8], to: *mut sockaddr, len: *mut socklen_t) {
 }
 
 /// # Safety
+/// What the pieces of the payload point at is readable.
+unsafe fn send_pieces(
+    rds: &Rds,
+    flags: c_int,
+    name: &[u8],
+    control: &[u8],
+    payload: &[iovec],
+) -> Result<usize, c_int> {
+    let area = areas::of(rds.fd).ok_or(libc::EBADF)?;
+    unsafe { rds.send(&area, flags, name, control, payload) }
+}
+
+/// # Safety
+/// What the pieces point at is writable.
+unsafe fn receive(
+    rds: &Rds,
+    flags: c_int,
+    control_room: usize,
+    to: &[iovec],
+) -> Result<Message, c_int> {
+    let area = areas::of(rds.fd).ok_or(libc::EBADF)?;
+    rds.receive(&area, flags, control_room, &mut unsafe { Pieces::new(to) })
+}
+
+/// # Safety
 /// `msg` is the caller's, as for `sendmsg`.
 unsafe fn send_one(rds: &Rds, msg: *const msghdr, flags: c_int) -> Result<usize, c_int> {
     let msg = unsafe { &*msg };
     let name = unsafe { name_of(msg.msg_name.cast(), msg.msg_namelen) };
     let control = unsafe { bytes(msg.msg_control, msg.msg_controllen as usize) };
     let payload = unsafe { pieces(msg.msg_iov, msg.msg_iovlen as usize) };
-    rds.send(flags, name, control, payload)
+    unsafe { send_pieces(rds, flags, name, control, payload) }
 }
 
 /// # Safety
@@ -220,7 +245,7 @@ unsafe fn receive_from(
     name: *mut sockaddr,
     name_len: *mut socklen_t,
 ) -> Result<usize, c_int> {
-    let message = rds.receive(flags, 0, &[piece(to, len)])?;
+    let message = unsafe { receive(rds, flags, 0, &[piece(to, len)]) }?;
     if !name.is_null() {
         unsafe { give_name(&message.name, name, name_len) };
     }
@@ -233,7 +258,7 @@ unsafe fn receive_one(rds: &Rds, msg: *mut msghdr, flags: c_int) -> Result<usize
     let msg = unsafe { &mut *msg };
     let to = unsafe { pieces(msg.msg_iov, msg.msg_iovlen as usize) };
     let room = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
-    let Message { len, flags, name, control } = rds.receive(flags, room, to)?;
+    let Message { len, flags, name, control } = unsafe { receive(rds, flags, room, to) }?;
     if msg.msg_name.is_null() {
         msg.msg_namelen = 0;
     } else {
@@ -309,7 +334,7 @@ unsafe fn get_option(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == AF_RDS {
-        return rds::socket(kind, protocol).unwrap_or_else(fail);
+        return nodes::socket(kind, protocol).unwrap_or_else(fail);
     }
     hidden!(socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int)
 }
@@ -435,7 +460,7 @@ fn is_copy(made: c_int) -> c_int {
 /// The program takes a number that may be a channel's.
 fn make_way(fd: c_int) {
     if table::is_ours(fd) {
-        channel::close_idle();
+        nodes::close_idle();
     }
 }
 
@@ -479,14 +504,14 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    channel::close_idle();
+    nodes::close_idle();
     table::forget_range(first as usize, last as usize);
     hidden!(close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
-    channel::close_idle();
+    nodes::close_idle();
     table::forget_range(usize::try_from(first).unwrap_or(0), usize::MAX - 1);
     // A C library without it has no callers of it either.
     let _: *mut c_void = hidden!(closefrom(first: c_int) -> *mut c_void);

@@ -5,10 +5,12 @@
 //! ```text
 //!   calls      the C library's functions, by kind of descriptor: ours, or the real one
 //!   table      which descriptors are RDS sockets
-//!   channel    requests to the node and their answers
-//!   rds        what each call asks the node, and what it makes of the answer
-//!   real       the functions that ours hide, and system calls
+//!   areas      the memory of each
+//!   nodes      nodes that this process has sockets of
+//!   real       the functions that ours hide
 //! ```
+//!
+//! What a call on an RDS socket does is in [`bowline_client`], which the library `bowline` has too.
 //!
 //! It has no locks: calls may come from the child of a `fork` of a program with threads.
 //!
@@ -19,7 +21,6 @@
 
 mod areas;
 mod calls;
-mod channel;
-mod rds;
+mod nodes;
 mod real;
 mod table;

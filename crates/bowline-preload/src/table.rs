@@ -8,9 +8,10 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use bowline_attach::NAME_PREFIX;
+use bowline_client::{Socket, system};
 
-use crate::channel::{Node, Nodes};
-use crate::{areas, real};
+use crate::areas;
+use crate::nodes::{self, Hidden, Node};
 
 /// Descriptors above cannot be RDS sockets of a process.
 pub(crate) const KNOWN_MAX: usize = 1 << 20;
@@ -33,12 +34,7 @@ static END: AtomicUsize = AtomicUsize::new(0);
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 /// An RDS socket of this process.
-#[derive(Clone, Copy)]
-pub(crate) struct Rds {
-    pub(crate) fd: c_int,
-    pub(crate) node: &'static Node,
-    pub(crate) handle: u64,
-}
+pub(crate) type Rds = Socket<'static, Hidden>;
 
 fn cell(fd: c_int) -> Option<&'static AtomicU64> {
     TABLE.get(usize::try_from(fd).ok()?)
@@ -66,17 +62,17 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         return None;
     }
     if word & 0xff == RDS {
-        let node = Nodes::get((word >> 8) as u8)?;
+        let node = nodes::get((word >> 8) as u8)?;
         return Some(Ok(Rds { fd, node, handle: word >> 16 }));
     }
     let Some(number) = node_of(fd) else {
-        if let Some(cell) = new_cell(fd).filter(|_| real::flags(fd).is_ok()) {
+        if let Some(cell) = new_cell(fd).filter(|_| system::flags(fd).is_ok()) {
             // Unless another thread has just made it an RDS socket.
             let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
         }
         return None;
     };
-    let found = Nodes::with_number(number).and_then(|node| {
+    let found = nodes::with_number(number).and_then(|node| {
         let (handle, memory) = node.attach(fd)?;
         areas::map(fd, memory)?;
         Ok(Rds { fd, node, handle })
@@ -91,7 +87,7 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
 fn node_of(fd: c_int) -> Option<u64> {
     // SAFETY: a structure of integers, for which all zeroes are a value.
     let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
-    let len = real::peer_name(fd, &mut name).ok()?;
+    let len = system::peer_name(fd, &mut name).ok()?;
     if i32::from(name.sun_family) != libc::AF_UNIX {
         return None;
     }
@@ -110,7 +106,7 @@ fn node_of(fd: c_int) -> Option<u64> {
 /// Remembers an RDS socket.
 pub(crate) fn set(fd: c_int, node: &'static Node, handle: u64) {
     if let Some(cell) = new_cell(fd).filter(|_| handle < 1 << 48) {
-        let word = handle << 16 | u64::from(node.index()) << 8 | RDS;
+        let word = handle << 16 | u64::from(nodes::index(node)) << 8 | RDS;
         cell.store(word, Ordering::Release);
     }
 }
@@ -152,10 +148,10 @@ pub(crate) fn forget_range(first: usize, last: usize) {
 /// Tells whether the table is that of the calling process, which may be the child of a `vfork`.
 pub(crate) fn is_this_process() -> bool {
     let process = PROCESS.load(Ordering::Relaxed);
-    process == 0 || process == real::getpid()
+    process == 0 || process == system::getpid()
 }
 
 /// The table is now that of the calling process.
 pub(crate) fn adopt() {
-    PROCESS.store(real::getpid(), Ordering::Relaxed);
+    PROCESS.store(system::getpid(), Ordering::Relaxed);
 }

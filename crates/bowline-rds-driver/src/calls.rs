@@ -384,6 +384,12 @@ impl Shared {
         })
     }
 
+    pub(crate) fn poll_flush(&self, id: SocketId, cx: &Context<'_>) -> Poll<Result<(), Error>> {
+        self.poll(id, Interest::WRITE, cx, |st, _| {
+            if st.core.send_messages(id)? == 0 { Ok(()) } else { Err(CoreError::QueueFull) }
+        })
+    }
+
     /// Resets the event descriptor of a socket after a failed call, so that it shows the next
     /// change. It is reset under the lock: otherwise a change signalled meanwhile could be lost.
     fn rearm(&self, id: SocketId, interest: Interest) {

@@ -357,6 +357,12 @@ impl Driver {
             .wait_until(id, Interest::WRITE, blocking, |st| Ok(st.core.send_messages(id)? == 0))
     }
 
+    /// Tells for a task whether all messages that the socket has sent are acknowledged; the task is
+    /// woken when they may have become so.
+    pub fn poll_flush(&self, id: SocketId, cx: &Context<'_>) -> Poll<Result<(), Error>> {
+        self.shared().poll_flush(id, cx)
+    }
+
     /// Returns a descriptor that is readable while the socket may have something to receive, and
     /// after a refused send when it may succeed now. A call that finds nothing resets the
     /// descriptor. It may only be polled.

@@ -1,7 +1,8 @@
 //! Nodes, sockets and messages.
 //!
 //! A [`Node`] owns addresses and has one TCP connection (or up to eight paths) to every peer node;
-//! any number of [`Socket`]s share them. A message arrives whole, once, and in the order of its
+//! any number of [`Socket`]s share them. It is part of the process, or that of the host, which
+//! programs share ([`Node::of_host`]). A message arrives whole, once, and in the order of its
 //! socket, even if connections break. A receiver that does not keep up makes its senders wait; no
 //! message is lost.
 //!
@@ -69,7 +70,9 @@
 //! A process must not `fork` and go on using a node in the child.
 
 mod builder;
+mod control;
 mod error;
+mod host;
 mod message;
 mod node;
 mod socket;

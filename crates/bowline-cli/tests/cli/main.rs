@@ -11,6 +11,7 @@ mod folders;
 mod links;
 mod log;
 mod metrics;
+mod musl;
 mod node_disks;
 mod nodes;
 mod programs;

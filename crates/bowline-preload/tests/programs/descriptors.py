@@ -66,6 +66,7 @@ except OSError:
 # Parent and child use one socket, each by its own channel.
 child = os.fork()
 if child == 0:
+    os.fstat(0)
     for n in range(50):
         again.sendto(b"child", (ONE, 4200))
         assert again.recv(100) == b"for either"

@@ -61,6 +61,14 @@ impl Message {
         Self { source, data, control }
     }
 
+    pub(super) const fn from_parts(
+        source: Option<SocketAddr>,
+        data: Option<Rope>,
+        control: Vec<Control>,
+    ) -> Self {
+        Self { source, data, control }
+    }
+
     /// Returns the length of the payload in bytes.
     pub fn len(&self) -> usize {
         self.data.as_ref().map_or(0, Rope::len)

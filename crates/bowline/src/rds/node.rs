@@ -2,18 +2,34 @@
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
-use super::{Builder, Error, Event, Info, Socket};
+use bowline_client::Host;
 use bowline_rds_driver::{Driver, DriverStats};
 
-/// A node: addresses, listeners, connections, and one background thread.
+use super::error::HostError;
+use super::host::{self, HostSocket};
+use super::{Builder, Error, Event, Info, Socket};
+
+/// A node: addresses, listeners, connections, and one background thread; or the node of this host,
+/// which is in another process.
 ///
-/// Cloning gives another handle. Sockets keep their node alive. The node ends with the last handle,
-/// without waiting for acknowledgements: see [`shutdown`](Self::shutdown) and [`Socket::flush`].
+/// Cloning gives another handle. Sockets keep their node alive. A node of this process ends with
+/// the last handle, without waiting for acknowledgements: see [`shutdown`](Self::shutdown) and
+/// [`Socket::flush`]. The host's node goes on, and belongs to whoever runs it: what changes it, or
+/// shows all of it, is not for its users.
 #[derive(Clone, Debug)]
 pub struct Node {
-    driver: Driver,
+    of: Of,
+}
+
+/// Whose node it is.
+#[derive(Clone, Debug)]
+enum Of {
+    Process(Driver),
+    Host(Host),
 }
 
 impl Node {
@@ -22,17 +38,72 @@ impl Node {
         Builder::new()
     }
 
+    /// Attaches to the node that serves the programs of this host (`bowline node`): at the place
+    /// that the environment names in `BOWLINE_RDS_SOCKET`, else at `bowline/rds/host.sock` in
+    /// `$XDG_RUNTIME_DIR` or `/run`. Its sockets are shared memory with that node, so programs that
+    /// embed no node share one with others, with their addresses and connections.
+    ///
+    /// ```no_run
+    /// use bowline::rds::Node;
+    ///
+    /// # fn main() -> Result<(), bowline::rds::Error> {
+    /// let node = Node::of_host()?;
+    /// let socket = node.bind("10.0.0.1:4000".parse().expect("an address"))?;
+    /// socket.send_to(b"hello", "10.0.0.2:4000".parse().expect("an address"))?;
+    /// let mut buf = [0; 1024];
+    /// let (len, from) = socket.recv_from(&mut buf)?;
+    /// println!("{from} says {:?}", &buf[..len]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `EAFNOSUPPORT` (97), as a kernel without RDS gives, when no node serves programs; `EACCES`
+    /// (13) when the node does not serve this user; `ENFILE` or `EMFILE` when it has no room;
+    /// `EPROTONOSUPPORT` (93) when it is of another version. Calls on a node that has ended fail
+    /// with `ENETDOWN` (100); one that was replaced goes on.
+    pub fn of_host() -> Result<Self, Error> {
+        Ok(Self { of: Of::Host(host::find(None)?) })
+    }
+
+    /// Attaches to the node that serves programs at a place, as [`of_host`](Self::of_host) does.
+    ///
+    /// # Errors
+    /// As [`of_host`](Self::of_host).
+    pub fn at(place: impl AsRef<Path>) -> Result<Self, Error> {
+        let place = place.as_ref().as_os_str().as_bytes();
+        Ok(Self { of: Of::Host(host::find(Some(place))?) })
+    }
+
     pub(super) fn from_driver(driver: Driver) -> Self {
-        Self { driver }
+        Self { of: Of::Process(driver) }
+    }
+
+    fn owned(&self) -> Option<&Driver> {
+        match &self.of {
+            Of::Process(driver) => Some(driver),
+            Of::Host(_) => None,
+        }
+    }
+
+    /// Tells whether this is the host's node, and not one of this process.
+    pub fn is_of_host(&self) -> bool {
+        self.owned().is_none()
     }
 
     /// Makes a socket that is not bound yet.
     ///
     /// # Errors
-    /// `ENFILE` (23) when the node has as many sockets as its limits allow.
+    /// `ENFILE` (23) when the node has as many sockets as its limits allow; `EMFILE` (24) when this
+    /// process, or its user at the host's node, has as many descriptors or sockets as it may.
     pub fn socket(&self) -> Result<Socket, Error> {
-        let id = self.driver.with_core(|core, _| core.socket())?;
-        Ok(Socket::new(self.driver.clone(), id))
+        match &self.of {
+            Of::Process(driver) => {
+                let id = driver.with_core(|core, _| core.socket())?;
+                Ok(Socket::new(driver.clone(), id))
+            }
+            Of::Host(host) => Ok(Socket::of_host(HostSocket::open(host)?)),
+        }
     }
 
     /// Makes a socket and binds it; port 0 chooses one.
@@ -46,52 +117,61 @@ impl Node {
     }
 
     /// Returns the state of all sockets, connections, paths, messages and TCP connections, as
-    /// `rds-info` shows it.
+    /// `rds-info` shows it. Of the host's node it is empty: `bowline info` shows that.
     pub fn info(&self) -> Info {
-        self.driver.with_core(|core, _| core.info())
+        let info = |driver: &Driver| driver.with_core(|core, _| core.info());
+        self.owned().map(info).unwrap_or_default()
     }
 
     /// Returns the same without the messages, of which there may be very many.
     pub fn info_without_messages(&self) -> Info {
-        self.driver.with_core(|core, _| core.info_without_messages())
+        let info = |driver: &Driver| driver.with_core(|core, _| core.info_without_messages());
+        self.owned().map(info).unwrap_or_default()
     }
 
     /// Returns the counters: first the kernel's, in its order and with its names, then those of
-    /// bowline, whose names begin with `bl_`.
+    /// bowline, whose names begin with `bl_`. None are there once the host's node has ended.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.driver.with_core(|core, _| core.counters().iter().collect())
+        match &self.of {
+            Of::Process(driver) => driver.with_core(|core, _| core.counters().iter().collect()),
+            Of::Host(host) => host::counters(host),
+        }
     }
 
     /// Reads one of the kernel's settings by its name, such as `net.rds.ping_enable`.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` (92) when there is none of that name.
+    /// `ENOPROTOOPT` (92) when there is none of that name; `EOPNOTSUPP` (95) for the host's node.
     pub fn sysctl(&self, name: &str) -> Result<i64, Error> {
-        let value = self.driver.with_core(|core, _| core.sysctl(name));
+        let driver = self.owned().ok_or(HostError::OwnersAffair)?;
+        let value = driver.with_core(|core, _| core.sysctl(name));
         value.ok_or_else(|| bowline_rds::Error::NoSuchOption.into())
     }
 
     /// Changes one of the kernel's settings. A change of a TCP buffer renews every connection.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` (92) when there is none of that name, `EINVAL` for a value out of its range.
+    /// `ENOPROTOOPT` (92) when there is none of that name, `EINVAL` for a value out of its range;
+    /// `EOPNOTSUPP` (95) for the host's node.
     pub fn set_sysctl(&self, name: &str, value: i64) -> Result<(), Error> {
-        Ok(self.driver.with_core(|core, now| core.set_sysctl(now, name, value))?)
+        let driver = self.owned().ok_or(HostError::OwnersAffair)?;
+        Ok(driver.with_core(|core, now| core.set_sysctl(now, name, value))?)
     }
 
     /// Resets the TCP connections to `peer`, or all of them; returns their number. Unacknowledged
     /// messages are sent again on new connections, so nothing is lost between bowline nodes. A
     /// kernel has freed messages that this machine's TCP had acknowledged; those that the node had
-    /// not read yet are lost.
+    /// not read yet are lost. Of the host's node this resets none.
     pub fn drop_connections(&self, peer: Option<IpAddr>) -> usize {
-        self.driver.drop_connections(peer)
+        self.owned().map_or(0, |driver| driver.drop_connections(peer))
     }
 
     /// Waits until all sent messages are acknowledged, at most `limit`, then closes all sockets and
     /// connections; later calls fail with `ESHUTDOWN`. Tells whether everything was acknowledged in
-    /// time.
+    /// time. The host's node goes on: for it, this does nothing and returns `false`;
+    /// [`Socket::flush`] waits for one socket.
     pub fn shutdown(&self, limit: Duration) -> bool {
-        self.driver.shutdown(limit)
+        self.owned().is_some_and(|driver| driver.shutdown(limit))
     }
 
     /// Ends all connections and writes down everything else, for a node that goes on in another
@@ -99,29 +179,35 @@ impl Node {
     /// than a second; later calls fail with `ESHUTDOWN`.
     ///
     /// # Errors
-    /// Those of `out`; the node is shut down all the same.
+    /// Those of `out`; the node is shut down all the same. `EOPNOTSUPP` for the host's node.
     pub fn hand_over(&self, out: impl Write) -> io::Result<()> {
-        self.driver.hand_over(out)
+        let driver = self.owned().ok_or_else(|| Error::from(HostError::OwnersAffair))?;
+        driver.hand_over(out)
     }
 
-    /// Returns the counters of the driver: system calls, copies, thread hand-overs.
+    /// Returns the counters of the driver: system calls, copies, thread hand-overs; all 0 for the
+    /// host's node.
     pub fn driver_stats(&self) -> DriverStats {
-        self.driver.stats()
+        self.owned().map(Driver::stats).unwrap_or_default()
     }
 
     /// Takes the events for the operator, oldest first: paths that went up or down, peers that
-    /// broke a rule. Only the latest 256 are kept.
+    /// broke a rule. Only the latest 256 are kept. Those of the host's node are for its operator.
     pub fn events(&self) -> Vec<Event> {
-        self.driver.events()
+        self.owned().map(Driver::events).unwrap_or_default()
     }
 
-    /// Returns the TCP congestion control of each connection, with its peer.
+    /// Returns the TCP congestion control of each connection, with its peer; of none for the host's
+    /// node.
     pub fn congestion_controls(&self) -> Vec<(SocketAddr, String)> {
-        self.driver.congestion_controls()
+        self.owned().map(Driver::congestion_controls).unwrap_or_default()
     }
 
     /// Returns the driver underneath, for operations that have no method here.
+    ///
+    /// # Panics
+    /// On the host's node, whose driver is in another process.
     pub fn driver(&self) -> &Driver {
-        &self.driver
+        self.owned().expect("a node of this process")
     }
 }

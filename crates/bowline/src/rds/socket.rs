@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_rds::{
-    Interest, Node as Core, OutstandingMessages, Readiness, RecvOpts, SendControl, SendMsg,
-    SocketId,
+    Interest, OutstandingMessages, Readiness, RecvOpts, SendControl, SendMsg, SocketId,
 };
 use bowline_rds_driver::{Blocking, Driver};
 
+use super::error::HostError;
+use super::host::{HostSocket, Waits};
 use super::{Error, Message};
 
 /// Value of a timeout in nanoseconds that stands for no limit.
@@ -22,12 +23,20 @@ const FOREVER: u64 = u64::MAX;
 /// call [`flush`](Self::flush) before, if that matters.
 #[derive(Debug)]
 pub struct Socket {
-    driver: Driver,
-    id: SocketId,
+    of: Of,
     nonblocking: AtomicBool,
     /// Timeout in nanoseconds, or [`FOREVER`].
     send_timeout: AtomicU64,
     recv_timeout: AtomicU64,
+}
+
+/// Whose socket it is.
+#[derive(Debug)]
+enum Of {
+    /// A node's of this process.
+    Process(Driver, SocketId),
+    /// The host's.
+    Host(HostSocket),
 }
 
 impl Drop for Socket {
@@ -46,9 +55,16 @@ fn from_nanos(nanos: u64) -> Option<Duration> {
 
 impl Socket {
     pub(super) fn new(driver: Driver, id: SocketId) -> Self {
+        Self::with(Of::Process(driver, id))
+    }
+
+    pub(super) fn of_host(socket: HostSocket) -> Self {
+        Self::with(Of::Host(socket))
+    }
+
+    const fn with(of: Of) -> Self {
         Self {
-            driver,
-            id,
+            of,
             nonblocking: AtomicBool::new(false),
             send_timeout: AtomicU64::new(FOREVER),
             recv_timeout: AtomicU64::new(FOREVER),
@@ -62,11 +78,8 @@ impl Socket {
         from_nanos(limit.load(Relaxed)).map_or(Blocking::Forever, Blocking::For)
     }
 
-    fn core<R>(
-        &self,
-        f: impl FnOnce(&mut Core, SocketId) -> Result<R, bowline_rds::Error>,
-    ) -> Result<R, Error> {
-        Ok(self.driver.with_core(|core, _| f(core, self.id))?)
+    fn waits(&self) -> Waits {
+        if self.nonblocking.load(Relaxed) { Waits::No } else { Waits::Yes }
     }
 
     /// Binds the socket to one of the node's addresses; port 0 chooses a port.
@@ -75,7 +88,10 @@ impl Socket {
     /// `EINVAL` when it is bound already, the address is not a unicast address, or the port is 1;
     /// `EADDRNOTAVAIL` when the address is not the node's; `EADDRINUSE` when the port is taken.
     pub fn bind(&self, addr: SocketAddr) -> Result<(), Error> {
-        Ok(self.driver.bind(self.id, addr)?)
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.bind(*id, addr)?),
+            Of::Host(socket) => socket.bind(addr),
+        }
     }
 
     /// Sets the destination of [`send`](Self::send). Nothing is sent, and messages of others are
@@ -85,17 +101,28 @@ impl Socket {
     /// `EDESTADDRREQ` (89), `EINVAL` or `EPROTOTYPE` (91) when the address is not a unicast
     /// address.
     pub fn connect(&self, addr: SocketAddr) -> Result<(), Error> {
-        self.core(|core, id| core.connect(id, addr))
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.connect(*id, addr))?),
+            Of::Host(socket) => socket.connect(addr),
+        }
     }
 
     /// Returns the address the socket is bound to; `None` when it is not.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.core(|core, id| core.local_addr(id)).ok().flatten()
+        match &self.of {
+            Of::Process(driver, id) => {
+                driver.with_core(|core, _| core.local_addr(*id)).ok().flatten()
+            }
+            Of::Host(socket) => socket.local_addr(),
+        }
     }
 
     /// Returns the destination set by [`connect`](Self::connect).
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.core(|core, id| core.peer_addr(id)).ok()
+        match &self.of {
+            Of::Process(driver, id) => driver.with_core(|core, _| core.peer_addr(*id)).ok(),
+            Of::Host(socket) => socket.peer_addr(),
+        }
     }
 
     /// Sends a message to the destination set by [`connect`](Self::connect); returns its length.
@@ -145,12 +172,16 @@ impl Socket {
         payload: &[IoSlice<'_>],
         control: &[SendControl],
     ) -> Result<usize, Error> {
+        let (driver, id) = match &self.of {
+            Of::Process(driver, id) => (driver, *id),
+            Of::Host(socket) => return socket.send(to, payload, control, self.waits()),
+        };
         let blocking = self.blocking(&self.send_timeout);
         let zerocopy = control.iter().any(|c| matches!(c, SendControl::ZcopyCookie(_)));
         let may_wait = blocking != Blocking::Never;
         let msg =
             SendMsg { name: to, payload, control, zerocopy, blocking: may_wait, promised: false };
-        Ok(self.driver.send(self.id, &msg, blocking)?)
+        Ok(driver.send(id, &msg, blocking)?)
     }
 
     /// Sends messages, waiting for the first only; returns how many were accepted.
@@ -159,8 +190,13 @@ impl Socket {
     /// As [`send_to`](Self::send_to), for the first message. An error of a later message ends the
     /// batch; the program gets it when it sends that message again.
     pub fn send_batch(&self, messages: &[(SocketAddr, &[u8])]) -> Result<usize, Error> {
-        let messages = messages.iter().map(|(to, payload)| (Some(*to), *payload));
-        Ok(self.driver.send_batch(self.id, messages, self.blocking(&self.send_timeout))?)
+        match &self.of {
+            Of::Process(driver, id) => {
+                let messages = messages.iter().map(|(to, payload)| (Some(*to), *payload));
+                Ok(driver.send_batch(*id, messages, self.blocking(&self.send_timeout))?)
+            }
+            Of::Host(socket) => socket.send_batch(messages, self.waits()),
+        }
     }
 
     /// Receives a message into `buf`; returns the number of bytes copied and the sender. The rest
@@ -169,7 +205,12 @@ impl Socket {
     /// # Errors
     /// A socket that does not wait: `EAGAIN`. With a time limit: `ETIMEDOUT`.
     pub fn recv_from(&self, buf: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
-        Ok(self.driver.recv_into(self.id, buf, self.blocking(&self.recv_timeout))?)
+        match &self.of {
+            Of::Process(driver, id) => {
+                Ok(driver.recv_into(*id, buf, self.blocking(&self.recv_timeout))?)
+            }
+            Of::Host(socket) => socket.recv_from(buf, self.waits()),
+        }
     }
 
     /// Receives a message into `buf` like [`recv_from`](Self::recv_from), without its sender.
@@ -185,7 +226,12 @@ impl Socket {
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
     pub fn recv_message(&self) -> Result<Message, Error> {
-        self.receive(RecvOpts { want_control: true, ..RecvOpts::default() })
+        match &self.of {
+            Of::Process(driver, id) => {
+                self.receive(driver, *id, RecvOpts { want_control: true, ..RecvOpts::default() })
+            }
+            Of::Host(socket) => socket.recv_message(self.waits()),
+        }
     }
 
     /// Returns the next message and leaves it in the queue.
@@ -193,12 +239,17 @@ impl Socket {
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
     pub fn peek_message(&self) -> Result<Message, Error> {
-        self.receive(RecvOpts { peek: true, ..RecvOpts::default() })
+        match &self.of {
+            Of::Process(driver, id) => {
+                self.receive(driver, *id, RecvOpts { peek: true, ..RecvOpts::default() })
+            }
+            Of::Host(socket) => socket.peek_message(self.waits()),
+        }
     }
 
-    fn receive(&self, opts: RecvOpts) -> Result<Message, Error> {
-        let received = self.driver.recv(self.id, opts, self.blocking(&self.recv_timeout))?;
-        Ok(Message::new(received, &self.driver))
+    fn receive(&self, driver: &Driver, id: SocketId, opts: RecvOpts) -> Result<Message, Error> {
+        let received = driver.recv(id, opts, self.blocking(&self.recv_timeout))?;
+        Ok(Message::new(received, driver))
     }
 
     /// Appends up to `max` messages to `messages`, waiting for the first only; returns how many.
@@ -207,11 +258,15 @@ impl Socket {
     /// # Errors
     /// As [`recv_from`](Self::recv_from), for the first message.
     pub fn recv_batch(&self, messages: &mut Vec<Message>, max: usize) -> Result<usize, Error> {
+        let (driver, id) = match &self.of {
+            Of::Process(driver, id) => (driver, *id),
+            Of::Host(socket) => return socket.recv_batch(messages, max, self.waits()),
+        };
         messages.reserve(max);
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let blocking = self.blocking(&self.recv_timeout);
-        let push = |received| messages.push(Message::new(received, &self.driver));
-        Ok(self.driver.recv_batch(self.id, opts, max, blocking, push)?)
+        let push = |received| messages.push(Message::new(received, driver));
+        Ok(driver.recv_batch(id, opts, max, blocking, push)?)
     }
 
     /// Chooses whether calls wait, or fail with `EAGAIN` (`ENOBUFS` for congestion) instead.
@@ -222,29 +277,47 @@ impl Socket {
     /// Limits how long sends wait, whatever the reason; `None`, the default, stands for no limit.
     pub fn set_send_timeout(&self, limit: Option<Duration>) {
         self.send_timeout.store(to_nanos(limit), Relaxed);
+        if let Of::Host(socket) = &self.of {
+            socket.set_send_timeout(limit);
+        }
     }
 
     /// Limits how long receives wait; `None`, the default, stands for no limit.
     pub fn set_recv_timeout(&self, limit: Option<Duration>) {
         self.recv_timeout.store(to_nanos(limit), Relaxed);
+        if let Of::Host(socket) = &self.of {
+            socket.set_recv_timeout(limit);
+        }
     }
 
     /// Sets the effective send buffer in bytes (not doubled as by the kernel), at least 2304. It
-    /// limits both the unacknowledged payload and the length of a message.
+    /// limits both the unacknowledged payload and the length of a message. The host's node gives
+    /// its sockets 212,992 bytes at most, and fewer to users that have a quota.
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
     pub fn set_send_buffer(&self, bytes: usize) -> Result<(), Error> {
-        self.core(|core, id| core.set_send_buffer(id, bytes))
+        match &self.of {
+            Of::Process(driver, id) => {
+                Ok(driver.with_core(|core, _| core.set_send_buffer(*id, bytes))?)
+            }
+            Of::Host(socket) => socket.set_send_buffer(bytes),
+        }
     }
 
     /// Sets the effective receive buffer in bytes, at least 1152. When more bytes than that wait,
-    /// the port is congested and its senders wait.
+    /// the port is congested and its senders wait. The host's node gives its sockets as much as for
+    /// [sending](Self::set_send_buffer).
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
     pub fn set_recv_buffer(&self, bytes: usize) -> Result<(), Error> {
-        self.core(|core, id| core.set_recv_buffer(id, bytes))
+        match &self.of {
+            Of::Process(driver, id) => {
+                Ok(driver.with_core(|core, _| core.set_recv_buffer(*id, bytes))?)
+            }
+            Of::Host(socket) => socket.set_recv_buffer(bytes),
+        }
     }
 
     /// Returns the effective send buffer in bytes.
@@ -252,7 +325,10 @@ impl Socket {
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
     pub fn send_buffer(&self) -> Result<usize, Error> {
-        self.core(|core, id| core.send_buffer(id))
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.send_buffer(*id))?),
+            Of::Host(socket) => socket.send_buffer(),
+        }
     }
 
     /// Returns the effective receive buffer in bytes.
@@ -260,7 +336,10 @@ impl Socket {
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
     pub fn recv_buffer(&self) -> Result<usize, Error> {
-        self.core(|core, id| core.recv_buffer(id))
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.recv_buffer(*id))?),
+            Of::Host(socket) => socket.recv_buffer(),
+        }
     }
 
     /// Cancels all unacknowledged messages of this socket to `to`. Cancelled messages may arrive or
@@ -270,7 +349,12 @@ impl Socket {
     /// `ENOTCONN` when the socket is not bound.
     #[doc(alias = "RDS_CANCEL_SENT_TO")]
     pub fn cancel_sent_to(&self, to: SocketAddr) -> Result<(), Error> {
-        Ok(self.driver.with_core(|core, now| core.cancel_sent_to(now, self.id, to))?)
+        match &self.of {
+            Of::Process(driver, id) => {
+                Ok(driver.with_core(|core, now| core.cancel_sent_to(now, *id, to))?)
+            }
+            Of::Host(socket) => socket.cancel_sent_to(to),
+        }
     }
 
     /// Cancels all unacknowledged messages of this socket, to all destinations.
@@ -278,7 +362,10 @@ impl Socket {
     /// # Errors
     /// `ENOTCONN` when the socket is not bound.
     pub fn cancel_all(&self) -> Result<(), Error> {
-        Ok(self.driver.with_core(|core, now| core.cancel_all(now, self.id))?)
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, now| core.cancel_all(now, *id))?),
+            Of::Host(socket) => socket.cancel_all(),
+        }
     }
 
     /// Returns the number of messages of this socket that the node keeps, one entry for each
@@ -288,10 +375,13 @@ impl Socket {
     /// the socket's address.
     ///
     /// # Errors
-    /// `ENOTCONN` when the socket is not bound.
+    /// `ENOTCONN` when the socket is not bound; `EOPNOTSUPP` (95) for a socket of the host's node.
     #[doc(alias = "held")]
     pub fn outstanding(&self) -> Result<Vec<OutstandingMessages>, Error> {
-        self.core(|core, id| core.outstanding(id))
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.outstanding(*id))?),
+            Of::Host(_) => Err(HostError::NotForIts.into()),
+        }
     }
 
     /// Asks for notifications, among the received messages, of destinations that are no longer
@@ -301,7 +391,12 @@ impl Socket {
     /// `EBADF` after [`close`](Self::close).
     #[doc(alias = "RDS_CONG_MONITOR")]
     pub fn set_cong_monitor(&self, on: bool) -> Result<(), Error> {
-        self.core(|core, id| core.set_cong_monitor(id, on))
+        match &self.of {
+            Of::Process(driver, id) => {
+                Ok(driver.with_core(|core, _| core.set_cong_monitor(*id, on))?)
+            }
+            Of::Host(socket) => socket.set_cong_monitor(on),
+        }
     }
 
     /// Asks for the time of arrival with every message.
@@ -310,7 +405,10 @@ impl Socket {
     /// `EBADF` after [`close`](Self::close).
     #[doc(alias = "SO_TIMESTAMP")]
     pub fn set_timestamp(&self, on: bool) -> Result<(), Error> {
-        self.core(|core, id| core.set_timestamp(id, on))
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.set_timestamp(*id, on))?),
+            Of::Host(socket) => socket.set_timestamp(on),
+        }
     }
 
     /// Returns which operations on the socket can succeed now.
@@ -318,7 +416,10 @@ impl Socket {
     /// # Errors
     /// `EBADF` after [`close`](Self::close).
     pub fn poll(&self) -> Result<Readiness, Error> {
-        self.core(|core, id| core.readiness(id))
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.readiness(*id))?),
+            Of::Host(socket) => socket.poll(),
+        }
     }
 
     /// Waits until the socket is ready for one of `interest`, at most `limit`.
@@ -326,8 +427,13 @@ impl Socket {
     /// # Errors
     /// `ETIMEDOUT` after `limit`.
     pub fn wait(&self, interest: Interest, limit: Option<Duration>) -> Result<(), Error> {
-        let blocking = limit.map_or(Blocking::Forever, Blocking::For);
-        Ok(self.driver.wait(self.id, interest, blocking)?)
+        match &self.of {
+            Of::Process(driver, id) => {
+                let blocking = limit.map_or(Blocking::Forever, Blocking::For);
+                Ok(driver.wait(*id, interest, blocking)?)
+            }
+            Of::Host(socket) => socket.wait(interest, limit),
+        }
     }
 
     /// Waits until all messages of this socket are acknowledged, at most `limit`. An acknowledged
@@ -337,29 +443,49 @@ impl Socket {
     /// # Errors
     /// `ETIMEDOUT` after `limit`.
     pub fn flush(&self, limit: Option<Duration>) -> Result<(), Error> {
-        let blocking = limit.map_or(Blocking::Forever, Blocking::For);
-        Ok(self.driver.flush(self.id, blocking)?)
+        match &self.of {
+            Of::Process(driver, id) => {
+                let blocking = limit.map_or(Blocking::Forever, Blocking::For);
+                Ok(driver.flush(*id, blocking)?)
+            }
+            Of::Host(socket) => socket.flush(limit),
+        }
     }
 
     /// Returns a descriptor for `poll` or `epoll`: readable while there may be something to
     /// receive, and after a refused send when it may succeed now. Receive until `EAGAIN` before
     /// waiting for it again. Use it only for waiting.
     ///
+    /// That of a socket of the host's node shows what a kernel's shows: it is readable while there
+    /// is something to receive, and *writable* while the send buffer has room.
+    ///
     /// # Errors
     /// `EMFILE` (24) when the process has no descriptors left; `EBADF` after
     /// [`close`](Self::close).
     pub fn as_fd(&self) -> Result<Arc<OwnedFd>, Error> {
-        Ok(self.driver.event_fd(self.id)?)
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.event_fd(*id)?),
+            Of::Host(socket) => socket.descriptor(),
+        }
     }
 
     /// Closes the socket now. Other threads' calls on it end with `EBADF`.
     pub fn close(&self) {
-        self.driver.close(self.id);
+        match &self.of {
+            Of::Process(driver, id) => driver.close(*id),
+            Of::Host(socket) => socket.close(),
+        }
     }
 
     /// Returns the core's id of this socket, for calls of [`Driver`].
+    ///
+    /// # Panics
+    /// On a socket of the host's node, whose core is in another process.
     pub fn id(&self) -> SocketId {
-        self.id
+        match &self.of {
+            Of::Process(_, id) => *id,
+            Of::Host(_) => panic!("a socket of the host's node has no id in this process"),
+        }
     }
 
     /// Sends a message from a task, which waits while the send buffer is full or the destination
@@ -369,13 +495,15 @@ impl Socket {
     /// dropped before.
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout.
+    /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout; `EOPNOTSUPP` (95) for a
+    /// socket of the host's node: send from a thread that may wait.
     #[cfg(feature = "tokio")]
     pub async fn send_async(&self, payload: &[u8], to: SocketAddr) -> Result<usize, Error> {
+        let Of::Process(driver, id) = &self.of else { return Err(HostError::NotForIts.into()) };
         let payload = [IoSlice::new(payload)];
         let msg =
             SendMsg { name: Some(to), payload: &payload, blocking: true, ..SendMsg::default() };
-        let sent = core::future::poll_fn(|cx| self.driver.poll_send(self.id, &msg, cx));
+        let sent = core::future::poll_fn(|cx| driver.poll_send(*id, &msg, cx));
         limited(from_nanos(self.send_timeout.load(Relaxed)), sent).await
     }
 
@@ -384,13 +512,15 @@ impl Socket {
     /// Cancel safe: when this is dropped before it is ready, no message is lost.
     ///
     /// # Errors
-    /// `ETIMEDOUT` after the receive timeout.
+    /// `ETIMEDOUT` after the receive timeout; `EOPNOTSUPP` (95) for a socket of the host's node:
+    /// wait for its [descriptor](Self::as_fd).
     #[cfg(feature = "tokio")]
     pub async fn recv_async(&self) -> Result<Message, Error> {
+        let Of::Process(driver, id) = &self.of else { return Err(HostError::NotForIts.into()) };
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
-        let received = core::future::poll_fn(|cx| self.driver.poll_recv(self.id, opts, cx));
+        let received = core::future::poll_fn(|cx| driver.poll_recv(*id, opts, cx));
         let received = limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await?;
-        Ok(Message::new(received, &self.driver))
+        Ok(Message::new(received, driver))
     }
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod admin;
 pub(crate) mod config;
 pub(crate) mod control;
 pub(crate) mod info;
+mod libc;
 pub(crate) mod node;
 pub(crate) mod ping;
 pub(crate) mod pipe;

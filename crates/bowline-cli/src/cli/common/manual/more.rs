@@ -178,6 +178,10 @@ const RUN: More = More {
             "The library that takes the place of system calls. It is looked for next to the \
              command, too.",
         ),
+        (
+            "/usr/lib/bowline/libbowline_preload-musl.so",
+            "The same for programs of musl. No package has it: `cargo xtask preload-musl` builds it.",
+        ),
         ("/run/bowline/rds/host.sock", "Where a node that is a service serves programs."),
     ],
     environment: &[

@@ -1,82 +1,32 @@
 //! What each call on an RDS socket asks the node, and what it makes of the answer.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
+use core::marker::PhantomData;
 use core::ptr;
+use core::time::Duration;
 
 use bowline_attach::{
     Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN,
 };
 
-use crate::areas::{self, InUse};
-use crate::channel::{self, Answer, Channel, Node, Nodes};
-use crate::real;
-use crate::table::{self, Rds};
+use crate::channel::{Answer, Channel, Descriptors};
+use crate::node::Node;
+use crate::system;
 
 /// Tokens that are sent at most to fill a socket; fewer do.
 const FILL_MAX: usize = 16;
-
-const SOCK_SEQPACKET: c_int = 5;
 /// SO_RCVTIMEO, in both of its forms.
 const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
 
-/// `socket(AF_RDS, ..)`.
-pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
-    let flags = kind & !0xf;
-    if flags & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != 0 {
-        return Err(libc::EINVAL);
-    }
-    if kind & 0xf != SOCK_SEQPACKET || protocol != 0 {
-        return Err(libc::ESOCKTNOSUPPORT);
-    }
-    // A node that was started anew ends the channels of before.
-    let (node, answer, [fd, memory]) = match open(protocol) {
-        Err(libc::ENETDOWN) => open(protocol)?,
-        done => done?,
-    };
-    if answer.value < 0 {
-        return Err(-answer.value as c_int);
-    }
-    if fd < 0 || memory < 0 {
-        [fd, memory].into_iter().filter(|fd| *fd >= 0).for_each(real::close);
-        return Err(libc::EMFILE);
-    }
-    // What another thread may have found out about the number while it was being closed.
-    table::forget(fd);
-    if let Err(errno) = areas::map(fd, memory) {
-        real::close(fd);
-        return Err(errno);
-    }
-    if flags & libc::SOCK_CLOEXEC == 0 {
-        real::clear_cloexec(fd);
-    }
-    if flags & libc::SOCK_NONBLOCK != 0 {
-        real::set_flags(fd, real::flags(fd)? | libc::O_NONBLOCK);
-    }
-    table::set(fd, node, answer.value.cast_unsigned());
-    Ok(fd)
-}
-
-/// Asks the host's node for a socket; returns that node, its answer, and the descriptors of the
-/// socket and of its memory.
-fn open(protocol: c_int) -> Result<(&'static Node, Answer, [c_int; 2]), c_int> {
-    // As a kernel without the module says, unless there is a node that refuses this user.
-    let absent = |errno| if channel::is_refusal(errno) { errno } else { libc::EAFNOSUPPORT };
-    let node = Nodes::of_host().map_err(absent)?;
-    let mut channel = node.channel().map_err(absent)?;
-    let head = Head { op: Op::Open, value: 0, a: SOCK_SEQPACKET, b: protocol };
-    let sent = channel.send(head, &[], &[], &[], None);
-    let answer = sent.and_then(|()| channel.answer_with_descriptors());
-    match answer {
-        Ok((answer, descriptors)) => {
-            node.keep(channel);
-            Ok((node, answer, descriptors))
-        }
-        Err(errno) => {
-            drop(channel);
-            node.forget_channels();
-            Err(errno)
-        }
-    }
+/// An RDS socket of this process.
+#[derive(Debug)]
+pub struct Socket<'a, D: Descriptors> {
+    /// Its descriptor.
+    pub fd: c_int,
+    /// The node whose socket it is.
+    pub node: &'a Node<D>,
+    /// What the node calls it.
+    pub handle: u64,
 }
 
 /// A request with all that may go along.
@@ -88,21 +38,106 @@ struct Request<'a> {
     may_wait: bool,
 }
 
-impl Rds {
+/// What was received.
+#[derive(Debug)]
+pub struct Message {
+    /// What the call returns.
+    pub len: usize,
+    /// Flags of the message, as `recvmsg` has them.
+    pub flags: c_int,
+    /// Name of the sender; empty for a notification.
+    pub name: Vec<u8>,
+    /// Control messages.
+    pub control: Vec<u8>,
+}
+
+/// Where the payload of a message goes.
+pub trait To {
+    /// Bytes that have room there.
+    fn room(&self) -> usize;
+    /// Copies a payload of so many bytes, which have room, out of a ring. The last of several
+    /// copies counts.
+    fn copy(&mut self, area: &Area, place: Place, len: usize);
+    /// Memory for a payload of so many bytes, for as many as have room. It is written to before
+    /// anything else is done here.
+    fn pieces(&mut self, len: usize) -> Vec<libc::iovec>;
+}
+
+/// Pieces of memory that a payload goes to.
+#[derive(Debug)]
+pub struct Pieces<'a> {
+    pieces: *const libc::iovec,
+    count: usize,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl Pieces<'_> {
+    /// Memory of a program.
+    ///
+    /// # Safety
+    /// For as long as this is there, the pieces are readable, and what they point at is writable.
+    pub const unsafe fn new(pieces: &[libc::iovec]) -> Self {
+        Self { pieces: pieces.as_ptr(), count: pieces.len(), memory: PhantomData }
+    }
+
+    fn all(&self) -> &[libc::iovec] {
+        // SAFETY: readable, as `new` was promised.
+        unsafe { core::slice::from_raw_parts(self.pieces, self.count) }
+    }
+}
+
+impl To for Pieces<'_> {
+    fn room(&self) -> usize {
+        self.all().iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add)
+    }
+
+    fn copy(&mut self, area: &Area, mut place: Place, mut len: usize) {
+        for piece in self.all() {
+            let n = piece.iov_len.min(len);
+            // SAFETY: writable, as `new` was promised.
+            unsafe { area.copy_out_to(place, piece.iov_base.cast(), n) };
+            place = place.skip(n);
+            len -= n;
+        }
+    }
+
+    fn pieces(&mut self, _len: usize) -> Vec<libc::iovec> {
+        self.all().to_vec()
+    }
+}
+
+/// A whole message, however long it is.
+impl To for Vec<u8> {
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn copy(&mut self, area: &Area, place: Place, len: usize) {
+        self.resize(len, 0);
+        area.copy_out(place, self);
+    }
+
+    fn pieces(&mut self, len: usize) -> Vec<libc::iovec> {
+        self.resize(len, 0);
+        vec![libc::iovec { iov_base: self.as_mut_ptr().cast(), iov_len: len }]
+    }
+}
+
+impl<D: Descriptors> Socket<'_, D> {
     fn head(&self, op: Op, a: c_int, b: c_int) -> Head {
         Head { op, value: self.handle.cast_signed(), a, b }
     }
 
     /// Asks the node; returns the channel from which the rest of the answer is to be read. A
     /// channel that is new to the node, or to the socket, is made known first.
-    fn ask(&self, request: &Request<'_>) -> Result<(Channel, Answer), c_int> {
+    fn ask(&self, request: &Request<'_>) -> Result<(Channel<D>, Answer), c_int> {
         let mut is_known = false;
         loop {
             let mut channel = self.node.channel()?;
             let mut head = request.head;
             if is_known {
                 let (handle, memory) = channel.attach(self.fd)?;
-                real::close(memory); // it is mapped
+                system::close(memory); // it is mapped
                 head.value = handle.cast_signed();
             }
             channel.send(head, request.name, request.control, request.payload, None)?;
@@ -114,7 +149,7 @@ impl Rds {
             }
             // With an error of GetOption the length that is needed comes along.
             if answer.value < 0 && head.op != Op::GetOption {
-                channel.take(answer.name + answer.control + answer.payload, &[])?;
+                channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
                 self.node.keep(channel);
                 self.heed(head.op, answer);
                 return Err(-answer.value as c_int);
@@ -130,18 +165,14 @@ impl Rds {
             return;
         }
         for _ in 0..FILL_MAX {
-            if !real::is_writable(self.fd) {
+            if !system::is_writable(self.fd) {
                 return;
             }
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            if real::send(self.fd, &[0], flags).is_err() {
+            if system::send(self.fd, &[0], flags).is_err() {
                 return;
             }
         }
-    }
-
-    fn area(&self) -> Result<InUse, c_int> {
-        areas::of(self.fd).ok_or(libc::EBADF)
     }
 
     /// Tells the node to look at the memory of this socket.
@@ -156,7 +187,7 @@ impl Rds {
     fn received(&self, area: &Area) {
         while area.has_token() && area.has_nothing() {
             let mut token = [0; TOKEN_LEN];
-            if real::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(TOKEN_LEN) {
+            if system::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(TOKEN_LEN) {
                 return;
             }
             self.token_taken(area, token);
@@ -172,6 +203,18 @@ impl Rds {
         }
     }
 
+    /// Takes a token from the socket, or waits for one.
+    fn take_token(&self, area: &Area, flags: c_int) -> Result<(), c_int> {
+        let mut token = [0; TOKEN_LEN];
+        match system::recv(self.fd, &mut token, flags & libc::MSG_DONTWAIT) {
+            Ok(TOKEN_LEN) => self.token_taken(area, token),
+            // The node has closed its end, which may have had unread tokens.
+            Ok(_) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
     /// Requests that never wait; returns value, name and payload of the answer.
     fn short(
         &self,
@@ -179,47 +222,60 @@ impl Rds {
         name: &[u8],
         payload: &[u8],
     ) -> Result<(Answer, Vec<u8>, Vec<u8>), c_int> {
-        let piece =
-            libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+        let piece = piece_of(payload);
         let request = Request { head, name, control: &[], payload: &[piece], may_wait: false };
         let (mut channel, answer) = self.ask(&request)?;
         let name = channel.take_bytes(answer.name)?;
-        channel.take(answer.control, &[])?;
+        channel.take(answer.control, Vec::new())?;
         let payload = channel.take_bytes(answer.payload)?;
         self.node.keep(channel);
         Ok((answer, name, payload))
     }
 
-    pub(crate) fn bind(&self, name: &[u8]) -> Result<c_int, c_int> {
+    /// `bind(2)`.
+    ///
+    /// # Errors
+    /// What the node says, here and below; ENETDOWN when it is gone.
+    pub fn bind(&self, name: &[u8]) -> Result<c_int, c_int> {
         self.short(self.head(Op::Bind, 0, 0), name, &[]).map(|_| 0)
     }
 
-    pub(crate) fn connect(&self, name: &[u8]) -> Result<c_int, c_int> {
+    /// `connect(2)`.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn connect(&self, name: &[u8]) -> Result<c_int, c_int> {
         self.short(self.head(Op::Connect, 0, 0), name, &[]).map(|_| 0)
     }
 
-    pub(crate) fn name(&self, peer: bool) -> Result<Vec<u8>, c_int> {
+    /// `getsockname(2)`, or `getpeername(2)`.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn name(&self, peer: bool) -> Result<Vec<u8>, c_int> {
         let op = if peer { Op::PeerName } else { Op::LocalName };
         self.short(self.head(op, 0, 0), &[], &[]).map(|(_, name, _)| name)
     }
 
-    pub(crate) fn set_option(
-        &self,
-        level: c_int,
-        name: c_int,
-        value: &[u8],
-    ) -> Result<c_int, c_int> {
+    /// `setsockopt(2)`.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
         self.short(self.head(Op::SetOption, level, name), &[], value)?;
         // Waiting is up to the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
-            real::set_receive_timeout(self.fd, name, value);
+            system::set_receive_timeout(self.fd, name, value);
         }
         Ok(0)
     }
 
-    /// Returns the value, the length to be told, and what the call returns; or an error number
-    /// along with a length.
-    pub(crate) fn get_option(
+    /// `getsockopt(2)`. Returns the value, the length to be told, and what the call returns: that
+    /// may be an error number along with a length.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn get_option(
         &self,
         level: c_int,
         name: c_int,
@@ -233,24 +289,38 @@ impl Rds {
         Ok((value, answer.a, answer.value))
     }
 
-    pub(crate) fn ioctl(&self, request: c_int, byte: u8) -> Result<Option<u8>, c_int> {
+    /// `ioctl(2)` of a byte.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn ioctl(&self, request: c_int, byte: u8) -> Result<Option<u8>, c_int> {
         let (_, _, value) = self.short(self.head(Op::Ioctl, request, 0), &[], &[byte])?;
         Ok(value.first().copied())
     }
 
     fn is_nonblocking(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT != 0
-            || real::flags(self.fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
+            || system::flags(self.fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
     }
 
-    pub(crate) fn send(
+    /// `sendmsg(2)`.
+    ///
+    /// # Safety
+    /// What the pieces of the payload point at is readable.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); EINTR when a signal has ended the wait.
+    pub unsafe fn send(
         &self,
+        area: &Area,
         flags: c_int,
         name: &[u8],
         control: &[u8],
         payload: &[libc::iovec],
     ) -> Result<usize, c_int> {
-        if flags & !libc::MSG_DONTWAIT == 0 && control.is_empty() && self.post(name, payload)? {
+        // SAFETY: as the caller promises.
+        let post = || unsafe { self.post(area, name, payload) };
+        if flags & !libc::MSG_DONTWAIT == 0 && control.is_empty() && post()? {
             let len = payload.iter().map(|piece| piece.iov_len).sum();
             return Ok(len);
         }
@@ -267,7 +337,15 @@ impl Rds {
     }
 
     /// Posts a message to the ring of sends. Returns `false` when the node has to be asked.
-    fn post(&self, name: &[u8], payload: &[libc::iovec]) -> Result<bool, c_int> {
+    ///
+    /// # Safety
+    /// As for [`send`](Self::send).
+    unsafe fn post(
+        &self,
+        area: &Area,
+        name: &[u8],
+        payload: &[libc::iovec],
+    ) -> Result<bool, c_int> {
         const PIECES: usize = 8;
         // Where there is nothing, the system says EFAULT.
         let is_nothing = |piece: &libc::iovec| piece.iov_base.is_null() && piece.iov_len > 0;
@@ -278,10 +356,9 @@ impl Rds {
         for (piece, given) in pieces.iter_mut().zip(payload) {
             *piece = Piece { base: given.iov_base.cast(), len: given.iov_len };
         }
-        let area = self.area()?;
         let mut channel = self.node.channel()?;
         // SAFETY: the caller's pieces, who promises that they are readable.
-        let posted = unsafe { area.post(channel.number, name, &pieces[..payload.len()]) };
+        let posted = unsafe { area.post(channel.number(), name, &pieces[..payload.len()]) };
         if posted == Posted::Wake {
             channel.look(self.handle)?;
         }
@@ -289,38 +366,42 @@ impl Rds {
         Ok(posted != Posted::Ask)
     }
 
-    /// Receives into `to`; returns the length of the whole message, its flags, name and control
-    /// messages.
-    pub(crate) fn receive(
+    /// `recvmsg(2)` into `to`.
+    ///
+    /// # Errors
+    /// EAGAIN when there is nothing and the call may not wait; ETIMEDOUT after the socket's time
+    /// limit; EINTR when a signal has ended the wait; EIO for memory that cannot be; ENETDOWN when
+    /// the node is gone.
+    pub fn receive(
         &self,
+        area: &Area,
         flags: c_int,
         control_room: usize,
-        to: &[libc::iovec],
+        to: &mut impl To,
     ) -> Result<Message, c_int> {
-        let area = self.area()?;
         if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
             return self.receive_from_node(flags, control_room, to);
         }
-        let room = to.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
+        let room = to.room();
         let mut waited = false;
         // A notification comes before all messages.
         if control_room > 0 && area.has_more() {
             match self.receive_from_node(flags, control_room, to) {
                 Err(libc::EAGAIN) => {}
                 done => {
-                    self.received(&area);
+                    self.received(area);
                     return done;
                 }
             }
         }
         loop {
-            let copy = |place: Place, len: usize| copy_out(&area, place, len.min(room), to);
+            let copy = |place: Place, len: usize| to.copy(area, place, len.min(room));
             let taken = area.take(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
             if let Some(taken) = taken {
                 if taken.notice {
                     let _ = self.look();
                 }
-                self.received(&area);
+                self.received(area);
                 let cut = if taken.len > room { libc::MSG_TRUNC } else { 0 };
                 return Ok(Message {
                     len: if flags & libc::MSG_TRUNC != 0 { taken.len } else { taken.len.min(room) },
@@ -333,21 +414,19 @@ impl Rds {
                 match self.receive_from_node(flags, control_room, to) {
                     Err(libc::EAGAIN) if area.has_message() || !area.has_more() => continue,
                     // What there is needs room for control messages, which this call does not have.
-                    Err(libc::EAGAIN) if waited => real::pause(),
+                    Err(libc::EAGAIN) if self.is_nonblocking(flags) => return Err(libc::EAGAIN),
+                    Err(libc::EAGAIN) if waited => system::pause(),
                     Err(libc::EAGAIN) => {}
                     done => {
-                        self.received(&area);
+                        self.received(area);
                         return done;
                     }
                 }
             }
-            let mut token = [0; TOKEN_LEN];
-            match real::recv(self.fd, &mut token, flags & libc::MSG_DONTWAIT) {
-                Ok(TOKEN_LEN) => self.token_taken(&area, token),
-                Ok(_) => return Err(libc::ENETDOWN),
+            match self.take_token(area, flags) {
                 Err(libc::EAGAIN) if area.has_message() => {}
                 Err(libc::EAGAIN) if !self.is_nonblocking(flags) => return Err(libc::ETIMEDOUT),
-                Err(errno) => return Err(errno),
+                done => done?,
             }
             waited = true;
         }
@@ -358,43 +437,75 @@ impl Rds {
         &self,
         flags: c_int,
         control_room: usize,
-        to: &[libc::iovec],
+        to: &mut impl To,
     ) -> Result<Message, c_int> {
-        let room = to.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
+        let room = to.room();
         let room_bytes = (room as u64).to_ne_bytes();
-        let piece = libc::iovec {
-            iov_base: ptr::from_ref(&room_bytes).cast::<c_void>().cast_mut(),
-            iov_len: room_bytes.len(),
-        };
+        let piece = piece_of(&room_bytes);
         let head = self.head(Op::Receive, flags, control_room.min(CONTROL_MAX) as c_int);
         let request = Request { head, name: &[], control: &[], payload: &[piece], may_wait: false };
         let (mut channel, answer) = self.ask(&request)?;
         let name = channel.take_bytes(answer.name)?;
         let control = channel.take_bytes(answer.control)?;
-        channel.take(answer.payload, to)?;
+        channel.take(answer.payload, to.pieces(answer.payload))?;
         self.node.keep(channel);
         let whole = answer.value as usize;
         let len = if flags & libc::MSG_TRUNC != 0 { whole } else { whole.min(room) };
         Ok(Message { len, flags: answer.a, name, control })
     }
-}
 
-/// Copies bytes of a ring to where they are wanted.
-fn copy_out(area: &Area, mut place: Place, mut len: usize, to: &[libc::iovec]) {
-    for piece in to {
-        let n = piece.iov_len.min(len);
-        // SAFETY: the caller's piece, who promises that it is writable.
-        unsafe { area.copy_out_to(place, piece.iov_base.cast(), n) };
-        place = place.skip(n);
-        len -= n;
+    /// Waits until the descriptor shows one of `events`, of POLLIN and POLLOUT, at most `limit`;
+    /// returns those that it shows.
+    ///
+    /// # Errors
+    /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
+    /// gone.
+    pub fn wait(&self, area: &Area, events: i16, limit: Option<Duration>) -> Result<i16, c_int> {
+        loop {
+            let ready = system::poll(self.fd, events, limit)?;
+            if ready & (libc::POLLHUP | libc::POLLERR) != 0 {
+                return Err(libc::ENETDOWN);
+            }
+            let ready = ready & events;
+            if ready == 0 {
+                return Err(libc::ETIMEDOUT);
+            }
+            if ready & libc::POLLIN == 0 || !area.has_nothing() {
+                return Ok(ready);
+            }
+            // A token for what another thread has received meanwhile.
+            match self.take_token(area, libc::MSG_DONTWAIT) {
+                Ok(()) | Err(libc::EAGAIN) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Waits until the node has acknowledgements of all that was sent, at most `limit`.
+    ///
+    /// # Errors
+    /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
+    /// gone.
+    pub fn flush(&self, limit: Option<Duration>) -> Result<(), c_int> {
+        let limit = limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+        let limit = limit.unwrap_or(u64::MAX).to_ne_bytes();
+        let head = self.head(Op::Flush, 0, 0);
+        let payload = [piece_of(&limit)];
+        let request = Request { head, name: &[], control: &[], payload: &payload, may_wait: true };
+        let (channel, _) = self.ask(&request)?;
+        self.node.keep(channel);
+        Ok(())
+    }
+
+    /// Cancels all that was sent and is not acknowledged.
+    ///
+    /// # Errors
+    /// ENOTCONN when the socket is not bound; ENETDOWN when the node is gone.
+    pub fn cancel_all(&self) -> Result<(), c_int> {
+        self.short(self.head(Op::CancelAll, 0, 0), &[], &[]).map(drop)
     }
 }
 
-/// What was received.
-pub(crate) struct Message {
-    /// What the call returns.
-    pub(crate) len: usize,
-    pub(crate) flags: c_int,
-    pub(crate) name: Vec<u8>,
-    pub(crate) control: Vec<u8>,
+const fn piece_of(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }

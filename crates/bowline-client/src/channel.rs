@@ -1,243 +1,124 @@
-//! Nodes that this process has sockets of, and channels to them.
+//! Channels to a node: requests and their answers.
 
 use core::ffi::{c_char, c_int, c_void};
+use core::fmt;
+use core::marker::PhantomData;
 use core::ptr;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::Once;
 
-use bowline_attach::{HEAD_LEN, Head, NAME_PREFIX, Op, VERSION};
+use bowline_attach::{CONTROL_MAX, FRAME_MAX, HEAD_LEN, Head, NAME_MAX, Op, VERSION};
 
-use crate::{real, table};
+use crate::system;
 
-/// Most nodes that one process has had sockets of: after each start a node is another one, unless
-/// it has gone on with what there was. An index has 8 bits, and 0 stands for none elsewhere.
-const NODES_MAX: usize = 254;
-/// Channels of a node that are kept for the next call.
-const IDLE_MAX: usize = 32;
-const NONE: u64 = 0;
 const NO_DESCRIPTOR: c_int = -1;
 
-/// A node, and channels to it that are not in use.
-pub(crate) struct Node {
-    /// 0: free. Set last.
-    number: AtomicU64,
-    /// Number of the channel above 32 bits of its descriptor.
-    idle: [AtomicU64; IDLE_MAX],
-}
-
-static NODES: [Node; NODES_MAX] = [const {
-    Node { number: AtomicU64::new(0), idle: [const { AtomicU64::new(NONE) }; IDLE_MAX] }
-}; NODES_MAX];
-/// The node that the environment names, plus one.
-static DEFAULT: AtomicU8 = AtomicU8::new(0);
-
-/// All nodes.
-pub(crate) struct Nodes;
-
-impl Nodes {
-    pub(crate) fn get(index: u8) -> Option<&'static Node> {
-        NODES.get(usize::from(index))
-    }
-
-    /// The entry of a node, which may be new.
-    fn entry(number: u64) -> Result<&'static Node, c_int> {
-        for node in &NODES {
-            let known =
-                node.number.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
-            if known.map_or_else(|known| known == number, |_| true) {
-                return Ok(node);
-            }
-        }
-        Err(libc::EMFILE)
-    }
-
-    /// The node with a number, which a socket has told.
-    pub(crate) fn with_number(number: u64) -> Result<&'static Node, c_int> {
-        Self::entry(number)
-    }
-
-    /// The node of new sockets.
-    pub(crate) fn of_host() -> Result<&'static Node, c_int> {
-        if let Some(index) = DEFAULT.load(Ordering::Acquire).checked_sub(1)
-            && let Some(node) = Self::get(index)
-            && let Ok(channel) = node.channel()
-        {
-            node.keep(channel);
-            return Ok(node);
-        }
-        let (channel, number) = open_by_path()?;
-        let node = Self::entry(number)?;
-        node.keep(channel);
-        DEFAULT.store(node.index() + 1, Ordering::Release);
-        Ok(node)
-    }
+/// What a process does about the descriptors of its channels.
+pub trait Descriptors {
+    /// A channel was made; returns the descriptor that it is to have.
+    fn opened(fd: c_int) -> c_int;
+    /// The descriptor of a channel is about to be closed.
+    fn closes(fd: c_int);
 }
 
 /// Tells whether an error is that of a node which lets this process have no channel.
-pub(crate) fn is_refusal(errno: c_int) -> bool {
+pub const fn is_refusal(errno: c_int) -> bool {
     matches!(errno, libc::EACCES | libc::EMFILE | libc::ENFILE)
 }
 
 /// A connection to a node, used by one call at a time.
-pub(crate) struct Channel {
+pub struct Channel<D: Descriptors> {
     fd: c_int,
     /// What the node calls it; never 0.
-    pub(crate) number: u32,
+    number: u32,
+    descriptors: PhantomData<fn() -> D>,
 }
 
-impl Channel {
-    fn of_word(word: u64) -> Option<Self> {
-        let number = (word >> 32) as u32;
-        (number != 0).then_some(Self { fd: word as u32 as c_int, number })
+impl<D: Descriptors> Channel<D> {
+    /// Opens a channel to the node of this host: where the environment says, else where the node
+    /// listens by default. Returns the number of the node, too.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_to_host() -> Result<(Self, u64), c_int> {
+        let variable = |name: &core::ffi::CStr| -> Option<&'static [u8]> {
+            // SAFETY: the name ends with a zero byte.
+            let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
+            // SAFETY: a value ends with a zero byte; programs that change their environment while
+            // other threads read it are wrong in themselves.
+            (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
+        };
+        if let Some(path) = variable(c"BOWLINE_RDS_SOCKET") {
+            return Self::open(path);
+        }
+        if let Some(folder) = variable(c"XDG_RUNTIME_DIR")
+            && let Ok(opened) = Self::open(&[folder, b"/bowline/rds/host.sock"].concat())
+        {
+            return Ok(opened);
+        }
+        Self::open(b"/run/bowline/rds/host.sock")
     }
 
-    fn into_word(self) -> u64 {
+    /// Opens a channel to the node at a path, or at an abstract name, and greets; returns the
+    /// number of the node, too.
+    ///
+    /// # Errors
+    /// Those of `connect(2)`; those that [`is_refusal`] tells; EPROTONOSUPPORT when the node speaks
+    /// another version; ENETDOWN when it ends meanwhile.
+    pub fn open(path: &[u8]) -> Result<(Self, u64), c_int> {
+        // SAFETY: a structure of integers, for which all zeroes are a value.
+        let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+        name.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        if path.len() > name.sun_path.len() {
+            return Err(libc::ENAMETOOLONG);
+        }
+        for (at, byte) in name.sun_path.iter_mut().zip(path) {
+            *at = byte.cast_signed();
+        }
+        let fd = D::opened(system::unix_stream()?);
+        let mut channel = Self { fd, number: 0, descriptors: PhantomData };
+        // Signals interrupt the wait for a place in the node's queue.
+        while let Err(errno) = system::connect(channel.fd, &name, 2 + path.len()) {
+            if errno != libc::EINTR {
+                return Err(errno);
+            }
+        }
+        let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
+        let answer = channel.ask(hello)?;
+        channel.number = answer.a.cast_unsigned();
+        if channel.number == 0 {
+            return Err(libc::EPROTO);
+        }
+        Ok((channel, answer.value.cast_unsigned()))
+    }
+
+    /// What the node calls this channel, for the lock of [`bowline_attach::Area::post`].
+    pub const fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn of_word(word: u64) -> Option<Self> {
+        let number = (word >> 32) as u32;
+        let fd = word as u32 as c_int;
+        // Not made for a word that is none: it would be dropped, which closes its descriptor.
+        (number != 0).then(|| Self { fd, number, descriptors: PhantomData })
+    }
+
+    pub(crate) fn into_word(self) -> u64 {
         let word = u64::from(self.number) << 32 | u64::from(self.fd.cast_unsigned());
         core::mem::forget(self);
         word
     }
 }
 
-impl Node {
-    pub(crate) fn index(&self) -> u8 {
-        let first = NODES.as_ptr().addr();
-        ((ptr::from_ref(self).addr() - first) / size_of::<Self>()) as u8
-    }
-
-    /// Takes a channel that is not in use, or makes one.
-    pub(crate) fn channel(&self) -> Result<Channel, c_int> {
-        for idle in &self.idle {
-            if idle.load(Ordering::Relaxed) != NONE
-                && let Some(channel) = Channel::of_word(idle.swap(NONE, Ordering::AcqRel))
-            {
-                return Ok(channel);
-            }
-        }
-        let number = self.number.load(Ordering::Acquire);
-        let mut name = [0; NAME_PREFIX.len() + 16];
-        let (prefix, digits) = name.split_at_mut(NAME_PREFIX.len());
-        prefix.copy_from_slice(NAME_PREFIX);
-        for (at, digit) in digits.iter_mut().enumerate() {
-            *digit = b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 15];
-        }
-        match open(&name) {
-            Ok((channel, found)) if found == number => Ok(channel),
-            Err(errno) if is_refusal(errno) => Err(errno),
-            // The node is gone, whatever the system says of its socket.
-            _ => Err(libc::ENETDOWN),
-        }
-    }
-
-    /// Gives a channel back.
-    pub(crate) fn keep(&self, channel: Channel) {
-        let mut word = channel.into_word();
-        for idle in &self.idle {
-            if idle.load(Ordering::Relaxed) == NONE {
-                word = idle.swap(word, Ordering::AcqRel);
-                if word == NONE {
-                    return;
-                }
-            }
-        }
-        drop(Channel::of_word(word));
-    }
-
-    /// Asks the node which of its sockets a descriptor is; returns its handle, and a descriptor of
-    /// its memory.
-    pub(crate) fn attach(&self, fd: c_int) -> Result<(u64, c_int), c_int> {
-        let mut channel = self.channel()?;
-        let attached = channel.attach(fd)?;
-        self.keep(channel);
-        Ok(attached)
-    }
-
-    /// The node may be another one by now.
-    pub(crate) fn forget_channels(&self) {
-        for idle in &self.idle {
-            drop(Channel::of_word(idle.swap(NONE, Ordering::AcqRel)));
-        }
+impl<D: Descriptors> fmt::Debug for Channel<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("fd", &self.fd).field("number", &self.number).finish()
     }
 }
 
-/// Closes the channels that are not in use. For calls that would close them behind our back, after
-/// which their numbers would be the program's.
-pub(crate) fn close_idle() {
-    if table::is_this_process() {
-        NODES.iter().for_each(Node::forget_channels);
-    }
-}
-
-/// The child of a `fork` makes channels of its own: answers on a shared one would go to either.
-extern "C" fn after_fork() {
-    table::adopt();
-    NODES.iter().for_each(Node::forget_channels);
-}
-
-fn prepare() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        table::adopt();
-        // SAFETY: the function is there as long as the library, which is never unloaded: programs
-        // do not unload what was preloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-    });
-}
-
-/// Places of the node's socket: what the environment says, else where the node listens by default.
-fn open_by_path() -> Result<(Channel, u64), c_int> {
-    let variable = |name: &core::ffi::CStr| -> Option<&'static [u8]> {
-        // SAFETY: the name ends with a zero byte.
-        let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
-        // SAFETY: a value ends with a zero byte; programs that change their environment while other
-        // threads read it are wrong in themselves.
-        (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
-    };
-    if let Some(path) = variable(c"BOWLINE_RDS_SOCKET") {
-        return open(path);
-    }
-    if let Some(folder) = variable(c"XDG_RUNTIME_DIR")
-        && let Ok(opened) = open(&[folder, b"/bowline/rds/host.sock"].concat())
-    {
-        return Ok(opened);
-    }
-    open(b"/run/bowline/rds/host.sock")
-}
-
-/// Opens a channel to the node at a path, or at an abstract name, and greets; returns the number of
-/// the node.
-fn open(path: &[u8]) -> Result<(Channel, u64), c_int> {
-    prepare();
-    // SAFETY: a structure of integers, for which all zeroes are a value.
-    let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
-    name.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    if path.len() > name.sun_path.len() {
-        return Err(libc::ENAMETOOLONG);
-    }
-    for (at, byte) in name.sun_path.iter_mut().zip(path) {
-        *at = byte.cast_signed();
-    }
-    let fd = real::unix_stream()?;
-    let mut channel = Channel { fd: real::move_up(fd), number: 0 };
-    table::set_ours(channel.fd);
-    // Signals interrupt the wait for a place in the node's queue.
-    while let Err(errno) = real::connect(channel.fd, &name, 2 + path.len()) {
-        if errno != libc::EINTR {
-            return Err(errno);
-        }
-    }
-    let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
-    let answer = channel.ask(hello)?;
-    channel.number = answer.a.cast_unsigned();
-    if channel.number == 0 {
-        return Err(libc::EPROTO);
-    }
-    Ok((channel, answer.value.cast_unsigned()))
-}
-
-impl Drop for Channel {
+impl<D: Descriptors> Drop for Channel<D> {
     fn drop(&mut self) {
-        table::forget(self.fd);
-        real::close(self.fd);
+        D::closes(self.fd);
+        system::close(self.fd);
     }
 }
 
@@ -252,7 +133,7 @@ pub(crate) struct Answer {
     pub(crate) payload: usize,
 }
 
-impl Channel {
+impl<D: Descriptors> Channel<D> {
     /// Names a socket by its descriptor, so that this channel may speak of it; returns its handle,
     /// and a descriptor of its memory.
     pub(crate) fn attach(&mut self, fd: c_int) -> Result<(u64, c_int), c_int> {
@@ -311,7 +192,7 @@ impl Channel {
         while sent < whole {
             msg.msg_iov = rest.as_mut_ptr();
             msg.msg_iovlen = rest.len().min(1024) as _;
-            match real::sendmsg(self.fd, &msg, libc::MSG_NOSIGNAL) {
+            match system::sendmsg(self.fd, &msg, libc::MSG_NOSIGNAL) {
                 Ok(n) => {
                     sent += n;
                     skip(&mut rest, n);
@@ -333,7 +214,7 @@ impl Channel {
         let mut got = 0;
         let mut interrupted = false;
         while got < HEAD_LEN {
-            match real::recv(self.fd, &mut head[got..], 0) {
+            match system::recv(self.fd, &mut head[got..], 0) {
                 Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(n) => got += n,
                 Err(libc::EINTR) => {
@@ -350,6 +231,7 @@ impl Channel {
         let name = usize::from(u16::from_ne_bytes([head[6], head[7]]));
         let control = number(24) as usize;
         let value = head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, i64::from_ne_bytes);
+        let fits = name <= NAME_MAX && control <= CONTROL_MAX && number(0) as usize <= FRAME_MAX;
         let payload = (number(0) as usize).checked_sub(HEAD_LEN + name + control);
         Ok(Answer {
             value,
@@ -357,13 +239,12 @@ impl Channel {
             b: number(20).cast_signed(),
             name,
             control,
-            payload: payload.ok_or(libc::EPROTO)?,
+            payload: payload.filter(|_| fits).ok_or(libc::EPROTO)?,
         })
     }
 
     /// Reads bytes of an answer to where they are wanted; what does not fit is lost.
-    pub(crate) fn take(&mut self, len: usize, to: &[libc::iovec]) -> Result<(), c_int> {
-        let mut to = to.to_vec();
+    pub(crate) fn take(&mut self, len: usize, mut to: Vec<libc::iovec>) -> Result<(), c_int> {
         let mut left = len;
         while left > 0 {
             // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
@@ -376,7 +257,7 @@ impl Channel {
             }
             msg.msg_iov = to.as_mut_ptr();
             msg.msg_iovlen = to.len().min(1024) as _;
-            match real::recvmsg(self.fd, &mut msg, 0) {
+            match system::recvmsg(self.fd, &mut msg, 0) {
                 Ok(0) => return Err(libc::ENETDOWN),
                 Ok(n) => {
                     left -= n;
@@ -393,7 +274,7 @@ impl Channel {
     pub(crate) fn take_bytes(&mut self, len: usize) -> Result<Vec<u8>, c_int> {
         let mut bytes = vec![0; len];
         let piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
-        self.take(len, &[piece])?;
+        self.take(len, vec![piece])?;
         Ok(bytes)
     }
 
@@ -408,10 +289,10 @@ impl Channel {
         msg.msg_iov = &raw mut piece;
         msg.msg_iovlen = 1;
         msg.msg_control = space.as_mut_ptr().cast();
-        msg.msg_controllen = size_of_val(&space);
+        msg.msg_controllen = size_of_val(&space) as _;
         // The descriptors come with the first byte, which stays for the answer.
         loop {
-            match real::recvmsg(self.fd, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {
+            match system::recvmsg(self.fd, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {
                 Ok(0) => return Err(libc::ENETDOWN),
                 Ok(_) => break,
                 Err(libc::EINTR) => {}

@@ -1,0 +1,29 @@
+//! The program's side of what [`bowline_attach`] describes: channels to the node of the host, and
+//! calls on its sockets. The preload library has it for programs that know nothing of bowline, the
+//! library `bowline` for those that do.
+//!
+//! ```text
+//!   owned      a socket that belongs to its owner alone, safe to use    (bowline)
+//!   socket     what each call asks the node, and what it makes of the answer
+//!   node       a node, and channels to it that are not in use
+//!   channel    requests to the node and their answers
+//!   memory     the memory of a socket
+//!   system     system calls as they are
+//! ```
+//!
+//! System calls are made past the C library's functions: the preload library hides those, and a
+//! program that uses `bowline` may have been started with it. Nothing here takes a lock.
+
+#![allow(unsafe_code, reason = "system calls, and memory of programs that they point at")]
+
+mod channel;
+pub mod memory;
+mod node;
+mod owned;
+mod socket;
+pub mod system;
+
+pub use channel::{Channel, Descriptors, is_refusal};
+pub use node::{Node, Opened};
+pub use owned::{Host, OwnedSocket};
+pub use socket::{Message, Pieces, Socket, To};

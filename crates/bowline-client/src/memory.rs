@@ -1,0 +1,42 @@
+//! The memory of a socket.
+
+use core::ffi::c_int;
+
+use bowline_attach::{AREA_LEN, Area};
+
+use crate::system;
+
+/// Maps memory that came for a socket; its descriptor is closed.
+///
+/// # Errors
+/// EPROTO for memory that is none of a node; those of `mmap(2)`.
+pub fn map(memory: c_int) -> Result<Area, c_int> {
+    let mapped = map_area(memory);
+    system::close(memory);
+    mapped
+}
+
+fn map_area(memory: c_int) -> Result<Area, c_int> {
+    // Memory that can become shorter would end the program at an access.
+    if !system::cannot_shrink(memory) {
+        return Err(libc::EPROTO);
+    }
+    let base = system::map_shared(memory, AREA_LEN)?;
+    // SAFETY: it was just mapped with this length, and stays so until `unmap`.
+    let area = unsafe { Area::new(base) };
+    if area.is_marked() {
+        return Ok(area);
+    }
+    // SAFETY: nobody else has it.
+    unsafe { unmap(area) };
+    Err(libc::EPROTO)
+}
+
+/// Gives memory back.
+///
+/// # Safety
+/// It came from [`map`], and nothing uses it or a copy of it any more.
+pub unsafe fn unmap(area: Area) {
+    // SAFETY: it was mapped with this length, and as the caller promises.
+    unsafe { system::unmap(area.base(), AREA_LEN) };
+}

@@ -1,0 +1,160 @@
+//! System calls as they are.
+
+use core::ffi::{c_int, c_long, c_void};
+use core::ptr::{self, NonNull};
+use core::time::Duration;
+
+fn errno() -> c_int {
+    // SAFETY: the C library returns the place of this thread's errno.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the place is valid for as long as the thread is.
+    unsafe { *place }
+}
+
+/// The result of a system call: its value, or the error number.
+fn result(value: c_long) -> Result<usize, c_int> {
+    usize::try_from(value).map_err(|_| errno())
+}
+
+/// Makes a system call past functions of the same name.
+macro_rules! system {
+    ($number:ident $(, $arg:expr)*) => {
+        // SAFETY: the caller's pointers are valid for the lengths given, or the system says EFAULT.
+        result(unsafe { libc::syscall(libc::$number $(, $arg)*) })
+    };
+}
+
+/// `close(2)`.
+pub fn close(fd: c_int) {
+    let _ = system!(SYS_close, fd);
+}
+
+/// `getpid(2)`.
+pub fn getpid() -> c_int {
+    system!(SYS_getpid).map_or(0, |pid| pid as c_int)
+}
+
+/// The status flags of a descriptor.
+///
+/// # Errors
+/// EBADF.
+pub fn flags(fd: c_int) -> Result<c_int, c_int> {
+    system!(SYS_fcntl, fd, libc::F_GETFL, 0).map(|flags| flags as c_int)
+}
+
+/// Sets the status flags of a descriptor.
+pub fn set_flags(fd: c_int, flags: c_int) {
+    let _ = system!(SYS_fcntl, fd, libc::F_SETFL, flags);
+}
+
+/// Lets a descriptor go through an `exec`.
+pub fn clear_cloexec(fd: c_int) {
+    let _ = system!(SYS_fcntl, fd, libc::F_SETFD, 0);
+}
+
+/// Moves a descriptor out of the way of the program's, if there are so many.
+pub fn move_up(fd: c_int) -> c_int {
+    const ABOVE: c_int = 900;
+    match system!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, ABOVE) {
+        Ok(moved) => {
+            close(fd);
+            moved as c_int
+        }
+        Err(_) => fd,
+    }
+}
+
+/// Tells whether a memory file can never become shorter.
+pub(crate) fn cannot_shrink(fd: c_int) -> bool {
+    let wanted = libc::F_SEAL_SHRINK as usize;
+    system!(SYS_fcntl, fd, libc::F_GET_SEALS, 0).is_ok_and(|seals| seals & wanted != 0)
+}
+
+/// Maps the beginning of a memory file, readable and writable.
+pub(crate) fn map_shared(fd: c_int, len: usize) -> Result<NonNull<u8>, c_int> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let none = ptr::null::<c_void>();
+    let address = system!(SYS_mmap, none, len, access, libc::MAP_SHARED, fd, 0 as c_long)?;
+    NonNull::new(ptr::with_exposed_provenance_mut(address)).ok_or(libc::ENOMEM)
+}
+
+/// # Safety
+/// Nothing uses the memory any more.
+pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) {
+    let _ = system!(SYS_munmap, base.as_ptr(), len);
+}
+
+/// Lets receives on the descriptor itself end after a time, as on a socket of the system.
+pub(crate) fn set_receive_timeout(fd: c_int, name: c_int, value: &[u8]) {
+    let len = value.len() as libc::socklen_t;
+    let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, value.as_ptr(), len);
+}
+
+pub(crate) fn unix_stream() -> Result<c_int, c_int> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    system!(SYS_socket, libc::AF_UNIX, kind, 0).map(|fd| fd as c_int)
+}
+
+pub(crate) fn connect(fd: c_int, name: &libc::sockaddr_un, len: usize) -> Result<(), c_int> {
+    system!(SYS_connect, fd, ptr::from_ref(name), len).map(drop)
+}
+
+/// The name of what a socket is connected to; returns its length.
+///
+/// # Errors
+/// Those of `getpeername(2)`.
+pub fn peer_name(fd: c_int, name: &mut libc::sockaddr_un) -> Result<usize, c_int> {
+    let mut len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    system!(SYS_getpeername, fd, ptr::from_mut(name), ptr::from_mut(&mut len))?;
+    Ok(len as usize)
+}
+
+pub(crate) fn sendmsg(fd: c_int, msg: &libc::msghdr, flags: c_int) -> Result<usize, c_int> {
+    system!(SYS_sendmsg, fd, ptr::from_ref(msg), flags)
+}
+
+pub(crate) fn recvmsg(fd: c_int, msg: &mut libc::msghdr, flags: c_int) -> Result<usize, c_int> {
+    system!(SYS_recvmsg, fd, ptr::from_mut(msg), flags)
+}
+
+pub(crate) fn send(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize, c_int> {
+    let none = ptr::null::<c_void>();
+    system!(SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, none, 0)
+}
+
+pub(crate) fn recv(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
+    let none = ptr::null::<c_void>();
+    system!(SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), flags, none, none)
+}
+
+/// Ends both directions of a socket, whoever else has it.
+pub(crate) fn shutdown(fd: c_int) {
+    let _ = system!(SYS_shutdown, fd, libc::SHUT_RDWR);
+}
+
+/// Waits a millisecond.
+pub(crate) fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    let _ = system!(SYS_nanosleep, ptr::from_ref(&time), ptr::null::<c_void>());
+}
+
+/// Waits until a descriptor is ready for one of `events`, at most `limit`; returns what it is ready
+/// for, which is 0 after `limit`.
+pub(crate) fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, c_int> {
+    let mut one = libc::pollfd { fd, events, revents: 0 };
+    let limit = limit.map(|limit| libc::timespec {
+        // Centuries will do.
+        tv_sec: limit.as_secs().min(u64::from(u32::MAX)).cast_signed(),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let none = ptr::null::<c_void>();
+    system!(SYS_ppoll, ptr::from_mut(&mut one), 1, limit, none, 0)?;
+    Ok(one.revents)
+}
+
+/// Tells whether a descriptor takes something to write.
+pub(crate) fn is_writable(fd: c_int) -> bool {
+    let ready = poll(fd, libc::POLLOUT, Some(Duration::ZERO));
+    ready.is_ok_and(|ready| ready & libc::POLLOUT != 0)
+}

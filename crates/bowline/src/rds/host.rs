@@ -1,0 +1,336 @@
+//! Sockets of the host's node: what this library's types are in the words of system calls.
+
+use core::time::Duration;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bowline_attach::name;
+use bowline_base::Errno;
+use bowline_client::{Host, OwnedSocket};
+use bowline_rds::{Counters, Interest, Readiness, Rope, SendControl};
+
+use super::error::HostError;
+use super::{Error, Message, control};
+
+const SOL_SOCKET: i32 = 1;
+const SO_SNDBUF: i32 = 7;
+const SO_RCVBUF: i32 = 8;
+const SO_RCVTIMEO: i32 = 20;
+const SO_SNDTIMEO: i32 = 21;
+const SO_TIMESTAMP: i32 = 29;
+const SOL_RDS: i32 = 276;
+const CANCEL_SENT_TO: i32 = 1;
+const CONG_MONITOR: i32 = 6;
+const INFO_COUNTERS: i32 = 10_000;
+/// Length of a row of that table: a name of 32 bytes, and a number.
+const COUNTER_LEN: usize = 40;
+/// Room for a table of counters.
+const COUNTERS_ROOM: usize = 64 << 10;
+
+const MSG_PEEK: i32 = 2;
+const MSG_DONTWAIT: i32 = 0x40;
+const MSG_ZEROCOPY: i32 = 0x400_0000;
+const POLLIN: i16 = 1;
+const POLLOUT: i16 = 4;
+/// Room for the control messages of one message; fewer bytes do.
+const CONTROL_ROOM: usize = 4096;
+
+/// Whether a call waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waits {
+    /// As long as the socket's time limit allows.
+    Yes,
+    No,
+}
+
+impl Waits {
+    const fn flag(self) -> i32 {
+        match self {
+            Self::Yes => 0,
+            Self::No => MSG_DONTWAIT,
+        }
+    }
+}
+
+/// A socket of the host's node.
+#[derive(Debug)]
+pub(super) struct HostSocket(OwnedSocket);
+
+/// What went wrong while a socket was used.
+fn failed(errno: i32) -> Error {
+    use bowline_rds::Error as Core;
+    match Errno(errno) {
+        Errno::EBADF => Core::BadSocket.into(),
+        Errno::EAGAIN => Core::Empty.into(),
+        Errno::ETIMEDOUT => bowline_rds_driver::Error::TimedOut.into(),
+        Errno::ENOTCONN => Core::NotConnected.into(),
+        Errno::EADDRINUSE => Core::AddrInUse.into(),
+        Errno::EADDRNOTAVAIL => Core::AddrNotAvailable.into(),
+        Errno::EDESTADDRREQ => Core::DestinationRequired.into(),
+        Errno::EPROTOTYPE => Core::WrongProtocolType.into(),
+        Errno::EHOSTUNREACH => Core::PeerNotPermitted.into(),
+        other => HostError::of_call(other).into(),
+    }
+}
+
+fn failed_to_send(errno: i32) -> Error {
+    use bowline_rds::Error as Core;
+    match Errno(errno) {
+        Errno::EAGAIN => Core::QueueFull.into(),
+        Errno::ENOBUFS => Core::Congested.into(),
+        _ => failed(errno),
+    }
+}
+
+/// The host's node: at `place`, or where it serves by default.
+pub(super) fn find(place: Option<&[u8]>) -> Result<Host, Error> {
+    Host::find(place).map_err(|errno| HostError::of_search(Errno(errno)).into())
+}
+
+/// The counters of the node; none when it is gone.
+pub(super) fn counters(host: &Host) -> Vec<(&'static str, u64)> {
+    let table = host.open().and_then(|s| s.get_option(SOL_RDS, INFO_COUNTERS, COUNTERS_ROOM));
+    let Ok((table, ..)) = table else { return Vec::new() };
+    let row = |row: &[u8]| {
+        let (text, value) = row.split_at_checked(COUNTER_LEN - 8)?;
+        let len = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        Some((text[..len].to_vec(), u64::from_ne_bytes(value.try_into().ok()?)))
+    };
+    let rows: Vec<_> = table.chunks_exact(COUNTER_LEN).filter_map(row).collect();
+    // In the order of the names that this library knows.
+    let value = |name: &str| rows.iter().find(|(text, _)| text == name.as_bytes());
+    let names = Counters::default();
+    names.iter().filter_map(|(name, _)| Some((name, value(name)?.1))).collect()
+}
+
+impl HostSocket {
+    pub(super) fn open(host: &Host) -> Result<Self, Error> {
+        host.open().map(Self).map_err(failed)
+    }
+
+    pub(super) fn bind(&self, addr: SocketAddr) -> Result<(), Error> {
+        self.0.bind(&name_of(Some(addr))).map_err(failed)
+    }
+
+    pub(super) fn connect(&self, addr: SocketAddr) -> Result<(), Error> {
+        self.0.connect(&name_of(Some(addr))).map_err(failed)
+    }
+
+    pub(super) fn local_addr(&self) -> Option<SocketAddr> {
+        name::parse(&self.0.local_name().ok()?)
+    }
+
+    pub(super) fn peer_addr(&self) -> Option<SocketAddr> {
+        name::parse(&self.0.peer_name().ok()?)
+    }
+
+    pub(super) fn send(
+        &self,
+        to: Option<SocketAddr>,
+        payload: &[IoSlice<'_>],
+        control: &[SendControl],
+        waits: Waits,
+    ) -> Result<usize, Error> {
+        let zerocopy = control.iter().any(|c| matches!(c, SendControl::ZcopyCookie(_)));
+        let flags = waits.flag() | if zerocopy { MSG_ZEROCOPY } else { 0 };
+        let control = control::emit(control);
+        self.0.send(flags, &name_of(to), &control, payload).map_err(failed_to_send)
+    }
+
+    pub(super) fn send_batch(
+        &self,
+        messages: &[(SocketAddr, &[u8])],
+        waits: Waits,
+    ) -> Result<usize, Error> {
+        for (sent, (to, payload)) in messages.iter().enumerate() {
+            let waits = if sent == 0 { waits } else { Waits::No };
+            match self.send(Some(*to), &[IoSlice::new(payload)], &[], waits) {
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => return Ok(sent),
+                Ok(_) => {}
+            }
+        }
+        Ok(messages.len())
+    }
+
+    pub(super) fn recv_from(
+        &self,
+        buf: &mut [u8],
+        waits: Waits,
+    ) -> Result<(usize, SocketAddr), Error> {
+        let message = self.0.receive(waits.flag(), 0, buf).map_err(failed)?;
+        let from = name::parse(&message.name).ok_or(bowline_rds::Error::Empty)?;
+        Ok((message.len, from))
+    }
+
+    pub(super) fn recv_message(&self, waits: Waits) -> Result<Message, Error> {
+        self.message(waits.flag(), CONTROL_ROOM)
+    }
+
+    pub(super) fn peek_message(&self, waits: Waits) -> Result<Message, Error> {
+        self.message(waits.flag() | MSG_PEEK, 0)
+    }
+
+    fn message(&self, flags: i32, control_room: usize) -> Result<Message, Error> {
+        let (message, payload) = self.0.receive_whole(flags, control_room).map_err(failed)?;
+        let source = name::parse(&message.name);
+        let data = source.is_some().then(|| Rope::from_vec(payload));
+        Ok(Message::from_parts(source, data, control::parse(&message.control)))
+    }
+
+    pub(super) fn recv_batch(
+        &self,
+        messages: &mut Vec<Message>,
+        max: usize,
+        waits: Waits,
+    ) -> Result<usize, Error> {
+        for received in 0..max {
+            let waits = if received == 0 { waits } else { Waits::No };
+            match self.recv_message(waits) {
+                Ok(message) => messages.push(message),
+                Err(error) if received == 0 => return Err(error),
+                Err(_) => return Ok(received),
+            }
+        }
+        Ok(max)
+    }
+
+    pub(super) fn set_send_timeout(&self, limit: Option<Duration>) {
+        self.set_timeout(SO_SNDTIMEO, limit);
+    }
+
+    pub(super) fn set_recv_timeout(&self, limit: Option<Duration>) {
+        self.set_timeout(SO_RCVTIMEO, limit);
+    }
+
+    fn set_timeout(&self, option: i32, limit: Option<Duration>) {
+        // A node that is gone says so in the call that would have waited.
+        let _ = self.0.set_option(SOL_SOCKET, option, &timeval(limit));
+    }
+
+    pub(super) fn set_send_buffer(&self, bytes: usize) -> Result<(), Error> {
+        self.set_int(SOL_SOCKET, SO_SNDBUF, i32::try_from(bytes).unwrap_or(i32::MAX))
+    }
+
+    pub(super) fn set_recv_buffer(&self, bytes: usize) -> Result<(), Error> {
+        self.set_int(SOL_SOCKET, SO_RCVBUF, i32::try_from(bytes).unwrap_or(i32::MAX))
+    }
+
+    pub(super) fn send_buffer(&self) -> Result<usize, Error> {
+        self.buffer(SO_SNDBUF)
+    }
+
+    pub(super) fn recv_buffer(&self) -> Result<usize, Error> {
+        self.buffer(SO_RCVBUF)
+    }
+
+    /// The size of a buffer, of which the option tells twice as much.
+    fn buffer(&self, option: i32) -> Result<usize, Error> {
+        let (value, ..) = self.0.get_option(SOL_SOCKET, option, 4).map_err(failed)?;
+        let value = value.first_chunk().map_or(0, |v| u32::from_ne_bytes(*v));
+        Ok(value as usize / 2)
+    }
+
+    fn set_int(&self, level: i32, option: i32, value: i32) -> Result<(), Error> {
+        self.0.set_option(level, option, &value.to_ne_bytes()).map_err(failed)
+    }
+
+    pub(super) fn cancel_sent_to(&self, to: SocketAddr) -> Result<(), Error> {
+        self.0.set_option(SOL_RDS, CANCEL_SENT_TO, &name_of(Some(to))).map_err(failed)
+    }
+
+    pub(super) fn cancel_all(&self) -> Result<(), Error> {
+        self.0.cancel_all().map_err(failed)
+    }
+
+    pub(super) fn set_cong_monitor(&self, on: bool) -> Result<(), Error> {
+        self.set_int(SOL_RDS, CONG_MONITOR, on.into())
+    }
+
+    pub(super) fn set_timestamp(&self, on: bool) -> Result<(), Error> {
+        self.set_int(SOL_SOCKET, SO_TIMESTAMP, on.into())
+    }
+
+    pub(super) fn poll(&self) -> Result<Readiness, Error> {
+        let ready = match self.0.wait(POLLIN | POLLOUT, Some(Duration::ZERO)) {
+            Err(errno) if Errno(errno) == Errno::ETIMEDOUT => 0,
+            ready => ready.map_err(failed)?,
+        };
+        Ok(Readiness { readable: ready & POLLIN != 0, writable: ready & POLLOUT != 0 })
+    }
+
+    pub(super) fn wait(&self, interest: Interest, limit: Option<Duration>) -> Result<(), Error> {
+        let read = if interest.contains(Interest::READ) { POLLIN } else { 0 };
+        let write = if interest.contains(Interest::WRITE) { POLLOUT } else { 0 };
+        self.0.wait(read | write, limit).map(drop).map_err(failed)
+    }
+
+    pub(super) fn flush(&self, limit: Option<Duration>) -> Result<(), Error> {
+        self.0.flush(limit).map_err(failed)
+    }
+
+    pub(super) fn descriptor(&self) -> Result<Arc<OwnedFd>, Error> {
+        self.0.descriptor().map_err(failed)
+    }
+
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// The bytes of a name; none for the connected destination.
+fn name_of(addr: Option<SocketAddr>) -> Name {
+    let (bytes, len) = addr.map_or(([0; name::IN6_LEN], 0), name::raw);
+    Name { bytes, len }
+}
+
+struct Name {
+    bytes: [u8; name::IN6_LEN],
+    len: usize,
+}
+
+impl core::ops::Deref for Name {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// A time limit as a `timeval`, in which all zeroes stand for none.
+fn timeval(limit: Option<Duration>) -> [u8; 16] {
+    let [seconds, micros] = match limit {
+        None => [0, 0],
+        // The system takes a negative time for no wait at all.
+        Some(Duration::ZERO) => [-1, 0],
+        Some(limit) => {
+            let micros = limit.as_nanos().div_ceil(1000);
+            let whole = i64::try_from(micros / 1_000_000).unwrap_or(i64::MAX);
+            [whole, (micros % 1_000_000) as i64]
+        }
+    };
+    let mut value = [0; 16];
+    value[..8].copy_from_slice(&seconds.to_ne_bytes());
+    value[8..].copy_from_slice(&micros.to_ne_bytes());
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_limits_are_never_shorter_than_asked_for() {
+        let words = |limit| {
+            let value = timeval(limit);
+            [0, 8].map(|at| i64::from_ne_bytes(value[at..at + 8].try_into().unwrap()))
+        };
+        assert_eq!(words(None), [0, 0]);
+        assert_eq!(words(Some(Duration::ZERO)), [-1, 0]);
+        assert_eq!(words(Some(Duration::from_nanos(1))), [0, 1]);
+        assert_eq!(words(Some(Duration::from_nanos(1_999_999_001))), [2, 0]);
+        assert_eq!(words(Some(Duration::from_millis(1500))), [1, 500_000]);
+    }
+}
