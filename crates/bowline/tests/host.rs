@@ -13,6 +13,7 @@ use bowline::rds::{Control, Error, Interest, Node, SendControl, Socket};
 use bowline_host::{Host, Policy, Quota};
 use bowline_testkit::skipped;
 use common::{LIMIT, addr, builder};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Longest wait for what must not come.
 const SHORT: Duration = Duration::from_millis(50);
@@ -189,7 +190,9 @@ fn who_must_not_wait_does_not_and_who_may_waits_no_longer_than_the_limit() {
         waits.join().unwrap().unwrap();
     });
     assert!(a.poll().unwrap().readable);
+    assert_eq!(shown(&a), PollFlags::IN | PollFlags::OUT);
     assert_eq!(a.recv(&mut buf).unwrap(), 3);
+    assert_eq!(shown(&a), PollFlags::OUT);
     // Nobody reads, and the socket's buffer is full.
     b.set_send_timeout(Some(SHORT));
     let full = loop {
@@ -199,6 +202,14 @@ fn who_must_not_wait_does_not_and_who_may_waits_no_longer_than_the_limit() {
         }
     };
     assert!(full.is_timed_out(), "{full}");
+}
+
+/// What the descriptor of a socket shows.
+fn shown(socket: &Socket) -> PollFlags {
+    let fd = socket.as_fd().unwrap();
+    let mut one = [PollFd::new(&fd, PollFlags::IN | PollFlags::OUT)];
+    poll(&mut one, Some(&Timespec::default())).unwrap();
+    one[0].revents()
 }
 
 #[test]
