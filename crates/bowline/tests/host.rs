@@ -57,6 +57,18 @@ impl Scene {
         (self.socket(self.a(port)), self.socket(self.b(port)))
     }
 
+    /// Another node goes on in the place of this one, as a process that starts would.
+    fn replace(&mut self) {
+        let all = self.host.take().unwrap().hand_over().unwrap();
+        self.node.hand_over(all.writer().unwrap()).unwrap();
+        let (host, state) = all.open().unwrap();
+        let next = builder(self.test, 1).address(common::ip(self.test, 2));
+        self.node = next.resume(state).unwrap();
+        let driver = self.node.driver().clone();
+        let host = Host::resume(driver, host, None, Policy::default(), Quota::NONE);
+        self.host = Some(host.unwrap());
+    }
+
     /// Nothing is left of programs that have closed their sockets.
     fn is_empty_again(&self) {
         let begun = std::time::Instant::now();
@@ -424,24 +436,26 @@ fn threads_share_a_socket() {
     assert!(all.into_iter().eq(0..COUNT as u64));
 }
 
-/// The node hands over to one that goes on in its place.
+/// The node hands over to one that goes on in its place; a flush that waits goes on waiting.
 #[test]
 fn a_node_that_is_replaced_keeps_its_sockets() {
     let mut scene = Scene::new(241);
     let (a, b) = scene.pair(4000);
+    let waiting = scene.socket(scene.a(4001));
+    waiting.send_to(b"to nobody", addr(241, 9, 4000)).unwrap();
     a.send_to(b"before", scene.b(4000)).unwrap();
     b.wait(Interest::READ, Some(LIMIT)).unwrap();
-    let all = scene.host.take().unwrap().hand_over().unwrap();
-    scene.node.hand_over(all.writer().unwrap()).unwrap();
-    let (host, state) = all.open().unwrap();
-    let next = builder(241, 1).address(common::ip(241, 2));
-    scene.node = next.resume(state).unwrap();
-    let driver = scene.node.driver().clone();
-    let host = Host::resume(driver, host, None, Policy::default(), Quota::NONE).unwrap();
-    scene.host = Some(host);
-    a.send_to(b"after", scene.b(4000)).unwrap();
-    assert_eq!(b.recv_message().unwrap().to_vec(), b"before");
-    assert_eq!(b.recv_message().unwrap().to_vec(), b"after");
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| waiting.flush(Some(LIMIT)));
+        // It is in its call soon; and if it is not, it asks the next node.
+        std::thread::sleep(SHORT);
+        scene.replace();
+        a.send_to(b"after", scene.b(4000)).unwrap();
+        assert_eq!(b.recv_message().unwrap().to_vec(), b"before");
+        assert_eq!(b.recv_message().unwrap().to_vec(), b"after");
+        waiting.cancel_all().unwrap();
+        flushed.join().unwrap().unwrap();
+    });
 }
 
 /// The other side of the next test, in a process of its own: sends back what it gets.
