@@ -64,6 +64,21 @@
 //! # }
 //! ```
 //!
+//! # The host's node
+//!
+//! [`Node::of_host`] gives the node that `bowline node` runs for the programs of a machine, with
+//! the same [`Socket`]s. Messages go through memory that the program and that node share. What
+//! differs:
+//!
+//! - A message between two sockets of the node is there some microseconds after its send has
+//!   returned, as over a network.
+//! - When the node ends, its sockets end: calls fail with `ENETDOWN`. If it was killed, some sends
+//!   may still be accepted before that. A node that is replaced (`bowline node --replace`) keeps
+//!   its sockets.
+//! - [`Socket::as_fd`] is the socket itself, readable and writable as a kernel's is.
+//! - [`Socket::outstanding`] and the calls for tasks fail with `EOPNOTSUPP`, and so does what is up
+//!   to the node's owner: [`Node::set_sysctl`] and others say so.
+//!
 //! Calls block unless [`Socket::set_nonblocking`] is on, work from any number of threads at once,
 //! and report errors with the errno that Linux's own RDS sockets give ([`Error::errno`]).
 //!

@@ -13,6 +13,7 @@ use bowline::rds::{Control, Error, Interest, Node, SendControl, Socket};
 use bowline_host::{Host, Policy, Quota};
 use bowline_testkit::skipped;
 use common::{LIMIT, addr, builder};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Longest wait for what must not come.
 const SHORT: Duration = Duration::from_millis(50);
@@ -54,6 +55,18 @@ impl Scene {
     /// Two of them, one at each address.
     fn pair(&self, port: u16) -> (Socket, Socket) {
         (self.socket(self.a(port)), self.socket(self.b(port)))
+    }
+
+    /// Another node goes on in the place of this one, as a process that starts would.
+    fn replace(&mut self) {
+        let all = self.host.take().unwrap().hand_over().unwrap();
+        self.node.hand_over(all.writer().unwrap()).unwrap();
+        let (host, state) = all.open().unwrap();
+        let next = builder(self.test, 1).address(common::ip(self.test, 2));
+        self.node = next.resume(state).unwrap();
+        let driver = self.node.driver().clone();
+        let host = Host::resume(driver, host, None, Policy::default(), Quota::NONE);
+        self.host = Some(host.unwrap());
     }
 
     /// Nothing is left of programs that have closed their sockets.
@@ -189,7 +202,9 @@ fn who_must_not_wait_does_not_and_who_may_waits_no_longer_than_the_limit() {
         waits.join().unwrap().unwrap();
     });
     assert!(a.poll().unwrap().readable);
+    assert_eq!(shown(&a), PollFlags::IN | PollFlags::OUT);
     assert_eq!(a.recv(&mut buf).unwrap(), 3);
+    assert_eq!(shown(&a), PollFlags::OUT);
     // Nobody reads, and the socket's buffer is full.
     b.set_send_timeout(Some(SHORT));
     let full = loop {
@@ -199,6 +214,14 @@ fn who_must_not_wait_does_not_and_who_may_waits_no_longer_than_the_limit() {
         }
     };
     assert!(full.is_timed_out(), "{full}");
+}
+
+/// What the descriptor of a socket shows.
+fn shown(socket: &Socket) -> PollFlags {
+    let fd = socket.as_fd().unwrap();
+    let mut one = [PollFd::new(&fd, PollFlags::IN | PollFlags::OUT)];
+    poll(&mut one, Some(&Timespec::default())).unwrap();
+    one[0].revents()
 }
 
 #[test]
@@ -413,24 +436,26 @@ fn threads_share_a_socket() {
     assert!(all.into_iter().eq(0..COUNT as u64));
 }
 
-/// The node hands over to one that goes on in its place.
+/// The node hands over to one that goes on in its place; a flush that waits goes on waiting.
 #[test]
 fn a_node_that_is_replaced_keeps_its_sockets() {
     let mut scene = Scene::new(241);
     let (a, b) = scene.pair(4000);
+    let waiting = scene.socket(scene.a(4001));
+    waiting.send_to(b"to nobody", addr(241, 9, 4000)).unwrap();
     a.send_to(b"before", scene.b(4000)).unwrap();
     b.wait(Interest::READ, Some(LIMIT)).unwrap();
-    let all = scene.host.take().unwrap().hand_over().unwrap();
-    scene.node.hand_over(all.writer().unwrap()).unwrap();
-    let (host, state) = all.open().unwrap();
-    let next = builder(241, 1).address(common::ip(241, 2));
-    scene.node = next.resume(state).unwrap();
-    let driver = scene.node.driver().clone();
-    let host = Host::resume(driver, host, None, Policy::default(), Quota::NONE).unwrap();
-    scene.host = Some(host);
-    a.send_to(b"after", scene.b(4000)).unwrap();
-    assert_eq!(b.recv_message().unwrap().to_vec(), b"before");
-    assert_eq!(b.recv_message().unwrap().to_vec(), b"after");
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| waiting.flush(Some(LIMIT)));
+        // It is in its call soon; and if it is not, it asks the next node.
+        std::thread::sleep(SHORT);
+        scene.replace();
+        a.send_to(b"after", scene.b(4000)).unwrap();
+        assert_eq!(b.recv_message().unwrap().to_vec(), b"before");
+        assert_eq!(b.recv_message().unwrap().to_vec(), b"after");
+        waiting.cancel_all().unwrap();
+        flushed.join().unwrap().unwrap();
+    });
 }
 
 /// The other side of the next test, in a process of its own: sends back what it gets.

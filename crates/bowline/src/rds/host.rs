@@ -126,6 +126,8 @@ impl HostSocket {
         name::parse(&self.0.peer_name().ok()?)
     }
 
+    // Not a part of the call on a node of this process, which it makes slower.
+    #[inline(never)]
     pub(super) fn send(
         &self,
         to: Option<SocketAddr>,
@@ -155,6 +157,8 @@ impl HostSocket {
         Ok(messages.len())
     }
 
+    // As above.
+    #[inline(never)]
     pub(super) fn recv_from(
         &self,
         buf: &mut [u8],

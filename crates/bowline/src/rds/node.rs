@@ -61,7 +61,7 @@ impl Node {
     /// `EAFNOSUPPORT` (97), as a kernel without RDS gives, when no node serves programs; `EACCES`
     /// (13) when the node does not serve this user; `ENFILE` or `EMFILE` when it has no room;
     /// `EPROTONOSUPPORT` (93) when it is of another version. Calls on a node that has ended fail
-    /// with `ENETDOWN` (100); one that was replaced goes on.
+    /// with `ENETDOWN` (100): see [the host's node](crate::rds#the-hosts-node).
     pub fn of_host() -> Result<Self, Error> {
         Ok(Self { of: Of::Host(host::find(None)?) })
     }
