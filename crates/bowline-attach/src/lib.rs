@@ -105,9 +105,10 @@ pub enum Op {
     /// answer.
     Look = 14,
     /// Asks the node, as the first of a channel, to hand over all it has to the process that asks,
-    /// which is another node. `a`: [`VERSION`], `b`: [`HAND_OVER_VERSION`]. Answer: `value` is the
-    /// number of descriptors; each 250 of them come with one more byte, and that of the state is
-    /// the first.
+    /// which is another node. `a`: [`VERSION`], `b`: [`HAND_OVER_VERSION`], `value`: that of the
+    /// node's state. Answer: `value` is the number of descriptors; each 250 of them come with one
+    /// more byte, and that of the state is the first. When the process is ready to go on, it sends
+    /// a byte; the node answers with one, and ends. Without these the node takes all back.
     HandOver = 15,
     /// Waits until all messages of the socket are acknowledged. Payload: the time limit in
     /// nanoseconds as 8 bytes, all ones for none.

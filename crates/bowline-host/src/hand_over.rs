@@ -3,9 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +14,12 @@ use std::time::Duration;
 
 use bowline_attach::{HAND_OVER_VERSION, HEAD_LEN, Head, Op, VERSION};
 use bowline_base::Errno;
+use bowline_rds::SAVED_FORMAT;
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::{socket_domain, socket_peercred};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -41,7 +44,7 @@ const ATTEMPTS: u32 = 2000;
 pub struct HandOver {
     /// A file in memory with the state of host and node.
     pub state: OwnedFd,
-    /// Listeners, channels, and sockets with their memory, in any order.
+    /// Listeners of host and node, channels, and sockets with their memory, in any order.
     pub programs: Vec<OwnedFd>,
 }
 
@@ -106,19 +109,24 @@ impl HandOver {
         Ok(io::BufWriter::new(File::from(self.state.try_clone()?)))
     }
 
-    /// Sends everything to the process that has asked for it.
+    /// Sends everything to the process that has asked for it, and waits until it is ready to go on.
+    /// With an error it does not, and [`open`](Self::open) takes everything back.
     ///
     /// # Errors
-    /// Those of the connection.
-    pub fn send(self, to: UnixStream) -> io::Result<()> {
+    /// Those of the connection; `TimedOut`.
+    pub fn send(&self, to: &UnixStream) -> io::Result<()> {
         to.set_nonblocking(false)?;
         to.set_write_timeout(Some(PATIENCE))?;
+        to.set_read_timeout(Some(PATIENCE))?;
         let count = i64::try_from(self.programs.len() + 1).unwrap_or(i64::MAX);
         let head = Head::new(Op::HandOver, count).emit(0, 0, 0);
-        (&to).write_all(&head.ok_or(io::ErrorKind::InvalidData)?)?;
+        (&*to).write_all(&head.ok_or(io::ErrorKind::InvalidData)?)?;
         let all: Vec<_> =
             std::iter::once(&self.state).chain(&self.programs).map(AsFd::as_fd).collect();
-        all.chunks(BATCH).try_for_each(|batch| send_batch(&to, batch))
+        all.chunks(BATCH).try_for_each(|batch| send_batch(to, batch))?;
+        (&*to).read_exact(&mut [0])?;
+        // From here on it is the other's.
+        (&*to).write_all(&[0])
     }
 
     /// Asks the node that serves programs at `place` to hand over, and takes what it has; `None`:
@@ -129,7 +137,7 @@ impl HandOver {
     /// `EPROTONOSUPPORT` when the other node
     /// is of a version that cannot hand over to this one, `EALREADY` when it hands over to
     /// somebody else; errors of the connection.
-    pub fn receive(place: &Path) -> io::Result<Option<Self>> {
+    pub fn receive(place: &Path) -> io::Result<Option<(Self, Former)>> {
         let from = match UnixStream::connect(place) {
             Ok(from) => from,
             Err(error)
@@ -148,7 +156,8 @@ impl HandOver {
             return Err(rustix::io::Errno::ACCESS.into());
         }
         from.set_read_timeout(Some(PATIENCE))?;
-        let ask = Head { op: Op::HandOver, value: 0, a: VERSION, b: HAND_OVER_VERSION };
+        let value = i64::from(SAVED_FORMAT);
+        let ask = Head { op: Op::HandOver, value, a: VERSION, b: HAND_OVER_VERSION };
         (&from).write_all(&ask.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?)?;
         let mut head = [0; HEAD_LEN];
         (&from).read_exact(&mut head)?;
@@ -168,16 +177,16 @@ impl HandOver {
         }
         let programs = all.split_off(1.min(all.len()));
         let state = all.pop().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Some(Self { state, programs }))
+        Ok(Some((Self { state, programs }, Former(from))))
     }
 
-    /// Reads the host's part of the state; the node's is what is left of the returned reader.
+    /// Reads the host's part of the state; the node's is what is left of the returned reader, and
+    /// its listeners.
     ///
     /// # Errors
     /// `InvalidData` for what is not of this version; errors of the system.
-    pub fn open(self) -> io::Result<(HostState, impl Read)> {
-        let mut state = io::BufReader::new(File::from(self.state));
-        state.rewind()?;
+    pub fn open(self) -> io::Result<(HostState, Vec<OwnedFd>, impl Read)> {
+        let mut state = io::BufReader::new(FromStart { file: File::from(self.state), at: 0 });
         let mut len = [0; 8];
         state.read_exact(&mut len)?;
         let mut bytes = Vec::new();
@@ -190,10 +199,43 @@ impl HandOver {
             return Err(invalid(text.into()));
         }
         let mut programs = HashMap::<Inode, Vec<OwnedFd>>::new();
+        let mut listeners = Vec::new();
         for descriptor in self.programs {
-            programs.entry(inode(&descriptor)?).or_default().push(descriptor);
+            match socket_domain(&descriptor) {
+                Ok(AddressFamily::INET | AddressFamily::INET6) => listeners.push(descriptor),
+                _ => programs.entry(inode(&descriptor)?).or_default().push(descriptor),
+            }
         }
-        Ok((HostState { saved, programs }, state))
+        Ok((HostState { saved, programs }, listeners, state))
+    }
+}
+
+/// The node that hands over, which takes everything back unless it is told otherwise.
+#[derive(Debug)]
+pub struct Former(UnixStream);
+
+impl Former {
+    /// This process is ready to go on: the other node ends.
+    ///
+    /// # Errors
+    /// The other node has taken everything back, or is gone.
+    pub fn dismiss(self) -> io::Result<()> {
+        (&self.0).write_all(&[0])?;
+        (&self.0).read_exact(&mut [0])
+    }
+}
+
+/// Reads a file that other processes may read as well.
+struct FromStart {
+    file: File,
+    at: u64,
+}
+
+impl Read for FromStart {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(to, self.at)?;
+        self.at += n as u64;
+        Ok(n)
     }
 }
 
@@ -216,7 +258,12 @@ fn receive_batch(from: &UnixStream, to: &mut Vec<OwnedFd>) -> io::Result<()> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let mut pieces = [IoSliceMut::new(&mut byte)];
-    let got = recvmsg(from, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let got = loop {
+        match recvmsg(from, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            got => break got?,
+        }
+    };
     let before = to.len();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
@@ -291,12 +338,13 @@ impl Successor {
 
 impl Service {
     /// Another node asks for everything. On success its channel is none any more.
-    pub(crate) fn name_successor(&mut self, number: u64, a: i32, b: i32) -> Result<(), Errno> {
+    pub(crate) fn name_successor(&mut self, number: u64, head: Head) -> Result<(), Errno> {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
         if !self.accounts.is_trusted(channel.caller.user) {
             return Err(Errno::EACCES);
         }
-        if (a, b) != (VERSION, HAND_OVER_VERSION) {
+        let wanted = (VERSION, HAND_OVER_VERSION, i64::from(SAVED_FORMAT));
+        if (head.a, head.b, head.value) != wanted {
             return Err(Errno::EPROTONOSUPPORT);
         }
         let stream = channel.fd().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
@@ -364,6 +412,15 @@ impl Service {
         for place in std::mem::take(&mut state.saved.channels) {
             let number = place.number;
             if self.resume_channel(&mut state, place).is_err() {
+                self.end_channel(number);
+            }
+        }
+        let lost = |channel: &Channel| {
+            channel.waiting.is_some_and(|waiting| !self.sockets.contains_key(&waiting.handle))
+        };
+        let waiting = self.channels.iter().filter(|(_, channel)| lost(channel));
+        for number in waiting.map(|(number, _)| *number).collect::<Vec<_>>() {
+            if !self.end_wait(number, Errno::EBADF) {
                 self.end_channel(number);
             }
         }

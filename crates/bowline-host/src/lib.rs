@@ -47,7 +47,7 @@ use bowline_rds_driver::Driver;
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
 use hand_over::Successor;
-pub use hand_over::{HandOver, HostState};
+pub use hand_over::{Former, HandOver, HostState};
 pub use library::{preload, preload_library, preload_library_of_musl};
 pub use policy::{BindRule, Policy, Quota, Who};
 use ready::Ready;

@@ -77,7 +77,7 @@ impl Service {
                 Ok(Answer { a, ..Answer::of(self.number.cast_signed()) })
             }
             Op::Hello => Err(Errno::EPROTONOSUPPORT),
-            Op::HandOver => match self.name_successor(number, a, b) {
+            Op::HandOver => match self.name_successor(number, frame.head) {
                 Ok(()) => {
                     self.end_channel(number);
                     return Outcome::Nothing;

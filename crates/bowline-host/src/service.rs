@@ -399,7 +399,7 @@ impl Service {
     }
 
     /// Ends the wait of a channel, answering its request with an error.
-    fn end_wait(&mut self, number: u64, errno: Errno) -> bool {
+    pub(crate) fn end_wait(&mut self, number: u64, errno: Errno) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
         let Some(waiting) = channel.waiting else { return true };
         let (input, start) = channel.take_input();

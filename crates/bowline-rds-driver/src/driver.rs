@@ -29,6 +29,9 @@ use crate::{helper, sys};
 const LINGER: Duration = Duration::from_millis(500);
 /// The same when a node hands over, which is to be short; connections are cut after it.
 const LINGER_HAND_OVER: Duration = Duration::from_millis(100);
+/// Longest wait for cuts, which end by themselves: after some 10 ms, or 100 ms on a system that
+/// does not tell when a processor has handled its segments.
+const CUTS_MAX: Duration = Duration::from_secs(2);
 /// Interval of checking whether the node or its connections have ended.
 const PACE: Duration = Duration::from_millis(1);
 
@@ -122,22 +125,35 @@ impl Driver {
     /// [`Error::Os`] when the system refuses descriptors or a thread.
     pub fn start(config: DriverConfig) -> Result<Self, Error> {
         let core = Node::new(config.core.clone());
-        Self::run(&config, core)
+        Self::run(&config, core, Vec::new(), || Ok(()))
     }
 
     /// Starts with what another driver of this machine [handed over](Self::hand_over), which must
     /// have happened since the machine was started. Peers take it for the process that it was.
+    /// `listeners` are those that were handed over. `commit` is called when everything is ready and
+    /// before anything happens; its error ends the attempt.
     ///
     /// # Errors
     /// Those of [`start`](Self::start); [`Error::HandOver`] for what cannot be read or is of
     /// another version.
-    pub fn resume(config: DriverConfig, from: impl Read) -> Result<Self, Error> {
+    pub fn resume(
+        config: DriverConfig,
+        from: impl Read,
+        listeners: Vec<OwnedFd>,
+        commit: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Self, Error> {
         let core = Node::resume(config.core.clone(), clock::now(), from);
-        Self::run(&config, core.map_err(|error| Error::HandOver { why: error.to_string() })?)
+        let core = core.map_err(|error| Error::HandOver { why: error.to_string() })?;
+        Self::run(&config, core, listeners, commit)
     }
 
-    fn run(config: &DriverConfig, core: Node) -> Result<Self, Error> {
-        let listeners = Listener::open(&config.core)?;
+    fn run(
+        config: &DriverConfig,
+        core: Node,
+        former: Vec<OwnedFd>,
+        commit: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Self, Error> {
+        let listeners = Listener::open(&config.core, former)?;
         let make_fd = || sys::event_fd().map_err(Error::os("making an event descriptor"));
         let fds = [
             epoll::create(CreateFlags::CLOEXEC).map_err(Error::os("making an epoll descriptor"))?,
@@ -152,6 +168,7 @@ impl Driver {
         }
         let shared = Arc::new(Shared::new(config, core, fds));
         shared.lock().listeners = listeners.into_iter().map(Arc::new).collect();
+        commit().map_err(|error| Error::HandOver { why: error.to_string() })?;
         let inner = Inner { shared, helper: Mutex::new(None) };
         inner.start_helper().map_err(|error| Error::Os {
             what: "starting the background thread",
@@ -382,9 +399,19 @@ impl Driver {
     /// Waits until all messages of all sockets are acknowledged, at most `limit`; then closes all
     /// connections. Tells whether everything was acknowledged.
     pub fn shutdown(&self, limit: Duration) -> bool {
+        let drained = self.drain(limit);
+        drop(self.stop_accepting());
+        self.close_connections(LINGER);
+        self.inner.stop();
+        drained
+    }
+
+    /// Waits until all messages of all sockets are acknowledged, at most `limit`; tells whether they
+    /// are.
+    pub fn drain(&self, limit: Duration) -> bool {
         let sh = self.shared();
         let end = std::time::Instant::now() + limit;
-        let drained = loop {
+        loop {
             let empty = sh.with_scratch(|sc| {
                 let mut st = sh.lock();
                 sh.collect_dirty(&mut st, sc, 0);
@@ -393,32 +420,41 @@ impl Driver {
                 empty
             });
             if empty || std::time::Instant::now() >= end {
-                break empty;
+                return empty;
             }
             std::thread::sleep(PACE);
-        };
-        self.close_connections(LINGER);
-        self.inner.stop();
-        drained
+        }
     }
 
     /// Ends all connections, and writes everything else down for a node that goes on in another
     /// process: [`resume`](Self::resume). Its sockets stay, messages wait, and peers see a short
-    /// cut. Later calls fail with [`Error::ShutDown`].
+    /// cut. Returns the listeners, at which connections wait meanwhile. Later calls fail with
+    /// [`Error::ShutDown`].
     ///
     /// # Errors
-    /// Those of `out`; the node is shut down all the same.
-    pub fn hand_over(&self, out: impl Write) -> io::Result<()> {
+    /// Those of `out`, and of the system without descriptors; the node is shut down all the same.
+    pub fn hand_over(&self, out: impl Write) -> io::Result<Vec<OwnedFd>> {
+        let listeners = self.stop_accepting();
+        // A connection that a thread has just accepted finds the node still open.
+        std::thread::sleep(2 * PACE);
         self.close_connections(LINGER_HAND_OVER);
         self.with_core(|core, now| core.cut_links(now));
-        self.wait_for_ends(LINGER_HAND_OVER);
+        self.wait_for_ends(CUTS_MAX);
         let saved = {
             let mut st = self.shared().lock();
             let now = st.at(clock::now());
             st.core.save(now, out)
         };
         self.inner.stop();
-        saved
+        saved?;
+        listeners.iter().map(|listener| listener.descriptor()).collect()
+    }
+
+    fn stop_accepting(&self) -> Vec<Arc<Listener>> {
+        let sh = self.shared();
+        let listeners: Vec<_> = sh.lock().listeners.drain(..).collect();
+        listeners.iter().for_each(|listener| listener.close(&sh.epoll));
+        listeners
     }
 
     fn close_connections(&self, linger: Duration) {
@@ -428,9 +464,6 @@ impl Driver {
             let mut st = sh.lock();
             let now = st.at(clock::now());
             st.closing = true;
-            for listener in st.listeners.drain(..) {
-                listener.close(&sh.epoll);
-            }
             st.core.close_links(now);
             sh.release_and_run(st, sc);
         });

@@ -109,8 +109,13 @@ impl Background {
         let shared = self.driver.shared();
         shared.with_scratch(|sc| {
             sc.is_background = true;
+            sc.wants_turn = false;
             let turn = shared.turn(sc, &mut self.state, 0);
-            turn.unwrap_or(Turn { watches_network: false, next: None })
+            let mut turn = turn.unwrap_or(Turn { watches_network: false, next: None });
+            if sc.wants_turn {
+                turn.next = Some(Duration::ZERO);
+            }
+            turn
         })
     }
 
@@ -128,6 +133,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
+        self.driver.shared().with_scratch(|sc| sc.is_background = false);
         self.driver.resume_helper();
     }
 }

@@ -34,7 +34,17 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    fn new(addr: SocketAddr) -> Result<Self, Error> {
+    /// Listens on an address, with the socket that another process has handed over for it if there
+    /// is one: connections that wait there are not lost.
+    fn new(addr: SocketAddr, former: &mut Vec<OwnedFd>) -> Result<Self, Error> {
+        let is_here = |fd: &OwnedFd| {
+            let at = getsockname(fd).ok().and_then(|at| SocketAddr::try_from(at).ok());
+            at.is_some_and(|at| (at.ip(), at.port()) == (addr.ip(), addr.port()))
+        };
+        if let Some(at) = former.iter().position(is_here) {
+            let reserve = Mutex::new(sys::event_fd().ok());
+            return Ok(Self { fd: former.swap_remove(at), reserve });
+        }
         let fd = sys::tcp_socket(addr.ip()).map_err(Error::os("making a socket"))?;
         let _ = sockopt::set_socket_reuseaddr(&fd, true);
         if addr.is_ipv6() {
@@ -53,8 +63,12 @@ impl Listener {
     }
 
     /// Opens the listeners of a node: one for each address, or one for all. The listener of a
-    /// link-local address with an interface accepts connections of this interface only.
-    pub(crate) fn open(config: &bowline_rds::Config) -> Result<Vec<Self>, Error> {
+    /// link-local address with an interface accepts connections of this interface only. Those of
+    /// `former` that are for other addresses are closed.
+    pub(crate) fn open(
+        config: &bowline_rds::Config,
+        mut former: Vec<OwnedFd>,
+    ) -> Result<Vec<Self>, Error> {
         if !config.addrs.is_empty() {
             let place = |ip: &IpAddr| {
                 let mut place = SocketAddr::new(*ip, RDS_TCP_PORT);
@@ -64,13 +78,14 @@ impl Listener {
                 }
                 place
             };
-            return config.addrs.iter().map(|ip| Self::new(place(ip))).collect();
+            return config.addrs.iter().map(|ip| Self::new(place(ip), &mut former)).collect();
         }
         let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), RDS_TCP_PORT);
-        Self::new(any)
+        let any_v4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), RDS_TCP_PORT);
+        Self::new(any, &mut former)
             .or_else(|error| match error {
                 Error::PortTaken { .. } => Err(error),
-                _ => Self::new(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), RDS_TCP_PORT)),
+                _ => Self::new(any_v4, &mut former),
             })
             .map(|listener| vec![listener])
     }
@@ -80,7 +95,12 @@ impl Listener {
         epoll::add(epoll, &self.fd, EventData::new_u64(token), EventFlags::IN)
     }
 
-    /// Stops listening.
+    /// Returns another descriptor of the socket.
+    pub(crate) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
+    /// Stops listening, once the socket is closed.
     pub(crate) fn close(&self, epoll: &OwnedFd) {
         let _ = epoll::delete(epoll, &self.fd);
     }

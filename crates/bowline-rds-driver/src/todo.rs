@@ -53,6 +53,8 @@ pub(crate) struct Scratch {
     /// This thread does the work of the background thread between its calls, so that it need not be
     /// woken.
     pub(crate) is_background: bool,
+    /// There is something for another turn of the background thread's work.
+    pub(crate) wants_turn: bool,
     /// This thread came to send, and reads acknowledgements in passing, once per call.
     pub(crate) reads_acks: bool,
 }
@@ -69,6 +71,7 @@ impl Scratch {
             until: None,
             sleeps: false,
             is_background: false,
+            wants_turn: false,
             reads_acks: false,
         }
     }
@@ -153,7 +156,9 @@ impl Shared {
             self.stats.hand_overs.inc();
             sys::signal(&self.kick);
         }
-        if core::mem::take(&mut todo.wake_helper) && !sc.is_background {
+        let wake_helper = core::mem::take(&mut todo.wake_helper);
+        sc.wants_turn |= wake_helper;
+        if wake_helper && !sc.is_background {
             self.stats.eventfds.inc();
             self.stats.hand_overs.inc();
             sys::signal(&self.helper_kick);

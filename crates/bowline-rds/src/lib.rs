@@ -86,7 +86,8 @@ pub use config::{
 pub use error::Error;
 pub use ids::{LinkId, SocketId};
 pub use node::{
-    ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, Node, PathInfo, SocketInfo, poll,
+    ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, Node, PathInfo, SAVED_FORMAT, SocketInfo,
+    poll,
 };
 pub use path::PathState;
 pub use peers::{IpNet, PeerList};

@@ -111,9 +111,9 @@ impl Serialize for TxLog {
 impl<'de> Deserialize<'de> for TxLog {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (base, bytes) = <(u64, serde_bytes::ByteBuf)>::deserialize(deserializer)?;
-        let chunk = Chunk { base, buf: Arc::new(bytes.into_vec()) };
-        let tail = chunk.end();
-        Ok(Self { chunks: if tail > base { [chunk].into() } else { VecDeque::new() }, tail })
+        let mut log = Self { chunks: VecDeque::new(), tail: base };
+        log.append(&mut TxPool::default(), &bytes);
+        Ok(log)
     }
 }
 

@@ -60,10 +60,10 @@ impl Scene {
     /// Another node goes on in the place of this one, as a process that starts would.
     fn replace(&mut self) {
         let all = self.host.take().unwrap().hand_over().unwrap();
-        self.node.hand_over(all.writer().unwrap()).unwrap();
-        let (host, state) = all.open().unwrap();
+        let listeners = self.node.hand_over(all.writer().unwrap()).unwrap();
+        let (host, _, state) = all.open().unwrap();
         let next = builder(self.test, 1).address(common::ip(self.test, 2));
-        self.node = next.resume(state).unwrap();
+        self.node = next.resume(state, listeners, || Ok(())).unwrap();
         let driver = self.node.driver().clone();
         let host = Host::resume(driver, host, None, Policy::default(), Quota::NONE);
         self.host = Some(host.unwrap());

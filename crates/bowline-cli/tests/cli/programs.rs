@@ -106,6 +106,64 @@ fn programs_of_two_machines_lose_nothing_when_nodes_are_replaced() {
     );
 }
 
+/// A successor that cannot begin, or that is gone, costs the former node and its programs nothing.
+#[test]
+fn a_node_whose_successor_fails_goes_on() {
+    build_library();
+    let folder = Folder::new();
+    let place = folder.path().join("host.sock");
+    let place = place.to_str().unwrap();
+    let node = ["node", "--address", "127.41.71.1", "--programs", place];
+    let mut first = start(&folder, &node);
+    first.expect("ready");
+    let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/../bowline-preload/tests/programs");
+    let script = format!("{programs}/steady.py");
+    let words = ["run", "--node", place, "--", "python3", "-B", &script];
+    let steady = start(&folder, &[&words[..], &["127.41.71.1", "127.41.71.1", "6"]].concat());
+    let mut goes_on = || {
+        first.expect("handing over");
+        first.expect("ready");
+    };
+    // Seen when the settings are tried: everything was asked for by then.
+    let bad = ["--replace", "--sysctl", "net.rds.max_unacked_packets=8", "--sysctl", "no_such=1"];
+    let done = run(&folder, &[&node[..], &bad].concat()).exits(2);
+    assert!(done.err.contains("no_such"), "{done:?}");
+    goes_on();
+    // Another process has an address that it wants as well.
+    let taken = std::net::TcpListener::bind("127.41.71.9:16385").unwrap();
+    let words = [&node[..], &["--address", "127.41.71.9", "--replace"]].concat();
+    let done = run(&folder, &words).exits(1);
+    assert!(done.err.contains("is taken"), "{done:?}");
+    drop(taken);
+    goes_on();
+    // One that asks and goes away: operation 15, version 2, version 1 of what is handed over, and 1
+    // of the node's state.
+    let mut frame = [0u8; 32];
+    frame[..4].copy_from_slice(&32u32.to_ne_bytes());
+    frame[4] = 15;
+    frame[8..16].copy_from_slice(&1i64.to_ne_bytes());
+    frame[16..20].copy_from_slice(&2i32.to_ne_bytes());
+    frame[20..24].copy_from_slice(&1i32.to_ne_bytes());
+    let mut asks = std::os::unix::net::UnixStream::connect(place).unwrap();
+    std::io::Write::write_all(&mut asks, &frame).unwrap();
+    drop(asks);
+    goes_on();
+    steady.finish().exits(0);
+    first.signal("-INT");
+    first.finish().exits(0);
+}
+
+/// Without a manager there is nobody to leave sockets with: the node ends as usual.
+#[test]
+fn a_node_without_a_manager_keeps_nothing() {
+    let folder = Folder::new();
+    let mut node = start(&folder, &["node", "--address", "127.41.72.1", "--keep-programs"]);
+    node.expect("ready");
+    node.signal("-TERM");
+    let done = node.finish().exits(0);
+    assert!(done.out.contains("peers have everything"), "{done:?}");
+}
+
 /// What can be seen to be wrong before costs the former node nothing.
 #[test]
 fn a_node_that_cannot_replace_another_leaves_it_be() {

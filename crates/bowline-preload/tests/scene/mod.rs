@@ -119,11 +119,11 @@ impl Scene {
     /// Another node goes on in the place of this one, as a process that starts would.
     pub(crate) fn replace(&mut self) {
         let all = self.host.take().unwrap().hand_over().unwrap();
-        self.driver.hand_over(all.writer().unwrap()).unwrap();
-        let (host, node) = all.open().unwrap();
+        let listeners = self.driver.hand_over(all.writer().unwrap()).unwrap();
+        let (host, _, node) = all.open().unwrap();
         let core = self.driver.with_core(|core, _| core.config().clone());
         let config = DriverConfig { core, ..DriverConfig::default() };
-        self.driver = Driver::resume(config, node).unwrap();
+        self.driver = Driver::resume(config, node, listeners, || Ok(())).unwrap();
         let driver = self.driver.clone();
         let host = Host::resume(driver, host, None, Policy::default(), Quota::NONE);
         self.host = Some(host.unwrap());

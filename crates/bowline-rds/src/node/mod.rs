@@ -37,6 +37,7 @@ use bowline_base::slab::Slab;
 use serde::{Deserialize, Serialize};
 
 pub use info::{ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, PathInfo, SocketInfo};
+pub use saved::SAVED_FORMAT;
 pub use sockets::poll;
 
 use connect::IdleDials;

@@ -15,7 +15,7 @@ use crate::ids::{ConnId, LinkId};
 
 /// Version of what is written. Fields may be added without another version: those that are missing
 /// when it is read have to have a default.
-const FORMAT: u32 = 1;
+pub const SAVED_FORMAT: u32 = 1;
 
 /// What peers know a process by, which goes on as the same one.
 #[derive(Serialize, Deserialize)]
@@ -40,7 +40,7 @@ impl Node {
             self.handle_closed(now, id, CloseReason::TimedOut);
         }
         let Config { generation, paths, end_to_end, .. } = self.config;
-        let identity = Identity { format: FORMAT, generation, paths, end_to_end };
+        let identity = Identity { format: SAVED_FORMAT, generation, paths, end_to_end };
         let keys = self.links.emptied::<()>();
         for part in [encode(&identity)?, encode(&keys)?, encode(&self)?] {
             out.write_all(&(part.len() as u64).to_le_bytes())?;
@@ -57,10 +57,10 @@ impl Node {
     /// `InvalidData` for what another version has written; those of `from`.
     pub fn resume(config: Config, now: Instant, mut from: impl Read) -> io::Result<Self> {
         let identity: Identity = decode(&mut from)?;
-        if identity.format != FORMAT {
+        if identity.format != SAVED_FORMAT {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("it is saved in format {}, this is {FORMAT}", identity.format),
+                format!("it is saved in format {}, this is {SAVED_FORMAT}", identity.format),
             ));
         }
         let Identity { generation, paths, end_to_end, .. } = identity;

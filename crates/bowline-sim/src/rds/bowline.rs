@@ -74,6 +74,7 @@ pub(crate) struct BowlineHost {
     process_pending: bool,
     acks_pending: bool,
     unparsed: usize,
+    hands_over: bool,
     sabotage: Option<Sabotage>,
 }
 
@@ -106,6 +107,7 @@ impl BowlineHost {
             process_pending: false,
             acks_pending: false,
             unparsed: 0,
+            hands_over: false,
             sabotage,
         }
     }
@@ -232,10 +234,14 @@ impl BowlineHost {
     }
 
     /// Shuts the node down in order: received messages are acknowledged, connections are drained.
-    pub(crate) fn shut_down(&mut self, ctx: &mut Ctx) {
+    /// One that hands over accepts no more connections, which wait for its successor.
+    pub(crate) fn shut_down(&mut self, ctx: &mut Ctx, hands_over: bool) {
         self.node.acknowledge_all(now(ctx));
         self.carry_out(ctx);
-        ctx.tcp_stop_listening(self.id);
+        self.hands_over = hands_over;
+        if !hands_over {
+            ctx.tcp_stop_listening(self.id);
+        }
         self.node.close_links(now(ctx));
         self.carry_out(ctx);
     }
@@ -258,7 +264,12 @@ impl BowlineHost {
             Ok(node) => self.node = node,
             Err(e) => return ctx.fail(|| format!("hand-over: {e}")),
         }
-        (self.process_pending, self.unparsed) = (false, 0);
+        (self.process_pending, self.unparsed, self.hands_over) = (false, 0, false);
+        for _ in 0..self.listener.len() {
+            ctx.coverage.hit("driver", "connection waits for a successor");
+            let delay = ctx.rng.below(self.plan.lag + 1);
+            ctx.schedule_host(delay, self.id, HostEvent::Accept);
+        }
         // Those who wait ask the new process.
         for slot in self.socks.values_mut() {
             (slot.waits_to_read, slot.waits_for_room) = (false, false);
@@ -303,7 +314,9 @@ impl BowlineHost {
         let at = now(ctx);
         match what {
             HostEvent::Accept => {
-                if let Some(end) = self.listener.pop_front() {
+                if !self.hands_over
+                    && let Some(end) = self.listener.pop_front()
+                {
                     self.accept(ctx, end);
                 }
             }

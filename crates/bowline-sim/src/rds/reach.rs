@@ -193,6 +193,7 @@ const OTHERS: [(&str, &[&str]); 8] = [
             "cut with bytes unread",
             "drain took too long",
             "hand-over cuts a connection",
+            "connection waits for a successor",
             "write reported late",
             "write failed",
         ],

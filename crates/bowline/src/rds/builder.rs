@@ -1,7 +1,8 @@
 //! Settings of a node.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bowline_base::entropy::random_u64;
@@ -124,12 +125,18 @@ impl Builder {
     /// [handed over](Node::hand_over): its sockets, messages that wait, and its peers, who take it
     /// for the same process. The number of paths and end-to-end acknowledgement are those of the
     /// former node. Its sockets are for who knows their ids, as the host of a node does
-    /// ([`Node::driver`]).
+    /// ([`Node::driver`]). `listeners` are those that were handed over; `commit` is called when
+    /// everything is ready and before anything happens, and its error ends the attempt.
     ///
     /// # Errors
     /// Those of [`build`](Self::build); `EINVAL` for what cannot be read or is of another version.
-    pub fn resume(self, from: impl Read) -> Result<Node, Error> {
-        self.start(|config| Driver::resume(config, from))
+    pub fn resume(
+        self,
+        from: impl Read,
+        listeners: Vec<OwnedFd>,
+        commit: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Node, Error> {
+        self.start(|config| Driver::resume(config, from, listeners, commit))
     }
 
     fn start(

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -176,11 +177,12 @@ impl Node {
 
     /// Ends all connections and writes down everything else, for a node that goes on in another
     /// process of this machine: see [`Builder::resume`]. Peers lose nothing and see a cut of less
-    /// than a second; later calls fail with `ESHUTDOWN`.
+    /// than a second; later calls fail with `ESHUTDOWN`. Returns the listeners, at which
+    /// connections wait meanwhile.
     ///
     /// # Errors
     /// Those of `out`; the node is shut down all the same. `EOPNOTSUPP` for the host's node.
-    pub fn hand_over(&self, out: impl Write) -> io::Result<()> {
+    pub fn hand_over(&self, out: impl Write) -> io::Result<Vec<OwnedFd>> {
         let driver = self.owned().ok_or_else(|| Error::from(HostError::OwnersAffair))?;
         driver.hand_over(out)
     }

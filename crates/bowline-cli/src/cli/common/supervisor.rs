@@ -57,6 +57,11 @@ impl Supervisor {
         Self { beat: beat.filter(|_| to.is_some()), to }
     }
 
+    /// Tells whether there is one.
+    pub(crate) fn is_there(&self) -> bool {
+        self.to.is_some()
+    }
+
     /// Tells that the service does its work from now on.
     pub(crate) fn ready(&self, status: &str) {
         self.tell(&format!("READY=1\nSTATUS={status}"));
@@ -94,9 +99,13 @@ impl Supervisor {
         self.tell_with("BARRIER=1", &[theirs.as_fd()])?;
         drop(theirs);
         let patience = Timespec::try_from(STORE_TIME).unwrap_or_default();
-        match poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&patience))? {
-            0 => Err(io::ErrorKind::TimedOut.into()),
-            _ => Ok(()),
+        loop {
+            match poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&patience)) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
@@ -112,8 +121,12 @@ impl Supervisor {
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(descriptors));
         let text = [IoSlice::new(state.as_bytes())];
-        sendmsg(socket, &text, &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
+        loop {
+            match sendmsg(socket, &text, &mut control, SendFlags::NOSIGNAL) {
+                Err(rustix::io::Errno::INTR) => {}
+                sent => return Ok(sent.map(drop)?),
+            }
+        }
     }
 
     /// Tells the watchdog that the service makes progress; to be called by what shows that it does.

@@ -6,9 +6,8 @@ mod sandbox;
 
 use std::{
     collections::BTreeSet,
-    io::{self, Read},
     net::SocketAddr,
-    os::unix::net::UnixStream,
+    os::unix::net::{UnixListener, UnixStream},
     path::PathBuf,
     sync::{
         Arc,
@@ -20,11 +19,11 @@ use std::{
 
 use bowline::rds::{Limits, Node, PeerList, Socket};
 use bowline_ctl::{Server, fusefs::Mount, passed};
-use bowline_host::{HostState, Policy, Quota};
+use bowline_host::{HandOver, HostState, Policy, Quota};
 use bowline_rds::{Event, PathState, SocketId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use hand_over::Keeper;
+use hand_over::{FormerNode, From, Keeper, Taken};
 
 use super::{
     access::{self, Name, Network, network},
@@ -42,6 +41,7 @@ use crate::cli::{
         stop::{Stop, hangups},
         supervisor::Supervisor,
     },
+    confine::Confinement,
     disk::{self, HostDisks, mounted},
     metrics, node_on,
 };
@@ -295,7 +295,7 @@ impl Settings {
     }
 
     /// Starts the node, with what was handed over to it.
-    fn build(&self, former: Option<impl Read>) -> Outcome<Node> {
+    fn build(&self, former: Option<FormerNode<'_>>) -> Outcome<Node> {
         let mut builder = Node::builder().end_to_end(self.end_to_end);
         if let Some(paths) = self.paths {
             builder = builder.paths(paths);
@@ -316,17 +316,48 @@ impl Settings {
         if self.congestion_control.is_some() {
             builder = builder.congestion_control(self.congestion_control.clone());
         }
-        let node = node_on(builder, &self.addresses, |builder| match former {
-            Some(former) => builder.resume(former),
-            None => builder.build(),
-        })?;
-        // Set one by one and not through the builder, so that an error names the setting.
+        // Before anything else is given up for this node.
+        let mut trial = bowline_rds::Node::new(bowline_rds::Config::default());
         for (name, value) in &self.sysctl {
-            node.set_sysctl(name, *value).map_err(|error| {
+            trial.set_sysctl(bowline_rds::Instant::default(), name, *value).map_err(|error| {
                 Failure::usage(format!("cannot set {name} to {value}: {error}"))
             })?;
         }
+        let node = node_on(builder, &self.addresses, |builder| match former {
+            Some(FormerNode { state, listeners, commit }) => {
+                builder.resume(state, listeners, commit)
+            }
+            None => builder.build(),
+        })?;
+        for (name, value) in &self.sysctl {
+            node.set_sysctl(name, *value)?;
+        }
         Ok(node)
+    }
+
+    /// Starts the node, with what was taken over. What a manager has kept may be of no use: then
+    /// programs have lost their sockets.
+    fn begin(
+        &self,
+        taken: Option<Taken>,
+        supervisor: &Supervisor,
+    ) -> Outcome<(Option<HostState>, Node)> {
+        let Some(Taken { host, listeners, state, from }) =
+            taken.filter(|_| self.programs.is_some())
+        else {
+            return Ok((None, self.build(None)?));
+        };
+        let is_stored = matches!(from, From::Store);
+        let commit = Box::new(|| from.commit(supervisor));
+        let former = FormerNode { state, listeners, commit };
+        match self.build(Some(former)) {
+            Err(failure) if is_stored => {
+                note!("bowline node: programs have lost their sockets: {failure}");
+                hand_over::forget(supervisor);
+                Ok((None, self.build(None)?))
+            }
+            node => Ok((Some(host), node?)),
+        }
     }
 }
 
@@ -362,113 +393,134 @@ pub(crate) fn run(args: Args) -> Outcome {
     let supervisor = Supervisor::of_this_process();
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
     let hangups = hangups()?;
-    let (former, node) = match hand_over::stored(passed.stored, &supervisor) {
-        Some(all) if settings.programs.is_some() => resume(&settings, all)?,
-        _ => {
-            let place = settings.programs.as_ref().filter(|_| replace);
-            let (host, node) = hand_over::receive(place.map(Option::as_deref))?.unzip();
-            (host, settings.build(node)?)
-        }
-    };
-    let disks = {
-        let is_confined = settings.sandbox && !settings.disks.are_named;
-        HostDisks::new(settings.disks.clone(), &settings.addresses, is_confined)?
-    };
-    let over = Arc::new(AtomicBool::new(false));
-    let mut services = Vec::new();
-    for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
-        for port in ports {
-            for address in &settings.addresses {
-                let place = address.at(*port);
-                let send_buffer = settings.send_buffer;
-                services.push(Running::start(&node, place, service, send_buffer, &over)?);
-            }
-        }
+    let run = Run { settings, confinement, supervisor, stop, hangups };
+    let mut taken = hand_over::stored(passed.stored);
+    if taken.is_none() && replace && run.settings.programs.is_some() {
+        let place = run.settings.programs.as_ref().and_then(Option::as_deref);
+        taken = hand_over::receive(place)?;
     }
-    let facts = NodeFacts {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        pid: std::process::id(),
-        addresses: settings.addresses.clone(),
-    };
-    let tree = tree(node.clone(), facts, &disks);
-    let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
-    let server = server.transpose()?;
-    let of_disks = settings.control.is_some().then(|| disks.control()).flatten();
-    let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
-    let programs = settings.programs.as_ref().map(|place| {
-        let (policy, usual) = (settings.policy.clone(), settings.usual);
-        match former {
-            Some(former) => {
-                Programs::resume(&node, passed.listener, former, policy, usual).map(Some)
-            }
-            None => Programs::start(&node, passed.listener, place.as_deref(), policy, usual),
-        }
-    });
-    let programs = programs.transpose()?.flatten();
-    let shown = Arc::clone(&disks);
-    let metrics = metrics::node(node.clone(), move |out| shown.metrics(out));
-    let metrics = settings.metrics.serve(metrics)?;
-    announce(&settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
-    sandbox::announce(&confinement);
-    let looks =
-        Looks { node: &node, services: &services, programs: programs.as_ref(), disks: &disks };
-    let started = disks.start(&stop);
-    let mut keeper = None;
-    if started.is_ok() {
-        say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
-        keeper = watch(&looks, &stop, &hangups, &supervisor).map(Keeper::Node);
-        if keep_programs && keeper.is_none() {
-            keeper = Some(Keeper::Manager(&supervisor));
-        }
+    let is_managers = passed.listener.is_some();
+    let mut listener = passed.listener;
+    let mut keep = keep_programs && run.supervisor.is_there();
+    // A hand-over that fails leaves everything here, and the node goes on.
+    while let Some(back) = run.serve(listener.take(), is_managers, taken.take(), keep)? {
+        taken = Some(hand_over::taken_back(back)?);
+        keep = false;
     }
-    let programs = match (keeper, programs) {
-        (Some(keeper), Some(programs)) => {
-            over.store(true, Ordering::Relaxed);
-            services.into_iter().for_each(|service| service.close(&node));
-            // The next process makes its own, and maps the disks of its file.
-            drop((server, of_disks, files, metrics));
-            disks.close(&stop);
-            return hand_over::send(&node, programs, keeper);
-        }
-        (_, programs) => programs,
-    };
-
-    let patience = settings.drain.as_secs_f64();
-    let last = format!("stopping: up to {patience} s for what peers do not have yet");
-    supervisor.stopping(settings.drain + disks.patience(), &last);
-    say!("{last}");
-    over.store(true, Ordering::Relaxed);
-    drop(programs);
-    disks.close(&stop);
-    let drained = node.shutdown(settings.drain);
-    for service in services {
-        // The panic of a service was printed on standard error.
-        let _ = service.thread.join();
-    }
-    drop((server, of_disks, files, metrics));
-    started?;
-    if drained {
-        say!("stopped; peers have everything");
-        return Ok(());
-    }
-    Err(Failure::failed(format!(
-        "stopped before peers had everything, after {} s; give them longer with --drain",
-        settings.drain.as_secs_f64()
-    )))
+    Ok(())
 }
 
-/// Goes on with what an earlier process of the service has left; where that cannot be, programs
-/// have lost their sockets.
-fn resume(
-    settings: &Settings,
-    (host, node): (HostState, impl Read),
-) -> Outcome<(Option<HostState>, Node)> {
-    match settings.build(Some(node)) {
-        Ok(node) => Ok((Some(host), node)),
-        Err(failure) => {
-            note!("bowline node: programs have lost their sockets: {failure:?}");
-            Ok((None, settings.build(None::<io::Empty>)?))
+/// What a node has from its start to its end.
+struct Run {
+    settings: Settings,
+    confinement: Confinement,
+    supervisor: Supervisor,
+    stop: Stop,
+    hangups: Arc<AtomicBool>,
+}
+
+impl Run {
+    /// Serves until a stop is requested, or until everything is handed over. Returns what could not
+    /// be handed over.
+    fn serve(
+        &self,
+        listener: Option<UnixListener>,
+        is_managers: bool,
+        taken: Option<Taken>,
+        keep_programs: bool,
+    ) -> Outcome<Option<HandOver>> {
+        let Self { settings, confinement, supervisor, stop, hangups } = self;
+        let disks = {
+            let is_confined = settings.sandbox && !settings.disks.are_named;
+            HostDisks::new(settings.disks.clone(), &settings.addresses, is_confined)?
+        };
+        let (former, node) = settings.begin(taken, supervisor)?;
+        let over = Arc::new(AtomicBool::new(false));
+        let mut services = Vec::new();
+        for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
+            for port in ports {
+                for address in &settings.addresses {
+                    let place = address.at(*port);
+                    let send_buffer = settings.send_buffer;
+                    services.push(Running::start(&node, place, service, send_buffer, &over)?);
+                }
+            }
         }
+        let facts = NodeFacts {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            addresses: settings.addresses.clone(),
+        };
+        let tree = tree(node.clone(), facts, &disks);
+        let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
+        let server = server.transpose()?;
+        let of_disks = settings.control.is_some().then(|| disks.control()).flatten();
+        let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
+        let programs = settings.programs.as_ref().map(|place| {
+            let (policy, usual) = (settings.policy.clone(), settings.usual);
+            match former {
+                Some(former) => {
+                    Programs::resume(&node, listener, is_managers, former, policy, usual).map(Some)
+                }
+                None => Programs::start(&node, listener, place.as_deref(), policy, usual),
+            }
+        });
+        let programs = programs.transpose()?.flatten();
+        let shown = Arc::clone(&disks);
+        let metrics = metrics::node(node.clone(), move |out| shown.metrics(out));
+        let metrics = settings.metrics.serve(metrics)?;
+        announce(settings, &services, server.as_ref(), files.as_ref(), programs.as_ref());
+        sandbox::announce(confinement);
+        let looks =
+            Looks { node: &node, services: &services, programs: programs.as_ref(), disks: &disks };
+        let started = disks.start(stop);
+        let mut keeper = None;
+        if started.is_ok() {
+            say!("ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM");
+            keeper = watch(&looks, stop, hangups, supervisor).map(Keeper::Node);
+            if keep_programs && keeper.is_none() {
+                keeper = Some(Keeper::Manager(supervisor));
+            }
+        }
+        let programs = match (keeper, programs) {
+            (Some(keeper), Some(programs)) => {
+                if matches!(keeper, Keeper::Manager(_)) {
+                    // Perhaps nobody goes on.
+                    supervisor.stopping(settings.drain + disks.patience(), "draining");
+                    node.driver().drain(settings.drain);
+                }
+                over.store(true, Ordering::Relaxed);
+                services.into_iter().for_each(|service| service.close(&node));
+                // The next process makes its own, and maps the disks of its file.
+                drop((server, of_disks, files, metrics));
+                disks.close(stop);
+                return hand_over::send(&node, programs, keeper);
+            }
+            (_, programs) => programs,
+        };
+
+        let patience = settings.drain.as_secs_f64();
+        let last = format!("stopping: up to {patience} s for what peers do not have yet");
+        supervisor.stopping(settings.drain + disks.patience(), &last);
+        say!("{last}");
+        over.store(true, Ordering::Relaxed);
+        drop(programs);
+        disks.close(stop);
+        let drained = node.shutdown(settings.drain);
+        for service in services {
+            // The panic of a service was printed on standard error.
+            let _ = service.thread.join();
+        }
+        drop((server, of_disks, files, metrics));
+        started?;
+        if drained {
+            say!("stopped; peers have everything");
+            return Ok(None);
+        }
+        Err(Failure::failed(format!(
+            "stopped before peers had everything, after {} s; give them longer with --drain",
+            settings.drain.as_secs_f64()
+        )))
     }
 }
 

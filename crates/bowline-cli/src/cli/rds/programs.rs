@@ -68,19 +68,22 @@ impl Programs {
     }
 
     /// Goes on with the programs of another node, which has handed them over: where that one
-    /// listened, or at the socket that the service manager has passed.
+    /// listened, or at the socket that the service manager has passed. A socket of the manager's
+    /// is not this process's to remove.
     pub(crate) fn resume(
         node: &Node,
         passed: Option<UnixListener>,
+        is_managers: bool,
         former: HostState,
         policy: Policy,
         usual: Quota,
     ) -> Outcome<Self> {
-        let is_passed = passed.is_some();
         let resume = || {
             let host = Host::resume(node.driver().clone(), former, passed, policy, usual)?;
             let path = path_of(&host.address());
-            let file = (!is_passed).then(|| OwnedFile::new(&path).map(SocketFile)).transpose()?;
+            // Without a file there is nothing to remove in the end.
+            let file = if is_managers { None } else { OwnedFile::new(&path).ok() };
+            let file = file.map(SocketFile);
             Ok(Self { path, file, host })
         };
         resume().map_err(|error: io::Error| {

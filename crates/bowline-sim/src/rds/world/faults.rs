@@ -177,7 +177,7 @@ impl World {
             && let Host::Bowline(node) = &mut self.hosts[host]
         {
             self.ending[host] = Some(how);
-            node.shut_down(&mut self.ctx);
+            node.shut_down(&mut self.ctx, matches!(how, Ending::HandsOver));
             self.note_fault(format_args!("host {host} shuts down"));
             self.count_fault(what, host);
             self.ctx.schedule(time, Event::Heal(Heal::Ended(host)));
@@ -283,12 +283,7 @@ impl World {
             Heal::Route { from, to } => self.ctx.net.block(from, to, false),
             Heal::Boot(host) => self.boot(host),
             Heal::Ended(host) => self.ended(host),
-            Heal::TakenOver(host) => {
-                if self.alive(host) {
-                    self.ctx.net.hosts[host].closing = false;
-                    self.resume(host);
-                }
-            }
+            Heal::TakenOver(host) => self.resume(host),
             Heal::Resume(host) => self.resume(host),
             Heal::Address { host, index } => self.return_address(host, index),
             Heal::Delay => self.ctx.net.delay_factor = 1,
@@ -305,7 +300,7 @@ impl World {
         }
     }
 
-    /// Another process takes over what a node has; until it begins, nobody listens and nobody
+    /// Another process takes over what a node has; until it begins, connections wait and nobody
     /// answers.
     fn hand_over(&mut self, host: HostId) {
         if let Host::Bowline(node) = &mut self.hosts[host] {

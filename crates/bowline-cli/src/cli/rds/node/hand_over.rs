@@ -12,7 +12,7 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_base::Errno;
-use bowline_host::{HandOver, HostState};
+use bowline_host::{Former, HandOver, HostState};
 
 use crate::cli::{
     Failure, Outcome,
@@ -25,12 +25,57 @@ pub(super) const STORED: [&str; 2] = [STATE, PROGRAMS];
 const STATE: &str = "bowline-state";
 const PROGRAMS: &str = "bowline-programs";
 
-/// Takes what the node has that serves programs at this place, or at the default one; that node
-/// ends. `None`: there is no such node, or no place is given.
-pub(super) fn receive(place: Option<Option<&Path>>) -> Outcome<Option<(HostState, impl Read)>> {
-    let Some(place) = place else { return Ok(None) };
+/// What a node has taken over.
+pub(super) struct Taken {
+    pub(super) host: HostState,
+    /// Listeners of the node.
+    pub(super) listeners: Vec<OwnedFd>,
+    /// State of the node.
+    pub(super) state: Box<dyn Read>,
+    pub(super) from: From,
+}
+
+/// Who has everything until this process begins.
+pub(super) enum From {
+    /// The node before, which waits.
+    Node(Former),
+    /// The manager.
+    Store,
+    /// This process itself.
+    Here,
+}
+
+impl From {
+    /// This process begins, so that what the other one has is out of date.
+    pub(super) fn commit(self, supervisor: &Supervisor) -> io::Result<()> {
+        match self {
+            Self::Node(former) => former.dismiss(),
+            Self::Store => {
+                forget(supervisor);
+                Ok(())
+            }
+            Self::Here => Ok(()),
+        }
+    }
+}
+
+/// What a node starts with, and what it calls when it begins.
+pub(super) struct FormerNode<'a> {
+    pub(super) state: Box<dyn Read>,
+    pub(super) listeners: Vec<OwnedFd>,
+    pub(super) commit: Box<dyn FnOnce() -> io::Result<()> + 'a>,
+}
+
+fn opened(all: HandOver, from: From) -> io::Result<Taken> {
+    let (host, listeners, state) = all.open()?;
+    Ok(Taken { host, listeners, state: Box::new(state), from })
+}
+
+/// Takes what the node has that serves programs at `place`, or at the default one; that node ends
+/// when this one begins. `None`: there is no such node.
+pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<Taken>> {
     let place = place.map_or_else(programs::default_path, Path::to_owned);
-    let taken = HandOver::receive(&place).map_err(|error| {
+    let received = HandOver::receive(&place).map_err(|error| {
         let what = match error.raw_os_error().map(Errno) {
             Some(Errno::EPROTONOSUPPORT) => {
                 "it is of a version that cannot hand over to this one; stop it and start this one, \
@@ -42,43 +87,49 @@ pub(super) fn receive(place: Option<Option<&Path>>) -> Outcome<Option<(HostState
         };
         Failure::failed(format!("cannot replace the node at {}: {what}", place.display()))
     })?;
-    let opened = taken.map(HandOver::open).transpose().map_err(|error| {
+    let Some((all, former)) = received else { return Ok(None) };
+    let taken = opened(all, From::Node(former)).map_err(|error| {
         Failure::failed(format!("what the node at {} handed over: {error}", place.display()))
     })?;
-    if opened.is_some() {
-        say!("taking the place of the node that served programs at {}", place.display());
-    }
-    Ok(opened)
+    say!("taking the place of the node that served programs at {}", place.display());
+    Ok(Some(taken))
 }
 
 /// Takes what an earlier process of this service has left with its manager; `None`: nothing, or
 /// nothing that can be used.
-pub(super) fn stored(
-    stored: Vec<(String, OwnedFd)>,
-    supervisor: &Supervisor,
-) -> Option<(HostState, impl Read)> {
+pub(super) fn stored(stored: Vec<(String, OwnedFd)>) -> Option<Taken> {
     if stored.is_empty() {
         return None;
     }
-    supervisor.forget(STATE);
-    supervisor.forget(PROGRAMS);
     let (mut states, programs): (Vec<_>, Vec<_>) =
         stored.into_iter().partition(|(name, _)| name == STATE);
     let programs = programs.into_iter().map(|(_, descriptor)| descriptor).collect();
-    let opened = match states.pop() {
-        Some((_, state)) => HandOver { state, programs }.open(),
+    let taken = match states.pop() {
+        Some((_, state)) => opened(HandOver { state, programs }, From::Store),
         None => Err(io::ErrorKind::NotFound.into()),
     };
-    match opened {
-        Ok(opened) => {
+    match taken {
+        Ok(taken) => {
             say!("going on with the programs of before");
-            Some(opened)
+            Some(taken)
         }
         Err(error) => {
             note!("bowline node: programs have lost their sockets: what was kept: {error}");
             None
         }
     }
+}
+
+/// The manager need not keep what an earlier process has left.
+pub(super) fn forget(supervisor: &Supervisor) {
+    STORED.iter().for_each(|name| supervisor.forget(name));
+}
+
+/// Takes back what could not be handed over.
+pub(super) fn taken_back(all: HandOver) -> Outcome<Taken> {
+    opened(all, From::Here).map_err(|error| {
+        Failure::failed(format!("cannot go on: {error}; programs have lost their sockets"))
+    })
 }
 
 /// Who gets what a node hands over.
@@ -89,32 +140,48 @@ pub(super) enum Keeper<'a> {
     Manager(&'a Supervisor),
 }
 
-/// Gives all that this node has to a keeper.
-pub(super) fn send(node: &Node, programs: Programs, keeper: Keeper<'_>) -> Outcome {
+/// Gives all that this node has to a keeper; returns it if that one does not take it.
+pub(super) fn send(
+    node: &Node,
+    programs: Programs,
+    keeper: Keeper<'_>,
+) -> Outcome<Option<HandOver>> {
     let to = match keeper {
         Keeper::Node(_) => "another node",
         Keeper::Manager(_) => "the service manager",
     };
     say!("handing over to {to}");
-    let all = || -> io::Result<()> {
-        let all = programs.hand_over()?;
+    let all = || -> io::Result<HandOver> {
+        let mut all = programs.hand_over()?;
         let mut out = all.writer()?;
-        node.hand_over(&mut out)?;
+        let listeners = node.hand_over(&mut out)?;
         out.flush()?;
         drop(out);
-        match keeper {
-            Keeper::Node(successor) => all.send(successor),
-            Keeper::Manager(supervisor) => {
-                supervisor.stopping(Duration::ZERO, "handing over");
-                let programs: Vec<_> = all.programs.iter().map(AsFd::as_fd).collect();
-                supervisor.store(PROGRAMS, &programs)?;
-                supervisor.store(STATE, &[all.state.as_fd()])
-            }
-        }
+        all.programs.extend(listeners);
+        Ok(all)
     };
-    all().map_err(|error| {
+    let all = all().map_err(|error| {
         Failure::failed(format!("cannot hand over: {error}; programs have lost their sockets"))
     })?;
-    say!("handed over");
-    Ok(())
+    let sent = match keeper {
+        Keeper::Node(successor) => all.send(&successor),
+        Keeper::Manager(supervisor) => {
+            supervisor.stopping(Duration::ZERO, "handing over");
+            let programs: Vec<_> = all.programs.iter().map(AsFd::as_fd).collect();
+            supervisor
+                .store(PROGRAMS, &programs)
+                .and_then(|()| supervisor.store(STATE, &[all.state.as_fd()]))
+                .inspect_err(|_| forget(supervisor))
+        }
+    };
+    match sent {
+        Ok(()) => {
+            say!("handed over");
+            Ok(None)
+        }
+        Err(error) => {
+            note!("bowline node: {to} has not taken over, and this node goes on: {error}");
+            Ok(Some(all))
+        }
+    }
 }
