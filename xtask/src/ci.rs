@@ -35,8 +35,8 @@ const STEPS: [Step; 16] = [
         600,
     ),
     step("test", &["test", "--workspace", TOKIO, "--locked"], 1200),
-    // Half a minute of what the step before has shown for eight seconds; the same features, so nothing
-    // is built again.
+    // Half a minute of what the step before has shown for eight seconds; the same features, so
+    // nothing is built again.
     Step {
         name: "churn",
         cargo: &[
