@@ -406,7 +406,7 @@ impl Driver {
         drained
     }
 
-    /// Waits until all messages of all sockets are acknowledged, at most `limit`; tells whether they
+    /// Waits until all messages of all sockets are acknowledged, at most `limit`. Tells whether all
     /// are.
     pub fn drain(&self, limit: Duration) -> bool {
         let sh = self.shared();
