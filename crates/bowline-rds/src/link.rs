@@ -34,6 +34,16 @@ pub(crate) enum LinkState {
     Extra,
     /// Closed by this node for sending; what the peer sent before is still read.
     Draining,
+    /// Given up before this node saw it established. TCP may have established it meanwhile, and
+    /// acknowledged what the peer sent: that is still read.
+    Abandoned,
+}
+
+impl LinkState {
+    /// The link is about to end; what comes on it still counts.
+    pub(crate) const fn is_leaving(self) -> bool {
+        matches!(self, Self::Draining | Self::Abandoned)
+    }
 }
 
 /// The greeting that this node sends on a link.

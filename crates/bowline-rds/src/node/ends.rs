@@ -50,7 +50,7 @@ impl Node {
         self.now = now;
         self.process_all(id);
         // All losses are handled alike: the reason is for the operator.
-        if let Some(link) = self.links.get_mut(id.0).filter(|l| l.state != LinkState::Draining) {
+        if let Some(link) = self.links.get_mut(id.0).filter(|l| !l.state.is_leaving()) {
             link.ended = Some(reason);
         }
         self.remove_link(id);
@@ -69,11 +69,8 @@ impl Node {
     pub(super) fn drain_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         match link.state {
-            LinkState::Draining => return,
-            LinkState::Connecting => {
-                self.close_link(id, CloseHow::Fin);
-                return;
-            }
+            LinkState::Draining | LinkState::Abandoned => return,
+            LinkState::Connecting => return self.abandon_link(id),
             LinkState::Serving | LinkState::Extra => {}
         }
         self.leave_service(id);
@@ -83,11 +80,25 @@ impl Node {
     /// Ends a link at once without losing bytes that were acknowledged to the peer's TCP.
     pub(super) fn cut_link(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
-        if link.state == LinkState::Connecting {
-            self.close_link(id, CloseHow::Reset);
-            return;
+        match link.state {
+            LinkState::Abandoned => return,
+            LinkState::Connecting => return self.abandon_link(id),
+            LinkState::Serving | LinkState::Extra | LinkState::Draining => {}
         }
         self.leave_service(id);
+        self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
+    }
+
+    /// Gives up a link that this node has not seen established. On a knock nothing comes.
+    pub(super) fn abandon_link(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id.0) else { return };
+        if link.role == Role::Knock {
+            return self.close_link(id, CloseHow::Reset);
+        }
+        self.leave_service(id);
+        if let Some(link) = self.links.get_mut(id.0) {
+            link.state = LinkState::Abandoned;
+        }
         self.outputs.push_back(Output::Close { link: id, how: CloseHow::Cut });
     }
 
@@ -162,7 +173,7 @@ impl Node {
         if path.link != Some(id) {
             return None;
         }
-        let was_up = link.state != LinkState::Connecting;
+        let was_up = !matches!(link.state, LinkState::Connecting | LinkState::Abandoned);
         path.link = None;
         path.state = PathState::Down;
         path.last_end = Some(PathEnd { at: self.now, why: link.ended });

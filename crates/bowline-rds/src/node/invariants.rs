@@ -35,7 +35,7 @@ impl Node {
                         assert_eq!(link.path.map(usize::from), Some(index));
                     }
                     PathState::Disconnecting => {
-                        assert_eq!(link.map(|l| l.state), Some(LinkState::Draining));
+                        assert!(link.is_some_and(|l| l.state.is_leaving()));
                     }
                     PathState::Resetting | PathState::Error => panic!("not a resting state"),
                 }

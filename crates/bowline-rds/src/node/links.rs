@@ -276,7 +276,7 @@ impl Node {
 
     pub(super) fn connect_overdue(&mut self, id: LinkId) {
         if self.link(id).is_some_and(|l| l.state == LinkState::Connecting) {
-            self.close_link(id, CloseHow::Reset);
+            self.abandon_link(id);
         }
     }
 
@@ -505,7 +505,7 @@ impl Node {
             link.numbering_path = None;
             return true;
         }
-        if link.state == LinkState::Draining {
+        if link.state.is_leaving() {
             return false; // the link is going to end
         }
         if link.role == Role::Dial && index < 8 {

@@ -14,7 +14,7 @@ use crate::api::{Event, Misbehaviour, Output, Refusal};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::dedup::{Dedup, SourceLink};
 use crate::ids::{ConnId, LinkId, SocketId};
-use crate::link::{LinkState, Partial, Role};
+use crate::link::{Partial, Role};
 use crate::path::PathState;
 use crate::path::mark;
 use crate::recvq::{Origin, Rare, RecvMsg};
@@ -254,7 +254,7 @@ impl Node {
     fn limit_partials(&mut self) {
         let limit = self.config.limits.partial_bytes_total.max(self.frame_limit());
         while self.partial_bytes > limit {
-            let staying = || self.links.iter().filter(|(_, l)| l.state != LinkState::Draining);
+            let staying = || self.links.iter().filter(|(_, l)| !l.state.is_leaving());
             if staying().map(|(_, l)| l.partial_bytes()).sum::<usize>() <= limit {
                 return;
             }
@@ -344,7 +344,7 @@ impl Node {
             }
             let Some(path) = path else {
                 // A connection that is being closed gets no path; its messages come again.
-                if self.link(id)?.state != LinkState::Draining {
+                if !self.link(id)?.state.is_leaving() {
                     self.misbehaved(id, Misbehaviour::DataBeforeGreeting);
                 }
                 return None;

@@ -332,7 +332,7 @@ fn a_connect_that_hangs_is_given_up() {
     lab.advance(Duration::from_millis(9_999));
     assert!(lab.closes.is_empty());
     lab.ms(2);
-    assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
+    assert_eq!(lab.closes, [(link, CloseHow::Cut)]);
     assert_eq!(lab.connects.len(), 1, "and another one begins");
 }
 
