@@ -187,6 +187,8 @@ def info(opt):
             if rc < 0 and ctypes.get_errno() == errno.ENOSPC:
                 size = n.value + 4096
                 continue
+            if rc < 0 and ctypes.get_errno() == errno.ENOPROTOOPT:
+                return []  # of a transport that is not loaded
             call(rc)
             return [buf.raw[o:o + rc] for o in range(0, n.value - rc + 1, rc)] if rc else []
     finally:
@@ -222,7 +224,7 @@ class Job:
     def __init__(self, jid, verb, args):
         self.id, self.verb, self.args = jid, verb, args
         self.go, self.stopped, self.closing = threading.Event(), threading.Event(), threading.Event()
-        self.flush = 0.0
+        self.flush, self.keep = 0.0, 0
         self.count = self.bytes = 0
         self.sock = None
 
@@ -255,7 +257,7 @@ class Job:
         elif what == "stop":
             self.stopped.set()
         elif what == "close":
-            self.flush = float(args.get("flush", 0))
+            self.flush, self.keep = float(args.get("flush", 0)), int(args.get("keep", 0))
             self.go.set(), self.stopped.set(), self.closing.set()
         elif what == "stat":
             self.tell("stat", messages=self.count, bytes=self.bytes)
@@ -272,7 +274,7 @@ class Job:
         port = split(self.sock.name())[1]
         end = time.monotonic() + self.flush
         left = queued(port)
-        while left and time.monotonic() < end:
+        while left > self.keep and time.monotonic() < end:
             time.sleep(0.05)
             left = queued(port)
         return left

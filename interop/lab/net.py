@@ -74,7 +74,7 @@ def cap_stop(name, quiet=False):
     except OSError:
         mine = False
     if mine:
-        time.sleep(0.3)  # what the kernel still holds for it
+        time.sleep(1.1)  # the kernel holds frames back for up to a second
         os.kill(c["pid"], signal.SIGINT)
         for _ in range(100):
             try:

@@ -83,10 +83,11 @@ class Machine:
         """Of what is stored, not of what was read earlier."""
         return self.run("blockdev --flushbufs /dev/ram0; head -c %s /dev/ram0 | md5sum" % count).split()[0]
 
-    def map(self, server, device, session="s1"):
+    def map(self, server, device, session="s1", access="rw"):
         """The kernel of this guest maps a disk. -> its name"""
         self.run(NEIGHBOUR + server)
-        self.run('echo "sessname=%s path=ip:%s@ip:%s device_path=%s" > %s' % (session, self.address, server, device, CTL))
+        self.run('echo "sessname=%s path=ip:%s@ip:%s device_path=%s access_mode=%s" > %s' % (
+            session, self.address, server, device, access, CTL))
         return self.run("basename $(readlink -f %s)" % CTL.replace(
             "map_device", "devices/%s@%s" % (device.replace("/", "!"), session))).strip()
 

@@ -96,6 +96,9 @@ def line(jid, verb, args):
 class Endpoint:
     """What a process in a guest and one on the host have in common."""
 
+    # messages at the end of a stream for which no acknowledgement is asked [IB-68]
+    unasked = 0
+
     def __init__(self, name, log):
         self.name, self.jobs, self.n = name, {}, 0
         self.log = open(log, "ab")

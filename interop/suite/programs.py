@@ -27,11 +27,11 @@ LONGEST = 65536
 class Programs:
     """A node on the host side that serves programs, and the two ends of a case as programs of both sides."""
 
-    def __init__(self, c, addresses=None):
+    def __init__(self, c, addresses=None, options=()):
         self.c, self.bowline = c, c.w.bowline()
         self.folder = tempfile.mkdtemp(prefix="bwl-programs-")
         self.host, self.control = (os.path.join(self.folder, x) for x in ("host.sock", "control.sock"))
-        argv = [self.bowline, "node", "--programs", self.host, "--control", self.control]
+        argv = [self.bowline, "node", "--programs", self.host, "--control", self.control, *options]
         for a in [c.n_addr] if addresses is None else addresses:
             argv += ["--address", a]
         self.log = open(c.log + ".bowline.log", "ab")

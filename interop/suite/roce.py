@@ -13,7 +13,7 @@ from lab.common import NETNS, Fail
 from lab.guest import alive, down
 from lab.net import cap_start, cap_stop, ipns, tap
 
-from .base import MIB, scenario, want
+from .base import MIB, Wrong, scenario, want
 from .place import install
 from .roce_audit import audit, dissect
 
@@ -81,6 +81,16 @@ class Tool:
             self.p.wait()
 
 
+def check_frames(c, pcap):
+    """Nothing is wrong with any frame of a capture."""
+    mine, theirs, bad = audit(pcap, ipaddress.ip_address(c.n_addr).packed)
+    opinion = dissect(pcap)
+    bad += opinion or []
+    want(not bad, "%d frames are wrong, first: %s", len(bad), "; ".join(bad[:3]))
+    want(mine and theirs, "nothing captured: %d frames of ours, %d of the kernel", mine, theirs)
+    c.note("%d frames sent, %d received, ICRCs right%s" % (mine, theirs, "" if opinion is None else ", tshark content"))
+
+
 class Roce:
     """rxe on the guest's interface for the length of a case; a capture and its audit."""
 
@@ -116,13 +126,7 @@ class Roce:
         ipns(["link", "set", "labbr0", "mtu", str(mtu)])
 
     def check(self):
-        mine, theirs, bad = audit(self.pcap, ipaddress.ip_address(self.c.n_addr).packed)
-        opinion = dissect(self.pcap)
-        bad += opinion or []
-        want(not bad, "%d frames are wrong, first: %s", len(bad), "; ".join(bad[:3]))
-        want(mine and theirs, "nothing captured: %d frames of ours, %d of the kernel", mine, theirs)
-        self.c.note("%d frames sent, %d received, ICRCs right%s" % (
-            mine, theirs, "" if opinion is None else ", tshark content"))
+        check_frames(self.c, self.pcap)
 
     # -- the two programs
 
@@ -214,8 +218,11 @@ def verbs(c, mtu, loss=False):
             r.kernel_serves("python3 -B /lab/roce-perf.py server %s %d %d" % (c.k_addr, PORT, len(todo)), "/tmp/perf")
             done = []
             for op, mode, size in todo:
-                lines = r.client("perf", "--op", op, "--mode", mode, "--size", str(size), "--depth", "8", "--verify",
-                                 "--count", str(iterations(mode, size)), "--json")
+                try:
+                    lines = r.client("perf", "--op", op, "--mode", mode, "--size", str(size), "--depth", "8", "--verify",
+                                     "--count", str(iterations(mode, size)), "--json")
+                except Wrong as error:
+                    want(False, "%s; the kernel's side: %s", error, guest_run("a", "tail -c 300 /tmp/perf")[1])
                 done.append(json.loads(lines[-1]))
             out = c.guest("for i in 1 2 3 4 5; do pgrep -f roce-perf >/dev/null || break; sleep 0.5; done; cat /tmp/perf")
             wrong = [x for x in out.splitlines() if "error" in x or not x.startswith("{")]

@@ -8,7 +8,7 @@ def table(results, self_check):
     head = ("scenario", "direction", "paths", "addresses", "messages", "result", "seconds", "checklist", "")
     rows = [head]
     for r in results:
-        rows.append((r["scenario"], WAY[r["direction"]], str(r["paths"]),
+        rows.append((r["scenario"], WAY[r["direction"]], str(r["paths"] or "-"),
                      ORDER[r["order"]] + (", IPv6" if r["family"] == 6 else ""), str(r["messages"]),
                      r["result"], "%.1f" % r["seconds"], r["rows"], r["note"][:100]))
     wide = [max(len(x[i]) for x in rows) for i in range(len(head))]

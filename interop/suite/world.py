@@ -90,7 +90,7 @@ class World:
             if not alive("b"):
                 self.boot("b", PEER_IP)
             return GuestNode("node", "b", VERIFY, log)
-        argv = [self.peer, "serve", "--paths", str(paths)]
+        argv = [self.peer, "serve"] + (case.setting.options if case.setting else ["--paths", str(paths)])
         for a in addrs:
             argv += ["--address", a]
         return HostNode("node", argv, log)
@@ -108,12 +108,14 @@ class Case:
                                    "1path" if self.paths == 1 else None, "v6" if self.family == 6 else None)
             if x)
         self.messages, self.notes, self.version = 0, [], None
-        self.k = self.n = None
+        self.k = self.n = self.setting = None
         if dry:
             return
         self.k_addr = KERNEL[self.family]
         self.n_addr = world.addresses()[(self.order, self.family)]
         self.log = os.path.join(world.logs, self.id)
+        if spec.setting:
+            self.setting = spec.setting(self)
 
     # -- life
 
@@ -128,6 +130,8 @@ class Case:
                 os.unlink(os.path.join(self.w.logs, x))
         if self.w.capture:
             cap_start("a", self.log + ".pcap", 9000, ["tcp", "port", "16385"])
+        if self.setting:
+            self.setting.begin()
         if self.spec.bare:
             return
         self.start_kernel()
@@ -135,21 +139,30 @@ class Case:
             self.start_node()
 
     def clean_slate(self):
-        """Kernels that have never heard of anybody; generations and counters new."""
-        for step in ("dmesg -C; tc qdisc del dev eth0 root 2>/dev/null; rmmod rds_tcp; rmmod rds; true",
-                     "modprobe rds_tcp"):
-            for g in self.w.guests():
-                rc, out, err = guest_run(g, step, 30)
-                if rc:
-                    raise Fail("resetting the modules of guest %s: %s%s" % (g, out, err))
+        """Kernels that have never heard of anybody; generations and counters new. A module that a case before has
+        left in use goes with its guest."""
+        load = self.setting.load if self.setting else "modprobe rds_tcp"
+        for g in self.w.guests():
+            # a case may forbid a module to be loaded; the next one may need it
+            unload = ("dmesg -C; rm -rf /run/modprobe.d; tc qdisc del dev eth0 root 2>/dev/null; "
+                      "rmmod rds_tcp; rmmod rds; test ! -e /sys/module/rds")
+            if guest_run(g, unload, 30)[0]:
+                down([g])
+                self.w.boot(g, PEER_IP if g == "b" else None)
+            rc, out, err = guest_run(g, load, 30)
+            if rc:
+                raise Fail("loading the modules of guest %s: %s%s" % (g, out, err))
 
     def start_kernel(self):
         self.k = GuestNode("kernel", "a", VERIFY, self.log + ".kernel.log")
+        self.k.unasked = self.setting.unasked if self.setting else 0
         return self.k
 
     def start_node(self):
         self.n = self.w.start_node(self, self.log + ".node.log", [self.n_addr], self.paths)
         self.version = self.n.version
+        if self.w.self_check:
+            self.n.unasked = self.k.unasked
         return self.n
 
     def kill_node(self):
@@ -166,6 +179,8 @@ class Case:
         self.w.cut_power("a")
         self.k.close(0)
         self.w.boot("a")
+        if self.setting:
+            self.setting.rebooted()
         self.start_kernel()
 
     def end(self, failed):
@@ -180,6 +195,8 @@ class Case:
         for ep in (self.n, self.k):
             if ep:
                 ep.close()
+        if self.setting:
+            self.setting.end(failed)
         if self.w.capture:
             cap_stop("a", quiet=True)
         for g in self.w.guests():

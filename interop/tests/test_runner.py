@@ -127,6 +127,15 @@ class Runner(unittest.TestCase):
         with self.assertRaisesRegex(Fail, "0-stays does not end"):
             self.run_cases(stays, passes)
 
+    def test_ci_runs_the_orders_and_directions_it_is_told(self):
+        def in_ci(**kw):
+            spec = Spec(passes, "x", dirs=("k>n", "n>k"), **kw)
+            return [(v["dir"], v["order"]) for v in spec.variants() if spec.in_ci(v)]
+        self.assertEqual(in_ci(), [])
+        self.assertEqual(len(in_ci(ci=True)), 4)
+        self.assertEqual(in_ci(ci=("lo",)), [("k>n", "lo"), ("n>k", "lo")])
+        self.assertEqual(in_ci(ci=True, ci_dirs=("n>k",)), [("n>k", "lo"), ("n>k", "hi")])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -143,6 +143,17 @@ mod tests {
         assert!(resolve("README.md", "docs/none.md", &known).is_err());
     }
 
+    /// The one of the crate is compiled.
+    #[test]
+    fn both_readmes_show_the_same_program() {
+        let program = |name: &str| {
+            let text = repo::text(name).expect("it is there");
+            let (_, rest) = text.split_once("```rust").expect("a program");
+            rest.split_once("```").expect("its end").0.to_owned()
+        };
+        assert_eq!(program("README.md"), program("crates/bowline/README.md"));
+    }
+
     #[test]
     fn makes_anchors_as_forges_do() {
         assert!(anchors("## 2. TCP transport\n").contains("2-tcp-transport"));

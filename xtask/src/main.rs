@@ -1,5 +1,6 @@
 //! Everything that is not `cargo build`: checks of the repository, CI, interop, fuzzing, packaging.
 
+mod api;
 mod ci;
 mod dist;
 mod fuzz;
@@ -7,6 +8,7 @@ mod layers;
 mod links;
 mod miri;
 mod preload;
+mod publish;
 mod repo;
 mod rules;
 mod run;
@@ -24,6 +26,9 @@ checks of the repository
   layers             dependencies between crates go down only; cores do no I/O
   rules [--summary]  every rule of docs/spec with the code and the tests that cite it
   links              links and file names in the documentation exist
+  api [--accept]     the public interface of the library is as docs/api has it, and every type of
+                     it has a name; --accept keeps the present one
+  publish            every published crate can be packaged; docs/release.md tells the rest
   musl               a program that serves disks links with musl by the oldest Rust that is promised
   deny               licences and sources of dependencies; needs cargo-deny
 
@@ -33,7 +38,7 @@ runs
   sim-fresh [--seconds N]
                      each simulator for N seconds (60) on seeds that the commit draws
   night [--seeds N]  each simulator on N seeds (1000000) from the time of day on, and whether
-                     such seeds show what is done wrong on purpose; some 90 minutes on 2 processors
+                     such seeds show what is done wrong on purpose; some two hours on 2 processors
   bench [arguments]  the benchmarks, e.g. rds --quick; --help tells the others
   fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
   model              the hand-over between threads that wait, in thousands of orders; a minute
@@ -73,6 +78,8 @@ fn main() -> ExitCode {
             _ => Outcome::Usage("rules takes only --summary".into()),
         },
         Some("links") => no_args(rest, links::check),
+        Some("api") => api::run(rest),
+        Some("publish") => no_args(rest, publish::check),
         Some("musl") => no_args(rest, run::musl),
         Some("deny") => no_args(rest, run::deny),
         Some("ci") => no_args(rest, ci::run),

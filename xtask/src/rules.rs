@@ -1,9 +1,10 @@
 //! Which rule of docs/spec is cited by which code and which test.
 //!
-//! A rule is a line `- **R-101** ...`, a row `| D-3 | ... |` or, with a word instead of a letter, a
-//! paragraph that begins with `REQ-3 ` or `**RT-3** `. A citation is an id in square brackets,
-//! `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`. Tests and interop
-//! scenarios may name rows of the checklist, and rules of RTRS and RNBD, as bare words, `T-5`.
+//! A rule is a line `- **R-101** ...` or `- **IB-3** ...`, a row `| D-3 | ... |` or, with a word
+//! instead of a letter, a paragraph that begins with `REQ-3 ` or `**RT-3** `. A citation is an id
+//! in square brackets, `[R-101]` or `[R-101, R-102]` or `[R-101 to R-105]`, or a bare `R-101`.
+//! Tests and interop scenarios may name rows of the checklist, and rules of RTRS and RNBD, as bare
+//! words, `T-5`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,10 +14,13 @@ use crate::run::Outcome;
 
 const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
 /// Names of the kinds of rules; those that begin like another come first.
-const KINDS: [&str; 21] = [
-    "REQ", "RSP", "RX", "RT", "RS", "R", "NB", "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP",
-    "MR", "GSI", "CMA", "CM", "PERF", "VERBS",
+const KINDS: [&str; 29] = [
+    "REQ", "RSP", "RDMA", "RMR", "RX", "RT", "RS", "R", "IB", "OBS", "SAFE", "ATOM", "ZC", "NB",
+    "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "MR", "GSI", "CMA", "CM", "CC", "PERF",
+    "VERBS",
 ];
+/// Kinds whose rules are items of lists, the id in bold letters.
+const LISTED: [&str; 8] = ["R", "IB", "OBS", "SAFE", "RDMA", "ATOM", "ZC", "RMR"];
 /// Kinds whose rules are paragraphs that begin with the id in bold letters.
 const BOLD: [&str; 3] = ["RT", "RS", "NB"];
 /// Ids that need not be cited or excepted: they only point to rules, to what is unknown, or to
@@ -191,7 +195,7 @@ fn definition(line: &str) -> Option<Id> {
     }
     let text = line.strip_prefix("- **").or_else(|| line.strip_prefix("| "))?;
     let (id, rest) = leading_id(text)?;
-    let is_rule = line.starts_with("- **") && id.0 == "R" && rest.starts_with("**");
+    let is_rule = line.starts_with("- **") && LISTED.contains(&id.0) && rest.starts_with("**");
     let is_row = line.starts_with("| ") && id.0.len() == 1 && id.0 != "R" && rest.starts_with(" |");
     (is_rule || is_row).then_some(id)
 }
@@ -279,6 +283,9 @@ mod tests {
     #[test]
     fn finds_definitions_in_lists_and_tables() {
         assert_eq!(definition("- **R-101** The header"), Some(Id("R", 101)));
+        assert_eq!(definition("- **IB-14** [WIRE] [V] Common"), Some(Id("IB", 14)));
+        assert_eq!(definition("- **RMR-6** [LINUX] Rights"), Some(Id("RMR", 6)));
+        assert_eq!(definition("- **RT-3** is a paragraph"), None);
         assert_eq!(definition("| B-3 | lost probe | R-416 |"), Some(Id("B", 3)));
         assert_eq!(definition("| R-101 | no definition |"), None);
         assert_eq!(definition("see **R-101**"), None);
@@ -295,7 +302,9 @@ mod tests {
         assert_eq!(cited("// so it is [R-1], and [R-2, D-3]"), ["R-1", "R-2", "D-3"]);
         assert_eq!(cited("[R-1 to R-104]"), ["R-1", "R-2", "R-3", "R-104"]);
         assert_eq!(cited("as R-104 says"), ["R-104"]);
+        assert_eq!(cited("[IB-3, SAFE-9] IB-4, OBS-1"), ["IB-3", "SAFE-9"]);
         assert_eq!(cited("[REQ-3], [CMA-9]; REQ-4 is no citation"), ["REQ-3", "CMA-9"]);
+        assert_eq!(cited("[RMR-6, ATOM-7], [MR-6]"), ["RMR-6", "ATOM-7", "MR-6"]);
     }
 
     #[test]

@@ -146,9 +146,9 @@ pub(crate) fn musl() -> Outcome {
         "--config",
         "profile.dev.opt-level=0",
         "--package",
-        "bowline-block",
+        "bowline",
         "--example",
-        "nbd_file",
+        "own_backend",
         "--target",
         &*target,
     ]);

@@ -6,9 +6,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::repo;
 use crate::run::{self, Outcome};
 
-/// The simulators, as `bowline sim` is told of them.
-const SIMULATORS: [(&str, &[&str]); 3] =
-    [("rds", &[]), ("roce", &["--roce"]), ("rtrs", &["--rtrs"])];
+/// The simulators, as `bowline sim` is told of them. RDMA is seldom among what the first draws.
+const SIMULATORS: [(&str, &[&str]); 4] = [
+    ("rds", &[]),
+    ("rds over RDMA", &["--scenario", "rdma"]),
+    ("roce", &["--roce"]),
+    ("rtrs", &["--rtrs"]),
+];
 /// Where plans of seeds that failed are written; those worth keeping go to crates/bowline-sim/kept.
 const KEEP: &str = "target/sim-failures";
 /// Seeds of each simulator in a night.

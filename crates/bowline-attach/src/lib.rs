@@ -62,6 +62,10 @@ pub const TOKEN_LEN: usize = 4;
 /// `poll` says that there is no room.
 pub const FILL: i32 = 1;
 
+/// Asks the program, in the `b` of an answer that is an error, to show its memory
+/// ([`Op::Memory`]) and then to make the same request again.
+pub const SHOW_MEMORY: i32 = 2;
+
 /// A request. The answer's `value` is a result as the system call would have it, or the negative
 /// error number; other fields of it are named here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,14 +88,16 @@ pub enum Op {
     LocalName = 6,
     /// `getpeername(2)`. Answer: name.
     PeerName = 7,
-    /// `sendmsg(2)`. `a`: flags. Name, control, payload. Answer: `b` may be [`FILL`].
+    /// `sendmsg(2)`. `a`: flags; `b`: 1 if the program may not write to memory that control
+    /// messages are about. Name, control, payload. Answer: `b` may be [`FILL`].
     Send = 8,
     /// `recvmsg(2)` of what does not go through the ring, without waiting. `a`: flags, `b`: room
     /// for control messages in bytes, payload: room for the message in bytes as 8 bytes. Answer:
     /// `value` is the length of the whole message, `a` the flags of the message; name, control,
     /// payload. `EAGAIN`: look at the ring.
     Receive = 9,
-    /// `setsockopt(2)`. `a`: level, `b`: name, payload: value.
+    /// `setsockopt(2)`. `a`: level, `b`: name, payload: value; control: a byte if the program may
+    /// not write to memory that the value is about.
     SetOption = 10,
     /// `getsockopt(2)`. `a`: level, `b`: name, payload: room in bytes as 8 bytes. Answer: payload,
     /// `a`: the length to be told where it is another than the payload's.
@@ -115,10 +121,13 @@ pub enum Op {
     Flush = 16,
     /// Cancels all messages of the socket that are not acknowledged.
     CancelAll = 17,
+    /// Gives the node access to the memory of the process, for RDMA operations: a descriptor of its
+    /// `/proc/self/mem`, opened to be read and written, comes along.
+    Memory = 18,
 }
 
 impl Op {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Hello,
         Self::Open,
         Self::Attach,
@@ -136,6 +145,7 @@ impl Op {
         Self::HandOver,
         Self::Flush,
         Self::CancelAll,
+        Self::Memory,
     ];
 
     fn of(number: u8) -> Option<Self> {
@@ -268,7 +278,7 @@ mod tests {
             with(0, &(FRAME_MAX as u32 + 1).to_ne_bytes()),
             with(0, &u32::MAX.to_ne_bytes()),
             with(4, &[0]),
-            with(4, &[18]),
+            with(4, &[Op::ALL.len() as u8 + 1]),
             with(6, &5u16.to_ne_bytes()),
             with(6, &u16::MAX.to_ne_bytes()),
             with(24, &1u32.to_ne_bytes()),

@@ -4,14 +4,14 @@ use core::fmt;
 
 /// An error number of Linux: positive, never 0.
 ///
-/// `Display` is for people who read an error line: what it means, then the name to look for.
-/// `Debug` is the name alone.
+/// It is shown for people who read an error line: what it means, then the name to look for. `Debug`
+/// is the same, because `main` prints this form when it returns the error.
 ///
 /// ```
 /// use bowline_base::Errno;
 ///
 /// assert_eq!(Errno::EBUSY.to_string(), "busy (EBUSY)");
-/// assert_eq!(format!("{:?}", Errno::EBUSY), "EBUSY");
+/// assert_eq!(Errno::EBUSY.name(), Some("EBUSY"));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Errno(pub i32);
@@ -101,9 +101,50 @@ errnos! {
 
 impl Errno {
     /// Returns the number of a system error, `EIO` for an error that did not come from the system.
-    #[cfg(feature = "system")]
+    #[cfg(feature = "std")]
     pub fn of(error: &std::io::Error) -> Self {
         error.raw_os_error().map_or(Self::EIO, Self)
+    }
+
+    /// Returns the kind that the standard library has for it, or else the nearest one: `Other` when
+    /// none is near.
+    ///
+    /// ```
+    /// use std::io::ErrorKind;
+    ///
+    /// use bowline_base::Errno;
+    ///
+    /// assert_eq!(Errno::ETIMEDOUT.kind(), ErrorKind::TimedOut);
+    /// assert_eq!(Errno::EMSGSIZE.kind(), ErrorKind::InvalidInput);
+    /// ```
+    #[cfg(feature = "std")]
+    pub fn kind(self) -> std::io::ErrorKind {
+        use std::io::ErrorKind;
+        let kind = |errno| std::io::Error::from_raw_os_error(errno).kind();
+        match self {
+            Self::EMSGSIZE | Self::EDESTADDRREQ | Self::EPROTOTYPE | Self::EFAULT => {
+                ErrorKind::InvalidInput
+            }
+            Self::ENOPROTOOPT
+            | Self::EPROTONOSUPPORT
+            | Self::ESOCKTNOSUPPORT
+            | Self::EAFNOSUPPORT => ErrorKind::Unsupported,
+            Self::ENXIO | Self::ENODEV => ErrorKind::NotFound,
+            Self::ESHUTDOWN => ErrorKind::BrokenPipe,
+            Self::ETIME => ErrorKind::TimedOut,
+            Self::EILSEQ => ErrorKind::InvalidData,
+            Self::ENFILE | Self::EMFILE => ErrorKind::QuotaExceeded,
+            // The kind of numbers that the library knows no kind for has no name.
+            Self(errno) if kind(errno) == kind(i32::MAX) => ErrorKind::Other,
+            Self(errno) => kind(errno),
+        }
+    }
+
+    /// Makes an error of the standard library from one that has this number: its text and its
+    /// `Debug` stay, and `downcast` gives it back. `raw_os_error` is `None`.
+    #[cfg(feature = "std")]
+    pub fn wrap(self, error: impl core::error::Error + Send + Sync + 'static) -> std::io::Error {
+        std::io::Error::new(self.kind(), error)
     }
 
     /// Returns the text of the C library, as strerror(3).
@@ -111,7 +152,7 @@ impl Errno {
     /// ```
     /// assert_eq!(bowline_base::Errno::EEXIST.strerror(), "File exists");
     /// ```
-    #[cfg(feature = "system")]
+    #[cfg(feature = "std")]
     pub fn strerror(self) -> String {
         let text = alloc::format!("{}", std::io::Error::from(self));
         match text.rfind(" (os error") {
@@ -135,25 +176,22 @@ impl PartialEq<i32> for Errno {
 
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.name() {
-            Some(name) => f.write_str(name),
-            None => write!(f, "Errno({})", self.0),
-        }
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.text() {
-            Some(text) => write!(f, "{text} ({self:?})"),
-            None => write!(f, "error {}", self.0),
+        match (self.text(), self.name()) {
+            (Some(text), Some(name)) => write!(f, "{text} ({name})"),
+            _ => write!(f, "error {}", self.0),
         }
     }
 }
 
 impl core::error::Error for Errno {}
 
-#[cfg(feature = "system")]
+#[cfg(feature = "std")]
 impl From<Errno> for std::io::Error {
     fn from(errno: Errno) -> Self {
         Self::from_raw_os_error(errno.0)
@@ -169,9 +207,9 @@ mod tests {
     #[test]
     fn errors_say_what_they_mean_and_their_names() {
         assert_eq!(Errno::EPERM.to_string(), "not permitted (EPERM)");
-        assert_eq!(format!("{:?}", Errno::EPERM), "EPERM");
+        assert_eq!(format!("{:?}", Errno::EPERM), "not permitted (EPERM)");
         assert_eq!(Errno(4000).to_string(), "error 4000");
-        assert_eq!(format!("{:?}", Errno(4000)), "Errno(4000)");
+        assert_eq!(Errno(4000).name(), None);
         assert_eq!(Errno::EIO.neg(), -5);
     }
 }

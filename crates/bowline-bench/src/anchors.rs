@@ -6,7 +6,7 @@ mod rtt;
 mod stream;
 
 use std::io;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 use crate::cell::{Kind, Subject};
@@ -47,7 +47,7 @@ fn at(call: &'static str) -> impl FnOnce(io::Error) -> String {
 }
 
 fn listen(role: &mut Role) -> Result<TcpListener, String> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(at("bind"))?;
+    let listener = TcpListener::bind((role.plain_ip(), 0)).map_err(at("bind"))?;
     if !role.cell.cc.is_empty() {
         sys::set_all_congestion_control(&role.cell.cc); // accepted sockets take it over
     }

@@ -71,6 +71,8 @@ Usage: bowline bench SUITE [OPTIONS]
   roce    RDMA verbs over RoCEv2 in user space beside bare sockets
   rtrs    RTRS over it beside bare sockets and nbdkit
   rnbd    network block devices over that beside nbdkit, qemu-nbd and tgtd
+  net     all of these over a network with slow ports and small buffers, beside bare TCP and
+          nbdkit; needs root
 
   report  measures nothing: writes the tables of bench/README.md and bench/TARGETS.md out of the
           recorded runs in bench/results, and draws a recorded run as a page of plots
@@ -87,7 +89,8 @@ Usage: bowline bench rds [OPTIONS]
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
   --only CELL[,CELL]  only cells whose names begin so: stream, many, rtt-spin, rtt-sleep, paths,
-                      slow, cc, sockets, nodes, idle, host; or in full: stream/64
+                      slow, cc, sockets, nodes, idle, host, rdma; or in full:
+                      stream/64
   --peers LIST        auto (default), none, or some of zmq,nanomsg,ofi-net,ofi-rxm,ucx
   --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
   --cc NAME           congestion control of anchors and bowline: default (the system's), cubic, reno;
@@ -97,6 +100,8 @@ Usage: bowline bench rds [OPTIONS]
   --host              measure programs on plain RDS sockets, too: on nodes of this host beside
                       nodes of their own, unix sockets, a futex, TCP from Python, and a pipe with
                       and without the library that programs are preloaded with
+  --rdma              measure RDS over RDMA, too, on soft devices: messages and round trips beside
+                      the same over TCP, remote writes beside those of bare verbs
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
@@ -223,6 +228,8 @@ pub(crate) struct Options {
     pub(crate) paths: usize,
     /// Whether programs on nodes of this host are measured.
     pub(crate) host: bool,
+    /// Whether RDS over RDMA is measured.
+    pub(crate) rdma: bool,
     /// Path MTU of all cells instead of each its own.
     pub(crate) mtu: Option<usize>,
     /// Both sides lose one received packet in so many, in all cells; 0: only in those of loss.
@@ -250,6 +257,7 @@ impl Options {
             cc: Congestion::Own,
             paths: 0,
             host: false,
+            rdma: false,
             mtu: None,
             drop_one_in: 0,
             pin: match cpus[..] {
@@ -292,6 +300,7 @@ impl Options {
                 }
                 "--list" => options.list = true,
                 "--host" if rds => options.host = true,
+                "--rdma" if rds => options.rdma = true,
                 "--rounds" => options.rounds = number(name, &value()?, 1, 100)? as u32,
                 "--secs" => options.window = seconds(name, &value()?, 0.05, 60.0)?,
                 "--only" => {
@@ -337,16 +346,16 @@ impl Options {
     }
 }
 
-fn bad(name: &str, value: &str, expected: &str) -> String {
+pub(crate) fn bad(name: &str, value: &str, expected: &str) -> String {
     format!("{name} {value}: expected {expected}")
 }
 
-fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
+pub(crate) fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
     let number = value.parse().ok().filter(|n| (min..=max).contains(n));
     number.ok_or_else(|| bad(name, value, &format!("a number from {min} to {max}")))
 }
 
-fn seconds(name: &str, value: &str, min: f64, max: f64) -> Result<Duration, String> {
+pub(crate) fn seconds(name: &str, value: &str, min: f64, max: f64) -> Result<Duration, String> {
     let seconds = value.parse::<f64>().ok().filter(|s| (min..=max).contains(s));
     seconds
         .map(Duration::from_secs_f64)

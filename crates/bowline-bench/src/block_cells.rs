@@ -30,8 +30,6 @@ use crate::sys;
 pub(crate) use rtrs::large_chunks;
 pub(crate) use server::version as peer_version;
 
-/// Bytes of the store.
-const STORE: usize = 64 << 20;
 /// Every so many bytes the store says where they are.
 const SECTOR: usize = 512;
 /// How long a side sleeps, or waits for answers, before it looks whether it is to end.
@@ -68,12 +66,12 @@ fn fill(store: &Buffer) {
 }
 
 /// A filled store in a file that is memory, and where programs that this process starts find it.
-fn memory_file() -> Result<(File, String), String> {
+fn memory_file(bytes: usize) -> Result<(File, String), String> {
     let failed = |e: std::io::Error| format!("a file in memory: {e}");
-    let file = sys::memory_file(STORE as u64).map_err(failed)?;
+    let file = sys::memory_file(bytes as u64).map_err(failed)?;
     const PART: usize = 1 << 20;
     let mut part = vec![0; PART];
-    for from in (0..STORE).step_by(PART) {
+    for from in (0..bytes).step_by(PART) {
         for (sector, at) in part.chunks_mut(SECTOR).zip((from as u64..).step_by(SECTOR)) {
             sector[..8].copy_from_slice(&at.to_le_bytes());
         }
@@ -86,13 +84,15 @@ fn memory_file() -> Result<(File, String), String> {
 /// The requests of a cell, each at a place of its own choosing.
 struct Load {
     size: usize,
+    store: usize,
     write: bool,
     random: u64,
 }
 
 impl Load {
     fn new(cell: &Cell) -> Self {
-        Self { size: cell.size, write: cell.kind == Kind::IoWrite, random: 0x9e37_79b9_7f4a_7c15 }
+        let (size, store, write) = (cell.size, cell.store(), cell.kind == Kind::IoWrite);
+        Self { size, store, write, random: 0x9e37_79b9_7f4a_7c15 }
     }
 
     /// Where the next request goes.
@@ -100,7 +100,7 @@ impl Load {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        (self.random >> 8) % (STORE / self.size) as u64 * self.size as u64
+        (self.random >> 8) % (self.store / self.size) as u64 * self.size as u64
     }
 
     /// Checks the first bytes of what was read.
@@ -129,7 +129,26 @@ impl Gauge {
         } else {
             let mut meter = role.meter();
             probe.into_iter().for_each(|probe| meter.set_probe(probe));
+            if role.cell.apart {
+                meter.time_requests(role.cell.depth);
+            }
             Self::Rate(Box::new(meter))
+        }
+    }
+
+    /// Notes that the request of a slot is made.
+    #[inline]
+    fn asked(&mut self, slot: usize) {
+        if let Self::Rate(meter) = self {
+            meter.asked(slot);
+        }
+    }
+
+    /// Notes that the request of a slot was answered.
+    #[inline]
+    fn answered(&mut self, slot: usize) {
+        if let Self::Rate(meter) = self {
+            meter.answered(slot);
         }
     }
 
@@ -207,6 +226,9 @@ fn counters(device: &SoftDevice) -> Vec<(&'static str, u64)> {
         ("packets_in", stats.packets_received),
         ("acks", core.acks_sent + core.acks_repeated),
         ("sleeps", stats.sleeps),
+        ("resent", core.packets_resent),
+        ("timeouts", core.timeouts),
+        ("naks", core.naks_sequence_sent),
     ]
 }
 

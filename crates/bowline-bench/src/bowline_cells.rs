@@ -3,10 +3,13 @@
 
 mod extras;
 mod flows;
+mod rdma;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use bowline::rds::{Error, Node, PollMode};
+use bowline::verbs::{Device, SoftConfig, SoftDevice};
 
 use crate::cell::{Cell, Kind, Subject, Wait};
 use crate::role::{Probe, Role, Side};
@@ -23,6 +26,9 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
         (Kind::Stream, Side::Rx) if batch => flows::batch_rx(role),
         (Kind::Stream, Side::Tx) if batch => flows::batch_tx(role),
         (Kind::Stream, Side::Rx) => flows::stream_rx(role),
+        (Kind::Stream, Side::Tx) if role.cell.subject == Subject::BowlineShared => {
+            flows::shared_tx(role)
+        }
         (Kind::Stream, Side::Tx) => flows::stream_tx(role),
         (Kind::Rtt, Side::Rx) => flows::answer(role),
         (Kind::Rtt, Side::Tx) => flows::ask(role),
@@ -34,6 +40,8 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
         (Kind::IdleSockets, Side::Tx) => extras::nothing(role),
         (Kind::IdleConnections, Side::Rx) => extras::idle_rx(role),
         (Kind::IdleConnections, Side::Tx) => extras::idle_tx(role),
+        (Kind::Write, Side::Rx) => rdma::written(role),
+        (Kind::Write, Side::Tx) => rdma::write(role),
         (kind, _) => Err(format!("RDS has no cell {}", kind.name())),
     }
 }
@@ -49,12 +57,30 @@ fn node(cell: &Cell, addresses: &[IpAddr]) -> Result<Node, String> {
             Wait::Spin => PollMode::Spin,
             Wait::Sleep => PollMode::Sleep,
         });
-    let builder = match cell.paths {
-        0 => builder, // the library's own default
-        paths => builder.paths(u8::try_from(paths).unwrap_or(u8::MAX)),
-    };
+    let builder = builder.paths(cell.rds_paths());
     let builder = addresses.iter().fold(builder, |builder, ip| builder.address(*ip));
+    let builder = if cell.subject == Subject::BowlineRdma {
+        builder.rdma(device(cell, addresses)?)
+    } else {
+        builder
+    };
     builder.build().map_err(failed("build"))
+}
+
+/// Opens the soft device of one side.
+fn device(cell: &Cell, addresses: &[IpAddr]) -> Result<Arc<dyn Device>, String> {
+    use bowline::verbs::PollMode;
+    let config = SoftConfig {
+        addrs: addresses.to_vec(),
+        poll: match cell.wait {
+            Wait::Adaptive => PollMode::Adaptive,
+            Wait::Spin => PollMode::Spin,
+            Wait::Sleep => PollMode::Sleep,
+        },
+        ..SoftConfig::default()
+    };
+    let device = SoftDevice::open(config).map_err(|e| format!("opening a device: {e}"))?;
+    Ok(Arc::new(device))
 }
 
 /// Reads what the driver counts.
@@ -71,6 +97,10 @@ fn probe(node: &Node) -> Probe {
             ("hand_overs", stats.hand_overs),
             ("copied_in", stats.bytes_copied_in),
             ("copied_out", stats.bytes_copied_out),
+            ("rdma_doorbells", stats.rdma_doorbells),
+            ("rdma_frames_sent", stats.rdma_frames_sent),
+            ("rdma_frames_received", stats.rdma_frames_received),
+            ("rdma_polls", stats.rdma_polls),
         ]
     })
 }

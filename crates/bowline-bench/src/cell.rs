@@ -26,6 +26,10 @@ pub(crate) enum Subject {
     Bowline,
     /// bowline, calls that carry many messages.
     BowlineBatch,
+    /// bowline, from buffers that it shares with the sender instead of copying.
+    BowlineShared,
+    /// The same as `Bowline` over RDMA, on soft devices.
+    BowlineRdma,
     /// A program's plain RDS sockets; each side's are those of a node of its own.
     Host,
     /// The same on one node.
@@ -74,9 +78,11 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 31] = [
+    pub(crate) const ALL: [Self; 33] = [
         Self::Bowline,
         Self::BowlineBatch,
+        Self::BowlineShared,
+        Self::BowlineRdma,
         Self::Host,
         Self::HostOne,
         Self::HostPython,
@@ -120,6 +126,8 @@ impl Subject {
             Self::Seqp => "seqp",
             Self::Bowline => "bowline",
             Self::BowlineBatch => "bowline-batch",
+            Self::BowlineShared => "bowline-shared",
+            Self::BowlineRdma => "bowline-rdma",
             Self::Host => "host",
             Self::HostOne => "host-one",
             Self::HostPython => "host-python",
@@ -169,7 +177,7 @@ impl Subject {
 
     /// Says whether this is bowline's RDS.
     pub(crate) const fn is_bowline(self) -> bool {
-        matches!(self, Self::Bowline | Self::BowlineBatch)
+        matches!(self, Self::Bowline | Self::BowlineBatch | Self::BowlineShared)
     }
 
     /// Says whether this is measured for the programs of a host alone.
@@ -201,7 +209,7 @@ impl Subject {
 
     /// Says whether this has soft devices of its own.
     pub(crate) const fn has_devices(self) -> bool {
-        matches!(self, Self::Roce | Self::Rnbd) || self.is_rtrs()
+        matches!(self, Self::Roce | Self::Rnbd | Self::BowlineRdma) || self.is_rtrs()
     }
 
     /// Says whether this is RTRS itself, whose server counts what it serves.
@@ -380,9 +388,28 @@ pub(crate) struct Cell {
     pub(crate) depth: usize,
     /// Both sides lose one received packet in so many, at random; 0: none.
     pub(crate) drop_one_in: u32,
+    /// The sides are in networks of their own and reach each other by the addresses of `nodes`.
+    /// Each request is timed; the store is small, since some have it filled over the network.
+    pub(crate) apart: bool,
 }
 
+/// Bytes of the store.
+const STORE: usize = 64 << 20;
+/// The same where it is filled over a network.
+const STORE_APART: usize = 4 << 20;
+
 impl Cell {
+    /// Bytes of the store.
+    pub(crate) const fn store(&self) -> usize {
+        if self.apart { STORE_APART } else { STORE }
+    }
+
+    /// Returns the RDS paths of a connection.
+    pub(crate) fn rds_paths(&self) -> bowline::rds::Paths {
+        // The number is 1, 8 or 0 for the default.
+        u8::try_from(self.paths).ok().and_then(|n| n.try_into().ok()).unwrap_or_default()
+    }
+
     /// Says whether its processes can take turns with those of others: they count until they are
     /// told to end.
     pub(crate) fn takes_turns(&self) -> bool {
@@ -414,6 +441,7 @@ impl Cell {
             format!("mtu={}", self.mtu),
             format!("depth={}", self.depth),
             format!("drop_one_in={}", self.drop_one_in),
+            format!("apart={}", u8::from(self.apart)),
         ]
     }
 
@@ -444,6 +472,7 @@ impl Cell {
             depth: words.number("depth")? as usize,
             drop_one_in: u32::try_from(words.number("drop_one_in")?)
                 .map_err(|_| bad("drop_one_in"))?,
+            apart: words.number("apart")? == 1,
         })
     }
 }
@@ -511,6 +540,7 @@ mod tests {
             mtu: 4096,
             depth: 16,
             drop_one_in: 1000,
+            apart: true,
         };
         let args = cell.to_args();
         let words = Words::parse(args.iter().map(String::as_str));

@@ -27,7 +27,7 @@ const BETTER: f64 = 1.1;
 const COLLISIONS: u32 = 4;
 
 /// A line that tells what is going on, on standard error.
-struct Progress {
+pub(crate) struct Progress {
     terminal: bool,
     last: Option<Instant>,
 }
@@ -36,7 +36,13 @@ impl Progress {
     /// How often a line is written where it cannot be overwritten.
     const EVERY: Duration = Duration::from_secs(5);
 
-    fn show(&mut self, text: &str) {
+    /// Nothing has been told yet.
+    pub(crate) fn new() -> Self {
+        Self { terminal: std::io::stderr().is_terminal(), last: None }
+    }
+
+    /// Tells it.
+    pub(crate) fn show(&mut self, text: &str) {
         let mut err = std::io::stderr().lock();
         // Progress that cannot be shown is not worth failing for.
         let _ = if self.terminal {
@@ -49,7 +55,8 @@ impl Progress {
         };
     }
 
-    fn clear(&self) {
+    /// Takes the line away.
+    pub(crate) fn clear(&self) {
         if self.terminal {
             let mut err = std::io::stderr().lock();
             let _ = write!(err, "\r\x1b[K").and_then(|()| err.flush()); // as above
@@ -96,14 +103,13 @@ impl<'a> Engine<'a> {
         peers: &'a Peers,
         system_cc: &'a str,
     ) -> Self {
-        let terminal = std::io::stderr().is_terminal();
         Self {
             options,
             launcher,
             peers,
             system_cc,
             start: Instant::now(),
-            progress: Progress { terminal, last: None },
+            progress: Progress::new(),
             best: Best::new(),
             done: 0,
             total: 0,

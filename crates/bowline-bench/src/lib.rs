@@ -1,7 +1,8 @@
 //! `bowline bench`: measures bowline beside bare sockets and other message libraries, in one run on
 //! one machine, and says whether the ratios that must be reached are reached. There are four
 //! suites: `rds` for messages, `roce` for RDMA verbs over RoCEv2 in userspace, `rtrs` and `rnbd`
-//! for remote storage over these.
+//! for remote storage over these. They measure what processors can do over loopback; a fifth,
+//! `net`, measures what is made of a network with slow ports.
 //!
 //! ```text
 //!   bench (parent) --starts--> receiver (CPU 1)  <--- messages ---  sender (CPU 0)
@@ -29,6 +30,7 @@ mod engine;
 mod head;
 mod host_cells;
 mod json;
+mod net;
 mod nodes;
 mod page;
 mod payload;
@@ -70,10 +72,12 @@ pub fn main(args: &[String]) -> i32 {
         ROLE_ARGUMENT => role_main(rest),
         "--help" | "-h" => help(args::HELP),
         "report" => page::main(rest),
+        "net" => net::main(rest),
         name => {
             let Some(suite) = Suite::parse(name) else {
                 eprintln!(
-                    "bowline bench: unknown bench {name}; there are: rds, roce, rtrs, rnbd, report"
+                    "bowline bench: unknown bench {name}; there are: rds, roce, rtrs, rnbd, net, \
+                     report"
                 );
                 return 2;
             };
@@ -95,7 +99,8 @@ fn help(text: &str) -> i32 {
 
 fn role_main(args: &[String]) -> i32 {
     let result = role::Role::start(args).and_then(|role| match role.cell.subject {
-        Subject::Bowline | Subject::BowlineBatch => bowline_cells::run(role),
+        subject if subject.is_bowline() => bowline_cells::run(role),
+        Subject::BowlineRdma => bowline_cells::run(role),
         Subject::Zmq | Subject::Nano => peers::run(role),
         Subject::Futex => anchors::run(role),
         subject if subject.is_of_host() => host_cells::run(role),
@@ -204,7 +209,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         let name = recorded::file_name(suite, &head.date, &head.commit);
         write(&dir.join(name), &data())?;
     }
-    Ok(targets::exit_status(&verdicts))
+    Ok(targets::exit_status(verdicts.iter().map(|o| &o.verdict)))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

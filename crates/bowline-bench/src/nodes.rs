@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_librarys_complaint_about_a_taken_address_is_known() {
         let taken = TcpListener::bind((Ipv4Addr::new(127, 201, 0, 1), RDS_PORT));
-        let node = bowline::rds::Node::builder().address(Ipv4Addr::new(127, 201, 0, 1).into());
+        let node = bowline::rds::Node::builder().address(Ipv4Addr::new(127, 201, 0, 1));
         let error = node.build().map(drop).expect_err("the address is taken").to_string();
         assert!(is_collision(&error), "{error} {taken:?}");
         assert!(!is_collision("message 3 of stream 0 where 2 was due"));

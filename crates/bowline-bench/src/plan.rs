@@ -2,6 +2,7 @@
 
 mod block;
 mod host;
+mod rdma;
 mod roce;
 
 use std::net::Ipv4Addr;
@@ -98,7 +99,8 @@ impl Builder<'_> {
         let wait = match subject {
             Subject::Zmq | Subject::Nano => Wait::Sleep,
             Subject::OfiNet | Subject::OfiRxm | Subject::Ucx => Wait::Spin,
-            Subject::Bowline | Subject::BowlineBatch | Subject::Roce => self.options.poll,
+            subject if subject.is_bowline() => self.options.poll,
+            Subject::BowlineRdma | Subject::Roce => self.options.poll,
             _ => Wait::Sleep,
         };
         Cell {
@@ -119,6 +121,7 @@ impl Builder<'_> {
             mtu: 0,
             depth: 0,
             drop_one_in: 0,
+            apart: false,
         }
     }
 
@@ -153,7 +156,10 @@ impl Builder<'_> {
             _ => &[Subject::Tcpb, Subject::Tcpz, Subject::Tcp1],
         };
         let mut entries = Vec::new();
-        let elsewhere = |s: &Subject| s.is_roce() || s.is_block() || s.is_of_host();
+        let elsewhere = |s: &Subject| {
+            let only_rdma = matches!(s, Subject::BowlineRdma | Subject::BowlineShared);
+            s.is_roce() || s.is_block() || s.is_of_host() || only_rdma
+        };
         for subject in Subject::ALL.into_iter().filter(|s| !elsewhere(s)) {
             if subject == Subject::Udp && size > 60_000 {
                 continue; // larger than a datagram
@@ -320,6 +326,7 @@ pub(crate) fn plan(suite: Suite, options: &Options, setting: &Setting) -> Vec<Bl
         builder.rtt(Wait::Sleep, 64);
         builder.slow();
         builder.host();
+        builder.rdma();
         return builder.blocks;
     }
     [64, 1024, 8192, 65536, 1 << 20].into_iter().for_each(|size| builder.stream(size));
@@ -334,6 +341,7 @@ pub(crate) fn plan(suite: Suite, options: &Options, setting: &Setting) -> Vec<Bl
     builder.curve(Kind::Nodes, &[1, 10, 100, 1000], "nodes");
     builder.idle();
     builder.host();
+    builder.rdma();
     builder.blocks
 }
 

@@ -308,6 +308,8 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
     for (subject, text) in [
         (Subject::Bowline, "send_to and recv_from, one call per message"),
         (Subject::BowlineBatch, "send_batch and recv_batch, up to 64 messages a call"),
+        (Subject::BowlineShared, "send_shared: over TCP, from buffers that are not copied"),
+        (Subject::BowlineRdma, "the same as bowline over RDMA, on soft devices"),
         (Subject::Host, "programs on RDS sockets of two nodes, whose CPU time is not counted"),
         (Subject::HostOne, "programs on RDS sockets of one node, whose CPU time is not counted"),
         (Subject::HostPython, "programs in Python on RDS sockets of two nodes"),

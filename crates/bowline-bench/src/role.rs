@@ -109,7 +109,12 @@ impl Role {
     pub(crate) fn peer_addr(&self) -> Result<SocketAddr, String> {
         let port = self.peer.number("port")?;
         let port = u16::try_from(port).map_err(|_| format!("port {port} from the other side"))?;
-        Ok((Ipv4Addr::LOCALHOST, port).into())
+        Ok((self.plain_ip(), port).into())
+    }
+
+    /// Address of the receiver's plain sockets.
+    pub(crate) const fn plain_ip(&self) -> Ipv4Addr {
+        if self.cell.apart { self.cell.nodes.0 } else { Ipv4Addr::LOCALHOST }
     }
 
     /// Starts counting what arrives.
@@ -127,6 +132,7 @@ impl Role {
             sum: Reading::default(),
             turns: 0,
             probe: None,
+            spans: None,
         }
     }
 }
@@ -254,12 +260,34 @@ pub(crate) struct Meter {
     /// Turns begun.
     turns: u64,
     probe: Option<Probe>,
+    spans: Option<Spans>,
 }
 
 impl Meter {
     /// Has more counters read at both ends of the window.
     pub(crate) fn set_probe(&mut self, probe: Probe) {
         self.probe = Some(probe);
+    }
+
+    /// Has each of up to `depth` requests timed.
+    pub(crate) fn time_requests(&mut self, depth: usize) {
+        self.spans = Some(Spans { asked: vec![0; depth], ..Spans::default() });
+    }
+
+    /// Notes that a request is made, where each is timed.
+    #[inline]
+    pub(crate) fn asked(&mut self, slot: usize) {
+        if let Some(at) = self.spans.as_mut().and_then(|spans| spans.asked.get_mut(slot)) {
+            *at = sys::now_ns();
+        }
+    }
+
+    /// Notes that a request was answered, where each is timed.
+    #[inline]
+    pub(crate) fn answered(&mut self, slot: usize) {
+        if let Some(spans) = &mut self.spans {
+            spans.answered(slot, matches!(self.state, State::Run { .. }));
+        }
     }
 
     /// Counts `n` messages; the first one starts the warm-up.
@@ -343,7 +371,7 @@ impl Meter {
 
     fn report(&mut self) {
         say(&format!(
-            "result n={} ns={} own_cpu={} peer_cpu={} syscalls={} cc={}{}",
+            "result n={} ns={} own_cpu={} peer_cpu={} syscalls={} cc={}{}{}",
             self.sum.count,
             self.sum.at,
             self.sum.own_cpu,
@@ -351,6 +379,7 @@ impl Meter {
             self.sum.syscalls,
             sys::congestion_controls().join(","),
             words(&self.sum.probe),
+            self.spans.as_mut().map_or_else(String::new, Spans::words),
         ));
         self.state = State::Over;
         self.next = u64::MAX;
@@ -372,6 +401,42 @@ impl std::fmt::Debug for Meter {
 /// The percentiles of a round trip that are kept, in order, as fractions.
 pub(crate) const PERCENTILES: [f64; 11] =
     [0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 0.999, 0.9999, 1.0];
+
+/// Sorts times and writes their percentiles.
+fn percentiles(times: &mut [u32]) -> String {
+    times.sort_unstable();
+    let last = times.len().saturating_sub(1);
+    let at = |p: f64| times.get((p * last as f64).round() as usize).copied().unwrap_or(0);
+    let all: Vec<String> = PERCENTILES.iter().map(|p| at(*p).to_string()).collect();
+    all.join(",")
+}
+
+/// How long each of several requests that are on their way together takes, from the moment it is
+/// asked for, and the longest time in which none is answered.
+#[derive(Default)]
+struct Spans {
+    /// Of each slot, when its request was made.
+    asked: Vec<u64>,
+    taken: Vec<u32>,
+    last: u64,
+    pause: u64,
+}
+
+impl Spans {
+    fn answered(&mut self, slot: usize, counts: bool) {
+        let now = sys::now_ns();
+        let asked = self.asked.get(slot).copied().unwrap_or(now);
+        if counts {
+            self.taken.push(u32::try_from(now - asked).unwrap_or(u32::MAX));
+            self.pause = self.pause.max(now - self.last);
+        }
+        self.last = now;
+    }
+
+    fn words(&mut self) -> String {
+        format!(" lat={} pause_ns={}", percentiles(&mut self.taken), self.pause)
+    }
+}
 
 /// Collects the times of round trips and reports their percentiles after the window.
 pub(crate) struct Laps {
@@ -437,16 +502,12 @@ impl Laps {
     fn report(&mut self, now: u64) {
         let own = sys::own_cpu_ns().saturating_sub(self.own_cpu);
         let peer = self.peer_clock.now().saturating_sub(self.peer_cpu);
-        self.laps.sort_unstable();
-        let last = self.laps.len().saturating_sub(1);
-        let at = |p: f64| self.laps.get((p * last as f64).round() as usize).copied().unwrap_or(0);
-        let lat: Vec<String> = PERCENTILES.iter().map(|p| at(*p).to_string()).collect();
         say(&format!(
             "result n={} ns={} own_cpu={own} peer_cpu={peer} syscalls=0 cc={} lat={}{}",
             self.laps.len(),
             now - self.start,
             sys::congestion_controls().join(","),
-            lat.join(","),
+            percentiles(&mut self.laps),
             words(&since(&self.before, self.probe.as_ref())),
         ));
     }
@@ -469,6 +530,7 @@ mod tests {
             sum: Reading::default(),
             turns: 0,
             probe: None,
+            spans: None,
         }
     }
 

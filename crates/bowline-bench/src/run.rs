@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::cell::{Cell, Words};
 use crate::host_cells::{self, HostNodes};
 use crate::role::{PROGRAM, Side};
-use crate::sys;
+use crate::sys::{self, Network};
 
 /// Share of the machine that other processes may use before a measurement is repeated.
 pub(crate) const FOREIGN_LIMIT: f64 = 0.15;
@@ -317,12 +317,25 @@ impl Launcher {
         cell: &Cell,
         program: Option<&std::path::Path>,
     ) -> Result<Run, String> {
+        self.start_in(cell, program, None)
+    }
+
+    /// The same with receiver and sender in networks of their own.
+    pub(crate) fn start_in(
+        &self,
+        cell: &Cell,
+        program: Option<&std::path::Path>,
+        networks: Option<[&Network; 2]>,
+    ) -> Result<Run, String> {
         let (to, output) = channel();
         let nodes = HostNodes::start(cell)?;
         let start = |side| {
             let mut command = self.command(cell, side, program);
             if let Some(nodes) = &nodes {
                 nodes.preload(&mut command, side);
+            }
+            if let Some([rx, tx]) = networks {
+                if side == Side::Rx { rx } else { tx }.house(&mut command);
             }
             Running::start(command, side, to.clone())
         };
@@ -361,6 +374,13 @@ impl Launcher {
     pub(crate) fn watch(&self, pids: Vec<u32>) -> Watch {
         let before = Usage::now(&pids, self.interrupts);
         Watch { pids, before, interrupts: self.interrupts, cores: self.cores }
+    }
+
+    /// The same where packets wait in queues of the kernel: they are handled in interrupts that
+    /// belong to nobody's program, and those are not taken for others' work.
+    pub(crate) fn watch_programs(&self, pids: Vec<u32>) -> Watch {
+        let interrupts = Interrupts::Apart;
+        Watch { before: Usage::now(&pids, interrupts), pids, interrupts, cores: self.cores }
     }
 
     /// Measures one cell, up to `tries` times until the machine is quiet enough.

@@ -6,6 +6,7 @@
 
 mod dl;
 mod nanomsg;
+mod network;
 mod rds;
 mod shared;
 mod zmq;
@@ -21,6 +22,7 @@ use std::ptr;
 use std::sync::atomic::AtomicU32;
 
 pub(crate) use nanomsg::{NanoKind, NanoSocket, nanomsg_version};
+pub(crate) use network::Network;
 pub(crate) use rds::RdsSocket;
 pub(crate) use shared::{SharedWords, shared_wait, shared_wake};
 pub(crate) use zmq::{ZmqContext, ZmqKind, ZmqSocket, zmq_version};

@@ -414,28 +414,43 @@ fn is_near(target: &Target, ratio: f64, ceiling: f64) -> bool {
 }
 
 fn decide(target: &Target, ratio: Spread, good: usize, all: usize) -> Verdict {
-    let met = if target.metric.smaller_is_better() {
-        ratio.mid <= target.must
-    } else {
-        ratio.mid >= target.must
-    };
-    if !target.metric.is_exact() {
-        if good < ROUNDS_MIN {
-            let lean = if met { "met" } else { "not met" };
-            return Verdict::Undecided(format!(
-                "{good} of {all} rounds undisturbed; {lean} in these"
-            ));
-        }
-        if ratio.low < target.must && target.must < ratio.high {
-            return Verdict::Undecided("the rounds lie on both sides".into());
-        }
+    let smaller = target.metric.smaller_is_better();
+    if target.metric.is_exact() {
+        return match meets(ratio.mid, target.must, smaller) {
+            true => Verdict::Pass,
+            false => Verdict::Fail(String::new()),
+        };
+    }
+    decide_by_rounds(target.must, smaller, ratio, good, all)
+}
+
+fn meets(figure: f64, must: f64, smaller: bool) -> bool {
+    if smaller { figure <= must } else { figure >= must }
+}
+
+/// Tells whether a figure that varies from round to round is reached. Of all rounds so many were
+/// not disturbed.
+pub(crate) fn decide_by_rounds(
+    must: f64,
+    smaller: bool,
+    ratio: Spread,
+    good: usize,
+    all: usize,
+) -> Verdict {
+    let met = meets(ratio.mid, must, smaller);
+    if good < ROUNDS_MIN {
+        let lean = if met { "met" } else { "not met" };
+        return Verdict::Undecided(format!("{good} of {all} rounds undisturbed; {lean} in these"));
+    }
+    if ratio.low < must && must < ratio.high {
+        return Verdict::Undecided("the rounds lie on both sides".into());
     }
     if met { Verdict::Pass } else { Verdict::Fail(String::new()) }
 }
 
 /// Exit status: 0 all met, 1 one is not, 3 some undecided.
-pub(crate) fn exit_status(outcomes: &[Outcome]) -> i32 {
-    let any = |f: fn(&Verdict) -> bool| outcomes.iter().any(|o| f(&o.verdict));
+pub(crate) fn exit_status<'a>(verdicts: impl Iterator<Item = &'a Verdict> + Clone) -> i32 {
+    let any = |f: fn(&Verdict) -> bool| verdicts.clone().any(f);
     if any(|v| matches!(v, Verdict::Fail(_))) {
         1
     } else if any(|v| matches!(v, Verdict::Undecided(_))) {
@@ -521,8 +536,9 @@ mod tests {
         assert_eq!(failed.verdict, Verdict::Fail("wrong tail".into()));
         let skipped = judge_one(RDS[1], &[], None, None, Some("libzmq5".into()));
         assert_eq!(skipped.verdict, Verdict::Skipped("libzmq5".into()));
-        assert_eq!(exit_status(std::slice::from_ref(&skipped)), 0);
-        assert_eq!(exit_status(&[skipped, failed]), 1);
-        assert_eq!(exit_status(&[outcome(0, &[0.2], 0)]), 3);
+        let status = |all: &[&Outcome]| exit_status(all.iter().map(|o| &o.verdict));
+        assert_eq!(status(&[&skipped]), 0);
+        assert_eq!(status(&[&skipped, &failed]), 1);
+        assert_eq!(status(&[&outcome(0, &[0.2], 0)]), 3);
     }
 }

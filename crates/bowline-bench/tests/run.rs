@@ -163,3 +163,27 @@ fn a_wrong_command_line_is_told_apart_from_a_missed_target() {
         assert!(text(&out.stderr).starts_with("bowline bench: "), "{words:?}");
     }
 }
+
+#[test]
+fn a_network_is_measured_where_one_can_be_made_and_skipped_elsewhere() {
+    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
+    let words =
+        "net --only rnbd-write/4096x32 --beside tcp --clients 2 --rounds 1 --secs 0.2 --json -";
+    let out = bench(&words.split(' ').collect::<Vec<_>>());
+    let said = text(&out.stdout);
+    let cell = "1g-256k/1500/2/rnbd-write/4096x32+tcp";
+    if let Some(skipped) = said.lines().find(|line| line.contains(" skipped: ")) {
+        println!("nothing was measured: {skipped}");
+        assert!(skipped.starts_with(cell), "{skipped}");
+        assert_eq!(out.status.code(), Some(0));
+        return;
+    }
+    assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));
+    let own = format!("{{\"cell\": \"{cell}\", \"label\": \"rnbd\", \"round\": 0");
+    let own = said.lines().find(|line| line.contains(&own)).expect("a measurement");
+    assert!(!own.contains("\"error\"") && !own.contains("\"router_sent\": 0,"), "{own}");
+    assert!(!own.contains("\"flow_bytes_per_second\": null"), "{own}");
+    assert!(!own.contains("\"p99_ns\": null"), "each request is timed: {own}");
+    assert_eq!(own.matches("lat=").count(), 2, "both clients count: {own}");
+    assert!(said.contains("  W5 "), "{said}");
+}

@@ -1,6 +1,7 @@
 //! The interface of a disk, by which front ends (NBD, FUSE, ublk) and programs use a mapped RNBD
 //! device.
 
+use core::ops::Range;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -41,6 +42,7 @@ pub trait BlockDevice: Send + Sync {
 
 /// An event of a disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum DiskEvent {
     /// The size changed; new size in bytes.
     Resized(u64),
@@ -54,6 +56,7 @@ pub enum DiskEvent {
 
 /// A request to a disk.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct DiskIo {
     /// The operation.
     pub op: IoOp,
@@ -72,6 +75,80 @@ pub struct DiskIo {
     pub tag: u64,
     /// Callback for the result.
     pub done: Arc<dyn DiskDone>,
+}
+
+impl DiskIo {
+    /// Makes a read from `offset` of the disk on into a part of registered memory. The disk answers
+    /// `EINVAL` when that part does not lie within the memory.
+    pub fn read(offset: u64, mem: &DeviceMem, part: Range<usize>, done: Arc<dyn DiskDone>) -> Self {
+        Self::with_data(IoOp::Read, offset, mem, part, done)
+    }
+
+    /// Makes a write to `offset` of the disk and on, from a part of registered memory, as
+    /// [`read`](Self::read).
+    pub fn write(
+        offset: u64,
+        mem: &DeviceMem,
+        part: Range<usize>,
+        done: Arc<dyn DiskDone>,
+    ) -> Self {
+        Self::with_data(IoOp::Write, offset, mem, part, done)
+    }
+
+    /// Makes a flush: all writes that were answered before become durable.
+    pub fn flush(done: Arc<dyn DiskDone>) -> Self {
+        Self::new(IoOp::Flush, 0, 0, done)
+    }
+
+    /// Makes a discard of `len` bytes.
+    pub fn discard(offset: u64, len: u32, done: Arc<dyn DiskDone>) -> Self {
+        Self::new(IoOp::Discard, offset, len, done)
+    }
+
+    /// Makes `len` bytes zero.
+    pub fn write_zeroes(offset: u64, len: u32, done: Arc<dyn DiskDone>) -> Self {
+        Self::new(IoOp::WriteZeroes, offset, len, done)
+    }
+
+    /// Makes a request of any kind, without memory, with tag 0.
+    pub fn new(op: IoOp, offset: u64, len: u32, done: Arc<dyn DiskDone>) -> Self {
+        Self { op, offset, len, fua: false, nounmap: false, mem: None, tag: 0, done }
+    }
+
+    fn with_data(
+        op: IoOp,
+        offset: u64,
+        mem: &DeviceMem,
+        part: Range<usize>,
+        done: Arc<dyn DiskDone>,
+    ) -> Self {
+        // What is too long for a request is beyond any memory, so the disk refuses it.
+        let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+        Self { mem: Some((mem.region, part.start)), ..Self::new(op, offset, len, done) }
+    }
+
+    /// Sets the tag that comes with the result.
+    #[must_use]
+    pub fn tag(mut self, tag: u64) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// Sets when a write must be durable.
+    #[must_use]
+    pub fn durable(mut self, durable: Durable) -> Self {
+        self.fua = durable == Durable::Now;
+        self
+    }
+}
+
+/// When a write has to be durable.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Durable {
+    /// When the next flush is answered.
+    Later,
+    /// When it is answered (forced unit access).
+    Now,
 }
 
 impl fmt::Debug for DiskIo {
@@ -116,6 +193,39 @@ impl DeviceMem {
     /// Makes registered memory; `keep` is dropped with it, which ends the registration.
     pub fn new(mem: Mem, region: u32, keep: impl Any + Send + Sync) -> Self {
         Self { mem, region, _keep: Box::new(keep) }
+    }
+
+    /// Returns its length in bytes.
+    pub const fn len(&self) -> usize {
+        self.mem.len
+    }
+
+    /// Tells whether it has no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `out.len()` bytes from offset `at` of this memory on to `out`.
+    ///
+    /// # Panics
+    /// When they do not lie within this memory.
+    pub fn read(&self, at: usize, out: &mut [u8]) {
+        self.mem.buffer.read(self.place(at, out.len()), out);
+    }
+
+    /// Copies `bytes` to offset `at` of this memory and on.
+    ///
+    /// # Panics
+    /// When they do not fit.
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        self.mem.buffer.write(self.place(at, bytes.len()), bytes);
+    }
+
+    /// Returns the offset in the buffer of an offset in this memory.
+    fn place(&self, at: usize, len: usize) -> usize {
+        let fits = at.checked_add(len).is_some_and(|end| end <= self.len());
+        assert!(fits, "{len} bytes at {at} of {} bytes of memory", self.len());
+        self.mem.offset + at
     }
 }
 

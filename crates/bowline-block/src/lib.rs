@@ -8,12 +8,14 @@
 pub mod backend;
 mod device;
 pub mod front;
+mod handle;
 mod local;
 pub mod sync;
 
 pub use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 pub use bowline_verbs::Mem;
-pub use device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
+pub use device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo, Durable};
+pub use handle::DiskHandle;
 pub use local::LocalDevice;
 
 /// Compiles the example of the README.

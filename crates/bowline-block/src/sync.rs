@@ -1,9 +1,11 @@
-//! Blocking requests to a disk: for tests, and for commands that have nothing else to do meanwhile.
+//! Single blocking requests to a disk. Each registers memory of its own: a
+//! [`DiskHandle`](crate::DiskHandle) reuses it.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bowline_rnbd::{Errno, IoOp};
 
+pub use crate::device::Durable;
 use crate::device::{BlockDevice, DiskDone, DiskIo};
 
 /// Reads from the disk, a multiple of its logical block.
@@ -14,7 +16,7 @@ pub fn read_at(disk: &dyn BlockDevice, offset: u64, out: &mut [u8]) -> Result<()
     let mem = disk.memory(out.len())?;
     let len = length(out.len())?;
     call(disk, IoOp::Read, offset, len, Some((mem.region, 0)), Durable::Later)?;
-    mem.mem.buffer.read(mem.mem.offset, out);
+    mem.read(0, out);
     Ok(())
 }
 
@@ -29,7 +31,7 @@ pub fn write_at(
     durable: Durable,
 ) -> Result<(), Errno> {
     let mem = disk.memory(bytes.len())?;
-    mem.mem.buffer.write(mem.mem.offset, bytes);
+    mem.write(0, bytes);
     call(disk, IoOp::Write, offset, length(bytes.len())?, Some((mem.region, 0)), durable)
 }
 
@@ -57,15 +59,6 @@ pub fn write_zeroes(disk: &dyn BlockDevice, offset: u64, len: u32) -> Result<(),
     call(disk, IoOp::WriteZeroes, offset, len, None, Durable::Later)
 }
 
-/// When a write has to be durable.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Durable {
-    /// When the next flush is answered.
-    Later,
-    /// When it is answered (forced unit access).
-    Now,
-}
-
 /// One request, and its result.
 ///
 /// # Errors
@@ -80,8 +73,7 @@ pub fn call(
 ) -> Result<(), Errno> {
     let waiter = Arc::new(Waiter::default());
     let done: Arc<dyn DiskDone> = waiter.clone();
-    let fua = durable == Durable::Now;
-    disk.submit(&mut vec![DiskIo { op, offset, len, fua, nounmap: false, mem, tag: 0, done }]);
+    disk.submit(&mut vec![DiskIo { mem, ..DiskIo::new(op, offset, len, done).durable(durable) }]);
     let mut result = waiter.result.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         match *result {

@@ -145,6 +145,16 @@ impl<D: Descriptors> Channel<D> {
         if memory < 0 { Err(libc::EMFILE) } else { Ok((answer.value.cast_unsigned(), memory)) }
     }
 
+    /// Lets the node use the memory of this process for RDMA.
+    pub(crate) fn show_memory(&mut self) -> Result<(), c_int> {
+        let memory = system::open_memory()?;
+        let sent = self.send(Head::new(Op::Memory, 0), &[], &[], &[], Some(memory));
+        system::close(memory);
+        sent?;
+        let answer = self.answer(false)?;
+        if answer.value < 0 { Err(-answer.value as c_int) } else { Ok(()) }
+    }
+
     /// Sends a request of numbers only, and takes such an answer.
     fn ask(&mut self, head: Head) -> Result<Answer, c_int> {
         match self.send(head, &[], &[], &[], None) {

@@ -20,6 +20,7 @@ mod channel;
 pub mod memory;
 mod node;
 mod owned;
+mod reach;
 mod socket;
 pub mod system;
 

@@ -6,11 +6,12 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_attach::{
-    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN,
+    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, SHOW_MEMORY, TOKEN_LEN,
 };
 
 use crate::channel::{Answer, Channel, Descriptors};
 use crate::node::Node;
+use crate::reach;
 use crate::system;
 
 /// Tokens that are sent at most to fill a socket; fewer do.
@@ -132,9 +133,13 @@ impl<D: Descriptors> Socket<'_, D> {
     /// channel that is new to the node, or to the socket, is made known first.
     fn ask(&self, request: &Request<'_>) -> Result<(Channel<D>, Answer), c_int> {
         let mut is_known = false;
+        let mut show_memory = false;
         loop {
             let mut channel = self.node.channel()?;
             let mut head = request.head;
+            if show_memory {
+                channel.show_memory()?;
+            }
             if is_known {
                 let (handle, memory) = channel.attach(self.fd)?;
                 system::close(memory); // it is mapped
@@ -145,6 +150,11 @@ impl<D: Descriptors> Socket<'_, D> {
             if answer.value == -i64::from(libc::EBADF) && !is_known {
                 self.node.keep(channel);
                 is_known = true;
+                continue;
+            }
+            if answer.value < 0 && answer.b == SHOW_MEMORY && !show_memory {
+                self.node.keep(channel);
+                show_memory = true;
                 continue;
             }
             // With an error of GetOption the length that is needed comes along.
@@ -262,7 +272,14 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
-        self.short(self.head(Op::SetOption, level, name), &[], value)?;
+        let head = self.head(Op::SetOption, level, name);
+        let unreachable: &[u8] = if reach::option(level, name, value) { &[] } else { &[1] };
+        let payload = [piece_of(value)];
+        let request =
+            Request { head, name: &[], control: unreachable, payload: &payload, may_wait: false };
+        let (mut channel, answer) = self.ask(&request)?;
+        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+        self.node.keep(channel);
         // Waiting is up to the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
             system::set_receive_timeout(self.fd, name, value);
@@ -329,7 +346,8 @@ impl<D: Descriptors> Socket<'_, D> {
         }
         let may_wait = !self.is_nonblocking(flags);
         let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
-        let head = self.head(Op::Send, flags, 0);
+        let unreachable = !control.is_empty() && !reach::control(control);
+        let head = self.head(Op::Send, flags, c_int::from(unreachable));
         let (channel, answer) = self.ask(&Request { head, name, control, payload, may_wait })?;
         self.node.keep(channel);
         self.heed(Op::Send, answer);

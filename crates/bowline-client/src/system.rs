@@ -34,6 +34,15 @@ pub fn getpid() -> c_int {
     system!(SYS_getpid).map_or(0, |pid| pid as c_int)
 }
 
+/// Opens the memory of this process, to be read and written by whoever gets the descriptor.
+///
+/// # Errors
+/// ENOENT without `/proc`; EACCES for a process that may not be looked at.
+pub fn open_memory() -> Result<c_int, c_int> {
+    let flags = libc::O_RDWR | libc::O_CLOEXEC;
+    system!(SYS_openat, libc::AT_FDCWD, c"/proc/self/mem".as_ptr(), flags, 0).map(|fd| fd as c_int)
+}
+
 /// The status flags of a descriptor.
 ///
 /// # Errors
@@ -76,6 +85,41 @@ pub(crate) fn map_shared(fd: c_int, len: usize) -> Result<NonNull<u8>, c_int> {
     let none = ptr::null::<c_void>();
     let address = system!(SYS_mmap, none, len, access, libc::MAP_SHARED, fd, 0 as c_long)?;
     NonNull::new(ptr::with_exposed_provenance_mut(address)).ok_or(libc::ENOMEM)
+}
+
+/// Makes memory of this process present, to be written or read; tells whether it may be. Where the
+/// system cannot tell (before Linux 5.14), everything may.
+pub(crate) fn populate(at: u64, len: u64, write: bool) -> bool {
+    const MADV_POPULATE_READ: c_int = 22;
+    const MADV_POPULATE_WRITE: c_int = 23;
+    const PAGE: u64 = 4096;
+    let advice = if write { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+    let advise = |at: u64, len: u64| system!(SYS_madvise, at - at % PAGE, at % PAGE + len, advice);
+    match advise(at, len) {
+        Err(libc::ENOMEM | libc::EFAULT) => false,
+        // Of memory that may not be written, or of an advice that is not known.
+        Err(libc::EINVAL) => advise((&raw const advice) as u64, 1).is_err(),
+        _ => true,
+    }
+}
+
+/// Reads two numbers of this process, of memory that [`populate`] has found; zeroes if it is gone.
+pub(crate) fn read_words(at: u64) -> [u64; 2] {
+    let mut words = [0_u64; 2];
+    let local = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: 16 };
+    let base = ptr::with_exposed_provenance_mut(at as usize);
+    let remote = libc::iovec { iov_base: base, iov_len: 16 };
+    let (local, remote) = (&raw const local, &raw const remote);
+    let copied = system!(
+        SYS_process_vm_readv,
+        getpid(),
+        local,
+        1 as c_long,
+        remote,
+        1 as c_long,
+        0 as c_long
+    );
+    if copied == Ok(16) { words } else { [0; 2] }
 }
 
 /// # Safety

@@ -78,7 +78,7 @@ fn below(runtime: PathBuf) -> PathBuf {
 
 /// A served control socket. Dropping it ends the service and removes the file, unless another
 /// process has replaced it. Requests in progress are answered first, unless that takes more than
-/// two seconds.
+/// two seconds; then all clients are disconnected, so that nobody has the tree any more.
 #[derive(Debug)]
 pub struct Server {
     file: OwnedFile,
@@ -158,6 +158,7 @@ impl Drop for Server {
         self.file.remove();
         self.acceptor.close();
         self.in_progress.wait();
+        self.acceptor.abort_all();
     }
 }
 
@@ -520,6 +521,18 @@ mod tests {
         ended.join().unwrap();
         assert_eq!(*in_progress.count.lock().unwrap(), 0);
         assert_eq!(asked.join().unwrap().unwrap(), Ok(Json::Null));
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn the_end_of_a_service_disconnects_clients() {
+        let path = place("clients");
+        let (_go, tree) = slow();
+        let server = Server::start(&path, tree).unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        assert!(client.ask(Op::List, "/").is_ok());
+        drop(server);
+        assert!(client.ask(Op::List, "/").is_err(), "nobody answers");
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 

@@ -31,6 +31,8 @@ pub enum Refused {
     Buffers,
     /// More of unfinished requests and of answers that it does not take: the channel ends.
     Requests,
+    /// To use its memory for RDMA (EPERM).
+    Rdma,
     /// To keep a socket in whose shared memory there was what cannot be.
     Broken,
 }
@@ -41,6 +43,7 @@ impl Refused {
             Self::Attach | Self::Bind => Errno::EACCES,
             Self::Channels | Self::Sockets => Errno::EMFILE,
             Self::Buffers | Self::Requests => Errno::ENOBUFS,
+            Self::Rdma => Errno::EPERM,
             Self::Broken => Errno::EBADF,
         }
     }
@@ -55,6 +58,7 @@ impl std::fmt::Display for Refused {
             Self::Sockets => "has its quota of sockets",
             Self::Buffers => "has its quota of buffers",
             Self::Requests => "has too much of unfinished requests",
+            Self::Rdma => "may not use its memory for RDMA",
             Self::Broken => "has spoiled the memory of a socket, which was closed",
         })
     }
@@ -260,6 +264,14 @@ impl Accounts {
     /// A socket of a user was closed because of what was in its shared memory.
     pub(crate) fn count_broken(&self, user: u32) {
         self.refuse(user, Refused::Broken);
+    }
+
+    /// Tells whether the node may touch memory of a caller.
+    pub(crate) fn check_rdma(&self, caller: &Caller) -> Result<(), Errno> {
+        if self.is_trusted(caller.user) || self.policy.may_rdma(caller) {
+            return Ok(());
+        }
+        Err(self.refuse(caller.user, Refused::Rdma))
     }
 
     /// A caller sees the sockets of all.

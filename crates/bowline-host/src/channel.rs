@@ -14,6 +14,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::caller::Caller;
+use crate::rdma::ProcessMemory;
 
 /// Most bytes of memory that an idle channel keeps for requests, and for answers.
 const KEPT: usize = 256 << 10;
@@ -45,6 +46,8 @@ pub(crate) struct Channel {
     /// The process has said which version it speaks.
     pub(crate) greeted: bool,
     pub(crate) waiting: Option<Waiting>,
+    /// The memory of the process, once it has shown it.
+    pub(crate) memory: Option<ProcessMemory>,
 }
 
 /// State of a channel beside its descriptors.
@@ -72,6 +75,7 @@ impl Channel {
             counted: 0,
             greeted: false,
             waiting: None,
+            memory: None,
         })
     }
 

@@ -5,14 +5,17 @@ use std::time::SystemTime;
 use bowline_base::Errno;
 use bowline_rds::{Control, SendControl};
 
+use crate::rdma::RDMA_ARGS_LEN;
+
 const SOL_SOCKET: i32 = 1;
 const SO_TIMESTAMP: i32 = 29;
 const SOL_RDS: i32 = 276;
 const HEAD: usize = 16;
 const MSG_CTRUNC: i32 = 8;
-/// Bytes of the arguments of an RDMA operation.
-const RDMA_ARGS_LEN: usize = 56;
 const COOKIES_MAX: usize = 8;
+
+/// Room in bytes that the end of one RDMA operation takes [RDMA-21].
+pub(crate) const STATUS_ROOM: usize = 32;
 
 /// Room in bytes that a record of finished zero-copy messages takes.
 pub(crate) const COMPLETION_ROOM: usize = 56;
@@ -21,11 +24,36 @@ const fn aligned(len: usize) -> usize {
     (len + 7) & !7
 }
 
+/// A control message of a message to send, as a program gives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Given<'a> {
+    /// One that speaks of no memory.
+    Plain(SendControl),
+    /// Memory to register: `rds_get_mr_args`.
+    Map(&'a [u8]),
+    /// An RDMA operation: `rds_rdma_args`.
+    Args(&'a [u8; RDMA_ARGS_LEN]),
+    /// An atomic of this type: `rds_atomic_args`.
+    Atomic(i32, &'a [u8]),
+}
+
+impl Given<'_> {
+    /// What it asks for, without what is said of memory.
+    pub(crate) const fn kind(&self) -> SendControl {
+        match self {
+            Self::Plain(control) => *control,
+            Self::Map(_) => SendControl::RdmaMap,
+            Self::Args(_) => SendControl::RdmaArgs,
+            Self::Atomic(..) => SendControl::Atomic,
+        }
+    }
+}
+
 /// Reads the control messages of a message to send.
 ///
 /// # Errors
 /// EINVAL for a chain whose lengths are wrong and for arguments that are too short.
-pub(crate) fn parse(mut bytes: &[u8]) -> Result<Vec<SendControl>, Errno> {
+pub(crate) fn parse(mut bytes: &[u8]) -> Result<Vec<Given<'_>>, Errno> {
     let mut all = Vec::new();
     while let Some(head) = bytes.first_chunk::<HEAD>() {
         let (len, rest) = head.split_at(8);
@@ -41,21 +69,20 @@ pub(crate) fn parse(mut bytes: &[u8]) -> Result<Vec<SendControl>, Errno> {
     Ok(all)
 }
 
-fn one(kind: i32, data: &[u8]) -> Result<SendControl, Errno> {
+fn one(kind: i32, data: &[u8]) -> Result<Given<'_>, Errno> {
     Ok(match kind {
-        1 if data.len() < RDMA_ARGS_LEN => return Err(Errno::EINVAL),
-        1 => SendControl::RdmaArgs,
+        1 => Given::Args(data.first_chunk().ok_or(Errno::EINVAL)?),
         2 => {
             let key = data.first_chunk().ok_or(Errno::EINVAL)?;
-            SendControl::RdmaDest(u64::from_ne_bytes(*key))
+            Given::Plain(SendControl::RdmaDest(u64::from_ne_bytes(*key)))
         }
-        3 => SendControl::RdmaMap,
-        6..=9 => SendControl::Atomic,
+        3 => Given::Map(data),
+        6..=9 => Given::Atomic(kind, data),
         12 => {
             let cookie = data.first_chunk().ok_or(Errno::EINVAL)?;
-            SendControl::ZcopyCookie(u32::from_ne_bytes(*cookie))
+            Given::Plain(SendControl::ZcopyCookie(u32::from_ne_bytes(*cookie)))
         }
-        _ => SendControl::Unknown(kind.cast_unsigned()),
+        _ => Given::Plain(SendControl::Unknown(kind.cast_unsigned())),
     })
 }
 
@@ -96,6 +123,12 @@ impl Room {
         match control {
             Control::CongestionUpdate(mask) => self.put(SOL_RDS, 5, &mask.to_ne_bytes()),
             Control::RdmaDest(key) => self.put(SOL_RDS, 2, &key.to_ne_bytes()),
+            Control::RdmaStatus { token, status } => {
+                let mut data = [0; 16];
+                data[..8].copy_from_slice(&token.to_ne_bytes());
+                data[8..12].copy_from_slice(&(*status as i32).to_ne_bytes());
+                self.put(SOL_RDS, 4, &data);
+            }
             Control::Timestamp(at) => {
                 let at = wall_clock(*at).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 let seconds = at.as_secs().cast_signed().to_ne_bytes();
@@ -150,7 +183,7 @@ mod tests {
         ]
         .concat();
         let all = [SendControl::ZcopyCookie(7), SendControl::RdmaDest(9), SendControl::Unknown(10)];
-        assert_eq!(parse(&bytes).as_deref(), Ok(all.as_slice()));
+        assert_eq!(parse(&bytes).as_deref(), Ok(all.map(Given::Plain).as_slice()));
         assert_eq!(parse(b"").as_deref(), Ok([].as_slice()));
     }
 

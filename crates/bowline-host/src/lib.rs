@@ -25,6 +25,7 @@ mod names;
 mod network;
 mod options;
 mod policy;
+mod rdma;
 mod ready;
 mod requests;
 mod rights;

@@ -8,9 +8,10 @@ use bowline_rds::{InfoTable, LatencyTrace, Node, SocketId};
 use serde::{Deserialize, Serialize};
 
 use crate::names;
+use crate::rdma::{FREE_MR, GET_MR, GET_MR_FOR_DEST};
 
 const SOL_SOCKET: i32 = 1;
-const SOL_RDS: i32 = 276;
+pub(crate) const SOL_RDS: i32 = 276;
 
 const SO_SNDBUF: i32 = 7;
 const SO_RCVBUF: i32 = 8;
@@ -31,11 +32,8 @@ const KEPT: [i32; 11] = [1, 2, 5, 6, 9, 10, 11, 12, 16, 18, 36];
 const SO_LINGER: i32 = 13;
 
 const CANCEL_SENT_TO: i32 = 1;
-const GET_MR: i32 = 2;
-const FREE_MR: i32 = 3;
 const RECVERR: i32 = 5;
 const CONG_MONITOR: i32 = 6;
-const GET_MR_FOR_DEST: i32 = 7;
 const TRANSPORT: i32 = 8;
 const RXPATH_LATENCY: i32 = 10;
 const INFO_FIRST: i32 = 10_000;

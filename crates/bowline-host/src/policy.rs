@@ -111,6 +111,9 @@ pub struct Policy {
     pub attach: Who,
     /// Who else sees the sockets of others, and their messages, in the tables of `getsockopt`.
     pub inspect: Who,
+    /// Who else may use its memory for RDMA. A program can keep an access to its memory from
+    /// ending, and the node with it: only those who are trusted not to.
+    pub rdma: Who,
     /// Where others may bind; without a rule anywhere, as on a kernel.
     pub binds: Vec<BindRule>,
     /// What each of the others may have; `None` stands for [`Quota::usual`].
@@ -142,6 +145,10 @@ impl Policy {
 
     pub(crate) fn may_attach(&self, caller: &Caller) -> bool {
         self.attach.includes(caller)
+    }
+
+    pub(crate) fn may_rdma(&self, caller: &Caller) -> bool {
+        self.rdma.includes(caller)
     }
 
     pub(crate) fn may_inspect(&self, caller: &Caller) -> bool {

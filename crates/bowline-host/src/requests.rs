@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use bowline_attach::{FILL, Frame, Head, NAME_PREFIX, Op, VERSION};
 use bowline_base::{Errno, Instant, clock};
-use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId};
+use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
 use bowline_rds_driver::Blocking;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel::Waiting;
-use crate::control::{self, COMPLETION_ROOM, Room};
+use crate::control::{self, COMPLETION_ROOM, Room, STATUS_ROOM};
 use crate::names;
-use crate::options::Value;
+use crate::options::{SOL_RDS, Value};
+use crate::rdma::Asked;
 use crate::rings::Rings;
 use crate::service::{Service, errno, owner};
 use crate::socket::HostSocket;
@@ -86,6 +87,7 @@ impl Service {
             },
             Op::Open => self.open(number, a, b),
             Op::Attach => self.attach(number, descriptor),
+            Op::Memory => self.show_memory(number, descriptor),
             Op::Look => {
                 self.activate(value.cast_unsigned());
                 return Outcome::Nothing;
@@ -189,6 +191,14 @@ impl Service {
                 return Ok(Answer { name: names::bytes(name), ..Answer::default() });
             }
             Op::SetOption => {
+                let may_write = frame.control.is_empty();
+                if a == SOL_RDS
+                    && let Some(done) =
+                        self.set_memory_option((number, id), b, frame.payload, may_write)
+                {
+                    return Ok(done.unwrap_or_else(Answer::from));
+                }
+                let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
                 let options = &mut socket.options;
                 let most = self.accounts.most(&socket.charge);
                 let value = (frame.payload, most);
@@ -219,23 +229,39 @@ impl Service {
             }
             Op::Ioctl => {
                 let has_sent = socket.has_sent;
-                return self.ioctl(id, has_sent, a);
+                return self.ioctl(id, has_sent, a, frame.payload.first().copied());
             }
             _ => return Err(Errno::EINVAL),
         }
         Ok(Answer::of(0))
     }
 
-    /// The type of service, which TCP does not have: everything is 0.
-    fn ioctl(&self, id: SocketId, has_sent: bool, request: i32) -> Result<Answer, Errno> {
+    /// The type of service: over RDMA each has connections of its own [IB-4]; over TCP everything
+    /// is 0.
+    fn ioctl(
+        &self,
+        id: SocketId,
+        has_sent: bool,
+        request: i32,
+        given: Option<u8>,
+    ) -> Result<Answer, Errno> {
         const SET_TOS: i32 = 0x89e0;
         const GET_TOS: i32 = 0x89e1;
         let transport = self.driver.with_core(|core, _| core.transport(id));
-        let over_tcp = transport.map_err(|e| e.errno())? == Some(bowline_rds::Transport::Tcp);
+        let transport = transport.map_err(|e| e.errno())?;
+        let has_tos = matches!(transport, Some(Transport::Tcp | Transport::Ib));
         match request {
-            SET_TOS if over_tcp && has_sent => Err(Errno::EINVAL),
-            SET_TOS if over_tcp => Ok(Answer::of(0)),
-            GET_TOS => Ok(Answer { bytes: vec![0], ..Answer::default() }),
+            SET_TOS if has_tos && has_sent => Err(Errno::EINVAL),
+            SET_TOS if transport == Some(Transport::Ib) => {
+                let tos = given.ok_or(Errno::EFAULT)?;
+                self.driver.with_core(|core, _| core.set_tos(id, tos)).map_err(|e| e.errno())?;
+                Ok(Answer::of(0))
+            }
+            SET_TOS if has_tos => Ok(Answer::of(0)),
+            GET_TOS => {
+                let tos = self.driver.with_core(|core, _| core.tos(id)).map_err(|e| e.errno())?;
+                Ok(Answer { bytes: vec![tos], ..Answer::default() })
+            }
             _ => Err(Errno::ENOTTY),
         }
     }
@@ -243,6 +269,7 @@ impl Service {
     fn send(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
         let flags = frame.head.a;
         let may_wait = flags & MSG_DONTWAIT == 0;
+        let may_write = frame.head.b == 0;
         let known = MSG_DONTWAIT | MSG_ZEROCOPY;
         let prepared = || {
             if flags & !known != 0 {
@@ -252,12 +279,27 @@ impl Service {
             let name = given.then(|| names::to_bind_or_send(frame.name)).transpose()?;
             Ok((name, control::parse(frame.control)?))
         };
-        let (name, control) = match prepared() {
+        let (name, given) = match prepared() {
             Ok(prepared) => prepared,
             Err(errno) => return Outcome::Answer(Answer::error(errno)),
         };
         // What was sent before comes first.
         self.drain(handle);
+        let Some((socket, _)) = self.sockets.get(&handle) else {
+            return Outcome::Answer(Answer::error(Errno::EBADF));
+        };
+        let id = socket.id;
+        // They wait for room, as this one has to.
+        let comes_first = socket.rings.has_no_sends();
+        let asked = if comes_first {
+            self.ask_for((number, id), name, &given, may_write)
+        } else {
+            Ok(Asked::default())
+        };
+        let asked = match asked {
+            Ok(asked) => asked,
+            Err(refusal) => return Outcome::Answer(refusal.into()),
+        };
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
             return Outcome::Answer(Answer::error(Errno::EBADF));
         };
@@ -265,15 +307,15 @@ impl Service {
         let message = SendMsg {
             name,
             payload: &payload,
-            control: &control,
+            control: &asked.control,
+            rdma: &asked.ops,
             zerocopy: flags & MSG_ZEROCOPY != 0,
             blocking: may_wait,
             ..SendMsg::default()
         };
         let cx = Context::from_waker(waker);
-        let sent = if !socket.rings.has_no_sends() {
-            // They wait for room, as this one has to; the next round looks whether there is some.
-            socket.retry = true;
+        let sent = if !comes_first {
+            socket.retry = true; // the next round looks whether there is some
             if may_wait {
                 Poll::Pending
             } else {
@@ -286,6 +328,9 @@ impl Service {
         };
         // The first message to a destination comes here, and not by the ring.
         socket.has_sent |= !matches!(sent, Poll::Ready(Err(_)));
+        if !matches!(sent, Poll::Ready(Ok(_))) {
+            asked.forget(&self.driver, id);
+        }
         let mut answer = match sent {
             Poll::Ready(Ok(len)) => Answer::of(i64::try_from(len).unwrap_or(i64::MAX)),
             Poll::Ready(Err(error)) => Answer::error(errno(&error)),
@@ -298,7 +343,7 @@ impl Service {
         if ready.is_pending() {
             answer.b = FILL;
             socket.rings.renew_promise(&self.driver, socket.id);
-        } else if answer.value >= 0 && control.is_empty() && flags & MSG_ZEROCOPY == 0 {
+        } else if answer.value >= 0 && given.is_empty() && flags & MSG_ZEROCOPY == 0 {
             socket.rings.allow(&self.driver, socket.id, frame.name, name);
         }
         self.activate(handle);
@@ -358,15 +403,17 @@ impl Service {
         self.turn(handle);
         let (socket, waker) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
         let needed = if socket.options.zerocopy { COMPLETION_ROOM } else { SMALL_CONTROL };
-        let want_control = control_room >= needed;
         let id = socket.id;
+        // The ends of operations come alone, and cut where there is too little room [RDMA-25].
+        let has_status = control_room > 0 && self.driver.with_core(|core, _| core.has_status(id));
+        let want_control = control_room >= needed || has_status;
         // What is in the ring comes first, but for notifications.
-        let notified =
-            want_control && self.driver.with_core(|core, _| core.has_congestion_update(id));
+        let notified = want_control && self.driver.with_core(|core, _| core.has_notification(id));
         if socket.rings.has_in_ring() && !notified {
             return Err(Errno::EAGAIN);
         }
-        let opts = RecvOpts { peek: flags & MSG_PEEK != 0, want_control };
+        let statuses_max = (control_room / STATUS_ROOM).max(1);
+        let opts = RecvOpts { peek: flags & MSG_PEEK != 0, want_control, statuses_max };
         let received = match self.driver.poll_recv(id, opts, &Context::from_waker(waker)) {
             Poll::Ready(received) => received.map_err(|error| errno(&error))?,
             Poll::Pending => return Err(Errno::EAGAIN),

@@ -332,7 +332,7 @@ impl Service {
         }
         // What was read along with it may have come before the request that brings a descriptor.
         let descriptor = match op {
-            Op::Attach => self.channels.get_mut(&number)?.take_descriptor(),
+            Op::Attach | Op::Memory => self.channels.get_mut(&number)?.take_descriptor(),
             _ => None,
         };
         let outcome = self.carry_out(number, frame, descriptor);

@@ -47,6 +47,31 @@ fn four_processes_share_an_address_and_lose_nothing() {
 }
 
 #[test]
+fn memory_of_programs_is_written_and_read_by_programs_of_another_node() {
+    let [own, peer] = Scene::rdma_pair();
+    let place = peer.folder.join("host.sock");
+    finish(own.start("rdma.py", &[place.to_str().unwrap()]), "rdma.py");
+    own.is_empty_again();
+    peer.is_empty_again();
+}
+
+#[test]
+fn what_a_program_writes_comes_whole_or_not_at_all_when_it_ends() {
+    let [own, peer] = Scene::rdma_pair();
+    let place = peer.folder.join("host.sock");
+    finish(own.start("rdma_exit.py", &[place.to_str().unwrap()]), "rdma_exit.py");
+}
+
+#[test]
+fn programs_with_memory_that_is_written_are_killed() {
+    let [own, peer] = Scene::rdma_pair();
+    let place = peer.folder.join("host.sock");
+    finish(own.start("rdma_killed.py", &[place.to_str().unwrap()]), "rdma_killed.py");
+    own.is_empty_again();
+    peer.is_empty_again();
+}
+
+#[test]
 fn killed_processes_leave_nothing_and_hold_up_nobody() {
     let scene = Scene::new();
     let steady = scene.start("steady.py", &[]);

@@ -210,6 +210,7 @@ impl Context {
             fast_registration: false,
             flush: false,
             key_refresh: false,
+            inner_pds: false,
             burst: 0,
             lazy_cq: false,
         })

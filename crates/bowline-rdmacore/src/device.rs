@@ -352,6 +352,9 @@ impl Device for RdmaCoreDevice {
         iova: Option<u64>,
         access: Access,
     ) -> Result<MrKeys, Error> {
+        if buffer.is_foreign() {
+            return Err(Error::NotSupported(Feature::ForeignMemory));
+        }
         // Pinning memory takes time: not under the lock.
         let id = pd;
         let pd = self.read().pd(id)?;

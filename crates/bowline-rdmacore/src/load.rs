@@ -4,6 +4,7 @@ use core::fmt;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use bowline_base::Errno;
 use bowline_verbs::Error;
 
 use crate::ffi::{Rdma, Verbs};
@@ -12,7 +13,7 @@ const VERBS: &str = "libibverbs.so.1";
 const RDMA: &str = "librdmacm.so.1";
 
 /// Why there is no device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// A library is not installed, or cannot be loaded.
@@ -73,7 +74,31 @@ impl fmt::Display for Unavailable {
     }
 }
 
+impl Unavailable {
+    /// Returns the error number: `ENODEV` unless the device gave one.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            Self::Refused(error) => error.errno(),
+            _ => Errno::ENODEV,
+        }
+    }
+}
+
+/// The same text, because `main` prints this form when it returns the error.
+impl fmt::Debug for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Unavailable {}
+
+/// The error stays inside: `downcast` gives it back.
+impl From<Unavailable> for std::io::Error {
+    fn from(error: Unavailable) -> Self {
+        error.errno().wrap(error)
+    }
+}
 
 impl From<Error> for Unavailable {
     fn from(error: Error) -> Self {

@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 
 use bowline_base::clock;
 use bowline_rds::{
-    Error as CoreError, Instant, Interest, LinkId, Node, Readiness, Received, RecvOpts, Rope,
-    SendMsg, Sent, SocketId,
+    Error as CoreError, Instant, Interest, LinkId, Node, Readiness, Received, ReceivedInto,
+    RecvOpts, Rope, SendMsg, Sent, SocketId,
 };
 use bowline_wait::Leader;
 
@@ -99,20 +99,15 @@ impl Shared {
         if !is_transient(error) {
             return Err(error.into());
         }
-        if !may_poll {
-            self.rearm(id, Interest::WRITE);
-            return Err(error.into());
-        }
         let request =
             WaitRequest { id, interest: Interest::WRITE, deadline: self.deadline(blocking) };
-        let again = |st: &mut State, now: Instant| attempt(st.core.send(now, id, msg));
+        let mut again = |st: &mut State, now: Instant| attempt(st.core.send(now, id, msg));
         let sent = if blocking == Blocking::Never {
-            match self.poll_once(request, again) {
+            let polled =
+                if may_poll { self.poll_once(request, &mut again) } else { Attempt::Again };
+            match self.or_rearm(polled, request, again) {
                 Attempt::Done(done) => done?,
-                Attempt::Again => {
-                    self.rearm(id, Interest::WRITE);
-                    return Err(error.into());
-                }
+                Attempt::Again => return Err(error.into()),
             }
         } else {
             self.wait(request, again)??
@@ -197,11 +192,7 @@ impl Shared {
         let taken = self.receive(id, blocking, |st, now| {
             Self::take_with(st, id, |core| core.recv_into(now, id, buf), |taken| taken.len)
         })?;
-        let len = match taken.data {
-            Some(data) => data.copy_to(buf),
-            None => taken.len.min(buf.len()),
-        };
-        Ok((len, taken.source))
+        Ok(Self::copied(taken, buf))
     }
 
     /// Takes a message with `take`, or waits for one.
@@ -227,14 +218,12 @@ impl Shared {
         drop(st);
         let request =
             WaitRequest { id, interest: Interest::READ, deadline: self.deadline(blocking) };
-        let again = |st: &mut State, now: Instant| attempt(take(st, now));
+        let mut again = |st: &mut State, now: Instant| attempt(take(st, now));
         if blocking == Blocking::Never {
-            match self.poll_once(request, again) {
+            let polled = self.poll_once(request, &mut again);
+            match self.or_rearm(polled, request, again) {
                 Attempt::Done(done) => Ok(done?),
-                Attempt::Again => {
-                    self.rearm(id, Interest::READ);
-                    Err(CoreError::Empty.into())
-                }
+                Attempt::Again => Err(CoreError::Empty.into()),
             }
         } else {
             Ok(self.wait(request, again)??)
@@ -281,12 +270,10 @@ impl Shared {
             Err(error) => Attempt::Done(Err(error)),
         };
         if blocking == Blocking::Never {
-            return match self.poll_once(request, attempt) {
+            let polled = self.poll_once(request, &mut attempt);
+            return match self.or_rearm(polled, request, attempt) {
                 Attempt::Done(done) => Ok(done?),
-                Attempt::Again => {
-                    self.rearm(id, interest);
-                    Err(Error::TimedOut)
-                }
+                Attempt::Again => Err(Error::TimedOut),
             };
         }
         Ok(self.wait(request, &mut attempt)??)
@@ -357,6 +344,28 @@ impl Shared {
         self.poll(id, Interest::READ, cx, |st, now| Self::take(st, now, id, opts))
     }
 
+    pub(crate) fn poll_recv_into(
+        &self,
+        id: SocketId,
+        buf: &mut [u8],
+        cx: &Context<'_>,
+    ) -> Poll<Result<(usize, SocketAddr), Error>> {
+        let taken = self.poll(id, Interest::READ, cx, |st, now| {
+            Self::take_with(st, id, |core| core.recv_into(now, id, buf), |taken| taken.len)
+        });
+        taken.map_ok(|taken| Self::copied(taken, buf))
+    }
+
+    /// Copies what is not in the buffer yet; returns the number of bytes there and the sender.
+    #[inline]
+    fn copied(taken: ReceivedInto, buf: &mut [u8]) -> (usize, SocketAddr) {
+        let len = match taken.data {
+            Some(data) => data.copy_to(buf),
+            None => taken.len.min(buf.len()),
+        };
+        (len, taken.source)
+    }
+
     /// Lends messages to a reader; see [`Node::lend`].
     pub(crate) fn poll_lend(
         &self,
@@ -390,22 +399,40 @@ impl Shared {
         })
     }
 
-    /// Resets the event descriptor of a socket after a failed call, so that it shows the next
-    /// change. It is reset under the lock: otherwise a change signalled meanwhile could be lost.
-    fn rearm(&self, id: SocketId, interest: Interest) {
+    /// Has the event descriptor of a socket, if there is one, show the next change after a call
+    /// that would have to wait, and tries that call once more. All of it happens under one lock, or
+    /// a change that comes meanwhile would not be shown.
+    fn or_rearm<T>(
+        &self,
+        polled: Attempt<T>,
+        request: WaitRequest,
+        mut again: impl FnMut(&mut State, Instant) -> Attempt<T>,
+    ) -> Attempt<T> {
+        let WaitRequest { id, interest, .. } = request;
+        if matches!(polled, Attempt::Done(_)) {
+            return polled;
+        }
         let mut st = self.lock();
-        let Some(fd) = st.find_socket(id).and_then(|slot| slot.event_fd.clone()) else { return };
+        let Some(fd) = st.find_socket(id).and_then(|slot| slot.event_fd.clone()) else {
+            return polled;
+        };
         let _ = st.core.register(id, interest | Interest::READ);
+        let now = st.now;
+        let result = again(&mut st, now);
         let readable = st.core.readiness(id).is_ok_and(|ready| ready.readable);
-        if let Some(slot) = st.find_socket(id)
-            && slot.signalled
-            && !readable
-        {
-            slot.signalled = false;
-            self.stats.eventfds.inc();
-            sys::unsignal(&fd);
+        if let Some(slot) = st.find_socket(id) {
+            // A receive that finds nothing leaves the news for a refused send once: the program may
+            // not have tried that send since, and is about to wait. The next such receive takes it
+            // away, or a program that no longer wants to send would never wait again.
+            let keeps = core::mem::take(&mut slot.may_send) && !interest.contains(Interest::WRITE);
+            if slot.signalled && !readable && !keeps {
+                slot.signalled = false;
+                self.stats.eventfds.inc();
+                sys::unsignal(&fd);
+            }
         }
         self.with_scratch(|sc| self.release_and_run(st, sc));
+        result
     }
 
     /// Returns the event descriptor of a socket, and makes it at the first request.

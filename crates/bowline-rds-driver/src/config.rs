@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::rdma::RdmaDevices;
+
 /// How a thread waits for the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollMode {
@@ -27,6 +29,8 @@ pub struct DriverConfig {
     /// TCP congestion control of every connection. `None` stands for `cubic` towards addresses of
     /// this machine, where pacing would halve the rate, and for the system's default otherwise.
     pub congestion_control: Option<String>,
+    /// RDMA devices. Sockets that are bound to their addresses use RDMA, unless they chose TCP.
+    pub rdma: RdmaDevices,
 }
 
 impl Default for DriverConfig {
@@ -36,6 +40,7 @@ impl Default for DriverConfig {
             poll: PollMode::Adaptive,
             spin: Duration::from_micros(25),
             congestion_control: None,
+            rdma: RdmaDevices::default(),
         }
     }
 }

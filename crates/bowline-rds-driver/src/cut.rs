@@ -292,6 +292,8 @@ mod tests {
                 zerocopy: false,
                 blocking: true,
                 promised: false,
+                rdma: &[],
+                lent: None,
             };
             driver.send(socket, &message, LIMIT).unwrap();
         }

@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
@@ -21,6 +22,7 @@ use crate::error::Error;
 use crate::helper::Background;
 use crate::listen::Listener;
 use crate::poller::{TOKEN_KICK, TOKEN_LISTENER};
+use crate::rdma::{Job, Port};
 use crate::shared::Shared;
 use crate::stats::DriverStats;
 use crate::{helper, sys};
@@ -29,6 +31,8 @@ use crate::{helper, sys};
 const LINGER: Duration = Duration::from_millis(500);
 /// The same when a node hands over, which is to be short; connections are cut after it.
 const LINGER_HAND_OVER: Duration = Duration::from_millis(100);
+/// Longest wait for acknowledgements over RDMA to get through before connections are ended.
+const LINGER_POSTED: Duration = Duration::from_millis(100);
 /// Longest wait for cuts, which end by themselves: after some 10 ms, or 100 ms on a system that
 /// does not tell when a processor has handled its segments.
 const CUTS_MAX: Duration = Duration::from_secs(2);
@@ -57,6 +61,8 @@ pub struct Driver {
 struct Inner {
     shared: Arc<Shared>,
     helper: Mutex<Option<JoinHandle<()>>>,
+    /// Threads of the RDMA devices.
+    rdma: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Drop for Inner {
@@ -85,6 +91,36 @@ impl Inner {
         }
     }
 
+    /// Starts the threads of the RDMA devices.
+    fn start_rdma(&self, jobs: Vec<Receiver<Job>>) -> io::Result<()> {
+        let mut threads = self.rdma.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, jobs) in jobs.into_iter().enumerate() {
+            let sh = [(); 3].map(|()| Arc::clone(&self.shared));
+            let [of_completions, of_events, of_setup] = sh;
+            let named = |name: &str| std::thread::Builder::new().name(name.into());
+            threads
+                .push(named("bowline-rdma").spawn(move || of_completions.run_completions(index))?);
+            threads.push(named("bowline-rdma-cm").spawn(move || of_events.run_events(index))?);
+            threads
+                .push(named("bowline-rdma-setup").spawn(move || of_setup.run_setup(index, &jobs))?);
+        }
+        Ok(())
+    }
+
+    fn stop_rdma(&self) {
+        self.shared.rdma.iter().for_each(|port| port.send_job(Job::Stop));
+        let threads =
+            std::mem::take(&mut *self.rdma.lock().unwrap_or_else(PoisonError::into_inner));
+        if threads.is_empty() {
+            return;
+        }
+        let me = std::thread::current().id();
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
+            let _ = thread.join();
+        }
+        self.shared.close_rdma();
+    }
+
     /// Ends the background thread and makes all waiting callers return.
     fn stop(&self) {
         let sh = &*self.shared;
@@ -109,6 +145,7 @@ impl Inner {
             sh.run(sc);
         });
         self.join_helper();
+        self.stop_rdma();
         let mut st = sh.lock();
         st.links.clear();
         st.hot = [None, None];
@@ -166,14 +203,26 @@ impl Driver {
         for (i, listener) in listeners.iter().enumerate() {
             listener.watch(&fds[0], TOKEN_LISTENER + i as u64).map_err(&watching)?;
         }
-        let shared = Arc::new(Shared::new(config, core, fds));
+        let (mut ports, mut jobs) = (Vec::new(), Vec::new());
+        for device in &config.rdma.0 {
+            let (send, receive) = channel();
+            ports.push(Port::new(device, send)?);
+            jobs.push(receive);
+        }
+        let mut core = core;
+        core.set_rdma_addrs(ports.iter().flat_map(Port::addrs));
+        core.set_rdma_frame(ports.iter().map(Port::frame).min().unwrap_or(0));
+        let shared = Arc::new(Shared::new(config, core, fds, ports));
         shared.lock().listeners = listeners.into_iter().map(Arc::new).collect();
         commit().map_err(|error| Error::HandOver { why: error.to_string() })?;
-        let inner = Inner { shared, helper: Mutex::new(None) };
-        inner.start_helper().map_err(|error| Error::Os {
-            what: "starting the background thread",
+        let inner = Inner { shared, helper: Mutex::new(None), rdma: Mutex::default() };
+        let starting = |error: io::Error| Error::Os {
+            what: "starting a background thread",
             errno: bowline_base::Errno::of(&error),
-        })?;
+        };
+        inner.start_rdma(jobs).map_err(starting)?;
+        inner.shared.listen_rdma()?;
+        inner.start_helper().map_err(starting)?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -250,6 +299,10 @@ impl Driver {
         msg: &SendMsg<'_>,
         blocking: Blocking,
     ) -> Result<usize, Error> {
+        if !msg.rdma.is_empty() {
+            let rdma = &self.shared().register_local(id, msg)?;
+            return self.shared().send(id, &SendMsg { rdma, ..*msg }, blocking);
+        }
         self.shared().send(id, msg, blocking)
     }
 
@@ -318,6 +371,10 @@ impl Driver {
         msg: &SendMsg<'_>,
         cx: &Context<'_>,
     ) -> Poll<Result<usize, Error>> {
+        if !msg.rdma.is_empty() {
+            let rdma = &self.shared().register_local(id, msg)?;
+            return self.shared().poll_send(id, &SendMsg { rdma, ..*msg }, cx);
+        }
         self.shared().poll_send(id, msg, cx)
     }
 
@@ -329,6 +386,17 @@ impl Driver {
         cx: &Context<'_>,
     ) -> Poll<Result<Received, Error>> {
         self.shared().poll_recv(id, opts, cx)
+    }
+
+    /// Receives a message into `buf` for a task, as [`recv_into`](Self::recv_into). The task is
+    /// woken when a message may be received.
+    pub fn poll_recv_into(
+        &self,
+        id: SocketId,
+        buf: &mut [u8],
+        cx: &Context<'_>,
+    ) -> Poll<Result<(usize, SocketAddr), Error>> {
+        self.shared().poll_recv_into(id, buf, cx)
     }
 
     /// Lends messages to a reader, under the node's lock; see [`Node::lend`]. The task is woken
@@ -460,6 +528,12 @@ impl Driver {
     fn close_connections(&self, linger: Duration) {
         let sh = self.shared();
         self.with_core(|core, now| core.acknowledge_all(now));
+        // What was posted over RDMA and has not left yet would be lost with its queue pair.
+        let end = std::time::Instant::now() + LINGER_POSTED;
+        while std::time::Instant::now() < end && self.with_core(|core, _| core.has_rdma_requests())
+        {
+            std::thread::sleep(PACE);
+        }
         sh.with_scratch(|sc| {
             let mut st = sh.lock();
             let now = st.at(clock::now());
@@ -472,7 +546,7 @@ impl Driver {
 
     fn wait_for_ends(&self, limit: Duration) {
         let end = std::time::Instant::now() + limit;
-        let any = || self.shared().lock().links.iter().any(Option::is_some);
+        let any = || self.shared().lock().has_links();
         while std::time::Instant::now() < end && any() {
             std::thread::sleep(PACE);
         }

@@ -26,6 +26,13 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// An RDMA device cannot be used.
+    Rdma {
+        /// Why.
+        why: String,
+        /// Its error number.
+        errno: Errno,
+    },
     /// The operating system refused.
     Os {
         /// The operation that failed.
@@ -48,8 +55,14 @@ impl Error {
             Self::ShutDown => Errno::ESHUTDOWN,
             Self::PortTaken { .. } => Errno::EADDRINUSE,
             Self::HandOver { .. } => Errno::EINVAL,
-            Self::Os { errno, .. } => *errno,
+            Self::Os { errno, .. } | Self::Rdma { errno, .. } => *errno,
         }
+    }
+}
+
+impl From<bowline_verbs::Error> for Error {
+    fn from(error: bowline_verbs::Error) -> Self {
+        Self::Rdma { why: error.to_string(), errno: error.errno() }
     }
 }
 
@@ -71,6 +84,7 @@ impl fmt::Display for Error {
                  module, give this node another address, or run it in its own network namespace"
             ),
             Self::HandOver { why } => write!(f, "what was handed over cannot be used: {why}"),
+            Self::Rdma { why, .. } => write!(f, "RDMA device: {why}"),
             Self::Os { what, errno } => {
                 write!(f, "{what}: {}", std::io::Error::from_raw_os_error(errno.0))
             }

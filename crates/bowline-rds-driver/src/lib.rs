@@ -31,7 +31,10 @@ mod flush;
 mod helper;
 mod link;
 mod listen;
+#[cfg(feature = "tracing")]
+mod log;
 mod poller;
+mod rdma;
 mod read;
 mod shared;
 mod stats;
@@ -43,6 +46,7 @@ pub use config::{DriverConfig, PollMode};
 pub use driver::{Blocking, Driver};
 pub use error::Error;
 pub use helper::{Background, Turn};
+pub use rdma::{RdmaDevices, RdmaMemory};
 pub use stats::DriverStats;
 
 /// TCP port of RDS, the same on every node [spec 2.1].

@@ -207,6 +207,12 @@ impl Shared {
         let mut seen = st.deliveries;
         let mut rounds = 0;
         loop {
+            if !self.rdma.is_empty() {
+                drop(st);
+                self.take_completions(sc);
+                st = self.lock();
+                st.at(clock::now());
+            }
             self.run_timers(&mut st, sc);
             sc.todo.read.append(&mut st.unread);
             self.collect(&mut st, sc, None);
@@ -273,6 +279,9 @@ impl Shared {
             let wake_at = [request.deadline, st.next_timeout()].into_iter().flatten().min();
             st.lead.fall_asleep(wake_at.unwrap_or(u64::MAX));
             self.release_and_run(st, sc);
+            if !self.rdma.is_empty() {
+                self.leave_completions();
+            }
             sc.sleeps = true;
             // The work just done may have brought the event that this thread waits for.
             let now = clock::now().as_nanos();
@@ -456,6 +465,7 @@ impl Shared {
                 self.poll_events(sc, Some(Duration::ZERO));
             }
             self.run(sc);
+            self.take_completions(sc);
             sc.until = None;
             let mut st = self.lock();
             let result = self.attempt(&mut st, request.until(), &mut attempt);

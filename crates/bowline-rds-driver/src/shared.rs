@@ -1,18 +1,22 @@
 //! State that all threads of a node share, and the one lock around the core.
 
-use core::sync::atomic::AtomicI32;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 
 use bowline_base::clock;
-use bowline_rds::{CloseHow, Event, Instant, Interest, LinkId, Node, Output, RxPool, SocketId};
+use bowline_rds::{
+    CloseHow, Event, Instant, Interest, LinkId, Node, Output, RdmaLinkId, RxPool, SocketId,
+};
 use bowline_wait::{Lead, Leader, Waiter, has_one_processor};
 
 use crate::config::{DriverConfig, PollMode};
 use crate::cut::Cuts;
 use crate::link::{Link, LinkSlot};
 use crate::listen::Listener;
+use crate::rdma::{Job, Pair, Port};
 use crate::stats::Stats;
 use crate::todo::Scratch;
 use crate::waiters::{Entry, SocketSlot, WaitMode};
@@ -57,6 +61,13 @@ pub(crate) struct Shared {
     pub(crate) spin_score: AtomicI32,
     pub(crate) congestion_control: Option<String>,
     pub(crate) any_address: bool,
+    pub(crate) rdma: Vec<Port>,
+    /// How often threads of the program have taken completions, and have gone to sleep since.
+    pub(crate) rdma_polls: AtomicU64,
+    pub(crate) rdma_sleeps: AtomicU64,
+    /// The threads that take completions; they nap while threads of the program take them.
+    pub(crate) rdma_nappers: Mutex<Vec<Thread>>,
+    pub(crate) rdma_napping: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -64,6 +75,11 @@ pub(crate) struct State {
     pub(crate) core: Node,
     pub(crate) now: Instant,
     pub(crate) links: Vec<Option<LinkSlot>>,
+    /// Queue pairs of connections over RDMA, by the index of the connection: while one ends, or is
+    /// still being made though it was given up, a later one of that index may have its own already.
+    rdma_pairs: Vec<Vec<Arc<Pair>>>,
+    /// Receives that are not posted while memory is short.
+    pub(crate) rdma_unposted: Vec<(RdmaLinkId, Vec<u64>)>,
     pub(crate) next_token: u32,
     pub(crate) sockets: Vec<SocketSlot>,
     pub(crate) listeners: Vec<Arc<Listener>>,
@@ -115,6 +131,8 @@ pub(crate) struct State {
     /// when it has to.
     pub(crate) calls: u64,
     pub(crate) events: VecDeque<Event>,
+    #[cfg(feature = "tracing")]
+    pub(crate) log_limit: bowline_base::RateLimit,
     pub(crate) bytes_copied: (u64, u64),
     /// The node makes no new connections.
     pub(crate) closing: bool,
@@ -135,6 +153,8 @@ impl State {
             core,
             now: Instant::from_nanos(0),
             links: Vec::new(),
+            rdma_pairs: Vec::new(),
+            rdma_unposted: Vec::new(),
             next_token: 0,
             sockets: Vec::new(),
             listeners: Vec::new(),
@@ -163,6 +183,8 @@ impl State {
             last_single_poll: 0,
             calls: 0,
             events: VecDeque::new(),
+            #[cfg(feature = "tracing")]
+            log_limit: crate::log::LIMIT,
             bytes_copied: (0, 0),
             closing: false,
             helper_leaves: false,
@@ -208,6 +230,35 @@ impl State {
         self.link_timers.retain(|(_, link, _)| *link != id);
         self.cuts.remove(id);
         slot
+    }
+
+    pub(crate) fn rdma_pair(&self, id: RdmaLinkId) -> Option<Arc<Pair>> {
+        self.rdma_pairs.get(id.index())?.iter().find(|pair| pair.link == id).cloned()
+    }
+
+    pub(crate) fn put_rdma_pair(&mut self, pair: &Arc<Pair>) {
+        let index = pair.link.index();
+        if self.rdma_pairs.len() <= index {
+            self.rdma_pairs.resize(index + 1, Vec::new());
+        }
+        self.rdma_pairs[index].push(Arc::clone(pair));
+    }
+
+    pub(crate) fn take_rdma_pair(&mut self, id: RdmaLinkId) -> Option<Arc<Pair>> {
+        let pairs = self.rdma_pairs.get_mut(id.index())?;
+        let at = pairs.iter().position(|pair| pair.link == id)?;
+        Some(pairs.swap_remove(at))
+    }
+
+    /// Forgets all queue pairs.
+    pub(crate) fn take_rdma_pairs(&mut self) -> Vec<Vec<Arc<Pair>>> {
+        core::mem::take(&mut self.rdma_pairs)
+    }
+
+    /// Tells whether a connection is left, over TCP or RDMA.
+    pub(crate) fn has_links(&self) -> bool {
+        self.links.iter().any(Option::is_some)
+            || self.rdma_pairs.iter().any(|pairs| !pairs.is_empty())
     }
 
     /// Sets the timer that checks the result of a probe of a link's peer.
@@ -304,7 +355,12 @@ impl State {
 }
 
 impl Shared {
-    pub(crate) fn new(config: &DriverConfig, core: Node, fds: [OwnedFd; 3]) -> Self {
+    pub(crate) fn new(
+        config: &DriverConfig,
+        core: Node,
+        fds: [OwnedFd; 3],
+        rdma: Vec<Port>,
+    ) -> Self {
         let [epoll, kick, helper_kick] = fds;
         Self {
             state: Mutex::new(State::new(core)),
@@ -318,6 +374,11 @@ impl Shared {
             spin_score: AtomicI32::new(0),
             congestion_control: config.congestion_control.clone(),
             any_address: config.core.addrs.is_empty(),
+            rdma,
+            rdma_polls: AtomicU64::new(0),
+            rdma_sleeps: AtomicU64::new(0),
+            rdma_nappers: Mutex::default(),
+            rdma_napping: AtomicBool::new(false),
         }
     }
 
@@ -410,7 +471,27 @@ impl Shared {
             Output::CheckAlive { link } => {
                 todo.probe.extend(st.slot(link).and_then(|slot| slot.link.clone()));
             }
+            Output::RdmaConnect { link, local, remote, shape } => {
+                let port = self.rdma.iter().find(|port| port.addrs().contains(&local.ip()));
+                if let Some(port) = port.filter(|_| !st.closing) {
+                    port.send_job(Job::Connect(link, local, remote, shape));
+                }
+            }
+            Output::RdmaSend { link } => todo.post.push(link),
+            Output::RdmaUsed { tag } => todo.used.push(tag),
+            Output::RdmaRelease { tag } => todo.release.push(tag),
+            Output::RdmaResume { link } => todo.resume.push(link),
+            Output::RdmaClose { link } => {
+                let port = st.rdma_pair(link).map_or(0, |pair| pair.port);
+                if let Some(port) = self.rdma.get(port) {
+                    port.send_job(Job::Close(link));
+                }
+            }
             Output::Event(event) => {
+                #[cfg(feature = "tracing")]
+                if let Some(left_out) = st.log_limit.admit(st.now) {
+                    todo.log.push((event.clone(), left_out));
+                }
                 if st.events.len() == EVENTS_KEPT {
                     st.events.pop_front();
                 }
@@ -446,11 +527,11 @@ impl Shared {
                 at += 1;
             }
         }
-        if let Some(fd) = &slot.event_fd
-            && !slot.signalled
-        {
-            slot.signalled = true;
-            sc.todo.signal.push(Arc::clone(fd));
+        if let Some(fd) = &slot.event_fd {
+            slot.may_send |= ready.contains(Interest::WRITE);
+            if !core::mem::replace(&mut slot.signalled, true) {
+                sc.todo.signal.push(Arc::clone(fd));
+            }
         }
         if let Some(rest) = rest {
             let _ = st.core.register(socket, rest);

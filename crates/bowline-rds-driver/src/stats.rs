@@ -28,6 +28,14 @@ bowline_base::driver_stats! {
     bytes_copied_out,
     /// Turns of the background thread.
     helper_turns,
+    /// Posts of frames over RDMA, each of one or more.
+    rdma_doorbells,
+    /// Frames posted over RDMA.
+    rdma_frames_sent,
+    /// Frames received over RDMA.
+    rdma_frames_received,
+    /// Polls of completion queues.
+    rdma_polls,
 }
 
 impl DriverStats {

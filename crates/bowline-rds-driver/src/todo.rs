@@ -6,12 +6,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use bowline_rds::{CloseHow, LinkId, RxBufMut, SocketId, TxBatch};
+use bowline_rds::{CloseHow, LinkId, RdmaLinkId, RxBufMut, SocketId, TxBatch};
 use bowline_wait::Waiter;
 use rustix::event::epoll;
 
 use crate::link::Link;
 use crate::listen::Listener;
+use crate::rdma::Posts;
 use crate::shared::{LinkTimer, Shared, State};
 use crate::sys;
 
@@ -36,6 +37,13 @@ pub(crate) struct Todo {
     pub(crate) due: Vec<(LinkId, LinkTimer)>,
     pub(crate) forget: Vec<OwnedFd>,
     pub(crate) probe: Vec<Arc<Link>>,
+    pub(crate) post: Vec<RdmaLinkId>,
+    pub(crate) resume: Vec<RdmaLinkId>,
+    pub(crate) used: Vec<u64>,
+    pub(crate) release: Vec<u64>,
+    /// Events for the log, each with the number of those that were left out before it.
+    #[cfg(feature = "tracing")]
+    pub(crate) log: Vec<(bowline_rds::Event, u64)>,
 }
 
 /// Memory that a thread reuses.
@@ -43,6 +51,7 @@ pub(crate) struct Scratch {
     pub(crate) me: Arc<Waiter>,
     pub(crate) todo: Todo,
     pub(crate) batch: TxBatch,
+    pub(crate) posts: Posts,
     pub(crate) events: Vec<epoll::Event>,
     pub(crate) ids: Vec<LinkId>,
     pub(crate) rx: Option<RxBufMut>,
@@ -65,6 +74,7 @@ impl Scratch {
             me: Arc::new(Waiter::current()),
             todo: Todo::default(),
             batch: TxBatch::default(),
+            posts: Posts::default(),
             events: Vec::with_capacity(64),
             ids: Vec::new(),
             rx: None,
@@ -117,6 +127,14 @@ impl Shared {
             // First send answers, then read questions, then do the slow actions.
             if let Some(id) = sc.todo.flush.pop() {
                 self.flush(sc, id);
+            } else if let Some(id) = sc.todo.post.pop() {
+                self.post_sends(sc, id);
+            } else if let Some(tag) = sc.todo.used.pop() {
+                self.withdraw_region(tag);
+            } else if let Some(tag) = sc.todo.release.pop() {
+                self.release_region(tag);
+            } else if let Some(id) = sc.todo.resume.pop() {
+                self.resume_receives(sc, id);
             } else if let Some(link) = sc.todo.read.pop() {
                 self.read(sc, &link);
             } else if let Some(link) = sc.todo.connected.pop() {
@@ -170,6 +188,10 @@ impl Shared {
         while let Some(fd) = todo.signal.pop() {
             self.stats.eventfds.inc();
             sys::signal(&fd);
+        }
+        #[cfg(feature = "tracing")]
+        for (event, left_out) in core::mem::take(&mut todo.log) {
+            crate::log::tell(&event, left_out);
         }
         while let Some(waker) = todo.wakers.pop() {
             self.stats.hand_overs.inc();

@@ -32,6 +32,8 @@ pub(crate) struct SocketSlot {
     pub(crate) event_fd: Option<Arc<OwnedFd>>,
     /// The event descriptor reads as ready.
     pub(crate) signalled: bool,
+    /// It was signalled for a refused send, and no call has found it in vain since.
+    pub(crate) may_send: bool,
     /// A caller relies on the background thread to watch the network for this socket.
     pub(crate) watched: bool,
 }

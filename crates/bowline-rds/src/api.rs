@@ -4,11 +4,13 @@ use std::fmt;
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::BitOr;
+use std::sync::Arc;
 
 use bowline_base::{Errno, Instant};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{LinkId, SocketId};
+use crate::ids::{LinkId, RdmaLinkId, SocketId};
+use crate::rdma::{RdmaOp, RdmaShape, RdmaStatus};
 use crate::rxbuf::Rope;
 
 /// A request of the node to its driver.
@@ -56,6 +58,44 @@ pub enum Output {
     CheckAlive {
         /// The link.
         link: LinkId,
+    },
+    /// Connect over RDMA with a queue pair of this shape, whose receives are posted; answered by
+    /// `handle_rdma_established` or `handle_rdma_closed`.
+    RdmaConnect {
+        /// Id of the connection from now on.
+        link: RdmaLinkId,
+        /// Address to bind to, with its scope.
+        local: SocketAddr,
+        /// Peer, with the port of its CM and its scope.
+        remote: SocketAddr,
+        /// Queues and private data.
+        shape: RdmaShape,
+    },
+    /// The connection has something to send: call `poll_rdma_requests`. Repeated only after that.
+    RdmaSend {
+        /// The connection.
+        link: RdmaLinkId,
+    },
+    /// Receives may be posted again, after `wants_rdma_frames` refused it.
+    RdmaResume {
+        /// The connection.
+        link: RdmaLinkId,
+    },
+    /// Refuse new requests of peers for memory, if the device can withdraw its key. Reads that were
+    /// begun are to end: it is released only later.
+    RdmaUsed {
+        /// Number by which the driver knows it.
+        tag: u64,
+    },
+    /// Take memory back from peers.
+    RdmaRelease {
+        /// Number by which the driver knows it.
+        tag: u64,
+    },
+    /// End the connection; when all its requests are flushed, call `handle_rdma_closed`.
+    RdmaClose {
+        /// The connection.
+        link: RdmaLinkId,
     },
     /// An event for the operator's log.
     Event(Event),
@@ -124,6 +164,7 @@ impl fmt::Display for CloseReason {
 
 /// When and why a path lost its TCP connection, or did not get one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PathEnd {
     /// When.
     pub at: Instant,
@@ -153,6 +194,16 @@ pub enum Event {
         remote: IpAddr,
         /// Index of the path.
         path: u8,
+    },
+    /// A peer cannot be connected to. The node tries again as long as there are messages for it, or
+    /// it has been connected before. Told once for each cause until the peer is connected.
+    CannotConnect {
+        /// Local address.
+        local: IpAddr,
+        /// Remote address.
+        remote: IpAddr,
+        /// The cause.
+        why: CloseReason,
     },
     /// A peer broke a rule and lost its connection.
     Misbehaved {
@@ -187,6 +238,21 @@ pub enum Misbehaviour {
     DataBeforeGreeting,
     /// A bowline peer's probe named a path above 7 [R-2004].
     PathOutOfRange,
+    /// The version of a connection over RDMA is below 3.1 [IB-20].
+    Version,
+    /// A frame over RDMA is shorter than its header or its part of the message [IB-81], or longer
+    /// than a frame can be [IB-57].
+    FrameLength,
+    /// The checksum of a frame over RDMA is wrong [IB-81].
+    Checksum,
+    /// A frame over RDMA belongs to another message than the one that is being received [IB-81].
+    FrameOfOther,
+    /// A congestion map over RDMA has a wrong length [SAFE-1].
+    MapLength,
+    /// More flow-control credits than there can be [IB-79].
+    Credits,
+    /// Something came over RDMA that is no plain SEND [IB-43].
+    Completion,
 }
 
 impl fmt::Display for Misbehaviour {
@@ -196,6 +262,13 @@ impl fmt::Display for Misbehaviour {
             Self::MessageTooLong => "message longer than the limit",
             Self::DataBeforeGreeting => "data before the greeting",
             Self::PathOutOfRange => "path of a connection",
+            Self::Version => "version of the protocol",
+            Self::FrameLength => "length of a frame",
+            Self::Checksum => "checksum of a header",
+            Self::FrameOfOther => "frame of another message",
+            Self::MapLength => "length of a congestion map",
+            Self::Credits => "too many credits",
+            Self::Completion => "something else than a SEND",
         })
     }
 }
@@ -219,6 +292,11 @@ pub enum Refusal {
     NotPermitted,
     /// `Limits::partial_bytes_total`: the connection with the oldest unfinished message was cut.
     PartialMessages,
+    /// The private data of a request over RDMA: of an unknown version, or for other addresses than
+    /// those of the request [IB-18], [IB-29].
+    PrivateData,
+    /// The peer is connected, or both connect at once [IB-30].
+    Raced,
 }
 
 impl fmt::Display for Refusal {
@@ -231,6 +309,8 @@ impl fmt::Display for Refusal {
             Self::LinksOfPeer => "limit of connections of one peer",
             Self::NotPermitted => "the list of peers does not permit it",
             Self::PartialMessages => "limit of unfinished messages",
+            Self::PrivateData => "version or addresses of the request",
+            Self::Raced => "another connection of the peer exists",
         })
     }
 }
@@ -277,6 +357,11 @@ pub struct SendMsg<'a> {
     pub payload: &'a [IoSlice<'a>],
     /// Control messages in their order.
     pub control: &'a [SendControl],
+    /// The payload in a buffer that stays as it is until the message is released, instead of
+    /// `payload`: it is not copied.
+    pub lent: Option<&'a Arc<Vec<u8>>>,
+    /// RDMA operations to carry out first: at most one that moves data and one atomic.
+    pub rdma: &'a [RdmaOp],
     /// The application wants a completion cookie (MSG_ZEROCOPY).
     pub zerocopy: bool,
     /// The caller waits if the send is refused. It matters for counters and monitoring only.
@@ -291,7 +376,7 @@ pub struct SendMsg<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendControl {
-    /// Cookie to be returned when the message is released.
+    /// Cookie to be returned when the message is released; the program chooses it [ZC-4].
     ZcopyCookie(u32),
     /// Remote memory key for the receiver.
     RdmaDest(u64),
@@ -316,6 +401,13 @@ pub struct Sent {
     pub queued_bytes: usize,
 }
 
+impl Sent {
+    /// A message of `len` bytes for which there is nothing to write.
+    pub(crate) const fn without_link(len: usize) -> Self {
+        Self { len, link: None, queued_bytes: 0 }
+    }
+}
+
 /// Messages of one socket to one destination that the node still keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "Held")]
@@ -335,6 +427,8 @@ pub struct RecvOpts {
     pub peek: bool,
     /// The caller takes control messages; without it notifications stay queued [B-17].
     pub want_control: bool,
+    /// Most ends of RDMA operations that the caller takes at once; 0 stands for eight.
+    pub statuses_max: usize,
 }
 
 /// Result of a receive call.
@@ -370,6 +464,14 @@ pub enum Control {
     /// Remote memory key from the sender.
     #[doc(alias = "RDS_CMSG_RDMA_DEST")]
     RdmaDest(u64),
+    /// How an RDMA operation ended.
+    #[doc(alias = "RDS_CMSG_RDMA_STATUS")]
+    RdmaStatus {
+        /// Number that its sender gave it.
+        token: u64,
+        /// How it ended.
+        status: RdmaStatus,
+    },
     /// When the message was queued.
     Timestamp(Instant),
     /// Latencies of the receive path in nanoseconds.
@@ -380,7 +482,7 @@ pub enum Control {
         /// One interval for each position.
         nanos: [u64; 3],
     },
-    /// Cookies of zero-copy messages that were sent and released.
+    /// Cookies of zero-copy messages that were sent and released, at most eight [ZC-6].
     #[doc(alias = "RDS_CMSG_ZCOPY_COMPLETION")]
     ZcopyCompletion(Vec<u32>),
 }

@@ -88,7 +88,8 @@ pub struct Limits {
     pub pongs_per_path: usize,
     /// Received bytes of one peer that wait for readers, where each message counts its payload and
     /// 128 bytes. Beyond this limit the peer's connections are not read. The bytes present when a
-    /// connection ends are still taken, up to twice this limit or 8 MiB more.
+    /// connection ends are still taken, up to twice this limit or 8 MiB more; so are frames in the
+    /// receives of a connection over RDMA, up to twice this limit or as much more as these hold.
     pub recv_bytes_per_peer: usize,
     /// Received bytes of all peers that wait for readers, counted as for `recv_bytes_per_peer`.
     pub recv_bytes_total: usize,
@@ -99,6 +100,8 @@ pub struct Limits {
     /// Bytes of incomplete messages, over all TCP connections. Beyond this limit and the length of
     /// the longest message, the connection is dropped whose message was begun first.
     pub partial_bytes_total: usize,
+    /// Number of regions of memory that peers may use over RDMA [RMR-2].
+    pub rdma_regions: usize,
 }
 
 /// Default of the memory, in bytes, that all peers together may occupy.
@@ -124,6 +127,7 @@ impl Limits {
             send_messages_per_socket: 1 << 17,
             recv_messages_per_socket: 1 << 14,
             pongs_per_path: 64,
+            rdma_regions: 32_768,
         }
     }
 }
@@ -152,6 +156,15 @@ pub struct Sysctl {
     pub rds_tcp_sndbuf: u32,
     /// TCP receive buffer, bytes; 0 leaves it to TCP.
     pub rds_tcp_rcvbuf: u32,
+    /// Frames that may be outstanding on a connection over RDMA, from the next connection on
+    /// [OBS-1].
+    pub ib_max_send_wr: u32,
+    /// Receives posted on a connection over RDMA, from the next connection on.
+    pub ib_max_recv_wr: u32,
+    /// Frames over RDMA between two that have a completion.
+    pub ib_max_unsignaled_wr: u32,
+    /// Flow control by credits over RDMA, from the next connection on: the lowest bit counts.
+    pub ib_flow_control: i32,
 }
 
 impl Default for Sysctl {
@@ -164,12 +177,16 @@ impl Default for Sysctl {
             ping_enable: true,
             rds_tcp_sndbuf: 0,
             rds_tcp_rcvbuf: 0,
+            ib_max_send_wr: 256,
+            ib_max_recv_wr: 1024,
+            ib_max_unsignaled_wr: 16,
+            ib_flow_control: 0,
         }
     }
 }
 
 /// Names of the settings, as under `/proc/sys`; the last two are the manual page's names [D-3].
-pub const SYSCTL_NAMES: [&str; 9] = [
+pub const SYSCTL_NAMES: [&str; 13] = [
     "net.rds.reconnect_min_delay_ms",
     "net.rds.reconnect_max_delay_ms",
     "net.rds.max_unacked_packets",
@@ -177,6 +194,10 @@ pub const SYSCTL_NAMES: [&str; 9] = [
     "net.rds.ping_enable",
     "net.rds.tcp.rds_tcp_sndbuf",
     "net.rds.tcp.rds_tcp_rcvbuf",
+    "net.rds.ib.max_send_wr",
+    "net.rds.ib.max_recv_wr",
+    "net.rds.ib.max_unsignaled_wr",
+    "net.rds.ib.flow_control",
     "net.rds.reconnect_delay_min_ms",
     "net.rds.reconnect_delay_max_ms",
 ];
@@ -188,7 +209,15 @@ pub(crate) enum SysctlEffect {
     DropLinks,
 }
 
+/// Most requests of a queue over RDMA. A kernel takes any number, and the device limits it.
+const IB_WR_MAX: u64 = 16_384;
+
 impl Sysctl {
+    /// Tells whether flow control by credits is on; only the lowest bit counts [IB-72].
+    pub(crate) const fn ib_flow_control(&self) -> bool {
+        self.ib_flow_control & 1 != 0
+    }
+
     /// Reads a setting by its name, with or without the leading `net.rds.`.
     pub fn get(&self, name: &str) -> Option<i64> {
         let short = short_name(name);
@@ -204,6 +233,10 @@ impl Sysctl {
             "ping_enable" => i64::from(self.ping_enable),
             "rds_tcp_sndbuf" => i64::from(self.rds_tcp_sndbuf),
             "rds_tcp_rcvbuf" => i64::from(self.rds_tcp_rcvbuf),
+            "max_send_wr" => i64::from(self.ib_max_send_wr),
+            "max_recv_wr" => i64::from(self.ib_max_recv_wr),
+            "max_unsignaled_wr" => i64::from(self.ib_max_unsignaled_wr),
+            "flow_control" => i64::from(self.ib_flow_control),
             _ => return None,
         })
     }
@@ -231,6 +264,12 @@ impl Sysctl {
                 self.rds_tcp_rcvbuf = in_range(2304, 1 << 31)? as u32;
                 return Ok(SysctlEffect::DropLinks);
             }
+            "max_send_wr" => self.ib_max_send_wr = in_range(1, IB_WR_MAX)? as u32,
+            "max_recv_wr" => self.ib_max_recv_wr = in_range(1, IB_WR_MAX)? as u32,
+            "max_unsignaled_wr" => self.ib_max_unsignaled_wr = in_range(1, 64)? as u32,
+            "flow_control" => {
+                self.ib_flow_control = i32::try_from(value).map_err(|_| Error::BadValue)?;
+            }
             _ => return Err(Error::NoSuchOption),
         }
         Ok(SysctlEffect::None)
@@ -245,5 +284,5 @@ pub fn sysctl_name(name: &str) -> Option<&'static str> {
 
 fn short_name(name: &str) -> &str {
     let name = name.strip_prefix("net.rds.").unwrap_or(name);
-    name.strip_prefix("tcp.").unwrap_or(name)
+    name.strip_prefix("tcp.").or_else(|| name.strip_prefix("ib.")).unwrap_or(name)
 }

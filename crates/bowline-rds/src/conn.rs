@@ -6,9 +6,11 @@ use std::net::Ipv6Addr;
 use bowline_base::Instant;
 use serde::{Deserialize, Serialize};
 
+use crate::api::CloseReason;
 use crate::cong::CongMap;
 use crate::dedup::Dedup;
 use crate::ids::LinkId;
+use crate::node::RdmaConn;
 use crate::path::{Path, TxMsg, mark};
 
 /// What kind of node a peer is, as far as this node knows.
@@ -53,7 +55,8 @@ pub(crate) struct FormerProcess {
 /// Number of earlier processes that are remembered for each peer.
 const FORMER_PROCESSES_MAX: usize = 4;
 
-/// The relation of a local and a remote address over TCP, with up to eight paths.
+/// The relation of a local and a remote address over one transport, with up to eight paths
+///
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Conn {
     pub(crate) local: Ipv6Addr,
@@ -132,7 +135,7 @@ pub(crate) struct Conn {
     pub(crate) dedup: Option<Box<Dedup>>,
     /// Number of links made so far; the serial of the latest.
     pub(crate) links_made: u64,
-    /// Bytes that TCP took and brought on links that are gone.
+    /// Bytes that TCP took and brought on links that are gone; over RDMA, on all connections.
     pub(crate) past_written: u64,
     pub(crate) past_read: u64,
     /// Bytes of the peer's messages that wait for readers, with the overhead that limits count.
@@ -141,9 +144,20 @@ pub(crate) struct Conn {
     pub(crate) last_used: Instant,
     /// When the latest whole frame came.
     pub(crate) last_frame_at: Instant,
+    /// Why the peer could not be connected to, as the operator was told last.
+    #[serde(skip)]
+    pub(crate) told_cannot_connect: Option<CloseReason>,
+    /// The connection is over RDMA, and has only one path.
+    #[serde(default)]
+    pub(crate) rdma: Option<RdmaConn>,
 }
 
 impl Conn {
+    /// Tells whether RDMA operations of queued messages are not over.
+    pub(crate) fn has_ops(&self) -> bool {
+        self.rdma.as_ref().is_some_and(|rdma| !rdma.ops.is_empty())
+    }
+
     /// Notes that a whole frame came from the peer.
     #[inline]
     pub(crate) const fn touch(&mut self, now: Instant) {

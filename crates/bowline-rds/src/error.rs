@@ -32,13 +32,8 @@ pub enum Error {
     WrongProtocolType,
     /// IPv4 and IPv6 addresses mixed.
     FamilyMismatch,
-    /// The message is longer than `limit` bytes.
-    MessageTooLong {
-        /// Bytes of the message.
-        len: usize,
-        /// Most bytes that would have been taken.
-        limit: usize,
-    },
+    /// The message is longer than a limit.
+    MessageTooLong(TooLong),
     /// The socket's send queue is full.
     QueueFull,
     /// The destination port is congested.
@@ -59,18 +54,96 @@ pub enum Error {
     Fault,
     /// The node has as many sockets as it may have.
     TooManySockets,
+    /// Peers may use as many regions of memory of the node as its limit allows.
+    TooManyRegions,
+    /// The socket has as many ends of RDMA operations unread as it may have.
+    TooManyStatuses,
     /// The node has as many peers as it may have.
     TooManyPeers,
     /// The list of peers does not permit the destination.
     PeerNotPermitted,
 }
 
+/// A message, or an RDMA transfer, that is longer than a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TooLong {
+    /// Its length in bytes.
+    pub len: usize,
+    /// Most bytes that would have been taken; for [`LengthLimit::Pieces`] pieces.
+    pub limit: usize,
+    /// What has that limit.
+    pub of: LengthLimit,
+}
+
+impl TooLong {
+    /// Makes the reason of an error.
+    pub const fn new(len: usize, limit: usize, of: LengthLimit) -> Self {
+        Self { len, limit, of }
+    }
+}
+
+/// What limits the length of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LengthLimit {
+    /// The send buffer of the socket.
+    SendBuffer,
+    /// The longest message of this node.
+    Node,
+    /// The longest message that the peer takes: what its node is set to, 1 MiB for a kernel.
+    Peer,
+    /// What an RDMA transfer or registered memory may have.
+    Transfer,
+    /// The number of pieces of local memory in an RDMA transfer.
+    Pieces,
+}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { len, limit, of } = self;
+        match of {
+            LengthLimit::SendBuffer => write!(
+                f,
+                "the message of {len} bytes is longer than the send buffer of {limit}: enlarge the \
+                 socket's send buffer, or split the message"
+            ),
+            LengthLimit::Node => write!(
+                f,
+                "the message of {len} bytes is longer than the {limit} that this node sends: raise \
+                 its longest message, or split the message"
+            ),
+            LengthLimit::Peer => write!(
+                f,
+                "the message of {len} bytes is longer than the {limit} that the peer takes: raise \
+                 the longest message of its node, which a kernel cannot, or split the message"
+            ),
+            LengthLimit::Transfer => write!(
+                f,
+                "the transfer or memory of {len} bytes is longer than the {limit} that one may \
+                 have: split it"
+            ),
+            LengthLimit::Pieces => write!(
+                f,
+                "the transfer of {len} bytes has more than {limit} pieces of memory: split it"
+            ),
+        }
+    }
+}
+
 impl Error {
+    /// A message that is too long.
+    pub(crate) const fn too_long(len: usize, limit: usize, of: LengthLimit) -> Self {
+        Self::MessageTooLong(TooLong::new(len, limit, of))
+    }
+
     /// Returns the errno that Linux's own RDS gives in this case.
     pub const fn errno(&self) -> Errno {
         match self {
             Self::BadSocket => Errno::EBADF,
-            Self::QueueFull | Self::HandshakePending | Self::Empty => Errno::EAGAIN,
+            Self::QueueFull | Self::HandshakePending | Self::Empty | Self::TooManyRegions => {
+                Errno::EAGAIN
+            }
             Self::TooManyPeers => Errno::ENOMEM,
             Self::Fault => Errno::EFAULT,
             Self::AlreadyBound
@@ -81,13 +154,13 @@ impl Error {
             | Self::BadValue => Errno::EINVAL,
             Self::TooManySockets => Errno::ENFILE,
             Self::DestinationRequired => Errno::EDESTADDRREQ,
-            Self::MessageTooLong { .. } => Errno::EMSGSIZE,
+            Self::MessageTooLong(_) => Errno::EMSGSIZE,
             Self::WrongProtocolType => Errno::EPROTOTYPE,
             Self::NoSuchOption | Self::TransportAddress => Errno::ENOPROTOOPT,
             Self::FamilyMismatch | Self::NotSupported => Errno::EOPNOTSUPP,
             Self::AddrInUse => Errno::EADDRINUSE,
             Self::AddrNotAvailable => Errno::EADDRNOTAVAIL,
-            Self::Congested => Errno::ENOBUFS,
+            Self::Congested | Self::TooManyStatuses => Errno::ENOBUFS,
             Self::NotConnected => Errno::ENOTCONN,
             Self::PeerNotPermitted => Errno::EHOSTUNREACH,
         }
@@ -114,13 +187,7 @@ impl fmt::Display for Error {
             Self::DestinationRequired => "a destination address is required",
             Self::WrongProtocolType => "the address cannot be connected to",
             Self::FamilyMismatch => "IPv4 and IPv6 addresses cannot be mixed",
-            Self::MessageTooLong { len, limit } => {
-                return write!(
-                    f,
-                    "the message of {len} bytes is longer than the {limit} that are possible: \
-                     raise the send buffer or the node's message limit, or split it"
-                );
-            }
+            Self::MessageTooLong(too_long) => return too_long.fmt(f),
             Self::QueueFull => "the send queue is full: wait until the socket is writable",
             Self::Congested => "the destination port is congested: wait and send again",
             Self::HandshakePending => "the peer is not known yet: wait and send again",
@@ -131,6 +198,10 @@ impl fmt::Display for Error {
             Self::BadValue => "the value is outside its range",
             Self::Fault => "the value has the wrong size or shape",
             Self::TooManySockets => "the node has as many sockets as its limit allows",
+            Self::TooManyRegions => "the node has as many regions of memory as its limit allows",
+            Self::TooManyStatuses => {
+                "too many ends of operations were not received: receive them and send again"
+            }
             Self::TooManyPeers => "the node has as many peers as its limit allows",
             Self::PeerNotPermitted => "the node's list of peers does not permit this destination",
         };

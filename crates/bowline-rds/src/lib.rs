@@ -67,6 +67,7 @@ mod link;
 mod node;
 mod path;
 mod peers;
+mod rdma;
 mod recvq;
 mod rxbuf;
 mod socket;
@@ -83,14 +84,18 @@ pub use config::{
     Config, Limits, MAX_MESSAGE_KERNEL, RECV_BUFFER_MIN, SEND_BUFFER_MIN, SYSCTL_NAMES, Sysctl,
     sysctl_name,
 };
-pub use error::Error;
-pub use ids::{LinkId, SocketId};
+pub use error::{Error, LengthLimit, TooLong};
+pub use ids::{LinkId, RdmaLinkId, SocketId};
 pub use node::{
-    ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, Node, PathInfo, SAVED_FORMAT, SocketInfo,
-    poll,
+    ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, Node, PathInfo, RdmaInfo, SAVED_FORMAT,
+    SocketInfo, poll,
 };
 pub use path::PathState;
 pub use peers::{IpNet, PeerList};
+pub use rdma::{
+    RDMA_MAX, RDMA_PIECES, RDMA_PIECES_MAX, RDMA_REJECT, RdmaAccept, RdmaAccess, RdmaFrame,
+    RdmaHold, RdmaOp, RdmaPiece, RdmaRequest, RdmaSend, RdmaShape, RdmaStatus, RdmaWork,
+};
 pub use rxbuf::{RX_BUF_LEN, Rope, RxBuf, RxBufMut, RxPool};
 pub use socket::{LatencyTrace, Transport};
 pub use stats::Counters;

@@ -94,6 +94,14 @@ impl Greeting {
         }
     }
 
+    /// Lets messages go out without the peer's greeting. A greeting that has come still tells who
+    /// is at the other end of this link, whatever came on another one [R-2003].
+    pub(crate) fn expect_no_longer(&mut self) {
+        if self.theirs == PeerGreeting::Expected {
+            self.theirs = PeerGreeting::NotExpected;
+        }
+    }
+
     pub(crate) fn is_received(self) -> bool {
         self.theirs == PeerGreeting::Received
     }

@@ -50,6 +50,10 @@ pub(crate) mod mark {
     pub(crate) const ZCOPY: u8 = 8;
     /// The message is a pong, which counts against the limit of pongs.
     pub(crate) const PONG: u8 = 16;
+    /// RDMA operations come before the message, which is never sent again once it was begun.
+    pub(crate) const OPS: u8 = 32;
+    /// The message has no frames, only operations.
+    pub(crate) const SILENT: u8 = 64;
 }
 
 /// Value of [`TxMsg::stream_start`] for a message that was not given to the present link.

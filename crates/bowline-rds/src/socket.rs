@@ -1,10 +1,12 @@
 //! State of a socket.
 
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::ids::ConnId;
+use crate::rdma::RdmaStatus;
+use crate::rdma::op::{OpLoad, Region};
 use crate::recvq::RecvQueue;
 
 /// Messages, and bytes, that are queued for a waiting reader before parsing stops.
@@ -165,7 +167,19 @@ pub(crate) struct Sock {
     pub(crate) latency: Option<LatencyTrace>,
     pub(crate) zerocopy: bool,
     pub(crate) recverr: bool,
+    /// Type of service: over RDMA each has connections of its own.
+    #[serde(default)]
+    pub(crate) tos: u8,
     pub(crate) completions: VecDeque<Vec<u32>>,
+    /// How RDMA operations ended, oldest first.
+    #[serde(default)]
+    pub(crate) notifications: VecDeque<(u64, RdmaStatus)>,
+    /// What the operations of its queued messages take.
+    #[serde(skip)]
+    pub(crate) op_load: OpLoad,
+    /// Memory that peers may use, by its remote key.
+    #[serde(skip)]
+    pub(crate) regions: BTreeMap<u32, Region>,
     /// The latest remote destination, kept to skip the checks when it is used again.
     #[serde(skip)]
     pub(crate) route: Option<Route>,

@@ -79,6 +79,84 @@ counters! {
         recv_bytes_freed_fromsock,
         /// A message that made no progress.
         send_stuck_rm,
+        /// Connections refused because both sides connected at once.
+        ib_connect_raced,
+        /// Connections given up because the peer connected again.
+        ib_listen_closed_stale,
+        /// Batches of received frames handled.
+        ib_evt_handler_call,
+        /// The same.
+        ib_tasklet_call,
+        /// Completions of sends handled.
+        ib_tx_cq_event,
+        /// Sending stopped since as many frames were outstanding as may be.
+        ib_tx_ring_full,
+        /// Sending stopped for want of credits.
+        ib_tx_throttle,
+        /// Never incremented.
+        ib_tx_sg_mapping_failure,
+        /// Never incremented.
+        ib_tx_stalled,
+        /// Frames sent that announced credits.
+        ib_tx_credit_updates,
+        /// Batches of received frames handled.
+        ib_rx_cq_event,
+        /// Never incremented.
+        ib_rx_ring_empty,
+        /// Times that receives were posted again.
+        ib_rx_refill_from_cq,
+        /// Never incremented.
+        ib_rx_refill_from_thread,
+        /// Posting of receives stopped because a memory limit was reached.
+        ib_rx_alloc_limit,
+        /// Frames received.
+        ib_rx_total_frags,
+        /// Messages received, congestion maps included.
+        ib_rx_total_incs,
+        /// Frames received that announced credits.
+        ib_rx_credit_updates,
+        /// Acknowledgement frames sent.
+        ib_ack_sent,
+        /// Never incremented.
+        ib_ack_send_failure,
+        /// Acknowledgements put off since another was outstanding.
+        ib_ack_send_delayed,
+        /// Acknowledgements that went out with a message.
+        ib_ack_send_piggybacked,
+        /// Acknowledgement frames received.
+        ib_ack_received,
+        /// Regions of up to two pages registered.
+        ib_rdma_mr_8k_alloc,
+        /// Such regions released.
+        ib_rdma_mr_8k_free,
+        /// Never incremented.
+        ib_rdma_mr_8k_used,
+        /// Never incremented.
+        ib_rdma_mr_8k_pool_flush,
+        /// Never incremented.
+        ib_rdma_mr_8k_pool_wait,
+        /// Such regions refused at the node's limit.
+        ib_rdma_mr_8k_pool_depleted,
+        /// Larger regions registered.
+        ib_rdma_mr_1m_alloc,
+        /// Such regions released.
+        ib_rdma_mr_1m_free,
+        /// Never incremented.
+        ib_rdma_mr_1m_used,
+        /// Never incremented.
+        ib_rdma_mr_1m_pool_flush,
+        /// Never incremented.
+        ib_rdma_mr_1m_pool_wait,
+        /// Such regions refused at the node's limit.
+        ib_rdma_mr_1m_pool_depleted,
+        /// Never incremented.
+        ib_rdma_mr_8k_reused,
+        /// Never incremented.
+        ib_rdma_mr_1m_reused,
+        /// Compare-and-swaps done.
+        ib_atomic_cswp,
+        /// Fetch-and-adds done.
+        ib_atomic_fadd,
         /// Reads that brought data.
         tcp_data_ready_calls,
         /// Times TCP reported progress.

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use bowline_wire::rds::HEADER_LEN;
+use bowline_wire::rds::{HEADER_LEN, Header};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const SMALL: usize = 4 << 10;
@@ -83,6 +83,8 @@ impl TxPool {
 struct Chunk {
     base: u64,
     buf: Arc<Vec<u8>>,
+    /// The buffer is the application's: nothing is appended to it, and it is not kept for later.
+    lent: bool,
 }
 
 impl Chunk {
@@ -134,7 +136,7 @@ impl TxLog {
         len: usize,
     ) {
         let whole = HEADER_LEN + len;
-        if let Some(last) = self.chunks.back_mut()
+        if let Some(last) = self.chunks.back_mut().filter(|last| !last.lent)
             && let Some(vec) = Arc::get_mut(&mut last.buf)
             && whole <= vec.capacity() - vec.len()
         {
@@ -147,10 +149,24 @@ impl TxLog {
         payload.iter().for_each(|piece| self.append(pool, piece));
     }
 
+    /// Appends a frame whose payload stays in the application's buffer, without copying it.
+    pub(crate) fn append_lent(
+        &mut self,
+        pool: &mut TxPool,
+        header: &[u8; HEADER_LEN],
+        payload: &Arc<Vec<u8>>,
+    ) {
+        self.append(pool, header);
+        if !payload.is_empty() {
+            self.chunks.push_back(Chunk { base: self.tail, buf: Arc::clone(payload), lent: true });
+            self.tail += payload.len() as u64;
+        }
+    }
+
     /// Appends bytes.
     pub(crate) fn append(&mut self, pool: &mut TxPool, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            if let Some(last) = self.chunks.back_mut()
+            if let Some(last) = self.chunks.back_mut().filter(|last| !last.lent)
                 && let Some(vec) = Arc::get_mut(&mut last.buf)
                 && vec.len() < vec.capacity()
             {
@@ -162,7 +178,7 @@ impl TxLog {
                 continue;
             }
             let large = !self.chunks.is_empty() || bytes.len() > SMALL;
-            self.chunks.push_back(Chunk { base: self.tail, buf: pool.get(large) });
+            self.chunks.push_back(Chunk { base: self.tail, buf: pool.get(large), lent: false });
         }
     }
 
@@ -172,7 +188,9 @@ impl TxLog {
             if front.end() > offset {
                 return;
             }
-            if let Some(chunk) = self.chunks.pop_front() {
+            if let Some(chunk) = self.chunks.pop_front()
+                && !chunk.lent
+            {
                 pool.put(chunk.buf);
             }
         }
@@ -192,6 +210,26 @@ impl TxLog {
             at = chunk.base + end as u64;
         }
         debug_assert!(at >= to, "the log holds what is planned");
+    }
+
+    /// Returns the bytes from `from` to `to`, piece by piece.
+    pub(crate) fn slices(&self, from: u64, to: u64) -> impl Iterator<Item = &[u8]> {
+        let first = self.chunks.partition_point(|c| c.end() <= from);
+        self.chunks.range(first..).take_while(move |c| c.base < to).map(move |chunk| {
+            let start = from.saturating_sub(chunk.base) as usize;
+            let end = (to.min(chunk.end()) - chunk.base) as usize;
+            &chunk.buf[start..end]
+        })
+    }
+
+    /// Returns the header of the frame that begins at `start`.
+    pub(crate) fn header(&self, start: u64) -> Header {
+        let mut bytes = [0; HEADER_LEN];
+        let mut rest = bytes.iter_mut();
+        for slice in self.slices(start, start + HEADER_LEN as u64) {
+            rest.by_ref().zip(slice).for_each(|(out, byte)| *out = *byte);
+        }
+        Header::from_bytes(&bytes)
     }
 
     /// Bytes of memory held.
@@ -256,6 +294,27 @@ mod tests {
         let mut rest = TxBatch::default();
         log.collect(5, 11, &mut rest);
         assert_eq!(rest.slices().collect::<Vec<_>>(), [b"second"]);
+    }
+
+    #[test]
+    fn a_lent_buffer_is_given_back_unchanged() {
+        let mut pool = TxPool::default();
+        let mut log = TxLog::default();
+        let header = [7; HEADER_LEN];
+        let mut spacious = Vec::with_capacity(100_000);
+        spacious.extend_from_slice(&[1; 5000]);
+        let buf = Arc::new(spacious);
+        log.append_frame(&mut pool, &header, &[IoSlice::new(b"before")], 6);
+        log.append_lent(&mut pool, &header, &buf);
+        let end = log.tail();
+        log.append_frame(&mut pool, &header, &[IoSlice::new(b"after")], 5);
+        let bytes: Vec<u8> = log.slices(0, log.tail()).flatten().copied().collect();
+        let expected = [&header[..], b"before", &header, &buf[..], &header, b"after"].concat();
+        assert_eq!(bytes, expected);
+        assert_eq!(Arc::strong_count(&buf), 2);
+        log.release(&mut pool, end);
+        let vec = Arc::try_unwrap(buf).expect("given back");
+        assert_eq!(vec, [1; 5000]);
     }
 
     #[test]

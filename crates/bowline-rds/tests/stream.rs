@@ -30,6 +30,17 @@ fn random_calls_and_bytes() {
     }
 }
 
+// tests [SAFE-1], [SAFE-3], [SAFE-4], [SAFE-11]: no order of calls and no frames break the node
+#[test]
+fn random_calls_and_frames_over_rdma() {
+    let seeds = std::env::var("STREAM_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(3000);
+    for seed in 0..seeds {
+        let bytes = random_bytes(seed + 1_000_000, 300 + (seed as usize % 7) * 200);
+        let result = std::panic::catch_unwind(|| checks::rdma(&bytes));
+        assert!(result.is_ok(), "seed {seed}");
+    }
+}
+
 fn frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         4 => (0..60_u64, 0..3000_usize, any::<u8>(), any::<bool>()).prop_map(|(seq, len, fill, again)| {

@@ -110,7 +110,23 @@ impl MapOptions {
         }
     }
 
-    /// Adds a path.
+    /// Adds paths, each from a local address to one of the server: a disk with two of them outlives
+    /// the loss of either.
+    #[must_use]
+    pub fn paths(mut self, paths: impl IntoIterator<Item = (IpAddr, IpAddr)>) -> Self {
+        self.paths.extend(paths.into_iter().map(|(src, dst)| (Some(src), dst, None)));
+        self
+    }
+
+    /// Sets the access mode; by default the disk is opened for writing.
+    #[must_use]
+    pub const fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Adds a path to this address of the server, from a local address; `None` chooses the most
+    /// suitable one.
     #[must_use]
     pub fn path(mut self, src: Option<IpAddr>, dst: IpAddr) -> Self {
         self.paths.push((src, dst, None));
@@ -199,8 +215,9 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Makes a client without disks. Disks mapped through the control tree, which names only a
-    /// session, its paths and perhaps ports, take all other options from `defaults`.
+    /// Makes a client without disks. [`map`](Self::map) takes its options from `defaults`. So do
+    /// disks mapped through the control tree, which names only a session, its paths and perhaps
+    /// ports.
     pub fn new(engine: Arc<Engine>, defaults: MapOptions) -> Arc<Self> {
         Arc::new(Self { engine, state: Mutex::default(), defaults })
     }
@@ -222,13 +239,22 @@ impl Client {
         lock
     }
 
-    /// Maps a disk and waits until it is open; opens its session if need be [NB-35].
+    /// Maps a disk with the options that the client was made with, as [`map_with`](Self::map_with).
+    ///
+    /// # Errors
+    /// As [`map_with`](Self::map_with).
+    pub fn map(&self, device: &str) -> Result<Arc<Disk>, Error> {
+        self.map_with(device, &self.defaults)
+    }
+
+    /// Maps a disk and waits until it is open; opens its session if need be [NB-35]. Options of the
+    /// session are used only if this opens it.
     ///
     /// # Errors
     /// `EEXIST` when the session has it already, `EINVAL` for an existing session when it or
     /// `options` have poll queues, `ENXIO` for a new session without paths; errors of opening the
     /// session; errors of the server: `ENOENT`, `EPERM` when another session writes, `EACCES`.
-    pub fn map(&self, device: &str, options: &MapOptions) -> Result<Arc<Disk>, Error> {
+    pub fn map_with(&self, device: &str, options: &MapOptions) -> Result<Arc<Disk>, Error> {
         let what = || format!("mapping {device} of session {}", options.session);
         let changing = self.changing(&options.session);
         let _changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -268,7 +294,7 @@ impl Client {
                     drop(state);
                     link.close();
                 }
-                Err(Error::new(what(), errno))
+                Err(Error::open(what(), errno, options.access))
             }
         }
     }
@@ -277,7 +303,7 @@ impl Client {
     /// say is as in `defaults`; [`MapSpec::options`] are left to the caller.
     ///
     /// # Errors
-    /// As [`map`](Self::map); `ENODEV` for a path from an interface that no device has.
+    /// As [`map_with`](Self::map_with); `ENODEV` for a path from an interface that no device has.
     pub fn map_spec(&self, spec: &MapSpec, defaults: &MapOptions) -> Result<Arc<Disk>, Error> {
         let has_device = |path: &MapPath| is_on_link(self.engine.devices(), &path.addresses);
         if !spec.paths.iter().all(has_device) {
@@ -296,7 +322,7 @@ impl Client {
             poll_queues: spec.poll_connections(),
             ..defaults.clone()
         };
-        self.map(&spec.device, &options)
+        self.map_with(&spec.device, &options)
     }
 
     /// Returns the options of disks that commands map without saying more.

@@ -3,11 +3,13 @@
 
 pub mod client;
 mod error;
+#[cfg(feature = "tracing")]
+mod log;
 pub mod server;
 pub mod tree;
 
 pub use client::{Client, Disk, MapOptions};
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 pub use server::{ExportServer, Exports, FileOptions, Grant, ServerConfig};
 
 /// Compiles the example of the README.

@@ -133,20 +133,18 @@ fn submit_to_backend(backend: &dyn Backend, ios: &mut Vec<BackendIo>, done: &Arc
         backend.kick();
     });
     if submitted.is_none() {
-        let failed = |io: BackendIo| BackendResult {
-            token: io.token,
-            errno: Errno::EIO.neg(),
-            direct: None,
-        };
+        let failed = |io: BackendIo| BackendResult::new(io.token, Err(Errno::EIO));
         let results: Vec<BackendResult> = ios.drain(..).map(failed).collect();
         done.done(&results);
     }
 }
 
-/// A server of exports. It serves until it is closed.
+/// A server of exports. It serves until it is closed, and keeps its engine.
 pub struct ExportServer {
     dispatcher: Arc<Dispatcher>,
     rtrs: Arc<Rtrs>,
+    /// An engine that nobody has is closed, and its servers with it.
+    _engine: Arc<Engine>,
 }
 
 impl std::fmt::Debug for ExportServer {
@@ -164,7 +162,7 @@ impl ExportServer {
     /// # Errors
     /// Errors of listening, `EAGAIN` when no thread can be started.
     pub fn open(
-        engine: &Engine,
+        engine: &Arc<Engine>,
         at: &[SocketAddr],
         config: ServerConfig,
         exports: Exports,
@@ -197,7 +195,7 @@ impl ExportServer {
         let rtrs = rtrs.map_err(|error| Error::rtrs(&error))?;
         // Set only here.
         let _ = dispatcher.rtrs.set(Arc::downgrade(&rtrs));
-        Ok(Arc::new(Self { dispatcher, rtrs }))
+        Ok(Arc::new(Self { dispatcher, rtrs, _engine: Arc::clone(engine) }))
     }
 
     /// Returns the RTRS server, for sessions, paths and counters.
@@ -462,26 +460,12 @@ impl State {
             region: open.region,
             next: None,
         });
-        let flush = |token| BackendIo {
-            token,
-            op: IoOp::Flush,
-            offset: 0,
-            len: 0,
-            fua: false,
-            nounmap: false,
-            prio: 0,
-            mem: None,
-        };
-        let mut first = BackendIo {
-            token,
-            op: io.op,
-            offset: io.offset,
-            len: io.len,
-            fua: io.fua,
-            nounmap: io.nounmap,
-            prio: io.prio,
-            mem: mem.filter(|_| io.op.has_data()),
-        };
+        let flush = |token| BackendIo::new(token, IoOp::Flush, 0, 0);
+        let mut first = BackendIo::new(token, io.op, io.offset, io.len);
+        first.fua = io.fua;
+        first.nounmap = io.nounmap;
+        first.prio = io.prio;
+        first.mem = mem.filter(|_| io.op.has_data());
         if io.preflush || io.fua {
             let mut next = None;
             let backend = &open.backend;

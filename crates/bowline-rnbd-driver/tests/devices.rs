@@ -35,7 +35,7 @@ fn a_disk_goes_on_while_one_device_is_left() {
         options.path(Some(IpAddr::from([127, 80, NET, 11 + path])), rig.server_ip(path))
     });
     let disk =
-        client.map("disk0", &options.outage(Outage::Queue(Duration::from_secs(30)))).unwrap();
+        client.map_with("disk0", &options.outage(Outage::Queue(Duration::from_secs(30)))).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _end = Stop(&stop);

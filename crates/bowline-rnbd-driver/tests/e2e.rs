@@ -65,7 +65,7 @@ fn every_length_that_a_session_allows_is_carried_out() {
         exports.file(name, &path, FileOptions { direct, ..FileOptions::default() }).unwrap();
     }
     let null = bowline_block::backend::open(BackendSpec::Null).unwrap();
-    exports.backend("null", null, false).unwrap();
+    exports.backend("null", null).unwrap();
     let geometry = Geometry::of_chunk(32, 4 << 20, 4096).unwrap();
     let rtrs = RtrsConfig { geometry, ..RtrsConfig::default() };
     let rig = Rig::with_config(12, exports, 1, ServerConfig { rtrs, ..ServerConfig::default() });
@@ -350,7 +350,7 @@ fn a_disk_that_outlives_its_client_answers_with_errors() {
     let rig = Rig::new(23, memory(MIB));
     let wait = Outage::Queue(Duration::from_secs(3600));
     let client = Client::new(Arc::clone(rig.client_engine()), MapOptions::new("default"));
-    let disk = client.map("disk0", &rig.options("outlived").outage(wait)).unwrap();
+    let disk = client.map_with("disk0", &rig.options("outlived").outage(wait)).unwrap();
     sync::write_at(&*disk, 0, &[1; 512], Durable::Later).unwrap();
     drop(client);
     assert_eq!(sync::write_at(&*disk, 0, &[1; 512], Durable::Later), Err(Errno::EIO));

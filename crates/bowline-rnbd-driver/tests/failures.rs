@@ -279,7 +279,7 @@ fn worn() -> (Arc<Worn>, Exports) {
         failed: AtomicU64::new(0),
     });
     let mut exports = Exports::new();
-    exports.backend("disk0", Arc::clone(&worn) as Arc<dyn Backend>, false).unwrap();
+    exports.backend("disk0", Arc::clone(&worn) as Arc<dyn Backend>).unwrap();
     (worn, exports)
 }
 

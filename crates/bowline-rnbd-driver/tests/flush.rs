@@ -91,7 +91,7 @@ fn flushes_and_data_reach_storage_one_after_the_other_and_then_comes_the_answer(
     let mut exports = Exports::new();
     let disks = cases.map(|(limits, messages)| (Cached::new(limits), messages));
     for (n, (disk, _)) in disks.iter().enumerate() {
-        exports.backend(&format!("disk{n}"), Arc::clone(disk) as _, false).unwrap();
+        exports.backend(&format!("disk{n}"), Arc::clone(disk) as _).unwrap();
     }
     let rig = Rig::new(110, exports);
     let raw = Arc::new(Raw::new(&rig, "flush"));

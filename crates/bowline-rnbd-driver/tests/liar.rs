@@ -162,14 +162,14 @@ fn unmap_does_not_wait_for_a_silent_server() {
     // tests [NB-38]
     with_server(10, true, |client, mut options| {
         options.io.io_timeout = Some(Duration::from_millis(300));
-        let disk = client.map("sound", &options).unwrap();
+        let disk = client.map_with("sound", &options).unwrap();
         client.unmap(&disk).unwrap();
         assert!(client.disks().is_empty() && client.sessions().is_empty());
     });
     // Without an IO timeout, `limit_unmap_wait` ends the wait, called before or during it.
     for early in [false, true] {
         with_server(if early { 20 } else { 30 }, true, |client, options| {
-            client.map("sound", &options).unwrap();
+            client.map_with("sound", &options).unwrap();
             std::thread::scope(|scope| {
                 if early {
                     client.limit_unmap_wait(Duration::ZERO);
@@ -190,12 +190,12 @@ fn unmap_does_not_wait_for_a_silent_server() {
 #[test]
 fn a_server_with_an_invalid_open_answer_has_no_disk() {
     with_server(66, false, |client, options| {
-        let sound = client.map("sound", &options).unwrap();
+        let sound = client.map_with("sound", &options).unwrap();
         assert_eq!(sound.limits().bytes, 4096);
         for (name, errno) in
             [("nothing", Errno::EINVAL), ("huge", Errno::EOVERFLOW), ("short", Errno::EINVAL)]
         {
-            let error = client.map(name, &options).unwrap_err();
+            let error = client.map_with(name, &options).unwrap_err();
             assert_eq!(error.errno(), errno, "{name}");
             let mut out = [0; 512];
             sync::read_at(&*sound, 0, &mut out).unwrap();

@@ -41,9 +41,7 @@ fn a_panic_of_a_callback_is_contained() {
     let (send, told) = channel();
     let clumsy: Arc<dyn DiskDone> = Arc::new(Clumsy(Mutex::new(send)));
     for _ in 0..3 {
-        let (op, mem, done) = (IoOp::Read, Some((mem.region, 0)), Arc::clone(&clumsy));
-        let (offset, len, fua, nounmap, tag) = (0, 4096, false, false, 0);
-        disk.submit(&mut vec![DiskIo { op, offset, len, fua, nounmap, mem, tag, done }]);
+        disk.submit(&mut vec![DiskIo::read(0, &mem, 0..4096, Arc::clone(&clumsy))]);
         told.recv_timeout(Duration::from_secs(20)).unwrap();
     }
     let (send, ended) = channel();
@@ -134,7 +132,7 @@ impl Backend for Shaky {
 fn a_panic_of_storage_fails_its_requests() {
     let memory = backend::open(BackendSpec::Memory { bytes: 1 << 20, block: 512 }).unwrap();
     let mut exports = Exports::new();
-    exports.backend("shaky", Arc::new(Shaky(memory)), false).unwrap();
+    exports.backend("shaky", Arc::new(Shaky(memory))).unwrap();
     exports.memory("sound", 1 << 20, 512).unwrap();
     let rig = Rig::new(74, exports);
     let options = rig.options("storage");

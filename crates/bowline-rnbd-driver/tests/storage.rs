@@ -68,7 +68,7 @@ fn errors_of_storage_reach_the_request_they_belong_to() {
     // tests [NB-26] [NB-23]
     let faulty = Arc::new(Faulty { errno: 0.into(), hold: Default::default() });
     let mut exports = Exports::new();
-    exports.backend("faulty", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    exports.backend("faulty", Arc::clone(&faulty) as Arc<dyn Backend>).unwrap();
     let rig = Rig::new(9, exports);
     let disk = rig.map("faulty", &rig.options("faulty")).unwrap();
     for (stored, seen) in [(28, 28), (61, 61), (13, 5), (95, 95)] {
@@ -116,7 +116,7 @@ fn secure_erase_reaches_storage_that_supports_it() {
     let memory = bowline_block::backend::open(spec).unwrap();
     let eraser = Arc::new(Eraser { memory, asked: Default::default() });
     let mut exports = memory_and_file();
-    exports.backend("eraser", Arc::clone(&eraser) as Arc<dyn Backend>, false).unwrap();
+    exports.backend("eraser", Arc::clone(&eraser) as Arc<dyn Backend>).unwrap();
     let rig = Rig::new(27, exports);
     let options = rig.options("erase");
     let erase = |disk: &Disk, offset, len| {
@@ -171,16 +171,9 @@ fn zeroes_that_must_stay_allocated_stay_so() {
         let io = Config { nounmap, io_timeout: Some(Duration::from_secs(20)), ..Config::default() };
         let disk = rig.map("disk0", &MapOptions { io, ..rig.options("zeroes") }).unwrap();
         let (told, answers) = std::sync::mpsc::channel();
-        disk.submit(&mut vec![DiskIo {
-            op: IoOp::WriteZeroes,
-            offset: n * MIB,
-            len: 1 << 20,
-            fua: false,
-            nounmap: true,
-            mem: None,
-            tag: 0,
-            done: Arc::new(Answers(told)),
-        }]);
+        let mut io = DiskIo::write_zeroes(n * MIB, 1 << 20, Arc::new(Answers(told)));
+        io.nounmap = true;
+        disk.submit(&mut vec![io]);
         assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(0));
         sync::flush(&*disk).unwrap();
         let mut out = vec![1; 1 << 20];
@@ -197,7 +190,7 @@ fn every_remap_ends() {
     let faulty = Arc::new(Faulty { errno: 0.into(), hold: Some(Vec::new()).into() });
     let mut exports = memory(MIB);
     exports.memory("disk1", MIB, 512).unwrap();
-    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>).unwrap();
     let rig = Rig::new(26, exports);
     let options = rig.options("beside");
     let [slow, gone, back] =
@@ -235,7 +228,7 @@ fn a_request_that_storage_holds_is_answered_by_the_timeout() {
     let hold = std::sync::Mutex::new(Some(Vec::new()));
     let faulty = Arc::new(Faulty { errno: 0.into(), hold });
     let mut exports = Exports::new();
-    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>).unwrap();
     let rig = Rig::new(10, exports);
     // Longer than any stall of a busy machine: the next request must not time out.
     let io = Config { io_timeout: Some(Duration::from_secs(1)), ..Config::default() };
@@ -264,7 +257,7 @@ fn memory_of_a_timed_out_request_returns_to_the_program() {
     let hold = std::sync::Mutex::new(Some(Vec::new()));
     let faulty = Arc::new(Faulty { errno: 0.into(), hold });
     let mut exports = Exports::new();
-    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>, false).unwrap();
+    exports.backend("slow", Arc::clone(&faulty) as Arc<dyn Backend>).unwrap();
     let rig = Rig::new(21, exports);
     // Longer than any stall of a busy machine: the next request must not time out.
     let io = Config { io_timeout: Some(Duration::from_secs(1)), ..Config::default() };
@@ -272,16 +265,7 @@ fn memory_of_a_timed_out_request_returns_to_the_program() {
     let memory = disk.memory(8192).unwrap();
     let (told, answers) = std::sync::mpsc::channel();
     let done: Arc<dyn DiskDone> = Arc::new(Answers(told));
-    let read = |at| DiskIo {
-        op: IoOp::Read,
-        offset: 0,
-        len: 4096,
-        fua: false,
-        nounmap: false,
-        mem: Some((memory.region, at)),
-        tag: 0,
-        done: Arc::clone(&done),
-    };
+    let read = |at| DiskIo::read(0, &memory, at..at + 4096, Arc::clone(&done));
     disk.submit(&mut vec![read(4096)]);
     assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::ETIMEDOUT.neg()));
     memory.mem.buffer.write(memory.mem.offset, &[7; 8192]);
@@ -299,7 +283,9 @@ fn memory_of_a_timed_out_request_returns_to_the_program() {
     assert!(bytes[..4096].iter().all(|byte| *byte != 7), "read in time");
     assert!(bytes[4096..].iter().all(|byte| *byte == 7), "what came late went elsewhere");
     // Memory of another disk, or memory that is too short, is refused.
-    disk.submit(&mut vec![read(8192 - 512), DiskIo { mem: Some((9999, 0)), ..read(0) }]);
+    let mut elsewhere = read(0);
+    elsewhere.mem = Some((9999, 0));
+    disk.submit(&mut vec![read(8192 - 512), elsewhere]);
     for _ in 0..2 {
         assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(Errno::EINVAL.neg()));
     }

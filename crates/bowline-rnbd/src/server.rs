@@ -141,6 +141,7 @@ pub struct Answer {
 
 /// One open device, for the control tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OpenInfo {
     /// Id of the open device.
     pub id: OpenId,
@@ -211,6 +212,7 @@ pub struct ClientEv {
 
 /// The kind of an event in [`ClientEv`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ClientChange {
     /// The session has come.
     Connected,

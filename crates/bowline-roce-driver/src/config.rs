@@ -39,8 +39,8 @@ pub enum FormerConnections {
 }
 
 impl FormerConnections {
-    /// Returns the folder, if there is one.
-    pub(crate) fn folder(self) -> Option<PathBuf> {
+    /// Returns the folder, made if necessary, if there is one.
+    pub fn folder(self) -> Option<PathBuf> {
         match self {
             Self::RunFolder => run_folder(),
             Self::In(folder) => Some(folder),

@@ -10,8 +10,8 @@ use bowline_base::{clock, count::Described};
 use bowline_roce::{Config, Counters, Device as Core, InUse, Instant, burst_payload};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
-    Error, InvalidReason, MrKeys, Mtu, MwBind, MwType, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr,
-    SendFlags, SendWr,
+    Error, InvalidReason, MrKeys, Mtu, MwBind, MwType, PathStats, PdId, QpAttr, QpInit, QpState,
+    Qpn, RecvWr, SendFlags, SendWr,
 };
 
 use crate::capture::Capture;
@@ -108,6 +108,7 @@ impl SoftDevice {
             fast_registration: true,
             flush: true,
             key_refresh: true,
+            inner_pds: true,
             burst: if core.gso { burst_payload(mtu) } else { 0 },
             lazy_cq: true,
         };
@@ -275,6 +276,10 @@ impl Device for SoftDevice {
         self.counters().described().chain(self.stats().described()).collect()
     }
 
+    fn paths(&self) -> Vec<PathStats> {
+        self.shared.lock().core.paths().collect()
+    }
+
     fn fault(&self) -> Option<Error> {
         self.shared.lock().faults.now(clock::now()).cloned()
     }
@@ -289,6 +294,10 @@ impl Device for SoftDevice {
 
     fn dealloc_pd(&self, pd: PdId) -> Result<(), Error> {
         self.set(|core| core.dealloc_pd(pd))
+    }
+
+    fn alloc_inner_pd(&self, outer: PdId) -> Result<PdId, Error> {
+        self.set(|core| core.alloc_inner_pd(outer))
     }
 
     fn reg_mr(
@@ -420,7 +429,7 @@ impl Device for SoftDevice {
         let done = st.core.post_send(now, qp, wrs);
         self.shared.settle(&mut st);
         // The program may post to other queue pairs next.
-        let acks_deferred = self.shared.may_defer_acks(&st, now) && st.core.defer_acks(qp);
+        let acks_deferred = self.shared.may_defer_acks(&st, now) && st.core.defer_acks(now, qp);
         drop(st);
         if acks_deferred {
             self.shared.flush_except_deferred_acks(now);

@@ -28,6 +28,8 @@ mod fault;
 mod helper;
 mod identity;
 mod loss;
+#[cfg(test)]
+mod marks;
 mod receive;
 mod send;
 mod shared;

@@ -44,6 +44,9 @@ const IN_PLACE_PAYLOAD_MIN: usize = 2048;
 /// After this many empty receives, the continuation of a message is no longer expected.
 const EMPTY_RECEIVES_MAX: usize = 64;
 
+/// The ECN bits of a type of service: none where marks are not taken, both with a mark.
+const ECN: u8 = 0b11;
+
 /// After a long buffer that did not continue the message, this many buffers are received in
 /// batches: several peers may be sending in turn.
 const BATCHED_AFTER_MISS: usize = 8;
@@ -77,6 +80,8 @@ struct SocketState {
     /// Number of buffers still to be received in batches after a miss.
     batched_left: usize,
     checksum_first: ChecksumFirst,
+    /// How many datagrams the socket has said it lost.
+    overflows: u32,
 }
 
 /// Whether the system verifies checksums before it copies [RX-13].
@@ -123,6 +128,17 @@ impl SocketState {
             self.checksum_first =
                 if left > 0 { ChecksumFirst::Soon(left) } else { ChecksumFirst::Always };
         }
+    }
+
+    /// Notes how many datagrams the socket has lost before one that it received, because its buffer
+    /// was full; returns how many are new, and the type of service of the one received. A buffer
+    /// that overflows is a queue like a switch's that marks: the next datagram counts as marked if
+    /// its sender takes marks [CC-9].
+    fn note_overflows(&mut self, arrival: &Arrival) -> (u32, u8) {
+        let new = arrival.overflows.wrapping_sub(self.overflows);
+        self.overflows = arrival.overflows;
+        let takes_marks = arrival.tos & ECN != 0;
+        (new, if new > 0 && takes_marks { arrival.tos | ECN } else { arrival.tos })
     }
 
     /// Notes that the socket is empty.
@@ -276,7 +292,7 @@ impl Shared {
             // The memory of a closed device is its program's again.
             return None;
         }
-        let (mut packets, mut bytes, mut merged) = (0, 0, false);
+        let (mut packets, mut bytes, mut merged, mut overflows) = (0, 0, false, 0);
         let placed = st.core.receive_in_place(now, open_message, |placement| {
             let (len, arrival) = endpoint.receive_in_place(inbox, placement).ok()?;
             let segment = arrival.and_then(|arrival| arrival.segment);
@@ -286,7 +302,10 @@ impl Shared {
             packets = len.div_ceil(segment.unwrap_or(len).max(1)) as u64;
             (bytes, merged) = (len, segment.is_some());
             let from = arrival.map(|arrival| arrival.from);
-            Some(GroBuffer { from, to: endpoint.at().ip(), segment, len, framing: inbox.framing() })
+            let (lost, tos) = arrival.map_or((0, 0), |arrival| socket.note_overflows(&arrival));
+            overflows = lost;
+            let to = endpoint.at().ip();
+            Some(GroBuffer { from, to, segment, tos, len, framing: inbox.framing() })
         });
         let placed = match placed {
             PlacementOutcome::NoTarget => {
@@ -308,6 +327,7 @@ impl Shared {
         self.stats.packets_received.add(packets);
         self.stats.bytes_received.add(bytes as u64);
         self.stats.packets_landed.add(placed);
+        self.stats.receive_overflows.add(overflows.into());
         if merged {
             self.stats.gro_buffers.inc();
         }
@@ -341,7 +361,7 @@ impl Shared {
             let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
             self.record_arrivals(&mut capture, endpoint, inbox);
         }
-        let (mut packets, mut total, mut merged) = (0, 0, false);
+        let (mut packets, mut total, mut merged, mut overflows) = (0, 0, false, 0);
         let now = clock::now();
         let mut st = self.lock();
         if st.stop {
@@ -371,6 +391,10 @@ impl Shared {
                 }
                 !dropped
             });
+            let first = bytes.get(..arrival.segment.unwrap_or(bytes.len())).unwrap_or(bytes);
+            let (lost, tos) = socket.note_overflows(&arrival);
+            overflows += lost;
+            st.core.note_tos(now, arrival.from, to, tos, first);
             st.core.handle_datagrams(now, arrival.from, to, datagrams);
         }
         socket.note_received(st.core.open_message(), merged);
@@ -380,6 +404,7 @@ impl Shared {
         self.unanswered.fetch_add(packets, Ordering::Relaxed);
         self.stats.packets_received.add(packets);
         self.stats.bytes_received.add(total);
+        self.stats.receive_overflows.add(overflows.into());
     }
 
     fn record_arrivals(&self, capture: &mut Capture, endpoint: &Endpoint, inbox: &Inbox) {

@@ -26,6 +26,10 @@ bowline_base::driver_stats! {
     landings_missed,
     /// Received buffers that were unusable: truncated, or without a sender address.
     unusable,
+    /// Datagrams, or runs of them merged by the system, that a socket lost, mostly because its
+    /// receive buffer was full; told with the next one received. `bowline devices` says how to
+    /// enlarge it.
+    receive_overflows,
     /// Packets dropped on receipt or before sending, because the settings or `cut` ask for it.
     packets_dropped,
     /// Times a send had to wait for room in the socket's buffer.

@@ -15,8 +15,8 @@ pub(crate) const BUFFER_LEN: usize = 1 << 16;
 pub(crate) const BUFFERS_MAX: usize = 16;
 /// Most sends of one call.
 pub(crate) const SENDS_MAX: usize = 16;
-/// Bytes for control messages: at most two, of one number each.
-const CONTROL_LEN: usize = 64;
+/// Bytes for control messages: at most three, of one number each.
+const CONTROL_LEN: usize = 96;
 /// Bytes before the data of a control message.
 const CONTROL_HEAD: usize = size_of::<libc::cmsghdr>();
 /// Length of a socket address of either family.
@@ -35,6 +35,16 @@ pub(crate) enum Opt {
     NoCheck6Rx,
     /// Receive runs of datagrams merged.
     Gro,
+    /// Tell the type of service of received IPv4 datagrams.
+    RecvTos4,
+    /// Tell the traffic class of received IPv6 datagrams.
+    RecvTos6,
+    /// Tell with received datagrams how many the socket has lost before them.
+    Overflows,
+    /// Type of service of IPv4 datagrams sent without one of their own.
+    Tos4,
+    /// Traffic class of IPv6 datagrams sent without one of their own.
+    Tos6,
     /// Send in datagrams of this many bytes; 0: as given.
     Segment,
     /// Receive buffer beyond the system's limit; needs a privilege.
@@ -55,6 +65,11 @@ impl Opt {
             Self::V6Only => (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
             Self::NoCheck6Rx => (libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX),
             Self::Gro => (libc::IPPROTO_UDP, libc::UDP_GRO),
+            Self::RecvTos4 => (libc::IPPROTO_IP, libc::IP_RECVTOS),
+            Self::RecvTos6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
+            Self::Overflows => (libc::SOL_SOCKET, libc::SO_RXQ_OVFL),
+            Self::Tos4 => (libc::IPPROTO_IP, libc::IP_TOS),
+            Self::Tos6 => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
             Self::Segment => (libc::IPPROTO_UDP, libc::UDP_SEGMENT),
             Self::RecvBufForce => (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
             Self::RecvBuf => (libc::SOL_SOCKET, libc::SO_RCVBUF),
@@ -201,14 +216,14 @@ impl Control {
     }
 
     /// Builds the control messages of one send, and returns them with their length in bytes.
-    fn of_send(to: SocketAddr, tos: u8, segment: Option<u16>) -> (Self, usize) {
+    fn of_send(to: SocketAddr, tos: Option<u8>, segment: Option<u16>) -> (Self, usize) {
         let mut control = Self::new();
         let mut used = 0;
         if let Some(segment) = segment {
             let data = segment.to_ne_bytes();
             used = control.push(used, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &data);
         }
-        if tos != 0 {
+        if let Some(tos) = tos {
             let (level, kind) = match to {
                 SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
                 SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
@@ -235,6 +250,10 @@ impl Control {
             if kind == (level, name) && len >= CONTROL_HEAD + 4 {
                 return self.number(at + CONTROL_HEAD).map(i32::from_ne_bytes);
             }
+            // The type of service of IPv4 is one byte.
+            if kind == (level, name) && len > CONTROL_HEAD {
+                return self.number(at + CONTROL_HEAD).map(|[byte]: [u8; 1]| i32::from(byte));
+            }
             if len < CONTROL_HEAD {
                 return None;
             }
@@ -245,12 +264,12 @@ impl Control {
 }
 
 /// Sends bytes as one datagram, or, with `segment`, as datagrams of that many bytes each, the last
-/// perhaps shorter [ICRC-21], [ICRC-22].
+/// perhaps shorter [ICRC-21], [ICRC-22]. Without a type of service they have the socket's.
 #[allow(unsafe_code)]
 pub(crate) fn send(
     fd: BorrowedFd<'_>,
     to: SocketAddr,
-    tos: u8,
+    tos: Option<u8>,
     segment: Option<u16>,
     bytes: &[u8],
 ) -> Result<(), Errno> {
@@ -278,7 +297,7 @@ pub(crate) fn send(
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing<'a> {
     pub(crate) to: SocketAddr,
-    pub(crate) tos: u8,
+    pub(crate) tos: Option<u8>,
     pub(crate) segment: Option<u16>,
     pub(crate) bytes: &'a [u8],
 }
@@ -332,6 +351,11 @@ pub(crate) struct Arrival {
     pub(crate) len: usize,
     /// Bytes of each merged datagram except the last; `None` for a single datagram.
     pub(crate) segment: Option<usize>,
+    /// Type of service or traffic class; 0 if unknown.
+    pub(crate) tos: u8,
+    /// How many datagrams, or merged runs of them, the socket has lost before this one since it was
+    /// opened, because its buffer was full; counts around.
+    pub(crate) overflows: u32,
 }
 
 /// Buffers for datagrams.
@@ -467,7 +491,14 @@ fn arrival(
     let used = header.msg_controllen as usize;
     let segment = control.find(used, libc::IPPROTO_UDP, libc::UDP_GRO);
     let segment = segment.and_then(|bytes| usize::try_from(bytes).ok()).filter(|n| *n > 0);
-    name.addr().filter(|_| !cut).map(|from| Arrival { from, len, segment })
+    let from = name.addr().filter(|_| !cut)?;
+    let tos = match from {
+        SocketAddr::V4(_) => control.find(used, libc::IPPROTO_IP, libc::IP_TOS),
+        SocketAddr::V6(_) => control.find(used, libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    };
+    // Nothing is told before the first loss.
+    let overflows = control.find(used, libc::SOL_SOCKET, libc::SO_RXQ_OVFL).map_or(0, |n| n as u32);
+    Some(Arrival { from, len, segment, tos: tos.map_or(0, |tos| tos as u8), overflows })
 }
 
 /// Receives further buffers without waiting, after those in the inbox, until `most` buffers or all

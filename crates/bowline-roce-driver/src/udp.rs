@@ -6,6 +6,7 @@
 //! unconnected socket with path MTU discovery set to "do", a datagram has identification 0 and the
 //! k-th segment of a burst has k [ICRC-12], [ICRC-20].
 
+use core::sync::atomic::{AtomicU8, Ordering};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -19,11 +20,20 @@ use crate::sys::{self, Arrival, Inbox, Interface, Opt, Outgoing};
 /// UDP port of RoCEv2, as source and as destination [OUT-1].
 pub const ROCE_PORT: u16 = 4791;
 
+/// By how much sends of another type of service must outnumber those of the socket's own before the
+/// socket gets another one.
+const TOS_SENDS: u8 = 16;
+
 /// The socket of one address.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     fd: OwnedFd,
     at: SocketAddr,
+    /// Type of service of the socket: what is sent with another one costs a control message, 0.1 us
+    /// a call.
+    tos: AtomicU8,
+    /// By how much sends of another type of service outnumber those of the socket's, lately.
+    other_tos: AtomicU8,
     interface: Option<Interface>,
     receive_buffer: usize,
 }
@@ -52,7 +62,8 @@ impl Endpoint {
         bind(&fd, &at).map_err(|errno| refused(at, errno))?;
         let receive_buffer = sys::get(fd.as_fd(), Opt::RecvBuf).unwrap_or(0);
         let receive_buffer = usize::try_from(receive_buffer).unwrap_or(0);
-        Ok(Self { fd, at, interface, receive_buffer })
+        let (tos, other_tos) = (AtomicU8::new(0), AtomicU8::new(0));
+        Ok(Self { fd, at, tos, other_tos, interface, receive_buffer })
     }
 
     /// Address and port.
@@ -98,7 +109,8 @@ impl Endpoint {
         segment: usize,
         bytes: &[u8],
     ) -> Result<(), Errno> {
-        let Outgoing { to, segment, .. } = self.outgoing(to, tos, segment, bytes);
+        self.choose_tos(tos);
+        let Outgoing { to, tos, segment, .. } = self.outgoing(to, tos, segment, bytes);
         loop {
             match sys::send(self.fd.as_fd(), to, tos, segment, bytes) {
                 Err(Errno::INTR) => {}
@@ -109,6 +121,9 @@ impl Endpoint {
 
     /// Sends bursts with one call; returns how many were sent, 0 when the first one could not be.
     pub(crate) fn send_many(&self, bursts: &[Burst]) -> usize {
+        if let Some(first) = bursts.first() {
+            self.choose_tos(first.tos);
+        }
         let all = bursts.iter().map(|one| self.outgoing(one.to, one.tos, one.segment, &one.bytes));
         sys::send_many(self.fd.as_fd(), all).unwrap_or(0)
     }
@@ -116,7 +131,33 @@ impl Endpoint {
     fn outgoing<'a>(&self, to: IpAddr, tos: u8, segment: usize, bytes: &'a [u8]) -> Outgoing<'a> {
         let to = with_scope(to, self.link());
         let segment = (bytes.len() > segment).then(|| u16::try_from(segment).unwrap_or(u16::MAX));
+        let tos = (!self.has_tos(tos)).then_some(tos);
         Outgoing { to, tos, segment, bytes }
+    }
+
+    /// Gives the socket this type of service if most of what was sent lately had another one than
+    /// the socket's: data leave as ECT(0), acknowledgements do not [CC-5], and most sockets send
+    /// many more of one kind than of the other. To be called between sends.
+    fn choose_tos(&self, tos: u8) {
+        let others = self.other_tos.load(Ordering::Relaxed);
+        if others < TOS_SENDS || tos == self.tos.load(Ordering::Relaxed) {
+            return;
+        }
+        let option = if self.at.is_ipv4() { Opt::Tos4 } else { Opt::Tos6 };
+        if sys::set(self.fd.as_fd(), option, i32::from(tos)).is_ok() {
+            self.tos.store(tos, Ordering::Relaxed);
+        }
+        self.other_tos.store(0, Ordering::Relaxed);
+    }
+
+    /// Tells whether what is sent without a type of service has this one.
+    fn has_tos(&self, tos: u8) -> bool {
+        let same = tos == self.tos.load(Ordering::Relaxed);
+        let others = self.other_tos.load(Ordering::Relaxed);
+        let others =
+            if same { others.saturating_sub(1) } else { others.saturating_add(1).min(TOS_SENDS) };
+        self.other_tos.store(others, Ordering::Relaxed);
+        same
     }
 
     /// Receives the next buffer into `inbox`; returns its length in bytes.
@@ -185,6 +226,8 @@ fn prepare(fd: BorrowedFd<'_>, ip: IpAddr, buffer: usize) -> Result<(), Error> {
             .map_err(|errno| system(&format!("setting socket option {option:?}"), errno))?;
     }
     let _ = sys::set(fd, Opt::Gro, 1);
+    let _ = sys::set(fd, Opt::Overflows, 1);
+    let _ = sys::set(fd, if ip.is_ipv4() { Opt::RecvTos4 } else { Opt::RecvTos6 }, 1);
     let bytes = i32::try_from(buffer).unwrap_or(i32::MAX);
     for (force, plain) in [(Opt::RecvBufForce, Opt::RecvBuf), (Opt::SendBufForce, Opt::SendBuf)] {
         if sys::set(fd, force, bytes).is_err() {
@@ -314,6 +357,86 @@ mod tests {
             });
         assert_eq!(left.next(), Some(0));
         eprintln!("without a filter {} bytes are left", left.next().unwrap());
+    }
+
+    /// Each datagram has the type of service asked for, whether it is the socket's or not [CC-5].
+    #[test]
+    fn datagrams_have_their_type_of_service() {
+        for (to, from) in [("127.77.0.8", "127.77.0.9"), ("::1", "::1")] {
+            let to = if to == from { "[::1]:0".to_owned() } else { format!("{to}:{ROCE_PORT}") };
+            let Ok(there) = std::net::UdpSocket::bind(&*to) else {
+                return bowline_testkit::skipped::because("no IPv6");
+            };
+            let to = there.local_addr().unwrap();
+            let option = if to.is_ipv4() { Opt::RecvTos4 } else { Opt::RecvTos6 };
+            sys::set(there.as_fd(), option, 1).unwrap();
+            let end = Endpoint::open(from.parse().unwrap(), None, 1 << 20).unwrap();
+            let mut inbox = Inbox::new();
+            let mut check = |tos: u8| {
+                end.choose_tos(tos);
+                let out = end.outgoing(to.ip(), tos, 100, b"data");
+                sys::send(end.as_fd(), to, out.tos, out.segment, out.bytes).unwrap();
+                sys::receive_one(there.as_fd(), &mut inbox).unwrap();
+                let (arrival, bytes) = inbox.arrivals().flatten().next().unwrap();
+                assert_eq!((arrival.tos, bytes), (tos, &b"data"[..]));
+                out.tos.is_some()
+            };
+            let mut messages = 0;
+            // First data with an acknowledgement now and then, then acknowledgements alone.
+            for n in 0..200 {
+                messages += u32::from(check(if n % 8 == 7 { 0 } else { 2 }));
+            }
+            assert!(messages < 50, "{messages} control messages");
+            messages = (0..200).map(|_| u32::from(check(0))).sum();
+            assert!(messages <= u32::from(TOS_SENDS) + 1, "{messages} control messages");
+        }
+    }
+
+    /// A batch leaves with the types of service of its bursts.
+    #[test]
+    fn a_batch_is_not_all_of_one_type_of_service() {
+        let there = std::net::UdpSocket::bind(("127.77.0.10", ROCE_PORT)).unwrap();
+        sys::set(there.as_fd(), Opt::RecvTos4, 1).unwrap();
+        let end = Endpoint::open("127.77.0.11".parse().unwrap(), None, 1 << 20).unwrap();
+        let mut inbox = Inbox::new();
+        for turn in 0..40_u8 {
+            let burst = |n: u8| {
+                let mut burst = Burst::new();
+                burst.to = there.local_addr().unwrap().ip();
+                burst.tos = if (n + turn / 8).is_multiple_of(4) { 0 } else { 2 };
+                burst.bytes.extend_from_slice(&[n; 8]);
+                (burst.segment, burst.count) = (8, 1);
+                burst
+            };
+            let bursts: Vec<Burst> = (0..4).map(burst).collect();
+            assert_eq!(end.send_many(&bursts), 4);
+            for burst in &bursts {
+                sys::receive_one(there.as_fd(), &mut inbox).unwrap();
+                let (arrival, bytes) = inbox.arrivals().flatten().next().unwrap();
+                assert_eq!((arrival.tos, bytes), (burst.tos, &*burst.bytes), "turn {turn}");
+            }
+        }
+    }
+
+    /// What a full receive buffer loses is told with what comes next.
+    #[test]
+    fn an_overflow_is_told() {
+        let end = Endpoint::open("127.77.0.12".parse().unwrap(), None, 4096).unwrap();
+        let peer = std::net::UdpSocket::bind("127.77.0.13:0").unwrap();
+        for _ in 0..100 {
+            peer.send_to(&[0; 1000], end.at()).unwrap();
+        }
+        let mut inbox = Inbox::new();
+        let mut lost = Vec::new();
+        while end.receive_one(&mut inbox).is_ok() {
+            lost.extend(inbox.arrivals().flatten().map(|(arrival, _)| arrival.overflows));
+        }
+        assert!(lost.len() < 100 && lost.iter().all(|lost| *lost == 0), "{lost:?}");
+        let missing = 100 - u32::try_from(lost.len()).unwrap();
+        peer.send_to(&[0; 1000], end.at()).unwrap();
+        end.receive_one(&mut inbox).unwrap();
+        let (arrival, _) = inbox.arrivals().flatten().next().unwrap();
+        assert_eq!(arrival.overflows, missing);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 
 use crate::cm::CmConfig;
+use crate::congestion::Congestion;
 
 /// Settings of a device, fixed at its creation.
 #[derive(Clone, Debug)]
@@ -24,8 +25,8 @@ pub struct Config {
     pub gso: bool,
     /// UDP source port of all packets; `None`: one per connection, as rxe and NICs do [OUT-2].
     pub source_port: Option<u16>,
-    /// Most unacknowledged packets of one queue pair: 16 to 4096 [REQ-6].
-    pub window: u32,
+    /// What limits the packets in flight [REQ-6].
+    pub congestion: Congestion,
     /// When a silent peer is given up.
     pub give_up: GiveUp,
     /// Shortest retransmission timer. A multiple of the round-trip time is added to it [REQ-22].
@@ -49,7 +50,7 @@ impl Default for Config {
             icrc: IcrcPolicy::default(),
             gso: true,
             source_port: None,
-            window: 240,
+            congestion: Congestion::default(),
             give_up: GiveUp::default(),
             retransmit_min: Duration::from_millis(10),
             ack_delay: Duration::ZERO,

@@ -43,8 +43,12 @@ counters! {
         drop_icrc,
         /// ICRCs of IPv4 packets found correct by solving for the identification [ICRC-31].
         icrc_solved,
-        /// Congestion notifications, ignored [HDR-14].
+        /// Congestion notifications received [HDR-14].
         rx_cnp,
+        /// Congestion notifications sent [CC-6].
+        tx_cnp,
+        /// Datagrams, or several of one burst, that arrived with a congestion mark.
+        rx_marked,
         /// Management datagrams dropped: unknown to the connection manager, or the send queue was
         /// full.
         drop_mad,
@@ -85,6 +89,8 @@ counters! {
         naks_access_sent,
         /// Remote operational NAKs sent.
         naks_operation_sent,
+        /// Gaps reported to peers that take such reports [CC-10].
+        gaps_reported,
         /// NAKs sent because no receive was posted [RSP-12].
         rnr_naks_sent,
         /// Acknowledgements, read responses and atomic answers received.
@@ -93,6 +99,8 @@ counters! {
         responses_ignored,
         /// Sequence NAKs received.
         naks_sequence_received,
+        /// Reports of gaps received.
+        gap_reports_received,
         /// RNR NAKs received.
         rnr_naks_received,
         /// NAKs received that ended a connection.

@@ -14,6 +14,7 @@
 mod cm;
 mod direct_placement;
 mod gsi;
+mod marks;
 mod rx;
 mod shared;
 mod tx;
@@ -23,7 +24,7 @@ mod verbs;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, QpState, Qpn};
+use bowline_verbs::{AsyncEvent, CmEvent, CqId, DeviceAttr, PathStats, QpState, Qpn};
 use bowline_wire::roce::{IcrcChecker, Opcode};
 
 pub use self::direct_placement::{
@@ -69,7 +70,7 @@ pub enum IdentHint {
 pub struct Device {
     shared: Shared,
     qps: NumberMap<Box<Qp>>,
-    /// Protection domains, each with its number of queue pairs.
+    /// Protection domains, each with its number of queue pairs and of domains within it.
     pds: Table<usize>,
     rng: Rng,
     icrc: IcrcChecker,
@@ -82,6 +83,8 @@ pub struct Device {
     carry_qpn: Option<Qpn>,
     /// Queue pair and opcode of the most recent packet that was no acknowledgement.
     last_packet: Option<(Qpn, Opcode)>,
+    /// Queue pairs whose peers are to be notified of congestion.
+    cnps: VecDeque<Qpn>,
     /// Buffer in which misplaced datagrams are reassembled.
     reassembly: Vec<u8>,
 }
@@ -104,6 +107,7 @@ impl Device {
             cm: cm::CmState::new(&config, &mut rng),
             carry: Vec::new(),
             carry_qpn: None,
+            cnps: VecDeque::new(),
             last_packet: None,
             reassembly: Vec::new(),
             rng,
@@ -133,6 +137,7 @@ impl Device {
             fast_registration: true,
             flush: true,
             key_refresh: true,
+            inner_pds: true,
             burst: if config.gso { burst_payload(config.mtu) } else { 0 },
             lazy_cq: true,
         }
@@ -170,6 +175,11 @@ impl Device {
         &self.shared.counters
     }
 
+    /// Returns what is known about the paths to the peers of queue pairs.
+    pub fn paths(&self) -> impl Iterator<Item = PathStats> {
+        self.shared.paths.stats()
+    }
+
     /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.shared.events.pop_front()
@@ -190,6 +200,7 @@ impl Device {
                 self.shared.handle_qp_timeout(now, qp);
             }
         }
+        self.shared.run_path_timers(now);
         self.stop_overrun(now);
         self.cm_handle_timeout(now);
     }

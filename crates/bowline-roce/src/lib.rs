@@ -40,6 +40,7 @@ extern crate self as bowline_roce;
 mod burst;
 mod cm;
 mod config;
+mod congestion;
 mod counters;
 mod cq;
 mod delayed_ack;
@@ -60,6 +61,7 @@ pub use bowline_base::Instant;
 pub use burst::{BURST_BYTES_MAX, BURST_SEGMENTS_MAX, Burst, burst_payload};
 pub use cm::{CmConfig, FormerConnection};
 pub use config::{Config, GiveUp, Limits};
+pub use congestion::Congestion;
 pub use counters::Counters;
 pub use device::{
     Device, DirectPlacement, Event, GroBuffer, IdentHint, InUse, OpenMessage, PLACEMENT_GAP,

@@ -30,6 +30,8 @@ pub(crate) enum KeyError {
     OutOfRange,
     /// A window is bound to the region.
     InUse,
+    /// It is memory of another process, which does not have it.
+    NotThere,
 }
 
 /// User of a key: either this side, in a protection domain, or the peer of one of its queue pairs.
@@ -38,17 +40,26 @@ pub(crate) enum KeyError {
 pub(crate) struct KeyUser {
     pd: PdId,
     peer_of: Option<Qpn>,
+    /// The request was accepted before, so that it does not matter if the key is withdrawn since.
+    accepted: bool,
+}
+
+impl KeyUser {
+    /// The peer of a queue pair whose request was accepted before.
+    pub(crate) const fn accepted(pd: PdId, qpn: Qpn) -> Self {
+        Self { pd, peer_of: Some(qpn), accepted: true }
+    }
 }
 
 impl From<PdId> for KeyUser {
     fn from(pd: PdId) -> Self {
-        Self { pd, peer_of: None }
+        Self { pd, peer_of: None, accepted: false }
     }
 }
 
 impl From<(PdId, Qpn)> for KeyUser {
     fn from((pd, qpn): (PdId, Qpn)) -> Self {
-        Self { pd, peer_of: Some(qpn) }
+        Self { pd, peer_of: Some(qpn), accepted: false }
     }
 }
 
@@ -57,6 +68,8 @@ impl From<(PdId, Qpn)> for KeyUser {
 pub(crate) struct MrTable {
     regions: DirectMap<Region>,
     max: usize,
+    /// For protection domains within another, the other.
+    pub(crate) outer_pds: NumberMap<PdId>,
     pub(crate) windows: NumberMap<Window>,
     pub(crate) max_windows: usize,
 }
@@ -184,6 +197,7 @@ impl MrTable {
         Self {
             regions: DirectMap::new(),
             max: max.min(most),
+            outer_pds: NumberMap::default(),
             windows: NumberMap::default(),
             max_windows: max_windows.min(most),
         }
@@ -450,10 +464,11 @@ impl MrTable {
         if region.key != key {
             return Err(KeyError::Unknown);
         }
-        if region.pd != pd {
+        if region.pd != pd && self.outer_pds.get(&pd.0) != Some(&region.pd) {
             return Err(KeyError::WrongPd);
         }
-        if !region.access.contains(need) || region.withdrawn && need.intersects(REMOTE_RIGHTS) {
+        let withdrawn = region.withdrawn && !user.accepted;
+        if !region.access.contains(need) || withdrawn && need.intersects(REMOTE_RIGHTS) {
             return Err(KeyError::NoAccess);
         }
         let start = va.checked_sub(region.iova).ok_or(KeyError::OutOfRange)?;
@@ -497,8 +512,8 @@ impl MrTable {
         len: usize,
         out: &mut Burst,
     ) -> Result<(), KeyError> {
-        self.resolve(pd, key, va, len as u64, Access::empty())?.append_to(out);
-        Ok(())
+        let span = self.resolve(pd, key, va, len as u64, Access::empty())?;
+        if span.reaches(|span| span.append_to(out)) { Ok(()) } else { Err(KeyError::NotThere) }
     }
 
     /// Prefetches a range of local memory, if the range is valid.
@@ -517,9 +532,8 @@ impl MrTable {
         bytes: &[u8],
     ) -> Result<(), KeyError> {
         let len = bytes.len() as u64;
-        let (memory, start) = self.find(pd.into(), key, va, len, Access::LOCAL_WRITE)?;
-        write(memory, start, bytes);
-        Ok(())
+        let span = self.resolve(pd, key, va, len, Access::LOCAL_WRITE)?;
+        if span.reaches(|span| span.write(0, bytes)) { Ok(()) } else { Err(KeyError::NotThere) }
     }
 }
 
@@ -540,6 +554,28 @@ pub(crate) struct Span<'a> {
 }
 
 impl Span<'_> {
+    /// Does something with the span; tells whether all its memory was there. That of another
+    /// process may not be: [`Buffer::of_process`].
+    #[must_use]
+    pub(crate) fn reaches(&self, access: impl FnOnce(&Self)) -> bool {
+        let before = self.faults();
+        access(self);
+        self.faults() == before
+    }
+
+    fn faults(&self) -> u64 {
+        let mut faults = 0;
+        self.memory.for_each(self.start, self.len, |buffer, _, _| faults += buffer.faults());
+        faults
+    }
+
+    /// Tells whether this is memory of another process, or part of it.
+    pub(crate) fn is_foreign(&self) -> bool {
+        let mut foreign = false;
+        self.memory.for_each(self.start, self.len, |buffer, _, _| foreign |= buffer.is_foreign());
+        foreign
+    }
+
     /// Copies as many of the bytes into the span as fit from `offset` on.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let room = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
@@ -656,6 +692,35 @@ mod tests {
         let mut out = [1; 5];
         buffer.read(109, &mut out);
         assert_eq!(&out, b"\0\0xy\0");
+    }
+
+    /// Regions of a domain are for the domains within it too, but not the other way round.
+    #[test]
+    fn a_domain_within_another_uses_the_regions_of_both() {
+        let (mut table, mut rng) = table();
+        let buffer = Arc::new(Buffer::new(64).unwrap());
+        let (inner, sibling) = (PdId(2), PdId(3));
+        table.outer_pds.insert(inner.0, PD);
+        table.outer_pds.insert(sibling.0, PD);
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let [of_outer, of_inner] = [PD, inner].map(|pd| {
+            table.register(&mut rng, pd, (&buffer, 0, 64), Some(0), access).unwrap().rkey
+        });
+        let ask = |pd: PdId, key| {
+            [(pd, Qpn(5)).into(), KeyUser::from(pd)]
+                .map(|user: KeyUser| table.check(user, key, 0, 8, Access::REMOTE_READ))
+        };
+        for (pd, key, answer) in [
+            (PD, of_outer, Ok(())),
+            (inner, of_outer, Ok(())),
+            (sibling, of_outer, Ok(())),
+            (inner, of_inner, Ok(())),
+            (sibling, of_inner, Err(KeyError::WrongPd)),
+            (PD, of_inner, Err(KeyError::WrongPd)),
+            (PdId(4), of_outer, Err(KeyError::WrongPd)),
+        ] {
+            assert_eq!(ask(pd, key), [answer; 2], "{pd:?}");
+        }
     }
 
     /// [MR-6], [MR-7], [MR-13].

@@ -16,9 +16,10 @@ use bowline_verbs::{Error, InvalidReason, Mtu, QpAttr, QpAttrName, QpInit, QpSta
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::{Config, GiveUp};
+use crate::congestion::{Congestion, Path, PathId};
 use crate::delayed_ack::DelayedAck;
 use crate::gso_loss::GsoLossDetector;
-use crate::rc::requester::{Requester, Settings};
+use crate::rc::requester::{Readiness, Requester, Settings};
 use crate::rc::responder::Responder;
 use crate::ud::UdReceiver;
 use crate::udsend::UdSender;
@@ -37,6 +38,10 @@ pub(crate) struct Qp {
     /// The queue pair is in `Shared::urgent` or `Shared::normal`.
     pub(crate) in_urgent: bool,
     pub(crate) in_normal: bool,
+    /// The queue pair waits in the line of its path.
+    pub(crate) in_line: bool,
+    /// The path to the peer.
+    pub(crate) path: PathId,
     /// How often the pending acknowledgement has been deferred.
     pub(crate) ack_defers: u8,
     /// Which half has the next turn when both have something to send: the one that the last burst
@@ -181,10 +186,11 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(u32, u32)>
 
 impl Qp {
     /// Tells whether an acknowledgement is all there is to send.
-    pub(crate) fn has_ack_only(&self) -> bool {
+    pub(crate) fn has_ack_only(&self, now: Instant, path: &Path) -> bool {
         match &self.halves {
             Halves::Rc { requester, responder } => {
-                responder.has_one_ack() && !(self.requests() && requester.has_work())
+                let readiness = requester.readiness(now, path);
+                responder.has_one_ack() && !(self.requests() && readiness == Readiness::Ready)
             }
             Halves::Ud { .. } => false,
         }
@@ -243,13 +249,20 @@ impl Qp {
         }
         let mtu = self.mtu(config);
         let (from, attr) = (self.state, self.attr);
+        let congestion = match attr.av {
+            Some(av) => config.congestion.between(av.local, av.remote),
+            None => config.congestion,
+        };
         let settings = Settings {
             mtu,
             max_rd_atomic: attr.max_rd_atomic.unwrap_or_default(),
             timeout: attr.timeout.unwrap_or_default(),
             retry_cnt: attr.retry_cnt.unwrap_or_default(),
             rnr_retry: attr.rnr_retry.unwrap_or_default(),
-            window: config.window,
+            window: match congestion {
+                Congestion::Auto | Congestion::Delay => None,
+                Congestion::Fixed(packets) => Some(packets),
+            },
             give_up: attr.give_up.map_or(config.give_up, GiveUp::After),
             retransmit_min: config.retransmit_min,
         };
@@ -327,6 +340,14 @@ impl Qp {
             return false;
         }
         self.draining.take().unwrap_or(false)
+    }
+
+    /// Bytes that the path counts as in flight, and that READs have asked for.
+    pub(crate) const fn in_flight(&self) -> (u64, u64) {
+        match &self.halves {
+            Halves::Rc { requester, .. } => (requester.in_flight(), requester.asked()),
+            Halves::Ud { .. } => (0, 0),
+        }
     }
 
     /// Number of incomplete send requests.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_roce::{Burst, Config, Device, IdentHint, Instant};
+use bowline_roce::{Burst, Config, Congestion, Device, IdentHint, Instant};
 use bowline_verbs::{
     Access, AddressVector, Buffer, Completion, CqId, MrKeys, Mtu, QpAttr, QpCap, QpInit, QpState,
     QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
@@ -57,7 +57,8 @@ struct Side {
 
 fn side(last: u8, count: usize, cq_depth: usize) -> Side {
     let addr = IpAddr::from([10, 0, 0, last]);
-    let config = Config { addrs: vec![addr], ..Config::default() };
+    let congestion = Congestion::Fixed(240);
+    let config = Config { addrs: vec![addr], congestion, ..Config::default() };
     let mut dev = Device::new(config, [last; 32]);
     let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(cq_depth).unwrap());
     let init = QpInit {
@@ -223,7 +224,7 @@ fn acknowledgements_of_others_wait_for_what_is_posted_there() {
     let far = &mut sides[1];
     for (i, peer) in peers.into_iter().enumerate() {
         post(far, i, SendOp::Write(remote));
-        assert_eq!(far.dev.defer_acks(far.qps[i]), i < 2);
+        assert_eq!(far.dev.defer_acks(START, far.qps[i]), i < 2);
         let both = vec![(peer, Opcode::WriteOnly), (peer, Opcode::Acknowledge)];
         assert_eq!(bursts(far), [both]);
         far.dev.resume_acks();
@@ -240,7 +241,7 @@ fn an_acknowledgement_is_set_aside_a_few_times() {
     let mut alone = 0;
     for round in 0..6 {
         post(far, 0, SendOp::Write(remote));
-        assert_eq!(far.dev.defer_acks(far.qps[0]), round < 3);
+        assert_eq!(far.dev.defer_acks(START, far.qps[0]), round < 3);
         let sent = bursts(far);
         alone += sent.iter().filter(|burst| **burst == [(peers[1], Opcode::Acknowledge)]).count();
         assert_eq!(alone, usize::from(round >= 3), "{sent:?}");
@@ -248,19 +249,19 @@ fn an_acknowledgement_is_set_aside_a_few_times() {
     }
     let (mut sides, _) = owing(2, SendOp::Read);
     let far = &mut sides[1];
-    assert!(!far.dev.defer_acks(far.qps[0]));
+    assert!(!far.dev.defer_acks(START, far.qps[0]));
     assert_eq!(bursts(far).len(), 2);
     // Before a queue pair ends, delayed acknowledgements are sent, whichever queue pair they are
     // for.
     let (mut sides, _) = owing(2, SendOp::Write);
     let far = &mut sides[1];
-    assert!(far.dev.defer_acks(far.qps[0]));
+    assert!(far.dev.defer_acks(START, far.qps[0]));
     far.dev.release_acks(START);
     assert_eq!(bursts(far).len(), 2);
     // The acknowledgement of a destroyed queue pair is dropped.
     let (mut sides, _) = owing(2, SendOp::Write);
     let far = &mut sides[1];
-    assert!(far.dev.defer_acks(far.qps[0]));
+    assert!(far.dev.defer_acks(START, far.qps[0]));
     far.dev.destroy_qp(far.qps[1]).unwrap();
     far.dev.resume_acks();
     assert_eq!(bursts(far).len(), 1);

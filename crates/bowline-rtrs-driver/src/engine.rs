@@ -92,7 +92,8 @@ impl core::fmt::Debug for Inner {
 /// Devices and threads for sessions and servers. A device belongs to one engine, because its
 /// connection manager has one queue of events.
 ///
-/// Dropping an engine closes it.
+/// Dropping the last reference to an engine closes it, and its sessions and servers with it: keep
+/// it as long as they are used.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) inner: Arc<Inner>,
@@ -124,6 +125,22 @@ impl Engine {
             engine.inner.spawn("bowline-rtrs-cm", move || inner.listen(index))?;
         }
         Ok(engine)
+    }
+
+    /// Starts an engine on a soft device at these addresses of this machine: RDMA over UDP sockets
+    /// of this process, with default settings. [`new`](Self::new) takes devices with others.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` when another device has UDP port 4791 of an address, `EADDRNOTAVAIL` for an
+    /// address that the machine does not have, `EINVAL` without an address; those of
+    /// [`new`](Self::new).
+    #[cfg(feature = "soft")]
+    pub fn soft(addresses: impl IntoIterator<Item = IpAddr>) -> Result<Arc<Self>, Error> {
+        use bowline_roce_driver::{SoftConfig, SoftDevice};
+        let addrs = addresses.into_iter().collect();
+        let device = SoftDevice::open(SoftConfig { addrs, ..SoftConfig::default() })
+            .map_err(|error| Error::device("opening a soft device", error))?;
+        Self::new(vec![Arc::new(device)], EngineConfig::default())
     }
 
     /// The devices, in the order of their [`PortId`]s.

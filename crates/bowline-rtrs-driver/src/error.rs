@@ -6,7 +6,7 @@ use bowline_rtrs::Errno;
 use bowline_rtrs::client::Refusal;
 
 /// The error of a call or of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     what: &'static str,
     kind: ErrorKind,
@@ -106,4 +106,18 @@ impl fmt::Display for Error {
     }
 }
 
+/// The same text, because `main` prints this form when it returns the error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Error {}
+
+/// The error stays inside: `downcast` gives it back.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        error.errno().wrap(error)
+    }
+}

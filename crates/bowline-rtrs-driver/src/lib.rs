@@ -16,6 +16,8 @@ mod completions;
 mod engine;
 mod error;
 mod executor;
+#[cfg(feature = "tracing")]
+mod log;
 mod port;
 mod random;
 pub mod server;

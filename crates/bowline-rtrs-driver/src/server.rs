@@ -47,6 +47,7 @@ pub enum LinkEv {
 
 /// A path that was closed because its client broke a rule, or was refused access [RT-64], [RT-67].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Offence {
     /// The client's address.
     pub remote: SocketAddr,
@@ -57,6 +58,7 @@ pub struct Offence {
 /// A change of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(alias = "PathNews")]
+#[non_exhaustive]
 pub struct PathEv {
     /// The name of the path's session.
     pub session: SessionName,
@@ -66,6 +68,18 @@ pub struct PathEv {
     pub remote: SocketAddr,
     /// The change.
     pub change: PathChange,
+}
+
+impl PathEv {
+    /// Makes one, for tests of programs that take such events.
+    pub const fn new(
+        session: SessionName,
+        local: SocketAddr,
+        remote: SocketAddr,
+        change: PathChange,
+    ) -> Self {
+        Self { session, local, remote, change }
+    }
 }
 
 /// The kind of a change in [`PathEv`].
@@ -93,7 +107,7 @@ impl PathEvents {
             self.missed += 1;
         }
         let PathInfo { local, remote, .. } = path;
-        self.kept.push_back(PathEv { session, local, remote, change });
+        self.kept.push_back(PathEv::new(session, local, remote, change));
     }
 }
 
@@ -148,6 +162,8 @@ struct State {
     closed: bool,
     offence: Option<Offence>,
     path_events: PathEvents,
+    #[cfg(feature = "tracing")]
+    log_limit: bowline_base::RateLimit,
     links: VecDeque<LinkEv>,
     /// A thread is delivering `links`.
     delivering: bool,
@@ -197,7 +213,16 @@ impl Server {
         let (links, delivering) = (VecDeque::new(), false);
         let unusable: Vec<bool> = ports.iter().map(|port| port.refusal().is_some()).collect();
         let (offence, path_events) = (None, PathEvents::default());
-        let state = State { core, closed: false, offence, path_events, links, delivering };
+        let state = State {
+            core,
+            closed: false,
+            offence,
+            path_events,
+            #[cfg(feature = "tracing")]
+            log_limit: crate::log::LIMIT,
+            links,
+            delivering,
+        };
         let server = Arc::new(Self {
             executor: Executor::new(state, ports, Arc::clone(&engine.stats)),
             engine,
@@ -346,6 +371,11 @@ impl Server {
         Some(device.attr().name)
     }
 
+    /// The engine's devices.
+    pub(crate) fn devices(&self) -> &[Arc<dyn bowline_verbs::Device>] {
+        &self.engine.devices
+    }
+
     /// Closes a path [RS-40].
     ///
     /// # Errors
@@ -485,6 +515,8 @@ impl Server {
     fn settle(&self) {
         let mut state = self.executor.lock();
         self.check_deferred(&state);
+        #[cfg(feature = "tracing")]
+        let mut told = crate::log::Told::default();
         while let Some(event) = state.core.poll_event() {
             match event {
                 ServerEvent::Up { session, name, first: true, .. } => {
@@ -494,13 +526,19 @@ impl Server {
                     state.links.push_back(LinkEv::Disconnected { session });
                 }
                 ServerEvent::PathConnected { name, path } => {
+                    #[cfg(feature = "tracing")]
+                    told.path(name.clone(), &path, PathChange::Connected);
                     state.path_events.add(name, path, PathChange::Connected);
                 }
                 ServerEvent::PathClosed { name, path, reason, .. } => {
                     if is_offence(reason) {
                         state.offence = Some(Offence { remote: path.remote, reason });
+                        #[cfg(feature = "tracing")]
+                        told.offence(Offence { remote: path.remote, reason }, &mut state.log_limit);
                     }
                     if let Some(name) = name {
+                        #[cfg(feature = "tracing")]
+                        told.path(name.clone(), &path, PathChange::Closed(reason));
                         state.path_events.add(name, path, PathChange::Closed(reason));
                     }
                 }
@@ -510,6 +548,12 @@ impl Server {
                 }
                 _ => {}
             }
+        }
+        #[cfg(feature = "tracing")]
+        if !told.is_empty() {
+            drop(state);
+            told.tell();
+            state = self.executor.lock();
         }
         if state.delivering {
             return;

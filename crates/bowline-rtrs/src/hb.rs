@@ -45,6 +45,8 @@ pub struct Heartbeat {
     patient: bool,
     /// When the last message came, or the last acknowledgement of a message.
     last_alive: Instant,
+    /// Since when such signs of life have come without a long pause.
+    alive_since: Instant,
     /// When the path counts as silent, unless it shows before that it is alive.
     silent_at: Option<Instant>,
 }
@@ -60,6 +62,7 @@ impl Heartbeat {
             sent: None,
             patient: false,
             last_alive: now,
+            alive_since: now,
             silent_at: None,
         }
     }
@@ -73,13 +76,23 @@ impl Heartbeat {
 
     /// The peer's device has acknowledged a message.
     pub fn acknowledged(&mut self, now: Instant) {
+        if !self.is_alive(now) {
+            self.alive_since = now;
+        }
         self.last_alive = now;
         self.silent_at = None;
     }
 
+    /// Whether the path has worked for all the time after which another one counts as silent. A
+    /// path that has only just come back says nothing of the others: what cut them all may have
+    /// cut this one for a moment less.
+    pub fn has_worked(&self, now: Instant) -> bool {
+        self.is_alive(now) && now.saturating_since(self.alive_since) >= self.config.path_dead
+    }
+
     /// Whether the path has shown recently that it is alive. A working idle path is probed every
     /// `probe_interval`.
-    pub fn is_alive(&self, now: Instant) -> bool {
+    fn is_alive(&self, now: Instant) -> bool {
         let HbConfig { path_dead, probe_interval, .. } = self.config;
         now.saturating_since(self.last_alive) < (path_dead / 2).max(probe_interval * 3 / 2)
     }
@@ -205,7 +218,7 @@ mod tests {
         assert_eq!(hb.tick(at(5_000)), HeartbeatAction::Silent);
         // The message is acknowledged, but not answered: the path is alive, the peer may not be.
         hb.acknowledged(at(5_500));
-        assert!(hb.is_alive(at(6_000)));
+        assert!(hb.is_alive(at(6_000)) && !hb.has_worked(at(6_000)), "it has just come back");
         for look in 2..=6 {
             assert_eq!(
                 (hb.next(), hb.tick(at(look * 5_000))),
@@ -217,6 +230,23 @@ mod tests {
         let mut hb = Heartbeat::new(slow(), at(0)).patient();
         assert_eq!(hb.tick(at(5_000)), HeartbeatAction::SendMsg);
         assert_eq!(hb.next(), at(10_000));
+    }
+
+    // tests [RT-93]
+    #[test]
+    fn a_path_works_once_it_has_done_so_for_a_while() {
+        let mut hb = Heartbeat::new(HbConfig::default(), at(0)).patient();
+        let mut lives = |from: u64, to: u64| {
+            for ms in (from..to).step_by(1_000) {
+                hb.received(at(ms));
+            }
+            hb.has_worked(at(to))
+        };
+        assert!(!lives(1_000, 2_999));
+        assert!(lives(2_999, 3_000));
+        assert!(lives(3_999, 9_000));
+        assert!(!lives(12_000, 14_999), "nothing was heard for 3 s");
+        assert!(lives(14_999, 15_000));
     }
 
     // tests [RT-60], [RT-61], [RT-88]

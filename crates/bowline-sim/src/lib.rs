@@ -2,7 +2,7 @@
 //!
 //! | module | simulates | judges |
 //! | --- | --- | --- |
-//! | [`rds`] | RDS nodes and kernel peers over TCP | messages: once, in order, none lost |
+//! | [`rds`] | RDS nodes and kernel peers, over TCP and RDMA | messages: once, in order, none lost |
 //! | [`roce`] | RoCEv2 devices and programs that use verbs | requests, memory byte for byte |
 //! | [`rtrs`] | RTRS sessions and RNBD disks over RoCEv2 | requests, chunks, data of disks |
 //!

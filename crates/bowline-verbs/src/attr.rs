@@ -45,6 +45,8 @@ pub struct DeviceAttr {
     /// [`Device::withdraw_keys`](crate::Device::withdraw_keys) and
     /// [`Device::renew_keys`](crate::Device::renew_keys) are supported.
     pub key_refresh: bool,
+    /// [`Device::alloc_inner_pd`](crate::Device::alloc_inner_pd) is supported.
+    pub inner_pds: bool,
     /// Payload bytes of WRITEs without immediate that one system call can send, if they are posted
     /// in a row and fill their packets. Consecutive packets of one size are sent together, and a
     /// shorter one may follow them. Programs with many messages should post the ones that fill

@@ -1,8 +1,10 @@
 //! Memory that peers may read and write.
 
+use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::foreign::ForeignMemory;
 use crate::prefetch::{CACHE_LINE, prefetch_line};
 
 /// A range of a buffer, for reads and writes that need no region or key.
@@ -25,14 +27,16 @@ const PAGE: usize = 4096;
 /// `madvise` value that collapses small pages into huge ones at once (Linux 6.1).
 const MADV_COLLAPSE: i32 = 25;
 
-/// Page-aligned zeroed memory of fixed size, which may be registered. Peers change it at any time,
-/// as a device would by DMA, so no reference to its bytes is ever created: bytes are copied in and
-/// out.
+/// Page-aligned zeroed memory of fixed size, which may be registered; or the memory of another
+/// process. Peers change it at any time, as a device would by DMA, so no reference to its bytes is
+/// ever created: bytes are copied in and out.
 #[derive(Debug)]
 pub struct Buffer {
+    /// Dangling for memory of another process, of which this process maps nothing.
     start: NonNull<u8>,
     len: usize,
     direct_placement: bool,
+    foreign: Option<Box<ForeignMemory>>,
 }
 
 // SAFETY: the memory belongs to the buffer alone, is reached only through raw copies, and stays
@@ -83,6 +87,34 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// The whole memory of another process, by a descriptor of its `/proc/self/mem` that it has
+    /// opened itself; offsets are its addresses. Bytes that the process does not have, or has no
+    /// longer, read as zeroes, and what is written to them is lost; [`Buffer::faults`] counts
+    /// these. Access may wait for as long as
+    /// the process lets it, for example when a file system in userspace is behind the memory: only
+    /// the memory of processes that are trusted not to stop this one may be used.
+    ///
+    /// Devices other than software ones cannot use it, and no address in this process stands for
+    /// it.
+    pub fn of_process(memory: Arc<File>) -> Self {
+        Self {
+            start: NonNull::dangling(),
+            len: isize::MAX as usize,
+            direct_placement: false,
+            foreign: Some(Box::new(ForeignMemory::new(memory))),
+        }
+    }
+
+    /// Number of accesses to bytes that the other process did not have; 0 for memory of this one.
+    pub fn faults(&self) -> u64 {
+        self.foreign.as_ref().map_or(0, |foreign| foreign.faults())
+    }
+
+    /// Tells whether this is the memory of another process.
+    pub const fn is_foreign(&self) -> bool {
+        self.foreign.is_some()
+    }
+
     /// Collapses a fully used range of [`Buffer::sparse`] memory into huge pages, if the system can
     /// do that. This affects only speed. Takes some milliseconds per page, and seconds if the
     /// system has to move other pages first.
@@ -97,10 +129,11 @@ impl Buffer {
     /// Gives the system advice about a range. A refusal does not matter, since the advice never
     /// affects the contents.
     fn advise(&self, offset: usize, len: usize, advice: i32) {
-        let at = self.at(offset, len);
-        if cfg!(miri) {
-            return; // which has no advice to take
+        self.check(offset, len);
+        if cfg!(miri) || self.is_foreign() {
+            return; // Miri has no advice to take, and another process takes its own.
         }
+        let at = self.at(offset, len);
         // SAFETY: within the mapping, as `at` checked.
         unsafe { libc::madvise(at.cast(), len, advice) };
     }
@@ -133,7 +166,7 @@ impl Buffer {
             )
         };
         match NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) {
-            Some(start) => Ok(Self { start, len, direct_placement: true }),
+            Some(start) => Ok(Self { start, len, direct_placement: true, foreign: None }),
             None => Err(std::io::Error::last_os_error()),
         }
     }
@@ -149,14 +182,19 @@ impl Buffer {
     }
 
     /// Returns the address of the first byte, at which a region registered without an `iova`
-    /// begins.
+    /// begins; 0 for the memory of another process.
     pub fn addr(&self) -> u64 {
-        self.start.as_ptr() as u64
+        if self.is_foreign() { 0 } else { self.start.as_ptr() as u64 }
     }
 
-    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+    fn check(&self, offset: usize, len: usize) {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "outside of the buffer");
+    }
+
+    /// Returns the address of a range of memory of this process.
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        self.check(offset, len);
         // SAFETY: just checked to lie within the mapping, or one past its end.
         unsafe { self.start.as_ptr().add(offset) }
     }
@@ -166,6 +204,10 @@ impl Buffer {
     /// # Panics
     /// When they do not lie within the buffer.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
+        if let Some(foreign) = &self.foreign {
+            self.check(offset, out.len());
+            return foreign.read(offset, out);
+        }
         let from = self.at(offset, out.len());
         // SAFETY: `at` checked the range; `out` is other memory, since no slice of a buffer exists.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
@@ -176,6 +218,12 @@ impl Buffer {
     /// # Panics
     /// When they do not lie within the buffer.
     pub fn append_to(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
+        if self.is_foreign() {
+            let begin = out.len();
+            self.check(offset, len);
+            out.resize(begin + len, 0);
+            return self.read(offset, &mut out[begin..]);
+        }
         let from = self.at(offset, len);
         out.reserve(len);
         let to = out.spare_capacity_mut().as_mut_ptr().cast::<u8>();
@@ -191,6 +239,11 @@ impl Buffer {
     /// # Panics
     /// When the bytes do not lie within the buffer.
     pub fn append_summed(&self, offset: usize, len: usize, out: &mut Vec<u8>, crc: u32) -> u32 {
+        if self.is_foreign() {
+            let begin = out.len();
+            self.append_to(offset, len, out);
+            return bowline_crc::update(crc, &out[begin..]);
+        }
         let from = self.at(offset, len);
         out.reserve(len);
         let to = out.spare_capacity_mut().as_mut_ptr().cast::<u8>();
@@ -207,6 +260,12 @@ impl Buffer {
     /// # Panics
     /// When they do not lie within the buffer.
     pub fn sum(&self, offset: usize, len: usize, crc: u32) -> u32 {
+        if let Some(foreign) = &self.foreign {
+            self.check(offset, len);
+            let mut crc = crc;
+            foreign.for_each(offset, len, |_, bytes| crc = bowline_crc::update(crc, bytes));
+            return crc;
+        }
         let from = self.at(offset, len);
         // SAFETY: `at` checked the range.
         unsafe { bowline_crc::sum(crc, from, len) }
@@ -216,8 +275,9 @@ impl Buffer {
     /// address is valid as long as the buffer.
     ///
     /// # Panics
-    /// When they do not lie within the buffer.
+    /// When they do not lie within the buffer, or it is the memory of another process.
     pub fn raw(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(!self.is_foreign(), "memory of another process has no address here");
         self.at(offset, len)
     }
 
@@ -226,6 +286,12 @@ impl Buffer {
     /// # Panics
     /// When they do not lie within the buffer.
     pub fn clear(&self, offset: usize, len: usize) {
+        if let Some(foreign) = &self.foreign {
+            self.check(offset, len);
+            return (0..len).step_by(PAGE).for_each(|at| {
+                foreign.write(offset + at, &[0; PAGE][..PAGE.min(len - at)]);
+            });
+        }
         let to = self.at(offset, len);
         // SAFETY: `at` checked the range; no slice of a buffer exists.
         unsafe { to.write_bytes(0, len) };
@@ -236,6 +302,9 @@ impl Buffer {
     /// # Panics
     /// When they do not lie within the buffer.
     pub fn prefetch(&self, offset: usize, len: usize) {
+        if self.is_foreign() {
+            return self.check(offset, len);
+        }
         let from = self.at(offset, len);
         for line in (0..len).step_by(CACHE_LINE) {
             prefetch_line(from.wrapping_add(line));
@@ -247,6 +316,10 @@ impl Buffer {
     /// # Panics
     /// When the bytes do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
+        if let Some(foreign) = &self.foreign {
+            self.check(offset, bytes.len());
+            return foreign.write(offset, bytes);
+        }
         let to = self.at(offset, bytes.len());
         // SAFETY: `at` checked the range; `bytes` is other memory, since no slice of a buffer
         // exists.
@@ -258,6 +331,11 @@ impl Buffer {
     /// # Panics
     /// When a range does not lie within its buffer.
     pub fn copy_to(&self, from: usize, to: &Self, at: usize, len: usize) {
+        if self.is_foreign() || to.is_foreign() {
+            let mut bytes = Vec::new();
+            self.append_to(from, len, &mut bytes);
+            return to.write(at, &bytes);
+        }
         let from = self.at(from, len);
         let to = to.at(at, len);
         // SAFETY: `at` checked both ranges.
@@ -269,6 +347,11 @@ impl Buffer {
     /// # Panics
     /// When the bytes are not aligned or do not lie within the buffer.
     pub fn update(&self, offset: usize, mut change: impl FnMut(u64) -> u64) -> u64 {
+        if let Some(foreign) = &self.foreign {
+            self.check(offset, 8);
+            assert!(offset.is_multiple_of(8), "not aligned to 8 bytes");
+            return foreign.update(offset, change);
+        }
         use std::sync::atomic::{AtomicU64, Ordering};
         let at = self.at(offset, 8).cast::<u64>();
         assert!(at.is_aligned(), "not aligned to 8 bytes");
@@ -282,6 +365,9 @@ impl Buffer {
 #[allow(unsafe_code)]
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if self.is_foreign() {
+            return;
+        }
         // SAFETY: the mapping has this length, and nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
     }
@@ -314,6 +400,57 @@ mod tests {
         buffer.write(8, &5_u64.to_ne_bytes());
         assert_eq!(buffer.update(8, |n| n + 1), 5);
         assert_eq!(buffer.update(8, |n| n), 6);
+    }
+
+    /// This process stands for another one.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no /proc")]
+    fn memory_of_a_process_is_read_and_written_by_its_addresses() {
+        let own = Buffer::new(10_000).unwrap();
+        let file = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+        let foreign = Buffer::of_process(Arc::new(file));
+        let at = own.addr() as usize;
+        assert!(foreign.is_foreign() && !own.is_foreign());
+        assert_eq!((foreign.addr(), foreign.allows_direct_placement()), (0, false));
+        foreign.write(at + 9_990, b"0123456789");
+        let mut out = [0; 4];
+        own.read(9_993, &mut out);
+        assert_eq!(&out, b"3456");
+        let (mut theirs, mut ours) = (vec![7], vec![7]);
+        let crcs =
+            (foreign.append_summed(at + 1_000, 9_000, &mut theirs, 5), foreign.sum(at, 9, 5));
+        assert_eq!(crcs, (own.append_summed(1_000, 9_000, &mut ours, 5), own.sum(0, 9, 5)));
+        assert_eq!(theirs, ours);
+        own.copy_to(9_995, &foreign, at + 16, 5);
+        foreign.clear(at + 9_992, 2);
+        foreign.copy_to(at + 9_990, &own, 24, 4);
+        let mut out = [0; 12];
+        foreign.read(at + 16, &mut out);
+        assert_eq!(&out, b"56789\0\0\x0001\0\0");
+        own.write(8, &5_u64.to_ne_bytes());
+        assert_eq!(foreign.update(at + 8, |n| n + 1), 5);
+        assert_eq!(own.update(8, |n| n), 6);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no /proc")]
+    fn what_a_process_does_not_have_reads_as_zeroes_and_cannot_be_written() {
+        let own = Buffer::new(8_192).unwrap();
+        own.write(4_000, &[1; 96]);
+        let file = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+        let foreign = Buffer::of_process(Arc::new(file));
+        let at = own.addr() as usize;
+        // SAFETY: the second page of the buffer, which nothing refers to.
+        #[allow(unsafe_code)]
+        let left = unsafe { libc::mprotect(own.raw(4_096, 1).cast(), 4_096, libc::PROT_NONE) };
+        assert_eq!(left, 0);
+        foreign.write(0, b"nobody has this");
+        let mut out = [7; 4];
+        foreign.read(0, &mut out);
+        assert_eq!(out, [0; 4]);
+        assert_eq!((own.faults(), foreign.faults()), (0, 2));
+        foreign.read(at + 4_094, &mut out);
+        assert_eq!(out[..2], [1; 2]);
     }
 
     #[test]

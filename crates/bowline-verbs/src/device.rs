@@ -8,7 +8,7 @@ use bowline_base::count::Described;
 
 use crate::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, Feature,
-    MwBind, MwType, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
+    MwBind, MwType, PathStats, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
 };
 
 /// Id of a protection domain of one device.
@@ -60,6 +60,12 @@ pub trait Device: Send + Sync {
         Vec::new()
     }
 
+    /// Returns what is known about the paths to the peers of queue pairs. A device that leaves
+    /// congestion to its hardware returns nothing.
+    fn paths(&self) -> Vec<PathStats> {
+        Vec::new()
+    }
+
     /// Makes a protection domain.
     ///
     /// # Errors
@@ -69,8 +75,18 @@ pub trait Device: Send + Sync {
     /// Removes a protection domain.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Busy`] while a region or queue pair is left in it.
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a region, queue pair or domain is left in it.
     fn dealloc_pd(&self, pd: PdId) -> Result<(), Error>;
+
+    /// Makes a protection domain within another: its queue pairs and their peers may use the
+    /// regions of both, while those of the outer domain may not use the inner one's. So a
+    /// program has memory for all its peers, and memory for some of them.
+    ///
+    /// # Errors
+    /// As [`alloc_pd`](Self::alloc_pd); [`Error::NoSuch`]; [`Error::NotSupported`].
+    fn alloc_inner_pd(&self, _outer: PdId) -> Result<PdId, Error> {
+        Err(Error::NotSupported(Feature::InnerDomain))
+    }
 
     /// Registers `len` bytes of a buffer from `offset` on. The region's first byte has address
     /// `iova`, or that of the memory when that is `None`.
@@ -101,8 +117,9 @@ pub trait Device: Send + Sync {
     fn dereg_mr(&self, lkey: u32) -> Result<(), Error>;
 
     /// Withdraws the present keys of regions of [`reg_mr`](Self::reg_mr) from peers: at once, not
-    /// in the order of a queue. The rest of an unfinished WRITE to them is refused. Local use
-    /// continues. All keys are checked first; on an error nothing has changed.
+    /// in the order of a queue. The rest of an unfinished WRITE to them is refused; a READ that was
+    /// accepted before is answered, again if it is repeated. Local use continues. All keys are
+    /// checked first; on an error nothing has changed.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; [`Error::Invalid`] for a key that is withdrawn already;

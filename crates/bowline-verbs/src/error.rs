@@ -7,7 +7,7 @@ use bowline_base::Errno;
 use crate::InvalidReason;
 
 /// The error of a verb; a verb that fails has changed nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// No such object, or it belongs to another owner. `EINVAL`.
@@ -76,7 +76,21 @@ impl fmt::Display for Error {
     }
 }
 
+/// The same text, because `main` prints this form when it returns the error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Error {}
+
+/// The error stays inside: `downcast` gives it back.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        error.errno().wrap(error)
+    }
+}
 
 /// A kind of object of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,6 +185,8 @@ impl fmt::Display for Resource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
+    /// [`Device::alloc_inner_pd`](crate::Device::alloc_inner_pd).
+    InnerDomain,
     /// [`Device::withdraw_keys`](crate::Device::withdraw_keys).
     WithdrawKeys,
     /// [`Device::renew_keys`](crate::Device::renew_keys).
@@ -184,17 +200,21 @@ pub enum Feature {
     MemoryWindow,
     /// [`Access::FLUSH_PERSISTENT`](crate::Access::FLUSH_PERSISTENT).
     PersistentMemory,
+    /// [`Buffer::of_process`](crate::Buffer::of_process).
+    ForeignMemory,
 }
 
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::InnerDomain => "a protection domain within another",
             Self::WithdrawKeys => "withdrawing keys",
             Self::RenewKeys => "renewing keys",
             Self::FastRegistration => "fast registration",
             Self::Flush => "a flush or atomic write",
             Self::MemoryWindow => "a memory window",
             Self::PersistentMemory => "memory that outlives a loss of power",
+            Self::ForeignMemory => "memory of another process",
         })
     }
 }

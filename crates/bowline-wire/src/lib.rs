@@ -3,8 +3,8 @@
 //! No I/O and no state of a protocol: checked views over bytes, builders of bytes, and one-line
 //! `Display` forms for logs. Nothing is allocated but in the vectors a caller has written to.
 //! Nothing here can panic, whatever the bytes. Numbered rules are those of `docs/spec/rds.md`
-//! (`[R-101]`), `docs/spec/roce.md` (`[HDR-1]`), `docs/spec/rtrs.md` (`[RT-1]`, `[RS-1]`) and
-//! `docs/spec/rnbd.md` (`[NB-1]`).
+//! (`[R-101]`), `docs/spec/rds-rdma.md` (`[IB-14]`), `docs/spec/roce.md` (`[HDR-1]`),
+//! `docs/spec/rtrs.md` (`[RT-1]`, `[RS-1]`) and `docs/spec/rnbd.md` (`[NB-1]`).
 //!
 //! ```
 //! use bowline_wire::rds::{HEADER_LEN, Handshake, Header, PROBE_PORT};

@@ -161,4 +161,5 @@ def main():
             % (note, capture, where, "\n".join(lines)))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -66,6 +66,7 @@ fn v5_req() {
     private_data[..CMA_HEADER_LEN].copy_from_slice(&header.emit());
     let req = Req {
         local_id: ACTIVE,
+        vendor: 0,
         service_id: service_id(0x1c06),
         guid: 0x5054_00ff_fe77_0003,
         qpn: 0x11,
@@ -111,6 +112,7 @@ fn v6_rep() {
     let rep = Rep {
         local_id: PASSIVE,
         remote_id: ACTIVE,
+        vendor: 0,
         qpn: 0x11,
         starting_psn: 0xb2_98ce,
         responder_resources: 1,
@@ -248,6 +250,7 @@ prop_compose! {
     ) -> Req {
         Req {
             local_id: ids.0,
+            vendor: 0,
             service_id: ids.1,
             guid: ids.2,
             qpn: numbers.0,
@@ -291,6 +294,7 @@ prop_compose! {
         Rep {
             local_id: ids.0,
             remote_id: ids.1,
+            vendor: 0,
             qpn: numbers.0,
             starting_psn: numbers.1,
             responder_resources: depths.0,

@@ -1,3 +1,33 @@
 //! What blocks are stored in behind exports, and how programs and other software reach a disk.
 
-pub use bowline_block::*;
+pub use bowline_block::{
+    BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskHandle, DiskIo, Durable, LocalDevice,
+};
+pub use bowline_rnbd::{Discard, IoOp, Limits};
+
+/// Storage behind exports: memory, files, block devices, and [stores](backend::Backend) of the
+/// program.
+pub mod backend {
+    pub use bowline_block::backend::{
+        Backend, BackendDone, BackendIo, BackendResult, BackendSpec, answer, open,
+    };
+}
+
+/// Front ends of a disk, by which other software uses it.
+pub mod front {
+    /// A disk as a file in a directory, under FUSE.
+    #[cfg(feature = "fuse")]
+    pub mod fuse {
+        pub use bowline_block::front::fuse::{FuseOptions, Mount, mount};
+    }
+
+    /// A disk behind a unix socket that speaks NBD.
+    pub mod nbd {
+        pub use bowline_block::front::nbd::{NbdOptions, NbdServer, serve};
+    }
+
+    /// A disk as a block device of this machine (Linux 6.4 with `ublk_drv`, root).
+    pub mod ublk {
+        pub use bowline_block::front::ublk::{Ublk, UblkOptions, attach};
+    }
+}

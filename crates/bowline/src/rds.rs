@@ -35,17 +35,18 @@
 //! node counts dropped messages.
 //!
 //! A peer that does not exist, or whose node does not run (yet), is no error either: messages to it
-//! wait in the send buffer, until that is full. [`Node::info`] shows it: no path to the peer is
+//! wait in the send buffer, until that is full. [`Node::events`] tells it with the cause
+//! ([`Event::CannotConnect`]), and [`Node::info`] shows it: no path to the peer is
 //! [`PathState::Up`].
 //!
 //! ```
-//! use bowline::rds::{Node, PathState};
+//! use bowline::rds::{CloseReason, Event, Node};
 //! # use std::{net::SocketAddr, time::Duration};
 //!
 //! # fn main() -> Result<(), bowline::rds::Error> {
-//! let left = Node::builder().address([127, 45, 77, 1].into()).build()?;
-//! let right = Node::builder().address([127, 45, 77, 2].into()).build()?;
-//! let socket = left.bind(([127, 45, 77, 1], 4000).into())?;
+//! let left = Node::builder().address([127, 45, 77, 1]).build()?;
+//! let right = Node::builder().address([127, 45, 77, 2]).build()?;
+//! let socket = left.bind(([127, 45, 77, 1], 4000))?;
 //!
 //! let nobody_has_bound_it = SocketAddr::from(([127, 45, 77, 2], 4000));
 //! socket.send_to(b"lost", nobody_has_bound_it)?;
@@ -57,9 +58,11 @@
 //! socket.send_to(b"kept", no_node_runs_there)?;
 //! let flushed = socket.flush(Some(Duration::from_millis(200)));
 //! assert!(flushed.is_err_and(|error| error.is_timed_out()));
-//! let paths = left.info().paths;
-//! let mut to_it = paths.iter().filter(|path| path.remote == no_node_runs_there.ip());
-//! assert!(!to_it.any(|path| path.state == PathState::Up));
+//! let told = left.events().into_iter().any(|event| {
+//!     matches!(event, Event::CannotConnect { remote, why: CloseReason::Refused, .. }
+//!         if remote == no_node_runs_there.ip())
+//! });
+//! assert!(told);
 //! # Ok(())
 //! # }
 //! ```
@@ -75,31 +78,51 @@
 //! - When the node ends, its sockets end: calls fail with `ENETDOWN`. If it was killed, some sends
 //!   may still be accepted before that. A node that is replaced (`bowline node --replace`) keeps
 //!   its sockets.
-//! - [`Socket::as_fd`] is the socket itself, readable and writable as a kernel's is.
+//! - [`Socket::event_fd`] is the socket itself, readable and writable as a kernel's is.
 //! - [`Socket::outstanding`] and the calls for tasks fail with `EOPNOTSUPP`, and so does what is up
 //!   to the node's owner: [`Node::set_sysctl`] and others say so.
 //!
+//! # Tasks
+//!
+//! With the feature `tokio` most calls have a form for tasks, whose name ends in `_async`, as
+//! [`Socket::send_to`] has `send_to_async`. All of them are cancel safe: one that is dropped before
+//! it is ready, by `select!` or a timeout, has lost no message and sent none.
+//!
+//! # Waiting and errors
+//!
 //! Calls block unless [`Socket::set_nonblocking`] is on, work from any number of threads at once,
-//! and report errors with the errno that Linux's own RDS sockets give ([`Error::errno`]).
+//! and report errors of a kind ([`Error::kind`]), with the errno that Linux's own RDS sockets give
+//! ([`Error::errno`]).
 //!
 //! A process must not `fork` and go on using a node in the child.
 
+mod addr;
 mod builder;
 mod control;
 mod error;
 mod host;
 mod message;
 mod node;
+#[cfg(feature = "rdma")]
+mod rdma;
 mod socket;
+#[cfg(feature = "tokio")]
+mod tasks;
 
+pub use addr::{ToAddr, ToIp};
 pub use bowline_rds::{
-    ConnInfo, Event, Info, Interest, IpNet, LatencyTrace, Limits, LinkInfo, MessageInfo,
-    Misbehaviour, OutstandingMessages, PathInfo, PathState, PeerList, Readiness, Refusal,
-    SendControl, SocketInfo,
+    CloseReason, ConnInfo, Event, Info, Interest, IpNet, LatencyTrace, LengthLimit, Limits, LinkId,
+    LinkInfo, MessageInfo, Misbehaviour, OutstandingMessages, PathEnd, PathInfo, PathState,
+    PeerList, RdmaInfo, RdmaStatus, Readiness, Refusal, SendControl, SocketInfo, TooLong,
+    Transport,
 };
+#[cfg(feature = "rdma")]
+pub use bowline_rds_driver::RdmaMemory;
 pub use bowline_rds_driver::{DriverStats, PollMode};
-pub use builder::Builder;
-pub use error::Error;
+pub use builder::{Builder, Paths};
+pub use error::{Error, ErrorKind};
 pub use message::{Control, Message};
 pub use node::Node;
+#[cfg(feature = "rdma")]
+pub use rdma::Transfer;
 pub use socket::Socket;

@@ -11,38 +11,35 @@
 //! its server refuses the session, with `ECONNRESET`, until it has noticed: some seconds with a
 //! server of bowline, up to 35 with a kernel's.
 //!
+//! A disk over two paths:
+//!
 //! ```
-//! use std::{net::IpAddr, sync::Arc};
+//! use std::net::IpAddr;
 //!
-//! use bowline::block::{BlockDevice, sync::{self, Durable}};
+//! use bowline::block::{DiskHandle, Durable};
 //! use bowline::rnbd::{Client, ExportServer, Exports, MapOptions, ServerConfig};
-//! use bowline::rtrs::{Engine, EngineConfig, PORT};
-//! use bowline::verbs::{Device, SoftConfig, SoftDevice};
-//!
-//! fn engine(address: IpAddr) -> Result<Arc<Engine>, Box<dyn std::error::Error>> {
-//!     let config = SoftConfig { addrs: vec![address], ..SoftConfig::default() };
-//!     let device: Arc<dyn Device> = Arc::new(SoftDevice::open(config)?);
-//!     Ok(Engine::new(vec![device], EngineConfig::default())?)
-//! }
+//! use bowline::rtrs::{Engine, PORT};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Two machines, usually; here both are this process.
-//! let (here, there): (IpAddr, IpAddr) = ([127, 77, 2, 1].into(), [127, 77, 2, 2].into());
+//! // Two machines with two networks, usually; here all are this process.
+//! let here: [IpAddr; 2] = [[127, 77, 2, 1].into(), [127, 77, 2, 3].into()];
+//! let there: [IpAddr; 2] = [[127, 77, 2, 2].into(), [127, 77, 2, 4].into()];
+//!
 //! let mut exports = Exports::new();
 //! exports.memory("disk0", 1 << 20, 512)?;
-//! let places = [(there, PORT).into()];
-//! let (near, far) = (engine(here)?, engine(there)?);
+//! let places = there.map(|address| (address, PORT).into());
+//! let far = Engine::soft(there)?;
 //! let server = ExportServer::open(&far, &places, ServerConfig::default(), exports)?;
 //!
-//! // More than one path makes the disk outlive any of them.
-//! let options = MapOptions::new("example").path(Some(here), there);
-//! let client = Client::new(near, options.clone());
-//! let disk = client.map("disk0", &options)?;
-//! assert_eq!(disk.limits().bytes, 1 << 20);
+//! // Requests go on over the other path when one is lost.
+//! let options = MapOptions::new("example").paths(here.into_iter().zip(there));
+//! let client = Client::new(Engine::soft(here)?, options);
+//! let disk = client.map("disk0")?;
 //!
+//! let io = DiskHandle::new(disk.clone());
+//! io.write_at(4096, &[7; 512], Durable::Now)?;
 //! let mut block = [0; 512];
-//! sync::write_at(&*disk, 4096, &[7; 512], Durable::Now).map_err(|errno| errno.to_string())?;
-//! sync::read_at(&*disk, 4096, &mut block).map_err(|errno| errno.to_string())?;
+//! io.read_at(4096, &mut block)?;
 //! assert_eq!(block, [7; 512]);
 //!
 //! client.unmap(&disk)?;
@@ -52,6 +49,23 @@
 //! # }
 //! ```
 
-pub use bowline_rnbd::client::Outage;
-pub use bowline_rnbd_driver::*;
+pub use bowline_rnbd::client::{Config as IoConfig, DevId, DevInfo, Outage, State};
+pub use bowline_rnbd::server::{
+    ClientChange, ClientEv, CoreLimits, ExportId, OpenId, OpenInfo, SessKey,
+};
+pub use bowline_rnbd_driver::client::{DiskStats, OnPath};
+pub use bowline_rnbd_driver::server::Moved;
+pub use bowline_rnbd_driver::{
+    Client, Disk, Error, ErrorKind, ExportServer, Exports, FileOptions, Grant, MapOptions,
+    ServerConfig,
+};
 pub use bowline_wire::rnbd::Access;
+
+/// Disks and exports as a [tree](crate::ctl), as under /sys/class/rnbd-client and rnbd-server.
+pub mod tree {
+    pub use bowline_rnbd_driver::tree::{
+        DiskInfo, DiskState, Disks, ExportCommands, ExportInfo, Exports, MapPath, MapSpec,
+        OpenInfo, PATHS_MAX, Parameters, Traffic, client_node, disks_node, exports_node,
+        server_node,
+    };
+}

@@ -11,10 +11,10 @@
 //! ```
 //! use std::{net::IpAddr, sync::Arc};
 //!
+//! use bowline::Errno;
 //! use bowline::rtrs::client::{PermitKind, Session, SessionBuilder, Wait};
 //! use bowline::rtrs::server::{Handler, LinkEv, Request, Server, ServerConfig};
-//! use bowline::rtrs::{Dir, Engine, EngineConfig, Errno, PORT};
-//! use bowline::verbs::{Device, SoftConfig, SoftDevice};
+//! use bowline::rtrs::{Dir, Engine, PORT};
 //!
 //! /// Says hello to whoever reads.
 //! struct Greeter;
@@ -40,16 +40,10 @@
 //!     }
 //! }
 //!
-//! fn engine(address: IpAddr) -> Result<Arc<Engine>, Box<dyn std::error::Error>> {
-//!     let config = SoftConfig { addrs: vec![address], ..SoftConfig::default() };
-//!     let device: Arc<dyn Device> = Arc::new(SoftDevice::open(config)?);
-//!     Ok(Engine::new(vec![device], EngineConfig::default())?)
-//! }
-//!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Two machines, usually; here both are this process.
 //! let (here, there): (IpAddr, IpAddr) = ([127, 77, 1, 1].into(), [127, 77, 1, 2].into());
-//! let (near, far) = (engine(here)?, engine(there)?);
+//! let (near, far) = (Engine::soft([here])?, Engine::soft([there])?);
 //! let greeter = Arc::new(Greeter);
 //! let server = Server::open(&far, &[(there, PORT).into()], ServerConfig::default(), greeter)?;
 //!
@@ -69,4 +63,35 @@
 //! # }
 //! ```
 
-pub use bowline_rtrs_driver::*;
+pub use bowline_rtrs_driver::{
+    Dir, Engine, EngineConfig, EngineStats, Error, ErrorKind, Geometry, HbConfig, MemRef, PORT,
+    PathId, Policy, Poll, PortId, RegionId, SessionName,
+};
+pub use bowline_wire::rtrs::{ConRspError, GeometryError, NameError, Uuid};
+
+/// The client: sessions, and requests on them.
+pub mod client {
+    pub use bowline_rtrs_driver::client::{
+        Attrs, Call, ClientLimits, ClientStats, Completed, Completer, Done, GetPermit, Latencies,
+        LinkEv, PathEv, PathState, PathView, Permit, PermitKind, ReadKeys, Refusal, Region, Req,
+        Session, SessionBuilder, StatsFile, Wait,
+    };
+}
+
+/// The server: takes requests and answers them.
+pub mod server {
+    pub use bowline_rtrs_driver::server::{
+        AllowRule, CloseReason, Handler, LinkEv, Offence, OpId, PathChange, PathEv, PathInfo,
+        PathState, PathStats, Request, Server, ServerConfig, ServerCounters, ServerLimits, SessId,
+        SessionInfo, Usr,
+    };
+}
+
+/// Sessions and paths as a [tree](crate::ctl), as under /sys/class/rtrs-client and rtrs-server.
+pub mod tree {
+    pub use bowline_rtrs_driver::tree::{
+        ClientPath, ClientSession, ClientStats, Completions, Files, IoStats, LATENCY_ROWS,
+        PathCommand, ServerParameters, ServerPath, ServerSession, ServerSessions, Stats,
+        client_node, server_node,
+    };
+}

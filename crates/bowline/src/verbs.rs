@@ -4,18 +4,23 @@
 //! from here: a [`SoftDevice`], which is RoCEv2 over UDP sockets of this process, or, with the
 //! feature `rdma-core`, a device of the machine.
 //!
-//! A whole program, `examples/rdma_write.rs`:
-//!
-//! ```
-#![doc = include_str!("../examples/rdma_write.rs")]
-//! ```
+//! [`guide::rdma_write`](crate::guide::rdma_write) is a whole program.
 
-pub use bowline_roce::{Config as RoceConfig, GiveUp};
+pub use bowline_roce::{
+    CmConfig, Config as RoceConfig, Congestion, Counters as RoceCounters, GiveUp,
+    Limits as RoceLimits,
+};
 pub use bowline_roce_driver::{
     DriverStats as SoftStats, FormerConnections, IcrcPolicy, InUse, PollMode, ROCE_PORT,
     SoftConfig, SoftDevice,
 };
-pub use bowline_verbs::*;
+pub use bowline_verbs::{
+    Access, AddressVector, AsyncEvent, Buffer, CmEvent, CmId, CmMessage, Completion, ConnParam,
+    ConnRequest, CqId, Device, DeviceAttr, Error, Feature, FlushOf, HUGE_PAGE, InvalidReason, Mem,
+    MrKeys, Mtu, MwBind, MwType, Object, PathStats, PdId, Piece, Placement, QpAttr, QpAttrName,
+    QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason, Remote, RequestPart, Resource,
+    SendFlags, SendOp, SendWr, Sge, SharedDevice, Status, UdDest, WcOpcode,
+};
 
 #[cfg(feature = "rdma-core")]
-pub use bowline_rdmacore::RdmaCoreDevice;
+pub use bowline_rdmacore::{RdmaCoreDevice, Unavailable};

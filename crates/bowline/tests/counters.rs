@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::thread;
 
-use bowline::rds::{DriverStats, PollMode};
+use bowline::rds::{DriverStats, Paths, PollMode};
 use bowline_testkit::allocations::{self, Counting};
 
 mod common;
@@ -93,7 +93,7 @@ fn check_stream(size: usize, count: u64, calls: f64, slack: f64, test: u16) {
     // cost.
     let mut tries = 0;
     let (pair, cost) = loop {
-        let pair = Pair::with(test, |b| b.paths(1).poll(PollMode::Sleep));
+        let pair = Pair::with(test, |b| b.paths(Paths::One).poll(PollMode::Sleep));
         let cost = stream(&pair, size, count);
         tries += 1;
         let most = |of: &dyn Fn(DriverStats) -> f64| of(cost.sender).max(of(cost.receiver));
@@ -135,7 +135,7 @@ fn streaming_8_kib_shares_system_calls() {
 /// What a sleeping round trip costs: system calls and thread hand-overs of the side that has more,
 /// and allocations of both for each message.
 fn sleeping_round_trip() -> [(&'static str, f64, f64); 3] {
-    let pair = Pair::with(602, |b| b.paths(1).poll(PollMode::Sleep));
+    let pair = Pair::with(602, |b| b.paths(Paths::One).poll(PollMode::Sleep));
     let (a, b) = pair.sockets(4000);
     const ROUNDS: u64 = 5000;
     const WARM: u64 = 500;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::rds::{Limits, Node, Socket};
+use bowline::rds::{Limits, Node, Paths, Socket};
 
 mod common;
 use common::{LIMIT, Pair, Stop, addr, builder};
@@ -52,7 +52,7 @@ fn burn(stop: &AtomicBool) {
 fn flood(test: u16, sender_end_to_end: bool, receiver_end_to_end: bool) {
     let node = |n, end_to_end| {
         let builder = builder(test, n)
-            .paths(if sender_end_to_end { 8 } else { 1 })
+            .paths(if sender_end_to_end { Paths::Eight } else { Paths::One })
             .sysctl("net.rds.reconnect_max_delay_ms", 5);
         builder.end_to_end(end_to_end).build().unwrap()
     };
@@ -120,9 +120,9 @@ fn counter(node: &Node, name: &str) -> u64 {
 #[test]
 fn a_connection_that_is_not_read_is_dropped_without_loss() {
     let small = Limits { recv_bytes_per_peer: 100_000, ..Limits::default() };
-    let left = builder(724, 1).paths(1).end_to_end(false).build().unwrap();
+    let left = builder(724, 1).paths(Paths::One).end_to_end(false).build().unwrap();
     // The socket has room for all messages, or the sender would stop by itself.
-    let right = builder(724, 2).paths(1).end_to_end(false).limits(small);
+    let right = builder(724, 2).paths(Paths::One).end_to_end(false).limits(small);
     let right = right.default_recv_buffer(256 << 20).build().unwrap();
     let pair = Pair { test: 724, left, right };
     let (a, b) = pair.sockets(4000);

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use bowline::rds::{Control, Interest, PollMode};
+use bowline::rds::{
+    Control, Error, ErrorKind, Interest, LengthLimit, Node, Paths, PollMode, Socket,
+};
 use rustix::event::{PollFd, PollFlags};
 
 mod common;
@@ -96,7 +98,7 @@ fn messages_tell_when_they_arrived() {
 
 #[test]
 fn long_messages_arrive_whole_in_every_order_of_sizes() {
-    let pair = Pair::with(5, |b| b.max_message_bytes(8 << 20).default_send_buffer(16 << 20));
+    let pair = Pair::with(5, |b| b.max_message_bytes(8 << 20));
     let (a, b) = pair.sockets(4000);
     let sizes = [1, MIB, 47, 3 * MIB + 1, 65_536, 8 << 20, 0, 262_144];
     thread::scope(|s| {
@@ -114,9 +116,52 @@ fn long_messages_arrive_whole_in_every_order_of_sizes() {
 }
 
 #[test]
+fn one_setting_makes_room_for_long_messages_and_gives_way_to_others() {
+    let pair = Pair::with(809, |b| b.default_send_buffer(9000).max_message_bytes(4 << 20));
+    let (a, b) = pair.sockets(4000);
+    assert_eq!((a.send_buffer(), b.recv_buffer()), (Ok(9000), Ok(8 << 20)));
+    let too_long = |socket: &Socket, len| {
+        let error = socket.send_to(&vec![0; len], pair.b(4000)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooLong);
+        let why = error.too_long().unwrap();
+        (why.limit, why.of)
+    };
+    assert_eq!(too_long(&a, 9001), (9000, LengthLimit::SendBuffer));
+    a.set_send_buffer(16 << 20).unwrap();
+    assert_eq!(a.send_to(&vec![0; 4 << 20], pair.b(4000)).unwrap(), 4 << 20);
+    assert_eq!(too_long(&a, (4 << 20) + 1), (4 << 20, LengthLimit::Node));
+    assert_eq!(b.recv_message().unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn a_message_beyond_the_limit_of_the_peer_says_so() {
+    let left = builder(810, 1).max_message_bytes(4 << 20).build().unwrap();
+    let right = builder(810, 2).build().unwrap();
+    let (here, there) = (addr(810, 1, 4000), addr(810, 2, 4000));
+    let (a, b) = (left.bind(here).unwrap(), right.bind(there).unwrap());
+    a.set_send_timeout(Some(LIMIT));
+    let error = a.send_to(&vec![0; 2 << 20], there).unwrap_err();
+    let why = error.too_long().unwrap();
+    assert_eq!((why.len, why.limit, why.of), (2 << 20, 1 << 20, LengthLimit::Peer));
+    drop(b);
+}
+
+#[test]
+fn addresses_may_be_texts_pairs_and_numbers() {
+    let node = Node::builder().address([127, 103, 43, 1]).address("127.103.43.2").build().unwrap();
+    let socket = node.bind("127.103.43.1:4000").unwrap();
+    assert_eq!(socket.send_to(b"to itself", ("127.103.43.1", 4000)).unwrap(), 9);
+    assert_eq!(socket.send_to(b"to another", ([127, 103, 43, 2], 4000)).unwrap(), 10);
+    let kind = |error: Error| error.kind();
+    assert_eq!(node.bind("localhost:4000").map_err(kind).unwrap_err(), ErrorKind::BadAddress);
+    let node = Node::builder().address("localhost").build();
+    assert_eq!(node.map_err(kind).unwrap_err(), ErrorKind::BadAddress);
+}
+
+#[test]
 fn errors_carry_the_kernels_numbers() {
     let pair = Pair::new(6);
-    let errno = |error: bowline::rds::Error| error.errno();
+    let errno = |error: Error| error.errno();
     assert_eq!(errno(pair.left.bind(pair.b(4000)).unwrap_err()), 99);
     let (a, b) = pair.sockets(4000);
     assert_eq!(errno(a.bind(pair.a(4001)).unwrap_err()), 22);
@@ -125,11 +170,11 @@ fn errors_carry_the_kernels_numbers() {
     assert_eq!(errno(unbound.send_to(b"x", pair.b(4000)).unwrap_err()), 107);
     assert_eq!(errno(a.send(b"x").unwrap_err()), 107);
     assert_eq!(errno(a.send_to(&vec![0; 106_497], pair.b(4000)).unwrap_err()), 90);
-    assert_eq!(errno(a.send_to(b"x", "255.255.255.255:1".parse().unwrap()).unwrap_err()), 22);
+    assert_eq!(errno(a.send_to(b"x", "255.255.255.255:1").unwrap_err()), 22);
     let taken = builder(6, 1).build().unwrap_err();
     assert_eq!(taken.errno(), 98);
     assert!(taken.to_string().contains("rds_tcp"), "{taken}");
-    assert_eq!(builder(6, 3).paths(3).build().unwrap_err().errno(), 22);
+    assert_eq!(Paths::try_from(3).unwrap_err().errno(), 22);
     assert_eq!(builder(6, 3).sysctl("net.rds.nonsense", 1).build().unwrap_err().errno(), 92);
 
     b.set_nonblocking(true);
@@ -361,7 +406,7 @@ fn shutdown_says_when_something_was_not_delivered() {
 fn the_event_descriptor_follows_the_socket() {
     let pair = Pair::new(18);
     let (a, b) = pair.sockets(4000);
-    let fd = b.as_fd().unwrap();
+    let fd = b.event_fd().unwrap();
     b.set_nonblocking(true);
     let is_ready = |limit_ms: i64| {
         let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
@@ -384,6 +429,35 @@ fn the_event_descriptor_follows_the_socket() {
         }
         assert_eq!(got, 2);
         assert!(!is_ready(0), "round {round}: empty and still ready");
+    }
+}
+
+/// The sender is told that there is room between its refused send and a receive that finds nothing,
+/// and waits only then.
+#[test]
+fn the_event_descriptor_keeps_the_news_for_a_refused_send() {
+    let pair = Pair::new(36);
+    let (a, b) = pair.sockets(4000);
+    a.set_nonblocking(true);
+    let fd = a.event_fd().unwrap();
+    let is_ready = |limit: Duration| {
+        let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&limit.try_into().unwrap())).unwrap() == 1
+    };
+    for round in 0..50 {
+        let mut sent = 0;
+        while a.send_to(&[7; 8192], pair.b(4000)).is_ok() {
+            sent += 1;
+        }
+        for _ in 0..sent {
+            b.recv(&mut [0; 8192]).unwrap();
+        }
+        a.flush(Some(LIMIT)).unwrap();
+        assert!(is_ready(LIMIT), "round {round}: there is room");
+        assert_eq!(a.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::Empty);
+        assert!(is_ready(Duration::ZERO), "round {round}: the send was not tried yet");
+        assert_eq!(a.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::Empty);
+        assert!(!is_ready(Duration::ZERO), "round {round}: it is not wanted any more");
     }
 }
 

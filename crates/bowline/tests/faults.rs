@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::rds::{Builder, Limits, PollMode, Socket};
+use bowline::rds::{Builder, Limits, Paths, PollMode, Socket};
 
 mod common;
 use common::{LIMIT, Pair, addr, builder, ip};
@@ -76,7 +76,7 @@ fn cut_connections_lose_and_repeat_nothing() {
 
 #[test]
 fn cut_connections_lose_and_repeat_nothing_on_one_path() {
-    cut_under_load(701, |b| b.paths(1).poll(PollMode::Sleep));
+    cut_under_load(701, |b| b.paths(Paths::One).poll(PollMode::Sleep));
 }
 
 #[test]

@@ -218,7 +218,7 @@ fn who_must_not_wait_does_not_and_who_may_waits_no_longer_than_the_limit() {
 
 /// What the descriptor of a socket shows.
 fn shown(socket: &Socket) -> PollFlags {
-    let fd = socket.as_fd().unwrap();
+    let fd = socket.event_fd().unwrap();
     let mut one = [PollFd::new(&fd, PollFlags::IN | PollFlags::OUT)];
     poll(&mut one, Some(&Timespec::default())).unwrap();
     one[0].revents()
@@ -343,7 +343,7 @@ fn a_close_ends_the_waits_of_other_threads_and_loses_what_is_unread() {
     b.close();
     assert_eq!(errno(b.recv_message()), 9);
     assert_eq!(errno(b.send_to(b"x", scene.a(4000))), 9);
-    assert_eq!(errno(b.as_fd()), 9);
+    assert_eq!(errno(b.event_fd()), 9);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| a.recv_message());
         // It is in its call soon; and if it is not, its call fails all the same.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::rds::{Builder, DriverStats, Node, PollMode, Socket};
+use bowline::rds::{Builder, DriverStats, Node, Paths, PollMode, Socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 mod common;
@@ -108,7 +108,7 @@ fn ten_thousand_sockets_and_a_thousand_peers() {
     let enough = limit.current.map(|now| now.max(DESCRIPTORS));
     setrlimit(Resource::Nofile, Rlimit { current: enough, ..limit }).unwrap();
 
-    let set = |b: Builder| b.paths(1).poll(PollMode::Sleep);
+    let set = |b: Builder| b.paths(Paths::One).poll(PollMode::Sleep);
     let node = set(builder(TEST, 1)).build().unwrap();
     let crowd = set((0..PEERS).map(peer).fold(Node::builder(), Builder::address)).build().unwrap();
     let at = |n: usize| SocketAddr::new(peer(n), PORT);

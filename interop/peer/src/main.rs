@@ -10,7 +10,7 @@ mod jobs;
 mod protocol;
 
 use backend::Backend;
-use backend::bowline::Bowline;
+use backend::bowline::{Bowline, Rdma};
 use backend::kernel::Kernel;
 use jobs::Jobs;
 use protocol::{Command, Event};
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 const USAGE: &str = "usage: bowline-interop-peer serve --kernel
-       bowline-interop-peer serve [--address IP]... [--paths 8|1]";
+       bowline-interop-peer serve [--address IP]... [--paths 8|1] [--rdma | --device NAME]";
 
 fn main() -> ExitCode {
     match serve(std::env::args().skip(1)) {
@@ -35,10 +35,12 @@ fn serve(mut args: impl Iterator<Item = String>) -> Result<(), String> {
     if args.next().as_deref() != Some("serve") {
         return Err(USAGE.into());
     }
-    let (mut addresses, mut paths, mut kernel) = (Vec::new(), 8, false);
+    let (mut addresses, mut paths, mut kernel, mut rdma) = (Vec::new(), 8, false, None);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--kernel" => kernel = true,
+            "--rdma" => rdma = Some(Rdma::Soft),
+            "--device" => rdma = Some(Rdma::Core(value(&mut args)?)),
             "--address" => addresses.push(value(&mut args)?),
             "--paths" => paths = value(&mut args)?,
             _ => return Err(USAGE.into()),
@@ -47,7 +49,7 @@ fn serve(mut args: impl Iterator<Item = String>) -> Result<(), String> {
     let backend: Arc<dyn Backend> = if kernel {
         Arc::new(Kernel)
     } else {
-        Arc::new(Bowline::start(&addresses, paths).map_err(|e| e.to_string())?)
+        Arc::new(Bowline::start(&addresses, paths, rdma.as_ref()).map_err(|e| e.to_string())?)
     };
     let hello = Event::new("", "hello").num("pid", u64::from(std::process::id()));
     hello.text("node", &backend.name()).emit();

@@ -17,7 +17,7 @@ const TARGET: &str = "iqn.2026-11.example.bowline:bench";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn serve(role: Role) -> Result<(), String> {
-    let (_file, path) = memory_file()?;
+    let (_file, path) = memory_file(role.cell.store())?;
     let dir = private_dir()?;
     let ready = prepare(&dir, &path);
     // Left behind it is removed by the next run.

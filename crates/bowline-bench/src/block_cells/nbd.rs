@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use bowline_verbs::Buffer;
 
 use super::server::{serve, start_with_socket};
-use super::{Gauge, Load, STORE, fill, memory_file};
+use super::{Gauge, Load, fill, memory_file};
 use crate::role::{Role, done, stopping};
 use crate::sys;
 
@@ -24,13 +24,13 @@ const AHEAD_OF_LARGE: usize = 1 << 12;
 const LARGE: usize = 1 << 16;
 
 pub(super) fn serve_nbdkit(role: Role) -> Result<(), String> {
-    let size = format!("size={STORE}");
+    let size = format!("size={}", role.cell.store());
     let (server, port) = start_with_socket(&role, "nbdkit", &["--foreground", "memory", &size])?;
     serve(role, server, port)
 }
 
 pub(super) fn serve_qemu(role: Role) -> Result<(), String> {
-    let (_file, path) = memory_file()?;
+    let (_file, path) = memory_file(role.cell.store())?;
     let args = ["--persistent", "--format", "raw", &path];
     let (server, port) = start_with_socket(&role, "qemu-nbd", &args)?;
     serve(role, server, port)
@@ -113,10 +113,11 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
     role.ready("")?;
     let (size, depth) = (role.cell.size, role.cell.depth);
     let mut client = Client::connect(&role)?;
-    let store = Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?;
+    let bytes = role.cell.store();
+    let store = Buffer::new(bytes).map_err(|e| format!("memory: {e}"))?;
     fill(&store);
     const PIECE: usize = 1 << 20;
-    for at in (0..STORE).step_by(PIECE) {
+    for at in (0..bytes).step_by(PIECE) {
         client.request(WRITE, 0, at as u64, PIECE);
         store.append_to(at, PIECE, &mut client.out);
         client.flush()?;
@@ -132,6 +133,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
         for slot in free.drain(..) {
             let offset = load.next();
             let at = slot as usize;
+            gauge.asked(at);
             *offsets.get_mut(at).ok_or("a slot that there is not")? = offset;
             if load.write {
                 client.request(WRITE, slot, offset, size);
@@ -156,6 +158,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
                 let offset = offsets.get(slot as usize).ok_or("a slot that there is not")?;
                 load.check(*offset, *first)?;
             }
+            gauge.answered(slot as usize);
             free.push(slot);
             let more = if load.write { 16 } else { 16 + size };
             if client.reader.buffer().len() < more {

@@ -8,22 +8,25 @@ use bowline_block::{BlockDevice, DiskDone, DiskIo, IoOp};
 use bowline_rnbd_driver::{Client, ExportServer, Exports, MapOptions, ServerConfig};
 use bowline_rtrs_driver::PORT;
 
-use super::{Ended, Gauge, Load, NAP, STORE, addresses, engine, fill, probe, succeeded};
+use super::rtrs::geometry;
+use super::{Ended, Gauge, Load, NAP, addresses, engine, fill, probe, succeeded};
 use crate::cell::Wait;
 use crate::role::{Role, Side, done, stopping};
 
 pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let (_device, engine) = engine(&role)?;
-    let spec = BackendSpec::Memory { bytes: STORE as u64, block: 512 };
+    let spec = BackendSpec::Memory { bytes: role.cell.store() as u64, block: 512 };
     let store: Arc<dyn Backend> = open(spec).map_err(|e| format!("memory: {e}"))?;
     if let Some(memory) = store.region() {
         fill(&memory);
     }
     let mut exports = Exports::new();
-    exports.backend("store", store, false).map_err(|e| e.to_string())?;
+    exports.backend("store", store).map_err(|e| e.to_string())?;
     let at: Vec<SocketAddr> =
         addresses(&role.cell, Side::Rx).into_iter().map(|ip| SocketAddr::new(ip, PORT)).collect();
-    let server = ExportServer::open(&engine, &at, ServerConfig::default(), exports);
+    let mut config = ServerConfig::default();
+    config.rtrs.geometry = geometry(role.cell.size)?;
+    let server = ExportServer::open(&engine, &at, config, exports);
     let _server = server.map_err(|e| e.to_string())?;
     role.ready("")?;
     while !stopping() {
@@ -49,7 +52,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
         .zip(far)
         .fold(options, |options, (near, far)| options.path(Some(near), far));
     let client = Client::new(Arc::clone(&engine), options.clone());
-    let disk = client.map("store", &options).map_err(|e| e.to_string())?;
+    let disk = client.map_with("store", &options).map_err(|e| e.to_string())?;
     let memory = disk.memory(depth * size).map_err(|e| e.to_string())?;
     let mut load = Load::new(&role.cell);
     let op = if load.write { IoOp::Write } else { IoOp::Read };
@@ -62,20 +65,15 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
     while !stopping() {
         for (slot, _) in &free {
             let (offset, at) = (load.next(), *slot as usize * size);
+            gauge.asked(*slot as usize);
             offsets[*slot as usize] = offset;
             if load.write {
-                memory.mem.buffer.write(memory.mem.offset + at, &offset.to_le_bytes());
+                memory.write(at, &offset.to_le_bytes());
             }
-            requests.push(DiskIo {
-                op,
-                offset,
-                len: size as u32,
-                fua: false,
-                nounmap: false,
-                mem: Some((memory.region, at)),
-                tag: *slot,
-                done: Arc::clone(&ended) as Arc<dyn DiskDone>,
-            });
+            let done = Arc::clone(&ended) as Arc<dyn DiskDone>;
+            let mut io = DiskIo::new(op, offset, size as u32, done).tag(*slot);
+            io.mem = Some((memory.region, at));
+            requests.push(io);
         }
         disk.submit(&mut requests);
         loop {
@@ -91,9 +89,10 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             }
         }
         succeeded(&free)?;
+        free.iter().for_each(|(slot, _)| gauge.answered(*slot as usize));
         for (slot, _) in free.iter().filter(|_| !load.write) {
             let mut first = [0; 8];
-            memory.mem.buffer.read(memory.mem.offset + *slot as usize * size, &mut first);
+            memory.read(*slot as usize * size, &mut first);
             load.check(offsets[*slot as usize], first)?;
         }
         answers += free.len() as u64;

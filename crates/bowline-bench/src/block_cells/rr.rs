@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bowline_verbs::Buffer;
 
-use super::{Gauge, Load, STORE, fill};
+use super::{Gauge, Load, fill};
 use crate::cell::{Kind, Subject, Wait};
 use crate::role::{Role, done, stopping};
 use crate::sys;
@@ -151,7 +151,7 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let (request, answer) = sizes(&role);
     let (size, piece, mut parts) = (role.cell.size, piece(&role), Parts::new(&role));
     let checked = checked(&role);
-    let store = Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?;
+    let store = Buffer::new(role.cell.store()).map_err(|e| format!("memory: {e}"))?;
     fill(&store);
     let mut socket = Socket::open(&mut role, answer, request)?;
     loop {
@@ -163,7 +163,7 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
             let from = offset as usize;
             if role.cell.kind == Kind::IoWrite {
                 let data = socket.buf.get(at + HEADER..at + HEADER + piece);
-                if from + piece > STORE {
+                if from + piece > store.len() {
                     return Err(format!("a request at {from}"));
                 }
                 if checked {
@@ -176,7 +176,7 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
                 }
                 continue;
             }
-            if from + size > STORE {
+            if from + size > store.len() {
                 return Err(format!("a request at {from}"));
             }
             for at in (from..from + size).step_by(piece) {

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use bowline_verbs::Buffer;
 
 use super::rr::HEADER;
-use super::{Gauge, Load, STORE, fill};
+use super::{Gauge, Load, fill};
 use crate::cell::{Kind, Wait};
 use crate::role::{Role, done, stopping};
 use crate::sys;
@@ -83,7 +83,7 @@ fn sizes(role: &Role) -> (usize, usize) {
 
 pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("TCP socket: {e}");
-    let store = Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?;
+    let store = Buffer::new(role.cell.store()).map_err(|e| format!("memory: {e}"))?;
     fill(&store);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
     sys::set_buffers(&listener, BUFFER).map_err(failed)?;
@@ -103,7 +103,7 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
             let (header, data) = message.split_at(HEADER);
             let offset = header.first_chunk::<8>().ok_or("a short request")?;
             let offset = u64::from_le_bytes(*offset) as usize;
-            if offset + size > STORE {
+            if offset + size > store.len() {
                 return Err(format!("a request at {offset}"));
             }
             stream.out.extend_from_slice(header);

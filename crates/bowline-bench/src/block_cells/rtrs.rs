@@ -14,7 +14,7 @@ use bowline_rtrs_driver::server::{Handler, LinkEv, OpId, Request, Server, Server
 use bowline_rtrs_driver::{Dir, Engine, Errno, Geometry, MemRef, PORT, Policy, RegionId};
 use bowline_verbs::Buffer;
 
-use super::{Ended, Gauge, Load, NAP, STORE, addresses, counters, engine, fill, probe, succeeded};
+use super::{Ended, Gauge, Load, NAP, addresses, counters, engine, fill, probe, succeeded};
 use crate::cell::{Cell, Kind, Subject, Wait};
 use crate::role::{Role, Side, done, done_with, stopping};
 
@@ -26,7 +26,7 @@ const CHUNKS: u16 = 512;
 
 /// The chunks of a server that takes requests of `size` bytes: the default ones if those are
 /// enough.
-fn geometry(size: usize) -> Result<Geometry, String> {
+pub(super) fn geometry(size: usize) -> Result<Geometry, String> {
     let default = ServerConfig::default().geometry;
     if size <= default.max_io() as usize {
         return Ok(default);
@@ -74,7 +74,7 @@ impl Store {
         let offset = u64::from_le_bytes(offset);
         let region = *self.region.get().ok_or(Errno::EIO)?;
         let len = if request.dir == Dir::Read { request.room } else { request.data.len };
-        if offset.checked_add(len.into()).is_none_or(|end| end > STORE as u64) {
+        if offset.checked_add(len.into()).is_none_or(|end| end > self.memory.len() as u64) {
             return Err(Errno::EIO);
         }
         if request.dir == Dir::Read {
@@ -116,7 +116,7 @@ impl Handler for Store {
 
 pub(super) fn serve(mut role: Role) -> Result<(), String> {
     let (device, engine) = engine(&role)?;
-    let memory = Arc::new(Buffer::new(STORE).map_err(|e| format!("memory: {e}"))?);
+    let memory = Arc::new(Buffer::new(role.cell.store()).map_err(|e| format!("memory: {e}"))?);
     fill(&memory);
     let store = Arc::new(Store {
         memory,

@@ -1,6 +1,6 @@
 //! Servers of storage by others: started by the receiver, and gone with it.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 
@@ -51,7 +51,7 @@ pub(super) fn start_with_socket(
     args: &[&str],
 ) -> Result<(Child, u16), String> {
     let failed = |e: std::io::Error| format!("{program}: {e}");
-    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+    let socket = TcpListener::bind((role.plain_ip(), 0)).map_err(failed)?;
     if !role.cell.cc.is_empty() {
         sys::set_all_congestion_control(&role.cell.cc); // accepted sockets take it over
     }

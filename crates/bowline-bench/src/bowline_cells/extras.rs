@@ -15,7 +15,7 @@ use crate::sys;
 const NAP: Duration = Duration::from_millis(1);
 
 fn bind_many(node: &Node, ip: IpAddr, port: u16, count: usize) -> Result<Vec<Socket>, String> {
-    (0..count).map(|i| node.bind((ip, add_port(port, i)?).into()).map_err(failed("bind"))).collect()
+    (0..count).map(|i| node.bind((ip, add_port(port, i)?)).map_err(failed("bind"))).collect()
 }
 
 /// Waits a little until the socket can be used; the loops around it look at all sockets again
@@ -148,7 +148,7 @@ pub(super) fn fan_tx(mut role: Role) -> Result<(), String> {
     sys::raise_open_files();
     let ip = role.cell.nodes.1.into();
     let node = super::node(&role.cell, &[ip])?;
-    let socket = node.bind((ip, TX_PORT).into()).map_err(failed("bind"))?;
+    let socket = node.bind((ip, TX_PORT)).map_err(failed("bind"))?;
     let mut lanes: Vec<(SocketAddr, Maker)> = fan_addresses(&role)?
         .into_iter()
         .enumerate()
@@ -180,7 +180,7 @@ pub(super) fn idle_sockets(mut role: Role) -> Result<(), String> {
     let ip = role.cell.nodes.0.into();
     let node = super::node(&role.cell, &[ip])?;
     role.ready("")?;
-    let warm = node.bind((ip, 2).into()).map_err(failed("bind"))?; // what the first socket brings with it is not counted
+    let warm = node.bind((ip, 2)).map_err(failed("bind"))?; // what the first socket brings with it is not counted
     let before = resident()?;
     let sockets = bind_many(&node, ip, RX_PORT, role.cell.flows)?;
     let bytes = resident()?.saturating_sub(before);
@@ -226,7 +226,7 @@ pub(super) fn idle_tx(mut role: Role) -> Result<(), String> {
     sys::raise_open_files();
     let ip = role.cell.nodes.1.into();
     let node = super::node(&role.cell, &[ip])?;
-    let socket = node.bind((ip, TX_PORT).into()).map_err(failed("bind"))?;
+    let socket = node.bind((ip, TX_PORT)).map_err(failed("bind"))?;
     role.ready("")?;
     let mut maker = Maker::new(0, role.cell.size);
     let addresses = fan_addresses(&role)?;

@@ -1,6 +1,7 @@
 //! Streams from many sockets to one, and round trips.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use bowline::rds::{Node, Socket};
 
@@ -23,7 +24,7 @@ fn rx_addr(role: &Role) -> SocketAddr {
 fn open(role: &Role, ip: IpAddr, port: u16, sockets: usize) -> Result<(Node, Vec<Socket>), String> {
     let node = super::node(&role.cell, &[ip])?;
     let sockets = (0..sockets)
-        .map(|i| node.bind((ip, add_port(port, i)?).into()).map_err(failed("bind")))
+        .map(|i| node.bind((ip, add_port(port, i)?)).map_err(failed("bind")))
         .collect::<Result<Vec<_>, String>>()?;
     Ok((node, sockets))
 }
@@ -67,6 +68,32 @@ pub(super) fn stream_tx(mut role: Role) -> Result<(), String> {
         }
     }
     done(sent, node.driver_stats().busy_syscalls());
+    std::process::exit(0); // the receiver is told to end next: nothing is left to flush
+}
+
+/// Sends from buffers in turn: one is free again long before its turn comes, since all of them are
+/// more than fit the send buffer.
+pub(super) fn shared_tx(mut role: Role) -> Result<(), String> {
+    let (node, sockets) = open_tx(&mut role)?;
+    let socket = sockets.first().ok_or("no socket was opened")?;
+    let to = rx_addr(&role);
+    let mut maker = Maker::new(0, role.cell.size);
+    let count = 2 * role.cell.buffer / role.cell.size;
+    let mut ring: Vec<_> = (0..count).map(|_| Arc::new(maker.buffer())).collect();
+    let mut sent = 0;
+    while !stopping() {
+        let buffer = &mut ring[sent % count];
+        match Arc::get_mut(buffer) {
+            Some(bytes) => maker.next_in(bytes),
+            None => {
+                std::thread::yield_now();
+                continue;
+            }
+        }
+        socket.send_shared(buffer, Some(to), None).map_err(failed("send_shared"))?;
+        sent += 1;
+    }
+    done(sent as u64, node.driver_stats().busy_syscalls());
     std::process::exit(0); // the receiver is told to end next: nothing is left to flush
 }
 

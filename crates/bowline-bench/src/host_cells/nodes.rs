@@ -53,12 +53,10 @@ impl HostNodes {
 
 impl Served {
     fn start(cell: &Cell, addresses: &[Ipv4Addr]) -> Result<Self, String> {
-        let mut builder =
-            Node::builder().congestion_control(Some(cell.cc.clone()).filter(|cc| !cc.is_empty()));
-        if cell.paths > 0 {
-            builder = builder.paths(u8::try_from(cell.paths).unwrap_or(u8::MAX));
-        }
-        let builder = addresses.iter().fold(builder, |builder, ip| builder.address((*ip).into()));
+        let builder = Node::builder()
+            .congestion_control(Some(cell.cc.clone()).filter(|cc| !cc.is_empty()))
+            .paths(cell.rds_paths());
+        let builder = addresses.iter().fold(builder, |builder, ip| builder.address(*ip));
         let node = builder.build().map_err(|error| error.to_string())?;
         // Nobody else has the address now, so nobody else has the name.
         let name = format!("bowline-bench-{}-{}.sock", std::process::id(), addresses[0]);

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{
-    Access, Buffer, CmEvent, Completion, ConnParam, CqId, Device, Error, MrKeys, Mtu, QpAttr,
-    QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
+    Access, Buffer, CmEvent, Completion, ConnParam, CqId, Device, Error, MrKeys, Mtu, PathStats,
+    QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
+    Status,
 };
 
 use crate::cell::Wait;
@@ -217,12 +218,31 @@ impl End {
         Box::new(move || counts(&device))
     }
 
+    /// What the device knows of the way to the other side now.
+    fn path(&self) -> String {
+        let micros = |time: Duration| time.as_micros();
+        let word = |p: PathStats| {
+            format!(
+                " round_trip_us={} least_us={} window={} rate={} lost_gaps={} lost_timeouts={} \
+                 congestion_losses={}",
+                p.round_trip.map_or(0, micros),
+                micros(p.least_round_trip),
+                p.window.unwrap_or(0),
+                p.rate.unwrap_or(0),
+                p.lost_gaps,
+                p.lost_timeouts,
+                p.congestion_losses,
+            )
+        };
+        self.device.paths().into_iter().next().map_or_else(String::new, word)
+    }
+
     /// Tells the parent what this side did in all, and ends the process: what is on its way matters
     /// to nobody any more.
     pub(super) fn finish(&self, messages: u64) -> ! {
         let counts = counts(&self.device);
         let words: String = counts.iter().map(|(name, n)| format!(" {name}={n}")).collect();
-        say(&format!("done sent={messages}{words}"));
+        say(&format!("done sent={messages}{words}{}", self.path()));
         std::process::exit(0);
     }
 }

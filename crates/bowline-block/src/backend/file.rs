@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, StatxFlags};
 use super::job::Job;
 use super::pool::Pool;
 use super::uring::Ring;
-use super::{Backend, BackendDone, BackendIo, BackendResult, check, error, sys};
+use super::{Backend, BackendDone, BackendIo, BackendResult, error, sys};
 
 /// Bytes one request can name. [NB-47] [NB-59]
 const REQUEST_MAX: u64 = Limits::IO_MAX as u64;
@@ -107,7 +107,8 @@ impl Backend for File {
         // Answers are delivered once no lock is held.
         let jobs = io.drain(..).filter_map(|io| {
             let (token, nothing) = (io.token, io.op != IoOp::Flush && io.len == 0);
-            let job = check(&limits, &io)
+            let job = io
+                .check(&limits)
                 .and_then(|()| Job::new(io, done, self.facts.align, self.facts.device));
             let errno = match job {
                 Ok(job) if self.blocking.is_some() && job.blocks() => {

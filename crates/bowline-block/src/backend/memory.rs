@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 use bowline_verbs::Buffer;
 
-use super::{Backend, BackendDone, BackendIo, answer, check};
+use super::{Backend, BackendDone, BackendIo, answer};
 
 /// Largest discard or write of zeroes in bytes: cleared in well under a millisecond, since the
 /// thread that serves all requests does it.
@@ -41,7 +41,7 @@ impl Memory {
     }
 
     fn carry_out(&self, io: &BackendIo) -> Result<Option<u64>, Errno> {
-        check(&self.limits, io)?;
+        io.check(&self.limits)?;
         // The store was allocated, so what lies within the limits fits a usize.
         let (at, len) = (io.offset as usize, io.len as usize);
         match (io.op, &io.mem) {
@@ -72,9 +72,5 @@ impl Backend for Memory {
 
     fn region(&self) -> Option<Arc<Buffer>> {
         Some(self.store.clone())
-    }
-
-    fn resize(&self) -> io::Result<u64> {
-        Ok(self.limits.bytes)
     }
 }

@@ -26,9 +26,73 @@ use std::sync::Arc;
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 
-/// One open export, which all sessions share.
+/// One open export, which all sessions share: [`open`] makes those of this crate, and programs
+/// write their own.
+///
+/// # What holds when requests come
+///
+/// Behind a server, each request has been checked against the [limits](Self::limits), the access
+/// mode of its client and the memory that carries its data: the operation is supported, offset and
+/// length are whole blocks of the store, a discard is no longer than its limit, reads and writes
+/// have memory of `len` bytes. A store whose size changes checks again with [`BackendIo::check`],
+/// since it may have become smaller meanwhile; a [`LocalDevice`](crate::LocalDevice) leaves all
+/// checks to the store.
+///
+/// [`submit`](Self::submit) is called with no lock held, perhaps by several threads at once. Such a
+/// thread serves other requests and the heartbeats of their clients, so it must not wait for a
+/// disk, a network or another request. Requests in flight at the same time may be carried out in
+/// any order. A panic is contained: requests that are still in the list fail with `EIO`, while one
+/// that was taken and is never answered blocks its client, and the end of its session, for ever.
+///
+/// # What is expected
+///
+/// - Each request is answered once, with its token, to the `done` it came with: inside `submit` or
+///   later, from any thread, alone or with others. `done` may call `submit` of the same store
+///   before it returns, so no lock that `submit` takes may be held meanwhile.
+/// - A read is answered when its data is in `mem`, or is in [`region`](Self::region) and the answer
+///   says where ([`BackendResult::direct`]).
+/// - The memory of a write is only read. Behind a server it is the server's own copy, in which a
+///   store may also work, as one that encrypts in place; behind a `LocalDevice` it is the
+///   program's. A client that breaks the rules may change it at any time: what a store decides by,
+///   it reads once.
+/// - With a cache ([`Limits::write_cache`]), a flush makes all writes durable that were answered
+///   before, and a write with `fua` is durable when it is answered. Servers ask for neither without
+///   one, and for `fua` only where [`Limits::fua`] has it.
+///
+/// [`answer`] does the bookkeeping of a store that has its results at once. A whole store:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use bowline_block::backend::{Backend, BackendDone, BackendIo, answer};
+/// use bowline_block::{Errno, IoOp, Limits};
+///
+/// /// Reads give the number of each block.
+/// struct Numbers;
+///
+/// impl Backend for Numbers {
+///     fn limits(&self) -> Limits {
+///         Limits { read_only: true, ..Limits::plain(1 << 30) }
+///     }
+///
+///     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+///         answer(io, done, |io| {
+///             io.check(&self.limits())?;
+///             let (IoOp::Read, Some(mem)) = (io.op, &io.mem) else {
+///                 return Err(Errno::EOPNOTSUPP);
+///             };
+///             for at in (0..io.len as usize).step_by(512) {
+///                 let number = (io.offset + at as u64) / 512;
+///                 mem.buffer.write(mem.offset + at, &number.to_le_bytes());
+///             }
+///             Ok(None)
+///         });
+///     }
+/// }
+/// ```
 pub trait Backend: Send + Sync {
-    /// Returns the limits. `bytes` changes with [`resize`](Self::resize).
+    /// Returns the limits: `bytes` changes with [`resize`](Self::resize), nothing else does. Called
+    /// often and with locks of the server held: it must neither wait nor call the server.
     fn limits(&self) -> Limits;
 
     /// Submits all of `io` and leaves it empty. Never blocks. Each request is answered once to
@@ -36,23 +100,29 @@ pub trait Backend: Send + Sync {
     /// may exceed `max_io` of the limits: the store then carries them out in pieces. [NB-30]
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>);
 
-    /// Begins what was submitted since the last call: to be called after each batch.
+    /// Begins what was submitted since the last call: called after each batch. Stores that begin in
+    /// `submit` do not need it.
     fn kick(&self) {}
 
-    /// The store itself, where it is memory: results of reads may point into it.
+    /// The store itself, where it is memory: results of reads may point into it. It stays the same.
     fn region(&self) -> Option<Arc<Buffer>> {
         None
     }
 
-    /// Reads the size of the store anew; returns its size in bytes from now on.
+    /// Reads the size of the store anew; returns its size in bytes from now on, which `limits` has
+    /// from then on, too. Called at each open of the export and when its owner asks for it, on
+    /// threads that may wait. The default is for a store of a fixed size.
     ///
     /// # Errors
-    /// Errors of reading the size.
-    fn resize(&self) -> io::Result<u64>;
+    /// Errors of reading the size; the former one stays.
+    fn resize(&self) -> io::Result<u64> {
+        Ok(self.limits().bytes)
+    }
 }
 
 /// A request to a store.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct BackendIo {
     /// Returned with the result.
     pub token: u64,
@@ -72,6 +142,55 @@ pub struct BackendIo {
     pub mem: Option<Mem>,
 }
 
+impl BackendIo {
+    /// Makes a request of any kind, without memory and flags.
+    pub const fn new(token: u64, op: IoOp, offset: u64, len: u32) -> Self {
+        Self { token, op, offset, len, fua: false, nounmap: false, prio: 0, mem: None }
+    }
+
+    /// Checks a request against the limits of its store, as the block layer does: see
+    /// [`Backend`]. [NB-24] [NB-25]
+    ///
+    /// # Errors
+    /// `EPERM` for a change of a store that is read-only, `EOPNOTSUPP` for an operation that the
+    /// limits do not have, `EIO` beyond the end, `EINVAL` for what is not whole blocks, is longer
+    /// than the limits allow or has too little memory.
+    pub fn check(&self, limits: &Limits) -> Result<(), Errno> {
+        if self.op == IoOp::Flush {
+            return Ok(());
+        }
+        if limits.read_only && self.op.changes() {
+            return Err(Errno::EPERM);
+        }
+        let (len, block) = (u64::from(self.len), u64::from(limits.logical));
+        let discard = limits.discard.map_or(0, |discard| discard.max_bytes);
+        let most = match self.op {
+            // Not limited here: the memory exists, and the session limits the length.
+            IoOp::Read | IoOp::Write | IoOp::Flush => u64::MAX,
+            IoOp::Discard => discard,
+            IoOp::SecureErase => u64::from(limits.secure_erase) * discard,
+            IoOp::WriteZeroes => u64::from(limits.max_write_zeroes),
+        };
+        if most == 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if len > most || !len.is_multiple_of(block) || !self.offset.is_multiple_of(block) {
+            return Err(Errno::EINVAL);
+        }
+        if !limits.holds(self.offset, len) {
+            return Err(Errno::EIO);
+        }
+        let fits = self.mem.as_ref().is_some_and(|mem| {
+            let end = mem.offset.checked_add(mem.len);
+            self.len as usize <= mem.len && end.is_some_and(|end| end <= mem.buffer.len())
+        });
+        if self.op.has_data() && !fits {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+}
+
 /// The result of one request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BackendResult {
@@ -81,6 +200,13 @@ pub struct BackendResult {
     pub errno: i32,
     /// The data of a read was not copied: it is in [`Backend::region`], from this offset on.
     pub direct: Option<u64>,
+}
+
+impl BackendResult {
+    /// Makes the result of the request with this token.
+    pub fn new(token: u64, result: Result<(), Errno>) -> Self {
+        Self { token, errno: result.map_or_else(Errno::neg, |()| 0), direct: None }
+    }
 }
 
 /// Callback for results.
@@ -148,44 +274,10 @@ fn error(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno.0)
 }
 
-/// Checks a request against the limits of the store, as the block layer does. [NB-24] [NB-25]
-fn check(limits: &Limits, io: &BackendIo) -> Result<(), Errno> {
-    if io.op == IoOp::Flush {
-        return Ok(());
-    }
-    if limits.read_only && io.op.changes() {
-        return Err(Errno::EPERM);
-    }
-    let (len, block) = (u64::from(io.len), u64::from(limits.logical));
-    let most = match io.op {
-        // Not limited here: the memory exists, and the session limits the length.
-        IoOp::Read | IoOp::Write | IoOp::Flush => u64::MAX,
-        IoOp::Discard => limits.discard.map_or(0, |discard| discard.max_bytes),
-        IoOp::WriteZeroes => u64::from(limits.max_write_zeroes),
-        // No store here supports it; stores of programs check for themselves.
-        IoOp::SecureErase => 0,
-    };
-    if most == 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    if len > most || !len.is_multiple_of(block) || !io.offset.is_multiple_of(block) {
-        return Err(Errno::EINVAL);
-    }
-    if !limits.holds(io.offset, len) {
-        return Err(Errno::EIO);
-    }
-    let fits = io.mem.as_ref().is_some_and(|mem| {
-        let end = mem.offset.checked_add(mem.len);
-        io.len as usize <= mem.len && end.is_some_and(|end| end <= mem.buffer.len())
-    });
-    if io.op.has_data() && !fits {
-        return Err(Errno::EINVAL);
-    }
-    Ok(())
-}
-
-/// Answers every request at once. `carry_out` returns the offset of the data of a read.
-fn answer(
+/// Carries out every request with `carry_out`, answers it, and leaves `io` empty: the body of
+/// [`Backend::submit`] of a store that has its results at once. `carry_out` returns the offset of
+/// the data of a read that is in [`Backend::region`], else `None`.
+pub fn answer(
     io: &mut Vec<BackendIo>,
     done: &Arc<dyn BackendDone>,
     mut carry_out: impl FnMut(&BackendIo) -> Result<Option<u64>, Errno>,

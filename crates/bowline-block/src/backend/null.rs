@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Buffer;
 
-use super::{Backend, BackendDone, BackendIo, answer, check};
+use super::{Backend, BackendDone, BackendIo, answer};
 
 /// Size in bytes that it reports.
 const BYTES: u64 = 1 << 40;
@@ -26,7 +26,7 @@ impl Null {
     }
 
     fn carry_out(&self, io: &BackendIo) -> Result<Option<u64>, Errno> {
-        check(&self.limits, io)?;
+        io.check(&self.limits)?;
         let len = io.len as usize;
         match &io.mem {
             Some(mem) if io.op == IoOp::Read && len > ZEROES => {
@@ -51,9 +51,5 @@ impl Backend for Null {
 
     fn region(&self) -> Option<Arc<Buffer>> {
         Some(self.zeroes.clone())
-    }
-
-    fn resize(&self) -> io::Result<u64> {
-        Ok(BYTES)
     }
 }

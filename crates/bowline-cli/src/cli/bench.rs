@@ -8,8 +8,8 @@ use super::{Failure, Outcome};
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    /// What to measure and how: `rds`, `roce`, `rtrs` or `rnbd` with their options, or `report` for
-    /// the tables and pictures of recorded runs; each has `--help`
+    /// What to measure and how: `rds`, `roce`, `rtrs`, `rnbd` or `net` with their options, or
+    /// `report` for the tables and pictures of recorded runs; each has `--help`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }

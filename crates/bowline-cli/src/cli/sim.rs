@@ -25,7 +25,7 @@ const LAST_LINES: usize = 60;
 ///
 /// The same seed gives the same run on every machine. A seed that fails is printed at once (but
 /// with --json), with the command that runs it again; an interrupt ends the search with what was
-/// found. Without --roce or --rtrs the nodes speak RDS over TCP.
+/// found. Without --roce or --rtrs the nodes speak RDS over TCP and RDMA.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Exit status: 0 every promise was kept, 1 one was broken or the search interrupted, 2 usage."

@@ -144,6 +144,31 @@ fn paths_are_meant_where_a_path_is_named() {
 }
 
 #[test]
+fn what_is_known_of_the_network_is_told_on_both_sides() {
+    // tests [RS-50]
+    let folder = Folder::new();
+    let _pair = pair(&folder, 6, &[]);
+    let path = "paths/ip:127.47.6.11@ip:127.47.6.1";
+    let tree = json(&out(&folder, "tree"));
+    let text = tree.to_string();
+    assert_eq!(text.matches("least_round_trip_usec").count(), 2, "{text}");
+    for side in ["client", "server"] {
+        let file = format!("class/rtrs-{side}/s1/{path}/stats/network");
+        assert_eq!(out(&folder, &format!("get {file}")).split_whitespace().count(), 11);
+        rtrs(&folder, &format!("set {file} 1")).exits(243);
+        let all = json(&out(&folder, &format!("{side} stats s1 --json")));
+        let network = &all[0]["stats"]["network"];
+        assert!(network["least_round_trip_usec"].as_u64() > Some(0), "{side}: {all}");
+        // No delay limits the window within a host [CC-1].
+        assert_eq!(network["window"], 0, "{side}: {all}");
+        let text = out(&folder, &format!("{side} stats s1"));
+        for name in ["network ", " window ", " lost_gaps ", " resent ", " cnps_received "] {
+            assert!(text.contains(name), "{side}: {text}");
+        }
+    }
+}
+
+#[test]
 fn the_files_of_one_kernel_are_served_when_asked_for() {
     // tests [RS-43] [RS-44] [RS-46]
     let folder = Folder::new();
@@ -160,6 +185,8 @@ fn the_files_of_one_kernel_are_served_when_asked_for() {
         format!("rtrs-client/s1/{path}/stats/cpu_migration"),
         format!("rtrs-server/s1/{path}/stats/reset_all"),
         format!("rtrs-server/s1/{path}/stats/wc_completion"),
+        format!("rtrs-server/s1/{path}/stats/network"),
+        format!("rtrs-client/s1/{path}/stats/network"),
     ] {
         rtrs(&folder, &format!("get class/{file}")).exits(254);
     }

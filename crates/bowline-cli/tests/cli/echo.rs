@@ -22,14 +22,14 @@ fn echo(folder: &Folder, address: &str, more: &[&str]) -> (Running, SocketAddr) 
 }
 
 fn client(address: &str) -> (Node, Socket) {
-    let node = Node::builder().address(address.parse().expect("an address")).build();
+    let node = Node::builder().address(address).build();
     let node = node.expect("a node");
     let socket = another(&node, address);
     (node, socket)
 }
 
 fn another(node: &Node, address: &str) -> Socket {
-    let socket = node.bind(format!("{address}:0").parse().expect("an address")).expect("a socket");
+    let socket = node.bind((address, 0)).expect("a socket");
     socket.set_recv_timeout(Some(PATIENCE));
     socket.set_send_timeout(Some(PATIENCE));
     socket

@@ -217,3 +217,34 @@ fn a_path_that_is_lost_is_told_of_with_the_reason_at_this_end() {
     let Some(done) = apart(&folder, script) else { return };
     succeeded(&done);
 }
+
+/// A queue that is always full, and a link that is far slower than the requests come, are no reason
+/// to give a path up: heartbeats wait in the queue, but are answered.
+#[test]
+fn a_congested_path_is_not_a_dead_path() {
+    let folder = Folder::new();
+    let script = r#"
+        ip link add v0 type veth peer name w0
+        begin there unshare -n sleep 120
+        P=$(cat "$AT/there.pid")
+        n=0; until [ "$(readlink /proc/$P/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do n=$((n + 1)); [ $n -lt 600 ] || fail "no other namespace"; sleep 0.1; done
+        ip link set w0 netns $P
+        ip address add 10.9.0.1/24 dev v0; ip link set v0 up
+        nsenter -t $P -n sh -ec "ip address add 10.9.0.2/24 dev w0; ip link set w0 up"
+        SLOW="root tbf rate 10mbit burst 16kb limit 48kb"
+        { tc qdisc add dev v0 $SLOW && nsenter -t $P -n tc qdisc add dev w0 $SLOW; } 2> /dev/null || { echo "no tbf"; exit; }
+        begin far nsenter -t $P -n "$BOWLINE" rnbd export --memory d0=4MiB -I 10.9.0.2 --no-control --path-dead 1
+        heard far "export d0"
+        "$BOWLINE" rnbd verify d0 --from s1 --path 10.9.0.1@10.9.0.2 --time 6 --span 1MiB --depth 16 --outage fail \
+            --path-dead 1 --heartbeat 1 --json > "$AT/near.out" 2>&1 || fail verify
+        grep -q '"failed":0,.*"failovers":0,.*"state":"connected","failovers":0,"reconnects":0' "$AT/near.out" || fail "the path was lost"
+        grep -q " lost" "$AT/far.out" && fail "the server has lost the path"
+        cat "$AT/near.out"
+    "#;
+    let Some(done) = apart(&folder, script) else { return };
+    let said = succeeded(&done);
+    if said.trim() == "no tbf" {
+        return skipped::because("no queue with a rate (tbf of tc)");
+    }
+    println!("{said}");
+}

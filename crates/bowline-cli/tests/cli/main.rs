@@ -14,6 +14,7 @@ mod metrics;
 mod musl;
 mod node_disks;
 mod nodes;
+mod over_rdma;
 mod programs;
 mod queue;
 mod rdma;

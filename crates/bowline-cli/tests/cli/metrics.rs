@@ -35,7 +35,8 @@ fn a_node_tells_its_counters_and_connections() {
     assert_eq!(only(&all, "bowline_rds_connections"), 1.0);
     let (_, labels, paths) = &all["bowline_rds_connection_paths_up"].samples[0];
     let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    assert_eq!(*labels, [label("local", "127.48.1.1"), label("remote", "127.48.1.2")]);
+    let wanted = [("local", "127.48.1.1"), ("remote", "127.48.1.2"), ("transport", "tcp")];
+    assert_eq!(*labels, wanted.map(|(name, value)| label(name, value)));
     assert!(*paths >= 1.0);
     assert!(only(&all, "bowline_rds_driver_written_bytes_total") > 0.0);
     // Every counter of `bowline info` is there.

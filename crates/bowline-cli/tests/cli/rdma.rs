@@ -95,11 +95,25 @@ fn all_that_is_measured_is_right() {
             "200",
             "--verify",
             "--json",
+            // Within a host it is not the default.
+            "--congestion",
+            "delay",
         ];
         let done = run(&folder, &words).exits(0);
         let result = object(&done.out);
         assert_eq!((&result["op"], &result["iterations"]), (&op.into(), &200.into()), "{done:?}");
         assert!(!result[field].is_null(), "{done:?}");
+        let path = &result["peers"][0];
+        assert_eq!(path["peer"], "127.41.23.1", "{result}");
+        for name in ["round_trip_usec", "least_round_trip_usec", "window", "rate"] {
+            assert!(path[name].as_f64() > Some(0.0), "{name}: {result}");
+        }
+        for name in ["lost_gaps", "lost_timeouts", "congestion_losses", "resent", "in_flight"] {
+            assert!(path[name].is_u64(), "{name}: {result}");
+        }
+        for name in ["tx_packets", "receive_overflows", "rx_cnp", "tx_cnp", "rx_marked"] {
+            assert!(result["counters"][name].is_u64(), "{name}: {result}");
+        }
     }
     server.signal("-INT");
     let done = server.finish().exits(0);
@@ -287,6 +301,13 @@ fn devices_are_the_addresses_of_this_machine() {
     let devices = object(&run(&folder, &["devices", "--json"]).exits(0).out);
     let devices = devices["providers"][0]["devices"].as_array().expect("a list").clone();
     assert!(devices.iter().any(|device| device["address"] == "127.0.0.1"), "{devices:?}");
+    // Those in use by others have no buffer to tell of.
+    for device in devices.iter().filter(|device| device["usable"] == true) {
+        let [got, wanted] = ["receive_buffer", "receive_buffer_wanted"].map(|name| &device[name]);
+        let (got, wanted) = (got.as_u64().expect("a number"), wanted.as_u64().expect("a number"));
+        assert!(got > 0 && got <= wanted, "{device}");
+        assert!(got == wanted || text.contains("sysctl -w net.core.rmem_max="), "{text}");
+    }
 }
 
 #[test]

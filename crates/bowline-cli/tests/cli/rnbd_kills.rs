@@ -163,7 +163,7 @@ fn what_was_flushed_outlives_kill_9_of_the_server() {
     let options = MapOptions::new("kills").outage(Outage::Queue(PATIENCE));
     let options = options.path(Some(own(1)), theirs(1)).path(Some(own(2)), theirs(2));
     let client = Client::new(Arc::clone(&engine), options.clone());
-    let disk = client.map("disk0", &options).expect("mapped");
+    let disk = client.map_with("disk0", &options).expect("mapped");
 
     let shared = Shared {
         flushed: (0..WRITERS * BLOCKS).map(|_| AtomicU64::new(0)).collect(),

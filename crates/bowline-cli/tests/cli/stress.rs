@@ -3,12 +3,13 @@
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    thread,
     time::Duration,
 };
 
 use bowline::rds::Node;
 
-use crate::support::{Folder, Running, run, start};
+use crate::support::{Done, Folder, Running, run, start};
 
 const HEADING: &str = "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %";
 
@@ -43,6 +44,21 @@ fn two_sides_measure_each_other() {
     let passive = passive.finish().exits(0);
     assert!(passive.out.contains("accepted connection from 127.41.20.1:"), "{passive:?}");
     assert!(passive.out.ends_with("  (average)\n"), "{passive:?}");
+}
+
+#[test]
+fn messages_are_sent_without_copying_them() {
+    let folder = Folder::new();
+    let more = ["-p", "4150", "--zerocopy"];
+    let mut passive = start(&folder, &[&["stress", "-r", "127.41.36.2"][..], &more].concat());
+    passive.expect("waiting for incoming connection");
+    let words = ["stress", "-r", "127.41.36.1", "-s", "127.41.36.2", "-T", "1", "-v"];
+    let last = ["-q", "200k", "-d", "3", "-t", "2"];
+    let active = run(&folder, &[&words[..], &more, &last].concat()).exits(0);
+    let line = active.out.lines().last().and_then(|line| line.strip_suffix("  (average)"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(3)).expect("an average");
+    assert!(kib.parse::<f64>().expect("a number") > 0.0, "{active:?}");
+    passive.finish().exits(0);
 }
 
 #[test]
@@ -111,8 +127,17 @@ fn failures_of_a_run_are_explained() {
     done.complains(&["127.41.23.2:4400", "--connect-retries"]);
     let listener = TcpListener::bind("127.41.23.2:4400").expect("a free port");
     let done = run(&folder, &[&words[..], &["-D", "4096"]].concat()).exits(1);
-    done.complains(&["RDMA", "without -D"]);
+    done.complains(&["both sides with --rdma", "without -D"]);
     drop(listener);
+    for (more, wanted) in [
+        (&["-D", "512k", "-I", "3"][..], "1048576 bytes"),
+        (&["-D", "4k", "-I", "513"], "512 buffers"),
+        (&["-D", "4k", "--rdma-cache-mrs", "1"], "--rdma-use-get-mr 1"),
+        (&["-D", "4k", "--rdma-alignment", "4097"], "4096"),
+    ] {
+        let done = run(&folder, &[&words[..], &["--rdma"], more].concat()).exits(2);
+        assert!(done.err.contains(wanted), "no {wanted} in {done:?}");
+    }
 
     let mut passive = start(&folder, &["stress", "-r", "127.41.23.2", "-p", "4400"]);
     passive.expect("waiting");
@@ -122,6 +147,84 @@ fn failures_of_a_run_are_explained() {
     block[12..16].fill(0);
     stream.write_all(&block).expect("the block is taken");
     passive.finish().exits(1).complains(&["out of bounds"]);
+
+    // The side that accepts has no --rdma.
+    let mut passive = start(&folder, &["stress", "-r", "127.41.23.2", "-p", "4400"]);
+    passive.expect("waiting");
+    let done = run(&folder, &[&words[..], &["-D", "4k", "--rdma"]].concat()).exits(1);
+    done.complains(&["the peer broke off"]);
+    passive.finish().exits(1).complains(&["both sides with --rdma", "without -D"]);
+}
+
+/// Returns the columns of RDMA, in and out, of the average.
+fn moved(done: &Done) -> [f64; 2] {
+    let average = done.out.lines().find_map(|line| line.strip_suffix("  (average)"));
+    let cells: Vec<f64> = average
+        .unwrap_or_else(|| panic!("no average in {done:?}"))
+        .split_whitespace()
+        .map(|cell| cell.parse().expect("a number"))
+        .collect();
+    [cells[4], cells[5]]
+}
+
+/// Runs both sides over RDMA; returns what they printed.
+fn over_rdma(net: &str, more: &[&str]) -> [Done; 2] {
+    let folder = Folder::new();
+    let (near, far) = (format!("127.41.{net}.1"), format!("127.41.{net}.2"));
+    let mut passive = start(&folder, &["stress", "-r", &far, "-p", "4800", "--rdma"]);
+    passive.expect("waiting for incoming connection");
+    let words = ["stress", "-r", &near, "-s", &far, "-p", "4800", "--rdma", "-T", "2", "-v"];
+    let active = run(&folder, &[&words[..], more].concat()).exits(0);
+    [active, passive.finish().exits(0)]
+}
+
+#[test]
+fn remote_reads_and_writes_bring_what_they_should() {
+    thread::scope(|scope| {
+        let both_ways: [(&str, &[&str]); 5] = [
+            ("28", &["-D", "4k", "-d", "4", "-t", "2", "--rdma-use-once", "1"]),
+            ("29", &["-D", "16k", "-I", "4", "--rdma-alignment", "77", "--rdma-key-o-meter"]),
+            ("30", &["-D", "64k", "-t", "3", "--rdma-use-get-mr", "1", "--rdma-cache-mrs", "1"]),
+            ("31", &["-D", "1m", "-d", "2", "--rdma-use-get-mr", "1"]),
+            ("35", &["-D", "4k", "-q", "100k", "--zerocopy"]),
+        ];
+        for (net, more) in both_ways {
+            scope.spawn(move || {
+                for done in over_rdma(net, more) {
+                    assert!(moved(&done).iter().all(|rate| *rate > 0.0), "{more:?}: {done:?}");
+                    let meter = done.err.matches(" RDMA keys were issued, ").count();
+                    assert_eq!(meter, usize::from(net == "29"), "{done:?}");
+                }
+            });
+        }
+        // The active side alone asks; its memory is read, or written.
+        for (net, mode, out) in [("32", "1", 1), ("33", "2", 0)] {
+            scope.spawn(move || {
+                let more = ["-D", "64k", "-o", "-M", mode];
+                let [active, passive] = over_rdma(net, &more).map(|done| moved(&done));
+                assert!(active[out] > 0.0 && passive[1 - out] > 0.0, "{active:?}, {passive:?}");
+                assert_eq!((active[1 - out], passive[out]), (0.0, 0.0));
+            });
+        }
+    });
+}
+
+#[test]
+fn the_block_says_which_reads_and_writes_are_wanted() {
+    let folder = Folder::new();
+    let listener = TcpListener::bind("127.41.34.2:4900").expect("a free port");
+    let words = ["stress", "-r", "127.41.34.1", "-s", "127.41.34.2", "-p", "4900", "--rdma"];
+    let more = ["-D", "4k", "-I", "3", "-M", "2", "--rdma-alignment", "258", "--rdma-use-get-mr"];
+    let last = ["1", "--rdma-cache-mrs", "1", "--rdma-use-fence", "0", "--rdma-key-o-meter"];
+    let active = start(&folder, &[&words[..], &more, &last].concat());
+    let (mut stream, _) = listener.accept().expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let mut block = [0; 59];
+    stream.read_exact(&mut block).expect("a block");
+    assert_eq!(block[12..16], [0, 0, 0x10, 0]);
+    assert_eq!(block[39..], [0, 1, 0, 1, 1, 0xff, 0, 2, 0, 0, 0, 3, 0, 0, 1, 2, 0, 0, 0, 0]);
+    drop(stream);
+    active.finish().exits(1).complains(&["the peer broke off"]);
 }
 
 /// Starts both sides and waits until they measure.
@@ -141,13 +244,13 @@ fn messages_of_strangers_are_ignored() {
     let folder = Folder::new();
     let (mut active, mut passive) = both(&folder, "127.41.24", "4500", "4");
     let address = "127.41.24.3";
-    let node = Node::builder().address(address.parse().expect("an address")).build();
+    let node = Node::builder().address(address).build();
     let node = node.expect("a node");
-    let stranger = node.bind(format!("{address}:4501").parse().expect("an address"));
+    let stranger = node.bind((address, 4501));
     let stranger = stranger.expect("a socket");
     for to in ["127.41.24.1:4501", "127.41.24.2:4501"] {
         for len in [16, 0, 2000] {
-            stranger.send_to(&vec![7; len], to.parse().expect("an address")).expect("sent");
+            stranger.send_to(&vec![7; len], to).expect("sent");
         }
     }
     stranger.flush(Some(Duration::from_secs(20))).expect("both have taken it");

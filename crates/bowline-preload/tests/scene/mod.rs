@@ -6,13 +6,14 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bowline_host::{Host, Policy, Quota};
 use bowline_rds::Config;
-use bowline_rds_driver::{Driver, DriverConfig};
+use bowline_rds_driver::{Driver, DriverConfig, RdmaDevices};
+use bowline_roce_driver::{SoftConfig, SoftDevice};
 
 /// Longest time that a program may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -37,18 +38,43 @@ impl Scene {
     }
 
     pub(crate) fn at(net: u8, addresses: [String; 2]) -> Self {
-        let addrs: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let addrs = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let folder = std::env::temp_dir().join(format!("bowline-{}-{net}", std::process::id()));
+        Self::with(folder, addresses, addrs, RdmaDevices::default())
+    }
+
+    /// Two nodes on a device of software each; for the second both addresses change places.
+    pub(crate) fn rdma_pair() -> [Self; 2] {
+        let net = Self::next();
+        let addresses = [1, 2].map(|host| format!("127.79.{net}.{host}"));
+        [0, 1].map(|n| {
+            let addresses = [addresses[n].clone(), addresses[1 - n].clone()];
+            let addrs: Vec<IpAddr> = vec![addresses[0].parse().unwrap()];
+            let config = SoftConfig { addrs: addrs.clone(), ..SoftConfig::default() };
+            let device = SoftDevice::open(config).expect("an address of this machine");
+            let name = format!("bowline-{}-{net}-{n}", std::process::id());
+            let devices = RdmaDevices(vec![Arc::new(device)]);
+            Self::with(std::env::temp_dir().join(name), addresses, addrs, devices)
+        })
+    }
+
+    fn with(
+        folder: PathBuf,
+        addresses: [String; 2],
+        addrs: Vec<IpAddr>,
+        rdma: RdmaDevices,
+    ) -> Self {
         let core = Config { addrs, generation: 78, ..Config::default() };
+        let config = DriverConfig { core, rdma, ..DriverConfig::default() };
         let begun = Instant::now();
         let driver = loop {
-            match Driver::start(DriverConfig { core: core.clone(), ..DriverConfig::default() }) {
+            match Driver::start(config.clone()) {
                 Ok(driver) => break driver,
                 // Another test may have the address.
                 Err(error) => assert!(begun.elapsed() < LIMIT, "{error}"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        let folder = std::env::temp_dir().join(format!("bowline-{}-{net}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let listener = UnixListener::bind(folder.join("host.sock")).unwrap();
         let host =

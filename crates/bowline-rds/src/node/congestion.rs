@@ -108,7 +108,7 @@ impl Node {
         if let Some(conn) = self.conns.get_mut(conn.0) {
             conn.recv_held -= len + MESSAGE_OVERHEAD;
         }
-        if !self.paused.is_empty() {
+        if !self.paused.is_empty() || !self.rdma_paused.is_empty() {
             self.resume_reading();
         }
     }
@@ -122,6 +122,13 @@ impl Node {
     /// wait.
     pub(super) fn may_take_unread(&self, conn: ConnId) -> bool {
         self.holds_below(conn, |limit| limit.saturating_add(limit.max(UNREAD_REST_MIN)))
+    }
+
+    /// Tells whether the limits allow another frame. So many receives of the connection were posted
+    /// before the limits were reached, and its frames in them cannot wait.
+    pub(super) fn may_take_frames(&self, conn: ConnId, receives: usize) -> bool {
+        let posted = receives * (self.rdma_fragment() + MESSAGE_OVERHEAD);
+        self.holds_below(conn, |limit| limit.saturating_add(limit.max(posted)))
     }
 
     fn holds_below(&self, conn: ConnId, bound: impl Fn(usize) -> usize) -> bool {
@@ -141,6 +148,19 @@ impl Node {
             false
         });
         self.paused.append(&mut paused);
+        let mut paused = std::mem::take(&mut self.rdma_paused);
+        paused.retain(|id| {
+            let Some(link) = self.rdma_links.get(id.0) else { return false };
+            if !self.may_receive(link.conn) {
+                return true;
+            }
+            if let Some(link) = self.rdma_links.get_mut(id.0) {
+                link.rx.paused = false;
+            }
+            self.outputs.push_back(Output::RdmaResume { link: *id });
+            false
+        });
+        self.rdma_paused.append(&mut paused);
     }
 
     pub(super) fn unpause(&mut self, id: LinkId) {

@@ -16,6 +16,7 @@ use crate::conn::{Conn, Peer};
 use crate::error::Error;
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Partial, Role};
+use crate::node::RdmaConn;
 use crate::path::{Path, PathState};
 use crate::socket::to_socket_addr;
 
@@ -41,12 +42,33 @@ const LONG_TIME: Duration = Duration::from_secs(60);
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
 impl Node {
-    /// Makes the connection object of an address pair.
+    /// Makes the connection object of an address pair for TCP.
     pub(super) fn new_conn(
         &mut self,
         local: Ipv6Addr,
         remote: Ipv6Addr,
         scope: u32,
+    ) -> Result<ConnId, Error> {
+        let id = self.insert_conn((local, remote, scope), None)?;
+        self.conn_index.insert((local, remote, scope), id);
+        Ok(id)
+    }
+
+    /// Makes the connection object of an address pair and a type of service for RDMA.
+    pub(super) fn new_rdma_conn(
+        &mut self,
+        (local, remote, scope, tos): (Ipv6Addr, Ipv6Addr, u32, u8),
+    ) -> Result<ConnId, Error> {
+        let rdma = RdmaConn { tos, ..RdmaConn::default() };
+        let id = self.insert_conn((local, remote, scope), Some(rdma))?;
+        self.rdma_index.insert((local, remote, scope, tos), id);
+        Ok(id)
+    }
+
+    fn insert_conn(
+        &mut self,
+        (local, remote, scope): (Ipv6Addr, Ipv6Addr, u32),
+        rdma: Option<RdmaConn>,
     ) -> Result<ConnId, Error> {
         // Neither a message nor a ping has a peer connected to that is not on the list.
         if !self.config.peers.permits(to_socket_addr(remote, 0, 0).ip()) {
@@ -61,7 +83,8 @@ impl Node {
             remote,
             scope,
             local_addr,
-            we_dial: local < remote,
+            // Over RDMA both sides connect [IB-5].
+            we_dial: local < remote || rdma.is_some(),
             npaths: 0,
             npaths_outdated: false,
             npaths_heard_at: self.now,
@@ -90,6 +113,7 @@ impl Node {
             map_refresh_armed: false,
             map_refresh: None,
             map_due: false,
+            told_cannot_connect: None,
             knock: None,
             extra: VecDeque::new(),
             dedup: None,
@@ -99,8 +123,8 @@ impl Node {
             recv_held: 0,
             last_used: self.now,
             last_frame_at: self.now,
+            rdma,
         }));
-        self.conn_index.insert((local, remote, scope), id);
         self.local_addrs[local_addr].conns.push(id);
         Ok(id)
     }
@@ -121,12 +145,15 @@ impl Node {
     /// later ones.
     fn is_idle(&self, conn: &Conn) -> bool {
         let silent = self.now.saturating_since(conn.last_used);
-        if conn.has_messages() || conn.recv_held > 0 && silent < UNREAD_TIME {
+        if conn.has_messages() || conn.has_ops() || conn.recv_held > 0 && silent < UNREAD_TIME {
             return false;
         }
         let up = conn.paths.iter().any(|p| p.state == PathState::Up);
         if up && silent < RECLAIM_TIME {
             return false; // a connected peer is not pushed out unless it has been silent
+        }
+        if let Some(link) = conn.rdma.as_ref().and_then(|rdma| self.rdma_links.get(rdma.link?.0)) {
+            return !link.rx.paused && link.rx.partial.as_ref().is_none_or(|p| self.is_slow(p));
         }
         let serving = conn.paths.iter().filter_map(|p| p.link);
         let mut links = serving.chain(conn.extra.iter().copied()).filter_map(|l| self.link(l));
@@ -135,12 +162,14 @@ impl Node {
         }
         let settled = conn.extra.is_empty()
             && links.clone().all(|l| l.rx.ack.bytes == 0 && l.rx.backlog.is_empty());
-        let is_progressing = |partial: &Partial| {
-            let since = self.now.saturating_since(partial.first_seen);
-            since < SLOW_TIME || partial.rope.len() as u64 >= since.as_secs() * SLOW_RATE
-        };
         (settled || self.now.saturating_since(conn.last_frame_at) >= UNSETTLED_TIME)
-            && !links.any(|l| l.rx.partial.as_ref().is_some_and(is_progressing))
+            && !links.any(|l| l.rx.partial.as_ref().is_some_and(|p| !self.is_slow(p)))
+    }
+
+    /// Tells whether a message arrives so slowly that it does not protect its sender.
+    fn is_slow(&self, partial: &Partial) -> bool {
+        let since = self.now.saturating_since(partial.first_seen);
+        since >= SLOW_TIME && (partial.rope.len() as u64) < since.as_secs() * SLOW_RATE
     }
 
     /// Removes a connection with everything it has.
@@ -153,8 +182,14 @@ impl Node {
             self.paused.retain(|l| *l != link);
             self.outputs.push_back(Output::Close { link, how: CloseHow::Reset });
         }
+        if let Some(link) = self.rdma_link_of(id) {
+            self.give_up_rdma(link);
+        }
         let Some(mut conn) = self.conns.remove(id.0) else { return };
-        self.conn_index.remove(&(conn.local, conn.remote, conn.scope));
+        match &conn.rdma {
+            None => self.conn_index.remove(&(conn.local, conn.remote, conn.scope)),
+            Some(rdma) => self.rdma_index.remove(&(conn.local, conn.remote, conn.scope, rdma.tos)),
+        };
         self.local_addrs[conn.local_addr].conns.retain(|c| *c != id);
         for path in &mut conn.paths {
             // A bowline peer remembers the numbers it has received, and would drop repeated ones.
@@ -234,6 +269,9 @@ impl Node {
     /// Opens a TCP connection for a path. This node has the smaller address.
     fn start_connect(&mut self, id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
+        if conn.rdma.is_some() {
+            return self.start_rdma_connect(id);
+        }
         conn.make_path(index);
         let (local, remote) = conn_addrs(conn);
         conn.links_made += 1;

@@ -9,7 +9,7 @@ use bowline_base::Instant;
 use super::Node;
 use super::links::NPATHS_TIME;
 use crate::api::{CloseHow, CloseReason, Event, Output, PathEnd};
-use crate::ids::{ConnId, LinkId};
+use crate::ids::{ConnId, LinkId, RdmaLinkId};
 use crate::link::{Link, LinkState, Role};
 use crate::path::{PathState, UNPLANNED, mark};
 use crate::socket::{mapped, to_socket_addr};
@@ -52,8 +52,22 @@ impl Node {
         // All losses are handled alike: the reason is for the operator.
         if let Some(link) = self.links.get_mut(id.0).filter(|l| !l.state.is_leaving()) {
             link.ended = Some(reason);
+            if link.state == LinkState::Connecting {
+                let conn = link.conn;
+                self.tell_cannot_connect(conn, reason);
+            }
         }
         self.remove_link(id);
+    }
+
+    /// Tells the operator why a peer cannot be connected to, unless that is known.
+    pub(super) fn tell_cannot_connect(&mut self, conn: ConnId, why: CloseReason) {
+        let Some(conn) = self.conns.get_mut(conn.0) else { return };
+        if conn.told_cannot_connect.replace(why) == Some(why) {
+            return;
+        }
+        let [local, remote] = [conn.local, conn.remote].map(|ip| to_socket_addr(ip, 0, 0).ip());
+        self.event(Event::CannotConnect { local, remote, why });
     }
 
     /// Closes a link because this node decided to.
@@ -279,7 +293,7 @@ impl Node {
         self.signal_map(conn_id);
     }
 
-    /// Cuts every TCP connection, or those of one peer; returns their number. Paths reconnect by
+    /// Cuts every connection, or those of one peer; returns their number. Paths reconnect by
     /// the usual rules, and nothing is lost: bytes that TCP has acknowledged to the peer are read
     /// first.
     pub fn drop_links(&mut self, now: Instant, peer: Option<IpAddr>) -> usize {
@@ -298,7 +312,12 @@ impl Node {
         for (_, id) in &chosen {
             self.cut_link(*id);
         }
-        chosen.len()
+        let over_rdma = self.rdma_links.iter().filter(|(_, l)| {
+            peer.is_none_or(|p| self.conns.get(l.conn.0).is_some_and(|c| c.remote == p))
+        });
+        let over_rdma: Vec<_> = over_rdma.map(|(id, _)| RdmaLinkId(id)).collect();
+        over_rdma.iter().for_each(|id| self.close_rdma(*id));
+        chosen.len() + over_rdma.len()
     }
 
     /// Stops connecting and accepting, and closes every TCP connection after reading its remaining
@@ -307,6 +326,7 @@ impl Node {
         self.now = now;
         self.closing = true;
         self.drain_links();
+        self.close_rdma_links();
     }
 
     /// Ends at once all connections that have not ended, without losing bytes that were
@@ -317,6 +337,11 @@ impl Node {
         for id in all {
             self.cut_link(id);
         }
+    }
+
+    fn close_rdma_links(&mut self) {
+        let all: Vec<_> = self.rdma_links.iter().map(|(id, _)| RdmaLinkId(id)).collect();
+        all.into_iter().for_each(|id| self.close_rdma(id));
     }
 
     pub(super) fn drain_links(&mut self) {

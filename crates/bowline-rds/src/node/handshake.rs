@@ -222,7 +222,7 @@ impl Node {
         let links: Vec<_> = conn.paths.iter().filter_map(|p| p.link).collect();
         for id in links {
             if let Some(link) = self.links.get_mut(id.0) {
-                link.greeting.theirs = PeerGreeting::NotExpected;
+                link.greeting.expect_no_longer();
             }
             self.release_by_tcp(id);
             self.signal_transmit(id);

@@ -1,7 +1,7 @@
 //! The info interface. Spec: `docs/spec/rds.md`, section 10.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use bowline_wire::rds::HEADER_LEN;
 
@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::Link;
 use crate::path::{Path, PathState, mark};
+use crate::rdma::RdmaState;
 use crate::socket::{mapped, to_socket_addr};
-use crate::stats::Counters;
 
 /// Connection flags of the info interface.
 mod flag {
@@ -22,8 +22,16 @@ mod flag {
     pub(super) const CONNECTED: u8 = 0x04;
 }
 
+/// Numbers of a kernel's connections over RDMA, of which this node has no counterpart [OBS-3].
+mod kernel {
+    pub(super) const MAX_SEND_SGE: u32 = 8;
+    pub(super) const RDMA_MR_MAX: u32 = 4096;
+    pub(super) const RDMA_MR_SIZE: u32 = 257;
+}
+
 /// A socket.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SocketInfo {
     /// Address it is bound to.
     pub bound: Option<SocketAddr>,
@@ -49,13 +57,16 @@ pub struct SocketInfo {
 
 /// A connection: a pair of addresses.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ConnInfo {
     /// Local address.
     pub local: IpAddr,
     /// Remote address.
     pub remote: IpAddr,
-    /// Name of the transport.
+    /// Name of the transport: `tcp` or `infiniband`.
     pub transport: &'static str,
+    /// Type of service; 0 over TCP, where all messages share a connection.
+    pub tos: u8,
     /// Sequence number of the next message to send on path 0.
     pub next_tx_seq: u64,
     /// Sequence number expected next on path 0.
@@ -72,19 +83,24 @@ pub struct ConnInfo {
     pub sent_messages: u64,
     /// Messages received on all paths, repeated ones not counted.
     pub received_messages: u64,
-    /// Bytes that TCP took.
+    /// Bytes that the transport took: messages with their headers, but no RDMA operations.
     pub sent_bytes: u64,
-    /// Bytes that TCP brought.
+    /// Bytes that the transport brought, counted in the same way.
     pub received_bytes: u64,
 }
 
 /// A path.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PathInfo {
     /// Local address.
     pub local: IpAddr,
     /// Remote address.
     pub remote: IpAddr,
+    /// Name of the transport, as in [`ConnInfo`].
+    pub transport: &'static str,
+    /// Type of service, as in [`ConnInfo`].
+    pub tos: u8,
     /// Index, 0 to 7.
     pub index: u8,
     /// State.
@@ -101,14 +117,15 @@ pub struct PathInfo {
     pub retrans_messages: usize,
     /// Payload bytes of messages not started and of messages not acknowledged.
     pub queued_bytes: u64,
-    /// How often the path lost its TCP connection.
+    /// How often the path lost its TCP or RDMA connection.
     pub resets: u64,
-    /// When and why the path last lost its TCP connection, or did not get one.
+    /// When and why the path last lost that connection, or did not get one.
     pub last_end: Option<PathEnd>,
 }
 
 /// A message of a queue.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MessageInfo {
     /// Sender of a queued message, receiver of a received one.
     pub local: SocketAddr,
@@ -122,6 +139,7 @@ pub struct MessageInfo {
 
 /// A TCP connection.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LinkInfo {
     /// Id of the connection in the node.
     pub link: LinkId,
@@ -147,8 +165,40 @@ pub struct LinkInfo {
     pub received_messages: u64,
 }
 
+/// A connection over RDMA [OBS-3]. While it is not up, all but the addresses, `tos` and `sl` is
+/// zero [OBS-4].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaInfo {
+    /// Local address.
+    pub local: IpAddr,
+    /// Remote address.
+    pub remote: IpAddr,
+    /// GID of the local device's port.
+    pub local_gid: Ipv6Addr,
+    /// GID of the remote device's port.
+    pub remote_gid: Ipv6Addr,
+    /// Requests of the send queue.
+    pub max_send_wr: u32,
+    /// Requests of the receive queue.
+    pub max_recv_wr: u32,
+    /// Pieces of memory of one send, as a kernel tells it.
+    pub max_send_sge: u32,
+    /// Memory registrations of 1 MiB that a kernel would keep.
+    pub rdma_mr_max: u32,
+    /// Pages of one of these.
+    pub rdma_mr_size: u32,
+    /// Type of service.
+    pub tos: u8,
+    /// Service level, which is the low half of `tos` [IB-27].
+    pub sl: u8,
+    /// Memory of a kernel's cache of fragments, KiB; a node has none.
+    pub cache_allocs: u32,
+}
+
 /// A snapshot of the node's state.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Info {
     /// Sockets.
     pub sockets: Vec<SocketInfo>,
@@ -164,6 +214,8 @@ pub struct Info {
     pub recv: Vec<MessageInfo>,
     /// TCP connections.
     pub links: Vec<LinkInfo>,
+    /// Connections over RDMA; `None` if no address of the node is on RDMA.
+    pub rdma: Option<Vec<RdmaInfo>>,
 }
 
 /// Whether a snapshot has a row for each message.
@@ -225,24 +277,55 @@ impl Node {
         for (id, l) in self.links.iter() {
             info.links.push(link_info(LinkId(id), l));
         }
+        info.rdma = self.has_rdma().then(|| self.rdma_info());
         info
+    }
+
+    fn rdma_info(&self) -> Vec<RdmaInfo> {
+        let over_rdma = self.conns.iter().filter_map(|(_, conn)| Some((conn, conn.rdma.as_ref()?)));
+        let all = over_rdma.map(|(conn, rdma)| {
+            let link = rdma.link.and_then(|link| self.rdma_links.get(link.0));
+            let link = link.filter(|link| link.state == RdmaState::Up);
+            let number = |value: u32| if link.is_some() { value } else { 0 };
+            let gid = |addr: Ipv6Addr| link.map_or(Ipv6Addr::UNSPECIFIED, |_| addr);
+            RdmaInfo {
+                local: to_socket_addr(conn.local, 0, conn.scope).ip(),
+                remote: to_socket_addr(conn.remote, 0, conn.scope).ip(),
+                local_gid: gid(conn.local),
+                remote_gid: gid(conn.remote),
+                max_send_wr: link.map_or(0, |link| link.tx.slots as u32),
+                max_recv_wr: link.map_or(0, |link| link.receives as u32),
+                max_send_sge: number(kernel::MAX_SEND_SGE),
+                rdma_mr_max: number(kernel::RDMA_MR_MAX),
+                rdma_mr_size: number(kernel::RDMA_MR_SIZE),
+                tos: rdma.tos,
+                sl: rdma.tos & 0x0f,
+                cache_allocs: 0,
+            }
+        });
+        all.collect()
     }
 
     fn add_conn(&self, id: ConnId, c: &Conn, rows: MessageRows, info: &mut Info) {
         let local = to_socket_addr(c.local, 0, c.scope).ip();
         let remote = to_socket_addr(c.remote, 0, c.scope).ip();
+        let (transport, tos) = match &c.rdma {
+            Some(rdma) => ("infiniband", rdma.tos), // [OBS-4]
+            None => ("tcp", 0),
+        };
         let links = || self.links_of(id).into_iter().filter_map(|l| self.links.get(l.0));
         for (index, p) in c.paths.iter().enumerate() {
-            let flags = self.path_flags(p);
+            let flags = self.path_flags(c, p);
             if index == 0 {
                 info.connections.push(ConnInfo {
                     local,
                     remote,
-                    transport: "tcp",
+                    transport,
+                    tos,
                     next_tx_seq: p.next_tx_seq,
                     next_rx_seq: p.next_rx_seq,
                     flags,
-                    npaths: c.npaths,
+                    npaths: if c.rdma.is_some() { 1 } else { c.npaths }, // [IB-4]
                     peer: match c.peer {
                         Peer::Unknown => "unknown",
                         Peer::Kernel => "kernel",
@@ -280,6 +363,8 @@ impl Node {
             info.paths.push(PathInfo {
                 local,
                 remote,
+                transport,
+                tos,
                 index: index as u8,
                 state: p.state,
                 next_tx_seq: p.next_tx_seq,
@@ -294,14 +379,27 @@ impl Node {
         }
     }
 
-    fn path_flags(&self, p: &Path) -> u8 {
-        let busy = p.link.and_then(|l| self.links.get(l.0)).is_some_and(|l| l.tx.busy);
+    fn path_flags(&self, c: &Conn, p: &Path) -> u8 {
+        let busy = match &c.rdma {
+            Some(rdma) => {
+                let link = rdma.link.and_then(|link| self.rdma_links.get(link.0));
+                link.is_some_and(|link| link.tx.busy)
+            }
+            None => p.link.and_then(|l| self.links.get(l.0)).is_some_and(|l| l.tx.busy),
+        };
         (if busy { flag::SENDING } else { 0 })
             | match p.state {
                 PathState::Connecting => flag::CONNECTING,
                 PathState::Up => flag::CONNECTED,
                 _ => 0,
             }
+    }
+
+    /// Returns the counters that apply to this node: without addresses on RDMA, those of RDMA are
+    /// left out, as by a kernel without its module.
+    pub fn listed_counters(&self) -> Vec<(&'static str, u64)> {
+        let listed = |(name, _): &(&str, u64)| self.has_rdma() || !name.starts_with("ib_");
+        self.stats.iter().filter(listed).collect()
     }
 
     /// Counts requests of programs that whoever serves them with this node has refused.
@@ -312,10 +410,10 @@ impl Node {
     /// Returns one of the kernel's tables, options 10000 to 10017.
     ///
     /// # Errors
-    /// [`Error::NoSuchOption`] for tables that this node, like a kernel without RDMA, does not
-    /// have [R-1001].
+    /// [`Error::NoSuchOption`] for tables that this node does not have: those of RDMA if none of
+    /// its addresses is on RDMA [R-1001].
     pub fn info_option(&self, option: u32) -> Result<InfoTable, Error> {
-        info_table(self.info(), &self.stats, option)
+        info_table(self.info(), &self.listed_counters(), option)
     }
 
     /// Returns one of the kernel's tables with only those sockets, and messages of sockets, that
@@ -338,7 +436,7 @@ impl Node {
         for messages in [&mut info.send, &mut info.retrans, &mut info.recv] {
             messages.retain(|message| places.contains(&place(message.local)));
         }
-        info_table(info, &self.stats, option)
+        info_table(info, &self.listed_counters(), option)
     }
 }
 
@@ -347,14 +445,18 @@ fn place(at: SocketAddr) -> (IpAddr, u16) {
     (at.ip(), at.port())
 }
 
-fn info_table(info: Info, stats: &Counters, option: u32) -> Result<InfoTable, Error> {
+fn info_table(
+    info: Info,
+    counters: &[(&'static str, u64)],
+    option: u32,
+) -> Result<InfoTable, Error> {
     let mut t = Table::default();
     let v6 = option >= 10_011;
     let item_size = match option {
         10_000 => {
-            for (name, value) in stats.iter() {
+            for (name, value) in counters {
                 t.text(name, 32);
-                t.u64(value);
+                t.u64(*value);
             }
             40
         }
@@ -427,6 +529,11 @@ fn info_table(info: Info, stats: &Counters, option: u32) -> Result<InfoTable, Er
             }
             if v6 { 64 } else { 41 }
         }
+        10_008 | 10_017 => {
+            let all = info.rdma.ok_or(Error::NoSuchOption)?;
+            all.iter().filter(|c| v6 || c.local.is_ipv4()).for_each(|c| t.rdma(c, v6));
+            if v6 { 92 } else { 68 }
+        }
         _ => return Err(Error::NoSuchOption),
     };
     debug_assert_eq!(t.0.len() % item_size, 0, "items have the kernel's size");
@@ -465,6 +572,20 @@ impl Table {
 
     fn u32(&mut self, v: u32) {
         self.0.extend(v.to_ne_bytes());
+    }
+
+    /// Appends a connection over RDMA [OBS-3].
+    fn rdma(&mut self, c: &RdmaInfo, v6: bool) {
+        self.addr(c.local, v6);
+        self.addr(c.remote, v6);
+        self.0.extend(c.local_gid.octets());
+        self.0.extend(c.remote_gid.octets());
+        for number in [c.max_send_wr, c.max_recv_wr, c.max_send_sge, c.rdma_mr_max, c.rdma_mr_size]
+        {
+            self.u32(number);
+        }
+        self.0.extend([c.tos, c.sl, 0, 0]); // the rest of the word is zero [SAFE-13]
+        self.u32(c.cache_allocs);
     }
 
     fn port(&mut self, v: u16) {

@@ -1,9 +1,11 @@
 //! Invariants of a node. The simulator and the tests check them after every step.
 
 use super::Node;
-use crate::ids::{ConnId, LinkId};
+use crate::conn::Conn;
+use crate::ids::{ConnId, LinkId, RdmaLinkId};
 use crate::link::LinkState;
 use crate::path::{PathState, mark};
+use crate::rdma::RdmaState;
 
 impl Node {
     /// Checks that the parts of the node agree with each other. Costs time proportional to
@@ -19,11 +21,17 @@ impl Node {
         let mut held: Vec<usize> = Vec::new();
         for (id, c) in self.conns.iter() {
             let id = ConnId(id);
-            assert_eq!(self.conn_index.get(&(c.local, c.remote, c.scope)), Some(&id));
+            let indexed = match &c.rdma {
+                None => self.conn_index.get(&(c.local, c.remote, c.scope)),
+                Some(rdma) => self.rdma_index.get(&(c.local, c.remote, c.scope, rdma.tos)),
+            };
+            assert_eq!(indexed, Some(&id));
+            self.check_rdma(id, c);
             assert!(!c.paths.is_empty() && c.paths.len() <= 8, "1 to 8 paths");
             for (index, p) in c.paths.iter().enumerate() {
                 let link = p.link.map(|l| self.link(l).expect("a path's link exists"));
                 match p.state {
+                    _ if c.rdma.is_some() => assert!(link.is_none(), "no TCP over RDMA"),
                     PathState::Down => assert!(link.is_none(), "a path that is down has no link"),
                     PathState::Connecting => {
                         let link = link.expect("a path that connects has a link");
@@ -40,7 +48,8 @@ impl Node {
                     PathState::Resetting | PathState::Error => panic!("not a resting state"),
                 }
                 assert!(p.planned <= p.queue.len(), "planned messages are in the queue");
-                assert!(link.is_some() || p.planned == 0, "no plan without a link");
+                let served = link.is_some() || self.rdma_link_of(id).is_some();
+                assert!(served || p.planned == 0, "no plan without a link");
                 let mut last = None;
                 let mut bytes = 0;
                 let mut pongs = 0;
@@ -103,8 +112,17 @@ impl Node {
         assert_eq!(self.ack_asked.len(), asked, "links that owe are listed once");
         let paused = self.links.iter().filter(|(_, l)| l.rx.paused).count();
         assert_eq!(self.paused.len(), paused, "links not read are listed once");
-        let partial: usize = self.links.iter().map(|(_, l)| l.partial_bytes()).sum();
+        let partial: usize = self.links.iter().map(|(_, l)| l.partial_bytes()).sum::<usize>()
+            + self.rdma_links.iter().map(|(_, l)| l.partial_bytes()).sum::<usize>();
+        let paused = self.rdma_links.iter().filter(|(_, l)| l.rx.paused).count();
+        assert_eq!(self.rdma_paused.len(), paused, "connections not read are listed once");
+        for (id, l) in self.rdma_links.iter() {
+            assert_eq!(self.rdma_link_of(l.conn), Some(RdmaLinkId(id)), "one per peer");
+            assert!(l.tx.next - l.tx.retired <= l.tx.slots as u64, "no more requests than fit");
+        }
         assert_eq!(partial, self.partial_bytes, "bytes of unfinished messages");
+        let regions: usize = self.sockets.iter().map(|(_, s)| s.regions.len()).sum();
+        assert_eq!(regions, self.regions, "memory that peers may use");
         for (id, l) in self.links.iter() {
             let conn = self.conn(l.conn).expect("a link's connection exists");
             let id = LinkId(id);
@@ -120,6 +138,25 @@ impl Node {
                 assert_eq!(path.and_then(|p| p.link), Some(id), "a serving link is its path's");
             }
         }
+    }
+}
+
+impl Node {
+    fn check_rdma(&self, id: ConnId, c: &Conn) {
+        let Some(rdma) = &c.rdma else { return };
+        assert_eq!(c.paths.len(), 1, "over RDMA there is one path [IB-4]");
+        let link = rdma.link.map(|link| self.rdma_links.get(link.0).expect("the link exists"));
+        assert!(link.is_none_or(|link| link.conn == id));
+        let state = link.map_or(PathState::Down, |link| match link.state {
+            RdmaState::Connecting | RdmaState::Accepted => PathState::Connecting,
+            RdmaState::Up => PathState::Up,
+            RdmaState::Closing => PathState::Disconnecting,
+        });
+        assert_eq!(c.paths.first().map(|path| path.state), Some(state), "state of the path");
+        let Some((id, link)) = rdma.link.zip(link) else { return };
+        let idle = !link.tx.busy && !link.tx.signalled && !link.tx.blocked;
+        let forgotten = link.state == RdmaState::Up && idle && self.has_rdma_frame(id);
+        assert!(!forgotten, "what waits is sent when the driver or the peer goes on");
     }
 }
 

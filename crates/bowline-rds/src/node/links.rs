@@ -10,7 +10,7 @@ use bowline_wire::rds::BowlineExt;
 use super::Node;
 use super::sockets::endpoint;
 use super::timers::Timer;
-use crate::api::{AcceptError, CloseHow, Event, Misbehaviour, Output, Refusal};
+use crate::api::{AcceptError, CloseHow, CloseReason, Event, Misbehaviour, Output, Refusal};
 use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{Link, LinkState, Role};
@@ -153,8 +153,31 @@ impl Node {
         &mut self,
         (local, remote, scope): (std::net::Ipv6Addr, std::net::Ipv6Addr, u32),
     ) -> Option<ConnId> {
+        self.make_room_for_unproven();
+        // If the addresses are configured, a removed address may still receive connections for a
+        // moment. Such a connection does not bring the address back.
+        if self.config.addrs.is_empty() {
+            self.add_local(to_socket_addr(local, 0, 0).ip());
+        }
+        let id = self.new_conn(local, remote, scope).ok()?;
+        self.unproven.push_back(id);
+        Some(id)
+    }
+
+    /// Makes the connection object of a peer that connected first over RDMA.
+    pub(super) fn rdma_conn_for_unproven(
+        &mut self,
+        key: (std::net::Ipv6Addr, std::net::Ipv6Addr, u32, u8),
+    ) -> Option<ConnId> {
+        self.make_room_for_unproven();
+        let id = self.new_rdma_conn(key).ok()?;
+        self.unproven.push_back(id);
+        Some(id)
+    }
+
+    fn make_room_for_unproven(&mut self) {
         let unproven = |node: &Self, id: &ConnId| {
-            node.conn(*id).is_some_and(|c| !c.proven && !c.has_messages())
+            node.conn(*id).is_some_and(|c| !c.proven && !c.has_messages() && !c.has_ops())
         };
         if self.unproven.len() >= self.config.limits.peers_unproven {
             let mut list = std::mem::take(&mut self.unproven);
@@ -171,14 +194,6 @@ impl Node {
             }
             self.unproven = list;
         }
-        // If the addresses are configured, a removed address may still receive connections for a
-        // moment. Such a connection does not bring the address back.
-        if self.config.addrs.is_empty() {
-            self.add_local(to_socket_addr(local, 0, 0).ip());
-        }
-        let id = self.new_conn(local, remote, scope).ok()?;
-        self.unproven.push_back(id);
-        Some(id)
     }
 
     /// Handles a knock: a peer with a larger address asks to be connected to.
@@ -275,7 +290,8 @@ impl Node {
     }
 
     pub(super) fn connect_overdue(&mut self, id: LinkId) {
-        if self.link(id).is_some_and(|l| l.state == LinkState::Connecting) {
+        if let Some(link) = self.link(id).filter(|l| l.state == LinkState::Connecting) {
+            self.tell_cannot_connect(link.conn, CloseReason::TimedOut);
             self.abandon_link(id);
         }
     }
@@ -298,6 +314,7 @@ impl Node {
             self.timers.insert((self.now + GREETING_TIME, Timer::Greeting(id)));
         }
         conn.extra.retain(|l| *l != id);
+        conn.told_cannot_connect = None;
         let path = conn.make_path(index);
         path.state = PathState::Up;
         path.link = Some(id);

@@ -8,6 +8,7 @@ mod info;
 mod invariants;
 mod links;
 mod plain;
+mod rdma;
 mod recv;
 mod rx;
 mod saved;
@@ -26,8 +27,10 @@ use crate::cong::CongMap;
 use crate::conn::Conn;
 use crate::dedup::Budget;
 use crate::error::Error;
-use crate::ids::{ConnId, LinkId, SocketId};
+use crate::ids::{ConnId, LinkId, RdmaLinkId, SocketId};
 use crate::link::Link;
+use crate::rdma::RdmaLink;
+use crate::rdma::op::Region;
 use crate::socket::{Sock, is_loopback, mapped, needs_scope};
 use crate::stats::Counters;
 use crate::txlog::TxPool;
@@ -36,7 +39,8 @@ use bowline_base::SplitMix64;
 use bowline_base::slab::Slab;
 use serde::{Deserialize, Serialize};
 
-pub use info::{ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, PathInfo, SocketInfo};
+pub use info::{ConnInfo, Info, InfoTable, LinkInfo, MessageInfo, PathInfo, RdmaInfo, SocketInfo};
+pub(crate) use rdma::RdmaConn;
 pub use saved::SAVED_FORMAT;
 pub use sockets::poll;
 
@@ -90,12 +94,23 @@ pub struct Node {
     local_addr_index: HashMap<(Ipv6Addr, u32), usize>,
     conns: Slab<Conn>,
     conn_index: HashMap<(Ipv6Addr, Ipv6Addr, u32), ConnId>,
+    /// Connections over RDMA, by local address, remote address, scope and type of service [IB-4].
+    #[serde(default)]
+    rdma_index: HashMap<(Ipv6Addr, Ipv6Addr, u32, u8), ConnId>,
     unproven: VecDeque<ConnId>,
     /// Limits on attempts to connect to idle peers: those that never sent a message, and the
     /// others.
     idle_dials: [IdleDials; 2],
     #[serde(skip)]
     links: Slab<Link>,
+    #[serde(skip)]
+    rdma_links: Slab<RdmaLink>,
+    /// Addresses that are served over RDMA.
+    #[serde(skip)]
+    rdma_addrs: Vec<IpAddr>,
+    /// Memory of a frame over RDMA, in bytes.
+    #[serde(skip)]
+    rdma_frame: usize,
     /// Links with bytes to parse; each stands here once.
     #[serde(skip)]
     ready: VecDeque<LinkId>,
@@ -104,6 +119,12 @@ pub struct Node {
     ack_asked: Vec<LinkId>,
     #[serde(skip)]
     outputs: VecDeque<Output>,
+    /// Number of regions of memory that peers may use.
+    #[serde(skip)]
+    regions: usize,
+    /// Memory that a peer has used, oldest first: when it is released, and whose it was.
+    #[serde(skip)]
+    used_regions: VecDeque<(Instant, SocketId, Region)>,
     timers: BTreeSet<(Instant, Timer)>,
     #[serde(skip)]
     pool: TxPool,
@@ -124,6 +145,8 @@ pub struct Node {
     dedup_budget: Budget,
     #[serde(skip)]
     paused: Vec<LinkId>,
+    #[serde(skip)]
+    rdma_paused: Vec<RdmaLinkId>,
     next_inode: u64,
     /// Sequence number of the first message of a new path: higher than any number that a peer has
     /// seen.
@@ -143,12 +166,18 @@ impl Node {
             local_addr_index: HashMap::new(),
             conns: Slab::new(),
             conn_index: HashMap::new(),
+            rdma_index: HashMap::new(),
             unproven: VecDeque::new(),
             idle_dials: Default::default(),
             links: Slab::new(),
+            rdma_links: Slab::new(),
+            rdma_addrs: Vec::new(),
+            rdma_frame: 0,
             ready: VecDeque::new(),
             ack_asked: Vec::new(),
             outputs: VecDeque::new(),
+            regions: 0,
+            used_regions: VecDeque::new(),
             timers: BTreeSet::new(),
             pool: TxPool::default(),
             stats: Counters::default(),
@@ -159,6 +188,7 @@ impl Node {
             partial_bytes: 0,
             dedup_budget: Budget::new(config.limits.duplicate_records_total),
             paused: Vec::new(),
+            rdma_paused: Vec::new(),
             next_inode: 1,
             first_sequence: config.first_sequence,
             closing: false,

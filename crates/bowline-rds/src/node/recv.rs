@@ -10,11 +10,14 @@ use crate::error::Error;
 use crate::ids::SocketId;
 use crate::recvq::{Payload, Popped, RecvMsg};
 use crate::rxbuf::Rope;
-use crate::socket::{LatencyTrace, to_socket_addr};
+use crate::socket::{LatencyTrace, Sock, to_socket_addr};
 
 /// Longest message that [`Node::recv_into`] copies, bytes. A longer one is copied without keeping
 /// others from the node.
 const COPY_MAX: usize = 16 << 10;
+/// Most ends of operations that one call tells where the caller does not say: as many as fit the
+/// 256 bytes for control messages that tools have.
+const STATUSES_MAX: usize = 8;
 
 impl Node {
     /// Takes the next message into `buf`, without waiting and without control messages. Copies it
@@ -63,10 +66,10 @@ impl Node {
         mut put: impl FnMut(SocketAddr, usize, &mut dyn Iterator<Item = &[u8]>) -> bool,
     ) -> Result<usize, Error> {
         self.now = now;
-        let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
-        if sock.queue.is_empty() && sock.notify_mask == 0 && sock.completions.is_empty() {
+        if !self.readiness(id)?.readable {
             return Err(Error::Empty);
         }
+        let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
         let mut count = 0;
         // With each message of a socket for zero copy a completion may have to come along.
         while !sock.zerocopy
@@ -100,9 +103,15 @@ impl Node {
         }
     }
 
+    /// Tells whether the end of an RDMA operation waits.
+    pub fn has_status(&self, id: SocketId) -> bool {
+        self.sockets.get(id.0).is_some_and(|sock| !sock.notifications.is_empty())
+    }
+
     /// Tells whether a notification waits that comes before all messages.
-    pub fn has_congestion_update(&self, id: SocketId) -> bool {
-        self.sockets.get(id.0).is_some_and(|sock| sock.notify_mask != 0)
+    pub fn has_notification(&self, id: SocketId) -> bool {
+        let waits = |sock: &Sock| sock.notify_mask != 0 || !sock.notifications.is_empty();
+        self.sockets.get(id.0).is_some_and(waits)
     }
 
     /// Takes the next notification or message, without waiting.
@@ -113,6 +122,14 @@ impl Node {
         self.now = now;
         let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
         let mut control = Vec::new();
+        if opts.want_control && !sock.notifications.is_empty() {
+            // They come alone [RDMA-25], oldest first [RDMA-29].
+            let most = if opts.statuses_max == 0 { STATUSES_MAX } else { opts.statuses_max };
+            let count = sock.notifications.len().min(most);
+            let told = sock.notifications.drain(..count);
+            control.extend(told.map(|(token, status)| Control::RdmaStatus { token, status }));
+            return Ok(Received { source: None, data: None, control });
+        }
         if opts.want_control && sock.notify_mask != 0 {
             control.push(Control::CongestionUpdate(std::mem::take(&mut sock.notify_mask)));
             return Ok(Received { source: None, data: None, control });
@@ -123,8 +140,11 @@ impl Node {
                 && sock.zerocopy
                 && let Some(done) = sock.completions.pop_front()
             {
-                control.push(Control::ZcopyCompletion(done));
+                control.push(Control::ZcopyCompletion(done)); // alone [ZC-8]
                 return Ok(Received { source: None, data: None, control });
+            }
+            if !opts.want_control && !opts.peek {
+                sock.notifications.clear(); // lost, as by a kernel [RDMA-25]
             }
             return Err(Error::Empty);
         };

@@ -13,13 +13,14 @@ use super::timers::Timer;
 use crate::api::{Event, Misbehaviour, Output, Refusal};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::dedup::{Dedup, SourceLink};
-use crate::ids::{ConnId, LinkId, SocketId};
+use crate::ids::{ConnId, LinkId, RdmaLinkId, SocketId};
 use crate::link::{Partial, Role};
 use crate::path::PathState;
 use crate::path::mark;
+use crate::rdma::RdmaState;
 use crate::recvq::{Origin, Rare, RecvMsg};
 use crate::rxbuf::{Rope, RxBuf};
-use crate::socket::Sock;
+use crate::socket::{Sock, to_socket_addr};
 
 /// Number of buffers received but not parsed at which reading pauses.
 const BACKLOG_MAX: usize = 4;
@@ -138,6 +139,14 @@ impl Node {
                 self.signal_transmit(id);
             }
         }
+        let over_rdma = self.rdma_links.iter().filter(|(_, link)| link.rx.unacknowledged);
+        let over_rdma: Vec<_> = over_rdma.map(|(id, _)| RdmaLinkId(id)).collect();
+        for id in over_rdma {
+            if let Some(link) = self.rdma_links.get_mut(id.0) {
+                link.rx.ack_due = true;
+                self.signal_rdma(id);
+            }
+        }
     }
 
     /// Returns the length of the longest message that is taken, in bytes.
@@ -251,17 +260,36 @@ impl Node {
     /// begun first is reset. Pausing would not help, since no message might ever be completed. The
     /// sender sends the message again. Bytes that TCP has acknowledged are still read, and released
     /// soon after.
-    fn limit_partials(&mut self) {
+    pub(super) fn limit_partials(&mut self) {
         let limit = self.config.limits.partial_bytes_total.max(self.frame_limit());
         while self.partial_bytes > limit {
             let staying = || self.links.iter().filter(|(_, l)| !l.state.is_leaving());
-            if staying().map(|(_, l)| l.partial_bytes()).sum::<usize>() <= limit {
+            let over_rdma =
+                || self.rdma_links.iter().filter(|(_, l)| l.state != RdmaState::Closing);
+            let total = staying().map(|(_, l)| l.partial_bytes()).sum::<usize>()
+                + over_rdma().map(|(_, l)| l.partial_bytes()).sum::<usize>();
+            if total <= limit {
                 return;
             }
             let oldest = staying()
                 .filter(|(_, l)| l.partial_bytes() > PARTIAL_SMALL)
                 .filter_map(|(id, l)| Some((l.rx.partial.as_ref()?.first_seen, LinkId(id))))
                 .min();
+            let oldest_over_rdma = over_rdma()
+                .filter(|(_, l)| l.partial_bytes() > PARTIAL_SMALL)
+                .filter_map(|(id, l)| Some((l.rx.partial.as_ref()?.first_seen, RdmaLinkId(id))))
+                .min();
+            if let Some((at, id)) = oldest_over_rdma
+                && oldest.is_none_or(|(oldest, _)| at < oldest)
+            {
+                self.stats.partials_dropped += 1;
+                let conn = self.rdma_links.get(id.0).and_then(|link| self.conn(link.conn));
+                if let Some(remote) = conn.map(|conn| to_socket_addr(conn.remote, 0, 0).ip()) {
+                    self.event(Event::Refused { remote, why: Refusal::PartialMessages });
+                }
+                self.close_rdma(id);
+                continue;
+            }
             let Some((_, id)) = oldest else { return };
             self.stats.partials_dropped += 1;
             if let Some(link) = self.link(id) {
@@ -389,7 +417,7 @@ impl Node {
             self.handshake(id, header);
             return None;
         }
-        self.deliver(id, header, rope, seen)
+        self.deliver(conn_id, header, rope, seen)
     }
 
     /// Forgets the records of a peer once it can repeat none of its messages. If many messages are
@@ -544,30 +572,37 @@ impl Node {
     }
 
     #[inline]
-    fn deliver(
+    pub(super) fn deliver(
         &mut self,
-        id: LinkId,
+        conn_id: ConnId,
         header: &Header,
         data: Rope,
         seen: Instant,
     ) -> Option<SocketId> {
-        let link = self.links.get(id.0)?;
-        let conn = self.conns.get(link.conn.0)?;
+        let conn = self.conns.get(conn_id.0)?;
         // Only sockets of the address at which the connection ends may receive [R-1205].
         let Some(socket) = self.local_addrs[conn.local_addr].ports.get(&header.dport).copied()
         else {
             self.stats.recv_drop_no_sock += 1;
             return None;
         };
-        let origin = Origin { addr: conn.remote, scope: conn.scope, conn: Some(link.conn) };
-        let mut rare = None;
+        let origin = Origin { addr: conn.remote, scope: conn.scope, conn: Some(conn_id) };
+        let over_rdma = conn.rdma.is_some();
+        let (mut rare, mut used) = (None, None);
         if header.ext[0] != 0 {
             for ext in Extensions::new(&header.ext) {
-                if let Extension::RdmaDest(dest) = ext {
-                    let key = u64::from(dest.rkey) | u64::from(dest.offset) << 32;
-                    rare = Some(Box::new(Rare { rdma_dest: Some(key), ..Rare::default() }));
+                match ext {
+                    Extension::RdmaDest(dest) => {
+                        let key = Some(dest.cookie()).filter(|cookie| *cookie != 0);
+                        rare = Some(Box::new(Rare { rdma_dest: key, ..Rare::default() }));
+                    }
+                    Extension::Rdma(rkey) if over_rdma => used = Some(rkey),
+                    _ => {}
                 }
             }
+        }
+        if let Some(rkey) = used {
+            self.region_used(socket, rkey, origin.addr);
         }
         let msg = RecvMsg { origin, sport: header.sport, seq: header.sequence, data, rare };
         self.queue_on_socket(socket, msg, (seen, self.now));

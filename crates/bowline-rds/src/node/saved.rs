@@ -7,11 +7,12 @@ use bowline_base::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::Node;
+use super::timers::Timer;
 use crate::api::CloseReason;
 use crate::config::Config;
 use crate::conn::Conn;
 use crate::dedup::Budget;
-use crate::ids::{ConnId, LinkId};
+use crate::ids::{ConnId, LinkId, RdmaLinkId};
 
 /// Version of what is written. Fields may be added without another version: those that are missing
 /// when it is read have to have a default.
@@ -39,6 +40,16 @@ impl Node {
         for id in links {
             self.handle_closed(now, id, CloseReason::TimedOut);
         }
+        let over_rdma: Vec<_> = self.rdma_links.iter().map(|(id, _)| RdmaLinkId(id)).collect();
+        for id in over_rdma {
+            self.handle_rdma_closed(now, id, CloseReason::TimedOut);
+        }
+        self.drop_all_ops();
+        let of_process = |timer| {
+            use Timer::{RdmaAsk, RdmaConnect, RdmaProbe, RdmaUsed};
+            matches!(timer, RdmaConnect(_) | RdmaProbe(_) | RdmaAsk(_) | RdmaUsed)
+        };
+        self.timers.retain(|(_, timer)| !of_process(*timer));
         let Config { generation, paths, end_to_end, .. } = self.config;
         let identity = Identity { format: SAVED_FORMAT, generation, paths, end_to_end };
         let keys = self.links.emptied::<()>();

@@ -2,20 +2,21 @@
 //! `docs/spec/rds.md`, sections 5 and 6.6.
 
 use std::io::IoSlice;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use bowline_base::Instant;
-use bowline_wire::rds::{Flags, Header};
+use bowline_wire::rds::{EXT_AREA_LEN, Flags, Header, RdmaDest, RdmaExt};
 
 use super::Node;
 use super::sockets::endpoint;
 use crate::api::{SendControl, SendMsg, Sent};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::conn::Peer;
-use crate::error::Error;
+use crate::error::{Error, LengthLimit};
 use crate::hash::path_hash;
 use crate::ids::{ConnId, SocketId};
 use crate::path::{PathState, TxMsg, UNPLANNED, mark};
+use crate::rdma::op::STATUSES_MAX;
 use crate::recvq::{Origin, RecvMsg};
 use crate::rxbuf::Rope;
 use crate::socket::{Bound, Endpoint, Flow, Route, Sock, Transport, interest_bit};
@@ -37,10 +38,14 @@ impl Node {
     pub fn send(&mut self, now: Instant, id: SocketId, msg: &SendMsg<'_>) -> Result<Sent, Error> {
         self.now = now;
         let sock = self.sockets.get(id.0).ok_or(Error::BadSocket)?;
-        let len: usize = msg.payload.iter().map(|s| s.len()).sum();
+        let len = match msg.lent {
+            Some(lent) => lent.len(),
+            None => msg.payload.iter().map(|s| s.len()).sum(),
+        };
         if let Some(route) = &sock.route
             && route.name == msg.name
             && msg.control.is_empty()
+            && msg.rdma.is_empty()
             && !msg.zerocopy
             && self.conns.get(route.flow.conn.0).is_some()
         {
@@ -68,8 +73,11 @@ impl Node {
             to.scope = to.scope.max(bound.at.scope);
         }
         self.check_len(sock, len)?;
-        let cookie = self.check_control(id, msg, bound.transport, len)?;
+        let cookie = self.check_control(id, msg, to.addr, bound.transport, len)?;
         if bound.transport == Transport::Loopback || self.is_local_at(to.addr, to.scope) {
+            if !msg.rdma.is_empty() {
+                return Err(Error::NotSupported); // a program can copy its memory itself
+            }
             return self.send_local(id, bound, to, msg, len, cookie);
         }
         let flow = self.route(id, bound, to, msg.name)?;
@@ -77,11 +85,10 @@ impl Node {
     }
 
     fn check_len(&self, sock: &Sock, len: usize) -> Result<(), Error> {
-        let limit = (self.config.max_message as usize).min(sock.sndbuf);
-        if len > limit {
-            return Err(Error::MessageTooLong { len, limit });
-        }
-        Ok(())
+        let node = (self.config.max_message as usize, LengthLimit::Node);
+        let buffer = (sock.sndbuf, LengthLimit::SendBuffer);
+        let (limit, of) = if buffer.0 < node.0 { buffer } else { node };
+        if len > limit { Err(Error::too_long(len, limit, of)) } else { Ok(()) }
     }
 
     /// Makes the checks 13 to 16 and 20 to 21 of spec section 5.2.
@@ -89,11 +96,21 @@ impl Node {
         &self,
         id: SocketId,
         msg: &SendMsg<'_>,
+        to: Ipv6Addr,
         transport: Transport,
         len: usize,
     ) -> Result<Option<u32>, Error> {
-        let enabled = self.sock(id)?.zerocopy;
-        if msg.zerocopy && enabled && transport != Transport::Tcp {
+        let sock = self.sock(id)?;
+        let enabled = sock.zerocopy;
+        if !msg.rdma.is_empty() {
+            self.check_ops(msg, transport)?;
+            let tells = |op: &crate::rdma::RdmaOp| op.notify.is_some();
+            if sock.notifications.len() >= STATUSES_MAX && msg.rdma.iter().any(tells) {
+                return Err(Error::TooManyStatuses);
+            }
+        }
+        // A kernel refuses it over RDMA, too, where it needs whole pages [ZC-2].
+        if msg.zerocopy && enabled && transport == Transport::Loopback {
             return Err(Error::NotSupported);
         }
         let has = |f: fn(&SendControl) -> bool| msg.control.iter().any(f);
@@ -105,7 +122,12 @@ impl Node {
             _ => None,
         });
         if msg.zerocopy && cookie.is_none() {
-            return Err(Error::BadControl);
+            return Err(Error::BadControl); // [ZC-3]
+        }
+        let announced =
+            msg.control.iter().filter(|c| matches!(c, SendControl::RdmaDest(_))).count();
+        if announced > 1 && transport == Transport::Ib {
+            return Err(Error::BadControl); // [RDMA-12]
         }
         let operation = has(|c| matches!(c, SendControl::RdmaArgs | SendControl::Atomic));
         let key = has(|c| matches!(c, SendControl::RdmaDest(_) | SendControl::RdmaMap));
@@ -118,7 +140,13 @@ impl Node {
                 SendControl::ZcopyCookie(_) if !msg.zerocopy || !enabled || len == 0 => {
                     return Err(Error::BadControl);
                 }
-                // No key is registered without RDMA, nor may one go to a kernel, [B-28].
+                // Only memory of this socket may be announced, and to peers that may use it
+                // [RDMA-12], [RMR-8].
+                SendControl::RdmaDest(cookie)
+                    if transport == Transport::Ib
+                        && cookie != &0
+                        && sock.regions.get(&(*cookie as u32)).is_some_and(|r| r.is_for(to)) => {}
+                // Without RDMA no key is registered, nor may one go to a kernel, [B-28].
                 SendControl::RdmaDest(_) | SendControl::Unknown(_) => {
                     return Err(Error::BadControl);
                 }
@@ -177,9 +205,11 @@ impl Node {
         match self.conn(conn_id).ok_or(Error::TooManyPeers)?.peer {
             Peer::Bowline { max_message } if len <= max_message as usize => Ok(()),
             Peer::Bowline { max_message } => {
-                Err(Error::MessageTooLong { len, limit: max_message as usize })
+                Err(Error::too_long(len, max_message as usize, LengthLimit::Peer))
             }
-            Peer::Kernel => Err(Error::MessageTooLong { len, limit: MAX_MESSAGE_KERNEL as usize }),
+            Peer::Kernel => {
+                Err(Error::too_long(len, MAX_MESSAGE_KERNEL as usize, LengthLimit::Peer))
+            }
             Peer::Unknown => {
                 if let Some(sock) = self.sockets.get_mut(id.0) {
                     sock.seen_congestion = true; // woken with the congestion waiters
@@ -217,15 +247,17 @@ impl Node {
         let congested = conn.map.is_set(dport);
         let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
         let messages_max = self.config.limits.send_messages_per_socket;
-        let refused = congested || sock.is_send_full(messages_max);
+        let refused = congested || sock.is_send_full(messages_max) || !sock.op_load.takes(msg.rdma);
         if refused && !(msg.promised && sock.snd_msgs < messages_max) {
             return Err(self.refuse_send(id, congested, dport, msg.blocking));
         }
-        sock.snd_bytes += len;
+        sock.snd_bytes += len; // without the bytes of operations [RDMA-15]
         sock.snd_msgs += 1;
         let half_full = sock.snd_bytes >= sock.sndbuf / 2;
         conn.last_used = self.now;
         let to_bowline = conn.peer.is_bowline();
+        let over_rdma = conn.rdma.is_some();
+        let rdma_link = conn.rdma.as_ref().and_then(|rdma| rdma.link);
         let path = conn.make_path(index as u8);
         let mut marks = 0;
         // Budgets of R-526. The flag goes on the wire only between bowline nodes, and not
@@ -235,9 +267,10 @@ impl Node {
         path.unacked_bytes -= len as i64;
         let many_bytes = path.unacked_bytes < 0;
         if path.unacked_packets < 0 || many_bytes {
-            path.unacked_packets = self.config.sysctl.max_unacked_packets.max(1) - 1;
-            if many_bytes {
-                path.unacked_bytes = self.config.sysctl.max_unacked_bytes;
+            let packets = self.config.sysctl.max_unacked_packets;
+            path.unacked_packets = if over_rdma { packets } else { packets.max(1) - 1 };
+            if many_bytes || over_rdma {
+                path.unacked_bytes = self.config.sysctl.max_unacked_bytes; // [IB-68]
             }
             self.stats.send_ack_required += 1;
             marks |= mark::ACK_REQUIRED;
@@ -250,6 +283,10 @@ impl Node {
         if cookie.is_some() {
             marks |= mark::ZCOPY;
         }
+        let mut ext = [0; EXT_AREA_LEN];
+        if over_rdma && (!msg.rdma.is_empty() || !msg.control.is_empty()) {
+            (ext, marks) = rdma_extension(msg, len, marks);
+        }
         // One queue per path, shared by all sockets.
         let seq = path.next_tx_seq;
         let header = Header {
@@ -258,6 +295,7 @@ impl Node {
             sport,
             dport,
             flags: if asks { Flags::ACK_REQUIRED } else { Flags::NONE },
+            ext,
             ..Header::default()
         };
         // The record is pushed before the payload is copied: the processor reads the record back in
@@ -275,12 +313,15 @@ impl Node {
             marks,
             generation: 0,
         });
-        path.log.append_frame(&mut self.pool, &header.to_bytes(), msg.payload, len);
+        match msg.lent {
+            Some(lent) => path.log.append_lent(&mut self.pool, &header.to_bytes(), lent),
+            None => path.log.append_frame(&mut self.pool, &header.to_bytes(), msg.payload, len),
+        }
         path.next_tx_seq = seq.wrapping_add(1);
         path.sent += 1;
         path.queued_bytes += len as u64;
         self.stats.send_queued += 1;
-        self.stats.copy_from_user += len as u64;
+        self.stats.copy_from_user += if msg.lent.is_some() { 0 } else { len as u64 };
         let (link, queued_bytes) = match path.link {
             Some(link) if path.state == PathState::Up => {
                 let waiting = path.unplanned_bytes();
@@ -289,6 +330,12 @@ impl Node {
             }
             _ => (None, 0),
         };
+        if marks & mark::OPS != 0 {
+            self.queue_ops(conn_id, seq, id, msg.rdma);
+        }
+        if let Some(link) = rdma_link {
+            self.signal_rdma(link);
+        }
         Ok(Sent { len, link, queued_bytes })
     }
 
@@ -313,8 +360,19 @@ impl Node {
                 Some(receiver) => Some(receiver.rcvbuf.saturating_sub(receiver.rcv_bytes)),
             };
         }
-        let conn = self.conns.get(self.conn_index.get(&(bound.at.addr, to.addr, to.scope))?.0)?;
+        let conn = self.conns.get(self.conn_to(sock.tos, bound, to)?.0)?;
         (!conn.map.is_set(to.port)).then_some(usize::MAX)
+    }
+
+    /// Finds the connection to a destination.
+    fn conn_to(&self, tos: u8, bound: Bound, to: Endpoint) -> Option<ConnId> {
+        let (here, there) = (bound.at.addr, to.addr);
+        match bound.transport {
+            Transport::Ib => self.rdma_index.get(&(here, there, to.scope, tos)).copied(),
+            Transport::Tcp | Transport::Loopback => {
+                self.conn_index.get(&(here, there, to.scope)).copied()
+            }
+        }
     }
 
     /// Finds or makes the connection to a destination.
@@ -325,8 +383,12 @@ impl Node {
         to: Endpoint,
         name: Option<SocketAddr>,
     ) -> Result<Flow, Error> {
-        let conn = match self.conn_index.get(&(bound.at.addr, to.addr, to.scope)) {
-            Some(conn) => *conn,
+        let tos = self.sock(id)?.tos;
+        let conn = match self.conn_to(tos, bound, to) {
+            Some(conn) => conn,
+            None if bound.transport == Transport::Ib => {
+                self.new_rdma_conn((bound.at.addr, to.addr, to.scope, tos))?
+            }
             None => {
                 let conn = self.new_conn(bound.at.addr, to.addr, to.scope)?;
                 // The probe goes before the sender's own message.
@@ -366,7 +428,7 @@ impl Node {
         let never = (Instant::default(), Instant::default());
         if to.port == 0 {
             if !self.config.sysctl.ping_enable {
-                return Ok(Sent { len, link: None, queued_bytes: 0 });
+                return Ok(Sent::without_link(len));
             }
             self.stats.recv_ping += 1;
             if self.local_addrs[bound.local_addr].map.is_set(bound.at.port) {
@@ -381,23 +443,28 @@ impl Node {
                     never,
                 );
             }
-            return Ok(Sent { len, link: None, queued_bytes: 0 });
+            return Ok(Sent::without_link(len));
         }
         match local_addr.and_then(|h| self.local_addrs[h].ports.get(&to.port).copied()) {
             None => self.stats.recv_drop_no_sock += 1,
             Some(receiver) => {
-                let data = Rope::from_vec(gather(msg.payload, len));
+                // A lent buffer is copied here: it is given back at once.
+                let data = match msg.lent {
+                    Some(lent) => lent.to_vec(),
+                    None => gather(msg.payload, len),
+                };
+                let data = Rope::from_vec(data);
                 self.queue_on_socket(receiver, local_message(bound.at, data), never);
             }
         }
-        Ok(Sent { len, link: None, queued_bytes: 0 })
+        Ok(Sent::without_link(len))
     }
 
     /// Releases the share of a message in its socket's send account.
     pub(super) fn release_message(&mut self, msg: &TxMsg) {
         let Some(id) = msg.socket else { return };
         if msg.has(mark::ZCOPY) {
-            self.complete(id, msg.cookie);
+            self.complete(id, msg.cookie); // [ZC-5]
         }
         self.release_accounting(id, 1, msg.len as usize);
     }
@@ -419,6 +486,7 @@ impl Node {
     fn complete(&mut self, id: SocketId, cookie: u32) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         match sock.completions.front_mut() {
+            // The oldest record is filled, as in a kernel [ZC-7].
             Some(record) if record.len() < COOKIES_PER_RECORD => record.push(cookie),
             _ => sock.completions.push_back(vec![cookie]),
         }
@@ -432,7 +500,7 @@ impl Node {
         index: usize,
         sport: u16,
         dport: u16,
-        ext: [u8; bowline_wire::rds::EXT_AREA_LEN],
+        ext: [u8; EXT_AREA_LEN],
         marks: u8,
     ) {
         let Some(conn) = self.conns.get_mut(conn.0) else { return };
@@ -458,8 +526,29 @@ impl Node {
         self.stats.send_pong += 1;
         if let (PathState::Up, Some(link)) = (path.state, path.link) {
             self.signal_transmit(link);
+        } else if let Some(link) = conn.rdma.as_ref().and_then(|rdma| rdma.link) {
+            self.signal_rdma(link);
         }
     }
+}
+
+/// Returns the extension of a message over RDMA that has operations or announces memory [RDMA-16],
+/// and its marks.
+fn rdma_extension(msg: &SendMsg<'_>, len: usize, mut marks: u8) -> ([u8; EXT_AREA_LEN], u8) {
+    let announced = msg.control.iter().find_map(|control| match control {
+        SendControl::RdmaDest(cookie) => {
+            Some(RdmaExt::Dest(RdmaDest { rkey: *cookie as u32, offset: (*cookie >> 32) as u32 }))
+        }
+        _ => None,
+    });
+    let moved = msg.rdma.iter().find(|op| !op.access.is_atomic()).map(|op| RdmaExt::Op(op.rkey()));
+    if !msg.rdma.is_empty() {
+        marks |= mark::OPS;
+        if len == 0 && announced.is_none() && msg.rdma.iter().all(|op| op.silent) {
+            marks |= mark::SILENT;
+        }
+    }
+    (announced.or(moved).map_or([0; EXT_AREA_LEN], RdmaExt::emit), marks)
 }
 
 fn gather(slices: &[IoSlice<'_>], len: usize) -> Vec<u8> {

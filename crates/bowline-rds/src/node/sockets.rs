@@ -9,8 +9,9 @@ use super::Node;
 use crate::api::{Interest, Output, OutstandingMessages, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
 use crate::error::Error;
-use crate::ids::SocketId;
+use crate::ids::{ConnId, SocketId};
 use crate::path::mark;
+use crate::rdma::op::{Gone, OpLoad};
 use crate::socket::{
     Bound, Endpoint, LatencyTrace, Sock, Transport, interest_bit, is_loopback, is_unicast, mapped,
     needs_scope, to_socket_addr,
@@ -69,7 +70,11 @@ impl Node {
             latency: None,
             zerocopy: false,
             recverr: false,
+            tos: 0,
             completions: VecDeque::new(),
+            notifications: VecDeque::new(),
+            op_load: OpLoad::default(),
+            regions: BTreeMap::new(),
             route: None,
             inode,
             owner: None,
@@ -106,6 +111,7 @@ impl Node {
         }
         let transport = match sock.transport {
             Some(Transport::Tcp) if self.is_local_at(at.addr, at.scope) => Transport::Tcp,
+            Some(Transport::Ib) if self.is_rdma_addr(at.addr) => Transport::Ib,
             Some(_) => return Err(Error::TransportAddress),
             None => self.transport_for(at)?,
         };
@@ -132,6 +138,9 @@ impl Node {
             .local_addr_index
             .get(&(addr, 0))
             .is_some_and(|local_addr| self.local_addrs[*local_addr].present);
+        if owned && self.is_rdma_addr(addr) {
+            return Ok(Transport::Ib); // [IB-3]
+        }
         if owned && (!is_loopback(addr) || !self.config.addrs.is_empty()) {
             return Ok(Transport::Tcp);
         }
@@ -220,6 +229,9 @@ impl Node {
         if sock.snd_msgs > 0 {
             self.cancel_where(|m| m.socket == Some(id), None);
         }
+        // Memory goes last, since what is cancelled may have announced it [RDMA-6].
+        sock.regions.into_values().for_each(|region| self.release_region(region));
+        self.release_used_regions(|_, of| of == id);
     }
 
     /// Removes all messages of the socket to one destination.
@@ -285,6 +297,7 @@ impl Node {
         remote: Option<Ipv6Addr>,
     ) {
         let mut released = Vec::new();
+        let mut ops = Vec::new();
         let ids: Vec<_> = self
             .conns
             .iter()
@@ -299,6 +312,9 @@ impl Node {
                         msg.marks |= mark::CANCELLED;
                         path.queued_bytes -= u64::from(msg.len);
                         released.push(msg.clone());
+                        if msg.has(mark::OPS) {
+                            ops.push((ConnId(id), msg.seq));
+                        }
                     }
                 }
                 if let Some(barrier) =
@@ -309,10 +325,13 @@ impl Node {
                 // Cancelled messages that never started are dropped once they are at the front.
                 path.drop_cancelled(&mut self.pool);
             }
-            self.check_barrier(crate::ids::ConnId(id));
+            self.check_barrier(ConnId(id));
         }
         for msg in released {
             self.release_message(&msg);
+        }
+        for (conn, seq) in ops {
+            self.ops_gone(conn, seq, Gone::Cancelled);
         }
     }
 
@@ -347,8 +366,10 @@ impl Node {
     pub fn readiness(&self, id: SocketId) -> Result<Readiness, Error> {
         let sock = self.sock(id)?;
         Ok(Readiness {
+            // Notifications [RDMA-26] and completions [ZC-8] too.
             readable: !sock.queue.is_empty()
                 || sock.notify_mask != 0
+                || !sock.notifications.is_empty()
                 || !sock.completions.is_empty(),
             writable: !sock.is_send_full(self.config.limits.send_messages_per_socket),
         })
@@ -457,7 +478,7 @@ impl Node {
         Ok(())
     }
 
-    /// Switches receive path latency; a count of 0 ends it.
+    /// Switches receive path latency; a count of 0 ends it, [SAFE-17].
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::Fault`] for a count above 3 or a position above 2, which
@@ -475,7 +496,7 @@ impl Node {
         Ok(())
     }
 
-    /// Allows zero-copy sends and their completions (SO_ZEROCOPY).
+    /// Allows zero-copy sends and their completions (SO_ZEROCOPY) [ZC-1].
     ///
     /// # Errors
     /// [`Error::BadSocket`].
@@ -484,13 +505,37 @@ impl Node {
         Ok(())
     }
 
-    /// Switches RDS_RECVERR; affects RDMA operations only.
+    /// Switches RDS_RECVERR; affects RDMA operations that are sent from now on, [RDMA-10].
     ///
     /// # Errors
     /// [`Error::BadSocket`].
     pub fn set_recverr(&mut self, id: SocketId, on: bool) -> Result<(), Error> {
         self.sock_mut(id)?.recverr = on;
         Ok(())
+    }
+
+    /// Sets the type of service, once, before the first message [IB-4], [TOOL-1]. Only RDMA knows
+    /// it.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`]; [`Error::BadValue`] when it is set, or a message was sent.
+    #[doc(alias = "SIOCRDSSETTOS")]
+    pub fn set_tos(&mut self, id: SocketId, tos: u8) -> Result<(), Error> {
+        let sock = self.sock_mut(id)?;
+        if sock.tos != 0 || sock.route.is_some() {
+            return Err(Error::BadValue);
+        }
+        sock.tos = tos;
+        Ok(())
+    }
+
+    /// Type of service of the socket.
+    ///
+    /// # Errors
+    /// [`Error::BadSocket`].
+    #[doc(alias = "SIOCRDSGETTOS")]
+    pub fn tos(&self, id: SocketId) -> Result<u8, Error> {
+        self.sock(id).map(|s| s.tos)
     }
 
     /// Tells whether RDS_RECVERR is on.
@@ -506,11 +551,13 @@ impl Node {
     /// [`Error::NotSupported`] if the socket has a transport; [`Error::BadValue`] for a number that
     /// names no transport; [`Error::NoSuchOption`] for a transport that this node does not have.
     pub fn set_transport(&mut self, id: SocketId, number: i32) -> Result<(), Error> {
+        let has_rdma = self.has_rdma();
         let sock = self.sock_mut(id)?;
         if sock.transport.is_some() {
             return Err(Error::NotSupported);
         }
         match number {
+            0 if has_rdma => sock.transport = Some(Transport::Ib),
             2 => sock.transport = Some(Transport::Tcp),
             0 | 1 => return Err(Error::NoSuchOption),
             _ => return Err(Error::BadValue),

@@ -4,7 +4,7 @@ use bowline_base::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::Node;
-use crate::ids::{ConnId, LinkId};
+use crate::ids::{ConnId, LinkId, RdmaLinkId};
 
 /// A timer. A timer that is no longer needed finds its object changed and does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,6 +35,14 @@ pub(super) enum Timer {
     ResendMap(ConnId),
     /// No map has come for a while after several maps that may have overtaken one another.
     RefreshMap(ConnId),
+    /// A connection over RDMA has not been established in time.
+    RdmaConnect(RdmaLinkId),
+    /// The peer of a connection over RDMA may have been silent for long.
+    RdmaProbe(RdmaLinkId),
+    /// Messages over RDMA may wait for an acknowledgement that nobody has asked for.
+    RdmaAsk(RdmaLinkId),
+    /// No read of memory that was used can be under way any more.
+    RdmaUsed,
 }
 
 impl Node {
@@ -69,6 +77,10 @@ impl Node {
                 Timer::ForgetAfterQuiet(conn) => self.forget_after_quiet(conn),
                 Timer::ResendMap(conn) => self.resend_map(conn),
                 Timer::RefreshMap(conn) => self.refresh_map(conn),
+                Timer::RdmaConnect(link) => self.rdma_connect_overdue(link),
+                Timer::RdmaProbe(link) => self.rdma_probe(link),
+                Timer::RdmaAsk(link) => self.rdma_ask_due(link),
+                Timer::RdmaUsed => self.used_regions_due(),
             }
         }
     }

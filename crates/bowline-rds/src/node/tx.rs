@@ -14,6 +14,7 @@ use crate::conn::{PathBarrier, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, Op, OurGreeting};
 use crate::path::{Path, PathState, TxMsg, mark};
+use crate::rdma::op::Gone;
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// Maximum number of pieces in a batch, below the system's limit for one write.
@@ -40,7 +41,9 @@ impl Node {
 
     /// Asks the driver to transmit if a map is due.
     pub(super) fn signal_map(&mut self, conn: ConnId) {
-        if let Some(link) = self.map_link(conn) {
+        if let Some(link) = self.rdma_link_of(conn) {
+            self.signal_rdma(link);
+        } else if let Some(link) = self.map_link(conn) {
             self.signal_transmit(link);
         }
     }
@@ -335,7 +338,7 @@ impl Node {
 
     /// Removes cancelled messages at the front of a queue, and lifts the path barrier if it waited
     /// for them.
-    fn after_release(&mut self, conn_id: ConnId, index: u8) {
+    pub(super) fn after_release(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if let Some(path) = conn.paths.get_mut(usize::from(index)) {
             path.drop_cancelled(&mut self.pool);
@@ -454,12 +457,12 @@ impl Node {
 
     /// Releases the first `count` messages of a path. Neighbouring messages of one socket are
     /// accounted for together.
-    fn release_first(&mut self, conn_id: ConnId, index: u8, count: usize) {
+    pub(super) fn release_first(&mut self, conn_id: ConnId, index: u8, count: usize) {
         let mut left = count;
         while left > 0 {
             let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
             let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
-            let special = mark::CANCELLED | mark::PONG | mark::ZCOPY;
+            let special = mark::CANCELLED | mark::PONG | mark::ZCOPY | mark::OPS;
             let Some(socket) = path.queue.front().map(|m| m.socket) else { return };
             let (mut run, mut bytes) = (0, 0);
             for msg in path.queue.iter().take(left) {
@@ -486,6 +489,9 @@ impl Node {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let Some(msg) = path.pop_front(&mut self.pool) else { return };
+        if msg.has(mark::OPS) {
+            self.ops_gone(conn_id, msg.seq, Gone::Acknowledged);
+        }
         if !msg.has(mark::CANCELLED) {
             self.release_message(&msg);
         }
@@ -543,19 +549,13 @@ impl Node {
 }
 
 /// Returns the header of a message that is sent again, with its flag.
-fn retransmit_header(log: &TxLog, start: u64, bowline: bool) -> Vec<u8> {
-    let mut batch = TxBatch::default();
-    log.collect(start, start + HEADER_LEN as u64, &mut batch);
-    let mut bytes = Vec::with_capacity(HEADER_LEN);
-    batch.slices().for_each(|s| bytes.extend_from_slice(s));
-    if let Ok(mut header) = Header::parse(&bytes) {
-        header.flags = Flags::RETRANSMITTED;
-        if bowline {
-            header.flags = header.flags.with(Flags::ACK_REQUIRED);
-        }
-        bytes = header.to_bytes().to_vec();
+fn retransmit_header(log: &TxLog, start: u64, bowline: bool) -> [u8; HEADER_LEN] {
+    let mut header = log.header(start);
+    header.flags = Flags::RETRANSMITTED;
+    if bowline {
+        header.flags = header.flags.with(Flags::ACK_REQUIRED);
     }
-    bytes
+    header.to_bytes()
 }
 
 impl crate::link::Link {

@@ -1,5 +1,11 @@
 //! A node driven by bytes: every call a driver may make, in any order, against peers that send
-//! anything. Used by the tests on random bytes and by the fuzz target `rds_stream`.
+//! anything. Used by the tests on random bytes and by the fuzz target `rds_stream`; over RDMA by
+//! `rds_rdma`.
+#![allow(dead_code, reason = "each fuzz target takes one of the two")]
+
+mod rdma;
+
+pub(crate) use rdma::rdma;
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -245,6 +251,8 @@ impl Driver {
                     name: Some(name),
                     payload: &slices,
                     control,
+                    rdma: &[],
+                    lent: None,
                     zerocopy,
                     blocking,
                     promised: false,
@@ -253,7 +261,8 @@ impl Driver {
             }
             10 => {
                 let Some(socket) = self.socket(input) else { return };
-                let opts = RecvOpts { peek: input.bit(), want_control: input.bit() };
+                let (peek, want_control) = (input.bit(), input.bit());
+                let opts = RecvOpts { peek, want_control, ..RecvOpts::default() };
                 if let Ok(got) = self.node.recv(now, socket, opts)
                     && let Some(data) = got.data
                 {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, Misbehaviour, PathState};
+use bowline_rds::{
+    CloseHow, CloseReason, Config, Error, Event, LengthLimit, Misbehaviour, PathState, TooLong,
+};
 use bowline_wire::rds::{Flags, Handshake};
 
 use crate::support::*;
@@ -558,6 +560,33 @@ fn a_dialled_kernel_in_the_place_of_a_bowline_node_is_served() {
     assert_eq!(lab.node.info().connections[0].peer, "kernel");
 }
 
+/// What the peer had sent on an earlier connection, as to a kernel, is read late. On the later one
+/// it has greeted, and that counts when it is known as a bowline node again.
+// tests [R-2003]
+#[test]
+fn a_connection_with_a_greeting_keeps_it() {
+    let mut lab = Lab::new(Config { paths: 2, ..config(A) });
+    let s = lab.bound("10.0.0.1:5000");
+    lab.send(s, "10.0.0.2:9", b"x").expect("sent");
+    let first = lab.establish();
+    lab.deliver(first, &[map_of(&[]), hello(7, 0, 0)]);
+    let earlier = lab.establish();
+    lab.fail(first, CloseReason::Reset);
+    lab.ms(0);
+    let later = lab.establish();
+    lab.deliver(later, &[map_of(&[]), hello(7, 0, 0)]);
+    lab.deliver(earlier, &[data(20, 9, 5000, b"as to a kernel")]);
+    assert_eq!(lab.recv_all(s), [b"as to a kernel"]);
+    assert_eq!(lab.node.info().connections[0].peer, "kernel");
+    lab.fail(earlier, CloseReason::Eof);
+    lab.ms(0);
+    let again = lab.establish();
+    lab.deliver(again, &[hello(7, 1, 0)]);
+    lab.ms(40_000);
+    assert_eq!(lab.node.info().connections[0].peer, "bowline");
+    assert_eq!(up(&lab.node), [0, 1]);
+}
+
 // tests [R-2030]
 #[test]
 fn long_messages_go_to_bowline_nodes_only() {
@@ -581,23 +610,22 @@ fn long_messages_go_to_bowline_nodes_only() {
     pair.ms(100);
     assert!(pair.recv_all(1, b) == [&long[..]]);
     let beyond = vec![0; (4 << 20) + 1];
-    assert!(matches!(pair.send(0, a, 4000, &beyond), Err(Error::MessageTooLong { .. })));
+    let above = |len, limit, of| Error::MessageTooLong(TooLong::new(len, limit, of));
+    let refused = pair.send(0, a, 4000, &beyond);
+    assert_eq!(refused, Err(above(beyond.len(), 4 << 20, LengthLimit::Node)));
 
     // A peer that takes less.
     let mut pair = Pair::new(big(A), Config { generation: 2, ..config(B) });
     let a = pair.bound(0, 4000);
     pair.send(0, a, 4000, b"x").expect("sent");
     pair.ms(1000);
-    let limit = 1 << 20;
-    assert_eq!(pair.send(0, a, 4000, &long), Err(Error::MessageTooLong { len: long.len(), limit }));
+    let of_the_peer = above(long.len(), 1 << 20, LengthLimit::Peer);
+    assert_eq!(pair.send(0, a, 4000, &long), Err(of_the_peer));
     // A kernel.
     let mut lab = Lab::new(big(B));
     lab.kernel(A, 1);
     let s = lab.bound("10.0.0.2:4000");
-    assert_eq!(
-        lab.send(s, "10.0.0.1:9", &long),
-        Err(Error::MessageTooLong { len: long.len(), limit })
-    );
+    assert_eq!(lab.send(s, "10.0.0.1:9", &long), Err(of_the_peer));
     lab.send(s, "10.0.0.1:9", &long[1..]).expect("1 MiB is fine");
 }
 

@@ -237,7 +237,7 @@ fn notifications_come_before_messages_but_not_to_readers_without_control() {
     lab.deliver(link, &[map_of(&[4000])]);
     assert_eq!(lab.send(s, FAR, b"x"), Err(Error::Congested));
     lab.deliver(link, &[map_of(&[]), data(2, 9, 5000, b"text")]);
-    let plain = RecvOpts { peek: true, want_control: false };
+    let plain = RecvOpts { peek: true, ..RecvOpts::default() };
     let got = lab.node.recv(lab.now, s, plain).expect("the message");
     assert_eq!(text(&got), b"text");
     assert_eq!(lab.recv(s).expect("notification").control.len(), 1);

@@ -264,6 +264,31 @@ fn reconnect_delays_double_at_random_up_to_the_maximum() {
     }
 }
 
+#[test]
+fn a_peer_that_cannot_be_connected_to_is_told_once_for_each_cause() {
+    // The node with the smaller address connects, the other one knocks.
+    for (here, there) in [(A, B), (B, A)] {
+        let mut lab = Lab::new(config(here));
+        let s = lab.bound(&format!("{}:4000", ip(here)));
+        lab.send(s, &format!("{}:4000", ip(there)), b"x").expect("sent");
+        let mut fail = |why| {
+            let (link, ..) = lab.connects[0];
+            lab.fail(link, why);
+            while lab.connects.is_empty() {
+                lab.now = lab.now.max(lab.node.poll_timeout().expect("an attempt is planned"));
+                lab.node.handle_timeout(lab.now);
+                lab.settle();
+            }
+            core::mem::take(&mut lab.events)
+        };
+        let told = |why| [Event::CannotConnect { local: ip(here), remote: ip(there), why }];
+        assert_eq!(fail(CloseReason::Refused), told(CloseReason::Refused));
+        assert_eq!(fail(CloseReason::Refused), []);
+        assert_eq!(fail(CloseReason::Unreachable), told(CloseReason::Unreachable));
+        assert_eq!(fail(CloseReason::Unreachable), []);
+    }
+}
+
 // tests with other settings
 #[test]
 fn reconnect_delays_follow_the_sysctls() {

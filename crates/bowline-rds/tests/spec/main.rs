@@ -9,6 +9,8 @@ mod info;
 mod knock;
 mod lend;
 mod progress;
+mod rdma;
+mod rdma_hostile;
 mod receive;
 mod saved;
 mod send;

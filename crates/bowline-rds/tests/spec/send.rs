@@ -2,7 +2,9 @@
 
 use std::io::IoSlice;
 
-use bowline_rds::{Config, Control, Error, Interest, SendControl, SendMsg, Transport};
+use bowline_rds::{
+    Config, Control, Error, Interest, LengthLimit, SendControl, SendMsg, TooLong, Transport,
+};
 
 use crate::support::*;
 
@@ -106,9 +108,10 @@ fn length_is_bounded_by_the_send_buffer_and_the_protocol() {
     let unknown = [SendControl::Unknown(99)];
     assert_eq!(
         lab.send_with(s, FAR, &long[..106_497], &unknown, false),
-        Err(Error::MessageTooLong { len: 106_497, limit: 106_496 })
+        Err(Error::MessageTooLong(TooLong::new(106_497, 106_496, LengthLimit::SendBuffer)))
     );
-    assert_eq!(Error::MessageTooLong { len: 1, limit: 0 }.errno(), 90);
+    let too_long = TooLong::new(1, 0, LengthLimit::Node);
+    assert_eq!(Error::MessageTooLong(too_long).errno(), 90);
     assert_eq!(errno(lab.send_with(s, FAR, &long[..106_496], &unknown, false)), 22);
     assert!(lab.connects.is_empty(), "errors come before any connection work");
     lab.send(s, FAR, &long[..106_496]).expect("exactly the buffer");

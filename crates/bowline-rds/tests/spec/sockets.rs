@@ -178,7 +178,7 @@ fn a_peek_leaves_the_message_and_a_short_buffer_loses_the_rest() {
     let link = lab.kernel(A, 1);
     let s = lab.bound("10.0.0.2:5000");
     lab.deliver(link, &[data(2, 9, 5000, b"0123456789"), data(3, 10, 5000, b"")]);
-    let peek = RecvOpts { peek: true, want_control: true };
+    let peek = RecvOpts { peek: true, want_control: true, ..RecvOpts::default() };
     for _ in 0..2 {
         let got = lab.node.recv(lab.now, s, peek).expect("a message");
         let rope = got.data.expect("data");

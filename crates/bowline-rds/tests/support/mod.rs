@@ -2,6 +2,8 @@
 //! TCP connections in memory. The clock is virtual; nothing is random but by a seed.
 #![allow(dead_code, reason = "each user of the harness takes a part of it")]
 
+pub(crate) mod rdma;
+
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -398,7 +400,7 @@ impl Lab {
     }
 
     pub(crate) fn recv(&mut self, socket: SocketId) -> Result<Received, Error> {
-        let opts = RecvOpts { peek: false, want_control: true };
+        let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let got = self.node.recv(self.now, socket, opts);
         self.settle();
         got

@@ -43,19 +43,20 @@ impl BouncePool {
 
     /// Redirects a request to a bounce buffer. Completes the request with an error if there is
     /// none.
-    pub(super) fn bounce(self: &Arc<Self>, io: DiskIo) -> Option<DiskIo> {
+    pub(super) fn bounce(self: &Arc<Self>, mut io: DiskIo) -> Option<DiskIo> {
         let Some((id, at)) = io.mem.filter(|_| io.op.has_data() && io.len > 0) else {
             return Some(io);
         };
         let (to, tag, len) = (Arc::clone(&io.done), io.tag, io.len as usize);
         match self.prepare(&io, id, at, len) {
             Ok((program_buffer, region)) => {
-                let mem = Some((region.id().0, 0));
+                io.mem = Some((region.id().0, 0));
                 let program_buffer = (io.op == IoOp::Read).then_some((program_buffer, at));
                 let region = Mutex::new(Some(region));
                 let detour =
                     BouncedRequest { pool: Arc::clone(self), region, program_buffer, len, tag, to };
-                Some(DiskIo { mem, tag: 0, done: Arc::new(detour), ..io })
+                (io.tag, io.done) = (0, Arc::new(detour));
+                Some(io)
             }
             Err(errno) => {
                 catch_callback_panic(|| to.done(&[(tag, errno.neg())]));

@@ -15,6 +15,8 @@ type Listener = Box<dyn Fn(DiskEvent) + Send + Sync>;
 
 /// State of a disk that the link updates: limits and event listeners.
 pub(super) struct DiskShared {
+    /// Its local name, `rnbd0`.
+    name: String,
     limits: RwLock<Limits>,
     listeners: Mutex<Vec<Arc<Listener>>>,
 }
@@ -24,6 +26,8 @@ impl DiskShared {
         if let Some(limits) = limits {
             *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
         }
+        #[cfg(feature = "tracing")]
+        crate::log::disk(&self.name, event);
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for listener in listeners {
             catch_callback_panic(|| listener(event));
@@ -37,7 +41,6 @@ pub struct Disk {
     link: Arc<Link>,
     dev: DevId,
     number: u32,
-    local_name: String,
     device: String,
     shared: Arc<DiskShared>,
     /// Bounce buffers of requests, if there is an IO timeout.
@@ -47,7 +50,7 @@ pub struct Disk {
 impl std::fmt::Debug for Disk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Disk")
-            .field("name", &self.local_name)
+            .field("name", &self.shared.name)
             .field("device", &self.device)
             .field("session", &self.session_name())
             .finish_non_exhaustive()
@@ -63,13 +66,13 @@ impl Disk {
     ) -> Result<Arc<Self>, Errno> {
         let (dev, limits) = link.map(device, access)?;
         let (limits, listeners) = (RwLock::new(limits), Mutex::default());
-        let shared = Arc::new(DiskShared { limits, listeners });
+        let name = format!("rnbd{number}");
+        let shared = Arc::new(DiskShared { name, limits, listeners });
         link.attach(dev, &shared);
         Ok(Arc::new(Self {
             link: Arc::clone(link),
             dev,
             number,
-            local_name: format!("rnbd{number}"),
             device: device.to_owned(),
             shared,
             bounce_pool: link.has_timeout().then(|| BouncePool::new(link.session())),
@@ -78,7 +81,7 @@ impl Disk {
 
     /// Returns its local name, `rnbd0` [NB-33].
     pub fn local_name(&self) -> &str {
-        &self.local_name
+        &self.shared.name
     }
 
     /// Returns the name of its session.

@@ -165,22 +165,32 @@ impl Exports {
     pub fn memory(&mut self, name: &str, bytes: u64, block: u32) -> Result<(), Error> {
         let backend = backend::open(BackendSpec::Memory { bytes, block });
         let backend = backend.map_err(|error| Error::io(format!("memory for {name}"), &error))?;
-        self.backend(name, backend, false)
+        self.backend(name, backend)
     }
 
-    /// Exports a store of the caller.
+    /// Exports a store of the program, which may be [`backend::open`]'s or its own: see
+    /// [`Backend`]. It is for reading only if its limits say so; [`set_read_only`] is for any other
+    /// one.
+    ///
+    /// [`set_read_only`]: Self::set_read_only
     ///
     /// # Errors
     /// `EEXIST` for a name in use, `EINVAL` for a name that cannot be sent.
-    pub fn backend(
-        &mut self,
-        name: &str,
-        backend: Arc<dyn Backend>,
-        read_only: bool,
-    ) -> Result<(), Error> {
+    pub fn backend(&mut self, name: &str, backend: Arc<dyn Backend>) -> Result<(), Error> {
         self.numbers += 1;
         let identity = Identity::Store(self.numbers);
-        self.add(name, Entry { backend, identity, read_only, path: None })
+        self.add(name, Entry { backend, identity, read_only: false, path: None })
+    }
+
+    /// Offers a named export for reading only, whatever its store allows: opens for writing fail
+    /// with `EACCES`.
+    ///
+    /// # Errors
+    /// `ENOENT` for a name without an export of its own.
+    pub fn set_read_only(&mut self, name: &str) -> Result<(), Error> {
+        let failed = || Error::new(format!("export {name}"), Errno::ENOENT);
+        self.entries.get_mut(name.as_bytes()).ok_or_else(failed)?.read_only = true;
+        Ok(())
     }
 
     /// Exports a regular file or a block device. It is opened now: a file that takes its path later

@@ -105,7 +105,7 @@ impl Rig {
     }
 
     pub(crate) fn map(&self, device: &str, options: &MapOptions) -> Result<Arc<Disk>, Error> {
-        self.client.map(device, options)
+        self.client.map_with(device, options)
     }
 
     /// Cuts or mends a path.

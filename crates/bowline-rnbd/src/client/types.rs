@@ -203,6 +203,7 @@ pub enum Event {
 
 /// Counters of a device, as the block layer keeps them: requests answered without error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DiskStats {
     /// Read requests.
     pub reads: u64,
@@ -226,6 +227,7 @@ pub struct DiskStats {
 
 /// Description of a device, for the control tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DevInfo {
     /// Id of the device.
     pub id: DevId,

@@ -6,7 +6,10 @@ use bowline_verbs::{
     CmEvent, CmId, ConnParam, Error, InvalidReason, Object, Qpn, RejectReason, RequestPart,
     Resource,
 };
-use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, REQ_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
+use bowline_wire::roce::cm::{
+    Answered, CmMad, CmMessage, REQ_PRIVATE_LEN, Rep, Req, TRANSPORT_RC, VENDOR_BOWLINE,
+    VENDOR_BOWLINE_REP,
+};
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, DEFAULT_PKEY, flow_label, service_id};
 
 use super::config::{ack_timeout, bounded_timeout};
@@ -80,7 +83,13 @@ impl Manager {
         };
         let req = self.req(&conn, param);
         let mad = CmMad { transaction: conn.transaction, message: CmMessage::Req(req) };
-        let init = QpOrder { id, qpn: param.qpn, steps: vec![conn.to_init()], awaited: false };
+        let init = QpOrder {
+            id,
+            qpn: param.qpn,
+            steps: vec![conn.to_init()],
+            awaited: false,
+            gap_reports: false,
+        };
         self.outputs.push_back(Output::Order(init));
         let (period, left) = (conn.period, conn.max_retries);
         self.insert(id, conn);
@@ -112,6 +121,7 @@ impl Manager {
         data[..param.private_data.len()].copy_from_slice(&param.private_data);
         Req {
             local_id: conn.comm_id,
+            vendor: VENDOR_BOWLINE,
             service_id: service_id(conn.remote.port()),
             guid: self.port.guid,
             qpn: param.qpn.0,
@@ -194,7 +204,8 @@ impl Manager {
         self.set_timer(id, None);
         let packet_life = self.config.ack_timeout().saturating_sub(1);
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        conn.peer = Some(Peer { comm_id: rep.local_id, guid: rep.guid, qpn: rep.qpn });
+        conn.peer =
+            Some(Peer { comm_id: rep.local_id, guid: rep.guid, qpn: rep.qpn, vendor: rep.vendor });
         conn.sq_psn = rep.starting_psn;
         // The peer chose within the proposed limits [CM-32]; this side does not trust larger
         // values.
@@ -205,11 +216,18 @@ impl Manager {
         conn.ack_timeout = bounded_timeout(ack_timeout(rep.ack_delay, packet_life));
         let steps = vec![conn.to_rtr(), conn.to_rts()];
         let qpn = conn.qpn.unwrap_or(Qpn(0));
+        let gap_reports = rep.vendor == VENDOR_BOWLINE_REP;
         let ip = conn.remote.ip();
         self.by_peer.insert((ip, rep.guid, rep.local_id), id);
         self.by_peer_qp.insert((ip, rep.guid, rep.qpn), id);
         self.enter(id, State::RepRcvd(rep.private_data.to_vec()));
-        self.outputs.push_back(Output::Order(QpOrder { id, qpn, steps, awaited: true }));
+        self.outputs.push_back(Output::Order(QpOrder {
+            id,
+            qpn,
+            steps,
+            awaited: true,
+            gap_reports,
+        }));
     }
 
     /// Continues after the order for the queue pair. If the queue pair could not be made ready, the

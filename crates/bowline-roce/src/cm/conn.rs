@@ -28,6 +28,8 @@ pub(super) struct Peer {
     pub(super) guid: u64,
     /// Queue pair of the peer.
     pub(super) qpn: u32,
+    /// Vendor ID of the peer's extensions.
+    pub(super) vendor: u32,
 }
 
 /// A message that is resent until it is answered.

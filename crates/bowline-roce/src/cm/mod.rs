@@ -57,6 +57,8 @@ pub(crate) struct QpOrder {
     pub(crate) steps: Vec<QpAttr>,
     /// The manager continues when it gets the outcome by `order_done`.
     pub(crate) awaited: bool,
+    /// The peer takes reports of gaps [CC-12].
+    pub(crate) gap_reports: bool,
 }
 
 /// An action for the device.
@@ -271,7 +273,7 @@ impl Manager {
     fn order_error(&mut self, id: CmId) {
         if let Some(qpn) = self.conns.get(&id).and_then(|conn| conn.qpn) {
             let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-            let order = QpOrder { id, qpn, steps: vec![error], awaited: false };
+            let order = QpOrder { id, qpn, steps: vec![error], awaited: false, gap_reports: false };
             self.outputs.push_back(Output::Order(order));
         }
     }

@@ -7,7 +7,10 @@ use bowline_verbs::{
     CmEvent, CmId, ConnParam, ConnRequest, Error, InvalidReason, Mtu, Object, Qpn, RejectReason,
     RequestPart,
 };
-use bowline_wire::roce::cm::{CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC};
+use bowline_wire::roce::cm::{
+    CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC, VENDOR_BOWLINE,
+    VENDOR_BOWLINE_REP,
+};
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, GSI_QPN, service_port};
 
 use super::config::{bounded_timeout, time_of};
@@ -137,7 +140,12 @@ impl Manager {
             local,
             remote,
             qpn: None,
-            peer: Some(Peer { comm_id: req.local_id, guid: req.guid, qpn: req.qpn }),
+            peer: Some(Peer {
+                comm_id: req.local_id,
+                guid: req.guid,
+                qpn: req.qpn,
+                vendor: req.vendor,
+            }),
             transaction,
             // [CMA-11]
             rq_psn: self.rng.next_u24(),
@@ -201,9 +209,12 @@ impl Manager {
         let mut private_data = [0; REP_PRIVATE_LEN];
         private_data[..param.private_data.len()].copy_from_slice(&param.private_data);
         let Ids { local, remote } = conn.ids();
+        let gap_reports = conn.peer.is_some_and(|peer| peer.vendor == VENDOR_BOWLINE);
         let rep = Rep {
             local_id: local,
             remote_id: remote,
+            // A kernel is told nothing.
+            vendor: if gap_reports { VENDOR_BOWLINE_REP } else { 0 },
             qpn: param.qpn.0,
             starting_psn: conn.rq_psn,
             responder_resources,
@@ -227,7 +238,7 @@ impl Manager {
         conn.proposed = proposed;
         self.by_qp.insert(param.qpn, id);
         self.enter(id, State::Accepting(Box::new(mad.emit())));
-        let order = QpOrder { id, qpn: param.qpn, steps, awaited: true };
+        let order = QpOrder { id, qpn: param.qpn, steps, awaited: true, gap_reports };
         self.outputs.push_back(Output::Order(order));
         Ok(())
     }

@@ -47,6 +47,8 @@ struct Side {
     /// Steps ordered, with the number of messages this side had sent before.
     steps: Vec<(Qpn, QpAttr, usize)>,
     sent: usize,
+    /// A queue pair of this side may report gaps.
+    gap_reports: bool,
     /// Queue pairs cannot be made ready.
     broken: bool,
 }
@@ -87,6 +89,7 @@ impl Pair {
             events: Vec::new(),
             steps: Vec::new(),
             sent: 0,
+            gap_reports: false,
             broken: false,
         };
         Self {
@@ -180,6 +183,7 @@ impl Pair {
                 }
                 Output::Event(event) => side.events.push(event),
                 Output::Order(order) => {
+                    side.gap_reports |= order.gap_reports;
                     for step in order.steps {
                         side.steps.push((order.qpn, step, side.sent));
                     }

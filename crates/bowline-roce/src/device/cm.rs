@@ -222,6 +222,10 @@ impl Device {
             }
             self.modify_qp(now, order.qpn, step)
         });
+        if order.gap_reports && steps.is_ok() {
+            // The queue pair exists, since it has made the steps.
+            let _ = self.report_gaps(order.qpn);
+        }
         // An order that is not awaited may fail: the queue pair may be gone, or in ERR already.
         if order.awaited {
             self.cm.manager.order_done(now, order.id, steps.is_ok());

@@ -126,6 +126,8 @@ pub struct GroBuffer<'a> {
     pub to: IpAddr,
     /// Bytes of each datagram except the last, if all are known to belong to one burst of the peer.
     pub segment: Option<usize>,
+    /// Type of service of all datagrams.
+    pub tos: u8,
     /// Bytes of all datagrams together.
     pub len: usize,
     /// The framing bytes; may be followed by bytes that do not belong to this buffer.
@@ -192,6 +194,9 @@ impl Device {
             return PlacementOutcome::NoTarget;
         };
         let Some(run) = receive(&placement) else { return PlacementOutcome::Nothing };
+        if let Some(from) = run.from {
+            self.note_tos_of(now, from, run.to, run.tos, placement.qpn);
+        }
         let good = self.accept_in_place(now, &placement, &run);
         if good > 0 && good * placement.packet() == run.len {
             return PlacementOutcome::Packets(good);

@@ -101,6 +101,7 @@ impl Device {
         // HDR-14
         if packet.opcode == Opcode::Cnp {
             counters.rx_cnp += 1;
+            self.handle_cnp(now, outer, ident, packet, (bytes, icrc));
             return;
         }
         let general = packet.bth.dest_qpn == GSI_QPN;
@@ -159,7 +160,7 @@ impl Device {
 /// Checks the ICRC of a packet [RX-9]; returns the identification that it is right for, or `None`
 /// if there is none. `packet` is what [`split_icrc`] returned.
 #[inline]
-fn check_icrc(
+pub(super) fn check_icrc(
     checker: &mut IcrcChecker,
     counters: &mut Counters,
     outer: &Outer,

@@ -5,16 +5,17 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use bowline_base::Instant;
-use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpState, Qpn};
+use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpAttr, QpState, QpType, Qpn};
 
 use super::Event;
 use crate::config::Config;
+use crate::congestion::{PathId, Paths};
 use crate::counters::Counters;
 use crate::cq::{Added, CqTable, PendingCompletion};
 use crate::gso_loss::GsoBlocklist;
 use crate::mr::MrTable;
 use crate::qp::{Halves, Qp};
-use crate::rc::requester::{Outcome, TxCtx};
+use crate::rc::requester::{Outcome, Readiness, Requester, TxCtx};
 use crate::rc::responder::{ReorderBudget, RxCtx};
 use crate::table::NumberMap;
 
@@ -28,6 +29,7 @@ pub(crate) struct QpContext {
     mtu: usize,
     send_cq: CqId,
     recv_cq: CqId,
+    path: PathId,
 }
 
 /// State that all queue pairs share.
@@ -39,6 +41,9 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
     pub(crate) gso_blocklist: GsoBlocklist,
+    pub(crate) paths: Paths,
+    /// Paths on which a queue pair that waits may send.
+    pub(crate) ready_paths: Vec<PathId>,
     reorder_budget: ReorderBudget,
     /// Completions that are not in their queues yet.
     done: Vec<PendingCompletion>,
@@ -54,6 +59,8 @@ pub(crate) struct Shared {
     /// Heap of (due time, queue pair number). Stale entries remain; only the entry equal to
     /// `Qp::timer_at` counts.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Heap of (due time, path). Only the entry equal to `Path::timer_at` counts.
+    path_timers: BinaryHeap<Reverse<(Instant, PathId)>>,
 }
 
 /// Stale timers allowed in the heap, in addition to four per queue pair, before they are purged.
@@ -74,6 +81,8 @@ impl Shared {
             counters: Counters::default(),
             events: VecDeque::new(),
             gso_blocklist: GsoBlocklist::default(),
+            paths: Paths::new(config.congestion),
+            ready_paths: Vec::new(),
             reorder_budget: ReorderBudget::new(config.limits.reorder_bytes),
             done: Vec::new(),
             gathering: false,
@@ -82,6 +91,7 @@ impl Shared {
             deferred_acks: Vec::new(),
             normal: VecDeque::new(),
             timers: BinaryHeap::new(),
+            path_timers: BinaryHeap::new(),
             config,
         }
     }
@@ -96,6 +106,7 @@ impl Shared {
             mtu: qp.mtu(&self.config),
             send_cq: qp.init.send_cq,
             recv_cq: qp.init.recv_cq,
+            path: qp.path,
         }
     }
 
@@ -109,6 +120,7 @@ impl Shared {
             dest_qpn: context.dest_qpn,
             gso: self.config.gso,
             counters: &mut self.counters,
+            path: self.paths.get_mut(context.path),
             cq: context.send_cq,
             done: &mut self.done,
         }
@@ -151,10 +163,15 @@ impl Shared {
         let (replies, requests, timer) = match &qp.halves {
             Halves::Rc { requester, responder } => {
                 let late = qp.delayed_ack.deadline(now).filter(|_| responder.has_one_ack());
-                let timer = earliest(requester.poll_timeout(), responder.poll_timeout());
+                let timer = earliest(
+                    requester.poll_timeout(now, self.paths.get(qp.path)),
+                    responder.poll_timeout(),
+                );
                 (
                     qp.state >= QpState::Rtr && responder.has_reply() && late.is_none(),
-                    qp.requests() && !responder.failed() && requester.has_work(),
+                    qp.requests()
+                        && !responder.failed()
+                        && self.may_send(now, (qp.path, qp.qpn), &mut qp.in_line, requester),
                     earliest(timer, late),
                 )
             }
@@ -179,6 +196,75 @@ impl Shared {
         {
             qp.timer_at = Some(at);
             self.timers.push(Reverse((at, qp.qpn.0)));
+        }
+    }
+
+    /// Tells whether a requester may send. If it must wait for the path's window, or if others do,
+    /// its queue pair joins the line of the path.
+    fn may_send(
+        &mut self,
+        now: Instant,
+        (id, qpn): (PathId, Qpn),
+        in_line: &mut bool,
+        requester: &Requester,
+    ) -> bool {
+        let path = self.paths.get_mut(id);
+        let readiness = requester.readiness(now, path);
+        let repairs = readiness == Readiness::Ready
+            && (path.waiting.is_empty() || requester.has_repair(now, path));
+        if readiness != Readiness::Idle && !repairs && !*in_line {
+            *in_line = true;
+            path.waiting.push_back(qpn.0);
+        }
+        if path.waiting.is_empty() {
+            return repairs;
+        }
+        if path.allows(now) {
+            self.ready_paths.push(id);
+        } else {
+            self.wake_line(now, id);
+        }
+        repairs
+    }
+
+    /// Sets the timer of a path whose pacer holds back those who wait.
+    pub(crate) fn wake_line(&mut self, now: Instant, id: PathId) {
+        let path = self.paths.get_mut(id);
+        if !path.waiting.is_empty()
+            && let Some(at) = path.resumes_at(now)
+            && path.timer_at.is_none_or(|known| at < known)
+        {
+            path.timer_at = Some(at);
+            self.path_timers.push(Reverse((at, id)));
+        }
+    }
+
+    /// Chooses the path of a queue pair that gets the address of a peer, or forgets it.
+    pub(crate) fn choose_path(&mut self, now: Instant, qp: &mut Qp, attr: &QpAttr, to: QpState) {
+        let to_peer = attr.av.filter(|_| qp.init.qp_type == QpType::Rc);
+        if to_peer.is_some() || to == QpState::Reset {
+            self.paths.leave(now, qp.path, qp.qpn, qp.in_flight());
+            self.ready_paths.push(qp.path);
+            qp.in_line = false;
+            qp.path = to_peer
+                .map_or_else(PathId::default, |av| self.paths.join(now, av.local, av.remote));
+        }
+        if let Some(mtu) = attr.path_mtu {
+            self.paths.get_mut(qp.path).set_mtu(mtu.bytes());
+        }
+    }
+
+    /// Runs the timers of paths that are due.
+    pub(crate) fn run_path_timers(&mut self, now: Instant) {
+        while let Some(Reverse((at, id))) = self.path_timers.peek().copied()
+            && at <= now
+        {
+            self.path_timers.pop();
+            let path = self.paths.get_mut(id);
+            if path.timer_at == Some(at) {
+                path.timer_at = None;
+                self.ready_paths.push(id);
+            }
         }
     }
 
@@ -259,6 +345,7 @@ impl Shared {
         match &mut qp.halves {
             Halves::Rc { requester, responder } => {
                 requester.flush(&mut self.tx(now, context));
+                self.ready_paths.push(context.path);
                 responder.flush(&mut self.rx(now, context));
             }
             Halves::Ud { sender, receiver } => {
@@ -316,7 +403,8 @@ impl Shared {
 
     /// Returns when the next timer is due.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
-        self.timers.peek().map(|Reverse((at, _))| *at)
+        let queue_pairs = self.timers.peek().map(|Reverse((at, _))| *at);
+        earliest(queue_pairs, self.path_timers.peek().map(|Reverse((at, _))| *at))
     }
 
     /// Pops a queue pair whose timer is due. Purges stale timers when there are many: a peer that

@@ -12,10 +12,11 @@ use bowline_verbs::{QpState, Qpn};
 use bowline_wire::roce::{AETH_LEN, BTH_LEN, ICRC_LEN};
 
 use super::Device;
+use super::marks::ECT;
 use super::shared::Shared;
 use crate::burst::Burst;
 use crate::qp::{Halves, Qp};
-use crate::rc::requester::{Outcome, Requester, TxCtx};
+use crate::rc::requester::{Outcome, Readiness, Requester, TxCtx};
 
 /// Bytes of an acknowledgement, ICRC included.
 const ACK_LEN: usize = BTH_LEN + AETH_LEN + ICRC_LEN;
@@ -36,18 +37,20 @@ impl Device {
     /// program has posted to `but`, because it may post to other queue pairs next. Tells whether
     /// any acknowledgement is deferred.
     #[doc(alias = "set_acks_aside")]
-    pub fn defer_acks(&mut self, but: Qpn) -> bool {
+    pub fn defer_acks(&mut self, now: Instant, but: Qpn) -> bool {
         let Self { shared, qps, .. } = self;
-        shared.urgent.retain(|&qpn| {
+        let Shared { urgent, paths, deferred_acks, .. } = shared;
+        urgent.retain(|&qpn| {
             let Some(qp) = qps.get_mut(&qpn).filter(|_| qpn != but.0) else { return true };
-            let goes = qp.ack_defers == ACK_DEFERS_MAX || !qp.has_ack_only();
+            let path = paths.get(qp.path);
+            let goes = qp.ack_defers == ACK_DEFERS_MAX || !qp.has_ack_only(now, path);
             if !goes {
                 qp.ack_defers += 1;
-                shared.deferred_acks.push(qpn);
+                deferred_acks.push(qpn);
             }
             goes
         });
-        !shared.deferred_acks.is_empty()
+        !deferred_acks.is_empty()
     }
 
     /// Ends the deferral of acknowledgements; tells whether there were any.
@@ -60,8 +63,10 @@ impl Device {
 
     /// Fills `burst` with the next packets to send; returns `false` if there are none.
     pub fn poll_transmit(&mut self, now: Instant, burst: &mut Burst) -> bool {
-        let sent =
-            self.fill_mad(burst) || self.fill_carried(now, burst) || self.fill_next(now, burst);
+        let sent = self.fill_mad(burst)
+            || self.fill_cnp(burst)
+            || self.fill_carried(now, burst)
+            || self.fill_next(now, burst);
         if !self.shared.overrun.is_empty() {
             self.stop_overrun(now);
         }
@@ -92,8 +97,31 @@ impl Device {
         true
     }
 
+    /// Gives turns to queue pairs in the lines of paths that have room, one of each path: after its
+    /// turn the next one follows, if there is still room.
+    fn call_in_line(&mut self, now: Instant) {
+        while let Some(id) = self.shared.ready_paths.pop() {
+            let path = self.shared.paths.get_mut(id);
+            while path.allows(now)
+                && let Some(qpn) = path.waiting.pop_front()
+            {
+                let Some(qp) = self.qps.get_mut(&qpn) else { continue };
+                qp.in_line = false;
+                if qp.requests() {
+                    if !std::mem::replace(&mut qp.in_normal, true) {
+                        self.shared.normal.push_back(qpn);
+                    }
+                    break;
+                }
+            }
+            // The rate may have become less since the path's timer was set.
+            self.shared.wake_line(now, id);
+        }
+    }
+
     fn fill_next(&mut self, now: Instant, burst: &mut Burst) -> bool {
         loop {
+            self.call_in_line(now);
             let shared = &mut self.shared;
             let urgent = shared.urgent.pop_front();
             let Some(qpn) = urgent.or_else(|| shared.normal.pop_front()) else { return false };
@@ -138,7 +166,8 @@ impl Shared {
         let requests = qp.requests();
         let Halves::Rc { requester, responder } = &mut qp.halves else { return false };
         let gso = self.config.gso && !self.gso_blocklist.contains(burst.to);
-        let may_request = requests && !responder.failed() && requester.has_work();
+        let readiness = requester.readiness(now, self.paths.get(qp.path));
+        let may_request = requests && !responder.failed() && readiness == Readiness::Ready;
         // A single acknowledgement can wait for the end of a burst of requests; neither half is
         // passed over twice in a row.
         let no_hurry = gso && responder.has_one_ack();
@@ -201,6 +230,9 @@ impl Shared {
         }
         qp.replies_next = half == Half::Requester && !stays && responder.has_reply();
         if half == Half::Requester {
+            if self.paths.get(qp.path).is_controlled() {
+                burst.tos |= ECT;
+            }
             requester.end_burst(burst.count);
         }
         self.after(now, qp, outcome, false);

@@ -10,6 +10,7 @@ use bowline_verbs::{
 };
 
 use super::Device;
+use crate::congestion::PathId;
 use crate::delayed_ack::DelayedAck;
 use crate::gso_loss::GsoLossDetector;
 use crate::qp::{Halves, Qp};
@@ -35,13 +36,31 @@ impl Device {
     /// Removes a protection domain.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; [`Error::Busy`] while a region or queue pair is left in it.
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a region, queue pair or domain is left in it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Error> {
         if *self.pds.get(pd.0).ok_or(NO_PD)? > 0 || self.shared.mrs.uses_pd(pd) {
             return Err(Error::Busy(Object::ProtectionDomain));
         }
         self.pds.remove(pd.0);
+        let outer = self.shared.mrs.outer_pds.remove(&pd.0);
+        if let Some(users) = outer.and_then(|outer| self.pds.get_mut(outer.0)) {
+            *users -= 1;
+        }
         Ok(())
+    }
+
+    /// Makes a protection domain within another, whose regions are for this one's queue pairs too.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Limit`].
+    pub fn alloc_inner_pd(&mut self, outer: PdId) -> Result<PdId, Error> {
+        self.pds.get(outer.0).ok_or(NO_PD)?;
+        let pd = self.alloc_pd()?;
+        if let Some(users) = self.pds.get_mut(outer.0) {
+            *users += 1;
+        }
+        self.shared.mrs.outer_pds.insert(pd.0, outer);
+        Ok(pd)
     }
 
     /// Registers `len` bytes of a buffer from `offset` on.
@@ -228,6 +247,8 @@ impl Device {
             in_urgent: false,
             ack_defers: 0,
             in_normal: false,
+            in_line: false,
+            path: PathId::default(),
             requests_next: false,
             replies_next: false,
             delayed_ack: DelayedAck::default(),
@@ -251,6 +272,7 @@ impl Device {
         if to == QpState::Err {
             shared.enter_error(now, qp);
         } else {
+            shared.choose_path(now, qp, attr, to);
             qp.apply(attr, to, &shared.config);
             shared.settle(now, qp, true);
         }
@@ -275,6 +297,21 @@ impl Device {
         Ok((qp.state, QpAttr { state: Some(qp.state), sq_draining, ..qp.attr }))
     }
 
+    /// Lets a queue pair report gaps to its peer, and take the peer's reports: the peer must do so
+    /// as well [CC-10]. The connection manager does this where both sides have told each other that
+    /// they can; for connections that are made without it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn report_gaps(&mut self, qp: Qpn) -> Result<(), Error> {
+        let qp = self.qps.get_mut(&qp.0).ok_or(NO_QP)?;
+        if let Halves::Rc { requester, responder } = &mut qp.halves {
+            requester.take_gap_reports();
+            responder.report_gaps();
+        }
+        Ok(())
+    }
+
     /// Returns how many send requests of a queue pair are not complete.
     ///
     /// # Errors
@@ -295,6 +332,9 @@ impl Device {
             return Err(Error::Busy(Object::QueuePair));
         }
         if let Some(gone) = self.qps.remove(&qp.0) {
+            let now = self.shared.paths.get(gone.path).used_at();
+            self.shared.paths.leave(now, gone.path, qp, gone.in_flight());
+            self.shared.ready_paths.push(gone.path);
             self.shared.cqs.release(gone.init.send_cq);
             self.shared.cqs.release(gone.init.recv_cq);
             self.shared.mrs.unbind_windows_of(qp);

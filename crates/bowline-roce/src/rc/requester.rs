@@ -28,11 +28,13 @@
 mod answers;
 mod congestion_window;
 mod cursor;
+mod holes;
 mod out_of_order;
 mod recovery;
 mod resend;
 mod retransmission_timer;
 mod send;
+mod sent_log;
 mod settings;
 mod uniform_run;
 mod window;
@@ -46,12 +48,15 @@ use bowline_verbs::{
 use bowline_wire::roce::Psn;
 
 use self::cursor::Cursor;
+use self::holes::Holes;
 use self::recovery::Recovery;
 use self::retransmission_timer::RetransmissionTimer;
 use self::send::Place;
+use self::sent_log::SentLog;
 pub(crate) use self::settings::Settings;
 use self::window::Window;
 use crate::burst::Burst;
+use crate::congestion::Path;
 use crate::counters::Counters;
 use crate::cq::PendingCompletion;
 use crate::mr::MrTable;
@@ -75,6 +80,8 @@ pub(crate) struct TxCtx<'a> {
     /// Packets of one size are sent as a burst (UDP GSO).
     pub(crate) gso: bool,
     pub(crate) counters: &'a mut Counters,
+    /// The path to the peer.
+    pub(crate) path: &'a mut Path,
     /// Completion queue of sends.
     pub(crate) cq: CqId,
     /// Completions, to be moved to their queues.
@@ -104,6 +111,15 @@ pub(crate) enum Outcome {
     Failed,
 }
 
+/// Whether a requester has something to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Idle,
+    Ready,
+    /// It has, but the path's window is full, or its pacer holds it back.
+    WaitsForPath,
+}
+
 /// The PSNs that divide those of a connection.
 #[derive(Clone, Copy, Debug)]
 struct Psns {
@@ -123,6 +139,16 @@ pub(crate) struct Requester {
     window: Window,
     recovery: Recovery,
     timer: RetransmissionTimer,
+    /// What is in flight on the path.
+    log: SentLog,
+    /// What READs have asked for, and what of it counts on the path.
+    asked: SentLog,
+    /// What the peer has reported missing.
+    holes: Holes,
+    /// When packets were last sent again because of silence.
+    resent_at: Option<Instant>,
+    /// The peer may report gaps.
+    takes_gap_reports: bool,
     cap: QpCap,
     /// Every request produces a completion, signaled or not.
     signal_all: bool,
@@ -140,6 +166,11 @@ impl Requester {
             window: Window::new(),
             recovery: Recovery::new(),
             timer: RetransmissionTimer::default(),
+            log: SentLog::new(Psn::ZERO),
+            asked: SentLog::new(Psn::ZERO),
+            holes: Holes::new(),
+            resent_at: None,
+            takes_gap_reports: false,
             cap,
             signal_all,
             mtu: None,
@@ -152,6 +183,8 @@ impl Requester {
         let psn = Psn::new(sq_psn);
         self.cursor = Cursor::new(psn);
         self.window.start(settings, psn);
+        self.log = SentLog::new(psn);
+        self.asked = SentLog::new(psn);
         self.recovery.configure(settings);
         self.timer.configure(settings);
         self.mtu = Some(settings.mtu);
@@ -213,11 +246,56 @@ impl Requester {
     }
 
     /// Tells whether [`fill`](Self::fill) would make progress.
-    pub(crate) fn has_work(&self) -> bool {
-        !self.recovery.is_paused()
-            && self.mtu.is_some()
-            && (self.recovery.has_repair()
-                || self.cursor.request(&self.queue).is_some_and(|request| !self.must_wait(request)))
+    #[inline]
+    pub(crate) fn readiness(&self, now: Instant, path: &Path) -> Readiness {
+        if self.recovery.is_paused() || self.mtu.is_none() {
+            return Readiness::Idle;
+        }
+        if self.has_repair(now, path) {
+            return Readiness::Ready;
+        }
+        match self.cursor.request(&self.queue) {
+            Some(request) if !self.must_wait(request) => {
+                // Its own answers give it another turn.
+                if !self.may_ask(request, path) {
+                    Readiness::Idle
+                } else if request.is_local() || path.allows(now) {
+                    Readiness::Ready
+                } else {
+                    Readiness::WaitsForPath
+                }
+            }
+            _ => Readiness::Idle,
+        }
+    }
+
+    /// Tells whether a lost packet is to be sent again, for which no window matters: it takes the
+    /// place of the lost one.
+    #[inline]
+    pub(crate) fn has_repair(&self, now: Instant, path: &Path) -> bool {
+        self.recovery.has_repair()
+            || self.holes.due().is_some_and(|due| due <= now) && path.allows_replacement(now)
+    }
+
+    /// Takes reports of gaps from the peer [CC-10].
+    pub(crate) const fn take_gap_reports(&mut self) {
+        self.takes_gap_reports = true;
+    }
+
+    /// Bytes that the path counts as in flight.
+    pub(crate) const fn in_flight(&self) -> u64 {
+        self.log.bytes()
+    }
+
+    /// Tells whether a READ may ask for more [CC-8]. One that has asked for nothing may always: no
+    /// answer would give it another turn.
+    fn may_ask(&self, request: &Request, path: &Path) -> bool {
+        !request.is_read() || self.asked.bytes() == 0 || path.allows_read()
+    }
+
+    /// Bytes that READs have asked for.
+    pub(crate) const fn asked(&self) -> u64 {
+        self.asked.bytes()
     }
 
     /// Returns an upper bound of the next packet's bytes, if it belongs to the request at the
@@ -225,7 +303,7 @@ impl Requester {
     /// kind that is as short.
     pub(crate) fn next_single_len(&self) -> Option<usize> {
         let request = self.cursor.request(&self.queue).filter(|request| !request.is_local())?;
-        let mtu = self.mtu.filter(|_| !self.recovery.has_repair())?;
+        let mtu = self.mtu.filter(|_| !self.recovery.has_repair() && self.holes.due().is_none())?;
         if request.is_read_or_atomic() {
             return Some(HEADERS_MAX);
         }
@@ -270,15 +348,27 @@ impl Requester {
     /// to pad, to `out`, if one may be sent [REQ-7].
     pub(crate) fn fill(&mut self, ctx: &mut TxCtx<'_>, out: &mut Burst) -> Outcome {
         let Some(mtu) = self.mtu else { return Outcome::Idle };
+        self.window.set_path_window(ctx.path.window_packets());
+        self.timer.set_lossy(ctx.path.is_lossy(ctx.now));
         if !self.recovery.is_paused()
             && let Some(repair) = self.recovery.take_repair()
             && !self.window.is_empty()
         {
             return self.retransmit_una(ctx, mtu, repair, out);
         }
+        if !self.recovery.is_paused()
+            && ctx.path.allows_replacement(ctx.now)
+            && let Some((psn, last)) = self.holes.take(ctx.now)
+        {
+            return self.fill_hole(ctx, mtu, psn, last, out);
+        }
         loop {
             let Some(request) = self.cursor.request(&self.queue) else { return Outcome::Idle };
             if self.recovery.is_paused() || self.must_wait(request) {
+                return Outcome::Idle;
+            }
+            let allowed = ctx.path.allows(ctx.now) && self.may_ask(request, ctx.path);
+            if !request.is_local() && !allowed {
                 return Outcome::Idle;
             }
             if request.is_local() {
@@ -341,6 +431,10 @@ impl Requester {
         while let Some(request) = self.queue.pop() {
             ctx.complete(&request, Status::WrFlushErr);
         }
+        ctx.path.gone(self.log.clear(self.window.end()));
+        let asked = self.asked.clear(self.window.end());
+        ctx.path.answered(ctx.now, asked, None);
+        self.holes.clear();
         self.cursor = Cursor::new(self.window.end());
         self.window.clear();
         self.recovery.clear();

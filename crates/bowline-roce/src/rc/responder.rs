@@ -24,7 +24,7 @@ use bowline_verbs::{Access, Completion, CqId, Error, PdId, Piece, Qpn, RecvWr, S
 use bowline_wire::roce::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 
 pub(crate) use self::reorder::ReorderBudget;
-use self::reorder::ReorderBuffer;
+use self::reorder::{Kept, ReorderBuffer};
 use self::replies::{Filled, ReadPart, Replies};
 use crate::burst::Burst;
 use crate::counters::Counters;
@@ -127,6 +127,10 @@ pub(crate) struct Responder {
     reorder: ReorderBuffer,
     rnr_timer: u8,
     failed: bool,
+    /// The peer takes reports of gaps.
+    reports_gaps: bool,
+    /// Gaps before this PSN have been reported.
+    reported: Psn,
     replies: Replies,
 }
 
@@ -146,6 +150,8 @@ impl Responder {
             reorder: ReorderBuffer::default(),
             rnr_timer: 0,
             failed: false,
+            reports_gaps: false,
+            reported: Psn::ZERO,
             replies: Replies::default(),
         }
     }
@@ -161,6 +167,7 @@ impl Responder {
         self.msn = 0;
         self.nak_sent = false;
         self.not_ready = false;
+        self.reported = self.expected;
         self.reorder.clear();
         self.rnr_timer = min_rnr_timer & 0x1f;
         self.failed = false;
@@ -171,6 +178,11 @@ impl Responder {
     /// answers are dropped, the oldest first [QP-1].
     pub(crate) fn set_depth(&mut self, max_dest_rd_atomic: u8) {
         self.replies.resize(answer_slots(max_dest_rd_atomic));
+    }
+
+    /// Reports gaps to the peer, which takes such reports [CC-10].
+    pub(crate) const fn report_gaps(&mut self) {
+        self.reports_gaps = true;
     }
 
     /// Changes the delay requested by RNR NAKs [RSP-13].
@@ -306,8 +318,36 @@ impl Responder {
         }
         if !self.reorder.is_empty() {
             self.nak_gap();
+            self.report_new_gaps();
         }
         after
+    }
+
+    /// Reports gaps that were not reported, as many as replies are queued at once [CC-10].
+    fn report_new_gaps(&mut self) {
+        if !self.reports_gaps || self.reorder.is_empty() {
+            return;
+        }
+        if self.reported.is_before(self.expected) {
+            self.reported = self.expected;
+        }
+        while self.replies.may_report_gap()
+            && let Some((from, upto)) = self.reorder.gap_behind(self.expected, self.reported)
+        {
+            self.replies.report_gap(from, upto.since(from));
+            self.reported = upto;
+        }
+    }
+
+    /// Reports how far packets have come beyond the missing ones: an acknowledgement would say
+    /// nothing of them [CC-14].
+    fn report_progress(&mut self) {
+        if self.reports_gaps
+            && self.replies.may_report_gap()
+            && let Some(end) = self.reorder.end()
+        {
+            self.replies.report_progress(end);
+        }
     }
 
     /// Reports that the expected packet is missing, once [RSP-2].
@@ -325,10 +365,18 @@ impl Responder {
         let psn = packet.bth.psn;
         if psn.is_after(self.expected) {
             self.nak_gap();
-            if !self.not_ready && self.reorder.keep(ctx.reorder_budget, self.expected, packet) {
-                ctx.counters.requests_kept += 1;
-            } else {
+            let kept = match self.not_ready {
+                true => Kept::No,
+                false => self.reorder.keep(ctx.reorder_budget, self.expected, packet),
+            };
+            if kept == Kept::No {
                 ctx.counters.requests_discarded += 1;
+            } else {
+                ctx.counters.requests_kept += 1;
+            }
+            self.report_new_gaps();
+            if packet.bth.ack_req && kept == Kept::Yes {
+                self.report_progress();
             }
             return PacketOutcome::Continue;
         }
@@ -522,7 +570,9 @@ impl Responder {
                 .mrs
                 .resolve((ctx.pd, ctx.qpn), key, va, u64::from(left), Access::REMOTE_WRITE)
                 .map_err(|_| Fault::Access)?;
-            span.write(0, bytes);
+            if !span.reaches(|span| span.write(0, bytes)) {
+                return Err(Fault::Access);
+            }
         }
         if !op.ends() {
             let va = va.wrapping_add(now as u64);
@@ -582,11 +632,17 @@ impl Responder {
         if !va.is_multiple_of(8) {
             return Err(Fault::Invalid); // [RSP-11]
         }
-        let original = span.update(0, |old| match packet.opcode {
-            Opcode::FetchAdd => old.wrapping_add(swap_or_add),
-            _ if old == compare => swap_or_add,
-            _ => old,
+        let mut original = 0;
+        let reached = span.reaches(|span| {
+            original = span.update(0, |old| match packet.opcode {
+                Opcode::FetchAdd => old.wrapping_add(swap_or_add),
+                _ if old == compare => swap_or_add,
+                _ => old,
+            });
         });
+        if !reached {
+            return Err(Fault::Access);
+        }
         self.count_message();
         let psn = packet.bth.psn;
         self.replies.atomic(psn, self.msn, original);

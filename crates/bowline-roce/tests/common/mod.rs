@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_roce::{Burst, Config, Device, Event, GroBuffer, IdentHint, Instant, PlacementOutcome};
+use bowline_roce::{
+    Burst, Config, Congestion, Device, Event, GroBuffer, IdentHint, Instant, PlacementOutcome,
+};
 use bowline_verbs::{
     Access, AddressVector, Buffer, Completion, CqId, MrKeys, Mtu, PdId, QpAttr, QpCap, QpInit,
     QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
@@ -50,7 +52,8 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             mtu: Mtu::M1024,
-            config: Config::default(),
+            // What single packets do is looked at without a window that changes.
+            config: Config { congestion: Congestion::Fixed(240), ..Config::default() },
             depth: 16,
             timeout: 17,
             retry_cnt: 7,
@@ -135,7 +138,7 @@ pub fn receive_in_place(
     let framing = &mut Vec::new();
     dev.receive_in_place(now, open_message, |placement| {
         placement.scatter(bytes, framing);
-        Some(GroBuffer { from: Some(from), to, segment, len: bytes.len(), framing })
+        Some(GroBuffer { from: Some(from), to, segment, tos: 0, len: bytes.len(), framing })
     })
 }
 

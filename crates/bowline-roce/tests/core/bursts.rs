@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::common::{self, Fate, Pair, Setup, pattern};
-use bowline_roce::{Burst, Config, IdentHint};
+use bowline_roce::{Burst, Config, Congestion, IdentHint};
 use bowline_verbs::{Mtu, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{Opcode, Packet, Psn};
 
@@ -14,7 +14,7 @@ const WINDOW: u32 = 64;
 
 #[test]
 fn packets_leave_in_bursts_though_acknowledgements_come_one_by_one() {
-    let config = Config { window: WINDOW, ..Config::default() };
+    let config = Config { congestion: Congestion::Fixed(WINDOW), ..Config::default() };
     let setup = Setup { config, ..Setup::default() };
     let mut pair = Pair::new(&setup);
     let to = pair.nodes[1].remote(0);

@@ -1,7 +1,7 @@
 //! What is sent arrives, whatever its size and the MTU [checklist 11 of the spec].
 
 use crate::common::{self, Pair, Setup, pattern};
-use bowline_roce::Config;
+use bowline_roce::{Config, Congestion};
 use bowline_verbs::{Access, Mtu, Piece, SendFlags, SendOp, SendWr, Sge, Status, WcOpcode};
 use bowline_wire::roce::Opcode;
 use std::time::Duration;
@@ -198,7 +198,7 @@ fn no_more_reads_than_agreed_are_outstanding() {
 /// [REQ-6], [REQ-8]: no more than a window is unacknowledged, and the window never stalls.
 #[test]
 fn the_window_holds_without_an_answer() {
-    let config = Config { window: 32, ..Config::default() };
+    let config = Config { congestion: Congestion::Fixed(32), ..Config::default() };
     let mut pair = Pair::new(&Setup { config, mtu: Mtu::M256, ..Setup::default() });
     pair.fate =
         Box::new(|_, seen| if seen.from == 1 { common::Fate::Drop } else { common::Fate::Pass });
@@ -341,7 +341,7 @@ fn traffic_in_both_directions_does_not_mix() {
 #[test]
 fn a_long_read_is_asked_for_in_parts() {
     for depth in [1, 2, 3, 16] {
-        let config = Config { window: 32, ..Config::default() };
+        let config = Config { congestion: Congestion::Fixed(32), ..Config::default() };
         let setup = Setup { config, mtu: Mtu::M256, depth, ..Setup::default() };
         let mut pair = Pair::new(&setup);
         pair.nodes[1].fill(0, 200_000, depth);
@@ -374,7 +374,7 @@ fn a_long_read_is_asked_for_in_parts() {
 #[test]
 fn parts_and_small_reads_are_counted_together() {
     for depth in 1..6 {
-        let config = Config { window: 16, ..Config::default() };
+        let config = Config { congestion: Congestion::Fixed(16), ..Config::default() };
         let setup = Setup { config, mtu: Mtu::M256, depth, ..Setup::default() };
         let mut pair = Pair::new(&setup);
         pair.nodes[1].fill(0, 10_000, depth);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{BUFFER, Fate, Pair, Setup, pattern};
-use bowline_roce::{Config, Event};
+use bowline_roce::{Config, Congestion, Event};
 use bowline_verbs::{
     Access, AsyncEvent, Error, InvalidReason, Piece, QpAttr, QpState, Remote, SendFlags, SendOp,
     SendWr, Sge, Status,
@@ -157,7 +157,7 @@ fn a_request_that_cannot_be_sent_asks_for_what_relied_on_it() {
 /// The region goes away between the packets of one message: what was sent stays, the request fails.
 #[test]
 fn a_region_deregistered_under_way_fails_the_request() {
-    let config = Config { window: 16, ..Config::default() };
+    let config = Config { congestion: Congestion::Fixed(16), ..Config::default() };
     let mut pair = Pair::new(&Setup { config, ..Setup::default() });
     let (remote, sges) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 100_000)]);
     pair.fate = Box::new(|_, seen| if seen.from == 1 { Fate::Drop } else { Fate::Pass });
@@ -193,7 +193,7 @@ fn a_registration_is_executed_once() {
     let slot = pair.nodes[0].dev.alloc_mr(pd).unwrap();
     pair.fate = Box::new(
         |_, seen| {
-            if seen.at.as_nanos() < 1_400_000_000 { Fate::Drop } else { Fate::Pass }
+            if seen.at.as_nanos() < 2_400_000_000 { Fate::Drop } else { Fate::Pass }
         },
     );
     let (remote, sges) = (pair.nodes[1].remote(0), [pair.nodes[0].sge(0, 3000)]);

@@ -239,8 +239,8 @@ fn what_is_lost_at_the_end_is_asked_for() {
             assert_eq!(counters.timeouts, 0, "{lost:?}: {counters:?}");
             assert!(counters.probes > 0);
             let waited = pair.now.as_nanos() - 1_000_000_000;
-            // At most twice the delay of the first probe.
-            assert!(waited < 15_000_000, "{lost:?}: {waited} ns");
+            // A probe, and where its answer tells too little a second one, twice as late [CC-13].
+            assert!(waited < 23_000_000, "{lost:?}: {waited} ns");
         }
     }
 }
@@ -347,14 +347,14 @@ fn a_silent_peer_is_given_up_in_time() {
         pair.nodes[0].received.iter().map(|entry| (entry.wr_id, entry.status)).collect();
     assert_eq!(flushed, [(70, WrFlushErr), (71, WrFlushErr)]);
     assert_eq!(pair.nodes[0].state(), QpState::Err);
-    // A probe, then 10 ms, doubled up to the agreed timeout.
+    // Four probes, then 200 ms, since no round trip is known, doubled up to the agreed timeout.
     let times: Vec<_> = pair
         .log
         .iter()
         .filter(|seen| seen.packet().bth.psn.get() == Setup::default().psns[0])
         .map(|seen| seen.at.saturating_since(start).as_millis())
         .collect();
-    assert_eq!(times[..8], [0, 7, 10, 30, 70, 150, 310, 630]);
+    assert_eq!(times[..8], [0, 7, 21, 49, 105, 200, 600, 1136]);
     // What is posted now is flushed at once [REQ-19], [QP-9].
     pair.post(0, 8, SendOp::Send, &room);
     pair.post_recv(0, 9, &room);

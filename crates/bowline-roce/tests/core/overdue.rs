@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 
 use crate::common::{Pair, Setup};
-use bowline_roce::{Burst, Config, IdentHint};
+use bowline_roce::{Burst, Config, Congestion, IdentHint};
 use bowline_verbs::{Mtu, SendOp};
 use bowline_wire::roce::{Opcode, Packet};
 
 /// Side 1 has many messages of `len` bytes to write when it receives one to acknowledge; returns
 /// the indices of its bursts with an acknowledgement.
 fn burst_of_the_acknowledgement(mtu: Mtu, len: usize) -> usize {
-    let config = Config { window: 4096, ..Config::default() };
+    let config = Config { congestion: Congestion::Fixed(4096), ..Config::default() };
     let mut pair = Pair::new(&Setup { config, mtu, ..Setup::default() });
     let room = [pair.nodes[1].sge(0, 64)];
     pair.post_recv(1, 1, &room);

@@ -64,6 +64,7 @@ pub struct Req<'a> {
 
 /// The state of a path, for display.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PathView {
     /// Id of the path.
     pub id: PathId,

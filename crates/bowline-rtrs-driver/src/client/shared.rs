@@ -66,6 +66,11 @@ pub(super) struct Listeners {
 
 impl Listeners {
     fn call(&self, news: &SessionEvent) {
+        #[cfg(feature = "tracing")]
+        match news {
+            SessionEvent::Link(event) => crate::log::client_link(*event),
+            SessionEvent::Path(event) => crate::log::client_path(event),
+        }
         match news {
             SessionEvent::Link(event) => self.on_link.as_ref().map(|on_link| on_link(*event)),
             SessionEvent::Path(event) => self.on_path.as_ref().map(|on_path| on_path(*event)),

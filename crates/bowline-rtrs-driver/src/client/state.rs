@@ -53,6 +53,7 @@ pub enum LinkEv {
 
 /// A change of a path's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PathEv {
     /// The path.
     pub id: PathId,
@@ -62,6 +63,13 @@ pub struct PathEv {
     pub dst: SocketAddr,
     /// The new state.
     pub state: PathState,
+}
+
+impl PathEv {
+    /// Makes one, for tests of programs that are told of such events.
+    pub const fn new(id: PathId, src: SocketAddr, dst: SocketAddr, state: PathState) -> Self {
+        Self { id, src, dst, state }
+    }
 }
 
 /// An event for the program's listeners; they are called in order.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Errno, Node, PathSpec, Value, address_text};
 use bowline_rtrs::{PathId, Policy};
+use bowline_verbs::PathStats;
 
 use super::{
     ClientPath, ClientSession, ClientStats, Files, Listed, Lookup, PathCommand, Stats, UEVENT,
-    command, must_be_one, per_cpu, show, text,
+    command, must_be_one, network, per_cpu, show, text,
 };
 
 const ADD_PATH: &str = "Usage: echo [<source addr>@]<destination addr> > add_path\n\n\
@@ -200,9 +201,16 @@ struct StatsNode {
     files: Files,
 }
 
+impl StatsNode {
+    fn network(&self) -> Option<PathStats> {
+        let paths = self.session.paths();
+        paths.into_iter().find(|path| path.id == self.id)?.network
+    }
+}
+
 impl Node for StatsNode {
     fn attrs(&self) -> &'static [AttrDef] {
-        const ALL: [AttrDef; 8] = [
+        const ALL: [AttrDef; 9] = [
             command("cpu_migration_from"),
             command("cpu_migration_to"),
             command("rdma"),
@@ -211,9 +219,11 @@ impl Node for StatsNode {
             command("rdma_lat"),
             command("wc_completion"),
             command("cpu_migration"),
+            show("network"),
         ];
         match self.files {
-            Files::All => &ALL,
+            Files::All if self.network().is_some() => &ALL,
+            Files::All => ALL.split_last().map_or(&[], |(_, others)| others),
             Files::Linux612 => ALL.split_at(5).0,
         }
     }
@@ -241,6 +251,7 @@ impl Node for StatsNode {
                 ("failed", stats.reconnects_failed),
             ])),
             "reset_all" => Ok(Value::Usage("echo 1 to reset all statistics")),
+            "network" => self.network().as_ref().map(network).ok_or(Errno::ENOENT),
             "rdma_lat" => text(latency(&stats)),
             "wc_completion" => {
                 let all = stats.completions;

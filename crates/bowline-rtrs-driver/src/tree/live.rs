@@ -1,10 +1,11 @@
 //! The tree's view of real sessions and servers.
 
+use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 
 use bowline_ctl::{Errno, PathSpec};
-use bowline_rtrs::{PathId, Policy, client, server};
-use bowline_verbs::Device;
+use bowline_rtrs::{PathId, Policy, PortId, client, server};
+use bowline_verbs::{Device, PathStats};
 
 use super::{
     ClientPath, ClientSession, ClientStats, Completions, IoStats, PathCommand, ServerPath,
@@ -43,6 +44,7 @@ impl ClientSession for Session {
             device: self.device_name(path.port).unwrap_or_default(),
             port: DEVICE_PORT,
             latency_ns: u64::try_from(path.latency.as_nanos()).unwrap_or(u64::MAX),
+            network: network(self.devices(), path.port, path.dst.ip()),
             stats: stats(path),
         })
         .collect()
@@ -100,6 +102,12 @@ impl ClientSession for Session {
         // The path may be gone; then there is nothing to reset.
         let _ = self.reset_stats(path, file);
     }
+}
+
+/// What a device knows about the way to a peer.
+fn network(devices: &[Arc<dyn Device>], port: PortId, peer: IpAddr) -> Option<PathStats> {
+    let device = devices.get(usize::from(port.0))?;
+    device.paths().into_iter().find(|path| path.peer == peer.to_canonical())
 }
 
 fn stats(path: PathView) -> ClientStats {
@@ -181,6 +189,7 @@ impl ServerSessions for Server {
                     total: path.stats.wc_total,
                     calls: path.stats.wc_calls,
                 },
+                network: network(self.devices(), path.port, path.remote.ip()),
             });
             Some(ServerSession { name, paths: paths.collect() })
         })

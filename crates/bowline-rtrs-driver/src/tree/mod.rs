@@ -8,6 +8,8 @@
 //! rtrs-server/<session>/paths/<client@server>/{hca_name, .., disconnect, stats/rdma}
 //! ```
 //!
+//! Where the device tells, stats/network says what it knows about the way to the peer [RS-50].
+//!
 //! Texts, modes and error numbers are those of Linux 6.12 [RS-32..44]. Files that only older
 //! kernels had are present too, for tools of that time [RS-46], unless [`Files::Linux612`] asks for
 //! exactly the files of 6.12.
@@ -22,8 +24,10 @@ mod tests;
 mod view;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bowline_ctl::{AttrDef, Errno, Node, Value};
+use bowline_verbs::PathStats;
 
 pub use client::client_node;
 pub use live::is_on_link;
@@ -64,6 +68,25 @@ fn text(text: impl Into<String>) -> Result<Value, Errno> {
 /// Checks a value written to a command file: only "1" is allowed.
 fn must_be_one(value: &str) -> Result<(), Errno> {
     if value == "1" { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// The file `stats/network`: what a device knows about the way to a peer, in microseconds, bytes
+/// and bytes per second; 0 where there is no limit or nothing was measured [RS-50].
+fn network(path: &PathStats) -> Value {
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    Value::Words(vec![
+        ("round_trip_usec", path.round_trip.map_or(0, micros)),
+        ("least_round_trip_usec", micros(path.least_round_trip)),
+        ("window", path.window.unwrap_or(0)),
+        ("in_flight", path.in_flight),
+        ("rate", path.rate.unwrap_or(0)),
+        ("lost_gaps", path.lost_gaps),
+        ("lost_timeouts", path.lost_timeouts),
+        ("congestion_losses", path.congestion_losses),
+        ("resent", path.resent),
+        ("cnps_received", path.cnps_received),
+        ("cnps_sent", path.cnps_sent),
+    ])
 }
 
 /// Formats per-processor values as the kernel does: a blank after each.

@@ -7,7 +7,7 @@ use bowline_rtrs::PathId;
 
 use super::{
     Files, Listed, ServerPath, ServerSession, ServerSessions, Stats, UEVENT, command, must_be_one,
-    show, text,
+    network, show, text,
 };
 
 /// Returns the directory of server sessions, one device per session [RS-40].
@@ -110,9 +110,13 @@ struct StatsNode {
 
 impl Node for StatsNode {
     fn attrs(&self) -> &'static [AttrDef] {
-        const ALL: [AttrDef; 3] = [command("rdma"), command("reset_all"), command("wc_completion")];
+        const ALL: [AttrDef; 4] =
+            [command("rdma"), command("reset_all"), command("wc_completion"), show("network")];
         match self.files {
-            Files::All => &ALL,
+            Files::All if find(&*self.server, self.id).is_ok_and(|path| path.network.is_some()) => {
+                &ALL
+            }
+            Files::All => ALL.split_last().map_or(&[], |(_, others)| others),
             Files::Linux612 => ALL.split_at(1).0,
         }
     }
@@ -134,6 +138,7 @@ impl Node for StatsNode {
                 Ok(Value::Words(words))
             }
             "reset_all" => Ok(Value::Usage("echo 1 to reset all statistics")),
+            "network" => path.network.as_ref().map(network).ok_or(Errno::ENOENT),
             "wc_completion" => Ok(Value::Words(vec![
                 ("max", path.completions.max),
                 ("total", path.completions.total),

@@ -1,6 +1,6 @@
 //! The tree against files captured from Linux 6.12.
 
-use std::{net::IpAddr, sync::Mutex};
+use std::{net::IpAddr, sync::Mutex, time::Duration};
 
 use bowline_ctl::{Sys, Tree};
 use bowline_rtrs::Policy;
@@ -31,6 +31,25 @@ fn io() -> IoStats {
     }
 }
 
+/// The device of the first path tells about the network.
+fn way() -> PathStats {
+    PathStats {
+        peer: address("10.99.0.12"),
+        queue_pairs: 2,
+        round_trip: Some(Duration::from_micros(125)),
+        least_round_trip: Duration::from_nanos(99_900),
+        window: Some(65_536),
+        in_flight: 4_096,
+        rate: None,
+        lost_gaps: 5,
+        lost_timeouts: 1,
+        congestion_losses: 2,
+        resent: 7,
+        cnps_received: 3,
+        cnps_sent: 4,
+    }
+}
+
 fn id(slot: u16) -> bowline_rtrs::PathId {
     bowline_rtrs::PathId { slot, generation: 0 }
 }
@@ -56,6 +75,7 @@ impl ClientSession for Fake {
             port: 1,
             latency_ns,
             stats: stats(io),
+            network: (slot == 0).then(way),
         };
         vec![path(0, 3_017_871, io()), path(1, 2_356_179, IoStats::default())]
     }
@@ -101,6 +121,7 @@ impl ServerSessions for Fake {
             port: 1,
             io,
             completions: Completions { max: 3, total: 9, calls: 4 },
+            network: (slot == 0).then(way),
         };
         let paths = vec![path(0, io()), path(1, IoStats::default())];
         vec![ServerSession { name: "s1".to_owned(), paths }]
@@ -179,6 +200,33 @@ fn files_of_older_kernels_stand_beside_them() {
     let read = |name: &str| tree.read(&format!("{path}/{name}")).unwrap().to_string();
     assert_eq!(read("rdma"), "261 16798184 256 16785408 0\n");
     assert_eq!(read("wc_completion"), "3 9 4\n");
+}
+
+#[test]
+fn the_network_is_told_of_where_the_device_knows_it() {
+    // tests [RS-50]
+    let fake = fake();
+    for (files, client_has, server_has) in [(Files::All, 9, 4), (Files::Linux612, 5, 1)] {
+        let tree = tree(&fake, files);
+        for (class, has) in [("client", client_has), ("server", server_has)] {
+            let stats = |slot: u16| {
+                format!("/class/rtrs-{class}/s1/paths/ip:10.99.{slot}.11@ip:10.99.{slot}.12/stats")
+            };
+            let listed = |slot| tree.listing(&stats(slot)).unwrap().matches(" /class").count();
+            if files == Files::All {
+                let value = tree.read(&format!("{}/network", stats(0))).unwrap();
+                assert_eq!(value.to_string(), "125 99 65536 4096 0 5 1 2 7 3 4\n");
+                let json = value.to_json().to_string();
+                assert!(json.contains(r#""round_trip_usec":125"#), "{json}");
+                assert!(json.contains(r#""cnps_sent":4"#), "{json}");
+                let write = tree.write(&format!("{}/network", stats(0)), "1");
+                assert_eq!(write, Err(Errno::EACCES));
+                assert_eq!(listed(1) + 1, listed(0));
+            }
+            assert!(tree.read(&format!("{}/network", stats(1))).is_err());
+            assert_eq!(listed(0), has, "{class} {}", tree.listing(&stats(0)).unwrap());
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use bowline_ctl::{Errno, PathSpec};
 use bowline_rtrs::{PathId, Policy};
+use bowline_verbs::PathStats;
 
 /// Rows of the latency histogram: up to 1, 2, 4 .. 65536 ms, and above [RS-46].
 pub const LATENCY_ROWS: usize = 18;
@@ -94,6 +95,9 @@ pub struct ClientPath {
     pub latency_ns: u64,
     /// Counters of the path.
     pub stats: ClientStats,
+    /// What the device knows about the way to the server, for all paths to its address together;
+    /// `None` if it does not tell.
+    pub network: Option<PathStats>,
 }
 
 /// Counters of a client's path.
@@ -189,4 +193,7 @@ pub struct ServerPath {
     pub io: IoStats,
     /// Work completions.
     pub completions: Completions,
+    /// What the device knows about the way to the client, for all paths to its address together;
+    /// `None` if it does not tell.
+    pub network: Option<PathStats>,
 }

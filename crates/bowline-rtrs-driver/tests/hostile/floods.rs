@@ -233,6 +233,7 @@ fn forged(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     private_data[CMA_HEADER_LEN..].copy_from_slice(&asked);
     let req = Req {
         local_id: number,
+        vendor: 0,
         service_id: service_id(to.port()),
         guid: u64::from(number),
         qpn: 0x100,

@@ -215,20 +215,23 @@ impl Session {
         if policy == Policy::RoundRobin {
             return self.round_robin(cpu);
         }
-        let mut best: Option<(u64, usize)> = None;
+        let connected =
+            |id: &PathId| self.paths.get(*id).filter(|path| path.state == PathState::Connected);
+        // Before the first heartbeat of a path nothing is known about its latency.
+        let by_latency = policy == Policy::MinLatency
+            && self.list.iter().filter_map(connected).all(|path| !path.latency.is_zero());
+        let mut best: Option<(u128, usize)> = None;
         for (at, id) in self.list.iter().enumerate() {
-            let Some(path) = self.paths.get(*id).filter(|p| p.state == PathState::Connected) else {
-                continue;
-            };
+            let Some(path) = connected(id) else { continue };
             let Some(incarnation) =
                 path.incarnation.and_then(|incarnation| self.incarnations.get(incarnation))
             else {
                 continue;
             };
-            let key = match policy {
-                Policy::MinLatency => u64::try_from(path.latency.as_nanos()).unwrap_or(u64::MAX),
-                Policy::MinInflight | Policy::RoundRobin => u64::from(incarnation.inflight),
-            };
+            // A request waits for those before it: with the latency alone all requests would take
+            // one path until the next heartbeat, and leave the others idle [RS-23].
+            let requests = u128::from(incarnation.inflight) + 1;
+            let key = if by_latency { requests * path.latency.as_nanos() } else { requests };
             if tried >> at.min(127) & 1 == 0 && best.is_none_or(|(least, _)| key < least) {
                 best = Some((key, at));
             }

@@ -22,6 +22,7 @@ use crate::{
 
 /// The limits of a session [RS-24].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Attrs {
     /// Permits that IO can hold at a time.
     pub queue_depth: u16,

@@ -37,6 +37,7 @@ impl Latencies {
 
 /// Counters of a client path [RS-41], [RS-42], [RS-46].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClientStats {
     /// Requests of direction READ that were posted.
     pub reads: u64,

@@ -180,13 +180,13 @@ impl Server {
         }
     }
 
-    /// Whether the client has another path that works.
+    /// Whether the client has another path, and that one has worked while this one was silent.
     fn has_another(&self, now: Instant, id: PathId) -> bool {
         let session = self.paths.get(id).and_then(|path| self.sessions.get(path.session));
         let slots = session.map_or(&[][..], |session| &session.paths);
         (slots.iter().filter_map(|&slot| self.paths.at(slot)))
             .filter(|path| path.id != id && path.state == PathState::Connected)
-            .any(|path| path.heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.is_alive(now)))
+            .any(|path| path.heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.has_worked(now)))
     }
 
     fn send_heartbeat(&mut self, id: ConnId, imm: Imm, signal: Signal) -> bool {

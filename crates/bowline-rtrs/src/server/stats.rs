@@ -60,6 +60,7 @@ counters! {
 
 /// Counters of a path, as `stats/rdma` and `stats/wc_completion` show them [RS-43], [RS-46].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PathStats {
     /// Reads.
     pub reads: u64,
@@ -81,6 +82,7 @@ pub struct PathStats {
 
 /// The current state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PathInfo {
     /// Id of the path.
     pub path: PathId,
@@ -102,6 +104,7 @@ pub struct PathInfo {
 
 /// The current state of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SessionInfo {
     /// Id of the session.
     pub session: SessId,

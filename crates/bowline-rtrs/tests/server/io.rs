@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_rtrs::server::{CloseReason, PathStats, ServerConfig};
+use bowline_rtrs::server::{CloseReason, ServerConfig};
 use bowline_rtrs::{HbConfig, MemRef, PortAttr, Tag, WrKind};
 use bowline_verbs::{Access, Buffer, Remote, next_key};
 use bowline_wire::rtrs::{Dir, Geometry, Imm};
@@ -411,9 +411,9 @@ fn what_a_path_does_is_counted() {
     let read = rig.read(&path, 1, 1, b"user", 200, Some((desc(200), false)));
     rig.deliver(&[write, read]);
     let stats = rig.server.path(path.id).unwrap().stats;
-    let expected =
-        PathStats { reads: 1, read_bytes: 204, writes: 1, write_bytes: 104, inflight: 2, ..stats };
-    assert_eq!(stats, expected);
+    assert_eq!((stats.reads, stats.read_bytes), (1, 204));
+    assert_eq!((stats.writes, stats.write_bytes), (1, 104));
+    assert_eq!(stats.inflight, 2);
     assert_eq!(stats.wc_max, 2);
     assert!(stats.wc_total >= 3 && stats.wc_calls >= 2, "{stats:?}");
     rig.server.reset_rdma(path.id);

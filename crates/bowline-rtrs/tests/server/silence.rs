@@ -90,6 +90,28 @@ fn of_two_silent_paths_neither_is_the_better_one() {
     }
 }
 
+// tests [RT-93]: of two cut wires one is mended a moment before the other; the path that works
+// first is no reason to give up the second
+#[test]
+fn the_last_path_to_come_back_is_not_given_up() {
+    for late in (100..2_500).step_by(50) {
+        let (mut rig, paths) = two(false, HbConfig::default());
+        let ids = paths.each_ref().map(|path| path.id);
+        assert_eq!(pass(&mut rig, &ids, 6), []);
+        let mut answers = |cut: &[PathId], ms: u64| {
+            rig.cut = cut.iter().copied().collect();
+            for path in paths.iter().filter(|path| !cut.contains(&path.id)) {
+                let done = rig.imm(path.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
+                rig.deliver(&[done]);
+            }
+            rig.pass(Duration::from_millis(ms));
+        };
+        (0..late / 50).for_each(|_| answers(&ids[1..], 50));
+        (0..100).for_each(|_| answers(&[], 50));
+        assert_eq!(rig.take_closed(), [], "{late} ms later");
+    }
+}
+
 // tests [RT-88], [RT-93]: the server closes no silent path early if the client is a bowline, or if
 // its own configuration has no fast path detection
 #[test]

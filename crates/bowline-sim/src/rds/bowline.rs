@@ -1,22 +1,28 @@
-//! Runs a real `Node` over the simulated TCP. This driver makes random use of every freedom that
-//! the contract gives a driver.
+//! Runs a real `Node` over the simulated TCP and queue pairs. This driver makes random use of every
+//! freedom that the contract gives a driver.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 
 use bowline_rds::{
-    CloseHow, CloseReason, Config, Error, Event, Instant, Interest, LinkId, Node, Output, Received,
-    RecvOpts, RxBuf, RxPool, SendMsg, SocketId, TxBatch,
+    CloseHow, CloseReason, Config, Control, Error, Event, Instant, Interest, LinkId, Node, Output,
+    Received, RecvOpts, RxBuf, RxPool, SendControl, SendMsg, SocketId, TxBatch,
 };
 use serde::{Deserialize, Serialize};
 
 use super::ctx::{Ctx, HostEvent, HostId};
 use super::host::SendResult;
 use super::net::{EndId, Notice, ReadOutcome, Reason, TcpClose};
+use super::ops::{Extras, NewRegion};
 use super::plan::SlotPlan;
 use super::sabotage::{Framing, Sabotage};
 use crate::engine::queue::{MS, SEC, US};
+
+mod rdma;
+
+use self::rdma::RdmaSide;
+pub(crate) use self::rdma::RdmaWork;
 
 /// Random choices of this driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -67,6 +73,8 @@ pub(crate) struct BowlineHost {
     ends: HashMap<EndId, LinkId>,
     /// Connections to be accepted, in their order.
     listener: VecDeque<EndId>,
+    rdma: Option<RdmaSide>,
+    pub(crate) rdma_addrs: Vec<IpAddr>,
     socks: BTreeMap<usize, Sock>,
     slots: HashMap<SocketId, usize>,
     timer: (u64, Option<u64>),
@@ -81,6 +89,8 @@ pub(crate) struct BowlineHost {
 /// Interval in nanoseconds in which a node's driver asks how much a kernel peer's TCP has
 /// acknowledged.
 const TCP_ACK_INTERVAL: u64 = 10 * MS;
+/// Number of TCP in `SO_RDS_TRANSPORT`.
+const TRANSPORT_TCP: i32 = 2;
 const DRAIN_LIMIT: u64 = 2 * SEC;
 /// Number of bytes that a node may leave unparsed before it must refuse to read.
 const UNPARSED_MAX: usize = 64 << 20;
@@ -100,6 +110,8 @@ impl BowlineHost {
             links: BTreeMap::new(),
             ends: HashMap::new(),
             listener: VecDeque::new(),
+            rdma: None,
+            rdma_addrs: Vec::new(),
             socks: BTreeMap::new(),
             slots: HashMap::new(),
             timer: (0, None),
@@ -114,6 +126,12 @@ impl BowlineHost {
 
     pub(crate) fn open(&mut self, ctx: &mut Ctx, slot: usize, addr: SocketAddr, plan: &SlotPlan) {
         let made = self.node.socket().and_then(|id| {
+            if plan.tcp {
+                self.node.set_transport(id, TRANSPORT_TCP)?;
+            }
+            if plan.tos != 0 && self.sabotage != Some(Sabotage::RdmaOneTos) {
+                self.node.set_tos(id, plan.tos)?;
+            }
             self.node.bind(id, addr)?;
             self.node.set_send_buffer(id, plan.send_buffer)?;
             self.node.set_recv_buffer(id, plan.recv_buffer)?;
@@ -128,6 +146,31 @@ impl BowlineHost {
                 self.slots.insert(id, slot);
             }
             Err(e) => ctx.fail(|| format!("opening {addr}: {e}")),
+        }
+        self.carry_out(ctx);
+    }
+
+    /// Lets a socket be told of failures, or not.
+    pub(crate) fn set_recverr(&mut self, slot: usize, on: bool) {
+        if let Some(sock) = self.socks.get(&slot) {
+            let _ = self.node.set_recverr(sock.id, on);
+        }
+    }
+
+    /// Registers memory of a socket.
+    pub(crate) fn add_region(&mut self, ctx: &mut Ctx, slot: usize, new: NewRegion) {
+        let Some(sock) = self.socks.get(&slot) else { return };
+        let (key, tag) = (new.key, u64::from(new.key));
+        if let Err(e) = self.node.add_region(sock.id, key, new.len, None, new.once, tag) {
+            ctx.fail(|| format!("region {key:#x} of socket {slot}: {e}"));
+        }
+    }
+
+    /// Takes memory of a socket back.
+    pub(crate) fn free_region(&mut self, ctx: &mut Ctx, slot: usize, cookie: u64) {
+        let Some(sock) = self.socks.get(&slot) else { return };
+        if let Err(e) = self.node.free_region(sock.id, cookie) {
+            ctx.fail(|| format!("taking {cookie:#x} of socket {slot} back: {e}"));
         }
         self.carry_out(ctx);
     }
@@ -154,11 +197,20 @@ impl BowlineHost {
         slot: usize,
         target: SocketAddr,
         payload: &[u8],
+        extras: &Extras,
     ) -> SendResult {
         let Some(sock) = self.socks.get_mut(&slot) else { return SendResult::Closed };
         let pieces = pieces(ctx, payload);
         let blocking = ctx.rng.chance(500);
-        let msg = SendMsg { name: Some(target), payload: &pieces, blocking, ..SendMsg::default() };
+        let control = extras.announced.map(SendControl::RdmaDest);
+        let msg = SendMsg {
+            name: Some(target),
+            payload: &pieces,
+            control: control.as_slice(),
+            rdma: &extras.ops,
+            blocking,
+            ..SendMsg::default()
+        };
         let result = match self.node.send(now(ctx), sock.id, &msg) {
             Ok(sent) => {
                 if sent.len != payload.len() {
@@ -190,7 +242,7 @@ impl BowlineHost {
                 }
                 SendResult::Wait
             }
-            Err(Error::MessageTooLong { .. }) => SendResult::TooLong,
+            Err(Error::MessageTooLong(_)) => SendResult::TooLong,
             Err(e) => {
                 ctx.fail(|| format!("send to {target}: {e}"));
                 SendResult::Closed
@@ -204,15 +256,30 @@ impl BowlineHost {
         let sock = self.socks.get_mut(&slot)?;
         let id = sock.id;
         let peeked = ctx.rng.chance(sock.peek_permille).then(|| {
-            let opts = RecvOpts { peek: true, want_control: false };
+            let opts = RecvOpts { peek: true, ..RecvOpts::default() };
             self.node.recv(now(ctx), id, opts).ok().map(taken)
         });
         let received = loop {
-            let opts = RecvOpts { peek: false, want_control: true };
+            let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
             match self.node.recv(now(ctx), id, opts) {
                 // This is a notification without a message.
-                Ok(received) if received.source.is_none() => {}
-                Ok(received) => break Some(taken(received)),
+                Ok(received) if received.source.is_none() => {
+                    for control in received.control {
+                        let Control::RdmaStatus { token, status } = control else { continue };
+                        ctx.op_told(slot, token, status);
+                        if self.sabotage == Some(Sabotage::RdmaTellTwice) {
+                            ctx.op_told(slot, token, status);
+                        }
+                    }
+                }
+                Ok(received) => {
+                    for control in &received.control {
+                        if let Control::RdmaDest(cookie) = control {
+                            learned(ctx, slot, received.source, *cookie);
+                        }
+                    }
+                    break Some(taken(received));
+                }
                 Err(Error::Empty) => {
                     sock.waits_to_read = true;
                     if let Err(e) = self.node.register(id, Interest::READ) {
@@ -254,6 +321,7 @@ impl BowlineHost {
             self.cut(ctx, link);
         }
         self.carry_out(ctx);
+        self.rdma_abandon(ctx);
         let mut saved = Vec::new();
         let config = self.node.config().clone();
         let resumed = self
@@ -261,7 +329,13 @@ impl BowlineHost {
             .save(now(ctx), &mut saved)
             .and_then(|()| Node::resume(config, now(ctx), &*saved));
         match resumed {
-            Ok(node) => self.node = node,
+            Ok(node) => {
+                self.node = node;
+                if let Some(plan) = self.rdma.as_ref().map(|side| side.plan.clone()) {
+                    let addrs = self.rdma_addrs.clone();
+                    self.serve_rdma(&plan, &addrs);
+                }
+            }
             Err(e) => return ctx.fail(|| format!("hand-over: {e}")),
         }
         (self.process_pending, self.unparsed, self.hands_over) = (false, 0, false);
@@ -356,7 +430,11 @@ impl BowlineHost {
                     self.cut(ctx, link);
                 }
             }
-            HostEvent::Shutdown { .. } | HostEvent::Connect { .. } => {}
+            HostEvent::Rdma(work) => self.rdma_work(ctx, work),
+            HostEvent::Shutdown { .. }
+            | HostEvent::Connect { .. }
+            | HostEvent::IbShutdown { .. }
+            | HostEvent::IbConnect { .. } => {}
         }
         self.carry_out(ctx);
     }
@@ -647,6 +725,25 @@ impl BowlineHost {
                     }
                 }
             }
+            Output::RdmaConnect { link, local, remote, shape } => {
+                self.rdma_connect(ctx, link, (local.ip(), remote.ip()), &shape);
+            }
+            Output::RdmaUsed { .. } if self.sabotage == Some(Sabotage::RdmaKeep) => {}
+            Output::RdmaUsed { tag } => {
+                ctx.coverage.hit("ops", "region used");
+                if let Err(what) = ctx.ops.used(tag) {
+                    ctx.fail(|| what);
+                }
+            }
+            Output::RdmaRelease { tag } => {
+                ctx.coverage.hit("ops", "region released");
+                if let Err(what) = ctx.ops.released(tag) {
+                    ctx.fail(|| what);
+                }
+            }
+            Output::RdmaSend { link } => self.rdma_send_soon(ctx, link),
+            Output::RdmaResume { link } => self.rdma_resume(ctx, link),
+            Output::RdmaClose { link } => self.rdma_close(ctx, link),
             Output::Event(Event::Misbehaved { remote, what }) => {
                 ctx.fail(|| format!("host {} says {remote} broke a rule: {what}", self.id));
             }
@@ -733,6 +830,15 @@ impl BowlineHost {
 
 fn now(ctx: &Ctx) -> Instant {
     Instant::from_nanos(ctx.now)
+}
+
+/// Notes that a socket gets a cookie.
+fn learned(ctx: &mut Ctx, slot: usize, from: Option<SocketAddr>, cookie: u64) {
+    if let Some(from) = from.and_then(|from| ctx.oracle.slot_at(from))
+        && let Err(what) = ctx.ops.learned(slot, from, cookie)
+    {
+        ctx.fail(|| what);
+    }
 }
 
 fn taken(received: Received) -> (SocketAddr, Vec<u8>) {

@@ -3,8 +3,11 @@
 
 use std::collections::VecDeque;
 
+use super::bowline::RdmaWork;
 use super::net::{EndId, Net, NetEvent, Notice};
+use super::ops::Ops;
 use super::oracle::Oracle;
+use super::rdma::{Fabric, QpId, RdmaEvent, RdmaNotice};
 use super::stats::Stats;
 use crate::engine::coverage::Coverage;
 use crate::engine::queue::{Queue, SEC};
@@ -19,6 +22,8 @@ pub(crate) type HostId = usize;
 pub(crate) enum Event {
     /// A packet arrives or a TCP timer is due.
     Net(NetEvent),
+    /// The same of queue pairs.
+    Rdma(RdmaEvent),
     /// Work of a host; ignored if the host was restarted since.
     Host { host: HostId, boot: u32, what: HostEvent },
     /// An event of the workload.
@@ -48,10 +53,25 @@ pub(crate) enum HostEvent {
     DrainLimit(EndId),
     /// Takes a connection from the listener.
     Accept,
+    /// Work for a queue pair.
+    Rdma(RdmaWork),
     /// Kernel peer: finishes the shutdown of a path.
-    Shutdown { conn: usize, path: usize },
+    Shutdown {
+        conn: usize,
+        path: usize,
+    },
     /// Kernel peer: connects a path.
-    Connect { conn: usize, path: usize },
+    Connect {
+        conn: usize,
+        path: usize,
+    },
+    /// Kernel peer: the same of a connection over RDMA.
+    IbShutdown {
+        conn: usize,
+    },
+    IbConnect {
+        conn: usize,
+    },
 }
 
 /// Events of the workload.
@@ -98,12 +118,16 @@ pub(crate) struct Ctx {
     queue: Queue<Event>,
     pub(crate) rng: Rng,
     pub(crate) net: Net,
+    pub(crate) rdma: Fabric,
+    pub(crate) ops: Ops,
     pub(crate) oracle: Oracle,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) coverage: Coverage,
     /// Reports of TCP to hosts; empty again before the step ends.
     pub(crate) notices: VecDeque<(EndId, Notice)>,
+    /// The same of queue pairs.
+    pub(crate) rdma_notices: VecDeque<(HostId, QpId, RdmaNotice)>,
     /// Sockets that are ready and have waiting users, as (slot, readable, writable).
     pub(crate) wakes: VecDeque<(usize, bool, bool)>,
     /// The first broken promise.
@@ -117,11 +141,14 @@ impl Ctx {
             queue: Queue::default(),
             rng,
             net,
+            rdma: Fabric::default(),
+            ops: Ops::default(),
             oracle: Oracle::default(),
             trace,
             stats: Stats::default(),
             coverage: Coverage::default(),
             notices: VecDeque::new(),
+            rdma_notices: VecDeque::new(),
             wakes: VecDeque::new(),
             failure: None,
         }

@@ -6,7 +6,9 @@ use super::bowline::BowlineHost;
 use super::ctx::{Ctx, HostEvent};
 use super::kernel::KernelHost;
 use super::net::{EndId, Notice};
+use super::ops::Extras;
 use super::plan::SlotPlan;
+use super::rdma::{QpId, RdmaNotice};
 
 /// Result of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ impl Host {
     pub(crate) fn open(&mut self, ctx: &mut Ctx, slot: usize, addr: SocketAddr, plan: &SlotPlan) {
         match self {
             Self::Bowline(host) => host.open(ctx, slot, addr, plan),
-            Self::Kernel(host) => host.open(slot, addr, plan.send_buffer, plan.recv_buffer),
+            Self::Kernel(host) => host.open(ctx, slot, addr, plan),
         }
     }
 
@@ -55,9 +57,10 @@ impl Host {
         slot: usize,
         target: SocketAddr,
         payload: &[u8],
+        extras: &Extras,
     ) -> SendResult {
         match self {
-            Self::Bowline(host) => host.send(ctx, slot, target, payload),
+            Self::Bowline(host) => host.send(ctx, slot, target, payload, extras),
             Self::Kernel(host) => {
                 let result = host.send(ctx, slot, target, payload);
                 if result == SendResult::Wait {
@@ -94,6 +97,13 @@ impl Host {
         match self {
             Self::Bowline(host) => host.notice(ctx, end, notice),
             Self::Kernel(host) => host.notice(ctx, end, notice),
+        }
+    }
+
+    pub(crate) fn rdma_notice(&mut self, ctx: &mut Ctx, qp: QpId, notice: RdmaNotice) {
+        match self {
+            Self::Bowline(host) => host.rdma_notice(ctx, qp, notice),
+            Self::Kernel(host) => host.rdma_notice(ctx, qp, notice),
         }
     }
 

@@ -1,7 +1,8 @@
 //! A kernel peer, written from the rules of `docs/spec/rds.md` (sections 2 to 7) with its weak
 //! points: it frees messages when TCP has acknowledged them, resets connections when no
 //! path is free, throws unread bytes away when it closes, pairs paths by order of
-//! acceptance and repeats a knock only when something is sent.
+//! acceptance and repeats a knock only when something is sent. At addresses that
+//! are served over RDMA it uses RDMA (`ib`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -9,6 +10,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use self::conn::Conn;
+use self::ib::IbConn;
 use self::sockets::Sock;
 use super::ctx::{Ctx, HostEvent, HostId};
 use super::net::{EndId, Notice};
@@ -17,6 +19,7 @@ use crate::engine::queue::MS;
 
 mod conn;
 mod hash;
+mod ib;
 mod paths;
 mod receive;
 mod sockets;
@@ -43,6 +46,8 @@ pub(crate) struct KernelHost {
     generation: u32,
     socks: BTreeMap<usize, Sock>,
     conns: Vec<Conn>,
+    /// Connections over RDMA.
+    ib: Vec<IbConn>,
     /// Connection and path that each end serves.
     ends: HashMap<EndId, (usize, usize)>,
     /// Messages of the workload queued on sockets, to recognise messages that the rules duplicate
@@ -58,6 +63,7 @@ impl KernelHost {
             generation,
             socks: BTreeMap::new(),
             conns: Vec::new(),
+            ib: Vec::new(),
             ends: HashMap::new(),
             seen: HashSet::new(),
         }
@@ -78,6 +84,8 @@ impl KernelHost {
                 self.connect(ctx, conn, path);
             }
             HostEvent::Shutdown { conn, path } => self.shutdown(ctx, conn, path),
+            HostEvent::IbConnect { conn } => self.ib_connect(ctx, conn),
+            HostEvent::IbShutdown { conn } => self.ib_shutdown(ctx, conn),
             HostEvent::Read(end) => {
                 if let Some(&(c, p)) = self.ends.get(&end) {
                     self.conns[c].paths[p].read_pending = false;

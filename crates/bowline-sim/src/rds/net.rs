@@ -321,7 +321,7 @@ impl Net {
     }
 
     /// Tells whether packets of one host do not reach another.
-    fn is_blocked(&self, from: HostId, to: HostId) -> bool {
+    pub(crate) fn is_blocked(&self, from: HostId, to: HostId) -> bool {
         self.blocked[from * self.hosts.len() + to] || !self.hosts[to].up
     }
 
@@ -367,7 +367,8 @@ impl Ctx {
         self.schedule_at(at, Event::Net(event));
     }
 
-    fn lost(&mut self) -> bool {
+    /// Draws whether a packet is lost on its way.
+    pub(crate) fn lost(&mut self) -> bool {
         let loss = self.net.plan.loss_permille;
         loss > 0 && self.net.faulty && self.rng.chance(loss)
     }

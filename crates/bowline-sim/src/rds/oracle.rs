@@ -72,6 +72,10 @@ struct Slot {
     /// The socket's node releases messages when they were processed, not when TCP has acknowledged
     /// them.
     end_to_end: bool,
+    /// The socket sends over RDMA: its messages to one address come on one connection.
+    over_rdma: bool,
+    /// Type of service.
+    tos: u8,
 }
 
 /// Reason why a received message was accepted.
@@ -108,7 +112,13 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     /// Adds a socket, which is not open yet; slots are numbered from 0.
-    pub(crate) fn add_slot(&mut self, addr: SocketAddr, end_to_end: bool) {
+    pub(crate) fn add_slot(
+        &mut self,
+        addr: SocketAddr,
+        end_to_end: bool,
+        over_rdma: bool,
+        tos: u8,
+    ) {
         let slot = self.slots.len();
         self.by_addr.insert(addr, slot);
         self.slots.push(Slot {
@@ -121,6 +131,8 @@ impl Oracle {
             moved: false,
             disorder: false,
             end_to_end,
+            over_rdma,
+            tos,
         });
     }
 
@@ -221,10 +233,10 @@ impl Oracle {
     }
 
     /// Notes that the message of [`next_payload`](Self::next_payload) was accepted.
-    pub(crate) fn send_accepted(&mut self, slot: usize, target: usize, len: usize) {
+    pub(crate) fn send_accepted(&mut self, slot: usize, target: usize, len: usize) -> MessageId {
         let reachable = self.slots[target].reachable && self.slots[slot].reachable;
-        let flow = self.flow(slot, target);
-        let flow = &mut self.flows[flow];
+        let number = self.flow(slot, target);
+        let flow = &mut self.flows[number];
         let excused = !reachable || (flow.loose && len < TAG_LEN);
         flow.pending.push_back(Pending {
             index: flow.next,
@@ -237,6 +249,7 @@ impl Oracle {
         if flow.loose {
             flow.loosen();
         }
+        MessageId { flow: number as u32, index: flow.next - 1 }
     }
 
     /// Notes that the message just announced was refused.
@@ -287,6 +300,16 @@ impl Oracle {
             flow.pending[at].excused = true;
         }
         flow.loosen();
+    }
+
+    /// Excuses a message, unless it has come.
+    pub(crate) fn excuse_one(&mut self, message: MessageId) {
+        let flow = &mut self.flows[message.flow as usize];
+        if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index)
+            && !std::mem::replace(&mut flow.pending[at].excused, true)
+        {
+            flow.loosen();
+        }
     }
 
     /// Notes that a kernel dropped this message as an old one by mistake.
@@ -362,7 +385,8 @@ impl Oracle {
         let Some(flows) = self.by_pair.get(&(slot, target)) else {
             return Err(format!("{}: a message although none was sent", name()));
         };
-        let by_tcp = !(self.slots[slot].end_to_end && self.slots[target].end_to_end);
+        let end_to_end = self.slots[slot].end_to_end && self.slots[target].end_to_end;
+        let by_tcp = !(end_to_end || self.slots[slot].over_rdma);
         let Some((index, tag_slot, incarnation)) = payload::tag(payload) else {
             if flows.iter().any(|f| self.flows[*f].loose) {
                 return Ok(Verdict::InTurn); // short messages are not told apart any more
@@ -496,6 +520,11 @@ impl Oracle {
     /// Returns the socket of an address.
     pub(crate) fn slot_at(&self, addr: SocketAddr) -> Option<usize> {
         self.by_addr.get(&addr).copied()
+    }
+
+    /// Returns the type of service of a socket.
+    pub(crate) fn tos(&self, slot: usize) -> u8 {
+        self.slots[slot].tos
     }
 
     fn addr(&self, slot: usize) -> SocketAddr {

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::bowline::DriverPlan;
 use super::kernel::Flavour;
 use super::net::NetPlan;
+use super::ops::OpsPlan;
+use super::rdma::{RdmaNodePlan, RdmaPlan};
 use crate::engine::queue::{MS, SEC, US};
 use crate::engine::rng::Rng;
 
@@ -37,11 +39,15 @@ pub enum Scenario {
     Mesh,
     /// Two bowline nodes, much data, messages above 1 MiB.
     Long,
+    /// Most connections are over RDMA.
+    Rdma,
+    /// A connection over RDMA is lost at one work request; seeds go through all of them.
+    RdmaStep,
 }
 
 impl Scenario {
     /// Every scenario.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Swarm,
         Self::Calm,
         Self::Crash,
@@ -52,6 +58,8 @@ impl Scenario {
         Self::Move,
         Self::Mesh,
         Self::Long,
+        Self::Rdma,
+        Self::RdmaStep,
     ];
 
     /// Returns the name on the command line.
@@ -67,6 +75,8 @@ impl Scenario {
             Self::Move => "move",
             Self::Mesh => "mesh",
             Self::Long => "long",
+            Self::Rdma => "rdma",
+            Self::RdmaStep => "rdma-step",
         }
     }
 
@@ -194,6 +204,12 @@ pub(crate) struct SlotPlan {
     pub(crate) monitor: bool,
     /// How many times in a thousand the reader peeks at a message before it takes it.
     pub(crate) peek_permille: u64,
+    /// The socket chooses TCP although its address is served over RDMA.
+    #[serde(default)]
+    pub(crate) tcp: bool,
+    /// Type of service: over RDMA, a connection of its own to each peer.
+    #[serde(default)]
+    pub(crate) tos: u8,
 }
 
 /// Plan of a user who sends.
@@ -227,6 +243,9 @@ pub(crate) struct Plan {
     /// Sequence numbers start from the clock, as the library does it; otherwise from 1, in runs in
     /// which no process is ever replaced.
     pub(crate) clock_sequences: bool,
+    /// Some addresses are served over RDMA.
+    #[serde(default)]
+    pub(crate) rdma: Option<RdmaPlan>,
 }
 
 impl Plan {
@@ -239,11 +258,12 @@ impl Plan {
     /// Draws the plan of a seed.
     pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
         let scenario = forced.unwrap_or_else(|| match rng.below(100) {
-            0..=39 => Scenario::Swarm,
-            40..=45 => Scenario::Calm,
-            46..=55 => Scenario::Crash,
-            56..=69 => Scenario::Cuts,
-            70..=81 => Scenario::Kernel,
+            0..=25 => Scenario::Swarm,
+            26..=45 => Scenario::Rdma,
+            46..=49 => Scenario::Calm,
+            50..=58 => Scenario::Crash,
+            59..=70 => Scenario::Cuts,
+            71..=81 => Scenario::Kernel,
             82..=86 => Scenario::Legacy,
             87..=92 => Scenario::Storm,
             93..=96 => Scenario::Move,
@@ -266,10 +286,124 @@ impl Plan {
             },
             fault_max: 0,
             clock_sequences: rng.chance(700),
+            rdma: None,
         };
+        plan.draw_rdma(rng);
         plan.draw_senders(rng);
         plan.draw_faults(rng);
+        plan.draw_ops(rng);
         plan
+    }
+
+    /// Draws which addresses are served over RDMA, and by what queue pairs.
+    fn draw_rdma(&mut self, rng: &mut Rng) {
+        let wanted = self.scenario == Scenario::Rdma;
+        if !wanted && !rng.chance(350) {
+            return;
+        }
+        // Some nodes or sockets of that scenario go over TCP all the same.
+        let pure = wanted && !rng.chance(200);
+        let mut addrs = Vec::new();
+        let share = if pure || rng.chance(500) { 1000 } else { rng.between(300, 900) };
+        for node in &self.nodes {
+            if wanted || matches!(node.kind, NodeKind::Bowline { .. }) {
+                addrs.extend(node.addrs.iter().filter(|_| rng.chance(share)));
+            }
+        }
+        let tcp_permille = if pure { 0 } else { rng.pick(&[0, 0, 100, 500]) };
+        let tos_permille = rng.pick(&[0, 0, 300, 800]);
+        for slot in self.slots.iter_mut().filter(|slot| addrs.contains(&slot.addr)) {
+            slot.tcp = rng.chance(tcp_permille);
+            if rng.chance(tos_permille) {
+                slot.tos = rng.pick(&[1, 0x28, 255]);
+            }
+        }
+        let flow_permille = rng.pick(&[0, 0, 0, 500, 1000]);
+        let small_permille = rng.pick(&[0, 300, 1000]);
+        let long = self.scenario == Scenario::Long;
+        let long_permille = rng.pick(&[0, 500, 1000]);
+        let node = |rng: &mut Rng, kind: &NodeKind| {
+            let kernel = matches!(kind, NodeKind::Kernel(_));
+            let small = rng.chance(small_permille);
+            let long_frames = rng.chance(long_permille);
+            let recv_wr =
+                if small { rng.magnitude(1, 64) } else { rng.magnitude(300, 2_048) } as u32;
+            RdmaNodePlan {
+                send_wr: if small { rng.magnitude(1, 64) } else { rng.magnitude(64, 512) } as u32,
+                recv_wr,
+                unsignaled: rng.magnitude(1, 64) as u32,
+                flow_control: rng.chance(flow_permille) && !kernel,
+                // The longest message has to fit, or nobody would be woken.
+                solicited: recv_wr >= 600 && !long && rng.chance(500),
+                batch: rng.magnitude(1, 256) as usize,
+                slow_post_permille: rng.pick(&[0, 50, 400]),
+                hold_permille: rng.pick(&[0, 50, 400]),
+                hold: rng.magnitude(US, 50 * MS),
+                flush: rng.magnitude(US, 20 * MS),
+                frame: if long_frames { 1024 * rng.between(4, 64) as usize } else { 0 },
+                deaf_permille: 0,
+            }
+        };
+        self.rdma = Some(RdmaPlan {
+            addrs,
+            nodes: self.nodes.iter().map(|of| node(rng, &of.kind)).collect(),
+            retries: rng.pick(&[1, 1, 3, 7]) as u32,
+            timeout: rng.magnitude(100 * MS, 600 * MS),
+            cm_timeout: rng.magnitude(200 * MS, 4 * SEC),
+            break_permille: 0,
+            late_permille: 0,
+            ops: None,
+            cut: None,
+        });
+    }
+
+    /// Draws RDMA operations: for a part of the runs in which most connections are over RDMA. Their
+    /// senders are answered, or nobody would know of memory.
+    fn draw_ops(&mut self, rng: &mut Rng) {
+        if self.scenario != Scenario::Rdma || !rng.chance(400) {
+            return;
+        }
+        if let Some(rdma) = &mut self.rdma {
+            rdma.ops = Some(OpsPlan::draw(rng));
+        }
+        for kind in [FaultKind::Cancel, FaultKind::Reopen] {
+            if rng.chance(300) && !self.faults.iter().any(|(other, _)| *other == kind) {
+                let interval = rng.magnitude(self.active / 30 + 1, self.active);
+                self.faults.push((kind, interval));
+            }
+        }
+        for one in self.senders.clone() {
+            let other = |s: &SenderPlan| (s.slot, s.target) == (one.target, one.slot) && !s.pings;
+            let reaches =
+                !self.over_rdma(one.target) || self.serves_rdma(self.slots[one.slot].addr);
+            if one.pings || !reaches || self.senders.iter().any(other) {
+                continue;
+            }
+            let size_max = rng.magnitude(1, 1 << 10) as usize;
+            let buffer = &mut self.slots[one.target].send_buffer;
+            *buffer = (*buffer).max(size_max);
+            let messages = one.messages.min(60);
+            let (slot, target) = (one.target, one.slot);
+            self.senders.push(SenderPlan { slot, target, messages, size_max, ..one });
+        }
+    }
+
+    /// Tells whether an address is served over RDMA.
+    pub(crate) fn serves_rdma(&self, addr: IpAddr) -> bool {
+        self.rdma.as_ref().is_some_and(|rdma| rdma.addrs.contains(&addr))
+    }
+
+    /// Tells whether a socket sends over RDMA.
+    pub(crate) fn over_rdma(&self, slot: usize) -> bool {
+        let slot = &self.slots[slot];
+        !slot.tcp && self.serves_rdma(slot.addr)
+    }
+
+    /// Tells whether a kernel serves an address over RDMA.
+    fn has_rdma_kernel(&self) -> bool {
+        let kernel = |n: &&NodePlan| matches!(n.kind, NodeKind::Kernel(_));
+        let mut addrs = self.nodes.iter().filter(kernel).flat_map(|n| &n.addrs);
+        addrs.any(|addr| self.serves_rdma(*addr))
     }
 
     fn is_kernel(&self, slot: usize) -> bool {
@@ -297,11 +431,11 @@ impl Plan {
             } else {
                 rng.magnitude(1, 128 << 10) as usize
             };
-            let size_max = if self.is_kernel(slot) || self.is_kernel(target) {
-                size_max.min(1 << 20)
-            } else {
-                size_max
-            };
+            if self.over_rdma(slot) && !self.serves_rdma(to.addr) {
+                continue; // the two have no transport in common
+            }
+            let by_kernel = self.is_kernel(slot) || self.is_kernel(target);
+            let size_max = if by_kernel { size_max.min(1 << 20) } else { size_max };
             let messages = match rng.below(20) {
                 0 => rng.magnitude(100, 1_500),
                 _ => rng.magnitude(1, 150),
@@ -334,6 +468,9 @@ impl Plan {
             (Scenario::Crash, F::Crash | F::Reboot) => 800,
             (Scenario::Cuts, F::Cut) => 900,
             (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks) => 300,
+            (Scenario::Rdma, F::Cut) => 500,
+            (Scenario::Rdma, F::Crash | F::Reboot | F::HandOver) => 250,
+            (Scenario::Rdma, F::AddressLoss | F::AddressMove) => 150,
             (Scenario::Storm, F::StopReader) => 950,
             (Scenario::Move, F::AddressLoss | F::AddressMove) => 800,
             (Scenario::Long, F::Crash | F::Reboot | F::Shutdown) => 0,
@@ -343,7 +480,9 @@ impl Plan {
             (_, F::DropLinks) => 300,
             _ => 200,
         };
-        for kind in F::ALL {
+        // Another node's numbers at its peer's address are more than a kernel tells apart [IB-82].
+        let stays = self.has_rdma_kernel();
+        for kind in F::ALL.into_iter().filter(|kind| !(stays && *kind == F::AddressMove)) {
             if rng.chance(permille(kind)) {
                 let interval = rng.magnitude(self.active / 30 + 1, self.active);
                 self.faults.push((kind, interval));
@@ -366,6 +505,17 @@ impl Plan {
         };
         if rng.chance(cuts) {
             self.net.cut_permille = rng.magnitude(20, 600);
+        }
+        let calm = self.scenario == Scenario::Calm;
+        if let Some(rdma) = self.rdma.as_mut().filter(|_| !calm) {
+            if rng.chance(300) {
+                rdma.break_permille = rng.magnitude(20, 800);
+            }
+            rdma.late_permille = rng.pick(&[0, 0, 30, 300]);
+            let deaf_permille = rng.pick(&[0, 0, 0, 0, 100, 500]);
+            for node in rdma.nodes.iter_mut().filter(|_| rng.chance(500)) {
+                node.deaf_permille = deaf_permille;
+            }
         }
         if self.scenario != Scenario::Calm && rng.chance(150) {
             self.net.loss_permille = rng.magnitude(1, 60);
@@ -391,6 +541,7 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
         {
             300
         }
+        Scenario::Rdma if rng.chance(300) => 400,
         _ => 0,
     };
     let mut last_bytes: Vec<u8> = (1..=32).collect();
@@ -511,6 +662,8 @@ fn draw_slots(rng: &mut Rng, scenario: Scenario, nodes: &[NodePlan]) -> Vec<Slot
                 read_gap: if slow { rng.magnitude(US, 5 * MS) } else { rng.below(20 * US) },
                 monitor: rng.chance(150),
                 peek_permille: rng.pick(&[0, 0, 0, 100]),
+                tcp: false,
+                tos: 0,
             });
         }
     }

@@ -3,6 +3,7 @@
 use super::plan::{Plan, Scenario};
 use super::reach;
 use super::sabotage::Sabotage;
+use super::single_cut;
 use super::stats::Stats;
 use super::world::World;
 use crate::engine::coverage::Coverage;
@@ -32,6 +33,10 @@ impl Simulator for Rds {
     const COMMAND: &'static str = "bowline sim";
 
     fn draw(seed: u64, forced: Option<Scenario>) -> Start<Plan> {
+        if forced == Some(Scenario::RdmaStep) {
+            let (plan, rng) = single_cut::draw(seed);
+            return Start { chance: vec![rng], plan };
+        }
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng, forced);
         Start { chance: vec![rng], plan }

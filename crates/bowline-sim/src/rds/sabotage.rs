@@ -1,7 +1,8 @@
 //! Deliberate mistakes, to prove that the oracle notices them. Only for tests.
 
-use bowline_wire::rds::{HEADER_LEN, Header};
+use bowline_wire::rds::{Flags, HEADER_LEN, Header, checksum};
 
+use super::rdma::Frame;
 use crate::engine::rng::Rng;
 
 /// A mistake that a run makes on purpose.
@@ -26,13 +27,91 @@ pub(crate) enum Sabotage {
     ForgetOnRestart,
     /// A node connects no more once all faults are over.
     StayAway,
+    /// A node takes for new what comes again over RDMA.
+    RdmaTakeTwice,
+    /// A frame over RDMA acknowledges nothing.
+    RdmaSilent,
+    /// A message that is sent again over RDMA is lost on its way.
+    RdmaLoseRepeated,
+    /// A frame over RDMA is lost although the NIC says that it came.
+    RdmaSkip,
+    /// The end of a message over RDMA wakes nobody.
+    RdmaUnsolicited,
+    /// More frames are sent over RDMA than the peer has announced receives.
+    RdmaOverdraw,
+    /// What was under way of an operation when its connection ended is done once more.
+    RdmaOpAgain,
+    /// The end of an operation is told twice.
+    RdmaTellTwice,
+    /// Memory for one use is not released.
+    RdmaKeep,
+    /// The answer of a read or an atomic does not come, although the NIC says that it came.
+    RdmaNoAnswer,
+    /// All sockets of a node have the same type of service.
+    RdmaOneTos,
 }
 
 impl Sabotage {
     /// Tells whether TCP must take all bytes it is offered, so that the mistake shows.
     pub(crate) const fn needs_room(self) -> bool {
-        !matches!(self, Self::Unread | Self::ForgetOnRestart | Self::StayAway)
+        !matches!(self, Self::Unread | Self::ForgetOnRestart | Self::StayAway) && !self.of_rdma()
     }
+
+    const fn of_rdma(self) -> bool {
+        matches!(
+            self,
+            Self::RdmaTakeTwice
+                | Self::RdmaSilent
+                | Self::RdmaLoseRepeated
+                | Self::RdmaSkip
+                | Self::RdmaUnsolicited
+                | Self::RdmaOverdraw
+                | Self::RdmaOpAgain
+                | Self::RdmaTellTwice
+                | Self::RdmaKeep
+                | Self::RdmaNoAnswer
+                | Self::RdmaOneTos
+        )
+    }
+
+    /// Falsifies a header that has come over RDMA.
+    pub(crate) fn mangle_header(self, bytes: &mut [u8; HEADER_LEN]) {
+        let mut header = Header::from_bytes(bytes);
+        match self {
+            Self::RdmaTakeTwice => {
+                let others = header.flags.bits() & !Flags::RETRANSMITTED.bits();
+                header.flags = Flags::from_bits(others);
+            }
+            Self::RdmaOverdraw if header.credit > 0 => header.credit = 255,
+            _ => return,
+        }
+        *bytes = finished(header);
+    }
+
+    /// Falsifies a frame that is about to be posted.
+    pub(crate) fn mangle_frame(self, rng: &mut Rng, frame: &mut Frame) {
+        let mut header = Header::from_bytes(&frame.header);
+        let named = header.sport > 1 && header.dport > 1;
+        match self {
+            Self::RdmaSilent => header.ack = 0,
+            Self::RdmaUnsolicited => frame.solicited = false,
+            // An acknowledgement of the same number takes the frame's place.
+            Self::RdmaLoseRepeated if header.flags.contains(Flags::RETRANSMITTED) => {}
+            Self::RdmaSkip if named && rng.chance(50) => {}
+            _ => return,
+        }
+        frame.header = finished(header);
+        if matches!(self, Self::RdmaLoseRepeated | Self::RdmaSkip) {
+            frame.lost = true;
+        }
+    }
+}
+
+/// Returns the bytes of a header with the right checksum.
+fn finished(mut header: Header) -> [u8; HEADER_LEN] {
+    header.csum = 0;
+    header.csum = checksum(&header.to_bytes());
+    header.to_bytes()
 }
 
 /// Follows the bytes that a link writes, to know where frames begin.
@@ -100,11 +179,13 @@ impl Framing {
 #[cfg(test)]
 mod tests {
     use super::Sabotage;
+    use crate::engine::kept::Kept;
     use crate::engine::run::Options;
-    use crate::engine::simulator::run_seed;
     use crate::engine::simulator::tests::{assert_found, seeds_to_find};
-    use crate::rds::plan::Scenario;
-    use crate::rds::run::Rds;
+    use crate::engine::simulator::{Simulator, run_seed};
+    use crate::engine::trace::{Trace, TraceMode};
+    use crate::rds::plan::{Plan, Scenario};
+    use crate::rds::run::{Outcome, Rds};
 
     /// Runs seeds until one fails, and returns the text of its failure.
     fn caught(how: Sabotage) -> String {
@@ -171,7 +252,28 @@ mod tests {
         assert!(what.contains("no end") || what.contains("no traffic"), "{what}");
     }
 
-    const ALL: [Sabotage; 9] = [
+    fn caught_over_rdma(how: Sabotage, words: &[&str]) {
+        let what = caught_in(how, Scenario::Rdma);
+        assert!(words.iter().any(|word| what.contains(word)), "{how:?}: {what}");
+    }
+
+    #[test]
+    fn mistakes_over_rdma_are_noticed() {
+        caught_over_rdma(Sabotage::RdmaTakeTwice, &["twice", "unexpected", "pongs"]);
+        caught_over_rdma(Sabotage::RdmaSilent, &["no end"]);
+        let lost = [" before ", "did not come", "unexpected", "broke a rule", "no end"];
+        caught_over_rdma(Sabotage::RdmaLoseRepeated, &lost);
+        caught_over_rdma(Sabotage::RdmaSkip, &lost);
+        caught_over_rdma(Sabotage::RdmaUnsolicited, &["not solicited"]);
+        caught_over_rdma(Sabotage::RdmaOverdraw, &["no receive posted", "broke a rule"]);
+        caught_over_rdma(Sabotage::RdmaOpAgain, &["carried out twice", "is not true", "counts"]);
+        caught_over_rdma(Sabotage::RdmaTellTwice, &["told twice", " times, of "]);
+        caught_over_rdma(Sabotage::RdmaKeep, &["not released", "cannot be used"]);
+        caught_over_rdma(Sabotage::RdmaNoAnswer, &["before all has come"]);
+        caught_over_rdma(Sabotage::RdmaOneTos, &["of another type"]);
+    }
+
+    const ALL: [Sabotage; 20] = [
         Sabotage::DropFrame,
         Sabotage::FlipByte,
         Sabotage::Double,
@@ -181,7 +283,46 @@ mod tests {
         Sabotage::Unread,
         Sabotage::ForgetOnRestart,
         Sabotage::StayAway,
+        Sabotage::RdmaTakeTwice,
+        Sabotage::RdmaSilent,
+        Sabotage::RdmaLoseRepeated,
+        Sabotage::RdmaSkip,
+        Sabotage::RdmaUnsolicited,
+        Sabotage::RdmaOverdraw,
+        Sabotage::RdmaOpAgain,
+        Sabotage::RdmaTellTwice,
+        Sabotage::RdmaKeep,
+        Sabotage::RdmaNoAnswer,
+        Sabotage::RdmaOneTos,
     ];
+
+    /// Kept plans over RDMA, with the mistakes that they show in a few hundred steps.
+    const KEPT: [(Sabotage, &str); 11] = [
+        (Sabotage::RdmaTakeTwice, "taken-twice"),
+        (Sabotage::RdmaSilent, "few-messages"),
+        (Sabotage::RdmaUnsolicited, "few-messages"),
+        (Sabotage::RdmaLoseRepeated, "repeated-and-lost"),
+        (Sabotage::RdmaSkip, "two-types-of-service"),
+        (Sabotage::RdmaOneTos, "two-types-of-service"),
+        (Sabotage::RdmaOverdraw, "overdrawn"),
+        (Sabotage::RdmaOpAgain, "operation-again"),
+        (Sabotage::RdmaTellTwice, "operations"),
+        (Sabotage::RdmaKeep, "used-region"),
+        (Sabotage::RdmaNoAnswer, "operations"),
+    ];
+
+    /// Seeds draw other plans when the simulator changes; these stay.
+    #[test]
+    fn kept_plans_show_mistakes_over_rdma() {
+        for (how, name) in KEPT {
+            let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/kept");
+            let text = std::fs::read_to_string(format!("{dir}/rds-rdma-{name}.json"));
+            let kept: Kept<Plan> = serde_json::from_str(&text.expect("a plan")).expect("a plan");
+            let mut outcome = Outcome::new(kept.seed, name, String::new());
+            outcome.play(|| Rds::world(kept.start, Trace::new(TraceMode::Hash), Some(how)));
+            assert!(outcome.failure.is_some(), "{how:?} is not noticed in {name}");
+        }
+    }
 
     /// No mistake is forced: seeds that draw at random show each of them soon.
     #[test]

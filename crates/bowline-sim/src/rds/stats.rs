@@ -17,7 +17,9 @@ numbers! {
         refused,
         /// TCP connects begun.
         connects,
-        /// TCP connections broken between their ends.
+        /// Connects over RDMA begun.
+        rdma_connects,
+        /// Connections broken between their ends.
         cuts,
         /// Processes and machines stopped.
         crashes,

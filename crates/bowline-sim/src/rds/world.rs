@@ -11,6 +11,7 @@ use super::host::Host;
 use super::kernel::KernelHost;
 use super::net::{EndId, HostNet, Net, Notice};
 use super::plan::{FaultKind, NodeKind, Plan, Scenario};
+use super::rdma::{QpId, RdmaNotice};
 use super::reach::{self, Kind, Pairs};
 use super::sabotage::Sabotage;
 use crate::engine::queue::MS;
@@ -64,6 +65,7 @@ pub(crate) struct World {
 #[derive(Debug)]
 enum Deferred {
     Notice(EndId, Notice),
+    Rdma(QpId, RdmaNotice),
     Event(HostEvent),
 }
 
@@ -88,9 +90,12 @@ impl World {
             })
             .collect();
         let mut ctx = Ctx::new(rng, Net::new(hosts_net, plan.net.clone()), trace);
-        for slot in &plan.slots {
+        ctx.rdma.plan.clone_from(&plan.rdma);
+        ctx.ops.plan = plan.rdma.as_ref().and_then(|rdma| rdma.ops.clone());
+        for (index, slot) in plan.slots.iter().enumerate() {
             let end_to_end = ctx.net.hosts[slot.host].end_to_end;
-            ctx.oracle.add_slot(SocketAddr::new(slot.addr, slot.port), end_to_end);
+            let addr = SocketAddr::new(slot.addr, slot.port);
+            ctx.oracle.add_slot(addr, end_to_end, plan.over_rdma(index), slot.tos);
         }
         let n = plan.nodes.len();
         if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
@@ -170,7 +175,20 @@ impl World {
                     config.limits.pongs_per_path = tight.pongs;
                 }
                 let sabotage = self.sabotage;
-                Host::Bowline(Box::new(BowlineHost::new(host, config, driver.clone(), sabotage)))
+                let rdma = self.ctx.rdma.node(host);
+                if let Some(rdma) = rdma {
+                    config.sysctl.ib_max_send_wr = rdma.send_wr;
+                    config.sysctl.ib_max_recv_wr = rdma.recv_wr;
+                    config.sysctl.ib_max_unsignaled_wr = rdma.unsignaled;
+                    config.sysctl.ib_flow_control = i32::from(rdma.flow_control);
+                }
+                let addrs = config.addrs.clone();
+                let mut made = BowlineHost::new(host, config, driver.clone(), sabotage);
+                if let Some(rdma) = rdma {
+                    let served = addrs.into_iter().filter(|addr| self.plan.serves_rdma(*addr));
+                    made.serve_rdma(rdma, &served.collect::<Vec<_>>());
+                }
+                Host::Bowline(Box::new(made))
             }
         }
     }
@@ -215,6 +233,10 @@ impl World {
                 self.ctx.note([50, 0, 0], || format!("{event:?}"));
                 self.ctx.net_event(event);
             }
+            Event::Rdma(event) => {
+                self.ctx.note([52, 0, 0], || format!("{event:?}"));
+                self.ctx.rdma_event(event);
+            }
             Event::Host { host, boot, what } => {
                 if self.ctx.net.hosts[host].boot == boot {
                     self.host_event(host, what);
@@ -246,12 +268,22 @@ impl World {
         }
     }
 
+    fn rdma_notice(&mut self, host: HostId, qp: QpId, notice: RdmaNotice) {
+        if self.stalled[host] {
+            self.deferred[host].push(Deferred::Rdma(qp, notice));
+        } else {
+            self.hosts[host].rdma_notice(&mut self.ctx, qp, notice);
+        }
+    }
+
     /// Passes TCP's reports to hosts, and the nodes' wake-ups to users.
     fn deliver_notices(&mut self) {
         loop {
             if let Some((end, notice)) = self.ctx.notices.pop_front() {
                 let host = self.ctx.net.host(end);
                 self.notice(host, end, notice);
+            } else if let Some((host, qp, notice)) = self.ctx.rdma_notices.pop_front() {
+                self.rdma_notice(host, qp, notice);
             } else if let Some((slot, read, write)) = self.ctx.wakes.pop_front() {
                 if read {
                     self.schedule_read(slot);

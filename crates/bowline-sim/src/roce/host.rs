@@ -75,7 +75,7 @@ impl Host {
             mtu: self.plan.mtu,
             icrc: self.plan.icrc,
             gso: self.plan.gso,
-            window: self.plan.window,
+            congestion: self.plan.congestion(),
             ack_delay: self.plan.ack_delay,
             give_up: self.plan.give_up,
             ..Config::default()
@@ -127,7 +127,7 @@ impl Host {
             let segment = (ident == 0).then_some(bytes.len());
             let landed = device.receive_in_place(now, open_message, |placement| {
                 placement.scatter(bytes, framing);
-                Some(GroBuffer { from: Some(from), to, segment, len: bytes.len(), framing })
+                Some(GroBuffer { from: Some(from), to, segment, tos: 0, len: bytes.len(), framing })
             });
             if landed != PlacementOutcome::NoTarget {
                 return landed == PlacementOutcome::Packets(0);
@@ -148,7 +148,7 @@ impl Host {
         self.sends += 1;
         // From time to time acknowledgements wait until all else is sent, as if a program posted
         // meanwhile.
-        let held = self.sends.is_multiple_of(3) && device.defer_acks(Qpn(0));
+        let held = self.sends.is_multiple_of(3) && device.defer_acks(now, Qpn(0));
         let mut sent = device.poll_transmit(now, &mut self.burst);
         device.resume_acks();
         if held && !sent {

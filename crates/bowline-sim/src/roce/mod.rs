@@ -26,6 +26,7 @@
 //! ```
 
 mod app;
+pub mod congestion;
 mod connections;
 mod datagrams;
 pub(crate) mod host;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use bowline_roce::GiveUp;
+use bowline_roce::{Congestion, GiveUp};
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 use serde::{Deserialize, Serialize};
@@ -92,6 +92,7 @@ pub(crate) struct HostPlan {
     #[serde(with = "remote::IcrcPolicyDef")]
     pub(crate) icrc: IcrcPolicy,
     pub(crate) gso: bool,
+    /// Packets of a fixed window; 0: the window of the path decides.
     pub(crate) window: u32,
     pub(crate) hints: Hints,
     /// How long acknowledgements may be delayed.
@@ -108,6 +109,16 @@ pub(crate) struct HostPlan {
     /// When a peer that does not answer is given up.
     #[serde(with = "remote::GiveUpDef")]
     pub(crate) give_up: GiveUp,
+}
+
+impl HostPlan {
+    /// What limits the packets in flight.
+    pub(crate) const fn congestion(&self) -> Congestion {
+        match self.window {
+            0 => Congestion::Delay,
+            packets => Congestion::Fixed(packets),
+        }
+    }
 }
 
 /// A connection and the requests made over it.
@@ -415,7 +426,7 @@ fn draw_hosts(rng: &mut Rng, network_faults: bool, narrow: bool) -> Vec<HostPlan
                 mtu,
                 icrc,
                 gso,
-                window: rng.pick(&[16, 64, 240, 240, 1024]),
+                window: rng.pick(&[16, 64, 0, 240, 0]),
                 hints,
                 ack_delay: Duration::from_nanos(rng.pick(&ACK_DELAYS)),
                 turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),

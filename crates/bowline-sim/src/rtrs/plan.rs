@@ -589,7 +589,7 @@ fn draw_host(
         mtu,
         icrc: IcrcPolicy::Solve,
         gso: rng.chance(700),
-        window: rng.pick(&[16, 64, 240]),
+        window: rng.pick(&[16, 0, 240]),
         hints,
         ack_delay: Duration::from_nanos(rng.pick(&ACK_DELAYS)),
         turn: rng.pick(&[0, 2 * US, 20 * US, 200 * US]),

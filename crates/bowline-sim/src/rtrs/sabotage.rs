@@ -260,10 +260,11 @@ mod tests {
         );
     }
 
-    /// Random seeds find each mistake soon, without scenarios chosen for it.
+    /// Random seeds find each mistake soon, without scenarios chosen for it: all but one that takes
+    /// thousands, and has a test of its own above.
     #[test]
     fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
-        for how in Sabotage::ALL {
+        for how in Sabotage::ALL.into_iter().filter(|how| *how != Sabotage::NoNotice) {
             let found = seeds_to_find::<Rtrs>(how, SEEDS, SOON);
             assert!(found.is_some(), "{how:?} is not noticed");
         }

@@ -12,8 +12,8 @@
 //! byte; the zero payload then ends its list. Later kernels know type 8 and end at 0x42, as
 //! any kernel does at a type of 16 or more.
 //!
-//! There is deliberately no builder for the RDMA types: type 3 in a message over TCP takes a
-//! kernel down.
+//! [`RdmaExt`] builds the RDMA types, for messages on RDMA links only: type 3 in a message over TCP
+//! takes a kernel down.
 
 use core::fmt;
 
@@ -44,6 +44,45 @@ pub struct RdmaDest {
     pub rkey: u32,
     /// Offset in the region, bytes.
     pub offset: u32,
+}
+
+impl RdmaDest {
+    /// Returns the cookie that stands for the memory in control messages: the key in the low half,
+    /// the offset in the high half.
+    pub const fn cookie(self) -> u64 {
+        (self.offset as u64) << 32 | self.rkey as u64
+    }
+}
+
+/// What a message on an RDMA link says about remote memory: one extension, the only one of the
+/// message [IB-51].
+///
+/// For RDMA links only. A 6.12 kernel that gets [`RdmaExt::Dest`] over TCP hits a BUG.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaExt {
+    /// Key that the RDMA operation of the message goes by.
+    Op(u32),
+    /// Memory handed to the receiving application.
+    Dest(RdmaDest),
+}
+
+impl RdmaExt {
+    /// Writes the whole area.
+    pub fn emit(self) -> [u8; EXT_AREA_LEN] {
+        let mut out = Writer { area: [0; EXT_AREA_LEN], at: 0 };
+        match self {
+            Self::Op(rkey) => {
+                let [a, b, c, d] = rkey.to_be_bytes();
+                out.put(&[RDMA, a, b, c, d]);
+            }
+            Self::Dest(RdmaDest { rkey, offset }) => {
+                let [a, b, c, d] = rkey.to_be_bytes();
+                let [e, f, g, h] = offset.to_be_bytes();
+                out.put(&[RDMA_DEST, a, b, c, d, e, f, g, h]);
+            }
+        }
+        out.area
+    }
 }
 
 /// Extension between bowline nodes in a probe; a kernel never reads it.

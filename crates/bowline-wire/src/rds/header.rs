@@ -114,7 +114,8 @@ pub struct Header {
     /// Highest sequence received in order; over TCP meaningful between bowline nodes only.
     #[doc(alias = "h_ack")]
     pub ack: u64,
-    /// Payload bytes that follow.
+    /// Payload bytes that follow; over RDMA those of the whole message, in each of its frames
+    /// [IB-50].
     #[doc(alias = "h_len")]
     pub len: u32,
     /// Source RDS port.

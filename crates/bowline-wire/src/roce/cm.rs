@@ -11,8 +11,8 @@
 //!     | <---------- DREP ---------- |
 //! ```
 //! Offsets in this file count from the beginning of the message, which follows the MAD's header.
-//! Reserved fields, and fields without a meaning between RoCE ports (EE contexts, Q_Key, vendor id,
-//! alternate path [CM-38]), are sent as zero and ignored on receipt [HDR-13].
+//! Reserved fields, and fields without a meaning between RoCE ports (EE contexts, Q_Key, alternate
+//! path [CM-38]), are sent as zero and ignored on receipt [HDR-13].
 
 use core::fmt;
 
@@ -36,6 +36,13 @@ const RTU: u16 = 0x14;
 const DREQ: u16 = 0x15;
 const DREP: u16 = 0x16;
 
+/// Vendor ID in the REQ of a bowline, which takes reports of gaps [CC-12]. A locally administered
+/// number, so nobody else's.
+pub const VENDOR_BOWLINE: u32 = 0x42_574c;
+/// Vendor ID in the REP of a bowline that got the other one. Not the same, since kernels return
+/// the vendor ID of the REQ as it came.
+pub const VENDOR_BOWLINE_REP: u32 = 0x4c_5742;
+
 /// Transport service type of reliable connections.
 pub const TRANSPORT_RC: u8 = 0;
 
@@ -49,6 +56,8 @@ const _: () = assert!(12 + REJ_INFO_LEN + REJ_PRIVATE_LEN == MAD_MESSAGE_LEN);
 pub struct Req {
     /// Sender's communication ID of the connection, not 0.
     pub local_id: u32,
+    /// Vendor ID of the sender's extensions, 24 bits; 0: none [CC-12].
+    pub vendor: u32,
     /// Service to connect to [CMA-1].
     pub service_id: u64,
     /// Node GUID of the sender, stable and not 0 [CM-37].
@@ -166,6 +175,8 @@ pub struct Rep {
     pub local_id: u32,
     /// Receiver's communication ID of the connection.
     pub remote_id: u32,
+    /// Vendor ID of the sender's extensions, 24 bits; 0: none [CC-12].
+    pub vendor: u32,
     /// Sender's queue pair, 24 bits.
     pub qpn: u32,
     /// First PSN that the *receiver* sends, 24 bits [CM-31].
@@ -391,6 +402,7 @@ impl Area<'_> {
     fn req(self) -> Req {
         Req {
             local_id: self.u32(0),
+            vendor: self.u24(5),
             service_id: self.u64(8),
             guid: self.u64(16),
             qpn: self.u24(32),
@@ -426,6 +438,7 @@ impl Area<'_> {
         Rep {
             local_id: self.u32(0),
             remote_id: self.u32(4),
+            vendor: u32::from_be_bytes([0, self.u8(15), self.u8(19), self.u8(23)]),
             qpn: self.u24(12),
             starting_psn: self.u24(20),
             responder_resources: self.u8(24),
@@ -464,6 +477,7 @@ impl Out<'_> {
 
     fn req(&mut self, req: &Req) {
         self.put(0, &req.local_id.to_be_bytes());
+        self.u24(5, req.vendor);
         self.put(8, &req.service_id.to_be_bytes());
         self.put(16, &req.guid.to_be_bytes());
         self.u24(32, req.qpn);
@@ -492,6 +506,10 @@ impl Out<'_> {
         self.put(4, &rep.remote_id.to_be_bytes());
         self.u24(12, rep.qpn);
         self.u24(20, rep.starting_psn);
+        let [_, high, middle, low] = rep.vendor.to_be_bytes();
+        self.put(15, &[high]);
+        self.put(19, &[middle]);
+        self.put(23, &[low]);
         self.put(24, &[rep.responder_resources, rep.initiator_depth]);
         self.put(26, &[rep.ack_delay << 3 | u8::from(rep.flow_control)]);
         self.put(27, &[rep.rnr_retry_count << 5 | u8::from(rep.srq) << 4]);

@@ -199,6 +199,10 @@ impl Syndrome {
     /// Positive acknowledgement without credits, as this stack sends it [RSP-22].
     pub const ACK: Self = Self::Ack(0x1f);
 
+    /// Report of a gap, between peers that have agreed on it: as many packets as the MSN says, from
+    /// the PSN on, are missing, and later ones have arrived. It acknowledges nothing [CC-10].
+    pub const GAP: Self = Self::Reserved(0x40);
+
     /// Decodes the byte on the wire.
     pub const fn from_u8(byte: u8) -> Self {
         match byte >> 5 {

@@ -9,7 +9,7 @@ use bowline_base::entropy::random_u64;
 use bowline_rds::{Limits, PeerList};
 use bowline_rds_driver::{Driver, DriverConfig, PollMode};
 
-use super::{Error, Node};
+use super::{Error, Node, ToIp};
 
 /// Collects the settings of a node; [`build`](Self::build) checks them and starts it.
 #[derive(Clone, Debug)]
@@ -17,18 +17,64 @@ use super::{Error, Node};
 pub struct Builder {
     config: DriverConfig,
     sysctls: Vec<(String, i64)>,
+    /// Buffers that were asked for.
+    send_buffer: Option<usize>,
+    recv_buffer: Option<usize>,
+    /// Longest message that was asked for.
+    max_message: Option<u32>,
+    /// The first mistake.
+    mistake: Option<Error>,
+}
+
+/// How many TCP connections there are to each peer that supports several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Paths {
+    /// One.
+    One,
+    /// Eight, over which sockets are spread.
+    #[default]
+    Eight,
+}
+
+/// For numbers of options and files.
+impl TryFrom<u8> for Paths {
+    type Error = Error;
+
+    /// # Errors
+    /// `EINVAL` for other numbers than 1 and 8.
+    fn try_from(number: u8) -> Result<Self, Error> {
+        match number {
+            1 => Ok(Self::One),
+            8 => Ok(Self::Eight),
+            _ => Err(bowline_rds::Error::BadValue.into()),
+        }
+    }
 }
 
 impl Builder {
     pub(super) fn new() -> Self {
-        Self { config: DriverConfig::default(), sysctls: Vec::new() }
+        Self {
+            config: DriverConfig::default(),
+            sysctls: Vec::new(),
+            send_buffer: None,
+            recv_buffer: None,
+            max_message: None,
+            mistake: None,
+        }
     }
 
     /// Adds an address of the node. It must be an address of this machine; the node listens on each
     /// of its addresses, port 16385. A node without any address uses all addresses of the machine.
-    /// For link-local addresses see [`address_on`](Self::address_on).
-    pub fn address(mut self, address: IpAddr) -> Self {
-        let address = address.to_canonical();
+    /// For link-local addresses see [`address_on`](Self::address_on). A text that is no address
+    /// fails in [`build`](Self::build).
+    pub fn address(mut self, address: impl ToIp) -> Self {
+        let address = match address.to_ip() {
+            Ok(address) => address.to_canonical(),
+            Err(error) => {
+                self.mistake.get_or_insert(error);
+                return self;
+            }
+        };
         if !self.config.core.addrs.contains(&address) {
             self.config.core.addrs.push(address);
         }
@@ -43,31 +89,58 @@ impl Builder {
         if !self.config.core.links.contains(&link) {
             self.config.core.links.push(link);
         }
-        self.address(address.into())
+        self.address(address)
     }
 
-    /// Sets the number of TCP connections to each peer that supports several: 8, or 1.
-    pub fn paths(mut self, paths: u8) -> Self {
-        self.config.core.paths = paths;
+    /// Sets the number of TCP connections to each peer that supports several; by default eight.
+    pub fn paths(mut self, paths: Paths) -> Self {
+        self.config.core.paths = match paths {
+            Paths::One => 1,
+            Paths::Eight => 8,
+        };
         self
     }
 
-    /// Sets the effective send buffer of new sockets in bytes; the default is 106496.
+    /// Sets the effective send buffer of new sockets in bytes; the default is 106496, or more with
+    /// [`max_message_bytes`](Self::max_message_bytes).
     pub fn default_send_buffer(mut self, bytes: usize) -> Self {
-        self.config.core.send_buffer = bytes;
+        self.send_buffer = Some(bytes);
         self
     }
 
-    /// Sets the effective receive buffer of new sockets in bytes; the default is 106496.
+    /// Sets the effective receive buffer of new sockets in bytes; the default is 106496, or more
+    /// with [`max_message_bytes`](Self::max_message_bytes).
     pub fn default_recv_buffer(mut self, bytes: usize) -> Self {
-        self.config.core.recv_buffer = bytes;
+        self.recv_buffer = Some(bytes);
         self
     }
 
     /// Sets the length of the longest message in bytes; the default, 1 MiB, is the most that
     /// kernels take. Longer messages go only to bowline nodes with as high a limit.
+    ///
+    /// This is all that long messages need: new sockets have send and receive buffers of at least
+    /// two such messages, unless [`default_send_buffer`](Self::default_send_buffer) or
+    /// [`default_recv_buffer`](Self::default_recv_buffer) sets them. (Without this setting the send
+    /// buffer, of 104 KiB, limits messages.)
     pub fn max_message_bytes(mut self, bytes: u32) -> Self {
-        self.config.core.max_message = bytes;
+        self.max_message = Some(bytes);
+        self
+    }
+
+    /// Adds an RDMA device, and its addresses to those of the node. Sockets that are bound to such
+    /// an address use RDMA, unless [`set_transport`](super::Socket::set_transport) chose TCP.
+    /// The node handles all events of the device's connections, so nothing else can connect on it.
+    #[cfg(feature = "rdma")]
+    pub fn rdma(mut self, device: std::sync::Arc<dyn crate::verbs::Device>) -> Self {
+        for address in device.attr().addrs {
+            self = match address {
+                IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                    self.address_on(v6, device.link_of(address))
+                }
+                address => self.address(address),
+            };
+        }
+        self.config.rdma.0.push(device);
         self
     }
 
@@ -143,11 +216,21 @@ impl Builder {
         self,
         start: impl FnOnce(DriverConfig) -> Result<Driver, bowline_rds_driver::Error>,
     ) -> Result<Node, Error> {
-        let Self { mut config, sysctls } = self;
+        let Self { mut config, sysctls, send_buffer, recv_buffer, max_message, mistake } = self;
+        if let Some(error) = mistake {
+            return Err(error);
+        }
         let core = &mut config.core;
-        let bad = || Error::from(bowline_rds::Error::BadValue);
-        if !matches!(core.paths, 1 | 8) || core.max_message == 0 {
-            return Err(bad());
+        if let Some(bytes) = max_message {
+            core.max_message = bytes;
+            let two = (bytes as usize).saturating_mul(2);
+            core.send_buffer = core.send_buffer.max(two);
+            core.recv_buffer = core.recv_buffer.max(two);
+        }
+        core.send_buffer = send_buffer.unwrap_or(core.send_buffer);
+        core.recv_buffer = recv_buffer.unwrap_or(core.recv_buffer);
+        if core.max_message == 0 {
+            return Err(bowline_rds::Error::BadValue.into());
         }
         if core.addrs.iter().any(|ip| ip.is_unspecified() || ip.is_multicast()) {
             return Err(bowline_rds::Error::BadAddress.into());

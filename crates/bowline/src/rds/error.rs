@@ -1,17 +1,152 @@
 //! The error of every call.
 
 use core::fmt;
+use std::io;
 
 use bowline_base::Errno;
+use bowline_rds::{Error as Core, TooLong};
+use bowline_rds_driver::Error as Driver;
 
-/// Why a call failed: one line that says what to do, and an errno.
+/// Why a call failed: one line that says what to do, a [kind](Self::kind) to act on, and an
+/// [errno](Self::errno).
+///
+/// It becomes an [`io::Error`] with its text, of the nearest kind there; that gives it back by
+/// `io_error.downcast::<bowline::rds::Error>()`, and its own `raw_os_error()` is `None`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Cause);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Cause {
-    Node(bowline_rds_driver::Error),
+    Node(Driver),
     Host(HostError),
+    NotAnAddress { text: String, wanted: &'static str },
+}
+
+/// What a program may want to tell apart: the kind of an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Nothing to receive, on a socket that does not wait.
+    Empty,
+    /// The send buffer is full: send again when messages are acknowledged.
+    QueueFull,
+    /// The destination does not keep up: send again when it is no longer congested.
+    Congested,
+    /// It is not known yet whether the peer takes so long a message: send again soon.
+    PeerUnknown,
+    /// A time limit passed.
+    TimedOut,
+    /// The message is too long: [`Error::too_long`] tells whose limit it is above.
+    TooLong,
+    /// The address is not one of this node.
+    NotLocal,
+    /// The port of a socket, or the one of RDS itself, is taken.
+    AddressInUse,
+    /// A text that is no address, or an address that cannot be used for this: unspecified,
+    /// multicast, of the other family, of another interface or transport, or with the reserved port
+    /// 1.
+    BadAddress,
+    /// The socket is not bound, or has no destination.
+    NotConnected,
+    /// The socket is closed.
+    Closed,
+    /// The node was shut down.
+    ShutDown,
+    /// No node serves the programs of this host.
+    NoNode,
+    /// The host's node has ended, and its sockets with it.
+    NodeEnded,
+    /// The host's node is of another version.
+    OtherVersion,
+    /// The node does not serve this user, or its list of peers does not have the destination.
+    NotPermitted,
+    /// A limit of the node, of the user or of the system is reached: sockets, peers, regions of
+    /// memory, descriptors, threads.
+    Limit,
+    /// Not supported by this transport, node or socket, or no such option.
+    NotSupported,
+    /// A wrong use of a call: a value out of its range, a socket that is bound already, control
+    /// messages that do not fit.
+    Misuse,
+    /// An RDMA device failed.
+    Device,
+    /// The system refused: [`Error::errno`] is its number.
+    System,
+}
+
+impl ErrorKind {
+    /// Tells whether the same call may succeed later.
+    pub const fn is_would_block(self) -> bool {
+        matches!(self, Self::Empty | Self::QueueFull | Self::Congested | Self::PeerUnknown)
+    }
+
+    fn of_core(error: Core) -> Self {
+        match error {
+            Core::Empty => Self::Empty,
+            Core::QueueFull => Self::QueueFull,
+            Core::Congested => Self::Congested,
+            Core::HandshakePending => Self::PeerUnknown,
+            Core::MessageTooLong(_) => Self::TooLong,
+            Core::AddrNotAvailable => Self::NotLocal,
+            Core::AddrInUse => Self::AddressInUse,
+            Core::ReservedPort
+            | Core::BadAddress
+            | Core::ScopeMismatch
+            | Core::TransportAddress
+            | Core::DestinationRequired
+            | Core::WrongProtocolType
+            | Core::FamilyMismatch => Self::BadAddress,
+            Core::NotConnected => Self::NotConnected,
+            Core::BadSocket => Self::Closed,
+            Core::PeerNotPermitted => Self::NotPermitted,
+            Core::TooManySockets | Core::TooManyRegions | Core::TooManyPeers => Self::Limit,
+            Core::NotSupported | Core::NoSuchOption => Self::NotSupported,
+            _ => Self::Misuse,
+        }
+    }
+
+    const fn of_system(errno: Errno) -> Self {
+        match errno {
+            Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::EAGAIN => Self::Limit,
+            _ => Self::System,
+        }
+    }
+
+    const fn of_host(error: HostError) -> Self {
+        match error {
+            HostError::Absent(_) => Self::NoNode,
+            HostError::Version => Self::OtherVersion,
+            HostError::Refused(Errno::EACCES) => Self::NotPermitted,
+            HostError::Refused(_) => Self::Limit,
+            HostError::Ended => Self::NodeEnded,
+            HostError::OwnersAffair | HostError::NotForIts => Self::NotSupported,
+            HostError::Call(Errno::EMSGSIZE) => Self::TooLong,
+            HostError::Call(Errno::EINVAL | Errno::EFAULT) => Self::Misuse,
+            HostError::Call(Errno::EOPNOTSUPP | Errno::ENOPROTOOPT) => Self::NotSupported,
+            HostError::Call(errno) => Self::of_system(errno),
+        }
+    }
+
+    /// The nearest kind of the standard library; that of the errno where there is none.
+    const fn of_io(self) -> Option<io::ErrorKind> {
+        Some(match self {
+            Self::Empty | Self::QueueFull | Self::Congested | Self::PeerUnknown => {
+                io::ErrorKind::WouldBlock
+            }
+            Self::TimedOut => io::ErrorKind::TimedOut,
+            Self::TooLong | Self::BadAddress | Self::Misuse => io::ErrorKind::InvalidInput,
+            Self::NotLocal => io::ErrorKind::AddrNotAvailable,
+            Self::AddressInUse => io::ErrorKind::AddrInUse,
+            Self::NotConnected => io::ErrorKind::NotConnected,
+            Self::Closed | Self::ShutDown => io::ErrorKind::BrokenPipe,
+            Self::NoNode => io::ErrorKind::NotFound,
+            Self::NodeEnded => io::ErrorKind::NetworkDown,
+            Self::NotPermitted => io::ErrorKind::PermissionDenied,
+            Self::Limit => io::ErrorKind::QuotaExceeded,
+            Self::NotSupported | Self::OtherVersion => io::ErrorKind::Unsupported,
+            Self::Device | Self::System => return None,
+        })
+    }
 }
 
 /// What the library and the host's node have against each other.
@@ -98,6 +233,10 @@ impl fmt::Display for HostError {
 }
 
 impl Error {
+    pub(super) fn not_an_address(text: &str, wanted: &'static str) -> Self {
+        Self(Cause::NotAnAddress { text: text.to_owned(), wanted })
+    }
+
     /// Returns the errno that Linux's own RDS sockets give in this case: `EMSGSIZE` (90) for a
     /// message too long, `EAGAIN` (11) when a call that must not wait would have to, `ENOBUFS`
     /// (105) for a congested destination, `ETIMEDOUT` (110) after a time limit, `ENOTCONN` (107),
@@ -108,29 +247,54 @@ impl Error {
         match &self.0 {
             Cause::Node(error) => error.errno(),
             Cause::Host(error) => error.errno(),
+            Cause::NotAnAddress { .. } => Errno::EINVAL,
+        }
+    }
+
+    /// Returns what a program may want to tell apart.
+    pub fn kind(&self) -> ErrorKind {
+        match &self.0 {
+            Cause::Node(Driver::Core(error)) => ErrorKind::of_core(*error),
+            Cause::Node(Driver::TimedOut) => ErrorKind::TimedOut,
+            Cause::Node(Driver::ShutDown) => ErrorKind::ShutDown,
+            Cause::Node(Driver::PortTaken { .. }) => ErrorKind::AddressInUse,
+            Cause::Node(Driver::Rdma { .. }) => ErrorKind::Device,
+            Cause::Node(Driver::Os { errno, .. }) => ErrorKind::of_system(*errno),
+            Cause::Node(_) => ErrorKind::Misuse,
+            Cause::Host(error) => ErrorKind::of_host(*error),
+            Cause::NotAnAddress { .. } => ErrorKind::BadAddress,
+        }
+    }
+
+    /// Returns the length of a message that is too long, and the limit that it is above. `None`
+    /// for other errors, and when the host's node does not say which limit it was.
+    pub fn too_long(&self) -> Option<TooLong> {
+        match &self.0 {
+            Cause::Node(Driver::Core(Core::MessageTooLong(too_long))) => Some(*too_long),
+            _ => None,
         }
     }
 
     /// Tells whether the same call may succeed later: the queue is full or empty, the destination
     /// is congested, or the peer is not known yet.
     pub fn is_would_block(&self) -> bool {
-        matches!(&self.0, Cause::Node(error) if bowline_rds_driver::Driver::would_block(error))
+        self.kind().is_would_block()
     }
 
     /// Tells whether a time limit passed.
     pub fn is_timed_out(&self) -> bool {
-        self.0 == Cause::Node(bowline_rds_driver::Error::TimedOut)
+        self.kind() == ErrorKind::TimedOut
     }
 }
 
-impl From<bowline_rds_driver::Error> for Error {
-    fn from(error: bowline_rds_driver::Error) -> Self {
+impl From<Driver> for Error {
+    fn from(error: Driver) -> Self {
         Self(Cause::Node(error))
     }
 }
 
-impl From<bowline_rds::Error> for Error {
-    fn from(error: bowline_rds::Error) -> Self {
+impl From<Core> for Error {
+    fn from(error: Core) -> Self {
         Self(Cause::Node(error.into()))
     }
 }
@@ -141,9 +305,10 @@ impl From<HostError> for Error {
     }
 }
 
-impl From<Error> for std::io::Error {
+impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
-        Self::from_raw_os_error(error.errno().0)
+        let kind = error.kind().of_io().unwrap_or_else(|| error.errno().kind());
+        Self::new(kind, error)
     }
 }
 
@@ -159,6 +324,7 @@ impl fmt::Display for Error {
         match &self.0 {
             Cause::Node(error) => error.fmt(f),
             Cause::Host(error) => error.fmt(f),
+            Cause::NotAnAddress { text, wanted } => write!(f, "{text:?} is not {wanted}"),
         }
     }
 }
@@ -167,12 +333,54 @@ impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {
+    use bowline_rds::LengthLimit;
+
     use super::*;
 
     #[test]
     fn a_main_that_returns_it_prints_what_to_do() {
-        let error = Error::from(bowline_rds_driver::Error::TimedOut);
+        let error = Error::from(Driver::TimedOut);
         let text = format!("{:?}", Box::<dyn std::error::Error>::from(error.clone()));
         assert_eq!(text, format!("{error} (errno 110)"));
+    }
+
+    #[test]
+    fn congested_and_full_are_told_apart_by_kind_and_may_both_succeed_later() {
+        let [congested, full] = [Core::Congested, Core::QueueFull].map(Error::from);
+        assert_eq!(congested.kind(), ErrorKind::Congested);
+        assert_eq!(full.kind(), ErrorKind::QueueFull);
+        assert!(congested.is_would_block() && full.is_would_block());
+        assert_eq!(io::Error::from(congested).kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(io::Error::from(full).kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn an_io_error_keeps_the_text_and_gives_the_error_back() {
+        let error = Error::from(Core::MessageTooLong(TooLong::new(9, 8, LengthLimit::Peer)));
+        let io = io::Error::from(error.clone());
+        assert_eq!(io.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(io.to_string(), error.to_string());
+        let back = io.downcast::<Error>().expect("the error itself");
+        assert_eq!(back.errno(), Errno::EMSGSIZE);
+        assert_eq!(back.too_long().map(|too_long| too_long.of), Some(LengthLimit::Peer));
+    }
+
+    #[test]
+    fn a_message_too_long_says_whose_limit_it_is_above() {
+        let text = |of| TooLong::new(9, 8, of).to_string();
+        assert!(text(LengthLimit::SendBuffer).contains("send buffer of 8"));
+        assert!(text(LengthLimit::Node).contains("this node"));
+        assert!(text(LengthLimit::Peer).contains("the peer takes"));
+    }
+
+    #[test]
+    fn errors_of_the_system_have_its_kinds() {
+        let os = |errno| Error::from(Driver::Os { what: "watching", errno });
+        assert_eq!(os(Errno::EMFILE).kind(), ErrorKind::Limit);
+        assert_eq!(os(Errno::EACCES).kind(), ErrorKind::System);
+        assert_eq!(io::Error::from(os(Errno::EACCES)).kind(), io::ErrorKind::PermissionDenied);
+        let absent = Error::from(HostError::of_search(Errno::ENOENT));
+        assert_eq!(absent.kind(), ErrorKind::NoNode);
+        assert_eq!(io::Error::from(absent).kind(), io::ErrorKind::NotFound);
     }
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use bowline_attach::name;
 use bowline_base::Errno;
 use bowline_client::{Host, OwnedSocket};
-use bowline_rds::{Counters, Interest, Readiness, Rope, SendControl};
+use bowline_rds::{
+    Counters, Interest, LengthLimit, Readiness, Rope, SendControl, TooLong, Transport,
+};
 
 use super::error::HostError;
 use super::{Error, Message, control};
@@ -23,6 +25,7 @@ const SO_TIMESTAMP: i32 = 29;
 const SOL_RDS: i32 = 276;
 const CANCEL_SENT_TO: i32 = 1;
 const CONG_MONITOR: i32 = 6;
+const TRANSPORT: i32 = 8;
 const INFO_COUNTERS: i32 = 10_000;
 /// Length of a row of that table: a name of 32 bytes, and a number.
 const COUNTER_LEN: usize = 40;
@@ -32,6 +35,7 @@ const COUNTERS_ROOM: usize = 64 << 10;
 const MSG_PEEK: i32 = 2;
 const MSG_DONTWAIT: i32 = 0x40;
 const MSG_ZEROCOPY: i32 = 0x400_0000;
+const SO_ZEROCOPY: i32 = 60;
 const POLLIN: i16 = 1;
 const POLLOUT: i16 = 4;
 /// Room for the control messages of one message; fewer bytes do.
@@ -138,7 +142,17 @@ impl HostSocket {
         let zerocopy = control.iter().any(|c| matches!(c, SendControl::ZcopyCookie(_)));
         let flags = waits.flag() | if zerocopy { MSG_ZEROCOPY } else { 0 };
         let control = control::emit(control);
-        self.0.send(flags, &name_of(to), &control, payload).map_err(failed_to_send)
+        self.0.send(flags, &name_of(to), &control, payload).map_err(|errno| {
+            let len = payload.iter().map(|part| part.len()).sum();
+            self.too_long(errno, len).unwrap_or_else(|| failed_to_send(errno))
+        })
+    }
+
+    /// Tells that a message was longer than the send buffer, which the number alone does not.
+    fn too_long(&self, errno: i32, len: usize) -> Option<Error> {
+        let limit = (Errno(errno) == Errno::EMSGSIZE).then(|| self.send_buffer().ok()).flatten()?;
+        let too_long = TooLong::new(len, limit, LengthLimit::SendBuffer);
+        (len > limit).then(|| bowline_rds::Error::MessageTooLong(too_long).into())
     }
 
     pub(super) fn send_batch(
@@ -241,6 +255,17 @@ impl HostSocket {
         self.0.set_option(level, option, &value.to_ne_bytes()).map_err(failed)
     }
 
+    pub(super) fn set_transport(&self, number: i32) -> Result<(), Error> {
+        self.set_int(SOL_RDS, TRANSPORT, number)
+    }
+
+    pub(super) fn transport(&self) -> Result<Option<Transport>, Error> {
+        let (value, ..) = self.0.get_option(SOL_RDS, TRANSPORT, 4).map_err(failed)?;
+        let number = value.first_chunk().map_or(-1, |value| i32::from_ne_bytes(*value));
+        let all = [Transport::Ib, Transport::Tcp, Transport::Loopback];
+        Ok(all.into_iter().find(|transport| *transport as i32 == number))
+    }
+
     pub(super) fn cancel_sent_to(&self, to: SocketAddr) -> Result<(), Error> {
         self.0.set_option(SOL_RDS, CANCEL_SENT_TO, &name_of(Some(to))).map_err(failed)
     }
@@ -251,6 +276,10 @@ impl HostSocket {
 
     pub(super) fn set_cong_monitor(&self, on: bool) -> Result<(), Error> {
         self.set_int(SOL_RDS, CONG_MONITOR, on.into())
+    }
+
+    pub(super) fn set_zerocopy(&self, on: bool) -> Result<(), Error> {
+        self.set_int(SOL_SOCKET, SO_ZEROCOPY, on.into())
     }
 
     pub(super) fn set_timestamp(&self, on: bool) -> Result<(), Error> {

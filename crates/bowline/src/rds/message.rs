@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::SystemTime;
 
-use bowline_rds::{Control as CoreControl, LatencyTrace, Received, Rope};
+use bowline_rds::{Control as CoreControl, LatencyTrace, RdmaStatus, Received, Rope};
 use bowline_rds_driver::Driver;
 
 /// A control message that accompanies a received message.
@@ -16,6 +16,14 @@ pub enum Control {
     /// Remote memory key from the sender.
     #[doc(alias = "RDS_CMSG_RDMA_DEST")]
     RdmaDest(u64),
+    /// How a transfer ended.
+    #[doc(alias = "RDS_CMSG_RDMA_STATUS")]
+    RdmaStatus {
+        /// Number that its sender gave it.
+        token: u64,
+        /// How it ended.
+        status: RdmaStatus,
+    },
     /// When the message was queued.
     #[doc(alias = "SCM_TIMESTAMP")]
     Timestamp(SystemTime),
@@ -37,6 +45,7 @@ impl Control {
         Some(match control {
             CoreControl::CongestionUpdate(ports) => Self::CongestionUpdate(ports),
             CoreControl::RdmaDest(key) => Self::RdmaDest(key),
+            CoreControl::RdmaStatus { token, status } => Self::RdmaStatus { token, status },
             CoreControl::Timestamp(at) => Self::Timestamp(driver.wall_clock(at)),
             CoreControl::Latency { trace, nanos } => Self::Latency { trace, nanos },
             CoreControl::ZcopyCompletion(cookies) => Self::ZcopyCompletion(cookies),
@@ -86,7 +95,7 @@ impl Message {
     }
 
     /// Tells whether this is not a message but only control information: congestion updates after
-    /// [`Socket::set_cong_monitor`](super::Socket::set_cong_monitor).
+    /// [`Socket::set_cong_monitor`](super::Socket::set_cong_monitor), ends of RDMA transfers.
     pub fn is_notification(&self) -> bool {
         self.data.is_none()
     }

@@ -12,7 +12,7 @@ use bowline_rds_driver::{Driver, DriverStats};
 
 use super::error::HostError;
 use super::host::{self, HostSocket};
-use super::{Builder, Error, Event, Info, Socket};
+use super::{Builder, Error, Event, Info, Socket, ToAddr};
 
 /// A node: addresses, listeners, connections, and one background thread; or the node of this host,
 /// which is in another process.
@@ -49,8 +49,8 @@ impl Node {
     ///
     /// # fn main() -> Result<(), bowline::rds::Error> {
     /// let node = Node::of_host()?;
-    /// let socket = node.bind("10.0.0.1:4000".parse().expect("an address"))?;
-    /// socket.send_to(b"hello", "10.0.0.2:4000".parse().expect("an address"))?;
+    /// let socket = node.bind("10.0.0.1:4000")?;
+    /// socket.send_to(b"hello", "10.0.0.2:4000")?;
     /// let mut buf = [0; 1024];
     /// let (len, from) = socket.recv_from(&mut buf)?;
     /// println!("{from} says {:?}", &buf[..len]);
@@ -80,7 +80,7 @@ impl Node {
         Self { of: Of::Process(driver) }
     }
 
-    fn owned(&self) -> Option<&Driver> {
+    pub(super) fn owned(&self) -> Option<&Driver> {
         match &self.of {
             Of::Process(driver) => Some(driver),
             Of::Host(_) => None,
@@ -111,7 +111,7 @@ impl Node {
     ///
     /// # Errors
     /// Those of [`socket`](Self::socket) and [`Socket::bind`].
-    pub fn bind(&self, addr: SocketAddr) -> Result<Socket, Error> {
+    pub fn bind(&self, addr: impl ToAddr) -> Result<Socket, Error> {
         let socket = self.socket()?;
         socket.bind(addr)?;
         Ok(socket)
@@ -134,7 +134,7 @@ impl Node {
     /// bowline, whose names begin with `bl_`. None are there once the host's node has ended.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         match &self.of {
-            Of::Process(driver) => driver.with_core(|core, _| core.counters().iter().collect()),
+            Of::Process(driver) => driver.with_core(|core, _| core.listed_counters()),
             Of::Host(host) => host::counters(host),
         }
     }
@@ -194,7 +194,8 @@ impl Node {
     }
 
     /// Takes the events for the operator, oldest first: paths that went up or down, peers that
-    /// broke a rule. Only the latest 256 are kept. Those of the host's node are for its operator.
+    /// cannot be connected to or broke a rule. Only the latest 256 are kept. Those of the host's
+    /// node are for its operator.
     pub fn events(&self) -> Vec<Event> {
         self.owned().map(Driver::events).unwrap_or_default()
     }
@@ -205,10 +206,12 @@ impl Node {
         self.owned().map(Driver::congestion_controls).unwrap_or_default()
     }
 
-    /// Returns the driver underneath, for operations that have no method here.
+    /// Returns the driver underneath, for the command `bowline`: its types are not part of this
+    /// library.
     ///
     /// # Panics
     /// On the host's node, whose driver is in another process.
+    #[doc(hidden)]
     pub fn driver(&self) -> &Driver {
         self.owned().expect("a node of this process")
     }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_rds::{
-    Interest, OutstandingMessages, Readiness, RecvOpts, SendControl, SendMsg, SocketId,
+    Interest, OutstandingMessages, Readiness, RecvOpts, SendControl, SendMsg, SocketId, Transport,
 };
 use bowline_rds_driver::{Blocking, Driver};
 
 use super::error::HostError;
 use super::host::{HostSocket, Waits};
-use super::{Error, Message};
+use super::{Error, Message, ToAddr};
 
 /// Value of a timeout in nanoseconds that stands for no limit.
 const FOREVER: u64 = u64::MAX;
@@ -26,8 +26,8 @@ pub struct Socket {
     of: Of,
     nonblocking: AtomicBool,
     /// Timeout in nanoseconds, or [`FOREVER`].
-    send_timeout: AtomicU64,
-    recv_timeout: AtomicU64,
+    pub(super) send_timeout: AtomicU64,
+    pub(super) recv_timeout: AtomicU64,
 }
 
 /// Whose socket it is.
@@ -49,7 +49,7 @@ fn to_nanos(limit: Option<Duration>) -> u64 {
     limit.map_or(FOREVER, |limit| u64::try_from(limit.as_nanos()).unwrap_or(FOREVER))
 }
 
-fn from_nanos(nanos: u64) -> Option<Duration> {
+pub(super) fn from_nanos(nanos: u64) -> Option<Duration> {
     (nanos != FOREVER).then(|| Duration::from_nanos(nanos))
 }
 
@@ -87,10 +87,41 @@ impl Socket {
     /// # Errors
     /// `EINVAL` when it is bound already, the address is not a unicast address, or the port is 1;
     /// `EADDRNOTAVAIL` when the address is not the node's; `EADDRINUSE` when the port is taken.
-    pub fn bind(&self, addr: SocketAddr) -> Result<(), Error> {
+    pub fn bind(&self, addr: impl ToAddr) -> Result<(), Error> {
+        let addr = addr.to_addr()?;
         match &self.of {
             Of::Process(driver, id) => Ok(driver.bind(*id, addr)?),
             Of::Host(socket) => socket.bind(addr),
+        }
+    }
+
+    /// Chooses the transport, before [`bind`](Self::bind) and once. Without it, an address of one
+    /// of the node's RDMA devices (`Builder::rdma`) is on RDMA, and every other one on TCP. What
+    /// the socket sends goes that way; messages come to it over both.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` (95) when the socket has a transport; `ENOPROTOOPT` (92) for RDMA when the node
+    /// has none; `EINVAL` for [`Transport::Loopback`], which is not chosen. A bind fails later with
+    /// `ENOPROTOOPT` when the address is not on the transport.
+    #[doc(alias = "SO_RDS_TRANSPORT")]
+    pub fn set_transport(&self, transport: Transport) -> Result<(), Error> {
+        let number = transport as i32;
+        match &self.of {
+            Of::Process(driver, id) => {
+                Ok(driver.with_core(|core, _| core.set_transport(*id, number))?)
+            }
+            Of::Host(socket) => socket.set_transport(number),
+        }
+    }
+
+    /// Returns the transport that was chosen, or that the socket has since it is bound.
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    pub fn transport(&self) -> Result<Option<Transport>, Error> {
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.transport(*id))?),
+            Of::Host(socket) => socket.transport(),
         }
     }
 
@@ -100,7 +131,8 @@ impl Socket {
     /// # Errors
     /// `EDESTADDRREQ` (89), `EINVAL` or `EPROTOTYPE` (91) when the address is not a unicast
     /// address.
-    pub fn connect(&self, addr: SocketAddr) -> Result<(), Error> {
+    pub fn connect(&self, addr: impl ToAddr) -> Result<(), Error> {
+        let addr = addr.to_addr()?;
         match &self.of {
             Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.connect(*id, addr))?),
             Of::Host(socket) => socket.connect(addr),
@@ -145,8 +177,39 @@ impl Socket {
     /// bound; `EMSGSIZE` when the message is longer than the send buffer or the longest message.
     /// A socket that does not wait: `EAGAIN` when the send buffer is full, `ENOBUFS` when the
     /// destination is congested. With a time limit: `ETIMEDOUT`.
-    pub fn send_to(&self, payload: &[u8], to: SocketAddr) -> Result<usize, Error> {
-        self.send_message(Some(to), &[IoSlice::new(payload)], &[])
+    pub fn send_to(&self, payload: &[u8], to: impl ToAddr) -> Result<usize, Error> {
+        self.send_message(Some(to.to_addr()?), &[IoSlice::new(payload)], &[])
+    }
+
+    /// Sends a message whose payload is not copied: it stays in this buffer, which the socket
+    /// shares until the message is released. With a cookie, that is told by
+    /// [`Control::ZcopyCompletion`](super::Control::ZcopyCompletion), if
+    /// [`set_zerocopy`](Self::set_zerocopy) is on; `Arc::try_unwrap` gives the buffer back then.
+    /// After that nothing is sent from it, not even after a connection was lost. Pays for messages
+    /// of some hundred KiB.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to); `EINVAL` for a cookie with an empty payload, or while
+    /// zero copy is off.
+    #[doc(alias = "MSG_ZEROCOPY")]
+    pub fn send_shared(
+        &self,
+        payload: &Arc<Vec<u8>>,
+        to: Option<SocketAddr>,
+        cookie: Option<u32>,
+    ) -> Result<usize, Error> {
+        let cookie = cookie.map(SendControl::ZcopyCookie);
+        let control = cookie.as_slice();
+        if let Of::Host(socket) = &self.of {
+            return socket.send(to, &[IoSlice::new(payload)], control, self.waits());
+        }
+        self.send_own(SendMsg {
+            name: to,
+            lent: Some(payload),
+            control,
+            zerocopy: !control.is_empty(),
+            ..SendMsg::default()
+        })
     }
 
     /// Sends one message gathered from several slices; returns its length.
@@ -156,9 +219,9 @@ impl Socket {
     pub fn send_vectored_to(
         &self,
         payload: &[IoSlice<'_>],
-        to: SocketAddr,
+        to: impl ToAddr,
     ) -> Result<usize, Error> {
-        self.send_message(Some(to), payload, &[])
+        self.send_message(Some(to.to_addr()?), payload, &[])
     }
 
     /// Sends a message with control messages; `None` for `to` stands for the connected destination.
@@ -172,16 +235,37 @@ impl Socket {
         payload: &[IoSlice<'_>],
         control: &[SendControl],
     ) -> Result<usize, Error> {
-        let (driver, id) = match &self.of {
-            Of::Process(driver, id) => (driver, *id),
-            Of::Host(socket) => return socket.send(to, payload, control, self.waits()),
-        };
-        let blocking = self.blocking(&self.send_timeout);
+        if let Of::Host(socket) = &self.of {
+            return socket.send(to, payload, control, self.waits());
+        }
         let zerocopy = control.iter().any(|c| matches!(c, SendControl::ZcopyCookie(_)));
-        let may_wait = blocking != Blocking::Never;
-        let msg =
-            SendMsg { name: to, payload, control, zerocopy, blocking: may_wait, promised: false };
+        self.send_own(SendMsg { name: to, payload, control, zerocopy, ..SendMsg::default() })
+    }
+
+    #[cfg(feature = "rdma")]
+    pub(super) fn send_ops(
+        &self,
+        to: Option<SocketAddr>,
+        payload: &[IoSlice<'_>],
+        rdma: &[bowline_rds::RdmaOp],
+    ) -> Result<usize, Error> {
+        self.send_own(SendMsg { name: to, payload, rdma, ..SendMsg::default() })
+    }
+
+    /// Sends a message of a socket of this process.
+    fn send_own(&self, msg: SendMsg<'_>) -> Result<usize, Error> {
+        let (driver, id) = self.of_process()?;
+        let blocking = self.blocking(&self.send_timeout);
+        let msg = SendMsg { blocking: blocking != Blocking::Never, ..msg };
         Ok(driver.send(id, &msg, blocking)?)
+    }
+
+    /// Returns what a socket of this process has; the host's node has none of it.
+    pub(super) fn of_process(&self) -> Result<(&Driver, SocketId), Error> {
+        match &self.of {
+            Of::Process(driver, id) => Ok((driver, *id)),
+            Of::Host(_) => Err(HostError::NotForIts.into()),
+        }
     }
 
     /// Sends messages, waiting for the first only; returns how many were accepted.
@@ -348,7 +432,8 @@ impl Socket {
     /// # Errors
     /// `ENOTCONN` when the socket is not bound.
     #[doc(alias = "RDS_CANCEL_SENT_TO")]
-    pub fn cancel_sent_to(&self, to: SocketAddr) -> Result<(), Error> {
+    pub fn cancel_sent_to(&self, to: impl ToAddr) -> Result<(), Error> {
+        let to = to.to_addr()?;
         match &self.of {
             Of::Process(driver, id) => {
                 Ok(driver.with_core(|core, now| core.cancel_sent_to(now, *id, to))?)
@@ -396,6 +481,19 @@ impl Socket {
                 Ok(driver.with_core(|core, _| core.set_cong_monitor(*id, on))?)
             }
             Of::Host(socket) => socket.set_cong_monitor(on),
+        }
+    }
+
+    /// Allows messages with a cookie that tells when they are released: see
+    /// [`send_shared`](Self::send_shared).
+    ///
+    /// # Errors
+    /// `EBADF` after [`close`](Self::close).
+    #[doc(alias = "SO_ZEROCOPY")]
+    pub fn set_zerocopy(&self, on: bool) -> Result<(), Error> {
+        match &self.of {
+            Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.set_zerocopy(*id, on))?),
+            Of::Host(socket) => socket.set_zerocopy(on),
         }
     }
 
@@ -453,8 +551,8 @@ impl Socket {
     }
 
     /// Returns a descriptor for `poll` or `epoll`: readable while there may be something to
-    /// receive, and after a refused send when it may succeed now. Receive until `EAGAIN` before
-    /// waiting for it again. Use it only for waiting.
+    /// receive, and after a refused send when it may succeed now. Before waiting for it again, try
+    /// sends that were refused, and receive until `EAGAIN`. Use it only for waiting.
     ///
     /// That of a socket of the host's node shows what a kernel's shows: it is readable while there
     /// is something to receive, and *writable* while the send buffer has room.
@@ -462,7 +560,8 @@ impl Socket {
     /// # Errors
     /// `EMFILE` (24) when the process has no descriptors left; `EBADF` after
     /// [`close`](Self::close).
-    pub fn as_fd(&self) -> Result<Arc<OwnedFd>, Error> {
+    #[doc(alias = "as_fd")]
+    pub fn event_fd(&self) -> Result<Arc<OwnedFd>, Error> {
         match &self.of {
             Of::Process(driver, id) => Ok(driver.event_fd(*id)?),
             Of::Host(socket) => socket.descriptor(),
@@ -477,63 +576,15 @@ impl Socket {
         }
     }
 
-    /// Returns the core's id of this socket, for calls of [`Driver`].
+    /// Returns the core's id of this socket, for the command `bowline`.
     ///
     /// # Panics
     /// On a socket of the host's node, whose core is in another process.
+    #[doc(hidden)]
     pub fn id(&self) -> SocketId {
         match &self.of {
             Of::Process(_, id) => *id,
             Of::Host(_) => panic!("a socket of the host's node has no id in this process"),
         }
-    }
-
-    /// Sends a message from a task, which waits while the send buffer is full or the destination
-    /// congested; returns its length.
-    ///
-    /// Cancel safe: the message is sent whole when this future is ready, and not at all when it is
-    /// dropped before.
-    ///
-    /// # Errors
-    /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout; `EOPNOTSUPP` (95) for a
-    /// socket of the host's node: send from a thread that may wait.
-    #[cfg(feature = "tokio")]
-    pub async fn send_async(&self, payload: &[u8], to: SocketAddr) -> Result<usize, Error> {
-        let Of::Process(driver, id) = &self.of else { return Err(HostError::NotForIts.into()) };
-        let payload = [IoSlice::new(payload)];
-        let msg =
-            SendMsg { name: Some(to), payload: &payload, blocking: true, ..SendMsg::default() };
-        let sent = core::future::poll_fn(|cx| driver.poll_send(*id, &msg, cx));
-        limited(from_nanos(self.send_timeout.load(Relaxed)), sent).await
-    }
-
-    /// Receives a message in a task.
-    ///
-    /// Cancel safe: when this is dropped before it is ready, no message is lost.
-    ///
-    /// # Errors
-    /// `ETIMEDOUT` after the receive timeout; `EOPNOTSUPP` (95) for a socket of the host's node:
-    /// wait for its [descriptor](Self::as_fd).
-    #[cfg(feature = "tokio")]
-    pub async fn recv_async(&self) -> Result<Message, Error> {
-        let Of::Process(driver, id) = &self.of else { return Err(HostError::NotForIts.into()) };
-        let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
-        let received = core::future::poll_fn(|cx| driver.poll_recv(*id, opts, cx));
-        let received = limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await?;
-        Ok(Message::new(received, driver))
-    }
-}
-
-#[cfg(feature = "tokio")]
-async fn limited<T>(
-    limit: Option<Duration>,
-    call: impl Future<Output = Result<T, bowline_rds_driver::Error>>,
-) -> Result<T, Error> {
-    match limit {
-        None => Ok(call.await?),
-        Some(limit) => match tokio::time::timeout(limit, call).await {
-            Ok(result) => Ok(result?),
-            Err(_) => Err(bowline_rds_driver::Error::TimedOut.into()),
-        },
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::rds::Limits;
+use bowline::rds::{Limits, Paths};
 use rustix::net::sockopt;
 
 use crate::common::{LIMIT, addr, builder, ip};
@@ -59,7 +59,7 @@ fn connections_that_come_and_go_leave_nothing() {
     const COUNT: u64 = 1000;
     let limits = Limits { peers_unproven: 4, ..Limits::default() };
     // One path: no more descriptors are taken for the friend while they are counted.
-    let scene = Scene::new(950, |b| b.paths(1).limits(limits.clone()));
+    let scene = Scene::new(950, |b| b.paths(Paths::One).limits(limits.clone()));
     scene.during_traffic(|| {
         let before = descriptors();
         let (_, grown) = growth(|| {
@@ -112,7 +112,7 @@ fn dialled(listener: &TcpListener, serve: impl Fn(&TcpStream, u64)) -> u64 {
 // tests
 #[test]
 fn a_peer_that_resets_each_connection_is_not_dialled_without_pause() {
-    let scene = Scene::new(948, |b| b.paths(1));
+    let scene = Scene::new(948, |b| b.paths(Paths::One));
     let sink = scene.sink();
     scene.during_traffic(|| {
         let plain = listen(ip(948, 210));

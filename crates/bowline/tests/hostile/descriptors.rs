@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use bowline::rds::Paths;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -28,7 +29,7 @@ fn ticks(process: u32) -> u64 {
 #[test]
 #[ignore = "not a test: the process that a_node_without_descriptors_goes_on_serving starts"]
 fn child_with_few_descriptors() {
-    let node = builder(947, NODE).paths(1).build().unwrap();
+    let node = builder(947, NODE).paths(Paths::One).build().unwrap();
     let echo = node.bind(addr(947, NODE, ECHO)).unwrap();
     let few = Rlimit { current: Some(descriptors() + 24), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, few).unwrap();
@@ -50,7 +51,7 @@ fn a_node_without_descriptors_goes_on_serving() {
     assert!(lines.any(|line| line.unwrap().ends_with("ready.")), "the child begins");
     let to = addr(947, NODE, ECHO);
     let socket = |n: u8| {
-        let node = builder(947, n).paths(1).build().unwrap();
+        let node = builder(947, n).paths(Paths::One).build().unwrap();
         let socket = node.bind(addr(947, n, ECHO)).unwrap();
         socket.set_recv_timeout(Some(LIMIT));
         socket

@@ -11,4 +11,5 @@ mod floods;
 mod frames;
 mod memory;
 mod raw;
+mod rdma;
 mod scene;

@@ -1,14 +1,25 @@
 //! The userspace node under test.
 
 use super::{Backend, Failure, Info, Mode, Outcome, Socket, Wish};
-use ::bowline::rds::{Error, Interest, Node, Socket as RdsSocket};
+use ::bowline::rds::{Error, Interest, Node, Paths, Socket as RdsSocket};
+use ::bowline::verbs::{RdmaCoreDevice, SoftConfig, SoftDevice};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A node of this process.
 #[derive(Debug)]
 pub(crate) struct Bowline(Node);
+
+/// A device over which the node speaks RDS.
+#[derive(Debug)]
+pub(crate) enum Rdma {
+    /// RoCE of this process, at the addresses of the node.
+    Soft,
+    /// A device of rdma-core, at the addresses it has.
+    Core(String),
+}
 
 #[derive(Debug)]
 struct BowlineSocket {
@@ -24,8 +35,24 @@ impl From<Error> for Failure {
 
 impl Bowline {
     /// Starts a node at these addresses.
-    pub(crate) fn start(addresses: &[IpAddr], paths: u8) -> Outcome<Self> {
-        let mut builder = Node::builder().paths(paths);
+    pub(crate) fn start(addresses: &[IpAddr], paths: u8, rdma: Option<&Rdma>) -> Outcome<Self> {
+        let mut builder = Node::builder().paths(Paths::try_from(paths)?);
+        match rdma {
+            None => {}
+            Some(Rdma::Soft) => {
+                let config = SoftConfig { addrs: addresses.to_vec(), ..SoftConfig::default() };
+                let failed = |e: ::bowline::verbs::Error| Failure {
+                    errno: e.errno().0,
+                    text: e.to_string(),
+                };
+                builder = builder.rdma(Arc::new(SoftDevice::open(config).map_err(failed)?));
+            }
+            Some(Rdma::Core(name)) => {
+                let device = RdmaCoreDevice::open(name)
+                    .map_err(|e| Failure { errno: libc::ENODEV, text: e.to_string() })?;
+                builder = builder.rdma(Arc::new(device));
+            }
+        }
         for a in addresses {
             builder = builder.address(*a);
         }

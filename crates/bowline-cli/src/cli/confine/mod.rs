@@ -22,6 +22,8 @@ pub(crate) struct Needs {
     pub(crate) read: Vec<PathBuf>,
     /// Folders in which it makes and removes sockets.
     pub(crate) sockets: Vec<PathBuf>,
+    /// Folders in which it makes, writes and removes files.
+    pub(crate) files: Vec<PathBuf>,
     /// TCP ports of others that it connects to.
     pub(crate) connect: Vec<u16>,
     /// Whether it mounts and unmounts.
@@ -120,6 +122,8 @@ mod tests {
     fn paths_and_ports_that_are_not_needed_are_denied() {
         apart("paths_and_ports_that_are_not_needed_are_denied", |folder| {
             let (seen, served) = (folder.join("seen"), folder.join("served"));
+            let kept = folder.join("kept");
+            fs::create_dir(&kept).expect("a folder");
             fs::create_dir(&seen).expect("a folder");
             fs::create_dir(&served).expect("a folder");
             fs::write(seen.join("file"), "text").expect("a file");
@@ -129,6 +133,7 @@ mod tests {
             let needs = Needs {
                 read: vec![seen.clone()],
                 sockets: vec![served.clone()],
+                files: vec![kept.clone()],
                 connect: vec![place.port()],
                 mounts: false,
             };
@@ -139,6 +144,10 @@ mod tests {
             let socket = UnixListener::bind(served.join("socket")).expect("it is needed");
             drop(socket);
             fs::remove_file(served.join("socket")).expect("it is needed");
+            fs::write(kept.join("new"), "text").expect("it is needed");
+            fs::rename(kept.join("new"), kept.join("file")).expect("it is needed");
+            fs::read(kept.join("file")).expect("it is needed");
+            fs::remove_file(kept.join("file")).expect("it is needed");
             TcpStream::connect(place).expect("it is needed");
             TcpListener::bind("127.0.0.1:0").expect("a process may listen");
             let denied = |done: std::io::Result<()>, what: &str| {

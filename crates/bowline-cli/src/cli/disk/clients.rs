@@ -30,6 +30,7 @@ fn line(event: &ClientEv, from: impl Fn(&str) -> Option<IpAddr>) -> String {
             format!("may not open {} {access}: {}", shown(name), errno.strerror())
         }
         ClientChange::Closed(name) => format!("closed {}", shown(name)),
+        other => format!("{other:?}"),
     };
     format!("session {session}: {what}")
 }

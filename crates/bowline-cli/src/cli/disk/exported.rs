@@ -95,7 +95,10 @@ impl Export {
             (Some(bytes), ..) => {
                 let backend = backend::open(BackendSpec::Memory { bytes, block })
                     .map_err(|error| Trouble::io(format!("memory for {name}: {error}"), &error))?;
-                exports.backend(name, backend, ro)?;
+                exports.backend(name, backend)?;
+                if ro {
+                    exports.set_read_only(name)?;
+                }
             }
             (_, Some(path), _) => exports.file(name, path, options)?,
             (_, _, Some(dir)) => exports.directory(dir, options)?,

@@ -29,6 +29,7 @@ use bowline_rnbd_driver::{
     server::Exports,
 };
 use bowline_rtrs_driver::{Engine, tree::ClientSession};
+use bowline_verbs::Device;
 
 use super::{
     exported::Export,
@@ -58,6 +59,8 @@ pub(in crate::cli) struct HostDisks {
     settings: Settings,
     /// Addresses of the node; none stands for all.
     node: Vec<Address>,
+    /// Addresses of the soft device of the node's RDS, which no other one can have.
+    taken: Vec<Address>,
     is_confined: bool,
     /// Options of disks that commands map without saying more.
     defaults: MapOptions,
@@ -76,6 +79,8 @@ pub(in crate::cli) struct HostDisks {
 /// What has been started.
 #[derive(Default)]
 struct Parts {
+    /// The share of disks in the soft device of the node's RDS.
+    of_rds: Option<Arc<dyn Device>>,
     engine: Option<Arc<Engine>>,
     /// Addresses of the device.
     addresses: Vec<Address>,
@@ -96,10 +101,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl HostDisks {
     /// Makes the disks of a node with these addresses; nothing is started.
     ///
-    /// A node that `is_confined` can neither open files nor mount.
+    /// `taken` are those that the node's RDS has a soft RDMA device at. A node that `is_confined`
+    /// can neither open files nor mount.
     pub(in crate::cli) fn new(
         settings: Settings,
         node: &[Address],
+        taken: &[Address],
         is_confined: bool,
     ) -> Outcome<Arc<Self>> {
         let (tell, paths) = watch::new();
@@ -110,6 +117,7 @@ impl HostDisks {
         Ok(Arc::new(Self {
             settings,
             node: node.to_vec(),
+            taken: taken.to_vec(),
             is_confined,
             defaults,
             parts: Mutex::default(),
@@ -120,6 +128,11 @@ impl HostDisks {
             told: Mutex::new(Told { notices: receiver, paths }),
             notices,
         }))
+    }
+
+    /// Gives the disks a share in the soft device of the node's RDS.
+    pub(in crate::cli) fn share(&self, device: Arc<dyn Device>) {
+        lock(&self.parts).of_rds = Some(device);
     }
 
     /// Serves the exports and maps the disks of the file; waits until each of these was tried once,
@@ -224,7 +237,22 @@ impl HostDisks {
         } else {
             shared.side.places(&shared.address)?
         };
-        let engine = shared.side.engine(&addresses)?;
+        let is_taken = |address: &&Address| self.taken.contains(address);
+        let engine = match (addresses.iter().find(is_taken), &parts.of_rds) {
+            (Some(_), Some(device))
+                if shared.side.is_soft() && addresses.iter().all(|a| is_taken(&a)) =>
+            {
+                shared.side.engine_on(vec![Arc::clone(device)])?
+            }
+            (Some(both), _) if shared.side.is_soft() => {
+                return Err(Failure::failed(format!(
+                    "UDP port 4791 of {both} is for RDS over RDMA of this node, which not all \
+                     addresses of its disks are on: give address of [disks] in its configuration \
+                     file, with addresses of rdma or with others, but not both"
+                )));
+            }
+            _ => shared.side.engine(&addresses)?,
+        };
         parts.engine = Some(Arc::clone(&engine));
         parts.addresses = addresses;
         Ok(engine)
@@ -279,7 +307,7 @@ impl HostDisks {
             ..map.how.options(&route.session, side.port)
         };
         let client = disks.client();
-        let disk = client.map(&map.device, &route.on(options.clone())).map_err(|error| {
+        let disk = client.map_with(&map.device, &route.on(options.clone())).map_err(|error| {
             refused(&map.device, &route, &map.how, side, client.engine(), &error)
         })?;
         disks.remember(&disk, Mapping { options, front_ends: map.front_ends.clone() });
@@ -396,5 +424,7 @@ impl HostDisks {
             let _ = thread.join();
         }
         self.log();
+        // The device is closed with its last user.
+        drop(std::mem::take(&mut *lock(&self.parts)));
     }
 }

@@ -356,19 +356,16 @@ impl Load {
             for block in ask.first..ask.first + ask.count {
                 contents(self.shape.seed, block, version, self.block, &mut self.scratch);
             }
-            self.memory.mem.buffer.write(self.memory.mem.offset + at, &self.scratch);
+            self.memory.write(at, &self.scratch);
         }
         self.slots[slot] = Some(Slot { ask, version, since: Instant::now() });
-        DiskIo {
-            op,
-            offset: ask.first * self.block as u64,
-            len: (ask.count as usize * self.block) as u32,
-            fua: ask.what == What::DurableWrite,
-            nounmap: false,
-            mem: op.has_data().then_some((self.memory.region, at)),
-            tag: slot as u64,
-            done: Arc::<Answers>::clone(&self.answers),
-        }
+        let offset = ask.first * self.block as u64;
+        let len = (ask.count as usize * self.block) as u32;
+        let done = Arc::<Answers>::clone(&self.answers);
+        let mut io = DiskIo::new(op, offset, len, done).tag(slot as u64);
+        io.fua = ask.what == What::DurableWrite;
+        io.mem = op.has_data().then_some((self.memory.region, at));
+        io
     }
 
     fn answered(&mut self, tag: u64, errno: i32, now: Instant, report: &mut Report) {
@@ -420,7 +417,7 @@ impl Load {
     }
 
     fn compare(&mut self, slot: usize, ask: Ask, report: &mut Report) {
-        let at = self.memory.mem.offset + slot * REQUEST_MAX;
+        let at = slot * REQUEST_MAX;
         let (mut got, mut wanted) = (vec![0; self.block], Vec::with_capacity(self.block));
         for block in ask.first..ask.first + ask.count {
             let version = self.versions[block as usize];
@@ -428,7 +425,7 @@ impl Load {
                 continue;
             }
             let place = at + (block - ask.first) as usize * self.block;
-            self.memory.mem.buffer.read(place, &mut got);
+            self.memory.read(place, &mut got);
             let perhaps = self.candidates.get(&block);
             let candidates = [version].into_iter().chain(perhaps.into_iter().flatten().copied());
             let same = candidates.into_iter().any(|version| {

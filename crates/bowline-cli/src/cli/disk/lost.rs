@@ -71,7 +71,7 @@ impl Lost {
         news: &PathEv,
         why: impl Fn(IpAddr, IpAddr) -> Option<Error>,
     ) -> Option<String> {
-        let PathEv { session, local, remote, change } = news;
+        let PathEv { session, local, remote, change, .. } = news;
         let path = (session.as_str().to_owned(), remote.ip(), local.ip());
         let what = match *change {
             PathChange::Connected => self.paths.remove(&path).then(|| "back".to_owned()),
@@ -115,7 +115,7 @@ mod tests {
     fn news(host: u8, change: PathChange) -> PathEv {
         let addr = |net| SocketAddr::from(([10, 0, net, host], 1234));
         let session = SessionName::new("disks").unwrap();
-        PathEv { session, local: addr(2), remote: addr(1), change }
+        PathEv::new(session, addr(2), addr(1), change)
     }
 
     #[test]

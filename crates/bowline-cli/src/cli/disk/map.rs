@@ -184,7 +184,7 @@ pub(super) fn mapped(
     let mapping = {
         let (client, device) = (Arc::clone(&client), device.to_owned());
         // The receiver is gone when the wait was ended.
-        move || drop(told.send(client.map(&device, &options)))
+        move || drop(told.send(client.map_with(&device, &options)))
     };
     thread::Builder::new()
         .name("map".to_owned())
@@ -365,6 +365,7 @@ fn report(name: &str, notice: DiskNotice) {
         DiskNotice::Changed(DiskEvent::Offline) => say_of_peer!("{name} offline"),
         DiskNotice::Changed(DiskEvent::Online) => say_of_peer!("{name} online"),
         DiskNotice::Changed(DiskEvent::Gone) => say_of_peer!("{name} gone"),
+        DiskNotice::Changed(other) => say_of_peer!("{name} {other:?}"),
         DiskNotice::Unmapped => say!("{name} unmapped"),
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use bowline_rnbd_driver::server::ServerConfig;
+use bowline_roce_driver::SoftConfig;
 use toml::{Spanned, Table};
 
 use super::{
@@ -110,6 +111,11 @@ impl Settings {
         let are_named =
             tables.disks.is_some() || !tables.export.is_empty() || !tables.map.is_empty();
         Ok(Self { are_named, shared, config, exports, maps })
+    }
+
+    /// Sets what the file says of the soft device of disks.
+    pub(in crate::cli) fn configure(&self, config: &mut SoftConfig) {
+        self.shared.side.configure(config);
     }
 
     /// Returns the settings of a node without a file.

@@ -10,7 +10,7 @@ use std::{
 use bowline_ctl::PathSpec;
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_rnbd_driver::client::MapOptions;
-use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
+use bowline_roce_driver::{PollMode, SoftConfig};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
 use bowline_verbs::{Device, Mtu};
 
@@ -18,7 +18,7 @@ use crate::cli::tool::{no_address, path_spec, session_name};
 use crate::cli::{
     Failure, Outcome,
     common::args::{Address, Family, address, interval, joined, route_to},
-    rdma::{addresses, addrs_and_links, mtu, taken},
+    rdma::{addresses, mtu, open_soft},
 };
 
 /// The device that needs no hardware.
@@ -52,38 +52,33 @@ pub(super) struct Side {
 impl Side {
     /// Starts an engine on the devices that have these addresses.
     pub(super) fn engine(&self, addresses: &[Address]) -> Outcome<Arc<Engine>> {
-        let devices = self.open(addresses)?;
+        self.engine_on(self.open(addresses)?)
+    }
+
+    /// Starts an engine on devices that are open.
+    pub(super) fn engine_on(&self, devices: Vec<Arc<dyn Device>>) -> Outcome<Arc<Engine>> {
         let poll = if self.poll { Poll::Spin } else { Poll::Adaptive };
         Engine::new(devices, EngineConfig { poll })
             .map_err(|error| Failure::Failed(error.to_string()))
     }
 
+    /// Tells whether the device is the soft one, which needs the UDP port of its addresses.
+    pub(super) fn is_soft(&self) -> bool {
+        self.providers == [SOFT]
+    }
+
+    /// Sets what the options say of a soft device.
+    pub(super) fn configure(&self, config: &mut SoftConfig) {
+        config.mtu = self.mtu;
+        config.poll = if self.poll { PollMode::Spin } else { PollMode::default() };
+        config.capture.clone_from(&self.capture);
+        config.core.give_up = bowline_roce::GiveUp::After(self.path_dead);
+    }
+
     fn open(&self, addresses: &[Address]) -> Outcome<Vec<Arc<dyn Device>>> {
-        if self.providers == [SOFT] {
-            let mut core = SoftConfig::default().core;
-            core.give_up = bowline_roce::GiveUp::After(self.path_dead);
-            let (addrs, links) = addrs_and_links(addresses);
-            let config = SoftConfig {
-                addrs,
-                links,
-                mtu: self.mtu,
-                poll: if self.poll { PollMode::Spin } else { PollMode::default() },
-                capture: self.capture.clone(),
-                core,
-                ..SoftConfig::default()
-            };
-            let device = SoftDevice::open(config).map_err(|error| {
-                let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-                Failure::Failed(match error {
-                    bowline_verbs::Error::AddrNotAvailable => format!(
-                        "this machine has not all of these addresses: {}; see `ip address`",
-                        names.join(", ")
-                    ),
-                    bowline_verbs::Error::AddrInUse(text) => taken(addresses).unwrap_or(text),
-                    error => error.to_string(),
-                })
-            })?;
-            return Ok(vec![Arc::new(device)]);
+        if self.is_soft() {
+            let device = open_soft(addresses, |config| self.configure(config))?;
+            return Ok(vec![device]);
         }
         if self.mtu.is_some() || self.capture.is_some() {
             return Err(Failure::usage("--mtu and --capture need the soft device"));

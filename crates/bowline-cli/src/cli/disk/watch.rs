@@ -90,7 +90,7 @@ mod tests {
             let id = PathId { slot, generation: 0 };
             let addr = |net| SocketAddr::from(([10, 0, net, slot as u8], 1234));
             let told = states.iter().filter_map(|state| {
-                let event = PathEv { id, src: addr(1), dst: addr(2), state: *state };
+                let event = PathEv::new(id, addr(1), addr(2), *state);
                 watch.line("disks", &event, |_, _| None)
             });
             told.collect()
@@ -119,7 +119,7 @@ mod tests {
             Some(Error::System { what: "sending".to_owned(), errno: bowline_base::Errno(101) })
         };
         let mut tell = |state| {
-            let event = PathEv { id: PathId { slot: 1, generation: 0 }, src, dst, state };
+            let event = PathEv::new(PathId { slot: 1, generation: 0 }, src, dst, state);
             watch.line("disks", &event, why)
         };
         assert_eq!(tell(PathState::Connected), None);

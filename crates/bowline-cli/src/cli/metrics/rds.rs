@@ -1,9 +1,9 @@
 //! Metrics of an RDS node.
 //!
-//! Counters have the kernel's names. A connection, which is a pair of addresses, has one sample a
-//! family, over all its paths.
+//! Counters have the kernel's names; those of RDMA are there if the node has RDMA. A connection,
+//! which is a pair of addresses over one transport, has one sample a family, over all its paths.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use bowline::rds::{Info, Node};
 use bowline_rds::{Counters, PathState};
@@ -32,15 +32,24 @@ pub(crate) fn node(node: Node, more: impl Fn(&mut Exposition) + Send + 'static) 
 }
 
 fn write(out: &mut Exposition, info: &Info, counts: &Counters) {
-    counters(out, "bowline_rds", &[], counts.described());
+    let has_rdma = info.rdma.is_some();
+    let counted = counts.described();
+    let counted = counted.filter(|count| has_rdma || !count.name.starts_with("ib_"));
+    counters(out, "bowline_rds", &[], counted);
     sockets(out, info);
     let all = connections(info);
-    out.family("bowline_rds_connections", Gauge, "Connections: pairs of addresses.")
-        .sample(&[], info.connections.len());
+    out.family(
+        "bowline_rds_connections",
+        Gauge,
+        "Connections: pairs of addresses, of each transport.",
+    )
+    .sample(&[], info.connections.len());
     for (name, kind, help, value) in FAMILIES {
         let mut family = out.family(name, kind, help);
-        for (local, remote, row) in &all {
-            family.sample(&[("local", local), ("remote", remote)], value(row));
+        for ((local, remote, transport), row) in &all {
+            let (local, remote) = (local.to_string(), remote.to_string());
+            let labels = [("local", &*local), ("remote", &*remote), ("transport", *transport)];
+            family.sample(&labels, value(row));
         }
     }
 }
@@ -102,19 +111,19 @@ const FAMILIES: [FamilyOf; 11] = [
     (
         "bowline_rds_connection_send_queue_messages",
         Gauge,
-        "Messages not yet given to TCP.",
+        "Messages not yet given to the transport.",
         |row| row.waiting,
     ),
     (
         "bowline_rds_connection_unacknowledged_messages",
         Gauge,
-        "Messages given to TCP and not acknowledged.",
+        "Messages given to the transport and not acknowledged.",
         |row| row.unacknowledged,
     ),
     (
         "bowline_rds_connection_resets_total",
         Counter,
-        "Times a path lost its TCP connection.",
+        "Times a path lost its TCP or RDMA connection.",
         |row| row.resets,
     ),
     (
@@ -132,13 +141,13 @@ const FAMILIES: [FamilyOf; 11] = [
     (
         "bowline_rds_connection_sent_bytes_total",
         Counter,
-        "Bytes that TCP took for the peer.",
+        "Bytes that TCP or RDMA took for the peer.",
         |row| row.sent_bytes,
     ),
     (
         "bowline_rds_connection_received_bytes_total",
         Counter,
-        "Bytes that TCP brought from the peer.",
+        "Bytes that TCP or RDMA brought from the peer.",
         |row| row.received_bytes,
     ),
     (
@@ -149,11 +158,24 @@ const FAMILIES: [FamilyOf; 11] = [
     ),
 ];
 
-/// Returns the first connections, with their addresses as text.
-fn connections(info: &Info) -> Vec<(String, String, Row)> {
-    let mut paths: HashMap<(IpAddr, IpAddr), Row> = HashMap::new();
+/// Addresses and transport of a connection.
+type Key = (IpAddr, IpAddr, &'static str);
+
+/// Returns the first connections. Over RDMA a pair has one for each type of service; they count as
+/// one here.
+fn connections(info: &Info) -> Vec<(Key, Row)> {
+    let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
+    for connection in info.connections.iter().take(CONNECTIONS_MAX) {
+        let key = (connection.local, connection.remote, connection.transport);
+        let row = rows.entry(key).or_default();
+        row.sent += connection.sent_messages;
+        row.received += connection.received_messages;
+        row.sent_bytes += connection.sent_bytes;
+        row.received_bytes += connection.received_bytes;
+        row.congested |= connection.congested;
+    }
     for path in &info.paths {
-        let row = paths.entry((path.local, path.remote)).or_default();
+        let Some(row) = rows.get_mut(&(path.local, path.remote, path.transport)) else { continue };
         row.paths += 1;
         row.up += u64::from(path.state == PathState::Up);
         row.queued_bytes += path.queued_bytes;
@@ -161,18 +183,5 @@ fn connections(info: &Info) -> Vec<(String, String, Row)> {
         row.unacknowledged += path.retrans_messages as u64;
         row.resets += path.resets;
     }
-    let shown = info.connections.iter().take(CONNECTIONS_MAX).map(|connection| {
-        let key = (connection.local, connection.remote);
-        let row = paths.get(&key).copied().unwrap_or_default();
-        let row = Row {
-            sent: connection.sent_messages,
-            received: connection.received_messages,
-            sent_bytes: connection.sent_bytes,
-            received_bytes: connection.received_bytes,
-            congested: connection.congested,
-            ..row
-        };
-        (key.0.to_string(), key.1.to_string(), row)
-    });
-    shown.collect()
+    rows.into_iter().collect()
 }

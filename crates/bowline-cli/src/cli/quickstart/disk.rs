@@ -325,7 +325,8 @@ fn map(
         options = options.path(Some(*own), *theirs);
     }
     let client = Client::new(engine, options.clone());
-    let disk = client.map(EXPORT, &options).map_err(|error| Failure::Failed(error.to_string()))?;
+    let disk =
+        client.map_with(EXPORT, &options).map_err(|error| Failure::Failed(error.to_string()))?;
     Ok((client, disk))
 }
 

@@ -2,16 +2,18 @@
 //! was lost; then a disk of another process, broken paths, and the same proof.
 //!
 //! First act: node A runs here and prints the progress; node B is a second process ([`peer`]). Both
-//! sides do the same work ([`side`]). Second act: [`disk`], with a [`tree`] of files on it.
+//! sides do the same work ([`side`]); over RDMA, A's memory is written and read by B before
+//! ([`remote`]). Second act: [`disk`], with a [`tree`] of files on it.
 
 mod disk;
 mod message;
 mod peer;
+mod remote;
 mod side;
 mod tree;
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     sync::{atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
@@ -21,6 +23,7 @@ use bowline::rds::Node;
 pub(crate) use self::peer::{PeerArgs, run_peer};
 use self::{
     peer::{Peer, Word},
+    remote::Remote,
     side::{Cut, Cuts, ECHO_PORT, Report, SOCKETS, Side, Work},
 };
 use super::{
@@ -31,10 +34,11 @@ use super::{
         out::{Progress, bytes, count},
         stop::Stop,
     },
-    start_node,
+    rds::over_rdma::RdmaOption,
 };
 
 const RDS_PORT: u16 = 16385;
+const ROCE_PORT: u16 = 4791;
 /// Time limit of the run, extended for more data; an act that is not finished by then has failed.
 const DEADLINE: Duration = Duration::from_secs(26);
 const DEADLINE_BYTES: u64 = 1 << 30;
@@ -52,6 +56,9 @@ pub(crate) struct Args {
     /// Show one act only: rds (datagrams) or rnbd (a disk over two paths)
     #[arg(long, value_name = "ACT", value_parser = ["rds", "rnbd"])]
     only: Option<String>,
+    /// Exchange the datagrams over RDMA, on soft RoCE devices, and write and read memory remotely
+    #[arg(long)]
+    rdma: bool,
     /// Amount of data, both ways together
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     bytes: u64,
@@ -89,6 +96,8 @@ struct Figures {
     elapsed: Duration,
     cuts: u32,
     connections_cut: usize,
+    /// Over RDMA only.
+    remote: Option<Remote>,
 }
 
 /// The JSON result of an act, and its problems.
@@ -99,6 +108,11 @@ struct Verdict {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
+    if args.rdma && args.only.as_deref() == Some("rnbd") {
+        return Err(Failure::usage(
+            "--rdma is for the datagrams: leave out --only rnbd; the disk's act is over RDMA anyway",
+        ));
+    }
     let stop = Stop::install()?;
     let is = |act: &str| args.only.as_deref().is_none_or(|only| only == act);
     let mut verdicts = Vec::new();
@@ -138,8 +152,13 @@ fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
         tell!(args, "   bowline node --address 127.0.0.1 --echo 4000     run a node");
         tell!(args, "   bowline ping -I 127.0.0.2 127.0.0.1              ask it for an answer");
         tell!(args, "   bowline info                                     look inside it");
-        tell!(args, "   bowline stress -r 127.0.0.3                      wait for load, then");
-        tell!(args, "   bowline stress -r 127.0.0.2 -s 127.0.0.3 -T 5    make it");
+        if args.rdma {
+            tell!(args, "   bowline stress --rdma -r 127.0.0.3               wait for load, then");
+            tell!(args, "   bowline stress --rdma -r 127.0.0.2 -s 127.0.0.3 -T 5 -D 64k");
+        } else {
+            tell!(args, "   bowline stress -r 127.0.0.3                      wait for load, then");
+            tell!(args, "   bowline stress -r 127.0.0.2 -s 127.0.0.3 -T 5    make it");
+        }
     }
     if args.only.as_deref() != Some("rds") {
         tell!(args, "   bowline rnbd export --memory disk0=1GiB -I 127.0.0.1");
@@ -156,17 +175,17 @@ fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
 fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     let (local, remote) = match (args.local, args.remote) {
         (Some(local), Some(remote)) => (local, remote),
-        _ => free_pair()?,
+        _ => free_pair(args.rdma)?,
     };
     if local == remote || local.is_ipv4() != remote.is_ipv4() {
         return Err(Failure::usage("--local and --remote must be two addresses of one family"));
     }
-    let node = start_node(Node::builder(), &[local.into()])?;
+    let node = start_node(local, args.rdma)?;
     let bytes_each = args.bytes.div_ceil(2);
     let cuts = Cuts::of_a(args.cuts, bytes_each);
     let work = Work { remote, bytes: bytes_each, seed: args.seed, cuts };
     let theirs = Work { seed: args.seed.wrapping_add(1000), ..work.clone() };
-    let mut peer = Peer::start(remote, local, &theirs)?;
+    let mut peer = Peer::start(remote, local, &theirs, args.rdma)?;
     match peer.listen(READY_TIMEOUT) {
         Some(Word::Ready) => {}
         Some(Word::Lost(text)) => return Err(Failure::Failed(text)),
@@ -182,10 +201,17 @@ fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
         echo.percentile(50.0) / 1000,
         echo.percentile(99.0) / 1000
     );
+    let mut written_and_read = None;
+    if args.rdma {
+        let done = remote::offer(&node, (local, remote), args.seed, stop)?;
+        tell_remote(args, &done);
+        written_and_read = Some(done);
+    }
     let sockets = Side::bind(&node, local)?;
     tell!(
         args,
-        "2. Moving {} of messages, cutting every connection on the way:",
+        "{}. Moving {} of messages, cutting every connection on the way:",
+        step(args, 2),
         bytes(args.bytes)
     );
     let start = Instant::now();
@@ -196,7 +222,8 @@ fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
         let _ = told.send(cut);
     };
     let side = Side::start(&node, sockets, work, on_cut)?;
-    let result = move_data(args, side, &cuts, &mut peer, stop, start, echo);
+    let mut result = move_data(args, side, &cuts, &mut peer, stop, start, echo);
+    result.remote = written_and_read;
     peer.tell("quit");
     drop(peer);
     if stop.asked() {
@@ -205,16 +232,41 @@ fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     Ok(conclude(args, &result))
 }
 
-/// Finds two loopback addresses whose RDS port is free: the well-known ones if possible.
-fn free_pair() -> Outcome<(IpAddr, IpAddr)> {
+/// Starts a node, over RDMA if that is wanted.
+fn start_node(local: IpAddr, rdma: bool) -> Outcome<Node> {
+    let option = if rdma { RdmaOption::soft() } else { RdmaOption::default() };
+    option.start_node(local.into())
+}
+
+/// Returns the number of a step that has it over TCP.
+fn step(args: &Args, number: u32) -> u32 {
+    number + u32::from(args.rdma)
+}
+
+/// What a connection between the nodes is.
+fn kind(args: &Args) -> &'static str {
+    if args.rdma { "RDMA" } else { "TCP" }
+}
+
+/// Finds two loopback addresses whose ports are free: the well-known ones if possible.
+fn free_pair(rdma: bool) -> Outcome<(IpAddr, IpAddr)> {
     let block = (std::process::id() % 200) as u8 + 20;
     for (a, b) in [((0, 1), (0, 2)), ((block, 1), (block, 2)), ((block, 3), (block, 4))] {
         let address = |(high, low)| IpAddr::V4(Ipv4Addr::new(127, 0, high, low));
         let pair = (address(a), address(b));
-        let free = |address: IpAddr| TcpListener::bind((address, RDS_PORT)).is_ok();
+        let free = |address: IpAddr| {
+            TcpListener::bind((address, RDS_PORT)).is_ok()
+                && (!rdma || UdpSocket::bind((address, ROCE_PORT)).is_ok())
+        };
         if free(pair.0) && free(pair.1) {
             return Ok(pair);
         }
+    }
+    if rdma {
+        return Err(Failure::failed(format!(
+            "TCP port {RDS_PORT} or UDP port {ROCE_PORT} is taken on the loopback addresses \
+             (ss -tulnp); name two other local addresses with --local and --remote"
+        )));
     }
     Err(Failure::failed(format!(
         "TCP port {RDS_PORT} is taken on the loopback addresses, perhaps by the kernel's rds_tcp; \
@@ -225,21 +277,42 @@ fn free_pair() -> Outcome<(IpAddr, IpAddr)> {
 
 fn introduce(args: &Args, local: IpAddr, remote: IpAddr, pid: u32) {
     let sockets = u32::from(SOCKETS);
-    tell!(args, "bowline quickstart: reliable datagrams between two nodes on this machine");
+    let over = if args.rdma { ", over RDMA" } else { "" };
+    tell!(args, "bowline quickstart: reliable datagrams between two nodes on this machine{over}");
     tell!(args, "");
     tell!(args, "   node A  {local:<15}  this process, {}", std::process::id());
     tell!(args, "   node B  {remote:<15}  a second process, {pid}");
     tell!(args, "");
+    let (share, how) = if args.rdma {
+        (format!("one RDMA connection, RoCE on UDP port {ROCE_PORT}"), "(queue pairs end)")
+    } else {
+        (format!("a few TCP connections to port {RDS_PORT}"), "(TCP reset)")
+    };
     tell!(
         args,
         "Each node has {sockets} sockets, and every socket sends to all {sockets} of the other \
-         node:\n{} flows that share a few TCP connections to port {RDS_PORT}. Meanwhile all \
-         connections\nare cut (TCP reset) {} times, as a failing switch would do. Every message \
+         node:\n{} flows that share {share}. Meanwhile all \
+         connections\nare cut {how} {} times, as a failing switch would do. Every message \
          carries its\nnumber and a checksum; receivers expect each number once, in order.",
         2 * sockets * sockets,
         args.cuts
     );
     tell!(args, "");
+}
+
+fn tell_remote(args: &Args, done: &Remote) {
+    let seconds = done.elapsed.as_secs_f64().max(1e-6);
+    let moved = done.operations * remote::LEN as u64;
+    tell!(
+        args,
+        "2. Node B writes and reads memory of node A, {} each, {} times: {}/s\n   half of the \
+         writes within {:.1} ms, of the reads within {:.1} ms; all contents compared",
+        bytes(remote::LEN as u64),
+        count(done.operations),
+        bytes((moved as f64 / seconds) as u64),
+        done.writes.percentile(50.0) as f64 / 1e6,
+        done.reads.percentile(50.0) as f64 / 1e6
+    );
 }
 
 /// Sends a small message to node B and back, again and again.
@@ -288,7 +361,12 @@ fn move_data(
         connections_cut += cut.connections;
         progress.clear();
         let Cut { percent, connections } = cut;
-        tell!(args, "   node {name} at {percent:2} %: resets its {connections} TCP connections");
+        let what = if args.rdma {
+            "ends its RDMA connection".to_owned()
+        } else {
+            format!("resets its {connections} TCP connections")
+        };
+        tell!(args, "   node {name} at {percent:2} %: {what}");
     };
     let problem = loop {
         while let Ok(made) = our_cuts.try_recv() {
@@ -329,13 +407,14 @@ fn move_data(
     while let Ok(made) = our_cuts.try_recv() {
         cut(&mut progress, "A", made);
     }
-    Figures { a, b, echo, elapsed, cuts, connections_cut }
+    Figures { a, b, echo, elapsed, cuts, connections_cut, remote: None }
 }
 
 /// Compares what was sent with what was received, flow by flow.
 fn verdict(result: &Figures) -> Vec<String> {
     let Figures { a, b, .. } = result;
     let mut wrong = Vec::new();
+    wrong.extend(result.remote.iter().flat_map(|remote| remote.errors.clone()));
     for (name, report) in [("A", a), ("B", b)] {
         wrong.extend(report.errors.iter().map(|error| format!("node {name}: {error}")));
         for (what, number) in [
@@ -383,7 +462,7 @@ fn conclude(args: &Args, result: &Figures) -> Verdict {
             "max": times.max() / scale,
         })
     };
-    let object = serde_json::json!({
+    let mut object = serde_json::json!({
         "messages": messages,
         "bytes": moved,
         "seconds": seconds,
@@ -394,7 +473,16 @@ fn conclude(args: &Args, result: &Figures) -> Verdict {
         "messages_sent_again": again,
         "repeats_dropped": dropped,
     });
-    tell!(args, "3. Comparing what was sent with what arrived, {} flows", 2 * 256);
+    if let Some(remote) = &result.remote {
+        object["remote"] = serde_json::json!({
+            "operations": remote.operations,
+            "bytes": remote.operations * remote::LEN as u64,
+            "seconds": remote.elapsed.as_secs_f64(),
+            "write_usec": percentiles(&remote.writes, 1000),
+            "read_usec": percentiles(&remote.reads, 1000),
+        });
+    }
+    tell!(args, "{}. Comparing what was sent with what arrived, {} flows", step(args, 3), 2 * 256);
     tell!(args, "");
     tell!(
         args,
@@ -414,10 +502,11 @@ fn conclude(args: &Args, result: &Figures) -> Verdict {
     );
     tell!(
         args,
-        "   cuts       {} times, {} TCP connections; {} messages were sent again, {} repeats \
+        "   cuts       {} times, {} {} connections; {} messages were sent again, {} repeats \
          dropped",
         result.cuts,
         result.connections_cut,
+        kind(args),
         count(again),
         count(dropped)
     );
@@ -463,8 +552,8 @@ mod tests {
     }
 
     fn result(a: Report, b: Report) -> Figures {
-        let elapsed = Duration::from_secs(1);
-        Figures { a, b, echo: Histogram::default(), elapsed, cuts: 0, connections_cut: 0 }
+        let (echo, elapsed) = (Histogram::default(), Duration::from_secs(1));
+        Figures { a, b, echo, elapsed, cuts: 0, connections_cut: 0, remote: None }
     }
 
     #[test]

@@ -14,10 +14,13 @@ use std::{
     time::Duration,
 };
 
-use bowline::rds::{Node, Socket};
+use bowline::rds::Socket;
 
-use super::side::{Cut, Cuts, ECHO_PORT, Progress, Report, Side, Work};
-use crate::cli::{Failure, Outcome, start_node};
+use super::{
+    remote::Server,
+    side::{Cut, Cuts, ECHO_PORT, Progress, Report, Side, Work},
+};
+use crate::cli::{Failure, Outcome};
 
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -34,14 +37,20 @@ pub(crate) struct PeerArgs {
     seed: u64,
     #[arg(long)]
     cuts: u32,
+    #[arg(long)]
+    rdma: bool,
 }
 
 /// Runs node B.
 pub(crate) fn run_peer(args: &PeerArgs) -> Outcome {
-    let node = start_node(Node::builder(), &[args.local.into()])?;
+    let node = super::start_node(args.local, args.rdma)?;
     let mut sockets = Some(Side::bind(&node, args.local)?);
     let echo = node.bind(SocketAddr::new(args.local, ECHO_PORT))?;
     thread::spawn(move || answer(&echo));
+    if args.rdma {
+        let server = Server::bind(&node, args.local)?;
+        thread::spawn(move || server.run());
+    }
     say!("ready");
     let mut progress: Option<Arc<Progress>> = None;
     for line in std::io::stdin().lock().lines() {
@@ -102,7 +111,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts this program once more, as node B.
-    pub(crate) fn start(local: IpAddr, remote: IpAddr, work: &Work) -> Outcome<Self> {
+    pub(crate) fn start(local: IpAddr, remote: IpAddr, work: &Work, rdma: bool) -> Outcome<Self> {
         let failed = |error: std::io::Error| {
             Failure::failed(format!("cannot start the second process: {error}"))
         };
@@ -111,6 +120,7 @@ impl Peer {
             .args(["--local", &local.to_string(), "--remote", &remote.to_string()])
             .args(["--bytes", &work.bytes.to_string(), "--seed", &work.seed.to_string()])
             .args(["--cuts", &work.cuts.all.to_string()])
+            .args(rdma.then_some("--rdma"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
 use bowline_rdmacore::{Listed, list};
-use bowline_verbs::DeviceAttr;
+use bowline_roce::Congestion;
+use bowline_roce_driver::SoftConfig;
+use bowline_verbs::{Device, DeviceAttr};
 use serde_json::{Value, json};
 
 use super::local::{addresses, soft};
@@ -34,6 +36,8 @@ struct Row {
     mtu: Option<usize>,
     /// The node GUID it would have.
     guid: Option<u64>,
+    /// Bytes of the receive buffer that its socket gets.
+    receive_buffer: Option<usize>,
     /// Why it cannot be used now; `None`: it can.
     trouble: Option<String>,
     /// Process that has bound its UDP port.
@@ -58,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     say!("provider soft: RoCEv2 over UDP, no hardware needed");
     let wide = rows.iter().map(|row| row.address.to_string().len()).max().unwrap_or(0).max(7);
-    say!("  {:wide$}  {:>8}  UDP port {PORT}", "address", "path MTU");
+    say!("  {:wide$}  {:>8}  {:>14}  UDP port {PORT}", "address", "path MTU", "receive buffer");
     for row in &rows {
         let mtu = row.mtu.map_or_else(|| "-".to_owned(), |mtu| mtu.to_string());
         let state = match (&row.trouble, &row.holder) {
@@ -66,7 +70,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
             (Some(_), Some(Holder { pid, name })) => format!("held by process {pid} ({name})"),
             (Some(text), None) => text.clone(),
         };
-        say!("  {:wide$}  {mtu:>8}  {state}", row.address.to_string());
+        let buffer = row.receive_buffer.map_or_else(|| "-".to_owned(), kib);
+        say!("  {:wide$}  {mtu:>8}  {buffer:>14}  {state}", row.address.to_string());
+    }
+    let least = rows.iter().filter_map(|row| row.receive_buffer).min();
+    if let Some(text) = least.and_then(|least| small_buffer(least, wanted())) {
+        say!("  {text}");
     }
     say!("provider rdma-core: RDMA devices of this machine");
     match list() {
@@ -74,6 +83,27 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Ok(devices) => devices.iter().for_each(show),
     }
     Ok(())
+}
+
+/// Bytes of the receive buffer that the soft provider asks for.
+fn wanted() -> usize {
+    SoftConfig::default().socket_buffer
+}
+
+/// What to do about a receive buffer that is smaller than wanted [CC-9].
+fn small_buffer(bytes: usize, wanted: usize) -> Option<String> {
+    (bytes < wanted).then(|| {
+        format!(
+            "receive buffers get {} of the {} wanted; what comes while one is full is lost and sent \
+             again. The limit is raised by: sysctl -w net.core.rmem_max={wanted}",
+            kib(bytes),
+            kib(wanted)
+        )
+    })
+}
+
+fn kib(bytes: usize) -> String {
+    format!("{} KiB", bytes >> 10)
 }
 
 /// Prints a device of rdma-core.
@@ -119,6 +149,8 @@ fn object(row: &Row) -> Value {
         "address": row.address.to_string(),
         "mtu": row.mtu,
         "guid": row.guid.map(|guid| format!("{guid:016x}")),
+        "receive_buffer": row.receive_buffer,
+        "receive_buffer_wanted": wanted(),
         "usable": row.trouble.is_none(),
         "trouble": row.trouble,
         "holder": row.holder.as_ref().map(|Holder { pid, name }| json!({ "pid": pid, "name": name })),
@@ -131,15 +163,18 @@ fn look(address: IpAddr) -> Row {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => holder(address),
         _ => None,
     };
-    match soft(&[address.into()], None, None, false) {
+    match soft(&[address.into()], None, None, false, Congestion::default()) {
         Ok(device) => {
             let attr = device.attr();
             let (mtu, guid) = (Some(attr.mtu.bytes()), Some(attr.guid));
-            Row { address, mtu, guid, trouble: None, holder: None }
+            // The system counts twice what was asked for, as it keeps more than the data.
+            let receive_buffer = device.receive_buffers().min().map(|bytes| bytes / 2);
+            Row { address, mtu, guid, receive_buffer, trouble: None, holder: None }
         }
         Err(error) => {
             let trouble = Some(error.to_string());
-            Row { address, mtu: None, guid: None, trouble, holder: taken }
+            let receive_buffer = None;
+            Row { address, mtu: None, guid: None, receive_buffer, trouble, holder: taken }
         }
     }
 }
@@ -212,6 +247,14 @@ mod tests {
         assert_eq!(holder("127.41.90.2".parse().unwrap()), None);
         drop(socket);
         assert_eq!(holder("127.41.90.1".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn a_small_receive_buffer_is_told_with_its_remedy() {
+        assert_eq!(small_buffer(8 << 20, 8 << 20), None);
+        let text = small_buffer(212_992, 8 << 20).unwrap();
+        assert!(text.contains("208 KiB of the 8192 KiB"), "{text}");
+        assert!(text.ends_with("sysctl -w net.core.rmem_max=8388608"), "{text}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_rdmacore::RdmaCoreDevice;
+use bowline_roce::Congestion;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
@@ -36,6 +37,10 @@ pub(super) struct Local {
     /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, what the interface carries
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     mtu: Option<Mtu>,
+    /// What limits the packets in flight: delay, of queues on the way; fixed:PACKETS of each
+    /// queue pair; or auto: delay, and fixed:240 within a host
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = congestion)]
+    congestion: Congestion,
     /// Longest wait for the peer
     #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = wait)]
     pub(super) timeout: Duration,
@@ -99,12 +104,9 @@ impl Local {
 
     fn open(&self, addresses: &[Address]) -> Outcome<Arc<dyn Device>> {
         if self.device == SOFT {
-            return soft(addresses, self.mtu, self.capture.clone(), self.poll).map_err(|error| {
-                Failure::Failed(match error {
-                    Error::AddrInUse(text) => taken(addresses).unwrap_or(text),
-                    error => error.to_string(),
-                })
-            });
+            let (mtu, capture) = (self.mtu, self.capture.clone());
+            let device = soft(addresses, mtu, capture, self.poll, self.congestion);
+            return Ok(device.map_err(|error| not_opened(addresses, error))?);
         }
         if self.mtu.is_some() || self.capture.is_some() {
             return Err(Failure::Usage("--mtu and --capture need the soft device".to_owned()));
@@ -134,21 +136,61 @@ pub(super) fn listen(device: &dyn Device, places: &[SocketAddr], json: bool) -> 
     Ok(())
 }
 
+/// Reads what limits the packets in flight.
+fn congestion(text: &str) -> Result<Congestion, String> {
+    let fixed = text.strip_prefix("fixed:").map(str::parse);
+    match (text, fixed) {
+        ("auto", _) => Ok(Congestion::Auto),
+        ("delay", _) => Ok(Congestion::Delay),
+        (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
+        _ => Err("auto, delay, or fixed: and 16 to 4096 packets".to_owned()),
+    }
+}
+
 /// Opens the soft provider on addresses of this machine.
 pub(super) fn soft(
     addresses: &[Address],
     mtu: Option<Mtu>,
     capture: Option<PathBuf>,
     poll: bool,
-) -> Result<Arc<dyn Device>, Error> {
+    congestion: Congestion,
+) -> Result<Arc<SoftDevice>, Error> {
     let poll = if poll { PollMode::Spin } else { PollMode::default() };
     let (addrs, links) = addrs_and_links(addresses);
-    let config = SoftConfig { addrs, links, mtu, capture, poll, ..SoftConfig::default() };
+    let mut config = SoftConfig { addrs, links, mtu, capture, poll, ..SoftConfig::default() };
+    config.core.congestion = congestion;
     Ok(Arc::new(SoftDevice::open(config)?))
 }
 
+/// Opens the soft provider on addresses of this machine, with settings that `change` makes; errors
+/// say what to do.
+pub(crate) fn open_soft(
+    addresses: &[Address],
+    change: impl FnOnce(&mut SoftConfig),
+) -> Outcome<Arc<SoftDevice>> {
+    let (addrs, links) = addrs_and_links(addresses);
+    let mut config = SoftConfig { addrs, links, ..SoftConfig::default() };
+    change(&mut config);
+    SoftDevice::open(config).map(Arc::new).map_err(|error| not_opened(addresses, error))
+}
+
+/// Says why the soft provider was not opened, and what to do.
+fn not_opened(addresses: &[Address], error: Error) -> Failure {
+    Failure::Failed(match error {
+        Error::AddrNotAvailable => {
+            let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            format!(
+                "this machine has not all of these addresses: {}; see `ip address`",
+                names.join(", ")
+            )
+        }
+        Error::AddrInUse(text) => taken(addresses).unwrap_or(text),
+        error => error.to_string(),
+    })
+}
+
 /// Splits addresses and the interfaces of link-local ones, for the soft provider.
-pub(crate) fn addrs_and_links(addresses: &[Address]) -> (Vec<IpAddr>, Vec<(IpAddr, u32)>) {
+fn addrs_and_links(addresses: &[Address]) -> (Vec<IpAddr>, Vec<(IpAddr, u32)>) {
     let links = addresses.iter().filter_map(|address| Some((address.ip, address.link?)));
     (addresses.iter().map(|address| address.ip).collect(), links.collect())
 }

@@ -26,11 +26,10 @@ use super::Failure;
 
 pub(crate) use cm_listen::{Args as CmListenArgs, run as run_cm_listen};
 pub(crate) use devices::{Args as DevicesArgs, run as run_devices};
-pub(crate) use local::{addresses, addrs_and_links, mtu};
+pub(crate) use local::{addresses, mtu, open_soft};
 pub(crate) use others::{Args as OthersArgs, run as run_others};
 pub(crate) use perf::{Args as PerfArgs, run as run_perf};
 pub(crate) use rping::{Args as RpingArgs, run as run_rping};
-pub(crate) use taken::taken;
 
 /// Longest sleep between looks at signals.
 const SLICE: Duration = Duration::from_millis(100);

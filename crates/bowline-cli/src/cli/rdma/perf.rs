@@ -252,7 +252,8 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
         return Err(Failure::failed(format!("{remote} is not a server of bowline perf")));
     };
     let mtu = device.query_qp(link.qpn()).ok().and_then(|(_, attr)| attr.path_mtu);
-    let found = Found { json: args.serve_options.json, order: &order, mtu };
+    let json = args.serve_options.json;
+    let found = Found { json, order: &order, mtu, device: &*device };
     let part = memory.part(0, order.size as usize);
     let measured = match order.mode {
         Mode::Bw => bandwidth(&mut link, &order, target, part).map(|(done, time)| {

@@ -21,6 +21,8 @@ pub(crate) struct Access {
     pub(crate) groups: Vec<Name>,
     inspect_users: Vec<Name>,
     inspect_groups: Vec<Name>,
+    rdma_users: Vec<Name>,
+    rdma_groups: Vec<Name>,
     bind: Vec<Bind>,
     quota: Option<Amounts>,
     quotas: BTreeMap<String, Amounts>,
@@ -171,6 +173,7 @@ impl Access {
         Ok(Policy {
             attach: who(&self.users, &self.groups)?,
             inspect: who(&self.inspect_users, &self.inspect_groups)?,
+            rdma: who(&self.rdma_users, &self.rdma_groups)?,
             binds: self.bind.iter().map(bind).collect::<Outcome<_>>()?,
             quota: Some(usual),
             quotas: self.quotas.iter().map(quota).collect::<Outcome<_>>()?,

@@ -24,7 +24,7 @@ pub(crate) struct SysctlArgs {
     control: Option<PathBuf>,
 }
 
-/// Cut the TCP connections of a running node; it connects again and loses nothing.
+/// Cut the TCP and RDMA connections of a running node; it connects again and loses nothing.
 ///
 /// What has arrived on a connection is read first, then it is reset. Connections come back by
 /// themselves, and both ends send again what was not acknowledged, which the node takes only once.
@@ -81,6 +81,6 @@ pub(crate) fn run_drop(args: &DropArgs) -> Outcome {
         }
     }
     let dropped = client.drop_connections(args.peer.map(|peer| peer.ip))?;
-    say!("{dropped} TCP connections cut");
+    say!("{dropped} connections cut");
     Ok(())
 }

@@ -11,7 +11,10 @@ use bowline::rds::PollMode;
 use serde::{Deserialize, Deserializer, de};
 use toml::{Spanned, Table};
 
-use super::access::{Access, Network};
+use super::{
+    access::{Access, Network},
+    over_rdma::DeviceName,
+};
 use crate::cli::{
     Failure, Outcome,
     common::args::{Address, number, own_list},
@@ -27,6 +30,7 @@ pub(crate) const EXAMPLE: &str = include_str!("example.toml");
 pub(crate) struct File {
     #[serde(deserialize_with = "own_list")]
     pub(crate) address: Vec<Address>,
+    pub(crate) rdma: Vec<DeviceName>,
     pub(crate) paths: Option<u8>,
     pub(crate) send_buffer: Option<Size>,
     pub(crate) recv_buffer: Option<Size>,
@@ -154,6 +158,7 @@ mod tests {
     fn the_example_is_a_valid_file() {
         let file = File::parse(EXAMPLE).expect("the example parses");
         assert_eq!(file.paths, Some(8));
+        assert_eq!(file.rdma, []);
         assert_eq!(file.max_message, Some(Size(1 << 20)));
         assert_eq!(file.memory, Some(Size(1 << 30)));
         assert_eq!(file.allow_peer, []);
@@ -192,6 +197,7 @@ mod tests {
             ("poll = \"never\"\n", 1, "never"),
             ("paths = 8\npaths = 1\n", 2, "duplicate"),
             ("address = [\"10.0.0\"]\n", 1, "IP"),
+            ("paths = 8\nrdma = [\"soft\", \"10.0.0.1\"]\n", 2, "10.0.0.1"),
         ] {
             let (at, message) = File::parse(text).expect_err(text);
             assert_eq!(at, line, "{text} {message}");

@@ -12,7 +12,7 @@ use bowline_base::Errno;
 
 use super::{
     control::Client,
-    snapshot::{MessageRow, Snapshot},
+    snapshot::{MessageRow, RdmaRow, Snapshot},
 };
 use crate::cli::{
     Outcome,
@@ -26,7 +26,7 @@ use crate::cli::{
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "Exit status: 0, or 1 when no node answers or an option is wrong.")]
 pub(crate) struct Args {
-    /// RDMA connections
+    /// RDMA connections; only of a node with --rdma
     #[arg(short = 'I')]
     rdma: bool,
     /// TCP connections
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Receive queues
     #[arg(short = 'r')]
     receive: bool,
-    /// Send queues: messages not handed to TCP yet
+    /// Send queues: messages not handed to the transport yet
     #[arg(short = 's')]
     send: bool,
     /// Retransmit queues: messages sent and not acknowledged
@@ -94,7 +94,8 @@ fn show(args: &Args, client: &mut Client) -> Outcome {
         say!("{text}");
         return Ok(());
     }
-    if args.rdma || (args.verbose && !args.any_section()) {
+    let asks_for_rdma = args.rdma || (args.verbose && !args.any_section());
+    if asks_for_rdma && snapshot.ib_connections.is_none() {
         // The text of rds-info on a kernel without an RDMA transport.
         note!("bowline info: Unable get statistics: {}", Errno::ENOPROTOOPT.strerror());
     }
@@ -119,6 +120,9 @@ impl Args {
 fn render(args: &Args, snapshot: &Snapshot) -> String {
     let all = !args.any_section();
     let mut text = String::new();
+    if let Some(connections) = snapshot.ib_connections.as_ref().filter(|_| args.rdma || all) {
+        rdma(&mut text, connections, args.verbose);
+    }
     if args.tcp || all {
         tcp(&mut text, snapshot);
     }
@@ -168,6 +172,11 @@ impl<'a> Table<'a> {
     }
 
     fn row(&mut self, cells: &[&dyn Display]) {
+        self.row_and(cells, "");
+    }
+
+    /// Writes a row with a text after its last column.
+    fn row_and(&mut self, cells: &[&dyn Display], more: &str) {
         for (index, (cell, (_, width))) in cells.iter().zip(self.columns).enumerate() {
             if index > 0 {
                 self.text.push(' ');
@@ -178,7 +187,37 @@ impl<'a> Table<'a> {
             // Writing into a String cannot fail.
             let _ = write!(self.text, "{cell:>width$}");
         }
+        self.text.push_str(more);
         self.text.push('\n');
+    }
+}
+
+fn rdma(text: &mut String, connections: &[RdmaRow], verbose: bool) {
+    let mut table = Table::new(
+        text,
+        "RDS IB Connections",
+        &[
+            ("LocalAddr", 15),
+            ("RemoteAddr", 15),
+            ("Tos", 4),
+            ("SL", 3),
+            ("LocalDev", 32),
+            ("RemoteDev", 32),
+        ],
+    );
+    for row in connections {
+        let numbers = format!(
+            "  send_wr={}, recv_wr={}, send_sge={}, rdma_mr_max={}, rdma_mr_size={}, cache_allocs={}",
+            row.send_wr,
+            row.recv_wr,
+            row.send_sge,
+            row.rdma_mr_max,
+            row.rdma_mr_size,
+            row.cache_allocs
+        );
+        let cells: [&dyn Display; 6] =
+            [&row.local_addr, &row.remote_addr, &row.tos, &row.sl, &row.local_dev, &row.remote_dev];
+        table.row_and(&cells, if verbose { &numbers } else { "" });
     }
 }
 
@@ -372,7 +411,46 @@ mod tests {
                 received_bytes: 0,
                 received_messages: 0,
             }],
+            ib_connections: None,
         }
+    }
+
+    fn with_rdma() -> Snapshot {
+        let mut snapshot = snapshot();
+        let gid = |last| std::net::Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped();
+        snapshot.ib_connections = Some(vec![RdmaRow {
+            local_addr: IpAddr::from([10, 0, 0, 1]),
+            remote_addr: IpAddr::from([10, 0, 0, 2]),
+            tos: 0,
+            sl: 0,
+            local_dev: gid(1),
+            remote_dev: gid(2),
+            send_wr: 256,
+            recv_wr: 1024,
+            send_sge: 8,
+            rdma_mr_max: 4096,
+            rdma_mr_size: 257,
+            cache_allocs: 0,
+        }]);
+        snapshot
+    }
+
+    // tests [OBS-4]
+    #[test]
+    fn rdma_connections_look_like_those_of_rds_info() {
+        let wanted = "
+RDS IB Connections:
+      LocalAddr      RemoteAddr  Tos  SL                         LocalDev                        RemoteDev
+       10.0.0.1        10.0.0.2    0   0                  ::ffff:10.0.0.1                  ::ffff:10.0.0.2";
+        let mut args = Args { rdma: true, ..Args::default() };
+        assert_eq!(render(&args, &with_rdma()), format!("{wanted}\n"));
+        args.verbose = true;
+        let numbers = "  send_wr=256, recv_wr=1024, send_sge=8, rdma_mr_max=4096, rdma_mr_size=257, \
+                       cache_allocs=0";
+        assert_eq!(render(&args, &with_rdma()), format!("{wanted}{numbers}\n"));
+        let all = render(&Args::default(), &with_rdma());
+        assert!(all.starts_with("\nRDS IB Connections:\n"), "first of all: {all}");
+        assert_eq!(render(&args, &snapshot()), "");
     }
 
     #[test]

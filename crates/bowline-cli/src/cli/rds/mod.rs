@@ -8,6 +8,7 @@ pub(crate) mod control;
 pub(crate) mod info;
 mod libc;
 pub(crate) mod node;
+pub(crate) mod over_rdma;
 pub(crate) mod ping;
 pub(crate) mod pipe;
 pub(crate) mod programs;

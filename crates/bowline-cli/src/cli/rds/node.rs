@@ -17,10 +17,11 @@ use std::{
     time::Duration,
 };
 
-use bowline::rds::{Limits, Node, PeerList, Socket};
+use bowline::rds::{Limits, Node, Paths, PeerList, Socket};
 use bowline_ctl::{Server, fusefs::Mount, passed};
 use bowline_host::{HandOver, HostState, Policy, Quota};
 use bowline_rds::{Event, PathState, SocketId};
+use bowline_verbs::{Device, SharedDevice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use hand_over::{FormerNode, From, Keeper, Taken};
@@ -29,6 +30,7 @@ use super::{
     access::{self, Name, Network, network},
     config::{self, File, Poll},
     control,
+    over_rdma::{DeviceName, Devices, SoftPort},
     programs::{self, Programs},
     snapshot::NodeFacts,
     tree::tree,
@@ -83,6 +85,12 @@ pub(crate) struct Args {
     /// leave it out for every local address
     #[arg(long, value_name = "ADDRESS", value_parser = own)]
     address: Vec<Address>,
+    /// Speak RDS over RDMA as well, which sockets then use: soft is RoCEv2 in this process, UDP
+    /// port 4791, at all addresses of the node; soft@ADDRESS is that at this address only, and the
+    /// others are on TCP; any other name is a device of rdma-core, such as rxe0, whose addresses
+    /// become the node's. Repeat it for more
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1, require_equals = true, default_missing_value = "soft")]
+    rdma: Vec<DeviceName>,
     /// Paths to a peer, 8 or 1
     #[arg(long, value_name = "N")]
     paths: Option<u8>,
@@ -180,6 +188,7 @@ fn pick<T>(given: Vec<T>, file: Vec<T>) -> Vec<T> {
 #[derive(Debug)]
 struct Settings {
     addresses: Vec<Address>,
+    rdma: Devices,
     paths: Option<u8>,
     send_buffer: Option<u64>,
     recv_buffer: Option<u64>,
@@ -216,6 +225,7 @@ impl Settings {
             seen.push(*address);
             new
         });
+        let rdma = Devices::new(pick(args.rdma, file.rdma), &mut addresses)?;
         let twice = |a: &Address| addresses.iter().find(|b| a.ip == b.ip && a.link != b.link);
         if let Some((one, other)) = addresses.iter().find_map(|a| Some((a, twice(a)?))) {
             return Err(Failure::usage(format!(
@@ -291,21 +301,22 @@ impl Settings {
             sandbox: !args.no_sandbox && file.sandbox.unwrap_or(true),
             disks: file.services.map_or_else(disk::Settings::none, Ok)?,
             addresses,
+            rdma,
         })
     }
 
     /// Starts the node, with what was handed over to it.
-    fn build(&self, former: Option<FormerNode<'_>>) -> Outcome<Node> {
+    fn build(&self, former: Option<FormerNode<'_>>) -> Outcome<Built> {
         let mut builder = Node::builder().end_to_end(self.end_to_end);
         if let Some(paths) = self.paths {
-            builder = builder.paths(paths);
+            builder = builder.paths(Paths::try_from(paths)?);
         }
-        if let Some(bytes) = self.send_buffer {
-            builder = builder.default_send_buffer(bytes as usize);
-        }
-        if let Some(bytes) = self.recv_buffer {
-            builder = builder.default_recv_buffer(bytes as usize);
-        }
+        // Those of programs stay as a kernel's, whatever the longest message is.
+        let usual = bowline_rds::Config::default();
+        let bytes = |asked: Option<u64>, usual| asked.map_or(usual, |bytes| bytes as usize);
+        builder = builder
+            .default_send_buffer(bytes(self.send_buffer, usual.send_buffer))
+            .default_recv_buffer(bytes(self.recv_buffer, usual.recv_buffer));
         if let Some(bytes) = self.max_message {
             builder = builder.max_message_bytes(bytes);
         }
@@ -323,6 +334,23 @@ impl Settings {
                 Failure::usage(format!("cannot set {name} to {value}: {error}"))
             })?;
         }
+        // A former node has closed its device by now.
+        let may_have_disks = !sandbox::is_wanted(self);
+        let soft = self.rdma.open_soft(|config| {
+            if may_have_disks {
+                self.disks.configure(config);
+            }
+        })?;
+        let port = SoftPort::of(soft.as_ref());
+        let soft = soft.map(|device| device as Arc<dyn Device>);
+        let (of_rds, of_disks) = match soft {
+            Some(device) if may_have_disks => {
+                let [rds, disks] = SharedDevice::split(device);
+                (Some(Arc::new(rds) as Arc<dyn Device>), Some(Arc::new(disks) as Arc<dyn Device>))
+            }
+            soft => (soft, None),
+        };
+        let builder = self.rdma.add_to(builder, of_rds);
         let node = node_on(builder, &self.addresses, |builder| match former {
             Some(FormerNode { state, listeners, commit }) => {
                 builder.resume(state, listeners, commit)
@@ -332,7 +360,7 @@ impl Settings {
         for (name, value) in &self.sysctl {
             node.set_sysctl(name, *value)?;
         }
-        Ok(node)
+        Ok(Built { node, port, of_disks })
     }
 
     /// Starts the node, with what was taken over. What a manager has kept may be of no use: then
@@ -341,7 +369,7 @@ impl Settings {
         &self,
         taken: Option<Taken>,
         supervisor: &Supervisor,
-    ) -> Outcome<(Option<HostState>, Node)> {
+    ) -> Outcome<(Option<HostState>, Built)> {
         let Some(Taken { host, listeners, state, from }) =
             taken.filter(|_| self.programs.is_some())
         else {
@@ -359,6 +387,14 @@ impl Settings {
             node => Ok((Some(host), node?)),
         }
     }
+}
+
+/// A node that was started.
+struct Built {
+    node: Node,
+    port: SoftPort,
+    /// The share of disks in the soft RDMA device.
+    of_disks: Option<Arc<dyn Device>>,
 }
 
 /// What a user may have of a node with these limits.
@@ -431,10 +467,12 @@ impl Run {
     ) -> Outcome<Option<HandOver>> {
         let Self { settings, confinement, supervisor, stop, hangups } = self;
         let disks = {
-            let is_confined = settings.sandbox && !settings.disks.are_named;
-            HostDisks::new(settings.disks.clone(), &settings.addresses, is_confined)?
+            let is_confined = sandbox::is_wanted(settings);
+            let taken = settings.rdma.soft();
+            HostDisks::new(settings.disks.clone(), &settings.addresses, taken, is_confined)?
         };
-        let (former, node) = settings.begin(taken, supervisor)?;
+        let (former, Built { node, port, of_disks }) = settings.begin(taken, supervisor)?;
+        of_disks.into_iter().for_each(|device| disks.share(device));
         let over = Arc::new(AtomicBool::new(false));
         let mut services = Vec::new();
         for (ports, service) in [(&settings.echo, Service::Echo), (&settings.sink, Service::Sink)] {
@@ -492,9 +530,10 @@ impl Run {
                 over.store(true, Ordering::Relaxed);
                 services.into_iter().for_each(|service| service.close(&node));
                 // The next process makes its own, and maps the disks of its file.
-                drop((server, of_disks, files, metrics));
+                drop((server, of_disks, files, metrics, tree));
                 disks.close(stop);
-                return hand_over::send(&node, programs, keeper);
+                drop(disks);
+                return hand_over::send(node, port, programs, keeper);
             }
             (_, programs) => programs,
         };
@@ -536,7 +575,8 @@ fn announce(
         say!("node on every local address, RDS over TCP, port {port}");
     }
     for address in &settings.addresses {
-        say!("node on {address}, RDS over TCP, port {port}");
+        let also = if settings.rdma.covers(*address) { "RDMA and " } else { "" };
+        say!("node on {address}, RDS over {also}TCP, port {port}");
     }
     for Running { place, service, .. } in services {
         say!("{} on {place}", service.name());
@@ -640,6 +680,9 @@ impl Looks<'_> {
             let line = match event {
                 Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
                 Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
+                Event::CannotConnect { remote, why, .. } => {
+                    format!("peer {remote}: cannot connect, {why}")
+                }
                 Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
                 Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
                 Event::Refused { remote, why } => {

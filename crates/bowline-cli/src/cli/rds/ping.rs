@@ -15,7 +15,7 @@ use std::{
 use bowline::rds::{Interest, Node, Socket};
 use bowline_base::Errno;
 
-use super::control::Client;
+use super::{control::Client, over_rdma::RdmaOption};
 use crate::cli::{
     Failure, Outcome,
     common::{
@@ -23,7 +23,6 @@ use crate::cli::{
         histogram::Histogram,
         stop::Stop,
     },
-    start_node,
 };
 
 /// Sockets by default, and at most, as rds-ping 2.3 has it.
@@ -47,7 +46,7 @@ pub(crate) struct Args {
     /// that routing picks
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     local: Option<String>,
-    /// Type of service, 0 to 255; RDS over TCP carries all of them alike
+    /// Type of service, 0 to 255; bowline's nodes carry all of them alike
     #[arg(short = 'Q', value_name = "TOS", default_value = "0", value_parser = number32)]
     tos: u32,
     /// Longest wait for one answer
@@ -66,8 +65,10 @@ pub(crate) struct Args {
     /// Use IPv6
     #[arg(short = '6')]
     v6: bool,
+    #[command(flatten)]
+    rdma: RdmaOption,
     /// Let this running node send, by its control socket; by default the one that owns the address
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "rdma")]
     control: Option<PathBuf>,
     /// Print one JSON object per line: every answer, then the summary
     #[arg(long)]
@@ -149,7 +150,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let times = Histogram::default();
     let figures = Figures { args, local, remote, sent: 0, received: 0, times };
     let start = Instant::now();
-    let figures = match client.map_or_else(|| way(local), |client| Ok(Way::Through(client)))? {
+    let figures = match client
+        .map_or_else(|| way(local, &args.rdma), |client| Ok(Way::Through(client)))?
+    {
         Way::Direct(node) => {
             let slots = (0..sockets)
                 .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
@@ -211,10 +214,14 @@ fn address_of_node(
 
 /// Decides who sends: a node of this process or, when the address belongs to a node that runs
 /// already, that one.
-fn way(local: Address) -> Outcome<Way> {
-    match start_node(Node::builder(), &[local]) {
+fn way(local: Address, rdma: &RdmaOption) -> Outcome<Way> {
+    match rdma.start_node(local) {
         Ok(node) => Ok(Way::Direct(node)),
         Err(failure) => match Client::of_address(local) {
+            Some(_) if rdma.is_wanted() => Err(Failure::usage(format!(
+                "the node that runs at {local} sends the requests, over RDMA if it has --rdma \
+                 itself: leave it out here"
+            ))),
             Some(client) => Ok(Way::Through(client)),
             None => Err(failure),
         },

@@ -17,7 +17,10 @@ use std::{
 use bowline::rds::{Message, Node, Socket};
 use output::Output;
 
-use super::shares::{Amount, Bounds, Shares};
+use super::{
+    over_rdma::RdmaOption,
+    shares::{Amount, Bounds, Shares},
+};
 use crate::cli::{
     Failure, Outcome,
     common::{
@@ -25,7 +28,6 @@ use crate::cli::{
         out::{Progress, bytes},
         stop::Stop,
     },
-    start_node,
 };
 
 const SLICE: Duration = Duration::from_millis(100);
@@ -62,6 +64,8 @@ pub(crate) struct SendArgs {
     /// Print statistics to standard error at this interval
     #[arg(short = 'i', value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
+    #[command(flatten)]
+    rdma: RdmaOption,
     /// Do not mark the end of the stream with an empty message
     #[arg(long)]
     no_end: bool,
@@ -89,6 +93,8 @@ pub(crate) struct RecvArgs {
     /// Print statistics to standard error at this interval
     #[arg(short = 'i', value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
+    #[command(flatten)]
+    rdma: RdmaOption,
     /// End after the first stream, at its empty message
     #[arg(long, conflicts_with = "mix")]
     once: bool,
@@ -169,7 +175,7 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     let mut input =
         input.map_err(|error| Failure::failed(format!("cannot open {}: {error}", args.file)))?;
     let stop = Stop::install()?;
-    let node = start_node(Node::builder(), &[args.source.into()])?;
+    let node = args.rdma.start_node(args.source.into())?;
     // Room for what each receiver may leave unacknowledged, and as much again.
     let share = BUFFER_BYTES.div_ceil(destination.len()).max(args.message as usize);
     let socket = open(&node, args.source, 2 * share * destination.len())?;
@@ -332,7 +338,7 @@ pub(crate) fn run_recv(args: &RecvArgs) -> Outcome {
     let stop = Stop::install()?;
     let mut output = Output::start(file)
         .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
-    let node = start_node(Node::builder(), &[args.source.into()])?;
+    let node = args.rdma.start_node(args.source.into())?;
     let socket = open(&node, args.source, BUFFER_BYTES)?;
     let mut meter = Meter::new(args.interval);
     let mut listener = Listener { args, heard: None, ignored: 0 };

@@ -3,11 +3,14 @@
 //! Names are those of the kernel's info interface, written out. A field may be added in any
 //! release; none is renamed or removed within one version of the control protocol.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
 
 use bowline::rds::{Info, Node};
 use bowline_base::clock;
-use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathEnd, PathInfo, SocketInfo};
+use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathEnd, PathInfo, RdmaInfo, SocketInfo};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::common::args::Address;
@@ -26,6 +29,9 @@ pub(crate) struct Snapshot {
     pub(crate) send_messages: Vec<MessageRow>,
     pub(crate) retrans_messages: Vec<MessageRow>,
     pub(crate) tcp_sockets: Vec<TcpRow>,
+    /// Absent if no address of the node is on RDMA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ib_connections: Option<Vec<RdmaRow>>,
 }
 
 /// What does not change while the node runs.
@@ -80,6 +86,7 @@ pub(crate) struct ConnectionRow {
     pub(crate) next_tx: u64,
     pub(crate) next_rx: u64,
     pub(crate) flags: Flags,
+    /// tcp or infiniband.
     pub(crate) transport: String,
     /// Agreed number of paths; 0: not known yet.
     pub(crate) paths: u8,
@@ -88,7 +95,7 @@ pub(crate) struct ConnectionRow {
     /// The peer has marked at least one of its ports congested.
     #[serde(default)]
     pub(crate) congested: bool,
-    /// Messages queued for the peer and received, and bytes that TCP took and brought.
+    /// Messages queued for the peer and received, and bytes that the transport took and brought.
     #[serde(default)]
     pub(crate) sent_messages: u64,
     #[serde(default)]
@@ -128,26 +135,36 @@ impl std::fmt::Display for Flags {
 pub(crate) struct PathRow {
     pub(crate) local_addr: IpAddr,
     pub(crate) remote_addr: IpAddr,
+    /// As in its connection.
+    #[serde(default = "tcp")]
+    pub(crate) transport: String,
+    #[serde(default)]
+    pub(crate) tos: u8,
     pub(crate) path: u8,
     pub(crate) next_tx: u64,
     pub(crate) next_rx: u64,
     pub(crate) flags: Flags,
     /// down, connecting, up and so on.
     pub(crate) state: String,
-    /// Messages not yet handed to TCP, and handed over but not acknowledged.
+    /// Messages not yet handed to the transport, and handed over but not acknowledged.
     pub(crate) send_messages: u64,
     pub(crate) retrans_messages: u64,
-    /// Times the path lost its TCP connection.
+    /// Times the path lost its TCP or RDMA connection.
     pub(crate) resets: u64,
     /// Payload bytes that the peer has not acknowledged.
     #[serde(default)]
     pub(crate) queued_bytes: u64,
-    /// When and why it last lost its TCP connection, or did not get one.
+    /// When and why it last lost that connection, or did not get one.
     #[serde(default)]
     pub(crate) last_end: Option<EndRow>,
 }
 
-/// The end of a TCP connection.
+/// Transport of the paths of nodes that know no other.
+fn tcp() -> String {
+    "tcp".to_owned()
+}
+
+/// The end of a TCP or RDMA connection.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct EndRow {
     /// Milliseconds since then.
@@ -187,6 +204,24 @@ pub(crate) struct TcpRow {
     pub(crate) received_messages: u64,
 }
 
+/// One connection over RDMA; while it is not up, devices and numbers are zero.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct RdmaRow {
+    pub(crate) local_addr: IpAddr,
+    pub(crate) remote_addr: IpAddr,
+    pub(crate) tos: u8,
+    pub(crate) sl: u8,
+    /// GIDs of the devices.
+    pub(crate) local_dev: Ipv6Addr,
+    pub(crate) remote_dev: Ipv6Addr,
+    pub(crate) send_wr: u32,
+    pub(crate) recv_wr: u32,
+    pub(crate) send_sge: u32,
+    pub(crate) rdma_mr_max: u32,
+    pub(crate) rdma_mr_size: u32,
+    pub(crate) cache_allocs: u32,
+}
+
 impl Snapshot {
     /// Takes a snapshot of a node.
     pub(crate) fn take(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
@@ -211,6 +246,7 @@ impl Snapshot {
             send_messages: info.send.iter().map(MessageRow::from).collect(),
             retrans_messages: info.retrans.iter().map(MessageRow::from).collect(),
             tcp_sockets: info.links.iter().map(TcpRow::from).collect(),
+            ib_connections: info.rdma.map(|all| all.iter().map(RdmaRow::from).collect()),
         }
     }
 }
@@ -245,8 +281,7 @@ impl From<&ConnInfo> for ConnectionRow {
         Self {
             local_addr: info.local,
             remote_addr: info.remote,
-            // TCP carries every type of service as 0.
-            tos: 0,
+            tos: info.tos,
             next_tx: info.next_tx_seq,
             next_rx: info.next_rx_seq,
             flags: info.flags.into(),
@@ -267,6 +302,8 @@ impl From<&PathInfo> for PathRow {
         Self {
             local_addr: info.local,
             remote_addr: info.remote,
+            transport: info.transport.to_owned(),
+            tos: info.tos,
             path: info.index,
             next_tx: info.next_tx_seq,
             next_rx: info.next_rx_seq,
@@ -318,6 +355,25 @@ impl From<&LinkInfo> for TcpRow {
             last_seen_una: info.last_seen_una,
             received_bytes: info.received_bytes,
             received_messages: info.received_messages,
+        }
+    }
+}
+
+impl From<&RdmaInfo> for RdmaRow {
+    fn from(info: &RdmaInfo) -> Self {
+        Self {
+            local_addr: info.local,
+            remote_addr: info.remote,
+            tos: info.tos,
+            sl: info.sl,
+            local_dev: info.local_gid,
+            remote_dev: info.remote_gid,
+            send_wr: info.max_send_wr,
+            recv_wr: info.max_recv_wr,
+            send_sge: info.max_send_sge,
+            rdma_mr_max: info.rdma_mr_max,
+            rdma_mr_size: info.rdma_mr_size,
+            cache_allocs: info.cache_allocs,
         }
     }
 }

@@ -12,11 +12,12 @@
 //!               /connections/<local@remote>/{flags, next_rx, next_tx, npaths, peer, transport}
 //!                                          /paths/<index>/{flags, .., resets, state}
 //! class/{rtrs,rnbd}-{client,server}, block, module            the disks of the node
-//! proc/sys/net/rds/{ping_enable, .., tcp/rds_tcp_sndbuf, ..}     the settings as in /proc
+//! proc/sys/net/rds/{ping_enable, .., tcp/rds_tcp_sndbuf, .., ib/max_send_wr, ..}     as in /proc
 //! ```
 //!
 //! Directories of connections have the names of RTRS's paths, and values the names and texts of
-//! `bowline info`. The kernel has no such tree: its RDS is seen by `rds-info` only.
+//! `bowline info`; those over RDMA have `,infiniband` behind their name, and a type of service
+//! other than 0 behind that. The kernel has no such tree: its RDS is seen by `rds-info` only.
 
 use std::{
     collections::BTreeMap,
@@ -46,6 +47,12 @@ static SETTINGS: LazyLock<Vec<AttrDef>> =
     LazyLock::new(|| SYSCTL_NAMES.iter().map(|name| AttrDef { name, mode: 0o644 }).collect());
 static COUNTERS: LazyLock<Vec<AttrDef>> =
     LazyLock::new(|| Counters::default().iter().map(|(name, _)| show(name)).collect());
+/// Those of a node without RDMA.
+static COUNTERS_OF_TCP: LazyLock<Vec<AttrDef>> = LazyLock::new(|| {
+    let all = Counters::default();
+    let of_tcp = all.iter().filter(|(name, _)| !name.starts_with("ib_"));
+    of_tcp.map(|(name, _)| show(name)).collect()
+});
 
 /// Returns the tree of a node that starts now.
 pub(super) fn tree(node: Node, facts: NodeFacts, disks: &Arc<HostDisks>) -> Tree {
@@ -58,7 +65,9 @@ pub(super) fn tree(node: Node, facts: NodeFacts, disks: &Arc<HostDisks>) -> Tree
 /// Returns the settings as a kernel has them below /proc.
 fn proc(node: &Node) -> Dir {
     let tcp = SettingsDir { node: node.clone(), files: &PROC_RDS_TCP, below: Vec::new() };
-    let below: Vec<(String, Arc<dyn Object>)> = vec![("tcp".to_owned(), Arc::new(tcp))];
+    let ib = SettingsDir { node: node.clone(), files: &PROC_RDS_IB, below: Vec::new() };
+    let below: Vec<(String, Arc<dyn Object>)> =
+        vec![("ib".to_owned(), Arc::new(ib)), ("tcp".to_owned(), Arc::new(tcp))];
     let rds = SettingsDir { node: node.clone(), files: &PROC_RDS, below };
     let net = Dir::new().with("rds", Arc::new(rds));
     Dir::new().with("sys", Arc::new(Dir::new().with("net", Arc::new(net))))
@@ -127,7 +136,7 @@ impl Object for NodeObject {
         }
     }
 
-    /// Results of the commands: number of TCP connections cut, and round trip time in nanoseconds.
+    /// Results of the commands: number of connections cut, and round trip time in nanoseconds.
     fn call(&self, name: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
         let found = match name {
             "drop" => self.node.drop_connections(peer(value)?) as u64,
@@ -219,9 +228,10 @@ impl Object for SettingsDir {
     }
 }
 
-/// Settings of a kernel below /proc/sys/net/rds, and below its directory `tcp`.
+/// Settings of a kernel below /proc/sys/net/rds, and below its directories [OBS-1].
 static PROC_RDS: LazyLock<Vec<AttrDef>> = LazyLock::new(|| proc_files("net.rds."));
 static PROC_RDS_TCP: LazyLock<Vec<AttrDef>> = LazyLock::new(|| proc_files("net.rds.tcp."));
+static PROC_RDS_IB: LazyLock<Vec<AttrDef>> = LazyLock::new(|| proc_files("net.rds.ib."));
 
 /// Returns the files of one directory; the names of the manual are no files of a kernel.
 fn proc_files(prefix: &str) -> Vec<AttrDef> {
@@ -238,7 +248,8 @@ struct CountersDir(Node);
 
 impl Object for CountersDir {
     fn attrs(&self) -> &'static [AttrDef] {
-        &COUNTERS
+        let has_rdma = self.0.driver().with_core(|core, _| core.has_rdma());
+        if has_rdma { &COUNTERS } else { &COUNTERS_OF_TCP }
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
@@ -254,15 +265,24 @@ impl Object for ConnectionsDir {
     /// Queries the node once for all connections; their objects keep the result.
     fn dirs(&self) -> Vec<(String, Arc<dyn Object>)> {
         let info = self.0.info();
-        let mut paths: BTreeMap<(IpAddr, IpAddr), Vec<PathRow>> = BTreeMap::new();
+        let mut paths: BTreeMap<_, Vec<PathRow>> = BTreeMap::new();
         for path in &info.paths {
-            paths.entry((path.local, path.remote)).or_default().push(path.into());
+            let key = (path.local, path.remote, path.transport, path.tos);
+            paths.entry(key).or_default().push(path.into());
         }
         let connections = info.connections.iter().map(|connection| {
             let (local, remote) = (connection.local, connection.remote);
-            let paths = paths.remove(&(local, remote)).unwrap_or_default();
+            let (transport, tos) = (connection.transport, connection.tos);
+            let paths = paths.remove(&(local, remote, transport, tos)).unwrap_or_default();
             let object: Arc<dyn Object> = Arc::new(Connection { row: connection.into(), paths });
-            (PathSpec::new(Some(local), remote).to_string(), object)
+            let mut name = PathSpec::new(Some(local), remote).to_string();
+            if transport != "tcp" {
+                name += &format!(",{transport}");
+            }
+            if tos != 0 {
+                name += &format!(",{tos}");
+            }
+            (name, object)
         });
         connections.collect()
     }
@@ -372,8 +392,9 @@ mod tests {
     #[test]
     fn every_setting_and_counter_is_a_file() {
         assert_eq!(SETTINGS.len(), SYSCTL_NAMES.len());
-        let kernel = PROC_RDS.len() + PROC_RDS_TCP.len() + MANUAL_NAMES.len();
-        assert_eq!((kernel, PROC_RDS_TCP.len()), (SYSCTL_NAMES.len(), 2));
+        let below = (PROC_RDS_TCP.len(), PROC_RDS_IB.len());
+        let kernel = PROC_RDS.len() + below.0 + below.1 + MANUAL_NAMES.len();
+        assert_eq!((kernel, below), (SYSCTL_NAMES.len(), (2, 4)));
         assert!(SETTINGS.iter().all(|def| def.is_readable() && def.is_writable()));
         assert_eq!(COUNTERS.len(), Counters::default().iter().count());
         assert!(COUNTERS.iter().all(|def| !def.is_writable()));

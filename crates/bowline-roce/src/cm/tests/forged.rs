@@ -128,6 +128,7 @@ fn forged_rep(ids: Ids) -> Rep {
     Rep {
         local_id: ids.local,
         remote_id: ids.remote,
+        vendor: 0,
         qpn: QP_P.0,
         starting_psn: 1,
         responder_resources: 1,

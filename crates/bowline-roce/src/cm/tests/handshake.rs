@@ -1,7 +1,7 @@
 //! Connecting, accepting, refusing.
 
 use bowline_verbs::{Access, Error, InvalidReason, Object, RequestPart, Resource};
-use bowline_wire::roce::cm::{Answered, Ids};
+use bowline_wire::roce::cm::{Answered, Ids, VENDOR_BOWLINE, VENDOR_BOWLINE_REP};
 use bowline_wire::roce::{CmaHeader, flow_label};
 
 use super::*;
@@ -99,6 +99,41 @@ fn numbers_go_where_they_belong() {
     assert_eq!(pair.sides[A].manager.poll_timeout(), None);
     assert_eq!(pair.sides[P].manager.poll_timeout(), None);
     assert!(pair.sides[A].manager.holds(QP_A) && pair.sides[P].manager.holds(QP_P));
+}
+
+/// tests [CC-12]
+#[test]
+fn bowlines_agree_on_reports_of_gaps_and_kernels_do_not() {
+    let (mut pair, _) = Pair::listening(config());
+    pair.handshake(QP_A, QP_P);
+    assert_eq!((pair.req().1.vendor, pair.rep().1.vendor), (VENDOR_BOWLINE, VENDOR_BOWLINE_REP));
+    assert!(pair.sides.iter().all(|side| side.gap_reports));
+
+    // A kernel returns the vendor ID of the REQ or has none.
+    for vendor in [VENDOR_BOWLINE, 0] {
+        let (mut pair, _) = Pair::listening(config());
+        pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
+        pair.connect(&param(QP_A));
+        let (passive, _) = pair.request();
+        pair.accept(passive, &param(QP_P));
+        let (transaction, rep) = pair.rep();
+        let from = pair.sides[P].ip;
+        pair.inject(A, from, transaction, CmMessage::Rep(Rep { vendor, ..rep }));
+        assert_eq!(pair.states(A), [QpState::Init, QpState::Rtr, QpState::Rts]);
+        assert!(!pair.sides[A].gap_reports, "with vendor {vendor:x}");
+    }
+
+    // Nor has it one as the active side.
+    let (mut pair, _) = Pair::listening(config());
+    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REQ"));
+    pair.connect(&param(QP_A));
+    let (transaction, req) = pair.req();
+    let from = pair.sides[A].ip;
+    pair.inject(P, from, transaction, CmMessage::Req(Req { vendor: 0, ..req }));
+    let (passive, _) = pair.request();
+    pair.accept(passive, &param(QP_P));
+    assert_eq!(pair.rep().1.vendor, 0);
+    assert!(pair.sides.iter().all(|side| !side.gap_reports));
 }
 
 // tests [CM-32] [CMA-12]

@@ -13,6 +13,7 @@ fn good_req(pair: &Pair, n: u32) -> Req {
     let header = CmaHeader { source_port: 5, source, destination };
     private_data[..36].copy_from_slice(&header.emit());
     Req {
+        vendor: 0,
         local_id: 2 + n,
         service_id: service_id(PORT),
         guid: 0xa,
@@ -259,6 +260,7 @@ fn made_up(pair: &Pair, kind: u8, at: u8, other: u8, value: u8) -> CmMessage {
         3 => CmMessage::Rep(Rep {
             local_id: local,
             remote_id: remote,
+            vendor: 0,
             qpn,
             starting_psn: 1,
             responder_resources: value,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bowline_verbs::{Access, Piece, Status};
 use bowline_wire::roce::{Aeth, NakCode, Opcode, Packet, Psn, Syndrome, rnr_timer_ns};
 
+use super::retransmission_timer::Answered;
 use super::{Outcome, Requester, TxCtx};
 use crate::rc::responder::full_packets;
 use crate::sendq::Request;
@@ -14,6 +15,12 @@ impl Requester {
     pub(crate) fn handle(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
         ctx.counters.responses_received += 1;
         let psn = packet.bth.psn;
+        if self.takes_gap_reports
+            && let Some(Aeth { syndrome: Syndrome::GAP, msn }) = packet.aeth
+        {
+            self.handle_gap_report(ctx, psn, msn);
+            return Outcome::Idle;
+        }
         // REQ-9 a and c, and PSNs that were never sent.
         if psn.since(self.window.una()) >= self.window.unanswered() {
             ctx.counters.responses_ignored += 1;
@@ -54,6 +61,7 @@ impl Requester {
             return Outcome::Failed;
         }
         if lost_all_after {
+            ctx.path.lost_in_gap(ctx.now, ctx.now);
             self.go_back(ctx);
         }
         // REQ-9 b: the acknowledged PSN lies behind a READ or atomic whose response was lost.
@@ -122,6 +130,10 @@ impl Requester {
         // An RNR NAK proves that the peer is alive.
         self.timer.wait_from(ctx.now);
         self.window.refused_all();
+        self.holes.clear();
+        ctx.path.gone(self.log.clear(self.window.end()));
+        let asked = self.asked.clear(self.window.end());
+        ctx.path.answered(ctx.now, asked, None);
         self.cursor.seek_una(&self.queue, psn);
         Outcome::Idle
     }
@@ -251,14 +263,42 @@ impl Requester {
     }
 
     /// Notes that everything before `una` has been acknowledged, more than before.
-    pub(super) fn progress(&mut self, ctx: &TxCtx<'_>, una: Psn) {
+    pub(super) fn progress(&mut self, ctx: &mut TxCtx<'_>, una: Psn) {
+        let reads = self.window.has_reads();
         self.window.acknowledged(una);
+        if self.asked.bytes() > 0 {
+            let first = self.asked.is_first(una.previous());
+            let answered = self.asked.acknowledged(una);
+            let asked_at = answered.sent_at.filter(|_| first);
+            ctx.path.answered(ctx.now, answered.bytes, asked_at);
+        }
+        let acknowledged = self.log.acknowledged(una);
+        if let Some(resent_at) = self.resent_at {
+            ctx.path.answered_late(ctx.now, resent_at);
+        }
+        // The answer to a READ tells how long the peer took to send those before it as well.
+        let sent_at = match ctx.path.smoothed() {
+            // While nothing is known, the time since a packet was first sent is the best guess.
+            None => acknowledged.first_at,
+            Some(_) => acknowledged.sent_at,
+        };
+        let sent_at = sent_at.filter(|_| !reads);
+        ctx.path.acknowledged(ctx.now, acknowledged.bytes, sent_at);
+        self.timer.set_lossy(ctx.path.is_lossy(ctx.now));
+        let answered = match self.resent_at.take() {
+            _ if acknowledged.sent_at.is_some() => Answered::SentOnce,
+            Some(_) => Answered::AfterSilence,
+            None => Answered::Repaired,
+        };
         self.recovery.progress(una);
+        if let Some(sent_at) = self.holes.filled(una) {
+            ctx.path.repaired(ctx.now, sent_at);
+        }
         if !self.cursor.next().is_after(una) {
             // The packets to be retransmitted have arrived after all.
             self.cursor.seek_una(&self.queue, una);
         }
-        self.timer.progress(ctx.now, una, self.window.unanswered());
+        self.timer.progress(ctx.now, una, self.window.unanswered(), answered);
     }
 }
 

@@ -9,6 +9,8 @@ use bowline_wire::roce::Psn;
 const WINDOW_MIN: u32 = 16;
 /// Largest window, in packets: far below half of the PSN space [REQ-6].
 const WINDOW_MAX: u32 = 4096;
+/// Size of the window where that of the path decides.
+const PATH_DECIDES: u32 = 1 << 14;
 /// Losses within one window that do not reduce the window of a peer that reorders.
 const LOSSES_TOLERATED: u32 = 4;
 /// The same tolerance as a fraction of the window (one in this many packets).
@@ -25,12 +27,27 @@ pub(super) struct CongestionWindow {
     /// Losses in the present window; a new window begins when `una` reaches `loss_epoch`.
     losses: u32,
     loss_epoch: Psn,
+    /// The size is fixed, because the window of the path decides.
+    path_decides: bool,
 }
 
 impl CongestionWindow {
     /// A window that lets no packet pass.
     pub(super) const fn closed() -> Self {
-        Self { size: 0, max: 0, ssthresh: 0, acked: 0, losses: 0, loss_epoch: Psn::ZERO }
+        Self {
+            size: 0,
+            max: 0,
+            ssthresh: 0,
+            acked: 0,
+            losses: 0,
+            loss_epoch: Psn::ZERO,
+            path_decides: false,
+        }
+    }
+
+    /// A window as large as sequence numbers and the peer's memory allow: that of the path decides.
+    pub(super) fn of_path() -> Self {
+        Self { size: PATH_DECIDES, max: PATH_DECIDES, path_decides: true, ..Self::closed() }
     }
 
     /// A window that begins with `packets` packets, as far as the limits allow, and never becomes
@@ -65,6 +82,9 @@ impl CongestionWindow {
             self.losses = 0;
         }
         self.losses += 1;
+        if self.path_decides {
+            return;
+        }
         if self.losses == (self.size / LOSSES_TOLERATED_PART).max(LOSSES_TOLERATED) {
             self.size = (self.size - self.size / 4).max(WINDOW_MIN);
             self.ssthresh = self.size;
@@ -75,6 +95,9 @@ impl CongestionWindow {
     /// Notes that all packets in flight are sent again, after that many consecutive `expiries` of
     /// the retransmission timer. Further expiries concern the same loss and leave `ssthresh`.
     pub(super) fn lost_all(&mut self, expiries: u32) {
+        if self.path_decides {
+            return;
+        }
         self.size = (self.size / 2).max(WINDOW_MIN);
         if expiries <= 1 {
             self.ssthresh = self.size;

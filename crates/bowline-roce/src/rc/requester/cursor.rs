@@ -86,6 +86,18 @@ impl Cursor {
         }
     }
 
+    /// Moves to a packet of a request with data that was sent; tells whether there is one.
+    pub(super) fn seek(&mut self, queue: &SendQueue, psn: Psn) -> bool {
+        let found = queue.iter().take_while(|request| request.stage == Stage::Started).position(
+            |request| !request.is_local() && psn.is_within(request.first, request.packets),
+        );
+        let Some((index, request)) = found.and_then(|at| Some((at, queue.get(at)?))) else {
+            return false;
+        };
+        *self = Self { next: psn, index, sent: psn.since(request.first) };
+        request.is_data()
+    }
+
     /// Moves to `end`: the next packet is a new one.
     pub(super) fn seek_end(&mut self, queue: &SendQueue, end: Psn) {
         let started = |request: &&Request| {

@@ -100,6 +100,8 @@ impl Requester {
             return;
         }
         ctx.counters.repairs += 1;
+        ctx.path.answer_lost(ctx.now);
+        self.asked.sent_again(self.window.end());
         self.recovery.request_repair(Repair::Gap);
         self.timer.cancel_measurement();
         self.timer.arm(ctx.now, self.window.unanswered());

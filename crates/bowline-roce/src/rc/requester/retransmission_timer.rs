@@ -22,16 +22,25 @@ use super::settings::Settings;
 
 /// Most probes of a silent peer without an answer, before the timer expires.
 const PROBES_MAX: u32 = 2;
+/// The same on a path that has lost packets lately, where probes come sooner, and while no round
+/// trip is known, since the timer is long then.
+const PROBES_OFTEN: u32 = 4;
 /// Shortest time before a silent peer is probed, in addition to two round trips.
 const PROBE_MIN: Duration = Duration::from_millis(1);
 /// The same while fewer than `FEW_UNANSWERED` packets are unacknowledged. A thread that waits for
 /// one answer sleeps, and a timer that expires before the next tick of the system costs each sleep
 /// some microseconds.
 const PROBE_MIN_FEW: Duration = Duration::from_millis(5);
+/// The same on a path that has lost packets lately, where a probe is often needed.
+const LOSSY_MIN: Duration = Duration::from_micros(250);
 /// Fewer unacknowledged packets than this are few.
 pub(super) const FEW_UNANSWERED: u32 = 16;
+/// The timer while no round trip was measured. A probe comes earlier [CC-13].
+const FIRST: Duration = Duration::from_millis(200);
+/// Most times that it is doubled beyond that while only copies are acknowledged.
+const LONGER_MAX: u32 = 3;
 /// Most times that the timer is doubled.
-const DOUBLINGS_MAX: u32 = 20;
+const DOUBLINGS_MAX: u32 = 12;
 
 /// What is due when the time of [`deadline`](RetransmissionTimer::deadline) has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +54,19 @@ pub(super) enum Due {
     Retransmission,
     /// There was no progress for so long that the peer is given up.
     GivingUp,
+}
+
+/// What an acknowledgement is the answer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answered {
+    /// Packets that were sent once, at least one.
+    SentOnce,
+    /// Only packets that were sent again because of silence. As long as this is so, the timer stays
+    /// as long as it has become: on a path that is slower than it was everything would be sent
+    /// again for ever, and no round trip measured [CC-13].
+    AfterSilence,
+    /// Packets that were sent again because the peer missed them.
+    Repaired,
 }
 
 /// Bounds that the queue pair's attributes set.
@@ -66,6 +88,8 @@ pub(super) struct RetransmissionTimer {
     expires_at: Option<Instant>,
     /// Consecutive expiries without progress.
     expiries: u32,
+    /// Times that the timer and probes wait longer, since only what was sent again is acknowledged.
+    doublings: u32,
     /// When a silent peer is probed.
     probe_at: Option<Instant>,
     /// Probes without progress.
@@ -74,6 +98,10 @@ pub(super) struct RetransmissionTimer {
     waiting_since: Instant,
     /// Smoothed round-trip time.
     srtt: Option<Duration>,
+    /// How far round trips deviate from that.
+    deviation: Duration,
+    /// The path has lost packets lately.
+    lossy: bool,
     /// PSN of the packet whose round trip is being measured, and when it was sent.
     sample: Option<(Psn, Instant)>,
 }
@@ -87,7 +115,13 @@ impl RetransmissionTimer {
             max: settings.timeout().map(|timeout| timeout.max(settings.retransmit_min)),
             give_up: settings.give_up_time(),
         };
-        self.srtt = None;
+        (self.srtt, self.deviation) = (None, Duration::ZERO);
+    }
+
+    /// Notes whether the path has lost packets lately.
+    #[inline]
+    pub(super) const fn set_lossy(&mut self, lossy: bool) {
+        self.lossy = lossy;
     }
 
     /// Returns when [`expired`](Self::expired) is to be called.
@@ -104,8 +138,11 @@ impl RetransmissionTimer {
     /// Starts the timer anew, with `unanswered` packets in flight [REQ-22].
     pub(super) fn arm(&mut self, now: Instant, unanswered: u32) {
         let Some(max) = self.bounds.max else { return };
-        let first = self.srtt.unwrap_or_default() * 4 + self.bounds.min;
-        let doubled = first.checked_mul(1 << self.expiries.min(DOUBLINGS_MAX));
+        let first = match self.srtt {
+            Some(srtt) => srtt * 4 + self.deviation * 4 + self.bounds.min,
+            None => FIRST,
+        };
+        let doubled = first.checked_mul(1 << (self.expiries + self.doublings).min(DOUBLINGS_MAX));
         let mut at = now + doubled.unwrap_or(max).min(max);
         if let Some(give_up) = self.bounds.give_up {
             at = at.min(self.waiting_since + give_up);
@@ -132,7 +169,12 @@ impl RetransmissionTimer {
 
     /// Notes that everything before `una` has been acknowledged, so that `unanswered` packets are
     /// in flight.
-    pub(super) fn progress(&mut self, now: Instant, una: Psn, unanswered: u32) {
+    pub(super) fn progress(&mut self, now: Instant, una: Psn, unanswered: u32, what: Answered) {
+        match what {
+            Answered::SentOnce => self.doublings = 0,
+            Answered::AfterSilence => self.doublings = (self.doublings + 1).min(LONGER_MAX),
+            Answered::Repaired => {}
+        }
         self.expiries = 0;
         self.probes = 0;
         self.waiting_since = now;
@@ -141,13 +183,23 @@ impl RetransmissionTimer {
         {
             self.sample = None;
             let sample = now.saturating_since(at);
-            self.srtt = Some(self.srtt.map_or(sample, |old| (old * 7 + sample) / 8));
+            if let Some(srtt) = self.srtt {
+                self.deviation = (self.deviation * 3 + srtt.abs_diff(sample)) / 4;
+                self.srtt = Some((srtt * 7 + sample) / 8);
+            } else {
+                self.srtt = Some(sample);
+            }
         }
         self.expires_at = None;
         self.probe_at = None;
         if unanswered > 0 {
             self.arm(now, unanswered);
         }
+    }
+
+    /// Notes that the peer misses packets: they were lost, and the timer was not too short.
+    pub(super) const fn losses_are_real(&mut self) {
+        self.doublings = 0;
     }
 
     /// Lets the time without progress begin now: the peer had nothing to answer, or could not.
@@ -179,18 +231,26 @@ impl RetransmissionTimer {
     /// Schedules the next probe of a silent peer, if the timer does not expire earlier.
     fn plan_probe(&mut self, now: Instant, expires_at: Instant, unanswered: u32) {
         self.probe_at = None;
-        if self.expiries > 0 || self.probes >= PROBES_MAX {
+        let often = self.lossy || self.srtt.is_none();
+        let most = if often { PROBES_OFTEN } else { PROBES_MAX };
+        if self.expiries > 0 || self.probes >= most {
             return;
         }
-        let at = now + self.probe_after(unanswered) * (1 << self.probes);
+        let at = now
+            + self.probe_after(unanswered)
+                * (1 << (self.probes + self.doublings).min(DOUBLINGS_MAX));
         self.probe_at = (at < expires_at).then_some(at);
     }
 
     /// Returns the time after which a silent peer is probed: late enough for the answer of a peer
     /// whose thread slept.
     fn probe_after(&self, unanswered: u32) -> Duration {
-        let least = if unanswered < FEW_UNANSWERED { PROBE_MIN_FEW } else { PROBE_MIN };
-        self.srtt.unwrap_or(PROBE_MIN) * 2 + least
+        let least = match unanswered {
+            _ if self.lossy => LOSSY_MIN,
+            0..FEW_UNANSWERED => PROBE_MIN_FEW,
+            _ => PROBE_MIN,
+        };
+        self.srtt.unwrap_or(PROBE_MIN) * 2 + self.deviation * 4 + least
     }
 
     /// Measures the round trip of the packet `psn`, sent now, unless one is being measured.
@@ -202,8 +262,11 @@ impl RetransmissionTimer {
     }
 
     /// Gives up the measurement under way: the round trip of a retransmitted packet is not known.
-    pub(super) const fn cancel_measurement(&mut self) {
-        self.sample = None;
+    pub(super) fn cancel_measurement(&mut self) {
+        // While nothing is known, the time since a packet was first sent is the best guess.
+        if self.srtt.is_some() {
+            self.sample = None;
+        }
     }
 }
 
@@ -225,7 +288,7 @@ mod tests {
             timeout,
             retry_cnt: 7,
             rnr_retry: 7,
-            window: 64,
+            window: Some(64),
             give_up: GiveUp::After(give_up),
             retransmit_min: 10 * MS,
         };
@@ -257,14 +320,19 @@ mod tests {
         let expected = [
             (3, Due::Probe),
             (9, Due::Probe),
-            (10, Due::Retransmission),
-            (30, Due::Retransmission),
-            (70, Due::Retransmission),
-            (100, Due::GivingUp),
+            (21, Due::Probe),
+            (45, Due::Probe),
+            (200, Due::Retransmission),
+            (600, Due::Retransmission),
+            (1000, Due::GivingUp),
         ];
-        assert_eq!(history(timer(14, 100 * MS), FEW_UNANSWERED), expected);
-        let few = [(7, Due::Probe), (10, Due::Retransmission), (20, Due::GivingUp)];
-        assert_eq!(history(timer(14, 20 * MS), FEW_UNANSWERED - 1), few);
+        assert_eq!(history(timer(20, 1000 * MS), FEW_UNANSWERED), expected);
+        let few = [(7, Due::Probe), (20, Due::GivingUp)];
+        assert_eq!(history(timer(20, 20 * MS), FEW_UNANSWERED - 1), few);
+        // The negotiated timeout is the ceiling.
+        let capped = [3, 9, 21, 45].map(|ms| (ms, Due::Probe));
+        let history = history(timer(14, 100 * MS), FEW_UNANSWERED);
+        assert_eq!((&history[..4], history[4]), (&capped[..], (67, Due::Retransmission)));
     }
 
     // tests [REQ-12]
@@ -273,23 +341,50 @@ mod tests {
         assert!(history(timer(0, 100 * MS), 1).is_empty());
     }
 
+    // tests [CC-13]
+    #[test]
+    fn while_only_copies_are_acknowledged_the_timer_becomes_longer() {
+        let mut timer = timer(20, 10_000 * MS);
+        timer.sent(at(0), 1);
+        timer.measure(Psn::new(0), at(0));
+        timer.progress(at(10), Psn::new(1), 1, Answered::SentOnce);
+        let probes =
+            |timer: &RetransmissionTimer| timer.deadline().map(|at| at.as_nanos() / 1_000_000);
+        assert_eq!(probes(&timer), Some(10 + 25));
+        for (copies, ms) in [(1, 50), (2, 100), (3, 200), (4, 200)] {
+            timer.progress(at(10), Psn::new(1), 1, Answered::AfterSilence);
+            assert_eq!(probes(&timer), Some(10 + ms.min(400)), "{copies}");
+        }
+        timer.progress(at(10), Psn::new(1), 1, Answered::Repaired);
+        assert_eq!(probes(&timer), Some(10 + 200));
+        timer.losses_are_real();
+        timer.progress(at(10), Psn::new(1), 1, Answered::Repaired);
+        assert_eq!(probes(&timer), Some(10 + 25));
+    }
+
     #[test]
     fn progress_ends_the_doubling_and_the_timer_follows_the_round_trip() {
         let mut timer = timer(20, 1000 * MS);
         timer.sent(at(0), 2);
-        for ms in [7, 10, 30] {
+        for ms in [7, 21, 49, 105, 200, 600] {
             assert_eq!(timer.deadline(), Some(at(ms)));
             if timer.expired(at(ms), 2) == Due::Retransmission {
                 timer.arm(at(ms), 2);
             }
         }
-        timer.measure(Psn::new(5), at(40));
-        timer.progress(at(50), Psn::new(6), 1);
+        timer.measure(Psn::new(5), at(640));
+        timer.progress(at(650), Psn::new(6), 1, Answered::SentOnce);
         // Two round trips and 5 ms; four and 10 ms.
-        assert_eq!(timer.deadline(), Some(at(50 + 25)));
-        assert_eq!(timer.expired(at(75), 1), Due::Probe);
-        assert_eq!(timer.deadline(), Some(at(50 + 50)));
-        timer.progress(at(90), Psn::new(7), 0);
+        assert_eq!(timer.deadline(), Some(at(650 + 25)));
+        assert_eq!(timer.expired(at(675), 1), Due::Probe);
+        assert_eq!(timer.deadline(), Some(at(650 + 50)));
+        timer.progress(at(690), Psn::new(7), 0, Answered::SentOnce);
+        assert_eq!(timer.deadline(), None);
+        // A path that loses is asked sooner.
+        timer.set_lossy(true);
+        timer.arm(at(700), 1);
+        assert_eq!(timer.deadline(), Some(at(720) + LOSSY_MIN));
+        timer.progress(at(710), Psn::new(7), 0, Answered::SentOnce);
         assert_eq!(timer.deadline(), None);
     }
 }

@@ -3,7 +3,7 @@
 
 use bowline_base::Instant;
 use bowline_verbs::{FlushOf, Mtu, Remote, SendFlags, SendOp, Status};
-use bowline_wire::roce::{AtomicEth, Bth, Opcode, Packet, Psn, Reth};
+use bowline_wire::roce::{AtomicEth, Bth, ICRC_LEN, Opcode, Packet, Psn, Reth};
 
 use super::{Requester, TxCtx};
 use crate::burst::{Burst, burst_payload};
@@ -26,6 +26,9 @@ pub(super) enum Place {
     InOrder,
     /// Retransmitted alone: the packet requests an acknowledgement, and others do not follow it.
     Alone,
+    /// One of those that the peer has reported missing; the last of a hole requests an
+    /// acknowledgement.
+    InHole { last: bool },
 }
 
 /// What of a request goes into its next packet.
@@ -41,6 +44,7 @@ struct Part {
     first: bool,
     last: bool,
     ack_req: bool,
+    is_read: bool,
 }
 
 impl Requester {
@@ -122,7 +126,8 @@ impl Requester {
     ) -> bool {
         let index = self.cursor.index();
         let Some(request) = self.queue.get(index) else { return false };
-        let part = self.next_part(request, mtu, place);
+        let (fills, short) = (ctx.path.fills(mtu), ctx.path.read_part());
+        let part = self.next_part(request, mtu, place, fills, short);
         let packet = make_packet(request, &part, mtu, ctx.dest_qpn.0);
         let take = match request.op {
             SendOp::AtomicWrite(_) => part.left as usize,
@@ -130,6 +135,7 @@ impl Requester {
             _ => (part.left as usize).min(mtu),
         };
         let expects_answer = request.is_read_or_atomic();
+        let start = out.bytes.len();
         let gathered = out.push(&packet, take, |out| {
             self.queue.gather(index, ctx.mrs, ctx.pd, part.offset, take, out).is_ok()
         });
@@ -140,7 +146,8 @@ impl Requester {
             self.request_ack_before_broken();
             return false;
         }
-        self.note_part_sent(ctx, &part, place, expects_answer);
+        let bytes = out.bytes.len() - start + ICRC_LEN;
+        self.note_part_sent(ctx, &part, place, expects_answer, bytes);
         // Prefetches the first bytes of the next packet before they are copied.
         let offset = self.cursor.sent() * mtu as u32;
         self.queue.prefetch(self.cursor.index(), ctx.mrs, ctx.pd, offset, mtu);
@@ -149,11 +156,18 @@ impl Requester {
 
     /// Returns what of the request at the cursor goes into the next packet.
     #[inline]
-    fn next_part(&self, request: &Request, mtu: usize, place: Place) -> Part {
+    fn next_part(
+        &self,
+        request: &Request,
+        mtu: usize,
+        place: Place,
+        fills: bool,
+        short: u32,
+    ) -> Part {
         let (psn, sent) = (self.cursor.next(), self.cursor.sent());
         let offset = sent * mtu as u32;
         let one_packet = request.is_read_or_atomic();
-        let psns = if one_packet { self.read_psns(request, place) } else { 1 };
+        let psns = if one_packet { self.read_psns(request, place, short) } else { 1 };
         let last = sent + psns == request.packets;
         // REQ-8, REQ-25: an acknowledgement is requested at the end of a message that the program
         // waits for or that no other follows, and often enough that the window cannot stall.
@@ -161,23 +175,28 @@ impl Requester {
             || request.flags.contains(SendFlags::SIGNALED)
             || self.sqd
             || self.queue.get(self.cursor.index() + 1).is_none_or(Request::is_local);
-        let ack_req = place == Place::Alone
+        let ack_req = matches!(place, Place::Alone | Place::InHole { last: true })
             || last && awaited
             || one_packet
+            || fills
             || self.window.needs_ack_req(psn);
         let left = request.len - offset.min(request.len);
-        Part { psn, psns, offset, left, first: sent == 0, last, ack_req }
+        let is_read = request.is_read();
+        Part { psn, psns, offset, left, first: sent == 0, last, ack_req, is_read }
     }
 
     /// Returns the number of PSNs that the next packet of a READ or atomic takes. A long READ is
     /// requested in parts, as several READs, since the answers come as fast as the peer can send
-    /// them [REQ-6]. The boundaries of the parts stay the same, since the peer matches a repeated
-    /// request against the original one [RSP-3].
-    fn read_psns(&self, request: &Request, place: Place) -> u32 {
-        let sent = self.cursor.sent();
-        let part = self.window.read_part() - sent % self.window.read_part();
+    /// them [REQ-6], and in shorter ones where a short queue is on their way [CC-8]. The parts of a
+    /// repeated request stay the same, since the peer matches it against the original one [RSP-3].
+    fn read_psns(&self, request: &Request, place: Place, short: u32) -> u32 {
+        let (sent, next) = (self.cursor.sent(), self.cursor.next());
+        let part = match self.window.part_end(next) {
+            Some(end) if next.is_before(self.window.end()) => end.since(next),
+            _ => self.window.read_part().min(short),
+        };
         let most = match place {
-            Place::InOrder => part,
+            Place::InOrder | Place::InHole { .. } => part,
             // Answers that have arrived already are not requested.
             Place::Alone => part.min(self.recovery.out_of_order().leading_gap(self.window.una())),
         };
@@ -192,11 +211,13 @@ impl Requester {
         part: &Part,
         place: Place,
         expects_answer: bool,
+        bytes: usize,
     ) {
         let upto = part.psn + part.psns;
         let fresh = !part.psn.is_before(self.window.end());
         if !fresh {
             ctx.counters.packets_resent += 1;
+            ctx.path.resent(1);
         }
         self.note_sent(ctx.now, upto);
         if part.ack_req {
@@ -204,6 +225,16 @@ impl Requester {
         }
         if place == Place::InOrder {
             self.window.close_if_full(upto);
+            let counted = ctx.path.sent(ctx.now, 1, bytes);
+            self.log.sent(ctx.now, part.psn, upto, counted);
+            if part.is_read {
+                let counted = ctx.path.asked(part.psns);
+                self.asked.sent(ctx.now, part.psn, upto, counted);
+            }
+        } else {
+            // It takes the place of the lost one in flight.
+            ctx.path.replaced(ctx.now, bytes);
+            self.log.sent_again(self.window.end());
         }
         if fresh && expects_answer {
             self.window.expect_answer(upto);

@@ -17,7 +17,8 @@ pub(crate) struct Settings {
     pub(crate) timeout: u8,
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
-    pub(crate) window: u32,
+    /// Packets of a fixed window; `None`: the window of the path decides.
+    pub(crate) window: Option<u32>,
     pub(crate) give_up: GiveUp,
     pub(crate) retransmit_min: Duration,
 }

@@ -20,6 +20,7 @@ impl Requester {
             return;
         }
         let Some(mtu) = self.mtu else { return };
+        self.window.set_path_window(ctx.path.window_packets());
         let Some(request) =
             self.cursor.request(&self.queue).filter(|request| self.in_uniform_run(request))
         else {
@@ -38,7 +39,9 @@ impl Requester {
         let left = (request.packets - sent) as usize;
         let room = out.room(ctx.gso, headers + mtu + ICRC_LEN);
         let until_ack_req = self.window.packets_until_ack_req(next) as usize;
-        let Some(count) = left.min(room).min(until_ack_req).checked_sub(1) else { return };
+        let on_path = ctx.path.room(ctx.now, headers + mtu + ICRC_LEN);
+        let count = left.min(room).min(until_ack_req).min(on_path);
+        let Some(count) = count.checked_sub(1) else { return };
         if count == 0 {
             return;
         }
@@ -47,7 +50,8 @@ impl Requester {
         let index = self.cursor.index();
         let found =
             self.queue.contiguous(index, ctx.mrs, ctx.pd, offset, mtu..=len, Access::empty());
-        let Some(span) = found else { return };
+        // Memory of another process may end within a run: it is looked at packet by packet.
+        let Some(span) = found.filter(|span| !span.is_foreign()) else { return };
         let count = count.min(span.len() / mtu);
         #[cfg(test)]
         tests::note_together(count);
@@ -55,6 +59,7 @@ impl Requester {
         let op = opcode(&request.op, request.per_packet, request.per_packet);
         let bth = Bth { dest_qpn: ctx.dest_qpn.0, psn: next, ..Bth::default() };
         let mut packet = Packet::new(op, bth);
+        let begin = out.bytes.len();
         for k in 0..count {
             packet.reth = reth;
             span.prefetch((k + 1) * mtu, ahead);
@@ -73,12 +78,15 @@ impl Requester {
         self.cursor.advance(count as u32);
         self.window.sent(self.cursor.next(), count as u32 - 1);
         self.window.close_if_full(self.cursor.next());
+        let counted = ctx.path.sent(ctx.now, count, out.bytes.len() - begin);
+        self.log.sent(ctx.now, next, self.cursor.next(), counted);
     }
 
     /// Tells whether the next packets of a request may be sent now, for the first time, and are
     /// uniform: neither first nor last of the message, or of a request sent `per_packet`.
     fn in_uniform_run(&self, request: &Request) -> bool {
-        let one_after_another = !self.recovery.is_paused() && !self.recovery.has_repair();
+        let one_after_another =
+            !self.recovery.is_paused() && !self.recovery.has_repair() && self.holes.due().is_none();
         let next = self.cursor.next();
         let fresh = next == self.window.end();
         request.is_started()

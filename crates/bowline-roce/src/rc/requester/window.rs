@@ -15,6 +15,13 @@ use bowline_wire::roce::Psn;
 use super::congestion_window::CongestionWindow;
 use super::settings::Settings;
 
+/// Most packets that must be free before a full window opens again.
+const REOPEN_MAX: u32 = 256;
+/// Packets requested by one READ request, where the window of the path decides.
+const READ_PART: u32 = 64;
+/// Most packets between two requests for an acknowledgement, where the window of the path decides.
+const ACK_REQ_PACKETS: u32 = 80;
+
 /// Packets, READs and atomics in flight.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -28,6 +35,8 @@ pub(super) struct Window {
     packets_since_ack_req: u32,
     /// Most packets requested by one READ request; not 0.
     read_part: u32,
+    /// Packets of the path's window, if that decides.
+    path_window: Option<u32>,
     /// Most READs and atomics that the peer takes at once.
     reads_max: usize,
     /// READs and atomics started and not complete.
@@ -46,6 +55,7 @@ impl Window {
             closed: false,
             packets_since_ack_req: 0,
             read_part: 1,
+            path_window: None,
             reads_max: 0,
             reads_outstanding: 0,
             expected_answers: VecDeque::new(),
@@ -55,8 +65,13 @@ impl Window {
     /// Opens the window at the first PSN, `psn`.
     pub(super) fn start(&mut self, settings: &Settings, psn: Psn) {
         (self.una, self.end) = (psn, psn);
-        self.congestion = CongestionWindow::open(settings.window, psn);
-        self.read_part = self.congestion.size();
+        (self.congestion, self.read_part) = match settings.window {
+            Some(packets) => {
+                let window = CongestionWindow::open(packets, psn);
+                (window, window.size())
+            }
+            None => (CongestionWindow::of_path(), READ_PART),
+        };
         self.change(settings);
     }
 
@@ -95,7 +110,8 @@ impl Window {
     #[inline]
     pub(super) const fn allows(&self, next: Psn) -> bool {
         let (in_flight, size) = (next.since(self.una), self.congestion.size());
-        in_flight < size && (!self.closed || in_flight <= size - size / 4)
+        let room = if size / 4 < REOPEN_MAX { size / 4 } else { REOPEN_MAX };
+        in_flight < size && (!self.closed || in_flight <= size - room)
     }
 
     /// Notes that `packets` packets were sent, up to the PSN `upto`.
@@ -192,7 +208,17 @@ impl Window {
     /// Returns the most packets between two requests for an acknowledgement.
     #[inline]
     fn ack_req_interval(&self) -> u32 {
-        (self.congestion.size() / 3).max(1)
+        let size = match self.path_window {
+            Some(packets) => packets.min(3 * ACK_REQ_PACKETS),
+            None => self.congestion.size(),
+        };
+        (size / 3).max(1)
+    }
+
+    /// Takes the window of the path, in packets, if that decides.
+    #[inline]
+    pub(super) const fn set_path_window(&mut self, packets: Option<u32>) {
+        self.path_window = packets;
     }
 }
 
@@ -213,6 +239,11 @@ impl Window {
     #[inline]
     pub(super) fn allows_read(&self) -> bool {
         self.expected_answers.len() < self.reads_max
+    }
+
+    /// End of the part of a READ that was requested with the packet `psn`.
+    pub(super) fn part_end(&self, psn: Psn) -> Option<Psn> {
+        self.expected_answers.iter().copied().find(|end| end.is_after(psn))
     }
 
     /// Notes that an answer is expected that ends before the PSN `upto`.
@@ -250,7 +281,7 @@ mod tests {
             timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
-            window: packets,
+            window: Some(packets),
             give_up: GiveUp::RetryCount,
             retransmit_min: Duration::from_millis(10),
         };

@@ -91,7 +91,9 @@ impl Responder {
             return Err(Fault::Invalid); // as [RSP-11]
         }
         // The bytes keep their order, like those of a WRITE.
-        span.update(0, |_| u64::from_ne_bytes(bytes));
-        Ok(())
+        let reached = span.reaches(|span| {
+            span.update(0, |_| u64::from_ne_bytes(bytes));
+        });
+        if reached { Ok(()) } else { Err(Fault::Access) }
     }
 }

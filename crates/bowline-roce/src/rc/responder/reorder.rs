@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bowline_wire::roce::{Packet, Psn};
 
 /// Largest distance from the expected packet at which packets are kept.
-const AHEAD_MAX: u32 = 512;
+const AHEAD_MAX: u32 = 1 << 14;
 /// Most empty buffers of a queue pair kept for reuse.
 const SPARE_MAX: usize = 16;
 
@@ -54,6 +54,15 @@ impl ReorderBudget {
     }
 }
 
+/// What became of a packet that arrived after a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Kept {
+    /// There is no room for it, or it is too far ahead.
+    No,
+    Yes,
+}
+
 /// Packets of one queue pair that arrived after a gap, in PSN order.
 #[derive(Debug, Default)]
 pub(super) struct ReorderBuffer {
@@ -73,24 +82,23 @@ impl ReorderBuffer {
         self.packets.len()
     }
 
-    /// Keeps a packet later than `expected`, unless it is kept already. Returns `false` if there is
-    /// no room for it or it is too far ahead.
+    /// Keeps a packet later than `expected`, unless it is kept already.
     pub(super) fn keep(
         &mut self,
         budget: &ReorderBudget,
         expected: Psn,
         packet: &Packet<'_>,
-    ) -> bool {
+    ) -> Kept {
         let psn = packet.bth.psn;
         let ahead = psn.since(expected);
         if ahead > AHEAD_MAX {
-            return false;
+            return Kept::No;
         }
         let at = match self.packets.back() {
             Some((last, _)) if last.since(expected) >= ahead => {
                 let at = self.packets.partition_point(|(at, _)| at.since(expected) < ahead);
                 if self.packets.get(at).is_some_and(|(at, _)| *at == psn) {
-                    return true;
+                    return Kept::Yes;
                 }
                 at
             }
@@ -101,13 +109,36 @@ impl ReorderBuffer {
         packet.emit(&mut bytes);
         if !budget.take(bytes.len()) {
             self.recycle(bytes);
-            return false;
+            return Kept::No;
         }
         if self.budget.is_none() {
             self.budget = Some(budget.clone());
         }
         self.packets.insert(at, (psn, bytes));
-        true
+        Kept::Yes
+    }
+
+    /// The PSN behind the last packet kept.
+    pub(super) fn end(&self) -> Option<Psn> {
+        self.packets.back().map(|(psn, _)| psn.next())
+    }
+
+    /// Returns the first gap behind `after`, a kept packet's PSN or an earlier one: the PSN of its
+    /// first missing packet, and of the kept packet behind it.
+    pub(super) fn gap_behind(&self, expected: Psn, after: Psn) -> Option<(Psn, Psn)> {
+        let far = after.since(expected);
+        let at = self.packets.partition_point(|(psn, _)| psn.since(expected) <= far);
+        let mut before = match at.checked_sub(1).and_then(|at| self.packets.get(at)) {
+            Some((psn, _)) => psn.next(),
+            None => expected,
+        };
+        for (psn, _) in self.packets.range(at..) {
+            if *psn != before {
+                return Some((before, *psn));
+            }
+            before = psn.next();
+        }
+        None
     }
 
     /// Removes and returns the packet `expected`, if it is there; drops older packets, which are of

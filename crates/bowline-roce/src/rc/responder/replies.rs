@@ -19,7 +19,10 @@ use bowline_wire::roce::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Packet, Psn, 
 
 use super::RxCtx;
 use crate::burst::Burst;
+use crate::mr::KeyUser;
 
+/// Most reports of gaps that are queued.
+const GAPS_MAX: usize = 64;
 /// Delays before an acknowledgement is repeated, and repeated again [RSP-24].
 const REPEAT_AFTER: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
 
@@ -67,6 +70,11 @@ enum Reply {
         msn: u32,
         syndrome: Syndrome,
     },
+    /// Packets from `psn` on are missing; none: all before it that were not reported have come.
+    Gap {
+        psn: Psn,
+        count: u32,
+    },
     /// The remaining responses of a READ, from `psn` on.
     Read {
         slot: usize,
@@ -113,12 +121,15 @@ pub(super) struct Replies {
     next: usize,
     answer_slots: usize,
     repeat: Option<AckRepeat>,
+    /// Reports of gaps in the queue.
+    gaps: usize,
 }
 
 impl Replies {
     /// Drops all replies and saved operations; from now on `answer_slots` operations are saved.
     pub(super) fn reset(&mut self, answer_slots: usize) {
         self.queue.clear();
+        self.gaps = 0;
         self.saved.clear();
         self.next = 0;
         self.answer_slots = answer_slots;
@@ -160,6 +171,27 @@ impl Replies {
             self.queue.pop_back();
         }
         self.queue.push_back(Reply::Nak { psn, msn, syndrome });
+    }
+
+    /// Tells whether one more report of a gap may be queued.
+    pub(super) fn may_report_gap(&self) -> bool {
+        self.gaps < GAPS_MAX
+    }
+
+    /// Queues the report that `count` packets from `psn` on are missing [CC-10].
+    pub(super) fn report_gap(&mut self, psn: Psn, count: u32) {
+        self.gaps += 1;
+        self.queue.push_back(Reply::Gap { psn, count });
+    }
+
+    /// Queues the report that everything before `psn` has arrived but for the gaps that were
+    /// reported [CC-14].
+    pub(super) fn report_progress(&mut self, psn: Psn) {
+        if let Some(Reply::Gap { count: 0, .. }) = self.queue.back() {
+            self.queue.pop_back();
+            self.gaps -= 1;
+        }
+        self.report_gap(psn, 0);
     }
 
     /// Removes a sequence NAK that has not been sent yet, after the missing packet has arrived.
@@ -331,6 +363,11 @@ impl Replies {
                 count_nak(ctx, syndrome);
                 acknowledge(out, dest_qpn, psn, syndrome, msn);
             }
+            Reply::Gap { psn, count } => {
+                self.gaps -= 1;
+                ctx.counters.gaps_reported += u64::from(count > 0);
+                acknowledge(out, dest_qpn, psn, Syndrome::GAP, count & 0xff_ffff);
+            }
             Reply::Atomic { slot, original } => {
                 let saved = &mut self.saved[slot];
                 (saved.answered, saved.queued) = (true, false);
@@ -353,7 +390,8 @@ impl Replies {
         Filled::Packet
     }
 
-    /// Fills the next response of a READ. The key is looked up again for each packet [MR-10].
+    /// Fills the next response of a READ. The key is looked up again for each packet [MR-10]; that
+    /// it is withdrawn concerns later requests only.
     fn fill_read(
         &mut self,
         ctx: &mut RxCtx<'_>,
@@ -367,7 +405,10 @@ impl Replies {
         let need = Access::REMOTE_READ;
         let span = match len {
             0 => None, // neither key nor address are looked at [RSP-10]
-            _ => Some(ctx.mrs.resolve((ctx.pd, ctx.qpn), part.key, part.va, len.into(), need)),
+            _ => {
+                let whose = KeyUser::accepted(ctx.pd, ctx.qpn);
+                Some(ctx.mrs.resolve(whose, part.key, part.va, len.into(), need))
+            }
         };
         let span = match span.transpose() {
             Ok(span) => span,
@@ -377,13 +418,7 @@ impl Replies {
                 ctx.counters.requests_discarded += 1;
                 return Filled::Nothing;
             }
-            Err(_) => {
-                self.clear();
-                let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
-                count_nak(ctx, syndrome);
-                acknowledge(out, dest_qpn, psn, syndrome, msn);
-                return Filled::Revoked;
-            }
+            Err(_) => return self.revoke(ctx, out, (dest_qpn, psn, msn)),
         };
         let opcode = match (started, left == 0) {
             (false, true) => Opcode::ReadResponseOnly,
@@ -393,12 +428,12 @@ impl Replies {
         };
         let mut packet = response(opcode, dest_qpn, psn);
         packet.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
-        out.push(&packet, len as usize, |out| {
-            if let Some(span) = span {
-                span.append_to(out);
-            }
-            true
+        let filled = out.push(&packet, len as usize, |out| {
+            span.is_none_or(|span| span.reaches(|span| span.append_to(out)))
         });
+        if !filled {
+            return self.revoke(ctx, out, (dest_qpn, psn, msn));
+        }
         if left == 0 {
             let saved = &mut self.saved[slot];
             (saved.answered, saved.queued) = (true, false);
@@ -408,6 +443,20 @@ impl Replies {
             self.queue.push_front(Reply::Read { slot, part, psn: psn.next(), started: true });
         }
         Filled::Packet
+    }
+
+    /// Refuses to answer a READ any further: its memory is not there any more.
+    fn revoke(
+        &mut self,
+        ctx: &mut RxCtx<'_>,
+        out: &mut Burst,
+        (dest_qpn, psn, msn): (u32, Psn, u32),
+    ) -> Filled {
+        self.clear();
+        let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+        count_nak(ctx, syndrome);
+        acknowledge(out, dest_qpn, psn, syndrome, msn);
+        Filled::Revoked
     }
 
     /// Returns when an acknowledgement is to be repeated.
@@ -441,7 +490,7 @@ impl Reply {
             Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Empty { slot } => {
                 Some(*slot)
             }
-            Self::Ack { .. } | Self::Nak { .. } => None,
+            Self::Ack { .. } | Self::Nak { .. } | Self::Gap { .. } => None,
         }
     }
 
@@ -450,7 +499,7 @@ impl Reply {
             Self::Read { slot, .. } | Self::Atomic { slot, .. } | Self::Empty { slot } => {
                 Some(slot)
             }
-            Self::Ack { .. } | Self::Nak { .. } => None,
+            Self::Ack { .. } | Self::Nak { .. } | Self::Gap { .. } => None,
         }
     }
 }

@@ -66,6 +66,8 @@ pub(super) struct Message {
     pub(super) ext: [u8; 16],
     /// The message was sent before, on a connection that broke.
     pub(super) flagged: bool,
+    /// It asks to be acknowledged, over RDMA.
+    pub(super) ask: bool,
     /// The message is not sent again, because its peer was restarted.
     pub(super) flush: bool,
     /// Offset in the stream at which the message ends.

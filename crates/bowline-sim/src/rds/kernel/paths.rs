@@ -150,6 +150,9 @@ impl KernelHost {
                 self.drop_path(ctx, c, p);
             }
         }
+        for c in 0..self.ib.len() {
+            self.ib_drop(ctx, c);
+        }
     }
 
     /// Drops a path; the work queue shuts it down a little later, [R-311].

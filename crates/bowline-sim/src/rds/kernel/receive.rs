@@ -1,6 +1,6 @@
 //! Reception: frames, in the order of section 6.1 of the rules, and their effects.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use bowline_wire::rds::{Flags, HEADER_LEN, Handshake, Header, MAP_LEN, PROBE_PORT};
 
@@ -88,7 +88,8 @@ impl KernelHost {
             }
             (sport, dport) => {
                 self.seen.extend(id);
-                self.deliver(ctx, c, sport, dport, payload);
+                let addrs = (self.conns[c].local, self.conns[c].remote);
+                self.deliver(ctx, addrs, sport, dport, payload);
             }
         }
     }
@@ -171,9 +172,14 @@ impl KernelHost {
         }
     }
 
-    fn deliver(&mut self, ctx: &mut Ctx, c: usize, sport: u16, dport: u16, payload: &[u8]) {
-        let conn = &self.conns[c];
-        let (local, remote) = (conn.local, conn.remote);
+    pub(super) fn deliver(
+        &mut self,
+        ctx: &mut Ctx,
+        (local, remote): (IpAddr, IpAddr),
+        sport: u16,
+        dport: u16,
+        payload: &[u8],
+    ) {
         let bound = SocketAddr::new(local, dport);
         let Some((&slot, sock)) = self.socks.iter_mut().find(|(_, s)| s.addr == bound) else {
             return;

@@ -1,7 +1,7 @@
 //! Sockets of a kernel and their users: send, receive, cancel, and wake-ups.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::KernelHost;
 use super::conn::{MAX_PATHS, Message};
@@ -9,6 +9,7 @@ use super::hash::port_hash;
 use crate::engine::queue::MS;
 use crate::rds::ctx::Ctx;
 use crate::rds::host::SendResult;
+use crate::rds::plan::SlotPlan;
 
 /// How long a sender waits for the path count, in nanoseconds, before its user interrupts it.
 const HANDSHAKE_PATIENCE: u64 = 2_000 * MS;
@@ -25,20 +26,30 @@ pub(super) struct Sock {
     pub(super) congested: bool,
     want_read: bool,
     pub(super) want_write: bool,
+    /// Type of service, if it sends over RDMA.
+    over_rdma: Option<u8>,
+}
+
+impl Sock {
+    pub(super) const fn is_half_full(&self) -> bool {
+        self.send_bytes >= self.send_buffer / 2
+    }
 }
 
 impl KernelHost {
-    pub(crate) fn open(&mut self, slot: usize, addr: SocketAddr, send: usize, recv: usize) {
+    pub(crate) fn open(&mut self, ctx: &Ctx, slot: usize, addr: SocketAddr, plan: &SlotPlan) {
         let sock = Sock {
             addr,
-            send_buffer: send,
-            recv_buffer: recv,
+            send_buffer: plan.send_buffer,
+            recv_buffer: plan.recv_buffer,
             send_bytes: 0,
             recv_bytes: 0,
             queue: VecDeque::new(),
             congested: false,
             want_read: false,
             want_write: false,
+            // RDMA comes first at an address that has it [IB-3].
+            over_rdma: (ctx.rdma.serves(addr.ip()) && !plan.tcp).then_some(plan.tos),
         };
         self.socks.insert(slot, sock);
     }
@@ -51,6 +62,10 @@ impl KernelHost {
                 path.retrans.retain(|m| m.owner != Some(slot));
             }
         }
+        for conn in &mut self.ib {
+            conn.queue.retain(|m| m.owner != Some(slot));
+            conn.retrans.retain(|m| m.owner != Some(slot));
+        }
         if sock.congested {
             self.map_changed(ctx, sock.addr.ip());
         }
@@ -59,18 +74,23 @@ impl KernelHost {
     pub(crate) fn cancel(&mut self, slot: usize, target: SocketAddr) {
         let Some(sock) = self.socks.get_mut(&slot) else { return };
         let local = sock.addr.ip();
-        let Some(conn) =
-            self.conns.iter_mut().find(|c| c.local == local && c.remote == target.ip())
-        else {
-            return;
-        };
         let hit = |m: &Message| m.owner == Some(slot) && m.dport == target.port();
-        for path in &mut conn.paths {
-            for list in [&mut path.queue, &mut path.retrans] {
-                let freed: usize = list.iter().filter(|m| hit(m)).map(|m| m.payload.len()).sum();
-                sock.send_bytes -= freed;
-                list.retain(|m| !hit(m));
+        let mut remove = |list: &mut VecDeque<Message>| {
+            let freed: usize = list.iter().filter(|m| hit(m)).map(|m| m.payload.len()).sum();
+            sock.send_bytes -= freed;
+            list.retain(|m| !hit(m));
+        };
+        let conns = self.conns.iter_mut();
+        for conn in conns.filter(|c| c.local == local && c.remote == target.ip()) {
+            for path in &mut conn.paths {
+                remove(&mut path.queue);
+                remove(&mut path.retrans);
             }
+        }
+        let conns = self.ib.iter_mut();
+        for conn in conns.filter(|c| c.local == local && c.remote == target.ip()) {
+            remove(&mut conn.queue);
+            remove(&mut conn.retrans);
         }
     }
 
@@ -105,6 +125,9 @@ impl KernelHost {
         let full = sock.send_bytes >= sock.send_buffer;
         if payload.len() > sock.send_buffer {
             return SendResult::TooLong;
+        }
+        if let Some(tos) = sock.over_rdma {
+            return self.send_over_rdma(ctx, slot, (addr, target, tos), full, payload);
         }
         let c = self.conn(addr.ip(), target.ip());
         let mut hash = port_hash(addr.port()) as usize;
@@ -144,6 +167,43 @@ impl KernelHost {
         };
         self.enqueue(ctx, c, path, message);
         SendResult::Sent
+    }
+
+    /// Returns address and type of service of a socket that sends over RDMA, and whether it is
+    /// full.
+    pub(super) fn ib_socket(&self, slot: usize) -> Option<(IpAddr, u8, bool)> {
+        let sock = self.socks.get(&slot)?;
+        Some((sock.addr.ip(), sock.over_rdma?, sock.send_bytes >= sock.send_buffer))
+    }
+
+    fn send_over_rdma(
+        &mut self,
+        ctx: &mut Ctx,
+        slot: usize,
+        (addr, target, tos): (SocketAddr, SocketAddr, u8),
+        full: bool,
+        payload: &[u8],
+    ) -> SendResult {
+        if full {
+            return SendResult::Wait;
+        }
+        if let Some(sock) = self.socks.get_mut(&slot) {
+            sock.send_bytes += payload.len();
+        }
+        let message = Message {
+            owner: Some(slot),
+            sport: addr.port(),
+            dport: target.port(),
+            payload: payload.to_vec(),
+            ..Message::default()
+        };
+        if self.ib_send(ctx, (addr.ip(), target.ip(), tos), message) {
+            return SendResult::Sent;
+        }
+        if let Some(sock) = self.socks.get_mut(&slot) {
+            sock.send_bytes -= payload.len();
+        }
+        SendResult::Wait
     }
 
     /// Tries again messages that only a new send would try.

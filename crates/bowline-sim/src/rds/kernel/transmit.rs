@@ -108,7 +108,7 @@ impl KernelHost {
         self.free(ctx, message);
     }
 
-    fn free(&mut self, ctx: &mut Ctx, message: &Message) {
+    pub(super) fn free(&mut self, ctx: &mut Ctx, message: &Message) {
         let Some(slot) = message.owner else { return };
         if let Some(sock) = self.socks.get_mut(&slot) {
             sock.send_bytes -= message.payload.len();
@@ -131,7 +131,7 @@ impl KernelHost {
         }
     }
 
-    fn map_frame(&self, local: IpAddr) -> Vec<u8> {
+    pub(super) fn map_frame(&self, local: IpAddr) -> Vec<u8> {
         let mut frame = Header::map().to_bytes().to_vec();
         frame.resize(HEADER_LEN + MAP_LEN, 0);
         for sock in self.socks.values().filter(|s| s.congested && s.addr.ip() == local) {
@@ -149,5 +149,6 @@ impl KernelHost {
                 self.transmit(ctx, c, 0);
             }
         }
+        self.ib_map_changed(ctx, local);
     }
 }

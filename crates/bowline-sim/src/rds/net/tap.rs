@@ -201,8 +201,8 @@ mod tests {
     fn two_messages() -> (Oracle, Vec<u8>) {
         let (from, to) = ends();
         let mut oracle = Oracle::default();
-        oracle.add_slot(from, true);
-        oracle.add_slot(to, true);
+        oracle.add_slot(from, true, false, 0);
+        oracle.add_slot(to, true, false, 0);
         oracle.opened(0);
         oracle.opened(1);
         let mut stream = Vec::new();

@@ -30,6 +30,11 @@ const FRESH_KERNEL: u64 = 4 * SEC;
 /// Additional time for that with a kernel at an address where a bowline node was before, if the
 /// kernel sends nothing but maps [R-2003].
 const FRESH_STRANGER: u64 = 36 * SEC;
+/// Additional time for that over RDMA, beside the time in which a NIC gives up: a delay of R-331.
+const FRESH_RDMA: u64 = 2 * SEC;
+/// Additional time for that if there are credits: a node without any sends nothing by which its NIC
+/// could notice a dead peer, and looks every 10 s whether the peer was silent for 30 s.
+const FRESH_CREDITS: u64 = 40 * SEC;
 /// Length of such a message in bytes.
 const FRESH_LEN: usize = 64;
 /// Time in which a node must have nothing left after all sockets are closed: started messages are
@@ -43,6 +48,7 @@ impl World {
         self.enter(Phase::Draining);
         self.ctx.net.faulty = false;
         self.ctx.net.delay_factor = 1;
+        self.ctx.rdma_calm();
         let n = self.hosts.len();
         for from in 0..n {
             for to in 0..n {
@@ -70,10 +76,15 @@ impl World {
             && self.ctx.now > self.phase_since + DRAIN_MAX
             && self.ctx.now > self.phase_since + DRAIN_MAX + self.transfer_time();
         if overdue {
-            let missing = self.ctx.oracle.missing();
+            let missing = self.missing();
             let stuck = self.stuck();
             self.ctx.fail(|| format!("no end after the last fault: {missing:?}; {stuck}"));
         }
+    }
+
+    /// Describes what has not come: a message, or the end of an operation.
+    fn missing(&self) -> Option<String> {
+        self.ctx.oracle.missing().or_else(|| self.ctx.ops.missing())
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -86,7 +97,7 @@ impl World {
             Phase::Active => {}
             Phase::Draining => {
                 let done = (0..self.senders.len()).all(|s| self.has_sent(s))
-                    && self.ctx.oracle.missing().is_none()
+                    && self.missing().is_none()
                     && (0..self.open.len()).all(|s| self.send_bytes(s) == 0);
                 if done {
                     self.report_recovery();
@@ -94,7 +105,7 @@ impl World {
                 } else if self.plan.scenario == Scenario::Calm
                     && self.ctx.now > self.phase_since + CALM_LATENCY_MAX + self.transfer_time()
                 {
-                    let missing = self.ctx.oracle.missing();
+                    let missing = self.missing();
                     let stuck = self.stuck();
                     self.ctx.fail(|| format!("starved without any fault: {missing:?}; {stuck}"));
                 }
@@ -106,7 +117,7 @@ impl World {
                 }
             }
             Phase::Fresh => {
-                let missing = self.ctx.oracle.missing();
+                let missing = self.missing();
                 let all_sent = (0..self.senders.len()).all(|s| self.has_sent(s));
                 if !all_sent || missing.is_some() {
                     if self.ctx.now > self.phase_since + self.fresh_limit() {
@@ -156,7 +167,10 @@ impl World {
     fn is_stranded(&self, sender: usize) -> bool {
         let slot = self.plan.senders[sender].slot;
         match &self.hosts[self.host_of(slot)] {
-            Host::Kernel(kernel) => kernel.is_stranded(slot),
+            Host::Kernel(kernel) => {
+                let target = self.addr(self.plan.senders[sender].target);
+                kernel.is_stranded(slot) || kernel.waits_for_the_dead(&self.ctx, slot, target)
+            }
             Host::Bowline(_) => false,
         }
     }
@@ -187,7 +201,15 @@ impl World {
         let kernel = FRESH_KERNEL + if moves { FRESH_STRANGER } else { 0 };
         let lag: u64 = self.plan.nodes.iter().map(|n| n.kind.lag()).max().unwrap_or(0);
         let trip = 2 * (self.plan.net.delay.1 + lag);
-        FRESH_TRIPS * trip + FRESH_TIME + gaps + if self.with_kernels() { kernel } else { 0 }
+        // Nobody looks after idle queue pairs, so only now is it found which of them are dead.
+        let rdma = self.plan.rdma.as_ref().map_or(0, |rdma| {
+            let flush = rdma.nodes.iter().map(|n| n.flush + n.hold).max().unwrap_or(0);
+            let limited = rdma.nodes.iter().any(|n| n.flow_control);
+            let credits = if limited { FRESH_CREDITS } else { 0 };
+            FRESH_RDMA + credits + u64::from(rdma.retries + 2) * rdma.timeout + 4 * flush
+        });
+        let kernel = if self.with_kernels() { kernel } else { 0 };
+        FRESH_TRIPS * trip + FRESH_TIME + gaps + kernel + rdma
     }
 
     /// Reports how long it took until all messages had arrived after the last fault, in addition to
@@ -220,6 +242,15 @@ impl World {
             return false;
         }
         self.next_closed_check = self.ctx.now + 500 * MS;
+        if let Some((what, n)) = self.ctx.ops.left() {
+            if self.ctx.now < self.phase_since + CLOSED_MAX {
+                return false;
+            }
+            self.ctx.fail(|| format!("{n} {what} not released after closing all"));
+        }
+        if let Err(what) = self.ctx.ops.check_counters() {
+            self.ctx.fail(|| what);
+        }
         for host in 0..self.hosts.len() {
             let Host::Bowline(node) = &self.hosts[host] else { continue };
             let info = node.node.info();

@@ -90,6 +90,14 @@ impl World {
             self.ctx.tcp_cut(conn, Cut::Blackhole);
             return;
         }
+        let live = self.ctx.rdma.live();
+        if !live.is_empty() && (self.ctx.net.live().is_empty() || self.ctx.rng.chance(500)) {
+            let qp = self.ctx.rng.pick(&live);
+            let host = self.ctx.rdma.host(qp);
+            self.ctx.rdma_cut(qp);
+            self.count_fault(what, host);
+            return;
+        }
         let live = self.ctx.net.live();
         if !live.is_empty() {
             let conn = self.ctx.rng.pick(&live);
@@ -199,6 +207,7 @@ impl World {
         if self.open[plan.slot] && !self.stalled[host] && !plan.pings {
             let target = self.addr(plan.target);
             self.note_fault(format_args!("socket {} cancels to {target}", plan.slot));
+            self.ctx.ops.cancelled(plan.slot, plan.target);
             let owed = self.ctx.oracle.cancelled(plan.slot, plan.target);
             self.ctx.coverage.add("excused", "cancelled", owed);
             self.count_fault(FaultKind::Cancel, host);
@@ -223,9 +232,13 @@ impl World {
         }
         let slots: Vec<usize> = (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
         self.ctx.oracle.process_gone(&slots);
+        for slot in &slots {
+            self.ctx.ops.closed(&mut self.ctx.rng, *slot, true);
+        }
         self.stalled[host] = false;
         self.ending[host] = None;
         self.deferred[host].clear();
+        self.ctx.rdma_host_down(host, silent);
         self.ctx.tcp_host_down(host, silent);
         self.report_counters(host);
         let length = self.fault_length();
@@ -268,6 +281,11 @@ impl World {
             && let Host::Bowline(node) = &mut self.hosts[taker]
         {
             node.node.add_local(ip);
+            if let Some(plan) = self.ctx.rdma.node(taker).filter(|_| self.plan.serves_rdma(ip)) {
+                let addrs: Vec<_> = node.rdma_addrs.iter().copied().chain([ip]).collect();
+                node.serve_rdma(plan, &addrs);
+                self.ctx.rdma.address_moved(ip, true);
+            }
             self.ctx.net.hosts[taker].addrs.push(ip);
             let slots: Vec<usize> =
                 (0..self.open.len()).filter(|s| self.plan.slots[*s].addr == ip).collect();
@@ -303,8 +321,15 @@ impl World {
     /// Another process takes over what a node has; until it begins, connections wait and nobody
     /// answers.
     fn hand_over(&mut self, host: HostId) {
+        let slots: Vec<usize> = (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
         if let Host::Bowline(node) = &mut self.hosts[host] {
             node.hand_over(&mut self.ctx);
+            // Memory, and the operations that use it, end with the process.
+            for slot in slots {
+                for message in self.ctx.ops.handed_over(&mut self.ctx.rng, slot) {
+                    self.ctx.oracle.excuse_one(message);
+                }
+            }
             self.stalled[host] = true;
             let gap = self.ctx.rng.below(HAND_OVER);
             self.ctx.schedule(gap, Event::Heal(Heal::TakenOver(host)));
@@ -332,6 +357,7 @@ impl World {
         for what in std::mem::take(&mut self.deferred[host]) {
             match what {
                 Deferred::Notice(end, notice) => self.notice(host, end, notice),
+                Deferred::Rdma(qp, notice) => self.rdma_notice(host, qp, notice),
                 Deferred::Event(what) => self.hosts[host].event(&mut self.ctx, what),
             }
         }
@@ -345,10 +371,16 @@ impl World {
                 self.ctx.tcp_address_lost(taker, ip);
                 if let Host::Bowline(node) = &mut self.hosts[taker] {
                     node.node.remove_local(ip);
+                    if let Some(plan) = self.ctx.rdma.node(taker) {
+                        let mut addrs = node.rdma_addrs.clone();
+                        addrs.retain(|addr| *addr != ip);
+                        node.serve_rdma(plan, &addrs);
+                    }
                 }
             }
             None => {}
         }
+        self.ctx.rdma.address_moved(ip, false);
         self.ctx.net.hosts[host].addrs.push(ip);
         if let Host::Bowline(node) = &mut self.hosts[host] {
             node.node.add_local(ip);

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
-use super::World;
+use super::{Phase, World};
 use crate::engine::queue::{MS, US};
 use crate::rds::ctx::{AppEvent, Event};
-use crate::rds::host::SendResult;
-use crate::rds::oracle::Verdict;
+use crate::rds::host::{Host, SendResult};
+use crate::rds::ops::Extras;
+use crate::rds::oracle::{MessageId, Verdict};
 use crate::rds::payload::TAG_LEN;
 
 /// State of a sender.
@@ -68,6 +69,7 @@ impl World {
         let host = self.host_of(slot);
         self.open[slot] = false;
         self.excuse_socket(slot);
+        self.ctx.ops.closed(&mut self.ctx.rng, slot, false);
         self.ctx.note([41, slot as u64, 0], || format!("host {host} closes socket {slot}"));
         self.hosts[host].close(&mut self.ctx, slot);
         self.wake_senders_of(slot);
@@ -169,15 +171,23 @@ impl World {
         ping: bool,
     ) -> SendResult {
         let mut payload = std::mem::take(&mut self.payload);
+        let host = self.host_of(slot);
+        let extras = if ping { Extras::default() } else { self.draw_extras(slot, target) };
+        // Nothing but operations is sent.
+        let silent = extras.silent && self.ctx.rng.chance(500);
+        let len = if silent { 0 } else { len };
         self.ctx.oracle.next_payload(slot, target, len, &mut payload);
         // The oracle is told first, since the call may already affect the message.
+        let mut message = None;
         if ping {
             self.ctx.oracle.ping_accepted(slot);
-        } else {
-            self.ctx.oracle.send_accepted(slot, target, len);
+        } else if !(extras.silent && len == 0) {
+            message = Some(self.ctx.oracle.send_accepted(slot, target, len));
         }
-        let host = self.host_of(slot);
-        let result = self.hosts[host].send(&mut self.ctx, slot, to, &payload);
+        if !extras.ops.is_empty() {
+            self.prepare_ops(slot, &extras, message);
+        }
+        let result = self.hosts[host].send(&mut self.ctx, slot, to, &payload, &extras);
         if result == SendResult::Sent {
             self.ctx.stats.sent += 1;
             let size = match len {
@@ -190,9 +200,10 @@ impl World {
             self.ctx.coverage.hit("send", size);
         } else {
             self.ctx.stats.refused += 1;
+            self.ctx.ops.refused(extras.ops.len());
             if ping {
                 self.ctx.oracle.ping_refused(slot);
-            } else {
+            } else if message.is_some() {
                 self.ctx.oracle.send_refused(slot, target);
             }
         }
@@ -201,6 +212,46 @@ impl World {
         });
         self.payload = payload;
         result
+    }
+
+    /// Draws what accompanies a message: memory that is announced, or operations.
+    fn draw_extras(&mut self, slot: usize, target: usize) -> Extras {
+        let (host, to) = (self.host_of(slot), self.addr(target).ip());
+        let ctx = &mut self.ctx;
+        let over_rdma = self.plan.over_rdma(slot) && self.plan.over_rdma(target);
+        let Host::Bowline(node) = &mut self.hosts[host] else { return Extras::default() };
+        // The last messages of a run have to arrive soon.
+        let late = self.phase > Phase::Draining;
+        if ctx.ops.plan.is_none() || !over_rdma || late || ctx.net.owner(to) == Some(host) {
+            return Extras::default();
+        }
+        if let Some(cookie) = ctx.ops.draw_free(&mut ctx.rng, slot) {
+            ctx.coverage.hit("ops", "region taken back");
+            node.free_region(ctx, slot, cookie);
+        }
+        if let Some((cookie, new)) = ctx.ops.draw_announced(&mut ctx.rng, slot) {
+            ctx.coverage.hit("ops", "region announced");
+            if let Some(new) = new {
+                node.add_region(ctx, slot, new);
+            }
+            return Extras { announced: Some(cookie), ..Extras::default() };
+        }
+        let faulty = ctx.net.faulty;
+        ctx.ops.draw(&mut ctx.rng, (slot, target), faulty)
+    }
+
+    /// Notes operations that are about to be sent.
+    fn prepare_ops(&mut self, slot: usize, extras: &Extras, message: Option<MessageId>) {
+        if message.is_none() {
+            self.ctx.coverage.hit("ops", "silent message");
+        }
+        let recverr = self.ctx.ops.plan.as_ref().map_or(0, |plan| plan.recverr);
+        let recverr = self.ctx.rng.chance(recverr);
+        self.ctx.ops.sending(extras.ops.len(), message, recverr);
+        let host = self.host_of(slot);
+        if let Host::Bowline(node) = &mut self.hosts[host] {
+            node.set_recverr(slot, recverr);
+        }
     }
 
     pub(super) fn read(&mut self, slot: usize) {
@@ -242,8 +293,21 @@ impl World {
                     self.ctx.coverage.hit("receive", "ahead of one on another connection");
                 }
             }
-            if let Some(from) = self.ctx.oracle.slot_at(source) {
+            if self.ctx.ops.plan.is_some()
+                && source.port() > 0
+                && let Some(message) = self.ctx.oracle.identify(source, self.addr(slot), &payload)
+                && let Err(what) = self.ctx.ops.delivered(slot, message)
+            {
+                self.ctx.fail(|| what);
+            }
+            let from = self.ctx.oracle.slot_at(source);
+            if from.is_some_and(|from| self.plan.over_rdma(from)) {
+                self.ctx.coverage.hit("receive", "over RDMA");
+            } else if let Some(from) = from {
                 self.pairs.count(self.kinds[self.host_of(from)], self.kinds[host]);
+                if self.plan.serves_rdma(self.plan.slots[slot].addr) {
+                    self.ctx.coverage.hit("receive", "over TCP where RDMA is served");
+                }
             }
         }
         self.schedule_read(slot);

@@ -142,6 +142,8 @@ const NODE: More = More {
         ("bowline node --example-config", "Print a configuration file with all settings."),
         ("bowline node --config /etc/bowline/node.toml", "Run as the service does."),
         ("bowline node --address 192.0.2.1 --echo 4000", "Run with a socket that sends all back."),
+        ("bowline node --address 192.0.2.1 --rdma", "Speak RDS over RDMA, without hardware."),
+        ("bowline node --rdma=rxe0", "The same over a device of rdma-core, at its addresses."),
     ],
     files: &[
         ("/etc/bowline/node.toml", "Configuration of the service bowline-node.service."),

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use bowline_verbs::Mtu;
-use serde_json::{Value, json};
+use bowline_verbs::{Device, Mtu, PathStats};
+use serde_json::{Map, Value, json};
 
 use crate::cli::common::histogram::Histogram;
 use crate::cli::common::out::{bytes, count};
@@ -15,6 +15,8 @@ pub(super) struct Found<'a> {
     pub(super) order: &'a Order,
     /// The path MTU of the connection.
     pub(super) mtu: Option<Mtu>,
+    /// The device, which knows the path to the peer.
+    pub(super) device: &'a dyn Device,
 }
 
 impl Found<'_> {
@@ -76,6 +78,8 @@ impl Found<'_> {
             "size": self.order.size,
             "iterations": done,
             "mtu": self.mtu.map(|mtu| mtu.bytes()),
+            "counters": counters(self.device),
+            "peers": self.device.paths().iter().map(path).collect::<Vec<_>>(),
         })
     }
 
@@ -125,4 +129,32 @@ impl Length {
             Self::Time(time) => format!("--duration {}", time.as_secs_f64()),
         }
     }
+}
+
+/// What the device has counted since it was opened.
+fn counters(device: &dyn Device) -> Value {
+    let counts = device.counts().into_iter();
+    counts
+        .map(|count| (count.name.to_owned(), Value::from(count.value)))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+/// What is known about the path to a peer.
+fn path(path: &PathStats) -> Value {
+    json!({
+        "peer": path.peer,
+        "queue_pairs": path.queue_pairs,
+        "round_trip_usec": path.round_trip.map(|time| time.as_secs_f64() * 1e6),
+        "least_round_trip_usec": path.least_round_trip.as_secs_f64() * 1e6,
+        "window": path.window,
+        "in_flight": path.in_flight,
+        "rate": path.rate,
+        "lost_gaps": path.lost_gaps,
+        "lost_timeouts": path.lost_timeouts,
+        "congestion_losses": path.congestion_losses,
+        "resent": path.resent,
+        "cnps_received": path.cnps_received,
+        "cnps_sent": path.cnps_sent,
+    })
 }

@@ -17,7 +17,10 @@ use bowline_host::{Former, HandOver, HostState};
 use crate::cli::{
     Failure, Outcome,
     common::supervisor::Supervisor,
-    rds::programs::{self, Programs},
+    rds::{
+        over_rdma::SoftPort,
+        programs::{self, Programs},
+    },
 };
 
 /// Names under which descriptors are kept by a service manager.
@@ -141,8 +144,12 @@ pub(super) enum Keeper<'a> {
 }
 
 /// Gives all that this node has to a keeper; returns it if that one does not take it.
+///
+/// The soft RDMA device ends before, since its UDP port is for one process at a time: the keeper
+/// opens one of its own.
 pub(super) fn send(
-    node: &Node,
+    node: Node,
+    soft: SoftPort,
     programs: Programs,
     keeper: Keeper<'_>,
 ) -> Outcome<Option<HandOver>> {
@@ -156,7 +163,8 @@ pub(super) fn send(
         let mut out = all.writer()?;
         let listeners = node.hand_over(&mut out)?;
         out.flush()?;
-        drop(out);
+        drop((out, node));
+        soft.wait_until_free();
         all.programs.extend(listeners);
         Ok(all)
     };

@@ -39,9 +39,18 @@ pub(super) fn enter(settings: &Settings, has_passed_socket: bool) -> Outcome<Con
     if settings.disks.are_named {
         return Ok(Confinement::none("files and devices of disks may be anywhere"));
     }
+    if settings.rdma.are_of_system() {
+        return Ok(Confinement::none("devices of rdma-core need files of the system"));
+    }
     let read = READ.map(Into::into).to_vec();
+    let files = settings.rdma.folder().into_iter().collect();
     let mounts = settings.tree.is_some();
-    Ok(confine(&Needs { read, sockets, connect: vec![TCP_PORT], mounts }))
+    Ok(confine(&Needs { read, sockets, files, connect: vec![TCP_PORT], mounts }))
+}
+
+/// Tells whether a node with these settings is to be confined.
+pub(super) fn is_wanted(settings: &Settings) -> bool {
+    settings.sandbox && !settings.disks.are_named && !settings.rdma.are_of_system()
 }
 
 /// Tells what holds and what does not.

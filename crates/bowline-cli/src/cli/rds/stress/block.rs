@@ -48,8 +48,7 @@ pub(crate) struct Block {
     pub(crate) show_params: bool,
     pub(crate) show_perfdata: bool,
     pub(crate) cong_monitor: bool,
-    /// use-once, get-mr, fence, cache-mrs, key-o-meter: carried, because the block has them.
-    pub(crate) rdma_flags: [u8; 5],
+    pub(crate) keys: Keys,
     pub(crate) one_way: bool,
     pub(crate) rdma_mode: u8,
     pub(crate) rdma_vector: u32,
@@ -57,6 +56,21 @@ pub(crate) struct Block {
     pub(crate) connect_retries: u32,
     pub(crate) tos: u8,
     pub(crate) asynchronous: bool,
+}
+
+/// How memory is registered and used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Keys {
+    /// They end with the first operation.
+    pub(crate) use_once: bool,
+    /// By a call of its own instead of with the request.
+    pub(crate) get_mr: bool,
+    /// The acknowledgement waits for what is read.
+    pub(crate) fence: bool,
+    /// They are used again.
+    pub(crate) cache: bool,
+    /// Those that come back are reported.
+    pub(crate) meter: bool,
 }
 
 /// Why no block was read.
@@ -79,6 +93,11 @@ impl From<io::Error> for ReadError {
 const UNSET: u8 = 0xff;
 
 impl Block {
+    /// Returns the bytes of a remote read or write.
+    pub(crate) fn rdma_total(&self) -> u64 {
+        u64::from(self.rdma_bytes) * u64::from(self.rdma_vector)
+    }
+
     /// Returns the bytes the active side sends.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(VERSION_TEXT.len() + OLD_LEN + TAIL_LEN);
@@ -106,7 +125,8 @@ impl Block {
             ]
             .map(u8::from),
         );
-        out.extend(self.rdma_flags);
+        let Keys { use_once, get_mr, fence, cache, meter } = self.keys;
+        out.extend([use_once, get_mr, fence, cache, meter].map(u8::from));
         out.extend([UNSET, u8::from(self.one_way), self.rdma_mode]);
         for number in [self.rdma_vector, self.rdma_alignment, self.connect_retries] {
             out.extend(number.to_be_bytes());
@@ -162,7 +182,13 @@ impl Block {
             show_params: flag(36),
             show_perfdata: flag(37),
             cong_monitor: flag(38),
-            rdma_flags: [bytes[39], bytes[40], bytes[41], bytes[42], bytes[43]],
+            keys: Keys {
+                use_once: flag(39),
+                get_mr: flag(40),
+                fence: flag(41),
+                cache: flag(42),
+                meter: flag(43),
+            },
             one_way: flag(45),
             rdma_mode: bytes[46],
             rdma_vector: u32_at(47),
@@ -216,7 +242,7 @@ mod tests {
             show_params: false,
             show_perfdata: false,
             cong_monitor: true,
-            rdma_flags: [0, 0, 1, 0, 0],
+            keys: Keys { use_once: false, get_mr: false, fence: true, cache: false, meter: false },
             one_way: true,
             rdma_mode: 0,
             rdma_vector: 1,

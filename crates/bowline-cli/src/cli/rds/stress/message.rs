@@ -1,6 +1,6 @@
 //! Messages of a stress run: 63 bytes of header, then the payload.
 //!
-//! Spec: `docs/spec/tools.md`, section 4.3. The RDMA fields are zero: no transport here has RDMA.
+//! Spec: `docs/spec/tools.md`, section 4.3.
 
 use std::{fmt, net::SocketAddrV4};
 
@@ -14,6 +14,74 @@ pub(crate) enum Kind {
     Request,
     /// Answers a request of the same index.
     Ack,
+}
+
+/// What the receiver of a request does with the memory of its sender.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum Access {
+    #[default]
+    Read,
+    Write,
+}
+
+impl Access {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// The part of a header about a remote read or write; an acknowledgement repeats that of its
+/// request.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Rdma {
+    pub(crate) access: Access,
+    /// Two addresses that mean something to the sender of the request alone.
+    pub(crate) addresses: [u64; 2],
+    /// What the memory is filled with, eight bytes in the order of the machine.
+    pub(crate) pattern: u64,
+    pub(crate) key: u64,
+    /// Bytes of a local buffer, and number of local buffers.
+    pub(crate) size: u32,
+    pub(crate) vector: u32,
+}
+
+impl Rdma {
+    /// Writes this part to a message that has its header already.
+    pub(crate) fn encode(&self, out: &mut [u8]) {
+        out[19] = match self.access {
+            Access::Read => 1,
+            Access::Write => 2,
+        };
+        let [addr, physical] = self.addresses;
+        for (at, number) in [(20, addr), (28, physical), (36, self.pattern), (44, self.key)] {
+            out[at..at + 8].copy_from_slice(&number.to_be_bytes());
+        }
+        out[52..56].copy_from_slice(&self.size.to_be_bytes());
+        out[56..60].copy_from_slice(&self.vector.to_be_bytes());
+    }
+
+    /// Reads this part of a header; an unknown operation is returned as the error.
+    pub(crate) fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Option<Self>, u8> {
+        let access = match bytes[19] {
+            0 => return Ok(None),
+            1 => Access::Read,
+            2 => Access::Write,
+            other => return Err(other),
+        };
+        let long = |at: usize| bytes[at..at + 8].iter().fold(0, |n, b| n << 8 | u64::from(*b));
+        let word = |at: usize| bytes[at..at + 4].iter().fold(0, |n, b| n << 8 | u32::from(*b));
+        Ok(Some(Self {
+            access,
+            addresses: [long(20), long(28)],
+            pattern: long(36),
+            key: long(44),
+            size: word(52),
+            vector: word(56),
+        }))
+    }
 }
 
 /// The fields both sides agree on before a message arrives.
@@ -122,6 +190,28 @@ mod tests {
         assert_eq!(bytes[63], 0xee);
         let head: [u8; HEADER_LEN] = bytes[..63].try_into().expect("63 bytes");
         assert_eq!(Header::decode(&head), Ok(header));
+    }
+
+    #[test]
+    fn what_it_says_of_rdma_has_the_documented_layout() {
+        let rdma = Rdma {
+            access: Access::Write,
+            addresses: [0x2021_2223_2425_2627, 0x2829_2a2b_2c2d_2e2f],
+            pattern: 0x3031_3233_3435_3637,
+            key: 0x4041_4243_4445_4647,
+            size: 0x5051_5253,
+            vector: 0x6061_6263,
+        };
+        let mut bytes = [0; HEADER_LEN];
+        assert_eq!(Rdma::decode(&bytes), Ok(None));
+        rdma.encode(&mut bytes);
+        let mut wanted = vec![2];
+        wanted.extend((0x20..0x38).chain(0x40..0x48).chain(0x50..0x54).chain(0x60..0x64));
+        wanted.extend([0; 3]);
+        assert_eq!(bytes[19..], wanted);
+        assert_eq!(Rdma::decode(&bytes), Ok(Some(rdma)));
+        bytes[19] = 3;
+        assert_eq!(Rdma::decode(&bytes), Err(3));
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 mod block;
 mod message;
+mod rdma;
 mod report;
+mod shared;
 mod task;
 
 use std::{
@@ -20,14 +22,15 @@ use std::{
 };
 
 use bowline::rds::Node;
+use clap::{builder::RangedI64ValueParser, value_parser};
 
 use self::{
-    block::{Block, ReadError, VERSION, exchange_start},
+    block::{Block, Keys, ReadError, VERSION, exchange_start},
     message::HEADER_LEN,
     report::{RULE, Rates, Totals, heading, histogram_lines, perfdata_heading, round_trips},
     task::{Setup, Tally, Task},
 };
-use super::control;
+use super::{control, over_rdma::RdmaOption};
 use crate::cli::{
     Failure, Outcome,
     common::{
@@ -35,7 +38,6 @@ use crate::cli::{
         out,
         stop::Stop,
     },
-    start_node,
 };
 
 /// Longest message of RDS, bytes.
@@ -62,6 +64,10 @@ const END_SLACK: Duration = Duration::from_secs(1);
 ///
 /// Start it once without -s, then with -s and the address of the first on another host. Either
 /// end can be the original rds-stress 2.0.7. Messages of others than the peer are ignored.
+///
+/// With -D, and --rdma on both sides, each request but the first eleven messages offers memory,
+/// which the peer reads or writes before it acknowledges. The columns mbi and mbo are what remote
+/// reads and writes bring to the memory of this side, and take from it, in KiB/s.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Exit status: 0 after a normal run, 1 failure or when the peer is gone before its end, 2 usage."
@@ -94,14 +100,14 @@ pub(crate) struct Args {
     /// Type of service
     #[arg(short = 'Q', long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
-    /// RDMA size per request; needs a transport with RDMA, which TCP is not
+    /// Size of a remote read or write, for each request; needs --rdma on both sides
     #[arg(short = 'D', long, value_name = "BYTES", default_value = "0", value_parser = number32)]
     rdma_bytes: u32,
-    /// Local buffers per RDMA
+    /// Local buffers of a remote read or write, each of the size of -D
     #[arg(short = 'I', long, value_name = "N", default_value = "1", value_parser = number32)]
     rdma_buffers: u32,
-    /// RDMA mode: 0 alternate, 1 read, 2 write
-    #[arg(short = 'M', long, value_name = "MODE", default_value_t = 0)]
+    /// 0 remote reads and writes by turns, 1 reads, 2 writes
+    #[arg(short = 'M', long, value_name = "MODE", default_value_t = 0, value_parser = value_parser!(u8).range(0..=2))]
     rdma_mode: u8,
     /// Only the active side sends requests
     #[arg(short = 'o', long)]
@@ -115,32 +121,33 @@ pub(crate) struct Args {
     /// Ask the peer for real-time priority; this side keeps its own
     #[arg(short = 'R', long)]
     rtprio: bool,
-    /// Check payloads
+    /// Check payloads, and what is read and written remotely
     #[arg(short, long)]
     verify: bool,
     /// Print every message on standard error, on both sides
     #[arg(short = 'V', long)]
     trace: bool,
-    /// Use RDMA keys once
-    #[arg(long, value_name = "0|1", default_value_t = 0, hide = true)]
+    /// Keys of memory end with the peer's operation, not by the requester
+    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
     rdma_use_once: u8,
-    /// Register memory by socket option
-    #[arg(long, value_name = "0|1", default_value_t = 0, hide = true)]
+    /// Register memory by a call of its own, not with the request: the same for a bowline node
+    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
     rdma_use_get_mr: u8,
-    /// Fence RDMA reads
-    #[arg(long, value_name = "0|1", default_value_t = 1, hide = true)]
+    /// Acknowledge a remote read after the data have come. With 0, -v may find others, and
+    /// --rdma-use-once may end the connection
+    #[arg(long, value_name = "0|1", default_value_t = 1, value_parser = switch())]
     rdma_use_fence: u8,
-    /// Reuse RDMA keys
-    #[arg(long, value_name = "0|1", default_value_t = 0, hide = true)]
+    /// Use keys of memory again; needs --rdma-use-get-mr 1
+    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
     rdma_cache_mrs: u8,
-    /// Accepted and ignored, as in the original
+    /// Accepted and ignored, as in the original: the end of an operation is always told
     #[arg(long, value_name = "0|1", hide = true)]
     rdma_use_notify: Option<u8>,
-    /// Offset of RDMA buffers
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = number32, hide = true)]
+    /// Offset of buffers from a page, at most 4096
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = number32)]
     rdma_alignment: u32,
-    /// Report RDMA keys that come back
-    #[arg(long, hide = true)]
+    /// Tell at the end how many keys of memory were issued again
+    #[arg(long)]
     rdma_key_o_meter: bool,
     /// Print the options first
     #[arg(long)]
@@ -160,12 +167,22 @@ pub(crate) struct Args {
     /// Watch congestion explicitly
     #[arg(long, value_name = "0|1", default_value_t = 1)]
     use_cong_monitor: u8,
+    /// Send this side's messages without copying them, but those with remote reads and writes
+    #[arg(long)]
+    zerocopy: bool,
+    #[command(flatten)]
+    rdma: RdmaOption,
     /// Cut the connection of the running node to the peer (-s) and exit
     #[arg(long)]
     reset: bool,
     /// Asynchronous sends of Oracle's kernels, which do not exist here
     #[arg(long = "async", hide = true)]
     asynchronous: bool,
+}
+
+/// Returns what reads `0` or `1`.
+fn switch() -> RangedI64ValueParser<u8> {
+    value_parser!(u8).range(0..=1)
 }
 
 /// Runs the command.
@@ -205,6 +222,24 @@ impl Args {
         if !(1..=u32::from(u16::MAX)).contains(&self.depth) {
             return Err(Failure::usage("-d must be between 1 and 65535"));
         }
+        if self.rdma_cache_mrs != 0 && (self.rdma_use_once != 0 || self.rdma_use_get_mr == 0) {
+            return Err(Failure::usage(
+                "--rdma-cache-mrs 1 needs --rdma-use-get-mr 1, and no --rdma-use-once",
+            ));
+        }
+        let total = u64::from(self.rdma_bytes) * u64::from(self.rdma_buffers);
+        if total > rdma::BYTES_MAX || !(1..=rdma::BUFFERS_MAX).contains(&self.rdma_buffers) {
+            return Err(Failure::usage(format!(
+                "-D {} with -I {}: at most {} bytes in all and {} buffers are possible",
+                self.rdma_bytes,
+                self.rdma_buffers,
+                rdma::BYTES_MAX,
+                rdma::BUFFERS_MAX
+            )));
+        }
+        if self.rdma_alignment > rdma::PAGE {
+            return Err(Failure::usage(format!("--rdma-alignment is at most {}", rdma::PAGE)));
+        }
         if self.reset && self.send_addr.is_none() {
             return Err(Failure::usage("--reset needs the peer: -s ADDRESS"));
         }
@@ -229,13 +264,13 @@ impl Args {
             show_params: self.show_params,
             show_perfdata: self.show_perfdata,
             cong_monitor: self.use_cong_monitor != 0,
-            rdma_flags: [
-                self.rdma_use_once,
-                self.rdma_use_get_mr,
-                self.rdma_use_fence,
-                self.rdma_cache_mrs,
-                u8::from(self.rdma_key_o_meter),
-            ],
+            keys: Keys {
+                use_once: self.rdma_use_once != 0,
+                get_mr: self.rdma_use_get_mr != 0,
+                fence: self.rdma_use_fence != 0,
+                cache: self.rdma_cache_mrs != 0,
+                meter: self.rdma_key_o_meter,
+            },
             one_way: self.one_way,
             rdma_mode: self.rdma_mode,
             rdma_vector: self.rdma_buffers,
@@ -262,15 +297,19 @@ fn reset(args: &Args) -> Outcome {
     Ok(())
 }
 
-/// Refuses what no node on TCP can do, with the reason.
-fn refuse_unsupported(block: &Block) -> Outcome {
-    if block.rdma_bytes > 0 {
+/// Refuses what this side cannot do, with the reason.
+fn refuse_unsupported(args: &Args, block: &Block) -> Outcome {
+    if block.rdma_bytes > 0 && !args.rdma.is_wanted() {
         return Err(Failure::failed(
-            "RDMA is not possible over TCP (Invalid argument); run without -D",
+            "remote reads and writes (-D) are not possible over TCP: start both sides with --rdma, \
+             or run without -D",
         ));
     }
     if block.asynchronous {
-        return Err(Failure::failed("asynchronous sends are not possible; run without --async"));
+        return Err(Failure::failed(
+            "asynchronous sends (--async) are a control message of Oracle's kernels alone; run \
+             without it",
+        ));
     }
     let slot = u64::from(block.req_bytes) + u64::from(block.ack_bytes);
     let slots = u64::from(block.depth) * u64::from(block.tasks) * 2;
@@ -287,6 +326,19 @@ fn refuse_unsupported(block: &Block) -> Outcome {
             "the options ask for {} tasks with {} requests of {} + {} bytes outstanding from port \
              {}, which is out of bounds; use smaller numbers",
             block.tasks, block.depth, block.req_bytes, block.ack_bytes, block.port
+        )));
+    }
+    let memory = rdma::memory_of_task(block).saturating_mul(block.tasks.into());
+    if block.rdma_bytes > 0
+        && (block.rdma_total() > rdma::BYTES_MAX
+            || !(1..=rdma::BUFFERS_MAX).contains(&block.rdma_vector)
+            || block.rdma_alignment > rdma::PAGE
+            || memory > BUFFER_BYTES_MAX)
+    {
+        return Err(Failure::failed(format!(
+            "the options ask for remote reads and writes of {} times {} bytes, {} times at once by \
+             each of {} tasks with each of the peer, which is out of bounds; use smaller numbers",
+            block.rdma_vector, block.rdma_bytes, block.depth, block.tasks
         )));
     }
     Ok(())
@@ -306,7 +358,7 @@ fn run_active(args: &Args, local: Option<Ipv4Addr>, peer: Ipv4Addr, stop: &Stop)
         IpAddr::V6(address) => return Err(Failure::failed(format!("{address} is not IPv4"))),
     };
     let block = args.block(local, peer);
-    refuse_unsupported(&block)?;
+    refuse_unsupported(args, &block)?;
     stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(lost)?;
     io::Write::write_all(&mut stream, &block.encode()).map_err(lost)?;
     let setup = setup(args, block, local, peer, true);
@@ -315,7 +367,7 @@ fn run_active(args: &Args, local: Option<Ipv4Addr>, peer: Ipv4Addr, stop: &Stop)
 
 fn setup(args: &Args, block: Block, local: Ipv4Addr, remote: Ipv4Addr, requests: bool) -> Setup {
     let (foreign, outlier_us) = (Arc::default(), args.show_outliers);
-    Setup { block, local, remote, requests, foreign, outlier_us }
+    Setup { block, local, remote, requests, foreign, outlier_us, zerocopy: args.zerocopy }
 }
 
 fn connect(
@@ -387,7 +439,7 @@ fn run_passive(args: &Args, local: Option<Ipv4Addr>, stop: &Stop) -> Outcome {
     stream
         .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
         .map_err(|error| Failure::failed(format!("cannot wait for the peer: {error}")))?;
-    refuse_unsupported(&block)?;
+    refuse_unsupported(args, &block)?;
     let IpAddr::V4(local) = local.ip() else {
         return Err(Failure::failed(format!("{local} is not IPv4")));
     };
@@ -458,7 +510,7 @@ enum End {
 impl<'a> Run<'a> {
     fn new(args: &'a Args, setup: Setup, stream: TcpStream, active: bool) -> Outcome<Self> {
         let block = setup.block.clone();
-        let node = start_node(Node::builder(), &[IpAddr::V4(setup.local).into()])?;
+        let node = args.rdma.start_node(IpAddr::V4(setup.local).into())?;
         let tasks = (0..block.tasks)
             .map(|index| Task::new(&node, setup.clone(), index).map_err(Failure::Failed))
             .collect::<Outcome<Vec<_>>>()?;

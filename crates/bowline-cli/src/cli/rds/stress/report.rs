@@ -20,6 +20,8 @@ pub(crate) struct Totals {
     send_ns: u64,
     sends: u64,
     rtt_ns: u64,
+    rdma_in: u64,
+    rdma_out: u64,
     cpu: Option<Cpu>,
 }
 
@@ -46,6 +48,8 @@ impl Totals {
             send_ns: sum(|tally| tally.send_ns.load(Ordering::Relaxed)),
             sends: sum(|tally| tally.sends.load(Ordering::Relaxed)),
             rtt_ns: sum(|tally| tally.rtt_ns.load(Ordering::Relaxed)),
+            rdma_in: sum(|tally| tally.rdma_in.load(Ordering::Relaxed)),
+            rdma_out: sum(|tally| tally.rdma_out.load(Ordering::Relaxed)),
             cpu: if cpu { Cpu::read() } else { None },
         }
     }
@@ -107,6 +111,9 @@ pub(crate) struct Rates {
     tx: f64,
     rx: f64,
     kib: f64,
+    /// KiB that RDMA has brought to this side's memory, and taken from it.
+    rdma_in: f64,
+    rdma_out: f64,
     send_us: f64,
     rtt_us: f64,
     /// -1 when it was not measured.
@@ -144,6 +151,8 @@ impl Rates {
             tx,
             rx,
             kib: bytes / 1024.0,
+            rdma_in: per(after.rdma_in, before.rdma_in) / 1024.0,
+            rdma_out: per(after.rdma_out, before.rdma_out) / 1024.0,
             send_us: mean(after.send_ns - before.send_ns, after.sends - before.sends),
             rtt_us: mean(after.rtt_ns - before.rtt_ns, after.ack_rx - before.ack_rx),
             cpu: shares.map_or(-1.0, |shares| 100.0 - shares.idle),
@@ -155,7 +164,15 @@ impl Rates {
     pub(crate) fn line(&self) -> String {
         format!(
             "{:4} {:6.0} {:6.0} {:10.2} {:10.2} {:10.2} {:7.2} {:8.2} {:5.2}",
-            self.tasks, self.tx, self.rx, self.kib, 0.0, 0.0, self.send_us, self.rtt_us, self.cpu
+            self.tasks,
+            self.tx,
+            self.rx,
+            self.kib,
+            self.rdma_in,
+            self.rdma_out,
+            self.send_us,
+            self.rtt_us,
+            self.cpu
         )
     }
 
@@ -174,8 +191,8 @@ impl Rates {
             block.rdma_bytes,
             self.tx,
             self.kib,
-            0.0,
-            0.0,
+            self.rdma_in,
+            self.rdma_out,
             self.send_us,
             self.rtt_us,
             self.cpu
@@ -256,6 +273,8 @@ mod tests {
             tx: 1922.0,
             rx: 1937.0,
             kib: 15607.51,
+            rdma_in: 0.0,
+            rdma_out: 64.0,
             send_us: 281.12,
             rtt_us: 6435.32,
             cpu: -1.0,
@@ -263,7 +282,7 @@ mod tests {
         };
         assert_eq!(
             rates.line(),
-            "   2   1922   1937   15607.51       0.00       0.00  281.12  6435.32 -1.00"
+            "   2   1922   1937   15607.51       0.00      64.00  281.12  6435.32 -1.00"
         );
     }
 
@@ -279,6 +298,8 @@ mod tests {
             tx: 10.0,
             rx: 10.0,
             kib: 20.0,
+            rdma_in: 0.0,
+            rdma_out: 0.0,
             send_us: 1.0,
             rtt_us: 30.0,
             cpu: 50.0,

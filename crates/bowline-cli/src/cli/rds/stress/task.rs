@@ -1,6 +1,8 @@
 //! One task of a stress run: a socket that exchanges messages with every task of the peer.
 
 use std::{
+    collections::VecDeque,
+    io::IoSlice,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     sync::{
         Arc, Mutex, PoisonError,
@@ -9,12 +11,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline::rds::{Control, Interest, Message, Node, Socket};
+use bowline::rds::{
+    Control, Error, Interest, Message, Node, RdmaStatus, SendControl, Socket, Transfer,
+};
 use bowline_base::Errno;
 
 use super::{
     block::Block,
-    message::{HEADER_LEN, Header, Kind, Mismatch, template},
+    message::{Access, HEADER_LEN, Header, Kind, Mismatch, Rdma, template},
+    rdma::{Fault, Transfers},
+    shared::Buffers,
 };
 use crate::cli::common::histogram::Histogram;
 
@@ -22,6 +28,10 @@ use crate::cli::common::histogram::Histogram;
 const BATCH: usize = 128;
 /// Longest sleep: bounds how late a task sees that the run is over.
 const SLICE: Duration = Duration::from_millis(100);
+
+/// Time in which the control connection shows whether an operation failed because the peer has
+/// ended the run, which is looked for once a second.
+const END_TIME: Duration = Duration::from_secs(3);
 
 /// Pause before a congested peer is tried again, when congestion is not watched.
 const CONGESTION_PAUSE: Duration = Duration::from_millis(2);
@@ -36,6 +46,9 @@ pub(crate) struct Tally {
     /// Time inside send calls, nanoseconds, and the number of calls.
     pub(crate) send_ns: AtomicU64,
     pub(crate) sends: AtomicU64,
+    /// Bytes that RDMA has brought to this side's memory, and taken from it.
+    pub(crate) rdma_in: AtomicU64,
+    pub(crate) rdma_out: AtomicU64,
     /// Sum of round trips, nanoseconds; there are `ack_rx` of them.
     pub(crate) rtt_ns: AtomicU64,
     /// Round trips in microseconds.
@@ -59,6 +72,8 @@ pub(crate) struct Setup {
     pub(crate) foreign: Arc<AtomicU64>,
     /// Round trips longer than this are printed, microseconds.
     pub(crate) outlier_us: u64,
+    /// This side sends messages without copying them.
+    pub(crate) zerocopy: bool,
 }
 
 /// A task of the peer, as seen from here.
@@ -73,9 +88,17 @@ struct Peer {
     ack_index: u32,
     outstanding: u32,
     /// Slots whose acknowledgement is owed.
-    owed: std::collections::VecDeque<u16>,
+    owed: VecDeque<Owed>,
     sent_at: Vec<Instant>,
     congested: bool,
+}
+
+/// An acknowledgement that is owed.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    slot: u16,
+    /// The operation that goes with it.
+    rdma: Option<Rdma>,
 }
 
 /// A task; it runs in a thread of its own.
@@ -87,6 +110,12 @@ pub(crate) struct Task {
     peers: Vec<Peer>,
     message: Vec<u8>,
     payload: Vec<u8>,
+    /// With `-D` only.
+    transfers: Option<Transfers>,
+    /// With `--zerocopy` only.
+    buffers: Option<Buffers>,
+    /// The first operation that failed, and when.
+    failed: Option<(Instant, String)>,
     tally: Arc<Tally>,
 }
 
@@ -101,7 +130,8 @@ enum Obstacle {
 }
 
 enum Sent {
-    Yes,
+    /// In a call that began then.
+    Yes(Instant),
     Congested,
     Full,
 }
@@ -125,7 +155,8 @@ impl Task {
         let prepared = socket
             .set_send_buffer(buffer)
             .and_then(|()| socket.set_recv_buffer(buffer))
-            .and_then(|()| socket.set_cong_monitor(block.cong_monitor));
+            .and_then(|()| socket.set_cong_monitor(block.cong_monitor))
+            .and_then(|()| socket.set_zerocopy(setup.zerocopy));
         prepared.map_err(|error| format!("socket {address}: {error}"))?;
         let peers = (0..block.tasks)
             .map(|peer| Peer {
@@ -136,14 +167,30 @@ impl Task {
                 recv_index: 0,
                 ack_index: 0,
                 outstanding: 0,
-                owed: std::collections::VecDeque::new(),
+                owed: VecDeque::new(),
                 sent_at: vec![Instant::now(); block.depth as usize],
                 congested: false,
             })
             .collect();
         let payload = template(block.req_bytes.max(block.ack_bytes) as usize);
+        let transfers = (block.rdma_bytes > 0)
+            .then(|| Transfers::new(&socket, block))
+            .transpose()
+            .map_err(|error| format!("socket {address}: {error}"))?;
         let tally = Arc::default();
-        Ok(Self { socket, address, peers, message: payload.clone(), payload, tally, setup })
+        let message = payload.clone();
+        Ok(Self {
+            buffers: setup.zerocopy.then(Buffers::default),
+            setup,
+            socket,
+            address,
+            peers,
+            message,
+            payload,
+            transfers,
+            failed: None,
+            tally,
+        })
     }
 
     /// Returns the counters of this task.
@@ -161,7 +208,7 @@ impl Task {
         while !stop.load(Ordering::Relaxed) {
             let received = self.receive(&mut inbox)?;
             let (sent, obstacle) = self.send()?;
-            if received + sent > 0 {
+            if received + sent > 0 && self.failed.is_none() {
                 continue;
             }
             let (interest, time) = match obstacle {
@@ -175,9 +222,17 @@ impl Task {
                 }
                 _ => {}
             }
+            if let Some((at, why)) = &self.failed
+                && at.elapsed() > END_TIME
+            {
+                return Err(why.clone());
+            }
             if obstacle == Obstacle::Congestion {
                 self.peers.iter_mut().for_each(|peer| peer.congested = false);
             }
+        }
+        if let Some(keys) = self.transfers.as_ref().and_then(Transfers::keys) {
+            note!("bowline stress: {}: {keys}", self.address);
         }
         Ok(())
     }
@@ -192,7 +247,12 @@ impl Task {
         let count = inbox.len();
         for message in inbox.drain(..) {
             for control in message.control() {
-                self.update_congestion(control);
+                match control {
+                    Control::CongestionUpdate(mask) => self.update_congestion(*mask),
+                    Control::RdmaStatus { token, status } => self.told(*token, *status)?,
+                    Control::ZcopyCompletion(cookies) => self.completed(cookies)?,
+                    _ => {}
+                }
             }
             if !message.is_notification() {
                 self.take(&message)?;
@@ -201,13 +261,41 @@ impl Task {
         Ok(count)
     }
 
-    fn update_congestion(&mut self, control: &Control) {
-        let Control::CongestionUpdate(mask) = control else { return };
+    fn update_congestion(&mut self, mask: u64) {
         for peer in &mut self.peers {
             if mask & (1 << (peer.address.port() % 64)) != 0 {
                 peer.congested = false;
             }
         }
+    }
+
+    /// Takes back the buffers of messages that have been released.
+    fn completed(&mut self, cookies: &[u32]) -> Result<(), String> {
+        let Some(buffers) = &mut self.buffers else { return Ok(()) };
+        let mut all = cookies.iter();
+        all.try_for_each(|cookie| buffers.completed(*cookie))
+            .map_err(|error| format!("{}: {error}", self.address))
+    }
+
+    /// Notes the end of an operation of this side.
+    fn told(&mut self, token: u64, status: RdmaStatus) -> Result<(), String> {
+        // Of a socket that has no memory no operation is under way.
+        let Some(transfers) = &mut self.transfers else { return Ok(()) };
+        let access = match transfers.told(token, status) {
+            Ok(access) => access,
+            Err(Fault::Data(text)) => return Err(format!("{}: {text}", self.address)),
+            Err(Fault::Failed(text)) => {
+                let text = format!("{}: {text}", self.address);
+                self.failed.get_or_insert((Instant::now(), text));
+                return Ok(());
+            }
+        };
+        let bytes = transfers.len() as u64;
+        match access {
+            Access::Read => add(&self.tally.rdma_in, bytes),
+            Access::Write => add(&self.tally.rdma_out, bytes),
+        }
+        Ok(())
     }
 
     fn take(&mut self, message: &Message) -> Result<(), String> {
@@ -266,8 +354,10 @@ impl Task {
             if peer.owed.len() >= block.depth as usize {
                 return Err(format!("{source} sent more requests than the depth allows"));
             }
+            let rdma = wanted(message, &head, self.transfers.as_ref())
+                .map_err(|error| format!("{source}: {error}"))?;
             peer.recv_index = (slot + 1) % block.depth;
-            peer.owed.push_back(got.index);
+            peer.owed.push_back(Owed { slot: got.index, rdma });
             add(&self.tally.req_rx, 1);
             return Ok(());
         }
@@ -277,6 +367,17 @@ impl Task {
         peer.ack_index = (slot + 1) % block.depth;
         peer.outstanding -= 1;
         let time = peer.sent_at[slot as usize].elapsed();
+        if let Some(transfers) = &mut self.transfers {
+            let bytes = transfers.len() as u64;
+            let done = transfers
+                .acknowledged(&self.socket, index, got.index)
+                .map_err(|error| format!("{source}: message {}: {error}", got.sequence))?;
+            match done {
+                Some(Access::Read) => add(&self.tally.rdma_out, bytes),
+                Some(Access::Write) => add(&self.tally.rdma_in, bytes),
+                None => {}
+            }
+        }
         add(&self.tally.ack_rx, 1);
         add(&self.tally.rtt_ns, time.as_nanos() as u64);
         let usec = time.as_micros() as u64;
@@ -294,16 +395,16 @@ impl Task {
         for index in 0..self.peers.len() {
             loop {
                 let (depth, peer) = (self.setup.block.depth, &self.peers[index]);
-                let (kind, slot) = match peer.owed.front() {
+                let sent = match peer.owed.front().filter(|owed| !self.is_busy(index, owed)) {
                     _ if peer.congested => break,
-                    Some(slot) => (Kind::Ack, *slot),
+                    Some(owed) => self.acknowledge(index, *owed)?,
                     None if self.setup.requests && peer.outstanding < depth => {
-                        (Kind::Request, peer.send_index as u16)
+                        self.request(index)?
                     }
                     None => break,
                 };
-                match self.send_one(index, kind, slot)? {
-                    Sent::Yes => count += 1,
+                match sent {
+                    Sent::Yes(_) => count += 1,
                     Sent::Congested => self.peers[index].congested = true,
                     Sent::Full => return Ok((count, Obstacle::Full)),
                 }
@@ -314,7 +415,62 @@ impl Task {
         Ok((count, if congested { Obstacle::Congestion } else { Obstacle::None }))
     }
 
-    fn send_one(&mut self, index: usize, kind: Kind, slot: u16) -> Result<Sent, String> {
+    /// Tells whether the memory of an acknowledgement is still in use.
+    fn is_busy(&self, peer: usize, owed: &Owed) -> bool {
+        owed.rdma.is_some() && self.transfers.as_ref().is_some_and(|t| t.is_busy(peer, owed.slot))
+    }
+
+    fn request(&mut self, index: usize) -> Result<Sent, String> {
+        let peer = &self.peers[index];
+        let (slot, sequence) = (peer.send_index as u16, peer.next_tx);
+        let offer = match &mut self.transfers {
+            Some(transfers) => transfers
+                .offer(&self.socket, (index, (*peer.address.ip()).into()), slot, sequence)
+                .map_err(|error| format!("{}: {error}", self.address))?,
+            None => None,
+        };
+        let sent = self.send_one(index, Kind::Request, slot, offer, &[])?;
+        if let Sent::Yes(start) = sent {
+            let peer = &mut self.peers[index];
+            peer.sent_at[usize::from(slot)] = start;
+            peer.send_index = (peer.send_index + 1) % self.setup.block.depth;
+            peer.outstanding += 1;
+            add(&self.tally.req_tx, 1);
+        }
+        Ok(sent)
+    }
+
+    fn acknowledge(&mut self, index: usize, owed: Owed) -> Result<Sent, String> {
+        let Owed { slot, rdma } = owed;
+        let transfer = match (&mut self.transfers, &rdma) {
+            (Some(transfers), Some(rdma)) => Some(
+                transfers
+                    .answer(index, slot, rdma)
+                    .map_err(|error| format!("{}: {error}", self.address))?,
+            ),
+            _ => None,
+        };
+        let sent = self.send_one(index, Kind::Ack, slot, rdma, transfer.as_slice())?;
+        if let Sent::Yes(_) = sent {
+            if let (Some(transfers), Some(rdma)) = (&mut self.transfers, &rdma) {
+                transfers.answered(index, slot, rdma);
+            }
+            self.peers[index].owed.pop_front();
+            add(&self.tally.ack_tx, 1);
+        }
+        Ok(sent)
+    }
+
+    /// Sends a message: a request with the key of memory, if it offers some, or an acknowledgement
+    /// with an operation, if there is one.
+    fn send_one(
+        &mut self,
+        index: usize,
+        kind: Kind,
+        slot: u16,
+        rdma: Option<Rdma>,
+        transfers: &[Transfer],
+    ) -> Result<Sent, String> {
         let peer = &mut self.peers[index];
         let header = Header {
             sequence: peer.next_tx,
@@ -329,8 +485,22 @@ impl Task {
         };
         let message = &mut self.message[..size as usize];
         header.encode(message);
+        if let Some(rdma) = &rdma {
+            rdma.encode(message);
+        }
+        let to = SocketAddr::V4(peer.address);
         let start = Instant::now();
-        let result = self.socket.send_to(message, SocketAddr::V4(peer.address));
+        let result = match rdma {
+            None => match &mut self.buffers {
+                Some(buffers) => send_shared(&self.socket, buffers, message, to, kind),
+                None => self.socket.send_to(message, to),
+            },
+            Some(rdma) if kind == Kind::Request => {
+                let announce = [SendControl::RdmaDest(rdma.key)];
+                self.socket.send_message(Some(to), &[IoSlice::new(message)], &announce)
+            }
+            Some(_) => self.socket.send_rdma(Some(to), message, transfers),
+        };
         match result {
             Ok(_) => {}
             Err(error) if error.errno() == Errno::ENOBUFS => return Ok(Sent::Congested),
@@ -340,26 +510,50 @@ impl Task {
             }
         }
         if self.setup.block.trace {
+            let what = rdma.map_or("", |rdma| rdma.access.name());
             let Header { to, sequence, .. } = header;
-            note!("{} -> {to} {kind:?} {sequence} of {size} bytes", self.address);
+            note!("{} -> {to} {kind:?} {sequence} of {size} bytes {what}", self.address);
         }
         add(&self.tally.send_ns, start.elapsed().as_nanos() as u64);
         add(&self.tally.sends, 1);
         peer.next_tx = peer.next_tx.wrapping_add(1);
-        match kind {
-            Kind::Ack => {
-                peer.owed.pop_front();
-                add(&self.tally.ack_tx, 1);
-            }
-            Kind::Request => {
-                peer.sent_at[usize::from(slot)] = start;
-                peer.send_index = (peer.send_index + 1) % self.setup.block.depth;
-                peer.outstanding += 1;
-                add(&self.tally.req_tx, 1);
-            }
-        }
-        Ok(Sent::Yes)
+        Ok(Sent::Yes(start))
     }
+}
+
+/// Sends a message in a buffer of its own, which is not copied.
+fn send_shared(
+    socket: &Socket,
+    buffers: &mut Buffers,
+    message: &[u8],
+    to: SocketAddr,
+    kind: Kind,
+) -> Result<usize, Error> {
+    let (mut buffer, cookie) = buffers.take(kind, message);
+    if let Some(bytes) = Arc::get_mut(&mut buffer) {
+        // The payload is that of all messages of the kind.
+        bytes[..HEADER_LEN].copy_from_slice(&message[..HEADER_LEN]);
+    }
+    let result = socket.send_shared(&buffer, Some(to), Some(cookie));
+    buffers.sent(kind, buffer, result.is_ok());
+    result
+}
+
+/// Returns the operation that a request asks for, with the key of the memory.
+fn wanted(
+    message: &Message,
+    head: &[u8; HEADER_LEN],
+    transfers: Option<&Transfers>,
+) -> Result<Option<Rdma>, String> {
+    let unknown = |op| format!("a request for the unknown RDMA operation {op}");
+    let Some(mut rdma) = Rdma::decode(head).map_err(unknown)? else { return Ok(None) };
+    transfers.ok_or("a request for RDMA, which was not agreed")?.check(&rdma)?;
+    let key = message.control().iter().find_map(|control| match control {
+        Control::RdmaDest(key) => Some(*key),
+        _ => None,
+    });
+    rdma.key = key.ok_or("a request for RDMA without the key of memory")?;
+    Ok(Some(rdma))
 }
 
 /// Returns the place of the first payload byte that is not the expected one.

@@ -38,9 +38,9 @@ const DELAY_MIN: Duration = Duration::from_millis(100);
 /// that are not in service come first, with the time and the reason of what ended them.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
-Columns: PATHS in service and agreed; TX/s, RX/s messages; TXB/s, RXB/s bytes over TCP; QUEUED bytes of \
-messages that the peer has not acknowledged, WAIT those of them not yet given to TCP, UNACK the others, \
-both in messages; LOST times that a path lost its TCP connection; LAST when and why one last ended or was not \
+Columns: OVER tcp or rdma; PATHS in service and agreed; TX/s, RX/s messages; TXB/s, RXB/s bytes with headers; QUEUED bytes of \
+messages that the peer has not acknowledged, WAIT those of them not yet given to the transport, UNACK the others, \
+both in messages; LOST times that a path lost its connection; LAST when and why one last ended or was not \
 made. SENDQ, RECVQ bytes in the queues of a \
 socket. A socket without PID is one of the node itself.")]
 pub(crate) struct Args {

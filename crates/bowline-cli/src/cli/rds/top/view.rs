@@ -17,6 +17,8 @@ use crate::cli::{Failure, Outcome, common::out};
 /// State of a path in service, and what stands in the place of it.
 const UP: &str = "up";
 const CONGESTED: &str = "congested";
+/// Transport of connections over RDMA.
+const INFINIBAND: &str = "infiniband";
 /// Longest text about a process.
 const COMMAND_MAX: usize = 40;
 
@@ -61,11 +63,13 @@ struct Totals {
     dropped_messages: Option<f64>,
 }
 
-/// One pair of addresses, over all its paths.
+/// One pair of addresses over one transport, over all its paths.
 #[derive(Clone, Debug, Serialize)]
 struct Connection {
     local_addr: IpAddr,
     remote_addr: IpAddr,
+    transport: String,
+    tos: u8,
     peer: String,
     paths: u8,
     paths_up: u64,
@@ -73,7 +77,7 @@ struct Connection {
     /// State of the path that is furthest from service.
     state: String,
     last_end: Option<EndRow>,
-    /// Messages, and bytes that TCP took and brought, each second.
+    /// Messages, and bytes that the transport took and brought, each second.
     sent_messages: Option<f64>,
     received_messages: Option<f64>,
     sent_bytes: Option<f64>,
@@ -196,9 +200,10 @@ impl Shown {
 
     fn connection_lines(&self) -> Vec<String> {
         let mut lines = vec![format!(
-            "{:>15} {:>15} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5} {}",
+            "{:>15} {:>15} {:4} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5} {}",
             "LOCAL",
             "REMOTE",
+            "OVER",
             "PATHS",
             "STATE",
             "TX/s",
@@ -213,9 +218,10 @@ impl Shown {
         )];
         for row in &self.connections {
             let mut line = format!(
-                "{:>15} {:>15} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5}",
+                "{:>15} {:>15} {:4} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5}",
                 row.local_addr.to_string(),
                 row.remote_addr.to_string(),
+                if row.transport == INFINIBAND { "rdma" } else { &row.transport },
                 format!("{}/{}", row.paths_up, row.paths),
                 row.state_text(),
                 number(row.sent_messages),
@@ -309,18 +315,20 @@ fn distance(state: &str) -> u8 {
 
 fn connections(then: Option<&Snapshot>, now: &Snapshot, rate: Rate) -> Vec<Connection> {
     let then = then.map(|then| then.connections.as_slice()).unwrap_or_default();
-    let then: HashMap<_, _> =
-        then.iter().map(|row| ((row.local_addr, row.remote_addr), row)).collect();
+    let key =
+        |row: &ConnectionRow| (row.local_addr, row.remote_addr, row.transport.clone(), row.tos);
+    let then: HashMap<_, _> = then.iter().map(|row| (key(row), row)).collect();
     let mut all = BTreeMap::new();
     for row in &now.connections {
-        let pair = (row.local_addr, row.remote_addr);
-        let old = then.get(&pair);
+        let old = then.get(&key(row));
         let of = |count: fn(&ConnectionRow) -> u64| rate.of(old.map(|old| count(old)), count(row));
         all.insert(
-            pair,
+            key(row),
             Connection {
-                local_addr: pair.0,
-                remote_addr: pair.1,
+                local_addr: row.local_addr,
+                remote_addr: row.remote_addr,
+                transport: row.transport.clone(),
+                tos: row.tos,
                 peer: row.peer.clone(),
                 paths: row.paths,
                 paths_up: 0,
@@ -339,7 +347,8 @@ fn connections(then: Option<&Snapshot>, now: &Snapshot, rate: Rate) -> Vec<Conne
         );
     }
     for path in &now.paths {
-        let Some(row) = all.get_mut(&(path.local_addr, path.remote_addr)) else { continue };
+        let key = (path.local_addr, path.remote_addr, path.transport.clone(), path.tos);
+        let Some(row) = all.get_mut(&key) else { continue };
         // Paths that were not agreed on are not missed.
         if path.path >= row.paths.max(1) {
             continue;
@@ -416,6 +425,8 @@ mod tests {
         PathRow {
             local_addr: LOCAL,
             remote_addr,
+            transport: "tcp".into(),
+            tos: 0,
             path,
             next_tx,
             next_rx: 1,
@@ -462,6 +473,7 @@ mod tests {
             send_messages: Vec::new(),
             retrans_messages: Vec::new(),
             tcp_sockets: Vec::new(),
+            ib_connections: None,
         };
         Sample { at, snapshot }
     }

@@ -1,10 +1,13 @@
 //! Statistics of paths: shown, and set to 0.
 
-use bowline_ctl::Errno;
+use bowline_ctl::{Errno, Json};
 use serde_json::{Value, json};
 
-use super::{Mode, Refusal, Run};
+use super::{Mode, Refusal, Row, Run};
 use crate::cli::tool::format::Format;
+
+/// The file of numbers too many to be told apart without their names [RS-50].
+const NETWORK: &str = "network";
 
 impl Run<'_> {
     pub(super) fn stats(&mut self, name: &str) -> Result<(), Refusal> {
@@ -21,8 +24,9 @@ impl Run<'_> {
                     "cpu_migration_to",
                     "wc_completion",
                     "rdma_lat",
+                    NETWORK,
                 ],
-                Mode::Server => &["rdma", "wc_completion"],
+                Mode::Server => &["rdma", "wc_completion", NETWORK],
             };
             for name in names {
                 let text =
@@ -31,12 +35,24 @@ impl Run<'_> {
                         Err(refusal) if refusal.errno == Errno::ENOENT => continue,
                         text => text?,
                     };
+                let text = if *name == NETWORK { self.with_names(&path, &text) } else { text };
                 for (index, line) in text.lines().enumerate() {
                     say!("  {:<18} {line}", if index == 0 { name } else { "" });
                 }
             }
         }
         Ok(())
+    }
+
+    /// The numbers of a path's file about the network with their names, one in a line; without them
+    /// if the tree does not tell.
+    fn with_names(&self, path: &Row, text: &str) -> String {
+        let part = self.inventory.part(path.source, &format!("{}/stats/{NETWORK}", path.at));
+        let members = part.map(Json::members).unwrap_or_default();
+        let lines =
+            members.iter().filter_map(|(name, n)| Some(format!("{name} {}\n", n.as_u64()?)));
+        let lines: String = lines.collect();
+        if lines.is_empty() { text.to_owned() } else { lines }
     }
 
     /// Prints a list of paths, each with its files of statistics.

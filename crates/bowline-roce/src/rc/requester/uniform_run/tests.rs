@@ -10,7 +10,7 @@ use bowline_verbs::{
 };
 
 use self::common::{BUFFER, Fate, Pair, Setup};
-use crate::{Burst, Config};
+use crate::{Burst, Config, Congestion};
 
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
@@ -27,6 +27,17 @@ pub(super) fn one_by_one() -> bool {
 pub(super) fn note_together(count: usize) {
     TOGETHER.set(TOGETHER.get() + count);
 }
+
+/// Windows to choose from. With that of the path, times of packets differ by how the bytes before
+/// them were rounded.
+const WINDOWS: [Congestion; 6] = [
+    Congestion::Fixed(16),
+    Congestion::Fixed(20),
+    Congestion::Fixed(33),
+    Congestion::Fixed(240),
+    Congestion::Fixed(240),
+    Congestion::Fixed(1000),
+];
 
 const IOVA: u64 = 0x1000_0000;
 const RECEIVE: u32 = 4_900_000;
@@ -113,8 +124,7 @@ fn post(pair: &mut Pair, side: usize, id: u64, mtu: u64, keys: &[Keys], dice: &m
 fn history(seed: u64) -> Vec<String> {
     let dice = &mut Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mtu = dice.one(&[Mtu::M256, Mtu::M1024, Mtu::M2048, Mtu::M4096, Mtu::M4096]);
-    let mut config =
-        Config { window: dice.one(&[16, 20, 33, 64, 240, 240, 1000]), ..Config::default() };
+    let mut config = Config { congestion: dice.one(&WINDOWS), ..Config::default() };
     if dice.percent(30) {
         config.limits.reorder_bytes = 0;
     }

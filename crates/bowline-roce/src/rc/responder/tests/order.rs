@@ -141,11 +141,11 @@ fn what_comes_after_a_gap_is_kept() {
 #[test]
 fn little_is_kept_for_a_peer() {
     let mut side = with_receives(9);
-    for ahead in (1..2000).rev() {
+    for ahead in (1..20_000).rev() {
         side.feed(&only(FIRST + ahead, false));
     }
-    assert_eq!(side.responder.reorder.len(), 512);
-    assert_eq!(side.counters.requests_discarded, 1999 - 512);
+    assert_eq!(side.responder.reorder.len(), 1 << 14);
+    assert_eq!(side.counters.requests_discarded, 19_999 - (1 << 14));
     side.flush();
     assert_eq!(side.reorder_budget.used(), 0);
     let mut side = with_receives(9);
@@ -306,4 +306,22 @@ fn replies_are_those_of_the_vectors() {
     side.reply();
     side.read(0, 0, 0);
     assert_eq!(reply(&mut side, 0x2f_27a4), "1000ffff002f27a40043bfa51f000002"); // V15
+}
+
+/// [CC-10], [CC-14]: gaps are reported once, and how far packets have come when they ask.
+#[test]
+fn gaps_and_progress_are_reported_to_a_peer_that_takes_reports() {
+    let mut side = with_receives(9);
+    side.responder.report_gaps();
+    side.feed(&only(FIRST + 2, false));
+    let gap = |psn, count| Answer::syndrome(psn, 0x40, count);
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST, 0x60, 0), gap(FIRST, 2)]);
+    side.feed(&only(FIRST + 3, false));
+    assert_eq!(side.replies(), [], "nobody asked");
+    side.feed(&only(FIRST + 5, true));
+    side.feed(&only(FIRST + 6, true));
+    assert_eq!(side.replies(), [gap(FIRST + 4, 1), gap(FIRST + 7, 0)], "the last one says all");
+    side.feed(&only(FIRST + 6, true));
+    assert_eq!(side.replies(), [gap(FIRST + 7, 0)], "a duplicate asks as well");
+    assert_eq!(side.counters.gaps_reported, 2);
 }

@@ -185,6 +185,29 @@ fn a_read_ends_when_its_key_does() {
     assert!(side.responder.failed());
 }
 
+/// A key that is withdrawn is refused from then on, and READs before that are answered, again if
+/// they are repeated.
+#[test]
+fn a_read_goes_on_when_its_key_is_withdrawn() {
+    let mut side = Side::new();
+    let region = filled(&mut side, 4 * MTU);
+    side.post_len(1, 1);
+    side.read(region.va, region.key, 4 * MTU as u32);
+    side.send_ack(Opcode::SendOnly, b"x");
+    side.reply();
+    side.mrs.withdraw_keys(&[region.key]).unwrap();
+    let rest = side.replies();
+    assert_eq!(
+        (data(&rest[..3]), &rest[3..]),
+        (pattern(4 * MTU)[MTU..].to_vec(), &[Answer::ack(FIRST + 4, 2)][..])
+    );
+    side.read_at(FIRST + 1, region.va + MTU as u64, region.key, 3 * MTU as u32);
+    assert_eq!(data(&side.replies()), pattern(4 * MTU)[MTU..]);
+    assert!(!side.responder.failed());
+    side.read(region.va, region.key, 1);
+    assert_eq!(side.replies(), [Answer::syndrome(FIRST + 5, 0x62, 2)]);
+}
+
 /// A request that the network has kept until the memory is gone does no harm to a peer that has its
 /// answer (checklist 7).
 #[test]

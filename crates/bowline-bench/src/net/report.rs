@@ -1,0 +1,197 @@
+//! Tables for people, and the result file.
+
+use std::fmt::Write as _;
+
+use super::Record;
+use super::judge::Judged;
+use super::measure::{Measured, Percentile};
+use super::plan::{Beside, NetCell};
+use crate::cell::Subject;
+use crate::head::Head;
+use crate::json::Json;
+use crate::plan::bytes;
+use crate::report::{short, time};
+use crate::run::Sample;
+use crate::stats::median;
+use crate::targets::Verdict;
+
+/// Writes what was measured: a table for each network.
+pub(crate) fn tables(cells: &[NetCell], records: &[Record]) -> String {
+    let mut out = String::new();
+    let mut last = String::new();
+    for (at, cell) in cells.iter().enumerate() {
+        let clients = if cell.clients == 1 { "client" } else { "clients" };
+        let limit = bytes(cell.link.limit as usize);
+        let rate = short(cell.link.rate as f64);
+        let title =
+            format!("{rate}bit/s, {limit} of buffer, MTU {}, {} {clients}", cell.mtu, cell.clients);
+        // Writing to a String cannot fail, here and below.
+        if title != last {
+            let _ = writeln!(
+                out,
+                "\n{title}\n  {:26}{:13}{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
+                "", "", "MB/s", "of link", "p50", "p99", "pause", "fairness", "TCP MB/s", "dropped"
+            );
+            last = title;
+        }
+        for subject in [cell.work.own, cell.work.rival] {
+            row(&mut out, cell, subject, records, at);
+        }
+    }
+    out
+}
+
+fn row(out: &mut String, cell: &NetCell, subject: Subject, records: &[Record], at: usize) {
+    let of = || records.iter().filter(|r| r.cell == at && r.subject == subject);
+    let good: Vec<&Measured> = of().filter_map(|r| r.result.as_ref().ok()).collect();
+    let beside = match cell.beside {
+        Beside::Nothing => String::new(),
+        other => format!("+{}", other.name()),
+    };
+    let _ = write!(out, "  {:26}{:13}", format!("{}{beside}", cell.work.name), subject.name());
+    if good.is_empty() {
+        let why = of().find_map(|r| r.result.as_ref().err()).map_or("not measured", |why| why);
+        let _ = writeln!(out, " failed: {why}");
+        return;
+    }
+    let mid = |f: &dyn Fn(&Measured) -> Option<f64>| median(good.iter().filter_map(|m| f(m)));
+    let text = |value: Option<f64>, write: &dyn Fn(f64) -> String| {
+        value.map_or_else(|| "-".to_owned(), write)
+    };
+    let megabytes = |value: f64| format!("{:.1}", value / 1e6);
+    let times = |f: &dyn Fn(&Measured) -> Option<f64>| text(mid(f), &|ns| time(ns));
+    let rate = mid(&|m| Some(m.rate()));
+    let _ = writeln!(
+        out,
+        "{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{}",
+        text(rate, &megabytes),
+        text(rate, &|rate| format!("{:.2}", rate / cell.capacity())),
+        times(&|m| m.latency(Percentile::Half)),
+        times(&|m| m.latency(Percentile::Hundredth)),
+        times(&Measured::pause),
+        text(mid(&|m| (cell.clients > 1).then(|| m.fairness())), &|x| format!("{x:.2}")),
+        text(mid(&|m| m.flow.as_ref().map(Sample::byte_rate)), &megabytes),
+        text(mid(&|m| Some(m.ports.share())), &|share| format!("{:.3} %", share * 100.0)),
+        note(&good),
+    );
+}
+
+/// Says that others disturbed it.
+fn note(good: &[&Measured]) -> String {
+    let foreign = median(good.iter().map(|m| m.foreign)).unwrap_or(0.0);
+    match good.iter().any(|m| m.is_disturbed()) {
+        true => format!("   disturbed ({:.0} % foreign)", foreign * 100.0),
+        false => String::new(),
+    }
+}
+
+/// Writes the figures that must be reached.
+pub(crate) fn figures(judged: &[Judged]) -> String {
+    let mut out = String::from("\nFigures (bowline's, of what was measured in the same round)\n");
+    let _ = writeln!(
+        out,
+        "  {:5} {:42} {:42} {:>8} {:>15} {:>12} {:>7} {:>5}  verdict",
+        "", "cell", "figure", "ratio", "quartiles", "must", "goal", "rnds"
+    );
+    for j in judged {
+        let f = &j.figure;
+        let sign = if f.smaller { "<=" } else { ">=" };
+        let (ratio, quartiles) = match j.ratio {
+            Some(s) => (short(s.mid), format!("{} - {}", short(s.low), short(s.high))),
+            None => ("-".into(), String::new()),
+        };
+        let why = match j.verdict.why() {
+            "" => String::new(),
+            why => format!(": {why}"),
+        };
+        let goal = if j.reaches_goal() { ", the goal too" } else { "" };
+        let goal = if j.verdict == Verdict::Pass { goal } else { "" };
+        let _ = writeln!(
+            out,
+            "  {:5} {:42} {:42} {ratio:>8} {quartiles:>15} {:>12} {:>7} {:>5}  {}{goal}{why}",
+            f.id,
+            j.cell,
+            f.what,
+            f.most.map_or_else(
+                || format!("{sign} {}", short(f.must)),
+                |most| format!("{} to {}", short(f.must), short(most))
+            ),
+            short(f.goal),
+            j.good_rounds,
+            j.verdict.word(),
+        );
+    }
+    let count = |word: &str| judged.iter().filter(|j| j.verdict.word() == word).count();
+    let [pass, fail, open, left_out] = ["pass", "FAIL", "undecided", "skipped"].map(count);
+    let _ = writeln!(out, "\n{pass} pass, {fail} fail, {open} undecided, {left_out} skipped");
+    out
+}
+
+/// Everything, for a result file.
+pub(crate) fn json(
+    head: &Head,
+    notes: &[String],
+    cells: &[NetCell],
+    records: &[Record],
+    judged: &[Judged],
+) -> Json {
+    let record = |record: &Record| record_json(&cells[record.cell], record);
+    Json::Object(vec![
+        ("head", head.json()),
+        ("notes", Json::List(notes.iter().map(Json::text).collect())),
+        ("figures", Json::List(judged.iter().map(figure_json).collect())),
+        ("measurements", Json::List(records.iter().map(record).collect())),
+    ])
+}
+
+fn number(value: Option<f64>) -> Json {
+    value.map_or(Json::Null, Json::Float)
+}
+
+fn figure_json(j: &Judged) -> Json {
+    Json::Object(vec![
+        ("id", Json::text(j.figure.id)),
+        ("cell", Json::text(&j.cell)),
+        ("what", Json::text(j.figure.what)),
+        ("ratio", number(j.ratio.map(|s| s.mid))),
+        ("low", number(j.ratio.map(|s| s.low))),
+        ("high", number(j.ratio.map(|s| s.high))),
+        ("must", Json::Float(j.figure.must)),
+        ("goal", Json::Float(j.figure.goal)),
+        ("rounds", Json::Int(j.good_rounds as u64)),
+        ("verdict", Json::text(j.verdict.word().to_lowercase())),
+        ("why", Json::text(j.verdict.why())),
+    ])
+}
+
+fn record_json(cell: &NetCell, record: &Record) -> Json {
+    let mut fields = vec![
+        ("cell", Json::text(cell.name())),
+        ("label", Json::text(record.subject.name())),
+        ("round", Json::Int(u64::from(record.round))),
+    ];
+    match &record.result {
+        Err(why) => fields.push(("error", Json::text(why))),
+        Ok(m) => fields.extend([
+            ("bytes_per_second", Json::Float(m.rate())),
+            ("p50_ns", number(m.latency(Percentile::Half))),
+            ("p99_ns", number(m.latency(Percentile::Hundredth))),
+            ("pause_ns", number(m.pause())),
+            ("fairness", Json::Float(m.fairness())),
+            ("flow_bytes_per_second", number(m.flow.as_ref().map(Sample::byte_rate))),
+            ("router_sent", Json::Int(m.ports.sent)),
+            ("router_dropped", Json::Int(m.ports.dropped)),
+            ("foreign", Json::Float(m.foreign)),
+            ("clients", Json::List(m.clients.iter().map(client_json).collect())),
+        ]),
+    }
+    Json::Object(fields)
+}
+
+fn client_json(s: &Sample) -> Json {
+    Json::Object(vec![
+        ("bytes_per_second", Json::Float(s.byte_rate())),
+        ("said", Json::text(s.words.line())),
+        ("other_said", Json::text(s.other.line())),
+    ])
+}

@@ -1,0 +1,146 @@
+//! Congestion control: how much may be in flight to a destination, and how fast it is sent
+//! [CC-1] to [CC-7].
+//!
+//! ```text
+//!   queue pairs to one destination
+//!     |  sent, acknowledged, lost, marked
+//!   path ---- round trip: smoothed, least
+//!     |------ window: bytes in flight, from the delay of queues, losses and marks
+//!     '------ pacer: when the next burst may leave
+//! ```
+//! All queue pairs to a destination share one path: a session with a connection per processor is
+//! one flow on the network and not many. A queue pair that must wait for the path's window joins a
+//! line, and those in line are let through one by one.
+
+mod delay_target;
+mod pacer;
+mod path;
+mod round_trip;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use bowline_base::Instant;
+use bowline_verbs::{PathStats, Qpn};
+
+pub(crate) use self::path::Path;
+
+/// How the window of packets in flight is determined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Congestion {
+    /// `Delay` between hosts, and `Fixed(240)` within one.
+    #[default]
+    Auto,
+    /// By the delay of queues, losses and congestion marks, for all queue pairs to a destination
+    /// together.
+    Delay,
+    /// A number of packets of each queue pair, 16 to 4096, that only losses reduce.
+    Fixed(u32),
+}
+
+/// Packets of the window within a host.
+const LOCAL_PACKETS: u32 = 240;
+
+impl Congestion {
+    /// How the window of a connection between two addresses is determined. Within a host there is
+    /// no port that queues: what delays packets there is the processor, and a window that follows
+    /// that delay would only make threads sleep.
+    pub(crate) fn between(self, local: IpAddr, remote: IpAddr) -> Self {
+        match self {
+            Self::Auto if remote == local || remote.is_loopback() => Self::Fixed(LOCAL_PACKETS),
+            Self::Auto => Self::Delay,
+            chosen => chosen,
+        }
+    }
+}
+
+/// Paths without a queue pair that are kept: what they have learned holds for the next one.
+const UNUSED_MAX: usize = 256;
+
+/// Index of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PathId(usize);
+
+/// All paths of a device.
+#[derive(Debug)]
+pub(crate) struct Paths {
+    congestion: Congestion,
+    /// The first one is that of queue pairs without a peer, and limits nothing.
+    paths: Vec<Path>,
+    by_addr: BTreeMap<IpAddr, PathId>,
+    /// Number of paths with an address that no queue pair uses.
+    unused: usize,
+}
+
+impl Paths {
+    pub(crate) fn new(congestion: Congestion) -> Self {
+        let nowhere = IpAddr::from([0, 0, 0, 0]);
+        let none = Path::new(nowhere, Congestion::Fixed(0), Instant::from_nanos(0));
+        Self { congestion, paths: vec![none], by_addr: BTreeMap::new(), unused: 0 }
+    }
+
+    /// Returns the path to an address, for one more queue pair of the address `local`.
+    pub(crate) fn join(&mut self, now: Instant, local: IpAddr, addr: IpAddr) -> PathId {
+        if let Some(&id) = self.by_addr.get(&addr) {
+            if self.get_mut(id).join(now) {
+                self.unused -= 1;
+            }
+            return id;
+        }
+        let mut path = Path::new(addr, self.congestion.between(local, addr), now);
+        path.join(now);
+        let id = if self.unused < UNUSED_MAX { None } else { self.forget_one() };
+        let id = match id {
+            Some(id) => {
+                *self.get_mut(id) = path;
+                id
+            }
+            None => {
+                self.paths.push(path);
+                PathId(self.paths.len() - 1)
+            }
+        };
+        self.by_addr.insert(addr, id);
+        id
+    }
+
+    /// Forgets the unused path that was used least recently.
+    fn forget_one(&mut self) -> Option<PathId> {
+        let unused = self.paths.iter().enumerate().skip(1).filter(|(_, path)| path.is_unused());
+        let (at, path) = unused.min_by_key(|(_, path)| path.used_at())?;
+        self.by_addr.remove(&path.addr());
+        self.unused -= 1;
+        Some(PathId(at))
+    }
+
+    /// Notes that a queue pair does not use the path any more: of its packets, and of what it has
+    /// asked for, so many bytes will not be acknowledged or come.
+    pub(crate) fn leave(&mut self, now: Instant, id: PathId, qpn: Qpn, bytes: (u64, u64)) {
+        let path = self.get_mut(id);
+        path.gone(bytes.0);
+        path.answered(now, bytes.1, None);
+        path.waiting.retain(|waiting| *waiting != qpn.0);
+        if id != PathId::default() && path.leave() {
+            self.unused += 1;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: PathId) -> &Path {
+        &self.paths[id.0]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: PathId) -> &mut Path {
+        &mut self.paths[id.0]
+    }
+
+    /// Statistics of all paths in use, in the order of their addresses.
+    pub(crate) fn stats(&self) -> impl Iterator<Item = PathStats> {
+        self.by_addr
+            .values()
+            .map(|id| self.get(*id))
+            .filter(|path| !path.is_unused())
+            .map(Path::stats)
+    }
+}

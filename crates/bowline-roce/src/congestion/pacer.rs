@@ -1,0 +1,107 @@
+//! When the next burst may leave [CC-4]: a bucket fills with time, at a rate above the window's,
+//! so that the window, not the pacer, decides.
+//!
+//! The bucket holds what the rate yields in a quarter of a millisecond. At the rates of loopback
+//! and fast networks that is more than a window, so that no timer is ever needed; at 1 Gb/s it is
+//! half of what a small switch can queue.
+
+use std::time::Duration;
+
+use bowline_base::Instant;
+
+/// Time in which an empty bucket becomes full.
+const DEPTH: Duration = Duration::from_micros(250);
+
+/// The same, at least, where a queue has overflowed.
+const DEPTH_MIN: Duration = Duration::from_micros(20);
+
+/// State of the bucket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pacer {
+    /// Nanoseconds per byte; 0: nothing is known of the rate, and all may leave.
+    per_byte: f64,
+    /// The time that what was sent until now is worth: the bucket is as full as this lies behind.
+    worth: Instant,
+    /// The bucket was empty: nothing leaves before it is half full.
+    empty: bool,
+    depth: Duration,
+}
+
+impl Pacer {
+    pub(super) const fn new() -> Self {
+        Self { per_byte: 0.0, worth: Instant::from_nanos(0), empty: false, depth: DEPTH }
+    }
+
+    /// Sets the rate: so many bytes in so much time; and, where a queue has overflowed, that bursts
+    /// are short.
+    pub(super) fn set_rate(&mut self, bytes: f64, time: Duration, short: bool) {
+        self.depth = if short { (time / 8).clamp(DEPTH_MIN, DEPTH) } else { DEPTH };
+        self.per_byte = time.as_nanos() as f64 / bytes.max(1.0);
+    }
+
+    /// Bytes per second; `None`: not limited.
+    pub(super) fn rate(&self) -> Option<u64> {
+        (self.per_byte > 0.0).then(|| (1e9 / self.per_byte) as u64)
+    }
+
+    /// Returns how many bytes may leave now; the last packet of them may be longer.
+    #[inline]
+    pub(super) fn room(&self, now: Instant) -> u64 {
+        if self.per_byte == 0.0 {
+            return u64::MAX;
+        }
+        let full = now.saturating_since(self.worth).min(self.depth);
+        let bytes = (full.as_nanos() as f64 / self.per_byte) as u64;
+        if full >= self.depth / 2 {
+            // However slow the rate is.
+            bytes.max(1)
+        } else if self.empty {
+            0
+        } else {
+            bytes
+        }
+    }
+
+    /// Notes that bytes leave now.
+    #[inline]
+    pub(super) fn sent(&mut self, now: Instant, bytes: u64) {
+        if self.per_byte == 0.0 {
+            return;
+        }
+        let floor =
+            Instant::from_nanos(now.as_nanos().saturating_sub(self.depth.as_nanos() as u64));
+        let time = Duration::from_nanos((bytes as f64 * self.per_byte) as u64);
+        self.worth = self.worth.max(floor) + time;
+        self.empty = self.worth >= now;
+    }
+
+    /// Returns when more may leave, if nothing may now.
+    pub(super) fn resumes_at(&self, now: Instant) -> Option<Instant> {
+        (self.room(now) == 0).then(|| self.worth + self.depth / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(us: u64) -> Instant {
+        Instant::from_nanos(1_000_000_000 + us * 1000)
+    }
+
+    #[test]
+    fn a_bucket_holds_a_quarter_of_a_millisecond_and_opens_again_when_it_is_half_full() {
+        let mut pacer = Pacer::new();
+        assert_eq!(pacer.room(at(0)), u64::MAX);
+        pacer.sent(at(0), 1 << 20);
+        // A byte each microsecond.
+        pacer.set_rate(1000.0, Duration::from_millis(1), false);
+        assert_eq!(pacer.room(at(0)), 250);
+        pacer.sent(at(0), 200);
+        assert_eq!(pacer.room(at(0)), 50);
+        pacer.sent(at(0), 100);
+        assert_eq!((pacer.room(at(0)), pacer.resumes_at(at(0))), (0, Some(at(50 + 125))));
+        assert_eq!(pacer.room(at(174)), 0);
+        assert_eq!(pacer.room(at(175)), 125);
+    }
+}
