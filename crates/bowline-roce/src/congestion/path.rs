@@ -291,6 +291,12 @@ impl Path {
         self.reopen();
     }
 
+    /// Takes the time since something was first sent that may have been lost: the best guess of the
+    /// round trip while nothing is known.
+    pub(crate) fn guess_round_trip(&mut self, now: Instant, first_at: Instant) {
+        self.round_trip.guess(now, now.saturating_since(first_at));
+    }
+
     fn set_rate(&mut self, now: Instant) {
         let short = self.is_lossy(now);
         if let (Some(control), Some(smoothed)) = (&self.control, self.round_trip.smoothed()) {

@@ -7,7 +7,7 @@ use bowline_base::Instant;
 /// A round trip that is longer by this part of the least one is one without a queue.
 const NEARLY: u32 = 50;
 
-/// Estimates of a round trip. Every sample is that of a packet sent once (Karn).
+/// Estimates of a round trip. Every sample is that of a packet sent once (Karn) [CC-2].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RoundTrip {
     smoothed: Option<Duration>,
@@ -16,13 +16,20 @@ pub(super) struct RoundTrip {
     deviation: Duration,
     /// When the round trip was the least last, or nearly so.
     least_at: Instant,
+    /// Nothing was measured yet: the estimate is a guess.
+    guessed: bool,
 }
 
 impl RoundTrip {
+    /// Takes a guess, which holds until the first sample.
+    pub(super) fn guess(&mut self, now: Instant, guess: Duration) {
+        *self = Self { guessed: true, ..Self::first(now, guess) };
+    }
+
     /// Takes a sample.
     pub(super) fn sample(&mut self, now: Instant, sample: Duration) {
-        let Some(smoothed) = self.smoothed else {
-            (self.smoothed, self.least, self.least_at) = (Some(sample), sample, now);
+        let Some(smoothed) = self.smoothed.filter(|_| !self.guessed) else {
+            *self = Self::first(now, sample);
             return;
         };
         self.deviation = (self.deviation * 15 + smoothed.abs_diff(sample)) / 16;
@@ -31,6 +38,10 @@ impl RoundTrip {
             self.least = self.least.min(sample);
             self.least_at = now;
         }
+    }
+
+    fn first(now: Instant, sample: Duration) -> Self {
+        Self { smoothed: Some(sample), least: sample, least_at: now, ..Self::default() }
     }
 
     /// How far samples deviate from the smoothed one.
@@ -76,5 +87,19 @@ mod tests {
         assert_eq!(round_trip.least(), us(100));
         round_trip.sample(at(3), us(60));
         assert_eq!(round_trip.least(), us(60));
+    }
+
+    // tests [CC-2]
+    #[test]
+    fn a_guess_holds_until_the_first_sample() {
+        let us = Duration::from_micros;
+        let at = Instant::from_nanos;
+        let mut round_trip = RoundTrip::default();
+        round_trip.guess(at(1), us(130_000));
+        assert_eq!(round_trip.smoothed(), Some(us(130_000)));
+        round_trip.sample(at(2), us(20));
+        assert_eq!((round_trip.smoothed(), round_trip.least()), (Some(us(20)), us(20)));
+        round_trip.sample(at(3), us(28));
+        assert_eq!(round_trip.smoothed(), Some(us(21)));
     }
 }

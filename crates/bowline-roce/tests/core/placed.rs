@@ -1,5 +1,7 @@
 //! Flush and atomic write between two devices [HDR-2], [HDR-5], [REQ-3], [RSP-5].
 
+use std::time::Duration;
+
 use crate::common::{Fate, Pair, Setup};
 use bowline_verbs::{
     Access, Error, FlushOf, Placement, QpAttr, Remote, SendFlags, SendOp, SendWr, Status, WcOpcode,
@@ -79,6 +81,26 @@ fn they_keep_the_order_of_the_queue() {
     for n in 0..50_u64 {
         assert_eq!(pair.nodes[0].bytes(8 * n as usize, 8), n.to_ne_bytes());
     }
+}
+
+/// The answer to the read behind it comes first, and is not asked for again [REQ-9].
+#[test]
+fn an_answer_may_overtake_that_to_an_atomic_write() {
+    let (mut pair, remote) = pair();
+    pair.fate = Box::new(|_, seen| {
+        let packet = seen.packet();
+        let answers_write = packet.opcode == Opcode::ReadResponseOnly && packet.payload.is_empty();
+        if answers_write { Fate::Late } else { Fate::Pass }
+    });
+    let whole = pair.nodes[1].remote(0);
+    pair.nodes[1].fill(0, 64, 7);
+    let word = [pair.nodes[0].sge(0, 8)];
+    let there = [pair.nodes[0].sge(64, 64)];
+    pair.post(0, 1, SendOp::AtomicWrite(remote), &word);
+    pair.post(0, 2, SendOp::Read(whole), &there);
+    let limit = Duration::from_millis(20);
+    assert!(pair.run(limit, |pair| pair.nodes[0].sent.len() == 2), "{:?}", pair.outcomes(0));
+    assert_eq!(pair.nodes[0].bytes(64, 64), pair.nodes[1].bytes(0, 64));
 }
 
 #[test]

@@ -163,12 +163,7 @@ impl Requester {
         if done {
             self.complete_head(ctx);
         }
-        self.progress(ctx, una.next());
-        if self.recovery.out_of_order().is_empty() {
-            self.finish_head(ctx)
-        } else {
-            self.drain_out_of_order(ctx)
-        }
+        self.finish_answer(ctx)
     }
 
     /// Returns the READ whose answers come next, and how many bytes of it have been received.
@@ -210,8 +205,7 @@ impl Requester {
             return self.fail(ctx, Status::BadRespErr);
         }
         self.complete_head(ctx);
-        self.progress(ctx, self.window.una().next());
-        self.finish_head(ctx)
+        self.finish_answer(ctx)
     }
 
     fn handle_atomic(&mut self, ctx: &mut TxCtx<'_>, packet: &Packet<'_>) -> Outcome {
@@ -226,6 +220,11 @@ impl Requester {
             return self.fail(ctx, Status::LocProtErr);
         }
         self.complete_head(ctx);
+        self.finish_answer(ctx)
+    }
+
+    /// Moves behind the answer to the oldest PSN, and behind those that arrived before it.
+    fn finish_answer(&mut self, ctx: &mut TxCtx<'_>) -> Outcome {
         self.progress(ctx, self.window.una().next());
         if self.recovery.out_of_order().is_empty() {
             self.finish_head(ctx)
@@ -277,12 +276,13 @@ impl Requester {
             ctx.path.answered_late(ctx.now, resent_at);
         }
         // The answer to a READ tells how long the peer took to send those before it as well.
-        let sent_at = match ctx.path.smoothed() {
-            // While nothing is known, the time since a packet was first sent is the best guess.
-            None => acknowledged.first_at,
-            Some(_) => acknowledged.sent_at,
-        };
-        let sent_at = sent_at.filter(|_| !reads);
+        let sent_at = acknowledged.sent_at.filter(|_| !reads);
+        if sent_at.is_none()
+            && ctx.path.smoothed().is_none()
+            && let Some(first_at) = acknowledged.first_at.filter(|_| !reads)
+        {
+            ctx.path.guess_round_trip(ctx.now, first_at);
+        }
         ctx.path.acknowledged(ctx.now, acknowledged.bytes, sent_at);
         self.timer.set_lossy(ctx.path.is_lossy(ctx.now));
         let answered = match self.resent_at.take() {
