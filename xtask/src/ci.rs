@@ -28,7 +28,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 19] = [
+const STEPS: [Step; 20] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -65,6 +65,7 @@ const STEPS: [Step; 19] = [
     step("sim", &["xtask", "sim", "--seeds", "8000"], 600),
     step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "20000"], 600),
     step("sim roce", &["xtask", "sim", "--roce", "--seeds", "11000"], 600),
+    step("sim cells", &["xtask", "sim", "--roce", "--cells", "--seeds", "2"], 600),
     step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "8000"], 600),
     // Those before stay the same, so that what once held still holds; these nobody has looked at.
     step("sim fresh", &["xtask", "sim-fresh", "--seconds", "8"], 460),

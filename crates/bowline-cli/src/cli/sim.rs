@@ -1,9 +1,12 @@
 //! `bowline sim`: whole clusters of nodes, RoCEv2 devices, or sessions and disks over them, in
 //! virtual time, with faults, each drawn from a seed.
 
+mod cells;
+
 use std::path::{Path, PathBuf};
 use std::{fs, num::NonZero, ops::ControlFlow, sync::Mutex, thread, time::Duration};
 
+use bowline_roce::Congestion;
 use bowline_sim::{
     Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, rds, roce, rtrs,
     simulator_of,
@@ -12,12 +15,14 @@ use bowline_sim::{
 use super::{
     Failure, Outcome,
     common::{
-        args::number,
+        args::{congestion, number},
         out::{self, Progress, count},
         stop::Stop,
     },
 };
 
+/// Seeds that are run where no number is given.
+const SEEDS: u64 = 1_000;
 /// Lines of the trace kept without `--trace`.
 const LAST_LINES: usize = 60;
 
@@ -28,7 +33,7 @@ const LAST_LINES: usize = 60;
 /// found. Without --roce or --rtrs the nodes speak RDS over TCP and RDMA.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 every promise was kept, 1 one was broken or the search interrupted, 2 usage."
+    after_help = "Exit status: 0 every promise was kept, 1 one was broken or the search interrupted, 2 usage. A goal that a cell misses is no promise."
 )]
 pub(crate) struct Args {
     /// RoCEv2 devices and the connections between them instead of RDS nodes
@@ -47,9 +52,9 @@ pub(crate) struct Args {
     /// that of the seed, whether it fails or not
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Run this many seeds
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = number)]
-    seeds: u64,
+    /// Run this many seeds [default: 1000, of cells 1]
+    #[arg(long, value_name = "N", value_parser = number)]
+    seeds: Option<u64>,
     /// Run seeds for this many seconds instead of a number of them
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "seed", "plan"])]
     seconds: Option<u64>,
@@ -59,6 +64,18 @@ pub(crate) struct Args {
     /// Force a scenario instead of the one a seed draws
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
+    /// With --roce: instead of drawn clusters the cells of congestion control whose names contain
+    /// TEXT, all without one. They are networks whose ports have a rate, a short queue and a delay,
+    /// up to 400 Gb/s; each line tells the share of the link that was used, that of a foreign TCP
+    /// flow, fairness, percentiles, and which goals are missed
+    #[arg(long, value_name = "TEXT", requires = "roce", num_args = 0..=1, default_missing_value = "",
+        conflicts_with_all = ["keep", "seconds", "scenario", "trace", "coverage"])]
+    cells: Option<String>,
+    /// What limits the packets in flight in cells: delay, of queues on the way, or fixed:PACKETS of
+    /// each queue pair
+    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
+        value_parser = congestion)]
+    congestion: Congestion,
     /// Print every step (with --seed or --plan)
     #[arg(long)]
     trace: bool,
@@ -110,6 +127,9 @@ fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
+    if let Some(text) = &args.cells {
+        return cells::run_cells(args, text);
+    }
     let mode = if args.trace { TraceMode::All } else { TraceMode::Last(LAST_LINES) };
     match (args.seed, &args.plan) {
         (Some(seed), _) => {
@@ -172,7 +192,7 @@ fn show_one<N: Numbers>(args: &Args, mut outcome: Run<N>) -> Outcome {
 fn run_range(args: &Args) -> Outcome {
     let end = match args.seconds {
         Some(_) => u64::MAX,
-        None => args.from.checked_add(args.seeds).ok_or_else(|| {
+        None => args.from.checked_add(args.seeds.unwrap_or(SEEDS)).ok_or_else(|| {
             Failure::usage("--from and --seeds together are beyond the last seed")
         })?,
     };
@@ -231,7 +251,7 @@ impl Search<'_> {
                     progress.show(format_args!("{} seeds in up to {seconds} s", count(*done)));
                 }
                 None => {
-                    let all = count(self.args.seeds);
+                    let all = count(self.args.seeds.unwrap_or(SEEDS));
                     progress.show(format_args!("{} of {all} seeds", count(*done)));
                 }
             },

@@ -26,6 +26,9 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["send", "-s", "nowhere", "-d", "127.0.0.1:1"], 2, &["nowhere", "ADDRESS:PORT"]),
         (&["sim", "--scenario", "picnic"], 2, &["picnic", "calm"]),
         (&["sim", "--trace"], 2, &["--seed"]),
+        (&["sim", "--cells"], 2, &["--roce"]),
+        (&["sim", "--roce", "--cells", "picnic"], 2, &["picnic", "incast-10g-64"]),
+        (&["sim", "--roce", "--congestion", "delay"], 2, &["--cells"]),
         (&["sysctl", "ping_enable=yes"], 2, &["NAME=VALUE"]),
         (&["rping"], 2, &["--server", "bowline rping --help"]),
         (&["rping", "-s", "-c", "127.0.0.1"], 2, &["--client"]),
@@ -128,6 +131,20 @@ fn a_seed_of_the_simulator_is_the_same_run_again() {
     let object: serde_json::Value = serde_json::from_str(&done.out).expect("JSON");
     assert_eq!(object["runs"], 3);
     assert_eq!(done.code, Some(i32::from(object["failed"] != 0)));
+}
+
+#[test]
+fn cells_of_congestion_control_are_measured() {
+    let folder = Folder::new();
+    let words = ["sim", "--roce", "--cells", "one-100m-50us", "--seeds", "2", "--json"];
+    let done = run(&folder, &words);
+    let told: serde_json::Value = serde_json::from_str(&done.out).expect("JSON");
+    assert_eq!((&told["runs"], &told["broken"]), (&2.into(), &0.into()), "{told}");
+    let used = told["cells"][1]["used"].as_f64().expect("a share");
+    assert!((0.9..1.1).contains(&used), "{told}");
+    let fixed = ["sim", "--roce", "--cells", "loss-1", "--congestion", "fixed:240", "--seed", "3"];
+    let done = run(&folder, &fixed).exits(0);
+    assert!(done.out.contains("goal missed") && done.out.contains("0 broken"), "{}", done.out);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use bowline_roce::Congestion;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{Failure, Outcome};
@@ -47,6 +48,17 @@ fn bad_number(text: &str) -> String {
 /// Parses a [`number`] that must fit 32 bits.
 pub(crate) fn number32(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| format!("{text} is too large"))
+}
+
+/// Parses what limits the packets in flight.
+pub(crate) fn congestion(text: &str) -> Result<Congestion, String> {
+    let fixed = text.strip_prefix("fixed:").map(str::parse);
+    match (text, fixed) {
+        ("auto", _) => Ok(Congestion::Auto),
+        ("delay", _) => Ok(Congestion::Delay),
+        (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
+        _ => Err("auto, delay, or fixed: and 16 to 4096 packets".to_owned()),
+    }
 }
 
 /// Parses a length of time: seconds with an optional fraction, or a number with `ms`, `msec`,

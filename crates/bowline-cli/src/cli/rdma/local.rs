@@ -14,7 +14,7 @@ use bowline_verbs::{Device, Error, Mtu};
 
 use super::taken::taken;
 use crate::cli::common::args::{
-    Address, Family, address, interval, joined, number, number32, route_to,
+    Address, Family, address, congestion, interval, joined, number, number32, route_to,
 };
 use crate::cli::{Failure, Outcome};
 
@@ -134,17 +134,6 @@ pub(super) fn listen(device: &dyn Device, places: &[SocketAddr], json: bool) -> 
         say!("listening on {}", names.join(", "));
     }
     Ok(())
-}
-
-/// Reads what limits the packets in flight.
-fn congestion(text: &str) -> Result<Congestion, String> {
-    let fixed = text.strip_prefix("fixed:").map(str::parse);
-    match (text, fixed) {
-        ("auto", _) => Ok(Congestion::Auto),
-        ("delay", _) => Ok(Congestion::Delay),
-        (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
-        _ => Err("auto, delay, or fixed: and 16 to 4096 packets".to_owned()),
-    }
 }
 
 /// Opens the soft provider on addresses of this machine.
