@@ -681,7 +681,7 @@ def cycles(c, invalidate):
         c.messages += c.scale
 
 
-@scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", paths=(1, 2), timeout=300, ci=True, n=100, ci_n=10, **COMMON)
+@scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", paths=(1, 2), timeout=300, ci=True, n=100, ci_n=5, **COMMON)
 def rnbd_cycles(c):
     """Map and unmap again and again, over one path and over two: every time works, nothing stays behind."""
     cycles(c, True)

@@ -28,13 +28,13 @@ fn disks_come_and_go_while_others_are_in_use() {
     assert!(stats.mapped > stats.sessions && stats.not_mapped > 0, "{stats:?}");
 }
 
-/// Not drawn, but all of them: whatever goes wrong at whatever datagram of a session, from its
-/// first to its last.
+/// Not drawn, but one datagram in eleven of all of them: whatever goes wrong at whatever datagram of
+/// a session, from its first to its last. `bowline sim --rtrs --scenario each` runs all.
 #[test]
-fn anything_may_go_wrong_at_every_step() {
+fn anything_may_go_wrong_at_many_steps() {
     let options = Options::default().with_scenario(Some(Scenario::SingleFault));
     let mut before = SEEDS_OF_STEP;
-    for step in 0_u64.. {
+    for step in (0_u64..).step_by(11) {
         let seeds = step * SEEDS_OF_STEP..(step + 1) * SEEDS_OF_STEP;
         let summary = run_many(seeds, 2, &options, |_| ControlFlow::Continue(()));
         let reports: Vec<String> = summary.failures.iter().map(|o| o.report()).collect();
@@ -45,11 +45,10 @@ fn anything_may_go_wrong_at_every_step() {
             faults <= before && faults.is_multiple_of(SEEDS_OF_STEP / 4),
             "step {step}: {faults}"
         );
-        if faults < before {
-            println!("{faults} of {SEEDS_OF_STEP} at step {step}");
-            assert!(step > 100, "a story of {step} steps");
-        }
+        assert!(faults == before || step > 100, "a story of {step} steps");
         if faults == 0 {
+            // What `.ci/run` runs of it is all of it.
+            assert!(step * SEEDS_OF_STEP <= 24_000, "{} seeds", step * SEEDS_OF_STEP);
             return;
         }
         before = faults;
