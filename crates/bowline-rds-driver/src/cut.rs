@@ -410,7 +410,7 @@ mod tests {
         drop(st);
         shared.with_scratch(|sc| {
             sc.todo.cut.push(gone);
-            shared.begin_cuts(sc);
+            shared.run(sc);
         });
         // The background thread ends the cut; no such link exists, so nothing follows.
         wait_until("the second cut's end", || shared.lock().cuts.queue.is_empty());
