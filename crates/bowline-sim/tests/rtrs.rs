@@ -28,8 +28,8 @@ fn disks_come_and_go_while_others_are_in_use() {
     assert!(stats.mapped > stats.sessions && stats.not_mapped > 0, "{stats:?}");
 }
 
-/// Not drawn, but one datagram in eleven of all of them: whatever goes wrong at whatever datagram of
-/// a session, from its first to its last. `bowline sim --rtrs --scenario each` runs all.
+/// Not drawn, but one datagram in eleven of all of them: whatever goes wrong at whatever datagram
+/// of a session, from its first to its last. `bowline sim --rtrs --scenario each` runs all.
 #[test]
 fn anything_may_go_wrong_at_many_steps() {
     let options = Options::default().with_scenario(Some(Scenario::SingleFault));
