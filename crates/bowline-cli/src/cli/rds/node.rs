@@ -95,7 +95,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     paths: Option<u8>,
     /// Send buffer of a new socket: what peers have not acknowledged yet. A long route needs its
-    /// rate times its round trip, 8m for 1 Gb/s at 60 ms. Without it, that of an echo service is 256 MiB
+    /// rate times its round trip, 8m for 1 Gb/s at 60 ms. Without it, that of an echo service is
+    /// 256 MiB
     #[arg(long, value_name = "BYTES", value_parser = number)]
     send_buffer: Option<u64>,
     /// Receive buffer of a new socket
