@@ -251,7 +251,8 @@ fn a_short_path_that_served_io_is_made_again_soon() {
         let ms = lose_and_wait(&mut rig).as_millis();
         assert!((750..=1250).contains(&ms), "{ms} in round {round}");
     }
-    // Answers to service messages alone prove nothing: they come before the IO that may be at fault.
+    // Answers to service messages alone prove nothing: they come before the IO that may be at
+    // fault.
     let service = rig.session.get_permit(PermitKind::Service, 0).unwrap();
     let mut took = Vec::new();
     for round in 0..3 {
