@@ -2,6 +2,7 @@
 kernels do."""
 import json
 import statistics
+import time
 
 from lab.agent import guest_run
 from lab.guest import alive, down
@@ -91,8 +92,8 @@ class End:
         return rates, said and (said + served)[-400:]
 
 
-def judge(c, got, slower):
-    """Notes the ratios of bowline to the kernel, of neighbours in time."""
+def judge(c, got, slower, excused=lambda bad, form: False):
+    """Notes the ratios of bowline to the kernel, of neighbours in time. Jobs of an excused form may fail."""
     for (bad, job), forms in got.items():
         for form in forms:
             if form.startswith("kernel"):
@@ -103,7 +104,9 @@ def judge(c, got, slower):
             ratio = statistics.median(pairs) if pairs else None
             c.note("%s, %s, %s: %s%s" % (bad, job, form, "-" if ratio is None else "%.2f" % ratio,
                                         ", %d failed, of two kernels %d" % tuple(failed) if any(failed) else ""))
-            if failed[0] > failed[1] or (ratio is not None and ratio < FLOOR):
+            if excused(bad, form):
+                c.notes[-1] += " (rxe ends queue pairs that send again [RT-82])" if any(failed) else ""
+            elif failed[0] > failed[1] or (ratio is not None and ratio < FLOOR):
                 slower.append(c.notes[-1])
 
 
@@ -146,6 +149,11 @@ def netem_verbs(c):
 
 SIZE = 32 * MIB
 SECONDS = 4
+# Here packets are sent again, so rxe ends loaded queue pairs of a kernel [RT-82]. A kernel's client fails the requests then; bowline's
+# sends them again on the next connection.
+ENDS = ("1 % loss", "3 % reordered")
+# A kernel's client connects again 31 s after it lost its path. Until then its disk fails everything, which says nothing of the next job.
+BACK = 60
 DISK_JOBS = (("4 KiB random write", "randwrite", "4k", 32), ("4 KiB random read", "randread", "4k", 32),
              ("64 KiB write", "write", "64k", 16), ("64 KiB read", "read", "64k", 16))
 
@@ -161,10 +169,19 @@ def load(machine, disk, job):
     return done["read"]["iops"] + done["write"]["iops"], None
 
 
+def back(machine, disk):
+    """Waits until a disk has its path again."""
+    end = time.monotonic() + BACK
+    read = "timeout %d dd if=/dev/%s of=/dev/null bs=4k count=1 iflag=direct" % (BACK, disk)
+    while guest_run(machine.name, read, BACK + 10)[0]:
+        want(time.monotonic() < end, "disk %s of guest %s is not back on a sound network after %d s", disk, machine.name, BACK)
+        time.sleep(0.5)
+
+
 @scenario("netem-rnbd", orders=("lo",), timeout=1500, bare=True, tool=True, self_check=NO_SELF_CHECK)
 def netem_rnbd(c):
     """A kernel's client maps disks of memory of a kernel and of bowline; a kernel and bowline map that of a kernel. The
-    network of the one loses 1 %, reorders 3 %, delays by 20 ms, or carries 50 Mb/s."""
+    network of the one loses 1 %, reorders 3 %, delays by 20 ms, or carries 50 Mb/s. bowline's client fails nothing."""
     try:
         with Machines(c, P, Q, V) as (p, q, v):
             got, errors = {}, []
@@ -183,8 +200,10 @@ def netem_rnbd(c):
                     p.memory(SIZE)
                     q.modules(*CLIENT)
                     v.run("ping -c 1 -W 5 " + p.address)
+                    # The server has both writers only if each of them asks for this mode: the first to come back would keep out one that asks
+                    # for rw [NB-19].
                     mapped = v.bowline("rnbd", "map", "/dev/ram0", "--from", "s3", "--path", "%s@%s" % (v.address, p.address),
-                                       "--ublk", "--no-control", ready="ublk")
+                                       "--access", "migration", "--ublk", "--no-control", ready="ublk")
                     disks = {"kernel": (q, q.map(p.address, "/dev/ram0", "s4", "migration")), "bowline": (v, "ublkb0")}
                 for bad, how in BAD.items():
                     spoil(P, how)
@@ -194,7 +213,12 @@ def netem_rnbd(c):
                             got.setdefault((bad, job[0]), {}).setdefault("%s %s" % (word, role), []).append(rate)
                             if error:
                                 errors.append("%s, %s, %s %s: %s" % (bad, job[0], word, role, error))
+                        # what there is, should the case not come to its end
+                        c.save("rounds", {"%s, %s" % key: forms for key, forms in got.items()})
+                        c.save("errors", errors)
                     clear(P)
+                    for machine, disk in disks.values():
+                        back(machine, disk)
                 if role == "serves":
                     for machine, disk in disks.values():
                         machine.unmap(disk)
@@ -202,10 +226,8 @@ def netem_rnbd(c):
                 else:
                     q.unmap(disks["kernel"][1])
                     mapped.end()
-            c.save("rounds", {"%s, %s" % key: forms for key, forms in got.items()})
-            c.save("errors", errors)
             slower = []
-            judge(c, got, slower)
+            judge(c, got, slower, lambda bad, form: bad in ENDS and form == "bowline serves")
             want(not slower, "worse than two kernels: %s", "; ".join(slower))
     finally:
         down([P, Q, V])

@@ -69,6 +69,8 @@ pub(super) struct Incarnation {
     pub(super) inflight: u32,
     /// It has carried IO and is counted in `Session::up`.
     pub(super) counted: bool,
+    /// The server has answered IO on it, not only service messages.
+    pub(super) served: bool,
     /// The server broke the rules: its later messages are ignored.
     pub(super) distrusted: bool,
     /// The server refused because it has not noticed the end of the former incarnation.
@@ -100,6 +102,7 @@ impl Incarnation {
             heartbeat: None,
             inflight: 0,
             counted: false,
+            served: false,
             distrusted: false,
             busy: false,
             errno: Errno::ECONNABORTED,

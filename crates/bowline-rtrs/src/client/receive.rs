@@ -3,8 +3,8 @@
 use bowline_verbs::{Remote, Status, WcOpcode, next_key};
 use bowline_wire::rtrs::{Imm, RKEY_RSP_LEN, RkeyRsp};
 
-use super::Session;
 use super::incarnation::{Incarnation, Phase, RECV_SLOT};
+use super::{PermitKind, Session};
 use crate::{ConnId, Done, Errno, Instant, PathId, Tag, WrKind};
 
 /// The server broke a rule, which ends the path [RT-56], [RT-69].
@@ -105,6 +105,7 @@ impl Session {
             let chunk = incarnation.chunks.get_mut(usize::from(index)).ok_or(Violation)?;
             chunk.1 = next_key(chunk.1);
         }
+        incarnation.served |= request.kind != PermitKind::Service;
         let errno = -i32::from(errno);
         if !self.invalidate_first(conn, index, errno) {
             self.leave_incarnation(index);

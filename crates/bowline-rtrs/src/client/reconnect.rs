@@ -10,8 +10,11 @@ use crate::{Errno, Instant, PathId};
 
 /// The kernel's fixed wait before every attempt [RS-10].
 const KERNEL_BACKOFF: Duration = Duration::from_secs(1);
-/// Longest delay between attempts, in seconds.
+/// Longest delay between attempts, in seconds, while another path carries the requests.
 const DELAY_MAX: u64 = 30;
+/// The same while no path is connected and every request waits for the next attempt. A quarter of
+/// the time that requests wait by default [NB-54], so that they outlive several attempts.
+const OUTAGE_DELAY_MAX: u64 = 8;
 /// A connection that lasted this long was good, so its loss begins a new outage. Longer than a
 /// connection lasts that fails as soon as it is used; shorter than the intervals of a path that is
 /// cut every few seconds.
@@ -26,23 +29,33 @@ const BUSY_MAX: Duration = Duration::from_secs(60);
 const BUSY_ORDERED_MAX: Duration = Duration::from_secs(2);
 
 impl Path {
-    /// Returns the next delay of the series 1, 2, 4 .. 30 s, 25 % more or less [RT-91].
-    fn next_delay(&mut self, random: u64) -> Duration {
-        let seconds = (1_u64 << self.backoff.saturating_sub(1).min(5)).min(DELAY_MAX);
+    /// Returns the next delay of the series 1, 2, 4 .. `longest` s, 25 % more or less [RT-91].
+    fn next_delay(&mut self, random: u64, longest: u64) -> Duration {
+        let seconds = (1_u64 << self.backoff.saturating_sub(1).min(5)).min(longest);
         self.backoff = self.backoff.max(1) + 1;
         Duration::from_millis(seconds * (750 + random % 501))
     }
 
-    /// Records that a connected path is lost.
-    pub(super) fn note_loss(&mut self, now: Instant) {
+    /// Records that a connected path is lost, on which the server had `served` IO or had not. A
+    /// short connection that served some is worth making again soon: on a network that loses
+    /// packets each may last no longer [RT-82]. The next attempt is not made at once, as the IO
+    /// that is repeated may be what ended the connection.
+    pub(super) fn note_loss(&mut self, now: Instant, served: bool) {
         self.lost_at = now;
         if now.saturating_since(self.up_at) >= GOOD_CONNECTION {
             self.backoff = 0;
+        } else if served {
+            self.backoff = self.backoff.min(1);
         }
     }
 }
 
 impl Session {
+    /// Returns the longest delay between attempts now, in seconds.
+    const fn longest_delay(&self) -> u64 {
+        if self.up == 0 { OUTAGE_DELAY_MAX } else { DELAY_MAX }
+    }
+
     /// Handles that a path's incarnation has ended, or that the path no longer waits for it.
     pub(super) fn incarnation_gone(&mut self, now: Instant, id: PathId, errno: Errno, busy: bool) {
         let Some(path) = self.paths.get(id) else { return };
@@ -60,7 +73,7 @@ impl Session {
 
     /// Schedules the first attempt after a loss.
     fn schedule_first_retry(&mut self, now: Instant, id: PathId) {
-        let random = self.random();
+        let (random, longest) = (self.random(), self.longest_delay());
         let spread = Duration::from_millis(random % 8);
         let Some(path) = self.paths.get_mut(id) else { return };
         match self.config.reconnect_delay {
@@ -69,7 +82,7 @@ impl Session {
             }
             None if path.manual == ManualReconnect::No && path.backoff > 0 => {
                 // The connection was lost as soon as it was made: treated like a failed attempt.
-                let wait = path.next_delay(random);
+                let wait = path.next_delay(random, longest);
                 path.retry_at = Some(now + wait);
             }
             _ => {
@@ -90,7 +103,7 @@ impl Session {
             let Some(path) = self.paths.get_mut(id) else { continue };
             if let Some(retry_at) = path.retry_at {
                 path.backoff = 1;
-                let soon = now + path.next_delay(random);
+                let soon = now + path.next_delay(random, OUTAGE_DELAY_MAX);
                 path.retry_at = Some(retry_at.min(soon));
             }
         }
@@ -99,7 +112,7 @@ impl Session {
     /// Handles a failed attempt: removes a path that was never connected, else schedules the next
     /// attempt.
     pub(super) fn attempt_failed(&mut self, now: Instant, id: PathId, errno: Errno, busy: bool) {
-        let random = self.random();
+        let (random, longest) = (self.random(), self.longest_delay());
         let delay = self.config.reconnect_delay;
         let Some(path) = self.paths.get_mut(id) else { return };
         match path.first_connect {
@@ -127,7 +140,7 @@ impl Session {
             BUSY_DELAY * (1 << (path.busy - 1).min(BUSY_DOUBLINGS))
         } else {
             path.stats.reconnects_failed += 1;
-            path.next_delay(random)
+            path.next_delay(random, longest)
         };
         path.retry_at = Some(now + wait);
         self.change(id, PathState::Reconnecting);

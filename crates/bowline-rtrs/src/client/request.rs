@@ -40,7 +40,7 @@ pub(super) struct Request {
     pub(super) incarnation: PathId,
     pub(super) cid: u16,
     dir: Dir,
-    kind: PermitKind,
+    pub(super) kind: PermitKind,
     /// The processor the permit was taken on.
     pub(super) cpu: u16,
     usr_len: u16,

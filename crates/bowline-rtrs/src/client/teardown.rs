@@ -156,20 +156,20 @@ impl Session {
             let conn = ConnId { path: inc_id, cid: cid as u16 };
             self.orders.push_back(Order::Close { conn });
         }
-        let (owner, errno) = (incarnation.path, incarnation.errno);
+        let (owner, errno, served) = (incarnation.path, incarnation.errno, incarnation.served);
         if let Some(id) = owner {
-            self.path_lost(now, id, errno);
+            self.path_lost(now, id, errno, served);
         }
         self.check_drained(now, inc_id);
         self.drop_unfenced();
     }
 
     /// Handles that a path has lost its incarnation.
-    fn path_lost(&mut self, now: Instant, id: PathId, errno: Errno) {
+    fn path_lost(&mut self, now: Instant, id: PathId, errno: Errno, served: bool) {
         let Some(path) = self.paths.get_mut(id) else { return };
         match path.state {
             PathState::Connected => {
-                path.note_loss(now);
+                path.note_loss(now, served);
                 self.change(id, PathState::Reconnecting);
             }
             PathState::Connecting => self.change(id, PathState::ConnectingErr),
