@@ -14,9 +14,14 @@ fn report(name: &str, congestion: Congestion) -> Report {
 
 #[test]
 fn one_cell_of_each_kind_keeps_its_floor() {
-    for name in
-        ["one-1g-500us-quarter", "read-200m-100us", "ecn-10g-50us", "late-3", "small-loss-1"]
-    {
+    for name in [
+        "one-1g-500us-quarter",
+        "read-200m-100us",
+        "ecn-10g-50us",
+        "late-3",
+        "late-turns-200m",
+        "small-loss-1",
+    ] {
         let broken = cell(name).broken(&report(name, Congestion::Delay));
         assert!(broken.is_empty(), "{name}: {broken:?}");
     }

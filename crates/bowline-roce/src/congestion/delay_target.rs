@@ -22,7 +22,8 @@
 //!   some time.
 //!
 //! The shortest round trip of a round is looked at, because threads that are scheduled late and
-//! acknowledgements that are held back make single ones longer, but not all of a round.
+//! acknowledgements that are held back make single ones longer, but not all of a round. Where
+//! processors are late often, a drain shows by how much, and the target is not below that.
 
 use std::time::Duration;
 
@@ -46,6 +47,8 @@ const LONG_ROUTE: u32 = 8;
 /// where half of the least round trip is not more.
 const NOISE: u32 = 2;
 const NOISE_MAX: Duration = Duration::from_millis(2);
+/// What processors add to round trips counts up to this.
+const UNLOADED_MAX: Duration = Duration::from_millis(10);
 /// Times the target is larger for a small window, so that small windows grow towards those of
 /// others, and many senders have room; in between it falls with the root of the window.
 const SMALL_WINDOW: f64 = 4.0;
@@ -129,8 +132,16 @@ enum Mode {
     /// The window follows the target.
     Target,
     /// The window is small for a moment, to see the route without a queue: the window before, until
-    /// when, and the least round trip meanwhile.
-    Drain { window: f64, until: Instant, least: Duration, foreign: Option<Instant> },
+    /// when, the least round trip meanwhile, and the longest of what was sent since `empty_from`,
+    /// when the queue of before is gone.
+    Drain {
+        window: f64,
+        until: Instant,
+        least: Duration,
+        empty_from: Instant,
+        longest: Duration,
+        foreign: Option<Instant>,
+    },
     /// Others fill the queue; so it is thought until a time.
     Foreign { until: Instant },
 }
@@ -216,6 +227,8 @@ pub(super) struct DelayTarget {
     peak: Duration,
     /// How far round trips deviate from their mean.
     deviation: Duration,
+    /// How much longer than the least one round trips are without a queue: what processors add.
+    unloaded: Duration,
     /// Consecutive rounds without a queue, and above the target.
     empty_rounds: u32,
     full_rounds: u32,
@@ -271,6 +284,7 @@ impl DelayTarget {
             limit: Duration::from_secs(1),
             peak: Duration::ZERO,
             deviation: Duration::ZERO,
+            unloaded: Duration::ZERO,
             empty_rounds: 0,
             full_rounds: 0,
             steady: Steady::new(),
@@ -341,14 +355,16 @@ impl DelayTarget {
         round.longest = round.longest.max(sample);
         round.samples += 1;
         self.peak = self.peak.max(sample.saturating_sub(least));
-        if let Mode::Drain { least, .. } = &mut self.mode {
+        if let Mode::Drain { least, empty_from, longest, .. } = &mut self.mode {
             *least = (*least).min(sample);
+            if sent_at >= *empty_from {
+                *longest = (*longest).max(sample);
+            }
         }
         self.recent.rotate_left(1);
         self.recent[RECENT - 1] = sample;
         if self.mode == Mode::Start && round.samples >= RECENT as u32 {
-            let recent = self.recent.iter().min().copied().unwrap_or_default();
-            let queue = recent.saturating_sub(least);
+            let queue = self.recent_least().saturating_sub(least);
             // The first burst of a round queues behind itself.
             if queue > self.target(least).max(least / START_PART) {
                 self.end_start(now);
@@ -386,7 +402,21 @@ impl DelayTarget {
         // Threads that are scheduled late leave a short queue empty.
         let noise = (self.deviation * NOISE).min(NOISE_MAX.max(least / 2));
         let target = TARGET.max(least / LONG_ROUTE).max(noise).mul_f64(1.0 + SMALL_WINDOW * small);
+        let target = target.max(self.unloaded.min(UNLOADED_MAX));
         target.min(self.limit.mul_f64(OF_LIMIT)).max(least / SHORT_ROUTE)
+    }
+
+    /// Takes what a drain has shown: by how much a round trip was longer than the least one.
+    fn learn_unloaded(&mut self, longer: Duration) {
+        if !longer.is_zero() {
+            let before = if self.unloaded.is_zero() { longer } else { self.unloaded };
+            self.unloaded = (before + longer) / 2;
+        }
+    }
+
+    /// The shortest of the last samples.
+    fn recent_least(&self) -> Duration {
+        self.recent.iter().min().copied().unwrap_or_default()
     }
 
     /// What the window grows by in a round, the same in a round trip for all senders. Rounds of
@@ -437,8 +467,9 @@ impl DelayTarget {
         let overdue = now.saturating_since(round_trip.least_at()) > drain_after(round_trip);
         match self.mode {
             Mode::Start => {}
-            Mode::Drain { window, until, least, foreign } if now >= until => {
+            Mode::Drain { window, until, least, longest, foreign, .. } if now >= until => {
                 self.full_rounds = 0;
+                self.learn_unloaded(longest.saturating_sub(round_trip.least().min(least)));
                 self.set(window);
                 self.mode = foreign.map_or(Mode::Target, |until| Mode::Foreign { until });
                 return Route::Least(least);
@@ -451,11 +482,19 @@ impl DelayTarget {
                     _ => (route, None),
                 };
                 let until = now + round.shortest * DRAIN_ROUND_TRIPS;
-                self.mode =
-                    Mode::Drain { window: self.window, until, least: Duration::MAX, foreign };
+                self.mode = Mode::Drain {
+                    window: self.window,
+                    until,
+                    least: Duration::MAX,
+                    empty_from: now + round.shortest,
+                    longest: Duration::ZERO,
+                    foreign,
+                };
                 let least = (DELAY_MIN * self.packet).min(self.window);
                 self.set((self.window * part.min(1.0) * DRAIN_PART).max(least));
             }
+            // A single round trip may be long because a thread had its turn late.
+            Mode::Target if queue > target && self.recent_least() < least + target => {}
             Mode::Target if queue > target => return self.above_target(&round, target, least),
             Mode::Target if round.reduced || !round.limited => {}
             Mode::Target => {
@@ -530,7 +569,7 @@ impl DelayTarget {
         }
         let latest = self.recent.iter().max().copied().unwrap_or_default().saturating_sub(least);
         let longest = latest.max(self.round.longest.saturating_sub(least)).max(self.queue_before);
-        let recent = self.recent.iter().min().copied().unwrap_or_default();
+        let recent = self.recent_least();
         let full = latest >= self.peak.mul_f64(PEAK_PART) && self.peak > PEAK_MIN.max(least / 32);
         // One that was full drops several packets at once.
         let bunch = self.round.lost >= LOSSES_MIN

@@ -3,7 +3,8 @@
 //!
 //! The bucket holds what the rate yields in a quarter of a millisecond. At the rates of loopback
 //! and fast networks that is more than a window, so that no timer is ever needed; at 1 Gb/s it is
-//! half of what a small switch can queue.
+//! half of what a small switch can queue. Where timers come late, it holds in addition what passes
+//! meanwhile: otherwise a busy processor would lower the rate.
 
 use std::time::Duration;
 
@@ -15,6 +16,11 @@ const DEPTH: Duration = Duration::from_micros(250);
 /// The same, at least, where a queue has overflowed.
 const DEPTH_MIN: Duration = Duration::from_micros(20);
 
+/// Lateness of timers counts up to this.
+const LATE_MAX: Duration = Duration::from_millis(10);
+/// Weight of a timer that is less late than those before.
+const LATE_FADES: u32 = 16;
+
 /// State of the bucket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacer {
@@ -25,11 +31,14 @@ pub(super) struct Pacer {
     /// The bucket was empty: nothing leaves before it is half full.
     empty: bool,
     depth: Duration,
+    /// How late timers come.
+    late: Duration,
 }
 
 impl Pacer {
     pub(super) const fn new() -> Self {
-        Self { per_byte: 0.0, worth: Instant::from_nanos(0), empty: false, depth: DEPTH }
+        let (worth, late) = (Instant::from_nanos(0), Duration::ZERO);
+        Self { per_byte: 0.0, worth, empty: false, depth: DEPTH, late }
     }
 
     /// Sets the rate: so many bytes in so much time; and, where a queue has overflowed, that bursts
@@ -37,6 +46,15 @@ impl Pacer {
     pub(super) fn set_rate(&mut self, bytes: f64, time: Duration, short: bool) {
         self.depth = if short { (time / 8).clamp(DEPTH_MIN, DEPTH) } else { DEPTH };
         self.per_byte = time.as_nanos() as f64 / bytes.max(1.0);
+    }
+
+    /// Notes that those who wait get their turn so much later than they could have had it.
+    pub(super) fn turn_is_late(&mut self, by: Duration) {
+        let by = by.min(LATE_MAX);
+        self.late = match self.late.checked_sub(by) {
+            Some(less) => self.late - less / LATE_FADES,
+            None => (self.late + by) / 2,
+        };
     }
 
     /// Bytes per second; `None`: not limited.
@@ -50,7 +68,7 @@ impl Pacer {
         if self.per_byte == 0.0 {
             return u64::MAX;
         }
-        let full = now.saturating_since(self.worth).min(self.depth);
+        let full = now.saturating_since(self.worth).min(self.depth + self.late);
         let bytes = (full.as_nanos() as f64 / self.per_byte) as u64;
         if full >= self.depth / 2 {
             // However slow the rate is.
@@ -68,8 +86,8 @@ impl Pacer {
         if self.per_byte == 0.0 {
             return;
         }
-        let floor =
-            Instant::from_nanos(now.as_nanos().saturating_sub(self.depth.as_nanos() as u64));
+        let depth = (self.depth + self.late).as_nanos() as u64;
+        let floor = Instant::from_nanos(now.as_nanos().saturating_sub(depth));
         let time = Duration::from_nanos((bytes as f64 * self.per_byte) as u64);
         self.worth = self.worth.max(floor) + time;
         self.empty = self.worth >= now;
@@ -103,5 +121,23 @@ mod tests {
         assert_eq!((pacer.room(at(0)), pacer.resumes_at(at(0))), (0, Some(at(50 + 125))));
         assert_eq!(pacer.room(at(174)), 0);
         assert_eq!(pacer.room(at(175)), 125);
+    }
+    #[test]
+    fn a_bucket_makes_up_for_timers_that_come_late() {
+        let mut pacer = Pacer::new();
+        pacer.set_rate(1000.0, Duration::from_millis(1), false);
+        pacer.sent(at(0), 250);
+        for turn in 1..40 {
+            let due = pacer.resumes_at(at(2000 * turn - 1));
+            assert!(due.is_none(), "it is long due");
+            pacer.turn_is_late(Duration::from_micros(1900));
+            let room = pacer.room(at(2000 * turn));
+            pacer.sent(at(2000 * turn), room);
+            assert!(turn < 8 || room == 2000, "all that has passed since the last turn: {room}");
+        }
+        for _ in 0..200 {
+            pacer.turn_is_late(Duration::ZERO);
+        }
+        assert!(pacer.room(at(1_000_000)) < 260);
     }
 }

@@ -236,6 +236,11 @@ impl Path {
         }
     }
 
+    /// Notes that the timer of those who wait was due at a time.
+    pub(crate) fn timer_came(&mut self, now: Instant, due: Instant) {
+        self.pacer.turn_is_late(now.saturating_since(due));
+    }
+
     /// Returns when packets may be sent again, if the pacer holds them back.
     pub(crate) fn resumes_at(&self, now: Instant) -> Option<Instant> {
         self.pacer.resumes_at(now).filter(|_| self.control.is_some() && !self.closed)

@@ -263,6 +263,7 @@ impl Shared {
             let path = self.paths.get_mut(id);
             if path.timer_at == Some(at) {
                 path.timer_at = None;
+                path.timer_came(now, at);
                 self.ready_paths.push(id);
             }
         }

@@ -293,6 +293,17 @@ fn faults() -> Vec<Cell> {
     shorter.changes = vec![(shorter.warm / 2, Change::Delay(100 * US))];
     shorter.goals.used = Some(0.9);
     cells.push(shorter);
+    // Programs that get their turn late: the round trip is that of the processor.
+    for (name, rate, scheduling) in [
+        ("late-turns-50m", GBIT / 20, 4 * MS),
+        ("late-turns-200m", GBIT / 5, 2 * MS),
+        ("late-turns-1g", GBIT, MS),
+    ] {
+        let mut cell = Cell::one(name, rate, 200 * US, 256 << 10);
+        (cell.size, cell.depth, cell.scheduling) = (4096, 64, scheduling);
+        cell.goals.used = Some(0.9);
+        cells.push(cell);
+    }
     for (name, loss) in [("small-loss-1", 100), ("small-loss-0.1", 10)] {
         let mut tail = Cell::one(name, 10 * GBIT, 50 * US, 512 << 10);
         (tail.hosts, tail.small, tail.size, tail.depth) = (1, true, 4096, 1);

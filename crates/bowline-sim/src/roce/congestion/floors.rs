@@ -30,7 +30,8 @@ impl Floor {
             "one-100g-50us-quarter" | "one-10g-500us-quarter" | "longer" | "halves" => {
                 Self::used(0.8)
             }
-            "loss-0.1" => Self::used(0.8),
+            "loss-0.1" | "late-turns-50m" | "late-turns-200m" => Self::used(0.8),
+            "late-turns-1g" => Self::used(0.7),
             "loss-1" => Self::used(0.6),
             "cubic-1g-5ms" => Self { cubic: (0.25, 0.9), ..Self::used(0.1) },
             _ if name.starts_with("cubic") => Self { cubic: (0.25, 0.75), ..Self::used(0.25) },
@@ -39,8 +40,8 @@ impl Floor {
             // lost, and who loses all of its first ones finds the queue full for long.
             "incast-10g-64" | "incast-1g-64" => incast(0.6, 0.0),
             "incast-10g-32" | "incast-1g-32" => incast(0.7, 0.0),
-            "connections-1g-16" => incast(0.5, 0.1),
-            _ if name.starts_with("incast") => incast(0.7, 0.05),
+            "connections-1g-16" => incast(0.5, 0.05),
+            _ if name.starts_with("incast") => incast(0.6, 0.02),
             _ => Self::used(0.9),
         }
     }
