@@ -22,6 +22,8 @@ const ACK_BYTES: usize = 2048;
 /// Number of rounds of reads that exhaust the largest receive buffer, even if the peer goes on
 /// sending.
 const READ_OUT_MAX: usize = 64;
+/// Times that the thread which reads a link is waited for; one that ends it reads for ever.
+const TRIES_MAX: usize = 1_000;
 /// Longest time in nanoseconds that a connection may take to end after this node has closed its
 /// direction.
 const DRAIN_NS: u64 = 2_000_000_000;
@@ -213,8 +215,17 @@ impl Shared {
     /// Reads all bytes that had arrived; tells whether that was possible. Bytes of a newer
     /// connection of the peer are processed only after them.
     fn read_out(&self, sc: &mut Scratch, link: &Arc<Link>) -> bool {
+        let mut tries = 0;
         for _ in 0..READ_OUT_MAX {
-            if !self.read(sc, link) {
+            // What another thread has read may not be in the core yet.
+            while !link.try_begin_read() {
+                tries += 1;
+                if tries == TRIES_MAX {
+                    return false;
+                }
+                std::thread::yield_now();
+            }
+            if !self.read_begun(sc, link) {
                 break;
             }
         }
