@@ -135,6 +135,15 @@ def rds_source(count):
 
 def main(bowline):
     here, there = Machine("route0", HERE), Machine("route1", THERE)
+    try:
+        measure(bowline, here, there)
+    finally:
+        for machine in (here, there):
+            machine.sleeper.terminate()
+
+
+def measure(bowline, here, there):
+    """Everything, in turn."""
     threading.Thread(target=carry, args=(here.fd, there.fd), daemon=True).start()
     threading.Thread(target=carry, args=(there.fd, here.fd), daemon=True).start()
     me = ["python3", "-B", os.path.abspath(__file__)]
@@ -169,8 +178,6 @@ def main(bowline):
                 for node in nodes:
                     node.terminate()
                     node.wait(timeout=30)
-    for machine in (here, there):
-        machine.sleeper.terminate()
 
 
 if __name__ == "__main__":

@@ -44,4 +44,7 @@ fn what_is_below_a_floor_is_told() {
     assert_eq!(cell.missed(&report).len(), 1);
     report.failure = Some("a request completed twice".to_owned());
     assert_eq!(cell.broken(&report).len(), 2);
+    let mut nothing = self::report("small-loss-1", Congestion::Delay);
+    nothing.small = [0; 3];
+    assert_eq!(self::cell("small-loss-1").broken(&nothing).len(), 1);
 }

@@ -72,7 +72,7 @@ pub(crate) struct Args {
         conflicts_with_all = ["keep", "seconds", "scenario", "trace", "coverage"])]
     cells: Option<String>,
     /// What limits the packets in flight in cells: delay, of queues on the way, or fixed:PACKETS of
-    /// each queue pair
+    /// each queue pair; what a cell must not fall below holds for delay
     #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
         value_parser = congestion)]
     congestion: Congestion,

@@ -47,8 +47,10 @@ const LONG_ROUTE: u32 = 8;
 /// where half of the least round trip is not more.
 const NOISE: u32 = 2;
 const NOISE_MAX: Duration = Duration::from_millis(2);
-/// What processors add to round trips counts up to this.
+/// What processors add to round trips counts up to this; and the round trips of a drain that show
+/// it, at least.
 const UNLOADED_MAX: Duration = Duration::from_millis(10);
+const UNLOADED_SAMPLES: u32 = 2;
 /// Times the target is larger for a small window, so that small windows grow towards those of
 /// others, and many senders have room; in between it falls with the root of the window.
 const SMALL_WINDOW: f64 = 4.0;
@@ -132,14 +134,15 @@ enum Mode {
     /// The window follows the target.
     Target,
     /// The window is small for a moment, to see the route without a queue: the window before, until
-    /// when, the least round trip meanwhile, and the longest of what was sent since `empty_from`,
-    /// when the queue of before is gone.
+    /// when, the least round trip meanwhile, and of what was sent since `empty_from`, when the
+    /// queue of before is gone, the longest round trip and how many there were.
     Drain {
         window: f64,
         until: Instant,
         least: Duration,
         empty_from: Instant,
         longest: Duration,
+        samples: u32,
         foreign: Option<Instant>,
     },
     /// Others fill the queue; so it is thought until a time.
@@ -355,10 +358,11 @@ impl DelayTarget {
         round.longest = round.longest.max(sample);
         round.samples += 1;
         self.peak = self.peak.max(sample.saturating_sub(least));
-        if let Mode::Drain { least, empty_from, longest, .. } = &mut self.mode {
+        if let Mode::Drain { least, empty_from, longest, samples, .. } = &mut self.mode {
             *least = (*least).min(sample);
             if sent_at >= *empty_from {
                 *longest = (*longest).max(sample);
+                *samples += 1;
             }
         }
         self.recent.rotate_left(1);
@@ -402,16 +406,15 @@ impl DelayTarget {
         // Threads that are scheduled late leave a short queue empty.
         let noise = (self.deviation * NOISE).min(NOISE_MAX.max(least / 2));
         let target = TARGET.max(least / LONG_ROUTE).max(noise).mul_f64(1.0 + SMALL_WINDOW * small);
-        let target = target.max(self.unloaded.min(UNLOADED_MAX));
+        let target = target.max(self.unloaded);
         target.min(self.limit.mul_f64(OF_LIMIT)).max(least / SHORT_ROUTE)
     }
 
     /// Takes what a drain has shown: by how much a round trip was longer than the least one.
     fn learn_unloaded(&mut self, longer: Duration) {
-        if !longer.is_zero() {
-            let before = if self.unloaded.is_zero() { longer } else { self.unloaded };
-            self.unloaded = (before + longer) / 2;
-        }
+        let longer = longer.min(UNLOADED_MAX);
+        let before = if self.unloaded.is_zero() { longer } else { self.unloaded };
+        self.unloaded = (before + longer) / 2;
     }
 
     /// The shortest of the last samples.
@@ -467,9 +470,12 @@ impl DelayTarget {
         let overdue = now.saturating_since(round_trip.least_at()) > drain_after(round_trip);
         match self.mode {
             Mode::Start => {}
-            Mode::Drain { window, until, least, longest, foreign, .. } if now >= until => {
+            Mode::Drain { window, until, least, longest, samples, foreign, .. } if now >= until => {
                 self.full_rounds = 0;
-                self.learn_unloaded(longest.saturating_sub(round_trip.least().min(least)));
+                // What others fill shows nothing about processors, nor does a single round trip.
+                if foreign.is_none() && samples >= UNLOADED_SAMPLES {
+                    self.learn_unloaded(longest.saturating_sub(least));
+                }
                 self.set(window);
                 self.mode = foreign.map_or(Mode::Target, |until| Mode::Foreign { until });
                 return Route::Least(least);
@@ -488,6 +494,7 @@ impl DelayTarget {
                     least: Duration::MAX,
                     empty_from: now + round.shortest,
                     longest: Duration::ZERO,
+                    samples: 0,
                     foreign,
                 };
                 let least = (DELAY_MIN * self.packet).min(self.window);

@@ -31,20 +31,24 @@ pub(super) struct Pacer {
     /// The bucket was empty: nothing leaves before it is half full.
     empty: bool,
     depth: Duration,
-    /// How late timers come.
+    /// How late timers come, and what of that counts at most.
     late: Duration,
+    late_max: Duration,
 }
 
 impl Pacer {
     pub(super) const fn new() -> Self {
         let (worth, late) = (Instant::from_nanos(0), Duration::ZERO);
-        Self { per_byte: 0.0, worth, empty: false, depth: DEPTH, late }
+        Self { per_byte: 0.0, worth, empty: false, depth: DEPTH, late, late_max: LATE_MAX }
     }
 
     /// Sets the rate: so many bytes in so much time; and, where a queue has overflowed, that bursts
     /// are short.
     pub(super) fn set_rate(&mut self, bytes: f64, time: Duration, short: bool) {
-        self.depth = if short { (time / 8).clamp(DEPTH_MIN, DEPTH) } else { DEPTH };
+        (self.depth, self.late_max) = match short {
+            true => ((time / 8).clamp(DEPTH_MIN, DEPTH), (time / 4).min(LATE_MAX)),
+            false => (DEPTH, LATE_MAX),
+        };
         self.per_byte = time.as_nanos() as f64 / bytes.max(1.0);
     }
 
@@ -68,7 +72,7 @@ impl Pacer {
         if self.per_byte == 0.0 {
             return u64::MAX;
         }
-        let full = now.saturating_since(self.worth).min(self.depth + self.late);
+        let full = now.saturating_since(self.worth).min(self.capacity());
         let bytes = (full.as_nanos() as f64 / self.per_byte) as u64;
         if full >= self.depth / 2 {
             // However slow the rate is.
@@ -80,17 +84,28 @@ impl Pacer {
         }
     }
 
-    /// Notes that bytes leave now.
+    /// Notes that packets of as many bytes each leave now.
     #[inline]
-    pub(super) fn sent(&mut self, now: Instant, bytes: u64) {
+    pub(super) fn sent(&mut self, now: Instant, packets: u32, bytes: u64) {
         if self.per_byte == 0.0 {
             return;
         }
-        let depth = (self.depth + self.late).as_nanos() as u64;
+        let depth = self.capacity().as_nanos() as u64;
         let floor = Instant::from_nanos(now.as_nanos().saturating_sub(depth));
-        let time = Duration::from_nanos((bytes as f64 * self.per_byte) as u64);
+        // Rounded for each, so that those made together count as those made one by one.
+        let time = Duration::from_nanos((bytes as f64 * self.per_byte) as u64) * packets;
         self.worth = self.worth.max(floor) + time;
         self.empty = self.worth >= now;
+    }
+
+    /// The time whose bytes the bucket holds.
+    fn capacity(&self) -> Duration {
+        self.depth + self.late.min(self.late_max)
+    }
+
+    /// The rate before was a guess: what was sent at it is forgotten.
+    pub(super) fn forget_debt(&mut self, now: Instant) {
+        self.worth = self.worth.min(now);
     }
 
     /// Returns when more may leave, if nothing may now.
@@ -111,30 +126,33 @@ mod tests {
     fn a_bucket_holds_a_quarter_of_a_millisecond_and_opens_again_when_it_is_half_full() {
         let mut pacer = Pacer::new();
         assert_eq!(pacer.room(at(0)), u64::MAX);
-        pacer.sent(at(0), 1 << 20);
+        pacer.sent(at(0), 1, 1 << 20);
         // A byte each microsecond.
         pacer.set_rate(1000.0, Duration::from_millis(1), false);
         assert_eq!(pacer.room(at(0)), 250);
-        pacer.sent(at(0), 200);
+        pacer.sent(at(0), 1, 200);
         assert_eq!(pacer.room(at(0)), 50);
-        pacer.sent(at(0), 100);
+        pacer.sent(at(0), 1, 100);
         assert_eq!((pacer.room(at(0)), pacer.resumes_at(at(0))), (0, Some(at(50 + 125))));
         assert_eq!(pacer.room(at(174)), 0);
         assert_eq!(pacer.room(at(175)), 125);
     }
+
     #[test]
     fn a_bucket_makes_up_for_timers_that_come_late() {
         let mut pacer = Pacer::new();
         pacer.set_rate(1000.0, Duration::from_millis(1), false);
-        pacer.sent(at(0), 250);
+        pacer.sent(at(0), 1, 250);
         for turn in 1..40 {
-            let due = pacer.resumes_at(at(2000 * turn - 1));
-            assert!(due.is_none(), "it is long due");
             pacer.turn_is_late(Duration::from_micros(1900));
             let room = pacer.room(at(2000 * turn));
-            pacer.sent(at(2000 * turn), room);
+            pacer.sent(at(2000 * turn), 1, room);
             assert!(turn < 8 || room == 2000, "all that has passed since the last turn: {room}");
         }
+        // A queue that has overflowed gets no such burst: three eighths of a round trip at most.
+        pacer.set_rate(1000.0, Duration::from_millis(1), true);
+        assert_eq!(pacer.room(at(500_000)), 375);
+        pacer.set_rate(1000.0, Duration::from_millis(1), false);
         for _ in 0..200 {
             pacer.turn_is_late(Duration::ZERO);
         }

@@ -133,6 +133,11 @@ impl Path {
         self.round_trip.smoothed()
     }
 
+    /// Smoothed round trip, if it is no guess.
+    pub(crate) fn measured(&self) -> Option<Duration> {
+        self.smoothed().filter(|_| !self.round_trip.is_guess())
+    }
+
     /// Tells whether the window of the path limits its queue pairs.
     #[inline]
     pub(crate) const fn is_controlled(&self) -> bool {
@@ -252,7 +257,7 @@ impl Path {
         let bytes = bytes as u64 + packets as u64 * OUTER_BYTES;
         self.in_flight += bytes;
         if let Some(control) = &mut self.control {
-            self.pacer.sent(now, bytes);
+            self.pacer.sent(now, packets as u32, bytes / packets.max(1) as u64);
             if self.in_flight + self.packet > control.window() {
                 self.closed = true;
                 control.limited();
@@ -284,6 +289,9 @@ impl Path {
         self.in_flight = self.in_flight.saturating_sub(bytes);
         let sample = sent_at.map(|at| (now.saturating_since(at), at));
         if let Some((sample, _)) = sample {
+            if self.round_trip.is_guess() {
+                self.pacer.forget_debt(now);
+            }
             self.round_trip.sample(now, sample);
         }
         if let Some(control) = &mut self.control {
@@ -356,7 +364,7 @@ impl Path {
     /// Notes that a packet of `bytes` is sent in the place of one that was lost.
     pub(crate) fn replaced(&mut self, now: Instant, bytes: usize) {
         if self.control.is_some() {
-            self.pacer.sent(now, bytes as u64 + OUTER_BYTES);
+            self.pacer.sent(now, 1, bytes as u64 + OUTER_BYTES);
         }
     }
 
@@ -375,7 +383,8 @@ impl Path {
     /// comes sooner than a round trip is that of the first copy, which was only late [CC-11].
     pub(crate) fn repaired(&mut self, now: Instant, sent_at: Instant) {
         let least = self.round_trip.least();
-        if now.saturating_since(sent_at) < least.mul_f64(OWN_ANSWER) {
+        let own = now.saturating_since(sent_at) >= least.mul_f64(OWN_ANSWER);
+        if !own && !self.round_trip.is_guess() {
             let most = self.round_trip.smoothed().unwrap_or(least);
             self.late_for = (self.late_for * 3 / 2).max(least / 4).min(most);
         }

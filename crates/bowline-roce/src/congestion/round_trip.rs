@@ -40,6 +40,11 @@ impl RoundTrip {
         }
     }
 
+    /// Nothing was measured yet: the estimate is a guess.
+    pub(super) const fn is_guess(&self) -> bool {
+        self.guessed
+    }
+
     fn first(now: Instant, sample: Duration) -> Self {
         Self { smoothed: Some(sample), least: sample, least_at: now, ..Self::default() }
     }

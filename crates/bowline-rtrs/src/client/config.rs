@@ -29,8 +29,8 @@ pub struct ClientConfig {
     /// Port of the server, for addresses whose port is 0.
     pub port: u16,
     /// Time from the loss of a path to the first attempt to reconnect it, and between attempts,
-    /// fixed as in kernels [RS-10]. `None`: at once, then after 1, 2, 4 .. 30 s, 8 s at most while
-    /// no path is connected [RT-91].
+    /// fixed as in kernels [RS-10]. `None`: at once, then after 1, 2, 4 .. 30 s, about 8 s at most
+    /// while no path is connected [RT-91].
     pub reconnect_delay: Option<Duration>,
     /// Attempts to reconnect a lost path; -1: no limit; 0: none [RS-13].
     pub max_reconnects: i16,

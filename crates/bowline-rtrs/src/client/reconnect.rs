@@ -38,8 +38,8 @@ impl Path {
 
     /// Records that a connected path is lost, on which the server had `served` IO or had not. A
     /// short connection that served some is worth making again soon: on a network that loses
-    /// packets each may last no longer [RT-82]. The next attempt is not made at once, as the IO
-    /// that is repeated may be what ended the connection.
+    /// packets each may last no longer [RT-82]. But for the first, the next attempt is not made at
+    /// once, as the IO that is repeated may be what ended the connection.
     pub(super) fn note_loss(&mut self, now: Instant, served: bool) {
         self.lost_at = now;
         if now.saturating_since(self.up_at) >= GOOD_CONNECTION {

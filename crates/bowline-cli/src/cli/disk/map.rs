@@ -110,7 +110,7 @@ pub(super) struct How {
           value_parser = clap::value_parser!(i16).range(-1..=9999))]
     max_reconnects: i16,
     /// Time before each of these attempts, as kernels have it; without it, at once, then after 1,
-    /// 2, 4 .. 30 s, 8 s at most while no path is connected
+    /// 2, 4 .. 30 s, a quarter more or less, and about 8 s at most while no path is connected
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     reconnect_delay: Option<Duration>,
     /// Time between heartbeats to the server, of which five may fail; kernels do not bear less than

@@ -23,17 +23,23 @@ use crate::cli::common::{
 
 /// Runs the cells whose names contain a text, each with every seed, and prints a line for each.
 pub(super) fn run_cells(args: &Args, text: &str) -> Outcome {
-    let all = cells();
-    let chosen: Vec<&Cell> = all.iter().filter(|cell| cell.name.contains(text)).collect();
+    let cells = cells();
+    let chosen: Vec<&Cell> = cells.iter().filter(|cell| cell.name.contains(text)).collect();
     if chosen.is_empty() {
-        let names: Vec<&str> = all.iter().map(|cell| cell.name.as_str()).collect();
+        let names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
         return Err(Failure::usage(format!("--cells {text}: none of {}", names.join(", "))));
     }
-    let first = args.seed.unwrap_or(args.from);
-    let seeds = if args.seed.is_some() { 1 } else { args.seeds.unwrap_or(1) };
-    let runs: Vec<(&Cell, u64)> = (first..first.saturating_add(seeds))
-        .flat_map(|seed| chosen.iter().map(move |cell| (*cell, seed)))
-        .collect();
+    let (first, seeds) = match args.seed {
+        Some(seed) => (seed, 1),
+        None => (args.from, args.seeds.unwrap_or(1)),
+    };
+    let last = seeds.checked_sub(1).and_then(|more| first.checked_add(more));
+    let all = usize::try_from(seeds).ok().and_then(|seeds| seeds.checked_mul(chosen.len()));
+    let (Some(_), Some(all)) = (last, all) else {
+        return Err(Failure::usage("--from and --seeds together are beyond the last seed"));
+    };
+    // Each seed runs all cells.
+    let nth = |at: usize| (chosen[at % chosen.len()], first + (at / chosen.len()) as u64);
     let threads = args.threads.or_else(|| thread::available_parallelism().ok());
     let mut table = Table::new(args);
     let stop = Stop::install()?;
@@ -42,14 +48,17 @@ pub(super) fn run_cells(args: &Args, text: &str) -> Outcome {
     let mut done = 0;
     thread::scope(|scope| {
         let (sender, reports) = mpsc::channel();
-        for _ in 0..threads.map_or(1, NonZero::get).min(runs.len()) {
-            let (sender, runs, next, config, stop) = (sender.clone(), &runs, &next, &config, &stop);
+        for _ in 0..threads.map_or(1, NonZero::get).min(all) {
+            let (sender, nth, next, config, stop) = (sender.clone(), &nth, &next, &config, &stop);
             scope.spawn(move || {
                 while !stop.asked() {
                     let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((cell, seed)) = runs.get(at) else { break };
+                    if at >= all {
+                        break;
+                    }
+                    let (cell, seed) = nth(at);
                     let start = Instant::now();
-                    let report = run(cell, config, *seed);
+                    let report = run(cell, config, seed);
                     if sender.send((at, report, start.elapsed())).is_err() {
                         break;
                     }
@@ -62,16 +71,16 @@ pub(super) fn run_cells(args: &Args, text: &str) -> Outcome {
         for (at, report, took) in reports {
             early.insert(at, (report, took));
             while let Some((report, took)) = early.remove(&done) {
-                let (cell, seed) = runs[done];
+                let (cell, seed) = nth(done);
                 done += 1;
                 table.add(cell, seed, &report, took);
-                table.show_progress(done, runs.len());
+                table.show_progress(done, all);
             }
         }
     });
     table.end();
-    if done < runs.len() {
-        return Err(Failure::failed(format!("interrupted after {done} of {} runs", runs.len())));
+    if done < all {
+        return Err(Failure::failed(format!("interrupted after {done} of {all} runs")));
     }
     if table.broken == 0 { Ok(()) } else { Err(Failure::Reported) }
 }

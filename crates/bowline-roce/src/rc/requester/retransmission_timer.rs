@@ -100,8 +100,12 @@ pub(super) struct RetransmissionTimer {
     srtt: Option<Duration>,
     /// How far round trips deviate from that.
     deviation: Duration,
+    /// That may be the time of a link that was cut: the first one that is measured takes its place.
+    guessed: bool,
     /// The path has lost packets lately.
     lossy: bool,
+    /// What is measured was sent again meanwhile.
+    guesses: bool,
     /// PSN of the packet whose round trip is being measured, and when it was sent.
     sample: Option<(Psn, Instant)>,
 }
@@ -116,12 +120,21 @@ impl RetransmissionTimer {
             give_up: settings.give_up_time(),
         };
         (self.srtt, self.deviation) = (None, Duration::ZERO);
+        (self.guesses, self.guessed) = (false, false);
     }
 
     /// Notes whether the path has lost packets lately.
     #[inline]
     pub(super) const fn set_lossy(&mut self, lossy: bool) {
         self.lossy = lossy;
+    }
+
+    /// Takes the round trip of the path, if it was measured, in the place of a guess.
+    pub(super) fn replace_guess(&mut self, measured: Option<Duration>) {
+        if measured.is_some() && (self.guessed || self.guesses) {
+            (self.srtt, self.guessed, self.guesses) = (measured, false, false);
+            self.sample = None;
+        }
     }
 
     /// Returns when [`expired`](Self::expired) is to be called.
@@ -183,7 +196,9 @@ impl RetransmissionTimer {
         {
             self.sample = None;
             let sample = now.saturating_since(at);
-            if let Some(srtt) = self.srtt {
+            let guesses = std::mem::take(&mut self.guesses);
+            let guessed = std::mem::replace(&mut self.guessed, guesses);
+            if let Some(srtt) = self.srtt.filter(|_| !guessed) {
                 self.deviation = (self.deviation * 3 + srtt.abs_diff(sample)) / 4;
                 self.srtt = Some((srtt * 7 + sample) / 8);
             } else {
@@ -266,6 +281,8 @@ impl RetransmissionTimer {
         // While nothing is known, the time since a packet was first sent is the best guess.
         if self.srtt.is_some() {
             self.sample = None;
+        } else {
+            self.guesses = self.sample.is_some();
         }
     }
 }

@@ -68,7 +68,9 @@ impl Cell {
             broken.push(format!("the TCP flow has {cubic:.3}, always {least} to {most}"));
         }
         let longest = report.bulk[2].max(report.small[2]);
-        if self.name.starts_with("small-loss") && longest > TAIL_MAX {
+        if self.name.starts_with("small-loss") && report.small[2] == 0 {
+            broken.push("no request of 4 KiB has ended".to_owned());
+        } else if self.name.starts_with("small-loss") && longest > TAIL_MAX {
             broken.push(format!(
                 "a request took {} us, never over {}",
                 longest / 1_000,
