@@ -26,11 +26,10 @@ const HANDSHAKE: u64 = 2;
 /// Round trips of a request: its own, one in which a receive was missing, and one to repair a wrong
 /// order.
 const OF_REQUEST: u64 = 3;
-/// After this time in nanoseconds, and two round trips, a silent peer is asked how far it has come,
-/// and up to eight times later where only what was sent again was answered [CC-13]; and how often
-/// that may be needed where datagrams overtake each other. A packet that comes before its turn
-/// while a receive is missing is dropped, and its sender is not told a second time.
-const PROBE: u64 = 8 * 5 * MS;
+/// After this time in nanoseconds, and two round trips, a silent peer is asked how far it has come;
+/// and how often that may be needed where datagrams overtake each other. A packet that comes before
+/// its turn while a receive is missing is dropped, and its sender is not told a second time.
+const PROBE: u64 = 5 * MS;
 const OVERTAKEN: u64 = 6;
 /// Longest pause in nanoseconds of a program before it posts requests for which it had no room.
 const NO_ROOM: u64 = 50 * US;
