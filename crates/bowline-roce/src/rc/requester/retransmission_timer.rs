@@ -61,9 +61,10 @@ pub(super) enum Due {
 pub(super) enum Answered {
     /// Packets that were sent once, at least one.
     SentOnce,
-    /// Only packets that were sent again because of silence. As long as this is so, the timer stays
-    /// as long as it has become: on a path that is slower than it was everything would be sent
-    /// again for ever, and no round trip measured [CC-13].
+    /// Only packets that were sent again because of silence. As long as this is so, the timer waits
+    /// as long as such an answer took, if it was that to the first sending: on a path that is
+    /// slower than it was everything would be sent again for ever, and no round trip measured
+    /// [CC-13].
     AfterSilence,
     /// Packets that were sent again because the peer missed them.
     Repaired,
@@ -88,8 +89,12 @@ pub(super) struct RetransmissionTimer {
     expires_at: Option<Instant>,
     /// Consecutive expiries without progress.
     expiries: u32,
-    /// Times that the timer and probes wait longer, since only what was sent again is acknowledged.
+    /// Times that the timer and probes may be doubled, since only what was sent again is
+    /// acknowledged.
     doublings: u32,
+    /// Time from the first sending of such a packet to its acknowledgement, the longest that the
+    /// round trip may be; `None`: not known.
+    longest: Option<Duration>,
     /// When a silent peer is probed.
     probe_at: Option<Instant>,
     /// Probes without progress.
@@ -108,6 +113,8 @@ pub(super) struct RetransmissionTimer {
     guesses: bool,
     /// PSN of the packet whose round trip is being measured, and when it was sent.
     sample: Option<(Psn, Instant)>,
+    /// The same of a packet that was sent again meanwhile.
+    repeated: Option<(Psn, Instant)>,
 }
 
 impl RetransmissionTimer {
@@ -155,7 +162,7 @@ impl RetransmissionTimer {
             Some(srtt) => srtt * 4 + self.deviation * 4 + self.bounds.min,
             None => FIRST,
         };
-        let doubled = first.checked_mul(1 << (self.expiries + self.doublings).min(DOUBLINGS_MAX));
+        let doubled = self.lengthened(first, 2).checked_mul(1 << self.expiries.min(DOUBLINGS_MAX));
         let mut at = now + doubled.unwrap_or(max).min(max);
         if let Some(give_up) = self.bounds.give_up {
             at = at.min(self.waiting_since + give_up);
@@ -169,7 +176,7 @@ impl RetransmissionTimer {
     pub(super) const fn stop(&mut self) {
         self.expires_at = None;
         self.probe_at = None;
-        self.sample = None;
+        (self.sample, self.repeated) = (None, None);
     }
 
     /// Notes that a packet was sent, so that `unanswered` packets are in flight.
@@ -183,9 +190,13 @@ impl RetransmissionTimer {
     /// Notes that everything before `una` has been acknowledged, so that `unanswered` packets are
     /// in flight.
     pub(super) fn progress(&mut self, now: Instant, una: Psn, unanswered: u32, what: Answered) {
+        let repeated = self.repeated.take_if(|(psn, _)| psn.is_before(una));
         match what {
             Answered::SentOnce => self.doublings = 0,
-            Answered::AfterSilence => self.doublings = (self.doublings + 1).min(LONGER_MAX),
+            Answered::AfterSilence => {
+                self.doublings = (self.doublings + 1).min(LONGER_MAX);
+                self.longest = repeated.map(|(_, at)| now.saturating_since(at));
+            }
             Answered::Repaired => {}
         }
         self.expiries = 0;
@@ -251,10 +262,17 @@ impl RetransmissionTimer {
         if self.expiries > 0 || self.probes >= most {
             return;
         }
-        let at = now
-            + self.probe_after(unanswered)
-                * (1 << (self.probes + self.doublings).min(DOUBLINGS_MAX));
+        let after = self.lengthened(self.probe_after(unanswered), 1);
+        let at = now + after * (1 << self.probes.min(DOUBLINGS_MAX));
         self.probe_at = (at < expires_at).then_some(at);
+    }
+
+    /// Returns `time`, or while only what was sent again is acknowledged `times` the longest round
+    /// trip that there may be and an eighth, but not more than the doublings allow.
+    fn lengthened(&self, time: Duration, times: u32) -> Duration {
+        let most = time * (1 << self.doublings);
+        let Some(longest) = self.longest else { return most };
+        (longest + longest / 8).saturating_mul(times).clamp(time, most)
     }
 
     /// Returns the time after which a silent peer is probed: late enough for the answer of a peer
@@ -280,7 +298,7 @@ impl RetransmissionTimer {
     pub(super) fn cancel_measurement(&mut self) {
         // While nothing is known, the time since a packet was first sent is the best guess.
         if self.srtt.is_some() {
-            self.sample = None;
+            self.repeated = self.repeated.or(self.sample.take());
         } else {
             self.guesses = self.sample.is_some();
         }
