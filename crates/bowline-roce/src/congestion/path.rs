@@ -232,12 +232,12 @@ impl Path {
         }
     }
 
-    /// Notes that an answer was lost.
-    pub(crate) fn answer_lost(&mut self, now: Instant) {
+    /// Notes that an answer was lost that was asked for at a time.
+    pub(crate) fn answer_lost(&mut self, now: Instant, asked_at: Instant) {
         let least = self.read_round_trip.least();
         let smoothed = self.read_round_trip.smoothed().unwrap_or_default();
         if let Some(reads) = &mut self.reads {
-            let _: bool = reads.lost(now, now, least, smoothed);
+            let _: bool = reads.lost(now, asked_at, least, smoothed);
         }
     }
 

@@ -100,7 +100,8 @@ impl Requester {
             return;
         }
         ctx.counters.repairs += 1;
-        ctx.path.answer_lost(ctx.now);
+        let asked_at = self.asked.sent_at(self.window.una());
+        ctx.path.answer_lost(ctx.now, asked_at.unwrap_or(ctx.now));
         self.asked.sent_again(self.window.end());
         self.recovery.request_repair(Repair::Gap);
         self.timer.cancel_measurement();

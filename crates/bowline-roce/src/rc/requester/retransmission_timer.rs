@@ -397,6 +397,31 @@ mod tests {
         assert_eq!(probes(&timer), Some(10 + 25));
     }
 
+    // tests [CC-13]
+    #[test]
+    fn the_timer_becomes_no_longer_than_the_answer_to_a_copy_took() {
+        let mut timer = timer(20, 10_000 * MS);
+        timer.measure(Psn::new(0), at(0));
+        timer.progress(at(10), Psn::new(1), 0, Answered::SentOnce);
+        // Three packets in a row are lost: each is sent again after 25 ms, and its copy takes 7.
+        let mut now = 100;
+        for psn in 1..=3 {
+            timer.sent(at(now), 1);
+            timer.measure(Psn::new(psn), at(now));
+            timer.cancel_measurement();
+            timer.progress(at(now + 32), Psn::new(psn) + 1, 0, Answered::AfterSilence);
+            now += 100;
+            timer.sent(at(now), 1);
+            assert_eq!(timer.deadline(), Some(at(now + 36)), "{psn}");
+            timer.stop();
+        }
+        // Nothing is known of a packet before the one that is measured: doubled, as far as it goes.
+        timer.progress(at(now), Psn::new(5), 1, Answered::AfterSilence);
+        assert_eq!(timer.deadline(), Some(at(now + 200)));
+        timer.progress(at(now), Psn::new(6), 1, Answered::SentOnce);
+        assert_eq!(timer.deadline(), Some(at(now + 25)));
+    }
+
     #[test]
     fn progress_ends_the_doubling_and_the_timer_follows_the_round_trip() {
         let mut timer = timer(20, 1000 * MS);

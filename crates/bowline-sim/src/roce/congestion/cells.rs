@@ -3,7 +3,7 @@
 use bowline_verbs::Mtu;
 
 use super::link::{LinkPlan, OUTER_BYTES};
-use super::world::Report;
+use super::world::{Report, SERVER};
 
 /// Headers of a packet inside its datagram, ICRC included.
 const HEADERS: u64 = 12 + 4;
@@ -52,7 +52,7 @@ pub struct Cell {
     pub hosts: usize,
     /// Queue pairs of each.
     pub connections: usize,
-    /// What these requests do.
+    /// What these requests do; where it is READ there is one host.
     pub operation: Operation,
     /// Bytes of a request.
     pub size: usize,
@@ -119,6 +119,11 @@ impl Cell {
         cell.warm = (SEC + 4 * round_trip).min(most / 2);
         cell.time = SEC.max(10 * round_trip).min(most / 2);
         cell
+    }
+
+    /// The host to whose port the data go: that of the only reader, or else the server.
+    pub(super) fn data_port(&self) -> usize {
+        if self.operation == Operation::Read { 1 } else { SERVER }
     }
 
     /// Nanoseconds of a round trip without queues.
@@ -253,12 +258,16 @@ fn incast() -> Vec<Cell> {
 
 /// One flow beside a TCP flow.
 fn beside_cubic() -> Vec<Cell> {
-    [(GBIT / 5, 100 * US, 128 << 10), (GBIT, 100 * US, 256 << 10), (GBIT, 5 * MS, 640 << 10)]
+    let (slow, fast) = ((GBIT / 5, 100 * US, 128 << 10), (GBIT, 100 * US, 256 << 10));
+    let long = (GBIT, 5 * MS, 640 << 10);
+    [(Operation::Write, slow), (Operation::Write, fast), (Operation::Write, long)]
         .into_iter()
-        .map(|(rate, round_trip, buffer)| {
-            let name = format!("cubic-{}-{}", rate_name(rate), time_name(round_trip));
+        .chain([(Operation::Read, slow), (Operation::Read, fast)])
+        .map(|(operation, (rate, round_trip, buffer))| {
+            let read = if operation == Operation::Read { "read-" } else { "" };
+            let name = format!("cubic-{read}{}-{}", rate_name(rate), time_name(round_trip));
             let mut cell = Cell::one(&name, rate, round_trip, buffer);
-            cell.cubic = true;
+            (cell.operation, cell.cubic) = (operation, true);
             (cell.warm, cell.time) = (4 * SEC, 8 * SEC);
             cell.goals.cubic = Some((0.25, 0.75));
             cell

@@ -11,7 +11,7 @@
 //! | `cubic` | a foreign TCP flow |
 //! | `world` | the run |
 //! | `cells` | which cells there are, and what is expected in them |
-//! | `floors` | what each of them keeps with every seed |
+//! | `floors` | what each of them keeps |
 //! | `measure` | fairness, percentiles |
 //!
 //! What is moved is checked as well: requests complete once, in order, with success, and the memory

@@ -17,7 +17,7 @@ use crate::engine::rng::Rng;
 /// Time from an arrival, or a timer, to the turn of a host's program, in nanoseconds.
 const TURN: u64 = US;
 /// The host with the port that all requests of the others meet.
-const SERVER: usize = 0;
+pub(super) const SERVER: usize = 0;
 
 /// What a run of a cell has shown.
 #[derive(Clone, Debug)]
@@ -188,7 +188,8 @@ impl<'a> World<'a> {
             }
             Event::CubicSwitched(number) => {
                 self.offered += 1;
-                let passage = self.ports[SERVER].pass(self.now, &mut self.rng, cubic::PACKET, 0);
+                let port = &mut self.ports[self.cell.data_port()];
+                let passage = port.pass(self.now, &mut self.rng, cubic::PACKET, 0);
                 if let Passage::Arrives(at, _) = passage {
                     let back = at + self.cell.port.delay;
                     self.queue.push(back, Event::CubicAcknowledged(number));
