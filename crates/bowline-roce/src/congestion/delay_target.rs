@@ -17,9 +17,9 @@
 //! - *A drain*: from time to time the window is small for three round trips. Senders of a queue do
 //!   so together, and see the route without it.
 //! - *A queue that does not shrink* with the window is none, but a longer route, if its length
-//!   stays the same. One that stays above the target for many rounds again and again is that of
-//!   others, who fill it until they lose packets: then the window grows and shrinks like theirs for
-//!   some time.
+//!   stays the same. One that stays above the target for many rounds again and again, or in two
+//!   drains, is that of others, who fill it until they lose packets: then the window grows and
+//!   shrinks like theirs for some time.
 //!
 //! The shortest round trip of a round is looked at, because threads that are scheduled late and
 //! acknowledgements that are held back make single ones longer, but not all of a round. Where
@@ -104,6 +104,10 @@ const SHRUNK: f64 = 16.0;
 const LONG_FULL: u32 = 12;
 const JUDGED: u32 = 64;
 const FILLED_PART: u32 = 8;
+/// Drains in a row in which the queue stays, which show that too; and those whose least round trips
+/// are compared.
+const FILLED_DRAINS: u32 = 2;
+const DRAINS: usize = 4;
 /// Round trips for which this is thought, at first and after it was found again and again.
 const FOREIGN_MIN: u32 = 256;
 const FOREIGN_MAX: u32 = 4096;
@@ -248,6 +252,10 @@ pub(super) struct DelayTarget {
     filled: u32,
     /// Round trips for which others are thought to fill the queue next time.
     foreign_for: u32,
+    /// Consecutive drains in which the queue did not become empty.
+    filled_drains: u32,
+    /// The least round trips around the last drains.
+    emptiest: [Duration; DRAINS],
     /// Losses, and packets delivered, since losses were last counted.
     losses: u64,
     delivered: f64,
@@ -297,6 +305,8 @@ impl DelayTarget {
             judged: 0,
             filled: 0,
             foreign_for: FOREIGN_MIN,
+            filled_drains: 0,
+            emptiest: [Duration::MAX; DRAINS],
             losses: 0,
             delivered: 0.0,
             rates: [0.0; RATES],
@@ -472,12 +482,16 @@ impl DelayTarget {
             Mode::Start => {}
             Mode::Drain { window, until, least, longest, samples, foreign, .. } if now >= until => {
                 self.full_rounds = 0;
+                let others = self.judge_drain(least, round_trip.least(), target);
                 // What others fill shows nothing about processors, nor does a single round trip.
                 if foreign.is_none() && samples >= UNLOADED_SAMPLES {
                     self.learn_unloaded(longest.saturating_sub(least));
                 }
                 self.set(window);
                 self.mode = foreign.map_or(Mode::Target, |until| Mode::Foreign { until });
+                if others && foreign.is_none() {
+                    self.begin_foreign(now, round_trip.smoothed().unwrap_or_default());
+                }
                 return Route::Least(least);
             }
             Mode::Drain { .. } => {}
@@ -534,12 +548,29 @@ impl DelayTarget {
         }
         let others = self.filled * FILLED_PART > self.judged;
         (self.judged, self.filled) = (0, 0);
-        self.foreign_for =
-            if others { (self.foreign_for * 2).min(FOREIGN_MAX) } else { FOREIGN_MIN };
         if others {
-            self.mode = Mode::Foreign { until: now + smoothed * self.foreign_for };
-            self.set(self.window.max(FOREIGN_START * self.packet));
+            self.begin_foreign(now, smoothed);
+        } else if self.filled_drains == 0 {
+            self.foreign_for = FOREIGN_MIN;
         }
+    }
+
+    /// Begins to compete with others, each time for twice as long.
+    fn begin_foreign(&mut self, now: Instant, smoothed: Duration) {
+        self.foreign_for = (self.foreign_for * 2).min(FOREIGN_MAX);
+        self.mode = Mode::Foreign { until: now + smoothed * self.foreign_for };
+        self.set(self.window.max(FOREIGN_START * self.packet));
+    }
+
+    /// Looks at what a drain has left of the queue: all senders that follow a target have drained
+    /// it. What was `found` then is the route, unless shorter round trips were seen around the last
+    /// drains. Tells whether others fill the queue.
+    fn judge_drain(&mut self, found: Duration, before: Duration, target: Duration) -> bool {
+        let emptiest = self.emptiest.iter().copied().fold(before, Duration::min);
+        self.emptiest.rotate_left(1);
+        self.emptiest[DRAINS - 1] = found.min(before);
+        self.filled_drains = if found > emptiest + target / 2 { self.filled_drains + 1 } else { 0 };
+        self.filled_drains >= FILLED_DRAINS
     }
 
     /// Follows the target down, unless that has led nowhere.

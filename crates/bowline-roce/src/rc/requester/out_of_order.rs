@@ -100,7 +100,8 @@ impl Requester {
             return;
         }
         ctx.counters.repairs += 1;
-        let asked_at = self.asked.sent_at(self.window.una());
+        // An answer that was asked for again is lost again.
+        let asked_at = self.asked.sent_at(self.window.una()).max(self.resent_at);
         ctx.path.answer_lost(ctx.now, asked_at.unwrap_or(ctx.now));
         self.asked.sent_again(self.window.end());
         self.recovery.request_repair(Repair::Gap);

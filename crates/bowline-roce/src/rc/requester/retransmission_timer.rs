@@ -62,9 +62,9 @@ pub(super) enum Answered {
     /// Packets that were sent once, at least one.
     SentOnce,
     /// Only packets that were sent again because of silence. As long as this is so, the timer waits
-    /// as long as such an answer took, if it was that to the first sending: on a path that is
-    /// slower than it was everything would be sent again for ever, and no round trip measured
-    /// [CC-13].
+    /// longer than that silence lasted, since the answer may be that to the first sending: on a
+    /// path that is slower than it was everything would be sent again for ever, and no round trip
+    /// measured [CC-13].
     AfterSilence,
     /// Packets that were sent again because the peer missed them.
     Repaired,
@@ -92,9 +92,8 @@ pub(super) struct RetransmissionTimer {
     /// Times that the timer and probes may be doubled, since only what was sent again is
     /// acknowledged.
     doublings: u32,
-    /// Time from the first sending of such a packet to its acknowledgement, the longest that the
-    /// round trip may be; `None`: not known.
-    longest: Option<Duration>,
+    /// How long the peer was silent before the last such acknowledgement.
+    silence: Duration,
     /// When a silent peer is probed.
     probe_at: Option<Instant>,
     /// Probes without progress.
@@ -113,8 +112,6 @@ pub(super) struct RetransmissionTimer {
     guesses: bool,
     /// PSN of the packet whose round trip is being measured, and when it was sent.
     sample: Option<(Psn, Instant)>,
-    /// The same of a packet that was sent again meanwhile.
-    repeated: Option<(Psn, Instant)>,
 }
 
 impl RetransmissionTimer {
@@ -176,7 +173,7 @@ impl RetransmissionTimer {
     pub(super) const fn stop(&mut self) {
         self.expires_at = None;
         self.probe_at = None;
-        (self.sample, self.repeated) = (None, None);
+        self.sample = None;
     }
 
     /// Notes that a packet was sent, so that `unanswered` packets are in flight.
@@ -190,12 +187,11 @@ impl RetransmissionTimer {
     /// Notes that everything before `una` has been acknowledged, so that `unanswered` packets are
     /// in flight.
     pub(super) fn progress(&mut self, now: Instant, una: Psn, unanswered: u32, what: Answered) {
-        let repeated = self.repeated.take_if(|(psn, _)| psn.is_before(una));
         match what {
             Answered::SentOnce => self.doublings = 0,
             Answered::AfterSilence => {
                 self.doublings = (self.doublings + 1).min(LONGER_MAX);
-                self.longest = repeated.map(|(_, at)| now.saturating_since(at));
+                self.silence = now.saturating_since(self.waiting_since);
             }
             Answered::Repaired => {}
         }
@@ -267,12 +263,10 @@ impl RetransmissionTimer {
         self.probe_at = (at < expires_at).then_some(at);
     }
 
-    /// Returns `time`, or while only what was sent again is acknowledged `times` the longest round
-    /// trip that there may be and an eighth, but not more than the doublings allow.
+    /// Returns the time to wait instead of `time`: while only what was sent again is acknowledged,
+    /// `times` the last silence and an eighth, if that is longer, as far as the doublings go.
     fn lengthened(&self, time: Duration, times: u32) -> Duration {
-        let most = time * (1 << self.doublings);
-        let Some(longest) = self.longest else { return most };
-        (longest + longest / 8).saturating_mul(times).clamp(time, most)
+        (self.silence * 9 / 8 * times).clamp(time, time * (1 << self.doublings))
     }
 
     /// Returns the time after which a silent peer is probed: late enough for the answer of a peer
@@ -298,7 +292,7 @@ impl RetransmissionTimer {
     pub(super) fn cancel_measurement(&mut self) {
         // While nothing is known, the time since a packet was first sent is the best guess.
         if self.srtt.is_some() {
-            self.repeated = self.repeated.or(self.sample.take());
+            self.sample = None;
         } else {
             self.guesses = self.sample.is_some();
         }
@@ -376,50 +370,75 @@ mod tests {
         assert!(history(timer(0, 100 * MS), 1).is_empty());
     }
 
-    // tests [CC-13]
-    #[test]
-    fn while_only_copies_are_acknowledged_the_timer_becomes_longer() {
+    /// A timer of a path with a round trip of 10 ms: probes after 25 ms, expires after 50.
+    fn measured() -> RetransmissionTimer {
         let mut timer = timer(20, 10_000 * MS);
-        timer.sent(at(0), 1);
         timer.measure(Psn::new(0), at(0));
-        timer.progress(at(10), Psn::new(1), 1, Answered::SentOnce);
-        let probes =
-            |timer: &RetransmissionTimer| timer.deadline().map(|at| at.as_nanos() / 1_000_000);
-        assert_eq!(probes(&timer), Some(10 + 25));
-        for (copies, ms) in [(1, 50), (2, 100), (3, 200), (4, 200)] {
-            timer.progress(at(10), Psn::new(1), 1, Answered::AfterSilence);
-            assert_eq!(probes(&timer), Some(10 + ms.min(400)), "{copies}");
-        }
-        timer.progress(at(10), Psn::new(1), 1, Answered::Repaired);
-        assert_eq!(probes(&timer), Some(10 + 200));
-        timer.losses_are_real();
-        timer.progress(at(10), Psn::new(1), 1, Answered::Repaired);
-        assert_eq!(probes(&timer), Some(10 + 25));
+        timer.progress(at(10), Psn::new(1), 0, Answered::SentOnce);
+        timer
     }
 
     // tests [CC-13]
     #[test]
-    fn the_timer_becomes_no_longer_than_the_answer_to_a_copy_took() {
-        let mut timer = timer(20, 10_000 * MS);
-        timer.measure(Psn::new(0), at(0));
-        timer.progress(at(10), Psn::new(1), 0, Answered::SentOnce);
-        // Three packets in a row are lost: each is sent again after 25 ms, and its copy takes 7.
-        let mut now = 100;
-        for psn in 1..=3 {
-            timer.sent(at(now), 1);
-            timer.measure(Psn::new(psn), at(now));
-            timer.cancel_measurement();
-            timer.progress(at(now + 32), Psn::new(psn) + 1, 0, Answered::AfterSilence);
-            now += 100;
-            timer.sent(at(now), 1);
-            assert_eq!(timer.deadline(), Some(at(now + 36)), "{psn}");
-            timer.stop();
+    fn while_only_copies_are_acknowledged_the_timer_becomes_longer() {
+        let mut timer = measured();
+        let mut now = 1000;
+        // A silence of 500 ms ends with the acknowledgement of a copy, again and again.
+        for probe in [50, 100, 200, 200] {
+            timer.wait_from(at(now));
+            now += 500;
+            timer.progress(at(now), Psn::new(1), 1, Answered::AfterSilence);
+            assert_eq!(timer.deadline(), Some(at(now + probe)));
         }
-        // Nothing is known of a packet before the one that is measured: doubled, as far as it goes.
-        timer.progress(at(now), Psn::new(5), 1, Answered::AfterSilence);
+        timer.progress(at(now), Psn::new(1), 1, Answered::Repaired);
         assert_eq!(timer.deadline(), Some(at(now + 200)));
-        timer.progress(at(now), Psn::new(6), 1, Answered::SentOnce);
+        timer.losses_are_real();
+        timer.progress(at(now), Psn::new(1), 1, Answered::Repaired);
         assert_eq!(timer.deadline(), Some(at(now + 25)));
+    }
+
+    // tests [CC-13]
+    #[test]
+    fn losses_make_the_timer_no_longer_than_the_silence_was() {
+        let mut timer = measured();
+        // Packets are lost in a row: each is sent again after 25 ms, and its copy takes 7.
+        for now in (1000..1500).step_by(100) {
+            timer.wait_from(at(now));
+            timer.progress(at(now + 32), Psn::new(2), 1, Answered::AfterSilence);
+            assert_eq!(timer.deadline(), Some(at(now + 32 + 36)));
+            assert_eq!(timer.expired(at(now + 32 + 36), 1), Due::Probe);
+            // The timer itself expires after twice that.
+            assert_eq!(timer.deadline(), Some(at(now + 32 + 72)));
+        }
+        timer.progress(at(2000), Psn::new(3), 1, Answered::SentOnce);
+        assert_eq!(timer.deadline(), Some(at(2025)));
+    }
+
+    // tests [CC-13]
+    #[test]
+    fn a_route_longer_than_the_timer_is_measured_in_the_end() {
+        let mut timer = measured();
+        let mut copies = 0;
+        // An answer takes 90 ms; the packet that is measured leaves 8 ms after the first one.
+        for psn in 1..10 {
+            let now = 1000 * psn;
+            timer.wait_from(at(now));
+            timer.sent(at(now), 1);
+            timer.measure(Psn::new(psn), at(now + 8));
+            let mut again = false;
+            while let Some(due) = timer.deadline().filter(|due| *due < at(now + 98)) {
+                again = true;
+                timer.cancel_measurement();
+                match timer.expired(due, 1) {
+                    Due::Retransmission => timer.arm(due, 1),
+                    due => assert_eq!(due, Due::Probe),
+                }
+            }
+            copies += u32::from(again);
+            let answered = if again { Answered::AfterSilence } else { Answered::SentOnce };
+            timer.progress(at(now + 98), Psn::new(psn + 1), 0, answered);
+        }
+        assert_eq!(copies, 2, "and then the round trip is known");
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub struct Cell {
     pub depth: usize,
     /// One more host sends requests of 4 KiB, one by one.
     pub small: bool,
-    /// A foreign TCP flow goes to the server.
+    /// A foreign TCP flow goes where the data go.
     pub cubic: bool,
     /// What happens to the links, and when, in nanoseconds.
     pub changes: Vec<(u64, Change)>,
@@ -124,6 +124,12 @@ impl Cell {
     /// The host to whose port the data go: that of the only reader, or else the server.
     pub(super) fn data_port(&self) -> usize {
         if self.operation == Operation::Read { 1 } else { SERVER }
+    }
+
+    /// Payload bytes of the packets of a TCP flow in this network: the MTU of interfaces is 1500 or
+    /// 9000.
+    pub(super) fn tcp_payload(&self) -> u64 {
+        if self.mtu == Mtu::M4096 { 8960 } else { 1460 }
     }
 
     /// Nanoseconds of a round trip without queues.
@@ -261,13 +267,16 @@ fn beside_cubic() -> Vec<Cell> {
     let (slow, fast) = ((GBIT / 5, 100 * US, 128 << 10), (GBIT, 100 * US, 256 << 10));
     let long = (GBIT, 5 * MS, 640 << 10);
     [(Operation::Write, slow), (Operation::Write, fast), (Operation::Write, long)]
+        .map(|(operation, link)| (operation, link, Mtu::M1024))
         .into_iter()
-        .chain([(Operation::Read, slow), (Operation::Read, fast)])
-        .map(|(operation, (rate, round_trip, buffer))| {
+        .chain([(Operation::Read, slow, Mtu::M1024), (Operation::Read, fast, Mtu::M1024)])
+        .chain([(Operation::Write, fast, Mtu::M4096), (Operation::Read, fast, Mtu::M4096)])
+        .map(|(operation, (rate, round_trip, buffer), mtu)| {
             let read = if operation == Operation::Read { "read-" } else { "" };
-            let name = format!("cubic-{read}{}-{}", rate_name(rate), time_name(round_trip));
+            let jumbo = if mtu == Mtu::M4096 { "-jumbo" } else { "" };
+            let name = format!("cubic-{read}{}-{}{jumbo}", rate_name(rate), time_name(round_trip));
             let mut cell = Cell::one(&name, rate, round_trip, buffer);
-            (cell.operation, cell.cubic) = (operation, true);
+            (cell.operation, cell.mtu, cell.cubic) = (operation, mtu, true);
             (cell.warm, cell.time) = (4 * SEC, 8 * SEC);
             cell.goals.cubic = Some((0.25, 0.75));
             cell

@@ -6,10 +6,8 @@ use std::collections::VecDeque;
 
 use super::link::OUTER_BYTES;
 
-/// Bytes of a packet on the link.
-pub(super) const PACKET: u64 = 1460 + 20 + OUTER_BYTES - 8;
-/// Payload bytes of a packet.
-pub(super) const PAYLOAD: u64 = 1460;
+/// Bytes of a packet on the link besides its payload: those around UDP's, with TCP's header.
+const HEADERS: u64 = OUTER_BYTES - 8 + 20;
 /// Later arrivals that prove a loss.
 const LATER: u64 = 3;
 /// Constant of the cubic function, in packets per cubed second.
@@ -30,6 +28,8 @@ struct Flying {
 /// is sent again gets a new one, so that nothing is ambiguous.
 #[derive(Debug)]
 pub(super) struct Cubic {
+    /// Payload bytes of a packet.
+    payload: u64,
     window: f64,
     threshold: f64,
     /// Window before the last loss, and when that was.
@@ -46,8 +46,10 @@ pub(super) struct Cubic {
 }
 
 impl Cubic {
-    pub(super) fn new() -> Self {
+    /// A flow whose packets have so many bytes of payload.
+    pub(super) fn new(payload: u64) -> Self {
         Self {
+            payload,
             window: 10.0,
             threshold: f64::INFINITY,
             max: 0.0,
@@ -59,6 +61,16 @@ impl Cubic {
             round_trip: 1e6,
             delivered: 0,
         }
+    }
+
+    /// Bytes of a packet on the link.
+    pub(super) const fn packet(&self) -> u64 {
+        self.payload + HEADERS
+    }
+
+    /// Share of a link's bytes that can be payload.
+    pub(super) fn payload_share(&self) -> f64 {
+        self.payload as f64 / self.packet() as f64
     }
 
     /// Returns the number of the next packet, if one may be sent now.
@@ -78,7 +90,7 @@ impl Cubic {
             return;
         };
         let Some(packet) = self.flying.remove(at) else { return };
-        self.delivered += PAYLOAD;
+        self.delivered += self.payload;
         self.round_trip += ((now - packet.at) as f64 - self.round_trip) / 8.0;
         while let Some(oldest) = self.flying.front().copied()
             && oldest.number + LATER <= number
@@ -138,7 +150,7 @@ mod tests {
 
     #[test]
     fn three_later_arrivals_prove_a_loss_and_reduce_the_window_once() {
-        let mut flow = Cubic::new();
+        let mut flow = Cubic::new(1460);
         let sent: Vec<u64> = std::iter::from_fn(|| flow.send(0)).collect();
         assert_eq!(sent.len(), 10);
         for number in 2..6 {
@@ -152,7 +164,7 @@ mod tests {
 
     #[test]
     fn after_a_loss_the_window_comes_back_in_the_time_of_the_cubic_function() {
-        let mut flow = Cubic::new();
+        let mut flow = Cubic::new(1460);
         (flow.window, flow.next) = (100.0, 1);
         flow.lost(0, 0);
         assert!((flow.window - 70.0).abs() < 1e-9);

@@ -1,5 +1,5 @@
-//! What each cell keeps: a floor below what is expected of it. Of other seeds than 1 and 2, with
-//! which tests run, one run in two hundred is below one, most of them for the least share of a host.
+//! What each cell keeps: a floor below what is expected of it. With other seeds than 1 and 2, with
+//! which tests run, one run in two hundred is below one, mostly in the fairness of many senders.
 
 use super::cells::Cell;
 use super::world::Report;

@@ -7,7 +7,7 @@
 use bowline_roce::Config;
 
 use super::cells::{Cell, Change};
-use super::cubic::{self, Cubic};
+use super::cubic::Cubic;
 use super::link::{Link, OUTER_BYTES, Passage};
 use super::measure::{jain, percentile};
 use super::station::{Datagram, Done, Station, Work};
@@ -148,7 +148,7 @@ impl<'a> World<'a> {
             turning: vec![false; hosts],
             timer_at: vec![None; hosts],
             done: vec![Vec::new(); hosts],
-            cubic: cell.cubic.then(Cubic::new),
+            cubic: cell.cubic.then(|| Cubic::new(cell.tcp_payload())),
             cubic_before: 0,
             offered: 0,
             steps: 0,
@@ -189,7 +189,8 @@ impl<'a> World<'a> {
             Event::CubicSwitched(number) => {
                 self.offered += 1;
                 let port = &mut self.ports[self.cell.data_port()];
-                let passage = port.pass(self.now, &mut self.rng, cubic::PACKET, 0);
+                let len = self.cubic.as_ref().map_or(0, Cubic::packet);
+                let passage = port.pass(self.now, &mut self.rng, len, 0);
                 if let Passage::Arrives(at, _) = passage {
                     let back = at + self.cell.port.delay;
                     self.queue.push(back, Event::CubicAcknowledged(number));
@@ -312,7 +313,8 @@ impl<'a> World<'a> {
         }
         Report {
             used: sum / could,
-            cubic: tcp as f64 / (rate * cubic::PAYLOAD as f64 / cubic::PACKET as f64 * seconds),
+            cubic: tcp as f64
+                / (rate * self.cubic.as_ref().map_or(1.0, Cubic::payload_share) * seconds),
             fairness: jain(&sums),
             shares: (least / equal, most / equal),
             bulk: took(&mut bulk.clone()),
