@@ -17,7 +17,7 @@
 //! - *A drain*: from time to time the window is small for three round trips. Senders of a queue do
 //!   so together, and see the route without it.
 //! - *A queue that does not shrink* with the window is none, but a longer route, if its length
-//!   stays the same. One that stays above the target for many rounds again and again, or in two
+//!   stays the same. One that stays above the target for many rounds again and again, or in four
 //!   drains, is that of others, who fill it until they lose packets: then the window grows and
 //!   shrinks like theirs for some time.
 //!
@@ -106,7 +106,7 @@ const JUDGED: u32 = 64;
 const FILLED_PART: u32 = 8;
 /// Drains in a row in which the queue stays, which show that too; and those whose least round trips
 /// are compared.
-const FILLED_DRAINS: u32 = 2;
+const FILLED_DRAINS: u32 = 4;
 const DRAINS: usize = 4;
 /// Round trips for which this is thought, at first and after it was found again and again.
 const FOREIGN_MIN: u32 = 256;
