@@ -76,11 +76,11 @@ pub(crate) fn figures(cell: &NetCell, rounds: &[Round<'_>]) -> Vec<Figure> {
     if cell.beside == Beside::Busy {
         return vec![at_least("busy", "rate, of the rival's beside busy loops", rate(), 0.7, 0.7)];
     }
-    // A request that is alone waits for what the TCP flow has queued, and has no share to speak of.
-    if cell.beside == Beside::Tcp && disk && cell.work.depth == 1 {
-        return Vec::new();
-    }
     if cell.beside == Beside::Tcp {
+        // A request that is alone waits for what the TCP flow has queued: there is no share.
+        if disk && cell.work.depth == 1 {
+            return Vec::new();
+        }
         let share = of(&|own, _| Some(own.rate() / (cell.link.bytes_per_second() / 2.0)));
         let what = "share beside a TCP flow, of half the link";
         return vec![Figure { most: Some(1.5), ..at_least("W5", what, share, 0.5, 0.5) }];
