@@ -79,6 +79,11 @@ pub(crate) struct Reserved {
     pub(crate) end: u64,
 }
 
+/// Tells whether an entry may begin at a position.
+pub(crate) const fn is_aligned(position: u64) -> bool {
+    position.is_multiple_of(ALIGN as u64)
+}
+
 /// Bytes of a ring that an entry takes.
 pub(crate) const fn entry_len(head: usize, payload: usize) -> usize {
     (head + payload).next_multiple_of(ALIGN)
@@ -98,8 +103,10 @@ impl Place {
 }
 
 impl Ring {
+    /// The place of an entry: aligned, and with [`ALIGN`] bytes before the end of the ring, whatever
+    /// position the other side has written.
     pub(crate) const fn place(self, position: u64) -> Place {
-        Place { ring: self, offset: position as usize % RING_LEN }
+        Place { ring: self, offset: position as usize % RING_LEN / ALIGN * ALIGN }
     }
 }
 
@@ -166,13 +173,14 @@ impl Area {
         // Offset 0 is before this one, so an empty ring has room for the entry below as well.
         let may_restart = free == RING_LEN && place.offset > RESTART_ABOVE.max(len);
         if len <= to_end && !may_restart {
-            return (len <= free).then_some(Reserved { place, end: tail + len as u64 });
+            let end = tail.wrapping_add(len as u64);
+            return (len <= free).then_some(Reserved { place, end });
         }
         if to_end + len > free {
             return None;
         }
         self.number(place).store(PAD, Ordering::Relaxed);
-        let end = tail + (to_end + len) as u64;
+        let end = tail.wrapping_add((to_end + len) as u64);
         Some(Reserved { place: Place { ring, offset: 0 }, end })
     }
 

@@ -8,7 +8,8 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::area::{
-    ALIGN, Area, PAD, Place, RECEIVES, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, at, entry_len,
+    Area, PAD, Place, RECEIVES, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, at, entry_len,
+    is_aligned,
 };
 use crate::sends::Broken;
 
@@ -47,15 +48,17 @@ impl Area {
             }
             let place = RECEIVES.place(head);
             let len = self.number(place).load(Ordering::Relaxed);
-            let next = if len == PAD {
-                head + (RING_LEN - head as usize % RING_LEN) as u64
+            let step = if len == PAD {
+                RING_LEN - head as usize % RING_LEN
             } else {
-                head + entry_len(HEAD, (len as usize).min(RING_LEN)) as u64
+                entry_len(HEAD, (len as usize).min(RING_LEN))
             };
+            let next = head.wrapping_add(step as u64);
             let there = tail.wrapping_sub(head);
-            let fits = there <= RING_LEN as u64
-                && next - head <= there
-                && (len == PAD || place.has((next - head) as usize));
+            let fits = is_aligned(head)
+                && there <= RING_LEN as u64
+                && step as u64 <= there
+                && (len == PAD || place.has(step));
             if !fits {
                 // Another may have taken it, and the node have used its place again.
                 if self.u64(at::TAKEN).load(Ordering::Acquire) == head {
@@ -164,7 +167,7 @@ impl Receives {
     pub fn look(&mut self) -> Result<u64, Broken> {
         let head = self.area.u64(at::TAKEN).load(Ordering::SeqCst);
         let step = head.wrapping_sub(self.head);
-        if step > self.tail - self.head || !step.is_multiple_of(ALIGN as u64) {
+        if step > self.tail - self.head || !is_aligned(step) {
             return Err(Broken);
         }
         self.head = head;

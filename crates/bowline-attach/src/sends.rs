@@ -10,7 +10,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use crate::area::{
     ALIGN, Area, DESTINATIONS, PAD, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, SENDS, at,
-    entry_len,
+    entry_len, is_aligned,
 };
 
 const HEAD: usize = 16;
@@ -79,6 +79,9 @@ impl Area {
         }
         let tail = self.u64(at::SENDS).load(Ordering::Relaxed);
         let head = self.u64(at::SENDS_DONE).load(Ordering::Acquire);
+        if !is_aligned(tail) {
+            return false; // the node will find what is wrong
+        }
         let Some(room) = self.reserve(SENDS, head, tail, entry_len(HEAD, len)) else {
             return false;
         };

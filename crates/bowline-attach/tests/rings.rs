@@ -253,3 +253,31 @@ fn noise_is_refused_or_read_as_something() {
     }
     assert!(cfg!(miri) || (refused > 0 && read > 0), "{refused} {read}");
 }
+
+/// Positions that no entry has, of which some lead to places behind the memory.
+#[test]
+fn positions_between_entries_are_refused_by_either_side() {
+    const SENDS: usize = 192 / 8;
+    const TAKEN: usize = 320 / 8;
+    for position in [1, 4, 8, RING_LEN as u64 - 1, RING_LEN as u64 - 4, u64::MAX, u64::MAX - 3] {
+        let memory = Memory::new();
+        let area = memory.area();
+        let word = |at: usize| {
+            // SAFETY: a number of the area, which nobody else uses meanwhile.
+            unsafe { memory.0.add(at).write(position) };
+        };
+        let mut sends = Sends::new(area);
+        let mut receives = Receives::new(area);
+        assert!(sends.set_destination(0, b"name"));
+        sends.promise(1 << 20);
+        sends.promise_to(0, Some(1 << 20));
+        assert!(receives.lend(b"name", 3, [b"one".as_slice()].into_iter()).is_some());
+        receives.publish(false);
+        word(SENDS);
+        assert_eq!(post(&area, b"name", b"two"), Posted::Ask, "{position}");
+        assert!(sends.first().is_err(), "{position}");
+        word(TAKEN);
+        assert!(area.take(false, |_, _| ()).is_err(), "{position}");
+        assert!(receives.look().is_err(), "{position}");
+    }
+}
