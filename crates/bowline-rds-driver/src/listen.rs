@@ -9,7 +9,7 @@ use bowline_base::clock;
 use bowline_rds::AcceptError;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, acceptfrom_with, bind, getsockname, listen, sockopt};
+use rustix::net::{SocketFlags, SocketType, acceptfrom_with, bind, getsockname, listen, sockopt};
 
 use crate::RDS_TCP_PORT;
 use crate::dial::tcp_buffers;
@@ -39,7 +39,10 @@ impl Listener {
     fn new(addr: SocketAddr, former: &mut Vec<OwnedFd>) -> Result<Self, Error> {
         let is_here = |fd: &OwnedFd| {
             let at = getsockname(fd).ok().and_then(|at| SocketAddr::try_from(at).ok());
-            at.is_some_and(|at| (at.ip(), at.port()) == (addr.ip(), addr.port()))
+            // A socket of another type may have the same name.
+            let listens = sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+                && sockopt::socket_acceptconn(fd) == Ok(true);
+            listens && at.is_some_and(|at| (at.ip(), at.port()) == (addr.ip(), addr.port()))
         };
         if let Some(at) = former.iter().position(is_here) {
             let reserve = Mutex::new(sys::event_fd().ok());
