@@ -6,7 +6,8 @@
 //! who waits for a message. Messages go through rings in memory that both share, an [`Area`] for
 //! each socket. All other calls, and messages that are long or come with control messages, go over
 //! a *channel*, a unix stream socket between one process and the node, of which each end carries
-//! frames:
+//! frames. The first channel of a process comes about where the node listens; those of a socket
+//! that was handed to it, wherever its process is, by an [`offer`] on the socket itself:
 //!
 //! ```text
 //!   0        4      5      6          8         16      20      24            28          32
@@ -34,10 +35,10 @@ pub use receives::{Receives, SavedReceives, Taken};
 pub use sends::{Broken, Piece, Post, Posted, SavedSends, Sends};
 
 /// Version of what this crate describes; the first thing that the two sides compare.
-pub const VERSION: i32 = 2;
+pub const VERSION: i32 = 3;
 
 /// Version of what a node hands over to another.
-pub const HAND_OVER_VERSION: i32 = 1;
+pub const HAND_OVER_VERSION: i32 = 2;
 
 /// Bytes before the name of a frame.
 pub const HEAD_LEN: usize = 32;
@@ -51,9 +52,37 @@ pub const NAME_MAX: usize = 128;
 /// Longest control messages in bytes.
 pub const CONTROL_MAX: usize = 16 << 10;
 
-/// First bytes of the abstract name to which the node binds its end of a socket; the number of the
-/// node follows, in 16 hexadecimal digits.
+/// First bytes of the abstract name to which the node binds its end of a socket, by which a library
+/// sees what may be an RDS socket; digits follow. Nobody listens there, and the name proves nothing:
+/// whose socket it is, the kernel says (`SO_PEERCRED`).
 pub const NAME_PREFIX: &[u8] = b"\0bowline-rds/";
+
+/// Bytes of an [`offer`]: more than all tokens with which a program fills a socket.
+pub const OFFER_LEN: usize = 32;
+
+const OFFER: &[u8; OFFER_LEN - 4] = b"bowline: here is a channel\0\0";
+
+/// What a program sends on the descriptor of a socket to make a channel, with its credentials and
+/// one end of a pair of stream sockets that it has made: that end is the node's end of a channel
+/// that may name this socket. The node greets on it, with the answer to a [`Op::Hello`] that nobody
+/// has sent. `version` is [`VERSION`].
+pub fn offer(version: i32) -> [u8; OFFER_LEN] {
+    let mut out = [0; OFFER_LEN];
+    let (text, number) = out.split_at_mut(OFFER.len());
+    text.copy_from_slice(OFFER);
+    number.copy_from_slice(&version.to_ne_bytes());
+    out
+}
+
+/// The version of an [`offer`]; `None` for bytes that are none.
+pub fn offered_version(bytes: &[u8]) -> Option<i32> {
+    let number = bytes.strip_prefix(OFFER)?;
+    Some(i32::from_ne_bytes(number.try_into().ok()?))
+}
+
+/// Bytes of the random number that the node tells each channel, and that a program which shows its
+/// memory has there.
+pub const NONCE_LEN: usize = 16;
 
 /// Bytes of a token: its number, which goes up by one.
 pub const TOKEN_LEN: usize = 4;
@@ -62,17 +91,13 @@ pub const TOKEN_LEN: usize = 4;
 /// `poll` says that there is no room.
 pub const FILL: i32 = 1;
 
-/// Asks the program, in the `b` of an answer that is an error, to show its memory
-/// ([`Op::Memory`]) and then to make the same request again.
-pub const SHOW_MEMORY: i32 = 2;
-
 /// A request. The answer's `value` is a result as the system call would have it, or the negative
 /// error number; other fields of it are named here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
     /// The first of a channel. `a`: [`VERSION`]. Answer: `value` is the number of the node, `a`
-    /// that of the channel, for the lock of [`Area::post`].
+    /// that of the channel, for the lock of [`Area::post`]; payload: a [`Greeting`].
     Hello = 1,
     /// `socket(2)`. `a`: type, `b`: protocol. Answer: `value` is the handle of the new socket; its
     /// descriptor and that of its shared memory come along.
@@ -122,7 +147,9 @@ pub enum Op {
     /// Cancels all messages of the socket that are not acknowledged.
     CancelAll = 17,
     /// Gives the node access to the memory of the process, for RDMA operations: a descriptor of its
-    /// `/proc/self/mem`, opened to be read and written, comes along.
+    /// `/proc/self/mem`, opened to be read and written, comes along, or an end of a socket whose
+    /// other end gives parts of it. Payload: the address, as 8 bytes, where the nonce of this channel
+    /// stands. A program sends it because of a call that is about its memory; no node asks for it.
     Memory = 18,
 }
 
@@ -150,6 +177,36 @@ impl Op {
 
     fn of(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
+    }
+}
+
+/// What the answer to a [`Op::Hello`] tells beside its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// A random number of this channel; see [`Op::Memory`].
+    pub nonce: [u8; NONCE_LEN],
+    /// The network namespace of the node (`SO_NETNS_COOKIE`); 0 where the system does not tell.
+    pub namespace: u64,
+}
+
+impl Greeting {
+    /// Bytes of a greeting.
+    pub const LEN: usize = NONCE_LEN + 8;
+
+    /// Its bytes.
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        let (nonce, namespace) = out.split_at_mut(NONCE_LEN);
+        nonce.copy_from_slice(&self.nonce);
+        namespace.copy_from_slice(&self.namespace.to_ne_bytes());
+        out
+    }
+
+    /// Reads a greeting; `None` for bytes that are none.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (nonce, namespace) = bytes.split_first_chunk()?;
+        let namespace = u64::from_ne_bytes(namespace.try_into().ok()?);
+        Some(Self { nonce: *nonce, namespace })
     }
 }
 

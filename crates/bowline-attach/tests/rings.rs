@@ -263,8 +263,10 @@ fn positions_between_entries_are_refused_by_either_side() {
         let memory = Memory::new();
         let area = memory.area();
         let word = |at: usize| {
-            // SAFETY: a number of the area, which nobody else uses meanwhile.
-            unsafe { memory.0.add(at).write(position) };
+            // SAFETY: a number of the area.
+            let word = unsafe { memory.0.add(at) };
+            // SAFETY: nobody else uses it meanwhile.
+            unsafe { word.write(position) };
         };
         let mut sends = Sends::new(area);
         let mut receives = Receives::new(area);

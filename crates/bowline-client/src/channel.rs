@@ -1,15 +1,26 @@
 //! Channels to a node: requests and their answers.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_int, c_void};
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr;
+use core::time::Duration;
+use std::time::Instant;
 
-use bowline_attach::{CONTROL_MAX, FRAME_MAX, HEAD_LEN, Head, NAME_MAX, Op, VERSION};
+use bowline_attach::{
+    CONTROL_MAX, FRAME_MAX, Greeting, HEAD_LEN, Head, NAME_MAX, NONCE_LEN, Op, VERSION, offer,
+};
 
 use crate::system;
+use crate::trust::{self, Place};
 
 const NO_DESCRIPTOR: c_int = -1;
+
+/// How long a node may take to greet: longer than a hand-over to another process takes.
+const GREETING_LIMIT: Duration = Duration::from_secs(15);
+
+/// In the word of a channel, beside the number of its descriptor: it has shown memory.
+const SHOWN: u32 = 1 << 31;
 
 /// What a process does about the descriptors of its channels.
 pub trait Descriptors {
@@ -29,65 +40,145 @@ pub struct Channel<D: Descriptors> {
     fd: c_int,
     /// What the node calls it; never 0.
     number: u32,
+    /// The node has been given memory of this process over it.
+    has_shown: bool,
     descriptors: PhantomData<fn() -> D>,
 }
 
+/// What a node says to a new channel.
+#[derive(Clone, Copy, Debug)]
+pub struct Welcome {
+    /// Number of the node.
+    pub node: u64,
+    /// Its network namespace, 0 if it does not know.
+    pub namespace: u64,
+    nonce: [u8; NONCE_LEN],
+}
+
 impl<D: Descriptors> Channel<D> {
-    /// Opens a channel to the node of this host: where the environment says, else where the node
-    /// listens by default. Returns the number of the node, too.
+    /// Opens a channel to the node of this host: where the environment says, else to the node that
+    /// serves the network namespace of the calling thread.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
-    pub fn open_to_host() -> Result<(Self, u64), c_int> {
-        let variable = |name: &core::ffi::CStr| -> Option<&'static [u8]> {
-            // SAFETY: the name ends with a zero byte.
-            let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
-            // SAFETY: a value ends with a zero byte; programs that change their environment while
-            // other threads read it are wrong in themselves.
-            (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
-        };
-        if let Some(path) = variable(c"BOWLINE_RDS_SOCKET") {
-            return Self::open(path);
+    /// Those of [`open`](Self::open); EAFNOSUPPORT when the nodes that there are serve other
+    /// namespaces.
+    pub fn open_to_host() -> Result<(Self, Welcome), c_int> {
+        let mut failure = libc::ENOENT;
+        for place in trust::places() {
+            match Self::open(&place.path) {
+                Ok((channel, welcome)) if place.is_for(&welcome) => return Ok((channel, welcome)),
+                Ok(_) => failure = libc::EAFNOSUPPORT,
+                Err(libc::ENOENT) => {}
+                Err(errno) => failure = errno,
+            }
         }
-        if let Some(folder) = variable(c"XDG_RUNTIME_DIR")
-            && let Ok(opened) = Self::open(&[folder, b"/bowline/rds/host.sock"].concat())
-        {
-            return Ok(opened);
-        }
-        Self::open(b"/run/bowline/rds/host.sock")
+        Err(failure)
     }
 
-    /// Opens a channel to the node at a path, or at an abstract name, and greets; returns the
-    /// number of the node, too.
+    /// Opens a channel to the node at a path, and greets.
     ///
     /// # Errors
-    /// Those of `connect(2)`; those that [`is_refusal`] tells; EPROTONOSUPPORT when the node speaks
-    /// another version; ENETDOWN when it ends meanwhile.
-    pub fn open(path: &[u8]) -> Result<(Self, u64), c_int> {
+    /// Those of `connect(2)`; EACCES as well when whoever listens there is neither root, nor this
+    /// user, nor the owner of the file; others that [`is_refusal`] tells; EPROTONOSUPPORT when the
+    /// node speaks another version; ETIMEDOUT when it says nothing; ENETDOWN when it ends meanwhile.
+    pub fn open(path: &[u8]) -> Result<(Self, Welcome), c_int> {
         // SAFETY: a structure of integers, for which all zeroes are a value.
         let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
         name.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        if path.len() > name.sun_path.len() {
+        if path.len() >= name.sun_path.len() {
             return Err(libc::ENAMETOOLONG);
+        }
+        if path.is_empty() || path.contains(&0) {
+            return Err(libc::ENOENT);
         }
         for (at, byte) in name.sun_path.iter_mut().zip(path) {
             *at = byte.cast_signed();
         }
-        let fd = D::opened(system::unix_stream()?);
-        let mut channel = Self { fd, number: 0, descriptors: PhantomData };
+        let owner = system::owner(path)?;
+        let mut channel = Self::new(system::unix_stream()?);
+        let until = Instant::now() + GREETING_LIMIT;
         // Signals interrupt the wait for a place in the node's queue.
         while let Err(errno) = system::connect(channel.fd, &name, 2 + path.len()) {
-            if errno != libc::EINTR {
-                return Err(errno);
+            match errno {
+                libc::EINTR if Instant::now() < until => {}
+                libc::EINTR | libc::EAGAIN => return Err(libc::ETIMEDOUT),
+                errno => return Err(errno),
             }
         }
+        let listener = system::peer(channel.fd)?.uid;
+        if listener != owner && listener != 0 && listener != system::geteuid() {
+            return Err(libc::EACCES);
+        }
+        channel.greet()?;
+        let welcome = channel.welcome(until)?;
+        trust::found(owner);
+        Ok((channel, welcome))
+    }
+
+    /// Makes a channel to the node that has made a socket, wherever that node is: one end goes to it
+    /// through the socket itself. It may name this socket.
+    ///
+    /// # Errors
+    /// ENETDOWN when the node is gone; EMFILE; those of [`open`](Self::open) but `connect(2)`'s.
+    pub fn offer(socket: c_int) -> Result<(Self, Welcome), c_int> {
+        let (ours, theirs) = system::stream_pair()?;
+        let mut channel = Self::new(ours);
+        let until = Instant::now() + GREETING_LIMIT;
+        let sent = loop {
+            match system::send_offer(socket, &offer(VERSION), theirs) {
+                Err(libc::EINTR) if Instant::now() < until => {}
+                // Others offer channels at this moment; the node takes them at once.
+                Err(libc::EAGAIN | libc::ETOOMANYREFS) if Instant::now() < until => system::pause(),
+                sent => break sent,
+            }
+        };
+        system::close(theirs);
+        match sent {
+            Ok(()) => channel.welcome(until).map(|welcome| (channel, welcome)),
+            Err(libc::EMFILE | libc::ENFILE) => Err(libc::EMFILE),
+            Err(_) => Err(libc::ENETDOWN),
+        }
+    }
+
+    /// A channel that has not greeted, whose waits end in time.
+    fn new(fd: c_int) -> Self {
+        let fd = D::opened(fd);
+        system::set_time_limits(fd, GREETING_LIMIT);
+        Self { fd, number: 0, has_shown: false, descriptors: PhantomData }
+    }
+
+    fn greet(&mut self) -> Result<(), c_int> {
         let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
-        let answer = channel.ask(hello)?;
-        channel.number = answer.a.cast_unsigned();
-        if channel.number == 0 {
+        match self.send(hello, &[], &[], &[], None) {
+            // A node that turns this process away has answered before it ended the channel.
+            Ok(()) | Err(libc::ENETDOWN) => Ok(()),
+            Err(libc::EAGAIN) => Err(libc::ETIMEDOUT),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Waits until the node greets.
+    fn welcome(&mut self, until: Instant) -> Result<Welcome, c_int> {
+        let welcome = self.welcome_until(until);
+        system::set_time_limits(self.fd, Duration::ZERO);
+        welcome.map_err(|errno| if errno == libc::EAGAIN { libc::ETIMEDOUT } else { errno })
+    }
+
+    fn welcome_until(&mut self, until: Instant) -> Result<Welcome, c_int> {
+        let answer = self.answer_until(false, Some(until))?;
+        if answer.value < 0 {
+            return Err(errno_of(answer.value));
+        }
+        if (answer.name, answer.control, answer.payload) != (0, 0, Greeting::LEN) {
             return Err(libc::EPROTO);
         }
-        Ok((channel, answer.value.cast_unsigned()))
+        let greeting = Greeting::parse(&self.take_bytes(Greeting::LEN)?).ok_or(libc::EPROTO)?;
+        self.number = answer.a.cast_unsigned();
+        if self.number == 0 {
+            return Err(libc::EPROTO);
+        }
+        let Greeting { nonce, namespace } = greeting;
+        Ok(Welcome { node: answer.value.cast_unsigned(), namespace, nonce })
     }
 
     /// What the node calls this channel, for the lock of [`bowline_attach::Area::post`].
@@ -95,15 +186,22 @@ impl<D: Descriptors> Channel<D> {
         self.number
     }
 
+    /// Tells of the word of a channel whether the node has been given memory over it.
+    pub(crate) const fn word_has_shown(word: u64) -> bool {
+        word as u32 & SHOWN != 0
+    }
+
     pub(crate) fn of_word(word: u64) -> Option<Self> {
         let number = (word >> 32) as u32;
-        let fd = word as u32 as c_int;
+        let fd = (word as u32 & !SHOWN) as c_int;
+        let has_shown = Self::word_has_shown(word);
         // Not made for a word that is none: it would be dropped, which closes its descriptor.
-        (number != 0).then(|| Self { fd, number, descriptors: PhantomData })
+        (number != 0).then(|| Self { fd, number, has_shown, descriptors: PhantomData })
     }
 
     pub(crate) fn into_word(self) -> u64 {
-        let word = u64::from(self.number) << 32 | u64::from(self.fd.cast_unsigned());
+        let shown = if self.has_shown { SHOWN } else { 0 };
+        let word = u64::from(self.number) << 32 | u64::from(self.fd.cast_unsigned() | shown);
         core::mem::forget(self);
         word
     }
@@ -138,32 +236,38 @@ impl<D: Descriptors> Channel<D> {
     /// and a descriptor of its memory.
     pub(crate) fn attach(&mut self, fd: c_int) -> Result<(u64, c_int), c_int> {
         self.send(Head::new(Op::Attach, 0), &[], &[], &[], Some(fd))?;
-        let (answer, [memory, _]) = self.answer_with_descriptors()?;
-        if answer.value < 0 {
-            return Err(-answer.value as c_int);
+        let (answer, descriptors) = self.answer_with_descriptors()?;
+        let taken = self.take(answer.name + answer.control + answer.payload, Vec::new());
+        let [memory, other] = descriptors;
+        if other >= 0 {
+            system::close(other);
+        }
+        let failed = taken.err().or((answer.value < 0).then(|| errno_of(answer.value)));
+        if let Some(errno) = failed {
+            if memory >= 0 {
+                system::close(memory);
+            }
+            return Err(errno);
         }
         if memory < 0 { Err(libc::EMFILE) } else { Ok((answer.value.cast_unsigned(), memory)) }
     }
 
-    /// Lets the node use the memory of this process for RDMA.
-    pub(crate) fn show_memory(&mut self) -> Result<(), c_int> {
-        let memory = system::open_memory()?;
-        let sent = self.send(Head::new(Op::Memory, 0), &[], &[], &[], Some(memory));
-        system::close(memory);
-        sent?;
+    /// Lets the node use memory of this process for RDMA, by a descriptor that gives access to it.
+    /// The channel is new, and was made through a socket of the node that is to have it.
+    pub(crate) fn show_memory(&mut self, welcome: &Welcome, memory: c_int) -> Result<(), c_int> {
+        // Where the node reads it, as a proof of whose memory it is.
+        let nonce = welcome.nonce;
+        let place = (nonce.as_ptr().expose_provenance() as u64).to_ne_bytes();
+        let piece = libc::iovec { iov_base: place.as_ptr().cast_mut().cast(), iov_len: 8 };
+        self.send(Head::new(Op::Memory, 0), &[], &[], &[piece], Some(memory))?;
         let answer = self.answer(false)?;
-        if answer.value < 0 { Err(-answer.value as c_int) } else { Ok(()) }
-    }
-
-    /// Sends a request of numbers only, and takes such an answer.
-    fn ask(&mut self, head: Head) -> Result<Answer, c_int> {
-        match self.send(head, &[], &[], &[], None) {
-            // A node that turns this process away has answered before it ended the channel.
-            Ok(()) | Err(libc::ENETDOWN) => {}
-            Err(errno) => return Err(errno),
+        self.take(answer.name + answer.control + answer.payload, Vec::new())?;
+        core::hint::black_box(&nonce);
+        if answer.value < 0 {
+            return Err(errno_of(answer.value));
         }
-        let answer = self.answer(false)?;
-        if answer.value < 0 { Err(-answer.value as c_int) } else { Ok(answer) }
+        self.has_shown = true;
+        Ok(())
     }
 
     /// Tells the node to look at the memory of a socket.
@@ -220,6 +324,11 @@ impl<D: Descriptors> Channel<D> {
 
     /// Waits for the answer. A request that `may_wait` is ended by a signal.
     pub(crate) fn answer(&mut self, may_wait: bool) -> Result<Answer, c_int> {
+        self.answer_until(may_wait, None)
+    }
+
+    /// The same, at most up to a moment, on a channel whose waits end in time.
+    fn answer_until(&mut self, may_wait: bool, until: Option<Instant>) -> Result<Answer, c_int> {
         let mut head = [0; HEAD_LEN];
         let mut got = 0;
         let mut interrupted = false;
@@ -228,6 +337,9 @@ impl<D: Descriptors> Channel<D> {
                 Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(n) => got += n,
                 Err(libc::EINTR) => {
+                    if until.is_some_and(|until| Instant::now() >= until) {
+                        return Err(libc::ETIMEDOUT);
+                    }
                     if may_wait && !interrupted {
                         interrupted = true;
                         self.send(Head::new(Op::Interrupt, 0), &[], &[], &[], None)?;
@@ -268,7 +380,7 @@ impl<D: Descriptors> Channel<D> {
             msg.msg_iov = to.as_mut_ptr();
             msg.msg_iovlen = to.len().min(1024) as _;
             match system::recvmsg(self.fd, &mut msg, 0) {
-                Ok(0) => return Err(libc::ENETDOWN),
+                Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(n) => {
                     left -= n;
                     skip(&mut to, n);
@@ -303,7 +415,7 @@ impl<D: Descriptors> Channel<D> {
         // The descriptors come with the first byte, which stays for the answer.
         loop {
             match system::recvmsg(self.fd, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {
-                Ok(0) => return Err(libc::ENETDOWN),
+                Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(_) => break,
                 Err(libc::EINTR) => {}
                 Err(errno) => return Err(errno),
@@ -318,6 +430,20 @@ impl<D: Descriptors> Channel<D> {
         ];
         let answer = self.answer(false)?;
         Ok((answer, descriptors))
+    }
+}
+
+/// The error number of an answer.
+pub(crate) fn errno_of(value: i64) -> c_int {
+    let errno = value.checked_neg().and_then(|errno| c_int::try_from(errno).ok());
+    errno.unwrap_or(libc::EPROTO)
+}
+
+impl Place {
+    /// Tells whether the node at this place is the one to use.
+    fn is_for(&self, welcome: &Welcome) -> bool {
+        let own = if self.is_usual { system::network_namespace() } else { 0 };
+        own == 0 || welcome.namespace == 0 || own == welcome.namespace
     }
 }
 

@@ -8,6 +8,7 @@
 //!   node       a node, and channels to it that are not in use
 //!   channel    requests to the node and their answers
 //!   memory     the memory of a socket
+//!   trust      whose node is believed, and where it is looked for
 //!   system     system calls as they are
 //! ```
 //!
@@ -23,8 +24,10 @@ mod owned;
 mod reach;
 mod socket;
 pub mod system;
+mod trust;
 
-pub use channel::{Channel, Descriptors, is_refusal};
+pub use channel::{Channel, Descriptors, Welcome, is_refusal};
 pub use node::{Node, Opened};
 pub use owned::{Host, OwnedSocket};
 pub use socket::{Message, Pieces, Socket, To};
+pub use trust::{is_socket_of_node, wanted_namespace};

@@ -17,8 +17,9 @@ pub fn map(memory: c_int) -> Result<Area, c_int> {
 }
 
 fn map_area(memory: c_int) -> Result<Area, c_int> {
-    // Memory that can become shorter would end the program at an access.
-    if !system::cannot_shrink(memory) {
+    // Memory that is shorter, can become shorter, or may be had later only, would end the program
+    // at an access.
+    if !system::is_whole_memory(memory, AREA_LEN) {
         return Err(libc::EPROTO);
     }
     let base = system::map_shared(memory, AREA_LEN)?;

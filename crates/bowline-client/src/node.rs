@@ -5,9 +5,9 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use bowline_attach::{Head, NAME_PREFIX, Op};
+use bowline_attach::{Head, Op};
 
-use crate::channel::{Channel, Descriptors, is_refusal};
+use crate::channel::{Channel, Descriptors, Welcome, errno_of, is_refusal};
 use crate::system;
 
 /// Channels of a node that are kept for the next call.
@@ -47,28 +47,48 @@ impl<D: Descriptors> Node<D> {
         known.map_or_else(|known| known == number, |_| true)
     }
 
-    /// Takes a channel that is not in use, or makes one.
+    /// Takes a channel that is not in use, or makes one through `socket`, which is one of this
+    /// node's.
     ///
     /// # Errors
     /// ENETDOWN when the node is gone, whatever the system says of its socket; errors that
     /// [`is_refusal`] tells.
-    pub fn channel(&self) -> Result<Channel<D>, c_int> {
+    pub fn channel(&self, socket: c_int) -> Result<Channel<D>, c_int> {
+        self.idle_channel().map_or_else(|| self.new_channel(socket).map(|(new, _)| new), Ok)
+    }
+
+    /// Takes a channel that is not in use.
+    pub fn idle_channel(&self) -> Option<Channel<D>> {
+        self.idle_where(|_| true)
+    }
+
+    /// Takes a channel that is not in use, over which the node has been given memory.
+    pub(crate) fn idle_channel_that_has_shown(&self) -> Option<Channel<D>> {
+        self.idle_where(Channel::<D>::word_has_shown)
+    }
+
+    fn idle_where(&self, wanted: impl Fn(u64) -> bool) -> Option<Channel<D>> {
         for idle in &self.idle {
-            if idle.load(Ordering::Relaxed) != NONE
+            let word = idle.load(Ordering::Relaxed);
+            if word != NONE
+                && wanted(word)
                 && let Some(channel) = Channel::of_word(idle.swap(NONE, Ordering::AcqRel))
             {
-                return Ok(channel);
+                return Some(channel);
             }
         }
-        let number = self.number.load(Ordering::Acquire);
-        let mut name = [0; NAME_PREFIX.len() + 16];
-        let (prefix, digits) = name.split_at_mut(NAME_PREFIX.len());
-        prefix.copy_from_slice(NAME_PREFIX);
-        for (at, digit) in digits.iter_mut().enumerate() {
-            *digit = b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 15];
-        }
-        match Channel::open(&name) {
-            Ok((channel, found)) if found == number => Ok(channel),
+        None
+    }
+
+    /// Makes a channel through `socket`.
+    ///
+    /// # Errors
+    /// As [`channel`](Self::channel).
+    pub(crate) fn new_channel(&self, socket: c_int) -> Result<(Channel<D>, Welcome), c_int> {
+        match Channel::offer(socket) {
+            Ok((channel, welcome)) if welcome.node == self.number.load(Ordering::Acquire) => {
+                Ok((channel, welcome))
+            }
             Err(errno) if is_refusal(errno) => Err(errno),
             _ => Err(libc::ENETDOWN),
         }
@@ -94,23 +114,25 @@ impl<D: Descriptors> Node<D> {
     /// # Errors
     /// ENOTSOCK when it is none; those of [`channel`](Self::channel).
     pub fn attach(&self, fd: c_int) -> Result<(u64, c_int), c_int> {
-        let mut channel = self.channel()?;
+        let mut channel = self.channel(fd)?;
         let attached = channel.attach(fd)?;
         self.keep(channel);
         Ok(attached)
     }
 
-    /// Asks the node for a socket.
+    /// Asks the node for a socket, over a channel to it, which is kept.
     ///
     /// # Errors
-    /// What the node says; EMFILE when there are no descriptors left; those of
-    /// [`channel`](Self::channel).
-    pub fn open(&self) -> Result<Opened, c_int> {
-        let mut channel = self.channel()?;
+    /// What the node says; EMFILE when there are no descriptors left; ENETDOWN when it is gone.
+    pub fn open(&self, mut channel: Channel<D>) -> Result<Opened, c_int> {
         let head = Head { op: Op::Open, value: 0, a: libc::SOCK_SEQPACKET, b: 0 };
-        let sent = channel.send(head, &[], &[], &[], None);
-        let answer = sent.and_then(|()| channel.answer_with_descriptors());
-        let (answer, [fd, memory]) = match answer {
+        let asked = channel.send(head, &[], &[], &[], None);
+        let answer = asked.and_then(|()| channel.answer_with_descriptors());
+        let taken = answer.and_then(|(answer, descriptors)| {
+            channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+            Ok((answer, descriptors))
+        });
+        let (answer, [fd, memory]) = match taken {
             Ok(answer) => answer,
             Err(errno) => {
                 // A node that was started anew has ended the others as well.
@@ -120,12 +142,10 @@ impl<D: Descriptors> Node<D> {
             }
         };
         self.keep(channel);
-        if answer.value < 0 {
-            return Err(-answer.value as c_int);
-        }
-        if fd < 0 || memory < 0 {
-            [fd, memory].into_iter().filter(|fd| *fd >= 0).for_each(system::close);
-            return Err(libc::EMFILE);
+        let close = || [fd, memory].into_iter().filter(|fd| *fd >= 0).for_each(system::close);
+        if answer.value < 0 || fd < 0 || memory < 0 {
+            close();
+            return Err(if answer.value < 0 { errno_of(answer.value) } else { libc::EMFILE });
         }
         Ok(Opened { handle: answer.value.cast_unsigned(), fd, memory })
     }

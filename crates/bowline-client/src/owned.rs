@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use bowline_attach::Area;
 
-use crate::channel::{Channel, Descriptors};
+use crate::channel::{Channel, Descriptors, is_refusal};
 use crate::memory;
 use crate::node::Node;
 use crate::socket::{Message, Pieces, Socket};
@@ -31,6 +31,9 @@ impl Descriptors for Own {
 #[derive(Clone, Debug)]
 pub struct Host {
     node: Arc<Node<Own>>,
+    number: u64,
+    /// Where it was to be looked for, if that was said.
+    place: Option<Arc<[u8]>>,
 }
 
 /// An RDS socket, until it is dropped or [closed](Self::close).
@@ -61,19 +64,32 @@ impl Host {
     /// # Errors
     /// Those of [`Channel::open`].
     pub fn find(place: Option<&[u8]>) -> Result<Self, c_int> {
-        let (channel, number) = place.map_or_else(Channel::open_to_host, Channel::open)?;
+        let (channel, welcome) = place.map_or_else(Channel::open_to_host, Channel::open)?;
         let node = Node::vacant();
-        node.claim(number);
+        node.claim(welcome.node);
         node.keep(channel);
-        Ok(Self { node: Arc::new(node) })
+        Ok(Self { node: Arc::new(node), number: welcome.node, place: place.map(Arc::from) })
+    }
+
+    /// A channel for a new socket. A node that was started anew is another one.
+    fn channel(&self) -> Result<Channel<Own>, c_int> {
+        if let Some(channel) = self.node.idle_channel() {
+            return Ok(channel);
+        }
+        let opened = self.place.as_deref().map_or_else(Channel::open_to_host, Channel::open);
+        match opened {
+            Ok((channel, welcome)) if welcome.node == self.number => Ok(channel),
+            Err(errno) if is_refusal(errno) => Err(errno),
+            _ => Err(libc::ENETDOWN),
+        }
     }
 
     /// A new socket.
     ///
     /// # Errors
-    /// Those of [`Node::open`].
+    /// Those of [`Node::open`] and [`Channel::open`].
     pub fn open(&self) -> Result<OwnedSocket, c_int> {
-        let opened = self.node.open()?;
+        let opened = self.node.open(self.channel()?)?;
         // SAFETY: the descriptor has come from the node, and nobody else has it.
         let fd = unsafe { OwnedFd::from_raw_fd(opened.fd) };
         let memory = Memory(memory::map(opened.memory)?);

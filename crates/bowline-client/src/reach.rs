@@ -12,6 +12,9 @@ const GET_MR_FOR_DEST: c_int = 7;
 const ARGS: c_int = 1;
 const MAP: c_int = 3;
 const ATOMICS: core::ops::RangeInclusive<c_int> = 6..=9;
+/// Control messages of a socket that tell when a message came, with and without nanoseconds, in
+/// both of their forms.
+const TIMES: [c_int; 4] = [29, 35, 63, 64];
 /// An operation that writes to the peer, and so reads here.
 const WRITE: u64 = 1;
 
@@ -58,25 +61,55 @@ pub(crate) fn option(level: c_int, name: c_int, value: &[u8]) -> bool {
 }
 
 /// Tells whether the memory may be written that control messages are about.
-pub(crate) fn control(mut bytes: &[u8]) -> bool {
-    while bytes.len() >= HEAD {
-        let len = usize::try_from(word(bytes, 0)).unwrap_or(usize::MAX);
-        let kinds = word(bytes, 8);
-        let (level, kind) = (kinds as u32 as c_int, (kinds >> 32) as c_int);
-        let Some(data) = bytes.get(HEAD..len) else { return true };
-        let reached = match kind {
-            _ if level != SOL_RDS => true,
+pub(crate) fn control(bytes: &[u8]) -> bool {
+    let mut reached = true;
+    walk(bytes, |level, kind, data| {
+        reached &= match kind {
+            _ if !reached || level != SOL_RDS => true,
             MAP if data.len() >= 32 => reaches_region(data),
             ARGS if data.len() >= 56 => reaches_pieces(data),
             kind if ATOMICS.contains(&kind) && data.len() >= 72 => is_writable(word(data, 8), 8),
             _ => true,
         };
-        if !reached {
-            return false;
-        }
+    });
+    reached
+}
+
+/// Tells whether an option is about memory of this process.
+pub(crate) fn option_is_about_memory(level: c_int, name: c_int) -> bool {
+    level == SOL_RDS && matches!(name, GET_MR | GET_MR_FOR_DEST)
+}
+
+/// Calls `each` with level, kind and data of control messages, up to one that is none. Returns
+/// whether all are some.
+fn walk(mut bytes: &[u8], mut each: impl FnMut(c_int, c_int, &[u8])) -> bool {
+    while bytes.len() >= HEAD {
+        let len = usize::try_from(word(bytes, 0)).unwrap_or(usize::MAX);
+        let kinds = word(bytes, 8);
+        let Some(data) = bytes.get(HEAD..len) else { return false };
+        each(kinds as u32 as c_int, (kinds >> 32) as c_int, data);
         bytes = bytes.get(len.next_multiple_of(8)..).unwrap_or_default();
     }
-    true
+    bytes.is_empty()
+}
+
+/// Tells whether control messages of a message to send are about memory of this process.
+pub(crate) fn control_is_about_memory(bytes: &[u8]) -> bool {
+    let mut found = false;
+    walk(bytes, |level, kind, _| {
+        found |= level == SOL_RDS && (matches!(kind, ARGS | MAP) || ATOMICS.contains(&kind));
+    });
+    found
+}
+
+/// Tells whether control messages that came with a message are some that RDS has: others, such as
+/// descriptors, mean things to a program that no node may say.
+pub(crate) fn is_control_of_rds(bytes: &[u8]) -> bool {
+    let mut all = true;
+    let are_whole = walk(bytes, |level, kind, _| {
+        all &= level == SOL_RDS || (level == libc::SOL_SOCKET && TIMES.contains(&kind));
+    });
+    all && are_whole
 }
 
 #[cfg(test)]
@@ -114,5 +147,37 @@ mod tests {
         assert!(control(&cmsg(ARGS, &[0, 0, 128, 4096, 1, 0, 0])), "the node finds no vector");
         assert!(!control(&cmsg(7, &[0, constant, 0, 0, 0, 0, 0, 0, 0])));
         assert!(control(&cmsg(7, &[0, own, 0, 0, 0, 0, 0, 0, 0])) && control(b"too short"));
+    }
+
+    #[test]
+    fn a_program_gives_memory_for_what_is_about_memory_only() {
+        assert!(option_is_about_memory(SOL_RDS, GET_MR));
+        assert!(!option_is_about_memory(1, GET_MR) && !option_is_about_memory(SOL_RDS, 1));
+        for kind in [ARGS, MAP, 6, 7, 8, 9] {
+            let about = [cmsg(12, &[7]), cmsg(kind, &[0; 9])].concat();
+            assert!(control_is_about_memory(&about), "{kind}");
+        }
+        let mut other = cmsg(MAP, &[0; 4]);
+        other[8] = 1;
+        assert!(!control_is_about_memory(&other) && !control_is_about_memory(&cmsg(2, &[7])));
+        assert!(!control_is_about_memory(b"") && !control_is_about_memory(&[0xff; 64]));
+    }
+
+    #[test]
+    fn a_node_gives_no_control_messages_but_those_of_rds() {
+        let time = |kind: u8| {
+            let mut bytes = cmsg(kind.into(), &[0; 2]);
+            bytes[8..12].copy_from_slice(&1_u32.to_ne_bytes());
+            bytes
+        };
+        assert!(is_control_of_rds(b"") && is_control_of_rds(&[cmsg(4, &[1]), time(29)].concat()));
+        assert!(!is_control_of_rds(&time(1)), "SCM_RIGHTS");
+        assert!(!is_control_of_rds(&[cmsg(4, &[1]), time(2)].concat()), "SCM_CREDENTIALS");
+        for len in [0_u64, 15, 41, u64::MAX] {
+            let mut lies = cmsg(4, &[1, 2, 3]);
+            lies[..8].copy_from_slice(&len.to_ne_bytes());
+            assert!(!is_control_of_rds(&lies), "{len}");
+        }
+        assert!(!is_control_of_rds(&[0; 8]));
     }
 }

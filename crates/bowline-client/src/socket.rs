@@ -6,13 +6,14 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_attach::{
-    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, SHOW_MEMORY, TOKEN_LEN,
+    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN,
 };
 
-use crate::channel::{Answer, Channel, Descriptors};
+use crate::channel::{Answer, Channel, Descriptors, errno_of};
 use crate::node::Node;
 use crate::reach;
 use crate::system;
+use crate::trust;
 
 /// Tokens that are sent at most to fill a socket; fewer do.
 const FILL_MAX: usize = 16;
@@ -37,6 +38,15 @@ struct Request<'a> {
     control: &'a [u8],
     payload: &'a [libc::iovec],
     may_wait: bool,
+    /// What it is about is memory of this process.
+    about_memory: bool,
+}
+
+impl Request<'_> {
+    /// A request of numbers only, which never waits.
+    const fn of(head: Head) -> Self {
+        Self { head, name: &[], control: &[], payload: &[], may_wait: false, about_memory: false }
+    }
 }
 
 /// What was received.
@@ -129,17 +139,33 @@ impl<D: Descriptors> Socket<'_, D> {
         Head { op, value: self.handle.cast_signed(), a, b }
     }
 
+    /// A channel for a request. One about memory of this process goes over a channel over which the
+    /// node has been given that: it was made through this socket, so that nobody else gets it.
+    fn channel_for(&self, request: &Request<'_>) -> Result<Channel<D>, c_int> {
+        if !request.about_memory {
+            return self.node.channel(self.fd);
+        }
+        if let Some(channel) = self.node.idle_channel_that_has_shown() {
+            return Ok(channel);
+        }
+        let (mut channel, welcome) = self.node.new_channel(self.fd)?;
+        if trust::maker(self.fd).is_some_and(trust::may_have_memory) {
+            let memory = system::open_memory()?;
+            // A node that does not want it says so again in the answer to the request.
+            let shown = channel.show_memory(&welcome, memory);
+            system::close(memory);
+            shown.or_else(|errno| if errno == libc::ENETDOWN { Err(errno) } else { Ok(()) })?;
+        }
+        Ok(channel)
+    }
+
     /// Asks the node; returns the channel from which the rest of the answer is to be read. A
-    /// channel that is new to the node, or to the socket, is made known first.
+    /// channel that is new to the socket is made known first.
     fn ask(&self, request: &Request<'_>) -> Result<(Channel<D>, Answer), c_int> {
         let mut is_known = false;
-        let mut show_memory = false;
         loop {
-            let mut channel = self.node.channel()?;
+            let mut channel = self.channel_for(request)?;
             let mut head = request.head;
-            if show_memory {
-                channel.show_memory()?;
-            }
             if is_known {
                 let (handle, memory) = channel.attach(self.fd)?;
                 system::close(memory); // it is mapped
@@ -148,13 +174,9 @@ impl<D: Descriptors> Socket<'_, D> {
             channel.send(head, request.name, request.control, request.payload, None)?;
             let answer = channel.answer(request.may_wait)?;
             if answer.value == -i64::from(libc::EBADF) && !is_known {
+                channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
                 self.node.keep(channel);
                 is_known = true;
-                continue;
-            }
-            if answer.value < 0 && answer.b == SHOW_MEMORY && !show_memory {
-                self.node.keep(channel);
-                show_memory = true;
                 continue;
             }
             // With an error of GetOption the length that is needed comes along.
@@ -162,7 +184,7 @@ impl<D: Descriptors> Socket<'_, D> {
                 channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
                 self.node.keep(channel);
                 self.heed(head.op, answer);
-                return Err(-answer.value as c_int);
+                return Err(errno_of(answer.value));
             }
             return Ok((channel, answer));
         }
@@ -187,7 +209,7 @@ impl<D: Descriptors> Socket<'_, D> {
 
     /// Tells the node to look at the memory of this socket.
     fn look(&self) -> Result<(), c_int> {
-        let mut channel = self.node.channel()?;
+        let mut channel = self.node.channel(self.fd)?;
         channel.look(self.handle)?;
         self.node.keep(channel);
         Ok(())
@@ -233,7 +255,7 @@ impl<D: Descriptors> Socket<'_, D> {
         payload: &[u8],
     ) -> Result<(Answer, Vec<u8>, Vec<u8>), c_int> {
         let piece = piece_of(payload);
-        let request = Request { head, name, control: &[], payload: &[piece], may_wait: false };
+        let request = Request { name, payload: &[piece], ..Request::of(head) };
         let (mut channel, answer) = self.ask(&request)?;
         let name = channel.take_bytes(answer.name)?;
         channel.take(answer.control, Vec::new())?;
@@ -275,8 +297,9 @@ impl<D: Descriptors> Socket<'_, D> {
         let head = self.head(Op::SetOption, level, name);
         let unreachable: &[u8] = if reach::option(level, name, value) { &[] } else { &[1] };
         let payload = [piece_of(value)];
+        let about_memory = reach::option_is_about_memory(level, name);
         let request =
-            Request { head, name: &[], control: unreachable, payload: &payload, may_wait: false };
+            Request { control: unreachable, payload: &payload, about_memory, ..Request::of(head) };
         let (mut channel, answer) = self.ask(&request)?;
         channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
         self.node.keep(channel);
@@ -298,12 +321,16 @@ impl<D: Descriptors> Socket<'_, D> {
         name: c_int,
         room: usize,
     ) -> Result<(Vec<u8>, c_int, i64), c_int> {
-        let room = (room as u64).to_ne_bytes();
-        let (answer, _, value) = self.short(self.head(Op::GetOption, level, name), &[], &room)?;
+        let room_bytes = (room as u64).to_ne_bytes();
+        let head = self.head(Op::GetOption, level, name);
+        let (answer, _, value) = self.short(head, &[], &room_bytes)?;
         if answer.value < 0 && answer.a == 0 {
-            return Err(-answer.value as c_int);
+            return Err(errno_of(answer.value));
         }
-        Ok((value, answer.a, answer.value))
+        // Only an error tells of more than there was room for.
+        let room = if answer.value < 0 { usize::MAX } else { room };
+        let told = usize::try_from(answer.a).unwrap_or(0).min(room);
+        Ok((value, c_int::try_from(told).unwrap_or(c_int::MAX), answer.value))
     }
 
     /// `ioctl(2)` of a byte.
@@ -348,10 +375,14 @@ impl<D: Descriptors> Socket<'_, D> {
         let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
         let unreachable = !control.is_empty() && !reach::control(control);
         let head = self.head(Op::Send, flags, c_int::from(unreachable));
-        let (channel, answer) = self.ask(&Request { head, name, control, payload, may_wait })?;
+        let about_memory = reach::control_is_about_memory(control);
+        let request = Request { head, name, control, payload, may_wait, about_memory };
+        let (mut channel, answer) = self.ask(&request)?;
+        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
         self.node.keep(channel);
         self.heed(Op::Send, answer);
-        Ok(answer.value as usize)
+        let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
+        Ok(usize::try_from(answer.value).map_or(len, |sent| sent.min(len)))
     }
 
     /// Posts a message to the ring of sends. Returns `false` when the node has to be asked.
@@ -374,7 +405,7 @@ impl<D: Descriptors> Socket<'_, D> {
         for (piece, given) in pieces.iter_mut().zip(payload) {
             *piece = Piece { base: given.iov_base.cast(), len: given.iov_len };
         }
-        let mut channel = self.node.channel()?;
+        let mut channel = self.node.channel(self.fd)?;
         // SAFETY: the caller's pieces, who promises that they are readable.
         let posted = unsafe { area.post(channel.number(), name, &pieces[..payload.len()]) };
         if posted == Posted::Wake {
@@ -461,13 +492,16 @@ impl<D: Descriptors> Socket<'_, D> {
         let room_bytes = (room as u64).to_ne_bytes();
         let piece = piece_of(&room_bytes);
         let head = self.head(Op::Receive, flags, control_room.min(CONTROL_MAX) as c_int);
-        let request = Request { head, name: &[], control: &[], payload: &[piece], may_wait: false };
+        let request = Request { payload: &[piece], ..Request::of(head) };
         let (mut channel, answer) = self.ask(&request)?;
         let name = channel.take_bytes(answer.name)?;
         let control = channel.take_bytes(answer.control)?;
         channel.take(answer.payload, to.pieces(answer.payload))?;
         self.node.keep(channel);
-        let whole = answer.value as usize;
+        if control.len() > control_room || !reach::is_control_of_rds(&control) {
+            return Err(libc::EPROTO);
+        }
+        let whole = usize::try_from(answer.value).unwrap_or(0);
         let len = if flags & libc::MSG_TRUNC != 0 { whole } else { whole.min(room) };
         Ok(Message { len, flags: answer.a, name, control })
     }
@@ -509,8 +543,9 @@ impl<D: Descriptors> Socket<'_, D> {
         let limit = limit.unwrap_or(u64::MAX).to_ne_bytes();
         let head = self.head(Op::Flush, 0, 0);
         let payload = [piece_of(&limit)];
-        let request = Request { head, name: &[], control: &[], payload: &payload, may_wait: true };
-        let (channel, _) = self.ask(&request)?;
+        let request = Request { payload: &payload, may_wait: true, ..Request::of(head) };
+        let (mut channel, answer) = self.ask(&request)?;
+        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
         self.node.keep(channel);
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! System calls as they are.
 
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{CStr, c_int, c_long, c_void};
 use core::ptr::{self, NonNull};
 use core::time::Duration;
+use std::ffi::CString;
 
 fn errno() -> c_int {
     // SAFETY: the C library returns the place of this thread's errno.
@@ -73,10 +74,72 @@ pub fn move_up(fd: c_int) -> c_int {
     }
 }
 
-/// Tells whether a memory file can never become shorter.
-pub(crate) fn cannot_shrink(fd: c_int) -> bool {
+/// Tells whether a memory file has so many bytes, of pages of the usual size, and always will.
+pub(crate) fn is_whole_memory(fd: c_int, len: usize) -> bool {
+    // What a file of huge pages lacks at an access ends the program.
+    const USUAL_PAGE_MAX: i128 = 64 << 10;
     let wanted = libc::F_SEAL_SHRINK as usize;
-    system!(SYS_fcntl, fd, libc::F_GET_SEALS, 0).is_ok_and(|seals| seals & wanted != 0)
+    let is_sealed = system!(SYS_fcntl, fd, libc::F_GET_SEALS, 0).is_ok_and(|s| s & wanted != 0);
+    let is_whole = |found: libc::stat| {
+        usize::try_from(found.st_size).is_ok_and(|size| size >= len)
+            && i128::from(found.st_blksize) <= USUAL_PAGE_MAX
+    };
+    is_sealed && stat(fd, c"", libc::AT_EMPTY_PATH).is_ok_and(is_whole)
+}
+
+fn stat(folder: c_int, path: &CStr, flags: c_int) -> Result<libc::stat, c_int> {
+    // SAFETY: a structure of integers, for which all zeroes are a value.
+    let mut found: libc::stat = unsafe { core::mem::zeroed() };
+    system!(SYS_newfstatat, folder, path.as_ptr(), ptr::from_mut(&mut found), flags)?;
+    Ok(found)
+}
+
+/// The user who owns a file.
+///
+/// # Errors
+/// Those of `stat(2)`.
+pub(crate) fn owner(path: &[u8]) -> Result<u32, c_int> {
+    let path = CString::new(path).map_err(|_| libc::ENOENT)?;
+    Ok(stat(libc::AT_FDCWD, &path, 0)?.st_uid)
+}
+
+/// The effective user of this thread.
+pub(crate) fn geteuid() -> u32 {
+    system!(SYS_geteuid).map_or(u32::MAX, |user| user as u32)
+}
+
+fn getegid() -> u32 {
+    system!(SYS_getegid).map_or(u32::MAX, |group| group as u32)
+}
+
+fn get_option<T>(fd: c_int, name: c_int, value: &mut T) -> Result<(), c_int> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let to = ptr::from_mut(value);
+    system!(SYS_getsockopt, fd, libc::SOL_SOCKET, name, to, ptr::from_mut(&mut len))?;
+    if len as usize == size_of::<T>() { Ok(()) } else { Err(libc::EINVAL) }
+}
+
+/// An option of a socket that is a number.
+pub(crate) fn option(fd: c_int, name: c_int) -> Result<c_int, c_int> {
+    let mut value = 0;
+    get_option(fd, name, &mut value).map(|()| value)
+}
+
+/// Who was at the other end of a unix socket when it was connected, or listened.
+pub(crate) fn peer(fd: c_int) -> Result<libc::ucred, c_int> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    get_option(fd, libc::SO_PEERCRED, &mut peer).map(|()| peer)
+}
+
+/// The network namespace of the calling thread, by the number that the system gives to each once;
+/// 0 where it does not tell (before Linux 5.14).
+pub(crate) fn network_namespace() -> u64 {
+    const SO_NETNS_COOKIE: c_int = 71;
+    let Ok(socket) = unix_stream() else { return 0 };
+    let mut cookie = 0_u64;
+    let told = get_option(socket, SO_NETNS_COOKIE, &mut cookie);
+    close(socket);
+    told.map_or(0, |()| cookie)
 }
 
 /// Maps the beginning of a memory file, readable and writable.
@@ -137,6 +200,53 @@ pub(crate) fn set_receive_timeout(fd: c_int, name: c_int, value: &[u8]) {
 pub(crate) fn unix_stream() -> Result<c_int, c_int> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     system!(SYS_socket, libc::AF_UNIX, kind, 0).map(|fd| fd as c_int)
+}
+
+/// Two connected stream sockets.
+pub(crate) fn stream_pair() -> Result<(c_int, c_int), c_int> {
+    let mut pair = [0; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    system!(SYS_socketpair, libc::AF_UNIX, kind, 0, pair.as_mut_ptr())?;
+    Ok((pair[0], pair[1]))
+}
+
+/// Lets sends, receives and connects on a socket end after a time; zero: they wait for ever.
+pub(crate) fn set_time_limits(fd: c_int, limit: Duration) {
+    let limit = libc::timeval {
+        tv_sec: limit.as_secs().min(u64::from(u32::MAX)).cast_signed(),
+        tv_usec: limit.subsec_micros().into(),
+    };
+    let len = size_of::<libc::timeval>() as libc::socklen_t;
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, ptr::from_ref(&limit), len);
+    }
+}
+
+/// Sends bytes on a socket, with a descriptor and with who sends it.
+pub(crate) fn send_offer(fd: c_int, bytes: &[u8], descriptor: c_int) -> Result<(), c_int> {
+    const RIGHTS: u64 = 16 + 4;
+    const CREDENTIALS: u64 = 16 + 12;
+    let kind = |kind: c_int| (kind as u64) << 32 | libc::SOL_SOCKET as u64;
+    let [pid, uid, gid] = [getpid().cast_unsigned(), geteuid(), getegid()].map(u64::from);
+    // Two heads of 16 bytes, each before what it is about.
+    let mut control: [u64; 7] = [
+        RIGHTS,
+        kind(libc::SCM_RIGHTS),
+        u64::from(descriptor.cast_unsigned()),
+        CREDENTIALS,
+        kind(libc::SCM_CREDENTIALS),
+        pid | uid << 32,
+        gid,
+    ];
+    let mut piece =
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
+    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    msg.msg_iov = &raw mut piece;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    msg.msg_controllen = size_of_val(&control) as _;
+    sendmsg(fd, &msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT).map(drop)
 }
 
 pub(crate) fn connect(fd: c_int, name: &libc::sockaddr_un, len: usize) -> Result<(), c_int> {

@@ -1,10 +1,12 @@
 //! Who a process is, as the kernel says of the other end of a unix socket.
 
-#![allow(unsafe_code, reason = "rustix does not have SO_PEERGROUPS")]
+#![allow(unsafe_code, reason = "rustix does not have these options of unix sockets")]
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use rustix::net::UCred;
 use rustix::net::sockopt::socket_peercred;
+use serde::{Deserialize, Serialize};
 
 /// Most supplementary groups that the kernel lets a process have (NGROUPS_MAX).
 const GROUPS_MAX: usize = 65_536;
@@ -12,8 +14,9 @@ const GROUPS_MAX: usize = 65_536;
 const GROUPS_USUAL: usize = 64;
 
 /// The user and groups of a process when it connected.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Caller {
+    pub(crate) process: i32,
     pub(crate) user: u32,
     /// The effective group, and the supplementary ones.
     pub(crate) groups: Vec<u32>,
@@ -26,8 +29,56 @@ impl Caller {
         let peer = socket_peercred(&socket)?;
         let mut groups = vec![peer.gid.as_raw()];
         groups.extend(supplementary(&socket));
-        Ok(Self { user: peer.uid.as_raw(), groups })
+        let process = peer.pid.as_raw_nonzero().get();
+        Ok(Self { process, user: peer.uid.as_raw(), groups })
     }
+
+    /// Who offers one end of a pair of sockets, by the credentials that came along: the process that
+    /// has made the pair. `None` when it is not, or when the socket is not of such a pair: its other
+    /// end may be somebody else's, who has not asked for anything.
+    pub(crate) fn of_offer(socket: impl AsFd, sender: UCred) -> Option<Self> {
+        use rustix::net::sockopt::{socket_domain, socket_type};
+        use rustix::net::{AddressFamily, SocketType, getpeername, getsockname};
+        let is_pair = socket_domain(&socket) == Ok(AddressFamily::UNIX)
+            && socket_type(&socket) == Ok(SocketType::STREAM)
+            && getsockname(&socket).is_ok_and(|name| is_unnamed(&name))
+            && getpeername(&socket).is_ok_and(|name| name.as_ref().is_none_or(is_unnamed));
+        let made_it = is_pair && socket_peercred(&socket) == Ok(sender);
+        if made_it { Self::of(socket).ok() } else { None }
+    }
+}
+
+fn is_unnamed(name: &rustix::net::SocketAddrAny) -> bool {
+    let family = size_of::<libc::sa_family_t>();
+    usize::try_from(name.addr_len()).is_ok_and(|len| len <= family)
+}
+
+/// Has the system refuse descriptors that are sent to a socket, and to those that a listener
+/// accepts (Linux 6.16), or take them.
+pub(crate) fn take_descriptors(socket: impl AsFd, takes: bool) {
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let value = libc::c_int::from(takes);
+    let fd = socket.as_fd().as_raw_fd();
+    let len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the value is there.
+    unsafe {
+        libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const value).cast(), len)
+    };
+}
+
+/// The network namespace of this thread, by the number that the system gives to each once; 0 where
+/// it does not tell (before Linux 5.14).
+pub(crate) fn network_namespace() -> u64 {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let Ok(socket) = std::os::unix::net::UnixDatagram::unbound() else { return 0 };
+    let mut cookie = 0_u64;
+    let mut len = size_of_val(&cookie) as libc::socklen_t;
+    let to = (&raw mut cookie).cast();
+    let fd = socket.as_raw_fd();
+    // SAFETY: the descriptor is open, `to` points to `len` bytes that may be written.
+    let result =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, to, &raw mut len) };
+    if result == 0 { cookie } else { 0 }
 }
 
 fn supplementary(socket: impl AsFd) -> Vec<u32> {

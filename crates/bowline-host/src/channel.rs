@@ -4,15 +4,13 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, Op};
-use bowline_base::Instant;
+use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op};
+use bowline_base::{Instant, entropy};
 use rustix::io::Errno as SystemErrno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
+use crate::arrivals::{self, Arrival};
 use crate::caller::Caller;
 use crate::rdma::ProcessMemory;
 
@@ -36,8 +34,10 @@ pub(crate) struct Channel {
     /// Bytes of requests, of which those before `start` are finished.
     input: Vec<u8>,
     start: usize,
-    /// Descriptors that came with them, at most one.
+    /// What came with the last of them, if a request may want it.
     descriptor: Option<OwnedFd>,
+    /// Descriptors that no request wants, for other threads to close.
+    unwanted: Vec<OwnedFd>,
     /// Bytes of an answer that the process has not taken yet.
     output: Vec<u8>,
     written: usize,
@@ -46,6 +46,8 @@ pub(crate) struct Channel {
     /// The process has said which version it speaks.
     pub(crate) greeted: bool,
     pub(crate) waiting: Option<Waiting>,
+    /// A random number that the process is told, and that stands in the memory that it shows.
+    pub(crate) nonce: [u8; NONCE_LEN],
     /// The memory of the process, once it has shown it.
     pub(crate) memory: Option<ProcessMemory>,
 }
@@ -58,23 +60,40 @@ pub(crate) struct SavedChannel {
     #[serde(with = "serde_bytes")]
     output: Vec<u8>,
     greeted: bool,
+    nonce: [u8; NONCE_LEN],
+    caller: Caller,
     pub(crate) waiting: Option<Waiting>,
 }
 
+impl SavedChannel {
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+}
+
 impl Channel {
-    pub(crate) fn new(stream: UnixStream, caller: Caller) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
+    /// A channel that has not greeted; with an error the connection comes back.
+    pub(crate) fn new(stream: UnixStream, caller: Caller) -> Result<Self, UnixStream> {
+        if stream.set_nonblocking(true).is_err() {
+            return Err(stream);
+        }
+        let mut nonce = [0; NONCE_LEN];
+        let (first, second) = nonce.split_at_mut(NONCE_LEN / 2);
+        first.copy_from_slice(&entropy::random_u64().to_ne_bytes());
+        second.copy_from_slice(&entropy::random_u64().to_ne_bytes());
         Ok(Self {
             stream,
             caller,
             input: Vec::new(),
             start: 0,
             descriptor: None,
+            unwanted: Vec::new(),
             output: Vec::new(),
             written: 0,
             counted: 0,
             greeted: false,
             waiting: None,
+            nonce,
             memory: None,
         })
     }
@@ -85,6 +104,8 @@ impl Channel {
             input: self.input[self.start..].to_vec(),
             output: self.output[self.written..].to_vec(),
             greeted: self.greeted,
+            nonce: self.nonce,
+            caller: self.caller.clone(),
             waiting: self.waiting,
         }
     }
@@ -92,18 +113,34 @@ impl Channel {
     /// Goes on with a channel that another process had.
     pub(crate) fn resume(
         stream: UnixStream,
-        caller: Caller,
         descriptor: Option<OwnedFd>,
         saved: SavedChannel,
-    ) -> io::Result<Self> {
-        let SavedChannel { input, output, greeted, waiting } = saved;
+    ) -> Result<Self, UnixStream> {
+        let SavedChannel { input, output, greeted, nonce, caller, waiting } = saved;
         let new = Self::new(stream, caller)?;
-        Ok(Self { input, output, greeted, waiting, descriptor, ..new })
+        Ok(Self { input, output, greeted, nonce, waiting, descriptor, ..new })
     }
 
-    /// The descriptors of the channel: its own, and that which came with a request.
+    /// The descriptors of the channel: its own, and that of a socket that came with a request which
+    /// is not carried out yet.
     pub(crate) fn into_descriptors(self) -> (OwnedFd, Option<OwnedFd>) {
-        (self.stream.into(), self.descriptor)
+        (self.stream.into(), self.descriptor.filter(arrivals::may_be_socket_of_node))
+    }
+
+    /// All descriptors of a channel that has ended, to be closed.
+    pub(crate) fn into_all(self) -> impl Iterator<Item = OwnedFd> {
+        let memory = self.memory.map(ProcessMemory::into_descriptor);
+        let others = self.descriptor.into_iter().chain(memory.flatten());
+        std::iter::once(self.stream.into()).chain(self.unwanted).chain(others)
+    }
+
+    /// Descriptors that no request wants.
+    pub(crate) fn take_unwanted(&mut self) -> Vec<OwnedFd> {
+        if self.input.is_empty() {
+            // It came with a request that did not ask for one.
+            self.unwanted.extend(self.descriptor.take());
+        }
+        std::mem::take(&mut self.unwanted)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -131,16 +168,17 @@ impl Channel {
     }
 
     fn receive(&mut self, scratch: &mut [u8]) -> Result<usize, SystemErrno> {
-        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut pieces = [io::IoSliceMut::new(scratch)];
-        let got = recvmsg(&self.stream, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.descriptor = descriptors.last();
+        let Arrival { len, descriptors, .. } = arrivals::receive(&self.stream, scratch)?;
+        for descriptor in descriptors {
+            // What is neither a socket of a node nor memory of a process would only be kept: such
+            // as the other end of this channel, which then never ended.
+            if arrivals::may_be_wanted(&descriptor) {
+                self.unwanted.extend(self.descriptor.replace(descriptor));
+            } else {
+                self.unwanted.push(descriptor);
             }
         }
-        Ok(got.bytes)
+        Ok(len)
     }
 
     /// Takes the bytes of requests out, for the time in which one is carried out, and tells where
@@ -164,6 +202,11 @@ impl Channel {
             self.start = 0;
         }
         self.input = input;
+    }
+
+    /// A descriptor is of no use any more.
+    pub(crate) fn dismiss(&mut self, descriptor: OwnedFd) {
+        self.unwanted.push(descriptor);
     }
 
     /// The descriptor that came with the request.

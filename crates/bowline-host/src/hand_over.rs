@@ -17,17 +17,19 @@ use bowline_base::Errno;
 use bowline_rds::SAVED_FORMAT;
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, fstat, memfd_create};
-use rustix::net::AddressFamily;
-use rustix::net::sockopt::{socket_domain, socket_peercred};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::sockopt::{
+    socket_acceptconn, socket_cookie, socket_domain, socket_peercred, socket_type,
+};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::caller::Caller;
+use crate::caller::network_namespace;
 use crate::channel::{Channel, SavedChannel};
+use crate::memory;
 use crate::service::Service;
 use crate::socket::{HostSocket, SavedSocket};
 
@@ -48,12 +50,32 @@ pub struct HandOver {
     pub programs: Vec<OwnedFd>,
 }
 
-/// Device and inode of a descriptor, by which its receiver finds it.
-type Inode = (u64, u64);
+/// What a descriptor is, by which its receiver finds it: nothing that programs can give to another,
+/// and nothing that the system uses again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+enum Identity {
+    /// The system's number of a socket.
+    Socket(u64),
+    /// The number in the name of a socket's memory.
+    Memory(u64),
+}
 
-fn inode(descriptor: impl AsFd) -> io::Result<Inode> {
-    let found = fstat(descriptor)?;
-    Ok((found.st_dev, found.st_ino))
+impl Identity {
+    fn of(descriptor: &OwnedFd) -> io::Result<Self> {
+        match socket_cookie(descriptor) {
+            Ok(cookie) => Ok(Self::Socket(cookie)),
+            Err(rustix::io::Errno::NOTSOCK) => Ok(Self::Memory(memory::number_of(descriptor)?)),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Tells whether a descriptor is a socket at which a node listens for peers.
+fn is_listener(descriptor: &OwnedFd) -> bool {
+    let domain = socket_domain(descriptor);
+    matches!(domain, Ok(AddressFamily::INET | AddressFamily::INET6))
+        && socket_type(descriptor) == Ok(SocketType::STREAM)
+        && socket_acceptconn(descriptor) == Ok(true)
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -63,8 +85,9 @@ struct SavedHost {
     /// Number of the node, and of what it makes next.
     number: u64,
     next: u64,
-    listener: Inode,
-    known: Inode,
+    /// The network namespace in which it is.
+    namespace: u64,
+    listener: Identity,
     channels: Vec<ChannelPlace>,
     sockets: Vec<SocketPlace>,
 }
@@ -72,9 +95,9 @@ struct SavedHost {
 #[derive(Debug, Serialize, Deserialize)]
 struct ChannelPlace {
     number: u64,
-    stream: Inode,
-    /// A descriptor that came with a request.
-    descriptor: Option<Inode>,
+    stream: Identity,
+    /// A socket that came with a request.
+    descriptor: Option<Identity>,
     /// Sockets that it may name.
     known: HashSet<u64>,
     state: SavedChannel,
@@ -83,8 +106,8 @@ struct ChannelPlace {
 #[derive(Debug, Serialize, Deserialize)]
 struct SocketPlace {
     handle: u64,
-    end: Inode,
-    memory: Inode,
+    end: Identity,
+    memory: Identity,
     state: SavedSocket,
 }
 
@@ -95,10 +118,10 @@ impl HandOver {
         Ok(Self { state, programs: Vec::new() })
     }
 
-    fn keep(&mut self, descriptor: OwnedFd) -> io::Result<Inode> {
-        let inode = inode(&descriptor)?;
+    fn keep(&mut self, descriptor: OwnedFd) -> io::Result<Identity> {
+        let identity = Identity::of(&descriptor)?;
         self.programs.push(descriptor);
-        Ok(inode)
+        Ok(identity)
     }
 
     /// Where the node writes its state, after the host's.
@@ -198,12 +221,18 @@ impl HandOver {
             let text = "a node of another version has handed it over";
             return Err(invalid(text.into()));
         }
-        let mut programs = HashMap::<Inode, Vec<OwnedFd>>::new();
+        let own = network_namespace();
+        if own != 0 && saved.namespace != 0 && own != saved.namespace {
+            let text = "the node is in another network namespace: start this one there";
+            return Err(invalid(text.into()));
+        }
+        let mut programs = HashMap::<Identity, Vec<OwnedFd>>::new();
         let mut listeners = Vec::new();
         for descriptor in self.programs {
-            match socket_domain(&descriptor) {
-                Ok(AddressFamily::INET | AddressFamily::INET6) => listeners.push(descriptor),
-                _ => programs.entry(inode(&descriptor)?).or_default().push(descriptor),
+            if is_listener(&descriptor) {
+                listeners.push(descriptor);
+            } else {
+                programs.entry(Identity::of(&descriptor)?).or_default().push(descriptor);
             }
         }
         Ok((HostState { saved, programs }, listeners, state))
@@ -281,12 +310,12 @@ fn receive_batch(from: &UnixStream, to: &mut Vec<OwnedFd>) -> io::Result<()> {
 #[derive(Debug)]
 pub struct HostState {
     saved: SavedHost,
-    programs: HashMap<Inode, Vec<OwnedFd>>,
+    programs: HashMap<Identity, Vec<OwnedFd>>,
 }
 
 impl HostState {
-    fn take(&mut self, inode: Inode) -> io::Result<OwnedFd> {
-        let found = self.programs.get_mut(&inode).and_then(Vec::pop);
+    fn take(&mut self, identity: Identity) -> io::Result<OwnedFd> {
+        let found = self.programs.get_mut(&identity).and_then(Vec::pop);
         found.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a descriptor is missing"))
     }
 
@@ -294,10 +323,15 @@ impl HostState {
         self.saved.number
     }
 
-    /// The listener for programs, and that which they know by the node's number.
-    pub(crate) fn take_listeners(&mut self) -> io::Result<(UnixListener, UnixListener)> {
-        let (first, second) = (self.saved.listener, self.saved.known);
-        Ok((self.take(first)?.into(), self.take(second)?.into()))
+    /// The listener for programs.
+    pub(crate) fn take_listener(&mut self) -> io::Result<UnixListener> {
+        let listener = self.take(self.saved.listener)?;
+        let listens = socket_domain(&listener) == Ok(AddressFamily::UNIX)
+            && socket_acceptconn(&listener) == Ok(true);
+        if !listens {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "what listens does not"));
+        }
+        Ok(listener.into())
     }
 }
 
@@ -354,13 +388,12 @@ impl Service {
     /// Takes apart what programs have of this node, for another process.
     pub(crate) fn hand_over(mut self) -> io::Result<HandOver> {
         let mut all = HandOver::new()?;
-        let [listener, known] = self.listeners.try_into().map_err(|_| io::ErrorKind::Other)?;
         let mut saved = SavedHost {
             versions: (VERSION, HAND_OVER_VERSION),
             number: self.number,
             next: self.next,
-            listener: all.keep(listener.into())?,
-            known: all.keep(known.into())?,
+            namespace: self.namespace,
+            listener: all.keep(self.listener.into())?,
             channels: Vec::new(),
             sockets: Vec::new(),
         };
@@ -460,16 +493,17 @@ impl Service {
         let ChannelPlace { number, stream, descriptor, known, state } = place;
         let stream = UnixStream::from(all.take(stream)?);
         let descriptor = descriptor.map(|one| all.take(one)).transpose()?;
-        let caller = Caller::of(&stream)?;
         let system = |errno: Errno| io::Error::from_raw_os_error(errno.0);
-        self.accounts.open_channel(&caller).map_err(system)?;
-        let user = caller.user;
+        self.accounts.open_channel(state.caller()).map_err(system)?;
+        let user = state.caller().user;
         let waiting = state.waiting;
-        let channel = Channel::resume(stream, caller, descriptor, state)
-            .and_then(|channel| self.watch_channel(number, channel));
-        if let Err(error) = channel {
+        let watched = match Channel::resume(stream, descriptor, state) {
+            Ok(channel) => self.watch_channel(number, channel).is_ok(),
+            Err(_) => false,
+        };
+        if !watched {
             self.accounts.close_channel(user, 0);
-            return Err(error);
+            return Err(io::ErrorKind::Other.into());
         }
         self.known.insert(number, known);
         match waiting {

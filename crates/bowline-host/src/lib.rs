@@ -15,8 +15,10 @@
 #![deny(unsafe_code)]
 
 mod accounts;
+mod arrivals;
 mod caller;
 mod channel;
+mod closer;
 mod control;
 mod hand_over;
 mod library;
@@ -36,13 +38,11 @@ mod turns;
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_attach::NAME_PREFIX;
 use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
@@ -78,10 +78,7 @@ impl Host {
         usual: Quota,
     ) -> io::Result<Self> {
         let number = bowline_base::entropy::random_u64() >> 1;
-        // Programs that were handed a socket know its node by this name, not by a path.
-        let name = [NAME_PREFIX, format!("{number:016x}").as_bytes()].concat();
-        let known = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name[1..])?)?;
-        Self::run(driver, [listener, known], number, policy, usual, None)
+        Self::run(driver, listener, number, policy, usual, None)
     }
 
     /// Serves the programs of another process that has handed them over, and others that connect
@@ -96,26 +93,26 @@ impl Host {
         policy: Policy,
         usual: Quota,
     ) -> io::Result<Self> {
-        let (former, known) = state.take_listeners()?;
-        let listeners = [listener.unwrap_or(former), known];
-        Self::run(driver, listeners, state.number(), policy, usual, Some(state))
+        let former = state.take_listener()?;
+        let listener = listener.unwrap_or(former);
+        Self::run(driver, listener, state.number(), policy, usual, Some(state))
     }
 
     fn run(
         driver: Driver,
-        listeners: [UnixListener; 2],
+        listener: UnixListener,
         number: u64,
         policy: Policy,
         usual: Quota,
         state: Option<HostState>,
     ) -> io::Result<Self> {
-        let address = listeners[0].local_addr()?;
+        let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let refusals = Arc::<Refusals>::default();
         let successor = Arc::new(Successor::new()?);
         let accounts = Accounts::new(policy, usual, Arc::clone(&refusals));
         let (told, asked) = (Arc::clone(&stop), Arc::clone(&successor));
-        let mut service = Service::new(driver, accounts, listeners, number, told, asked)?;
+        let mut service = Service::new(driver, accounts, listener, number, told, asked)?;
         if let Some(state) = state {
             service.resume(state);
         }

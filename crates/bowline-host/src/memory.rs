@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "mapping memory")]
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -11,6 +12,18 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// First part of the name of such memory; its number follows, in hexadecimal digits.
+const NAME: &str = "bowline-rds-socket-";
+
+/// The number in the name of memory that a node has made, which nobody can change.
+pub(crate) fn number_of(descriptor: &OwnedFd) -> io::Result<u64> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
+    let name = link.to_str().and_then(|link| link.strip_prefix("/memfd:"));
+    let digits = name.and_then(|name| name.strip_prefix(NAME)).and_then(|name| name.get(..16));
+    let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    number.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no memory of a socket"))
+}
 
 /// Shared memory of one socket.
 #[derive(Debug)]
@@ -23,7 +36,8 @@ impl Memory {
     /// Makes new memory. Nobody can change its length, so that access to it never fails.
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let descriptor = memfd_create("bowline-rds-socket", flags)?;
+        let name = format!("{NAME}{:016x}", bowline_base::entropy::random_u64());
+        let descriptor = memfd_create(name, flags)?;
         ftruncate(&descriptor, AREA_LEN as u64)?;
         fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(descriptor)

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     fn caller(user: u32, groups: &[u32]) -> Caller {
-        Caller { user, groups: groups.to_vec() }
+        Caller { process: 1, user, groups: groups.to_vec() }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use bowline_attach::{NAME_MAX, SHOW_MEMORY, name};
+use bowline_attach::{NAME_MAX, name};
 use bowline_base::Errno;
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
@@ -77,6 +77,12 @@ impl ProcessMemory {
         Ok(Self { file, whole })
     }
 
+    /// Its descriptor, if nobody else uses it.
+    pub(crate) fn into_descriptor(self) -> Option<OwnedFd> {
+        drop(self.whole);
+        Arc::into_inner(self.file).map(OwnedFd::from)
+    }
+
     fn read<const N: usize>(&self, at: u64) -> Result<[u8; N], Errno> {
         let mut bytes = [0; N];
         self.file.read_exact_at(&mut bytes, at).map_err(|_| Errno::EFAULT)?;
@@ -120,7 +126,7 @@ impl From<Refusal> for Answer {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Errno(errno) => Self::error(errno),
-            Refusal::MemoryNeeded => Self { b: SHOW_MEMORY, ..Self::error(Errno::EOPNOTSUPP) },
+            Refusal::MemoryNeeded => Self::error(Errno::EOPNOTSUPP),
         }
     }
 }
@@ -186,6 +192,7 @@ impl Service {
         &mut self,
         number: u64,
         descriptor: Option<OwnedFd>,
+        _payload: &[u8],
     ) -> Result<Answer, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;

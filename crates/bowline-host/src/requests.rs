@@ -4,11 +4,10 @@ use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bowline_attach::{FILL, Frame, Head, NAME_PREFIX, Op, VERSION};
-use bowline_base::{Errno, Instant, clock};
+use bowline_attach::{FILL, Frame, Greeting, Head, NAME_PREFIX, Op, VERSION};
+use bowline_base::{Errno, Instant, clock, entropy};
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
 use bowline_rds_driver::Blocking;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel::Waiting;
@@ -73,10 +72,7 @@ impl Service {
     ) -> Outcome {
         let Head { op, value, a, b } = frame.head;
         let result = match op {
-            Op::Hello if a == VERSION => {
-                let a = owner(number).cast_signed();
-                Ok(Answer { a, ..Answer::of(self.number.cast_signed()) })
-            }
+            Op::Hello if a == VERSION => Ok(self.hello(number)),
             Op::Hello => Err(Errno::EPROTONOSUPPORT),
             Op::HandOver => match self.name_successor(number, frame.head) {
                 Ok(()) => {
@@ -87,7 +83,7 @@ impl Service {
             },
             Op::Open => self.open(number, a, b),
             Op::Attach => self.attach(number, descriptor),
-            Op::Memory => self.show_memory(number, descriptor),
+            Op::Memory => self.show_memory(number, descriptor, frame.payload),
             Op::Look => {
                 self.activate(value.cast_unsigned());
                 return Outcome::Nothing;
@@ -108,6 +104,29 @@ impl Service {
         Outcome::Answer(result.unwrap_or_else(Answer::error))
     }
 
+    /// The answer to a greeting.
+    pub(crate) fn hello(&self, number: u64) -> Answer {
+        let nonce =
+            self.channels.get(&number).map_or_else(Default::default, |channel| channel.nonce);
+        let greeting = Greeting { nonce, namespace: self.namespace };
+        Answer {
+            a: owner(number).cast_signed(),
+            bytes: greeting.emit().to_vec(),
+            ..Answer::of(self.number.cast_signed())
+        }
+    }
+
+    /// A handle for a new socket, which nobody guesses: whoever knows it may tell the node to look.
+    fn new_handle(&self) -> u64 {
+        loop {
+            // The library has room for so many bits.
+            let handle = entropy::random_u64() >> 17;
+            if handle != 0 && !self.sockets.contains_key(&handle) {
+                return handle;
+            }
+        }
+    }
+
     /// A new socket; the program gets the other end.
     fn open(&mut self, number: u64, kind: i32, protocol: i32) -> Result<Answer, Errno> {
         if kind != SOCK_SEQPACKET || protocol != 0 {
@@ -124,22 +143,21 @@ impl Service {
         // As little room as can be: a few tokens fill it.
         rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).map_err(system)?;
         rustix::net::sockopt::set_socket_send_buffer_size(&end, 1).map_err(system)?;
-        let handle = self.next;
-        self.next += 1;
-        let name = [NAME_PREFIX, format!("{:016x}{handle:016x}", self.number).as_bytes()].concat();
+        let handle = self.new_handle();
+        let unique = entropy::random_u64();
+        let name = [NAME_PREFIX, format!("{unique:016x}").as_bytes()].concat();
         let name = SocketAddrUnix::new_abstract_name(&name[1..]).map_err(system)?;
         rustix::net::bind(&end, &name).map_err(system)?;
-        let made = rustix::fs::fstat(&theirs).map_err(system)?;
-        let inode = (made.st_dev, made.st_ino);
+        // Who offers a channel on it, the system is to say.
+        rustix::net::sockopt::set_socket_passcred(&end, true).map_err(system)?;
+        let cookie = rustix::net::sockopt::socket_cookie(&theirs).map_err(system)?;
         let rings = Rings::new().map_err(system)?;
         let memory = rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         let (id, charge) = self.socket_for(number)?;
-        let peer = self.channels.get(&number).map(|channel| socket_peercred(channel.fd()));
-        if let Some(Ok(peer)) = peer {
-            let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-            self.driver.with_core(|core, _| core.set_owner(id, pid));
+        if let Some(process) = self.channels.get(&number).map(|channel| channel.caller.process) {
+            self.driver.with_core(|core, _| core.set_owner(id, process.cast_unsigned()));
         }
-        let socket = HostSocket::new(id, end, inode, rings, charge);
+        let socket = HostSocket::new(id, end, cookie, rings, charge);
         if let Err((errno, charge)) = self.add_socket(handle, socket) {
             self.driver.close(id);
             self.accounts.close_socket(&charge);
@@ -154,9 +172,12 @@ impl Service {
     /// A program shows a descriptor of a socket that another process may have opened.
     fn attach(&mut self, number: u64, descriptor: Option<OwnedFd>) -> Result<Answer, Errno> {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
-        let found = rustix::fs::fstat(&descriptor).map_err(|_| Errno::EBADF)?;
-        let inode = (found.st_dev, found.st_ino);
-        let handle = *self.by_inode.get(&inode).ok_or(Errno::ENOTSOCK)?;
+        let cookie = rustix::net::sockopt::socket_cookie(&descriptor);
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.dismiss(descriptor);
+        }
+        let handle =
+            *self.by_cookie.get(&cookie.map_err(|_| Errno::ENOTSOCK)?).ok_or(Errno::ENOTSOCK)?;
         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;
         let memory = socket.rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         self.known.entry(number).or_default().insert(handle);

@@ -9,19 +9,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use bowline_attach::{Frame, Head, Op, RING_MESSAGE_MAX};
+use bowline_attach::{Frame, Head, Op, RING_MESSAGE_MAX, VERSION};
 use bowline_base::{Errno, Instant, clock};
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 
 use crate::accounts::{Accounts, Charge};
-use crate::caller::Caller;
+use crate::caller::{Caller, network_namespace, take_descriptors};
 use crate::channel::{Channel, Waiting};
+use crate::closer::Closer;
 use crate::hand_over::Successor;
 use crate::network::Network;
 use crate::ready::{Ready, SocketWaker};
 use crate::requests::{Answer, Outcome};
-use crate::socket::HostSocket;
+use crate::socket::{HostSocket, Offer};
 
 /// What an epoll event is about: the kind in the upper 8 bits, a number below.
 const WAKES: u64 = 0;
@@ -58,9 +59,11 @@ pub(crate) struct Service {
     epoll: OwnedFd,
     network: Network,
     pub(crate) ready: Arc<Ready>,
-    pub(crate) listeners: Vec<UnixListener>,
+    pub(crate) listener: UnixListener,
     /// Number of this node, by which programs know it again.
     pub(crate) number: u64,
+    /// The network namespace of this node's sockets.
+    pub(crate) namespace: u64,
     pub(crate) channels: HashMap<u64, Channel>,
     /// Which sockets a channel may name.
     pub(crate) known: HashMap<u64, HashSet<u64>>,
@@ -69,8 +72,8 @@ pub(crate) struct Service {
     pub(crate) active: Vec<u64>,
     /// When the sockets were last looked at from whose rings programs may have taken messages.
     looked: Instant,
-    /// Handles by device and inode of the programs' ends.
-    pub(crate) by_inode: HashMap<(u64, u64), u64>,
+    /// Handles by the system's number of the programs' ends.
+    pub(crate) by_cookie: HashMap<u64, u64>,
     deadlines: BTreeSet<(Instant, u64)>,
     /// Channels that have more requests than they may have in one round.
     again: BTreeSet<u64>,
@@ -79,16 +82,17 @@ pub(crate) struct Service {
     pub(crate) successor: Arc<Successor>,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
+    closer: Closer,
     /// Where requests are read to, and messages are copied to.
     pub(crate) scratch: Box<[u8]>,
 }
 
 impl Service {
-    /// Watches the listeners.
+    /// Watches the listener.
     pub(crate) fn new(
         driver: Driver,
         accounts: Accounts,
-        listeners: [UnixListener; 2],
+        listener: UnixListener,
         number: u64,
         stop: Arc<AtomicBool>,
         successor: Arc<Successor>,
@@ -103,26 +107,28 @@ impl Service {
             epoll,
             network,
             ready,
-            listeners: listeners.into(),
+            listener,
             number,
+            namespace: network_namespace(),
             channels: HashMap::new(),
             known: HashMap::new(),
             sockets: HashMap::new(),
             active: Vec::new(),
             looked: clock::now(),
-            by_inode: HashMap::new(),
+            by_cookie: HashMap::new(),
             deadlines: BTreeSet::new(),
             again: BTreeSet::new(),
             next: 1,
             successor,
             spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
+            closer: Closer::default(),
             scratch: vec![0; READ].into_boxed_slice(),
         };
         service.watch(service.ready.bell().as_fd(), BELL, epoll::EventFlags::IN)?;
-        for (n, listener) in service.listeners.iter().enumerate() {
-            listener.set_nonblocking(true)?;
-            service.watch(listener.as_fd(), LISTENER | n as u64, epoll::EventFlags::IN)?;
-        }
+        // Before it is known who connects, nobody sends anything but bytes.
+        take_descriptors(&service.listener, false);
+        service.listener.set_nonblocking(true)?;
+        service.watch(service.listener.as_fd(), LISTENER, epoll::EventFlags::IN)?;
         Ok(service)
     }
 
@@ -157,7 +163,7 @@ impl Service {
                 let token = event.data.u64();
                 match token & KIND {
                     WAKES => self.network.wake_up(token),
-                    LISTENER => self.accept((token & !KIND) as usize),
+                    LISTENER => self.accept(),
                     CHANNEL => self.channel_event(token & !KIND, event.flags),
                     _ => self.socket_event(token & !KIND, event.flags),
                 }
@@ -168,6 +174,7 @@ impl Service {
             if now.saturating_since(self.looked) >= LOOK {
                 self.looked = now;
                 self.look_at_quiet();
+                self.closer.tidy();
             }
         }
         self
@@ -178,43 +185,118 @@ impl Service {
         until.unwrap_or(LOOK).min(LOOK)
     }
 
-    fn accept(&mut self, listener: usize) {
-        let Some(listener) = self.listeners.get(listener) else { return };
-        let stream = match listener.accept() {
+    fn accept(&mut self) {
+        let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.raw_os_error() == Some(EMFILE) => {
                 // The one who waits hears at once that there is no room.
                 self.spare = None;
-                drop(listener.accept());
+                let refused = self.listener.accept().ok();
+                self.closer.close(None, refused.map(|(stream, _)| stream.into()));
                 self.spare = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok();
                 return;
             }
             _ => return,
         };
-        let Ok(caller) = Caller::of(&stream) else { return };
-        let user = caller.user;
-        let full = self.channels.len() >= CHANNELS_MAX;
-        let admitted = if full { Err(Errno::ENFILE) } else { self.accounts.open_channel(&caller) };
-        if let Err(errno) = admitted {
-            turn_away(stream, errno);
-        } else if self.add_channel(stream, caller).is_err() {
-            self.accounts.close_channel(user, 0);
+        let Ok(caller) = Caller::of(&stream) else {
+            return self.closer.close(None, [stream.into()]);
+        };
+        if let Err((errno, stream)) = self.admit(stream, caller, HashSet::new()) {
+            self.turn_away(stream, errno);
         }
     }
 
-    fn add_channel(&mut self, stream: UnixStream, caller: Caller) -> std::io::Result<()> {
-        let channel = Channel::new(stream, caller)?;
+    /// Takes in a channel, if its user may have one; it may name some sockets. Returns its number.
+    fn admit(
+        &mut self,
+        stream: UnixStream,
+        caller: Caller,
+        known: HashSet<u64>,
+    ) -> Result<u64, (Errno, UnixStream)> {
+        let user = caller.user;
+        let full = self.channels.len() >= CHANNELS_MAX;
+        let is_behind = self.closer.is_behind(Some(user));
+        let admitted = match self.accounts.open_channel(&caller) {
+            Ok(()) if full || is_behind => {
+                self.accounts.close_channel(user, 0);
+                Err(if full { Errno::ENFILE } else { Errno::EMFILE })
+            }
+            admitted => admitted,
+        };
+        if let Err(errno) = admitted {
+            return Err((errno, stream));
+        }
+        take_descriptors(&stream, true);
         let number = self.next;
         self.next += 1;
-        self.watch_channel(number, channel)?;
-        self.known.insert(number, HashSet::new());
-        Ok(())
+        match Channel::new(stream, caller) {
+            Ok(channel) => match self.watch_channel(number, channel) {
+                Ok(()) => {
+                    self.known.insert(number, known);
+                    return Ok(number);
+                }
+                Err(channel) => self.closer.close(Some(user), channel.into_all()),
+            },
+            Err(stream) => self.closer.close(Some(user), [stream.into()]),
+        }
+        self.accounts.close_channel(user, 0);
+        // It has ended without an answer.
+        Ok(number)
     }
 
-    /// Takes a channel in.
-    pub(crate) fn watch_channel(&mut self, number: u64, channel: Channel) -> std::io::Result<()> {
+    /// A program has sent one end of a pair on a socket, for a channel.
+    pub(crate) fn take_offer(&mut self, handle: u64, offer: Offer) {
+        let (stream, caller, version) = match offer.channel() {
+            Ok(offered) => offered,
+            Err(unwanted) => {
+                let user = self.sockets.get(&handle).map(|(socket, _)| socket.charge.user);
+                return self.closer.close(user, unwanted);
+            }
+        };
+        let admitted = if version == VERSION {
+            self.admit(stream, caller, HashSet::from([handle]))
+        } else {
+            Err((Errno::EPROTONOSUPPORT, stream))
+        };
+        match admitted {
+            Ok(number) => self.greet(number),
+            Err((errno, stream)) => self.turn_away(stream, errno),
+        }
+    }
+
+    /// Greets on a channel that was offered. One whose other end is a channel of this node as well
+    /// ends by that: nobody greets twice.
+    fn greet(&mut self, number: u64) {
+        let answer = self.hello(number);
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.greeted = true;
+        }
+        if !self.answer(number, Op::Hello, answer) {
+            self.end_channel(number);
+        }
+    }
+
+    /// Answers the greeting that a process is about to send, and ends its channel.
+    fn turn_away(&mut self, mut stream: UnixStream, errno: Errno) {
+        let head = Head::new(Op::Hello, -i64::from(errno.0));
+        let _ = stream.set_nonblocking(true);
+        if let Some(bytes) = head.emit(0, 0, 0) {
+            // A new socket has room for it.
+            let _ = stream.write(&bytes);
+        }
+        self.closer.close(None, [stream.into()]);
+    }
+
+    /// Watches a channel; without descriptors or memory left it comes back.
+    pub(crate) fn watch_channel(
+        &mut self,
+        number: u64,
+        channel: Channel,
+    ) -> Result<(), Box<Channel>> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        self.watch(channel.fd(), CHANNEL | number, flags)?;
+        if self.watch(channel.fd(), CHANNEL | number, flags).is_err() {
+            return Err(Box::new(channel));
+        }
         self.channels.insert(number, channel);
         Ok(())
     }
@@ -242,7 +324,7 @@ impl Service {
             return Err((errno, socket.charge));
         }
         let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
-        self.by_inode.insert(socket.inode, handle);
+        self.by_cookie.insert(socket.cookie, handle);
         self.sockets.insert(handle, (socket, Waker::from(Arc::new(waker))));
         Ok(())
     }
@@ -252,11 +334,19 @@ impl Service {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
         let goes_on = matches!(open, Ok(true)) && self.count_held(number) && self.serve(number);
+        self.close_unwanted(number);
         // A process that asks and ends at once is told of once: reading the request shows no end.
         let has_ended = flags.contains(epoll::EventFlags::HUP);
         if !goes_on || has_ended || !self.count_held(number) {
             self.end_channel(number);
         }
+    }
+
+    /// Has descriptors closed that came with requests which do not want them.
+    fn close_unwanted(&mut self, number: u64) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let (user, unwanted) = (channel.caller.user, channel.take_unwanted());
+        self.closer.close(Some(user), unwanted);
     }
 
     /// Carries out the requests of a channel, up to one that waits. Returns `false` when the
@@ -452,12 +542,15 @@ impl Service {
         self.active.retain(|active| *active != handle);
         self.driver.close(socket.id);
         self.accounts.close_socket(&socket.charge);
-        self.by_inode.remove(&socket.inode);
+        self.by_cookie.remove(&socket.cookie);
         for number in &socket.senders {
             if !self.end_wait(*number, Errno::EBADF) {
                 self.end_channel(*number);
             }
         }
+        let user = socket.charge.user;
+        let _ = epoll::delete(&self.epoll, socket.end());
+        self.closer.close(Some(user), [socket.into_end()]);
         for known in self.known.values_mut() {
             known.remove(&handle);
         }
@@ -468,7 +561,10 @@ impl Service {
             self.forget_wait(number, waiting);
         }
         if let Some(channel) = self.channels.remove(&number) {
-            self.accounts.close_channel(channel.caller.user, channel.counted);
+            let user = channel.caller.user;
+            self.accounts.close_channel(user, channel.counted);
+            let _ = epoll::delete(&self.epoll, channel.fd());
+            self.closer.close(Some(user), channel.into_all());
         }
         let known = self.known.remove(&number).unwrap_or_default();
         // The process may have had the lock of a socket, or a token, or have posted without being
@@ -485,15 +581,6 @@ impl Service {
     }
 }
 
-/// Answers the greeting that a process is about to send, and ends its channel.
-fn turn_away(mut stream: UnixStream, errno: Errno) {
-    let head = Head::new(Op::Hello, -i64::from(errno.0));
-    if let Some(bytes) = head.emit(0, 0, 0) {
-        // A new socket has room for it.
-        let _ = stream.write(&bytes);
-    }
-}
-
 /// The number of a channel as the owner of a lock.
 pub(crate) fn owner(number: u64) -> u32 {
     (number % u64::from(u32::MAX - 1)) as u32 + 1
@@ -502,9 +589,13 @@ pub(crate) fn owner(number: u64) -> u32 {
 impl Service {
     /// Closes all sockets. What programs send from now on has to be asked for, which fails.
     pub(crate) fn end(mut self) {
-        for (socket, _) in self.sockets.values_mut() {
+        for (_, (mut socket, _)) in std::mem::take(&mut self.sockets) {
             socket.rings.allow_nothing();
             self.driver.close(socket.id);
+            self.closer.close(Some(socket.charge.user), [socket.into_end()]);
+        }
+        for (_, channel) in std::mem::take(&mut self.channels) {
+            self.closer.close(Some(channel.caller.user), channel.into_all());
         }
     }
 }

@@ -2,14 +2,17 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
-use bowline_attach::TOKEN_LEN;
+use bowline_attach::{OFFER_LEN, TOKEN_LEN, offered_version};
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{SendFlags, UCred};
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::Charge;
+use crate::arrivals::{self, Arrival};
+use crate::caller::Caller;
 use crate::options::Options;
 use crate::rings::{Rings, SavedRings};
 
@@ -19,8 +22,8 @@ pub(crate) struct HostSocket {
     pub(crate) id: SocketId,
     /// The node's end of the pair; the programs have the other.
     end: OwnedFd,
-    /// Device and inode of the programs' end, by which a descriptor that they show is known.
-    pub(crate) inode: (u64, u64),
+    /// The system's number of the programs' end, by which a descriptor that they show is known.
+    pub(crate) cookie: u64,
     pub(crate) options: Options,
     /// What it counts for, and for whom.
     pub(crate) charge: Charge,
@@ -43,7 +46,7 @@ pub(crate) struct HostSocket {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedSocket {
     pub(crate) id: SocketId,
-    inode: (u64, u64),
+    cookie: u64,
     options: Options,
     /// Who opened it.
     pub(crate) user: u32,
@@ -56,14 +59,14 @@ impl HostSocket {
     pub(crate) fn new(
         id: SocketId,
         end: OwnedFd,
-        inode: (u64, u64),
+        cookie: u64,
         rings: Rings,
         charge: Charge,
     ) -> Self {
         Self {
             id,
             end,
-            inode,
+            cookie,
             options: Options::default(),
             charge,
             has_sent: false,
@@ -80,7 +83,7 @@ impl HostSocket {
     pub(crate) fn saved(&self) -> SavedSocket {
         SavedSocket {
             id: self.id,
-            inode: self.inode,
+            cookie: self.cookie,
             options: self.options.clone(),
             user: self.charge.user,
             has_sent: self.has_sent,
@@ -96,12 +99,17 @@ impl HostSocket {
         charge: Charge,
         saved: SavedSocket,
     ) -> Result<Self, (SystemErrno, Charge)> {
-        let SavedSocket { id, inode, options, user: _, has_sent, senders, rings } = saved;
+        let SavedSocket { id, cookie, options, user: _, has_sent, senders, rings } = saved;
         let rings = match Rings::resume(memory, rings) {
             Ok(rings) => rings,
             Err(errno) => return Err((errno, charge)),
         };
-        Ok(Self { options, has_sent, senders, ..Self::new(id, end, inode, rings, charge) })
+        Ok(Self { options, has_sent, senders, ..Self::new(id, end, cookie, rings, charge) })
+    }
+
+    /// The node's end of a socket that is closed, with what programs may have sent to it.
+    pub(crate) fn into_end(self) -> OwnedFd {
+        self.end
     }
 
     /// The node's end of the pair, and the socket's memory.
@@ -135,19 +143,56 @@ impl HostSocket {
         self.show_readable();
     }
 
-    /// Takes what programs have sent on their end to make it unwritable. Returns `false` when all
-    /// of them have closed it.
-    pub(crate) fn make_writable(&mut self) -> bool {
-        let mut sink = [0; 64];
+    /// A program has sent more than what makes its end unwritable: a channel, perhaps.
+    pub(crate) fn has_offers(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.end).is_ok_and(|unread| unread >= OFFER_LEN as u64)
+    }
+
+    /// Takes what programs have sent on their end to make it unwritable, and puts what came along
+    /// to `offers`. Returns `false` when all of them have closed it.
+    pub(crate) fn make_writable(&mut self, offers: &mut Vec<Offer>) -> bool {
+        let mut bytes = [0; 2 * OFFER_LEN];
         // More are left for the next time, since programs may send all the time.
         for _ in 0..64 {
-            match rustix::net::recv(&self.end, &mut sink, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return false,
-                Ok(_) | Err(SystemErrno::INTR) => {}
+            match arrivals::receive(&self.end, &mut bytes) {
+                Ok(Arrival { len: 0, descriptors, .. }) if descriptors.is_empty() => return false,
+                Ok(Arrival { len, descriptors, sender }) => {
+                    let version = bytes.get(..len).and_then(offered_version);
+                    if !descriptors.is_empty() {
+                        offers.push(Offer { version, descriptors, sender });
+                    }
+                }
+                Err(SystemErrno::INTR) => {}
                 Err(SystemErrno::AGAIN) => return true,
                 Err(_) => return false,
             }
         }
         true
+    }
+}
+
+/// What came on the node's end of a socket with descriptors: a channel, if all is right.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    /// The version that the program speaks; `None` if it was something else.
+    version: Option<i32>,
+    descriptors: Vec<OwnedFd>,
+    sender: Option<UCred>,
+}
+
+impl Offer {
+    /// The end of the channel, who offers it, and the version; else what is to be closed.
+    pub(crate) fn channel(mut self) -> Result<(UnixStream, Caller, i32), Vec<OwnedFd>> {
+        let caller = match (&self.descriptors[..], self.sender) {
+            ([one], Some(sender)) => Caller::of_offer(one, sender),
+            _ => None,
+        };
+        match (self.version, caller, self.descriptors.pop()) {
+            (Some(version), Some(caller), Some(one)) => Ok((one.into(), caller, version)),
+            (.., last) => {
+                self.descriptors.extend(last);
+                Err(self.descriptors)
+            }
+        }
     }
 }

@@ -144,14 +144,25 @@ impl Service {
         }
     }
 
-    /// Makes the program's descriptor show what the socket is ready for.
+    /// Makes the program's descriptor show what the socket is ready for, and takes the channels that
+    /// programs offer on it.
     pub(crate) fn refresh(&mut self, handle: u64) {
         self.turn(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
         let cx = Context::from_waker(waker);
-        if let Poll::Ready(Ok(_)) = self.driver.poll_ready(socket.id, Interest::WRITE, &cx) {
+        let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
+        let is_writable = matches!(ready, Poll::Ready(Ok(_)));
+        if is_writable {
             socket.rings.renew_promise(&self.driver, socket.id);
-            if !socket.make_writable() {
+        }
+        // One that is not writable seems so for a moment, until somebody sends.
+        if is_writable || socket.has_offers() {
+            let mut offers = Vec::new();
+            let is_open = socket.make_writable(&mut offers);
+            for offer in offers {
+                self.take_offer(handle, offer);
+            }
+            if !is_open {
                 self.close(handle);
             }
         }

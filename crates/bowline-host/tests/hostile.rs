@@ -308,7 +308,7 @@ fn a_flood_behind_a_wait_holds_up_nobody() {
 fn open_with_destination(scene: &Scene) -> (UnixStream, i64, OwnedFd, File) {
     let mut channel = scene.channel();
     let (handle, descriptor, memory) = open_with_memory(&mut channel);
-    let name = scene.name(7000 + handle as u16);
+    let name = scene.name(7000 + (handle % 50_000) as u16);
     assert_eq!(ask(&mut channel, Head::new(Op::Bind, handle), &name, b""), 0);
     assert_eq!(ask(&mut channel, Head::new(Op::Send, handle), &name, b"one"), 3);
     (channel, handle, descriptor, memory)
@@ -399,7 +399,7 @@ fn noise_in_memory_is_harmless() {
         let (mut channel, handle, _descriptor, memory) = open_with_destination(&scene);
         memory.write_all_at(&[0xff; 4], at).unwrap();
         put(&mut channel, Head::new(Op::Look, handle), b"", b"");
-        let name = scene.name(7000 + handle as u16);
+        let name = scene.name(7000 + (handle % 50_000) as u16);
         let sent = ask(&mut channel, Head::new(Op::Send, handle), &name, b"two");
         assert!(sent == 3 || sent == EBADF, "{sent}");
         scene.works();
@@ -419,7 +419,7 @@ fn noise_in_memory_is_harmless() {
         }
         memory.write_all_at(&noise, 0).unwrap();
         put(&mut channel, Head::new(Op::Look, handle), b"", b"");
-        let name = scene.name(7000 + handle as u16);
+        let name = scene.name(7000 + (handle % 50_000) as u16);
         put(&mut channel, Head { a: 0x40, ..Head::new(Op::Send, handle) }, &name, b"two");
         memory.write_all_at(&noise[8..], 0).unwrap();
         answer(&mut channel);

@@ -2,10 +2,10 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Once;
 
-use bowline_client::{Channel, Descriptors, Opened, is_refusal, system};
+use bowline_client::{Channel, Descriptors, Opened, is_refusal, system, wanted_namespace};
 
 use crate::{areas, table};
 
@@ -16,8 +16,8 @@ pub(crate) type Node = bowline_client::Node<Hidden>;
 const NODES_MAX: usize = 254;
 
 static NODES: [Node; NODES_MAX] = [const { Node::vacant() }; NODES_MAX];
-/// The node that the environment names, plus one.
-static DEFAULT: AtomicU8 = AtomicU8::new(0);
+/// The namespace whose node was found last, above 8 bits of the number of that node, plus one.
+static LAST_FOUND: AtomicU64 = AtomicU64::new(0);
 
 /// Channels that the program does not know of.
 pub(crate) struct Hidden;
@@ -49,20 +49,21 @@ pub(crate) fn with_number(number: u64) -> Result<&'static Node, c_int> {
     NODES.iter().find(|node| node.claim(number)).ok_or(libc::EMFILE)
 }
 
-/// The node of new sockets.
-fn of_host() -> Result<&'static Node, c_int> {
-    if let Some(index) = DEFAULT.load(Ordering::Acquire).checked_sub(1)
-        && let Some(node) = get(index)
-        && let Ok(channel) = node.channel()
+/// The node of new sockets, and a channel to it. As a kernel's socket is one of the namespace in
+/// which its thread is, the node is that of this namespace.
+fn of_host() -> Result<(&'static Node, Channel<Hidden>), c_int> {
+    let namespace = wanted_namespace();
+    let last = LAST_FOUND.load(Ordering::Acquire);
+    if last >> 8 == namespace
+        && let Some(node) = (last as u8).checked_sub(1).and_then(get)
+        && let Some(channel) = node.idle_channel()
     {
-        node.keep(channel);
-        return Ok(node);
+        return Ok((node, channel));
     }
-    let (channel, number) = Channel::open_to_host()?;
-    let node = with_number(number)?;
-    node.keep(channel);
-    DEFAULT.store(index(node) + 1, Ordering::Release);
-    Ok(node)
+    let (channel, welcome) = Channel::open_to_host()?;
+    let node = with_number(welcome.node)?;
+    LAST_FOUND.store(namespace << 8 | u64::from(index(node) + 1), Ordering::Release);
+    Ok((node, channel))
 }
 
 /// `socket(AF_RDS, ..)`.
@@ -100,8 +101,8 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
 fn open() -> Result<(&'static Node, Opened), c_int> {
     // As a kernel without the module says, unless there is a node that refuses this user.
     let absent = |errno| if is_refusal(errno) { errno } else { libc::EAFNOSUPPORT };
-    let node = of_host().map_err(absent)?;
-    Ok((node, node.open()?))
+    let (node, channel) = of_host().map_err(absent)?;
+    Ok((node, node.open(channel)?))
 }
 
 /// Closes the channels that are not in use. For calls that would close them behind our back, after

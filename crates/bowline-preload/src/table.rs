@@ -2,13 +2,15 @@
 //!
 //! What is known is kept by number of the descriptor, in one word each, so that a call on another
 //! descriptor costs one look. A number is forgotten when its descriptor is closed or replaced, and
-//! found out about again at its next use: an RDS socket is connected to a name that tells its node.
+//! found out about again at its next use: an RDS socket has a peer of a certain name, and the kernel
+//! says that it was made by somebody who may make some for this process. Its node is asked through
+//! the socket itself.
 
-use core::ffi::c_int;
+use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use bowline_attach::NAME_PREFIX;
-use bowline_client::{Socket, system};
+use bowline_client::{Channel, Socket, is_socket_of_node, system};
 
 use crate::areas;
 use crate::nodes::{self, Hidden, Node};
@@ -65,42 +67,41 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         let node = nodes::get((word >> 8) as u8)?;
         return Some(Ok(Rds { fd, node, handle: word >> 16 }));
     }
-    let Some(number) = node_of(fd) else {
+    if !has_name_of_node(fd) || !is_socket_of_node(fd) {
         if let Some(cell) = new_cell(fd).filter(|_| system::flags(fd).is_ok()) {
             // Unless another thread has just made it an RDS socket.
             let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
         }
         return None;
-    };
-    let found = nodes::with_number(number).and_then(|node| {
-        let (handle, memory) = node.attach(fd)?;
-        areas::map(fd, memory)?;
-        Ok(Rds { fd, node, handle })
-    });
+    }
+    let found = attach(fd);
     if let Ok(rds) = &found {
         set(fd, rds.node, rds.handle);
     }
     Some(found)
 }
 
-/// The number of the node at the other end of a descriptor, if it is an RDS socket.
-fn node_of(fd: c_int) -> Option<u64> {
+/// Asks the node of a socket about it.
+fn attach(fd: c_int) -> Result<Rds, c_int> {
+    let (channel, welcome) = Channel::offer(fd)?;
+    let node = nodes::with_number(welcome.node)?;
+    node.keep(channel);
+    let (handle, memory) = node.attach(fd)?;
+    areas::map(fd, memory)?;
+    Ok(Rds { fd, node, handle })
+}
+
+/// Tells whether the other end of a descriptor has a name as nodes give them, which proves nothing.
+fn has_name_of_node(fd: c_int) -> bool {
     // SAFETY: a structure of integers, for which all zeroes are a value.
     let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
-    let len = system::peer_name(fd, &mut name).ok()?;
-    if i32::from(name.sun_family) != libc::AF_UNIX {
-        return None;
-    }
-    let mut bytes = [0; NAME_PREFIX.len() + 32];
-    let path = name.sun_path.get(..len.checked_sub(2)?)?;
-    if path.len() != bytes.len() {
-        return None;
-    }
-    for (byte, c) in bytes.iter_mut().zip(path) {
-        *byte = c.cast_unsigned();
-    }
-    let digits = bytes.strip_prefix(NAME_PREFIX)?.get(..16)?;
-    u64::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
+    let Ok(len) = system::peer_name(fd, &mut name) else { return false };
+    let path = len.checked_sub(2).and_then(|len| name.sun_path.get(..len));
+    let begins = |path: &[c_char]| {
+        path.len() > NAME_PREFIX.len()
+            && path.iter().zip(NAME_PREFIX).all(|(c, byte)| c.cast_unsigned() == *byte)
+    };
+    i32::from(name.sun_family) == libc::AF_UNIX && path.is_some_and(begins)
 }
 
 /// Remembers an RDS socket.
