@@ -52,6 +52,16 @@ pub fn raw(name: SocketAddr) -> ([u8; IN6_LEN], usize) {
     }
 }
 
+/// Tells whether bytes are a name that a call gives to a program, all zeroes for a socket that has
+/// none.
+pub fn is_given(name: &[u8]) -> bool {
+    match (name.len(), family(name)) {
+        (IN_LEN, Some(AF_INET)) | (IN6_LEN, Some(AF_INET6)) => true,
+        (IN_LEN, _) => name.iter().all(|byte| *byte == 0),
+        _ => false,
+    }
+}
+
 /// Reads a name.
 pub fn parse(name: &[u8]) -> Option<SocketAddr> {
     match family(name)? {

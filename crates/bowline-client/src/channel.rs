@@ -16,7 +16,8 @@ use crate::trust::{self, Place};
 
 const NO_DESCRIPTOR: c_int = -1;
 
-/// How long a node may take to greet: longer than a hand-over to another process takes.
+/// How long a node may take to greet, or to end an answer: longer than a hand-over to another process
+/// takes.
 const GREETING_LIMIT: Duration = Duration::from_secs(15);
 
 /// In the word of a channel, beside the number of its descriptor: it has shown memory.
@@ -333,6 +334,9 @@ impl<D: Descriptors> Channel<D> {
         let mut got = 0;
         let mut interrupted = false;
         while got < HEAD_LEN {
+            if got > 0 {
+                self.wait_for_rest()?;
+            }
             match system::recv(self.fd, &mut head[got..], 0) {
                 Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(n) => got += n,
@@ -365,6 +369,19 @@ impl<D: Descriptors> Channel<D> {
         })
     }
 
+    /// Waits for more of an answer that has begun: a node writes them whole.
+    fn wait_for_rest(&self) -> Result<(), c_int> {
+        let until = Instant::now() + GREETING_LIMIT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match system::poll(self.fd, libc::POLLIN, Some(left)) {
+                Ok(0) => return Err(libc::ENETDOWN),
+                Err(libc::EINTR) if !left.is_zero() => {}
+                done => return done.map(drop),
+            }
+        }
+    }
+
     /// Reads bytes of an answer to where they are wanted; what does not fit is lost.
     pub(crate) fn take(&mut self, len: usize, mut to: Vec<libc::iovec>) -> Result<(), c_int> {
         let mut left = len;
@@ -379,7 +396,8 @@ impl<D: Descriptors> Channel<D> {
             }
             msg.msg_iov = to.as_mut_ptr();
             msg.msg_iovlen = to.len().min(1024) as _;
-            match system::recvmsg(self.fd, &mut msg, 0) {
+            match system::recvmsg(self.fd, &mut msg, libc::MSG_DONTWAIT) {
+                Err(libc::EAGAIN) => self.wait_for_rest()?,
                 Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(n) => {
                     left -= n;
@@ -435,8 +453,9 @@ impl<D: Descriptors> Channel<D> {
 
 /// The error number of an answer.
 pub(crate) fn errno_of(value: i64) -> c_int {
-    let errno = value.checked_neg().and_then(|errno| c_int::try_from(errno).ok());
-    errno.unwrap_or(libc::EPROTO)
+    const ERRNO_MAX: i64 = 4095;
+    let errno = value.checked_neg().filter(|errno| (1..=ERRNO_MAX).contains(errno));
+    errno.and_then(|errno| c_int::try_from(errno).ok()).unwrap_or(libc::EPROTO)
 }
 
 impl Place {

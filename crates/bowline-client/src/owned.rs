@@ -167,7 +167,7 @@ impl OwnedSocket {
         level: c_int,
         name: c_int,
         room: usize,
-    ) -> Result<(Vec<u8>, c_int, i64), c_int> {
+    ) -> Result<(Vec<u8>, c_int, c_int), c_int> {
         self.call(|socket, _| socket.get_option(level, name, room))
     }
 

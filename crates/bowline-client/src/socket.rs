@@ -6,7 +6,7 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_attach::{
-    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN,
+    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN, name,
 };
 
 use crate::channel::{Answer, Channel, Descriptors, errno_of};
@@ -261,6 +261,9 @@ impl<D: Descriptors> Socket<'_, D> {
         channel.take(answer.control, Vec::new())?;
         let payload = channel.take_bytes(answer.payload)?;
         self.node.keep(channel);
+        if !name.is_empty() && !name::is_given(&name) {
+            return Err(libc::EPROTO);
+        }
         Ok((answer, name, payload))
     }
 
@@ -286,7 +289,8 @@ impl<D: Descriptors> Socket<'_, D> {
     /// As [`bind`](Self::bind).
     pub fn name(&self, peer: bool) -> Result<Vec<u8>, c_int> {
         let op = if peer { Op::PeerName } else { Op::LocalName };
-        self.short(self.head(op, 0, 0), &[], &[]).map(|(_, name, _)| name)
+        let (_, name, _) = self.short(self.head(op, 0, 0), &[], &[])?;
+        if name.is_empty() { Err(libc::EPROTO) } else { Ok(name) }
     }
 
     /// `setsockopt(2)`.
@@ -320,7 +324,7 @@ impl<D: Descriptors> Socket<'_, D> {
         level: c_int,
         name: c_int,
         room: usize,
-    ) -> Result<(Vec<u8>, c_int, i64), c_int> {
+    ) -> Result<(Vec<u8>, c_int, c_int), c_int> {
         let room_bytes = (room as u64).to_ne_bytes();
         let head = self.head(Op::GetOption, level, name);
         let (answer, _, value) = self.short(head, &[], &room_bytes)?;
@@ -330,7 +334,11 @@ impl<D: Descriptors> Socket<'_, D> {
         // Only an error tells of more than there was room for.
         let room = if answer.value < 0 { usize::MAX } else { room };
         let told = usize::try_from(answer.a).unwrap_or(0).min(room);
-        Ok((value, c_int::try_from(told).unwrap_or(c_int::MAX), answer.value))
+        let returned = match answer.value {
+            value @ 0.. => c_int::try_from(value).unwrap_or(c_int::MAX),
+            value => -errno_of(value),
+        };
+        Ok((value, c_int::try_from(told).unwrap_or(c_int::MAX), returned))
     }
 
     /// `ioctl(2)` of a byte.
@@ -451,6 +459,9 @@ impl<D: Descriptors> Socket<'_, D> {
                     let _ = self.look();
                 }
                 self.received(area);
+                if !name::is_given(&taken.name[..taken.name_len]) {
+                    return Err(libc::EIO);
+                }
                 let cut = if taken.len > room { libc::MSG_TRUNC } else { 0 };
                 return Ok(Message {
                     len: if flags & libc::MSG_TRUNC != 0 { taken.len } else { taken.len.min(room) },
@@ -498,7 +509,8 @@ impl<D: Descriptors> Socket<'_, D> {
         let control = channel.take_bytes(answer.control)?;
         channel.take(answer.payload, to.pieces(answer.payload))?;
         self.node.keep(channel);
-        if control.len() > control_room || !reach::is_control_of_rds(&control) {
+        let has_name = name.is_empty() || name::is_given(&name);
+        if !has_name || control.len() > control_room || !reach::is_control_of_rds(&control) {
             return Err(libc::EPROTO);
         }
         let whole = usize::try_from(answer.value).unwrap_or(0);

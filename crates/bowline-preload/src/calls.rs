@@ -326,7 +326,7 @@ unsafe fn get_option(
         unsafe { core::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), n) };
     }
     unsafe { *len = told.cast_unsigned() };
-    if returned < 0 { fail(-returned as c_int) } else { returned as c_int }
+    if returned < 0 { fail(-returned) } else { returned }
 }
 
 // What follows has something to do for other descriptors as well.

@@ -1,0 +1,499 @@
+//! Programs that run with the library, and somebody else who wants something of them: a stranger who
+//! connects or passes a descriptor, and a node that is not what it should be.
+
+#[path = "hostile/false_node.rs"]
+mod false_node;
+mod scene;
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline_attach::{AREA_LEN, FRAME_MAX, HEAD_LEN, Head, NAME_PREFIX, Op};
+use bowline_testkit::skipped;
+use false_node::{FalseNode, frame, memory, send, welcome, whole_memory};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
+};
+use rustix::process::{Gid, Uid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use scene::{LIMIT, library, script};
+
+/// Users who are nobody's friends.
+const STRANGER: u32 = 77_003;
+const ANNA: u32 = 77_001;
+
+/// Does something as another user, as whom the kernel knows the makers of sockets.
+fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
+    let become_and_do = move || {
+        let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+        set_thread_groups(&[]).unwrap();
+        set_thread_res_gid(gid, gid, gid).unwrap();
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        what()
+    };
+    thread::spawn(become_and_do).join().unwrap()
+}
+
+fn is_root() -> bool {
+    if !geteuid().is_root() {
+        skipped::because("only root can take on other users");
+    }
+    geteuid().is_root()
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("bowline-false-{}-{name}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        Self(path)
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A program that is run with the library.
+struct Program(Child);
+
+impl Program {
+    fn start(user: u32, args: &[&str], stdin: Stdio, set: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new("python3");
+        command.arg(script("trusting.py")).args(args).env("LD_PRELOAD", library());
+        command.env_remove("BOWLINE_RDS_SOCKET").env_remove("XDG_RUNTIME_DIR");
+        command.stdin(stdin).stdout(Stdio::piped());
+        if user != 0 {
+            command.uid(user).gid(user);
+        }
+        set(&mut command);
+        Self(command.spawn().expect("python3 starts"))
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        let out = self.0.stdout.as_mut().expect("its output");
+        BufReader::with_capacity(1, out).read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    /// Waits for its end, which must not be by a signal.
+    fn ends(mut self) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < LIMIT, "the program does not end");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A node that asks for everything in every way that there ever was.
+fn greedy() -> FalseNode {
+    FalseNode::new(|_, head| {
+        Some(match head.op {
+            Op::Hello => (welcome(), Vec::new()),
+            Op::Attach => (frame(Head::new(Op::Attach, 1), &[], &[], &[]), vec![whole_memory()]),
+            // An error, with what once asked for memory.
+            op => (frame(Head { op, value: -95, a: 0, b: 2 }, &[], &[], &[]), Vec::new()),
+        })
+    })
+}
+
+/// Memory of a process among what was got.
+fn got_memory(node: &FalseNode) -> bool {
+    let loot = node.loot.lock().unwrap();
+    loot.descriptors.iter().any(|name| name.ends_with("/mem"))
+}
+
+/// A socket of any kind, bound to a name as a node's, and connected to a server.
+fn disguised(kind: SocketType, digits: usize, to: &Path) -> OwnedFd {
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    let digits: String =
+        format!("{:064x}", bowline_base::entropy::random_u64())[64 - digits..].into();
+    let name = [&NAME_PREFIX[1..], digits.as_bytes()].concat();
+    bind(&socket, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+    connect(&socket, &SocketAddrUnix::new(to).unwrap()).unwrap();
+    socket
+}
+
+/// A client of a server gets back what it has sent, in time.
+fn is_served(client: OwnedFd) {
+    let mut client = UnixStream::from(client);
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    client.write_all(b"hello").unwrap();
+    let mut back = [0; 5];
+    client.read_exact(&mut back).expect("the server answers");
+    assert_eq!(&back, b"hello");
+}
+
+/// Listens at the names that the number in a disguised name once led to.
+fn listens_at(node: &FalseNode, number: &str) {
+    let name = [&NAME_PREFIX[1..], number.as_bytes()].concat();
+    let address = SocketAddr::from_abstract_name(name).unwrap();
+    node.listen(UnixListener::bind_addr(&address).unwrap());
+}
+
+#[test]
+fn who_connects_to_a_server_of_any_kind_is_taken_for_what_he_is() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("accept");
+    let node = greedy();
+    for (what, kind) in [("serve", SocketType::STREAM), ("serve-packets", SocketType::SEQPACKET)] {
+        let place = folder.join(what);
+        let mut server = Program::start(0, &[what, place.to_str().unwrap()], Stdio::null(), |_| {});
+        assert_eq!(server.line(), "listening");
+        for digits in [1, 16, 32] {
+            let place = place.clone();
+            let node = node.clone();
+            let client = as_user(STRANGER, move || {
+                if digits == 16 && kind == SocketType::STREAM {
+                    listens_at(&node, &"0".repeat(16));
+                }
+                disguised(kind, digits, &place)
+            });
+            is_served(client);
+        }
+    }
+    let loot = node.loot.lock().unwrap();
+    assert_eq!((loot.channels, loot.descriptors.len()), (0, 0), "{loot:?}");
+}
+
+#[test]
+fn a_descriptor_that_a_stranger_passes_is_taken_for_what_it_is() {
+    if !is_root() {
+        return;
+    }
+    let node = greedy();
+    for kind in [SocketType::SEQPACKET, SocketType::STREAM, SocketType::DGRAM] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut program = Program::start(0, &["take"], Stdio::from(OwnedFd::from(theirs)), |_| {});
+        assert_eq!(program.line(), "listening");
+        // A pair whose other end sends before the program looks at it.
+        let passed = node.clone();
+        let (one, other) = as_user(STRANGER, move || {
+            let theirs = passed.socket(kind);
+            let pair =
+                rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+            (theirs, pair.unwrap())
+        });
+        drop(one);
+        let (theirs, end) = other;
+        let name =
+            [&NAME_PREFIX[1..], format!("{kind:?}-{}", std::process::id()).as_bytes()].concat();
+        bind(&end, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+        rustix::net::send(&end, b"hello", rustix::net::SendFlags::empty()).unwrap();
+        send(&ours, b"x", &[theirs]).unwrap();
+        rustix::net::sockopt::set_socket_timeout(
+            &end,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(LIMIT),
+        )
+        .unwrap();
+        let mut back = [0; 64];
+        let (_, got) = rustix::net::recv(&end, &mut back, rustix::net::RecvFlags::empty())
+            .expect("it comes back");
+        assert_eq!(&back[..got], b"hello", "{kind:?}");
+    }
+    assert_eq!(node.loot.lock().unwrap().channels, 0);
+}
+
+#[test]
+fn a_standard_input_that_a_stranger_has_made_is_what_it_is() {
+    if !is_root() {
+        return;
+    }
+    let node = greedy();
+    let passed = node.clone();
+    let theirs = as_user(STRANGER, move || passed.socket(SocketType::SEQPACKET));
+    let program =
+        Program::start(ANNA, &["stdin"], Stdio::from(theirs.try_clone().unwrap()), |_| {});
+    // It reads what nobody sends, until the other end is gone.
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(node.loot.lock().unwrap().channels, 0);
+    drop(program);
+}
+
+/// A runtime folder of another user, as after `sudo -E`, and one that others may write to.
+#[test]
+fn a_runtime_folder_of_another_user_has_no_node_for_this_one() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("runtime");
+    let runtime = folder.join("user");
+    let node = greedy();
+    let (made, listening) = (runtime.clone(), node.clone());
+    as_user(STRANGER, move || {
+        fs::create_dir_all(made.join("bowline/rds")).unwrap();
+        listening.listen(UnixListener::bind(made.join("bowline/rds/host.sock")).unwrap());
+    });
+    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+        command.env("XDG_RUNTIME_DIR", &runtime);
+    });
+    assert_eq!(program.line(), "errno 97", "no node");
+    assert_eq!(node.loot.lock().unwrap().channels, 0);
+    // Who owns it finds the node there.
+    let mut program = Program::start(STRANGER, &["make"], Stdio::null(), |command| {
+        command.env("XDG_RUNTIME_DIR", &runtime);
+    });
+    assert!(program.line().starts_with("errno"));
+    assert_eq!(node.loot.lock().unwrap().channels, 1);
+}
+
+/// A file of a place that is one user's, where another one listens.
+#[test]
+fn who_listens_at_a_place_must_be_its_owner() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("place");
+    let place = folder.join("host.sock");
+    let node = greedy();
+    let (made, listening) = (place.clone(), node.clone());
+    as_user(STRANGER, move || listening.listen(UnixListener::bind(&made).unwrap()));
+    fs::set_permissions(&place, Permissions::from_mode(0o666)).unwrap();
+    std::os::unix::fs::chown(&place, Some(ANNA), Some(ANNA)).unwrap();
+    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+        command.env("BOWLINE_RDS_SOCKET", &place);
+    });
+    assert_eq!(program.line(), "errno 13", "EACCES");
+    assert_eq!(node.loot.lock().unwrap().requests, 0);
+}
+
+/// Nobody gets memory by asking for it, not even the node of root.
+#[test]
+fn a_node_that_asks_for_memory_gets_none() {
+    let folder = Folder::new("asks");
+    let place = folder.join("host.sock");
+    let node = FalseNode::new(|_, head| {
+        Some(match head.op {
+            Op::Hello => (welcome(), Vec::new()),
+            Op::Open => {
+                let (fd, end) = pair();
+                std::mem::forget(end);
+                let head = Head::new(Op::Open, 1);
+                (frame(head, &[], &[], &[]), vec![fd, whole_memory()])
+            }
+            op => (frame(Head { op, value: -95, a: 0, b: 2 }, &[], &[], &[]), Vec::new()),
+        })
+    });
+    node.listen(UnixListener::bind(&place).unwrap());
+    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+        command.env("BOWLINE_RDS_SOCKET", &place);
+    });
+    assert_eq!(program.line(), "errno 95");
+    let asked = node.loot.lock().unwrap().requests;
+    assert!(asked >= 3, "{asked}");
+    assert!(!got_memory(&node));
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .unwrap()
+}
+
+/// Memory that is not as long as it has to be, or may become shorter: no signal, an error.
+#[test]
+fn memory_that_ends_too_early_is_refused() {
+    let folder = Folder::new("short");
+    for (n, len) in [0, 8, 4096, AREA_LEN - 1, AREA_LEN].into_iter().enumerate() {
+        let place = folder.join(&format!("{n}.sock"));
+        let node = FalseNode::new(move |node, head| {
+            Some(match head.op {
+                Op::Hello => (welcome(), Vec::new()),
+                Op::Open => {
+                    let (fd, end) = pair();
+                    node.take_offers(end);
+                    (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, memory(len)])
+                }
+                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+            })
+        });
+        node.listen(UnixListener::bind(&place).unwrap());
+        let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+            command.env("BOWLINE_RDS_SOCKET", &place);
+        });
+        let wanted = if len == AREA_LEN { "made" } else { "errno 71" };
+        assert_eq!(program.line(), wanted, "{len}");
+        assert_eq!(program.ends(), Some(0));
+    }
+}
+
+/// A node that greets nobody, and one whose queue is full: the call ends.
+#[test]
+fn a_node_that_says_nothing_is_waited_for_a_while() {
+    let folder = Folder::new("silent");
+    let (silent, full) = (folder.join("silent.sock"), folder.join("full.sock"));
+    FalseNode::new(|_, _| None).listen(UnixListener::bind(&silent).unwrap());
+    let address = SocketAddrUnix::new(&full).unwrap();
+    let listener =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = UnixStream::connect(&full).unwrap();
+    let programs = [silent, full].map(|place| {
+        Program::start(0, &["make"], Stdio::null(), |command| {
+            command.env("BOWLINE_RDS_SOCKET", &place);
+        })
+    });
+    for mut program in programs {
+        assert_eq!(program.line(), "errno 97");
+        assert_eq!(program.ends(), Some(0));
+    }
+}
+
+/// Seconds for which random lies are told; `cargo xtask hostile --seconds` sets them.
+fn seconds() -> f64 {
+    let set = std::env::var("BOWLINE_HOSTILE_SECONDS").ok();
+    set.and_then(|text| text.parse().ok()).unwrap_or(5.0)
+}
+
+/// A random number generator whose start is told, so that a failure comes again.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// Answers of all kinds, of which most are almost right.
+fn lie(random: &mut Random, op: Op) -> (Vec<u8>, Vec<OwnedFd>) {
+    let values = [0, 1, -1, -9, -11, -95, 100, i64::MAX, i64::MIN, -(1 << 40), 1 << 40];
+    let pick = |random: &mut Random| {
+        let n = random.below(values.len() as u64 + 1) as usize;
+        values.get(n).copied().unwrap_or_else(|| random.next().cast_signed())
+    };
+    let head = Head { op, value: pick(random), a: pick(random) as i32, b: pick(random) as i32 };
+    let len = |random: &mut Random, most: u64| random.below(most) as usize;
+    let (name, control, payload) = (
+        {
+            let n = len(random, 129);
+            random.bytes(n)
+        },
+        {
+            let n = 8 * len(random, 40);
+            let mut control = random.bytes(n);
+            if n >= 16 && random.below(2) == 0 {
+                control[..8].copy_from_slice(&(n as u64).to_ne_bytes());
+                let level = if random.below(2) == 0 { 1_u32 } else { 276 };
+                control[8..12].copy_from_slice(&level.to_ne_bytes());
+                control[12..16].copy_from_slice(&(random.below(13) as u32).to_ne_bytes());
+            }
+            control
+        },
+        {
+            let n = len(random, 3000);
+            random.bytes(n)
+        },
+    );
+    let mut bytes = match random.below(6) {
+        0 => frame(head, &[], &[], &[]),
+        1 => frame(head, &name, &[], &payload),
+        2 => frame(head, &name, &control, &payload),
+        3 => frame(Head { value: 64, ..head }, &name, &control, &payload[..payload.len().min(64)]),
+        4 => frame(Head { value: 64, a: 64, b: 0, ..head }, &[], &[], &payload),
+        _ => random.bytes(HEAD_LEN),
+    };
+    if random.below(8) == 0 {
+        let at = random.below(HEAD_LEN as u64) as usize;
+        bytes[at] ^= 1 << random.below(8);
+    }
+    if random.below(16) == 0 {
+        bytes[..4].copy_from_slice(&(FRAME_MAX as u32 + random.below(2) as u32).to_ne_bytes());
+    }
+    let descriptors = match random.below(4) {
+        0 => vec![whole_memory()],
+        1 => vec![pair().0, whole_memory()],
+        _ => Vec::new(),
+    };
+    (bytes, descriptors)
+}
+
+/// A node of the own user, which is believed, and lies in every answer and in shared memory.
+#[test]
+fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
+    let folder = Folder::new("lies");
+    let seed = bowline_base::entropy::random_u64() | 1;
+    println!("seed {seed}");
+    let place = folder.join("host.sock");
+    let random = std::sync::Mutex::new(Random(seed));
+    let node = FalseNode::new(move |node, head| {
+        let mut random = random.lock().unwrap();
+        Some(match head.op {
+            Op::Hello if random.below(8) > 0 => (welcome(), Vec::new()),
+            Op::Open if random.below(8) > 0 => {
+                let (fd, end) = pair();
+                let memory = whole_memory();
+                let noise = random.bytes(4096);
+                // Numbers of its own that may be right, and some that are not.
+                if random.below(2) == 0 {
+                    let _ = rustix::io::pwrite(&memory, &noise[8..1024], 8);
+                }
+                if random.below(2) == 0 {
+                    let lent = random.below(1 << 18) & !15;
+                    let _ = rustix::io::pwrite(&memory, &lent.to_ne_bytes(), 256);
+                    let _ = rustix::io::pwrite(&memory, &noise, 4096 + (256 << 10));
+                }
+                let _ = rustix::net::send(&end, &noise[..4], rustix::net::SendFlags::NOSIGNAL);
+                if random.below(4) > 0 {
+                    node.take_offers(end);
+                }
+                (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, memory])
+            }
+            op => lie(&mut random, op),
+        })
+    });
+    node.listen(UnixListener::bind(&place).unwrap());
+    let mut program =
+        Program::start(0, &["use", &seconds().to_string()], Stdio::null(), |command| {
+            command.env("BOWLINE_RDS_SOCKET", &place);
+        });
+    let line = program.line();
+    assert!(line.starts_with("used "), "seed {seed}: {line:?}, {:?}", program.ends());
+    let counts: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    println!("{line}: calls that went well, and that failed");
+    assert!(counts[1] > 100, "seed {seed}: {line}");
+    assert_eq!(program.ends(), Some(0), "seed {seed}");
+}

@@ -1,0 +1,132 @@
+"""A program that is run with the library, and meets somebody who is not what he seems to be."""
+import array, ctypes, os, random, signal, socket, struct, sys, time
+
+AF_RDS, SOL_RDS = 21, 276
+SECRET = b"a secret of this program"
+
+
+def say(text):
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def serve(kind, path):
+    """A server that has nothing to do with RDS: it sends back what comes."""
+    listener = socket.socket(socket.AF_UNIX, kind)
+    listener.bind(path)
+    os.chmod(path, 0o666)
+    listener.listen()
+    say("listening")
+    while True:
+        client, _ = listener.accept()
+        answer(client)
+        client.close()
+
+
+def answer(client):
+    """All that programs ask of a descriptor, then an answer."""
+    client.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    client.getpeername()
+    if client.type == socket.SOCK_STREAM:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+    came = client.recv(100)
+    client.send(came)
+    try:
+        client.setsockopt(SOL_RDS, 2, bytes(32))
+    except OSError:
+        pass
+
+
+def take(channel):
+    """Uses descriptors that somebody passes."""
+    say("listening")
+    while True:
+        fds = array.array("i")
+        came, control, *_ = channel.recvmsg(100, socket.CMSG_SPACE(4))
+        if not came:
+            return
+        for _, _, data in control:
+            fds.frombytes(data[:4])
+        passed = socket.socket(fileno=fds[0])
+        answer(passed)
+        passed.close()
+
+
+def make():
+    """Makes a socket."""
+    try:
+        made = socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
+        made.bind(("127.0.0.1", 0))
+        say("made")
+    except OSError as error:
+        say("errno %d" % error.errno)
+
+
+def use(seconds):
+    """All calls, whatever they answer, until time is up. A call that waits is interrupted."""
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    begun, counts = time.monotonic(), [0, 0]
+    memory = ctypes.create_string_buffer(SECRET, 8192)
+    sockets = []
+    me = ("127.0.0.1", 4000)
+    while time.monotonic() - begun < seconds:
+        try:
+            if len(sockets) < 3:
+                sockets.append(socket.socket(AF_RDS, socket.SOCK_SEQPACKET))
+            one = random.choice(sockets)
+            one.setblocking(False)
+            what = random.randrange(14)
+            if what == 0:
+                sockets.remove(one)
+                one.close()
+            elif what == 1:
+                one.bind(me)
+            elif what == 2:
+                one.connect(me)
+            elif what == 3:
+                one.getsockname()
+            elif what == 4:
+                one.getpeername()
+            elif what == 5:
+                assert one.sendto(b"x" * random.choice([1, 100, 70000]), me) <= 70000
+            elif what == 6:
+                assert len(one.recv(1000)) <= 1000
+            elif what == 7:
+                data, control, *_ = one.recvmsg(1000, 1000)
+                assert len(data) <= 1000
+                kinds = {(level, kind) for level, kind, _ in control}
+                assert all(level == SOL_RDS or kind != 1 for level, kind in kinds), kinds
+            elif what == 8:
+                assert len(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64)) <= 64
+            elif what == 9:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100000)
+            elif what == 10:
+                assert len(one.getsockopt(SOL_RDS, 10000, 1000)) <= 1000
+            elif what == 11:
+                args = struct.pack("QQQQ", ctypes.addressof(memory), 4096, 0, 0)
+                one.setsockopt(SOL_RDS, 2, args)
+            elif what == 12:
+                one.sendmsg([b"y" * 50], [], 0, me)
+            else:
+                one.recvfrom(10)
+            counts[0] += 1
+        except OSError:
+            counts[1] += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    say("used %d %d" % tuple(counts))
+
+
+what, *rest = sys.argv[1:]
+if what == "serve":
+    serve(socket.SOCK_STREAM, rest[0])
+elif what == "serve-packets":
+    serve(socket.SOCK_SEQPACKET, rest[0])
+elif what == "take":
+    take(socket.socket(fileno=0))
+elif what == "stdin":
+    answer(socket.socket(fileno=0))
+elif what == "make":
+    make()
+elif what == "use":
+    use(float(rest[0]))
