@@ -46,6 +46,8 @@ pub(crate) struct Channel {
     /// The process has said which version it speaks.
     pub(crate) greeted: bool,
     pub(crate) waiting: Option<Waiting>,
+    /// Since when it is [full](Self::is_full).
+    pub(crate) full_since: Option<Instant>,
     /// A random number that the process is told, and that stands in the memory that it shows.
     pub(crate) nonce: [u8; NONCE_LEN],
     /// The memory of the process, once it has shown it.
@@ -93,6 +95,7 @@ impl Channel {
             counted: 0,
             greeted: false,
             waiting: None,
+            full_since: None,
             nonce,
             memory: None,
         })
@@ -149,13 +152,12 @@ impl Channel {
 
     /// Reads what is there, up to a whole request. `Ok(false)`: the process has closed it.
     pub(crate) fn fill(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
-        let most = FRAME_MAX + HEAD_LEN;
-        while self.input.len() - self.start < most {
+        while !self.is_full() {
             match self.receive(scratch) {
-                Ok(0) => return Ok(false),
-                Ok(n) => {
+                Ok((0, _)) => return Ok(false),
+                Ok((n, is_all)) => {
                     self.input.extend_from_slice(&scratch[..n]);
-                    if n < scratch.len() {
+                    if n < scratch.len() && is_all {
                         return Ok(true);
                     }
                 }
@@ -167,8 +169,16 @@ impl Channel {
         Ok(true)
     }
 
-    fn receive(&mut self, scratch: &mut [u8]) -> Result<usize, SystemErrno> {
+    /// There is a whole request, or more, and nothing more is read.
+    pub(crate) fn is_full(&self) -> bool {
+        self.input.len() - self.start >= FRAME_MAX + HEAD_LEN
+    }
+
+    /// Reads once; returns how much, and whether that may be all there is: the system ends a read
+    /// behind descriptors.
+    fn receive(&mut self, scratch: &mut [u8]) -> Result<(usize, bool), SystemErrno> {
         let Arrival { len, descriptors, .. } = arrivals::receive(&self.stream, scratch)?;
+        let is_all = descriptors.is_empty();
         for descriptor in descriptors {
             // What is neither a socket of a node nor memory of a process would only be kept: such
             // as the other end of this channel, which then never ended.
@@ -178,7 +188,7 @@ impl Channel {
                 self.unwanted.push(descriptor);
             }
         }
-        Ok(len)
+        Ok((len, is_all))
     }
 
     /// Takes the bytes of requests out, for the time in which one is carried out, and tells where

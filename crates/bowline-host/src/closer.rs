@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Most threads that close what one user has sent; one that is stuck has given its number back.
 const THREADS_MAX: usize = 8;
 /// Descriptors of a user that wait to be closed, from which on the user gets no new channels.
-const BEHIND: usize = 256;
+const BEHIND: usize = 1024;
 /// How long a thread waits for more.
 const PATIENCE: Duration = Duration::from_millis(500);
 const STACK: usize = 64 << 10;

@@ -45,6 +45,8 @@ const _: () = assert!(READ >= RING_MESSAGE_MAX);
 const REQUESTS: usize = 64;
 /// Events that are taken at once.
 const EVENTS: usize = 256;
+/// How long a channel may be full of requests that wait for the one before them.
+const STUFFED: Duration = Duration::from_secs(60);
 /// Longest sleep, so that an end of the host is noticed.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -174,6 +176,8 @@ impl Service {
             if now.saturating_since(self.looked) >= LOOK {
                 self.looked = now;
                 self.look_at_quiet();
+                self.look_at_full();
+                self.end_stuffed(now);
                 self.closer.tidy();
             }
         }
@@ -338,6 +342,20 @@ impl Service {
         // A process that asks and ends at once is told of once: reading the request shows no end.
         let has_ended = flags.contains(epoll::EventFlags::HUP);
         if !goes_on || has_ended || !self.count_held(number) {
+            self.end_channel(number);
+        }
+    }
+
+    /// Ends channels that have been full for long: what is behind is not read, and may be what keeps
+    /// the other end open when its process is gone. The library has one request under way.
+    fn end_stuffed(&mut self, now: Instant) {
+        let is_stuffed = |channel: &mut Channel| {
+            let since = if channel.is_full() { channel.full_since.or(Some(now)) } else { None };
+            channel.full_since = since;
+            since.is_some_and(|since| now.saturating_since(since) >= STUFFED)
+        };
+        let stuffed = self.channels.iter_mut().filter_map(|(n, c)| is_stuffed(c).then_some(*n));
+        for number in stuffed.collect::<Vec<_>>() {
             self.end_channel(number);
         }
     }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use bowline_attach::{OFFER_LEN, TOKEN_LEN, offered_version};
+use bowline_base::Instant;
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
 use rustix::net::{SendFlags, UCred};
@@ -38,6 +39,8 @@ pub(crate) struct HostSocket {
     pub(crate) quiet: u32,
     /// Rounds in which something happened since programs were last shown what there is.
     pub(crate) unshown: u32,
+    /// Since when what programs send on their end is left there.
+    pub(crate) full_since: Option<Instant>,
     /// Who waits to send may go on without anything else happening.
     pub(crate) retry: bool,
 }
@@ -75,6 +78,7 @@ impl HostSocket {
             active: false,
             quiet: 0,
             unshown: 0,
+            full_since: None,
             retry: false,
         }
     }

@@ -2,7 +2,9 @@
 //! each round, until they are quiet.
 
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
+use bowline_base::{Instant, clock};
 use bowline_rds::Interest;
 
 use crate::service::Service;
@@ -10,6 +12,8 @@ use crate::socket::HostSocket;
 
 /// Rounds without anything to do after which a socket is quiet.
 const QUIET_AFTER: u32 = 32;
+/// How long what programs send on a full socket is left where it is.
+const FULL: Duration = Duration::from_secs(10);
 /// Rounds with something to do after which programs are shown what there is, at the latest.
 const SHOW_AFTER: u32 = 4;
 
@@ -151,20 +155,39 @@ impl Service {
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
         let cx = Context::from_waker(waker);
         let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
-        let is_writable = matches!(ready, Poll::Ready(Ok(_)));
-        if is_writable {
+        if matches!(ready, Poll::Ready(Ok(_))) {
             socket.rings.renew_promise(&self.driver, socket.id);
         }
-        // One that is not writable seems so for a moment, until somebody sends.
-        if is_writable || socket.has_offers() {
-            let mut offers = Vec::new();
-            let is_open = socket.make_writable(&mut offers);
-            for offer in offers {
-                self.take_offer(handle, offer);
-            }
-            if !is_open {
-                self.close(handle);
-            }
+        if ready.is_ready() || socket.has_offers() {
+            self.make_writable(handle);
+        } else if socket.full_since.is_none() {
+            socket.full_since = Some(clock::now());
+        }
+    }
+
+    /// Takes what programs have sent on a socket. One that is full seems writable then for a moment,
+    /// until somebody sends.
+    fn make_writable(&mut self, handle: u64) {
+        let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
+        let mut offers = Vec::new();
+        let is_open = socket.make_writable(&mut offers);
+        socket.full_since = None;
+        for offer in offers {
+            self.take_offer(handle, offer);
+        }
+        if !is_open {
+            self.close(handle);
+        }
+    }
+
+    /// Takes what programs have sent on sockets that are full for long: among it may be descriptors
+    /// without which these or others would have ended.
+    pub(crate) fn look_at_full(&mut self) {
+        let now = clock::now();
+        let is_long = |since: Instant| now.saturating_since(since) >= FULL;
+        let full = self.sockets.iter().filter(|(_, (s, _))| s.full_since.is_some_and(is_long));
+        for handle in full.map(|(handle, _)| *handle).collect::<Vec<_>>() {
+            self.make_writable(handle);
         }
     }
 }

@@ -4,36 +4,56 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use bowline_attach::{
-    AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION,
+    AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION, offer,
 };
 use bowline_host::{Host, Policy, Quota};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, UCred, recvmsg, sendmsg,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
 const EBADF: i64 = -9;
 const EAGAIN: i64 = -11;
 
+/// Tests that count descriptors of this process run alone.
+static SHARED: RwLock<()> = RwLock::new(());
+
+#[allow(dead_code, reason = "held until the end of a test")]
+enum Turn {
+    WithOthers(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
 struct Scene {
     driver: Driver,
     host: Option<Host>,
     folder: PathBuf,
     net: u8,
+    _turn: Turn,
 }
 
 impl Scene {
     fn new(net: u8) -> Self {
+        // A test that fails says so itself.
+        Self::start(net, Turn::WithOthers(SHARED.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn alone(net: u8) -> Self {
+        Self::start(net, Turn::Alone(SHARED.write().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn start(net: u8, turn: Turn) -> Self {
         let addrs = [1, 2].map(|host| IpAddr::from([127, 79, net, host])).to_vec();
         let core = Config { addrs, generation: 79, ..Config::default() };
         let driver = Driver::start(DriverConfig { core, ..DriverConfig::default() }).unwrap();
@@ -43,7 +63,7 @@ impl Scene {
         let listener = UnixListener::bind(folder.join("host.sock")).unwrap();
         let host =
             Some(Host::start(driver.clone(), listener, Policy::default(), Quota::NONE).unwrap());
-        Self { driver, host, folder, net }
+        Self { driver, host, folder, net, _turn: turn }
     }
 
     /// An address of the node as a `sockaddr_in`.
@@ -425,5 +445,339 @@ fn noise_in_memory_is_harmless() {
         answer(&mut channel);
         assert!(memory.set_len(0).is_err(), "nobody makes it shorter");
     }
+    scene.works();
+}
+
+/// A pair as a program makes it for a channel.
+fn stream_pair() -> (UnixStream, OwnedFd) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(LIMIT)).unwrap();
+    (ours, theirs.into())
+}
+
+/// Sends bytes on a socket, with descriptors, and with this process as the sender.
+fn send_along(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
+    let process = rustix::process::getpid();
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let sender = UCred { pid: process, uid, gid };
+    const ROOM: usize = rustix::cmsg_space!(ScmRights(250), ScmCredentials(1));
+    let mut space = [MaybeUninit::uninit(); ROOM];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    assert!(control.push(SendAncillaryMessage::ScmCredentials(sender)));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags).is_ok()
+}
+
+/// The connection ends, whether or not something comes before.
+fn is_ended(mut stream: UnixStream) {
+    let mut sink = [0; 4096];
+    while stream.read(&mut sink).is_ok_and(|n| n > 0) {}
+    let ended = stream.read(&mut sink);
+    let reset = matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset);
+    assert!(matches!(ended, Ok(0)) || reset, "{ended:?}");
+}
+
+#[test]
+fn a_channel_may_come_through_its_socket() {
+    let scene = Scene::new(11);
+    let mut first = scene.channel();
+    let (handle, fd) = open(&mut first);
+    let (other, _other_fd) = open(&mut first);
+    let (mut ours, theirs) = stream_pair();
+    assert!(send_along(&fd, &offer(VERSION), &[theirs.as_fd()]));
+    drop(theirs);
+    assert!(answer(&mut ours) > 0, "the node greets by itself");
+    assert_eq!(ask(&mut ours, Head::new(Op::LocalName, handle), b"", b""), 0);
+    assert_eq!(ask(&mut ours, Head::new(Op::LocalName, other), b"", b""), EBADF);
+    let (mut newer, theirs) = stream_pair();
+    assert!(send_along(&fd, &offer(VERSION + 1), &[theirs.as_fd()]));
+    assert_eq!(answer(&mut newer), -93, "EPROTONOSUPPORT");
+    drop(theirs);
+    is_ended(newer);
+    scene.works();
+}
+
+/// What is sent on a socket and is no offer, and offers of what is no pair of the sender's.
+#[test]
+fn offers_that_are_none_are_dropped() {
+    let scene = Scene::new(12);
+    let mut channel = scene.channel();
+    let (handle, fd) = open(&mut channel);
+    let wait = |channel: &mut UnixStream| {
+        assert_eq!(ask(channel, Head::new(Op::LocalName, handle), b"", b""), 0);
+    };
+    // Of other kinds, with other bytes, several at once, none.
+    let (ours, theirs) = stream_pair();
+    let file = File::open("/proc/self/comm").unwrap();
+    let datagrams = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let tcp = std::net::TcpListener::bind("127.79.12.1:0").unwrap();
+    for one in [file.as_fd(), datagrams.0.as_fd(), tcp.as_fd(), fd.as_fd()] {
+        assert!(send_along(&fd, &offer(VERSION), &[one]));
+        wait(&mut channel);
+    }
+    assert!(send_along(&fd, &[7; 60], &[theirs.as_fd()]));
+    wait(&mut channel);
+    assert!(send_along(&fd, &offer(VERSION), &[theirs.as_fd(), theirs.as_fd()]));
+    assert!(send_along(&fd, &offer(VERSION), &[]));
+    assert!(send_along(&fd, &offer(VERSION), &[theirs.as_fd(); 250]));
+    wait(&mut channel);
+    drop(theirs);
+    is_ended(ours);
+    // A connection to somebody else's server: what that one says is not the sender's.
+    let server = UnixListener::bind(scene.folder.join("server.sock")).unwrap();
+    let client = UnixStream::connect(scene.folder.join("server.sock")).unwrap();
+    assert!(send_along(&fd, &offer(VERSION), &[client.as_fd()]));
+    drop(client);
+    is_ended(server.accept().unwrap().0);
+    // The program's end of a channel, which the node has made itself.
+    assert!(send_along(&fd, &offer(VERSION), &[channel.as_fd()]));
+    wait(&mut channel);
+    scene.works();
+}
+
+/// Both ends of a pair, so that the node talks to itself.
+#[test]
+fn a_node_does_not_talk_to_itself() {
+    let scene = Scene::alone(13);
+    let mut channel = scene.channel();
+    let (handle, fd) = open(&mut channel);
+    let before = descriptors();
+    for round in 0..50 {
+        let (ours, theirs) = stream_pair();
+        for end in [ours.as_fd(), theirs.as_fd()] {
+            assert!(send_along(&fd, &offer(VERSION), &[end]));
+            if round % 2 == 0 {
+                assert_eq!(ask(&mut channel, Head::new(Op::LocalName, handle), b"", b""), 0);
+            }
+        }
+        assert_eq!(ask(&mut channel, Head::new(Op::LocalName, handle), b"", b""), 0);
+    }
+    come_back_to(before);
+    scene.works();
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// What the node has kept of programs is gone.
+fn come_back_to(before: usize) {
+    let begun = Instant::now();
+    while descriptors() > before {
+        assert!(begun.elapsed() < LIMIT, "{} descriptors, not {before}", descriptors());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A channel that is given its own other end, with requests that want none, and with half of one
+/// that does.
+#[test]
+fn a_channel_with_its_own_other_end_ends() {
+    let scene = Scene::alone(14);
+    let before = descriptors();
+    for n in 0..100 {
+        let channel = scene.channel();
+        let op = [Op::Look, Op::Attach, Op::Memory, Op::Open][n % 4];
+        let request = Head { op, value: 0, a: 5, b: 0 }.emit(0, 0, 0).unwrap();
+        let len = if n % 3 == 0 { 20 } else { HEAD_LEN };
+        assert!(send_along(&channel, &request[..len], &[channel.as_fd()]));
+        drop(channel);
+    }
+    come_back_to(before);
+    scene.works();
+}
+
+/// What stands behind a request with a descriptor is read as well.
+#[test]
+fn requests_behind_a_descriptor_are_answered() {
+    let scene = Scene::new(18);
+    let mut channel = scene.channel();
+    let (handle, fd) = open(&mut channel);
+    let attach = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
+    let name = Head::new(Op::LocalName, handle).emit(0, 0, 0).unwrap();
+    let look = Head::new(Op::Look, handle).emit(0, 0, 0).unwrap();
+    for _ in 0..100 {
+        assert!(send_along(&channel, &look, &[fd.as_fd()]));
+        assert!(send_along(&channel, &attach, &[fd.as_fd()]));
+        channel.write_all(&name).unwrap();
+        assert_eq!(answer(&mut channel), handle);
+        assert_eq!(answer(&mut channel), 0);
+    }
+}
+
+/// A socket whose close waits: it lingers, and its peer reads nothing.
+fn lingering(net: u8) -> (OwnedFd, std::net::TcpStream) {
+    let listener =
+        std::net::TcpListener::bind((std::net::Ipv4Addr::new(127, 79, net, 2), 0)).unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let peer = listener.accept().unwrap().0;
+    rustix::net::sockopt::set_socket_linger(&stream, Some(LIMIT * 3)).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while (&stream).write(&[0; 65_536]).is_ok() {}
+    stream.set_nonblocking(false).unwrap();
+    (stream.into(), peer)
+}
+
+/// Descriptors whose close waits, by all ways that lead into the node: others notice nothing, and
+/// neither does its end.
+#[test]
+fn what_cannot_be_closed_stops_nobody() {
+    let mut scene = Scene::new(15);
+    let mut peers = Vec::new();
+    let mut works = |scene: &Scene, sent: (OwnedFd, std::net::TcpStream)| {
+        // Whoever closes it last waits: the node, or this thread.
+        std::thread::spawn(move || drop(sent.0));
+        peers.push(sent.1);
+        let begun = Instant::now();
+        scene.works();
+        assert!(begun.elapsed() < LIMIT / 4, "{:?}", begun.elapsed());
+    };
+    // Before the greeting, where the system refuses it from Linux 6.16 on.
+    for _ in 0..3 {
+        let (stream, peer) = lingering(15);
+        let channel = scene.connect();
+        let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 }.emit(0, 0, 0).unwrap();
+        let _ = send_along(&channel, &hello[..9], &[stream.as_fd()]);
+        drop(channel);
+        works(&scene, (stream, peer));
+    }
+    // With requests that want one, that do not, and with none.
+    for op in [Op::Attach, Op::Memory, Op::Open] {
+        for len in [5, HEAD_LEN] {
+            let (stream, peer) = lingering(15);
+            let channel = scene.channel();
+            let request = Head { op, value: 0, a: 5, b: 0 }.emit(0, 0, 0).unwrap();
+            assert!(send_along(&channel, &request[..len], &[stream.as_fd()]));
+            works(&scene, (stream, peer));
+            drop(channel);
+        }
+    }
+    // In the queue of a channel of which nobody reads, that ends.
+    let (stream, peer) = lingering(15);
+    let mut full = scene.channel();
+    let (handle, _full_fd) = open(&mut full);
+    let name = Head::new(Op::LocalName, handle).emit(0, 0, 0).unwrap();
+    full.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    while full.write_all(&name.repeat(1000)).is_ok() {}
+    let _ = send_along(&full, b"x", &[stream.as_fd()]);
+    drop(full);
+    works(&scene, (stream, peer));
+    // On a socket, as an offer and not, and left in its queue at the end.
+    let mut channel = scene.channel();
+    for bytes in [&offer(VERSION)[..], b"x", &[1; 40]] {
+        let (_, fd) = open(&mut channel);
+        let (stream, peer) = lingering(15);
+        assert!(send_along(&fd, bytes, &[stream.as_fd()]));
+        drop(fd);
+        works(&scene, (stream, peer));
+    }
+    let begun = Instant::now();
+    scene.host = None;
+    assert!(begun.elapsed() < LIMIT / 4, "{:?}", begun.elapsed());
+}
+
+/// A program's things are not the node's own for whoever goes on: sockets of UDP and of TCP at the
+/// place of a listener, whatever they came with.
+#[test]
+fn a_hand_over_takes_for_a_listener_what_listens() {
+    let mut scene = Scene::new(16);
+    let place = (std::net::Ipv4Addr::new(127, 79, 16, 1), 16_385);
+    let datagrams = std::net::UdpSocket::bind(place).unwrap();
+    let mut channels = Vec::new();
+    for op in [Op::Open, Op::Attach, Op::Memory, Op::LocalName] {
+        let mut channel = scene.channel();
+        let (_, fd) = open(&mut channel);
+        assert!(send_along(&fd, b"x", &[datagrams.as_fd()]));
+        let request = Head { op, value: 1, a: 5, b: 0 }.emit(0, 0, 0).unwrap();
+        assert!(send_along(&channel, &request[..30], &[datagrams.as_fd()]));
+        channels.push((channel, fd));
+    }
+    scene.works();
+    let all = scene.host.take().unwrap().hand_over().unwrap();
+    let own = scene.driver.hand_over(all.writer().unwrap()).unwrap();
+    let count = own.len();
+    let mut all = all;
+    all.programs.extend(own);
+    // Even if something else were among them.
+    all.programs.insert(0, datagrams.try_clone().unwrap().into());
+    all.programs.push(datagrams.into());
+    let opened = all.open();
+    let (host, listeners, node) = opened.unwrap();
+    assert_eq!(listeners.len(), count);
+    let core = scene.driver.with_core(|core, _| core.config().clone());
+    let config = DriverConfig { core, ..DriverConfig::default() };
+    scene.driver = Driver::resume(config, node, listeners, || Ok(())).unwrap();
+    let resumed =
+        Host::resume(scene.driver.clone(), host, None, Policy::default(), Quota::NONE).unwrap();
+    scene.host = Some(resumed);
+    assert!(std::net::TcpStream::connect(place).is_ok(), "peers reach the node");
+    scene.works();
+}
+
+/// Random things on channels and sockets, with descriptors of all kinds, from a process whose other
+/// program goes on beside it. `cargo xtask hostile` has it go on for longer.
+#[test]
+fn a_program_that_sends_anything_harms_itself_only() {
+    let scene = Scene::alone(17);
+    let seed = bowline_base::entropy::random_u64() | 1;
+    println!("seed {seed}");
+    let mut state = seed;
+    let mut random = |n: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % n
+    };
+    let seconds = std::env::var("BOWLINE_HOSTILE_SECONDS").ok().and_then(|s| s.parse().ok());
+    let limit = Duration::from_secs_f64(seconds.unwrap_or(3.0));
+    let before = descriptors();
+    let mut other = scene.channel();
+    let (own, _own_fd) = open(&mut other);
+    let begun = Instant::now();
+    let mut rounds = 0;
+    while begun.elapsed() < limit {
+        rounds += 1;
+        let mut channel = scene.channel();
+        let sockets: Vec<_> = (0..random(3)).map(|_| open(&mut channel)).collect();
+        let _ = channel.set_nonblocking(true);
+        let file = File::open("/proc/self/comm").unwrap();
+        let (one, two) = UnixStream::pair().unwrap();
+        let udp = std::net::UdpSocket::bind("127.79.17.2:0").unwrap();
+        for _ in 0..random(20) {
+            let mut bytes = match random(4) {
+                0 => offer(random(5) as i32).to_vec(),
+                1 => (0..random(200)).map(|_| random(256) as u8).collect(),
+                _ => {
+                    let op = [Op::Hello, Op::Attach, Op::Memory, Op::Send, Op::Look, Op::HandOver]
+                        [random(6) as usize];
+                    let handle = sockets.first().map_or(own, |(handle, _)| *handle);
+                    let payload = random(50) as usize;
+                    let head = Head { op, value: handle, a: VERSION, b: 2 };
+                    let front = head.emit(0, 0, payload).unwrap();
+                    [&front[..], &vec![1; payload][..]].concat()
+                }
+            };
+            if random(4) == 0 {
+                bytes.truncate(random(40) as usize);
+            }
+            if bytes.is_empty() {
+                continue;
+            }
+            let all = [file.as_fd(), one.as_fd(), two.as_fd(), udp.as_fd(), channel.as_fd()];
+            let mut along: Vec<_> = (0..random(4)).map(|_| all[random(5) as usize]).collect();
+            along.extend(sockets.iter().map(|(_, fd)| fd.as_fd()).filter(|_| random(3) == 0));
+            match sockets.get(random(3) as usize) {
+                Some((_, fd)) => send_along(fd, &bytes, &along),
+                None => send_along(&channel, &bytes, &along),
+            };
+        }
+        assert_eq!(ask(&mut other, Head::new(Op::LocalName, own), b"", b""), 0, "seed {seed}");
+    }
+    println!("{rounds} rounds");
+    drop((other, _own_fd));
+    come_back_to(before);
     scene.works();
 }
