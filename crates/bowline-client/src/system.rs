@@ -13,7 +13,7 @@ fn errno() -> c_int {
 }
 
 /// The result of a system call: its value, or the error number.
-fn result(value: c_long) -> Result<usize, c_int> {
+pub(crate) fn result(value: c_long) -> Result<usize, c_int> {
     usize::try_from(value).map_err(|_| errno())
 }
 
@@ -21,9 +21,10 @@ fn result(value: c_long) -> Result<usize, c_int> {
 macro_rules! system {
     ($number:ident $(, $arg:expr)*) => {
         // SAFETY: the caller's pointers are valid for the lengths given, or the system says EFAULT.
-        result(unsafe { libc::syscall(libc::$number $(, $arg)*) })
+        $crate::system::result(unsafe { libc::syscall(libc::$number $(, $arg)*) })
     };
 }
+pub(crate) use system;
 
 /// `close(2)`.
 pub fn close(fd: c_int) {
@@ -164,25 +165,6 @@ pub(crate) fn populate(at: u64, len: u64, write: bool) -> bool {
         Err(libc::EINVAL) => advise((&raw const advice) as u64, 1).is_err(),
         _ => true,
     }
-}
-
-/// Reads two numbers of this process, of memory that [`populate`] has found; zeroes if it is gone.
-pub(crate) fn read_words(at: u64) -> [u64; 2] {
-    let mut words = [0_u64; 2];
-    let local = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: 16 };
-    let base = ptr::with_exposed_provenance_mut(at as usize);
-    let remote = libc::iovec { iov_base: base, iov_len: 16 };
-    let (local, remote) = (&raw const local, &raw const remote);
-    let copied = system!(
-        SYS_process_vm_readv,
-        getpid(),
-        local,
-        1 as c_long,
-        remote,
-        1 as c_long,
-        0 as c_long
-    );
-    if copied == Ok(16) { words } else { [0; 2] }
 }
 
 /// # Safety
