@@ -1,0 +1,347 @@
+//! Memory of a program that its agent gives, range by range: the node's side of
+//! [`bowline_attach::agent`].
+//!
+//! A program may be stopped, or lie. No access takes longer than [`LIMIT`]; after one that does, or
+//! an answer that is none, the memory is gone for good.
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline_attach::agent::{
+    ANSWER_HEAD, Answer, BYTES_MAX, GRANTS_MAX, Kind, RANGES_MAX, Request,
+};
+use bowline_base::Errno;
+use bowline_rds_driver::{ForeignMemory, RdmaMemory};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno as SystemErrno;
+use rustix::net::sockopt::{socket_cookie, socket_domain, socket_peercred, socket_type};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny, SocketType, UCred, getpeername,
+    getsockname, recvmsg, sendmsg, shutdown,
+};
+
+/// Longest time that an access takes.
+pub(crate) const LIMIT: Duration = Duration::from_millis(250);
+/// Most descriptors that the system lets a message have (SCM_MAX_FD).
+const DESCRIPTORS_MAX: usize = 253;
+/// Most answers to requests of a node before this one that are skipped, after a hand-over.
+const STALE_MAX: u32 = 4;
+/// Most times that the program changes a word while the node changes it.
+const SWAPS_MAX: u32 = 1000;
+
+/// Agents that are in use, by the number that the system gives each socket once.
+static KNOWN: Mutex<Vec<(u64, Weak<Agent>)>> = Mutex::new(Vec::new());
+
+/// The agent of a process.
+pub(crate) struct Agent {
+    /// `None` when it is being dropped.
+    socket: Option<OwnedFd>,
+    /// What was given back and not said yet.
+    given_back: Mutex<Vec<u64>>,
+    /// Held for one request: the sequence number of the last.
+    turn: Mutex<u64>,
+    gone: AtomicBool,
+    /// What it gives, for devices; in it keys are the same for all grants.
+    memory: Mutex<Weak<RdmaMemory>>,
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent").field("gone", &self.gone).finish_non_exhaustive()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes descriptors that a program has made, which can take as long as it wants (SO_LINGER), or
+/// that hold others of the kind.
+pub(crate) fn close_elsewhere(descriptors: Vec<OwnedFd>) {
+    let closing = Arc::new(Mutex::new(descriptors));
+    let theirs = Arc::clone(&closing);
+    let started = thread::Builder::new()
+        .name("bowline-close".into())
+        .spawn(move || drop(std::mem::take(&mut *locked(&theirs))));
+    if started.is_err() {
+        // Better to lose them than to wait.
+        std::mem::take(&mut *locked(&closing)).into_iter().for_each(std::mem::forget);
+    }
+}
+
+/// Tells whether an end of a socket has no name.
+fn is_unnamed(name: SocketAddrAny) -> bool {
+    name.addr_len() as usize == size_of_val(&name.address_family().as_raw())
+}
+
+impl Agent {
+    /// Takes the descriptor that a process has sent, if it is one end of a pair that this process
+    /// has made.
+    ///
+    /// # Errors
+    /// EBADF for any other descriptor.
+    pub(crate) fn of(descriptor: OwnedFd, caller: UCred) -> Result<Arc<Self>, Errno> {
+        let refused = |descriptor| {
+            close_elsewhere(vec![descriptor]);
+            Err(Errno::EBADF)
+        };
+        let is_pair = socket_domain(&descriptor) == Ok(AddressFamily::UNIX)
+            && socket_type(&descriptor) == Ok(SocketType::SEQPACKET)
+            && getsockname(&descriptor).is_ok_and(is_unnamed)
+            && getpeername(&descriptor).is_ok_and(|name| name.is_none_or(is_unnamed));
+        let is_callers = |peer: UCred| (peer.pid, peer.uid) == (caller.pid, caller.uid);
+        if !is_pair || !socket_peercred(&descriptor).is_ok_and(is_callers) {
+            return refused(descriptor);
+        }
+        let Ok(cookie) = socket_cookie(&descriptor) else { return refused(descriptor) };
+        let mut known = locked(&KNOWN);
+        let found = known.iter().find(|(known, _)| *known == cookie);
+        if let Some(agent) = found.and_then(|(_, agent)| agent.upgrade()) {
+            // Not the last descriptor of the socket: closing it is nothing.
+            return Ok(agent);
+        }
+        known.retain(|(_, agent)| agent.strong_count() > 0);
+        let begun = u64::from(std::process::id()) << 40;
+        let agent = Arc::new(Self {
+            socket: Some(descriptor),
+            given_back: Mutex::default(),
+            turn: Mutex::new(begun),
+            gone: AtomicBool::new(false),
+            memory: Mutex::default(),
+        });
+        known.push((cookie, Arc::downgrade(&agent)));
+        Ok(agent)
+    }
+
+    /// Gives back what was given under a number.
+    fn give_back(&self, grant: u64) {
+        let mut all = locked(&self.given_back);
+        all.push(grant);
+        self.tell(&mut all);
+    }
+
+    /// Tells the agent what was given back, as much as it takes now.
+    fn tell(&self, all: &mut Vec<u64>) {
+        while !all.is_empty() && !self.gone.load(Ordering::Acquire) {
+            let count = all.len().min(GRANTS_MAX);
+            let (kind, len) = (Kind::Forget, count as u64);
+            let head = Request { kind, sequence: 0, at: 0, len }.emit();
+            let numbers: Vec<u8> = all[..count].iter().flat_map(|n| n.to_ne_bytes()).collect();
+            if self.send(&[IoSlice::new(&head), IoSlice::new(&numbers)]).is_err() {
+                return;
+            }
+            all.drain(..count);
+        }
+    }
+
+    fn send(&self, pieces: &[IoSlice<'_>]) -> Result<(), SystemErrno> {
+        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags) {
+                Err(SystemErrno::INTR) => {}
+                sent => return sent.map(drop),
+            }
+        }
+    }
+
+    /// Waits until the socket is ready.
+    fn wait(&self, events: PollFlags, until: Instant) -> Result<(), SystemErrno> {
+        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let limit = Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            match poll(&mut [PollFd::new(socket, events)], Some(&limit)) {
+                Ok(0) => return Err(SystemErrno::TIMEDOUT),
+                Err(SystemErrno::INTR) => {}
+                ready => return ready.map(drop),
+            }
+        }
+    }
+
+    /// The next message: how many bytes came behind its head. None of it is longer than `out`.
+    fn receive(&self, head: &mut [u8; ANSWER_HEAD], out: &mut [u8]) -> Result<usize, SystemErrno> {
+        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut pieces = [IoSliceMut::new(head), IoSliceMut::new(out)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = recvmsg(socket, &mut pieces, &mut control, flags)?;
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                descriptors.extend(more);
+            }
+        }
+        let is_cut = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+        if !descriptors.is_empty() || is_cut {
+            close_elsewhere(descriptors);
+            return Err(SystemErrno::PROTO);
+        }
+        got.bytes.checked_sub(ANSWER_HEAD).ok_or(SystemErrno::PROTO)
+    }
+
+    /// Asks the agent; `false` if it refuses, or is gone. The bytes of its answer fill `out`.
+    fn ask(&self, until: Instant, request: Request, payload: &[u8], out: &mut [u8]) -> bool {
+        let mut turn = locked(&self.turn);
+        if self.gone.load(Ordering::Acquire) {
+            return false;
+        }
+        self.tell(&mut locked(&self.given_back));
+        *turn += 1;
+        let request = Request { sequence: *turn, ..request };
+        let answered = self.exchange(&request, payload, until, out);
+        if answered.is_err() {
+            self.gone.store(true, Ordering::Release);
+            // The program learns of it, and makes another pair when it needs one.
+            let _ = self.socket.as_ref().map(|socket| shutdown(socket, Shutdown::Both));
+        }
+        answered == Ok(0)
+    }
+
+    fn exchange(
+        &self,
+        request: &Request,
+        payload: &[u8],
+        until: Instant,
+        out: &mut [u8],
+    ) -> Result<u32, SystemErrno> {
+        let head = request.emit();
+        let pieces = [IoSlice::new(&head), IoSlice::new(payload)];
+        while let Err(error) = self.send(&pieces) {
+            if error != SystemErrno::AGAIN {
+                return Err(error);
+            }
+            self.wait(PollFlags::OUT, until)?;
+        }
+        let mut stale = 0;
+        let mut head = [0; ANSWER_HEAD];
+        loop {
+            match self.receive(&mut head, out) {
+                Ok(bytes) => {
+                    if let Some(errno) = Answer::parse(&head, request, bytes, out.len()) {
+                        return Ok(errno);
+                    }
+                    stale += 1;
+                    if stale > STALE_MAX || Answer::sequence(&head) >= request.sequence {
+                        return Err(SystemErrno::PROTO);
+                    }
+                }
+                Err(SystemErrno::AGAIN) => self.wait(PollFlags::IN, until)?,
+                Err(SystemErrno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+const fn request(kind: Kind, at: u64, len: usize) -> Request {
+    Request { kind, sequence: 0, at, len: len as u64 }
+}
+
+impl ForeignMemory for Agent {
+    fn read(&self, at: u64, out: &mut [u8]) -> usize {
+        let until = Instant::now() + LIMIT;
+        let mut done = 0;
+        for chunk in out.chunks_mut(BYTES_MAX) {
+            let Some(at) = at.checked_add(done as u64) else { break };
+            if !self.ask(until, request(Kind::Read, at, chunk.len()), &[], chunk) {
+                break;
+            }
+            done += chunk.len();
+        }
+        done
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> usize {
+        let until = Instant::now() + LIMIT;
+        let mut done = 0;
+        for chunk in bytes.chunks(BYTES_MAX) {
+            let Some(at) = at.checked_add(done as u64) else { break };
+            if !self.ask(until, request(Kind::Write, at, chunk.len()), chunk, &mut []) {
+                break;
+            }
+            done += chunk.len();
+        }
+        done
+    }
+
+    /// One step as seen by the program's threads, too.
+    fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+        let until = Instant::now() + LIMIT;
+        let mut word = [0; 8];
+        if !self.ask(until, request(Kind::Read, at, 8), &[], &mut word) {
+            return None;
+        }
+        for _ in 0..SWAPS_MAX {
+            let old = u64::from_ne_bytes(word);
+            let words = [word, change(old).to_ne_bytes()].concat();
+            if !self.ask(until, request(Kind::Swap, at, 8), &words, &mut word) {
+                return None;
+            }
+            if u64::from_ne_bytes(word) == old {
+                return Some(old);
+            }
+        }
+        None
+    }
+
+    fn has(&self, ranges: &[(u64, u64)]) -> bool {
+        let until = Instant::now() + LIMIT;
+        ranges.chunks(RANGES_MAX).all(|ranges| {
+            let bytes = |&(at, len): &(u64, u64)| [at.to_ne_bytes(), len.to_ne_bytes()].concat();
+            let payload: Vec<u8> = ranges.iter().flat_map(bytes).collect();
+            self.ask(until, request(Kind::Has, 0, ranges.len()), &payload, &mut [])
+        })
+    }
+}
+
+/// What was given for one call, until nothing uses it any more.
+#[derive(Debug)]
+struct Grant {
+    agent: Arc<Agent>,
+    /// What the program calls it.
+    number: u64,
+    /// Kept for the grants that come.
+    _memory: Arc<RdmaMemory>,
+}
+
+impl Agent {
+    /// What the agent gives, for devices: it gives back what it has given under a number when
+    /// nothing uses that any more.
+    pub(crate) fn memory(self: &Arc<Self>, number: u64) -> Arc<RdmaMemory> {
+        let mut known = locked(&self.memory);
+        let memory = known.upgrade().unwrap_or_else(|| {
+            let memory = RdmaMemory::of_process(Arc::clone(self) as _);
+            *known = Arc::downgrade(&memory);
+            memory
+        });
+        let grant = Grant { agent: Arc::clone(self), number, _memory: Arc::clone(&memory) };
+        memory.guarded(Arc::new(grant))
+    }
+}
+
+impl Drop for Grant {
+    /// Says so to the agent at once, without waiting: the program may need the room. That is a
+    /// system call wherever an operation ends, under the lock of the core as well.
+    fn drop(&mut self) {
+        self.agent.give_back(self.number);
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Messages that were not taken may have descriptors.
+        close_elsewhere(self.socket.take().into_iter().collect());
+    }
+}
