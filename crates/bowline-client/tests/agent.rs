@@ -39,8 +39,10 @@ struct Hostile(OwnedFd);
 impl Hostile {
     /// The node has been sent the descriptor.
     fn of(given: &Given) -> Self {
+        // SAFETY: makes a descriptor.
+        let end = unsafe { libc::dup(given.descriptor()) };
         // SAFETY: the copy is this one's alone.
-        let end = unsafe { OwnedFd::from_raw_fd(libc::dup(given.descriptor())) };
+        let end = unsafe { OwnedFd::from_raw_fd(end) };
         let limit = libc::timeval { tv_sec: LIMIT.as_secs().cast_signed(), tv_usec: 0 };
         let len = size_of::<libc::timeval>() as libc::socklen_t;
         let (fd, limit) = (end.as_raw_fd(), (&raw const limit).cast());

@@ -193,6 +193,9 @@ impl Agent {
 
     /// Asks the agent; `false` if it refuses, or is gone. The bytes of its answer fill `out`.
     fn ask(&self, until: Instant, request: Request, payload: &[u8], out: &mut [u8]) -> bool {
+        if request.at.checked_add(request.len).is_none() {
+            return false; // no memory, and no request
+        }
         let mut turn = locked(&self.turn);
         if self.gone.load(Ordering::Acquire) {
             return false;
@@ -280,7 +283,7 @@ impl ForeignMemory for Agent {
     fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
         let until = Instant::now() + LIMIT;
         let mut word = [0; 8];
-        if !self.ask(until, request(Kind::Read, at, 8), &[], &mut word) {
+        if !at.is_multiple_of(8) || !self.ask(until, request(Kind::Read, at, 8), &[], &mut word) {
             return None;
         }
         for _ in 0..SWAPS_MAX {
@@ -343,5 +346,250 @@ impl Drop for Agent {
     fn drop(&mut self) {
         // Messages that were not taken may have descriptors.
         close_elsewhere(self.socket.take().into_iter().collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::os::fd::AsFd;
+
+    use bowline_attach::agent::REQUEST_HEAD;
+    use rustix::net::sockopt::set_socket_linger;
+    use rustix::net::{SendAncillaryMessage, SocketFlags, recv, send, socketpair};
+    use rustix::process::{getgid, getpid, getuid};
+
+    /// Longer than one access may take, and shorter than two.
+    const SOON: Duration = LIMIT.saturating_mul(2).saturating_sub(Duration::from_millis(1));
+
+    fn agent() -> (OwnedFd, Arc<Agent>) {
+        let kind = SocketType::SEQPACKET;
+        let (program, end) =
+            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let caller = UCred { pid: getpid(), uid: getuid(), gid: getgid() };
+        (program, Agent::of(end, caller).expect("an agent"))
+    }
+
+    /// The next request of the node.
+    fn next(program: &OwnedFd) -> (Request, Vec<u8>) {
+        let mut message = vec![0; REQUEST_HEAD + BYTES_MAX];
+        let (len, _) = recv(program, &mut message[..], RecvFlags::empty()).unwrap();
+        message.truncate(len);
+        let (request, payload) = Request::parse(&message).expect("a request");
+        (request, payload.to_vec())
+    }
+
+    fn answer(to: &Request, errno: u32, bytes: &[u8]) -> Vec<u8> {
+        let head = Answer { kind: to.kind, errno, sequence: to.sequence }.emit();
+        [&head[..], bytes].concat()
+    }
+
+    /// It is gone: no access succeeds, and none waits.
+    fn is_gone(agent: &Agent) -> bool {
+        let begun = Instant::now();
+        (0..1000).all(|_| agent.read(8, &mut [0; 8]) == 0)
+            && agent.write(8, &[0; 8]) == 0
+            && agent.update(8, &mut |old| old).is_none()
+            && !agent.has(&[(8, 8)])
+            && begun.elapsed() < LIMIT
+    }
+
+    /// Answers what `answers` says of each request, until the node ends the connection.
+    fn program(
+        end: OwnedFd,
+        mut answers: impl FnMut(&Request, &[u8]) -> Vec<u8> + Send + 'static,
+    ) -> thread::JoinHandle<()> {
+        thread::spawn(move || {
+            let mut message = vec![0; REQUEST_HEAD + BYTES_MAX];
+            while let Ok((len @ 1.., _)) = recv(&end, &mut message[..], RecvFlags::empty()) {
+                let (request, payload) = Request::parse(&message[..len]).expect("a request");
+                if request.kind != Kind::Forget {
+                    let _ = send(&end, &answers(&request, payload), SendFlags::NOSIGNAL);
+                }
+            }
+        })
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn long_accesses_are_made_of_requests_that_are_not_too_long() {
+        let (end, agent) = agent();
+        let other = program(end, |request, payload| match request.kind {
+            Kind::Read => answer(request, 0, &vec![request.at as u8; request.len as usize]),
+            Kind::Write if request.at + payload.len() as u64 > 150_000 => answer(request, 14, b""),
+            Kind::Swap => answer(request, 0, &9_u64.to_ne_bytes()),
+            _ => answer(request, 0, b""),
+        });
+        let mut bytes = vec![0; 100_000];
+        assert_eq!(agent.read(5, &mut bytes), 100_000);
+        assert_eq!((bytes[0], bytes[BYTES_MAX]), (5, 5));
+        assert_eq!(agent.write(50_001, &bytes), BYTES_MAX, "the rest was refused");
+        assert!(agent.has(&vec![(8, 8); 3000]));
+        assert_eq!(agent.read(u64::MAX - 70_000, &mut bytes), BYTES_MAX, "it does not wrap around");
+        assert_eq!(agent.read(0, &mut []), 0);
+        // The word is another at first, as when the program changes it.
+        let mut seen = Vec::new();
+        let mut change = |old| {
+            seen.push(old);
+            old + 1
+        };
+        assert_eq!(agent.update(8, &mut change), Some(9));
+        assert_eq!(seen, [0x0808_0808_0808_0808, 9]);
+        drop(agent);
+        other.join().unwrap();
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn what_is_not_the_answer_ends_it_for_good() {
+        type Lies = fn(&Request) -> Vec<u8>;
+        let lies: [(&str, Lies); 9] = [
+            ("nothing", |_| Vec::new()),
+            ("half a head", |_| vec![0; ANSWER_HEAD - 1]),
+            ("too few bytes", |request| answer(request, 0, &[0; 7])),
+            ("too many", |request| answer(request, 0, &[0; 9])),
+            ("very many", |request| answer(request, 0, &vec![0; BYTES_MAX])),
+            ("bytes of an error", |request| answer(request, 14, &[0; 8])),
+            ("of another kind", |request| {
+                answer(&Request { kind: Kind::Swap, ..*request }, 0, &[0; 8])
+            }),
+            ("of the next", |request| {
+                answer(&Request { sequence: request.sequence + 1, ..*request }, 0, &[0; 8])
+            }),
+            ("of those before", |request| {
+                answer(&Request { sequence: request.sequence - 1, ..*request }, 0, &[0; 8])
+            }),
+        ];
+        for (name, lie) in lies {
+            let (end, agent) = agent();
+            let other = program(end, move |request, _| lie(request));
+            let begun = Instant::now();
+            assert_eq!(agent.read(8, &mut [7; 8]), 0, "{name}");
+            assert!(begun.elapsed() < SOON && is_gone(&agent), "{name}");
+            other.join().expect("the program sees the end");
+        }
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn who_does_not_answer_holds_the_node_up_once() {
+        let (end, agent) = agent();
+        let begun = Instant::now();
+        assert_eq!(agent.read(8, &mut [0; 8]), 0);
+        assert!((LIMIT..SOON).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        // An answer that comes then is none.
+        let (request, _) = next(&end);
+        let late = send(&end, &answer(&request, 0, &[7; 8]), SendFlags::NOSIGNAL);
+        assert!(late.is_err() && is_gone(&agent));
+        // Nor does who takes nothing, whether the requests have room or not.
+        let (_end, agent) = self::agent();
+        for grant in 0..3_000_000 / 8 {
+            agent.give_back(grant);
+        }
+        let begun = Instant::now();
+        assert_eq!(agent.write(8, &[0; BYTES_MAX]), 0);
+        assert!(begun.elapsed() < SOON && is_gone(&agent));
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn an_agent_that_answers_slowly_has_one_limit_for_an_access() {
+        let (end, agent) = agent();
+        let other = program(end, |request, _| {
+            thread::sleep(LIMIT / 10);
+            answer(request, 0, &vec![1; request.len as usize])
+        });
+        let begun = Instant::now();
+        assert!(agent.read(8, &mut vec![0; 20 * BYTES_MAX]) < 20 * BYTES_MAX);
+        assert!(begun.elapsed() < SOON && is_gone(&agent));
+        other.join().unwrap();
+        // A word that is another each time is no way to keep the node.
+        let (end, agent) = self::agent();
+        let mut word = 0_u64;
+        let other = program(end, move |request, _| {
+            word += 1;
+            answer(request, 0, &word.to_ne_bytes())
+        });
+        let begun = Instant::now();
+        assert_eq!(agent.update(8, &mut |old| old + 1), None);
+        assert!(begun.elapsed() < SOON);
+        drop(agent);
+        other.join().unwrap();
+    }
+
+    /// A TCP socket whose close waits for as long as its peer does not read.
+    fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        set_socket_linger(&socket, Some(Duration::from_secs(20))).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut &socket, &[0; 1 << 16]).is_ok() {}
+        (socket, peer)
+    }
+
+    fn send_with(end: &OwnedFd, message: &[u8], descriptor: impl AsFd) {
+        let descriptor = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptor));
+        sendmsg(end, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn descriptors_that_come_along_are_closed_by_somebody_else() {
+        let (end, agent) = agent();
+        let (socket, _peer) = lingering();
+        send_with(&end, &[0; ANSWER_HEAD + 8], &socket);
+        drop(socket);
+        let begun = Instant::now();
+        assert_eq!(agent.read(8, &mut [0; 8]), 0);
+        assert!(begun.elapsed() < SOON && is_gone(&agent));
+
+        // One that nobody has taken when all ends.
+        let (end, agent) = self::agent();
+        let (socket, _peer) = lingering();
+        send_with(&end, b"unasked", &socket);
+        drop(socket);
+        let begun = Instant::now();
+        drop(agent);
+        assert!(begun.elapsed() < SOON);
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn what_nothing_uses_any_more_is_given_back() {
+        let (end, agent) = agent();
+        let (first, second) = (agent.memory(7), agent.memory(8));
+        let also = first.guarded(Arc::new(()));
+        drop(first);
+        drop(second);
+        let numbers = |(request, payload): (Request, Vec<u8>)| {
+            let numbers =
+                payload.chunks_exact(8).map(|n| u64::from_ne_bytes(n.try_into().unwrap()));
+            (request.kind, numbers.collect::<Vec<_>>())
+        };
+        assert_eq!(numbers(next(&end)), (Kind::Forget, vec![7]));
+        assert_eq!(numbers(next(&end)), (Kind::Forget, vec![8]));
+        drop(also);
+        // What there was no room for is told later.
+        let held: Vec<_> = (0..5000).map(|n| agent.memory(n)).collect();
+        drop(held);
+        let mut told = Vec::new();
+        rustix::io::ioctl_fionbio(&end, true).unwrap();
+        while told.len() < 5000 {
+            let mut message = vec![0; REQUEST_HEAD + BYTES_MAX];
+            match recv(&end, &mut message[..], RecvFlags::empty()) {
+                Ok((len, _)) => {
+                    let (request, payload) = Request::parse(&message[..len]).expect("a request");
+                    told.extend(numbers((request, payload.to_vec())).1);
+                }
+                Err(SystemErrno::AGAIN) => agent.tell(&mut locked(&agent.given_back)),
+                Err(error) => panic!("{error} after {}", told.len()),
+            }
+        }
+        assert!(told.iter().copied().eq(0..5000));
     }
 }

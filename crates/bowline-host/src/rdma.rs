@@ -34,7 +34,7 @@ const FREE_MR_ARGS_LEN: usize = 16;
 const PIECES_MAX: u64 = RDMA_PIECES_MAX as u64;
 const PAGE: u64 = 4096;
 /// What `fstatfs` says of a file of procfs.
-const PROC_SUPER_MAGIC: i64 = 0x9fa0;
+const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
 const WRITE: u64 = 0x01;
 const FENCE: u64 = 0x02;
@@ -103,10 +103,10 @@ impl ProcessMemory {
     }
 
     fn is_of_procfs(descriptor: &OwnedFd) -> bool {
-        let kind = rustix::fs::fstatfs(descriptor).map(|found| found.f_type as i64);
+        let kind = rustix::fs::fstatfs(descriptor).map(|found| u64::try_from(found.f_type));
         let flags = rustix::fs::fcntl_getfl(descriptor);
         let access = flags.map(|flags| flags & (OFlags::RWMODE | OFlags::PATH));
-        (kind, access) == (Ok(PROC_SUPER_MAGIC), Ok(OFlags::RDWR))
+        (kind, access) == (Ok(Ok(PROC_SUPER_MAGIC)), Ok(OFlags::RDWR))
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Errno> {

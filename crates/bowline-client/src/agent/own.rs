@@ -90,9 +90,9 @@ pub(super) fn swap(
     };
     match waited {
         Ok(_) if status == 0 => Ok(swap.found.load(Ordering::Acquire)),
-        // The program waits for all processes that there are, and has taken this one's end.
-        Err(_) => Err(libc::EFAULT),
-        Ok(_) => Err(libc::EFAULT),
+        // It has failed; or the program waits for whatever processes there are, and has taken its
+        // end, so that nobody knows.
+        _ => Err(libc::EFAULT),
     }
 }
 

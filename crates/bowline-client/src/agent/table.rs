@@ -55,16 +55,15 @@ struct Place {
 
 impl Place {
     const fn new() -> Self {
-        const NONE: AtomicU64 = AtomicU64::new(0);
         Self {
             stamp: AtomicU64::new(FREE),
-            at: NONE,
-            len: NONE,
-            what: NONE,
-            node: NONE,
-            socket: NONE,
-            grant: NONE,
-            key: NONE,
+            at: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            what: AtomicU64::new(0),
+            node: AtomicU64::new(0),
+            socket: AtomicU64::new(0),
+            grant: AtomicU64::new(0),
+            key: AtomicU64::new(0),
         }
     }
 
