@@ -6,11 +6,9 @@
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bowline_attach::agent::{
@@ -20,17 +18,17 @@ use bowline_base::Errno;
 use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemErrno;
-use rustix::net::sockopt::{socket_cookie, socket_domain, socket_peercred, socket_type};
+use rustix::net::sockopt::{socket_cookie, socket_peercred};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrAny, SocketType, UCred, getpeername,
-    getsockname, recvmsg, sendmsg, shutdown,
+    SendAncillaryBuffer, SendFlags, Shutdown, UCred, getpeername, getsockname, sendmsg, shutdown,
 };
+
+use crate::arrivals;
+use crate::caller::{Caller, is_unnamed, take_descriptors};
+use crate::closer::Closer;
 
 /// Longest time that an access takes.
 pub(crate) const LIMIT: Duration = Duration::from_millis(250);
-/// Most descriptors that the system lets a message have (SCM_MAX_FD).
-const DESCRIPTORS_MAX: usize = 253;
 /// Most answers to requests of a node before this one that are skipped, after a hand-over.
 const STALE_MAX: u32 = 4;
 /// Most times that the program changes a word while the node changes it.
@@ -41,6 +39,8 @@ static KNOWN: Mutex<Vec<(u64, Weak<Agent>)>> = Mutex::new(Vec::new());
 
 /// The agent of a process.
 pub(crate) struct Agent {
+    /// Whose process it is.
+    user: u32,
     /// `None` when it is being dropped.
     socket: Option<OwnedFd>,
     /// What was given back and not said yet.
@@ -62,23 +62,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes descriptors that a program has made, which can take as long as it wants (SO_LINGER), or
-/// that hold others of the kind.
-pub(crate) fn close_elsewhere(descriptors: Vec<OwnedFd>) {
-    let closing = Arc::new(Mutex::new(descriptors));
-    let theirs = Arc::clone(&closing);
-    let started = thread::Builder::new()
-        .name("bowline-close".into())
-        .spawn(move || drop(std::mem::take(&mut *locked(&theirs))));
-    if started.is_err() {
-        // Better to lose them than to wait.
-        std::mem::take(&mut *locked(&closing)).into_iter().for_each(std::mem::forget);
-    }
-}
-
-/// Tells whether an end of a socket has no name.
-fn is_unnamed(name: SocketAddrAny) -> bool {
-    name.addr_len() as usize == size_of_val(&name.address_family().as_raw())
+/// Closes descriptors of a user that an agent had a hand in, in threads that serve nobody.
+pub(crate) fn close_elsewhere(user: u32, descriptors: impl IntoIterator<Item = OwnedFd>) {
+    static CLOSER: LazyLock<Mutex<Closer>> = LazyLock::new(Mutex::default);
+    let mut closer = locked(&CLOSER);
+    closer.tidy();
+    closer.close(Some(user), descriptors);
 }
 
 impl Agent {
@@ -87,16 +76,18 @@ impl Agent {
     ///
     /// # Errors
     /// EBADF for any other descriptor.
-    pub(crate) fn of(descriptor: OwnedFd, caller: UCred) -> Result<Arc<Self>, Errno> {
+    pub(crate) fn of(descriptor: OwnedFd, caller: &Caller) -> Result<Arc<Self>, Errno> {
         let refused = |descriptor| {
-            close_elsewhere(vec![descriptor]);
+            close_elsewhere(caller.user, [descriptor]);
             Err(Errno::EBADF)
         };
-        let is_pair = socket_domain(&descriptor) == Ok(AddressFamily::UNIX)
-            && socket_type(&descriptor) == Ok(SocketType::SEQPACKET)
-            && getsockname(&descriptor).is_ok_and(is_unnamed)
-            && getpeername(&descriptor).is_ok_and(|name| name.is_none_or(is_unnamed));
-        let is_callers = |peer: UCred| (peer.pid, peer.uid) == (caller.pid, caller.uid);
+        let is_pair = arrivals::may_be_socket_of_node(&descriptor)
+            && getsockname(&descriptor).is_ok_and(|name| is_unnamed(&name))
+            && getpeername(&descriptor).is_ok_and(|name| name.as_ref().is_none_or(is_unnamed));
+        let is_callers = |peer: UCred| {
+            let process = peer.pid.as_raw_nonzero().get();
+            (process, peer.uid.as_raw()) == (caller.process, caller.user)
+        };
         if !is_pair || !socket_peercred(&descriptor).is_ok_and(is_callers) {
             return refused(descriptor);
         }
@@ -108,8 +99,10 @@ impl Agent {
             return Ok(agent);
         }
         known.retain(|(_, agent)| agent.strong_count() > 0);
+        take_descriptors(&descriptor, false);
         let begun = u64::from(std::process::id()) << 40;
         let agent = Arc::new(Self {
+            user: caller.user,
             socket: Some(descriptor),
             given_back: Mutex::default(),
             turn: Mutex::new(begun),
@@ -169,26 +162,18 @@ impl Agent {
         }
     }
 
-    /// The next message: how many bytes came behind its head. None of it is longer than `out`.
+    /// The next message: how many bytes came behind its head. Of one that is longer than `out`
+    /// there is one more.
     fn receive(&self, head: &mut [u8; ANSWER_HEAD], out: &mut [u8]) -> Result<usize, SystemErrno> {
         let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut pieces = [IoSliceMut::new(head), IoSliceMut::new(out)];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = recvmsg(socket, &mut pieces, &mut control, flags)?;
-        let mut descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = message {
-                descriptors.extend(more);
-            }
-        }
-        let is_cut = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-        if !descriptors.is_empty() || is_cut {
-            close_elsewhere(descriptors);
+        let mut more = [0];
+        let pieces = [&mut head[..], out, &mut more];
+        let arrival = arrivals::receive_pieces(socket, &mut pieces.map(IoSliceMut::new))?;
+        if !arrival.descriptors.is_empty() {
+            close_elsewhere(self.user, arrival.descriptors);
             return Err(SystemErrno::PROTO);
         }
-        got.bytes.checked_sub(ANSWER_HEAD).ok_or(SystemErrno::PROTO)
+        arrival.len.checked_sub(ANSWER_HEAD).ok_or(SystemErrno::PROTO)
     }
 
     /// Asks the agent; `false` if it refuses, or is gone. The bytes of its answer fill `out`.
@@ -345,7 +330,7 @@ impl Drop for Grant {
 impl Drop for Agent {
     fn drop(&mut self) {
         // Messages that were not taken may have descriptors.
-        close_elsewhere(self.socket.take().into_iter().collect());
+        close_elsewhere(self.user, self.socket.take());
     }
 }
 
@@ -353,12 +338,16 @@ impl Drop for Agent {
 mod tests {
     use super::*;
 
+    use std::mem::MaybeUninit;
     use std::os::fd::AsFd;
+    use std::thread;
 
     use bowline_attach::agent::REQUEST_HEAD;
     use rustix::net::sockopt::set_socket_linger;
-    use rustix::net::{SendAncillaryMessage, SocketFlags, recv, send, socketpair};
-    use rustix::process::{getgid, getpid, getuid};
+    use rustix::net::{
+        AddressFamily, RecvFlags, SendAncillaryMessage, SocketFlags, SocketType, recv, send,
+        socketpair,
+    };
 
     /// Longer than one access may take, and shorter than two.
     const SOON: Duration = LIMIT.saturating_mul(2).saturating_sub(Duration::from_millis(1));
@@ -367,8 +356,11 @@ mod tests {
         let kind = SocketType::SEQPACKET;
         let (program, end) =
             socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-        let caller = UCred { pid: getpid(), uid: getuid(), gid: getgid() };
-        (program, Agent::of(end, caller).expect("an agent"))
+        let caller = Caller::of(&end).unwrap();
+        let agent = Agent::of(end, &caller).expect("an agent");
+        // As before Linux 6.16.
+        take_descriptors(agent.socket.as_ref().unwrap(), true);
+        (program, agent)
     }
 
     /// The next request of the node.

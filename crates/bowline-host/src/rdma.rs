@@ -16,10 +16,10 @@ use bowline_rds::{
 };
 use bowline_rds_driver::{Driver, ForeignMemory, ProcessFile, RdmaMemory};
 use rustix::fs::{FileType, OFlags};
-use rustix::net::UCred;
-use rustix::net::sockopt::socket_peercred;
 
 use crate::agent::{Agent, close_elsewhere};
+use crate::arrivals::PROC_SUPER_MAGIC;
+use crate::caller::Caller;
 use crate::control::Given;
 use crate::requests::Answer;
 use crate::service::{Service, errno};
@@ -33,8 +33,6 @@ const FREE_MR_ARGS_LEN: usize = 16;
 /// Most pieces of local memory of an operation [RDMA-32].
 const PIECES_MAX: u64 = RDMA_PIECES_MAX as u64;
 const PAGE: u64 = 4096;
-/// What `fstatfs` says of a file of procfs.
-const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
 const WRITE: u64 = 0x01;
 const FENCE: u64 = 0x02;
@@ -57,9 +55,9 @@ const PROOF_MIN: u64 = 1 << 32;
 
 /// What a program says when it shows its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct Shown<'a> {
     /// The process at the other end of the channel.
-    pub(crate) caller: UCred,
+    pub(crate) caller: &'a Caller,
     /// The address at which the nonce of the channel stands, and the nonce.
     pub(crate) proof: (u64, [u8; NONCE_LEN]),
     /// What an agent calls the memory.
@@ -80,7 +78,7 @@ impl ProcessMemory {
     ///
     /// # Errors
     /// EBADF for another descriptor, which is closed where that keeps nobody waiting.
-    pub(crate) fn new(descriptor: OwnedFd, shown: &Shown) -> Result<Self, Errno> {
+    pub(crate) fn new(descriptor: OwnedFd, shown: &Shown<'_>) -> Result<Self, Errno> {
         let kind =
             rustix::fs::fstat(&descriptor).map(|found| FileType::from_raw_mode(found.st_mode));
         if kind == Ok(FileType::Socket) {
@@ -88,7 +86,7 @@ impl ProcessMemory {
             return Ok(Self { whole: agent.memory(shown.grant), memory: agent });
         }
         if !Self::is_of_procfs(&descriptor) {
-            close_elsewhere(vec![descriptor]);
+            close_elsewhere(shown.caller.user, [descriptor]);
             return Err(Errno::EBADF);
         }
         let memory = ProcessFile::new(File::from(descriptor));
@@ -103,10 +101,10 @@ impl ProcessMemory {
     }
 
     fn is_of_procfs(descriptor: &OwnedFd) -> bool {
-        let kind = rustix::fs::fstatfs(descriptor).map(|found| u64::try_from(found.f_type));
+        let kind = rustix::fs::fstatfs(descriptor).map(|found| i128::from(found.f_type));
         let flags = rustix::fs::fcntl_getfl(descriptor);
         let access = flags.map(|flags| flags & (OFlags::RWMODE | OFlags::PATH));
-        (kind, access) == (Ok(Ok(PROC_SUPER_MAGIC)), Ok(OFlags::RDWR))
+        (kind, access) == (Ok(PROC_SUPER_MAGIC), Ok(OFlags::RDWR))
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Errno> {
@@ -222,15 +220,21 @@ impl Service {
         number: u64,
         frame: Frame<'_>,
         descriptor: Option<OwnedFd>,
-        _payload: &[u8],
     ) -> Result<Answer, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
-        self.accounts.check_rdma(&channel.caller)?;
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
-        let caller = socket_peercred(channel.fd()).map_err(|_| Errno::EBADF)?;
-        let at = frame.payload.try_into().map_err(|_| Errno::EINVAL)?;
+        let permitted = self.accounts.check_rdma(&channel.caller);
+        let at = permitted.and_then(|()| frame.payload.try_into().map_err(|_| Errno::EINVAL));
+        let at = match at {
+            Ok(at) => at,
+            Err(errno) => {
+                close_elsewhere(channel.caller.user, [descriptor]);
+                return Err(errno);
+            }
+        };
         let proof = (u64::from_ne_bytes(at), channel.nonce);
-        let shown = Shown { caller, proof, grant: frame.head.value.cast_unsigned() };
+        let shown =
+            Shown { caller: &channel.caller, proof, grant: frame.head.value.cast_unsigned() };
         channel.memory = Some(ProcessMemory::new(descriptor, &shown)?);
         Ok(Answer::of(0))
     }
@@ -450,10 +454,9 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use bowline_testkit::skipped;
-    use rustix::process::{getgid, getpid, getuid};
 
-    fn own() -> UCred {
-        UCred { pid: getpid(), uid: getuid(), gid: getgid() }
+    fn own() -> Caller {
+        Caller::of(std::os::unix::net::UnixStream::pair().unwrap().0).unwrap()
     }
 
     fn opened(path: impl AsRef<Path>, write: bool) -> OwnedFd {
@@ -461,7 +464,7 @@ mod tests {
     }
 
     fn shown(descriptor: OwnedFd, proof: (u64, [u8; NONCE_LEN])) -> Result<ProcessMemory, Errno> {
-        ProcessMemory::new(descriptor, &Shown { caller: own(), proof, grant: 0 })
+        ProcessMemory::new(descriptor, &Shown { caller: &own(), proof, grant: 0 })
     }
 
     const NONCE: [u8; NONCE_LEN] = *b"sixteen of them.";
@@ -523,7 +526,8 @@ mod tests {
 
     impl Other {
         fn runs(command: &mut Command) -> Option<Self> {
-            let mut child = command.stdout(Stdio::piped()).spawn().ok()?;
+            let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().ok()?;
             let mut said = [0; 6];
             let out = child.stdout.as_mut()?;
             let is_ready = std::io::Read::read_exact(out, &mut said).is_ok();
@@ -562,7 +566,7 @@ mod tests {
     #[test]
     fn memory_of_another_process_is_taken_only_with_the_nonce_in_it() {
         let nonce = std::hint::black_box(NONCE);
-        let other = Other::runs(Command::new("sh").args(["-c", "echo ready; exec sleep 100"]));
+        let other = Other::runs(Command::new("sh").args(["-c", "echo ready; read line"]));
         let other = other.expect("a process");
         let memory = format!("/proc/{}/mem", other.0.id());
         assert_eq!(shown(opened(&memory, true), (at(&nonce), nonce)).err(), Some(Errno::EBADF));
@@ -581,18 +585,18 @@ mod tests {
         let pair =
             |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         let shown = |descriptor: OwnedFd, caller| {
-            ProcessMemory::new(descriptor, &Shown { caller, proof: (0, NONCE), grant: 0 })
+            ProcessMemory::new(descriptor, &Shown { caller: &caller, proof: (0, NONCE), grant: 0 })
         };
         let (_kept, end) = pair(SocketType::SEQPACKET);
         let again = end.as_fd().try_clone_to_owned().unwrap();
-        let first = Agent::of(end, own()).expect("an agent");
-        assert!(Arc::ptr_eq(&Agent::of(again, own()).unwrap(), &first), "the same socket");
+        let first = Agent::of(end, &own()).expect("an agent");
+        assert!(Arc::ptr_eq(&Agent::of(again, &own()).unwrap(), &first), "the same socket");
         for kind in [SocketType::STREAM, SocketType::DGRAM] {
             let (_kept, end) = pair(kind);
             assert_eq!(shown(end, own()).err(), Some(Errno::EBADF));
         }
-        let other_process = UCred { pid: rustix::process::getppid().unwrap(), ..own() };
-        let other_user = UCred { uid: rustix::fs::Uid::from_raw(own().uid.as_raw() + 1), ..own() };
+        let other_process = Caller { process: own().process + 1, ..own() };
+        let other_user = Caller { user: own().user + 1, ..own() };
         for caller in [other_process, other_user] {
             let (_kept, end) = pair(SocketType::SEQPACKET);
             assert_eq!(shown(end, caller).err(), Some(Errno::EBADF));
