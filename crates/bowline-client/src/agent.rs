@@ -50,7 +50,7 @@ static TABLE: Table<RANGES_MAX> = Table::new();
 static GRANTS: AtomicU64 = AtomicU64::new(1);
 
 /// Memory that was given to a node for one call. When this is dropped the call is over, and has
-/// failed unless [`accepted`](Self::accepted) was called: then nothing of it is the node's any more.
+/// failed unless [`accept`](Self::accept) was called: then nothing of it is the node's any more.
 #[derive(Debug)]
 pub struct Given {
     connection: &'static Connection,
@@ -73,7 +73,7 @@ impl Given {
 
     /// The node has accepted the call: what outlives it stays given. The key of a region is what
     /// the program finds, since that is what it will free.
-    pub fn accepted(mut self) {
+    pub fn accept(&mut self) {
         self.is_accepted = true;
         let mut key = [0; 8];
         if let Some(at) = self.key_at
@@ -100,8 +100,8 @@ fn take_out(which: impl Fn(&table::Entry) -> bool) {
     }
 }
 
-/// Gives a node the memory that a call is about. `node` is what this process calls the node, and
-/// `socket` what the node calls the socket; both are for [`take_back`].
+/// Gives a node the memory that a call is about. `node` is whose it is by the system's word, not by
+/// the node's; `socket` is what the node calls the socket. Both are for [`take_back`].
 ///
 /// # Errors
 /// EFAULT where the system does not let a process read its own memory by address
@@ -131,8 +131,18 @@ pub fn take_back(node: u64, socket: u64, cookie: Option<u64>) {
     });
 }
 
-/// Takes everything back and closes the descriptors of this module: before calls that would close
-/// them behind our back, after which their numbers would be the program's.
-pub fn abandon() {
-    thread::end();
+/// Tells whether anything of a socket is a node's to use.
+pub fn is_giving(node: u64, socket: u64) -> bool {
+    let is_its = |entry: &table::Entry| (entry.owner.node, entry.owner.socket) == (node, socket);
+    thread::is_running() && TABLE.any(is_its)
+}
+
+/// Takes everything back and closes the descriptors of this module, if one of them has a number of
+/// this range: before calls that would close it behind our back, after which it would be the
+/// program's.
+pub fn make_way(first: u32, last: u32) {
+    let is_in = |fd: c_int| u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd));
+    if thread::is_running() && thread::descriptors().any(is_in) {
+        thread::end();
+    }
 }

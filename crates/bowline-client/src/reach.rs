@@ -9,6 +9,7 @@ use crate::system;
 
 const SOL_RDS: c_int = 276;
 const GET_MR: c_int = 2;
+const FREE_MR: c_int = 3;
 const GET_MR_FOR_DEST: c_int = 7;
 /// Control messages: an operation, memory to register, and atomics.
 const ARGS: c_int = 1;
@@ -172,19 +173,10 @@ impl Reach {
     }
 }
 
-/// Tells whether the memory may be written that an option is about.
-pub(crate) fn option(level: c_int, name: c_int, value: &[u8]) -> bool {
-    Reach::of_option(level, name, value).is_none_or(|reach| reach.is_writable())
-}
-
-/// Tells whether the memory may be written that control messages are about.
-pub(crate) fn control(bytes: &[u8]) -> bool {
-    Reach::of_control(bytes).is_none_or(|reach| reach.is_writable())
-}
-
-/// Tells whether an option is about memory of this process.
-pub(crate) fn option_is_about_memory(level: c_int, name: c_int) -> bool {
-    level == SOL_RDS && matches!(name, GET_MR | GET_MR_FOR_DEST)
+/// The key of the memory that an option takes back from peers, if it does.
+pub(crate) fn freed(level: c_int, name: c_int, value: &[u8]) -> Option<u64> {
+    let frees = (level, name, value.len()) == (SOL_RDS, FREE_MR, 16);
+    frees.then(|| word(value, 0)).filter(|cookie| *cookie != 0)
 }
 
 /// Calls `each` with level, kind and data of control messages, up to one that is none. Returns
@@ -198,15 +190,6 @@ fn walk(mut bytes: &[u8], mut each: impl FnMut(c_int, c_int, &[u8])) -> bool {
         bytes = bytes.get(len.next_multiple_of(8)..).unwrap_or_default();
     }
     bytes.is_empty()
-}
-
-/// Tells whether control messages of a message to send are about memory of this process.
-pub(crate) fn control_is_about_memory(bytes: &[u8]) -> bool {
-    let mut found = false;
-    walk(bytes, |level, kind, _| {
-        found |= level == SOL_RDS && (matches!(kind, ARGS | MAP) || ATOMICS.contains(&kind));
-    });
-    found
 }
 
 /// Tells whether control messages that came with a message are some that RDS has: others, such as
@@ -233,6 +216,14 @@ mod tests {
 
     fn get_mr(words: [u64; 4]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    fn option(level: c_int, name: c_int, value: &[u8]) -> bool {
+        Reach::of_option(level, name, value).is_none_or(|reach| reach.is_writable())
+    }
+
+    fn control(bytes: &[u8]) -> bool {
+        Reach::of_control(bytes).is_none_or(|reach| reach.is_writable())
     }
 
     // tests [RDMA-3] [RDMA-12] [ATOM-4]
@@ -295,16 +286,28 @@ mod tests {
 
     #[test]
     fn a_program_gives_memory_for_what_is_about_memory_only() {
-        assert!(option_is_about_memory(SOL_RDS, GET_MR));
-        assert!(!option_is_about_memory(1, GET_MR) && !option_is_about_memory(SOL_RDS, 1));
+        let option = |level, name, len| Reach::of_option(level, name, &vec![7; len]).is_some();
+        assert!(option(SOL_RDS, GET_MR, 32) && option(SOL_RDS, GET_MR_FOR_DEST, 160));
+        assert!(!option(1, GET_MR, 32) && !option(SOL_RDS, 1, 32) && !option(SOL_RDS, GET_MR, 31));
+        let control = |bytes: &[u8]| Reach::of_control(bytes).is_some();
         for kind in [ARGS, MAP, 6, 7, 8, 9] {
             let about = [cmsg(12, &[7]), cmsg(kind, &[0; 9])].concat();
-            assert!(control_is_about_memory(&about), "{kind}");
+            assert!(control(&about), "{kind}");
         }
         let mut other = cmsg(MAP, &[0; 4]);
         other[8] = 1;
-        assert!(!control_is_about_memory(&other) && !control_is_about_memory(&cmsg(2, &[7])));
-        assert!(!control_is_about_memory(b"") && !control_is_about_memory(&[0xff; 64]));
+        assert!(!control(&other) && !control(&cmsg(2, &[7])) && !control(&cmsg(MAP, &[0; 3])));
+        assert!(!control(b"") && !control(&[0xff; 64]));
+    }
+
+    #[test]
+    fn a_key_that_is_freed_is_known() {
+        let value = [7_u64.to_ne_bytes(), [0xff; 8]].concat();
+        assert_eq!(freed(SOL_RDS, FREE_MR, &value), Some(7));
+        assert_eq!(freed(1, FREE_MR, &value), None);
+        assert_eq!(freed(SOL_RDS, GET_MR, &value), None);
+        assert_eq!(freed(SOL_RDS, FREE_MR, &value[..15]), None);
+        assert_eq!(freed(SOL_RDS, FREE_MR, &[0; 16]), None, "no key, and all that are unused");
     }
 
     #[test]

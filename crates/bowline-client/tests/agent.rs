@@ -149,6 +149,11 @@ fn give(node: u64, socket: u64, reach: &Reach) -> Given {
     agent::give::<Plain>(node, socket, reach).expect("given")
 }
 
+/// The call is over, and was accepted.
+fn accepted(mut given: Given) {
+    given.accept();
+}
+
 /// Calls until it is so: the agent does what has no answer at some time.
 fn comes_about(mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -198,7 +203,7 @@ fn a_node_reads_and_writes_what_was_given_and_nothing_beside_it() {
     assert_eq!(node.read(at + 256, 8), Err(EFAULT));
     assert_eq!(node.swap(at + 256, 0, 7), Err(EFAULT));
     assert_eq!(node.write(at + 256, &0x0010_0000_0007_u64.to_ne_bytes()), Ok(()));
-    given.accepted();
+    accepted(given);
     assert_eq!(node.write(at + 256, &[0; 8]), Err(EFAULT));
     assert_eq!(memory.0[32], 0x0010_0000_0007);
     assert_eq!(node.read(at + 16, 8).map(|bytes| bytes.len()), Ok(8), "the region stays");
@@ -235,13 +240,13 @@ fn operations_give_what_their_direction_needs_until_they_end() {
     assert_eq!(node.swap(at + 8, 0, 1), Err(EFAULT));
     assert_eq!(node.read(at + 24, 8), Err(EFAULT), "between pieces");
     let first = writes.number();
-    writes.accepted();
+    accepted(writes);
     assert_eq!(node.read(vector, 16), Err(EFAULT));
     assert_eq!(node.read(at + 64, 8).map(|bytes| bytes.len()), Ok(8));
     let reads = give(1, 7, &operation(&pieces[4..], false));
     assert_eq!(node.write(at + 64, b"from far"), Ok(()));
     let second = reads.number();
-    reads.accepted();
+    accepted(reads);
     node.give_back(&[u64::MAX, second, 0]);
     comes_about(|| node.write(at + 64, b"too late") == Err(EFAULT));
     assert_eq!(node.read(at + 64, 8), Ok(b"from far".to_vec()), "the other goes on");
@@ -251,8 +256,8 @@ fn operations_give_what_their_direction_needs_until_they_end() {
     let failed = give(1, 7, &operation(&pieces, true));
     drop(failed);
     assert_eq!(node.read(at + 8, 8), Err(EFAULT));
-    give(1, 7, &operation(&pieces, true)).accepted();
-    give(1, 8, &get_mr(at + 128, 8, 0)).accepted();
+    accepted(give(1, 7, &operation(&pieces, true)));
+    accepted(give(1, 8, &get_mr(at + 128, 8, 0)));
     agent::take_back(1, 7, None);
     assert_eq!(node.read(at + 8, 8), Err(EFAULT));
     assert_eq!(node.read(at + 128, 8).map(|bytes| bytes.len()), Ok(8), "another socket's");
@@ -305,7 +310,7 @@ fn a_malformed_message_ends_the_connection_and_all_that_was_given_over_it() {
         let given = give(3, 7, &get_mr(at, 64, 0));
         let node = Hostile::of(&given);
         assert!(node.read(at, 64).is_ok());
-        given.accepted();
+        accepted(given);
         node.send(&message).unwrap();
         assert!(node.is_ended(), "{message:?}");
         // The program goes on, and so does its memory at another time.
@@ -358,7 +363,7 @@ fn a_node_that_gives_nothing_back_fills_only_what_there_is_for_it() {
     let mut kept = 0;
     let errno = loop {
         match agent::give::<Plain>(6, 7, &reach) {
-            Ok(given) => given.accepted(),
+            Ok(given) => accepted(given),
             Err(errno) => break errno,
         }
         kept += 1;
@@ -384,7 +389,7 @@ fn descriptors() -> usize {
 #[test]
 fn the_agent_is_in_nobody_s_way() {
     let _only = only();
-    agent::abandon();
+    agent::make_way(0, u32::MAX);
     assert_eq!(status_of_agent(), None);
     let before = descriptors();
     let mut memory = Memory::new(8);
@@ -401,8 +406,10 @@ fn the_agent_is_in_nobody_s_way() {
     // The C library asks every thread to change its user.
     // SAFETY: changes nothing.
     assert_eq!(unsafe { libc::setresuid(u32::MAX, u32::MAX, u32::MAX) }, 0);
-    given.accepted();
-    agent::abandon();
+    accepted(given);
+    agent::make_way(20_000, u32::MAX);
+    assert!(status_of_agent().is_some(), "it is in the way of none of these");
+    agent::make_way(3, u32::MAX);
     assert!(node.is_ended());
     drop(node);
     assert_eq!((status_of_agent(), descriptors()), (None, before));
@@ -441,7 +448,7 @@ fn the_child_of_a_fork_gives_memory_of_its_own() {
         let own = give(1, 7, &get_mr(at, 8, 0));
         let own_node = Hostile::of(&own);
         let reads = own_node.read(at, 8) == Ok(77_u64.to_ne_bytes().to_vec());
-        own.accepted();
+        accepted(own);
         agent::take_back(1, 7, None);
         is_closed && reads && own_node.read(at, 8) == Err(EFAULT)
     });

@@ -122,6 +122,12 @@ pub(super) fn open() -> impl Iterator<Item = (usize, c_int)> {
     ALL.iter().enumerate().filter_map(is_open)
 }
 
+/// Both descriptors of all connections, or [`NONE`].
+pub(super) fn descriptors() -> impl Iterator<Item = c_int> {
+    ALL.iter()
+        .flat_map(|connection| [&connection.ours, &connection.theirs].map(|fd| fd.load(SeqCst)))
+}
+
 /// Ends a connection; it is closed as soon as no call uses it any more. For the agent alone.
 pub(super) fn end(number: usize) {
     if let Some(connection) = ALL.get(number)

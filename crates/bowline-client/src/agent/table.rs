@@ -205,10 +205,9 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// Tells whether there is nothing of a connection.
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.used().iter().all(|place| place.entry().is_none())
+    /// Tells whether there is such a range.
+    pub(super) fn any(&self, which: impl Fn(&Entry) -> bool) -> bool {
+        self.used().iter().filter_map(Place::entry).any(|(_, entry)| which(&entry))
     }
 }
 
@@ -261,7 +260,7 @@ mod tests {
         assert!(!table.take_out(|entry| entry.stays == Stays::Operation), "it was only read");
         assert!(table.take_out(|entry| entry.key == Some(0xffff_ffff) && entry.owner == OWNER));
         assert!(!table.is_still(found) && table.find(3, 1000, 8, None).is_none());
-        assert!(table.is_empty());
+        assert!(!table.any(|_| true));
         assert!(table.add(OWNER, &[region, region]));
         assert!(!table.is_still(found), "another in the same place");
         assert!(table.take_out(|entry| entry.key.is_none()), "the key of before is not its");

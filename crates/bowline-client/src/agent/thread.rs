@@ -156,6 +156,11 @@ pub(super) fn wake() {
     WAKING.fetch_sub(1, SeqCst);
 }
 
+/// The descriptors of this module.
+pub(super) fn descriptors() -> impl Iterator<Item = c_int> {
+    connections::descriptors().chain([WAKE.load(SeqCst)])
+}
+
 /// Ends the agent, and waits until its descriptors are closed.
 pub(super) fn end() {
     let is_own = PROCESS.load(SeqCst) == system::getpid();
