@@ -187,7 +187,8 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
         output: vec![0; ANSWER_HEAD + BYTES_MAX],
         stack: Box::new([0; SWAP_STACK]),
     };
-    let mut waiting = Vec::new();
+    let mut numbers = Vec::new();
+    let mut events = Vec::new();
     loop {
         let is_ending = STATE.load(SeqCst) == ENDING;
         if is_ending {
@@ -198,18 +199,20 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
             break;
         }
         let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        waiting.clear();
-        waiting.push((usize::MAX, event(wake)));
-        waiting.extend(connections::open().map(|(number, fd)| (number, event(fd))));
-        wait_for(&mut waiting, is_left || is_ending);
-        for (number, event) in &waiting {
-            if event.revents == 0 {
-                continue;
-            }
-            if event.fd == wake {
-                let mut count = 0_u64;
-                let _ = system!(SYS_read, wake, ptr::from_mut(&mut count), size_of::<u64>());
-            } else if agent.serve(*number, event.fd).is_none() {
+        numbers.clear();
+        events.clear();
+        events.push(event(wake));
+        for (number, fd) in connections::open() {
+            numbers.push(number);
+            events.push(event(fd));
+        }
+        wait_for(&mut events, is_left || is_ending);
+        if events[0].revents != 0 {
+            let mut count = 0_u64;
+            let _ = system!(SYS_read, wake, ptr::from_mut(&mut count), size_of::<u64>());
+        }
+        for (number, event) in numbers.iter().zip(&events[1..]) {
+            if event.revents != 0 && agent.serve(*number, event.fd).is_none() {
                 connections::end(*number);
             }
         }
@@ -219,14 +222,12 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
 }
 
 /// Waits until one of the descriptors shows something, or a moment if that is wanted.
-fn wait_for(waiting: &mut [(usize, libc::pollfd)], is_brief: bool) {
-    let mut events: Vec<libc::pollfd> = waiting.iter().map(|(_, event)| *event).collect();
+fn wait_for(events: &mut [libc::pollfd], is_brief: bool) {
     let moment = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
     let limit = if is_brief { ptr::from_ref(&moment) } else { ptr::null() };
     let none = ptr::null::<c_void>();
-    let _ = system!(SYS_ppoll, events.as_mut_ptr(), events.len(), limit, none, 0);
-    for ((_, event), found) in waiting.iter_mut().zip(events) {
-        event.revents = found.revents;
+    if system!(SYS_ppoll, events.as_mut_ptr(), events.len(), limit, none, 0).is_err() {
+        events.iter_mut().for_each(|event| event.revents = 0);
     }
 }
 
