@@ -3,12 +3,15 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bowline_attach::agent::{ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request};
 use bowline_client::Descriptors;
 use bowline_client::agent::{self, Given, Reach};
+use bowline_testkit::skipped;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const EFAULT: u32 = libc::EFAULT.cast_unsigned();
@@ -372,6 +375,127 @@ fn a_node_that_gives_nothing_back_fills_only_what_there_is_for_it() {
     assert_eq!((errno, kept), (libc::EAGAIN, 15));
     agent::take_back(6, 7, None);
     assert!(agent::give::<Plain>(6, 7, &reach).is_ok(), "all of it is there again");
+}
+
+/// Two pages of memory, of which an access to the second waits until it is let.
+struct Slow {
+    at: *mut u8,
+    faults: OwnedFd,
+}
+
+// SAFETY: plain memory and a descriptor; who uses the memory when, the test says.
+unsafe impl Sync for Slow {}
+
+impl Slow {
+    const PAGE: usize = 4096;
+
+    /// `None` where the system does not let a process have such memory.
+    fn new() -> Option<Self> {
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let len = 2 * Self::PAGE;
+        // SAFETY: a mapping at an address of the system's choosing touches no memory that exists.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        // SAFETY: makes a descriptor.
+        let faults =
+            unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        if faults < 0 {
+            return None;
+        }
+        // SAFETY: it is nobody else's.
+        let faults = unsafe { OwnedFd::from_raw_fd(faults as c_int) };
+        let slow = Self { at: at.cast(), faults };
+        const API: libc::c_ulong = 0xc018_aa3f;
+        const REGISTER: libc::c_ulong = 0xc020_aa00;
+        slow.ioctl(API, [0xaa, 0, 0, 0]);
+        // Of pages that are missing.
+        slow.ioctl(REGISTER, [slow.second(), Self::PAGE as u64, 1, 0]);
+        Some(slow)
+    }
+
+    fn ioctl(&self, request: libc::c_ulong, mut words: [u64; 4]) {
+        // SAFETY: what the requests read and write has at most so many bytes.
+        let done =
+            unsafe { libc::ioctl(self.faults.as_raw_fd(), request as _, words.as_mut_ptr()) };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    }
+
+    fn first(&self) -> u64 {
+        self.at.expose_provenance() as u64
+    }
+
+    fn second(&self) -> u64 {
+        self.first() + Self::PAGE as u64
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: aligned, mapped as long as this, and looked at as such by this process only.
+        unsafe { AtomicU64::from_ptr(self.at.cast()) }
+    }
+
+    /// Waits until an access waits.
+    fn wait(&self) {
+        let mut event =
+            libc::pollfd { fd: self.faults.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure.
+        assert_eq!(unsafe { libc::poll(&raw mut event, 1, LIMIT.as_millis() as c_int) }, 1);
+        assert_eq!(event.revents, libc::POLLIN);
+    }
+
+    fn let_go_on(&self) {
+        const ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+        self.ioctl(ZEROPAGE, [self.second(), Self::PAGE as u64, 0, 0]);
+    }
+}
+
+// tests [RMR-12]
+#[test]
+fn what_is_taken_back_during_a_read_is_not_told() {
+    const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
+    let _only = only();
+    let Some(slow) = Slow::new() else {
+        return skipped::because("no userfaultfd");
+    };
+    let pieces = [slow.first(), 2 * Slow::PAGE as u64];
+    let given = give(8, 7, &operation(&pieces, true));
+    let node = Hostile::of(&given);
+    accepted(given);
+    let read = std::thread::scope(|scope| {
+        let read = scope.spawn(|| node.read(pieces[0], pieces[1]));
+        slow.wait();
+        agent::take_back(8, 7, None);
+        slow.word().store(SECRET, SeqCst);
+        slow.let_go_on();
+        read.join().unwrap()
+    });
+    assert_eq!(read, Err(EFAULT));
+}
+
+// tests [RMR-12]
+#[test]
+fn memory_is_taken_back_when_nothing_is_written_there_any_more() {
+    let _only = only();
+    let Some(slow) = Slow::new() else {
+        return skipped::because("no userfaultfd");
+    };
+    let (at, len) = (slow.first(), 2 * Slow::PAGE as u64);
+    let given = give(8, 7, &get_mr(at, len, 0));
+    let node = Hostile::of(&given);
+    accepted(given);
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| node.write(at, &vec![0x11; len as usize]));
+        slow.wait();
+        let lets = scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            slow.let_go_on();
+        });
+        agent::take_back(8, 7, None);
+        slow.word().store(77, SeqCst);
+        lets.join().unwrap();
+        let _ = write.join().unwrap();
+    });
+    assert_eq!(slow.word().load(SeqCst), 77, "written after it was taken back");
 }
 
 /// Of `/proc/self/task`: the status of the agent, if there is one.
