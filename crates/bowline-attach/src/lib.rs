@@ -25,6 +25,7 @@
 #![no_std]
 #![deny(unsafe_code)]
 
+pub mod agent;
 mod area;
 pub mod name;
 mod receives;

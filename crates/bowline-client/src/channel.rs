@@ -11,6 +11,7 @@ use bowline_attach::{
     CONTROL_MAX, FRAME_MAX, Greeting, HEAD_LEN, Head, NAME_MAX, NONCE_LEN, Op, VERSION, offer,
 };
 
+use crate::agent::Given;
 use crate::system;
 use crate::trust::{self, Place};
 
@@ -43,6 +44,8 @@ pub struct Channel<D: Descriptors> {
     number: u32,
     /// The node has been given memory of this process over it.
     has_shown: bool,
+    /// What of its memory the node has been given for the call under way.
+    given: Option<Given>,
     descriptors: PhantomData<fn() -> D>,
 }
 
@@ -145,7 +148,7 @@ impl<D: Descriptors> Channel<D> {
     fn new(fd: c_int) -> Self {
         let fd = D::opened(fd);
         system::set_time_limits(fd, GREETING_LIMIT);
-        Self { fd, number: 0, has_shown: false, descriptors: PhantomData }
+        Self { fd, number: 0, has_shown: false, given: None, descriptors: PhantomData }
     }
 
     fn greet(&mut self) -> Result<(), c_int> {
@@ -197,7 +200,8 @@ impl<D: Descriptors> Channel<D> {
         let fd = (word as u32 & !SHOWN) as c_int;
         let has_shown = Self::word_has_shown(word);
         // Not made for a word that is none: it would be dropped, which closes its descriptor.
-        (number != 0).then(|| Self { fd, number, has_shown, descriptors: PhantomData })
+        let given = None;
+        (number != 0).then(|| Self { fd, number, has_shown, given, descriptors: PhantomData })
     }
 
     pub(crate) fn into_word(self) -> u64 {
@@ -253,22 +257,45 @@ impl<D: Descriptors> Channel<D> {
         if memory < 0 { Err(libc::EMFILE) } else { Ok((answer.value.cast_unsigned(), memory)) }
     }
 
-    /// Lets the node use memory of this process for RDMA, by a descriptor that gives access to it.
-    /// The channel is new, and was made through a socket of the node that is to have it.
+    /// Lets the node use all memory of this process for RDMA, by a descriptor that gives access to
+    /// it. The channel is new, and was made through a socket of the node that is to have it.
     pub(crate) fn show_memory(&mut self, welcome: &Welcome, memory: c_int) -> Result<(), c_int> {
         // Where the node reads it, as a proof of whose memory it is.
         let nonce = welcome.nonce;
-        let place = (nonce.as_ptr().expose_provenance() as u64).to_ne_bytes();
-        let piece = libc::iovec { iov_base: place.as_ptr().cast_mut().cast(), iov_len: 8 };
-        self.send(Head::new(Op::Memory, 0), &[], &[], &[piece], Some(memory))?;
+        let shown = self.show(0, nonce.as_ptr().expose_provenance() as u64, memory);
+        core::hint::black_box(&nonce);
+        self.has_shown = shown.is_ok();
+        shown
+    }
+
+    /// Lets the node use what is given for one call. The channel is as for
+    /// [`show_memory`](Self::show_memory), and for this call only.
+    pub(crate) fn show_given(&mut self, given: Given) -> Result<(), c_int> {
+        let shown = self.show(given.number(), 0, given.descriptor());
+        self.given = Some(given);
+        shown
+    }
+
+    fn show(&mut self, grant: u64, proof: u64, descriptor: c_int) -> Result<(), c_int> {
+        let proof = proof.to_ne_bytes();
+        let piece = libc::iovec { iov_base: proof.as_ptr().cast_mut().cast(), iov_len: 8 };
+        let head = Head::new(Op::Memory, grant.cast_signed());
+        self.send(head, &[], &[], &[piece], Some(descriptor))?;
         let answer = self.answer(false)?;
         self.take(answer.name + answer.control + answer.payload, Vec::new())?;
-        core::hint::black_box(&nonce);
-        if answer.value < 0 {
-            return Err(errno_of(answer.value));
+        if answer.value < 0 { Err(errno_of(answer.value)) } else { Ok(()) }
+    }
+
+    /// The node has accepted the call that it was given memory for.
+    pub(crate) fn accept(&mut self) {
+        if let Some(given) = &mut self.given {
+            given.accept();
         }
-        self.has_shown = true;
-        Ok(())
+    }
+
+    /// Tells whether the channel is of use for one call only.
+    pub(crate) const fn is_for_one_call(&self) -> bool {
+        self.given.is_some()
     }
 
     /// Tells the node to look at the memory of a socket.

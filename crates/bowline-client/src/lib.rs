@@ -9,6 +9,7 @@
 //!   channel    requests to the node and their answers
 //!   memory     the memory of a socket
 //!   trust      whose node is believed, and where it is looked for
+//!   agent      what of this process's memory a node of another user may use
 //!   system     system calls as they are
 //! ```
 //!
@@ -17,6 +18,7 @@
 
 #![allow(unsafe_code, reason = "system calls, and memory of programs that they point at")]
 
+pub mod agent;
 mod channel;
 pub mod memory;
 mod node;

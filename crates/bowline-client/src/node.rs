@@ -96,6 +96,9 @@ impl<D: Descriptors> Node<D> {
 
     /// Gives a channel back.
     pub fn keep(&self, channel: Channel<D>) {
+        if channel.is_for_one_call() {
+            return;
+        }
         let mut word = channel.into_word();
         for idle in &self.idle {
             if idle.load(Ordering::Relaxed) == NONE {

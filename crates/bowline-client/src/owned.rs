@@ -259,6 +259,8 @@ impl OwnedSocket {
     /// Closes the socket now: waits of other threads end.
     pub fn close(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
+            let fd = self.fd.as_raw_fd();
+            Socket { fd, node: &self.host.node, handle: self.handle }.closes();
             // The node takes that for the end of the last descriptor.
             crate::system::shutdown(self.fd.as_raw_fd());
         }

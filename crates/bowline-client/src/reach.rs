@@ -1,12 +1,15 @@
-//! Whether this process may write to the memory that an RDMA operation is about. The node, which
-//! writes there in its place, would be let; a kernel is not.
+//! The memory of this process that a call is about: what a node may be given of it, and whether
+//! this process may write there. The node, which writes there in its place, would be let by
+//! `/proc/self/mem`; a kernel is not.
 
 use core::ffi::c_int;
 
+use crate::agent::own;
 use crate::system;
 
 const SOL_RDS: c_int = 276;
 const GET_MR: c_int = 2;
+const FREE_MR: c_int = 3;
 const GET_MR_FOR_DEST: c_int = 7;
 /// Control messages: an operation, memory to register, and atomics.
 const ARGS: c_int = 1;
@@ -22,62 +25,158 @@ const HEAD: usize = 16;
 /// Longest memory that is looked at, bytes; the node refuses more than 1 MiB.
 const LEN_MAX: u64 = 2 << 20;
 const PIECES_MAX: u64 = 1024;
+/// Most ranges of one call. Only calls that the node refuses for another reason have more: it takes
+/// one operation and one atomic.
+const RANGES_MAX: usize = 4096;
+
+/// What may be done with a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It may be read.
+    Read = 1,
+    /// It may be written.
+    Write = 2,
+    /// Both.
+    Both = 3,
+}
+
+impl Access {
+    const fn includes(self, other: Self) -> bool {
+        self as u8 & other as u8 == other as u8
+    }
+}
+
+/// How long a range is the node's to use, unless its socket is closed or it gives it back before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// As long as the call.
+    Call,
+    /// Until its key is given back (`RDS_FREE_MR`).
+    Region,
+    /// Until the operation has ended.
+    Operation,
+}
+
+/// A range of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Address of the first byte.
+    pub at: u64,
+    /// Bytes, at least one; they do not wrap around.
+    pub len: u64,
+    /// What the call lets the node do there.
+    pub access: Access,
+    /// How long.
+    pub stays: Stays,
+}
+
+/// The memory that one call is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    ranges: Vec<Range>,
+    /// Where the key of a region is stored; 0 for nowhere.
+    key_at: u64,
+}
 
 fn word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
     word.map_or(0, u64::from_ne_bytes)
 }
 
-/// Tells whether bytes may be written, or are none or so many that they are refused anyway.
-fn is_writable(at: u64, len: u64) -> bool {
-    len == 0 || len > LEN_MAX || at.checked_add(len).is_none() || system::populate(at, len, true)
-}
-
-/// `rds_get_mr_args`: address, bytes, where the key is stored.
-fn reaches_region(args: &[u8]) -> bool {
-    let (at, len, key_at) = (word(args, 0), word(args, 8), word(args, 16));
-    is_writable(at, len) && (key_at == 0 || is_writable(key_at, 8))
-}
-
-/// `rds_rdma_args`, with a vector of pieces of memory.
-fn reaches_pieces(args: &[u8]) -> bool {
-    let (vector, count, flags) = (word(args, 24), word(args, 32), word(args, 40));
-    if flags & WRITE != 0 || count > PIECES_MAX || !system::populate(vector, 16 * count, false) {
-        return true; // what is only read, or wrong in another way, the node sees
+impl Reach {
+    /// The memory that an option is about; `None` if it is about none, and the node can do without.
+    pub fn of_option(level: c_int, name: c_int, value: &[u8]) -> Option<Self> {
+        let mut reach = Self::default();
+        match (level, name, value.len()) {
+            (SOL_RDS, GET_MR, 32) => reach.region(value),
+            (SOL_RDS, GET_MR_FOR_DEST, 160) => reach.region(&value[128..]),
+            _ => return None,
+        }
+        Some(reach)
     }
-    (0..count).all(|n| {
-        let [at, len] = system::read_words(vector + 16 * n);
-        is_writable(at, len)
-    })
-}
 
-/// Tells whether the memory may be written that an option is about.
-pub(crate) fn option(level: c_int, name: c_int, value: &[u8]) -> bool {
-    match (level, name, value.len()) {
-        (SOL_RDS, GET_MR, 32) => reaches_region(value),
-        (SOL_RDS, GET_MR_FOR_DEST, 160) => reaches_region(&value[128..]),
-        _ => true,
+    /// The memory that control messages are about; `None` if they are about none, and the node can
+    /// do without.
+    pub fn of_control(bytes: &[u8]) -> Option<Self> {
+        let mut reach = None::<Self>;
+        walk(bytes, |level, kind, data| match kind {
+            _ if level != SOL_RDS => {}
+            MAP if data.len() >= 32 => reach.get_or_insert_default().region(data),
+            ARGS if data.len() >= 56 => reach.get_or_insert_default().pieces(data),
+            kind if ATOMICS.contains(&kind) && data.len() >= 72 => {
+                let reach = reach.get_or_insert_default();
+                reach.add(word(data, 8), 8, Access::Write, Stays::Operation);
+            }
+            _ => {}
+        });
+        reach
+    }
+
+    /// The ranges, none of which is empty or wraps around.
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// Where the key of a region is stored, if anywhere.
+    pub(crate) fn key_at(&self) -> Option<u64> {
+        Some(self.key_at).filter(|at| *at != 0)
+    }
+
+    /// Tells whether this process may write wherever the node is to. What is empty, or so long that
+    /// the node refuses it, is not looked at.
+    pub fn is_writable(&self) -> bool {
+        let writes = |range: &&Range| range.access.includes(Access::Write);
+        self.ranges.iter().filter(writes).all(|range| system::populate(range.at, range.len, true))
+    }
+
+    fn add(&mut self, at: u64, len: u64, access: Access, stays: Stays) {
+        let is_sound = len != 0 && len <= LEN_MAX && at.checked_add(len).is_some();
+        if !is_sound || self.ranges.len() == RANGES_MAX {
+            return;
+        }
+        // Pieces are often neighbours.
+        if let Some(last) = self.ranges.last_mut()
+            && (last.at + last.len, last.access, last.stays) == (at, access, stays)
+        {
+            last.len += len;
+        } else {
+            self.ranges.push(Range { at, len, access, stays });
+        }
+    }
+
+    /// `rds_get_mr_args`: address, bytes, where the key is stored. Peers may read and write a
+    /// region whatever its flags say [RMR-6].
+    fn region(&mut self, args: &[u8]) {
+        let (at, len, key_at) = (word(args, 0), word(args, 8), word(args, 16));
+        self.add(at, len, Access::Both, Stays::Region);
+        if key_at != 0 {
+            self.key_at = key_at;
+            self.add(key_at, 8, Access::Write, Stays::Call);
+        }
+    }
+
+    /// `rds_rdma_args`, with a vector of pieces of memory.
+    fn pieces(&mut self, args: &[u8]) {
+        let (vector, count, flags) = (word(args, 24), word(args, 32), word(args, 40));
+        if count == 0 || count > PIECES_MAX {
+            return;
+        }
+        self.add(vector, 16 * count, Access::Read, Stays::Call);
+        let mut pieces = vec![0; 16 * count as usize];
+        if own::read(system::getpid(), vector, &mut pieces).is_err() {
+            return; // the node finds no vector
+        }
+        let access = if flags & WRITE != 0 { Access::Read } else { Access::Write };
+        for piece in pieces.chunks_exact(16) {
+            self.add(word(piece, 0), word(piece, 8), access, Stays::Operation);
+        }
     }
 }
 
-/// Tells whether the memory may be written that control messages are about.
-pub(crate) fn control(bytes: &[u8]) -> bool {
-    let mut reached = true;
-    walk(bytes, |level, kind, data| {
-        reached &= match kind {
-            _ if !reached || level != SOL_RDS => true,
-            MAP if data.len() >= 32 => reaches_region(data),
-            ARGS if data.len() >= 56 => reaches_pieces(data),
-            kind if ATOMICS.contains(&kind) && data.len() >= 72 => is_writable(word(data, 8), 8),
-            _ => true,
-        };
-    });
-    reached
-}
-
-/// Tells whether an option is about memory of this process.
-pub(crate) fn option_is_about_memory(level: c_int, name: c_int) -> bool {
-    level == SOL_RDS && matches!(name, GET_MR | GET_MR_FOR_DEST)
+/// The key of the memory that an option takes back from peers, if it does.
+pub(crate) fn freed(level: c_int, name: c_int, value: &[u8]) -> Option<u64> {
+    let frees = (level, name, value.len()) == (SOL_RDS, FREE_MR, 16);
+    frees.then(|| word(value, 0)).filter(|cookie| *cookie != 0)
 }
 
 /// Calls `each` with level, kind and data of control messages, up to one that is none. Returns
@@ -91,15 +190,6 @@ fn walk(mut bytes: &[u8], mut each: impl FnMut(c_int, c_int, &[u8])) -> bool {
         bytes = bytes.get(len.next_multiple_of(8)..).unwrap_or_default();
     }
     bytes.is_empty()
-}
-
-/// Tells whether control messages of a message to send are about memory of this process.
-pub(crate) fn control_is_about_memory(bytes: &[u8]) -> bool {
-    let mut found = false;
-    walk(bytes, |level, kind, _| {
-        found |= level == SOL_RDS && (matches!(kind, ARGS | MAP) || ATOMICS.contains(&kind));
-    });
-    found
 }
 
 /// Tells whether control messages that came with a message are some that RDS has: others, such as
@@ -124,17 +214,25 @@ mod tests {
         bytes
     }
 
+    fn get_mr(words: [u64; 4]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    fn option(level: c_int, name: c_int, value: &[u8]) -> bool {
+        Reach::of_option(level, name, value).is_none_or(|reach| reach.is_writable())
+    }
+
+    fn control(bytes: &[u8]) -> bool {
+        Reach::of_control(bytes).is_none_or(|reach| reach.is_writable())
+    }
+
     // tests [RDMA-3] [RDMA-12] [ATOM-4]
     #[test]
     fn memory_that_may_not_be_written_is_seen() {
         static CONSTANT: [u64; 64] = [7; 64];
         let mut own = [0_u64; 64];
         let (own, constant) = ((&raw mut own) as u64, (&raw const CONSTANT) as u64);
-        let get = |at, key_at| {
-            let args: Vec<u8> =
-                [at, 64, key_at, 0].iter().flat_map(|w: &u64| w.to_ne_bytes()).collect();
-            option(SOL_RDS, GET_MR, &args)
-        };
+        let get = |at, key_at| option(SOL_RDS, GET_MR, &get_mr([at, 64, key_at, 0]));
         assert!(get(own, 0) && get(own, own) && get(own, own + 128));
         assert!(!get(constant, 0) && !get(own, constant) && !get(4096, 0));
         assert!(option(1, GET_MR, &[0; 32]) && option(SOL_RDS, GET_MR, &[0; 31]));
@@ -149,18 +247,67 @@ mod tests {
         assert!(control(&cmsg(7, &[0, own, 0, 0, 0, 0, 0, 0, 0])) && control(b"too short"));
     }
 
+    // tests [RMR-12]
+    #[test]
+    fn a_call_is_about_the_memory_that_its_arguments_name_and_no_other() {
+        use Access::{Both, Read, Write};
+        use Stays::{Call, Operation, Region};
+        let range = |at, len, access, stays| Range { at, len, access, stays };
+        let got = |value: [u64; 4]| Reach::of_option(SOL_RDS, GET_MR, &get_mr(value)).unwrap();
+        let region = [range(0x1234_5000, 100, Both, Region), range(0x9008, 8, Write, Call)];
+        assert_eq!(got([0x1234_5000, 100, 0x9008, 0]).ranges(), region);
+        assert_eq!(got([0x1234_5000, 100, 0, 0]).ranges(), &region[..1]);
+        for (at, len) in [(5, 0), (u64::MAX - 4, 8), (4096, LEN_MAX + 1)] {
+            assert_eq!(got([at, len, 0, 0]), Reach::default(), "refused by the node");
+        }
+        let dest = [&[7; 128][..], &get_mr([0x1234_5000, 100, 0x9008, 0])].concat();
+        let for_dest = Reach::of_option(SOL_RDS, GET_MR_FOR_DEST, &dest).unwrap();
+        assert_eq!(for_dest.ranges(), region);
+        assert_eq!(Reach::of_option(SOL_RDS, 3, &[0; 16]), None);
+        assert_eq!(Reach::of_control(&cmsg(2, &[7])), None);
+
+        let pieces = [4096_u64, 10, 4106, 20, 9000, 5, 9100, 0, 9200, u64::MAX];
+        let vector = (&raw const pieces) as u64;
+        let args = |count, flags| {
+            Reach::of_control(&cmsg(ARGS, &[0, 0, 128, vector, count, flags, 0])).unwrap()
+        };
+        let expect = |count: u64, access| {
+            let vector = range(vector, 16 * count, Read, Call);
+            let [first, second] =
+                [(4096, 30), (9000, 5)].map(|(at, len)| range(at, len, access, Operation));
+            [vector, first, second]
+        };
+        assert_eq!(args(5, 0).ranges(), expect(5, Write));
+        assert_eq!(args(3, WRITE).ranges(), expect(3, Read));
+        assert_eq!(args(1025, WRITE), Reach::default());
+        let atomic = Reach::of_control(&cmsg(6, &[0, 0x7000, 0, 0, 0, 0, 0, 0, 0])).unwrap();
+        assert_eq!(atomic.ranges(), [range(0x7000, 8, Write, Operation)]);
+    }
+
     #[test]
     fn a_program_gives_memory_for_what_is_about_memory_only() {
-        assert!(option_is_about_memory(SOL_RDS, GET_MR));
-        assert!(!option_is_about_memory(1, GET_MR) && !option_is_about_memory(SOL_RDS, 1));
+        let option = |level, name, len| Reach::of_option(level, name, &vec![7; len]).is_some();
+        assert!(option(SOL_RDS, GET_MR, 32) && option(SOL_RDS, GET_MR_FOR_DEST, 160));
+        assert!(!option(1, GET_MR, 32) && !option(SOL_RDS, 1, 32) && !option(SOL_RDS, GET_MR, 31));
+        let control = |bytes: &[u8]| Reach::of_control(bytes).is_some();
         for kind in [ARGS, MAP, 6, 7, 8, 9] {
             let about = [cmsg(12, &[7]), cmsg(kind, &[0; 9])].concat();
-            assert!(control_is_about_memory(&about), "{kind}");
+            assert!(control(&about), "{kind}");
         }
         let mut other = cmsg(MAP, &[0; 4]);
         other[8] = 1;
-        assert!(!control_is_about_memory(&other) && !control_is_about_memory(&cmsg(2, &[7])));
-        assert!(!control_is_about_memory(b"") && !control_is_about_memory(&[0xff; 64]));
+        assert!(!control(&other) && !control(&cmsg(2, &[7])) && !control(&cmsg(MAP, &[0; 3])));
+        assert!(!control(b"") && !control(&[0xff; 64]));
+    }
+
+    #[test]
+    fn a_key_that_is_freed_is_known() {
+        let value = [7_u64.to_ne_bytes(), [0xff; 8]].concat();
+        assert_eq!(freed(SOL_RDS, FREE_MR, &value), Some(7));
+        assert_eq!(freed(1, FREE_MR, &value), None);
+        assert_eq!(freed(SOL_RDS, GET_MR, &value), None);
+        assert_eq!(freed(SOL_RDS, FREE_MR, &value[..15]), None);
+        assert_eq!(freed(SOL_RDS, FREE_MR, &[0; 16]), None, "no key, and all that are unused");
     }
 
     #[test]

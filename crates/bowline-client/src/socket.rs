@@ -9,9 +9,10 @@ use bowline_attach::{
     Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN, name,
 };
 
+use crate::agent;
 use crate::channel::{Answer, Channel, Descriptors, errno_of};
 use crate::node::Node;
-use crate::reach;
+use crate::reach::{self, Reach};
 use crate::system;
 use crate::trust;
 
@@ -38,14 +39,14 @@ struct Request<'a> {
     control: &'a [u8],
     payload: &'a [libc::iovec],
     may_wait: bool,
-    /// What it is about is memory of this process.
-    about_memory: bool,
+    /// Memory of this process that it is about.
+    memory: Option<&'a Reach>,
 }
 
 impl Request<'_> {
     /// A request of numbers only, which never waits.
     const fn of(head: Head) -> Self {
-        Self { head, name: &[], control: &[], payload: &[], may_wait: false, about_memory: false }
+        Self { head, name: &[], control: &[], payload: &[], may_wait: false, memory: None }
     }
 }
 
@@ -142,21 +143,48 @@ impl<D: Descriptors> Socket<'_, D> {
     /// A channel for a request. One about memory of this process goes over a channel over which the
     /// node has been given that: it was made through this socket, so that nobody else gets it.
     fn channel_for(&self, request: &Request<'_>) -> Result<Channel<D>, c_int> {
-        if !request.about_memory {
+        let Some(reach) = request.memory else {
             return self.node.channel(self.fd);
-        }
+        };
         if let Some(channel) = self.node.idle_channel_that_has_shown() {
             return Ok(channel);
         }
         let (mut channel, welcome) = self.node.new_channel(self.fd)?;
-        if trust::maker(self.fd).is_some_and(trust::may_have_memory) {
-            let memory = system::open_memory()?;
-            // A node that does not want it says so again in the answer to the request.
-            let shown = channel.show_memory(&welcome, memory);
-            system::close(memory);
-            shown.or_else(|errno| if errno == libc::ENETDOWN { Err(errno) } else { Ok(()) })?;
+        // A node that does not want it says so again in the answer to the request.
+        let shown = match trust::maker(self.fd) {
+            None => Ok(()),
+            Some(maker) if trust::may_have_memory(maker.uid) => {
+                let memory = system::open_memory()?;
+                let shown = channel.show_memory(&welcome, memory);
+                system::close(memory);
+                shown
+            }
+            Some(maker) => {
+                let node = trust::number_of(maker);
+                channel.show_given(agent::give::<D>(node, self.handle, reach)?)
+            }
+        };
+        match shown {
+            Err(libc::ENETDOWN) => Err(libc::ENETDOWN),
+            _ => Ok(channel),
         }
-        Ok(channel)
+    }
+
+    /// Takes the region with a key back from a node that has an agent give it.
+    fn free_memory(&self, cookie: u64) {
+        if let Some(maker) = trust::maker(self.fd) {
+            agent::take_back(trust::number_of(maker), self.handle, Some(cookie));
+        }
+    }
+
+    /// The descriptor is about to be closed. With the last one that this process has, all is taken
+    /// back that an agent gives for the socket.
+    pub fn closes(&self) {
+        let Some(maker) = trust::maker(self.fd) else { return };
+        let node = trust::number_of(maker);
+        if agent::is_giving(node, self.handle) && !system::has_other_descriptor(self.fd) {
+            agent::take_back(node, self.handle, None);
+        }
     }
 
     /// Asks the node; returns the channel from which the rest of the answer is to be read. A
@@ -186,6 +214,7 @@ impl<D: Descriptors> Socket<'_, D> {
                 self.heed(head.op, answer);
                 return Err(errno_of(answer.value));
             }
+            channel.accept();
             return Ok((channel, answer));
         }
     }
@@ -299,11 +328,16 @@ impl<D: Descriptors> Socket<'_, D> {
     /// As [`bind`](Self::bind).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
         let head = self.head(Op::SetOption, level, name);
-        let unreachable: &[u8] = if reach::option(level, name, value) { &[] } else { &[1] };
+        let reach = Reach::of_option(level, name, value);
+        let is_writable = reach.as_ref().is_none_or(Reach::is_writable);
+        let unreachable: &[u8] = if is_writable { &[] } else { &[1] };
         let payload = [piece_of(value)];
-        let about_memory = reach::option_is_about_memory(level, name);
+        if let Some(cookie) = reach::freed(level, name, value) {
+            self.free_memory(cookie);
+        }
+        let memory = reach.as_ref();
         let request =
-            Request { control: unreachable, payload: &payload, about_memory, ..Request::of(head) };
+            Request { control: unreachable, payload: &payload, memory, ..Request::of(head) };
         let (mut channel, answer) = self.ask(&request)?;
         channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
         self.node.keep(channel);
@@ -381,10 +415,11 @@ impl<D: Descriptors> Socket<'_, D> {
         }
         let may_wait = !self.is_nonblocking(flags);
         let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
-        let unreachable = !control.is_empty() && !reach::control(control);
-        let head = self.head(Op::Send, flags, c_int::from(unreachable));
-        let about_memory = reach::control_is_about_memory(control);
-        let request = Request { head, name, control, payload, may_wait, about_memory };
+        let reach = Reach::of_control(control);
+        let is_writable = reach.as_ref().is_none_or(Reach::is_writable);
+        let head = self.head(Op::Send, flags, c_int::from(!is_writable));
+        let memory = reach.as_ref();
+        let request = Request { head, name, control, payload, may_wait, memory };
         let (mut channel, answer) = self.ask(&request)?;
         channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
         self.node.keep(channel);

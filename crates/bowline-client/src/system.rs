@@ -13,7 +13,7 @@ fn errno() -> c_int {
 }
 
 /// The result of a system call: its value, or the error number.
-fn result(value: c_long) -> Result<usize, c_int> {
+pub(crate) fn result(value: c_long) -> Result<usize, c_int> {
     usize::try_from(value).map_err(|_| errno())
 }
 
@@ -21,9 +21,10 @@ fn result(value: c_long) -> Result<usize, c_int> {
 macro_rules! system {
     ($number:ident $(, $arg:expr)*) => {
         // SAFETY: the caller's pointers are valid for the lengths given, or the system says EFAULT.
-        result(unsafe { libc::syscall(libc::$number $(, $arg)*) })
+        $crate::system::result(unsafe { libc::syscall(libc::$number $(, $arg)*) })
     };
 }
+pub(crate) use system;
 
 /// `close(2)`.
 pub fn close(fd: c_int) {
@@ -131,6 +132,22 @@ pub(crate) fn peer(fd: c_int) -> Result<libc::ucred, c_int> {
     get_option(fd, libc::SO_PEERCRED, &mut peer).map(|()| peer)
 }
 
+/// Tells whether this process has another descriptor of the same socket.
+pub(crate) fn has_other_descriptor(fd: c_int) -> bool {
+    /// Numbers above are looked at by no process that does not raise its limit on purpose.
+    const NUMBERS_MAX: u64 = 1 << 16;
+    let cookie = |fd: c_int| {
+        let mut cookie = 0_u64;
+        get_option(fd, libc::SO_COOKIE, &mut cookie).ok().map(|()| cookie)
+    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let none = ptr::null::<c_void>();
+    let asked = system!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, none, ptr::from_mut(&mut limit));
+    let end = if asked.is_ok() { limit.rlim_cur.min(NUMBERS_MAX) } else { NUMBERS_MAX };
+    let Some(own) = cookie(fd) else { return false };
+    (0..end as c_int).any(|other| other != fd && cookie(other) == Some(own))
+}
+
 /// The network namespace of the calling thread, by the number that the system gives to each once;
 /// 0 where it does not tell (before Linux 5.14).
 pub(crate) fn network_namespace() -> u64 {
@@ -164,25 +181,6 @@ pub(crate) fn populate(at: u64, len: u64, write: bool) -> bool {
         Err(libc::EINVAL) => advise((&raw const advice) as u64, 1).is_err(),
         _ => true,
     }
-}
-
-/// Reads two numbers of this process, of memory that [`populate`] has found; zeroes if it is gone.
-pub(crate) fn read_words(at: u64) -> [u64; 2] {
-    let mut words = [0_u64; 2];
-    let local = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: 16 };
-    let base = ptr::with_exposed_provenance_mut(at as usize);
-    let remote = libc::iovec { iov_base: base, iov_len: 16 };
-    let (local, remote) = (&raw const local, &raw const remote);
-    let copied = system!(
-        SYS_process_vm_readv,
-        getpid(),
-        local,
-        1 as c_long,
-        remote,
-        1 as c_long,
-        0 as c_long
-    );
-    if copied == Ok(16) { words } else { [0; 2] }
 }
 
 /// # Safety

@@ -90,14 +90,20 @@ pub(crate) fn may_have_memory(user: u32) -> bool {
 /// Who made a socket of the kind that nodes make, by whatever name it goes; `None` for others.
 ///
 /// The kernel has noted it when the pair was made, whoever has either end now.
-pub(crate) fn maker(fd: c_int) -> Option<u32> {
+pub(crate) fn maker(fd: c_int) -> Option<libc::ucred> {
     let is_pair = system::option(fd, libc::SO_TYPE) == Ok(libc::SOCK_SEQPACKET)
         && system::option(fd, libc::SO_DOMAIN) == Ok(libc::AF_UNIX);
-    if is_pair { system::peer(fd).ok().map(|peer| peer.uid) } else { None }
+    if is_pair { system::peer(fd).ok() } else { None }
+}
+
+/// What the agent calls the node that made a socket: what the kernel says of it, since a node could
+/// say that it is another.
+pub(crate) fn number_of(maker: libc::ucred) -> u64 {
+    u64::from(maker.uid) << 32 | u64::from(maker.pid.cast_unsigned())
 }
 
 /// Tells whether a descriptor whose peer has the name of a node's socket is one of a node that this
 /// process believes.
 pub fn is_socket_of_node(fd: c_int) -> bool {
-    maker(fd).is_some_and(is_trusted)
+    maker(fd).is_some_and(|maker| is_trusted(maker.uid))
 }

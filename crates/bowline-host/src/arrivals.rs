@@ -28,12 +28,19 @@ pub(crate) struct Arrival {
 
 /// Receives what is there, without waiting.
 pub(crate) fn receive(socket: impl AsFd, to: &mut [u8]) -> Result<Arrival, Errno> {
+    receive_pieces(socket, &mut [IoSliceMut::new(to)])
+}
+
+/// The same, into several pieces.
+pub(crate) fn receive_pieces(
+    socket: impl AsFd,
+    pieces: &mut [IoSliceMut<'_>],
+) -> Result<Arrival, Errno> {
     const ROOM: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX), ScmCredentials(1));
     let mut space = [MaybeUninit::uninit(); ROOM];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut pieces = [IoSliceMut::new(to)];
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got = recvmsg(socket, &mut pieces, &mut control, flags)?;
+    let got = recvmsg(socket, pieces, &mut control, flags)?;
     let mut arrival = Arrival { len: got.bytes, descriptors: Vec::new(), sender: None };
     for message in control.drain() {
         match message {

@@ -48,7 +48,8 @@ impl Caller {
     }
 }
 
-fn is_unnamed(name: &rustix::net::SocketAddrAny) -> bool {
+/// Tells whether an end of a socket has no name.
+pub(crate) fn is_unnamed(name: &rustix::net::SocketAddrAny) -> bool {
     let family = size_of::<libc::sa_family_t>();
     usize::try_from(name.addr_len()).is_ok_and(|len| len <= family)
 }

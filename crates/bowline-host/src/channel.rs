@@ -132,9 +132,7 @@ impl Channel {
 
     /// All descriptors of a channel that has ended, to be closed.
     pub(crate) fn into_all(self) -> impl Iterator<Item = OwnedFd> {
-        let memory = self.memory.map(ProcessMemory::into_descriptor);
-        let others = self.descriptor.into_iter().chain(memory.flatten());
-        std::iter::once(self.stream.into()).chain(self.unwanted).chain(others)
+        std::iter::once(self.stream.into()).chain(self.unwanted).chain(self.descriptor)
     }
 
     /// Descriptors that no request wants.

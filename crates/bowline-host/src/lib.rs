@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod accounts;
+mod agent;
 mod arrivals;
 mod caller;
 mod channel;

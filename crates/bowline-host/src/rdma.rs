@@ -1,23 +1,25 @@
 //! RDMA of programs: memory of theirs that peers may use, and operations on that of peers. Spec:
 //! `docs/spec/rds-rdma.md`, sections 9 and 10.
 //!
-//! The node reaches the memory of a program through a descriptor of `/proc/self/mem` that the
-//! program has opened and sent [RMR-10].
+//! The node reaches the memory of a program through a descriptor that the program sends: of its
+//! `/proc/self/mem` [RMR-10], or of a socket whose other end is the program's agent [RMR-12].
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use bowline_attach::{NAME_MAX, name};
+use bowline_attach::{Frame, NAME_MAX, NONCE_LEN, name};
 use bowline_base::Errno;
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
 };
-use bowline_rds_driver::{Driver, RdmaMemory};
-use rustix::fs::OFlags;
+use bowline_rds_driver::{Driver, ForeignMemory, ProcessFile, RdmaMemory};
+use rustix::fs::{FileType, OFlags};
 
+use crate::agent::{Agent, close_elsewhere};
+use crate::arrivals::PROC_SUPER_MAGIC;
+use crate::caller::Caller;
 use crate::control::Given;
 use crate::requests::Answer;
 use crate::service::{Service, errno};
@@ -31,8 +33,6 @@ const FREE_MR_ARGS_LEN: usize = 16;
 /// Most pieces of local memory of an operation [RDMA-32].
 const PIECES_MAX: u64 = RDMA_PIECES_MAX as u64;
 const PAGE: u64 = 4096;
-/// What `fstatfs` says of a file of procfs.
-const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
 const WRITE: u64 = 0x01;
 const FENCE: u64 = 0x02;
@@ -49,10 +49,25 @@ pub(crate) const GET_MR: i32 = 2;
 pub(crate) const FREE_MR: i32 = 3;
 pub(crate) const GET_MR_FOR_DEST: i32 = 7;
 
-/// The memory of a process.
+/// Lowest address at which a program proves that a file is its memory. No other file of procfs has
+/// anything so far from its beginning that a program can choose.
+const PROOF_MIN: u64 = 1 << 32;
+
+/// What a program says when it shows its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown<'a> {
+    /// The process at the other end of the channel.
+    pub(crate) caller: &'a Caller,
+    /// The address at which the nonce of the channel stands, and the nonce.
+    pub(crate) proof: (u64, [u8; NONCE_LEN]),
+    /// What an agent calls the memory.
+    pub(crate) grant: u64,
+}
+
+/// The memory of a process, or what it gives of it.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
-    file: Arc<File>,
+    memory: Arc<dyn ForeignMemory>,
     /// The same, for devices.
     whole: Arc<RdmaMemory>,
 }
@@ -60,51 +75,62 @@ pub(crate) struct ProcessMemory {
 impl ProcessMemory {
     /// Takes a descriptor that a program has sent, if it is what it should be: reading another file
     /// could wait for ever.
-    fn new(descriptor: OwnedFd) -> Result<Self, Errno> {
-        let system = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        let kind = rustix::fs::fstatfs(&descriptor).map_err(system)?.f_type;
-        let flags = rustix::fs::fcntl_getfl(&descriptor).map_err(system)?;
-        let link = format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd());
-        let name = std::fs::read_link(link).map_err(|error| Errno::of(&error))?;
-        if kind as i64 != PROC_SUPER_MAGIC
-            || name.file_name().is_none_or(|name| name != "mem")
-            || flags & OFlags::RWMODE != OFlags::RDWR
-        {
+    ///
+    /// # Errors
+    /// EBADF for another descriptor, which is closed where that keeps nobody waiting.
+    pub(crate) fn new(descriptor: OwnedFd, shown: &Shown<'_>) -> Result<Self, Errno> {
+        let kind =
+            rustix::fs::fstat(&descriptor).map(|found| FileType::from_raw_mode(found.st_mode));
+        if kind == Ok(FileType::Socket) {
+            let agent = Agent::of(descriptor, shown.caller)?;
+            return Ok(Self { whole: agent.memory(shown.grant), memory: agent });
+        }
+        if !Self::is_of_procfs(&descriptor) {
+            close_elsewhere(shown.caller.user, [descriptor]);
             return Err(Errno::EBADF);
         }
-        let file = Arc::new(File::from(descriptor));
-        let whole = RdmaMemory::of_process(Arc::clone(&file));
-        Ok(Self { file, whole })
-    }
-
-    /// Its descriptor, if nobody else uses it.
-    pub(crate) fn into_descriptor(self) -> Option<OwnedFd> {
-        drop(self.whole);
-        Arc::into_inner(self.file).map(OwnedFd::from)
-    }
-
-    fn read<const N: usize>(&self, at: u64) -> Result<[u8; N], Errno> {
-        let mut bytes = [0; N];
-        self.file.read_exact_at(&mut bytes, at).map_err(|_| Errno::EFAULT)?;
-        Ok(bytes)
-    }
-
-    /// Checks that a program has memory, page by page. Whether it may write there, it has said.
-    fn check(&self, at: u64, len: u64) -> Result<(), Errno> {
-        let end = at.checked_add(len).ok_or(Errno::EINVAL)?;
-        let mut page = at;
-        while page < end {
-            self.read::<1>(page)?;
-            page = (page | (PAGE - 1)).checked_add(1).ok_or(Errno::EFAULT)?;
+        let memory = ProcessFile::new(File::from(descriptor));
+        let (at, nonce) = shown.proof;
+        let mut found = [0; NONCE_LEN];
+        if at < PROOF_MIN || memory.read(at, &mut found) < NONCE_LEN || found != nonce {
+            return Err(Errno::EBADF);
         }
-        Ok(())
+        let memory: Arc<dyn ForeignMemory> = Arc::new(memory);
+        let whole = RdmaMemory::of_process(Arc::clone(&memory));
+        Ok(Self { memory, whole })
     }
 
-    /// A piece of the memory for an operation.
-    fn piece(&self, at: u64, len: u64) -> Result<RdmaPiece, Errno> {
-        self.check(at, len)?;
-        let range = usize::try_from(at).ok().zip(usize::try_from(at + len).ok());
-        range.and_then(|(start, end)| self.whole.piece(start..end)).ok_or(Errno::EFAULT)
+    fn is_of_procfs(descriptor: &OwnedFd) -> bool {
+        let kind = rustix::fs::fstatfs(descriptor).map(|found| i128::from(found.f_type));
+        let flags = rustix::fs::fcntl_getfl(descriptor);
+        let access = flags.map(|flags| flags & (OFlags::RWMODE | OFlags::PATH));
+        (kind, access) == (Ok(PROC_SUPER_MAGIC), Ok(OFlags::RDWR))
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Errno> {
+        if self.memory.read(at, out) == out.len() { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    /// Checks that a program has memory. Whether it may write there, it has said.
+    fn check(&self, ranges: &[(u64, u64)]) -> Result<(), Errno> {
+        if self.memory.has(ranges) { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    /// Stores a key where the program wants it.
+    fn store(&self, at: u64, cookie: u64) -> Result<(), Errno> {
+        let bytes = cookie.to_ne_bytes();
+        if self.memory.write(at, &bytes) == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    /// Pieces of the memory for an operation.
+    fn pieces(&self, ranges: &[(u64, u64)]) -> Result<Vec<RdmaPiece>, Errno> {
+        self.check(ranges)?;
+        let piece = |&(at, len): &(u64, u64)| {
+            let end = at.checked_add(len).and_then(|end| usize::try_from(end).ok());
+            let range = usize::try_from(at).ok().zip(end);
+            range.and_then(|(start, end)| self.whole.piece(start..end)).ok_or(Errno::EFAULT)
+        };
+        ranges.iter().map(piece).collect()
     }
 }
 
@@ -187,16 +213,29 @@ fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
 }
 
 impl Service {
-    /// A process shows its memory.
+    /// A process shows its memory: `value` is what an agent calls it, the payload is the address of
+    /// the nonce.
     pub(crate) fn show_memory(
         &mut self,
         number: u64,
+        frame: Frame<'_>,
         descriptor: Option<OwnedFd>,
-        _payload: &[u8],
     ) -> Result<Answer, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
-        self.accounts.check_rdma(&channel.caller)?;
-        channel.memory = Some(ProcessMemory::new(descriptor.ok_or(Errno::EBADF)?)?);
+        let descriptor = descriptor.ok_or(Errno::EBADF)?;
+        let permitted = self.accounts.check_rdma(&channel.caller);
+        let at = permitted.and_then(|()| frame.payload.try_into().map_err(|_| Errno::EINVAL));
+        let at = match at {
+            Ok(at) => at,
+            Err(errno) => {
+                close_elsewhere(channel.caller.user, [descriptor]);
+                return Err(errno);
+            }
+        };
+        let proof = (u64::from_ne_bytes(at), channel.nonce);
+        let shown =
+            Shown { caller: &channel.caller, proof, grant: frame.head.value.cast_unsigned() };
+        channel.memory = Some(ProcessMemory::new(descriptor, &shown)?);
         Ok(Answer::of(0))
     }
 
@@ -225,17 +264,16 @@ impl Service {
         }
         self.driver.with_core(|core, _| core.check_region(id, len)).map_err(|e| e.errno())?;
         let process = self.memory(number)?;
-        process.check(at, len)?;
+        process.check(&[(at, len)])?;
         if !may_write {
             return Err(Errno::EFAULT.into());
         }
-        let stores = |cookie: u64| process.file.write_all_at(&cookie.to_ne_bytes(), cookie_at);
         let range = usize::try_from(at).ok().zip(usize::try_from(end).ok());
         let (start, end) = range.ok_or(Errno::EFAULT)?;
         let use_once = flags & USE_ONCE != 0;
         let cookie = self.driver.rdma_register(id, &process.whole, start..end, peer, use_once);
         let cookie = cookie.map_err(|error| errno(&error))?;
-        if cookie_at != 0 && stores(cookie).is_err() {
+        if cookie_at != 0 && process.store(cookie_at, cookie).is_err() {
             let _ = self.driver.rdma_free(id, cookie);
             return Err(Errno::EFAULT.into());
         }
@@ -344,10 +382,11 @@ impl Service {
         }
         let process = self.memory(number)?;
         // All lengths are looked at before any of the memory is [RDMA-11], [RDMA-12].
+        let mut bytes = vec![0; 16 * count as usize];
+        process.read(vector, &mut bytes)?;
         let mut pieces = Vec::new();
-        for n in 0..count {
-            let at = vector.checked_add(16 * n).ok_or(Errno::EFAULT)?;
-            let [at, len] = words(&process.read::<16>(at)?);
+        for piece in bytes.chunks_exact(16) {
+            let [at, len] = words(piece);
             if len == 0 || u32::try_from(len).is_err() || at.checked_add(len).is_none() {
                 return Err(Errno::EINVAL.into());
             }
@@ -359,8 +398,7 @@ impl Service {
         if pieces.iter().map(|(_, len)| len).sum::<u64>() > len {
             return Err(Errno::EINVAL.into());
         }
-        let piece = |&(at, len): &(u64, u64)| process.piece(at, len);
-        let local = pieces.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
+        let local = process.pieces(&pieces)?;
         if !may_write {
             return Err(Errno::EFAULT.into());
         }
@@ -392,7 +430,7 @@ impl Service {
         if at % 8 != 0 || !may_write {
             return Err(Errno::EFAULT.into()); // [ATOM-4]
         }
-        let local = vec![process.piece(at, 8)?];
+        let local = process.pieces(&[(at, 8)])?;
         Ok(RdmaOp {
             access,
             cookie,
@@ -411,28 +449,165 @@ impl Service {
 mod tests {
     use super::*;
 
-    fn shown(path: &str, write: bool) -> Result<ProcessMemory, Errno> {
-        ProcessMemory::new(File::options().read(true).write(write).open(path).unwrap().into())
+    use std::os::fd::AsFd;
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+
+    use bowline_testkit::skipped;
+
+    fn own() -> Caller {
+        Caller::of(std::os::unix::net::UnixStream::pair().unwrap().0).unwrap()
+    }
+
+    fn opened(path: impl AsRef<Path>, write: bool) -> OwnedFd {
+        File::options().read(true).write(write).open(path).unwrap().into()
+    }
+
+    fn shown(descriptor: OwnedFd, proof: (u64, [u8; NONCE_LEN])) -> Result<ProcessMemory, Errno> {
+        ProcessMemory::new(descriptor, &Shown { caller: &own(), proof, grant: 0 })
+    }
+
+    const NONCE: [u8; NONCE_LEN] = *b"sixteen of them.";
+
+    /// Where the nonce stands in this process.
+    fn at(nonce: &[u8; NONCE_LEN]) -> u64 {
+        std::ptr::from_ref(nonce).expose_provenance() as u64
     }
 
     // tests [RMR-10]
     #[test]
-    fn only_the_memory_of_a_process_is_taken_for_it() {
-        let own = shown("/proc/self/mem", true).expect("memory");
+    fn memory_is_what_has_the_nonce_of_its_channel() {
+        let nonce = std::hint::black_box(NONCE);
+        let proof = (at(&nonce), nonce);
+        let own = shown(opened("/proc/self/mem", true), proof).expect("memory");
         let word = 0x1234_5678_9abc_def0_u64;
         let at = (&raw const word) as u64;
-        assert_eq!(own.read::<8>(at), Ok(word.to_ne_bytes()));
-        assert_eq!(own.check(at, 8), Ok(()));
-        assert_eq!(own.check(0, 8), Err(Errno::EFAULT));
-        assert_eq!(own.check(u64::MAX - 7, 7), Err(Errno::EFAULT));
-        assert_eq!(own.check(u64::MAX - 7, 9), Err(Errno::EINVAL));
-        assert_eq!(shown("/proc/self/mem", false).err(), Some(Errno::EBADF));
-        assert_eq!(shown("/proc/self/comm", true).err(), Some(Errno::EBADF));
-        let file = std::env::temp_dir().join(format!("bowline-{}", std::process::id())).join("mem");
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        std::fs::write(&file, b"no process").unwrap();
-        assert_eq!(shown(file.to_str().unwrap(), true).err(), Some(Errno::EBADF));
-        std::fs::remove_dir_all(file.parent().unwrap()).unwrap();
+        let mut found = [0; 8];
+        assert_eq!(own.read(at, &mut found), Ok(()));
+        assert_eq!(found, word.to_ne_bytes());
+        assert_eq!(own.check(&[(at, 8)]), Ok(()));
+        assert_eq!(own.check(&[(at, 8), (0, 8)]), Err(Errno::EFAULT));
+        assert_eq!(own.check(&[(u64::MAX - 7, 7)]), Err(Errno::EFAULT));
+        assert_eq!(own.check(&[(u64::MAX - 7, 9)]), Err(Errno::EFAULT));
+        let mut other = nonce;
+        other[15] ^= 1;
+        for (descriptor, proof) in [
+            (opened("/proc/self/mem", false), proof),
+            (opened("/proc/self/mem", true), (proof.0 + 1, nonce)),
+            (opened("/proc/self/mem", true), (proof.0, other)),
+            (opened("/proc/self/mem", true), (0, nonce)),
+            (opened("/proc/self/comm", true), proof),
+            (opened("/proc/self/oom_score_adj", true), proof),
+            (opened("/dev/null", true), proof),
+        ] {
+            assert_eq!(shown(descriptor, proof).err(), Some(Errno::EBADF), "{proof:?}");
+        }
+    }
+
+    /// A program chooses what a file of procfs says, and so may know the nonce to be there.
+    // tests [RMR-10]
+    #[test]
+    fn a_file_of_procfs_with_the_nonce_in_it_is_no_memory() {
+        std::thread::spawn(|| {
+            let comm = opened("/proc/thread-self/comm", true);
+            rustix::io::write(&comm, b"fifteen of them").unwrap();
+            let nonce = *b"fifteen of them\n";
+            let mut found = [0; NONCE_LEN];
+            assert_eq!(rustix::io::pread(&comm, &mut found, 0), Ok(NONCE_LEN));
+            assert_eq!(found, nonce);
+            assert_eq!(shown(comm, (0, nonce)).err(), Some(Errno::EBADF));
+        })
+        .join()
+        .unwrap();
+    }
+
+    /// Another process, which is ended.
+    struct Other(Child);
+
+    impl Other {
+        fn runs(command: &mut Command) -> Option<Self> {
+            let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().ok()?;
+            let mut said = [0; 6];
+            let out = child.stdout.as_mut()?;
+            let is_ready = std::io::Read::read_exact(out, &mut said).is_ok();
+            let other = Self(child);
+            is_ready.then_some(other)
+        }
+    }
+
+    impl Drop for Other {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    // tests [RMR-10]
+    #[test]
+    fn a_file_that_is_mounted_over_one_called_mem_is_no_memory() {
+        let script = "d=$(mktemp -d) && mount -t tmpfs none $d && touch $d/mem \
+            && mount --bind /proc/self/oom_score_adj $d/mem && exec 3<>$d/mem \
+            && echo ready && exec sleep 100";
+        let mut command = Command::new("unshare");
+        let Some(other) = Other::runs(command.args(["-Urm", "sh", "-c", script])) else {
+            return skipped::because("no user namespace can be made in which files are mounted");
+        };
+        let descriptor = opened(format!("/proc/{}/fd/3", other.0.id()), true);
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor));
+        assert!(std::fs::read_link(link).unwrap().ends_with("mem"), "it is called so");
+        assert!(ProcessMemory::is_of_procfs(&descriptor));
+        let nonce = std::hint::black_box(NONCE);
+        assert_eq!(shown(descriptor, (at(&nonce), nonce)).err(), Some(Errno::EBADF));
+    }
+
+    /// A process gives what it has opened: it could as well read it and give what it has read.
+    // tests [RMR-10]
+    #[test]
+    fn memory_of_another_process_is_taken_only_with_the_nonce_in_it() {
+        let nonce = std::hint::black_box(NONCE);
+        let other = Other::runs(Command::new("sh").args(["-c", "echo ready; read line"]));
+        let other = other.expect("a process");
+        let memory = format!("/proc/{}/mem", other.0.id());
+        assert_eq!(shown(opened(&memory, true), (at(&nonce), nonce)).err(), Some(Errno::EBADF));
+        let place = std::fs::read_to_string(format!("/proc/{}/maps", other.0.id())).unwrap();
+        let stack = place.lines().find(|line| line.ends_with("[stack]")).unwrap();
+        let stack = u64::from_str_radix(stack.split('-').next().unwrap(), 16).unwrap();
+        let file = File::options().write(true).open(&memory).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &nonce, stack).unwrap();
+        assert!(shown(opened(&memory, true), (stack, nonce)).is_ok());
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn an_agent_is_one_end_of_a_pair_that_its_process_has_made() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let pair =
+            |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let shown = |descriptor: OwnedFd, caller| {
+            ProcessMemory::new(descriptor, &Shown { caller: &caller, proof: (0, NONCE), grant: 0 })
+        };
+        let (_kept, end) = pair(SocketType::SEQPACKET);
+        let again = end.as_fd().try_clone_to_owned().unwrap();
+        let first = Agent::of(end, &own()).expect("an agent");
+        assert!(Arc::ptr_eq(&Agent::of(again, &own()).unwrap(), &first), "the same socket");
+        for kind in [SocketType::STREAM, SocketType::DGRAM] {
+            let (_kept, end) = pair(kind);
+            assert_eq!(shown(end, own()).err(), Some(Errno::EBADF));
+        }
+        let other_process = Caller { process: own().process + 1, ..own() };
+        let other_user = Caller { user: own().user + 1, ..own() };
+        for caller in [other_process, other_user] {
+            let (_kept, end) = pair(SocketType::SEQPACKET);
+            assert_eq!(shown(end, caller).err(), Some(Errno::EBADF));
+        }
+        let name = format!("bowline-rdma-test/{}", std::process::id());
+        let name = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let (kept, end) = pair(SocketType::SEQPACKET);
+        rustix::net::bind(&kept, &name).unwrap();
+        assert_eq!(shown(end, own()).err(), Some(Errno::EBADF), "the other end has a name");
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(shown(tcp.into(), own()).err(), Some(Errno::EBADF));
     }
 
     // tests [RDMA-5] [RMR-8]

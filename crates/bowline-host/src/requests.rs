@@ -83,7 +83,7 @@ impl Service {
             },
             Op::Open => self.open(number, a, b),
             Op::Attach => self.attach(number, descriptor),
-            Op::Memory => self.show_memory(number, descriptor, frame.payload),
+            Op::Memory => self.show_memory(number, frame, descriptor),
             Op::Look => {
                 self.activate(value.cast_unsigned());
                 return Outcome::Nothing;

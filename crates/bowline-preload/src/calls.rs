@@ -17,7 +17,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_client::{Message, Pieces};
+use bowline_client::{Message, Pieces, agent};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::real::{fail, hidden};
@@ -461,6 +461,15 @@ fn is_copy(made: c_int) -> c_int {
 fn make_way(fd: c_int) {
     if table::is_ours(fd) {
         nodes::close_idle();
+        make_way_of_agent(fd as c_uint, fd as c_uint);
+    }
+    table::closes(fd);
+}
+
+/// The program takes, or closes, numbers that the agent of its memory may have.
+fn make_way_of_agent(first: c_uint, last: c_uint) {
+    if table::is_this_process() {
+        agent::make_way(first, last);
     }
 }
 
@@ -498,6 +507,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         // The program has no such descriptor.
         return fail(libc::EBADF);
     }
+    table::closes(fd);
     table::forget(fd);
     hidden!(close(fd: c_int) -> c_int)
 }
@@ -505,6 +515,9 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     nodes::close_idle();
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+        make_way_of_agent(first, last);
+    }
     table::forget_range(first as usize, last as usize);
     hidden!(close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int)
 }
@@ -512,6 +525,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     nodes::close_idle();
+    make_way_of_agent(c_uint::try_from(first).unwrap_or(0), c_uint::MAX);
     table::forget_range(usize::try_from(first).unwrap_or(0), usize::MAX - 1);
     // A C library without it has no callers of it either.
     let _: *mut c_void = hidden!(closefrom(first: c_int) -> *mut c_void);

@@ -55,6 +55,22 @@ fn memory_of_programs_is_written_and_read_by_programs_of_another_node() {
     peer.is_empty_again();
 }
 
+// tests [RMR-12]
+#[test]
+fn nodes_of_another_user_use_the_memory_that_programs_name_as_any_node_does() {
+    let Some([own, peer]) = Scene::rdma_pair_of_others() else {
+        return skipped::because("only root may start a node as another user");
+    };
+    for script in ["rdma.py", "rdma_others.py"] {
+        let place = peer.folder.join("host.sock");
+        let mut program = own.command("python3");
+        program.arg(scene::script(script)).args(&own.addresses).arg(place);
+        finish(program.env("BOWLINE_TEST_AGENT", "1").spawn().expect("python3 starts"), script);
+        own.is_empty_again();
+        peer.is_empty_again();
+    }
+}
+
 #[test]
 fn what_a_program_writes_comes_whole_or_not_at_all_when_it_ends() {
     let [own, peer] = Scene::rdma_pair();

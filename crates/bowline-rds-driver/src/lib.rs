@@ -49,5 +49,7 @@ pub use helper::{Background, Turn};
 pub use rdma::{RdmaDevices, RdmaMemory};
 pub use stats::DriverStats;
 
+pub use bowline_verbs::{ForeignMemory, ProcessFile};
+
 /// TCP port of RDS, the same on every node [spec 2.1].
 pub const RDS_TCP_PORT: u16 = 16_385;

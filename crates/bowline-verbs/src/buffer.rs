@@ -1,10 +1,9 @@
 //! Memory that peers may read and write.
 
-use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::foreign::ForeignMemory;
+use crate::foreign::{Foreign, ForeignMemory};
 use crate::prefetch::{CACHE_LINE, prefetch_line};
 
 /// A range of a buffer, for reads and writes that need no region or key.
@@ -36,7 +35,7 @@ pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
     direct_placement: bool,
-    foreign: Option<Box<ForeignMemory>>,
+    foreign: Option<Box<Foreign>>,
 }
 
 // SAFETY: the memory belongs to the buffer alone, is reached only through raw copies, and stays
@@ -87,21 +86,20 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// The whole memory of another process, by a descriptor of its `/proc/self/mem` that it has
-    /// opened itself; offsets are its addresses. Bytes that the process does not have, or has no
-    /// longer, read as zeroes, and what is written to them is lost; [`Buffer::faults`] counts
-    /// these. Access may wait for as long as
-    /// the process lets it, for example when a file system in userspace is behind the memory: only
-    /// the memory of processes that are trusted not to stop this one may be used.
+    /// The memory of another process; offsets are its addresses. Bytes that the process does not
+    /// have, or has no longer, or does not give, read as zeroes, and what is written to them is
+    /// lost; [`Buffer::faults`] counts these. How long an access may take is for the
+    /// [`ForeignMemory`] to say: through a file of `/proc` as long as the process lets it, for
+    /// example when a file system in userspace is behind the memory.
     ///
     /// Devices other than software ones cannot use it, and no address in this process stands for
     /// it.
-    pub fn of_process(memory: Arc<File>) -> Self {
+    pub fn of_process(memory: Arc<dyn ForeignMemory>) -> Self {
         Self {
             start: NonNull::dangling(),
             len: isize::MAX as usize,
             direct_placement: false,
-            foreign: Some(Box::new(ForeignMemory::new(memory))),
+            foreign: Some(Box::new(Foreign::new(memory))),
         }
     }
 
@@ -376,6 +374,12 @@ impl Drop for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ProcessFile;
+
+    fn of_process() -> Buffer {
+        let options = std::fs::File::options().read(true).write(true).clone();
+        Buffer::of_process(Arc::new(ProcessFile::new(options.open("/proc/self/mem").unwrap())))
+    }
 
     #[test]
     fn bytes_come_out_as_they_went_in() {
@@ -407,8 +411,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri has no /proc")]
     fn memory_of_a_process_is_read_and_written_by_its_addresses() {
         let own = Buffer::new(10_000).unwrap();
-        let file = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
-        let foreign = Buffer::of_process(Arc::new(file));
+        let foreign = of_process();
         let at = own.addr() as usize;
         assert!(foreign.is_foreign() && !own.is_foreign());
         assert_eq!((foreign.addr(), foreign.allows_direct_placement()), (0, false));
@@ -437,8 +440,7 @@ mod tests {
     fn what_a_process_does_not_have_reads_as_zeroes_and_cannot_be_written() {
         let own = Buffer::new(8_192).unwrap();
         own.write(4_000, &[1; 96]);
-        let file = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
-        let foreign = Buffer::of_process(Arc::new(file));
+        let foreign = of_process();
         let at = own.addr() as usize;
         // SAFETY: the second page of the buffer, which nothing refers to.
         #[allow(unsafe_code)]

@@ -27,6 +27,7 @@ pub use callback::catch_callback_panic;
 pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
 pub use device::{CqId, Device, MrKeys, PdId, Qpn};
 pub use error::{Error, Feature, Object, Resource};
+pub use foreign::{ForeignMemory, ProcessFile};
 pub use invalid::{InvalidReason, QpAttrName, RequestPart};
 pub use path::PathStats;
 pub use prefetch::prefetch;

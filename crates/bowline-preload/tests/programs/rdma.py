@@ -246,8 +246,15 @@ def user(s, owner):
     expect(b"end")
 
 
+def check_threads():
+    """A node of another user has memory given by a thread; any other needs none."""
+    names = [open("/proc/self/task/%s/comm" % task).read().strip() for task in os.listdir("/proc/self/task")]
+    assert ("bowline-memory" in names) == ("BOWLINE_TEST_AGENT" in os.environ), names
+
+
 if SOCKET_OF_PEER == "user":
     user(rds(OWN, 4700), (PEER, 4700))
+    check_threads()
     sys.exit()
 child = os.fork()
 if child == 0:
@@ -255,4 +262,5 @@ if child == 0:
     os.environ["BOWLINE_RDS_SOCKET"] = SOCKET_OF_PEER
     os.execv(sys.executable, [sys.executable, __file__, PEER, OWN, "user"])
 owner(rds(OWN, 4700), (PEER, 4700))
+check_threads()
 assert os.waitpid(child, 0)[1] == 0

@@ -18,6 +18,16 @@ use bowline_roce_driver::{SoftConfig, SoftDevice};
 /// Longest time that a program may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
+/// A user who is nobody else.
+const OTHER: u32 = 64_321;
+
+/// Makes the calling thread, and no other, that of a user.
+fn become_user(user: u32) {
+    use rustix::thread::set_thread_res_uid;
+    let [kept, user] = [u32::MAX, user].map(rustix::process::Uid::from_raw_unchecked);
+    set_thread_res_uid(kept, user, kept).unwrap();
+}
+
 /// A node with two addresses that serves programs.
 pub(crate) struct Scene {
     pub(crate) driver: Driver,
@@ -40,11 +50,20 @@ impl Scene {
     pub(crate) fn at(net: u8, addresses: [String; 2]) -> Self {
         let addrs = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let folder = std::env::temp_dir().join(format!("bowline-{}-{net}", std::process::id()));
-        Self::with(folder, addresses, addrs, RdmaDevices::default())
+        Self::with(folder, addresses, addrs, RdmaDevices::default(), None)
     }
 
     /// Two nodes on a device of software each; for the second both addresses change places.
     pub(crate) fn rdma_pair() -> [Self; 2] {
+        Self::rdma_pair_of(None)
+    }
+
+    /// The same, of nodes that another user runs; `None` where this test may not be another user.
+    pub(crate) fn rdma_pair_of_others() -> Option<[Self; 2]> {
+        rustix::process::geteuid().is_root().then(|| Self::rdma_pair_of(Some(OTHER)))
+    }
+
+    fn rdma_pair_of(user: Option<u32>) -> [Self; 2] {
         let net = Self::next();
         let addresses = [1, 2].map(|host| format!("127.79.{net}.{host}"));
         [0, 1].map(|n| {
@@ -54,7 +73,7 @@ impl Scene {
             let device = SoftDevice::open(config).expect("an address of this machine");
             let name = format!("bowline-{}-{net}-{n}", std::process::id());
             let devices = RdmaDevices(vec![Arc::new(device)]);
-            Self::with(std::env::temp_dir().join(name), addresses, addrs, devices)
+            Self::with(std::env::temp_dir().join(name), addresses, addrs, devices, user)
         })
     }
 
@@ -63,6 +82,7 @@ impl Scene {
         addresses: [String; 2],
         addrs: Vec<IpAddr>,
         rdma: RdmaDevices,
+        user: Option<u32>,
     ) -> Self {
         let core = Config { addrs, generation: 78, ..Config::default() };
         let config = DriverConfig { core, rdma, ..DriverConfig::default() };
@@ -77,8 +97,20 @@ impl Scene {
         };
         std::fs::create_dir(&folder).unwrap();
         let listener = UnixListener::bind(folder.join("host.sock")).unwrap();
-        let host =
-            Some(Host::start(driver.clone(), listener, Policy::default(), Quota::NONE).unwrap());
+        // The node's thread keeps the user of the thread that starts it, and the sockets that it
+        // makes are that user's.
+        let start =
+            || Host::start(driver.clone(), listener, Policy::default(), Quota::NONE).unwrap();
+        let host = Some(match user {
+            Some(user) => {
+                std::os::unix::fs::chown(folder.join("host.sock"), Some(user), None).unwrap();
+                become_user(user);
+                let host = start();
+                become_user(0);
+                host
+            }
+            None => start(),
+        });
         Self { driver, host, folder, addresses }
     }
 

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bowline_rds::Error as CoreError;
 use bowline_verbs::{Access, Buffer, Device, Error, MrKeys, PdId};
 
+use super::RdmaMemory;
+
 /// A protection domain. It ends when nothing is in it any more.
 pub(crate) struct Domain {
     device: Arc<dyn Device>,
@@ -28,6 +30,8 @@ impl Drop for Domain {
 pub(crate) struct Region {
     domain: Arc<Domain>,
     pub(crate) keys: MrKeys,
+    /// What the memory is part of, where that is to be kept for as long.
+    memory: Option<Arc<RdmaMemory>>,
 }
 
 impl Region {
@@ -41,7 +45,13 @@ impl Region {
         access: Access,
     ) -> Result<Self, Error> {
         let keys = domain.device.reg_mr(domain.pd, buffer, offset, len, iova, access)?;
-        Ok(Self { domain: Arc::clone(domain), keys })
+        Ok(Self { domain: Arc::clone(domain), keys, memory: None })
+    }
+
+    /// Keeps what the memory is part of.
+    pub(crate) fn of(mut self, memory: &Arc<RdmaMemory>) -> Self {
+        self.memory = Some(Arc::clone(memory));
+        self
     }
 
     pub(crate) fn is_in(&self, domain: &Arc<Domain>) -> bool {
@@ -52,6 +62,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let _ = self.domain.device.dereg_mr(self.keys.lkey);
+        // Not given back before the device has let go of it.
+        drop(self.memory.take());
     }
 }
 

@@ -1,14 +1,14 @@
 //! Memory for RDMA operations: of this side, and what peers may use.
 
+use core::any::Any;
 use core::fmt;
 use core::ops::Range;
-use std::fs::File;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bowline_base::clock;
 use bowline_rds::{Error as CoreError, RdmaHold, RdmaOp, RdmaPiece, SendMsg, SocketId};
-use bowline_verbs::{Access, Buffer};
+use bowline_verbs::{Access, Buffer, ForeignMemory};
 
 use super::Port;
 use super::domain::{Domain, Region};
@@ -30,7 +30,9 @@ const PAGE: u64 = 4096;
 pub struct RdmaMemory {
     buffer: Arc<Buffer>,
     /// Registered when first used: once, or on a device of rdma-core once for each peer.
-    regions: Mutex<Vec<Region>>,
+    regions: Arc<Mutex<Vec<Region>>>,
+    /// What is dropped with the last use of this.
+    _guard: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl fmt::Debug for RdmaMemory {
@@ -88,14 +90,20 @@ impl RdmaMemory {
 
 impl RdmaMemory {
     fn new(buffer: Buffer) -> Arc<Self> {
-        Arc::new(Self { buffer: Arc::new(buffer), regions: Mutex::default() })
+        Arc::new(Self { buffer: Arc::new(buffer), regions: Arc::default(), _guard: None })
     }
 
-    /// The memory of another process, all of it, by a descriptor of its `/proc/self/mem`: see
-    /// [`Buffer::of_process`]. Only devices of software can use it; others refuse it with
-    /// EOPNOTSUPP.
-    pub fn of_process(memory: Arc<File>) -> Arc<Self> {
+    /// The memory of another process: see [`Buffer::of_process`]. Only devices of software can use
+    /// it; others refuse it with EOPNOTSUPP.
+    pub fn of_process(memory: Arc<dyn ForeignMemory>) -> Arc<Self> {
         Self::new(Buffer::of_process(memory))
+    }
+
+    /// The same memory for some uses: `guard` is dropped when the last of the regions and of the
+    /// operations has ended that were made with what this returns.
+    pub fn guarded(&self, guard: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
+        let (buffer, regions) = (Arc::clone(&self.buffer), Arc::clone(&self.regions));
+        Arc::new(Self { buffer, regions, _guard: Some(guard) })
     }
 
     /// Returns the key of the memory in a domain.
@@ -161,6 +169,7 @@ impl Driver {
         let offset = (memory.buffer.addr() + part.start as u64) % PAGE;
         let part = (part.start, len);
         let region = Region::new(&domain, &memory.buffer, part, Some(offset), SHARED)?;
+        let region = region.of(memory);
         let keys = region.keys;
         port.regions().insert(keys.lkey, region);
         let tag = (index as u64) << 32 | u64::from(keys.lkey);

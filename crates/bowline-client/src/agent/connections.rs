@@ -1,0 +1,166 @@
+//! Connections to nodes, one for each: a pair of sockets, of which this process keeps the node's
+//! end as well, to send it along with each call.
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+
+use super::TABLE;
+use super::thread;
+use crate::channel::Descriptors;
+use crate::system::{self, system};
+
+/// Most nodes of other users that a process gives memory to at a time.
+const CONNECTIONS: usize = 32;
+
+const VACANT: u32 = 0;
+const MAKING: u32 = 1;
+const OPEN: u32 = 2;
+/// The agent closes it when no call uses its descriptor any more.
+const CLOSING: u32 = 3;
+
+const NONE: c_int = -1;
+
+static ALL: [Connection; CONNECTIONS] = [const { Connection::new() }; CONNECTIONS];
+
+/// A connection to a node.
+#[derive(Debug)]
+pub(super) struct Connection {
+    state: AtomicU32,
+    node: AtomicU64,
+    /// Calls that use the descriptor of the node's end.
+    users: AtomicU32,
+    ours: AtomicI32,
+    theirs: AtomicI32,
+}
+
+impl Connection {
+    const fn new() -> Self {
+        Self {
+            state: AtomicU32::new(VACANT),
+            node: AtomicU64::new(0),
+            users: AtomicU32::new(0),
+            ours: AtomicI32::new(NONE),
+            theirs: AtomicI32::new(NONE),
+        }
+    }
+
+    /// Uses the connection, unless it is another's or ends. The order matters: who ends it looks at
+    /// the users after it has said so.
+    fn use_for(&self, node: u64) -> bool {
+        self.users.fetch_add(1, SeqCst);
+        let is_right = self.state.load(SeqCst) == OPEN && self.node.load(SeqCst) == node;
+        if !is_right {
+            self.release();
+        }
+        is_right
+    }
+
+    /// A call does not use the connection any more.
+    pub(super) fn release(&self) {
+        // In the child of a fork that a call was under way in, there are no users.
+        let _ = self.users.fetch_update(SeqCst, SeqCst, |users| users.checked_sub(1));
+    }
+
+    fn make<D: Descriptors>(&self, node: u64) -> Result<(), c_int> {
+        let mut pair = [0; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        system!(SYS_socketpair, libc::AF_UNIX, kind, 0, pair.as_mut_ptr())?;
+        let [ours, theirs] = pair.map(D::opened);
+        self.ours.store(ours, SeqCst);
+        self.theirs.store(theirs, SeqCst);
+        self.node.store(node, SeqCst);
+        Ok(())
+    }
+
+    fn close<D: Descriptors>(&self) {
+        for fd in [&self.ours, &self.theirs] {
+            // Gone from here before its number can be another's.
+            let fd = fd.swap(NONE, SeqCst);
+            if fd != NONE {
+                D::closes(fd);
+                system::close(fd);
+            }
+        }
+    }
+}
+
+/// The connection to a node, which is made if there is none; its number, and the descriptor of the
+/// node's end. It is used until it is released.
+pub(super) fn to<D: Descriptors>(node: u64) -> Result<(&'static Connection, usize, c_int), c_int> {
+    let found = |(number, connection): (usize, &'static Connection)| {
+        let used = connection.state.load(SeqCst) == OPEN
+            && connection.node.load(Relaxed) == node
+            && connection.use_for(node);
+        used.then(|| (connection, number, connection.theirs.load(SeqCst)))
+    };
+    if let Some(found) = ALL.iter().enumerate().find_map(found) {
+        return Ok(found);
+    }
+    let take = |connection: &Connection| {
+        connection.state.compare_exchange(VACANT, MAKING, SeqCst, Relaxed).is_ok()
+    };
+    let vacant = ALL.iter().enumerate().find(|(_, connection)| take(connection));
+    let (number, connection) = vacant.ok_or(libc::EMFILE)?;
+    if let Err(errno) = connection.make::<D>(node) {
+        connection.state.store(VACANT, SeqCst);
+        return Err(errno);
+    }
+    connection.users.fetch_add(1, SeqCst);
+    let theirs = connection.theirs.load(SeqCst);
+    connection.state.store(OPEN, SeqCst);
+    thread::wake();
+    Ok((connection, number, theirs))
+}
+
+/// The connections that are open: number, and descriptor of our end.
+pub(super) fn open() -> impl Iterator<Item = (usize, c_int)> {
+    let is_open = |(number, connection): (usize, &Connection)| {
+        let fd = connection.ours.load(SeqCst);
+        (connection.state.load(SeqCst) == OPEN).then_some((number, fd))
+    };
+    ALL.iter().enumerate().filter_map(is_open)
+}
+
+/// Both descriptors of all connections, or [`NONE`].
+pub(super) fn descriptors() -> impl Iterator<Item = c_int> {
+    ALL.iter()
+        .flat_map(|connection| [&connection.ours, &connection.theirs].map(|fd| fd.load(SeqCst)))
+}
+
+/// Ends a connection; it is closed as soon as no call uses it any more. For the agent alone.
+pub(super) fn end(number: usize) {
+    if let Some(connection) = ALL.get(number)
+        && connection.state.compare_exchange(OPEN, CLOSING, SeqCst, Relaxed).is_ok()
+    {
+        system::shutdown(connection.ours.load(SeqCst));
+    }
+}
+
+/// Closes the connections that have ended and that no call uses; tells whether any are left. For the
+/// agent alone.
+pub(super) fn close_ended<D: Descriptors>() -> bool {
+    let mut is_left = false;
+    for (number, connection) in ALL.iter().enumerate() {
+        if connection.state.load(SeqCst) != CLOSING {
+            continue;
+        }
+        if connection.users.load(SeqCst) > 0 {
+            is_left = true;
+            continue;
+        }
+        TABLE.take_out(|entry| entry.owner.connection == number);
+        connection.close::<D>();
+        connection.state.store(VACANT, SeqCst);
+    }
+    is_left
+}
+
+/// Closes all in the child of a fork, which has no agent.
+pub(super) fn forget<D: Descriptors>() {
+    for connection in &ALL {
+        connection.close::<D>();
+        connection.users.store(0, SeqCst);
+        connection.state.store(VACANT, SeqCst);
+    }
+}

@@ -1,0 +1,268 @@
+//! What has been given to whom: ranges of memory, looked at for each request of a node.
+//!
+//! There is no lock. A place of the table has a stamp, which is another each time that it is taken:
+//! what was read of a place counts if its stamp is the same afterwards.
+
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicU64, AtomicUsize};
+
+use super::{Access, Range, Stays};
+
+/// A place that nothing is in, and one that is being filled.
+const FREE: u64 = 0;
+const FILLING: u64 = 1;
+
+/// To whom and for what ranges were given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// Number of the connection over which the node may use them.
+    pub(super) connection: usize,
+    /// What the node is called.
+    pub(super) node: u64,
+    /// What the node calls the socket that the call was about.
+    pub(super) socket: u64,
+    /// Number of the grant: of the call.
+    pub(super) grant: u64,
+}
+
+/// A range in the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) owner: Owner,
+    pub(super) stays: Stays,
+    /// Key of a region for peers, once that is known.
+    pub(super) key: Option<u32>,
+    /// The node may write there.
+    pub(super) is_written: bool,
+}
+
+/// Where a range was found: the place and its stamp.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found(usize, u64);
+
+struct Place {
+    stamp: AtomicU64,
+    at: AtomicU64,
+    len: AtomicU64,
+    /// Access in the lowest byte, above it how long it stays, above that the connection.
+    what: AtomicU64,
+    node: AtomicU64,
+    socket: AtomicU64,
+    grant: AtomicU64,
+    /// The key plus one; 0 for none.
+    key: AtomicU64,
+}
+
+impl Place {
+    const fn new() -> Self {
+        Self {
+            stamp: AtomicU64::new(FREE),
+            at: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            what: AtomicU64::new(0),
+            node: AtomicU64::new(0),
+            socket: AtomicU64::new(0),
+            grant: AtomicU64::new(0),
+            key: AtomicU64::new(0),
+        }
+    }
+
+    /// What is in the place, if that stays the same meanwhile.
+    fn entry(&self) -> Option<(u64, Entry)> {
+        let stamp = self.stamp.load(SeqCst);
+        if stamp <= FILLING {
+            return None;
+        }
+        let what = self.what.load(SeqCst);
+        let owner = Owner {
+            connection: (what >> 16) as usize,
+            node: self.node.load(SeqCst),
+            socket: self.socket.load(SeqCst),
+            grant: self.grant.load(SeqCst),
+        };
+        let stays = match what >> 8 & 0xff {
+            0 => Stays::Call,
+            1 => Stays::Region,
+            _ => Stays::Operation,
+        };
+        let key = self.key.load(SeqCst).checked_sub(1).map(|key| key as u32);
+        let is_written = what & Access::Write as u64 != 0;
+        let entry = Entry { owner, stays, key, is_written };
+        (self.stamp.load(SeqCst) == stamp).then_some((stamp, entry))
+    }
+
+    /// The stamp of the place if a connection may do this here.
+    fn lets(&self, connection: usize, at: u64, len: u64, access: u8) -> Option<u64> {
+        let stamp = self.stamp.load(SeqCst);
+        let what = self.what.load(SeqCst);
+        let offset = at.checked_sub(self.at.load(SeqCst))?;
+        let is_let = stamp > FILLING
+            && (what >> 16) as usize == connection
+            && what as u8 & access == access
+            && offset.checked_add(len)? <= self.len.load(SeqCst);
+        (is_let && self.stamp.load(SeqCst) == stamp).then_some(stamp)
+    }
+}
+
+/// The ranges that a process has given.
+pub(super) struct Table<const N: usize> {
+    places: [Place; N],
+    /// Nothing is at or behind this one.
+    end: AtomicUsize,
+    /// The place that the last request was about: the next is likely to be about the same.
+    last: AtomicUsize,
+    stamps: AtomicU64,
+}
+
+impl<const N: usize> Table<N> {
+    pub(super) const fn new() -> Self {
+        let places = [const { Place::new() }; N];
+        let (end, last) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { places, end, last, stamps: AtomicU64::new(FILLING + 1) }
+    }
+
+    fn used(&self) -> &[Place] {
+        &self.places[..self.end.load(SeqCst).min(N)]
+    }
+
+    /// Adds ranges; `false` if there is no room for all of them, and then some may be there.
+    pub(super) fn add(&self, owner: Owner, ranges: &[Range]) -> bool {
+        let mut places = self.places.iter().enumerate();
+        ranges.iter().all(|range| {
+            let take = |place: &Place| {
+                place.stamp.compare_exchange(FREE, FILLING, SeqCst, Relaxed).is_ok()
+            };
+            let Some((at, place)) = places.find(|(_, place)| take(place)) else { return false };
+            self.end.fetch_max(at + 1, SeqCst);
+            let what = range.access as u64 | (range.stays as u64) << 8;
+            place.at.store(range.at, SeqCst);
+            place.len.store(range.len, SeqCst);
+            place.what.store(what | (owner.connection as u64) << 16, SeqCst);
+            place.node.store(owner.node, SeqCst);
+            place.socket.store(owner.socket, SeqCst);
+            place.grant.store(owner.grant, SeqCst);
+            place.key.store(0, SeqCst);
+            place.stamp.store(self.stamps.fetch_add(1, SeqCst), SeqCst);
+            true
+        })
+    }
+
+    /// Finds one range in which all of this lies and that a connection may use so; `None` for the
+    /// access: in whichever way.
+    pub(super) fn find(
+        &self,
+        connection: usize,
+        at: u64,
+        len: u64,
+        access: Option<Access>,
+    ) -> Option<Found> {
+        let access = access.map_or(0, |access| access as u8);
+        let lets = |n: usize, place: &Place| {
+            place.lets(connection, at, len, access).map(|stamp| Found(n, stamp))
+        };
+        let last = self.last.load(Relaxed);
+        if let Some(found) = self.places.get(last).and_then(|place| lets(last, place)) {
+            return Some(found);
+        }
+        let found = self.used().iter().enumerate().find_map(|(n, place)| lets(n, place))?;
+        self.last.store(found.0, Relaxed);
+        Some(found)
+    }
+
+    /// Tells whether a range that was found is still given.
+    pub(super) fn is_still(&self, Found(place, stamp): Found) -> bool {
+        self.places.get(place).is_some_and(|place| place.stamp.load(SeqCst) == stamp)
+    }
+
+    /// Takes ranges out; tells whether there was one that is written.
+    pub(super) fn take_out(&self, which: impl Fn(&Entry) -> bool) -> bool {
+        let mut is_written = false;
+        for place in self.used() {
+            if let Some((stamp, entry)) = place.entry()
+                && which(&entry)
+                && place.stamp.compare_exchange(stamp, FREE, SeqCst, Relaxed).is_ok()
+            {
+                is_written |= entry.is_written;
+            }
+        }
+        is_written
+    }
+
+    /// Empties the table, in a process where nobody else uses it.
+    pub(super) fn clear(&self) {
+        self.used().iter().for_each(|place| place.stamp.store(FREE, SeqCst));
+    }
+
+    /// Notes the key of the region of a grant.
+    pub(super) fn set_key(&self, grant: u64, key: u32) {
+        for place in self.used() {
+            if let Some((_, entry)) = place.entry()
+                && entry.owner.grant == grant
+                && entry.stays == Stays::Region
+            {
+                place.key.store(u64::from(key) + 1, SeqCst);
+            }
+        }
+    }
+
+    /// Tells whether there is such a range.
+    pub(super) fn any(&self, which: impl Fn(&Entry) -> bool) -> bool {
+        self.used().iter().filter_map(Place::entry).any(|(_, entry)| which(&entry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: Owner = Owner { connection: 3, node: 77, socket: 5, grant: 9 };
+
+    fn range(at: u64, len: u64, access: Access, stays: Stays) -> Range {
+        Range { at, len, access, stays }
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn only_what_lies_in_one_given_range_is_found() {
+        let table = Table::<4>::new();
+        let region = range(1000, 100, Access::Both, Stays::Region);
+        let read = range(1100, 50, Access::Read, Stays::Operation);
+        let last = range(u64::MAX - 9, 8, Access::Write, Stays::Operation);
+        assert!(table.add(OWNER, &[region, read, last]));
+        let finds = |at, len, access| table.find(3, at, len, Some(access)).is_some();
+        for access in [Access::Read, Access::Write, Access::Both] {
+            assert!(finds(1000, 100, access) && finds(1099, 1, access) && finds(1000, 1, access));
+            assert!(!finds(999, 1, access) && !finds(999, 2, access) && !finds(1000, 101, access));
+            assert!(!finds(1099, 2, access), "of two neighbours");
+            assert!(!finds(1050, u64::MAX, access) && !finds(u64::MAX, 1, access));
+        }
+        assert!(finds(1100, 50, Access::Read) && !finds(1100, 1, Access::Write));
+        assert!(!finds(1100, 1, Access::Both));
+        assert!(finds(u64::MAX - 9, 8, Access::Write) && !finds(u64::MAX - 9, 8, Access::Read));
+        assert!(!finds(u64::MAX - 9, 9, Access::Write) && !finds(u64::MAX - 1, 1, Access::Write));
+        assert!(table.find(3, 1100, 50, None).is_some() && table.find(3, 1150, 1, None).is_none());
+        assert!(table.find(2, 1000, 1, None).is_none(), "of another node");
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn what_was_taken_out_is_gone_and_its_place_is_used_again() {
+        let table = Table::<2>::new();
+        let region = range(1000, 100, Access::Both, Stays::Region);
+        let read = range(5000, 100, Access::Read, Stays::Operation);
+        assert!(table.add(OWNER, &[region, read]));
+        assert!(!table.add(OWNER, &[region]), "full");
+        let found = table.find(3, 1000, 8, None).unwrap();
+        table.set_key(8, 1);
+        table.set_key(9, 0xffff_ffff);
+        assert!(!table.take_out(|entry| entry.key == Some(1)));
+        assert!(table.is_still(found));
+        assert!(!table.take_out(|entry| entry.stays == Stays::Operation), "it was only read");
+        assert!(table.take_out(|entry| entry.key == Some(0xffff_ffff) && entry.owner == OWNER));
+        assert!(!table.is_still(found) && table.find(3, 1000, 8, None).is_none());
+        assert!(!table.any(|_| true));
+        assert!(table.add(OWNER, &[region, region]));
+        assert!(!table.is_still(found), "another in the same place");
+        assert!(table.take_out(|entry| entry.key.is_none()), "the key of before is not its");
+    }
+}

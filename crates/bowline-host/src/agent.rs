@@ -1,0 +1,587 @@
+//! Memory of a program that its agent gives, range by range: the node's side of
+//! [`bowline_attach::agent`].
+//!
+//! A program may be stopped, or lie. No access takes longer than [`LIMIT`]; after one that does, or
+//! an answer that is none, the memory is gone for good.
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bowline_attach::agent::{
+    ANSWER_HEAD, Answer, BYTES_MAX, GRANTS_MAX, Kind, RANGES_MAX, Request,
+};
+use bowline_base::Errno;
+use bowline_rds_driver::{ForeignMemory, RdmaMemory};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno as SystemErrno;
+use rustix::net::sockopt::{socket_cookie, socket_peercred};
+use rustix::net::{
+    SendAncillaryBuffer, SendFlags, Shutdown, UCred, getpeername, getsockname, sendmsg, shutdown,
+};
+
+use crate::arrivals;
+use crate::caller::{Caller, is_unnamed, take_descriptors};
+use crate::closer::Closer;
+
+/// Longest time that an access takes.
+pub(crate) const LIMIT: Duration = Duration::from_millis(250);
+/// Most answers to requests of a node before this one that are skipped, after a hand-over.
+const STALE_MAX: u32 = 4;
+/// Most times that the program changes a word while the node changes it.
+const SWAPS_MAX: u32 = 1000;
+
+/// Agents that are in use, by the number that the system gives each socket once.
+static KNOWN: Mutex<Vec<(u64, Weak<Agent>)>> = Mutex::new(Vec::new());
+
+/// The agent of a process.
+pub(crate) struct Agent {
+    /// Whose process it is.
+    user: u32,
+    /// `None` when it is being dropped.
+    socket: Option<OwnedFd>,
+    /// What was given back and not said yet.
+    given_back: Mutex<Vec<u64>>,
+    /// Held for one request: the sequence number of the last.
+    turn: Mutex<u64>,
+    gone: AtomicBool,
+    /// What it gives, for devices; in it keys are the same for all grants.
+    memory: Mutex<Weak<RdmaMemory>>,
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent").field("gone", &self.gone).finish_non_exhaustive()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes descriptors of a user that an agent had a hand in, in threads that serve nobody.
+pub(crate) fn close_elsewhere(user: u32, descriptors: impl IntoIterator<Item = OwnedFd>) {
+    static CLOSER: LazyLock<Mutex<Closer>> = LazyLock::new(Mutex::default);
+    let mut closer = locked(&CLOSER);
+    closer.tidy();
+    closer.close(Some(user), descriptors);
+}
+
+impl Agent {
+    /// Takes the descriptor that a process has sent, if it is one end of a pair that this process
+    /// has made.
+    ///
+    /// # Errors
+    /// EBADF for any other descriptor.
+    pub(crate) fn of(descriptor: OwnedFd, caller: &Caller) -> Result<Arc<Self>, Errno> {
+        let refused = |descriptor| {
+            close_elsewhere(caller.user, [descriptor]);
+            Err(Errno::EBADF)
+        };
+        let is_pair = arrivals::may_be_socket_of_node(&descriptor)
+            && getsockname(&descriptor).is_ok_and(|name| is_unnamed(&name))
+            && getpeername(&descriptor).is_ok_and(|name| name.as_ref().is_none_or(is_unnamed));
+        let is_callers = |peer: UCred| {
+            let process = peer.pid.as_raw_nonzero().get();
+            (process, peer.uid.as_raw()) == (caller.process, caller.user)
+        };
+        if !is_pair || !socket_peercred(&descriptor).is_ok_and(is_callers) {
+            return refused(descriptor);
+        }
+        let Ok(cookie) = socket_cookie(&descriptor) else { return refused(descriptor) };
+        let mut known = locked(&KNOWN);
+        let found = known.iter().find(|(known, _)| *known == cookie);
+        if let Some(agent) = found.and_then(|(_, agent)| agent.upgrade()) {
+            // Not the last descriptor of the socket: closing it is nothing.
+            return Ok(agent);
+        }
+        known.retain(|(_, agent)| agent.strong_count() > 0);
+        take_descriptors(&descriptor, false);
+        let begun = u64::from(std::process::id()) << 40;
+        let agent = Arc::new(Self {
+            user: caller.user,
+            socket: Some(descriptor),
+            given_back: Mutex::default(),
+            turn: Mutex::new(begun),
+            gone: AtomicBool::new(false),
+            memory: Mutex::default(),
+        });
+        known.push((cookie, Arc::downgrade(&agent)));
+        Ok(agent)
+    }
+
+    /// Gives back what was given under a number.
+    fn give_back(&self, grant: u64) {
+        let mut all = locked(&self.given_back);
+        all.push(grant);
+        self.tell(&mut all);
+    }
+
+    /// Tells the agent what was given back, as much as it takes now.
+    fn tell(&self, all: &mut Vec<u64>) {
+        while !all.is_empty() && !self.gone.load(Ordering::Acquire) {
+            let count = all.len().min(GRANTS_MAX);
+            let (kind, len) = (Kind::Forget, count as u64);
+            let head = Request { kind, sequence: 0, at: 0, len }.emit();
+            let numbers: Vec<u8> = all[..count].iter().flat_map(|n| n.to_ne_bytes()).collect();
+            if self.send(&[IoSlice::new(&head), IoSlice::new(&numbers)]).is_err() {
+                return;
+            }
+            all.drain(..count);
+        }
+    }
+
+    fn send(&self, pieces: &[IoSlice<'_>]) -> Result<(), SystemErrno> {
+        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags) {
+                Err(SystemErrno::INTR) => {}
+                sent => return sent.map(drop),
+            }
+        }
+    }
+
+    /// Waits until the socket is ready.
+    fn wait(&self, events: PollFlags, until: Instant) -> Result<(), SystemErrno> {
+        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let limit = Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            match poll(&mut [PollFd::new(socket, events)], Some(&limit)) {
+                Ok(0) => return Err(SystemErrno::TIMEDOUT),
+                Err(SystemErrno::INTR) => {}
+                ready => return ready.map(drop),
+            }
+        }
+    }
+
+    /// The next message: how many bytes came behind its head. Of one that is longer than `out`
+    /// there is one more.
+    fn receive(&self, head: &mut [u8; ANSWER_HEAD], out: &mut [u8]) -> Result<usize, SystemErrno> {
+        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
+        let mut more = [0];
+        let pieces = [&mut head[..], out, &mut more];
+        let arrival = arrivals::receive_pieces(socket, &mut pieces.map(IoSliceMut::new))?;
+        if !arrival.descriptors.is_empty() {
+            close_elsewhere(self.user, arrival.descriptors);
+            return Err(SystemErrno::PROTO);
+        }
+        arrival.len.checked_sub(ANSWER_HEAD).ok_or(SystemErrno::PROTO)
+    }
+
+    /// Asks the agent; `false` if it refuses, or is gone. The bytes of its answer fill `out`.
+    fn ask(&self, until: Instant, request: Request, payload: &[u8], out: &mut [u8]) -> bool {
+        if request.at.checked_add(request.len).is_none() {
+            return false; // no memory, and no request
+        }
+        let mut turn = locked(&self.turn);
+        if self.gone.load(Ordering::Acquire) {
+            return false;
+        }
+        self.tell(&mut locked(&self.given_back));
+        *turn += 1;
+        let request = Request { sequence: *turn, ..request };
+        let answered = self.exchange(&request, payload, until, out);
+        if answered.is_err() {
+            self.gone.store(true, Ordering::Release);
+            // The program learns of it, and makes another pair when it needs one.
+            let _ = self.socket.as_ref().map(|socket| shutdown(socket, Shutdown::Both));
+        }
+        answered == Ok(0)
+    }
+
+    fn exchange(
+        &self,
+        request: &Request,
+        payload: &[u8],
+        until: Instant,
+        out: &mut [u8],
+    ) -> Result<u32, SystemErrno> {
+        let head = request.emit();
+        let pieces = [IoSlice::new(&head), IoSlice::new(payload)];
+        while let Err(error) = self.send(&pieces) {
+            if error != SystemErrno::AGAIN {
+                return Err(error);
+            }
+            self.wait(PollFlags::OUT, until)?;
+        }
+        let mut stale = 0;
+        let mut head = [0; ANSWER_HEAD];
+        loop {
+            match self.receive(&mut head, out) {
+                Ok(bytes) => {
+                    if let Some(errno) = Answer::parse(&head, request, bytes, out.len()) {
+                        return Ok(errno);
+                    }
+                    stale += 1;
+                    if stale > STALE_MAX || Answer::sequence(&head) >= request.sequence {
+                        return Err(SystemErrno::PROTO);
+                    }
+                }
+                Err(SystemErrno::AGAIN) => self.wait(PollFlags::IN, until)?,
+                Err(SystemErrno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+const fn request(kind: Kind, at: u64, len: usize) -> Request {
+    Request { kind, sequence: 0, at, len: len as u64 }
+}
+
+impl ForeignMemory for Agent {
+    fn read(&self, at: u64, out: &mut [u8]) -> usize {
+        let until = Instant::now() + LIMIT;
+        let mut done = 0;
+        for chunk in out.chunks_mut(BYTES_MAX) {
+            let Some(at) = at.checked_add(done as u64) else { break };
+            if !self.ask(until, request(Kind::Read, at, chunk.len()), &[], chunk) {
+                break;
+            }
+            done += chunk.len();
+        }
+        done
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> usize {
+        let until = Instant::now() + LIMIT;
+        let mut done = 0;
+        for chunk in bytes.chunks(BYTES_MAX) {
+            let Some(at) = at.checked_add(done as u64) else { break };
+            if !self.ask(until, request(Kind::Write, at, chunk.len()), chunk, &mut []) {
+                break;
+            }
+            done += chunk.len();
+        }
+        done
+    }
+
+    /// One step as seen by the program's threads, too.
+    fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+        let until = Instant::now() + LIMIT;
+        let mut word = [0; 8];
+        if !at.is_multiple_of(8) || !self.ask(until, request(Kind::Read, at, 8), &[], &mut word) {
+            return None;
+        }
+        for _ in 0..SWAPS_MAX {
+            let old = u64::from_ne_bytes(word);
+            let words = [word, change(old).to_ne_bytes()].concat();
+            if !self.ask(until, request(Kind::Swap, at, 8), &words, &mut word) {
+                return None;
+            }
+            if u64::from_ne_bytes(word) == old {
+                return Some(old);
+            }
+        }
+        None
+    }
+
+    fn has(&self, ranges: &[(u64, u64)]) -> bool {
+        let until = Instant::now() + LIMIT;
+        ranges.chunks(RANGES_MAX).all(|ranges| {
+            let bytes = |&(at, len): &(u64, u64)| [at.to_ne_bytes(), len.to_ne_bytes()].concat();
+            let payload: Vec<u8> = ranges.iter().flat_map(bytes).collect();
+            self.ask(until, request(Kind::Has, 0, ranges.len()), &payload, &mut [])
+        })
+    }
+}
+
+/// What was given for one call, until nothing uses it any more.
+#[derive(Debug)]
+struct Grant {
+    agent: Arc<Agent>,
+    /// What the program calls it.
+    number: u64,
+    /// Kept for the grants that come.
+    _memory: Arc<RdmaMemory>,
+}
+
+impl Agent {
+    /// What the agent gives, for devices: it gives back what it has given under a number when
+    /// nothing uses that any more.
+    pub(crate) fn memory(self: &Arc<Self>, number: u64) -> Arc<RdmaMemory> {
+        let mut known = locked(&self.memory);
+        let memory = known.upgrade().unwrap_or_else(|| {
+            let memory = RdmaMemory::of_process(Arc::clone(self) as _);
+            *known = Arc::downgrade(&memory);
+            memory
+        });
+        let grant = Grant { agent: Arc::clone(self), number, _memory: Arc::clone(&memory) };
+        memory.guarded(Arc::new(grant))
+    }
+}
+
+impl Drop for Grant {
+    /// Says so to the agent at once, without waiting: the program may need the room. That is a
+    /// system call wherever an operation ends, under the lock of the core as well.
+    fn drop(&mut self) {
+        self.agent.give_back(self.number);
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Messages that were not taken may have descriptors.
+        close_elsewhere(self.user, self.socket.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    use bowline_attach::agent::REQUEST_HEAD;
+    use rustix::net::sockopt::set_socket_linger;
+    use rustix::net::{
+        AddressFamily, RecvFlags, SendAncillaryMessage, SocketFlags, SocketType, recv, send,
+        socketpair,
+    };
+
+    /// Longer than one access may take, and shorter than two.
+    const SOON: Duration = LIMIT.saturating_mul(2).saturating_sub(Duration::from_millis(1));
+
+    fn agent() -> (OwnedFd, Arc<Agent>) {
+        let kind = SocketType::SEQPACKET;
+        let (program, end) =
+            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let caller = Caller::of(&end).unwrap();
+        let agent = Agent::of(end, &caller).expect("an agent");
+        // As before Linux 6.16.
+        take_descriptors(agent.socket.as_ref().unwrap(), true);
+        (program, agent)
+    }
+
+    /// The next request of the node.
+    fn next(program: &OwnedFd) -> (Request, Vec<u8>) {
+        let mut message = vec![0; REQUEST_HEAD + BYTES_MAX];
+        let (len, _) = recv(program, &mut message[..], RecvFlags::empty()).unwrap();
+        message.truncate(len);
+        let (request, payload) = Request::parse(&message).expect("a request");
+        (request, payload.to_vec())
+    }
+
+    fn answer(to: &Request, errno: u32, bytes: &[u8]) -> Vec<u8> {
+        let head = Answer { kind: to.kind, errno, sequence: to.sequence }.emit();
+        [&head[..], bytes].concat()
+    }
+
+    /// It is gone: no access succeeds, and none waits.
+    fn is_gone(agent: &Agent) -> bool {
+        let begun = Instant::now();
+        (0..1000).all(|_| agent.read(8, &mut [0; 8]) == 0)
+            && agent.write(8, &[0; 8]) == 0
+            && agent.update(8, &mut |old| old).is_none()
+            && !agent.has(&[(8, 8)])
+            && begun.elapsed() < LIMIT
+    }
+
+    /// Answers what `answers` says of each request, until the node ends the connection.
+    fn program(
+        end: OwnedFd,
+        mut answers: impl FnMut(&Request, &[u8]) -> Vec<u8> + Send + 'static,
+    ) -> thread::JoinHandle<()> {
+        thread::spawn(move || {
+            let mut message = vec![0; REQUEST_HEAD + BYTES_MAX];
+            while let Ok((len @ 1.., _)) = recv(&end, &mut message[..], RecvFlags::empty()) {
+                let (request, payload) = Request::parse(&message[..len]).expect("a request");
+                if request.kind != Kind::Forget {
+                    let _ = send(&end, &answers(&request, payload), SendFlags::NOSIGNAL);
+                }
+            }
+        })
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn long_accesses_are_made_of_requests_that_are_not_too_long() {
+        let (end, agent) = agent();
+        let other = program(end, |request, payload| match request.kind {
+            Kind::Read => answer(request, 0, &vec![request.at as u8; request.len as usize]),
+            Kind::Write if request.at + payload.len() as u64 > 150_000 => answer(request, 14, b""),
+            Kind::Swap => answer(request, 0, &9_u64.to_ne_bytes()),
+            _ => answer(request, 0, b""),
+        });
+        let mut bytes = vec![0; 100_000];
+        assert_eq!(agent.read(5, &mut bytes), 100_000);
+        assert_eq!((bytes[0], bytes[BYTES_MAX]), (5, 5));
+        assert_eq!(agent.write(50_001, &bytes), BYTES_MAX, "the rest was refused");
+        assert!(agent.has(&vec![(8, 8); 3000]));
+        assert_eq!(agent.read(u64::MAX - 70_000, &mut bytes), BYTES_MAX, "it does not wrap around");
+        assert_eq!(agent.read(0, &mut []), 0);
+        // The word is another at first, as when the program changes it.
+        let mut seen = Vec::new();
+        let mut change = |old| {
+            seen.push(old);
+            old + 1
+        };
+        assert_eq!(agent.update(8, &mut change), Some(9));
+        assert_eq!(seen, [0x0808_0808_0808_0808, 9]);
+        drop(agent);
+        other.join().unwrap();
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn what_is_not_the_answer_ends_it_for_good() {
+        type Lies = fn(&Request) -> Vec<u8>;
+        let lies: [(&str, Lies); 9] = [
+            ("nothing", |_| Vec::new()),
+            ("half a head", |_| vec![0; ANSWER_HEAD - 1]),
+            ("too few bytes", |request| answer(request, 0, &[0; 7])),
+            ("too many", |request| answer(request, 0, &[0; 9])),
+            ("very many", |request| answer(request, 0, &vec![0; BYTES_MAX])),
+            ("bytes of an error", |request| answer(request, 14, &[0; 8])),
+            ("of another kind", |request| {
+                answer(&Request { kind: Kind::Swap, ..*request }, 0, &[0; 8])
+            }),
+            ("of the next", |request| {
+                answer(&Request { sequence: request.sequence + 1, ..*request }, 0, &[0; 8])
+            }),
+            ("of those before", |request| {
+                answer(&Request { sequence: request.sequence - 1, ..*request }, 0, &[0; 8])
+            }),
+        ];
+        for (name, lie) in lies {
+            let (end, agent) = agent();
+            let other = program(end, move |request, _| lie(request));
+            let begun = Instant::now();
+            assert_eq!(agent.read(8, &mut [7; 8]), 0, "{name}");
+            assert!(begun.elapsed() < SOON && is_gone(&agent), "{name}");
+            other.join().expect("the program sees the end");
+        }
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn who_does_not_answer_holds_the_node_up_once() {
+        let (end, agent) = agent();
+        let begun = Instant::now();
+        assert_eq!(agent.read(8, &mut [0; 8]), 0);
+        assert!((LIMIT..SOON).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        // An answer that comes then is none.
+        let (request, _) = next(&end);
+        let late = send(&end, &answer(&request, 0, &[7; 8]), SendFlags::NOSIGNAL);
+        assert!(late.is_err() && is_gone(&agent));
+        // Nor does who takes nothing, whether the requests have room or not.
+        let (_end, agent) = self::agent();
+        for grant in 0..3_000_000 / 8 {
+            agent.give_back(grant);
+        }
+        let begun = Instant::now();
+        assert_eq!(agent.write(8, &[0; BYTES_MAX]), 0);
+        assert!(begun.elapsed() < SOON && is_gone(&agent));
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn an_agent_that_answers_slowly_has_one_limit_for_an_access() {
+        let (end, agent) = agent();
+        let other = program(end, |request, _| {
+            thread::sleep(LIMIT / 10);
+            answer(request, 0, &vec![1; request.len as usize])
+        });
+        let begun = Instant::now();
+        assert!(agent.read(8, &mut vec![0; 20 * BYTES_MAX]) < 20 * BYTES_MAX);
+        assert!(begun.elapsed() < SOON && is_gone(&agent));
+        other.join().unwrap();
+        // A word that is another each time is no way to keep the node.
+        let (end, agent) = self::agent();
+        let mut word = 0_u64;
+        let other = program(end, move |request, _| {
+            word += 1;
+            answer(request, 0, &word.to_ne_bytes())
+        });
+        let begun = Instant::now();
+        assert_eq!(agent.update(8, &mut |old| old + 1), None);
+        assert!(begun.elapsed() < SOON);
+        drop(agent);
+        other.join().unwrap();
+    }
+
+    /// A TCP socket whose close waits for as long as its peer does not read.
+    fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        set_socket_linger(&socket, Some(Duration::from_secs(20))).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut &socket, &[0; 1 << 16]).is_ok() {}
+        (socket, peer)
+    }
+
+    fn send_with(end: &OwnedFd, message: &[u8], descriptor: impl AsFd) {
+        let descriptor = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptor));
+        sendmsg(end, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn descriptors_that_come_along_are_closed_by_somebody_else() {
+        let (end, agent) = agent();
+        let (socket, _peer) = lingering();
+        send_with(&end, &[0; ANSWER_HEAD + 8], &socket);
+        drop(socket);
+        let begun = Instant::now();
+        assert_eq!(agent.read(8, &mut [0; 8]), 0);
+        assert!(begun.elapsed() < SOON && is_gone(&agent));
+
+        // One that nobody has taken when all ends.
+        let (end, agent) = self::agent();
+        let (socket, _peer) = lingering();
+        send_with(&end, b"unasked", &socket);
+        drop(socket);
+        let begun = Instant::now();
+        drop(agent);
+        assert!(begun.elapsed() < SOON);
+    }
+
+    // tests [RMR-12]
+    #[test]
+    fn what_nothing_uses_any_more_is_given_back() {
+        let (end, agent) = agent();
+        let (first, second) = (agent.memory(7), agent.memory(8));
+        let also = first.guarded(Arc::new(()));
+        drop(first);
+        drop(second);
+        let numbers = |(request, payload): (Request, Vec<u8>)| {
+            let numbers =
+                payload.chunks_exact(8).map(|n| u64::from_ne_bytes(n.try_into().unwrap()));
+            (request.kind, numbers.collect::<Vec<_>>())
+        };
+        assert_eq!(numbers(next(&end)), (Kind::Forget, vec![7]));
+        assert_eq!(numbers(next(&end)), (Kind::Forget, vec![8]));
+        drop(also);
+        // What there was no room for is told later.
+        let held: Vec<_> = (0..5000).map(|n| agent.memory(n)).collect();
+        drop(held);
+        let mut told = Vec::new();
+        rustix::io::ioctl_fionbio(&end, true).unwrap();
+        while told.len() < 5000 {
+            let mut message = vec![0; REQUEST_HEAD + BYTES_MAX];
+            match recv(&end, &mut message[..], RecvFlags::empty()) {
+                Ok((len, _)) => {
+                    let (request, payload) = Request::parse(&message[..len]).expect("a request");
+                    told.extend(numbers((request, payload.to_vec())).1);
+                }
+                Err(SystemErrno::AGAIN) => agent.tell(&mut locked(&agent.given_back)),
+                Err(error) => panic!("{error} after {}", told.len()),
+            }
+        }
+        assert!(told.iter().copied().eq(0..5000));
+    }
+}
