@@ -69,7 +69,7 @@ pub(crate) fn take_descriptors(socket: impl AsFd, takes: bool) {
 
 /// The network namespace of this thread, by the number that the system gives to each once; 0 where
 /// it does not tell (before Linux 5.14).
-pub(crate) fn network_namespace() -> u64 {
+pub fn network_namespace() -> u64 {
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let Ok(socket) = std::os::unix::net::UnixDatagram::unbound() else { return 0 };
     let mut cookie = 0_u64;

@@ -48,6 +48,7 @@ use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
+pub use caller::network_namespace;
 use hand_over::Successor;
 pub use hand_over::{Former, HandOver, HostState};
 pub use library::{preload, preload_library, preload_library_of_musl};
