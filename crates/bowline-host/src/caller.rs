@@ -71,7 +71,7 @@ pub(crate) fn take_descriptors(socket: impl AsFd, takes: bool) {
 /// it does not tell (before Linux 5.14).
 pub fn network_namespace() -> u64 {
     const SO_NETNS_COOKIE: libc::c_int = 71;
-    let Ok(socket) = std::os::unix::net::UnixDatagram::unbound() else { return 0 };
+    let Ok((socket, _)) = std::os::unix::net::UnixStream::pair() else { return 0 };
     let mut cookie = 0_u64;
     let mut len = size_of_val(&cookie) as libc::socklen_t;
     let to = (&raw mut cookie).cast();
