@@ -46,6 +46,11 @@ impl MetricsOptions {
         Self { metrics: self.metrics.or(file) }
     }
 
+    /// Returns the port, if metrics are served.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.metrics.map(|place| place.port())
+    }
+
     /// Serves metrics until the result is dropped, if the user asked for it, and says where.
     pub(crate) fn serve(&self, source: Source) -> Outcome<Option<Server>> {
         let Some(place) = self.metrics else { return Ok(None) };
