@@ -174,9 +174,9 @@ pub(crate) struct Args {
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
-    /// Keep access to files, ports and system calls that the node does not need. With --tree, a
-    /// node of root keeps access to files, and one of another user keeps all, since fusermount3
-    /// needs it. A node with disks in its configuration keeps all as well; one without takes
+    /// Keep access to files, ports and system calls, and capabilities, that the node does not need.
+    /// With --tree, a node of root keeps access to files and the right to mount, and one of another
+    /// user keeps all, since fusermount3 needs it. A node with disks in its configuration keeps all as well; one without takes
     /// disks by command only with this option
     #[arg(long)]
     no_sandbox: bool,
@@ -299,7 +299,7 @@ impl Settings {
             control,
             programs: (!args.no_programs).then_some(args.programs.or(file.programs)),
             tree: args.tree.or(file.tree),
-            metrics: args.metrics.or(file.metrics),
+            metrics: args.metrics.or(file.metrics, file.metrics_host)?,
             drain: Duration::from_secs_f64(drain),
             sandbox: !args.no_sandbox && file.sandbox.unwrap_or(true),
             disks: file.services.map_or_else(disk::Settings::none, Ok)?,

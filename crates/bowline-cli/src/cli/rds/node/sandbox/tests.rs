@@ -198,7 +198,8 @@ apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     // Root may pass through the folder of another user with a capability only.
     chown(&folder, Some(NOBODY), None).expect("an owner");
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).expect("a mode");
-    let metrics = MetricsOptions::default().or(Some(SocketAddr::from(([127, 0, 0, 1], 17))));
+    let place = SocketAddr::from(([127, 0, 0, 1], 17));
+    let metrics = MetricsOptions::default().or(Some(place), Vec::new()).expect("options");
     let mut scene = Scene::with(folder, Args { metrics, ..Args::default() });
     let Some(confinement) = scene.confined() else { return };
     let on = confinement.on().expect("it is confined");
