@@ -36,7 +36,7 @@ fn reduce(needs: &Needs, kept: &mut Vec<(CapabilitySet, &str)>) -> Result<(), Er
     // As this thread will be, to see which folders it can still change.
     let inheritable = CapabilitySet::empty();
     let sets = CapabilitySets { effective: union(kept), permitted: had, inheritable };
-    set_capabilities(None, sets)?;
+    set(sets)?;
     let folders = needs.sockets.iter().chain(&needs.files);
     let rights = Access::WRITE_OK | Access::EXEC_OK;
     let is_closed = |folder| accessat(CWD, folder, rights, AtFlags::EACCESS) == Err(Errno::ACCESS);
@@ -47,7 +47,7 @@ fn reduce(needs: &Needs, kept: &mut Vec<(CapabilitySet, &str)>) -> Result<(), Er
     let kept = union(kept);
     if had.contains(CapabilitySet::SETPCAP) {
         let effective = kept | CapabilitySet::SETPCAP;
-        set_capabilities(None, CapabilitySets { effective, permitted: had, inheritable })?;
+        set(CapabilitySets { effective, permitted: had, inheritable })?;
         // The kernel knows those below the first that it has no answer for.
         let all = (0..u64::BITS).map(|n| CapabilitySet::from_bits_retain(1 << n));
         for one in all.filter(|one| !kept.contains(*one)) {
@@ -59,7 +59,14 @@ fn reduce(needs: &Needs, kept: &mut Vec<(CapabilitySet, &str)>) -> Result<(), Er
         }
     }
     clear_ambient_capability_set()?;
-    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
+    set(sets)
+}
+
+/// Changes the sets of this thread. A service manager may have forbidden the call, having taken
+/// everything away already.
+fn set(sets: CapabilitySets) -> Result<(), Errno> {
+    if capabilities(None)? == sets { Ok(()) } else { set_capabilities(None, sets) }
 }
 
 /// Returns the name of a capability without its prefix.
