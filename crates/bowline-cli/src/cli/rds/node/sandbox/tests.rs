@@ -465,7 +465,7 @@ apart!(it_connects_to_no_unix_sockets_of_others, |folder| {
         attempt("by path", refused, || UnixStream::connect(&path)),
         attempt("by abstract name", refused, || UnixStream::connect_addr(&name)),
         attempt("by a datagram", refused, || UnixDatagram::unbound()?.send_to_addr(b"x", &mail)),
-        attempt("a pair that can be connected anew", refused, || UnixDatagram::pair()),
+        attempt("a pair that can be connected anew", refused, UnixDatagram::pair),
         attempt("by abstract name, from a socket of before", Errno::PERM, || {
             let socket = unconnected.borrow_mut().pop().expect("a socket");
             Ok(net::connect(socket, &to_name)?)
