@@ -154,7 +154,6 @@ pub const FILES: &[Call] = calls! {
     SYS_truncate(0, 0);
     SYS_vmsplice(-1, 0, 0, 0);
     SYS_tee(-1, -1, 0, 0);
-    SYS_sync_file_range(-1, 0, 0, 0);
 };
 
 /// What reaches other processes by their numbers; the process with number 1 stands for them.

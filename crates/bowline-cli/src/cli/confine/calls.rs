@@ -60,7 +60,8 @@ const PERMITTED: &[&[libc::c_long]] = &[
     // Paths; `openat` has a rule of its own.
     calls! {
         SYS_fstat SYS_newfstatat SYS_statx SYS_statfs SYS_fstatfs SYS_faccessat SYS_faccessat2
-        SYS_getdents64 SYS_readlinkat SYS_getcwd SYS_unlinkat SYS_renameat2
+        SYS_getdents64 SYS_readlinkat SYS_getcwd SYS_unlinkat SYS_renameat
+        SYS_renameat2
     },
 ];
 

@@ -216,6 +216,30 @@ apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     scene.places.put_back().expect("it takes the place back");
 });
 
+/// A congestion control that not everybody may choose needs a capability, which is kept for it only.
+apart!(a_congestion_control_of_root_is_root_s, |folder| {
+    if !is_root() {
+        return;
+    }
+    let read = |name: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).expect("a setting");
+        text.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let allowed = read("tcp_allowed_congestion_control");
+    let mut others = read("tcp_available_congestion_control").into_iter();
+    let Some(other) = others.find(|name| !allowed.contains(name)) else {
+        return skipped::because("everybody may choose all congestion controls");
+    };
+    let with = |name: &str| Args { congestion_control: Some(name.into()), ..Args::default() };
+    assert!(capabilities(&Scene::with(folder.clone(), with(&allowed[0])).settings).is_empty());
+    let scene = Scene::with(folder, with(&other));
+    let Some(confinement) = scene.confined() else { return };
+    let on = confinement.on().expect("it is confined");
+    assert!(on.contains(&format!("NET_ADMIN for {other}")), "{on}");
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    set_tcp_congestion(&socket, &other).expect("it may choose it");
+});
+
 apart!(it_opens_changes_and_removes_no_files_but_its_own_sockets, |folder| {
     let scene = Scene::new(folder);
     let at = |name: &str| scene.folder.join(name);
