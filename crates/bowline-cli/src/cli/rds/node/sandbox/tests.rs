@@ -134,11 +134,22 @@ fn all_are_gone<'a>(scene: &Scene, calls: impl IntoIterator<Item = &'a Call>) {
     }
 }
 
-/// Tells whether this process is root's; without that the calling test cannot try what it has to.
+/// Tells whether this process has rights of root that it would lose; a container's root may not.
 fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
+    let [admin, raw, log, system, bounds] = [
+        CapabilitySet::NET_ADMIN,
+        CapabilitySet::NET_RAW,
+        CapabilitySet::SYSLOG,
+        CapabilitySet::SYS_ADMIN,
+        CapabilitySet::SETPCAP,
+    ];
+    let wanted = admin | raw | log | system | bounds;
+    let is_root = rustix::process::geteuid().is_root()
+        && rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted));
     if !is_root {
-        skipped::because("only root has what a confined process is to lose");
+        skipped::because(
+            "only root, with its capabilities, has what a confined process is to lose",
+        );
     }
     is_root
 }
@@ -216,7 +227,7 @@ apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     scene.places.put_back().expect("it takes the place back");
 });
 
-/// A congestion control that not everybody may choose needs a capability, which is kept for it only.
+// A congestion control that not everybody may choose needs a capability, which is kept for it only.
 apart!(a_congestion_control_of_root_is_root_s, |folder| {
     if !is_root() {
         return;
@@ -304,13 +315,15 @@ apart!(it_reads_and_writes_nothing_of_the_kernel_nor_of_other_processes, |folder
         let part = attempt(path, refused, move || File::open(path));
         tries.push(Try { is_part: true, ..part });
     }
-    for path in ["/proc/sys/kernel/core_pattern", "/proc/self/mem", "/proc/self/oom_score_adj"] {
+    for path in ["/proc/self/mem", "/proc/self/oom_score_adj"] {
         let open = move || File::options().write(true).open(path);
         tries.push(attempt(format!("writing {path}"), refused, open));
     }
-    let path = "/proc/sysrq-trigger";
-    let part = attempt(path, refused, move || File::options().write(true).open(path));
-    tries.push(Try { is_part: true, ..part });
+    // A container may have these for reading only.
+    for path in ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger"] {
+        let part = attempt(path, refused, move || File::options().write(true).open(path));
+        tries.push(Try { is_part: true, ..part });
+    }
     all_are_refused(&scene, tries);
 });
 
