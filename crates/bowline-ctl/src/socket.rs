@@ -77,11 +77,14 @@ fn below(runtime: PathBuf) -> PathBuf {
 }
 
 /// A served control socket. Dropping it ends the service and removes the file, unless another
-/// process has replaced it. Requests in progress are answered first, unless that takes more than
-/// two seconds; then all clients are disconnected, so that nobody has the tree any more.
+/// process has replaced it or it is that of a [`Place`](crate::Place). Requests in progress are
+/// answered first, unless that takes more than two seconds; then all clients are disconnected, so
+/// that nobody has the tree any more.
 #[derive(Debug)]
 pub struct Server {
-    file: OwnedFile,
+    path: PathBuf,
+    /// The socket's file, where it goes with the service.
+    file: Option<OwnedFile>,
     acceptor: Acceptor,
     in_progress: Arc<RequestsInProgress>,
 }
@@ -127,15 +130,13 @@ impl Server {
     /// `AddrInUse` when another process listens there, and the errors of creating the file.
     pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
-        Self::serve(listener, file, tree)
+        let mut server = Self::at(listener, path.to_owned(), tree)?;
+        server.file = Some(file);
+        Ok(server)
     }
 
-    /// Answers requests at a socket that [`listen`](crate::listen) has made, in its own threads.
-    ///
-    /// # Errors
-    ///
-    /// Errors of starting the thread that accepts clients.
-    pub fn serve(listener: UnixListener, file: OwnedFile, tree: Tree) -> io::Result<Self> {
+    /// Answers requests at a socket that listens at a path, in its own threads.
+    pub(crate) fn at(listener: UnixListener, path: PathBuf, tree: Tree) -> io::Result<Self> {
         let in_progress = Arc::<RequestsInProgress>::default();
         let counts = Arc::clone(&in_progress);
         let acceptor = Acceptor::open("bowline-ctl", listener, LIMITS, move |connection| {
@@ -144,18 +145,20 @@ impl Server {
             // Errors of one client end its connection only, and so does the lack of a thread.
             _ = client.spawn(move || serve_client(&connection, &tree, &in_progress));
         })?;
-        Ok(Self { file, acceptor, in_progress })
+        Ok(Self { path, file: None, acceptor, in_progress })
     }
 
     /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
-        self.file.path()
+        &self.path
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.file.remove();
+        if let Some(file) = &self.file {
+            file.remove();
+        }
         self.acceptor.close();
         self.in_progress.wait();
         self.acceptor.abort_all();

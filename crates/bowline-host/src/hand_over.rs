@@ -323,6 +323,16 @@ impl HostState {
         self.saved.number
     }
 
+    /// Returns the listener for programs once more, for a node that cannot go on with them.
+    ///
+    /// # Errors
+    /// `InvalidData` when it was not handed over; no descriptors left.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        let found = self.programs.get(&self.saved.listener).and_then(|all| all.first());
+        let found = found.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(found.try_clone()?.into())
+    }
+
     /// The listener for programs.
     pub(crate) fn take_listener(&mut self) -> io::Result<UnixListener> {
         let listener = self.take(self.saved.listener)?;

@@ -9,6 +9,8 @@ use std::time::Duration;
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 
+use crate::EarlySockets;
+
 /// How a thread waits for the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollMode {
@@ -91,6 +93,8 @@ pub struct SoftConfig {
     pub spin: Duration,
     /// Size of the sockets' buffers in bytes; the system may allow less.
     pub socket_buffer: usize,
+    /// Sockets that were made before; none: they are made when the device is opened.
+    pub early_sockets: EarlySockets,
     /// For measurements and tests of bad networks: one in this many received packets is dropped at
     /// random, before it is examined.
     pub drop_one_in: Option<u32>,
@@ -120,6 +124,7 @@ impl Default for SoftConfig {
             poll: PollMode::Adaptive,
             spin: Duration::from_micros(25),
             socket_buffer: 8 << 20,
+            early_sockets: EarlySockets::default(),
             drop_one_in: None,
             capture: None,
             former_connections: FormerConnections::default(),

@@ -62,7 +62,7 @@ impl SoftDevice {
             .iter()
             .map(|ip| {
                 let link = config.links.iter().find(|(of, _)| of == ip).map(|(_, link)| *link);
-                Endpoint::open(*ip, link, config.socket_buffer)
+                Endpoint::open_on(&config.early_sockets, *ip, link, config.socket_buffer)
             })
             .collect::<Result<_, _>>()?;
         let names: Vec<_> =

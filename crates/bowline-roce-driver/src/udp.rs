@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bowline_roce::{Burst, DirectPlacement};
 use bowline_verbs::{Error, InvalidReason};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
+use rustix::net::bind;
 
+use crate::early::EarlySockets;
 use crate::sys::{self, Arrival, Inbox, Interface, Opt, Outgoing};
 
 /// UDP port of RoCEv2, as source and as destination [OUT-1].
@@ -39,13 +40,20 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Opens the socket of an address, on the interface `link` if given, with buffers of `buffer`
-    /// bytes if the system allows it.
+    #[cfg(test)]
     pub(crate) fn open(ip: IpAddr, link: Option<u32>, buffer: usize) -> Result<Self, Error> {
-        let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))
-            .map_err(|errno| system("making a UDP socket", errno))?;
+        Self::open_on(&EarlySockets::default(), ip, link, buffer)
+    }
+
+    /// Opens the socket of an address, on the interface `link` if given, with buffers of `buffer`
+    /// bytes if the system allows it; one that was made before, if there is one.
+    pub(crate) fn open_on(
+        early: &EarlySockets,
+        ip: IpAddr,
+        link: Option<u32>,
+        buffer: usize,
+    ) -> Result<Self, Error> {
+        let fd = early.take(ip).map_err(|errno| system("making a UDP socket", errno))?;
         let mut interfaces = sys::interfaces_of(fd.as_fd(), ip);
         if let Some(link) = link {
             interfaces.retain(|interface| interface.scope == link);
@@ -228,13 +236,21 @@ fn prepare(fd: BorrowedFd<'_>, ip: IpAddr, buffer: usize) -> Result<(), Error> {
     let _ = sys::set(fd, Opt::Gro, 1);
     let _ = sys::set(fd, Opt::Overflows, 1);
     let _ = sys::set(fd, if ip.is_ipv4() { Opt::RecvTos4 } else { Opt::RecvTos6 }, 1);
+    enlarge(fd, buffer);
+    Ok(())
+}
+
+/// Gives a socket buffers of this many bytes, or of as many as the system allows; those that are
+/// larger already stay.
+pub(crate) fn enlarge(fd: BorrowedFd<'_>, buffer: usize) {
     let bytes = i32::try_from(buffer).unwrap_or(i32::MAX);
     for (force, plain) in [(Opt::RecvBufForce, Opt::RecvBuf), (Opt::SendBufForce, Opt::SendBuf)] {
-        if sys::set(fd, force, bytes).is_err() {
+        // The system doubles what it is given, for its bookkeeping.
+        let is_enough = sys::get(fd, plain).is_ok_and(|found| found / 2 >= bytes);
+        if !is_enough && sys::set(fd, force, bytes).is_err() {
             let _ = sys::set(fd, plain, bytes);
         }
     }
-    Ok(())
 }
 
 /// Explains why an address could not be bound [OUT-10].
@@ -262,7 +278,34 @@ fn refused(at: SocketAddr, errno: Errno) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
+
     use super::*;
+
+    /// A device of a process that has given up its capabilities has the buffers of before.
+    #[test]
+    fn sockets_of_before_keep_their_buffers() {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+        let (ip, large) = ("127.77.0.12".parse().unwrap(), 8 << 20);
+        let before = EarlySockets::new(&[ip], large);
+        let mut rights = capabilities(None).unwrap();
+        if !rights.effective.contains(CapabilitySet::NET_ADMIN) {
+            return bowline_testkit::skipped::because("large buffers need CAP_NET_ADMIN");
+        }
+        // Of this thread only.
+        rights.effective.remove(CapabilitySet::NET_ADMIN);
+        set_capabilities(None, rights).unwrap();
+        let early = Endpoint::open_on(&before, ip, None, large).unwrap();
+        let doubled = 2 * large;
+        assert!(early.receive_buffer() >= doubled, "{}", early.receive_buffer());
+        drop(early);
+        let late = Endpoint::open_on(&before, ip, None, large).unwrap();
+        let limit = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
+        if limit.trim().parse::<usize>().unwrap() < large {
+            assert!(late.receive_buffer() < doubled, "{}", late.receive_buffer());
+        }
+    }
 
     #[test]
     fn a_port_in_use_is_explained() {

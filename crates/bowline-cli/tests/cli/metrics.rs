@@ -53,6 +53,33 @@ fn a_node_tells_its_counters_and_connections() {
 }
 
 #[test]
+fn metrics_beyond_loopback_are_warned_of_and_names_are_checked() {
+    let folder = Folder::new();
+    let node = ["node", "--address", "127.48.8.1", "--no-programs"];
+    let open = ["--metrics", "0.0.0.0:0", "--metrics-host", "node1.example"];
+    let mut node = start(&folder, &[&node[..], &open].concat());
+    let place = place_of(&mut node);
+    node.until_told("no authentication");
+    let port = place.rsplit(':').next().expect("a port");
+    let place = format!("127.0.0.1:{port}");
+    let ask = |host: &str| {
+        let mut stream = TcpStream::connect(&place).expect("a connection");
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("a request");
+        std::io::read_to_string(stream).expect("an answer")
+    };
+    for own in ["node1.example", "localhost", &place] {
+        assert!(ask(own).starts_with("HTTP/1.1 200 OK\r\n"), "{own}");
+    }
+    assert!(ask("evil.example").starts_with("HTTP/1.1 421 Misdirected Request\r\n"));
+    let done = run(&folder, &["node", "--metrics-host", "node1:9465"]);
+    done.exits(2).complains(&["--metrics-host", "node1:9465"]);
+    let config = folder.write("node.toml", "metrics-host = [\"http://node1\"]\n");
+    let done = run(&folder, &["node", "--config", &config.to_string_lossy()]);
+    done.exits(2).complains(&["http://node1"]);
+}
+
+#[test]
 fn nothing_is_served_unless_it_is_asked_for() {
     let folder = Folder::new();
     let mut node = start(&folder, &["node", "--address", "127.48.2.1", "--no-programs"]);

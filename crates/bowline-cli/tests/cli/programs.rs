@@ -123,6 +123,9 @@ fn a_node_whose_successor_fails_goes_on() {
     let mut goes_on = || {
         first.expect("handing over");
         first.expect("ready");
+        // It can make no control socket, and has taken its own back.
+        run(&folder, &["info", "-c"]).exits(0);
+        run(&folder, &["sysctl", "net.rds.max_unacked_packets"]).exits(0);
     };
     // Seen when the settings are tried: everything was asked for by then.
     let bad = ["--replace", "--sysctl", "net.rds.max_unacked_packets=8", "--sysctl", "no_such=1"];
@@ -151,6 +154,12 @@ fn a_node_whose_successor_fails_goes_on() {
     steady.finish().exits(0);
     first.signal("-INT");
     first.finish().exits(0);
+    let top = folder.path();
+    for folder in ["bowline", "bowline/rnbd"] {
+        let left = std::fs::read_dir(top.join(folder)).unwrap().flatten();
+        let left: Vec<_> = left.filter(|entry| !entry.path().is_dir()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
 }
 
 /// Without a manager there is nobody to leave sockets with: the node ends as usual.

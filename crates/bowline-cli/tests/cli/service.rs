@@ -5,7 +5,8 @@ use std::{
     fs,
     os::{
         fd::OwnedFd,
-        unix::net::{UnixDatagram, UnixListener, UnixStream},
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream},
     },
     time::Duration,
 };
@@ -26,8 +27,12 @@ impl Manager {
     fn start(folder: &Folder, words: &[&str]) -> (Self, Running) {
         let place = folder.path().join("notify");
         let socket = UnixDatagram::bind(&place).expect("a socket");
+        Self::at(socket, &place.display().to_string(), folder, words)
+    }
+
+    fn at(socket: UnixDatagram, place: &str, folder: &Folder, words: &[&str]) -> (Self, Running) {
         socket.set_read_timeout(Some(DEADLINE)).expect("a time limit");
-        let notify = format!("NOTIFY_SOCKET={}", place.display());
+        let notify = format!("NOTIFY_SOCKET={place}");
         let words = [&[&*notify, "WATCHDOG_USEC=300000", BOWLINE], words].concat();
         (Self(socket), start_as("env".as_ref(), folder, &words))
     }
@@ -74,6 +79,25 @@ fn a_node_tells_that_it_serves_lives_and_stops() {
     let last = manager.hears_of("STOPPING=1");
     assert!(last.contains("EXTEND_TIMEOUT_USEC=15000000"), "5 s to drain and 10 s more: {last}");
     node.finish().exits(0);
+}
+
+/// A confined node reaches no abstract name but that of its manager.
+#[test]
+fn a_manager_may_have_an_abstract_name() {
+    let folder = Folder::new();
+    let name = format!("bowline-test-manager-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).expect("an address");
+    let socket = UnixDatagram::bind_addr(&address).expect("a socket");
+    let words = ["node", "--address", "127.146.9.1", "--keep-programs"];
+    let (manager, mut node) = Manager::at(socket, &format!("@{name}"), &folder, &words);
+    manager.hears_of("READY=1");
+    manager.hears_of("WATCHDOG=1");
+    node.expect("ready");
+    node.signal("-TERM");
+    // Descriptors come as well.
+    manager.hears_of("FDSTORE=1");
+    manager.hears_of("BARRIER=1");
+    node.finish();
 }
 
 /// A process that is stopped is not dead, and does not say that it lives.

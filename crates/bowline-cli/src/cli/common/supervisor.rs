@@ -34,6 +34,9 @@ const STORE_TIME: Duration = Duration::from_secs(5);
 const END_TIME: Duration = Duration::from_secs(10);
 
 /// Where a manager listens, and how often it wants to hear from this process.
+///
+/// The socket is connected from the start, since a process that is confined reaches no abstract
+/// name that it is not connected to.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     to: Option<(UnixDatagram, SocketAddr)>,
@@ -50,6 +53,10 @@ impl Supervisor {
         let number = |name| variable(name)?.to_str()?.parse::<u64>().ok();
         let address = variable("NOTIFY_SOCKET").and_then(|place| address(&place));
         let to = address.and_then(|address| Some((UnixDatagram::unbound().ok()?, address)));
+        if let Some((socket, address)) = &to {
+            // Where nobody listens yet, somebody may later.
+            let _ = socket.connect_addr(address);
+        }
         let is_ours = variable("WATCHDOG_PID").is_none()
             || number("WATCHDOG_PID") == Some(process::id().into());
         let watchdog = number("WATCHDOG_USEC").filter(|micros| is_ours && *micros > 0);
@@ -116,7 +123,7 @@ impl Supervisor {
 
     fn tell_with(&self, state: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let (socket, address) = self.to.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        socket.connect_addr(address)?;
+        let mut is_anew = false;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(descriptors));
@@ -124,6 +131,10 @@ impl Supervisor {
         loop {
             match sendmsg(socket, &text, &mut control, SendFlags::NOSIGNAL) {
                 Err(rustix::io::Errno::INTR) => {}
+                Err(_) if !is_anew => {
+                    socket.connect_addr(address)?;
+                    is_anew = true;
+                }
                 sent => return Ok(sent.map(drop)?),
             }
         }
@@ -143,8 +154,11 @@ impl Supervisor {
 
     fn tell(&self, state: &str) {
         if let Some((socket, address)) = &self.to {
-            // A manager that does not listen cannot be helped.
-            let _ = socket.send_to_addr(state.as_bytes(), address);
+            let sent = socket.send(state.as_bytes());
+            // It may listen anew. A manager that does not listen cannot be helped.
+            if sent.is_err() && socket.connect_addr(address).is_ok() {
+                let _ = socket.send(state.as_bytes());
+            }
         }
     }
 }

@@ -1,12 +1,17 @@
-//! Landlock: which paths a process opens, which TCP ports it connects to, whom it signals.
+//! Landlock: which paths a process opens, which TCP ports it connects to, whom it signals, to which
+//! abstract names it connects.
 //!
 //! A kernel has one of several versions (ABI) of Landlock. What an older one does not know stays as
-//! it was: ABI 1 knows paths, 4 ports, 6 signals.
+//! it was: ABI 1 knows paths, 3 truncation, 4 ports, 5 ioctls of devices, 6 signals and abstract names.
+
+use std::path::PathBuf;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, NetPort, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
 };
+
+use rustix::fs::{Mode, OFlags};
 
 use super::{Confinement, Needs};
 
@@ -16,6 +21,9 @@ const TRIED: ABI = ABI::V6;
 
 /// Restricts the calling thread and those that it starts, and notes what came of it.
 pub(super) fn restrict(needs: &Needs, confinement: &mut Confinement) {
+    let hold =
+        |path: &PathBuf| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    confinement.held = needs.read.iter().filter_map(|path| hold(path).ok()).collect();
     let status = match rules(needs).and_then(RulesetCreated::restrict_self) {
         Ok(status) => status.landlock,
         Err(error) => return confinement.note("Landlock", Err(error)),
@@ -34,7 +42,13 @@ pub(super) fn restrict(needs: &Needs, confinement: &mut Confinement) {
         let why = "who mounts cannot be restricted to some";
         confinement.note("paths", Err(why));
     }
-    for (what, since) in [("TCP ports", ABI::V4), ("signals", ABI::V6)] {
+    for (what, since) in [
+        ("truncation", ABI::V3),
+        ("TCP ports", ABI::V4),
+        ("ioctls of devices", ABI::V5),
+        ("signals", ABI::V6),
+        ("abstract names of sockets", ABI::V6),
+    ] {
         if abi < since {
             confinement.note(what, Err(format!("needs Landlock ABI {}", since as i32)));
         }
@@ -45,7 +59,7 @@ fn rules(needs: &Needs) -> Result<RulesetCreated, RulesetError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessNet::ConnectTcp)?
-        .scope(Scope::Signal)?;
+        .scope(Scope::Signal | Scope::AbstractUnixSocket)?;
     // A process that is restricted to some paths can mount and unmount nothing.
     if !needs.mounts {
         rules = rules.handle_access(AccessFs::from_all(TRIED))?;

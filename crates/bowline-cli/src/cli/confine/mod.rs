@@ -2,18 +2,21 @@
 //! gains little.
 //!
 //! ```text
-//! Needs -> no new privileges -> Landlock (files.rs) -> seccomp (calls.rs) -> Confinement
-//!                               paths, TCP ports       system calls
+//! Needs -> no new privileges -> Landlock (files.rs) -> capabilities.rs -> seccomp (calls.rs)
+//!                               paths, TCP ports       rights of root     system calls
 //! ```
 //!
-//! All three hold for the calling thread and for those that it starts, so a process confines itself
+//! All four hold for the calling thread and for those that it starts, so a process confines itself
 //! while it has one thread. None is an error where the kernel lacks it. The reasons are in
 //! docs/decisions/0011.
 
 mod calls;
+mod capabilities;
 mod files;
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, os::fd::OwnedFd, path::PathBuf};
+
+use rustix::thread::CapabilitySet;
 
 /// What a process still does after it was confined.
 #[derive(Debug, Default)]
@@ -28,6 +31,8 @@ pub(crate) struct Needs {
     pub(crate) connect: Vec<u16>,
     /// Whether it mounts and unmounts.
     pub(crate) mounts: bool,
+    /// Capabilities that it needs if it has them, and for what.
+    pub(crate) capabilities: Vec<(CapabilitySet, String)>,
 }
 
 /// What a process has given up, and what it could not.
@@ -35,12 +40,15 @@ pub(crate) struct Needs {
 pub(crate) struct Confinement {
     on: Vec<String>,
     off: Vec<String>,
+    /// What is read later of /proc, where a file that nobody has open may become another one, which
+    /// no rule is for.
+    held: Vec<OwnedFd>,
 }
 
 impl Confinement {
     /// Of a process that has given up nothing, and why.
     pub(crate) fn none(why: &str) -> Self {
-        Self { on: Vec::new(), off: vec![why.to_owned()] }
+        Self { off: vec![why.to_owned()], ..Self::default() }
     }
 
     /// Returns what is in force, as a list of words.
@@ -71,8 +79,33 @@ pub(crate) fn confine(needs: &Needs) -> Confinement {
     let mut confinement = Confinement::default();
     confinement.note("no new privileges", rustix::thread::set_no_new_privs(true));
     files::restrict(needs, &mut confinement);
+    capabilities::give_up(needs, &mut confinement);
     confinement.note("system calls", calls::filter(needs.mounts));
     confinement
+}
+
+/// Runs `body` in a process of its own, which is the test of this module once more, with a folder
+/// for it.
+#[cfg(test)]
+pub(crate) fn apart(module: &str, test: &str, body: impl FnOnce(PathBuf)) {
+    /// Set in the process that confines itself; names its folder.
+    const CHILD: &str = "BOWLINE_TEST_CONFINED";
+    if let Some(folder) = std::env::var_os(CHILD) {
+        return body(PathBuf::from(folder));
+    }
+    let folder = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("a folder");
+    let (_, module) = module.split_once("::").expect("a module of this crate");
+    let done = std::process::Command::new(std::env::current_exe().expect("this test program"))
+        .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
+        .env(CHILD, &folder)
+        .output()
+        .expect("the test runs again");
+    std::fs::remove_dir_all(&folder).expect("the folder");
+    let out = String::from_utf8_lossy(&done.stdout);
+    let err = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && out.contains("1 passed"), "{out}{err}");
+    print!("{out}");
 }
 
 #[cfg(test)]
@@ -82,32 +115,15 @@ mod tests {
         io::ErrorKind,
         net::{TcpListener, TcpStream},
         os::unix::net::UnixListener,
-        process::Command,
         thread,
     };
 
-    use rustix::{io::Errno, net};
+    use rustix::io::Errno;
 
     use super::*;
 
-    /// Set in the process that confines itself; names its folder.
-    const CHILD: &str = "BOWLINE_TEST_CONFINED";
-
-    /// Runs `body` in a process of its own, which is this test once more, with a folder for it.
     fn apart(test: &str, body: impl FnOnce(PathBuf)) {
-        if let Some(folder) = std::env::var_os(CHILD) {
-            return body(PathBuf::from(folder));
-        }
-        let folder = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
-        fs::create_dir(&folder).expect("a folder");
-        let done = Command::new(std::env::current_exe().expect("this test program"))
-            .args(["--exact", &format!("cli::confine::tests::{test}"), "--nocapture"])
-            .env(CHILD, &folder)
-            .output()
-            .expect("the test runs again");
-        fs::remove_dir_all(&folder).expect("the folder");
-        let out = String::from_utf8_lossy(&done.stdout);
-        assert!(done.status.success() && out.contains("1 passed"), "{done:?}");
+        super::apart(module_path!(), test, body);
     }
 
     fn missing(confinement: &Confinement) -> bool {
@@ -135,9 +151,12 @@ mod tests {
                 sockets: vec![served.clone()],
                 files: vec![kept.clone()],
                 connect: vec![place.port()],
-                mounts: false,
+                ..Needs::default()
             };
-            if missing(&confine(&needs)) {
+            let mut confinement = Confinement::default();
+            rustix::thread::set_no_new_privs(true).expect("no new privileges");
+            files::restrict(&needs, &mut confinement);
+            if missing(&confinement) {
                 return;
             }
             fs::read(seen.join("file")).expect("it is needed");
@@ -164,25 +183,10 @@ mod tests {
             let parent = rustix::process::getppid().expect("a parent");
             let signal = rustix::process::test_kill_process(parent);
             assert_eq!(signal, Err(Errno::PERM), "a signal for another process");
-        });
-    }
-
-    #[test]
-    fn system_calls_that_are_not_needed_do_not_exist() {
-        apart("system_calls_that_are_not_needed_do_not_exist", |folder| {
-            if missing(&confine(&Needs::default())) {
-                return;
-            }
-            let started = Command::new("/bin/true").spawn().map(drop).expect_err("no process");
-            assert_eq!(started.raw_os_error(), Some(Errno::NOSYS.raw_os_error()), "{started}");
-            let unmounted = rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH);
-            assert_eq!(unmounted, Err(Errno::NOSYS), "it mounts nothing");
-            let family = |family| net::socket(family, net::SocketType::DGRAM, None).map(drop);
-            assert_eq!(family(net::AddressFamily::PACKET), Err(Errno::NOSYS), "frames");
-            family(net::AddressFamily::NETLINK).expect("it watches addresses");
             // Threads of later are as confined.
-            let later = thread::spawn(|| Command::new("/bin/true").spawn().map(drop));
-            later.join().expect("a thread").expect_err("no process");
+            let secret = folder.join("secret");
+            let later = thread::spawn(|| fs::read(secret).map(drop));
+            denied(later.join().expect("a thread"), "reading elsewhere, later");
         });
     }
 
@@ -193,7 +197,9 @@ mod tests {
                 bowline_testkit::skipped::because("only root mounts without fusermount3");
                 return;
             }
-            let confinement = confine(&Needs { mounts: true, ..Needs::default() });
+            let capabilities = vec![(CapabilitySet::SYS_ADMIN, "to mount".to_owned())];
+            let needs = Needs { mounts: true, capabilities, ..Needs::default() };
+            let confinement = confine(&needs);
             assert!(confinement.on().is_some_and(|on| on.contains("system calls")));
             let unmounted = rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH);
             assert_eq!(unmounted, Err(Errno::INVAL), "nothing is mounted there");

@@ -14,6 +14,8 @@
 mod objects;
 
 use std::{
+    io,
+    path::Path,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -23,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_ctl::{Errno, Server, folder, sweep};
+use bowline_ctl::{Errno, Place, Server, create_folder_of, folder, sweep};
 use bowline_rnbd_driver::{
     client::{Client, MapOptions},
     server::Exports,
@@ -96,6 +98,28 @@ struct Told {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Settings {
+    /// Listens where the commands look for disks of this machine. A node at these addresses whose
+    /// file names no disks does without, if it may not have a socket there.
+    pub(in crate::cli) fn listen(&self, node: &[Address]) -> Option<Place> {
+        let name = node.first().map_or_else(|| "any".to_owned(), Address::to_string);
+        let path = folder().join(format!("node-{name}-{}.sock", std::process::id()));
+        sweep(&folder());
+        let listening = create_folder_of(&path).and_then(|()| Place::listen(&path));
+        listening.inspect_err(|error| self.no_control(&path, error)).ok()
+    }
+
+    fn no_control(&self, path: &Path, error: &io::Error) {
+        if !(self.exports.is_empty() && self.maps.is_empty()) {
+            note!(
+                "bowline node: cannot listen on {}: {error}; commands for disks have to name the \
+                 node's own socket with --control",
+                path.display()
+            );
+        }
+    }
 }
 
 impl HostDisks {
@@ -362,23 +386,11 @@ impl HostDisks {
         maps.into_iter().chain(exports).collect()
     }
 
-    /// Serves the control tree of the disks, where the commands look for disks of this machine. A
-    /// node whose file names no disks does without, if it may not have a socket there.
-    pub(in crate::cli) fn control(self: &Arc<Self>) -> Option<Server> {
-        let name = self.node.first().map_or_else(|| "any".to_owned(), Address::to_string);
-        let place = folder().join(format!("node-{name}-{}.sock", std::process::id()));
-        sweep(&folder());
-        let has_disks = !(self.settings.exports.is_empty() && self.settings.maps.is_empty());
-        Server::start(&place, self.tree())
-            .inspect_err(|error| {
-                if has_disks {
-                    note!(
-                        "bowline node: cannot listen on {}: {error}; commands for disks have to name the node's \
-                         own socket with --control",
-                        place.display()
-                    );
-                }
-            })
+    /// Serves the control tree of the disks.
+    pub(in crate::cli) fn control(self: &Arc<Self>, place: &Place) -> Option<Server> {
+        place
+            .serve(self.tree())
+            .inspect_err(|error| self.settings.no_control(place.path(), error))
             .ok()
     }
 

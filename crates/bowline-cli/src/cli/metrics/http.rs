@@ -21,7 +21,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Exposition, Source};
+use super::{Exposition, Source, host::Hosts};
 
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 16;
@@ -53,7 +53,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Listens at `place`, where port 0 chooses one.
-    pub(super) fn start(place: SocketAddr, source: Source) -> io::Result<Self> {
+    pub(super) fn start(place: SocketAddr, hosts: Hosts, source: Source) -> io::Result<Self> {
         let listener = TcpListener::bind(place)?;
         listener.set_nonblocking(true)?;
         let place = listener.local_addr()?;
@@ -61,6 +61,7 @@ impl Server {
         let service = Service {
             listener,
             end,
+            hosts,
             source,
             text: None,
             resume: Instant::now(),
@@ -88,6 +89,7 @@ impl Drop for Server {
 struct Service {
     listener: TcpListener,
     end: UnixStream,
+    hosts: Hosts,
     source: Source,
     /// The last text, and when it was taken.
     text: Option<(Instant, Arc<str>)>,
@@ -172,10 +174,16 @@ impl Service {
     }
 
     fn answer(&mut self, request: Request) -> Answer {
-        let (status, kind, body): (_, _, Arc<str>) = match request.target {
+        let is_ours = request.host.is_none_or(|host| self.hosts.include(&host));
+        let target = if is_ours { request.target } else { Err(MISDIRECTED) };
+        let (status, kind, body): (_, _, Arc<str>) = match target {
             Ok(Target::Metrics) => ("200 OK", TEXT_FORMAT, self.text()),
             Ok(Target::Start) => ("200 OK", "text/html; charset=utf-8", START_PAGE.into()),
-            Err(status) => (status, "text/plain; charset=utf-8", format!("{status}\n").into()),
+            Err(status) => {
+                let advice = if status == MISDIRECTED { OTHER_NAME } else { "" };
+                let text = format!("{status}\n{advice}");
+                (status, "text/plain; charset=utf-8", text.into())
+            }
         };
         let allow = if status == METHOD_NOT_ALLOWED { "Allow: GET, HEAD\r\n" } else { "" };
         let head = format!(
@@ -202,11 +210,17 @@ impl Service {
     }
 }
 
+/// What a client is told that asks for another host.
+const OTHER_NAME: &str = "This host is not known here by the name in the header Host: ask by its IP \
+                          address, or name it with the option --metrics-host NAME.\n";
+
 /// What a request wants.
 #[derive(Debug, Eq, PartialEq)]
 struct Request {
     target: Result<Target, &'static str>,
     head_only: bool,
+    /// As what host the client knows this one, if it says so.
+    host: Option<Vec<u8>>,
 }
 
 #[derive(Debug, Eq, PartialEq)]
@@ -217,13 +231,14 @@ enum Target {
 
 const BAD_REQUEST: &str = "400 Bad Request";
 const NOT_FOUND: &str = "404 Not Found";
+const MISDIRECTED: &str = "421 Misdirected Request";
 const METHOD_NOT_ALLOWED: &str = "405 Method Not Allowed";
 const TOO_LARGE: &str = "431 Request Header Fields Too Large";
 
 impl Request {
     /// Parses the head of a request; `None` as long as it may still become one.
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let refused = |status| Some(Self { target: Err(status), head_only: false });
+        let refused = |status| Some(Self { target: Err(status), head_only: false, host: None });
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
         match request.parse(bytes) {
@@ -234,9 +249,16 @@ impl Request {
             }
             Err(_) => return refused(BAD_REQUEST),
         }
+        // Before 1.1, of which httparse calls the minor version 1, a client need not name it.
+        let mut named = request.headers.iter().filter(|h| h.name.eq_ignore_ascii_case("host"));
+        let host = match (named.next(), named.next()) {
+            (Some(host), None) => Some(host.value.to_vec()),
+            (None, None) if request.version == Some(0) => None,
+            _ => return refused(BAD_REQUEST),
+        };
         let head_only = request.method == Some("HEAD");
         if !head_only && request.method != Some("GET") {
-            return refused(METHOD_NOT_ALLOWED);
+            return Some(Self { target: Err(METHOD_NOT_ALLOWED), head_only, host });
         }
         let path = request.path.unwrap_or_default().split('?').next();
         let target = match path {
@@ -244,7 +266,7 @@ impl Request {
             Some("/") => Ok(Target::Start),
             _ => Err(NOT_FOUND),
         };
-        Some(Self { target, head_only })
+        Some(Self { target, head_only, host })
     }
 }
 
@@ -352,7 +374,8 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
             out.family("a", super::super::exposition::Kind::Gauge, text).sample(&[], 1);
         });
-        (Server::start("127.0.0.1:0".parse().unwrap(), source).unwrap(), taken)
+        let hosts = Hosts::new(vec!["node1.example".to_owned()]);
+        (Server::start("127.0.0.1:0".parse().unwrap(), hosts, source).unwrap(), taken)
     }
 
     fn ask(server: &Server, request: &[u8]) -> String {
@@ -366,23 +389,66 @@ mod tests {
     #[test]
     fn metrics_and_a_page_that_leads_there_are_all_there_is() {
         let (server, _) = server("One.");
-        let text = ask(&server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n");
+        let text = ask(&server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4;"));
         assert!(text.ends_with("\r\n\r\n# HELP a One.\n# TYPE a gauge\na 1\n"), "{text}");
         let head = ask(&server, b"HEAD /metrics HTTP/1.0\r\n\r\n");
         assert!(head.contains("Content-Length: 33\r\n") && head.ends_with("\r\n\r\n"), "{head}");
-        assert!(ask(&server, b"GET / HTTP/1.1\r\n\r\n").contains("href=\"/metrics\""));
+        assert!(
+            ask(&server, b"GET / HTTP/1.1\r\nHost: [::1]\r\n\r\n").contains("href=\"/metrics\"")
+        );
         for (request, status) in [
-            ("GET /metrics/ HTTP/1.1\r\n\r\n", NOT_FOUND),
-            ("GET /etc/passwd HTTP/1.1\r\n\r\n", NOT_FOUND),
-            ("POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", METHOD_NOT_ALLOWED),
+            ("GET /metrics/ HTTP/1.1\r\nHost: [::1]\r\n\r\n", NOT_FOUND),
+            ("GET /etc/passwd HTTP/1.1\r\nHost: [::1]\r\n\r\n", NOT_FOUND),
+            (
+                "POST /metrics HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 3\r\n\r\nabc",
+                METHOD_NOT_ALLOWED,
+            ),
             ("nonsense\r\n\r\n", BAD_REQUEST),
             ("GET /metrics HTTP/9\r\n\r\n", BAD_REQUEST),
         ] {
             let answer = ask(&server, request.as_bytes());
             assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
         }
-        assert!(ask(&server, b"PUT / HTTP/1.1\r\n\r\n").contains("\r\nAllow: GET, HEAD\r\n"));
+        assert!(
+            ask(&server, b"PUT / HTTP/1.1\r\nHost: [::1]\r\n\r\n")
+                .contains("\r\nAllow: GET, HEAD\r\n")
+        );
+    }
+
+    /// A page whose name leads here does not get a browser to read for it (DNS rebinding).
+    #[test]
+    fn who_asks_for_another_host_is_refused() {
+        let (server, taken) = server("One.");
+        let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let place = server.place().to_string();
+        for host in [&*place, "node1.example:9465", "localhost", &own, "[fe80::1]:1"] {
+            let request = format!("GET /metrics HTTP/1.1\r\nhost: {host}\r\n\r\n");
+            assert!(ask(&server, request.as_bytes()).ends_with("\na 1\n"), "{host}");
+        }
+        assert!(ask(&server, b"GET /metrics HTTP/1.0\r\n\r\n").ends_with("\na 1\n"));
+        let before = taken.load(Ordering::Relaxed);
+        thread::sleep(2 * FRESH);
+        for (path, version) in [("/metrics", 1), ("/", 1), ("/nothing", 1), ("/metrics", 0)] {
+            for host in ["evil.example", "evil.example:9465", "", "localhost.evil.example"] {
+                let request = format!("GET {path} HTTP/1.{version}\r\nHost: {host}\r\n\r\n");
+                let answer = ask(&server, request.as_bytes());
+                assert!(answer.starts_with(&format!("HTTP/1.1 {MISDIRECTED}\r\n")), "{answer}");
+                assert!(answer.contains("--metrics-host NAME") && !answer.contains("evil"));
+            }
+        }
+        let put = ask(&server, b"PUT / HTTP/1.1\r\nHost: evil.example\r\n\r\n");
+        assert!(put.starts_with(&format!("HTTP/1.1 {MISDIRECTED}\r\n")), "{put}");
+        for request in [
+            "GET /metrics HTTP/1.1\r\n\r\n",
+            "GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+            "GET /metrics HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+            "PUT /metrics HTTP/1.1\r\n\r\n",
+        ] {
+            let answer = ask(&server, request.as_bytes());
+            assert!(answer.starts_with(&format!("HTTP/1.1 {BAD_REQUEST}\r\n")), "{answer}");
+        }
+        assert_eq!(taken.load(Ordering::Relaxed), before, "nobody looked at the node for them");
     }
 
     #[test]
@@ -400,7 +466,7 @@ mod tests {
         let (server, _) = server("One.");
         let open = || TcpStream::connect(server.place()).unwrap();
         let mut silent: Vec<TcpStream> = (0..4 * CONNECTIONS_MAX).map(|_| open()).collect();
-        assert!(ask(&server, b"GET /metrics HTTP/1.1\r\n\r\n").contains("a 1\n"));
+        assert!(ask(&server, b"GET /metrics HTTP/1.1\r\nHost: [::1]\r\n\r\n").contains("a 1\n"));
         // The oldest had to go.
         assert_eq!(silent[0].read(&mut [0; 1]).unwrap_or(0), 0);
         drop(silent);
@@ -409,7 +475,7 @@ mod tests {
     #[test]
     fn requests_at_one_time_cost_one_look() {
         let (server, taken) = server("One.");
-        let request = b"GET /metrics HTTP/1.1\r\n\r\n";
+        let request = b"GET /metrics HTTP/1.1\r\nHost: [::1]\r\n\r\n";
         let before = Instant::now();
         let asked = 50;
         for _ in 0..asked {

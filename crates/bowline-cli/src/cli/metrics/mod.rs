@@ -10,6 +10,7 @@
 
 mod disks;
 mod exposition;
+mod host;
 mod http;
 mod process;
 mod rdma;
@@ -35,27 +36,48 @@ pub(crate) type Source = Box<dyn Fn(&mut Exposition) + Send>;
 pub(crate) struct MetricsOptions {
     /// Serve metrics for Prometheus over HTTP at this address and port, as 127.0.0.1:9465, below
     /// /metrics. There is no authentication: whoever reaches the address can read the names of
-    /// peers, sessions and disks, so keep it on loopback or behind a proxy
+    /// peers, sessions and disks, so keep it on loopback or behind a proxy. Clients ask by an IP
+    /// address, localhost, the name of this host, or one of --metrics-host
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
+    /// Serve metrics to clients that ask by this name of the host as well; may be repeated. Others
+    /// are refused: a web page could have its own name lead here, and a browser would let it read
+    #[arg(long, value_name = "NAME", value_parser = host::name)]
+    metrics_host: Vec<String>,
 }
 
 impl MetricsOptions {
-    /// Returns the option, or else what a configuration file says.
-    pub(crate) fn or(self, file: Option<SocketAddr>) -> Self {
-        Self { metrics: self.metrics.or(file) }
+    /// Returns the options, or else what a configuration file says.
+    pub(crate) fn or(self, place: Option<SocketAddr>, hosts: Vec<String>) -> Outcome<Self> {
+        let hosts = hosts.iter().map(|host| host::name(host));
+        let hosts = hosts.collect::<Result<_, _>>().map_err(Failure::usage)?;
+        let metrics_host = if self.metrics_host.is_empty() { hosts } else { self.metrics_host };
+        Ok(Self { metrics: self.metrics.or(place), metrics_host })
+    }
+
+    /// Returns the port, if metrics are served.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.metrics.map(|place| place.port())
     }
 
     /// Serves metrics until the result is dropped, if the user asked for it, and says where.
     pub(crate) fn serve(&self, source: Source) -> Outcome<Option<Server>> {
         let Some(place) = self.metrics else { return Ok(None) };
-        let server = Server::start(place, source).map_err(|error| {
+        let hosts = host::Hosts::new(self.metrics_host.clone());
+        let server = Server::start(place, hosts, source).map_err(|error| {
             Failure::failed(format!(
                 "cannot serve metrics at {place}: {error}; choose another place with --metrics \
                  ADDRESS:PORT"
             ))
         })?;
         say!("metrics at http://{}/metrics", server.place());
+        if !place.ip().is_loopback() {
+            note!(
+                "bowline: metrics at {} have no authentication: whoever reaches the address can \
+                 read the names of peers, sessions and disks",
+                server.place()
+            );
+        }
         Ok(Some(server))
     }
 }

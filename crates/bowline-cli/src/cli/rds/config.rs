@@ -45,6 +45,7 @@ pub(crate) struct File {
     pub(crate) programs: Option<PathBuf>,
     pub(crate) tree: Option<PathBuf>,
     pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) metrics_host: Vec<String>,
     pub(crate) drain: Option<f64>,
     pub(crate) sandbox: Option<bool>,
     pub(crate) allow_peer: Vec<Network>,

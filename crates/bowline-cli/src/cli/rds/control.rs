@@ -20,12 +20,11 @@
 use std::{
     fs, io,
     net::IpAddr,
-    os::unix::net::UnixListener,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use bowline_ctl::{Errno, Json, Op, OwnedFile, Server, Tree};
+use bowline_ctl::{Errno, Json, Op, Place, Server, Tree};
 
 use super::{
     snapshot::Snapshot,
@@ -39,28 +38,15 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// messages as can wait for readers in a node with the default memory limit.
 const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
-/// Serves the tree of a node at its control socket until the result is dropped. [`create_folder`]
-/// has created the socket's folder.
-pub(super) fn serve(path: &Path, tree: Tree) -> Outcome<Server> {
-    let (listener, file) = listen(path)?;
-    Server::serve(listener, file, tree)
-        .map_err(|error| Failure::failed(format!("cannot start the control thread: {error}")))
-}
-
-/// Creates the folder of a control socket, if it does not exist, and returns it.
-pub(super) fn create_folder(path: &Path) -> Outcome<PathBuf> {
-    let folder = bowline_ctl::folder_of(path);
+/// Listens at a control socket, in a folder that is made where it is missing.
+pub(super) fn listen(path: &Path) -> Outcome<Place> {
     bowline_ctl::create_folder_of(path).map_err(|error| {
         Failure::failed(format!(
             "cannot use {}: {error}; choose another place with --control PATH, or --no-control",
-            folder.display()
+            bowline_ctl::folder_of(path).display()
         ))
     })?;
-    Ok(folder.to_owned())
-}
-
-fn listen(path: &Path) -> Outcome<(UnixListener, OwnedFile)> {
-    bowline_ctl::listen(path).map_err(|error| {
+    Place::listen(path).map_err(|error| {
         Failure::failed(match error.kind() {
             io::ErrorKind::AddrInUse if bowline_ctl::is_socket(path) => format!(
                 "another node has {}, or one of another user has left it; stop it, remove the \
@@ -73,6 +59,13 @@ fn listen(path: &Path) -> Outcome<(UnixListener, OwnedFile)> {
             ),
         })
     })
+}
+
+/// Serves the tree of a node at its control socket until the result is dropped.
+pub(super) fn serve(place: &Place, tree: Tree) -> Outcome<Server> {
+    place
+        .serve(tree)
+        .map_err(|error| Failure::failed(format!("cannot start the control thread: {error}")))
 }
 
 /// A connection to a running node.

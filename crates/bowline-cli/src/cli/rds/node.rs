@@ -25,6 +25,7 @@ use bowline_verbs::{Device, SharedDevice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use hand_over::{FormerNode, From, Keeper, Taken};
+use sandbox::Places;
 
 use super::{
     access::{self, Name, Network, network},
@@ -173,9 +174,9 @@ pub(crate) struct Args {
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
-    /// Keep access to files, ports and system calls that the node does not need. With --tree, a
-    /// node of root keeps access to files, and one of another user keeps all, since fusermount3
-    /// needs it. A node with disks in its configuration keeps all as well; one without takes
+    /// Keep access to files, ports and system calls, and capabilities, that the node does not need.
+    /// With --tree, a node of root keeps access to files and the right to mount, and one of another
+    /// user keeps all, since fusermount3 needs it. A node with disks in its configuration keeps all as well; one without takes
     /// disks by command only with this option
     #[arg(long)]
     no_sandbox: bool,
@@ -298,7 +299,7 @@ impl Settings {
             control,
             programs: (!args.no_programs).then_some(args.programs.or(file.programs)),
             tree: args.tree.or(file.tree),
-            metrics: args.metrics.or(file.metrics),
+            metrics: args.metrics.or(file.metrics, file.metrics_host)?,
             drain: Duration::from_secs_f64(drain),
             sandbox: !args.no_sandbox && file.sandbox.unwrap_or(true),
             disks: file.services.map_or_else(disk::Settings::none, Ok)?,
@@ -367,15 +368,11 @@ impl Settings {
 
     /// Starts the node, with what was taken over. What a manager has kept may be of no use: then
     /// programs have lost their sockets.
-    fn begin(
-        &self,
-        taken: Option<Taken>,
-        supervisor: &Supervisor,
-    ) -> Outcome<(Option<HostState>, Built)> {
+    fn begin(&self, taken: Option<Taken>, supervisor: &Supervisor) -> Outcome<Begun> {
         let Some(Taken { host, listeners, state, from }) =
             taken.filter(|_| self.programs.is_some())
         else {
-            return Ok((None, self.build(None)?));
+            return Ok(Begun::Anew(self.build(None)?));
         };
         let is_stored = matches!(from, From::Store);
         let commit = Box::new(|| from.commit(supervisor));
@@ -384,11 +381,21 @@ impl Settings {
             Err(failure) if is_stored => {
                 note!("bowline node: programs have lost their sockets: {failure}");
                 hand_over::forget(supervisor);
-                Ok((None, self.build(None)?))
+                Ok(Begun::Without(host.listener().ok(), self.build(None)?))
             }
-            node => Ok((Some(host), node?)),
+            node => Ok(Begun::On(host, node?)),
         }
     }
+}
+
+/// How a node begins.
+enum Begun {
+    /// With nothing of another.
+    Anew(Built),
+    /// In another's place, with its programs.
+    On(HostState, Built),
+    /// With no more than the socket at which another served programs.
+    Without(Option<UnixListener>, Built),
 }
 
 /// A node that was started.
@@ -426,23 +433,32 @@ pub(crate) fn run(args: Args) -> Outcome {
     let file = args.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
     raise_descriptors();
     let (replace, keep_programs) = (args.replace, args.keep_programs);
-    let settings = Settings::merge(args, file)?;
-    let confinement = sandbox::enter(&settings, passed.listener.is_some())?;
+    let mut settings = Settings::merge(args, file)?;
     let supervisor = Supervisor::of_this_process();
-    let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
-    let hangups = hangups()?;
-    let run = Run { settings, confinement, supervisor, stop, hangups };
     let mut taken = hand_over::stored(passed.stored);
-    if taken.is_none() && replace && run.settings.programs.is_some() {
-        let place = run.settings.programs.as_ref().and_then(Option::as_deref);
+    if taken.is_none() && replace && settings.programs.is_some() {
+        let place = settings.programs.as_ref().and_then(Option::as_deref);
         taken = hand_over::receive(place)?;
     }
     let is_managers = passed.listener.is_some();
     let mut listener = passed.listener;
+    // The former node has left its places by now.
+    let mut places = Places::listen(&settings, listener.is_some() || taken.is_some())?;
+    settings.rdma.make_sockets();
+    let confinement = sandbox::enter(&settings, &places);
+    let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
+    let hangups = hangups()?;
+    let run = Run { settings, confinement, supervisor, stop, hangups };
+    taken.iter().for_each(Taken::announce);
     let mut keep = keep_programs && run.supervisor.is_there();
     // A hand-over that fails leaves everything here, and the node goes on.
-    while let Some(back) = run.serve(listener.take(), is_managers, taken.take(), keep)? {
+    while let Some(back) =
+        run.serve(&mut places, listener.take(), is_managers, taken.take(), keep)?
+    {
         taken = Some(hand_over::taken_back(back)?);
+        if let Err(error) = places.put_back() {
+            note!("bowline node: nobody reaches the control socket any more: {error}");
+        }
         keep = false;
     }
     Ok(())
@@ -462,7 +478,8 @@ impl Run {
     /// be handed over.
     fn serve(
         &self,
-        listener: Option<UnixListener>,
+        places: &mut Places,
+        mut listener: Option<UnixListener>,
         is_managers: bool,
         taken: Option<Taken>,
         keep_programs: bool,
@@ -473,7 +490,14 @@ impl Run {
             let taken = settings.rdma.soft();
             HostDisks::new(settings.disks.clone(), &settings.addresses, taken, is_confined)?
         };
-        let (former, Built { node, port, of_disks }) = settings.begin(taken, supervisor)?;
+        let (former, Built { node, port, of_disks }) = match settings.begin(taken, supervisor)? {
+            Begun::Anew(built) => (None, built),
+            Begun::On(host, built) => (Some(host), built),
+            Begun::Without(lost, built) => {
+                listener = listener.or(lost);
+                (None, built)
+            }
+        };
         of_disks.into_iter().for_each(|device| disks.share(device));
         let over = Arc::new(AtomicBool::new(false));
         let mut services = Vec::new();
@@ -492,20 +516,22 @@ impl Run {
             addresses: settings.addresses.clone(),
         };
         let tree = tree(node.clone(), facts, &disks);
-        let server = settings.control.as_deref().map(|path| control::serve(path, tree.clone()));
+        let server = places.control.as_ref().map(|place| control::serve(place, tree.clone()));
         let server = server.transpose()?;
-        let of_disks = settings.control.is_some().then(|| disks.control()).flatten();
+        let of_disks = places.disks.as_ref().and_then(|place| disks.control(place));
         let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
-        let programs = settings.programs.as_ref().map(|place| {
-            let (policy, usual) = (settings.policy.clone(), settings.usual);
-            match former {
-                Some(former) => {
-                    Programs::resume(&node, listener, is_managers, former, policy, usual).map(Some)
-                }
-                None => Programs::start(&node, listener, place.as_deref(), policy, usual),
+        let (policy, usual) = (settings.policy.clone(), settings.usual);
+        let programs = match (former, listener, places.programs.take()) {
+            _ if settings.programs.is_none() => None,
+            (Some(former), listener, _) => {
+                Some(Programs::resume(&node, listener, is_managers, former, policy, usual)?)
             }
-        });
-        let programs = programs.transpose()?.flatten();
+            (None, Some(listener), _) => {
+                Some(Programs::start_passed(&node, listener, policy, usual)?)
+            }
+            (None, None, Some(place)) => Some(Programs::start(&node, place, policy, usual)?),
+            (None, None, None) => None,
+        };
         let shown = Arc::clone(&disks);
         let metrics = metrics::node(node.clone(), move |out| shown.metrics(out));
         let metrics = settings.metrics.serve(metrics)?;
@@ -535,6 +561,9 @@ impl Run {
                 drop((server, of_disks, files, metrics, tree));
                 disks.close(stop);
                 drop(disks);
+                if let Err(error) = places.set_aside() {
+                    note!("bowline node: cannot leave the control socket to another: {error}");
+                }
                 return hand_over::send(node, port, programs, keeper);
             }
             (_, programs) => programs,

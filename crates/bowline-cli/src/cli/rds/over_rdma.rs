@@ -18,7 +18,7 @@ use std::{
 
 use bowline::rds::{Builder, Node};
 use bowline_rdmacore::RdmaCoreDevice;
-use bowline_roce_driver::{FormerConnections, SoftConfig, SoftDevice};
+use bowline_roce_driver::{EarlySockets, FormerConnections, SoftConfig, SoftDevice};
 use bowline_verbs::Device;
 use serde::Deserialize;
 
@@ -117,6 +117,8 @@ impl RdmaOption {
 pub(crate) struct Devices {
     /// Addresses of the soft device; none: there is none.
     soft: Vec<Address>,
+    /// What the soft one is opened on, if it was made before.
+    sockets: EarlySockets,
     system: Vec<Arc<dyn Device>>,
 }
 
@@ -148,7 +150,8 @@ impl Devices {
     /// Finds the devices and adds their addresses to those of the node. A node that was not told
     /// its addresses has all but loopback if the soft device is to have all.
     pub(crate) fn new(names: Vec<DeviceName>, node: &mut Vec<Address>) -> Outcome<Self> {
-        let mut devices = Self { soft: Vec::new(), system: Vec::new() };
+        let mut devices =
+            Self { soft: Vec::new(), sockets: EarlySockets::default(), system: Vec::new() };
         let add = |all: &mut Vec<Address>, address: Address| {
             if !all.contains(&address) {
                 all.push(address);
@@ -205,12 +208,26 @@ impl Devices {
         if self.soft.is_empty() { None } else { FormerConnections::RunFolder.folder() }
     }
 
+    /// Makes the sockets of the soft device, which get smaller buffers later: see
+    /// [`EarlySockets`].
+    pub(crate) fn make_sockets(&mut self) {
+        let addresses: Vec<_> = self.soft.iter().map(|address| address.ip).collect();
+        self.sockets = EarlySockets::new(&addresses, SoftConfig::default().socket_buffer);
+    }
+
     /// Opens the soft device, if there is one, with settings that `change` makes.
     pub(crate) fn open_soft(
         &self,
         change: impl FnOnce(&mut SoftConfig),
     ) -> Outcome<Option<Arc<SoftDevice>>> {
-        if self.soft.is_empty() { Ok(None) } else { open_soft(&self.soft, change).map(Some) }
+        if self.soft.is_empty() {
+            return Ok(None);
+        }
+        let change = |config: &mut SoftConfig| {
+            config.early_sockets = self.sockets.clone();
+            change(config);
+        };
+        open_soft(&self.soft, change).map(Some)
     }
 
     /// Gives the devices to a node: the soft one, which is open by now, and the others.

@@ -34,37 +34,74 @@ impl Drop for SocketFile {
     }
 }
 
-impl Programs {
-    /// Listens at the socket that the service manager has passed; without one at `path`, or at the
-    /// default place, in a folder that [`create_folder`] has created. Another node may have that
-    /// place: then this one serves no programs.
-    pub(crate) fn start(
-        node: &Node,
-        passed: Option<UnixListener>,
-        path: Option<&Path>,
-        policy: Policy,
-        usual: Quota,
-    ) -> Outcome<Option<Self>> {
-        if let Some(listener) = passed {
-            let served = serve_passed(node, listener, policy, usual);
-            return served.map(Some).map_err(|error| {
-                Failure::failed(format!("cannot serve programs at the socket passed: {error}"))
-            });
-        }
-        let place = path.map_or_else(default_path, Path::to_owned);
+/// Where programs are to be served: it listens already, and who connects waits.
+pub(crate) struct Place {
+    path: PathBuf,
+    file: SocketFile,
+    listener: UnixListener,
+}
+
+impl Place {
+    /// Listens at `path`, or at the default place, in a folder that is made where it is missing.
+    /// Another node may have the default place: `None`, and this one serves no programs.
+    pub(crate) fn listen(path: Option<&Path>, policy: &Policy) -> Outcome<Option<Self>> {
         let has_others = !policy.attach.is_nobody();
-        if has_others && path.is_none() {
-            open_folders(&place);
-        }
-        let listening = listen(node, &place, policy, usual);
-        if has_others && listening.is_ok() {
-            note_closed_folders(&place);
-        }
-        match listening {
-            Ok(programs) => Ok(Some(programs)),
+        let place = path.map_or_else(default_path, Path::to_owned);
+        let mode = if has_others { OPEN } else { 0o700 };
+        let folder = bowline_ctl::folder_of(&place);
+        let listening = || -> io::Result<Self> {
+            fs::DirBuilder::new().recursive(true).mode(mode).create(folder)?;
+            if has_others && path.is_none() {
+                open_folders(&place);
+            }
+            let (listener, file) = bowline_ctl::listen(&place)?;
+            let file = SocketFile(file);
+            if has_others {
+                // The node asks the kernel who connects, and turns away who may not.
+                fs::set_permissions(&place, Permissions::from_mode(0o666))?;
+                note_closed_folders(&place);
+            }
+            Ok(Self { path: place.clone(), file, listener })
+        };
+        match listening() {
+            Ok(place) => Ok(Some(place)),
             Err(error) if path.is_none() && error.kind() == ErrorKind::AddrInUse => Ok(None),
             Err(error) => Err(cannot_serve(&place, &error)),
         }
+    }
+
+    /// Returns the folder of the socket.
+    pub(crate) fn folder(&self) -> &Path {
+        bowline_ctl::folder_of(&self.path)
+    }
+}
+
+impl Programs {
+    /// Serves programs at this place.
+    pub(crate) fn start(node: &Node, place: Place, policy: Policy, usual: Quota) -> Outcome<Self> {
+        let Place { path, file, listener } = place;
+        let host = Host::start(node.driver().clone(), listener, policy, usual);
+        let host = host.map_err(|error| cannot_serve(&path, &error))?;
+        Ok(Self { path, file: Some(file), host })
+    }
+
+    /// Serves programs at a socket whose file stays when this process ends, with the mode that it
+    /// has. At one that the service manager has passed, the next program that connects starts the
+    /// node again.
+    pub(crate) fn start_passed(
+        node: &Node,
+        listener: UnixListener,
+        policy: Policy,
+        usual: Quota,
+    ) -> Outcome<Self> {
+        let serve = || -> io::Result<Self> {
+            let path = path_of(&listener.local_addr()?);
+            let host = Host::start(node.driver().clone(), listener, policy, usual)?;
+            Ok(Self { path, file: None, host })
+        };
+        serve().map_err(|error| {
+            Failure::failed(format!("cannot serve programs at the socket passed: {error}"))
+        })
     }
 
     /// Goes on with the programs of another node, which has handed them over: where that one
@@ -122,47 +159,12 @@ impl Programs {
     }
 }
 
-/// Creates the folder of the socket at `path`, or at the default place, if it does not exist, and
-/// returns it.
-pub(crate) fn create_folder(path: Option<&Path>, policy: &Policy) -> Outcome<PathBuf> {
-    let place = path.map_or_else(default_path, Path::to_owned);
-    let folder = bowline_ctl::folder_of(&place);
-    let mode = if policy.attach.is_nobody() { 0o700 } else { OPEN };
-    let created = fs::DirBuilder::new().recursive(true).mode(mode).create(folder);
-    created.map_err(|error| cannot_serve(&place, &error))?;
-    Ok(folder.to_owned())
-}
-
 fn cannot_serve(place: &Path, error: &io::Error) -> Failure {
     Failure::failed(format!(
         "cannot serve programs at {}: {error}; choose another place with --programs, or use \
          --no-programs",
         place.display()
     ))
-}
-
-fn listen(node: &Node, place: &Path, policy: Policy, usual: Quota) -> io::Result<Programs> {
-    let has_others = !policy.attach.is_nobody();
-    let (listener, file) = bowline_ctl::listen(place)?;
-    if has_others {
-        // The node asks the kernel who connects, and turns away who may not.
-        fs::set_permissions(place, Permissions::from_mode(0o666))?;
-    }
-    let host = Host::start(node.driver().clone(), listener, policy, usual)?;
-    Ok(Programs { path: place.to_owned(), file: Some(SocketFile(file)), host })
-}
-
-/// Serves a socket of the service manager, whose file stays when this process ends: the next
-/// program that connects there starts the node again. Its mode is the manager's.
-fn serve_passed(
-    node: &Node,
-    listener: UnixListener,
-    policy: Policy,
-    usual: Quota,
-) -> io::Result<Programs> {
-    let path = path_of(&listener.local_addr()?);
-    let host = Host::start(node.driver().clone(), listener, policy, usual)?;
-    Ok(Programs { path, file: None, host })
 }
 
 fn path_of(address: &SocketAddr) -> PathBuf {

@@ -6,7 +6,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -40,19 +40,32 @@ pub(super) struct Taken {
 
 /// Who has everything until this process begins.
 pub(super) enum From {
-    /// The node before, which waits.
-    Node(Former),
+    /// The node before, which serves programs at this path, and waits.
+    Node(Former, PathBuf),
     /// The manager.
     Store,
     /// This process itself.
     Here,
 }
 
+impl Taken {
+    /// Tells whose place this process takes.
+    pub(super) fn announce(&self) {
+        match &self.from {
+            From::Node(_, place) => {
+                say!("taking the place of the node that served programs at {}", place.display());
+            }
+            From::Store => say!("going on with the programs of before"),
+            From::Here => {}
+        }
+    }
+}
+
 impl From {
     /// This process begins, so that what the other one has is out of date.
     pub(super) fn commit(self, supervisor: &Supervisor) -> io::Result<()> {
         match self {
-            Self::Node(former) => former.dismiss(),
+            Self::Node(former, _) => former.dismiss(),
             Self::Store => {
                 forget(supervisor);
                 Ok(())
@@ -91,10 +104,9 @@ pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<Taken>> {
         Failure::failed(format!("cannot replace the node at {}: {what}", place.display()))
     })?;
     let Some((all, former)) = received else { return Ok(None) };
-    let taken = opened(all, From::Node(former)).map_err(|error| {
+    let taken = opened(all, From::Node(former, place.clone())).map_err(|error| {
         Failure::failed(format!("what the node at {} handed over: {error}", place.display()))
     })?;
-    say!("taking the place of the node that served programs at {}", place.display());
     Ok(Some(taken))
 }
 
@@ -112,10 +124,7 @@ pub(super) fn stored(stored: Vec<(String, OwnedFd)>) -> Option<Taken> {
         None => Err(io::ErrorKind::NotFound.into()),
     };
     match taken {
-        Ok(taken) => {
-            say!("going on with the programs of before");
-            Some(taken)
-        }
+        Ok(taken) => Some(taken),
         Err(error) => {
             note!("bowline node: programs have lost their sockets: what was kept: {error}");
             None

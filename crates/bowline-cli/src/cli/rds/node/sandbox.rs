@@ -1,6 +1,13 @@
-//! What a node gives up before it serves anybody.
+//! What a node gives up before it serves anybody, and what it makes before, since it cannot later.
 
+use std::{fs, io, path::PathBuf};
+
+use bowline_ctl::Place;
 use bowline_wire::rds::TCP_PORT;
+use rustix::{
+    net::{AddressFamily, SocketType, socket, sockopt::set_tcp_congestion},
+    thread::CapabilitySet,
+};
 
 use super::{
     super::{control, programs},
@@ -11,41 +18,120 @@ use crate::cli::{
     confine::{Confinement, Needs, confine},
 };
 
-/// Files that a node reads: its own memory and descriptors, the interfaces of scopes, and how many
-/// processors there are.
-const READ: [&str; 2] = ["/proc", "/sys/devices/system/cpu"];
+/// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
+/// namespace, and how many processors there are.
+const READ: [&str; 2] = ["/proc/self", "/sys/devices/system/cpu"];
+/// Those that the soft RDMA device reads: by what a machine is known, and what holds its port.
+const READ_FOR_RDMA: [&str; 3] = ["/etc/machine-id", "/proc/sys/kernel/hostname", "/proc/modules"];
+/// First TCP port that everybody may listen at.
+const UNPRIVILEGED: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+const UNPRIVILEGED_DEFAULT: u16 = 1024;
+/// Congestion controls that everybody may choose; it exists in each network namespace.
+const CONGESTION_CONTROLS: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
 
-/// Confines the process to what the settings need; to be called before other threads start. The
-/// folders of its sockets are created before, since a rule is for a folder that exists.
+/// Sockets that a node serves. They listen before it is confined, after which it makes no unix
+/// sockets, so that it connects to none of others.
+#[derive(Default)]
+pub(super) struct Places {
+    pub(super) control: Option<Place>,
+    /// That of commands for disks, which hear there why the node has none; without it they hear of
+    /// no node.
+    pub(super) disks: Option<Place>,
+    pub(super) programs: Option<programs::Place>,
+}
+
+impl Places {
+    /// Listens where the settings say. A node that `has_programs` has a socket for them already.
+    pub(super) fn listen(settings: &Settings, has_programs: bool) -> Outcome<Self> {
+        let mut places = Self::default();
+        if let Some(path) = &settings.control {
+            places.control = Some(control::listen(path)?);
+            places.disks = settings.disks.listen(&settings.addresses);
+        }
+        if let (Some(path), false) = (&settings.programs, has_programs) {
+            places.programs = programs::Place::listen(path.as_deref(), &settings.policy)?;
+        }
+        Ok(places)
+    }
+
+    /// Leaves the paths of the control sockets to the next process.
+    pub(super) fn set_aside(&mut self) -> io::Result<()> {
+        self.control.iter_mut().chain(&mut self.disks).try_for_each(Place::set_aside)
+    }
+
+    /// Takes them back.
+    pub(super) fn put_back(&mut self) -> io::Result<()> {
+        self.control.iter_mut().chain(&mut self.disks).try_for_each(Place::put_back)
+    }
+
+    fn folders(&self) -> Vec<PathBuf> {
+        let of_control = self.control.iter().chain(&self.disks).map(Place::path);
+        let folders = of_control.map(bowline_ctl::folder_of);
+        let of_programs = self.programs.iter().map(programs::Place::folder);
+        folders.chain(of_programs).map(Into::into).collect()
+    }
+}
+
+/// Confines the process to what the settings need; to be called before other threads start.
 ///
 /// A node may bind any TCP port, since the port that it dials from tells the path.
-pub(super) fn enter(settings: &Settings, has_passed_socket: bool) -> Outcome<Confinement> {
-    let mut sockets = Vec::new();
-    if let Some(path) = &settings.control {
-        sockets.push(control::create_folder(path)?);
-        // That of commands for disks, which hear there why the node has none; without it they hear
-        // of no node.
-        let of_disks = bowline_ctl::folder();
-        if bowline_ctl::create_folder_of(&of_disks.join("any")).is_ok() {
-            sockets.push(of_disks);
-        }
-    }
-    if let (Some(place), false) = (&settings.programs, has_passed_socket) {
-        sockets.push(programs::create_folder(place.as_deref(), &settings.policy)?);
-    }
+pub(super) fn enter(settings: &Settings, places: &Places) -> Confinement {
     if !settings.sandbox {
-        return Ok(Confinement::none("the settings say so"));
+        return Confinement::none("the settings say so");
     }
     if settings.disks.are_named {
-        return Ok(Confinement::none("files and devices of disks may be anywhere"));
+        return Confinement::none("files and devices of disks may be anywhere");
     }
     if settings.rdma.are_of_system() {
-        return Ok(Confinement::none("devices of rdma-core need files of the system"));
+        return Confinement::none("devices of rdma-core need files of the system");
     }
-    let read = READ.map(Into::into).to_vec();
-    let files = settings.rdma.folder().into_iter().collect();
-    let mounts = settings.tree.is_some();
-    Ok(confine(&Needs { read, sockets, files, connect: vec![TCP_PORT], mounts }))
+    confine(&needs(settings, places))
+}
+
+/// What a node with these settings does after it is confined.
+fn needs(settings: &Settings, places: &Places) -> Needs {
+    let mut read = READ.map(PathBuf::from).to_vec();
+    if !settings.rdma.soft().is_empty() {
+        read.extend(READ_FOR_RDMA.map(PathBuf::from));
+    }
+    Needs {
+        read,
+        sockets: places.folders(),
+        files: settings.rdma.folder().into_iter().collect(),
+        connect: vec![TCP_PORT],
+        mounts: settings.tree.is_some(),
+        capabilities: capabilities(settings),
+    }
+}
+
+/// Capabilities that the settings need, each with the reason.
+fn capabilities(settings: &Settings) -> Vec<(CapabilitySet, String)> {
+    let mut all = Vec::new();
+    if settings.tree.is_some() {
+        all.push((CapabilitySet::SYS_ADMIN, "to mount".to_owned()));
+    }
+    let start = fs::read_to_string(UNPRIVILEGED).ok();
+    let start = start.and_then(|text| text.trim().parse().ok()).unwrap_or(UNPRIVILEGED_DEFAULT);
+    if let Some(port) = settings.metrics.port().filter(|port| (1..start).contains(port)) {
+        all.push((CapabilitySet::NET_BIND_SERVICE, format!("for metrics at port {port}")));
+    }
+    if let Some(name) = &settings.congestion_control
+        && needs_privilege(name)
+    {
+        let why = format!("for {name}, not in net.ipv4.tcp_allowed_congestion_control");
+        all.push((CapabilitySet::NET_ADMIN, why));
+    }
+    all
+}
+
+/// Tells whether this process may choose a congestion control that not everybody may.
+fn needs_privilege(name: &str) -> bool {
+    let allowed = fs::read_to_string(CONGESTION_CONTROLS).unwrap_or_default();
+    let works = || {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None);
+        socket.is_ok_and(|socket| set_tcp_congestion(&socket, name).is_ok())
+    };
+    !allowed.split_whitespace().any(|known| known == name) && works()
 }
 
 /// Tells whether a node with these settings is to be confined.
@@ -62,3 +148,6 @@ pub(super) fn announce(confinement: &Confinement) {
         say!("not confined: {off}");
     }
 }
+
+#[cfg(test)]
+mod tests;

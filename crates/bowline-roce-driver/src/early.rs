@@ -1,0 +1,55 @@
+//! Sockets that are made before their device is opened.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
+
+use crate::udp;
+
+/// Sockets for a device that is opened by a process with fewer rights than now: buffers beyond the
+/// system's limit (`net.core.rmem_max`) need a capability. They have no address yet, since another
+/// process may have the port until the device is opened. Each serves one device; another gets new
+/// ones.
+#[derive(Clone, Default)]
+pub struct EarlySockets(Arc<Mutex<Vec<(AddressFamily, OwnedFd)>>>);
+
+impl EarlySockets {
+    /// Makes a socket for each address, with buffers of this many bytes. What cannot be made is made
+    /// when the device is opened, which says why that fails.
+    pub fn new(addrs: &[IpAddr], buffer: usize) -> Self {
+        let one = |ip: &IpAddr| {
+            let socket = make(family_of(*ip)).ok()?;
+            udp::enlarge(socket.as_fd(), buffer);
+            Some((family_of(*ip), socket))
+        };
+        Self(Arc::new(Mutex::new(addrs.iter().filter_map(one).collect())))
+    }
+
+    /// Returns a socket for an address, one of before if there is one.
+    pub(crate) fn take(&self, ip: IpAddr) -> Result<OwnedFd, Errno> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.iter().position(|(family, _)| *family == family_of(ip)) {
+            Some(at) => Ok(all.swap_remove(at).1),
+            None => make(family_of(ip)),
+        }
+    }
+}
+
+impl fmt::Debug for EarlySockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EarlySockets").finish_non_exhaustive()
+    }
+}
+
+fn family_of(ip: IpAddr) -> AddressFamily {
+    if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+fn make(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))
+}
