@@ -67,21 +67,6 @@ pub(crate) fn take_descriptors(socket: impl AsFd, takes: bool) {
     };
 }
 
-/// The network namespace of this thread, by the number that the system gives to each once; 0 where
-/// it does not tell (before Linux 5.14).
-pub fn network_namespace() -> u64 {
-    const SO_NETNS_COOKIE: libc::c_int = 71;
-    let Ok((socket, _)) = std::os::unix::net::UnixStream::pair() else { return 0 };
-    let mut cookie = 0_u64;
-    let mut len = size_of_val(&cookie) as libc::socklen_t;
-    let to = (&raw mut cookie).cast();
-    let fd = socket.as_raw_fd();
-    // SAFETY: the descriptor is open, `to` points to `len` bytes that may be written.
-    let result =
-        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, to, &raw mut len) };
-    if result == 0 { cookie } else { 0 }
-}
-
 fn supplementary(socket: impl AsFd) -> Vec<u32> {
     let mut groups = vec![0u32; GROUPS_USUAL];
     loop {

@@ -27,9 +27,9 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::caller::network_namespace;
 use crate::channel::{Channel, SavedChannel};
 use crate::memory;
+use crate::namespace::network_namespace;
 use crate::service::Service;
 use crate::socket::{HostSocket, SavedSocket};
 

@@ -38,12 +38,16 @@ fn find(name: &str, build: &str) -> Result<PathBuf, String> {
 }
 
 /// Has a program that will be started load the library, and use the node that serves programs at
-/// `node`. Libraries that are preloaded already stay.
-pub fn preload(command: &mut Command, library: &Path, node: &Path) {
+/// `node`, or that of the network namespace in which it asks for a socket. Libraries that are
+/// preloaded already stay.
+pub fn preload(command: &mut Command, library: &Path, node: Option<&Path>) {
     let mut preload = library.as_os_str().to_owned();
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
-    command.env("LD_PRELOAD", preload).env("BOWLINE_RDS_SOCKET", node);
+    command.env("LD_PRELOAD", preload);
+    if let Some(node) = node {
+        command.env("BOWLINE_RDS_SOCKET", node);
+    }
 }

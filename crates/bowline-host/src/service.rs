@@ -15,10 +15,11 @@ use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 
 use crate::accounts::{Accounts, Charge};
-use crate::caller::{Caller, network_namespace, take_descriptors};
+use crate::caller::{Caller, take_descriptors};
 use crate::channel::{Channel, Waiting};
 use crate::closer::Closer;
 use crate::hand_over::Successor;
+use crate::namespace::network_namespace;
 use crate::network::Network;
 use crate::ready::{Ready, SocketWaker};
 use crate::requests::{Answer, Outcome};

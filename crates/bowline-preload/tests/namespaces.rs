@@ -49,7 +49,10 @@ impl Elsewhere {
             assert!(up.is_ok_and(|up| up.success()), "ip sets the loopback up");
             let host = node(address, &folder.join(format!("host-{}.sock", namespace())));
             let process = rustix::process::getpid().as_raw_nonzero();
-            let place = format!("/proc/{process}/task/{}/ns/net", rustix::thread::gettid().as_raw_nonzero());
+            let place = format!(
+                "/proc/{process}/task/{}/ns/net",
+                rustix::thread::gettid().as_raw_nonzero()
+            );
             tell.send(Ok(PathBuf::from(place))).unwrap();
             let _ = ended.recv();
             drop(host);

@@ -46,7 +46,7 @@ impl HostNodes {
             Side::Tx => self.served.last(),
         };
         if let Some(served) = served {
-            preload(command, &self.library, &served.place);
+            preload(command, &self.library, Some(&served.place));
         }
     }
 }

@@ -130,9 +130,18 @@ impl Client {
         number(&answer).ok_or_else(|| self.refused(file, Errno::EIO))
     }
 
-    /// Connects to the node that serves this address, if one does.
+    /// Tells whether the node is of another network namespace than this process. One that does not
+    /// tell is of an older version, or no node, which another request finds out.
+    fn is_of_other_namespace(&mut self) -> bool {
+        let own = bowline_host::network_namespace();
+        let answer = self.ask(Op::Read, "namespace");
+        let theirs = answer.ok().and_then(Result::ok).and_then(|n| n.as_u64()).unwrap_or_default();
+        own != 0 && theirs != 0 && own != theirs
+    }
+
+    /// Connects to the node of this network namespace that serves this address, if one does.
     pub(crate) fn of_address(address: Address) -> Option<Self> {
-        let mut running = running();
+        let Running { here: mut running, .. } = running();
         running.sort_by(|a, b| a.path.cmp(&b.path));
         running.into_iter().find_map(|mut client| {
             let addresses = client.snapshot().ok()?.node.addresses;
@@ -205,10 +214,17 @@ pub(crate) fn folder() -> PathBuf {
     folders().into_iter().next().unwrap_or_default()
 }
 
-/// Returns the default place of the control socket of a node with these addresses.
+/// Returns the default place of the control socket of a node with these addresses. Where a node of
+/// another network namespace has the usual one, it is beside that.
 pub(crate) fn default_path(addresses: &[Address]) -> PathBuf {
     let name = addresses.first().map_or_else(|| "any".to_owned(), Address::to_string);
-    folder().join(format!("{name}.sock"))
+    let usual = folder().join(format!("{name}.sock"));
+    let is_taken = Client::open(&usual).is_ok_and(|mut client| client.is_of_other_namespace());
+    if is_taken {
+        let namespace = bowline_host::network_namespace();
+        return folder().join(format!("{name}-{namespace}.sock"));
+    }
+    usual
 }
 
 /// Returns the folders that control sockets may be in: that of this user, and that of services.
@@ -228,38 +244,58 @@ pub(crate) fn looked_in(folders: &[PathBuf]) -> String {
     folders.iter().map(name).collect::<Vec<_>>().join(" and ")
 }
 
-/// Returns connections to all nodes of this user that answer.
-fn running() -> Vec<Client> {
-    let mut found = Vec::new();
+/// Nodes of this user that answer.
+struct Running {
+    /// Those of this network namespace.
+    here: Vec<Client>,
+    /// Places of the others.
+    elsewhere: Vec<PathBuf>,
+}
+
+fn running() -> Running {
+    let mut found = Running { here: Vec::new(), elsewhere: Vec::new() };
     for entries in folders().into_iter().flat_map(fs::read_dir) {
         for path in entries.flatten().map(|entry| entry.path()) {
             if path.extension().is_some_and(|extension| extension == "sock")
-                && let Ok(client) = Client::open(&path)
+                && let Ok(mut client) = Client::open(&path)
             {
-                found.push(client);
+                if client.is_of_other_namespace() {
+                    found.elsewhere.push(path);
+                } else {
+                    found.here.push(client);
+                }
             }
         }
     }
     found
 }
 
+fn listed(paths: impl IntoIterator<Item = PathBuf>) -> String {
+    let mut names: Vec<String> = paths.into_iter().map(|path| path.display().to_string()).collect();
+    names.sort();
+    names.join(", ")
+}
+
 fn only_node() -> Outcome<Client> {
-    let mut found = running();
-    let mut names: Vec<String> =
-        found.iter().map(|client| client.path.display().to_string()).collect();
-    match (found.pop(), found.is_empty()) {
-        (Some(only), true) => Ok(only),
-        (Some(_), false) => {
-            names.sort();
-            Err(Failure::failed(format!(
-                "several nodes run; choose one with --control PATH: {}",
-                names.join(", ")
-            )))
-        }
-        (None, _) => Err(Failure::failed(format!(
-            "no node runs here (looked in {}); start one with `bowline node` or name its socket \
-             with --control PATH",
-            looked_in(&folders())
-        ))),
+    let Running { mut here, elsewhere } = running();
+    if here.len() > 1 {
+        return Err(Failure::failed(format!(
+            "several nodes run; choose one with --control PATH: {}",
+            listed(here.into_iter().map(|client| client.path))
+        )));
     }
+    here.pop().ok_or_else(|| {
+        if elsewhere.is_empty() {
+            return Failure::failed(format!(
+                "no node runs here (looked in {}); start one with `bowline node` or name its \
+                 socket with --control PATH",
+                looked_in(&folders())
+            ));
+        }
+        Failure::failed(format!(
+            "no node runs in this network namespace; start one with `bowline node`, or name the \
+             socket of one that runs in another with --control PATH: {}",
+            listed(elsewhere)
+        ))
+    })
 }

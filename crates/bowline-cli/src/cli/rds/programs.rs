@@ -13,7 +13,9 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_ctl::OwnedFile;
-use bowline_host::{HandOver, Host, HostState, Policy, Quota, Refusal};
+use bowline_host::{
+    HandOver, Host, HostState, Policy, Quota, Refusal, namespace_at, network_namespace,
+};
 
 use crate::cli::{Failure, Outcome};
 
@@ -196,19 +198,58 @@ fn note_closed_folders(place: &Path) {
     }
 }
 
-fn below(runtime: &Path) -> PathBuf {
-    runtime.join("bowline/rds/host.sock")
+/// Folder of the places of nodes, below one of runtime files.
+const FOLDER: &str = "bowline/rds";
+const NAME: &str = "host.sock";
+
+/// The name of the place of a node whose namespace is not the one of the node at the usual place.
+fn name_in(namespace: u64) -> String {
+    format!("host-{namespace}.sock")
 }
 
-/// Where a node of this user serves programs.
-pub(crate) fn default_path() -> PathBuf {
+/// The folder in which a node of this user has its place.
+fn folder() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    below(&runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from))
+    runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join(FOLDER)
+}
+
+/// A node of another namespace than this one's listens there.
+fn is_of_other_namespace(place: &Path) -> bool {
+    let (own, theirs) = (network_namespace(), namespace_at(place).unwrap_or_default());
+    own != 0 && theirs != 0 && own != theirs
+}
+
+/// Where a node of this user serves programs of this network namespace: at the usual place, unless
+/// it has one beside it because a node of another namespace was there first.
+pub(crate) fn default_path() -> PathBuf {
+    let usual = folder().join(NAME);
+    let other = folder().join(name_in(network_namespace()));
+    let is_there = |place: &Path| UnixStream::connect(place).is_ok();
+    if is_there(&other) || is_of_other_namespace(&usual) { other } else { usual }
 }
 
 /// Paths at which programs look for a node, in this order.
 pub(crate) fn places() -> Vec<PathBuf> {
-    let mut all = vec![default_path(), below(Path::new("/run"))];
-    all.dedup();
-    all
+    let mut folders = vec![folder(), Path::new("/run").join(FOLDER)];
+    folders.dedup();
+    let names = [NAME.to_owned(), name_in(network_namespace())];
+    folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name))).collect()
+}
+
+/// The first of these places at which a node of this network namespace serves programs.
+///
+/// # Errors
+/// Why there is none.
+pub(crate) fn reachable(places: &[PathBuf]) -> Result<PathBuf, String> {
+    let mut why = Vec::new();
+    for place in places {
+        match UnixStream::connect(place) {
+            Ok(_) if is_of_other_namespace(place) => {
+                why.push(format!("{}: its node serves another network namespace", place.display()));
+            }
+            Ok(_) => return Ok(place.clone()),
+            Err(error) => why.push(format!("{}: {error}", place.display())),
+        }
+    }
+    Err(why.join("; "))
 }

@@ -24,8 +24,8 @@ use crate::cli::{Failure, Outcome};
 /// calls past the C library cannot be run so.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Place at which the node serves programs [default: bowline/rds/host.sock in
-    /// $XDG_RUNTIME_DIR or /run]
+    /// Place at which the node serves programs [default: in bowline/rds in $XDG_RUNTIME_DIR or
+    /// /run, that of the network namespace in which the program asks for a socket]
     #[arg(long, value_name = "PATH")]
     node: Option<PathBuf>,
     /// Program and its arguments
@@ -40,9 +40,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let program = find(name)?;
     let library = library_for(&program)?;
-    let node = reachable(args.node.as_deref())?;
+    let node = args.node.as_deref();
+    reachable(node)?;
     let mut command = Command::new(&program);
-    preload(&mut command, &library, &node);
+    preload(&mut command, &library, node);
     let error = command.arg0(name).args(words).exec();
     Err(Failure::failed(format!("cannot start {}: {error}", program.display())))
 }
@@ -61,20 +62,21 @@ fn library_for(program: &Path) -> Outcome<PathBuf> {
     }
 }
 
-/// Path of the socket of a node that answers.
-fn reachable(given: Option<&Path>) -> Outcome<PathBuf> {
-    let places = given.map_or_else(programs::places, |place| vec![place.to_owned()]);
-    let mut why = String::new();
-    for place in &places {
-        match UnixStream::connect(place) {
-            Ok(_) => return Ok(place.clone()),
-            Err(error) if why.is_empty() => why = format!("{}: {error}", place.display()),
-            Err(error) => why = format!("{why}; {}: {error}", place.display()),
+/// Looks whether a node answers.
+fn reachable(given: Option<&Path>) -> Outcome<()> {
+    let found = match given {
+        // What is told is not asked of which namespace it is.
+        Some(place) => {
+            let failed = |error| format!("{}: {error}", place.display());
+            UnixStream::connect(place).map(drop).map_err(failed)
         }
-    }
-    Err(Failure::failed(format!(
-        "no node serves programs here ({why}): start one with `bowline node`"
-    )))
+        None => programs::reachable(&programs::places()).map(drop),
+    };
+    found.map_err(|why| {
+        Failure::failed(format!(
+            "no node serves programs here ({why}): start one with `bowline node`"
+        ))
+    })
 }
 
 /// The file of a program, as a shell finds it.

@@ -104,6 +104,7 @@ impl Object for NodeObject {
                 show("uptime_ms"),
                 show("version"),
                 show("info"),
+                show("namespace"),
                 show("state"),
                 command("drop"),
                 command("probe"),
@@ -121,6 +122,7 @@ impl Object for NodeObject {
             "pid" => Ok(Value::Uint(facts.pid.into())),
             "uptime_ms" => Ok(Value::Uint(self.started.elapsed().as_millis() as u64)),
             "version" => text(facts.version.clone()),
+            "namespace" => Ok(Value::Uint(bowline_host::network_namespace())),
             "info" => {
                 let snapshot = Snapshot::take(&self.node, facts, self.started.elapsed());
                 document(&snapshot)

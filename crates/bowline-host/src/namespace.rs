@@ -1,0 +1,54 @@
+//! Network namespaces: that of this process, and those of the nodes that serve programs.
+
+#![allow(unsafe_code, reason = "rustix does not have SO_NETNS_COOKIE")]
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use bowline_attach::{Frame, Greeting, HEAD_LEN, Head, Op, VERSION};
+
+/// How long a node may take to say of which namespace it is.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The network namespace of this thread, by the number that the system gives to each once; 0 where
+/// it does not tell (before Linux 5.14).
+pub fn network_namespace() -> u64 {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let Ok((socket, _)) = UnixStream::pair() else { return 0 };
+    let mut cookie = 0_u64;
+    let mut len = size_of_val(&cookie) as libc::socklen_t;
+    let to = (&raw mut cookie).cast();
+    let fd = socket.as_raw_fd();
+    // SAFETY: the descriptor is open, `to` points to `len` bytes that may be written.
+    let result =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, to, &raw mut len) };
+    if result == 0 { cookie } else { 0 }
+}
+
+/// The network namespace of the node that serves programs at a place; 0 if it does not tell this
+/// user.
+///
+/// # Errors
+/// Those of the connection: nobody listens there, or nobody answers within two seconds.
+pub fn namespace_at(place: &Path) -> io::Result<u64> {
+    let mut stream = UnixStream::connect(place)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
+    let hello = hello.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?;
+    // Whoever is turned away has been answered, perhaps before it has asked.
+    let _ = stream.write_all(&hello);
+    let mut answer = [0; HEAD_LEN + Greeting::LEN];
+    let (head, rest) = answer.split_at_mut(HEAD_LEN);
+    stream.read_exact(head)?;
+    // The answer to one that is turned away is shorter.
+    let _ = stream.read_exact(rest);
+    let greeting = match Frame::parse(&answer) {
+        Ok(Some((frame, _))) if frame.head.value > 0 => Greeting::parse(frame.payload),
+        _ => None,
+    };
+    Ok(greeting.map_or(0, |greeting| greeting.namespace))
+}
