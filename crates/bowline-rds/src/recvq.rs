@@ -304,7 +304,7 @@ impl Origin {
 pub(crate) fn shrink<T>(queue: &mut VecDeque<T>) {
     let kept = queue.capacity();
     if kept > KEPT && queue.len() < kept / 8 {
-        queue.shrink_to((kept / 4).max(KEPT));
+        queue.shrink_to((2 * queue.len()).max(KEPT));
     }
 }
 

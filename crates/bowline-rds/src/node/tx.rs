@@ -373,6 +373,20 @@ impl Node {
         path.drop_cancelled(&mut self.pool, unwritten, barrier);
     }
 
+    /// Returns the bytes of memory that are for messages until they are released: their frames, but
+    /// for what applications have lent, and their records.
+    pub fn send_memory(&self) -> usize {
+        let paths = self.conns.iter().flat_map(|(_, conn)| &conn.paths);
+        let records = paths.map(|path| path.queue.capacity()).sum::<usize>() * size_of::<TxMsg>();
+        self.pool.memory() + records
+    }
+
+    /// Returns the bytes for which messages count until they are released: their payload, and 128
+    /// bytes for each.
+    pub const fn send_accounted(&self) -> usize {
+        self.pool.accounted()
+    }
+
     /// Keeps the memory of all logs near to what their messages need, and notes whether these are
     /// more than is good.
     #[cold]
