@@ -240,7 +240,8 @@ impl TxLog {
                 bytes = later;
                 continue;
             }
-            let large = !self.chunks.is_empty() || bytes.len() > SMALL;
+            let held = self.chunks.front().map_or(0, |first| self.held_from(first.base));
+            let large = held >= 4 * SMALL as u64 || bytes.len() > SMALL;
             let buf = pool.get(large);
             self.push(pool, Chunk { base: self.tail, buf, lent: false });
         }

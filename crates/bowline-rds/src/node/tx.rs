@@ -9,6 +9,7 @@ use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN};
 use super::Node;
 use super::congestion::MAP_REORDER_TIME;
 use super::timers::Timer;
+use crate::api::SendMemory;
 use crate::config::Config;
 use crate::conn::{PathBarrier, Peer};
 use crate::ids::{ConnId, LinkId, SocketId};
@@ -373,18 +374,15 @@ impl Node {
         path.drop_cancelled(&mut self.pool, unwritten, barrier);
     }
 
-    /// Returns the bytes of memory that are for messages until they are released: their frames, but
-    /// for what applications have lent, and their records.
-    pub fn send_memory(&self) -> usize {
-        let paths = self.conns.iter().flat_map(|(_, conn)| &conn.paths);
-        let records = paths.map(|path| path.queue.capacity()).sum::<usize>() * size_of::<TxMsg>();
-        self.pool.memory() + records
-    }
-
-    /// Returns the bytes for which messages count until they are released: their payload, and 128
-    /// bytes for each.
-    pub const fn send_accounted(&self) -> usize {
-        self.pool.accounted()
+    /// Returns the memory that messages take until they are released.
+    pub fn send_memory(&self) -> SendMemory {
+        let paths = || self.conns.iter().flat_map(|(_, conn)| &conn.paths);
+        SendMemory {
+            frames: self.pool.memory(),
+            records: paths().map(|p| p.queue.capacity()).sum::<usize>() * size_of::<TxMsg>(),
+            accounted: self.pool.accounted(),
+            paths: paths().count(),
+        }
     }
 
     /// Keeps the memory of all logs near to what their messages need, and notes whether these are
