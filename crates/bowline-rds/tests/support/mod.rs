@@ -522,12 +522,9 @@ impl Pair {
     fn output(&mut self, side: usize, out: Output) {
         let other = 1 - side;
         match out {
-            Output::Connect { link, remote, .. } if remote.ip() != self.addrs[other] => {
-                if self.refusing.contains(&remote.ip()) {
-                    self.nodes[side].handle_closed(self.now, link, CloseReason::Refused);
-                }
+            Output::Connect { link, remote, port_mod8, .. } => {
+                self.connect(side, link, remote.ip(), port_mod8);
             }
-            Output::Connect { link, port_mod8, .. } => self.connect(side, link, port_mod8),
             Output::Transmit { link } => self.write(side, link),
             Output::Close { link, how } => {
                 let Some(w) = self.end_of(side, link) else {
@@ -562,9 +559,13 @@ impl Pair {
         }
     }
 
-    fn connect(&mut self, side: usize, link: LinkId, port_mod8: u8) {
+    fn connect(&mut self, side: usize, link: LinkId, to: IpAddr, port_mod8: u8) {
         let other = 1 - side;
-        if !self.listening[other] {
+        let nobody = to != self.addrs[other];
+        if nobody && !self.refusing.contains(&to) {
+            return;
+        }
+        if nobody || !self.listening[other] {
             self.nodes[side].handle_closed(self.now, link, CloseReason::Refused);
             return;
         }
