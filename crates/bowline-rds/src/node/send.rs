@@ -489,12 +489,11 @@ impl Node {
         if sock.snd_bytes == 0 && bytes > 0 {
             self.stats.send_queue_empty += 1;
         }
-        if self.many_sends && self.pool.accounted() < self.config.limits.send_bytes_total / 8 * 7 {
-            self.allow_sends();
-        }
-        let Some(sock) = self.sockets.get_mut(id.0) else { return };
         if sock.interest & interest_bit::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
             self.wake(id, interest_bit::WRITE);
+        }
+        if self.many_sends && self.pool.accounted() < self.config.limits.send_bytes_total / 8 * 7 {
+            self.allow_sends();
         }
     }
 
