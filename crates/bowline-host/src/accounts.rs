@@ -12,9 +12,14 @@ use crate::policy::{Policy, Ports, Quota};
 /// Most kinds of refusals that are kept apart until somebody asks.
 const KINDS_MAX: usize = 64;
 
-/// Most bytes of unfinished requests and of answers that are not taken, of all channels of a user,
-/// beyond what each channel may keep anyway: some of the largest requests.
-pub(crate) const HELD_MAX: usize = 64 << 20;
+/// Most bytes of memory for requests and answers of all channels of a user, beside what some channels
+/// have anyway: some of the largest requests.
+const HELD_MAX: usize = 64 << 20;
+/// The same of root and the node's own user together.
+const HELD_MAX_TRUSTED: usize = 512 << 20;
+/// What a channel may have anyway, and how many channels of a user.
+const HELD_ANYWAY: usize = 512 << 10;
+const CHANNELS_ANYWAY: usize = 128;
 
 /// What a program was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -189,15 +194,30 @@ impl Accounts {
         });
     }
 
-    /// A channel that held `before` bytes of requests and answers holds `now`.
-    pub(crate) fn hold(&mut self, user: u32, before: usize, now: usize) -> Result<(), Errno> {
-        let most = if self.is_trusted(user) { usize::MAX } else { HELD_MAX };
+    /// A channel that had memory of `before` bytes for requests and answers has `now`. Returns
+    /// `false` when that is more, and all channels of the user have too much.
+    pub(crate) fn hold(&mut self, user: u32, before: usize, now: usize) -> bool {
         let usage = self.usage.entry(user).or_default();
         usage.held = usage.held - before + now;
-        if now > before && usage.held > most {
-            return Err(self.refuse(user, Refused::Requests));
+        if now <= before {
+            return true;
         }
-        Ok(())
+        let mut of = *usage;
+        let mut most = HELD_MAX;
+        if self.is_trusted(user) {
+            most = HELD_MAX_TRUSTED;
+            let other = if user == 0 { self.own } else { 0 };
+            if let Some(other) = self.usage.get(&other).filter(|_| other != user) {
+                of.held += other.held;
+                of.channels += other.channels;
+            }
+        }
+        of.held <= most + of.channels.min(CHANNELS_ANYWAY) * HELD_ANYWAY
+    }
+
+    /// A channel ends because those of its user have too much memory.
+    pub(crate) fn refuse_request(&self, user: u32) {
+        self.refuse(user, Refused::Requests);
     }
 
     /// A program wants a socket with buffers of these sizes.
@@ -320,6 +340,26 @@ mod tests {
         assert_eq!((sockets.what, sockets.count), (Refused::Sockets, 1));
         assert_eq!((buffers.what, buffers.count), (Refused::Buffers, 2));
         assert_eq!(buffers.user, Some(OTHER));
+    }
+
+    // Root and the node's user have a share together, each other user one of its own.
+    #[test]
+    fn requests_of_everybody_are_bounded() {
+        let mut accounts = accounts(Quota::NONE);
+        let (mib, own) = (1 << 20, accounts.own);
+        accounts.policy.attach.users.extend([OTHER, OTHER + 1]);
+        for user in [0, own, OTHER, OTHER + 1] {
+            let caller = Caller { user, ..Caller::default() };
+            (0..3).for_each(|_| accounts.open_channel(&caller).unwrap());
+        }
+        for user in [OTHER, OTHER + 1] {
+            assert!(accounts.hold(user, 0, 65 * mib), "64 MiB, and half of one for each channel");
+            assert!(!accounts.hold(user, 0, mib));
+            assert!(accounts.hold(user, mib, 0), "less is never refused");
+        }
+        assert!(accounts.hold(0, 0, 300 * mib) && accounts.hold(own, 0, 200 * mib));
+        assert!(!accounts.hold(0, 0, 20 * mib) && accounts.hold(0, 20 * mib, 0));
+        assert!(!accounts.hold(own, 0, 20 * mib));
     }
 
     #[test]

@@ -276,9 +276,19 @@ impl Channel {
         Ok(())
     }
 
-    /// Bytes of requests and answers beyond those that an idle channel may keep.
+    /// Bytes of memory for requests and answers.
     pub(crate) fn held(&self) -> usize {
-        self.input.len().saturating_sub(KEPT) + self.output.len().saturating_sub(KEPT)
+        self.input.capacity() + self.output.capacity()
+    }
+
+    /// Gives back memory that holds nothing.
+    pub(crate) fn shed(&mut self) {
+        self.input.drain(..self.start);
+        self.start = 0;
+        self.input.shrink_to_fit();
+        if !self.is_answering() {
+            (self.output, self.written) = (Vec::new(), 0);
+        }
     }
 
     /// Part of an answer waits for the process to read.

@@ -38,12 +38,30 @@ impl Service {
         }
     }
 
-    /// Counts what a channel holds. Returns `false` when its user has too much of it.
+    /// Counts what a channel holds. Returns `false` when its user has too much of it, even after all
+    /// channels of the user have given back what they do not need.
     pub(crate) fn count_held(&mut self, number: u64) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return true };
         let now = channel.held();
         let before = std::mem::replace(&mut channel.counted, now);
-        self.accounts.hold(channel.caller.user, before, now).is_ok()
+        let user = channel.caller.user;
+        if self.accounts.hold(user, before, now) {
+            return true;
+        }
+        for channel in self.channels.values_mut().filter(|channel| channel.caller.user == user) {
+            channel.shed();
+            let before = std::mem::replace(&mut channel.counted, 0);
+            self.accounts.hold(user, before, 0);
+        }
+        let mut fits = true;
+        for channel in self.channels.values_mut().filter(|channel| channel.caller.user == user) {
+            channel.counted = channel.held();
+            fits = self.accounts.hold(user, 0, channel.counted) && fits;
+        }
+        if !fits {
+            self.accounts.refuse_request(user);
+        }
+        fits
     }
 
     /// Brings the node's counter of refusals up to date.

@@ -30,7 +30,7 @@ const TICK_BUSY_NS: u64 = 8_000_000;
 const IDLE_POLL_NS: u64 = 10_000_000;
 /// Interval of checking for unflushed data.
 const FLUSH_TICK_NS: u64 = 200_000;
-/// When the memory that peers occupy has shrunk by this number of bytes, the system gets it back,
+/// When the memory that messages occupy has shrunk by this number of bytes, the system gets it back,
 /// since the heap by itself keeps freed memory. It happens at most once in `TRIM_PAUSE_NS`, because
 /// it searches the whole heap, the program's part included.
 const TRIM_BYTES: usize = 64 << 20;
@@ -53,7 +53,7 @@ struct HelperState {
     calls: u64,
     poll_once_at: u64,
     clean_checks: u32,
-    /// The most bytes that peers have occupied since memory was last returned to the system.
+    /// The most bytes that messages have occupied since memory was last returned to the system.
     most_held: usize,
     trim_at: u64,
 }

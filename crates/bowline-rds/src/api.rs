@@ -408,6 +408,19 @@ impl Sent {
     }
 }
 
+/// Memory that messages take until they are released, and what they count for, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendMemory {
+    /// Memory of their frames, but for payloads that applications have lent.
+    pub frames: usize,
+    /// Memory of their records.
+    pub records: usize,
+    /// Their payloads, and 128 bytes for each.
+    pub accounted: usize,
+    /// Number of paths.
+    pub paths: usize,
+}
+
 /// Messages of one socket to one destination that the node still keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "Held")]

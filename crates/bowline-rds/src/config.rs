@@ -81,6 +81,10 @@ pub struct Limits {
     /// Number of messages that a socket may have queued or unacknowledged, empty ones included
     /// [B-21].
     pub send_messages_per_socket: usize,
+    /// Bytes of queued and unacknowledged messages of all sockets, where each message counts its
+    /// payload and 128 bytes. Beyond this limit each counts so much in its socket's send buffer,
+    /// too, so that many short ones do not take more than the buffers of their sockets [B-21].
+    pub send_bytes_total: usize,
     /// Number of messages that may wait for the reader of any socket; one with a large receive
     /// buffer may have one for each 64 bytes of it. With more the port is congested [B-33].
     pub recv_messages_per_socket: usize,
@@ -113,7 +117,8 @@ impl Limits {
     /// Default limits, except that all peers together may occupy `bytes` of memory: half for
     /// messages that wait for readers (an eighth for those of one peer), a quarter for incomplete
     /// messages, an eighth to recognise repetitions; the rest is for peers and connections. A
-    /// single message may be longer than its share.
+    /// single message may be longer than its share. Programs may have a quarter as much before the
+    /// records of their messages count.
     pub fn with_memory(bytes: usize) -> Self {
         Self {
             recv_bytes_per_peer: bytes / 8,
@@ -125,6 +130,7 @@ impl Limits {
             peers_unproven: 1_024,
             links_extra_per_peer: 8,
             send_messages_per_socket: 1 << 17,
+            send_bytes_total: bytes / 4,
             recv_messages_per_socket: 1 << 14,
             pongs_per_path: 64,
             rdma_regions: 32_768,

@@ -56,7 +56,8 @@ pub enum Error {
     TooManySockets,
     /// Peers may use as many regions of memory of the node as its limit allows.
     TooManyRegions,
-    /// The socket has as many ends of RDMA operations unread as it may have.
+    /// The socket has as many ends of RDMA operations, or of sends without a copy, unread as it may
+    /// have.
     TooManyStatuses,
     /// The node has as many peers as it may have.
     TooManyPeers,
@@ -200,7 +201,8 @@ impl fmt::Display for Error {
             Self::TooManySockets => "the node has as many sockets as its limit allows",
             Self::TooManyRegions => "the node has as many regions of memory as its limit allows",
             Self::TooManyStatuses => {
-                "too many ends of operations were not received: receive them and send again"
+                "too many ends of operations or of sends without a copy were not received: receive \
+                 them and send again"
             }
             Self::TooManyPeers => "the node has as many peers as its limit allows",
             Self::PeerNotPermitted => "the node's list of peers does not permit this destination",

@@ -77,7 +77,7 @@ mod txlog;
 pub use api::{
     AcceptError, CloseHow, CloseReason, Control, Event, Interest, Misbehaviour, Output,
     OutstandingMessages, PathEnd, Readiness, Received, ReceivedInto, RecvOpts, Refusal,
-    SendControl, SendMsg, Sent,
+    SendControl, SendMemory, SendMsg, Sent,
 };
 pub use bowline_base::Instant;
 pub use config::{

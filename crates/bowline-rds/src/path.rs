@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::PathEnd;
 use crate::ids::{LinkId, SocketId};
+use crate::recvq::shrink;
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// State of a path [spec section 3.2]. A node passes through `Resetting` and `Error` without
@@ -54,6 +55,8 @@ pub(crate) mod mark {
     pub(crate) const OPS: u8 = 32;
     /// The message has no frames, only operations.
     pub(crate) const SILENT: u8 = 64;
+    /// The message is cancelled and its bytes are forgotten: nobody will need them.
+    pub(crate) const GONE: u8 = 128;
 }
 
 /// Value of [`TxMsg::stream_start`] for a message that was not given to the present link.
@@ -91,6 +94,30 @@ impl TxMsg {
     pub(crate) const fn has(&self, mark: u8) -> bool {
         self.marks & mark != 0
     }
+
+    /// Tells whether the message is cancelled and no byte of it was given to the present link.
+    pub(crate) const fn is_dropped(&self) -> bool {
+        self.has(mark::CANCELLED) && self.stream_start == UNPLANNED
+    }
+}
+
+/// What the present link of a path still takes from the log of messages that were begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unwritten {
+    /// TCP has taken this many bytes of the stream.
+    Stream { written: u64 },
+    /// Over RDMA, the rest of this message is not posted.
+    Message(Option<u64>),
+}
+
+impl Unwritten {
+    /// Tells whether bytes of a message that was begun are still to be taken from the log.
+    fn needs(self, msg: &TxMsg) -> bool {
+        match self {
+            Self::Stream { written } => msg.stream_start + msg.frame_len() > written,
+            Self::Message(seq) => seq == Some(msg.seq),
+        }
+    }
 }
 
 /// One lane of a connection.
@@ -114,6 +141,12 @@ pub(crate) struct Path {
     pub(crate) log: TxLog,
     /// Payload bytes of messages that are not cancelled.
     pub(crate) queued_bytes: u64,
+    /// Number of messages in `queue` that are cancelled.
+    #[serde(skip)]
+    pub(crate) cancelled: usize,
+    /// Offset in the present link's stream at which the last of those ends whose bytes are kept.
+    #[serde(skip)]
+    pub(crate) cancelled_end: u64,
     /// Number of pongs in `queue`.
     pub(crate) pongs: usize,
     /// Messages and bytes until the next message that asks for an acknowledgement.
@@ -146,6 +179,8 @@ impl Path {
             planned: 0,
             log: TxLog::default(),
             queued_bytes: 0,
+            cancelled: 0,
+            cancelled_end: 0,
             pongs: 0,
             unacked_packets: 0,
             unacked_bytes: 0,
@@ -159,9 +194,10 @@ impl Path {
         }
     }
 
-    /// Returns the bytes of queued frames that were not given to the present link.
+    /// Returns the bytes of queued frames that were not given to the present link, about.
     pub(crate) fn unplanned_bytes(&self) -> u64 {
-        self.queue.get(self.planned).map_or(0, |m| self.log.tail() - m.log_start)
+        let next = self.queue.get(self.planned);
+        next.map_or(0, |m| self.log.held_from(m.log_start).max(m.frame_len()))
     }
 
     /// Tells whether a cancelled message was started on a link that has ended. It is not sent
@@ -170,13 +206,113 @@ impl Path {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }
 
+    /// Cancels those messages that `which` chooses, and returns them. Their bytes are forgotten with
+    /// the next [`drop_cancelled`](Self::drop_cancelled).
+    pub(crate) fn cancel(&mut self, mut which: impl FnMut(&TxMsg) -> bool) -> Vec<TxMsg> {
+        let mut chosen = Vec::new();
+        for msg in &mut self.queue {
+            if !msg.has(mark::CANCELLED) && which(msg) {
+                msg.marks |= mark::CANCELLED;
+                self.queued_bytes -= u64::from(msg.len);
+                chosen.push(msg.clone());
+            }
+        }
+        self.cancelled += chosen.len();
+        chosen
+    }
+
     /// Drops cancelled messages at the front that are not on the wire, so that no acknowledgement
     /// will come for them.
-    pub(crate) fn drop_cancelled(&mut self, pool: &mut TxPool) {
-        let gone = |m: &TxMsg| m.has(mark::CANCELLED) && m.stream_start == UNPLANNED;
-        while self.queue.front().is_some_and(gone) {
+    pub(crate) fn drop_cancelled_first(&mut self, pool: &mut TxPool) {
+        while self.queue.front().is_some_and(TxMsg::is_dropped) {
             self.pop_front(pool);
         }
+    }
+
+    /// Drops cancelled messages wherever they stand, unless they are on the wire, and forgets the
+    /// bytes of those that are on the wire to their end: they are never sent again. Of the
+    /// latter, later paths have to wait only for the last one before the barrier, and the last one
+    /// that there may be a barrier for.
+    pub(crate) fn drop_cancelled(
+        &mut self,
+        pool: &mut TxPool,
+        unwritten: Unwritten,
+        barrier: Option<u64>,
+    ) {
+        if self.cancelled == 0 {
+            return;
+        }
+        let barrier = barrier.unwrap_or(0);
+        // From the last to the first, to know the last ones.
+        let (mut after, mut before) = (false, false);
+        self.cancelled_end = 0;
+        for msg in self.queue.iter_mut().rev().filter(|m| m.has(mark::CANCELLED)) {
+            if msg.stream_start == UNPLANNED {
+                continue;
+            }
+            if unwritten.needs(msg) {
+                self.cancelled_end =
+                    self.cancelled_end.max(msg.stream_start.saturating_add(msg.frame_len()));
+                continue;
+            }
+            if !msg.has(mark::GONE) {
+                msg.marks |= mark::GONE;
+                pool.discount(1, msg.len as usize);
+            }
+            let seen = if msg.seq < barrier { &mut before } else { &mut after };
+            if std::mem::replace(seen, true) {
+                msg.stream_start = UNPLANNED;
+            }
+        }
+        let (mut at, mut planned) = (0, self.planned);
+        let (mut cancelled, mut pongs) = (self.cancelled, self.pongs);
+        self.queue.retain(|msg| {
+            let stays = !msg.is_dropped();
+            if !stays {
+                planned -= usize::from(at < self.planned);
+                cancelled -= 1;
+                pongs -= usize::from(msg.has(mark::PONG));
+                if !msg.has(mark::GONE) {
+                    pool.discount(1, msg.len as usize);
+                }
+            }
+            at += 1;
+            stays
+        });
+        (self.planned, self.cancelled, self.pongs) = (planned, cancelled, pongs);
+        self.compact(pool, false);
+    }
+
+    /// Gives back the memory of dropped messages: at once what is [worth it](TxLog::compact), or all
+    /// of it, and that for more messages, if `whole`.
+    pub(crate) fn compact(&mut self, pool: &mut TxPool, whole: bool) {
+        let kept = self.queue.iter().filter(|msg| !msg.has(mark::GONE));
+        let frames = kept.map(|msg| (msg.log_start, msg.log_start + msg.frame_len()));
+        self.log.compact(pool, frames, whole);
+        shrink(&mut self.queue);
+    }
+
+    /// Moves the frames together in a log that begins at 0, to be written down: it has no gaps. The
+    /// path has no link.
+    pub(crate) fn repack(&mut self, pool: &mut TxPool) {
+        self.drop_cancelled(pool, Unwritten::Message(None), None);
+        let mut log = TxLog::default();
+        for msg in &mut self.queue {
+            let start = log.tail();
+            let frame = self.log.slices(msg.log_start, msg.log_start + msg.frame_len());
+            frame.for_each(|slice| log.append(pool, slice));
+            msg.log_start = start;
+        }
+        self.log.release(pool, self.log.tail());
+        self.log = log;
+    }
+
+    /// Counts the messages of a path that another process has written down.
+    pub(crate) fn adopt_into(&mut self, pool: &mut TxPool) {
+        pool.adopt(&self.log);
+        self.queue.iter().for_each(|msg| pool.account(msg.len as usize));
+        self.cancelled = self.queue.iter().filter(|msg| msg.has(mark::CANCELLED)).count();
+        self.drop_cancelled(pool, Unwritten::Message(None), None);
     }
 
     /// Removes the front message and its bytes.
@@ -186,8 +322,13 @@ impl Path {
         if msg.has(mark::PONG) {
             self.pongs -= 1;
         }
-        if !msg.has(mark::CANCELLED) {
+        if msg.has(mark::CANCELLED) {
+            self.cancelled -= 1;
+        } else {
             self.queued_bytes -= u64::from(msg.len);
+        }
+        if !msg.has(mark::GONE) {
+            pool.discount(1, msg.len as usize);
         }
         self.release_log(pool);
         Some(msg)
@@ -199,6 +340,7 @@ impl Path {
         self.queue.drain(..count);
         self.planned = self.planned.saturating_sub(count);
         self.queued_bytes -= bytes as u64;
+        pool.discount(count, bytes);
         self.release_log(pool);
     }
 
@@ -213,6 +355,9 @@ impl Path {
         let mut batch = TxBatch::default();
         for msg in std::mem::take(&mut self.queue) {
             if msg.has(mark::CANCELLED) {
+                if !msg.has(mark::GONE) {
+                    pool.discount(1, msg.len as usize);
+                }
                 continue;
             }
             let greets =
@@ -248,8 +393,10 @@ impl Path {
         *self = Self { resets, sent, received, last_end, ..Self::new(self.next_tx_seq) };
     }
 
+    #[inline]
     fn release_log(&mut self, pool: &mut TxPool) {
         let keep = self.queue.front().map_or(self.log.tail(), |m| m.log_start);
         self.log.release(pool, keep);
+        shrink(&mut self.queue);
     }
 }

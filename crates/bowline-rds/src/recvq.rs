@@ -17,6 +17,10 @@ use crate::ids::ConnId;
 use crate::rxbuf::Rope;
 use crate::socket::Endpoint;
 
+/// Number of elements for which a queue keeps memory however few it has: as many 64-byte messages as
+/// fit a usual buffer.
+const KEPT: usize = 1 << 11;
+
 /// Origin of a message, without the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Origin {
@@ -218,11 +222,8 @@ impl RecvQueue {
             out[..n].copy_from_slice(&buf[start..start + n]);
         }
         let popped = Popped { origin: run.origin, sport: entry.sport, len };
-        run.left -= 1;
-        if run.left == 0 {
-            self.runs.pop_front();
-        }
         self.entries.pop_front();
+        self.end_run();
         Some(popped)
     }
 
@@ -250,10 +251,19 @@ impl RecvQueue {
         if entry.has_unshared {
             self.unshared.pop_front();
         }
+        self.end_run();
+    }
+
+    /// Counts a message of the first run that was taken.
+    #[inline]
+    fn end_run(&mut self) {
         let Some(run) = self.runs.front_mut() else { return };
         run.left -= 1;
         if run.left == 0 {
             self.runs.pop_front();
+            shrink(&mut self.entries);
+            shrink(&mut self.runs);
+            shrink(&mut self.unshared);
         }
     }
 
@@ -263,10 +273,7 @@ impl RecvQueue {
         let unshared = if entry.has_unshared { self.unshared.pop_front() } else { None };
         let run = self.runs.front_mut()?;
         let msg = message(run, &entry, unshared);
-        run.left -= 1;
-        if run.left == 0 {
-            self.runs.pop_front();
-        }
+        self.end_run();
         Some(msg)
     }
 
@@ -290,6 +297,15 @@ impl RecvQueue {
 impl Origin {
     pub(crate) const fn endpoint(&self, port: u16) -> Endpoint {
         Endpoint { addr: self.addr, port, scope: self.scope }
+    }
+}
+
+/// Gives back the memory of elements that are gone, for which they have paid. Few keep it.
+#[inline]
+pub(crate) fn shrink<T>(queue: &mut VecDeque<T>) {
+    let kept = queue.capacity();
+    if kept > KEPT && queue.len() < kept / 8 {
+        queue.shrink_to((2 * queue.len()).max(KEPT));
     }
 }
 

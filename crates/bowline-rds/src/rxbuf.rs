@@ -146,8 +146,9 @@ impl RxPool {
         let mut buf = match slots.take() {
             Some(buf) => buf,
             None if slots.slots.len() < POOL_MAX => Arc::new(Vec::with_capacity(size)),
-            // Slow readers hold all pooled buffers: take no more memory than the bytes need.
-            None => return RxBuf { buf: Arc::new(bytes.to_vec()), share: Share::Two },
+            // Slow readers hold all pooled buffers: messages take no more memory than they need, and
+            // a short one does not keep the others that came with it.
+            None => return RxBuf { buf: Arc::new(bytes.to_vec()), share: Share::Nothing },
         };
         match Arc::get_mut(&mut buf) {
             Some(vec) => vec.extend_from_slice(bytes),
@@ -329,6 +330,21 @@ mod tests {
         drop(rope);
         let again: Vec<_> = (0..2).map(|_| pool.get().vec().as_ptr()).collect();
         assert!(again.contains(&at));
+    }
+
+    #[test]
+    fn a_short_message_keeps_no_buffer_once_all_are_kept() {
+        let mut pool = RxPool::default();
+        let mut read = |len: usize| {
+            let mut buf = pool.get();
+            buf.vec().resize(len, 7);
+            pool.freeze(buf)
+        };
+        for len in [1000, 4000, 16_000, 100_000] {
+            let kept: Vec<_> = (0..POOL_MAX).map(|_| read(len)).collect();
+            assert!(kept.iter().all(|buf| buf.shared().is_some()));
+            assert!(read(len).shared().is_none(), "{len}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::ids::ConnId;
 use crate::rdma::RdmaStatus;
 use crate::rdma::op::{OpLoad, Region};
 use crate::recvq::RecvQueue;
+use crate::txlog::SEND_OVERHEAD;
 
 /// Messages, and bytes, that are queued for a waiting reader before parsing stops.
 const ENOUGH_MESSAGES: usize = 32;
@@ -189,10 +190,12 @@ pub(crate) struct Sock {
 }
 
 impl Sock {
-    /// Tells whether sends are refused until a queued message is released.
+    /// Tells whether sends are refused until a queued message is released; `many`: each counts with
+    /// all that it takes, since there are many in the node.
     #[inline]
-    pub(crate) const fn is_send_full(&self, messages_max: usize) -> bool {
-        self.snd_bytes >= self.sndbuf || self.snd_msgs >= messages_max
+    pub(crate) const fn is_send_full(&self, messages_max: usize, many: bool) -> bool {
+        let beside = if many { self.snd_msgs * SEND_OVERHEAD } else { 0 };
+        self.snd_bytes + beside >= self.sndbuf || self.snd_msgs >= messages_max
     }
 
     /// Tells whether enough messages wait that parsing stops: enough to be worth a reader's

@@ -9,6 +9,9 @@
 //! ```
 //! Chunks are shared with writes in progress and never changed once shared: an append to a shared
 //! chunk starts a new one.
+//!
+//! Frames in the middle may be dropped. Offsets stay what they are: a chunk without a frame goes, and
+//! one that holds little is replaced by copies of what it holds, [as long as that](TxLog::compact).
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -21,17 +24,59 @@ const SMALL: usize = 4 << 10;
 const LARGE: usize = 64 << 10;
 /// Chunks of each size kept for later.
 const KEEP: usize = 64;
+/// Memory of a chunk beside its bytes.
+const CHUNK_OVERHEAD: usize = 112;
+/// Bytes that each message counts beside its payload: its header, and its record in the queue.
+pub(crate) const SEND_OVERHEAD: usize = 128;
 
-/// Free chunks of a node.
+/// Free chunks of a node, and the sums over all its logs.
 #[derive(Debug, Default)]
 pub(crate) struct TxPool {
     small: Vec<Arc<Vec<u8>>>,
     large: Vec<Arc<Vec<u8>>>,
     /// Given back while a write still referred to them.
     in_use: Vec<Arc<Vec<u8>>>,
+    /// Memory of the chunks of all logs, but for those that applications have lent.
+    memory: usize,
+    /// Bytes of the messages that the logs are for, [`SEND_OVERHEAD`] included.
+    accounted: usize,
 }
 
 impl TxPool {
+    /// Memory of the chunks of all logs, bytes.
+    pub(crate) const fn memory(&self) -> usize {
+        self.memory
+    }
+
+    /// Bytes of the messages of all logs, with [`SEND_OVERHEAD`] for each.
+    pub(crate) const fn accounted(&self) -> usize {
+        self.accounted
+    }
+
+    /// Counts a message that was appended.
+    #[inline]
+    pub(crate) fn account(&mut self, len: usize) {
+        self.accounted += len + SEND_OVERHEAD;
+    }
+
+    /// Counts messages whose bytes are not needed any more.
+    #[inline]
+    pub(crate) fn discount(&mut self, messages: usize, bytes: usize) {
+        self.accounted -= bytes + messages * SEND_OVERHEAD;
+    }
+
+    /// Tells whether the logs hold far more memory than their messages need, because of what was
+    /// dropped or released around those that stay. Up to `spare` bytes do not matter.
+    #[inline]
+    pub(crate) const fn is_sparse(&self, spare: usize) -> bool {
+        self.memory > spare && self.memory / 4 > self.accounted
+    }
+
+    /// Counts the messages and chunks of a log that comes from elsewhere.
+    pub(crate) fn adopt(&mut self, log: &TxLog) {
+        self.memory += log.chunks.iter().map(Chunk::memory).sum::<usize>();
+    }
+
     fn get(&mut self, large: bool) -> Arc<Vec<u8>> {
         if !self.in_use.is_empty() {
             self.reclaim();
@@ -68,11 +113,12 @@ impl TxPool {
             }
             return;
         };
-        if vec.capacity() < SMALL {
-            return;
-        }
+        let pool = match vec.capacity() {
+            SMALL => &mut self.small,
+            LARGE => &mut self.large,
+            _ => return,
+        };
         vec.clear();
-        let pool = if vec.capacity() >= LARGE { &mut self.large } else { &mut self.small };
         if pool.len() < KEEP {
             pool.push(chunk);
         }
@@ -91,6 +137,11 @@ impl Chunk {
     fn end(&self) -> u64 {
         self.base + self.buf.len() as u64
     }
+
+    /// Memory of this node; a lent buffer is the application's.
+    fn memory(&self) -> usize {
+        if self.lent { 0 } else { self.buf.capacity() + CHUNK_OVERHEAD }
+    }
 }
 
 /// An append-only byte log whose front is released.
@@ -98,6 +149,8 @@ impl Chunk {
 pub(crate) struct TxLog {
     chunks: VecDeque<Chunk>,
     tail: u64,
+    /// Bytes between the first chunk and `tail` that are in no chunk.
+    gaps: u64,
 }
 
 impl Serialize for TxLog {
@@ -113,7 +166,7 @@ impl Serialize for TxLog {
 impl<'de> Deserialize<'de> for TxLog {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (base, bytes) = <(u64, serde_bytes::ByteBuf)>::deserialize(deserializer)?;
-        let mut log = Self { chunks: VecDeque::new(), tail: base };
+        let mut log = Self { tail: base, ..Self::default() };
         log.append(&mut TxPool::default(), &bytes);
         Ok(log)
     }
@@ -123,6 +176,12 @@ impl TxLog {
     /// Offset at which the next byte will lie.
     pub(crate) const fn tail(&self) -> u64 {
         self.tail
+    }
+
+    /// Bytes held from `offset` on, about: less than that if some before it are gone.
+    #[inline]
+    pub(crate) const fn held_from(&self, offset: u64) -> u64 {
+        (self.tail - offset).saturating_sub(self.gaps)
     }
 
     /// Appends a frame whose payload is `len` bytes in pieces; it begins at the present
@@ -136,7 +195,8 @@ impl TxLog {
         len: usize,
     ) {
         let whole = HEADER_LEN + len;
-        if let Some(last) = self.chunks.back_mut().filter(|last| !last.lent)
+        let tail = self.tail;
+        if let Some(last) = self.chunks.back_mut().filter(|last| !last.lent && last.end() == tail)
             && let Some(vec) = Arc::get_mut(&mut last.buf)
             && whole <= vec.capacity() - vec.len()
         {
@@ -158,7 +218,8 @@ impl TxLog {
     ) {
         self.append(pool, header);
         if !payload.is_empty() {
-            self.chunks.push_back(Chunk { base: self.tail, buf: Arc::clone(payload), lent: true });
+            let buf = Arc::clone(payload);
+            self.push(pool, Chunk { base: self.tail, buf, lent: true });
             self.tail += payload.len() as u64;
         }
     }
@@ -166,7 +227,9 @@ impl TxLog {
     /// Appends bytes.
     pub(crate) fn append(&mut self, pool: &mut TxPool, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            if let Some(last) = self.chunks.back_mut().filter(|last| !last.lent)
+            let tail = self.tail;
+            if let Some(last) =
+                self.chunks.back_mut().filter(|last| !last.lent && last.end() == tail)
                 && let Some(vec) = Arc::get_mut(&mut last.buf)
                 && vec.len() < vec.capacity()
             {
@@ -177,8 +240,22 @@ impl TxLog {
                 bytes = later;
                 continue;
             }
-            let large = !self.chunks.is_empty() || bytes.len() > SMALL;
-            self.chunks.push_back(Chunk { base: self.tail, buf: pool.get(large), lent: false });
+            let held = self.chunks.front().map_or(0, |first| self.held_from(first.base));
+            let large = held >= 4 * SMALL as u64 || bytes.len() > SMALL;
+            let buf = pool.get(large);
+            self.push(pool, Chunk { base: self.tail, buf, lent: false });
+        }
+    }
+
+    fn push(&mut self, pool: &mut TxPool, chunk: Chunk) {
+        pool.memory += chunk.memory();
+        self.chunks.push_back(chunk);
+    }
+
+    fn free(pool: &mut TxPool, chunk: Chunk) {
+        pool.memory -= chunk.memory();
+        if !chunk.lent {
+            pool.put(chunk.buf);
         }
     }
 
@@ -188,12 +265,62 @@ impl TxLog {
             if front.end() > offset {
                 return;
             }
-            if let Some(chunk) = self.chunks.pop_front()
-                && !chunk.lent
-            {
-                pool.put(chunk.buf);
+            if let Some(chunk) = self.chunks.pop_front() {
+                self.gaps = self.chunks.front().map_or(0, |c| self.gaps - (c.base - chunk.end()));
+                Self::free(pool, chunk);
             }
         }
+    }
+
+    /// Forgets everything but the frames that are named, from offset to offset and in order. A chunk
+    /// in which less than half is used gives way to copies. Each byte is copied once at most for
+    /// every byte that goes. The last chunk has room for more, which counts as used unless `whole`.
+    pub(crate) fn compact(
+        &mut self,
+        pool: &mut TxPool,
+        frames: impl Iterator<Item = (u64, u64)>,
+        whole: bool,
+    ) {
+        let mut frames = frames.peekable();
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let count = self.chunks.len();
+        for at in 1..=count {
+            let Some(chunk) = self.chunks.pop_front() else { return };
+            runs.clear();
+            while let Some((from, to)) = frames.peek().copied() {
+                if from >= chunk.end() {
+                    break;
+                }
+                let part = (from.max(chunk.base), to.min(chunk.end()));
+                match runs.last_mut() {
+                    Some(last) if last.1 == part.0 => last.1 = part.1,
+                    _ if part.0 < part.1 => runs.push(part),
+                    _ => {}
+                }
+                if to > chunk.end() {
+                    break; // it goes on in the next chunk
+                }
+                frames.next();
+            }
+            let used = runs.iter().map(|(from, to)| (to - from) as usize).sum::<usize>();
+            let room =
+                if at == count && !whole { chunk.buf.capacity() - chunk.buf.len() } else { 0 };
+            let needed = used + room + runs.len() * CHUNK_OVERHEAD;
+            if runs.is_empty() {
+                Self::free(pool, chunk);
+            } else if chunk.lent || 2 * needed > chunk.memory() {
+                self.chunks.push_back(chunk);
+            } else {
+                for (from, to) in runs.drain(..) {
+                    let part = (from - chunk.base) as usize..(to - chunk.base) as usize;
+                    let buf = Arc::new(chunk.buf[part].to_vec());
+                    self.push(pool, Chunk { base: from, buf, lent: false });
+                }
+                Self::free(pool, chunk);
+            }
+        }
+        let bytes = self.chunks.iter().map(|chunk| chunk.buf.len() as u64).sum::<u64>();
+        self.gaps = self.chunks.front().map_or(0, |first| self.tail - first.base - bytes);
     }
 
     /// Pushes the bytes from `from` to `to` on a batch.
@@ -232,9 +359,9 @@ impl TxLog {
         Header::from_bytes(&bytes)
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory held, but for what applications have lent.
     pub(crate) fn memory(&self) -> usize {
-        self.chunks.iter().map(|c| c.buf.capacity()).sum()
+        self.chunks.iter().map(Chunk::memory).sum()
     }
 }
 

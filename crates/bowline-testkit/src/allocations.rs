@@ -1,9 +1,11 @@
-//! An allocator that counts, for tests that assert how often memory is allocated.
+//! An allocator that counts, for tests that assert how often memory is allocated, or how much of it
+//! is in use.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicI64 = AtomicI64::new(0);
 
 /// The system's allocator, with a count. A test program that asserts counts makes it its own:
 ///
@@ -27,22 +29,30 @@ pub fn count() -> u64 {
     COUNT.load(Relaxed)
 }
 
+/// Returns how many bytes are in use.
+pub fn bytes() -> i64 {
+    BYTES.load(Relaxed)
+}
+
 #[allow(unsafe_code)]
 // SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Relaxed);
+        BYTES.fetch_add(layout.size() as i64, Relaxed);
         // SAFETY: as promised by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size() as i64, Relaxed);
         // SAFETY: as promised by the caller.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         COUNT.fetch_add(1, Relaxed);
+        BYTES.fetch_add(size as i64 - layout.size() as i64, Relaxed);
         // SAFETY: as promised by the caller.
         unsafe { System.realloc(at, layout, size) }
     }

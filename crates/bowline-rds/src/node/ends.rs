@@ -11,7 +11,7 @@ use super::links::NPATHS_TIME;
 use crate::api::{CloseHow, CloseReason, Event, Output, PathEnd};
 use crate::ids::{ConnId, LinkId, RdmaLinkId};
 use crate::link::{Link, LinkState, Role};
-use crate::path::{PathState, UNPLANNED, mark};
+use crate::path::{PathState, UNPLANNED, Unwritten, mark};
 use crate::socket::{mapped, to_socket_addr};
 
 /// For how long all connections of a path are rejected before all connections of the peer are
@@ -273,7 +273,7 @@ impl Node {
         path.resets += 1;
         path.unacked_packets = 0;
         path.unacked_bytes = 0;
-        path.drop_cancelled(&mut self.pool);
+        path.drop_cancelled(&mut self.pool, Unwritten::Message(None), None);
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);

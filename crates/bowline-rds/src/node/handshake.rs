@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, PeerGreeting, Role};
-use crate::path::mark;
+use crate::path::{TxMsg, mark};
 use crate::socket::to_socket_addr;
 
 /// Longest reconnect delay, in nanoseconds, of a path after a connection on which the peer greeted.
@@ -378,17 +378,9 @@ impl Node {
     /// gone.
     pub(super) fn drop_started(&mut self, conn_id: ConnId, generation: u32) {
         let Some(conn) = self.conns.get_mut(conn_id.0).filter(|_| generation != 0) else { return };
-        let mut dropped = Vec::new();
-        for path in &mut conn.paths {
-            for msg in &mut path.queue {
-                if msg.generation == generation && !msg.has(mark::CANCELLED) {
-                    msg.marks |= mark::CANCELLED;
-                    path.queued_bytes -= u64::from(msg.len);
-                    dropped.push(msg.clone());
-                }
-            }
-            path.drop_cancelled(&mut self.pool);
-        }
+        let begun = |msg: &TxMsg| msg.generation == generation;
+        let dropped: Vec<_> = conn.paths.iter_mut().flat_map(|path| path.cancel(begun)).collect();
+        (0..8).for_each(|index| self.drop_cancelled(conn_id, index));
         self.stats.send_drop_restart += dropped.len() as u64;
         for msg in dropped {
             self.release_message(&msg);

@@ -6,6 +6,7 @@ use crate::ids::{ConnId, LinkId, RdmaLinkId};
 use crate::link::LinkState;
 use crate::path::{PathState, mark};
 use crate::rdma::RdmaState;
+use crate::txlog::SEND_OVERHEAD;
 
 impl Node {
     /// Checks that the parts of the node agree with each other. Costs time proportional to
@@ -19,6 +20,7 @@ impl Node {
         let mut sent: Vec<(usize, usize)> = Vec::new();
         let mut held_total = 0;
         let mut held: Vec<usize> = Vec::new();
+        let (mut accounted, mut logs) = (0, 0);
         for (id, c) in self.conns.iter() {
             let id = ConnId(id);
             let indexed = match &c.rdma {
@@ -53,15 +55,23 @@ impl Node {
                 let mut last = None;
                 let mut bytes = 0;
                 let mut pongs = 0;
-                for m in &p.queue {
+                let mut cancelled = 0;
+                for (at, m) in p.queue.iter().enumerate() {
                     assert!(last.is_none_or(|l| l < m.seq), "numbers rise within a queue");
                     last = Some(m.seq);
                     assert!(m.seq < p.next_tx_seq);
                     assert!(m.log_start + m.frame_len() <= p.log.tail());
                     pongs += usize::from(m.has(mark::PONG));
+                    if !m.has(mark::GONE) {
+                        accounted += m.len as usize + SEND_OVERHEAD;
+                    }
                     if m.has(mark::CANCELLED) {
+                        let begun = at < p.planned || c.rdma.is_some();
+                        assert!(begun, "what is cancelled stays only if it was begun");
+                        cancelled += 1;
                         continue;
                     }
+                    assert!(!m.has(mark::GONE), "bytes of a message that may be sent again");
                     bytes += u64::from(m.len);
                     if let Some(s) = m.socket {
                         assert!(self.sockets.get(s.0).is_some(), "the sender of a message exists");
@@ -72,12 +82,16 @@ impl Node {
                 }
                 assert_eq!(bytes, p.queued_bytes, "queued bytes of a path");
                 assert_eq!(pongs, p.pongs, "pongs of a path");
+                assert_eq!(cancelled, p.cancelled, "cancelled messages of a path");
                 assert!(!p.queue.is_empty() || p.log.memory() == 0, "an empty queue holds no log");
+                logs += p.log.memory();
             }
             for l in &c.extra {
                 assert_eq!(self.link(*l).map(|l| l.conn), Some(id), "extra links exist");
             }
         }
+        assert_eq!(accounted, self.pool.accounted(), "messages that logs are for");
+        assert_eq!(logs, self.pool.memory(), "memory of logs");
         for (_, s) in self.sockets.iter() {
             let queued = s.queue.iter().map(|(_, _, len, conn)| (conn, len));
             for (conn, len) in queued.chain(s.lent.iter().copied()) {

@@ -48,13 +48,19 @@ use connect::IdleDials;
 use timers::Timer;
 
 /// A local address with its sockets.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct LocalAddr {
     /// The address may be bound and connected from.
     present: bool,
     map: CongMap,
     ports: HashMap<u16, SocketId, BuildHasherDefault<PortHasher>>,
     conns: Vec<ConnId>,
+}
+
+impl LocalAddr {
+    fn is_unused(&self) -> bool {
+        !self.present && self.ports.is_empty() && self.conns.is_empty()
+    }
 }
 
 /// Hashes ports. The node itself chooses which ports a table holds, so no peer can force
@@ -92,6 +98,9 @@ pub struct Node {
     sockets: Slab<Sock>,
     local_addrs: Vec<LocalAddr>,
     local_addr_index: HashMap<(Ipv6Addr, u32), usize>,
+    /// Places in `local_addrs` that no address has.
+    #[serde(default)]
+    spare_local_addrs: Vec<usize>,
     conns: Slab<Conn>,
     conn_index: HashMap<(Ipv6Addr, Ipv6Addr, u32), ConnId>,
     /// Connections over RDMA, by local address, remote address, scope and type of service [IB-4].
@@ -128,6 +137,9 @@ pub struct Node {
     timers: BTreeSet<(Instant, Timer)>,
     #[serde(skip)]
     pool: TxPool,
+    /// There are more queued messages than is good: each counts all that it takes.
+    #[serde(skip)]
+    many_sends: bool,
     #[serde(skip)]
     stats: Counters,
     /// Counts received maps; sockets see a difference in poll.
@@ -164,6 +176,7 @@ impl Node {
             sockets: Slab::new(),
             local_addrs: Vec::new(),
             local_addr_index: HashMap::new(),
+            spare_local_addrs: Vec::new(),
             conns: Slab::new(),
             conn_index: HashMap::new(),
             rdma_index: HashMap::new(),
@@ -180,6 +193,7 @@ impl Node {
             used_regions: VecDeque::new(),
             timers: BTreeSet::new(),
             pool: TxPool::default(),
+            many_sends: false,
             stats: Counters::default(),
             cong_generation: 0,
             cong_waiters: Vec::new(),
@@ -257,15 +271,31 @@ impl Node {
         if let Some(local_addr) = self.local_addr_index.get(&(addr, scope)) {
             return *local_addr;
         }
-        let local_addr = self.local_addrs.len();
-        self.local_addrs.push(LocalAddr {
-            present: false,
-            map: CongMap::default(),
-            ports: HashMap::default(),
-            conns: Vec::new(),
-        });
+        if self.spare_local_addrs.is_empty()
+            && self.local_addrs.len() == self.local_addrs.capacity()
+        {
+            self.forget_local_addrs();
+        }
+        let local_addr = self.spare_local_addrs.pop().unwrap_or(self.local_addrs.len());
+        if local_addr == self.local_addrs.len() {
+            self.local_addrs.push(LocalAddr::default());
+        }
         self.local_addr_index.insert((addr, scope), local_addr);
         local_addr
+    }
+
+    /// Forgets local addresses that nobody uses, before the table of them grows: there are very many
+    /// loopback addresses, and scopes, that programs may name.
+    fn forget_local_addrs(&mut self) {
+        let (addrs, spare) = (&mut self.local_addrs, &mut self.spare_local_addrs);
+        self.local_addr_index.retain(|_, at| {
+            let unused = addrs.get(*at).is_some_and(LocalAddr::is_unused);
+            if unused {
+                addrs[*at] = LocalAddr::default();
+                spare.push(*at);
+            }
+            !unused
+        });
     }
 
     /// Reads a setting by its sysctl name.

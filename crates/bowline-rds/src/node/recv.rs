@@ -8,7 +8,7 @@ use super::Node;
 use crate::api::{Control, Received, ReceivedInto, RecvOpts};
 use crate::error::Error;
 use crate::ids::SocketId;
-use crate::recvq::{Payload, Popped, RecvMsg};
+use crate::recvq::{Payload, Popped, RecvMsg, shrink};
 use crate::rxbuf::Rope;
 use crate::socket::{LatencyTrace, Sock, to_socket_addr};
 
@@ -101,6 +101,9 @@ impl Node {
             let Some((conn, len)) = lent else { return };
             self.unqueue_from_socket(id, conn, len);
         }
+        if let Some(sock) = self.sockets.get_mut(id.0) {
+            shrink(&mut sock.lent);
+        }
     }
 
     /// Tells whether the end of an RDMA operation waits.
@@ -128,6 +131,7 @@ impl Node {
             let count = sock.notifications.len().min(most);
             let told = sock.notifications.drain(..count);
             control.extend(told.map(|(token, status)| Control::RdmaStatus { token, status }));
+            shrink(&mut sock.notifications);
             return Ok(Received { source: None, data: None, control });
         }
         if opts.want_control && sock.notify_mask != 0 {

@@ -104,10 +104,11 @@ impl Node {
         }
     }
 
-    /// Returns the bytes that peers make this node hold: messages that wait for readers, incomplete
-    /// messages, and the records that recognise repetitions.
+    /// Returns the bytes that messages make this node hold: those that wait for readers or for
+    /// acknowledgements, incomplete ones, and the records that recognise repetitions.
     pub fn memory_held(&self) -> usize {
-        self.recv_held + self.partial_bytes + self.dedup_budget.memory()
+        let received = self.recv_held + self.partial_bytes;
+        received + self.pool.memory() + self.dedup_budget.memory()
     }
 
     /// Sends acknowledgements that peers asked for, because the driver is about to wait for input.

@@ -45,6 +45,9 @@ impl Node {
             self.handle_rdma_closed(now, id, CloseReason::TimedOut);
         }
         self.drop_all_ops();
+        for path in self.conns.iter_mut().flat_map(|conn| &mut conn.paths) {
+            path.repack(&mut self.pool);
+        }
         let of_process = |timer| {
             use Timer::{RdmaAsk, RdmaConnect, RdmaProbe, RdmaUsed};
             matches!(timer, RdmaConnect(_) | RdmaProbe(_) | RdmaAsk(_) | RdmaUsed)
@@ -83,6 +86,9 @@ impl Node {
         node.dedup_budget = Budget::new(node.config.limits.duplicate_records_total);
         for dedup in node.conns.iter_mut().filter_map(|conn| conn.dedup.as_mut()) {
             dedup.charge(&node.dedup_budget);
+        }
+        for path in node.conns.iter_mut().flat_map(|conn| &mut conn.paths) {
+            path.adopt_into(&mut node.pool);
         }
         if !node.config.addrs.is_empty() {
             node.local_addrs.iter_mut().for_each(|local| local.present = false);

@@ -9,6 +9,7 @@ use bowline_wire::rds::{EXT_AREA_LEN, Flags, Header, RdmaDest, RdmaExt};
 
 use super::Node;
 use super::sockets::endpoint;
+use super::tx::LOG_SPARE;
 use crate::api::{SendControl, SendMsg, Sent};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::conn::Peer;
@@ -21,6 +22,8 @@ use crate::recvq::{Origin, RecvMsg};
 use crate::rxbuf::Rope;
 use crate::socket::{Bound, Endpoint, Flow, Route, Sock, Transport, interest_bit};
 
+/// Most completion records of one socket that are not received, for it to send with zero copy.
+const COMPLETIONS_MAX: usize = 1 << 12;
 /// Most cookies in one completion record.
 #[doc(alias = "RDS_MAX_ZCOOKIES")]
 const COOKIES_PER_RECORD: usize = 8;
@@ -104,7 +107,8 @@ impl Node {
         let enabled = sock.zerocopy;
         if !msg.rdma.is_empty() {
             self.check_ops(msg, transport)?;
-            let tells = |op: &crate::rdma::RdmaOp| op.notify.is_some();
+            // Where errors are asked for, each failure is told.
+            let tells = |op: &crate::rdma::RdmaOp| op.notify.is_some() || sock.recverr;
             if sock.notifications.len() >= STATUSES_MAX && msg.rdma.iter().any(tells) {
                 return Err(Error::TooManyStatuses);
             }
@@ -123,6 +127,9 @@ impl Node {
         });
         if msg.zerocopy && cookie.is_none() {
             return Err(Error::BadControl); // [ZC-3]
+        }
+        if msg.zerocopy && enabled && sock.completions.len() >= COMPLETIONS_MAX {
+            return Err(Error::TooManyStatuses); // [ZC-9]
         }
         let announced =
             msg.control.iter().filter(|c| matches!(c, SendControl::RdmaDest(_))).count();
@@ -167,9 +174,8 @@ impl Node {
         port: u16,
         blocking: bool,
     ) -> Result<(), Error> {
-        let limit = self.config.limits.send_messages_per_socket;
         let sock = self.sockets.get(id.0).ok_or(Error::BadSocket)?;
-        if congested || sock.is_send_full(limit) {
+        if congested || self.is_send_full(sock) {
             return Err(self.refuse_send(id, congested, port, blocking));
         }
         Ok(())
@@ -247,7 +253,8 @@ impl Node {
         let congested = conn.map.is_set(dport);
         let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
         let messages_max = self.config.limits.send_messages_per_socket;
-        let refused = congested || sock.is_send_full(messages_max) || !sock.op_load.takes(msg.rdma);
+        let full = sock.is_send_full(messages_max, self.many_sends);
+        let refused = congested || full || !sock.op_load.takes(msg.rdma);
         if refused && !(msg.promised && sock.snd_msgs < messages_max) {
             return Err(self.refuse_send(id, congested, dport, msg.blocking));
         }
@@ -320,6 +327,7 @@ impl Node {
         path.next_tx_seq = seq.wrapping_add(1);
         path.sent += 1;
         path.queued_bytes += len as u64;
+        self.pool.account(len);
         self.stats.send_queued += 1;
         self.stats.copy_from_user += if msg.lent.is_some() { 0 } else { len as u64 };
         let (link, queued_bytes) = match path.link {
@@ -335,6 +343,10 @@ impl Node {
         }
         if let Some(link) = rdma_link {
             self.signal_rdma(link);
+        }
+        let limit = self.config.limits.send_bytes_total;
+        if self.pool.accounted() >= limit || self.pool.is_sparse(limit / LOG_SPARE) {
+            self.limit_sends();
         }
         Ok(Sent { len, link, queued_bytes })
     }
@@ -480,6 +492,9 @@ impl Node {
         if sock.interest & interest_bit::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
             self.wake(id, interest_bit::WRITE);
         }
+        if self.many_sends && self.pool.accounted() < self.config.limits.send_bytes_total / 8 * 7 {
+            self.allow_sends();
+        }
     }
 
     /// Queues a zero-copy completion; also wakes a blocking reader [B-25].
@@ -522,6 +537,7 @@ impl Node {
         });
         path.next_tx_seq = path.next_tx_seq.wrapping_add(1);
         path.sent += 1;
+        self.pool.account(0);
         self.stats.send_queued += 1;
         self.stats.send_pong += 1;
         if let (PathState::Up, Some(link)) = (path.state, path.link) {

@@ -10,7 +10,7 @@ use crate::api::{Interest, Output, OutstandingMessages, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
 use crate::error::Error;
 use crate::ids::{ConnId, SocketId};
-use crate::path::mark;
+use crate::path::{TxMsg, mark};
 use crate::rdma::op::{Gone, OpLoad};
 use crate::socket::{
     Bound, Endpoint, LatencyTrace, Sock, Transport, interest_bit, is_loopback, is_unicast, mapped,
@@ -34,6 +34,11 @@ impl Node {
 
     pub(super) fn sock_mut(&mut self, id: SocketId) -> Result<&mut Sock, Error> {
         self.sockets.get_mut(id.0).ok_or(Error::BadSocket)
+    }
+
+    /// Tells whether sends on a socket are refused until a queued message is released.
+    pub(super) fn is_send_full(&self, sock: &Sock) -> bool {
+        sock.is_send_full(self.config.limits.send_messages_per_socket, self.many_sends)
     }
 
     /// Makes a socket, not bound yet.
@@ -268,9 +273,8 @@ impl Node {
     }
 
     /// Returns the number of messages of the socket that the node keeps, one entry for each
-    /// destination: queued and unacknowledged messages, and cancelled ones behind a message that
-    /// was begun, until that one is gone. Searches all messages that are queued from the socket's
-    /// address.
+    /// destination: queued and unacknowledged messages, and cancelled ones that are being written.
+    /// Searches all messages that are queued from the socket's address.
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
@@ -279,7 +283,8 @@ impl Node {
         let bound = self.sock(id)?.bound.ok_or(Error::NotConnected)?;
         let mut held: BTreeMap<SocketAddr, (usize, usize)> = BTreeMap::new();
         for (_, conn) in self.conns.iter().filter(|(_, c)| c.local == bound.at.addr) {
-            for msg in conn.paths.iter().flat_map(|p| &p.queue).filter(|m| m.socket == Some(id)) {
+            let kept = |m: &&TxMsg| m.socket == Some(id) && !m.has(mark::GONE);
+            for msg in conn.paths.iter().flat_map(|p| &p.queue).filter(kept) {
                 let to = to_socket_addr(conn.remote, msg.dport, conn.scope);
                 let (messages, bytes) = held.entry(to).or_default();
                 *messages += 1;
@@ -291,11 +296,7 @@ impl Node {
     }
 
     /// Cancels messages; messages that are being written are completed on the wire.
-    fn cancel_where(
-        &mut self,
-        which: impl Fn(&crate::path::TxMsg) -> bool,
-        remote: Option<Ipv6Addr>,
-    ) {
+    fn cancel_where(&mut self, which: impl Fn(&TxMsg) -> bool, remote: Option<Ipv6Addr>) {
         let mut released = Vec::new();
         let mut ops = Vec::new();
         let ids: Vec<_> = self
@@ -306,24 +307,24 @@ impl Node {
             .collect();
         for id in ids {
             let Some(conn) = self.conns.get_mut(id) else { continue };
-            for (index, path) in conn.paths.iter_mut().enumerate() {
-                for msg in path.queue.iter_mut().filter(|m| !m.has(mark::CANCELLED)) {
-                    if which(msg) {
-                        msg.marks |= mark::CANCELLED;
-                        path.queued_bytes -= u64::from(msg.len);
-                        released.push(msg.clone());
-                        if msg.has(mark::OPS) {
-                            ops.push((ConnId(id), msg.seq));
-                        }
-                    }
+            let mut changed = [false; 8];
+            for ((index, path), changed) in conn.paths.iter_mut().enumerate().zip(&mut changed) {
+                let cancelled = path.cancel(&which);
+                if cancelled.is_empty() {
+                    continue;
                 }
+                *changed = true;
                 if let Some(barrier) =
                     conn.path_barrier.as_mut().filter(|_| path.has_cancelled_started())
                 {
                     barrier.unsettled |= 1 << index;
                 }
-                // Cancelled messages that never started are dropped once they are at the front.
-                path.drop_cancelled(&mut self.pool);
+                let with_ops = cancelled.iter().filter(|msg| msg.has(mark::OPS));
+                ops.extend(with_ops.map(|msg| (ConnId(id), msg.seq)));
+                released.extend(cancelled);
+            }
+            for (index, _) in (0..).zip(changed).filter(|(_, changed)| *changed) {
+                self.drop_cancelled(ConnId(id), index);
             }
             self.check_barrier(ConnId(id));
         }
@@ -371,7 +372,7 @@ impl Node {
                 || sock.notify_mask != 0
                 || !sock.notifications.is_empty()
                 || !sock.completions.is_empty(),
-            writable: !sock.is_send_full(self.config.limits.send_messages_per_socket),
+            writable: !self.is_send_full(sock),
         })
     }
 

@@ -9,16 +9,22 @@ use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN};
 use super::Node;
 use super::congestion::MAP_REORDER_TIME;
 use super::timers::Timer;
+use crate::api::SendMemory;
 use crate::config::Config;
 use crate::conn::{PathBarrier, Peer};
-use crate::ids::{ConnId, LinkId};
+use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::{LinkState, Op, OurGreeting};
-use crate::path::{Path, PathState, TxMsg, mark};
+use crate::path::{Path, PathState, TxMsg, Unwritten, mark};
 use crate::rdma::op::Gone;
+use crate::socket::{Sock, interest_bit};
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// Maximum number of pieces in a batch, below the system's limit for one write.
 const PIECES_MAX: usize = 256;
+/// Number of cancelled messages without bytes that a queue may keep until they are at its front.
+const CANCELLED_KEPT: usize = 64;
+/// The part of the limit of queued messages that logs may take whatever their messages need.
+pub(super) const LOG_SPARE: usize = 4;
 
 impl Node {
     /// Tells the driver that a link has something to write, once.
@@ -66,7 +72,7 @@ impl Node {
         let Some(conn) = self.conn(link.conn).filter(|c| c.peer.is_bowline()) else { return 0 };
         let path = link.path.and_then(|p| conn.paths.get(usize::from(p)));
         let path = path.filter(|p| p.link == Some(id));
-        path.map_or(0, |p| p.queue.front().map_or(0, |m| p.log.tail() - m.log_start))
+        path.map_or(0, |p| p.queue.front().map_or(0, |m| p.log.held_from(m.log_start)))
     }
 
     /// Fills `batch` with up to about `max_bytes` bytes to write on a link, and marks the link busy
@@ -196,9 +202,6 @@ impl Node {
                 break;
             }
             path.planned += 1;
-            if msg.has(mark::CANCELLED) {
-                continue;
-            }
             let start = link.tx.written + link.tx.plan_bytes;
             msg.stream_start = start;
             link.last_start = start;
@@ -259,10 +262,11 @@ impl Node {
         link.tx.blocked = blocked;
         let ack = std::mem::take(&mut link.tx.peer_ack);
         let owner = link.path.map(|path| (link.conn, path));
-        if partial {
-            self.unplan_unstarted(id);
-        }
+        let cancelled = partial && self.unplan_unstarted(id);
         if let Some((conn, path)) = owner {
+            if cancelled {
+                self.drop_cancelled(conn, path);
+            }
             if ack > 0 {
                 self.release_by_ack(conn, path, ack);
             }
@@ -299,27 +303,26 @@ impl Node {
     }
 
     /// Takes messages of which no byte was written out of the plan again. So they can still be
-    /// cancelled, and are not flagged as repeated if the connection breaks.
-    fn unplan_unstarted(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id.0) else { return };
+    /// cancelled, and are not flagged as repeated if the connection breaks. Tells whether
+    /// one is cancelled already.
+    fn unplan_unstarted(&mut self, id: LinkId) -> bool {
+        let Some(link) = self.links.get_mut(id.0) else { return false };
         let Some(path) =
             link.path.and_then(|p| self.conns.get_mut(link.conn.0)?.paths.get_mut(usize::from(p)))
         else {
-            return;
+            return false;
         };
+        let mut cancelled = false;
         let mut end = link.tx.written + link.tx.plan_bytes;
         while path.planned > 0 {
             let Some(msg) = path.queue.get_mut(path.planned - 1) else { break };
-            if msg.has(mark::CANCELLED) && msg.stream_start == crate::path::UNPLANNED {
-                path.planned -= 1;
-                continue;
-            }
             if msg.stream_start < link.tx.written || msg.stream_start + msg.frame_len() != end {
                 break;
             }
             end = msg.stream_start;
             msg.stream_start = crate::path::UNPLANNED;
             path.planned -= 1;
+            cancelled |= msg.has(mark::CANCELLED);
         }
         let mut cut = link.tx.written + link.tx.plan_bytes - end;
         link.tx.plan_bytes -= cut;
@@ -334,16 +337,75 @@ impl Node {
                 link.tx.plan.pop_back();
             }
         }
+        cancelled
     }
 
-    /// Removes cancelled messages at the front of a queue, and lifts the path barrier if it waited
-    /// for them.
+    /// Removes cancelled messages that a queue does not need any more, and lifts the path barrier if
+    /// it waited for them.
     pub(super) fn after_release(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if let Some(path) = conn.paths.get_mut(usize::from(index)) {
-            path.drop_cancelled(&mut self.pool);
+            path.drop_cancelled_first(&mut self.pool);
+            let written = || path.link.and_then(|l| Some(self.links.get(l.0)?.tx.written));
+            let written_out = path.cancelled_end > 0 && written() >= Some(path.cancelled_end);
+            if written_out || 2 * path.cancelled > path.queue.len() + CANCELLED_KEPT {
+                self.drop_cancelled(conn_id, index);
+            }
         }
         self.check_barrier(conn_id);
+    }
+
+    /// Removes cancelled messages wherever they stand in a queue, and gives back their memory.
+    pub(super) fn drop_cancelled(&mut self, conn_id: ConnId, index: u8) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        let unwritten = match &conn.rdma {
+            None => {
+                let link = path.link.and_then(|link| self.links.get(link.0));
+                Unwritten::Stream { written: link.map_or(0, |link| link.tx.written) }
+            }
+            Some(rdma) => {
+                let link = rdma.link.and_then(|link| self.rdma_links.get(link.0));
+                Unwritten::Message(link.and_then(|l| l.tx.sending.as_ref().map(|_| l.tx.newest)))
+            }
+        };
+        let barrier = conn.path_barrier.as_ref();
+        let barrier = barrier.and_then(|barrier| barrier.until.get(usize::from(index)).copied());
+        path.drop_cancelled(&mut self.pool, unwritten, barrier);
+    }
+
+    /// Returns the memory that messages take until they are released.
+    pub fn send_memory(&self) -> SendMemory {
+        let paths = || self.conns.iter().flat_map(|(_, conn)| &conn.paths);
+        SendMemory {
+            frames: self.pool.memory(),
+            records: paths().map(|p| p.queue.capacity()).sum::<usize>() * size_of::<TxMsg>(),
+            accounted: self.pool.accounted(),
+            paths: paths().count(),
+        }
+    }
+
+    /// Keeps the memory of all logs near to what their messages need, and notes whether these are
+    /// more than is good.
+    #[cold]
+    pub(super) fn limit_sends(&mut self) {
+        let limit = self.config.limits.send_bytes_total;
+        if self.pool.is_sparse(limit / LOG_SPARE) {
+            for path in self.conns.iter_mut().flat_map(|conn| &mut conn.paths) {
+                path.compact(&mut self.pool, true);
+            }
+        }
+        self.many_sends |= self.pool.accounted() >= limit;
+    }
+
+    /// Messages are fewer again: lets those send who were refused because there were many.
+    #[cold]
+    pub(super) fn allow_sends(&mut self) {
+        self.many_sends = false;
+        let waits = |sock: &Sock| sock.interest & interest_bit::WRITE != 0;
+        let waiting = self.sockets.iter().filter(|(_, sock)| waits(sock));
+        let waiting: Vec<_> = waiting.map(|(id, _)| SocketId(id)).collect();
+        waiting.into_iter().for_each(|id| self.wake(id, interest_bit::WRITE));
     }
 
     /// Handles TCP's report that it takes bytes again.
@@ -520,10 +582,7 @@ impl Node {
                     return false;
                 }
                 // Probes, pongs and messages that will never be sent cannot be overtaken.
-                let counts = |m: &&TxMsg| {
-                    let gone = m.has(mark::CANCELLED) && m.stream_start == crate::path::UNPLANNED;
-                    m.socket.is_some() && !gone
-                };
+                let counts = |m: &&TxMsg| m.socket.is_some() && !m.is_dropped();
                 let first = path.queue.iter().find(counts);
                 first.is_none_or(|m| m.seq >= *until)
             });

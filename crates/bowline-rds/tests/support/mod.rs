@@ -392,6 +392,12 @@ impl Lab {
         sent
     }
 
+    /// Sends a message without payload, and writes nothing.
+    pub(crate) fn send_empty(&mut self, socket: SocketId, to: &str) -> Result<Sent, Error> {
+        let msg = SendMsg { name: Some(addr(to)), ..SendMsg::default() };
+        self.node.send(self.now, socket, &msg)
+    }
+
     /// Sends without writing anything.
     pub(crate) fn send_slow(&mut self, socket: SocketId, to: &str, payload: &[u8]) -> Sent {
         let slices = [IoSlice::new(payload)];
@@ -463,6 +469,8 @@ pub(crate) struct Pair {
     wires: Vec<Wire>,
     pub(crate) wakes: Vec<(usize, SocketId, Interest)>,
     pub(crate) listening: [bool; 2],
+    /// Addresses of nobody that refuse connections; others do not answer.
+    pub(crate) refusing: Vec<IpAddr>,
     /// Most bytes given to a node at once.
     pub(crate) chunk: usize,
     /// Most bytes on their way in one direction of a connection.
@@ -482,6 +490,7 @@ impl Pair {
             wires: Vec::new(),
             wakes: Vec::new(),
             listening: [true; 2],
+            refusing: Vec::new(),
             chunk: usize::MAX,
             window: usize::MAX,
             moving: true,
@@ -513,10 +522,17 @@ impl Pair {
     fn output(&mut self, side: usize, out: Output) {
         let other = 1 - side;
         match out {
-            Output::Connect { link, port_mod8, .. } => self.connect(side, link, port_mod8),
+            Output::Connect { link, remote, port_mod8, .. } => {
+                self.connect(side, link, remote.ip(), port_mod8);
+            }
             Output::Transmit { link } => self.write(side, link),
             Output::Close { link, how } => {
-                let Some(w) = self.end_of(side, link) else { return };
+                let Some(w) = self.end_of(side, link) else {
+                    if how == CloseHow::Cut {
+                        self.nodes[side].handle_closed(self.now, link, CloseReason::TimedOut);
+                    }
+                    return;
+                };
                 let wire = &mut self.wires[w];
                 let resets = matches!(how, CloseHow::Reset | CloseHow::Cut);
                 let reason = if resets { CloseReason::Reset } else { CloseReason::Eof };
@@ -543,9 +559,13 @@ impl Pair {
         }
     }
 
-    fn connect(&mut self, side: usize, link: LinkId, port_mod8: u8) {
+    fn connect(&mut self, side: usize, link: LinkId, to: IpAddr, port_mod8: u8) {
         let other = 1 - side;
-        if !self.listening[other] {
+        let nobody = to != self.addrs[other];
+        if nobody && !self.refusing.contains(&to) {
+            return;
+        }
+        if nobody || !self.listening[other] {
             self.nodes[side].handle_closed(self.now, link, CloseReason::Refused);
             return;
         }

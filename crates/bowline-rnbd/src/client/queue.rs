@@ -73,6 +73,18 @@ pub(super) struct Queue<D> {
     pub(super) ended: Vec<u32>,
 }
 
+/// Tells whether somebody still waits for the request of a timeout.
+fn is_awaited<D>(
+    parents: &[Option<Parent<D>>],
+    &(_, parent, generation): &(Instant, u32, u32),
+) -> bool {
+    let entry = parents.get(parent as usize).and_then(Option::as_ref);
+    entry.is_some_and(|entry| entry.generation == generation && entry.done.is_some())
+}
+
+/// Number of timeouts that may be kept whatever the number of requests is.
+const TIMEOUTS_KEPT: usize = 64;
+
 impl<D> Queue<D> {
     pub(super) fn new(slots: u16) -> Self {
         Self {
@@ -139,10 +151,20 @@ impl<D> Queue<D> {
             }
         };
         if let Some(at) = timeout {
+            // One request that is not answered keeps those of all others that were.
+            if self.timeouts.len() >= self.timeouts_max() {
+                let parents = &self.parents;
+                self.timeouts.retain(|timeout| is_awaited(parents, timeout));
+            }
             self.timeouts.push_back((at, parent, generation));
         }
         let mem_at = mem.map_or(0, |(_, at)| at);
         Fragment { parent, op, offset, len, mem_at, slot: None }
+    }
+
+    /// Number of timeouts at which those of requests that were answered are forgotten.
+    fn timeouts_max(&self) -> usize {
+        2 * self.parents.len() + TIMEOUTS_KEPT
     }
 
     /// Counts one fragment of a request as ended. Returns the fragment that has to follow: a flush,
@@ -401,16 +423,13 @@ impl<D> Queue<D> {
             self.done.push(DoneIo { done, errno, late: Some(generation) });
         }
         // Requests that were answered in time need no entry.
-        while let Some(&(_, parent, generation)) = self.timeouts.front() {
-            let entry = self.parents.get(parent as usize).and_then(Option::as_ref);
-            if entry.is_some_and(|entry| entry.generation == generation && entry.done.is_some()) {
-                break;
-            }
+        while self.timeouts.front().is_some_and(|timeout| !is_awaited(&self.parents, timeout)) {
             self.timeouts.pop_front();
         }
     }
 
     pub(super) fn check_invariants(&self, devices: &[Option<Device>]) {
+        assert!(self.timeouts.len() <= self.timeouts_max(), "timeouts of requests long answered");
         let mut left = vec![0; self.parents.len()];
         for fragment in devices.iter().flatten().flat_map(|device| &device.waiting) {
             left[fragment.parent as usize] += 1;

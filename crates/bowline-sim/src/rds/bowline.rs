@@ -9,6 +9,7 @@ use bowline_rds::{
     CloseHow, CloseReason, Config, Control, Error, Event, Instant, Interest, LinkId, Node, Output,
     Received, RecvOpts, RxBuf, RxPool, SendControl, SendMsg, SocketId, TxBatch,
 };
+use bowline_wire::rds::HEADER_LEN;
 use serde::{Deserialize, Serialize};
 
 use super::ctx::{Ctx, HostEvent, HostId};
@@ -61,6 +62,8 @@ struct Sock {
     /// The latest send was refused because the send queue was full.
     waits_for_room: bool,
     peek_permille: u64,
+    /// Where the latest message went.
+    latest: Option<SocketAddr>,
 }
 
 /// A bowline node and its driver.
@@ -83,8 +86,19 @@ pub(crate) struct BowlineHost {
     acks_pending: bool,
     unparsed: usize,
     hands_over: bool,
+    /// Bytes of the longest message that was sent.
+    longest: usize,
+    /// Bytes of queued messages before each is to count all that it takes.
+    sends_max: usize,
     sabotage: Option<Sabotage>,
 }
+
+/// Bytes that a message counts beside its payload.
+const OVERHEAD: usize = 128;
+/// Bytes of the records of a path for which a node may have memory whatever is queued.
+const RECORDS_KEPT: usize = 128 << 10;
+/// A port that no plan gives to a socket.
+const NOBODYS_PORT: u16 = 9;
 
 /// Interval in nanoseconds in which a node's driver asks how much a kernel peer's TCP has
 /// acknowledged.
@@ -98,10 +112,14 @@ const UNPARSED_MAX: usize = 64 << 20;
 impl BowlineHost {
     pub(crate) fn new(
         id: HostId,
-        config: Config,
+        mut config: Config,
         plan: DriverPlan,
         sabotage: Option<Sabotage>,
     ) -> Self {
+        let sends_max = config.limits.send_bytes_total;
+        if sabotage == Some(Sabotage::NoSendLimit) {
+            config.limits.send_bytes_total = usize::MAX;
+        }
         Self {
             id,
             node: Node::new(config),
@@ -120,6 +138,8 @@ impl BowlineHost {
             acks_pending: false,
             unparsed: 0,
             hands_over: false,
+            longest: 0,
+            sends_max,
             sabotage,
         }
     }
@@ -141,7 +161,13 @@ impl BowlineHost {
         match made {
             Ok(id) => {
                 let peek_permille = plan.peek_permille;
-                let sock = Sock { id, waits_to_read: false, waits_for_room: false, peek_permille };
+                let sock = Sock {
+                    id,
+                    waits_to_read: false,
+                    waits_for_room: false,
+                    peek_permille,
+                    latest: None,
+                };
                 self.socks.insert(slot, sock);
                 self.slots.insert(id, slot);
             }
@@ -178,7 +204,13 @@ impl BowlineHost {
     pub(crate) fn close(&mut self, ctx: &mut Ctx, slot: usize) {
         if let Some(sock) = self.socks.remove(&slot) {
             self.slots.remove(&sock.id);
+            let from = self.node.local_addr(sock.id).ok().flatten();
             self.node.close(now(ctx), sock.id);
+            if self.sabotage == Some(Sabotage::KeepClosed)
+                && let (Some(from), Some(to)) = (from, sock.latest)
+            {
+                self.keep(ctx, from.ip(), to);
+            }
             self.carry_out(ctx);
         }
     }
@@ -211,8 +243,13 @@ impl BowlineHost {
             blocking,
             ..SendMsg::default()
         };
+        self.longest = self.longest.max(payload.len());
+        sock.latest = Some(target);
         let result = match self.node.send(now(ctx), sock.id, &msg) {
             Ok(sent) => {
+                if !self.node.is_local(target.ip()) {
+                    self.check_frames(ctx);
+                }
                 if sent.len != payload.len() {
                     ctx.fail(|| format!("sent {} of {} bytes", sent.len, payload.len()));
                 }
@@ -671,7 +708,56 @@ impl BowlineHost {
         }
         self.arm(ctx);
         self.node.check_invariants();
+        self.check_accounts(ctx);
         self.check_waiters(ctx);
+    }
+
+    /// Compares what the node keeps of messages with what its open sockets have sent and not taken
+    /// back, beside what has to be written to its end and what the node itself sends.
+    fn check_accounts(&self, ctx: &mut Ctx) {
+        let memory = self.node.send_memory();
+        let frame = HEADER_LEN + self.longest;
+        let written = self.links.len() * 3 * (self.plan.write_max + frame);
+        let over_rdma =
+            if self.rdma.is_some() { memory.paths * (frame + 80 * OVERHEAD) } else { 0 };
+        let pongs = self.node.config().limits.pongs_per_path;
+        let own = memory.paths * (pongs + 8) * OVERHEAD;
+        let of_socket = |sock: &Sock| {
+            let count = self.node.send_messages(sock.id).unwrap_or(0);
+            self.node.send_bytes(sock.id).unwrap_or(0) + count * OVERHEAD
+        };
+        let sent = self.socks.values().map(of_socket).sum::<usize>();
+        // Operations that are over wait for a while at the side of messages.
+        let sent = if self.rdma.is_some() { 2 * sent } else { sent };
+        if memory.accounted > sent + written + over_rdma + own {
+            ctx.fail(|| format!("host {} keeps {memory:?}, sockets have {sent}", self.id));
+        }
+        if memory.records > memory.paths * RECORDS_KEPT + 4 * memory.accounted {
+            ctx.fail(|| format!("host {} has too many records: {memory:?}", self.id));
+        }
+    }
+
+    /// Compares the memory of frames with what they count for, as a node does with each message that
+    /// it queues for a peer.
+    fn check_frames(&self, ctx: &mut Ctx) {
+        let memory = self.node.send_memory();
+        if memory.frames > self.sends_max / 4 && memory.frames / 4 > memory.accounted {
+            ctx.fail(|| format!("host {} has too much memory of frames: {memory:?}", self.id));
+        }
+    }
+
+    /// Leaves behind what no open socket has sent, as a node that forgets nothing of a closed one.
+    fn keep(&mut self, ctx: &mut Ctx, from: IpAddr, to: SocketAddr) {
+        let payload = vec![0; self.longest];
+        let pieces = [IoSlice::new(&payload)];
+        let name = Some(SocketAddr::new(to.ip(), NOBODYS_PORT));
+        let msg = SendMsg { name, payload: &pieces, ..SendMsg::default() };
+        if let Ok(id) = self.node.socket()
+            && self.node.bind(id, SocketAddr::new(from, 0)).is_ok()
+        {
+            // It may be congested.
+            let _ = self.node.send(now(ctx), id, &msg);
+        }
     }
 
     fn output(&mut self, ctx: &mut Ctx, output: Output) {

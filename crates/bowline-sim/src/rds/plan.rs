@@ -168,6 +168,9 @@ pub(crate) struct Tight {
     pub(crate) partial: usize,
     /// Number of pongs queued on a path.
     pub(crate) pongs: usize,
+    /// Bytes of queued messages before each counts all that it takes.
+    #[serde(default)]
+    pub(crate) sends: Option<usize>,
 }
 
 impl NodeKind {
@@ -595,7 +598,7 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
 }
 
 fn draw_tight(rng: &mut Rng, all_end_to_end: bool) -> Tight {
-    Tight {
+    let mut tight = Tight {
         // Messages on refused connections are lost to a peer that goes by TCP's acknowledgements;
         // so there is room for all of its connections.
         strangers: if all_end_to_end { rng.between(1, 4) } else { 32 } as usize,
@@ -603,7 +606,11 @@ fn draw_tight(rng: &mut Rng, all_end_to_end: bool) -> Tight {
         // There is room for several of the longest messages.
         partial: rng.magnitude(400 << 10, 2 << 20) as usize,
         pongs: rng.between(1, 64) as usize,
-    }
+        sends: None,
+    };
+    // Not drawn by itself, so that seeds stay what they were.
+    tight.sends = Some(tight.partial >> (tight.pongs % 5));
+    tight
 }
 
 fn draw_driver(rng: &mut Rng) -> DriverPlan {

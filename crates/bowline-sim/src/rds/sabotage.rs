@@ -27,6 +27,10 @@ pub(crate) enum Sabotage {
     ForgetOnRestart,
     /// A node connects no more once all faults are over.
     StayAway,
+    /// A node keeps messages of sockets that are closed.
+    KeepClosed,
+    /// A node has no limit of what is queued, and of the memory for it.
+    NoSendLimit,
     /// A node takes for new what comes again over RDMA.
     RdmaTakeTwice,
     /// A frame over RDMA acknowledges nothing.
@@ -54,7 +58,15 @@ pub(crate) enum Sabotage {
 impl Sabotage {
     /// Tells whether TCP must take all bytes it is offered, so that the mistake shows.
     pub(crate) const fn needs_room(self) -> bool {
-        !matches!(self, Self::Unread | Self::ForgetOnRestart | Self::StayAway) && !self.of_rdma()
+        let not_needed = matches!(
+            self,
+            Self::Unread
+                | Self::ForgetOnRestart
+                | Self::StayAway
+                | Self::KeepClosed
+                | Self::NoSendLimit
+        );
+        !not_needed && !self.of_rdma()
     }
 
     const fn of_rdma(self) -> bool {
@@ -252,6 +264,21 @@ mod tests {
         assert!(what.contains("no end") || what.contains("no traffic"), "{what}");
     }
 
+    #[test]
+    fn memory_of_closed_sockets_is_noticed() {
+        let options = Options::default().with_scenario(Some(Scenario::Swarm));
+        let run = |seed| run_seed::<Rds>(seed, &options, Some(Sabotage::KeepClosed)).failure;
+        // Others are noticed only at the end, when all sockets are to be closed.
+        let found = (0..400).filter_map(run).any(|failure| failure.what.contains("sockets have"));
+        assert!(found, "only at the end");
+    }
+
+    #[test]
+    fn memory_without_a_limit_is_noticed() {
+        let what = caught_in(Sabotage::NoSendLimit, Scenario::Swarm);
+        assert!(what.contains("too much memory of frames"), "{what}");
+    }
+
     fn caught_over_rdma(how: Sabotage, words: &[&str]) {
         let what = caught_in(how, Scenario::Rdma);
         assert!(words.iter().any(|word| what.contains(word)), "{how:?}: {what}");
@@ -273,7 +300,7 @@ mod tests {
         caught_over_rdma(Sabotage::RdmaOneTos, &["of another type"]);
     }
 
-    const ALL: [Sabotage; 20] = [
+    const ALL: [Sabotage; 22] = [
         Sabotage::DropFrame,
         Sabotage::FlipByte,
         Sabotage::Double,
@@ -283,6 +310,8 @@ mod tests {
         Sabotage::Unread,
         Sabotage::ForgetOnRestart,
         Sabotage::StayAway,
+        Sabotage::KeepClosed,
+        Sabotage::NoSendLimit,
         Sabotage::RdmaTakeTwice,
         Sabotage::RdmaSilent,
         Sabotage::RdmaLoseRepeated,

@@ -173,6 +173,9 @@ impl World {
                     config.limits.links_extra_per_peer = tight.extra;
                     config.limits.partial_bytes_total = tight.partial;
                     config.limits.pongs_per_path = tight.pongs;
+                    if let Some(sends) = tight.sends {
+                        config.limits.send_bytes_total = sends;
+                    }
                 }
                 let sabotage = self.sabotage;
                 let rdma = self.ctx.rdma.node(host);

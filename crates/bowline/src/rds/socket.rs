@@ -454,10 +454,9 @@ impl Socket {
     }
 
     /// Returns the number of messages of this socket that the node keeps, one entry for each
-    /// destination: queued and unacknowledged messages, and cancelled ones behind a message that
-    /// was started, until that one is gone. All destinations share the send buffer; a program that
-    /// serves many can see here which of them use it. Searches all messages that are queued from
-    /// the socket's address.
+    /// destination: queued and unacknowledged messages, and cancelled ones that are being written.
+    /// All destinations share the send buffer; a program that serves many can see here which of
+    /// them use it. Searches all messages that are queued from the socket's address.
     ///
     /// # Errors
     /// `ENOTCONN` when the socket is not bound; `EOPNOTSUPP` (95) for a socket of the host's node.

@@ -16,7 +16,7 @@ use crate::ids::{ConnId, RdmaLinkId};
 use crate::node::Node;
 use crate::node::sockets::endpoint;
 use crate::node::timers::Timer;
-use crate::path::{PathState, UNPLANNED, mark};
+use crate::path::{PathState, UNPLANNED, Unwritten, mark};
 use crate::rdma::{
     Credits, RDMA_PIECES, RDMA_PIECES_MAX, RdmaAccept, RdmaLink, RdmaShape, RdmaState,
 };
@@ -460,7 +460,7 @@ impl Node {
             path.delay = 0;
             conn.dial_attempts = 0;
         }
-        path.drop_cancelled(&mut self.pool);
+        path.drop_cancelled(&mut self.pool, Unwritten::Message(None), None);
         let (local, remote) = (conn.local, conn.remote);
         self.stats.conn_reset += 1;
         self.event(Event::PathDown {

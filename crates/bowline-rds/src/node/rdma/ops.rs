@@ -170,12 +170,14 @@ impl Node {
             // No frame is sent for a silent message, so no acknowledgement comes for it [RDMA-24].
             let silent = conn.paths.first_mut().and_then(|path| {
                 let at = path.queue.binary_search_by_key(&seq, |msg| msg.seq).ok()?;
-                path.queue.get_mut(at).filter(|msg| msg.has(mark::SILENT))
+                let msg = path.queue.get_mut(at).filter(|msg| msg.has(mark::SILENT))?;
+                Some((msg, &mut path.cancelled))
             });
-            if let Some(msg) = silent {
+            if let Some((msg, cancelled)) = silent {
                 msg.stream_start = UNPLANNED;
                 if !msg.has(mark::CANCELLED) {
                     msg.marks |= mark::CANCELLED;
+                    *cancelled += 1;
                     released.push(msg.clone());
                 }
                 ops.remove();
@@ -234,8 +236,7 @@ impl Node {
         let all: Vec<_> = self.conns.iter().map(|(id, _)| ConnId(id)).collect();
         for id in all {
             self.drop_ops(id, |_| true);
-            let path = self.conns.get_mut(id.0).and_then(|conn| conn.paths.first_mut());
-            path.into_iter().for_each(|path| path.drop_cancelled(&mut self.pool));
+            self.drop_cancelled(id, 0);
         }
     }
 
@@ -273,6 +274,7 @@ impl Node {
                     told.push((ops.socket, 0, RdmaStatus::Dropped)); // [RDMA-28]
                 }
                 msg.marks |= mark::CANCELLED;
+                path.cancelled += 1;
                 path.queued_bytes -= u64::from(msg.len);
                 released.push(msg.clone());
             }

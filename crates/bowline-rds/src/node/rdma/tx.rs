@@ -136,6 +136,7 @@ impl Node {
         path.next_tx_seq = path.next_tx_seq.wrapping_add(1);
         path.queued_bytes += 1;
         path.sent += 1;
+        self.pool.account(1);
         self.stats.send_ack_required += 1;
         self.signal_rdma(id);
     }
@@ -216,10 +217,6 @@ impl Node {
                 return Begun::Nothing;
             }
             let Some(msg) = path.queue.get_mut(path.planned) else { return Begun::Nothing };
-            if msg.has(mark::CANCELLED) {
-                path.planned += 1;
-                continue;
-            }
             // An acknowledgement that is taken along now has to go out [IB-67].
             if !link.may_send(&mut self.stats) {
                 return Begun::NoRoom;
@@ -230,8 +227,10 @@ impl Node {
                 let Some(ops) = ops else {
                     // Operations of an earlier process are lost with its memory.
                     msg.marks |= mark::CANCELLED;
+                    path.cancelled += 1;
                     path.queued_bytes -= u64::from(msg.len);
-                    let msg = msg.clone();
+                    let (conn_id, msg) = (link.conn, msg.clone());
+                    self.drop_cancelled(conn_id, 0);
                     self.release_message(&msg);
                     continue;
                 };

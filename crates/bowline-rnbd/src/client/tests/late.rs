@@ -31,6 +31,26 @@ fn a_request_that_takes_too_long_is_answered_and_its_slot_stays_taken() {
     assert_eq!(rig.done(), [(3, 0)]);
 }
 
+// The rig checks after each request how many timeouts are kept.
+#[test]
+fn a_request_without_an_answer_does_not_keep_the_timeouts_of_others() {
+    // tests [NB-28]
+    let mut rig = limited(Outage::FailFast, 8);
+    let dev = rig.mapped("a", 0, &DISK);
+    rig.io(dev, IoOp::Write, 0, 512, 1);
+    let stuck = rig.sends.remove(0);
+    for n in 2..1000 {
+        rig.io(dev, IoOp::Read, 4096, 512, n);
+        rig.answer(0);
+    }
+    assert_eq!(rig.done().len(), 998);
+    rig.pass(1000);
+    assert_eq!(rig.done(), [(1, -110)]);
+    rig.core.io_answer(rig.now, stuck.slot, 0);
+    rig.pump();
+    assert_eq!(rig.core.poll_timeout(), None);
+}
+
 #[test]
 fn an_overdue_write_does_not_overwrite_a_newer_one() {
     // tests [NB-28]
