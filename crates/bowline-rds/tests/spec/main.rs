@@ -8,6 +8,7 @@ mod connect;
 mod info;
 mod knock;
 mod lend;
+mod named_paths;
 mod progress;
 mod rdma;
 mod rdma_hostile;
