@@ -120,10 +120,13 @@ pub(crate) enum FaultKind {
     Shutdown,
     /// A node hands over to another process.
     HandOver,
+    /// A process stalls while its connections break and are made again, so that many of a peer
+    /// come at once.
+    Crowd,
 }
 
 impl FaultKind {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Cut,
         Self::Crash,
         Self::Reboot,
@@ -139,6 +142,7 @@ impl FaultKind {
         Self::Delay,
         Self::Shutdown,
         Self::HandOver,
+        Self::Crowd,
     ];
 }
 
@@ -467,7 +471,7 @@ impl Plan {
             (Scenario::Calm, _) => 0,
             (Scenario::Crash, F::Crash | F::Reboot) => 800,
             (Scenario::Cuts, F::Cut) => 900,
-            (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks) => 300,
+            (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks | F::Crowd) => 300,
             (Scenario::Rdma, F::Cut) => 500,
             (Scenario::Rdma, F::Crash | F::Reboot | F::HandOver) => 250,
             (Scenario::Rdma, F::AddressLoss | F::AddressMove) => 150,
@@ -476,7 +480,7 @@ impl Plan {
             (Scenario::Long, F::Crash | F::Reboot | F::Shutdown) => 0,
             (_, F::AddressLoss | F::AddressMove) => 60,
             (_, F::Crash | F::Reboot) => 150,
-            (_, F::Shutdown | F::HandOver) => 100,
+            (_, F::Shutdown | F::HandOver | F::Crowd) => 100,
             (_, F::DropLinks) => 300,
             _ => 200,
         };
@@ -520,6 +524,16 @@ impl Plan {
         if self.scenario != Scenario::Calm && rng.chance(150) {
             self.net.loss_permille = rng.magnitude(1, 60);
         }
+        if rng.chance(150) && !self.tells_paths_by_ports() {
+            self.net.port_permille = rng.pick(&[1000, 1000, 500, 50]);
+        }
+    }
+
+    /// Tells whether a kernel's peers know its paths by its ports alone: all its paths begin with
+    /// the same low numbers.
+    fn tells_paths_by_ports(&self) -> bool {
+        let later = |n: &NodePlan| matches!(&n.kind, NodeKind::Kernel(flavour) if flavour.later);
+        self.nodes.iter().any(later)
     }
 }
 
@@ -636,6 +650,7 @@ fn draw_net(rng: &mut Rng, scenario: Scenario) -> NetPlan {
         loss_permille: 0,
         rst_overtakes: rng.chance(300),
         cut_permille: 0,
+        port_permille: 0,
     }
 }
 
