@@ -7,7 +7,7 @@ use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, Dreq, Ids};
 
 use super::Manager;
 use super::config::time_of;
-use super::conn::State;
+use super::conn::{Resend, State};
 use super::reject::Refusal;
 use crate::Instant;
 
@@ -51,11 +51,13 @@ impl Manager {
         let dreq = Dreq { ids: conn.ids(), remote_qpn: peer.qpn };
         let mad =
             CmMad { transaction: self.transaction(conn.comm_id), message: CmMessage::Dreq(dreq) };
-        let (period, left) = (conn.period, conn.max_retries);
+        let (period, left, proven) = (conn.period, conn.max_retries, conn.proven);
         self.order_error(id);
         let mad = Box::new(mad.emit());
+        // Where there may be nobody it is sent once [CM-57].
+        let sends_left = if proven { u8::MAX } else { 0 };
         if let Some(resend) = self.send_until_answered(now, id, mad, period, left) {
-            self.enter(id, State::DreqSent(resend));
+            self.enter(id, State::DreqSent(Resend { sends_left, ..resend }));
         }
     }
 

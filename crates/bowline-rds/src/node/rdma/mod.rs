@@ -25,6 +25,10 @@ pub(crate) struct RdmaConn {
     /// RDMA operations of queued messages, by the number of the message.
     #[serde(skip)]
     pub(crate) ops: BTreeMap<u64, TxOps>,
+    /// A connection of the peer's, or to it, was established at some time: messages reach its
+    /// address. A request alone anybody can send in its name.
+    #[serde(default)]
+    pub(crate) reached: bool,
     /// What a kernel has sent lately.
     #[serde(default)]
     pub(crate) remembered: Option<Box<Remembered>>,
