@@ -7,7 +7,7 @@ use bowline_wire::roce::cm::{Answered, CmMad, CmMessage, Dreq, Ids};
 
 use super::Manager;
 use super::config::time_of;
-use super::conn::{Resend, State};
+use super::conn::State;
 use super::reject::Refusal;
 use crate::Instant;
 
@@ -54,11 +54,13 @@ impl Manager {
         let (period, left, proven) = (conn.period, conn.max_retries, conn.proven);
         self.order_error(id);
         let mad = Box::new(mad.emit());
-        // Where there may be nobody it is sent once [CM-57].
-        let sends_left = if proven { u8::MAX } else { 0 };
-        if let Some(resend) = self.send_until_answered(now, id, mad, period, left) {
-            self.enter(id, State::DreqSent(Resend { sends_left, ..resend }));
+        let Some(mut resend) = self.send_until_answered(now, id, mad, period, left) else { return };
+        if !proven {
+            // Where there may be nobody it is sent once [CM-57].
+            (resend.first_resends_done, resend.left) = (usize::MAX, 0);
+            self.set_timer(id, Some(now + period));
         }
+        self.enter(id, State::DreqSent(resend));
     }
 
     /// Ends a connection that the peer has lost: its queue pair has been used for another

@@ -377,7 +377,7 @@ mod tests {
         for seed in 0..40 {
             let mut rng = Rng::new(seed);
             let plan = Plan::draw(&mut rng, Some(Scenario::Kernel));
-            let kernel = |n: &crate::rds::plan::NodePlan| matches!(n.kind, NodeKind::Kernel(_));
+            let kernel = |n: &NodePlan| matches!(n.kind, NodeKind::Kernel(_));
             let Some(host) = plan.nodes.iter().position(kernel) else { continue };
             let mut world = World::new(plan, rng, Trace::new(TraceMode::Hash), None);
             while world.ctx.now < world.plan.active / 2 && world.step() {}
