@@ -296,6 +296,7 @@ impl Plan {
         plan.draw_senders(rng);
         plan.draw_faults(rng);
         plan.draw_ops(rng);
+        plan.draw_crowds();
         plan
     }
 
@@ -471,7 +472,7 @@ impl Plan {
             (Scenario::Calm, _) => 0,
             (Scenario::Crash, F::Crash | F::Reboot) => 800,
             (Scenario::Cuts, F::Cut) => 900,
-            (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks | F::Crowd) => 300,
+            (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks) => 300,
             (Scenario::Rdma, F::Cut) => 500,
             (Scenario::Rdma, F::Crash | F::Reboot | F::HandOver) => 250,
             (Scenario::Rdma, F::AddressLoss | F::AddressMove) => 150,
@@ -480,13 +481,14 @@ impl Plan {
             (Scenario::Long, F::Crash | F::Reboot | F::Shutdown) => 0,
             (_, F::AddressLoss | F::AddressMove) => 60,
             (_, F::Crash | F::Reboot) => 150,
-            (_, F::Shutdown | F::HandOver | F::Crowd) => 100,
+            (_, F::Shutdown | F::HandOver) => 100,
             (_, F::DropLinks) => 300,
             _ => 200,
         };
         // Another node's numbers at its peer's address are more than a kernel tells apart [IB-82].
         let stays = self.has_rdma_kernel();
-        for kind in F::ALL.into_iter().filter(|kind| !(stays && *kind == F::AddressMove)) {
+        let drawn = |kind: &F| *kind != F::Crowd && !(stays && *kind == F::AddressMove);
+        for kind in F::ALL.into_iter().filter(drawn) {
             if rng.chance(permille(kind)) {
                 let interval = rng.magnitude(self.active / 30 + 1, self.active);
                 self.faults.push((kind, interval));
@@ -524,8 +526,23 @@ impl Plan {
         if self.scenario != Scenario::Calm && rng.chance(150) {
             self.net.loss_permille = rng.magnitude(1, 60);
         }
+    }
+
+    /// Draws ports that are changed, and connections that come all at once. They have a generator of
+    /// their own: all else of a seed, and the runs of [`Scenario::RdmaStep`], is as without them.
+    fn draw_crowds(&mut self) {
+        let mut rng = Rng::new(self.active);
         if rng.chance(150) && !self.tells_paths_by_ports() {
             self.net.port_permille = rng.pick(&[1000, 1000, 500, 50]);
+        }
+        let permille = match self.scenario {
+            Scenario::Calm => 0,
+            Scenario::Cuts => 300,
+            _ => 100,
+        };
+        if rng.chance(permille) {
+            let interval = rng.magnitude(self.active / 30 + 1, self.active);
+            self.faults.push((FaultKind::Crowd, interval));
         }
     }
 
