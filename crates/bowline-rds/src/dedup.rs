@@ -93,8 +93,8 @@ pub(crate) struct SourceLink {
     pub(crate) link: LinkId,
     /// Serial of the link: later links of the peer have higher ones.
     pub(crate) serial: u64,
-    /// Path of the sender, if the peer dialled the connection: the one it named, or the one that its
-    /// port tells.
+    /// Path of the sender, if the peer dialled the connection: the one it named, or the one that
+    /// its port tells.
     pub(crate) sender_path: Option<u8>,
 }
 

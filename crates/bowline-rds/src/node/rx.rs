@@ -369,7 +369,8 @@ impl Node {
                 }
                 return None;
             }
-            // Numbers of an earlier process, on a connection that it left, are compared with nothing.
+            // Numbers of an earlier process, on a connection that it left, are compared with
+            // nothing.
             let Some(path) = path.filter(|_| !of_earlier) else {
                 // A connection that leaves and has not named a path gets none; its messages come
                 // again.

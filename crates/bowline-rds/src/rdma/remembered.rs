@@ -69,14 +69,14 @@ impl Remembered {
         self.budget.take(self.messages.len());
     }
 
-    /// Tells whether numbers of this size are remembered: a kernel that has sent more messages since
-    /// it booted has numbers that the next boot does not come near.
+    /// Tells whether numbers of this size are remembered: a kernel that has sent more messages
+    /// since it booted has numbers that the next boot does not come near.
     pub(crate) const fn counts(sequence: u64) -> bool {
         sequence <= COUNTED_MAX
     }
 
-    /// Tells whether a message with this number is so old, when `next` is expected, that it does not
-    /// come again.
+    /// Tells whether a message with this number is so old, when `next` is expected, that it does
+    /// not come again.
     pub(crate) const fn is_over(next: u64, sequence: u64) -> bool {
         next.saturating_sub(sequence) > KEPT as u64
     }

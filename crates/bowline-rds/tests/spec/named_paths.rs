@@ -31,8 +31,8 @@ enum Leaves {
     TooMany,
 }
 
-/// What a connection brings that leaves is read to its end. Its greeting names a path other than its
-/// port's; the connection that follows names the same path, from a port of yet another one.
+/// What a connection brings that leaves is read to its end. Its greeting names a path other than
+/// its port's; the connection that follows names the same path, from a port of yet another one.
 // tests [R-2004] [R-422] [R-2012]
 #[test]
 fn what_a_connection_brings_that_leaves_does_not_come_again() {

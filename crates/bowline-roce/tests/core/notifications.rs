@@ -1,4 +1,4 @@
-//! Congestion notifications that nobody asked for [CC-7]: whose they count as, and what they can do.
+//! Congestion notifications that nobody asked for [CC-7]: whose they count as, and what they do.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -528,8 +528,9 @@ impl Plan {
         }
     }
 
-    /// Draws ports that are changed, and connections that come all at once. They have a generator of
-    /// their own: all else of a seed, and the runs of [`Scenario::RdmaStep`], is as without them.
+    /// Draws ports that are changed, and connections that come all at once. They have a generator
+    /// of their own: all else of a seed, and the runs of [`Scenario::RdmaStep`], is as without
+    /// them.
     fn draw_crowds(&mut self) {
         let mut rng = Rng::new(self.active);
         if rng.chance(150) && !self.tells_paths_by_ports() {

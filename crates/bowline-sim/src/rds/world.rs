@@ -100,7 +100,7 @@ impl World {
         let n = plan.nodes.len();
         let greets = |n: &NodePlan| matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
         let kernel = |n: &NodePlan| matches!(n.kind, NodeKind::Kernel(_));
-        // The numbers of answers do not tell paths apart, and ports that were changed do not either.
+        // The numbers of answers do not tell paths apart, nor do ports that were changed.
         let unnamed = plan.net.port_permille > 0 && !plan.nodes.iter().all(greets);
         if unnamed || plan.nodes.iter().any(kernel) {
             ctx.oracle.allow_double_pongs();

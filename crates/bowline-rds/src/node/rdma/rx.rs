@@ -202,9 +202,9 @@ impl Node {
         Ok(())
     }
 
-    /// Tells whether a message has not come before, and remembers it [IB-82]. A lower number without
-    /// the flag comes from a peer that has restarted. With the flag it may be a message that came
-    /// before; of a kernel, whose numbers begin again, the contents tell.
+    /// Tells whether a message has not come before, and remembers it [IB-82]. A lower number
+    /// without the flag comes from a peer that has restarted. With the flag it may be a message
+    /// that came before; of a kernel, whose numbers begin again, the contents tell.
     fn is_rdma_news(&mut self, conn_id: ConnId, header: &Header, rope: &Rope) -> bool {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
         let counts = !conn.peer.is_bowline() && Remembered::counts(header.sequence);
