@@ -221,8 +221,11 @@ pub(crate) struct Link {
     /// Index of the path that the link serves.
     pub(crate) path: Option<u8>,
     /// Index of the path whose sequence numbers the peer uses on this link, when it is not `path`:
-    /// until the peer has read for which path the link was dialled [R-2004].
+    /// until the peer has read for which path the link was dialled, or because the link leaves and
+    /// takes no other path any more [R-2004].
     pub(crate) numbering_path: Option<u8>,
+    /// Index of the path that the peer named on a link that it dialled, whatever its port says.
+    pub(crate) named_path: Option<u8>,
     pub(crate) role: Role,
     pub(crate) state: LinkState,
     pub(crate) greeting: Greeting,
@@ -263,7 +266,15 @@ impl Link {
     /// Returns the path that incoming sequence numbers belong to.
     #[inline]
     pub(crate) fn incoming_path(&self) -> Option<u8> {
-        self.numbering_path.or(self.path)
+        self.numbering_path.or(self.path).or(self.named_path)
+    }
+
+    /// Returns the peer's path of a link that the peer dialled: the one that it named, or the one
+    /// that its port tells, if its ports tell paths, [R-2004].
+    #[inline]
+    pub(crate) fn sender_path(&self) -> Option<u8> {
+        let by_port = (self.remote.port() % 8) as u8;
+        (self.role == Role::Accepted).then(|| self.named_path.unwrap_or(by_port))
     }
 
     /// Returns the path that acknowledgements on this link are for; `None` while the peer may still
@@ -289,6 +300,7 @@ impl Link {
             conn,
             path,
             numbering_path: None,
+            named_path: None,
             role,
             state,
             greeting: Greeting::default(),

@@ -204,8 +204,11 @@ impl Node {
     pub(super) fn replace_link(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get(conn_id.0) else { return };
         if conn.we_dial {
-            // A peer that only ever knocked is not dialled for ever.
-            if conn.proven || conn.dial_attempts < UNPROVEN_DIALS_MAX || self.wants_peer(conn) {
+            // A peer that only ever knocked is not dialled for ever, and not at all if
+            // another may have asked in its name [IB-111].
+            let knocked = conn.rdma.as_ref().is_none_or(|rdma| rdma.reached);
+            let dials_left = knocked && conn.dial_attempts < UNPROVEN_DIALS_MAX;
+            if conn.proven || dials_left || self.wants_peer(conn) {
                 self.reopen_all_if_rejected(conn_id, index);
                 self.schedule_reconnect(conn_id, index);
             }

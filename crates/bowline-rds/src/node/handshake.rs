@@ -84,6 +84,13 @@ impl Node {
             }
             link.generation = generation;
         }
+        if link.role == Role::Accepted
+            && let Some(named) = hs.bowline.filter(|b| b.path < PROBE_PATHS_MAX as u8)
+        {
+            // It tells repeated messages of the paths apart, also where this node acknowledges by
+            // TCP alone.
+            link.named_path = Some(named.path);
+        }
         if bowline.is_none() && link.greeting.is_received() {
             // One process sends all that comes on a connection, and this one has greeted.
             return true;

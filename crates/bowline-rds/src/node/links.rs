@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bowline_base::Instant;
-use bowline_wire::rds::BowlineExt;
+use bowline_wire::rds::{BowlineExt, PROBE_PATHS_MAX};
 
 use super::Node;
 use super::sockets::endpoint;
@@ -251,6 +251,24 @@ impl Node {
             self.reset_backoff(checked);
         }
         self.stop_waiting_for(conn, checked);
+        self.attach_mistaken(conn);
+    }
+
+    /// Gives connections a path that wait for the end of another one, which their ports say is of
+    /// the same path, though that one is open. A port may have been changed on the way, or no
+    /// better one was free; which free path they get does not matter.
+    fn attach_mistaken(&mut self, conn_id: ConnId) {
+        let Some(conn) = self.conns.get(conn_id.0).filter(|c| !c.peer.is_bowline()) else { return };
+        for id in conn.extra.clone() {
+            let Some(conn) = self.conns.get(conn_id.0) else { return };
+            let Some(link) = self.links.get(id.0) else { continue };
+            if link.state == LinkState::Extra
+                && link.waits_for.is_empty()
+                && let Some(free) = free_path(conn)
+            {
+                self.attach(id, free);
+            }
+        }
     }
 
     /// Ends the wait for link `done`. Links that waited may get a path now, that of a lost link.
@@ -468,23 +486,21 @@ impl Node {
     /// Returns the path that a connection from TCP port `port` of a kernel is to serve, if one is
     /// free: the path that the port tells, [B-2], or the lowest one.
     fn free_path_for(&self, conn: &Conn, port: u16) -> Option<u8> {
-        let slots = conn.npaths.max(1);
-        let named = |port: u16| (port % u16::from(slots)) as u8;
-        let free =
-            |i: &u8| conn.paths.get(usize::from(*i)).is_none_or(|p| p.state == PathState::Down);
+        let named = |port: u16| (port % u16::from(conn.npaths.max(1))) as u8;
         if conn.peer_sport_idx {
             let index = named(port);
-            if free(&index) {
+            if is_free(conn, index) {
                 return Some(index);
             }
-            // The earlier connection of the path is about to end. A connection that came before
-            // this rule was known stays, and has left another path free.
+            // The earlier connection of the path is about to end, as far as is known yet. A
+            // connection that came before this rule was known stays, and has left another path
+            // free.
             let holder = conn.paths.get(usize::from(index)).and_then(|p| self.link(p.link?));
             if holder.is_some_and(|l| named(l.remote.port()) == index) {
                 return None;
             }
         }
-        (0..slots).find(free)
+        free_path(conn)
     }
 
     /// Gives a waiting connection a path, if one that it may serve is free.
@@ -514,27 +530,22 @@ impl Node {
 
     /// A bowline peer has told the path of a link. An accepted link moves to that path, whose older
     /// link is stale [R-2011]. On a link that this node dialled, the peer has not read yet which
-    /// path the link is for, and uses the numbers of the path it takes it for [R-2004].
+    /// path the link is for, and uses the numbers of the path it takes it for [R-2004]. A link that
+    /// leaves serves no other path, but what it brings has the numbers of the path named.
     pub(super) fn path_named(&mut self, id: LinkId, named: BowlineExt) -> bool {
         let BowlineExt { path: index, max_message, .. } = named;
+        if index >= PROBE_PATHS_MAX as u8 {
+            self.misbehaved(id, Misbehaviour::PathOutOfRange);
+            return false;
+        }
         let Some(link) = self.links.get_mut(id.0) else { return false };
         if link.path == Some(index) {
             link.numbering_path = None;
             return true;
         }
-        if link.state.is_leaving() {
-            return false; // the link is going to end
-        }
-        if link.role == Role::Dial && index < 8 {
+        if link.role == Role::Dial || link.state.is_leaving() {
             link.numbering_path = Some(index);
-            if let Some(conn) = self.conns.get_mut(link.conn.0) {
-                conn.make_path(index);
-            }
             return true;
-        }
-        if index >= 8 {
-            self.misbehaved(id, Misbehaviour::PathOutOfRange);
-            return false;
         }
         let conn_id = link.conn;
         if let Some(old) = link.path {
@@ -567,4 +578,13 @@ impl Node {
         self.attach(id, index);
         true
     }
+}
+
+fn is_free(conn: &Conn, index: u8) -> bool {
+    conn.paths.get(usize::from(index)).is_none_or(|path| path.state == PathState::Down)
+}
+
+/// Returns the lowest path of a peer that has no connection.
+fn free_path(conn: &Conn) -> Option<u8> {
+    (0..conn.npaths.max(1)).find(|index| is_free(conn, *index))
 }

@@ -14,7 +14,7 @@ use crate::api::{Event, Misbehaviour, Output, Refusal};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::dedup::{Dedup, SourceLink};
 use crate::ids::{ConnId, LinkId, RdmaLinkId, SocketId};
-use crate::link::{Partial, Role};
+use crate::link::Partial;
 use crate::path::PathState;
 use crate::path::mark;
 use crate::rdma::RdmaState;
@@ -339,10 +339,8 @@ impl Node {
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
         let (path, acked) = (link.incoming_path(), link.acked_path());
-        // Only the dialling side promises that ports tell its paths.
-        let accepted = link.role == Role::Accepted;
-        let sender_path = accepted.then_some((link.remote.port() % 8) as u8);
-        let source = SourceLink { link: id, serial: link.serial, sender_path };
+        let (pathless, generation) = (link.path.is_none(), link.generation);
+        let source = SourceLink { link: id, serial: link.serial, sender_path: link.sender_path() };
         if !link.confirmed {
             self.confirm(id);
         } else if link.awaits_peer_kind && !header.is_map() {
@@ -364,6 +362,7 @@ impl Node {
         conn.touch(self.now);
         let by_path = conn.peer_sport_idx;
         if conn.peer.is_bowline() {
+            let of_earlier = pathless && generation != conn.peer_generation;
             if header.sequence == 0 && header.len == 0 && header.sport == 0 && header.dport == 0 {
                 self.stats.acks_received += 1;
                 if let Some(path) = acked {
@@ -371,8 +370,11 @@ impl Node {
                 }
                 return None;
             }
-            let Some(path) = path else {
-                // A connection that is being closed gets no path; its messages come again.
+            // Numbers of an earlier process, on a connection that it left, are compared with
+            // nothing.
+            let Some(path) = path.filter(|_| !of_earlier) else {
+                // A connection that leaves and has not named a path gets none; its messages come
+                // again.
                 if !self.link(id)?.state.is_leaving() {
                     self.misbehaved(id, Misbehaviour::DataBeforeGreeting);
                 }
@@ -484,14 +486,17 @@ impl Node {
             return None;
         }
         let link = self.links.get(id.0)?;
-        let (conn_id, path) = (link.conn, link.path?);
+        let (conn_id, path) = (link.conn, link.path);
         let numbers = link.incoming_path()?;
         if header.sequence == 0 {
             return None; // the peer's greeting on this link; ours goes out independently of it
         }
         // A numbered probe is a message like others, but it is answered even when it is repeated.
         let fresh = self.next_in_order(id, numbers, header);
-        if header.dport == 0 && self.config.sysctl.ping_enable {
+        if let Some(path) = path
+            && header.dport == 0
+            && self.config.sysctl.ping_enable
+        {
             self.stats.recv_ping += u64::from(fresh);
             let ext = super::handshake::extensions(&self.config, path);
             self.pong(conn_id, path, PROBE_PORT, ext);
@@ -504,11 +509,9 @@ impl Node {
     #[inline]
     fn next_in_order(&mut self, id: LinkId, index: u8, header: &Header) -> bool {
         let Some(link) = self.links.get_mut(id.0) else { return false };
-        let Some(path) =
-            self.conns.get_mut(link.conn.0).and_then(|c| c.paths.get_mut(usize::from(index)))
-        else {
-            return false;
-        };
+        let Some(conn) = self.conns.get_mut(link.conn.0) else { return false };
+        // A connection that leaves may be of a path that has no other yet.
+        let path = conn.make_path(index);
         link.rx.ack.bytes += HEADER_LEN as u64 + u64::from(header.len);
         if header.flags.contains(Flags::ACK_REQUIRED) {
             self.stats.recv_ack_required += 1;

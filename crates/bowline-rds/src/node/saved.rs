@@ -84,8 +84,13 @@ impl Node {
         node.links = keys.emptied();
         node.config = Config { generation, paths, end_to_end, ..config };
         node.dedup_budget = Budget::new(node.config.limits.duplicate_records_total);
-        for dedup in node.conns.iter_mut().filter_map(|conn| conn.dedup.as_mut()) {
-            dedup.charge(&node.dedup_budget);
+        for conn in node.conns.iter_mut() {
+            if let Some(dedup) = &mut conn.dedup {
+                dedup.charge(&node.dedup_budget);
+            }
+            if let Some(remembered) = conn.rdma.as_mut().and_then(|rdma| rdma.remembered.as_mut()) {
+                remembered.charge(&node.dedup_budget);
+            }
         }
         for path in node.conns.iter_mut().flat_map(|conn| &mut conn.paths) {
             path.adopt_into(&mut node.pool);

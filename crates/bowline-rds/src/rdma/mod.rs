@@ -13,9 +13,12 @@
 mod credits;
 mod link;
 pub(crate) mod op;
+mod remembered;
 
 pub(crate) use credits::Credits;
 pub(crate) use link::{MapFrames, RdmaLink, RdmaState, Sending};
+pub(crate) use remembered::Remembered;
+
 pub use op::{
     RDMA_MAX, RDMA_PIECES, RDMA_PIECES_MAX, RdmaAccess, RdmaHold, RdmaOp, RdmaPiece, RdmaStatus,
     RdmaWork,

@@ -9,6 +9,7 @@ mod info;
 mod knock;
 mod lend;
 mod memory;
+mod named_paths;
 mod progress;
 mod rdma;
 mod rdma_hostile;

@@ -43,6 +43,9 @@ pub(super) struct Resend {
     pub(super) period: Duration,
     /// How many of the later repetitions are left.
     pub(super) left: u8,
+    /// How many repetitions may be sent. After them the time of the others passes in silence: a
+    /// peer that may not exist is sent little [CM-57].
+    pub(super) sends_left: u8,
     /// An MRA has arrived; only the first one counts [CM-43].
     pub(super) extended: bool,
 }

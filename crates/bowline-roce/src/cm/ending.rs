@@ -51,12 +51,16 @@ impl Manager {
         let dreq = Dreq { ids: conn.ids(), remote_qpn: peer.qpn };
         let mad =
             CmMad { transaction: self.transaction(conn.comm_id), message: CmMessage::Dreq(dreq) };
-        let (period, left) = (conn.period, conn.max_retries);
+        let (period, left, proven) = (conn.period, conn.max_retries, conn.proven);
         self.order_error(id);
         let mad = Box::new(mad.emit());
-        if let Some(resend) = self.send_until_answered(now, id, mad, period, left) {
-            self.enter(id, State::DreqSent(resend));
+        let Some(mut resend) = self.send_until_answered(now, id, mad, period, left) else { return };
+        if !proven {
+            // Where there may be nobody it is sent once [CM-57].
+            (resend.first_resends_done, resend.left) = (usize::MAX, 0);
+            self.set_timer(id, Some(now + period));
         }
+        self.enter(id, State::DreqSent(resend));
     }
 
     /// Ends a connection that the peer has lost: its queue pair has been used for another

@@ -14,17 +14,19 @@ use bowline_wire::roce::cm::{
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, GSI_QPN, service_port};
 
 use super::config::{bounded_timeout, time_of};
-use super::conn::{Conn, Peer, State};
+use super::conn::{Conn, Peer, Resend, State};
 use super::listen::Found;
 use super::reject::Refusal;
-use super::{Manager, Output, QpOrder};
+use super::{Manager, Output, QpOrder, SendMad};
 use crate::Instant;
 use crate::counters::Counters;
 
 /// Code of the longest REP repetition period that a peer may request: about 4 seconds.
 const LONGEST_RESPONSE: u8 = 20;
-/// Code of the shortest period, a quarter of a second: a forged REQ must not cause a stream of
-/// REPs.
+/// How often a REP is repeated by itself. A forged REQ must not cause a stream of REPs; a peer that
+/// is there and has none repeats its REQ, which is answered each time [CM-57].
+const REP_REPETITIONS: u8 = 2;
+/// Code of the shortest period, a quarter of a second.
 const SHORTEST_RESPONSE: u8 = 16;
 
 impl Manager {
@@ -42,7 +44,7 @@ impl Manager {
             return false;
         }
         if let Some(&id) = self.by_peer.get(&(from, req.guid, req.local_id)) {
-            return self.handle_duplicate_req(now, id);
+            return self.handle_duplicate_req(now, id, counters);
         }
         match self.check_req(now, from, to, req) {
             Ok((listener, header)) => {
@@ -60,7 +62,7 @@ impl Manager {
     }
 
     /// Handles a duplicate REQ [CM-37] [CM-44].
-    fn handle_duplicate_req(&mut self, now: Instant, id: CmId) -> bool {
+    fn handle_duplicate_req(&mut self, now: Instant, id: CmId, counters: &mut Counters) -> bool {
         let Some(conn) = self.conns.get(&id) else { return false };
         if matches!(conn.state, State::ReqRcvd) {
             // An MRA makes the peer wait long, even for a REJ that is lost. So the early
@@ -70,7 +72,13 @@ impl Manager {
             }
             return true;
         }
-        // The REP has a resend timer.
+        // The REP has a resend timer. When that sends no more, the peer's repetition asks for one.
+        if let State::RepSent(Resend { sends_left: 0, mad, .. }) = &conn.state {
+            let (from, to, mad) = (conn.local.ip(), conn.remote.ip(), mad.clone());
+            counters.cm_resent += 1;
+            self.outputs.push_back(Output::Mad(SendMad { from, to, mad }));
+            return true;
+        }
         false
     }
 
@@ -253,7 +261,7 @@ impl Manager {
             let (mad, period, left) = (mad.clone(), conn.period, conn.max_retries);
             self.no_longer_pending(id);
             if let Some(resend) = self.send_until_answered(now, id, mad, period, left) {
-                self.enter(id, State::RepSent(resend));
+                self.enter(id, State::RepSent(Resend { sends_left: REP_REPETITIONS, ..resend }));
             }
             return;
         }

@@ -49,9 +49,12 @@ impl Manager {
         }
         let next = early.get(resend.first_resends_done).copied().unwrap_or(resend.period);
         let (from, to) = (conn.local.ip(), conn.remote.ip());
-        let mad = resend.mad.clone();
-        counters.cm_resent += 1;
-        self.outputs.push_back(Output::Mad(SendMad { from, to, mad }));
+        if resend.sends_left > 0 {
+            resend.sends_left -= 1;
+            let mad = resend.mad.clone();
+            counters.cm_resent += 1;
+            self.outputs.push_back(Output::Mad(SendMad { from, to, mad }));
+        }
         self.set_timer(id, Some(now + next));
     }
 
@@ -91,7 +94,8 @@ impl Manager {
         self.outputs.push_back(Output::Mad(SendMad { from, to, mad: mad.clone() }));
         let first = self.config.first_resends.first().copied().unwrap_or(period);
         self.set_timer(id, Some(now + first));
-        Some(Resend { mad, first_resends_done: 0, period, left, extended: false })
+        let sends_left = u8::MAX;
+        Some(Resend { mad, first_resends_done: 0, period, left, sends_left, extended: false })
     }
 
     /// Handles an MRA: the peer asks for more time. Extends the time until the message is resent,

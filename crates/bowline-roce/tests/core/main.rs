@@ -15,6 +15,7 @@ mod hostile;
 mod joined;
 mod late;
 mod loss;
+mod notifications;
 mod overdue;
 mod placed;
 mod states;

@@ -110,6 +110,8 @@ pub(crate) enum Heal {
     Address { host: HostId, index: usize },
     /// Delays are normal again.
     Delay,
+    /// No end yet: the connections that peers have made to a host break once more.
+    Crowd { host: HostId, until: u64 },
 }
 
 /// The shared state of a run.

@@ -131,6 +131,10 @@ pub(crate) struct NetPlan {
     pub(crate) rst_overtakes: bool,
     /// Connections in a thousand that break after a random number of bytes.
     pub(crate) cut_permille: u64,
+    /// Connections in a thousand whose port is not the one that the driver asked for: no such port
+    /// was free, or a router changed it.
+    #[serde(default)]
+    pub(crate) port_permille: u64,
 }
 
 /// State of a host in the network.

@@ -302,10 +302,12 @@ impl Oracle {
         flow.loosen();
     }
 
-    /// Excuses a message, unless it has come.
+    /// Excuses a message, unless it has come. One too short for a tag stands for all short ones.
     pub(crate) fn excuse_one(&mut self, message: MessageId) {
         let flow = &mut self.flows[message.flow as usize];
-        if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index)
+        if message.index == u32::MAX {
+            flow.loosen();
+        } else if let Ok(at) = flow.pending.binary_search_by_key(&message.index, |p| p.index)
             && !std::mem::replace(&mut flow.pending[at].excused, true)
         {
             flow.loosen();

@@ -120,10 +120,13 @@ pub(crate) enum FaultKind {
     Shutdown,
     /// A node hands over to another process.
     HandOver,
+    /// A process stalls while its connections break and are made again, so that many of a peer
+    /// come at once.
+    Crowd,
 }
 
 impl FaultKind {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Cut,
         Self::Crash,
         Self::Reboot,
@@ -139,6 +142,7 @@ impl FaultKind {
         Self::Delay,
         Self::Shutdown,
         Self::HandOver,
+        Self::Crowd,
     ];
 }
 
@@ -295,6 +299,7 @@ impl Plan {
         plan.draw_senders(rng);
         plan.draw_faults(rng);
         plan.draw_ops(rng);
+        plan.draw_crowds();
         plan
     }
 
@@ -485,7 +490,8 @@ impl Plan {
         };
         // Another node's numbers at its peer's address are more than a kernel tells apart [IB-82].
         let stays = self.has_rdma_kernel();
-        for kind in F::ALL.into_iter().filter(|kind| !(stays && *kind == F::AddressMove)) {
+        let drawn = |kind: &F| *kind != F::Crowd && !(stays && *kind == F::AddressMove);
+        for kind in F::ALL.into_iter().filter(drawn) {
             if rng.chance(permille(kind)) {
                 let interval = rng.magnitude(self.active / 30 + 1, self.active);
                 self.faults.push((kind, interval));
@@ -523,6 +529,32 @@ impl Plan {
         if self.scenario != Scenario::Calm && rng.chance(150) {
             self.net.loss_permille = rng.magnitude(1, 60);
         }
+    }
+
+    /// Draws ports that are changed, and connections that come all at once. They have a generator
+    /// of their own: all else of a seed, and the runs of [`Scenario::RdmaStep`], is as without
+    /// them.
+    fn draw_crowds(&mut self) {
+        let mut rng = Rng::new(self.active);
+        if rng.chance(150) && !self.tells_paths_by_ports() {
+            self.net.port_permille = rng.pick(&[1000, 1000, 500, 50]);
+        }
+        let permille = match self.scenario {
+            Scenario::Calm => 0,
+            Scenario::Cuts => 300,
+            _ => 100,
+        };
+        if rng.chance(permille) {
+            let interval = rng.magnitude(self.active / 30 + 1, self.active);
+            self.faults.push((FaultKind::Crowd, interval));
+        }
+    }
+
+    /// Tells whether a kernel's peers know its paths by its ports alone: all its paths begin with
+    /// the same low numbers.
+    fn tells_paths_by_ports(&self) -> bool {
+        let later = |n: &NodePlan| matches!(&n.kind, NodeKind::Kernel(flavour) if flavour.later);
+        self.nodes.iter().any(later)
     }
 }
 
@@ -643,6 +675,7 @@ fn draw_net(rng: &mut Rng, scenario: Scenario) -> NetPlan {
         loss_permille: 0,
         rst_overtakes: rng.chance(300),
         cut_permille: 0,
+        port_permille: 0,
     }
 }
 

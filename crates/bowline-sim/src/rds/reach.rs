@@ -97,6 +97,7 @@ fn fault_names(kind: FaultKind) -> [&'static str; 3] {
         FaultKind::Delay => on_every_class!("everything is slow"),
         FaultKind::Shutdown => on_every_class!("node ends in order"),
         FaultKind::HandOver => on_every_class!("node hands over"),
+        FaultKind::Crowd => on_every_class!("many connections come at once"),
     }
 }
 
@@ -193,6 +194,7 @@ const OTHERS: [(&str, &[&str]); 11] = [
             "closed with bytes unread",
             "closed by a listener",
             "send buffer full",
+            "another port than was asked for",
         ],
     ),
     (

@@ -91,7 +91,7 @@ fn base_run_plan(base_run: u64) -> Plan {
     };
     plan.scenario = Scenario::RdmaStep;
     plan.faults.clear();
-    (plan.net.loss_permille, plan.net.cut_permille) = (0, 0);
+    (plan.net.loss_permille, plan.net.cut_permille, plan.net.port_permille) = (0, 0, 0);
     (plan.active, plan.net.delay) = (2 * SEC, (10 * US, 300 * US));
     for sender in &mut plan.senders {
         sender.messages = 30;

@@ -10,7 +10,7 @@ use super::ctx::{AppEvent, Ctx, Event, HostEvent, HostId};
 use super::host::Host;
 use super::kernel::KernelHost;
 use super::net::{EndId, HostNet, Net, Notice};
-use super::plan::{FaultKind, NodeKind, Plan, Scenario};
+use super::plan::{FaultKind, NodeKind, NodePlan, Plan, Scenario};
 use super::rdma::{QpId, RdmaNotice};
 use super::reach::{self, Kind, Pairs};
 use super::sabotage::Sabotage;
@@ -98,7 +98,11 @@ impl World {
             ctx.oracle.add_slot(addr, end_to_end, plan.over_rdma(index), slot.tos);
         }
         let n = plan.nodes.len();
-        if plan.nodes.iter().any(|n| matches!(n.kind, NodeKind::Kernel(_))) {
+        let greets = |n: &NodePlan| matches!(n.kind, NodeKind::Bowline { end_to_end: true, .. });
+        let kernel = |n: &NodePlan| matches!(n.kind, NodeKind::Kernel(_));
+        // The numbers of answers do not tell paths apart, nor do ports that were changed.
+        let unnamed = plan.net.port_permille > 0 && !plan.nodes.iter().all(greets);
+        if unnamed || plan.nodes.iter().any(kernel) {
             ctx.oracle.allow_double_pongs();
         }
         let mut world = Self {
@@ -376,7 +380,7 @@ mod tests {
         for seed in 0..40 {
             let mut rng = Rng::new(seed);
             let plan = Plan::draw(&mut rng, Some(Scenario::Kernel));
-            let kernel = |n: &crate::rds::plan::NodePlan| matches!(n.kind, NodeKind::Kernel(_));
+            let kernel = |n: &NodePlan| matches!(n.kind, NodeKind::Kernel(_));
             let Some(host) = plan.nodes.iter().position(kernel) else { continue };
             let mut world = World::new(plan, rng, Trace::new(TraceMode::Hash), None);
             while world.ctx.now < world.plan.active / 2 && world.step() {}

@@ -320,6 +320,9 @@ impl Node {
             self.rdma_peer_is(id, answer);
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        if let Some(rdma) = &mut conn.rdma {
+            rdma.reached = true;
+        }
         let path = conn.make_path(0);
         path.state = PathState::Up;
         conn.told_cannot_connect = None;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::RdmaLinkId;
+use crate::rdma::Remembered;
 use crate::rdma::op::TxOps;
 
 /// What a connection over RDMA has instead of TCP connections.
@@ -24,4 +25,11 @@ pub(crate) struct RdmaConn {
     /// RDMA operations of queued messages, by the number of the message.
     #[serde(skip)]
     pub(crate) ops: BTreeMap<u64, TxOps>,
+    /// A connection of the peer's, or to it, was established at some time: messages reach its
+    /// address. A request alone anybody can send in its name.
+    #[serde(default)]
+    pub(crate) reached: bool,
+    /// What a kernel has sent lately.
+    #[serde(default)]
+    pub(crate) remembered: Option<Box<Remembered>>,
 }

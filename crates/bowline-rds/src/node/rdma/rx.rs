@@ -10,7 +10,7 @@ use crate::config::MAX_MESSAGE_KERNEL;
 use crate::ids::{ConnId, RdmaLinkId};
 use crate::link::Partial;
 use crate::node::Node;
-use crate::rdma::{RdmaFrame, RdmaState};
+use crate::rdma::{RdmaFrame, RdmaState, Remembered};
 use crate::rxbuf::{Rope, RxBuf};
 
 impl Node {
@@ -185,17 +185,10 @@ impl Node {
             self.stats.recv_ack_required += 1;
             link.rx.ack_due = true;
         }
-        let Some(path) = self.conns.get_mut(conn_id.0).and_then(|conn| conn.paths.first_mut())
-        else {
-            return Ok(());
-        };
-        // A lower number without the flag comes from a peer that has restarted [IB-82].
-        if header.sequence < path.next_rx_seq && header.flags.contains(Flags::RETRANSMITTED) {
+        if !self.is_rdma_news(conn_id, &header, &rope) {
             self.stats.recv_drop_old_seq += 1;
             return Ok(());
         }
-        path.next_rx_seq = header.sequence.wrapping_add(1);
-        path.received += 1;
         if header.dport == 0 {
             if header.sport != 0 && self.config.sysctl.ping_enable {
                 self.stats.recv_ping += 1;
@@ -207,6 +200,39 @@ impl Node {
             self.deliver(conn_id, &header, rope, first_seen);
         }
         Ok(())
+    }
+
+    /// Tells whether a message has not come before, and remembers it [IB-82]. A lower number
+    /// without the flag comes from a peer that has restarted. With the flag it may be a message
+    /// that came before; of a kernel, whose numbers begin again, the contents tell.
+    fn is_rdma_news(&mut self, conn_id: ConnId, header: &Header, rope: &Rope) -> bool {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return false };
+        let counts = !conn.peer.is_bowline() && Remembered::counts(header.sequence);
+        let (Some(path), Some(rdma)) = (conn.paths.first_mut(), &mut conn.rdma) else {
+            return false;
+        };
+        let next = path.next_rx_seq;
+        let lower = header.sequence < next;
+        if lower && header.flags.contains(Flags::RETRANSMITTED) {
+            let is_new = match &rdma.remembered {
+                Some(remembered) => remembered.is_new(next, header, rope),
+                None => Remembered::is_over(next, header.sequence),
+            };
+            if !(counts && is_new) {
+                return false;
+            }
+        }
+        path.next_rx_seq = header.sequence.wrapping_add(1);
+        path.received += 1;
+        if lower && let Some(remembered) = &mut rdma.remembered {
+            remembered.clear();
+        }
+        if counts {
+            let budget = &self.dedup_budget;
+            let new = || Box::new(Remembered::new(budget));
+            rdma.remembered.get_or_insert_with(new).note(header, rope);
+        }
+        true
     }
 
     fn rdma_map(&mut self, conn_id: ConnId, rope: &Rope) -> Result<(), Misbehaviour> {

@@ -280,6 +280,68 @@ fn duplicates_are_dropped_and_a_peer_that_restarted_is_believed() {
     assert_eq!(got, [&b"a"[..], b"b", b"c", b"anew", b"two", b"last", b"zero"]);
 }
 
+/// A kernel boots and counts from 1 again. Its first message is begun on a connection that breaks,
+/// and comes again. Its number was passed long ago; that it is news its contents tell.
+// tests [IB-82]
+#[test]
+fn the_first_message_of_a_boot_is_known_by_its_contents() {
+    let mut lab = Lab::new();
+    let socket = lab.socket(PORT);
+    let link = lab.connected(LOW);
+    let early: Vec<_> = (1..=20).map(|number| message(number, b"of the boot before")).collect();
+    lab.feed(link, &early);
+    assert_eq!(std::iter::from_fn(|| lab.recv(socket)).count(), 20);
+    lab.closed(link);
+    let link = lab.connected(LOW);
+    let old = message(20, b"of the boot before");
+    lab.feed(link, &[again(old.clone()), again(message(1, b"one"))]);
+    lab.feed(link, &[again(message(2, b"of the boot before")), again(message(3, b"three"))]);
+    let got: Vec<_> = std::iter::from_fn(|| lab.recv(socket)).collect();
+    assert_eq!(got, [&b"one"[..], b"of the boot before", b"three"], "the old one came before");
+    lab.closed(link);
+    let link = lab.connected(LOW);
+    lab.feed(link, &[again(message(2, b"of the boot before")), again(message(3, b"three"))]);
+    assert_eq!(lab.recv(socket), None, "what has come of this boot is known as well");
+    assert_eq!(lab.counter("recv_drop_old_seq"), 3);
+}
+
+/// A kernel has sent more than is remembered when it boots.
+// tests [IB-82]
+#[test]
+fn the_first_message_after_a_long_boot_is_taken() {
+    let mut lab = Lab::new();
+    let socket = lab.socket(PORT);
+    let link = lab.connected(LOW);
+    lab.feed(link, &[message(1 << 20, b"a million later")]);
+    lab.closed(link);
+    let link = lab.connected(LOW);
+    lab.feed(link, &[again(message(1 << 20, b"a million later")), again(message(1, b"one"))]);
+    let got: Vec<_> = std::iter::from_fn(|| lab.recv(socket)).collect();
+    assert_eq!(got, [&b"a million later"[..], b"one"]);
+}
+
+/// Another process goes on with the node: it knows what came before.
+// tests [IB-82]
+#[test]
+fn what_came_over_rdma_is_known_to_the_process_that_goes_on() {
+    let mut lab = Lab::new();
+    let socket = lab.socket(PORT);
+    let link = lab.connected(LOW);
+    lab.feed(link, &[message(1, b"one"), message(2, b"two"), message(3, b"three")]);
+    assert_eq!(std::iter::from_fn(|| lab.recv(socket)).count(), 3);
+    let mut bytes = Vec::new();
+    lab.side.node.close_links(lab.now);
+    lab.side.node.save(lab.now, &mut bytes).unwrap();
+    let config = lab.side.node.config().clone();
+    lab.side.node = Node::resume(config, lab.now, &*bytes).unwrap();
+    lab.side.node.set_rdma_addrs([ip(NODE)]);
+    lab.collect();
+    let link = lab.connected(LOW);
+    lab.feed(link, &[again(message(2, b"two")), again(message(1, b"of another boot"))]);
+    assert_eq!(lab.recv(socket).as_deref(), Some(&b"of another boot"[..]));
+    assert_eq!(lab.recv(socket), None);
+}
+
 // tests [IB-82]
 #[test]
 fn a_message_to_a_port_without_a_socket_is_acknowledged() {

@@ -326,3 +326,66 @@ fn what_a_bowline_peer_says_of_itself_is_bounded_by_what_this_node_does() {
     lab.feed(accept.link, &[raw(Header { len: 16_000, ..message(1, b"").header }, &[7; 16_000])]);
     assert!(lab.is_closed(accept.link), "there is memory for it, and it is no kernel's frame");
 }
+
+/// A request in the name of an address where nobody lives: whoever sends it must not have the node
+/// send more there.
+// tests [IB-111]
+#[test]
+fn a_peer_that_only_asked_is_not_dialled() {
+    let mut lab = Lab::new();
+    let link = lab.request(LOW).expect("accepted").link;
+    lab.pass(Duration::from_secs(10));
+    assert!(lab.is_closed(link), "its RTU does not come");
+    lab.closed(link);
+    assert_no_attempts(&mut lab, 600);
+
+    // With something to send to it, it is a peer like others.
+    let socket = lab.socket(PORT);
+    lab.send(socket, LOW, b"wanted");
+    assert_eq!(lab.side.connects.len(), 1);
+}
+
+/// A peer whose RTU or first frame has come is there, and both sides connect again.
+// tests [IB-111] [IB-5]
+#[test]
+fn a_peer_that_is_there_is_dialled() {
+    for by_frame in [false, true] {
+        let mut lab = Lab::new();
+        let link = lab.request(LOW).expect("accepted").link;
+        if by_frame {
+            lab.feed(link, &[ack(0)]);
+        } else {
+            lab.up(link);
+        }
+        lab.closed(link);
+        lab.pass(Duration::from_secs(1));
+        assert_eq!(lab.side.connects.len(), 1, "{by_frame}");
+    }
+}
+
+/// Every one of a thousand addresses is asked for in vain, again and again.
+// tests [IB-111]
+#[test]
+fn forged_requests_draw_no_attempts_to_connect() {
+    let mut lab = Lab::new();
+    for round in 0..3 {
+        for n in 0..1000_u16 {
+            let [high, low] = n.to_be_bytes();
+            let from = format!("10.9.{high}.{low}");
+            if let Ok(accept) = lab.request(&from) {
+                lab.pass(Duration::from_millis(1));
+                lab.closed(accept.link);
+            }
+        }
+        println!("round {round}");
+        assert_no_attempts(&mut lab, 60);
+    }
+}
+
+/// Checks that the node connects to nobody for so many seconds. An attempt lasts for 10 s.
+fn assert_no_attempts(lab: &mut Lab, seconds: u64) {
+    for second in 0..seconds {
+        lab.pass(Duration::from_secs(1));
+        assert!(lab.side.connects.is_empty(), "after {second} s");
+    }
+}

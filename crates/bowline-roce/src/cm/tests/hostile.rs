@@ -349,3 +349,69 @@ proptest! {
         prop_assert!(pair.sides.iter().all(|side| side.events.is_empty()));
     }
 }
+
+/// What the passive side sends after one forged request, whatever its program does with it.
+// tests [CM-57]
+#[test]
+fn a_request_of_nobody_draws_few_messages() {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Program {
+        Waits,
+        Ends,
+        Destroys,
+        Refuses,
+    }
+    for (program, drawn) in [
+        (Program::Waits, &["REP", "REP", "REP", "REJ"][..]),
+        (Program::Ends, &["REP", "REP", "REP", "DREQ"]),
+        (Program::Destroys, &["REP", "REP", "REP", "DREQ"]),
+        (Program::Refuses, &["REJ"]),
+    ] {
+        let (mut pair, _) = Pair::listening(CmConfig::default());
+        // Nothing that is sent there arrives, and nothing else comes from there.
+        pair.delivery = Box::new(|_| 0);
+        let (from, req) = (pair.sides[A].ip, good_req(&pair, 0));
+        pair.inject(P, from, 7, CmMessage::Req(req));
+        let (id, _) = pair.request();
+        if program == Program::Refuses {
+            pair.sides[P].manager.reject(id, &[]).unwrap();
+            pair.settle();
+        } else {
+            pair.accept(id, &param(QP_P));
+        }
+        pair.pass(Duration::from_secs(10));
+        match program {
+            Program::Ends => pair.disconnect(P, id),
+            Program::Destroys => pair.sides[P].manager.destroy_id(pair.now, id).unwrap(),
+            Program::Waits | Program::Refuses => {}
+        }
+        pair.settle();
+        pair.pass(Duration::from_secs(400));
+        assert_eq!(pair.names(P), drawn, "{program:?}");
+        assert_eq!(pair.sides[P].manager.counts().1, 0, "{program:?}: nothing is left");
+    }
+}
+
+/// A peer that is there and gets no REP repeats its request: it is answered each time, also when
+/// the REP is not repeated by itself any more.
+// tests [CM-57] [CM-44]
+#[test]
+fn a_repeated_request_is_answered_when_the_rep_is_not_repeated_any_more() {
+    let (mut pair, _) = Pair::listening(config());
+    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) == "REQ"));
+    let active = pair.connect(&param(QP_A));
+    let (passive, _) = pair.request();
+    pair.accept(passive, &param(QP_P));
+    // REQs at 4.6 s and 9.2 s come while the REP is repeated, at 4.1 and 8.2 s, or after that.
+    pair.pass(Duration::from_millis(9_000));
+    assert_eq!(pair.names(P), ["REP"; 3]);
+    pair.pass(Duration::from_millis(1_000));
+    assert_eq!(pair.names(P), ["REP"; 4]);
+    pair.delivery = Box::new(|_| 1);
+    pair.pass(Duration::from_millis(4_608));
+    for (side, id) in [(A, active), (P, passive)] {
+        let up =
+            |event: &CmEvent| matches!(event, CmEvent::Established { id: of, .. } if *of == id);
+        assert!(pair.sides[side].events.iter().any(up), "{:?}", pair.sides[side].events);
+    }
+}

@@ -21,7 +21,12 @@ impl Ctx {
         if !self.net.hosts[host].addrs.contains(&local) {
             return Err(Reason::AddrNotAvail);
         }
-        let port = match modulo {
+        let changed = self.net.plan.port_permille;
+        let any = modulo.is_some() && changed > 0 && self.rng.chance(changed);
+        if any {
+            self.coverage.hit("tcp", "another port than was asked for");
+        }
+        let port = match modulo.filter(|_| !any) {
             Some(m) => (self.net.next_port & !7) | u16::from(m & 7),
             None => self.net.next_port | self.rng.below(8) as u16,
         };

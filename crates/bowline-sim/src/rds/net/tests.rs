@@ -31,6 +31,7 @@ pub(crate) fn two_hosts(kernel: bool) -> Ctx {
         loss_permille: 0,
         rst_overtakes: false,
         cut_permille: 0,
+        port_permille: 0,
     };
     let net = Net::new(vec![host(1, false), host(2, kernel)], plan);
     Ctx::new(Rng::new(1), net, Trace::new(TraceMode::Hash))

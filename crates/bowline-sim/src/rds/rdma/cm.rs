@@ -191,9 +191,7 @@ impl Ctx {
         if fragment > FRAGMENT_LEN {
             self.coverage.hit("rdma", "long frames");
         }
-        for end in [request, id] {
-            self.rdma.qp_mut(end).check.set_fragment(fragment);
-        }
+        self.rdma.qp_mut(id).check.set_fragment(fragment);
         if self.rdma.moved.contains(&local) || self.rdma.moved.contains(&remote) {
             self.coverage.hit("rdma", "accepted for an address that has moved");
         }
@@ -227,8 +225,10 @@ impl Ctx {
         }
         let limited = self.rdma.qp(answer).limited;
         let lives = self.rdma_lives(id);
+        let fragment = self.rdma.fragment(id, answer);
         let qp = self.rdma.qp_mut(id);
         if lives && qp.state == QpState::Requesting {
+            qp.check.set_fragment(fragment);
             qp.peer = Some(answer);
             qp.state = QpState::Ready;
             qp.limited = limited;

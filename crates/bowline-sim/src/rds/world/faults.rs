@@ -19,6 +19,8 @@ pub(super) enum Ending {
 /// Longest time in nanoseconds between a node's wish to hand over and its end, and between that and
 /// the beginning of its successor.
 const HAND_OVER: u64 = 600 * MS;
+/// For how long the connections of a crowd break.
+const CROWD: u64 = 200 * MS;
 
 impl World {
     fn fault_length(&mut self) -> u64 {
@@ -70,6 +72,7 @@ impl World {
                 let time = self.ctx.rng.below(HAND_OVER);
                 self.shut_down(what, Ending::HandsOver, time);
             }
+            F::Crowd => self.crowd(what),
             F::Delay => {
                 self.ctx.net.delay_factor = self.ctx.rng.magnitude(2, 200);
                 for host in 0..self.hosts.len() {
@@ -133,6 +136,36 @@ impl World {
             self.stalled[host] = true;
             let length = self.fault_length();
             self.ctx.schedule(length, Event::Heal(Heal::Resume(host)));
+        }
+    }
+
+    /// Stops a host for a while; its peers' connections break again and again meanwhile.
+    fn crowd(&mut self, what: FaultKind) {
+        let host = self.random_host();
+        if !self.stalled[host] && self.alive(host) {
+            self.note_fault(format_args!("a crowd at {host}"));
+            self.count_fault(what, host);
+            self.stalled[host] = true;
+            self.break_accepted(host, self.ctx.now + CROWD);
+            let length = CROWD + self.fault_length();
+            self.ctx.schedule(length, Event::Heal(Heal::Resume(host)));
+        }
+    }
+
+    /// Breaks the connections that peers have made to a host, now and until a time.
+    fn break_accepted(&mut self, host: HostId, until: u64) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        for conn in self.ctx.net.live() {
+            if self.ctx.net.host(EndId { conn, side: 1 }) == host && self.ctx.rng.chance(800) {
+                let cut = self.ctx.rng.pick(&[Cut::Reset, Cut::ResetOne(0), Cut::Fin]);
+                self.ctx.tcp_cut(conn, cut);
+            }
+        }
+        let wait = self.ctx.rng.magnitude(MS, CROWD / 4);
+        if self.ctx.now + wait < until {
+            self.ctx.schedule(wait, Event::Heal(Heal::Crowd { host, until }));
         }
     }
 
@@ -305,6 +338,7 @@ impl World {
             Heal::Resume(host) => self.resume(host),
             Heal::Address { host, index } => self.return_address(host, index),
             Heal::Delay => self.ctx.net.delay_factor = 1,
+            Heal::Crowd { host, until } => self.break_accepted(host, until),
         }
     }
 

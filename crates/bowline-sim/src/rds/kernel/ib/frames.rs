@@ -8,6 +8,7 @@ use super::super::KernelHost;
 use super::super::conn::Message;
 use super::{Begun, MAX_UNACKED_BYTES, MAX_UNACKED_PACKETS, State, is_map};
 use crate::rds::ctx::Ctx;
+use crate::rds::payload::TAG_LEN;
 use crate::rds::rdma::{Frame, QpId};
 
 /// Sends without a completion between two with one [IB-71].
@@ -95,16 +96,21 @@ impl KernelHost {
     }
 
     /// The numbers of a kernel begin again when its machine boots. A peer that knows higher ones
-    /// takes for a duplicate what is sent again, and may never have got it [IB-82].
+    /// takes for a duplicate what is sent again and equals a message of the earlier boot, and may
+    /// never have got it [IB-82]. Messages that name themselves do not equal others.
     fn ib_excuse_repeated(&self, ctx: &mut Ctx, c: usize, message: &Message) {
         let conn = &self.ib[c];
+        let named = message.payload.len() >= TAG_LEN;
         if !message.flagged || ctx.net.hosts[self.id].boot == 0 {
+            return;
+        }
+        ctx.coverage.hit("kernel over RDMA", "repeats numbers of an earlier boot");
+        if named {
             return;
         }
         let from = SocketAddr::new(conn.local, message.sport);
         let to = SocketAddr::new(conn.remote, message.dport);
         if let Some(id) = ctx.oracle.identify(from, to, &message.payload) {
-            ctx.coverage.hit("kernel over RDMA", "repeats numbers of an earlier boot");
             ctx.oracle.excuse_one(id);
         }
     }
