@@ -168,7 +168,9 @@ impl Node {
             let Some(buf) = link.rx.backlog.pop_front() else { return ParseEnd::Empty };
             let mut at = std::mem::take(&mut link.rx.offset);
             let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
+            let deaf = link.deaf; // such a link brings nothing that takes memory
             let may = if regardless { self.may_take_unread(conn) } else { self.may_receive(conn) };
+            let may = may || deaf;
             if !may {
                 let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
                 link.rx.offset = at;
@@ -337,7 +339,7 @@ impl Node {
         }
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;
-        let (path, acked) = (link.incoming_path(), link.acked_path());
+        let (path, acked, deaf) = (link.incoming_path(), link.acked_path(), link.deaf);
         // Only the dialling side promises that ports tell its paths.
         let accepted = link.role == Role::Accepted;
         let sender_path = accepted.then_some((link.remote.port() % 8) as u8);
@@ -368,7 +370,13 @@ impl Node {
                 if let Some(path) = acked {
                     self.release_by_ack(conn_id, path, header.ack);
                 }
+                if super::handshake::is_farewell(header) {
+                    self.peer_ends(id);
+                }
                 return None;
+            }
+            if deaf {
+                return None; // it is not acknowledged either
             }
             let Some(path) = path else {
                 // A connection that is being closed gets no path; its messages come again.
