@@ -27,6 +27,8 @@ pub(crate) enum Sabotage {
     ForgetOnRestart,
     /// A node connects no more once all faults are over.
     StayAway,
+    /// A node that ends in order does not acknowledge what it has received.
+    EndUntold,
     /// A node takes for new what comes again over RDMA.
     RdmaTakeTwice,
     /// A frame over RDMA acknowledges nothing.
@@ -54,7 +56,9 @@ pub(crate) enum Sabotage {
 impl Sabotage {
     /// Tells whether TCP must take all bytes it is offered, so that the mistake shows.
     pub(crate) const fn needs_room(self) -> bool {
-        !matches!(self, Self::Unread | Self::ForgetOnRestart | Self::StayAway) && !self.of_rdma()
+        let of_driver =
+            matches!(self, Self::Unread | Self::ForgetOnRestart | Self::StayAway | Self::EndUntold);
+        !of_driver && !self.of_rdma()
     }
 
     const fn of_rdma(self) -> bool {
@@ -252,6 +256,12 @@ mod tests {
         assert!(what.contains("no end") || what.contains("no traffic"), "{what}");
     }
 
+    #[test]
+    fn an_end_without_acknowledgements_is_noticed() {
+        let what = caught_in(Sabotage::EndUntold, Scenario::Ends);
+        assert!(what.contains("received and not acknowledged"), "{what}");
+    }
+
     fn caught_over_rdma(how: Sabotage, words: &[&str]) {
         let what = caught_in(how, Scenario::Rdma);
         assert!(words.iter().any(|word| what.contains(word)), "{how:?}: {what}");
@@ -273,7 +283,7 @@ mod tests {
         caught_over_rdma(Sabotage::RdmaOneTos, &["of another type"]);
     }
 
-    const ALL: [Sabotage; 20] = [
+    const ALL: [Sabotage; 21] = [
         Sabotage::DropFrame,
         Sabotage::FlipByte,
         Sabotage::Double,
@@ -283,6 +293,7 @@ mod tests {
         Sabotage::Unread,
         Sabotage::ForgetOnRestart,
         Sabotage::StayAway,
+        Sabotage::EndUntold,
         Sabotage::RdmaTakeTwice,
         Sabotage::RdmaSilent,
         Sabotage::RdmaLoseRepeated,
