@@ -395,7 +395,7 @@ impl Shared {
 
     pub(crate) fn poll_flush(&self, id: SocketId, cx: &Context<'_>) -> Poll<Result<(), Error>> {
         self.poll(id, Interest::WRITE, cx, |st, _| {
-            if st.core.send_messages(id)? == 0 { Ok(()) } else { Err(CoreError::QueueFull) }
+            if st.core.is_flushed(id)? { Ok(()) } else { Err(CoreError::QueueFull) }
         })
     }
 
@@ -460,10 +460,16 @@ impl Shared {
         Ok(new)
     }
 
-    /// Closes a socket; its waiting callers get an error.
+    /// Closes a socket; its waiting callers get an error. What it sent and was only gathered is
+    /// written before, as far as TCP takes it: a kernel's socket would have written it.
     pub(crate) fn close(&self, id: SocketId) {
         self.with_scratch(|sc| {
             let mut st = self.lock();
+            if !st.dirty.is_empty() {
+                self.collect_dirty(&mut st, sc, 0);
+                self.release_and_run(st, sc);
+                st = self.lock();
+            }
             let now = st.at(clock::now());
             st.core.close(now, id);
             let slot = st.find_socket(id).map(core::mem::take).unwrap_or_default();

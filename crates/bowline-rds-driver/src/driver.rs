@@ -27,9 +27,11 @@ use crate::shared::Shared;
 use crate::stats::DriverStats;
 use crate::{helper, sys};
 
-/// Time that peers have to close their side when a node shuts down.
+/// Longest time in which a node that ends tells its peers so, and connections end in good order.
+/// Peers that answer need far less.
 const LINGER: Duration = Duration::from_millis(500);
-/// The same when a node hands over, which is to be short; connections are cut after it.
+/// Time that peers have to close their side when a node hands over, which is to be short;
+/// connections are cut after it.
 const LINGER_HAND_OVER: Duration = Duration::from_millis(100);
 /// Longest wait for acknowledgements over RDMA to get through before connections are ended.
 const LINGER_POSTED: Duration = Duration::from_millis(100);
@@ -67,6 +69,7 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.end();
         self.stop();
     }
 }
@@ -119,6 +122,58 @@ impl Inner {
             let _ = thread.join();
         }
         self.shared.close_rdma();
+    }
+
+    /// Ends all connections in good order: writes what was sent and gathered, acknowledges what was
+    /// taken, and says farewell. Takes up to [`LINGER`].
+    fn end(&self) {
+        let sh = &*self.shared;
+        if sh.lock().stop {
+            return;
+        }
+        let limit = std::time::Instant::now() + LINGER;
+        sh.with_scratch(|sc| {
+            let mut st = sh.lock();
+            sh.collect_dirty(&mut st, sc, 0);
+            sh.release_and_run(st, sc);
+        });
+        sh.with_core(Node::end);
+        self.wait(limit, || sh.lock().core.is_told());
+        drop(self.stop_accepting());
+        self.close_links();
+        self.wait(limit, || !sh.is_any_busy());
+    }
+
+    fn stop_accepting(&self) -> Vec<Arc<Listener>> {
+        let sh = &*self.shared;
+        let listeners: Vec<_> = sh.lock().listeners.drain(..).collect();
+        listeners.iter().for_each(|listener| listener.close(&sh.epoll));
+        listeners
+    }
+
+    fn close_links(&self) {
+        let sh = &*self.shared;
+        sh.with_scratch(|sc| {
+            let mut st = sh.lock();
+            let now = st.at(clock::now());
+            st.closing = true;
+            st.core.close_links(now);
+            sh.release_and_run(st, sc);
+        });
+    }
+
+    /// Waits for something that the background thread brings about.
+    fn wait(&self, limit: std::time::Instant, mut done: impl FnMut() -> bool) {
+        let is_me = |helper: &JoinHandle<()>| helper.thread().id() == std::thread::current().id();
+        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_helper = helper.as_ref().is_some_and(is_me);
+        drop(helper);
+        while !done() && std::time::Instant::now() < limit {
+            if by_helper {
+                self.shared.read_network();
+            }
+            std::thread::sleep(PACE);
+        }
     }
 
     /// Ends the background thread and makes all waiting callers return.
@@ -256,14 +311,7 @@ impl Driver {
     /// Calls `f` with the core and the time, then carries out the core's requests. It serves
     /// operations without a method of their own; `f` runs under the node's lock and must not wait.
     pub fn with_core<R>(&self, f: impl FnOnce(&mut Node, Instant) -> R) -> R {
-        let sh = self.shared();
-        sh.with_scratch(|sc| {
-            let mut st = sh.lock();
-            let now = st.at(clock::now());
-            let result = f(&mut st.core, now);
-            sh.release_and_run(st, sc);
-            result
-        })
+        self.shared().with_core(f)
     }
 
     /// Binds a socket. A node without configured addresses accepts every address of the machine.
@@ -436,10 +484,10 @@ impl Driver {
     /// Waits until all messages that the socket has sent are acknowledged.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::ShutDown`]; [`Error::Core`] when the socket is closed.
+    /// [`Error::TimedOut`]; [`Error::ShutDown`]; [`Error::Core`] when the socket is closed, or when
+    /// all that is not acknowledged waits for peers that have ended and have not come back.
     pub fn flush(&self, id: SocketId, blocking: Blocking) -> Result<(), Error> {
-        self.shared()
-            .wait_until(id, Interest::WRITE, blocking, |st| Ok(st.core.send_messages(id)? == 0))
+        self.shared().wait_until(id, Interest::WRITE, blocking, |st| st.core.is_flushed(id))
     }
 
     /// Tells for a task whether all messages that the socket has sent are acknowledged; the task is
@@ -464,12 +512,12 @@ impl Driver {
         self.with_core(|core, now| core.drop_links(now, peer))
     }
 
-    /// Waits until all messages of all sockets are acknowledged, at most `limit`; then closes all
-    /// connections. Tells whether everything was acknowledged.
+    /// Waits until all messages of all sockets are acknowledged, at most `limit`; then ends all
+    /// connections in good order, for which peers that do not answer get half a second at most.
+    /// Tells whether everything was acknowledged.
     pub fn shutdown(&self, limit: Duration) -> bool {
         let drained = self.drain(limit);
-        drop(self.stop_accepting());
-        self.close_connections(LINGER);
+        self.inner.end();
         self.inner.stop();
         drained
     }
@@ -502,7 +550,7 @@ impl Driver {
     /// # Errors
     /// Those of `out`, and of the system without descriptors; the node is shut down all the same.
     pub fn hand_over(&self, out: impl Write) -> io::Result<Vec<OwnedFd>> {
-        let listeners = self.stop_accepting();
+        let listeners = self.inner.stop_accepting();
         // A connection that a thread has just accepted finds the node still open.
         std::thread::sleep(2 * PACE);
         self.close_connections(LINGER_HAND_OVER);
@@ -518,15 +566,7 @@ impl Driver {
         listeners.iter().map(|listener| listener.descriptor()).collect()
     }
 
-    fn stop_accepting(&self) -> Vec<Arc<Listener>> {
-        let sh = self.shared();
-        let listeners: Vec<_> = sh.lock().listeners.drain(..).collect();
-        listeners.iter().for_each(|listener| listener.close(&sh.epoll));
-        listeners
-    }
-
     fn close_connections(&self, linger: Duration) {
-        let sh = self.shared();
         self.with_core(|core, now| core.acknowledge_all(now));
         // What was posted over RDMA and has not left yet would be lost with its queue pair.
         let end = std::time::Instant::now() + LINGER_POSTED;
@@ -534,22 +574,13 @@ impl Driver {
         {
             std::thread::sleep(PACE);
         }
-        sh.with_scratch(|sc| {
-            let mut st = sh.lock();
-            let now = st.at(clock::now());
-            st.closing = true;
-            st.core.close_links(now);
-            sh.release_and_run(st, sc);
-        });
+        self.inner.close_links();
         self.wait_for_ends(linger);
     }
 
     fn wait_for_ends(&self, limit: Duration) {
         let end = std::time::Instant::now() + limit;
-        let any = || self.shared().lock().has_links();
-        while std::time::Instant::now() < end && any() {
-            std::thread::sleep(PACE);
-        }
+        self.inner.wait(end, || !self.shared().lock().has_links());
     }
 
     /// Returns what the driver did since it was started.

@@ -261,6 +261,19 @@ impl Shared {
         }
     }
 
+    /// Does what is due and reads what has come, for the background thread while it waits for the
+    /// end of the node in a call of its own.
+    pub(crate) fn read_network(&self) {
+        self.with_scratch(|sc| {
+            let mut st = self.lock();
+            self.run_timers(&mut st, sc);
+            sc.todo.read.append(&mut st.unread);
+            self.release_and_run(st, sc);
+            self.poll_events(sc, Some(Duration::ZERO));
+            self.run(sc);
+        });
+    }
+
     /// Reads the network, unless a thread of the program has taken the lead meanwhile.
     fn read_as_helper(&self, sc: &mut Scratch) {
         let mut st = self.lock();

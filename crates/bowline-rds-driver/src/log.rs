@@ -29,6 +29,9 @@ pub(crate) fn tell(event: &Event, left_out: u64) {
             Event::PeerRestarted { remote } => {
                 tracing::info!(target: "bowline::rds", %remote, "peer restarted");
             }
+            Event::PeerEnded { local, remote } => {
+                tracing::info!(target: "bowline::rds", %local, %remote, "peer ended");
+            }
             Event::Refused { remote, why } => {
                 tracing::warn!(target: "bowline::rds", %remote, %why, "connection refused");
             }

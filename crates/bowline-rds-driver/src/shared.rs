@@ -390,6 +390,31 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls `f` with the core and the time, then carries out the core's requests.
+    pub(crate) fn with_core<R>(&self, f: impl FnOnce(&mut Node, Instant) -> R) -> R {
+        self.with_scratch(|sc| {
+            let mut st = self.lock();
+            let now = st.at(clock::now());
+            let result = f(&mut st.core, now);
+            self.release_and_run(st, sc);
+            result
+        })
+    }
+
+    /// Tells whether a connection is left on which something is under way: bytes that the peer's
+    /// TCP has not acknowledged, this side's FIN included, or that this node has not read. Without
+    /// them, closing it loses nothing, whether the peer has closed its side or not.
+    pub(crate) fn is_any_busy(&self) -> bool {
+        let st = self.lock();
+        if st.rdma_pairs.iter().any(|pairs| !pairs.is_empty()) {
+            return true;
+        }
+        let links: Vec<_> =
+            st.links.iter().flatten().filter_map(|slot| slot.link.clone()).collect();
+        drop(st);
+        links.iter().any(|link| crate::sys::has_unread_or_unacked(&link.fd))
+    }
+
     /// Runs timers that are due. The caller is about to release the lock and do what the core
     /// requests.
     pub(crate) fn run_timers(&self, st: &mut State, sc: &mut Scratch) {

@@ -27,6 +27,12 @@ pub(crate) fn unacked_bytes(fd: impl AsFd) -> Result<u64, Errno> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
+/// Tells whether a TCP connection has bytes that were not read, or that the peer's TCP has not
+/// acknowledged. One that has failed has neither.
+pub(crate) fn has_unread_or_unacked(fd: impl AsFd) -> bool {
+    unacked_bytes(&fd).unwrap_or(0) > 0 || rustix::io::ioctl_fionread(&fd).unwrap_or(0) > 0
+}
+
 /// Returns freed memory, which the allocator keeps, to the system.
 #[allow(unsafe_code)]
 pub(crate) fn trim_heap() {

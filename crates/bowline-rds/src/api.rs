@@ -217,6 +217,14 @@ pub enum Event {
         /// Remote address.
         remote: IpAddr,
     },
+    /// A peer has said that it ends: it has acknowledged what it took, and takes nothing more. What
+    /// it has not acknowledged stays queued for the node that comes in its place [R-2051].
+    PeerEnded {
+        /// Local address.
+        local: IpAddr,
+        /// Remote address.
+        remote: IpAddr,
+    },
     /// A connection was refused, or cut because of a limit.
     Refused {
         /// Remote address.

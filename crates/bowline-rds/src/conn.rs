@@ -147,6 +147,12 @@ pub(crate) struct Conn {
     /// Why the peer could not be connected to, as the operator was told last.
     #[serde(skip)]
     pub(crate) told_cannot_connect: Option<CloseReason>,
+    /// When the peer said that it ends [R-2051], if no connection to it was made since.
+    #[serde(default)]
+    pub(crate) peer_ended_at: Option<Instant>,
+    /// The peer has ended, and nobody has taken its place for a while [R-2053].
+    #[serde(default)]
+    pub(crate) peer_gone: bool,
     /// The connection is over RDMA, and has only one path.
     #[serde(default)]
     pub(crate) rdma: Option<RdmaConn>,
@@ -164,6 +170,12 @@ impl Conn {
         self.proven = true;
         self.last_used = now;
         self.last_frame_at = now;
+    }
+
+    /// Notes that a connection to the peer's address was made; tells whether its node was gone.
+    pub(crate) const fn is_back(&mut self) -> bool {
+        self.peer_ended_at = None;
+        std::mem::replace(&mut self.peer_gone, false)
     }
 
     /// Lets a postponed attempt to connect go ahead, since the peer is needed now.
@@ -193,6 +205,7 @@ impl Conn {
         let known = known.map(|p| p.rx_expected).unwrap_or_default();
         for (at, path) in self.paths.iter_mut().enumerate() {
             path.rx_expected = known.get(at).copied().unwrap_or(0);
+            path.untold_since = None;
         }
     }
 

@@ -63,6 +63,8 @@ pub enum Error {
     TooManyPeers,
     /// The list of peers does not permit the destination.
     PeerNotPermitted,
+    /// What is not acknowledged waits for a peer that has ended, and nobody has taken its place.
+    PeerEnded,
 }
 
 /// A message, or an RDMA transfer, that is longer than a limit.
@@ -164,6 +166,7 @@ impl Error {
             Self::Congested | Self::TooManyStatuses => Errno::ENOBUFS,
             Self::NotConnected => Errno::ENOTCONN,
             Self::PeerNotPermitted => Errno::EHOSTUNREACH,
+            Self::PeerEnded => Errno::ECONNREFUSED,
         }
     }
 }
@@ -205,6 +208,10 @@ impl fmt::Display for Error {
                  them and send again"
             }
             Self::TooManyPeers => "the node has as many peers as its limit allows",
+            Self::PeerEnded => {
+                "the peer's node has ended, and has not acknowledged everything: what it did not \
+                 take waits for another node there"
+            }
             Self::PeerNotPermitted => "the node's list of peers does not permit this destination",
         };
         f.write_str(text)

@@ -67,6 +67,17 @@ pub(crate) enum PeerGreeting {
     Received,
 }
 
+/// How far the orderly end of a link has come, when its node ends [R-2050].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Farewell {
+    #[default]
+    NotDue,
+    /// It goes out behind what is planned; no message is planned any more.
+    Due,
+    /// It is the last frame of the plan. When that is written, the link is drained.
+    Planned,
+}
+
 /// The exchange that begins a link between bowline nodes [R-2002]: each side sends a probe without
 /// a sequence number, and no message goes out before both have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -229,6 +240,10 @@ pub(crate) struct Link {
     pub(crate) role: Role,
     pub(crate) state: LinkState,
     pub(crate) greeting: Greeting,
+    pub(crate) farewell: Farewell,
+    /// The peer acknowledges end to end, and nothing more can be acknowledged to it on this link,
+    /// for the node ends: messages that come are not taken.
+    pub(crate) deaf: bool,
     /// Counts the links of the connection: a later link has a higher serial.
     pub(crate) serial: u64,
     /// How often the peer has knocked while this link served path 0.
@@ -304,6 +319,8 @@ impl Link {
             role,
             state,
             greeting: Greeting::default(),
+            farewell: Farewell::default(),
+            deaf: false,
             serial: 0,
             knocks: 0,
             since: Instant::default(),

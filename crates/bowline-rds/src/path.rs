@@ -165,6 +165,10 @@ pub(crate) struct Path {
     pub(crate) last_end: Option<PathEnd>,
     /// Since when the peer has ended every link of this path without having sent a byte.
     pub(crate) rejected_since: Option<Instant>,
+    /// When the path lost a link on which the peer, which acknowledges end to end, may not have
+    /// got the last acknowledgements. The next link's greeting tells them.
+    #[serde(default)]
+    pub(crate) untold_since: Option<Instant>,
 }
 
 impl Path {
@@ -191,6 +195,7 @@ impl Path {
             received: 0,
             last_end: None,
             rejected_since: None,
+            untold_since: None,
         }
     }
 

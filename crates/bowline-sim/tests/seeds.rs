@@ -14,7 +14,11 @@ any_seeds!(600, received);
 fn every_scenario_keeps_its_promises() {
     // That one has a test of its own.
     for scenario in Scenario::ALL.into_iter().filter(|s| *s != Scenario::RdmaStep) {
-        let count = if matches!(scenario, Scenario::Mesh | Scenario::Long) { 10 } else { 60 };
+        let count = match scenario {
+            Scenario::Mesh | Scenario::Long => 10,
+            Scenario::Ends => 300,
+            _ => 60,
+        };
         assert_kept(1_000_000, count, &Options::default().with_scenario(Some(scenario)));
     }
 }

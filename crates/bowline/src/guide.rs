@@ -67,6 +67,10 @@ pub mod slow_receiver {}
 /// [`Socket::flush`](crate::rds::Socket::flush) wait for it. What is acknowledged is at the other
 /// *node*; only an answer tells that the other *program* has it.
 ///
+/// A program that only receives needs neither: when its node is dropped, what it has received is
+/// acknowledged, and its peers learn that it has ended. A sender that waits for more than that is
+/// told by [`ErrorKind::PeerEnded`](crate::rds::ErrorKind::PeerEnded).
+///
 /// ```
 #[doc = include_str!("../examples/graceful_end.rs")]
 /// ```

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use bowline::rds::{Control, Error, Interest, Node, SendControl, Socket};
+use bowline::rds::{Control, Error, Event, Interest, Node, SendControl, Socket};
 use bowline_host::{Host, Policy, Quota};
 use bowline_testkit::skipped;
 use common::{LIMIT, addr, builder};
@@ -382,6 +382,62 @@ fn a_node_that_ends_is_told_of() {
     assert_eq!(errno(a.flush(None)), 100);
     assert_eq!(errno(node.socket()), 100);
     assert!(node.counters().is_empty());
+}
+
+/// A program that has sent and ends has sent, as with a kernel: what the node only gathered is
+/// written before the socket is closed.
+#[test]
+fn what_a_program_sent_before_it_ended_arrives() {
+    let scene = Scene::new(244);
+    let far = builder(244, 3).build().unwrap();
+    let far = limited(far.bind(addr(244, 3, 4000)).unwrap());
+    let warms = scene.socket(scene.a(4000));
+    for _ in 0..50 {
+        warms.send_to(b"before", addr(244, 3, 4000)).unwrap();
+        far.recv_message().unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    warms.flush(Some(LIMIT)).unwrap();
+    for round in 0..20_u32 {
+        let program = scene.socket(scene.a(4000 + 1 + round as u16));
+        for number in 0..50_u32 {
+            program.send_to(&number.to_be_bytes(), addr(244, 3, 4000)).unwrap();
+        }
+        drop(program);
+        for number in 0..50_u32 {
+            let came = far.recv_message().unwrap();
+            assert_eq!(came.to_vec(), number.to_be_bytes(), "round {round}");
+        }
+    }
+}
+
+/// As at SIGTERM: the host's node ends right after a program has received the last message.
+#[test]
+fn what_programs_received_is_acknowledged_before_their_node_ends() {
+    for round in 0..4 {
+        let mut scene = Scene::new(245);
+        let far = builder(245, 3).build().unwrap();
+        let a = limited(far.bind(addr(245, 3, 4000)).unwrap());
+        let program = scene.socket(scene.b(4000));
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                for number in 0..500_u32 {
+                    a.send_to(&number.to_be_bytes(), scene.b(4000)).unwrap();
+                }
+            });
+            for number in 0..500_u32 {
+                assert_eq!(program.recv_message().unwrap().to_vec(), number.to_be_bytes());
+            }
+        });
+        scene.host = None;
+        assert!(scene.node.shutdown(LIMIT), "round {round}");
+        a.flush(Some(LIMIT)).unwrap();
+        let begun = std::time::Instant::now();
+        while !far.events().iter().any(|event| matches!(event, Event::PeerEnded { .. })) {
+            assert!(begun.elapsed() < LIMIT, "nobody says that the node has ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 #[test]

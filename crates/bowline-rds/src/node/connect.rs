@@ -114,6 +114,8 @@ impl Node {
             map_refresh: None,
             map_due: false,
             told_cannot_connect: None,
+            peer_ended_at: None,
+            peer_gone: false,
             knock: None,
             extra: VecDeque::new(),
             dedup: None,
@@ -186,6 +188,7 @@ impl Node {
             self.give_up_rdma(link);
         }
         let Some(mut conn) = self.conns.remove(id.0) else { return };
+        self.peers_gone -= usize::from(conn.peer_gone);
         match &conn.rdma {
             None => self.conn_index.remove(&(conn.local, conn.remote, conn.scope)),
             Some(rdma) => self.rdma_index.remove(&(conn.local, conn.remote, conn.scope, rdma.tos)),
@@ -221,10 +224,7 @@ impl Node {
     /// the other, each only when the one before is in service, so that the acceptor numbers them in
     /// the same order. A delayed attempt that is planned stays as it is.
     pub(super) fn connect_all_if_down(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get(id.0) else { return };
-        if self.closing {
-            return;
-        }
+        let Some(conn) = self.conns.get(id.0).filter(|conn| self.may_connect(conn)) else { return };
         if !conn.we_dial {
             let down = conn.paths.first().is_some_and(|p| {
                 p.state == PathState::Down && p.reconnect_at.is_none() && conn.knock.is_none()
@@ -326,9 +326,10 @@ impl Node {
         let min = self.config.sysctl.reconnect_min_delay_ms * 1_000_000;
         let max = self.config.sysctl.reconnect_max_delay_ms * 1_000_000;
         let random = self.rng.next_u64();
+        let may = self.conn(id).is_some_and(|conn| self.may_connect(conn));
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
-        if self.closing || path.state != PathState::Down || path.reconnect_at.is_some() {
+        if !may || path.state != PathState::Down || path.reconnect_at.is_some() {
             return;
         }
         let wait = if path.delay == 0 {

@@ -10,7 +10,7 @@ use super::Node;
 use super::links::NPATHS_TIME;
 use crate::api::{CloseHow, CloseReason, Event, Output, PathEnd};
 use crate::ids::{ConnId, LinkId, RdmaLinkId};
-use crate::link::{Link, LinkState, Role};
+use crate::link::{Farewell, Link, LinkState, Role};
 use crate::path::{PathState, UNPLANNED, Unwritten, mark};
 use crate::socket::{mapped, to_socket_addr};
 
@@ -32,6 +32,8 @@ struct LinkProgress {
     peer_ack: u64,
     /// Generation that the peer told on the link; 0: none.
     generation: u32,
+    /// This node's farewell was the last that it sent on the link.
+    told: bool,
 }
 
 impl LinkProgress {
@@ -40,6 +42,7 @@ impl LinkProgress {
             started_below: link.tx.written + link.tx.in_flight,
             peer_ack: link.tx.peer_ack,
             generation: link.generation,
+            told: link.farewell == Farewell::Planned && link.tx.plan.is_empty(),
         }
     }
 }
@@ -55,6 +58,7 @@ impl Node {
             if link.state == LinkState::Connecting {
                 let conn = link.conn;
                 self.tell_cannot_connect(conn, reason);
+                self.peer_is_away(conn, reason);
             }
         }
         self.remove_link(id);
@@ -141,6 +145,8 @@ impl Node {
     fn leave_service(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         link.state = LinkState::Draining;
+        let by_tcp = self.conns.get(link.conn.0).is_none_or(|conn| !conn.peer.is_bowline());
+        link.deaf |= self.ending.is_some() && !by_tcp;
         if let (Some(conn), Some(path)) = (self.conns.get_mut(link.conn.0), link.path)
             && let Some(path) = conn.paths.get_mut(usize::from(path))
             && path.link == Some(id)
@@ -276,6 +282,9 @@ impl Node {
         path.resets += 1;
         path.unacked_packets = 0;
         path.unacked_bytes = 0;
+        if conn.peer.is_bowline() && path.rx_expected > 0 && !progress.told {
+            path.untold_since = Some(self.now);
+        }
         path.drop_cancelled(&mut self.pool, Unwritten::Message(None), None);
         // Maps may have been lost with this connection.
         conn.map_due = true;

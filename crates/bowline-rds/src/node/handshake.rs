@@ -39,6 +39,19 @@ pub(super) fn extensions(config: &Config, path: u8) -> [u8; EXT_AREA_LEN] {
     .emit()
 }
 
+/// The extension area of a farewell: the longest message that this node still takes is none
+/// [R-2051].
+pub(super) fn farewell(path: u8) -> [u8; EXT_AREA_LEN] {
+    let bowline = Some(BowlineExt { version: 1, path, max_message: 0 });
+    Handshake { bowline, ..Handshake::default() }.emit()
+}
+
+/// Tells whether an acknowledgement is a farewell.
+pub(super) fn is_farewell(header: &Header) -> bool {
+    header.ext[0] != 0
+        && Handshake::parse(&header.ext).bowline.is_some_and(|ext| ext.max_message == 0)
+}
+
 impl Node {
     /// Queues a probe on path 0, unless one is queued there already. A probe that was begun on an
     /// earlier connection goes out flagged. A kernel that has received it drops it as old
@@ -183,6 +196,7 @@ impl Node {
             self.release_by_ack(conn_id, b.path, header.ack);
         }
         self.check_barrier(conn_id);
+        self.finish_conn(conn_id);
         if first {
             // Senders of long messages wait for the peer's kind to be known.
             self.wake_refused(crate::socket::interest_bit::WRITE);

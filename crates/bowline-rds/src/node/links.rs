@@ -62,11 +62,11 @@ impl Node {
         if self.is_local_at(there.addr, there.scope) {
             return Err(self.refuse(remote, Refusal::Local));
         }
-        if self.closing {
-            return Err(self.refuse(remote, Refusal::Closing));
-        }
         // As for sent messages, the scope of either link-local address is enough.
         let key = (here.addr, there.addr, there.scope.max(here.scope));
+        if self.refuses(self.conn_index.get(&key)) {
+            return Err(self.refuse(remote, Refusal::Closing));
+        }
         let id = match self.conn_index.get(&key) {
             Some(id) => *id,
             None => match self.conn_for_unproven(key) {
@@ -309,7 +309,9 @@ impl Node {
 
     pub(super) fn connect_overdue(&mut self, id: LinkId) {
         if let Some(link) = self.link(id).filter(|l| l.state == LinkState::Connecting) {
-            self.tell_cannot_connect(link.conn, CloseReason::TimedOut);
+            let conn = link.conn;
+            self.tell_cannot_connect(conn, CloseReason::TimedOut);
+            self.peer_is_away(conn, CloseReason::TimedOut);
             self.abandon_link(id);
         }
     }
@@ -333,6 +335,7 @@ impl Node {
         }
         conn.extra.retain(|l| *l != id);
         conn.told_cannot_connect = None;
+        self.peers_gone -= usize::from(conn.is_back());
         let path = conn.make_path(index);
         path.state = PathState::Up;
         path.link = Some(id);

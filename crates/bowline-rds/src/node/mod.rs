@@ -3,6 +3,7 @@
 mod congestion;
 mod connect;
 mod ends;
+mod farewell;
 mod handshake;
 mod info;
 mod invariants;
@@ -165,6 +166,13 @@ pub struct Node {
     first_sequence: u64,
     #[serde(skip)]
     closing: bool,
+    /// The node says farewell to its peers [R-2050]: until when it waits for connections that have
+    /// broken.
+    #[serde(skip)]
+    ending: Option<Instant>,
+    /// Number of peers that have ended and are gone.
+    #[serde(default)]
+    peers_gone: usize,
 }
 
 impl Node {
@@ -206,6 +214,8 @@ impl Node {
             next_inode: 1,
             first_sequence: config.first_sequence,
             closing: false,
+            ending: None,
+            peers_gone: 0,
             config,
         };
         for addr in node.config.addrs.clone() {

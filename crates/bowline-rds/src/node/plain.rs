@@ -30,6 +30,7 @@ impl Node {
         let settled = link.confirmed
             && !link.awaits_peer_kind
             && link.greeting.heard_frame
+            && !link.deaf
             && link.numbering_path.is_none();
         if !settled || link.rx.partial.is_some() || link.rx.head_len > 0 || !link.rx.ack.timer_armed
         {

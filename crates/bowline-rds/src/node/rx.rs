@@ -169,7 +169,9 @@ impl Node {
             let Some(buf) = link.rx.backlog.pop_front() else { return ParseEnd::Empty };
             let mut at = std::mem::take(&mut link.rx.offset);
             let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
+            let deaf = link.deaf; // such a link brings nothing that takes memory
             let may = if regardless { self.may_take_unread(conn) } else { self.may_receive(conn) };
+            let may = may || deaf;
             if !may {
                 let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
                 link.rx.offset = at;
@@ -341,6 +343,7 @@ impl Node {
         let (path, acked) = (link.incoming_path(), link.acked_path());
         let (pathless, generation) = (link.path.is_none(), link.generation);
         let source = SourceLink { link: id, serial: link.serial, sender_path: link.sender_path() };
+        let deaf = link.deaf;
         if !link.confirmed {
             self.confirm(id);
         } else if link.awaits_peer_kind && !header.is_map() {
@@ -368,7 +371,13 @@ impl Node {
                 if let Some(path) = acked {
                     self.release_by_ack(conn_id, path, header.ack);
                 }
+                if super::handshake::is_farewell(header) {
+                    self.peer_ends(id);
+                }
                 return None;
+            }
+            if deaf {
+                return None; // it is not acknowledged either
             }
             // Numbers of an earlier process, on a connection that it left, are compared with
             // nothing.

@@ -43,6 +43,8 @@ pub(super) enum Timer {
     RdmaAsk(RdmaLinkId),
     /// No read of memory that was used can be under way any more.
     RdmaUsed,
+    /// A node that ends waits no longer for connections that have broken.
+    Farewell,
 }
 
 impl Node {
@@ -81,6 +83,8 @@ impl Node {
                 Timer::RdmaProbe(link) => self.rdma_probe(link),
                 Timer::RdmaAsk(link) => self.rdma_ask_due(link),
                 Timer::RdmaUsed => self.used_regions_due(),
+                Timer::Farewell if self.ending.is_some() => self.finish_links(),
+                Timer::Farewell => {}
             }
         }
     }

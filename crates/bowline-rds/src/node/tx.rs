@@ -13,7 +13,7 @@ use crate::api::SendMemory;
 use crate::config::Config;
 use crate::conn::{PathBarrier, Peer};
 use crate::ids::{ConnId, LinkId, SocketId};
-use crate::link::{LinkState, Op, OurGreeting};
+use crate::link::{Farewell, LinkState, Op, OurGreeting};
 use crate::path::{Path, PathState, TxMsg, Unwritten, mark};
 use crate::rdma::op::Gone;
 use crate::socket::{Sock, interest_bit};
@@ -94,6 +94,9 @@ impl Node {
             return 0;
         }
         self.plan(id, max_bytes as u64);
+        if self.ending.is_some() {
+            self.finish_conn_of(id);
+        }
         let Some(link) = self.links.get_mut(id.0) else { return 0 };
         let path = link.path.and_then(|p| self.conns.get(link.conn.0)?.paths.get(usize::from(p)));
         for op in &link.tx.plan {
@@ -114,6 +117,7 @@ impl Node {
             }
         }
         if batch.is_empty() {
+            self.drain_if_told(id);
             return 0;
         }
         link.tx.busy = true;
@@ -127,7 +131,7 @@ impl Node {
         let is_map_link = {
             let Some(link) = self.links.get(id.0) else { return };
             let Some(conn) = self.conns.get(link.conn.0) else { return };
-            conn.map_due && self.map_link(link.conn) == Some(id)
+            conn.map_due && self.ending.is_none() && self.map_link(link.conn) == Some(id)
         };
         let Some(link) = self.links.get_mut(id.0) else { return };
         let Some(conn) = self.conns.get_mut(link.conn.0) else { return };
@@ -173,11 +177,35 @@ impl Node {
             self.stats.send_pong += 1;
             link.push_inline(&mut self.pool, &probe.to_bytes());
             link.ack_sent();
+            if let Some(path) = conn.paths.get_mut(usize::from(index)) {
+                path.untold_since = None;
+            }
         }
         let to_bowline = conn.peer.is_bowline();
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        match link.farewell {
+            Farewell::NotDue => {}
+            Farewell::Due => {
+                link.farewell = Farewell::Planned;
+                if to_bowline {
+                    // What comes from now on is not acknowledged any more, and so not taken.
+                    link.deaf = true;
+                    let farewell = Header {
+                        ack: path.rx_expected.saturating_sub(1),
+                        ext: super::handshake::farewell(index),
+                        ..Header::default()
+                    };
+                    self.stats.acks_sent += 1;
+                    link.push_inline(&mut self.pool, &farewell.to_bytes());
+                    link.ack_sent();
+                }
+                return self.resume_deaf(id);
+            }
+            Farewell::Planned => return,
+        }
         let held_back =
             conn.missed.is_some() || conn.path_barrier.as_ref().is_some_and(|g| index >= g.first);
+        let held_back = held_back || self.ending.is_some(); // [R-2050]
         let hold = link.greeting.holds_messages() || link.awaits_peer_kind || held_back; // [R-2013]
         let more = !hold && path.planned < path.queue.len();
         if link.rx.ack.due || (link.rx.ack.bytes > 0 && (more || !link.tx.plan.is_empty())) {
@@ -275,6 +303,7 @@ impl Node {
         if !blocked {
             self.signal_if_able(id);
         }
+        self.drain_if_told(id);
     }
 
     /// Asks the driver to transmit if something is due, including what became due during a write
@@ -282,7 +311,8 @@ impl Node {
     fn signal_if_able(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0) else { return };
         let map_due = self.conns.get(link.conn.0).is_some_and(|c| c.map_due);
-        if link.rx.ack.due || (map_due && self.map_link(link.conn) == Some(id)) {
+        let frame_due = link.rx.ack.due || link.farewell == Farewell::Due;
+        if frame_due || (map_due && self.map_link(link.conn) == Some(id)) {
             self.signal_transmit(id);
             return;
         }

@@ -8,7 +8,7 @@ use bowline_wire::rds::{FRAGMENT_LEN, Header, MAP_LEN};
 use super::Credits;
 use crate::api::CloseReason;
 use crate::ids::ConnId;
-use crate::link::Partial;
+use crate::link::{Farewell, Partial};
 
 /// How far a connection has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,8 @@ pub(crate) struct RdmaTx {
     pub(crate) asked: u64,
     /// A timer runs that has the acknowledgement of the newest message asked for.
     pub(crate) ask_armed: bool,
+    /// The farewell of a node that ends: its last acknowledgement, behind what was begun.
+    pub(crate) farewell: Farewell,
 }
 
 impl RdmaTx {
@@ -100,6 +102,9 @@ pub(crate) struct RdmaRx {
     pub(crate) unacknowledged: bool,
     /// The driver was told not to post receives, since a limit on memory is reached.
     pub(crate) paused: bool,
+    /// Nothing more is acknowledged on this connection, for the node ends: messages that come are
+    /// not taken.
+    pub(crate) deaf: bool,
 }
 
 /// One connection over RDMA.

@@ -5,6 +5,7 @@ mod support;
 mod bowline;
 mod congestion;
 mod connect;
+mod ends;
 mod info;
 mod knock;
 mod lend;

@@ -90,6 +90,10 @@ pub(crate) struct BowlineHost {
     longest: usize,
     /// Bytes of queued messages before each is to count all that it takes.
     sends_max: usize,
+    /// The node ends in order, and its peers may not know everything yet.
+    says_farewell: bool,
+    /// When the driver last left frames over RDMA untaken that had come before a connection ended.
+    pub(crate) untaken_at: u64,
     sabotage: Option<Sabotage>,
 }
 
@@ -106,6 +110,8 @@ const TCP_ACK_INTERVAL: u64 = 10 * MS;
 /// Number of TCP in `SO_RDS_TRANSPORT`.
 const TRANSPORT_TCP: i32 = 2;
 const DRAIN_LIMIT: u64 = 2 * SEC;
+/// Longest time in which a node that ends tells its peers so.
+const END_LIMIT: u64 = 500 * MS;
 /// Number of bytes that a node may leave unparsed before it must refuse to read.
 const UNPARSED_MAX: usize = 64 << 20;
 
@@ -140,6 +146,8 @@ impl BowlineHost {
             hands_over: false,
             longest: 0,
             sends_max,
+            says_farewell: false,
+            untaken_at: 0,
             sabotage,
         }
     }
@@ -340,12 +348,29 @@ impl BowlineHost {
     /// Shuts the node down in order: received messages are acknowledged, connections are drained.
     /// One that hands over accepts no more connections, which wait for its successor.
     pub(crate) fn shut_down(&mut self, ctx: &mut Ctx, hands_over: bool) {
-        self.node.acknowledge_all(now(ctx));
-        self.carry_out(ctx);
-        self.hands_over = hands_over;
-        if !hands_over {
-            ctx.tcp_stop_listening(self.id);
+        if hands_over {
+            self.node.acknowledge_all(now(ctx));
+            self.carry_out(ctx);
+            self.hands_over = true;
+            self.node.close_links(now(ctx));
+            return self.carry_out(ctx);
         }
+        for link in self.links.keys().copied().collect::<Vec<_>>() {
+            self.flush(ctx, link);
+        }
+        if self.sabotage == Some(Sabotage::EndUntold) {
+            return self.end_links(ctx);
+        }
+        self.node.end(now(ctx));
+        self.says_farewell = true;
+        ctx.schedule_host(END_LIMIT, self.id, HostEvent::EndLimit);
+        self.carry_out(ctx);
+    }
+
+    /// Ends the connections of a node whose peers know what they have to know, or cannot be told.
+    fn end_links(&mut self, ctx: &mut Ctx) {
+        self.says_farewell = false;
+        ctx.tcp_stop_listening(self.id);
         self.node.close_links(now(ctx));
         self.carry_out(ctx);
     }
@@ -465,6 +490,12 @@ impl BowlineHost {
                 if let Some(&link) = self.ends.get(&end) {
                     ctx.coverage.hit("driver", "drain took too long");
                     self.cut(ctx, link);
+                }
+            }
+            HostEvent::EndLimit => {
+                if self.says_farewell {
+                    ctx.coverage.hit("driver", "not all peers could be told of the end");
+                    self.end_links(ctx);
                 }
             }
             HostEvent::Rdma(work) => self.rdma_work(ctx, work),
@@ -710,6 +741,16 @@ impl BowlineHost {
         self.node.check_invariants();
         self.check_accounts(ctx);
         self.check_waiters(ctx);
+        if self.says_farewell && self.node.is_told() {
+            self.end_links(ctx);
+        }
+    }
+
+    /// Returns how many messages from one address to another are not acknowledged.
+    pub(crate) fn unacknowledged(&self, from: SocketAddr, to: SocketAddr) -> usize {
+        let info = self.node.info();
+        let kept = info.send.iter().chain(&info.retrans);
+        kept.filter(|message| message.local == from && message.remote == to).count()
     }
 
     /// Compares what the node keeps of messages with what its open sockets have sent and not taken

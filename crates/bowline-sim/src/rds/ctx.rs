@@ -51,6 +51,8 @@ pub(crate) enum HostEvent {
     TcpAcks,
     /// A drained connection took too long.
     DrainLimit(EndId),
+    /// A node that ends has had its time to tell its peers.
+    EndLimit,
     /// Takes a connection from the listener.
     Accept,
     /// Work for a queue pair.

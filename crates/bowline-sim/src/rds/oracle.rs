@@ -519,6 +519,12 @@ impl Oracle {
         })
     }
 
+    /// Returns how many messages of a socket to another have not come.
+    pub(crate) fn not_received(&self, slot: usize, target: usize) -> usize {
+        let flows = self.by_pair.get(&(slot, target)).into_iter().flatten();
+        flows.map(|flow| self.flows[*flow].pending.len()).sum()
+    }
+
     /// Returns the socket of an address.
     pub(crate) fn slot_at(&self, addr: SocketAddr) -> Option<usize> {
         self.by_addr.get(&addr).copied()

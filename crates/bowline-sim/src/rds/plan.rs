@@ -43,11 +43,13 @@ pub enum Scenario {
     Rdma,
     /// A connection over RDMA is lost at one work request; seeds go through all of them.
     RdmaStep,
+    /// Nodes end in order and start again; nothing else goes wrong.
+    Ends,
 }
 
 impl Scenario {
     /// Every scenario.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Swarm,
         Self::Calm,
         Self::Crash,
@@ -60,6 +62,7 @@ impl Scenario {
         Self::Long,
         Self::Rdma,
         Self::RdmaStep,
+        Self::Ends,
     ];
 
     /// Returns the name on the command line.
@@ -77,6 +80,7 @@ impl Scenario {
             Self::Long => "long",
             Self::Rdma => "rdma",
             Self::RdmaStep => "rdma-step",
+            Self::Ends => "ends",
         }
     }
 
@@ -275,7 +279,8 @@ impl Plan {
             87..=92 => Scenario::Storm,
             93..=96 => Scenario::Move,
             97 => Scenario::Mesh,
-            _ => Scenario::Long,
+            98 => Scenario::Long,
+            _ => Scenario::Ends,
         });
         let nodes = draw_nodes(rng, scenario);
         let slots = draw_slots(rng, scenario, &nodes);
@@ -295,6 +300,9 @@ impl Plan {
             clock_sequences: rng.chance(700),
             rdma: None,
         };
+        if scenario == Scenario::Ends {
+            plan.active = plan.active.max(6 * SEC); // ends come to their end
+        }
         plan.draw_rdma(rng);
         plan.draw_senders(rng);
         plan.draw_faults(rng);
@@ -396,6 +404,20 @@ impl Plan {
         }
     }
 
+    /// Tells whether connections end only where a node ends them.
+    pub(crate) fn is_gentle(&self) -> bool {
+        use FaultKind as F;
+        let gentle = |kind: F| {
+            let by_nodes = matches!(kind, F::Shutdown | F::HandOver | F::DropLinks);
+            by_nodes || matches!(kind, F::StopReader | F::Reopen | F::Cancel)
+        };
+        let rdma = self.rdma.as_ref();
+        self.faults.iter().all(|(kind, _)| gentle(*kind))
+            && (self.net.cut_permille, self.net.loss_permille) == (0, 0)
+            && rdma.is_none_or(|r| r.cut.is_none() && (r.break_permille, r.late_permille) == (0, 0))
+            && rdma.is_none_or(|r| r.nodes.iter().all(|node| node.deaf_permille == 0))
+    }
+
     /// Tells whether an address is served over RDMA.
     pub(crate) fn serves_rdma(&self, addr: IpAddr) -> bool {
         self.rdma.as_ref().is_some_and(|rdma| rdma.addrs.contains(&addr))
@@ -473,6 +495,10 @@ impl Plan {
         use FaultKind as F;
         let permille = |kind: F| match (self.scenario, kind) {
             (Scenario::Calm, _) => 0,
+            (Scenario::Ends, F::Shutdown) => 1000,
+            (Scenario::Ends, F::HandOver | F::DropLinks) => 200,
+            (Scenario::Ends, F::StopReader | F::Reopen | F::Cancel) => 150,
+            (Scenario::Ends, _) => 0,
             (Scenario::Crash, F::Crash | F::Reboot) => 800,
             (Scenario::Cuts, F::Cut) => 900,
             (Scenario::Cuts, F::Partition | F::OneWay | F::DropLinks) => 300,
@@ -508,14 +534,14 @@ impl Plan {
             _ => rng.magnitude(5 * MS, 3 * SEC),
         };
         let cuts = match self.scenario {
-            Scenario::Calm => 0,
+            Scenario::Calm | Scenario::Ends => 0,
             Scenario::Cuts => 300,
             _ => 150,
         };
         if rng.chance(cuts) {
             self.net.cut_permille = rng.magnitude(20, 600);
         }
-        let calm = self.scenario == Scenario::Calm;
+        let calm = matches!(self.scenario, Scenario::Calm | Scenario::Ends);
         if let Some(rdma) = self.rdma.as_mut().filter(|_| !calm) {
             if rng.chance(300) {
                 rdma.break_permille = rng.magnitude(20, 800);
@@ -526,7 +552,7 @@ impl Plan {
                 node.deaf_permille = deaf_permille;
             }
         }
-        if self.scenario != Scenario::Calm && rng.chance(150) {
+        if !calm && rng.chance(150) {
             self.net.loss_permille = rng.magnitude(1, 60);
         }
     }

@@ -164,7 +164,7 @@ const NEVER_COUNTED: [&str; 48] = [
 ];
 
 /// Groups and names, except those of pairs, faults and counters.
-const OTHERS: [(&str, &[&str]); 11] = [
+const OTHERS: [(&str, &[&str]); 12] = [
     (
         "tcp",
         &[
@@ -216,6 +216,7 @@ const OTHERS: [(&str, &[&str]); 11] = [
             "cut with bytes unread",
             "drain took too long",
             "hand-over cuts a connection",
+            "not all peers could be told of the end",
             "connection waits for a successor",
             "write reported late",
             "write failed",
@@ -352,6 +353,7 @@ const OTHERS: [(&str, &[&str]); 11] = [
         ],
     ),
     ("recovered within", &["1 s", "5 s", "15 s", "40 s"]),
+    ("orderly end", &["judged", "judged over RDMA", "a fault came between"]),
 ];
 
 /// Declares everything that a run can reach.

@@ -31,6 +31,8 @@ pub(crate) enum Sabotage {
     KeepClosed,
     /// A node has no limit of what is queued, and of the memory for it.
     NoSendLimit,
+    /// A node that ends in order does not acknowledge what it has received.
+    EndUntold,
     /// A node takes for new what comes again over RDMA.
     RdmaTakeTwice,
     /// A frame over RDMA acknowledges nothing.
@@ -65,6 +67,7 @@ impl Sabotage {
                 | Self::StayAway
                 | Self::KeepClosed
                 | Self::NoSendLimit
+                | Self::EndUntold
         );
         !not_needed && !self.of_rdma()
     }
@@ -279,6 +282,12 @@ mod tests {
         assert!(what.contains("too much memory of frames"), "{what}");
     }
 
+    #[test]
+    fn an_end_without_acknowledgements_is_noticed() {
+        let what = caught_in(Sabotage::EndUntold, Scenario::Ends);
+        assert!(what.contains("received and not acknowledged"), "{what}");
+    }
+
     fn caught_over_rdma(how: Sabotage, words: &[&str]) {
         let what = caught_in(how, Scenario::Rdma);
         assert!(words.iter().any(|word| what.contains(word)), "{how:?}: {what}");
@@ -300,7 +309,7 @@ mod tests {
         caught_over_rdma(Sabotage::RdmaOneTos, &["of another type"]);
     }
 
-    const ALL: [Sabotage; 22] = [
+    const ALL: [Sabotage; 23] = [
         Sabotage::DropFrame,
         Sabotage::FlipByte,
         Sabotage::Double,
@@ -312,6 +321,7 @@ mod tests {
         Sabotage::StayAway,
         Sabotage::KeepClosed,
         Sabotage::NoSendLimit,
+        Sabotage::EndUntold,
         Sabotage::RdmaTakeTwice,
         Sabotage::RdmaSilent,
         Sabotage::RdmaLoseRepeated,

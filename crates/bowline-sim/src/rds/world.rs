@@ -48,6 +48,8 @@ pub(crate) struct World {
     open: Vec<bool>,
     /// Nodes that are shutting down.
     ending: Vec<Option<faults::Ending>>,
+    /// When a host last began to end, or to run.
+    changed_at: Vec<u64>,
     senders: Vec<Sender>,
     readers: Vec<Reader>,
     pub(crate) phase: Phase,
@@ -113,6 +115,7 @@ impl World {
             deferred: (0..n).map(|_| Vec::new()).collect(),
             open: vec![false; plan.slots.len()],
             ending: vec![None; n],
+            changed_at: vec![0; n],
             phase: Phase::Active,
             phase_since: 0,
             next_closed_check: 0,

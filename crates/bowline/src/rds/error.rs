@@ -52,6 +52,9 @@ pub enum ErrorKind {
     Closed,
     /// The node was shut down.
     ShutDown,
+    /// A peer's node has ended in good order without acknowledging everything, and nobody has taken
+    /// its place for a second.
+    PeerEnded,
     /// No node serves the programs of this host.
     NoNode,
     /// The host's node has ended, and its sockets with it.
@@ -99,6 +102,7 @@ impl ErrorKind {
             Core::NotConnected => Self::NotConnected,
             Core::BadSocket => Self::Closed,
             Core::PeerNotPermitted => Self::NotPermitted,
+            Core::PeerEnded => Self::PeerEnded,
             Core::TooManySockets | Core::TooManyRegions | Core::TooManyPeers => Self::Limit,
             Core::NotSupported | Core::NoSuchOption => Self::NotSupported,
             _ => Self::Misuse,
@@ -121,6 +125,7 @@ impl ErrorKind {
             HostError::Ended => Self::NodeEnded,
             HostError::OwnersAffair | HostError::NotForIts => Self::NotSupported,
             HostError::Call(Errno::EMSGSIZE) => Self::TooLong,
+            HostError::Call(Errno::ECONNREFUSED) => Self::PeerEnded,
             HostError::Call(Errno::EINVAL | Errno::EFAULT) => Self::Misuse,
             HostError::Call(Errno::EOPNOTSUPP | Errno::ENOPROTOOPT) => Self::NotSupported,
             HostError::Call(errno) => Self::of_system(errno),
@@ -138,6 +143,7 @@ impl ErrorKind {
             Self::NotLocal => io::ErrorKind::AddrNotAvailable,
             Self::AddressInUse => io::ErrorKind::AddrInUse,
             Self::NotConnected => io::ErrorKind::NotConnected,
+            Self::PeerEnded => io::ErrorKind::ConnectionRefused,
             Self::Closed | Self::ShutDown => io::ErrorKind::BrokenPipe,
             Self::NoNode => io::ErrorKind::NotFound,
             Self::NodeEnded => io::ErrorKind::NetworkDown,
@@ -217,6 +223,7 @@ impl fmt::Display for HostError {
                 "{why}: this process, this user or the host's node has no descriptors or sockets \
                  left"
             ),
+            Self::Call(Errno::ECONNREFUSED) => Core::PeerEnded.fmt(f),
             Self::Ended => f.write_str(
                 "the host's node has ended, and this socket with it: start one with `bowline \
                  node`, and look for it again",

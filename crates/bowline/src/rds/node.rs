@@ -18,9 +18,13 @@ use super::{Builder, Error, Event, Info, Socket, ToAddr};
 /// which is in another process.
 ///
 /// Cloning gives another handle. Sockets keep their node alive. A node of this process ends with
-/// the last handle, without waiting for acknowledgements: see [`shutdown`](Self::shutdown) and
-/// [`Socket::flush`]. The host's node goes on, and belongs to whoever runs it: what changes it, or
-/// shows all of it, is not for its users.
+/// the last handle, in good order: what its programs have received is acknowledged, what they sent
+/// is handed to the system, and peers learn that it ends ([`Event::PeerEnded`]). That takes a
+/// millisecond or two, and half a second at most when a peer does not answer. It does not wait for
+/// acknowledgements of what was sent: see [`shutdown`](Self::shutdown) and [`Socket::flush`]. A
+/// process that ends without dropping its node, as by [`std::process::exit`], leaves up to 10
+/// milliseconds of what it received unacknowledged. The host's node goes on, and belongs to whoever
+/// runs it: what changes it, or shows all of it, is not for its users.
 #[derive(Clone, Debug)]
 pub struct Node {
     of: Of,
@@ -167,9 +171,9 @@ impl Node {
         self.owned().map_or(0, |driver| driver.drop_connections(peer))
     }
 
-    /// Waits until all sent messages are acknowledged, at most `limit`, then closes all sockets and
-    /// connections; later calls fail with `ESHUTDOWN`. Tells whether everything was acknowledged in
-    /// time. The host's node goes on: for it, this does nothing and returns `false`;
+    /// Waits until all sent messages are acknowledged, at most `limit`, then ends all connections in
+    /// good order, which takes half a second at most; later calls fail with `ESHUTDOWN`. Tells
+    /// whether everything was acknowledged in time. The host's node goes on: for it, this does nothing and returns `false`;
     /// [`Socket::flush`] waits for one socket.
     pub fn shutdown(&self, limit: Duration) -> bool {
         self.owned().is_some_and(|driver| driver.shutdown(limit))

@@ -538,7 +538,11 @@ impl Socket {
     /// sender does not learn](crate::rds#what-a-sender-does-not-learn).
     ///
     /// # Errors
-    /// `ETIMEDOUT` after `limit`.
+    /// `ETIMEDOUT` after `limit`; `ECONNREFUSED` (111, [`ErrorKind::PeerEnded`]) when all that is
+    /// left waits for peers whose nodes have ended in good order, and nobody has taken their place
+    /// for a second. The messages stay, and go to the node that does.
+    ///
+    /// [`ErrorKind::PeerEnded`]: crate::rds::ErrorKind::PeerEnded
     pub fn flush(&self, limit: Option<Duration>) -> Result<(), Error> {
         match &self.of {
             Of::Process(driver, id) => {

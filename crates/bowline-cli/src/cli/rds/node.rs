@@ -716,6 +716,7 @@ impl Looks<'_> {
                 }
                 Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
                 Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
+                Event::PeerEnded { remote, .. } => format!("peer {remote} has ended in good order"),
                 Event::Refused { remote, why } => {
                     format!("peer {remote}: connection refused, {why}")
                 }

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline::rds::{Message, Node, Socket};
+use bowline::rds::{ErrorKind, Message, Node, Socket};
 use output::Output;
 
 use super::{
@@ -276,7 +276,7 @@ impl<'a> Sender<'a> {
 
     /// Sends the end marks, if wanted, and waits until all receivers have acknowledged everything.
     /// Gives up when none has taken anything for some time, which is shorter once the command was
-    /// asked to stop. Returns the receivers that are not done.
+    /// asked to stop, or when those that have not are gone. Returns the receivers that are not done.
     fn finish(&mut self, tell: bool) -> Outcome<Vec<SocketAddr>> {
         let mut untold = if tell { self.receivers.to_vec() } else { Vec::new() };
         let (mut fewest, mut since) = (usize::MAX, Instant::now());
@@ -289,8 +289,12 @@ impl<'a> Sender<'a> {
                 }
             }
             untold = left;
-            if untold.is_empty() && self.socket.flush(Some(SLICE)).is_ok() {
-                return Ok(Vec::new());
+            let mut gone = false;
+            if untold.is_empty() {
+                match self.socket.flush(Some(SLICE)) {
+                    Ok(()) => return Ok(Vec::new()),
+                    Err(error) => gone = error.kind() == ErrorKind::PeerEnded,
+                }
             }
             let held = self.socket.outstanding()?;
             let count = untold.len() + held.iter().map(|held| held.messages).sum::<usize>();
@@ -299,7 +303,7 @@ impl<'a> Sender<'a> {
             }
             let now = Instant::now();
             let stops = self.stop.asked() && now >= *end.get_or_insert(now + STOP_TIMEOUT);
-            if stops || now - since >= FLUSH_TIMEOUT {
+            if stops || gone || now - since >= FLUSH_TIMEOUT {
                 let late = |to: &&SocketAddr| {
                     untold.contains(to) || held.iter().any(|held| held.to == **to)
                 };

@@ -13,6 +13,7 @@ use crate::api::{CloseReason, Event, Misbehaviour, Output, PathEnd, Refusal};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::conn::Peer;
 use crate::ids::{ConnId, RdmaLinkId};
+use crate::link::Farewell;
 use crate::node::Node;
 use crate::node::sockets::endpoint;
 use crate::node::timers::Timer;
@@ -108,11 +109,11 @@ impl Node {
         if self.is_local_at(there.addr, there.scope) {
             return Err(refuse(self, Refusal::Local));
         }
-        if self.closing {
-            return Err(refuse(self, Refusal::Closing));
-        }
         let scope = there.scope.max(here.scope);
         let key = (here.addr, there.addr, scope, data.tos);
+        if self.refuses(self.rdma_index.get(&key)) {
+            return Err(refuse(self, Refusal::Closing));
+        }
         let conn_id = match self.rdma_index.get(&key) {
             Some(id) => *id,
             None if self.has_many_rdma_conns(key) => return Err(refuse(self, Refusal::Peers)),
@@ -326,6 +327,7 @@ impl Node {
         let path = conn.make_path(0);
         path.state = PathState::Up;
         conn.told_cannot_connect = None;
+        self.peers_gone -= usize::from(conn.is_back());
         conn.map_due = true; // the first thing that is sent [IB-37]
         self.stats.links_up += 1;
         self.event(Event::PathUp {
@@ -336,6 +338,9 @@ impl Node {
         self.rdma_acked(id, ack);
         self.signal_map(conn_id);
         self.arm(now + PROBE_TIME, Timer::RdmaProbe(id));
+        if self.ending.is_some() {
+            self.finish_rdma(id);
+        }
     }
 
     /// Sends an acknowledgement that nobody asked for if the peer may be gone: its machine may have
@@ -367,6 +372,7 @@ impl Node {
             RdmaState::Connecting => {
                 let conn = link.conn;
                 self.tell_cannot_connect(conn, CloseReason::TimedOut);
+                self.peer_is_away(conn, CloseReason::TimedOut);
                 self.give_up_rdma(id);
                 self.replace_link(conn, 0);
             }
@@ -426,6 +432,7 @@ impl Node {
         }
         if link.state == RdmaState::Connecting {
             self.tell_cannot_connect(conn, reason);
+            self.peer_is_away(conn, reason);
         }
         self.unlink_rdma(id);
         self.replace_link(conn, 0);
@@ -459,6 +466,10 @@ impl Node {
         path.resets += 1;
         path.unacked_packets = packets;
         path.unacked_bytes = bytes;
+        let told = link.tx.farewell == Farewell::Planned;
+        if conn.peer.is_bowline() && path.next_rx_seq > 0 && !told {
+            path.untold_since = Some(self.now);
+        }
         if self.now >= since + LASTED_TIME {
             path.delay = 0;
             conn.dial_attempts = 0;

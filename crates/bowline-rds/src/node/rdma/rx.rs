@@ -114,7 +114,14 @@ impl Node {
         let Some(link) = self.rdma_links.get_mut(id.0) else { return Ok(()) };
         if header.sport == 0 && header.dport == 0 && len == 0 {
             self.stats.ib_ack_received += 1; // [IB-59]
+            let bowline = self.conn(conn_id).is_some_and(|conn| conn.peer.is_bowline());
+            if bowline && crate::node::handshake::is_farewell(&header) {
+                self.conn_ends(conn_id);
+            }
             return Ok(());
+        }
+        if link.rx.deaf {
+            return Ok(()); // it comes again, to the next process
         }
         let total = header.len as usize;
         // Longer messages come from bowline nodes only, whose REP may not be evaluated yet.
@@ -185,8 +192,20 @@ impl Node {
             self.stats.recv_ack_required += 1;
             link.rx.ack_due = true;
         }
+        let Some(path) = self.conns.get_mut(conn_id.0).and_then(|conn| conn.paths.first_mut())
+        else {
+            return Ok(());
+        };
+        let told =
+            path.untold_since.is_some() && header.sequence >= path.next_rx_seq.saturating_sub(1);
+        if told {
+            path.untold_since = None; // the last one that was taken has come again [IB-112]
+        }
         if !self.is_rdma_news(conn_id, &header, &rope) {
             self.stats.recv_drop_old_seq += 1;
+            if told && self.ending.is_some() {
+                self.finish_rdma(id);
+            }
             return Ok(());
         }
         if header.dport == 0 {
@@ -198,6 +217,9 @@ impl Node {
             // The answer to a multipath probe, which nobody sends over RDMA [SAFE-3].
         } else {
             self.deliver(conn_id, &header, rope, first_seen);
+        }
+        if told && self.ending.is_some() {
+            self.finish_rdma(id);
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use bowline_wire::rds::{Flags, HEADER_LEN, Header, MAP_LEN, checksum};
 use crate::api::Output;
 use crate::conn::Conn;
 use crate::ids::{ConnId, RdmaLinkId};
+use crate::link::Farewell;
 use crate::node::Node;
 use crate::node::timers::Timer;
 use crate::path::{TxMsg, UNPLANNED, mark};
@@ -164,8 +165,13 @@ impl Node {
         self.stats.ib_tx_cq_event += 1;
         if link.tx.ack_outstanding.is_some_and(|ack| ack <= sent) {
             link.tx.ack_outstanding = None;
+            if link.tx.farewell == Farewell::Planned {
+                self.close_rdma(id); // the peer has it
+                return;
+            }
         }
-        let (conn, wants) = (link.conn, link.tx.blocked || link.rx.ack_due);
+        let due = link.rx.ack_due || link.tx.farewell == Farewell::Due;
+        let (conn, wants) = (link.conn, link.tx.blocked || due);
         if self.conns.get(conn.0).is_some_and(Conn::has_ops) {
             self.ops_sent(conn, sent);
         }
@@ -185,15 +191,23 @@ impl Node {
     pub(in crate::node) fn has_rdma_frame(&self, id: RdmaLinkId) -> bool {
         let Some(link) = self.rdma_links.get(id.0) else { return false };
         let Some(conn) = self.conns.get(link.conn.0) else { return false };
+        let begun = link.tx.sending.is_some() || link.tx.map.is_some();
+        if link.tx.farewell != Farewell::NotDue {
+            let due = link.tx.farewell == Farewell::Due;
+            return begun || due && link.tx.ack_outstanding.is_none();
+        }
         let waits = conn.paths.first().is_some_and(|path| path.planned < path.queue.len());
         let ack = link.rx.ack_due && link.tx.ack_outstanding.is_none();
-        waits || ack || conn.map_due || link.tx.sending.is_some() || link.tx.map.is_some()
+        waits || ack || conn.map_due || begun
     }
 
     /// Begins to send the map if it is due and nothing else was begun.
     fn begin_rdma_map(&mut self, id: RdmaLinkId) {
         let Some(link) = self.rdma_links.get_mut(id.0) else { return };
         let Some(conn) = self.conns.get_mut(link.conn.0) else { return };
+        if link.tx.farewell != Farewell::NotDue && link.tx.next > 0 {
+            return; // a connection begins with the map [IB-37], and needs no other one
+        }
         if link.tx.map.is_none() && link.tx.sending.is_none() && std::mem::take(&mut conn.map_due) {
             let mut bytes = Vec::with_capacity(MAP_LEN);
             self.local_addrs[conn.local_addr].map.emit(&mut bytes);
@@ -213,7 +227,8 @@ impl Node {
             let Some(link) = self.rdma_links.get_mut(id.0) else { return Begun::NoRoom };
             let Some(conn) = self.conns.get_mut(link.conn.0) else { return Begun::NoRoom };
             let Some(path) = conn.paths.first_mut() else { return Begun::NoRoom };
-            if link.tx.map.is_some() || link.tx.sending.is_some() {
+            let ends = link.tx.farewell != Farewell::NotDue;
+            if link.tx.map.is_some() || link.tx.sending.is_some() || ends {
                 return Begun::Nothing;
             }
             let Some(msg) = path.queue.get_mut(path.planned) else { return Begun::Nothing };
@@ -293,8 +308,12 @@ impl Node {
         let Some(link) = self.rdma_links.get_mut(id.0) else { return false };
         let Some(conn) = self.conns.get_mut(link.conn.0) else { return false };
         let Some(path) = conn.paths.first_mut() else { return false };
-        let rx_ack = link.rx.ack;
-        let wants_ack = link.rx.ack_due && link.tx.ack_outstanding.is_none();
+        let ack_due = match link.tx.farewell {
+            Farewell::NotDue => link.rx.ack_due,
+            Farewell::Due => true,
+            Farewell::Planned => false,
+        };
+        let wants_ack = ack_due && link.tx.ack_outstanding.is_none();
         if link.tx.map.is_none() && link.tx.sending.is_none() && !wants_ack {
             if link.rx.ack_due {
                 self.stats.ib_ack_send_delayed += 1;
@@ -333,7 +352,15 @@ impl Node {
             link.rx.unacknowledged = false;
             link.tx.ack_outstanding = Some(link.tx.next);
             self.stats.ib_ack_sent += 1;
-            let header = Header { ack: rx_ack, ..Header::default() };
+            let mut header = Header { ack: link.rx.ack, ..Header::default() };
+            if link.tx.farewell == Farewell::Due {
+                link.tx.farewell = Farewell::Planned;
+                link.rx.deaf = true; // what comes from now on is not acknowledged any more
+                path.untold_since = None;
+                if conn.peer.is_bowline() {
+                    header.ext = crate::node::handshake::farewell(0);
+                }
+            }
             let how = How { last: true, fence: false, unsignalled_max };
             link.post(post, header, (0, &mut std::iter::empty()), how)
         };

@@ -165,6 +165,8 @@ impl BowlineHost {
             RdmaWork::Flushed(qp, reason) => {
                 if ctx.rng.chance(500) {
                     self.rdma_take_rest(ctx, qp);
+                } else if ctx.rdma.has_arrived(qp) {
+                    self.untaken_at = ctx.now;
                 }
                 let Some(side) = &mut self.rdma else { return };
                 let Some(link) = side.qps.remove(&qp) else { return };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use bowline_wire::rds::{FRAGMENT_LEN, Flags, Header, MAP_LEN, checksum_ok};
+use bowline_wire::rds::{BowlineExt, FRAGMENT_LEN, Flags, Handshake, Header, MAP_LEN, checksum_ok};
 
 use super::Frame;
 
@@ -26,6 +26,8 @@ pub(super) struct WireCheck {
     /// Numbers of the messages that came whole to this side.
     came: BTreeSet<u64>,
     coming: Option<(u64, usize)>,
+    /// The farewell was posted.
+    over: bool,
 }
 
 impl WireCheck {
@@ -41,6 +43,7 @@ impl WireCheck {
             last_sequence: 0,
             came: BTreeSet::new(),
             coming: None,
+            over: false,
         }
     }
 
@@ -109,7 +112,12 @@ impl WireCheck {
             return say("wrong checksum [IB-50]");
         }
         let [.., p0, p1, p2, p3] = *frame.header.first_chunk::<30>().unwrap_or(&[0; 30]);
-        if [p0, p1, p2, p3] != [0; 4] || (header.ext != [0; 16] && !self.operations) {
+        if self.over {
+            return say("a frame behind the farewell [IB-112]");
+        }
+        self.over = is_ack(&header, frame) && header.ext == farewell();
+        let extended = header.ext != [0; 16] && !self.operations && !self.over;
+        if [p0, p1, p2, p3] != [0; 4] || extended {
             return say("bytes that are to be zero [IB-50], [IB-52]");
         }
         if header.credit > 0 && !self.flow_control {
@@ -123,6 +131,7 @@ impl WireCheck {
                 ack: header.ack,
                 credit: header.credit,
                 csum: header.csum,
+                ext: if self.over { farewell() } else { [0; 16] },
                 ..Header::default()
             };
             if header != plain || first {
@@ -187,6 +196,12 @@ impl WireCheck {
         }
         Err(format!("the end of a message is not solicited and signalled [IB-42]: {header:?}"))
     }
+}
+
+/// The extension area of the last acknowledgement of a node that ends [R-2051].
+fn farewell() -> [u8; 16] {
+    let bowline = Some(BowlineExt { version: 1, path: 0, max_message: 0 });
+    Handshake { bowline, ..Handshake::default() }.emit()
 }
 
 /// Tells whether a frame only acknowledges [IB-59].

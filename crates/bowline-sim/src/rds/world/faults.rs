@@ -5,10 +5,12 @@ use crate::engine::queue::{MS, SEC};
 use crate::rds::ctx::{AppEvent, Event, Heal, HostId};
 use crate::rds::host::Host;
 use crate::rds::net::{Cut, EndId};
-use crate::rds::plan::FaultKind;
+use crate::rds::plan::{FaultKind, Scenario};
 
 /// Time in nanoseconds between the shutdown of a node and its end.
 const ENDING: u64 = 2_200 * MS;
+/// How many times in a thousand a node ends after its user has received, in [`Scenario::Ends`].
+const RECEIVED_LAST: u64 = 20;
 /// What a node does that ends in an orderly way.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
@@ -67,10 +69,14 @@ impl World {
                 self.lose_address(what, Some(taker));
             }
             F::DropLinks => self.drop_links(what),
-            F::Shutdown => self.shut_down(what, Ending::Stops, ENDING),
+            F::Shutdown => {
+                let host = self.random_host();
+                self.shut_down(host, what, Ending::Stops, ENDING);
+            }
             F::HandOver => {
                 let time = self.ctx.rng.below(HAND_OVER);
-                self.shut_down(what, Ending::HandsOver, time);
+                let host = self.random_host();
+                self.shut_down(host, what, Ending::HandsOver, time);
             }
             F::Crowd => self.crowd(what),
             F::Delay => {
@@ -208,9 +214,17 @@ impl World {
         self.count_fault(what, host);
     }
 
+    /// Ends a node in order right after one of its users has received something, now and then.
+    pub(super) fn end_after_receiving(&mut self, host: HostId) {
+        let may = self.plan.scenario == Scenario::Ends && self.phase == Phase::Active;
+        if may && self.ctx.rng.chance(RECEIVED_LAST) {
+            self.ctx.stats.faults += 1;
+            self.shut_down(host, FaultKind::Shutdown, Ending::Stops, ENDING);
+        }
+    }
+
     /// Ends a host in an orderly way.
-    fn shut_down(&mut self, what: FaultKind, how: Ending, time: u64) {
-        let host = self.random_host();
+    fn shut_down(&mut self, host: HostId, what: FaultKind, how: Ending, time: u64) {
         if !self.stalled[host]
             && self.alive(host)
             && self.has_all_addresses(host)
@@ -218,6 +232,7 @@ impl World {
             && let Host::Bowline(node) = &mut self.hosts[host]
         {
             self.ending[host] = Some(how);
+            self.changed_at[host] = self.ctx.now;
             node.shut_down(&mut self.ctx, matches!(how, Ending::HandsOver));
             self.note_fault(format_args!("host {host} shuts down"));
             self.count_fault(what, host);
@@ -346,9 +361,52 @@ impl World {
         match self.ending[host].take() {
             None => {}
             Some(Ending::Stops) => {
+                self.judge_end(host);
                 self.stop_host(host, false);
             }
             Some(Ending::HandsOver) => self.hand_over(host),
+        }
+    }
+
+    /// Checks that a node which ends in order has acknowledged what its users have received, to
+    /// senders whose nodes ran all the while. Where TCP's acknowledgements count, a driver may end
+    /// a connection without having asked for the last ones, and over RDMA without having taken the
+    /// last frames.
+    fn judge_end(&mut self, host: HostId) {
+        let begun = self.changed_at[host];
+        if self.ctx.now < begun + ENDING {
+            return; // the run cut the end short
+        }
+        if !self.plan.is_gentle() {
+            return self.ctx.coverage.hit("orderly end", "a fault came between");
+        }
+        let slots = 0..self.open.len();
+        let pairs: Vec<_> = slots
+            .clone()
+            .filter(|to| self.host_of(*to) == host && self.open[*to])
+            .flat_map(|to| slots.clone().map(move |from| (from, to)))
+            .filter(|(from, _)| self.open[*from] && self.host_of(*from) != host)
+            .collect();
+        for (from, to) in pairs {
+            let peer = self.host_of(from);
+            let same = self.changed_at[peer] < begun && self.ending[peer].is_none();
+            let Host::Bowline(sender) = &self.hosts[peer] else { continue };
+            let over_rdma = self.plan.over_rdma(from);
+            let end_to_end = [host, peer].iter().all(|host| self.ctx.net.hosts[*host].end_to_end);
+            let took_all = !over_rdma || sender.untaken_at < begun;
+            if !same || self.stalled[peer] || !took_all || !(over_rdma || end_to_end) {
+                continue;
+            }
+            let kept = sender.unacknowledged(self.addr(from), self.addr(to));
+            let not_received = self.ctx.oracle.not_received(from, to);
+            if kept > not_received {
+                let what = kept - not_received;
+                self.ctx.fail(|| {
+                    format!("{what} messages of {from} were received and not acknowledged by {to}")
+                });
+            }
+            let how = if over_rdma { "judged over RDMA" } else { "judged" };
+            self.ctx.coverage.hit("orderly end", how);
         }
     }
 
@@ -374,6 +432,7 @@ impl World {
         if self.alive(host) {
             return;
         }
+        self.changed_at[host] = self.ctx.now;
         self.ctx.net.hosts[host].up = true;
         self.ctx.net.hosts[host].listening = true;
         self.hosts[host] = self.make_host(host);
@@ -388,6 +447,7 @@ impl World {
         if !std::mem::take(&mut self.stalled[host]) {
             return;
         }
+        self.changed_at[host] = self.ctx.now;
         for what in std::mem::take(&mut self.deferred[host]) {
             match what {
                 Deferred::Notice(end, notice) => self.notice(host, end, notice),

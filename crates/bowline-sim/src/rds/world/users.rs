@@ -265,8 +265,11 @@ impl World {
             self.ctx.schedule(20 * MS, Event::App(AppEvent::Read(slot)));
             return;
         }
-        for _ in 0..self.plan.slots[slot].read_burst {
+        for taken in 0..self.plan.slots[slot].read_burst {
             let Some((source, payload)) = self.hosts[host].recv(&mut self.ctx, slot) else {
+                if taken > 0 {
+                    self.end_after_receiving(host);
+                }
                 return;
             };
             self.ctx.stats.received += 1;

@@ -178,7 +178,8 @@ impl KernelHost {
         let header = Header::from_bytes(bytes);
         self.ib_acked(ctx, c, header.ack);
         if header.sport == 0 && header.dport == 0 && payload.is_empty() {
-            return Ok(());
+            // A farewell is for bowline nodes [IB-112].
+            return if header.ext == [0; 16] { Ok(()) } else { Err("an extension of an ack") };
         }
         let conn = &mut self.ib[c];
         let (first, mut whole) = conn.coming.take().unwrap_or((header, Vec::new()));

@@ -1,0 +1,214 @@
+//! Section 20.6: nodes that end in good order.
+
+use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, PathState};
+use bowline_wire::rds::{BowlineExt, Handshake};
+
+use crate::support::*;
+
+/// The farewell of a bowline peer.
+fn farewell(ack: u64) -> Frame {
+    let bowline = Some(BowlineExt { version: 1, path: 0, max_message: 0 });
+    let mut frame = ack_frame(ack);
+    frame.header.ext = Handshake { bowline, ..Handshake::default() }.emit();
+    frame
+}
+
+fn is_farewell(frame: &Frame) -> bool {
+    frame.is_ack()
+        && Handshake::parse(&frame.header.ext).bowline.is_some_and(|ext| ext.max_message == 0)
+}
+
+/// A node with the larger address and one path, connected to a bowline peer.
+fn connected() -> (Lab, bowline_rds::SocketId, bowline_rds::LinkId) {
+    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
+    let socket = lab.bound("10.0.0.2:4001");
+    let link = lab.bowline(A, 7, 0);
+    lab.written.clear();
+    (lab, socket, link)
+}
+
+fn end(lab: &mut Lab) {
+    lab.node.end(lab.now);
+    lab.settle();
+}
+
+// tests [R-2050] [R-2051]
+#[test]
+fn the_last_frame_acknowledges_all_that_was_taken_and_says_so() {
+    let (mut lab, socket, link) = connected();
+    lab.deliver(link, &[data(1, 5000, 4001, b"one"), data(2, 5000, 4001, b"two")]);
+    assert!(lab.frames(link).is_empty(), "nobody has asked yet");
+    end(&mut lab);
+    let frames = lab.frames(link);
+    assert_eq!(frames.len(), 1);
+    assert!(is_farewell(&frames[0]));
+    assert_eq!(frames[0].header.ack, 2);
+    assert_eq!(lab.closes, [(link, CloseHow::Drain)], "FIN follows");
+    assert!(lab.node.is_told());
+    assert_eq!(lab.recv_all(socket), [b"one", b"two"]);
+}
+
+// tests [R-2050]: what is not acknowledged is not taken either
+#[test]
+fn what_comes_after_the_farewell_stays_with_its_sender() {
+    let (mut lab, socket, link) = connected();
+    lab.room = 10;
+    end(&mut lab);
+    assert!(!lab.node.is_told(), "TCP is full");
+    lab.deliver(link, &[data(1, 5000, 4001, b"late")]);
+    lab.deliver(link, &[data(2, 5000, 4001, &[0; 100_000])]);
+    lab.unblock(link, usize::MAX);
+    let frames = lab.frames(link);
+    assert!(is_farewell(&frames[0]));
+    assert_eq!(frames[0].header.ack, 0);
+    lab.deliver(link, &[data(3, 5000, 4001, b"later")]);
+    assert!(lab.recv_all(socket).is_empty());
+    assert!(lab.node.is_told());
+}
+
+// tests [R-2050]: a message that was begun is completed, the others wait for the next node
+#[test]
+fn a_farewell_goes_out_behind_the_message_that_was_begun() {
+    let (mut lab, socket, link) = connected();
+    lab.room = 40;
+    lab.send(socket, "10.0.0.1:5000", b"begun").expect("queued");
+    lab.send(socket, "10.0.0.1:5000", b"not begun").expect("queued");
+    end(&mut lab);
+    lab.unblock(link, usize::MAX);
+    let frames = lab.frames(link);
+    assert_eq!(frames.len(), 2);
+    assert!(frames[0].is_data() && is_farewell(&frames[1]));
+    assert_eq!(frames[0].payload, b"begun");
+    assert_eq!(lab.closes, [(link, CloseHow::Drain)]);
+}
+
+// tests [R-2050]: a kernel would ignore it, and does not see it
+#[test]
+fn a_kernel_gets_no_farewell() {
+    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
+    let socket = lab.bound("10.0.0.2:4001");
+    let link = lab.kernel(A, 1);
+    lab.deliver(link, &[data(2, 5000, 4001, b"one")]);
+    lab.written.clear();
+    end(&mut lab);
+    assert!(lab.frames(link).is_empty());
+    assert_eq!(lab.closes, [(link, CloseHow::Drain)]);
+    // Its TCP takes for delivered what comes until then.
+    lab.deliver(link, &[data(3, 5000, 4001, b"two")]);
+    assert_eq!(lab.recv_all(socket), [b"one", b"two"]);
+}
+
+// tests [R-2052]: the greeting of the next connection tells
+#[test]
+fn a_connection_that_broke_is_made_again_to_tell_the_peer() {
+    let (mut lab, socket, link) = connected();
+    lab.deliver(link, &[data(1, 5000, 4001, b"one")]);
+    assert_eq!(lab.recv_all(socket), [b"one"]);
+    lab.fail(link, CloseReason::Reset);
+    end(&mut lab);
+    assert!(!lab.node.is_told());
+    assert!(lab.try_accept("10.0.0.9").is_none(), "others are refused");
+    let again = lab.bowline(A, 7, 0);
+    let frames = lab.frames(again);
+    assert!(frames.iter().any(|f| f.header.is_probe_ping() && f.header.ack == 1));
+    assert!(frames.last().is_some_and(is_farewell));
+    assert!(lab.node.is_told());
+    assert!(lab.try_accept(A).is_none(), "it knows all");
+}
+
+// tests [R-2052]: a peer that does not come back holds nobody up
+#[test]
+fn a_peer_that_is_away_is_not_waited_for() {
+    let (mut lab, _, link) = connected();
+    lab.deliver(link, &[data(1, 5000, 4001, b"one")]);
+    lab.fail(link, CloseReason::Reset);
+    lab.ms(600);
+    end(&mut lab);
+    assert!(lab.node.is_told());
+
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
+    let socket = lab.bound("10.0.0.1:4001");
+    lab.send(socket, "10.0.0.2:5000", b"x").expect("queued");
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0), data(1, 5000, 4001, b"one")]);
+    lab.fail(link, CloseReason::Reset);
+    lab.ms(1);
+    end(&mut lab);
+    assert!(!lab.node.is_told(), "it dials");
+    let (dialled, ..) = lab.connects[0];
+    lab.fail(dialled, CloseReason::Refused);
+    assert!(lab.node.is_told(), "nobody is there");
+    lab.ms(2000);
+    assert!(lab.connects.is_empty(), "it does not go on");
+}
+
+// tests [R-2051] [R-2053]
+#[test]
+fn a_sender_learns_that_its_peer_has_ended_and_did_not_come_back() {
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
+    let socket = lab.bound("10.0.0.1:4001");
+    lab.send(socket, "10.0.0.2:5000", b"taken").expect("queued");
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    lab.send(socket, "10.0.0.2:5000", b"not taken").expect("queued");
+    let first = lab.data_frames(link)[0].header.sequence;
+    lab.deliver(link, &[farewell(first)]);
+    let news = |lab: &Lab| {
+        lab.events.iter().filter(|event| matches!(event, Event::PeerEnded { .. })).count()
+    };
+    assert_eq!(news(&lab), 1);
+    lab.deliver(link, &[farewell(first)]);
+    assert_eq!(news(&lab), 1, "once");
+    assert_eq!(lab.node.send_messages(socket), Ok(1), "the other is acknowledged");
+    lab.fail(link, CloseReason::Eof);
+    let end = lab.now + std::time::Duration::from_secs(10);
+    let begun = lab.now;
+    while lab.node.is_flushed(socket) == Ok(false) {
+        assert!(lab.now < end, "nobody says so");
+        lab.ms(1);
+        if let Some((dialled, ..)) = lab.connects.first().copied() {
+            lab.fail(dialled, CloseReason::Refused);
+        }
+    }
+    assert_eq!(lab.node.is_flushed(socket), Err(Error::PeerEnded));
+    assert!(lab.now >= begun + std::time::Duration::from_secs(1), "a service may be restarted");
+    // Another node takes its place.
+    while lab.connects.is_empty() {
+        lab.ms(1);
+    }
+    let link = lab.establish();
+    assert_eq!(lab.node.is_flushed(socket), Ok(false));
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, first)]);
+    assert_eq!(lab.data_frames(link).len(), 1, "it comes again");
+    let last = last_number(&lab);
+    lab.deliver(link, &[ack_frame(last)]);
+    assert_eq!(lab.node.is_flushed(socket), Ok(true));
+}
+
+// tests [R-2050]: both at the same time, with messages under way
+#[test]
+fn two_nodes_that_end_at_once_know_of_each_other_what_was_taken() {
+    let mut pair = Pair::bowline();
+    let (a, b) = (pair.bound(0, 4000), pair.bound(1, 4000));
+    for _ in 0..20 {
+        pair.send(0, a, 4000, b"to the larger").expect("sent");
+        pair.send(1, b, 4000, b"to the smaller").expect("sent");
+        pair.ms(20);
+    }
+    pair.send_quiet(0, a, 4000, b"last").expect("sent");
+    pair.send_quiet(1, b, 4000, b"last").expect("sent");
+    pair.flush(0);
+    pair.flush(1);
+    pair.settle();
+    for node in &mut pair.nodes {
+        node.end(pair.now);
+    }
+    pair.ms(50);
+    for (side, socket) in [(0, a), (1, b)] {
+        assert_eq!(pair.recv_all(side, socket).len(), 21);
+        assert_eq!(pair.nodes[side].send_messages(socket), Ok(0), "side {side}");
+        assert!(pair.nodes[side].is_told());
+        let up = pair.nodes[side].info().paths.iter().any(|p| p.state == PathState::Up);
+        assert!(!up, "all connections have ended");
+    }
+}
