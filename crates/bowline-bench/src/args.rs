@@ -177,8 +177,8 @@ Usage: bowline bench rnbd [OPTIONS]
   --quick             1 round, the cells of the targets only, of the peers nbdkit; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep;
-                      or in full: read/4096x32
+  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep,
+                      door-write; or in full: read/4096x32
   --peers LIST        auto (default), none, or some of nbdkit,qemu-nbd,tgt
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine

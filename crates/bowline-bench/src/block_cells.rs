@@ -2,6 +2,7 @@
 //! RTRS and RNBD. The receiver has the store, all of it in memory and filled beforehand; the sender
 //! asks, with a fixed number of requests outstanding, and counts.
 
+mod door;
 mod failover;
 mod iscsi;
 mod nbd;
@@ -44,6 +45,7 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
         (Subject::RrUdp | Subject::RrUdpCrc, Side::Tx) => rr::ask(role),
         (Subject::RrTcp, Side::Rx) => rr_tcp::serve(role),
         (Subject::RrTcp, Side::Tx) => rr_tcp::ask(role),
+        (_, Side::Tx) if role.cell.kind == Kind::DoorWrite => door::ask(role),
         (Subject::Nbdkit, Side::Rx) => nbd::serve_nbdkit(role),
         (Subject::QemuNbd, Side::Rx) => nbd::serve_qemu(role),
         (Subject::Nbdkit | Subject::QemuNbd, Side::Tx) => nbd::ask(role),
@@ -52,6 +54,7 @@ pub(crate) fn run(role: Role) -> Result<(), String> {
         (Subject::Rtrs | Subject::RtrsKept, Side::Rx) => rtrs::serve(role),
         (Subject::Rtrs, Side::Tx) if role.cell.kind.loses_a_path() => failover::ask(role),
         (Subject::Rtrs | Subject::RtrsKept, Side::Tx) => rtrs::ask(role),
+        (Subject::DoorNbd | Subject::DoorFuse, Side::Rx) => door::serve(role),
         (Subject::Rnbd, Side::Rx) => rnbd::serve(role),
         (Subject::Rnbd, Side::Tx) => rnbd::ask(role),
         (subject, _) => Err(format!("{} has no cell {}", subject.name(), role.cell.kind.name())),
@@ -91,7 +94,8 @@ struct Load {
 
 impl Load {
     fn new(cell: &Cell) -> Self {
-        let (size, store, write) = (cell.size, cell.store(), cell.kind == Kind::IoWrite);
+        let (size, store, write) =
+            (cell.size, cell.store(), matches!(cell.kind, Kind::IoWrite | Kind::DoorWrite));
         Self { size, store, write, random: 0x9e37_79b9_7f4a_7c15 }
     }
 
@@ -197,12 +201,16 @@ fn addresses(cell: &Cell, side: Side) -> Vec<IpAddr> {
 
 /// Opens the device and engine of a side.
 fn engine(role: &Role) -> Result<(Arc<SoftDevice>, Arc<Engine>), String> {
+    engine_at(role, addresses(&role.cell, role.side))
+}
+
+/// Opens a device at these addresses, and an engine.
+fn engine_at(role: &Role, addrs: Vec<IpAddr>) -> Result<(Arc<SoftDevice>, Arc<Engine>), String> {
     let (poll, device_poll) = match role.cell.wait {
         Wait::Adaptive => (Poll::Adaptive, PollMode::Adaptive),
         Wait::Spin => (Poll::Spin, PollMode::Spin),
         Wait::Sleep => (Poll::Adaptive, PollMode::Sleep),
     };
-    let addrs = addresses(&role.cell, role.side);
     let mut config = SoftConfig { addrs, poll: device_poll, ..SoftConfig::default() };
     if role.cell.takes_turns() {
         // Whoever is halted for the turns of others has not gone.

@@ -52,6 +52,10 @@ pub(crate) enum Subject {
     RtrsKept,
     /// bowline's RNBD.
     Rnbd,
+    /// The same through the NBD socket of a mapped disk.
+    DoorNbd,
+    /// The same through its file (FUSE).
+    DoorFuse,
     /// Requests and answers over UDP, in bursts: the ceiling of RTRS.
     RrUdp,
     /// The same with a checksum of each segment, computed and checked.
@@ -78,7 +82,7 @@ pub(crate) enum Subject {
 
 impl Subject {
     /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 33] = [
+    pub(crate) const ALL: [Self; 35] = [
         Self::Bowline,
         Self::BowlineBatch,
         Self::BowlineShared,
@@ -94,6 +98,8 @@ impl Subject {
         Self::Rtrs,
         Self::RtrsKept,
         Self::Rnbd,
+        Self::DoorNbd,
+        Self::DoorFuse,
         Self::RrUdp,
         Self::RrUdpCrc,
         Self::RrTcp,
@@ -139,6 +145,8 @@ impl Subject {
             Self::Rtrs => "rtrs",
             Self::RtrsKept => "rtrs-kept",
             Self::Rnbd => "rnbd",
+            Self::DoorNbd => "door-nbd",
+            Self::DoorFuse => "door-fuse",
             Self::RrUdp => "rr-udp",
             Self::RrUdpCrc => "rr-udp-crc",
             Self::RrTcp => "rr-tcp",
@@ -160,7 +168,8 @@ impl Subject {
 
     /// Finds the subject that an entry's label names, however it is bound or set up.
     pub(crate) fn of_label(label: &str) -> Option<Self> {
-        let plain = label.strip_suffix("-unbound").or_else(|| label.strip_suffix("-as-is"));
+        let plain =
+            ["-unbound", "-as-is", "-one-cpu"].iter().find_map(|end| label.strip_suffix(end));
         Self::parse(plain.unwrap_or(label))
     }
 
@@ -202,14 +211,20 @@ impl Subject {
 
     /// Says whether this reads and writes a store.
     pub(crate) const fn is_block(self) -> bool {
-        matches!(self, Self::Rtrs | Self::RtrsKept | Self::Rnbd)
+        matches!(self, Self::Rtrs | Self::RtrsKept)
+            || self.is_rnbd()
             || matches!(self, Self::RrUdp | Self::RrUdpCrc | Self::RrTcp)
             || self.is_peer_of_storage()
     }
 
     /// Says whether this has soft devices of its own.
     pub(crate) const fn has_devices(self) -> bool {
-        matches!(self, Self::Roce | Self::Rnbd | Self::BowlineRdma) || self.is_rtrs()
+        matches!(self, Self::Roce | Self::BowlineRdma) || self.is_rtrs() || self.is_rnbd()
+    }
+
+    /// Says whether this is RNBD, by the library or through a front end.
+    pub(crate) const fn is_rnbd(self) -> bool {
+        matches!(self, Self::Rnbd | Self::DoorNbd | Self::DoorFuse)
     }
 
     /// Says whether this is RTRS itself, whose server counts what it serves.
@@ -264,6 +279,9 @@ pub(crate) enum Kind {
     IoWrite,
     /// One read of a store after the other.
     IoPing,
+    /// One write after the other to a large store that nobody has written to, by a unix socket or
+    /// a file of the sender's machine.
+    DoorWrite,
     /// Reads of a store over several paths, of which the server resets one.
     IoReset,
     /// The same; one path carries nothing any more, and nobody says so.
@@ -271,7 +289,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 21] = [
+    const ALL: [(Self, &'static str); 22] = [
         (Self::Stream, "stream"),
         (Self::Rtt, "rtt"),
         (Self::AllAwake, "all-awake"),
@@ -291,6 +309,7 @@ impl Kind {
         (Self::IoRead, "io-read"),
         (Self::IoWrite, "io-write"),
         (Self::IoPing, "io-ping"),
+        (Self::DoorWrite, "door-write"),
         (Self::IoReset, "io-reset"),
         (Self::IoCut, "io-cut"),
     ];
@@ -323,7 +342,12 @@ impl Kind {
     pub(crate) const fn is_round_trip(self) -> bool {
         matches!(
             self,
-            Self::Rtt | Self::PingSend | Self::PingWrite | Self::PingAtomic | Self::IoPing
+            Self::Rtt
+                | Self::PingSend
+                | Self::PingWrite
+                | Self::PingAtomic
+                | Self::IoPing
+                | Self::DoorWrite
         )
     }
 }
@@ -397,11 +421,17 @@ pub(crate) struct Cell {
 const STORE: usize = 64 << 20;
 /// The same where it is filled over a network.
 const STORE_APART: usize = 4 << 20;
+/// The same where it is not filled: most requests find memory that nobody has touched.
+const STORE_FRESH: usize = 2 << 30;
 
 impl Cell {
     /// Bytes of the store.
     pub(crate) const fn store(&self) -> usize {
-        if self.apart { STORE_APART } else { STORE }
+        match self.kind {
+            Kind::DoorWrite => STORE_FRESH,
+            _ if self.apart => STORE_APART,
+            _ => STORE,
+        }
     }
 
     /// Returns the RDS paths of a connection.

@@ -321,6 +321,11 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
         (Subject::Rtrs, "requests of a session, several a call; keys of chunks are refreshed"),
         (Subject::RtrsKept, "the same; clients keep the keys (always_invalidate off)"),
         (Subject::Rnbd, "a mapped disk: an export of memory"),
+        (
+            Subject::DoorNbd,
+            "the same through its NBD socket; the receiver has export and front end",
+        ),
+        (Subject::DoorFuse, "the same through its file (FUSE), likewise"),
         (Subject::RrUdp, "requests and answers over UDP, cut and merged by the kernel, polling"),
         (
             Subject::RrUdpCrc,

@@ -113,6 +113,16 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }).map(drop)
 }
 
+/// Has mounts of the calling thread, and of every thread it starts later, go with them. Only root
+/// can have that.
+pub(crate) fn own_mounts() -> io::Result<()> {
+    // SAFETY: unshare takes a plain integer, and concerns this thread alone.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+    let (none, root, private) = (ptr::null(), c"/".as_ptr(), libc::MS_REC | libc::MS_PRIVATE);
+    // SAFETY: a path that ends in zero; the other pointers may be null for a change of kind.
+    check(unsafe { libc::mount(none, root, none, private, none.cast()) }).map(drop)
+}
+
 /// Raises the soft limit of open files to the hard one and returns it.
 pub(crate) fn raise_open_files() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -262,6 +262,7 @@ pub(crate) const RTRS: &[Target] = &[
 /// RNBD and RTRS, polling and sleeping, for the better of the two.
 const DISK: Labels = &["rnbd", "rnbd-adaptive"];
 const TRANSPORT: Against = Against::Best(OWN);
+const ONE_CPU: Against = Against::Best(&["nbdkit-one-cpu"]);
 
 /// Targets of RNBD.
 #[rustfmt::skip]
@@ -273,6 +274,10 @@ pub(crate) const RNBD: &[Target] = &[
     target("N2", "read 4 KiB, depth 32", "read/4096x32", DISK, Metric::Rate, Against::Best(&["qemu-nbd"]), (4.0, 7.0)),
     target("N2", "write 4 KiB, depth 32", "write/4096x32", DISK, Metric::Rate, Against::Best(&["qemu-nbd"]), (4.0, 7.0)),
     target("N2", "read 4 KiB, depth 32", "read/4096x32", DISK, Metric::Rate, Against::Best(&["tgt"]), (5.0, 9.0)),
+    target("N4", "write 4 KiB, NBD socket, unbound, p99", "door-write/4096", &["door-nbd-unbound"], Metric::P99, UNBOUND, (4.0, 2.0)),
+    target("N4", "write 4 KiB, file, unbound, p99", "door-write/4096", &["door-fuse-unbound"], Metric::P99, UNBOUND, (4.0, 2.0)),
+    target("N4", "write 4 KiB, NBD socket, one CPU, p99", "door-write/4096", &["door-nbd-one-cpu"], Metric::P99, ONE_CPU, (4.0, 2.0)),
+    target("N4", "write 4 KiB, file, one CPU, p99", "door-write/4096", &["door-fuse-one-cpu"], Metric::P99, ONE_CPU, (4.0, 2.0)),
 ];
 
 /// The targets of a suite.

@@ -14,7 +14,6 @@
 //! Every attempt at the core and the registration that follows it happen under one lock, so that no
 //! wake-up is missed between them.
 
-use core::sync::atomic::Ordering::Relaxed;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
@@ -25,7 +24,6 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::config::PollMode;
 use crate::error::Error;
 use crate::flush::HELPER_AGE_NS;
 use crate::helper::TICK_NS;
@@ -44,10 +42,6 @@ const FINE: Duration = Duration::from_millis(4);
 const TRIES: u32 = 16;
 /// Number of rounds of direct reads between two polls of all descriptors.
 const ROUNDS_MAX: u32 = 16;
-/// Bound of [`Shared::spin_score`] in both directions.
-const SCORE_MAX: i32 = 8;
-/// While spinning does not pay, every how many waits it is tried again.
-const RETRY_EVERY: u64 = 16;
 /// After a read of this many bytes, another is tried before sleeping.
 const STREAM_READ: usize = 32 << 10;
 /// Shortest time in nanoseconds between two polls by refused senders.
@@ -203,7 +197,7 @@ impl Shared {
         attempt: &mut impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Result<T, Error> {
         // When to stop spinning and sleep; 0: at once.
-        let mut spin_end = self.spin_end(&mut st);
+        let mut spin_end = self.poll_budget.begin(st.now.as_nanos());
         let mut seen = st.deliveries;
         let mut rounds = 0;
         loop {
@@ -220,11 +214,11 @@ impl Shared {
             if core::mem::replace(&mut seen, st.deliveries) != st.deliveries {
                 // More bytes usually follow: of a long message, or of a stream for other sockets.
                 if spin_end > 0 {
-                    self.note_spin(true);
+                    self.poll_budget.note(true);
                 }
-                spin_end = self.spin_end(&mut st);
+                spin_end = self.poll_budget.begin(now.as_nanos());
             } else if spin_end > 0 && now.as_nanos() >= spin_end {
-                self.note_spin(false);
+                self.poll_budget.note(false);
                 spin_end = 0;
             }
             let result = match self.attempt(&mut st, request.until(), attempt) {
@@ -296,27 +290,6 @@ impl Shared {
             st.lead.wake_up();
             st.remove_waiter(request.id, request.interest, &sc.me);
         }
-    }
-
-    /// Returns when to stop spinning, if spinning has paid lately; otherwise 0.
-    fn spin_end(&self, st: &mut State) -> u64 {
-        match self.poll {
-            PollMode::Sleep => 0,
-            PollMode::Spin => u64::MAX,
-            PollMode::Adaptive => {
-                let mut spin = self.spin_score.load(Relaxed) >= 0;
-                if !spin {
-                    st.waits_without_spin += 1;
-                    spin = st.waits_without_spin.is_multiple_of(RETRY_EVERY);
-                }
-                if spin { st.now.as_nanos().saturating_add(self.spin_ns) } else { 0 }
-            }
-        }
-    }
-
-    fn note_spin(&self, paid: bool) {
-        let score = self.spin_score.load(Relaxed) + if paid { 2 } else { -1 };
-        self.spin_score.store(score.clamp(-SCORE_MAX, SCORE_MAX), Relaxed);
     }
 
     /// Tries to read the links that delivered last, several times, then polls all descriptors once.

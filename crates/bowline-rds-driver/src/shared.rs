@@ -1,6 +1,6 @@
 //! State that all threads of a node share, and the one lock around the core.
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use bowline_base::clock;
 use bowline_rds::{
     CloseHow, Event, Instant, Interest, LinkId, Node, Output, RdmaLinkId, RxPool, SocketId,
 };
-use bowline_wait::{Lead, Leader, Waiter, has_one_processor};
+use bowline_wait::{Lead, Leader, PollBudget, Waiter};
 
 use crate::config::{DriverConfig, PollMode};
 use crate::cut::Cuts;
@@ -55,10 +55,7 @@ pub(crate) struct Shared {
     /// Wakes the background thread.
     pub(crate) helper_kick: OwnedFd,
     pub(crate) stats: Stats,
-    pub(crate) poll: PollMode,
-    pub(crate) spin_ns: u64,
-    /// Positive if spinning before sleeping has lately found events, negative if it has not.
-    pub(crate) spin_score: AtomicI32,
+    pub(crate) poll_budget: PollBudget,
     pub(crate) congestion_control: Option<String>,
     pub(crate) any_address: bool,
     pub(crate) rdma: Vec<Port>,
@@ -123,8 +120,6 @@ pub(crate) struct State {
     pub(crate) last_read: usize,
     /// Number of reads that found data.
     pub(crate) deliveries: u64,
-    /// Number of waits begun while spinning did not pay.
-    pub(crate) waits_without_spin: u64,
     /// When a refused sender last polled the network.
     pub(crate) last_single_poll: u64,
     /// Number of calls that moved a message. An application that makes such calls polls by itself
@@ -179,7 +174,6 @@ impl State {
             last_failed_try: 0,
             last_read: 0,
             deliveries: 0,
-            waits_without_spin: 0,
             last_single_poll: 0,
             calls: 0,
             events: VecDeque::new(),
@@ -369,9 +363,11 @@ impl Shared {
             kick,
             helper_kick,
             stats: Stats::default(),
-            poll: without_spin_on_one_cpu(config.poll),
-            spin_ns: u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX),
-            spin_score: AtomicI32::new(0),
+            poll_budget: match config.poll {
+                PollMode::Adaptive => PollBudget::while_they_pay(config.spin),
+                PollMode::Spin => PollBudget::without_end(),
+                PollMode::Sleep => PollBudget::never(),
+            },
             congestion_control: config.congestion_control.clone(),
             any_address: config.core.addrs.is_empty(),
             rdma,
@@ -599,10 +595,4 @@ fn collect_close(st: &mut State, sc: &mut Scratch, id: LinkId, how: CloseHow) {
             sc.todo.close.extend(link.map(|link| (link, how)));
         }
     }
-}
-
-/// Turns off spinning on a machine with one processor, because a spinning thread would keep the
-/// thread it waits for from running.
-fn without_spin_on_one_cpu(poll: PollMode) -> PollMode {
-    if poll == PollMode::Adaptive && has_one_processor() { PollMode::Sleep } else { poll }
 }

@@ -23,8 +23,9 @@ const TICK_NS: u64 = 1_000_000;
 const TICK_ACTIVE_NS: u64 = 2_000_000;
 /// Longest interval while an application thread waits all the time.
 const TICK_WAITING_NS: u64 = 256_000_000;
-/// Longest time it polls without sleeping after a packet arrived.
-const SPIN_MAX_NS: u64 = 50_000;
+/// Longest time it polls without sleeping after a packet arrived, also where threads of the program
+/// never sleep.
+const POLL_MAX_NS: u64 = 50_000;
 /// Interval at which the capture file is flushed.
 const CAPTURE_FLUSH: Duration = Duration::from_millis(100);
 
@@ -36,8 +37,8 @@ struct HelperState {
     /// When it last decided whether an application thread polls, in nanoseconds.
     decided_at: u64,
     tick_ns: u64,
-    /// It polls without sleeping until this time, in nanoseconds.
-    spin_end: u64,
+    /// It polls without sleeping until this time, in nanoseconds; 0: it does not poll.
+    poll_end: u64,
     /// Another thread was reading the network when this one tried to.
     pump_was_busy: bool,
 }
@@ -111,10 +112,13 @@ impl Shared {
             self.run_timers();
             return true;
         }
-        if watching && now.as_nanos() < state.spin_end {
+        if watching && now.as_nanos() < state.poll_end {
             drop(st);
             self.pump_and_flush(state);
             return true;
+        }
+        if std::mem::take(&mut state.poll_end) > 0 && watching {
+            self.poll_budget.note(false);
         }
         let limit = if watching {
             state.tick_ns = TICK_NS;
@@ -176,7 +180,11 @@ impl Shared {
             PumpResult::Nothing => core::hint::spin_loop(),
             PumpResult::Busy => state.pump_was_busy = true,
             PumpResult::Received => {
-                state.spin_end = clock::now().as_nanos() + self.spin_ns.min(SPIN_MAX_NS);
+                if state.poll_end > 0 {
+                    self.poll_budget.note(true);
+                }
+                let now = clock::now().as_nanos();
+                state.poll_end = self.poll_budget.begin(now).min(now + POLL_MAX_NS);
             }
         }
     }

@@ -127,7 +127,7 @@ impl Shared {
     fn ack_delay(&self, st: &State) -> Duration {
         if st.lead.is_asleep() {
             Duration::ZERO
-        } else if self.spin_ns == 0 {
+        } else if self.poll_budget.is_none() {
             ACK_DELAY_ASLEEP
         } else {
             ACK_DELAY

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bowline_roce::{Burst, Device as Core, Event, Instant};
 use bowline_verbs::{AsyncEvent, CmEvent};
-use bowline_wait::{Lead, Leader, has_one_processor};
+use bowline_wait::{Lead, Leader, PollBudget};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
@@ -67,7 +67,7 @@ pub(crate) struct Tx {
 pub(crate) struct Shared {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) stats: Stats,
-    pub(crate) spin_ns: u64,
+    pub(crate) poll_budget: PollBudget,
     pub(crate) capture: Option<Mutex<Capture>>,
     pub(crate) connection_files: Option<ConnectionFiles>,
     state: Mutex<State>,
@@ -129,12 +129,10 @@ impl Shared {
         poll: PollMode,
         spin: Duration,
     ) -> Result<Self, Errno> {
-        let spin_ns = match poll {
-            PollMode::Adaptive if !has_one_processor() => {
-                u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX)
-            }
-            PollMode::Adaptive | PollMode::Sleep => 0,
-            PollMode::Spin => u64::MAX,
+        let poll_budget = match poll {
+            PollMode::Adaptive => PollBudget::while_they_pay(spin),
+            PollMode::Spin => PollBudget::without_end(),
+            PollMode::Sleep => PollBudget::never(),
         };
         let state = State {
             core,
@@ -152,7 +150,7 @@ impl Shared {
             rx: Mutex::new(Rx::new(endpoints.len())),
             endpoints,
             stats: Stats::default(),
-            spin_ns,
+            poll_budget,
             capture: capture.map(Mutex::new),
             connection_files,
             loss,

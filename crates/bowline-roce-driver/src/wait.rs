@@ -6,8 +6,8 @@
 //!      nobody leads, or the            another thread leads,
 //!      background thread does          or it is an event that is waited for
 //!                 |                               |
-//!      lead: poll for 25 us, sleep      sleep until woken by the thread
-//!      on the sockets, poll again       that handles the awaited packet
+//!      lead: poll while that pays,      sleep until woken by the thread
+//!      sleep on the sockets             that handles the awaited packet
 //! ```
 //! Checking the core and recording that a thread is about to sleep happen under one lock, so that
 //! no wake-up is lost. Threads that wait for events never become the leader: a program has a thread
@@ -65,9 +65,10 @@ impl Shared {
         let mut flushed = false;
         let start = clock::now();
         let deadline = limit.map(|limit| start + limit);
-        let mut spin_end = start.as_nanos().saturating_add(self.spin_ns);
+        // When to stop polling and sleep; 0: at once.
+        let mut poll_end = self.poll_budget.begin(start.as_nanos());
         // A thread that sleeps at once notices arrivals when it tries to sleep.
-        let sleeps = self.spin_ns == 0 && limit.is_none_or(|limit| !limit.is_zero());
+        let sleeps = poll_end == 0 && limit.is_none_or(|limit| !limit.is_zero());
         let mut polled = what == WaitFor::Event || sleeps;
         loop {
             let mut st = self.lock();
@@ -110,17 +111,23 @@ impl Shared {
                 self.run_timers();
                 continue;
             }
-            if !polled || now.as_nanos() < spin_end {
+            if !polled || now.as_nanos() < poll_end {
                 drop(st);
                 polled = true;
                 match self.pump() {
                     PumpResult::Nothing => core::hint::spin_loop(),
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
-                        spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
+                        if poll_end > 0 {
+                            self.poll_budget.note(true);
+                        }
+                        poll_end = self.poll_budget.begin(clock::now().as_nanos());
                     }
                 }
                 continue;
+            }
+            if std::mem::take(&mut poll_end) > 0 {
+                self.poll_budget.note(false);
             }
             let until = [timer, deadline].into_iter().flatten().min();
             st.lead.fall_asleep(until.map_or(u64::MAX, Instant::as_nanos));
@@ -134,10 +141,14 @@ impl Shared {
             let arrived = self.sleep(&self.leader_kick, true, limit);
             self.lock().lead.wake_up();
             if arrived {
-                if self.pump() == PumpResult::Busy {
-                    std::thread::yield_now();
+                match self.pump() {
+                    PumpResult::Nothing => {}
+                    // The thread that handles the packets may wait for this processor.
+                    PumpResult::Busy => std::thread::yield_now(),
+                    PumpResult::Received => {
+                        poll_end = self.poll_budget.begin(clock::now().as_nanos());
+                    }
                 }
-                spin_end = clock::now().as_nanos().saturating_add(self.spin_ns);
             }
         }
     }

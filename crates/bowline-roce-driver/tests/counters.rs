@@ -84,3 +84,22 @@ fn a_stream_of_writes_costs_few_calls_and_acknowledgements() {
         assert!(sender.gso_sends * 10 >= sender.sends * 8, "bursts, not packets");
     }
 }
+
+/// A poll before a sleep takes the processor from whoever is to send what is waited for.
+#[test]
+fn polls_that_never_pay_are_left_out() {
+    const WAITS: u64 = 48;
+    /// Looks of a poll, of which one is made by the wait itself.
+    const LOOKS_OF_A_POLL: u64 = 10;
+    let (spin, limit) = (Duration::from_millis(2), Duration::from_millis(3));
+    let device = open_with(SoftConfig { addrs: vec![ip(26, 1)], spin, ..SoftConfig::default() });
+    let cq = device.create_cq(16).unwrap();
+    let polls = (0..WAITS).filter(|_| {
+        let before = device.stats().empty_looks;
+        assert!(!device.wait_cq(cq, false, Some(limit)).unwrap());
+        device.stats().empty_looks - before > LOOKS_OF_A_POLL
+    });
+    let polls = polls.count() as u64;
+    // The first finds out, and one in 16 looks whether that is so still.
+    assert!(polls <= 1 + WAITS / 16, "{polls} polls before {WAITS} sleeps");
+}

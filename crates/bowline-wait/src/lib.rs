@@ -9,7 +9,7 @@
 //! | the lead is | a value: [`Lead`] | a value: [`Lead`] | a lock: [`DeviceLeads`] |
 //! | followers | [`Waiter`], first come | condition variable | [`Followers`], last come |
 //! | a leader's sleep ends by | an event descriptor | an event descriptor | completions |
-//! | polling before it | while that pays | always | as the provider does |
+//! | polling before it | while that pays: [`PollBudget`] | the same | as the provider does |
 //!
 //! - **The lead.** RDS and RoCE read into one core, whose lock they hold when they decide who
 //!   leads. RTRS takes completions of each device without the core's lock.
@@ -25,6 +25,7 @@
 mod device_leads;
 mod followers;
 mod lead;
+mod poll_budget;
 mod processors;
 mod sync;
 mod waiter;
@@ -32,5 +33,6 @@ mod waiter;
 pub use device_leads::{DeviceGone, DeviceLeads, Devices, WaitFor, Waits};
 pub use followers::Followers;
 pub use lead::{Lead, Leader, Others};
+pub use poll_budget::PollBudget;
 pub use processors::has_one_processor;
 pub use waiter::Waiter;

@@ -23,7 +23,7 @@ pub(super) fn serve(role: Role) -> Result<(), String> {
     // Left behind it is removed by the next run.
     let _ = std::fs::remove_dir_all(&dir);
     let (server, port) = ready?;
-    serve_until_the_end(role, server, port)
+    serve_until_the_end(role, server, &format!("port={port}"))
 }
 
 /// Starts the server and gives it its disk.

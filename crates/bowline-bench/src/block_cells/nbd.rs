@@ -3,11 +3,15 @@
 
 use std::io::{BufReader, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 
 use bowline_verbs::Buffer;
 
-use super::server::{serve, start_with_socket};
+use super::server::{serve, start_on, start_with_socket};
 use super::{Gauge, Load, fill, memory_file};
+use crate::cell::Kind;
 use crate::role::{Role, done, stopping};
 use crate::sys;
 
@@ -25,33 +29,66 @@ const LARGE: usize = 1 << 16;
 
 pub(super) fn serve_nbdkit(role: Role) -> Result<(), String> {
     let size = format!("size={}", role.cell.store());
-    let (server, port) = start_with_socket(&role, "nbdkit", &["--foreground", "memory", &size])?;
-    serve(role, server, port)
+    let args = ["--foreground", "memory", &size];
+    if role.cell.kind == Kind::DoorWrite {
+        let failed = |e: std::io::Error| format!("nbdkit: {e}");
+        let name = format!("bowline-bench-{}", std::process::id());
+        let at = SocketAddr::from_abstract_name(&name).map_err(failed)?;
+        let socket = UnixListener::bind_addr(&at).map_err(failed)?;
+        let server = start_on("nbdkit", &args, socket.into())?;
+        return serve(role, server, &format!("name={name}"));
+    }
+    let (server, port) = start_with_socket(&role, "nbdkit", &args)?;
+    serve(role, server, &format!("port={port}"))
 }
 
 pub(super) fn serve_qemu(role: Role) -> Result<(), String> {
     let (_file, path) = memory_file(role.cell.store())?;
     let args = ["--persistent", "--format", "raw", &path];
     let (server, port) = start_with_socket(&role, "qemu-nbd", &args)?;
-    serve(role, server, port)
+    serve(role, server, &format!("port={port}"))
 }
 
-struct Client {
-    stream: TcpStream,
-    reader: BufReader<TcpStream>,
+pub(super) struct Client {
+    stream: Box<dyn Write>,
+    reader: BufReader<Box<dyn Read>>,
     out: Vec<u8>,
+}
+
+fn failed(e: std::io::Error) -> String {
+    format!("NBD: {e}")
 }
 
 impl Client {
     fn connect(role: &Role) -> Result<Self, String> {
-        let failed = |e: std::io::Error| format!("NBD: {e}");
         let stream = TcpStream::connect(role.peer_addr()?).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         if !role.cell.cc.is_empty() {
             sys::set_all_congestion_control(&role.cell.cc);
         }
         let ahead = if role.cell.size < LARGE { AHEAD } else { AHEAD_OF_LARGE };
-        let reader = BufReader::with_capacity(ahead, stream.try_clone().map_err(failed)?);
+        let reader = stream.try_clone().map_err(failed)?;
+        Self::greet(Box::new(stream), Box::new(reader), ahead)
+    }
+
+    /// Connects to the unix socket that the other side told the name of.
+    pub(super) fn connect_near(role: &Role) -> Result<Self, String> {
+        let at = SocketAddr::from_abstract_name(role.peer("name")).map_err(failed)?;
+        Self::of_unix(UnixStream::connect_addr(&at).map_err(failed)?)
+    }
+
+    /// Connects to the unix socket at this path.
+    pub(super) fn connect_at(at: &Path) -> Result<Self, String> {
+        Self::of_unix(UnixStream::connect(at).map_err(failed)?)
+    }
+
+    fn of_unix(stream: UnixStream) -> Result<Self, String> {
+        let reader = stream.try_clone().map_err(failed)?;
+        Self::greet(Box::new(stream), Box::new(reader), AHEAD)
+    }
+
+    fn greet(stream: Box<dyn Write>, reader: Box<dyn Read>, ahead: usize) -> Result<Self, String> {
+        let reader = BufReader::with_capacity(ahead, reader);
         let mut client = Self { stream, reader, out: Vec::new() };
         let mut hello = [0; 18];
         client.reader.read_exact(&mut hello).map_err(failed)?;
@@ -94,6 +131,22 @@ impl Client {
         }
         self.out.clear();
         Ok(())
+    }
+
+    /// Writes, and waits for the answer.
+    pub(super) fn write_one(&mut self, offset: u64, data: &[u8]) -> Result<(), String> {
+        self.request(WRITE, 0, offset, data.len());
+        self.out.extend_from_slice(data);
+        self.flush()?;
+        self.reply().map(drop)
+    }
+
+    /// Reads, and waits for the data.
+    pub(super) fn read_one(&mut self, offset: u64, data: &mut [u8]) -> Result<(), String> {
+        self.request(READ, 0, offset, data.len());
+        self.flush()?;
+        self.reply()?;
+        self.reader.read_exact(data).map_err(failed)
     }
 
     /// Takes the head of the next reply; returns its slot.

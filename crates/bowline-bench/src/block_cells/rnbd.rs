@@ -6,19 +6,21 @@ use std::sync::Arc;
 use bowline_block::backend::{Backend, BackendSpec, open};
 use bowline_block::{BlockDevice, DiskDone, DiskIo, IoOp};
 use bowline_rnbd_driver::{Client, ExportServer, Exports, MapOptions, ServerConfig};
-use bowline_rtrs_driver::PORT;
+use bowline_rtrs_driver::{Engine, PORT};
 
 use super::rtrs::geometry;
 use super::{Ended, Gauge, Load, NAP, addresses, engine, fill, probe, succeeded};
-use crate::cell::Wait;
+use crate::cell::{Kind, Wait};
 use crate::role::{Role, Side, done, stopping};
 
-pub(super) fn serve(mut role: Role) -> Result<(), String> {
-    let (_device, engine) = engine(&role)?;
+/// Exports a store of memory; whether it is filled, the cell says.
+pub(super) fn export(role: &Role, engine: &Arc<Engine>) -> Result<Arc<ExportServer>, String> {
     let spec = BackendSpec::Memory { bytes: role.cell.store() as u64, block: 512 };
     let store: Arc<dyn Backend> = open(spec).map_err(|e| format!("memory: {e}"))?;
-    if let Some(memory) = store.region() {
+    if let Some(memory) = store.region().filter(|_| role.cell.kind != Kind::DoorWrite) {
         fill(&memory);
+        // As it is some time after others have filled it.
+        memory.enlarge_pages(0, memory.len());
     }
     let mut exports = Exports::new();
     exports.backend("store", store).map_err(|e| e.to_string())?;
@@ -26,8 +28,12 @@ pub(super) fn serve(mut role: Role) -> Result<(), String> {
         addresses(&role.cell, Side::Rx).into_iter().map(|ip| SocketAddr::new(ip, PORT)).collect();
     let mut config = ServerConfig::default();
     config.rtrs.geometry = geometry(role.cell.size)?;
-    let server = ExportServer::open(&engine, &at, config, exports);
-    let _server = server.map_err(|e| e.to_string())?;
+    ExportServer::open(engine, &at, config, exports).map_err(|e| e.to_string())
+}
+
+pub(super) fn serve(mut role: Role) -> Result<(), String> {
+    let (_device, engine) = engine(&role)?;
+    let _server = export(&role, &engine)?;
     role.ready("")?;
     while !stopping() {
         std::thread::sleep(NAP);

@@ -56,11 +56,16 @@ pub(super) fn start_with_socket(
         sys::set_all_congestion_control(&role.cell.cc); // accepted sockets take it over
     }
     let port = socket.local_addr().map_err(failed)?.port();
+    Ok((start_on(program, args, socket.into())?, port))
+}
+
+/// Starts a server with a socket that listens already.
+pub(super) fn start_on(program: &str, args: &[&str], socket: OwnedFd) -> Result<Child, String> {
     // The number of the process must be told, which only a shell that becomes the server knows.
     const BECOME: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", BECOME, program]).args(args).stdin(OwnedFd::from(socket));
-    Ok((start(&mut command).map_err(failed)?, port))
+    command.args(["-c", BECOME, program]).args(args).stdin(socket);
+    start(&mut command).map_err(|e| format!("{program}: {e}"))
 }
 
 /// Starts a program that ends with this process.
@@ -69,9 +74,10 @@ pub(super) fn start(command: &mut Command) -> std::io::Result<Child> {
     command.stdout(Stdio::null()).spawn()
 }
 
-/// Serves until the parent has had enough: an end of the server before that is an error.
-pub(super) fn serve(mut role: Role, mut server: Child, port: u16) -> Result<(), String> {
-    role.ready(&format!("port={port} {PROGRAM}={}", server.id()))?;
+/// Serves until the parent has had enough: an end of the server before that is an error. `at` says
+/// where it can be reached.
+pub(super) fn serve(mut role: Role, mut server: Child, at: &str) -> Result<(), String> {
+    role.ready(&format!("{at} {PROGRAM}={}", server.id()))?;
     let status = server.wait().map_err(|e| format!("waiting for the server: {e}"))?;
     Err(format!("the server ended: {status}"))
 }

@@ -46,6 +46,10 @@ pub(super) fn meaning(id: &str) -> Option<&'static str> {
         "C9" => "system calls per request of 4 KiB, read, client / server; write likewise",
         "C10" => "packets per read of 4 KiB / per write of 2 KiB",
         "N1" | "N2" => "a mapped disk, 4 KiB, 32 outstanding, read / write: rate",
+        "N4" => {
+            "one write of 4 KiB at a time to a new disk, through its NBD socket / its file (FUSE): \
+             99th percentile"
+        }
         _ => return None,
     })
 }
@@ -71,6 +75,7 @@ pub(super) fn rival(target: &Target) -> Option<&'static str> {
             ["lossless"] => "no loss",
             ["nbdkit"] => "nbdkit",
             ["nbdkit-unbound"] => "nbdkit, unbound",
+            ["nbdkit-one-cpu"] => "nbdkit, all on one processor",
             ["nbdkit-as-is"] => "nbdkit as set up",
             ["rtrs", "rtrs-adaptive"] => "RTRS",
             ["qemu-nbd"] => "qemu-nbd",

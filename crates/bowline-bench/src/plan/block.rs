@@ -163,6 +163,25 @@ impl Builder<'_> {
         self.push(format!("ping-{}/{PAGE}", wait.name()), title, Figure::Latency, entries);
     }
 
+    /// Writes one after the other, through what other programs see of a disk.
+    fn doors(&mut self) {
+        let subjects = [Subject::Nbdkit, Subject::DoorNbd, Subject::DoorFuse];
+        let one_cpu = self.options.pin.map(|(rx, _)| (rx, rx));
+        let ways = [("-unbound", None), ("-one-cpu", one_cpu)];
+        let mut entries = Vec::new();
+        for (how, pin) in ways.into_iter().take(if one_cpu.is_some() { 2 } else { 1 }) {
+            for subject in subjects {
+                let label = format!("{}{how}", subject.name());
+                let entry = self.io(&label, subject, Kind::DoorWrite, PAGE, 1);
+                let mut entry = Entry { as_is: true, ..entry.waiting(Wait::Adaptive) };
+                entry.cell.pin = pin;
+                entries.push(entry);
+            }
+        }
+        let title = format!("write {}, one after the other, to a new disk", bytes(PAGE));
+        self.push(format!("door-write/{PAGE}"), title, Figure::Latency, entries);
+    }
+
     /// One of two paths is lost under load.
     fn failover(&mut self) {
         let io = |label: &str, kind, path_dead_ms| {
@@ -212,6 +231,8 @@ impl Builder<'_> {
         }
         if rtrs {
             self.failover();
+        } else {
+            self.doors();
         }
     }
 }

@@ -13,6 +13,7 @@ mod file;
 mod job;
 mod memory;
 mod null;
+mod pages;
 mod pool;
 mod sys;
 #[cfg(test)]

@@ -1,0 +1,143 @@
+//! How long a thread polls before it sleeps.
+
+use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
+
+use crate::has_one_processor;
+use crate::sync::{AtomicI32, AtomicU32};
+
+/// Bound of [`PollBudget::score`].
+const SCORE_MAX: i32 = 32;
+/// What a poll that paid adds to the score; one that did not takes 1.
+const PAID: i32 = 4;
+/// While polls do not pay, one in so many is made all the same. If it pays, all are made again: who
+/// sleeps too often is slower by more than polls in vain cost.
+const RETRY_EVERY: u32 = 16;
+
+/// The budget of polls of the threads that wait for one network.
+///
+/// A poll saves the wake-up of a thread, if what it waits for comes meanwhile. Otherwise it takes
+/// a processor from others, perhaps from the very thread that is to send what is waited for. So a
+/// poll lasts about as long as a wake-up takes, counted from the last thing that came; and while
+/// polls do not pay, threads sleep at once.
+#[derive(Debug)]
+pub struct PollBudget {
+    /// In nanoseconds; 0: never, `u64::MAX`: without end.
+    longest_ns: u64,
+    /// Not negative if polls have paid lately. Relaxed, as `left_out`: it guards no other memory,
+    /// and a change that is lost does no harm.
+    score: AtomicI32,
+    /// Polls that were left out because polls do not pay.
+    left_out: AtomicU32,
+}
+
+impl PollBudget {
+    /// Threads sleep at once.
+    pub const fn never() -> Self {
+        Self::lasting(0)
+    }
+
+    /// Threads never sleep.
+    pub const fn without_end() -> Self {
+        Self::lasting(u64::MAX)
+    }
+
+    /// Threads poll for up to this long while that pays, if the machine has several processors.
+    pub fn while_they_pay(longest: Duration) -> Self {
+        let longest_ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX - 1);
+        Self::lasting(if has_one_processor() { 0 } else { longest_ns.min(u64::MAX - 1) })
+    }
+
+    const fn lasting(longest_ns: u64) -> Self {
+        Self { longest_ns, score: AtomicI32::new(0), left_out: AtomicU32::new(0) }
+    }
+
+    /// Tells whether threads never poll before they sleep.
+    pub const fn is_none(&self) -> bool {
+        self.longest_ns == 0
+    }
+
+    /// Returns when a poll that begins at `now_ns` is to end; 0 if the thread is to sleep at once.
+    /// A poll during which something came is [noted](Self::note) and begun again.
+    pub fn begin(&self, now_ns: u64) -> u64 {
+        match self.longest_ns {
+            0 => 0,
+            u64::MAX => u64::MAX,
+            _ if self.score.load(Relaxed) < 0 && !self.is_retry() => 0,
+            longest_ns => now_ns.saturating_add(longest_ns),
+        }
+    }
+
+    fn is_retry(&self) -> bool {
+        self.left_out.fetch_add(1, Relaxed).wrapping_add(1).is_multiple_of(RETRY_EVERY)
+    }
+
+    /// Notes that something came during a poll, or that nothing did until its end.
+    pub fn note(&self, paid: bool) {
+        let score = self.score.load(Relaxed).max(0) + if paid { PAID } else { -1 };
+        self.score.store(score.min(SCORE_MAX), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONGEST: u64 = 25_000;
+
+    fn polls_in(waits: u32, budget: &PollBudget, mut pays: impl FnMut(u32) -> bool) -> u32 {
+        let mut made = 0;
+        for wait in 0..waits {
+            if budget.begin(0) > 0 {
+                made += 1;
+                budget.note(pays(wait));
+            }
+        }
+        made
+    }
+
+    #[test]
+    fn a_poll_ends_in_time_whatever_came_before() {
+        let budget = PollBudget::lasting(LONGEST);
+        for now in (0..100).map(|n| n * LONGEST / 2) {
+            assert_eq!(budget.begin(now), now + LONGEST);
+            budget.note(true);
+        }
+    }
+
+    #[test]
+    fn polls_that_do_not_pay_are_left_out() {
+        let budget = PollBudget::lasting(LONGEST);
+        polls_in(1000, &budget, |_| true);
+        // However well they paid before.
+        let made = polls_in(1600 + SCORE_MAX as u32 + 1, &budget, |_| false);
+        assert!((100..=100 + SCORE_MAX as u32 + 1).contains(&made), "{made}");
+    }
+
+    #[test]
+    fn polls_that_pay_again_are_made_again() {
+        let budget = PollBudget::lasting(LONGEST);
+        polls_in(1000, &budget, |_| false);
+        // One that is made to see that is enough.
+        polls_in(RETRY_EVERY, &budget, |_| true);
+        assert_eq!(polls_in(100, &budget, |_| true), 100);
+    }
+
+    #[test]
+    fn one_in_five_that_pays_is_enough() {
+        let budget = PollBudget::lasting(LONGEST);
+        let made = polls_in(300, &budget, |wait| wait % 5 == 0);
+        assert_eq!(made, 300);
+    }
+
+    #[test]
+    fn some_never_poll_and_some_never_sleep() {
+        let (never, spinning) = (PollBudget::never(), PollBudget::without_end());
+        for paid in [true, false] {
+            (0..2 * SCORE_MAX).for_each(|_| [&never, &spinning].iter().for_each(|b| b.note(paid)));
+            assert_eq!((never.begin(7), never.is_none()), (0, true));
+            assert_eq!((spinning.begin(7), spinning.is_none()), (u64::MAX, false));
+        }
+        assert!(PollBudget::while_they_pay(Duration::MAX).longest_ns < u64::MAX);
+    }
+}
