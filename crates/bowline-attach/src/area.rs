@@ -103,8 +103,8 @@ impl Place {
 }
 
 impl Ring {
-    /// The place of an entry: aligned, and with [`ALIGN`] bytes before the end of the ring, whatever
-    /// position the other side has written.
+    /// The place of an entry: aligned, and with [`ALIGN`] bytes before the end of the ring,
+    /// whatever position the other side has written.
     pub(crate) const fn place(self, position: u64) -> Place {
         Place { ring: self, offset: position as usize % RING_LEN / ALIGN * ALIGN }
     }

@@ -54,8 +54,8 @@ pub const NAME_MAX: usize = 128;
 pub const CONTROL_MAX: usize = 16 << 10;
 
 /// First bytes of the abstract name to which the node binds its end of a socket, by which a library
-/// sees what may be an RDS socket; digits follow. Nobody listens there, and the name proves nothing:
-/// whose socket it is, the kernel says (`SO_PEERCRED`).
+/// sees what may be an RDS socket; digits follow. Nobody listens there, and the name proves
+/// nothing: whose socket it is, the kernel says (`SO_PEERCRED`).
 pub const NAME_PREFIX: &[u8] = b"\0bowline-rds/";
 
 /// Bytes of an [`offer`]: more than all tokens with which a program fills a socket.
@@ -149,8 +149,9 @@ pub enum Op {
     CancelAll = 17,
     /// Gives the node access to the memory of the process, for RDMA operations: a descriptor of its
     /// `/proc/self/mem`, opened to be read and written, comes along, or an end of a socket whose
-    /// other end gives parts of it. Payload: the address, as 8 bytes, where the nonce of this channel
-    /// stands. A program sends it because of a call that is about its memory; no node asks for it.
+    /// other end gives parts of it. Payload: the address, as 8 bytes, where the nonce of this
+    /// channel stands. A program sends it because of a call that is about its memory; no node asks
+    /// for it.
     Memory = 18,
 }
 

@@ -17,8 +17,8 @@ use crate::trust::{self, Place};
 
 const NO_DESCRIPTOR: c_int = -1;
 
-/// How long a node may take to greet, or to end an answer: longer than a hand-over to another process
-/// takes.
+/// How long a node may take to greet, or to end an answer: longer than a hand-over to another
+/// process takes.
 const GREETING_LIMIT: Duration = Duration::from_secs(15);
 
 /// In the word of a channel, beside the number of its descriptor: it has shown memory.
@@ -84,7 +84,8 @@ impl<D: Descriptors> Channel<D> {
     /// # Errors
     /// Those of `connect(2)`; EACCES as well when whoever listens there is neither root, nor this
     /// user, nor the owner of the file; others that [`is_refusal`] tells; EPROTONOSUPPORT when the
-    /// node speaks another version; ETIMEDOUT when it says nothing; ENETDOWN when it ends meanwhile.
+    /// node speaks another version; ETIMEDOUT when it says nothing; ENETDOWN when it ends
+    /// meanwhile.
     pub fn open(path: &[u8]) -> Result<(Self, Welcome), c_int> {
         // SAFETY: a structure of integers, for which all zeroes are a value.
         let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
@@ -119,8 +120,8 @@ impl<D: Descriptors> Channel<D> {
         Ok((channel, welcome))
     }
 
-    /// Makes a channel to the node that has made a socket, wherever that node is: one end goes to it
-    /// through the socket itself. It may name this socket.
+    /// Makes a channel to the node that has made a socket, wherever that node is: one end goes to
+    /// it through the socket itself. It may name this socket.
     ///
     /// # Errors
     /// ENETDOWN when the node is gone; EMFILE; those of [`open`](Self::open) but `connect(2)`'s.

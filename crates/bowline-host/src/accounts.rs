@@ -12,8 +12,8 @@ use crate::policy::{Policy, Ports, Quota};
 /// Most kinds of refusals that are kept apart until somebody asks.
 const KINDS_MAX: usize = 64;
 
-/// Most bytes of memory for requests and answers of all channels of a user, beside what some channels
-/// have anyway: some of the largest requests.
+/// Most bytes of memory for requests and answers of all channels of a user, beside what some
+/// channels have anyway: some of the largest requests.
 const HELD_MAX: usize = 64 << 20;
 /// The same of root and the node's own user together.
 const HELD_MAX_TRUSTED: usize = 512 << 20;

@@ -33,9 +33,9 @@ impl Caller {
         Ok(Self { process, user: peer.uid.as_raw(), groups })
     }
 
-    /// Who offers one end of a pair of sockets, by the credentials that came along: the process that
-    /// has made the pair. `None` when it is not, or when the socket is not of such a pair: its other
-    /// end may be somebody else's, who has not asked for anything.
+    /// Who offers one end of a pair of sockets, by the credentials that came along: the process
+    /// that has made the pair. `None` when it is not, or when the socket is not of such a pair: its
+    /// other end may be somebody else's, who has not asked for anything.
     pub(crate) fn of_offer(socket: impl AsFd, sender: UCred) -> Option<Self> {
         use rustix::net::sockopt::{socket_domain, socket_type};
         use rustix::net::{AddressFamily, SocketType, getpeername, getsockname};

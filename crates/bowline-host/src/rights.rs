@@ -38,8 +38,8 @@ impl Service {
         }
     }
 
-    /// Counts what a channel holds. Returns `false` when its user has too much of it, even after all
-    /// channels of the user have given back what they do not need.
+    /// Counts what a channel holds. Returns `false` when its user has too much of it, even after
+    /// all channels of the user have given back what they do not need.
     pub(crate) fn count_held(&mut self, number: u64) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return true };
         let now = channel.held();

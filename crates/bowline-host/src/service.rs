@@ -347,8 +347,8 @@ impl Service {
         }
     }
 
-    /// Ends channels that have been full for long: what is behind is not read, and may be what keeps
-    /// the other end open when its process is gone. The library has one request under way.
+    /// Ends channels that have been full for long: what is behind is not read, and may be what
+    /// keeps the other end open when its process is gone. The library has one request under way.
     fn end_stuffed(&mut self, now: Instant) {
         let is_stuffed = |channel: &mut Channel| {
             let since = if channel.is_full() { channel.full_since.or(Some(now)) } else { None };

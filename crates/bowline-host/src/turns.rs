@@ -148,8 +148,8 @@ impl Service {
         }
     }
 
-    /// Makes the program's descriptor show what the socket is ready for, and takes the channels that
-    /// programs offer on it.
+    /// Makes the program's descriptor show what the socket is ready for, and takes the channels
+    /// that programs offer on it.
     pub(crate) fn refresh(&mut self, handle: u64) {
         self.turn(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
@@ -165,8 +165,8 @@ impl Service {
         }
     }
 
-    /// Takes what programs have sent on a socket. One that is full seems writable then for a moment,
-    /// until somebody sends.
+    /// Takes what programs have sent on a socket. One that is full seems writable then for a
+    /// moment, until somebody sends.
     fn make_writable(&mut self, handle: u64) {
         let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
         let mut offers = Vec::new();

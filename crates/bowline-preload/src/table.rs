@@ -2,9 +2,9 @@
 //!
 //! What is known is kept by number of the descriptor, in one word each, so that a call on another
 //! descriptor costs one look. A number is forgotten when its descriptor is closed or replaced, and
-//! found out about again at its next use: an RDS socket has a peer of a certain name, and the kernel
-//! says that it was made by somebody who may make some for this process. Its node is asked through
-//! the socket itself.
+//! found out about again at its next use: an RDS socket has a peer of a certain name, and the
+//! kernel says that it was made by somebody who may make some for this process. Its node is asked
+//! through the socket itself.
 
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};

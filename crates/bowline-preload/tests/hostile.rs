@@ -1,5 +1,5 @@
-//! Programs that run with the library, and somebody else who wants something of them: a stranger who
-//! connects or passes a descriptor, and a node that is not what it should be.
+//! Programs that run with the library, and somebody else who wants something of them: a stranger
+//! who connects or passes a descriptor, and a node that is not what it should be.
 
 #[path = "hostile/false_node.rs"]
 mod false_node;

@@ -28,8 +28,8 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Descriptors and threads of this process, but for TCP connections of the node, which it keeps, and
-/// threads that close what programs had, which end soon.
+/// Descriptors and threads of this process, but for TCP connections of the node, which it keeps,
+/// and threads that close what programs had, which end soon.
 fn possessions() -> [usize; 2] {
     let all = std::fs::read_dir("/proc/self/task").unwrap();
     let names = all.filter_map(|one| std::fs::read_to_string(one.ok()?.path().join("comm")).ok());

@@ -30,9 +30,9 @@ const TICK_BUSY_NS: u64 = 8_000_000;
 const IDLE_POLL_NS: u64 = 10_000_000;
 /// Interval of checking for unflushed data.
 const FLUSH_TICK_NS: u64 = 200_000;
-/// When the memory that messages occupy has shrunk by this number of bytes, the system gets it back,
-/// since the heap by itself keeps freed memory. It happens at most once in `TRIM_PAUSE_NS`, because
-/// it searches the whole heap, the program's part included.
+/// When the memory that messages occupy has shrunk by this number of bytes, the system gets it
+/// back, since the heap by itself keeps freed memory. It happens at most once in `TRIM_PAUSE_NS`,
+/// because it searches the whole heap, the program's part included.
 const TRIM_BYTES: usize = 64 << 20;
 const TRIM_PAUSE_NS: u64 = 5_000_000_000;
 /// Number of checks without unflushed data after which senders have to ask for the next check.

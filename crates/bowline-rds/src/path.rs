@@ -211,8 +211,8 @@ impl Path {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }
 
-    /// Cancels those messages that `which` chooses, and returns them. Their bytes are forgotten with
-    /// the next [`drop_cancelled`](Self::drop_cancelled).
+    /// Cancels those messages that `which` chooses, and returns them. Their bytes are forgotten
+    /// with the next [`drop_cancelled`](Self::drop_cancelled).
     pub(crate) fn cancel(&mut self, mut which: impl FnMut(&TxMsg) -> bool) -> Vec<TxMsg> {
         let mut chosen = Vec::new();
         for msg in &mut self.queue {
@@ -288,8 +288,8 @@ impl Path {
         self.compact(pool, false);
     }
 
-    /// Gives back the memory of dropped messages: at once what is [worth it](TxLog::compact), or all
-    /// of it, and that for more messages, if `whole`.
+    /// Gives back the memory of dropped messages: at once what is [worth it](TxLog::compact), or
+    /// all of it, and that for more messages, if `whole`.
     pub(crate) fn compact(&mut self, pool: &mut TxPool, whole: bool) {
         let kept = self.queue.iter().filter(|msg| !msg.has(mark::GONE));
         let frames = kept.map(|msg| (msg.log_start, msg.log_start + msg.frame_len()));

@@ -17,8 +17,8 @@ use crate::ids::ConnId;
 use crate::rxbuf::Rope;
 use crate::socket::Endpoint;
 
-/// Number of elements for which a queue keeps memory however few it has: as many 64-byte messages as
-/// fit a usual buffer.
+/// Number of elements for which a queue keeps memory however few it has: as many 64-byte messages
+/// as fit a usual buffer.
 const KEPT: usize = 1 << 11;
 
 /// Origin of a message, without the port.

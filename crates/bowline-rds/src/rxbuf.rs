@@ -146,8 +146,8 @@ impl RxPool {
         let mut buf = match slots.take() {
             Some(buf) => buf,
             None if slots.slots.len() < POOL_MAX => Arc::new(Vec::with_capacity(size)),
-            // Slow readers hold all pooled buffers: messages take no more memory than they need, and
-            // a short one does not keep the others that came with it.
+            // Slow readers hold all pooled buffers: messages take no more memory than they need,
+            // and a short one does not keep the others that came with it.
             None => return RxBuf { buf: Arc::new(bytes.to_vec()), share: Share::Nothing },
         };
         match Arc::get_mut(&mut buf) {

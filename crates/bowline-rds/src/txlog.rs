@@ -10,8 +10,9 @@
 //! Chunks are shared with writes in progress and never changed once shared: an append to a shared
 //! chunk starts a new one.
 //!
-//! Frames in the middle may be dropped. Offsets stay what they are: a chunk without a frame goes, and
-//! one that holds little is replaced by copies of what it holds, [as long as that](TxLog::compact).
+//! Frames in the middle may be dropped. Offsets stay what they are: a chunk without a frame goes,
+//! and one that holds little is replaced by copies of what it holds, [as long as
+//! that](TxLog::compact).
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -272,9 +273,10 @@ impl TxLog {
         }
     }
 
-    /// Forgets everything but the frames that are named, from offset to offset and in order. A chunk
-    /// in which less than half is used gives way to copies. Each byte is copied once at most for
-    /// every byte that goes. The last chunk has room for more, which counts as used unless `whole`.
+    /// Forgets everything but the frames that are named, from offset to offset and in order. A
+    /// chunk in which less than half is used gives way to copies. Each byte is copied once at most
+    /// for every byte that goes. The last chunk has room for more, which counts as used unless
+    /// `whole`.
     pub(crate) fn compact(
         &mut self,
         pool: &mut TxPool,

@@ -18,8 +18,8 @@ use crate::udp;
 pub struct EarlySockets(Arc<Mutex<Vec<(AddressFamily, OwnedFd)>>>);
 
 impl EarlySockets {
-    /// Makes a socket for each address, with buffers of this many bytes. What cannot be made is made
-    /// when the device is opened, which says why that fails.
+    /// Makes a socket for each address, with buffers of this many bytes. What cannot be made is
+    /// made when the device is opened, which says why that fails.
     pub fn new(addrs: &[IpAddr], buffer: usize) -> Self {
         let one = |ip: &IpAddr| {
             let socket = make(family_of(*ip)).ok()?;

@@ -1,6 +1,6 @@
-//! System calls for tests of what a confined process can do. Each does no harm to a process that may
-//! carry it out: it changes nothing, or something to what it is already, or fails for its arguments
-//! after the kernel has looked for the call.
+//! System calls for tests of what a confined process can do. Each does no harm to a process that
+//! may carry it out: it changes nothing, or something to what it is already, or fails for its
+//! arguments after the kernel has looked for the call.
 
 #![allow(unsafe_code, reason = "most of these calls have no safe form anywhere")]
 
@@ -164,7 +164,8 @@ pub const OTHERS: &[Call] = calls! {
     SYS_tgkill(1, 1, 0);
 };
 
-/// `fcntl` and `ioctl` with which the kernel sends signals, or types into a terminal, for a process.
+/// `fcntl` and `ioctl` with which the kernel sends signals, or types into a terminal, for a
+/// process.
 pub fn on(descriptor: BorrowedFd<'_>) -> [Call; 5] {
     let fd = libc::c_long::from(descriptor.as_raw_fd());
     let owner = libc::c_long::from(std::process::id());
@@ -187,8 +188,8 @@ pub const SELF: &[Call] = calls! {
     SYS_prctl(libc::PR_SET_NO_NEW_PRIVS, 0);
 };
 
-/// Options of TCP sockets that only root may set: a mark for routes and filters, addresses of others,
-/// sequence numbers.
+/// Options of TCP sockets that only root may set: a mark for routes and filters, addresses of
+/// others, sequence numbers.
 pub const OPTIONS: [(&str, libc::c_int, libc::c_int); 3] = [
     ("SO_MARK", libc::SOL_SOCKET, libc::SO_MARK),
     ("IP_TRANSPARENT", libc::SOL_IP, libc::IP_TRANSPARENT),

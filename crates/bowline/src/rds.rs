@@ -37,9 +37,9 @@
 //! A peer that does not exist, or whose node does not run (yet), is no error either: messages to it
 //! wait in the send buffer, until that is full. [`Node::events`] tells it with the cause
 //! ([`Event::CannotConnect`]), and [`Node::info`] shows it: no path to the peer is
-//! [`PathState::Up`]. When a peer's node ends in good order, it says so ([`Event::PeerEnded`]); what
-//! it had not acknowledged then waits for the next node there, and [`Socket::flush`] fails with
-//! [`ErrorKind::PeerEnded`] if none comes.
+//! [`PathState::Up`]. When a peer's node ends in good order, it says so ([`Event::PeerEnded`]);
+//! what it had not acknowledged then waits for the next node there, and [`Socket::flush`] fails
+//! with [`ErrorKind::PeerEnded`] if none comes.
 //!
 //! ```
 //! use bowline::rds::{CloseReason, Event, Node};

@@ -137,8 +137,8 @@ pub(super) fn end(number: usize) {
     }
 }
 
-/// Closes the connections that have ended and that no call uses; tells whether any are left. For the
-/// agent alone.
+/// Closes the connections that have ended and that no call uses; tells whether any are left. For
+/// the agent alone.
 pub(super) fn close_ended<D: Descriptors>() -> bool {
     let mut is_left = false;
     for (number, connection) in ALL.iter().enumerate() {

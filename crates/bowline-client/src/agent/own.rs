@@ -19,9 +19,9 @@ fn transfer(call: c_long, pid: c_int, at: u64, own: *mut u8, len: usize) -> Resu
     let there = libc::iovec { iov_base: base, iov_len: len };
     let (own, there) = (&raw const own, &raw const there);
     let one: c_long = 1;
-    // SAFETY: `own` is memory of the caller for so many bytes; of the other address the system finds
-    // out itself whether there is something, and fails if not. Who asks for a write knows that the
-    // program has given the memory for that: nothing else of this library lies there.
+    // SAFETY: `own` is memory of the caller for so many bytes; of the other address the system
+    // finds out itself whether there is something, and fails if not. Who asks for a write knows
+    // that the program has given the memory for that: nothing else of this library lies there.
     let done = unsafe { libc::syscall(call, pid, own, one, there, one, 0 as c_long) };
     if system::result(done)? == len { Ok(()) } else { Err(libc::EFAULT) }
 }

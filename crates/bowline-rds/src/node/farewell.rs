@@ -16,8 +16,8 @@ use crate::path::{Path, mark};
 use crate::rdma::{RdmaLink, RdmaState};
 use crate::socket::{Sock, interest_bit, to_socket_addr};
 
-/// How long a connection that broke is expected back: peers dial again at once, and one that has not
-/// done so by then is away.
+/// How long a connection that broke is expected back: peers dial again at once, and one that has
+/// not done so by then is away.
 const UNTOLD_TIME: Duration = Duration::from_millis(500);
 /// Longest time that a node which ends waits for such connections.
 const WAIT_TIME: Duration = Duration::from_millis(300);

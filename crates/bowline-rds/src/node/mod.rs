@@ -294,8 +294,8 @@ impl Node {
         local_addr
     }
 
-    /// Forgets local addresses that nobody uses, before the table of them grows: there are very many
-    /// loopback addresses, and scopes, that programs may name.
+    /// Forgets local addresses that nobody uses, before the table of them grows: there are very
+    /// many loopback addresses, and scopes, that programs may name.
     fn forget_local_addrs(&mut self) {
         let (addrs, spare) = (&mut self.local_addrs, &mut self.spare_local_addrs);
         self.local_addr_index.retain(|_, at| {

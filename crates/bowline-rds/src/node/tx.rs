@@ -370,8 +370,8 @@ impl Node {
         cancelled
     }
 
-    /// Removes cancelled messages that a queue does not need any more, and lifts the path barrier if
-    /// it waited for them.
+    /// Removes cancelled messages that a queue does not need any more, and lifts the path barrier
+    /// if it waited for them.
     pub(super) fn after_release(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if let Some(path) = conn.paths.get_mut(usize::from(index)) {

@@ -778,8 +778,8 @@ impl BowlineHost {
         }
     }
 
-    /// Compares the memory of frames with what they count for, as a node does with each message that
-    /// it queues for a peer.
+    /// Compares the memory of frames with what they count for, as a node does with each message
+    /// that it queues for a peer.
     fn check_frames(&self, ctx: &mut Ctx) {
         let memory = self.node.send_memory();
         if memory.frames > self.sends_max / 4 && memory.frames / 4 > memory.accounted {

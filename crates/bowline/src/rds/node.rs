@@ -171,10 +171,10 @@ impl Node {
         self.owned().map_or(0, |driver| driver.drop_connections(peer))
     }
 
-    /// Waits until all sent messages are acknowledged, at most `limit`, then ends all connections in
-    /// good order, which takes half a second at most; later calls fail with `ESHUTDOWN`. Tells
-    /// whether everything was acknowledged in time. The host's node goes on: for it, this does nothing and returns `false`;
-    /// [`Socket::flush`] waits for one socket.
+    /// Waits until all sent messages are acknowledged, at most `limit`, then ends all connections
+    /// in good order, which takes half a second at most; later calls fail with `ESHUTDOWN`. Tells
+    /// whether everything was acknowledged in time. The host's node goes on: for it, this does
+    /// nothing and returns `false`; [`Socket::flush`] waits for one socket.
     pub fn shutdown(&self, limit: Duration) -> bool {
         self.owned().is_some_and(|driver| driver.shutdown(limit))
     }

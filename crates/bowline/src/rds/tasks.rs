@@ -194,8 +194,9 @@ impl Socket {
     /// Cancel safe: messages are sent whether anybody waits for it or not.
     ///
     /// # Errors
-    /// `EBADF` after [`close`](Self::close); `ESHUTDOWN` when the node was shut down; `ECONNREFUSED`
-    /// (111) as [`flush`](Self::flush); `EOPNOTSUPP` (95) for a socket of the host's node.
+    /// `EBADF` after [`close`](Self::close); `ESHUTDOWN` when the node was shut down;
+    /// `ECONNREFUSED` (111) as [`flush`](Self::flush); `EOPNOTSUPP` (95) for a socket of the host's
+    /// node.
     pub async fn flush_async(&self) -> Result<(), Error> {
         let (driver, id) = self.of_process()?;
         Ok(poll_fn(|cx| driver.poll_flush(id, cx)).await?)

@@ -206,9 +206,9 @@ fn with_arguments() -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
         .collect()
 }
 
-/// The sockets that a process makes: TCP and UDP, and what tells the addresses of the machine. Other
-/// protocols of the same families are connected where Landlock has no rule (MPTCP, SMC), or are of
-/// the kernel's own (ICMP). It makes no unix sockets, so that it connects to none of others.
+/// The sockets that a process makes: TCP and UDP, and what tells the addresses of the machine.
+/// Other protocols of the same families are connected where Landlock has no rule (MPTCP, SMC), or
+/// are of the kernel's own (ICMP). It makes no unix sockets, so that it connects to none of others.
 fn sockets() -> Vec<Vec<Condition>> {
     let ip = [AddressFamily::INET, AddressFamily::INET6];
     let kinds = [(SocketType::STREAM, libc::IPPROTO_TCP), (SocketType::DGRAM, libc::IPPROTO_UDP)];

@@ -25,8 +25,8 @@ pub(super) fn give_up(needs: &Needs, confinement: &mut Confinement) {
     confinement.note(&what, done);
 }
 
-/// Drops all but `kept`, from which goes what this thread does not have, and to which comes what its
-/// folders need.
+/// Drops all but `kept`, from which goes what this thread does not have, and to which comes what
+/// its folders need.
 fn reduce(needs: &Needs, kept: &mut Vec<(CapabilitySet, &str)>) -> Result<(), Errno> {
     let had = capabilities(None)?.permitted;
     kept.retain(|(one, _)| had.contains(*one));

@@ -2,7 +2,8 @@
 //! abstract names it connects.
 //!
 //! A kernel has one of several versions (ABI) of Landlock. What an older one does not know stays as
-//! it was: ABI 1 knows paths, 3 truncation, 4 ports, 5 ioctls of devices, 6 signals and abstract names.
+//! it was: ABI 1 knows paths, 3 truncation, 4 ports, 5 ioctls of devices, 6 signals and abstract
+//! names.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,9 @@
 //! By which names of this host a client may ask for metrics.
 //!
-//! A web page may have a name of its own lead to an address of this host, after which a browser takes
-//! what is served here for the page's own and lets it read that (DNS rebinding). The browser sends the
-//! page's name, though, and a name that is not this host's is refused. An address is nobody's name.
+//! A web page may have a name of its own lead to an address of this host, after which a browser
+//! takes what is served here for the page's own and lets it read that (DNS rebinding). The browser
+//! sends the page's name, though, and a name that is not this host's is refused. An address is
+//! nobody's name.
 
 use std::net::{IpAddr, Ipv6Addr};
 

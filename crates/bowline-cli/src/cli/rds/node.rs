@@ -176,8 +176,8 @@ pub(crate) struct Args {
     drain: Option<f64>,
     /// Keep access to files, ports and system calls, and capabilities, that the node does not need.
     /// With --tree, a node of root keeps access to files and the right to mount, and one of another
-    /// user keeps all, since fusermount3 needs it. A node with disks in its configuration keeps all as well; one without takes
-    /// disks by command only with this option
+    /// user keeps all, since fusermount3 needs it. A node with disks in its configuration keeps all
+    /// as well; one without takes disks by command only with this option
     #[arg(long)]
     no_sandbox: bool,
 }

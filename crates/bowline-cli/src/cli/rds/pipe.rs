@@ -276,7 +276,8 @@ impl<'a> Sender<'a> {
 
     /// Sends the end marks, if wanted, and waits until all receivers have acknowledged everything.
     /// Gives up when none has taken anything for some time, which is shorter once the command was
-    /// asked to stop, or when those that have not are gone. Returns the receivers that are not done.
+    /// asked to stop, or when those that have not are gone. Returns the receivers that are not
+    /// done.
     fn finish(&mut self, tell: bool) -> Outcome<Vec<SocketAddr>> {
         let mut untold = if tell { self.receivers.to_vec() } else { Vec::new() };
         let (mut fewest, mut since) = (usize::MAX, Instant::now());
