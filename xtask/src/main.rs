@@ -4,6 +4,7 @@ mod api;
 mod ci;
 mod dist;
 mod fuzz;
+mod hostile;
 mod layers;
 mod links;
 mod miri;
@@ -41,6 +42,7 @@ runs
                      such seeds show what is done wrong on purpose; some two hours on 2 processors
   bench [arguments]  the benchmarks, e.g. rds --quick; --help tells the others
   fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
+  hostile [--seconds N] hostile programs, nodes and users against the others; N seconds each (20)
   model              the hand-over between threads that wait, in thousands of orders; a minute
   miri               what is unsafe and needs no system, under Miri; needs nightly and miri
   interop [args]     scenarios against a kernel in QEMU: interop/run, which tells of --list and
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
         Some("night") => search::night(rest),
         Some("bench") => run::bench(rest),
         Some("fuzz") => fuzz::run(rest),
+        Some("hostile") => hostile::run(rest),
         Some("model") => no_args(rest, run::model),
         Some("miri") => no_args(rest, miri::run),
         Some("interop") => run::interop(rest),
