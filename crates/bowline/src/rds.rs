@@ -118,9 +118,9 @@ pub use bowline_rds::{
     PeerList, RdmaInfo, RdmaStatus, Readiness, Refusal, SendControl, SocketInfo, TooLong,
     Transport,
 };
-#[cfg(feature = "rdma")]
-pub use bowline_rds_driver::RdmaMemory;
 pub use bowline_rds_driver::{DriverStats, PollMode};
+#[cfg(feature = "rdma")]
+pub use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 pub use builder::{Builder, Paths};
 pub use error::{Error, ErrorKind};
 pub use message::{Control, Message};

@@ -11,15 +11,15 @@ pub use bowline_roce::{
     Limits as RoceLimits,
 };
 pub use bowline_roce_driver::{
-    DriverStats as SoftStats, FormerConnections, IcrcPolicy, InUse, PollMode, ROCE_PORT,
-    SoftConfig, SoftDevice,
+    DriverStats as SoftStats, EarlySockets, FormerConnections, IcrcPolicy, InUse, PollMode,
+    ROCE_PORT, SoftConfig, SoftDevice,
 };
 pub use bowline_verbs::{
     Access, AddressVector, AsyncEvent, Buffer, CmEvent, CmId, CmMessage, Completion, ConnParam,
-    ConnRequest, CqId, Device, DeviceAttr, Error, Feature, FlushOf, HUGE_PAGE, InvalidReason, Mem,
-    MrKeys, Mtu, MwBind, MwType, Object, PathStats, PdId, Piece, Placement, QpAttr, QpAttrName,
-    QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason, Remote, RequestPart, Resource,
-    SendFlags, SendOp, SendWr, Sge, SharedDevice, Status, UdDest, WcOpcode,
+    ConnRequest, CqId, Device, DeviceAttr, Error, Feature, FlushOf, ForeignMemory, HUGE_PAGE,
+    InvalidReason, Mem, MrKeys, Mtu, MwBind, MwType, Object, PathStats, PdId, Piece, Placement,
+    QpAttr, QpAttrName, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason, Remote,
+    RequestPart, Resource, SendFlags, SendOp, SendWr, Sge, SharedDevice, Status, UdDest, WcOpcode,
 };
 
 #[cfg(feature = "rdma-core")]
