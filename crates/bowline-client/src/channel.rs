@@ -73,7 +73,9 @@ impl<D: Descriptors> Channel<D> {
                 Ok((channel, welcome)) if place.is_for(&welcome) => return Ok((channel, welcome)),
                 Ok(_) => failure = libc::EAFNOSUPPORT,
                 Err(libc::ENOENT) => {}
-                Err(errno) => failure = errno,
+                // A node that refuses this user is not hidden by another that is not there.
+                Err(errno) if !is_refusal(failure) => failure = errno,
+                Err(_) => {}
             }
         }
         Err(failure)

@@ -42,13 +42,15 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
 /// The places at which to look for the node of the calling thread, in this order: where the
 /// environment says, else below the user's folder of runtime files and below `/run`.
 ///
-/// A folder of runtime files that belongs to another user, as after `sudo -E`, is left out.
+/// A folder of runtime files that belongs to another user than root, as after `sudo -E`, is left
+/// out.
 pub(crate) fn places() -> Vec<Place> {
     if let Some(path) = variable(PLACE) {
         return vec![Place { path: path.to_vec(), is_usual: false }];
     }
-    let own = variable(c"XDG_RUNTIME_DIR")
-        .filter(|folder| system::owner(folder).is_ok_and(|owner| owner == system::geteuid()));
+    let own = variable(c"XDG_RUNTIME_DIR").filter(
+        |folder| matches!(system::owner(folder), Ok(o) if o == 0 || o == system::geteuid()),
+    );
     let namespace = system::network_namespace();
     let mut all = Vec::new();
     for runtime in own.into_iter().chain([b"/run".as_slice()]) {

@@ -167,11 +167,14 @@ impl Shares {
     }
 
     /// Notes that the caller has given up what it kept for a receiver and has cancelled the rest.
-    pub(crate) fn cut(&mut self, to: SocketAddr, now: Instant) {
-        let Some(share) = self.receivers.get_mut(&to) else { return };
-        share.waiting = Amount::default();
+    /// Returns how many these are.
+    pub(crate) fn cut(&mut self, to: SocketAddr, now: Instant) -> usize {
+        let Some(share) = self.receivers.get_mut(&to) else { return 0 };
+        let sent = if share.cut { 0 } else { share.sent.messages };
+        let waiting = std::mem::take(&mut share.waiting);
         share.since = now;
         share.cut = true;
+        waiting.messages + sent
     }
 
     /// Returns the receivers that have taken nothing for this long.

@@ -224,9 +224,9 @@ impl<'a> Echo<'a> {
     }
 
     fn give_up(&mut self, to: SocketAddr, now: Instant) -> Result<(), Error> {
-        let waited = self.waiting.remove(&to).map_or(0, |answers| answers.len());
-        self.drop_answers(waited);
-        self.shares.cut(to, now);
+        self.waiting.remove(&to);
+        let given_up = self.shares.cut(to, now);
+        self.drop_answers(given_up);
         self.socket.cancel_sent_to(to)
     }
 
