@@ -139,14 +139,14 @@ fn a_node_whose_successor_fails_goes_on() {
     assert!(done.err.contains("is taken"), "{done:?}");
     drop(taken);
     goes_on();
-    // One that asks and goes away: operation 15, version 2, version 1 of what is handed over, and 1
+    // One that asks and goes away: operation 15, version 3, version 2 of what is handed over, and 1
     // of the node's state.
     let mut frame = [0u8; 32];
     frame[..4].copy_from_slice(&32u32.to_ne_bytes());
     frame[4] = 15;
     frame[8..16].copy_from_slice(&1i64.to_ne_bytes());
-    frame[16..20].copy_from_slice(&2i32.to_ne_bytes());
-    frame[20..24].copy_from_slice(&1i32.to_ne_bytes());
+    frame[16..20].copy_from_slice(&3i32.to_ne_bytes());
+    frame[20..24].copy_from_slice(&2i32.to_ne_bytes());
     let mut asks = std::os::unix::net::UnixStream::connect(place).unwrap();
     std::io::Write::write_all(&mut asks, &frame).unwrap();
     drop(asks);
