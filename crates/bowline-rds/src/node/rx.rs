@@ -170,7 +170,12 @@ impl Node {
             let mut at = std::mem::take(&mut link.rx.offset);
             let full_before = link.rx.backlog.len() + 1 >= BACKLOG_MAX;
             let deaf = link.deaf; // such a link brings nothing that takes memory
-            let may = if regardless { self.may_take_unread(conn) } else { self.may_receive(conn) };
+            // What was left unread by a connection that never served comes again, if its peer waits
+            // for this node's acknowledgements.
+            let comes_again =
+                link.path.is_none() && self.conn(conn).is_some_and(|c| c.peer.is_bowline());
+            let unread = regardless && !comes_again;
+            let may = if unread { self.may_take_unread(conn) } else { self.may_receive(conn) };
             let may = may || deaf;
             if !may {
                 let Some(link) = self.links.get_mut(id.0) else { return ParseEnd::Empty };
