@@ -99,7 +99,7 @@ impl<D: Descriptors> Channel<D> {
             return Err(libc::ENOENT);
         }
         for (at, byte) in name.sun_path.iter_mut().zip(path) {
-            *at = byte.cast_signed();
+            *at = libc::c_char::from_ne_bytes([*byte]);
         }
         let owner = system::owner(path)?;
         let mut channel = Self::new(system::unix_stream()?);

@@ -99,7 +99,7 @@ fn has_name_of_node(fd: c_int) -> bool {
     let path = len.checked_sub(2).and_then(|len| name.sun_path.get(..len));
     let begins = |path: &[c_char]| {
         path.len() > NAME_PREFIX.len()
-            && path.iter().zip(NAME_PREFIX).all(|(c, byte)| c.cast_unsigned() == *byte)
+            && path.iter().zip(NAME_PREFIX).all(|(c, byte)| c.to_ne_bytes() == [*byte])
     };
     i32::from(name.sun_family) == libc::AF_UNIX && path.is_some_and(begins)
 }
