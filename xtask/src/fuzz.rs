@@ -7,13 +7,9 @@ use crate::run::{self, Outcome};
 
 /// Runs each target of the fuzz crate; skipped, with the reason, where the tools are missing.
 pub(crate) fn run(args: &[String]) -> Outcome {
-    let seconds: u32 = match args {
-        [] => 20,
-        [flag, n] if flag == "--seconds" => match n.parse() {
-            Ok(n) if n > 0 => n,
-            _ => return Outcome::Usage("--seconds takes a positive number".into()),
-        },
-        _ => return Outcome::Usage("fuzz takes only --seconds N".into()),
+    let seconds = match run::number("fuzz", "--seconds", 20, args) {
+        Ok(seconds) => seconds,
+        Err(wrong) => return wrong,
     };
     if !run::nightly_has(&["--version"]) {
         return Outcome::Skipped("no nightly toolchain (rustup toolchain install nightly)".into());

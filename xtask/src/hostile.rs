@@ -7,13 +7,9 @@ const TESTS: [&str; 2] = ["bowline-host", "bowline-preload"];
 
 /// Runs them; the random ones of each program go on for so many seconds.
 pub(crate) fn run(args: &[String]) -> Outcome {
-    let seconds: u32 = match args {
-        [] => 20,
-        [flag, n] if flag == "--seconds" => match n.parse() {
-            Ok(n) if n > 0 => n,
-            _ => return Outcome::Usage("--seconds takes a positive number".into()),
-        },
-        _ => return Outcome::Usage("hostile takes only --seconds N".into()),
+    let seconds = match run::number("hostile", "--seconds", 20, args) {
+        Ok(seconds) => seconds,
+        Err(wrong) => return wrong,
     };
     for package in TESTS {
         let mut command = run::cargo(&["test", "--locked", "--package", package]);

@@ -26,6 +26,23 @@ pub(crate) enum Outcome {
     Usage(String),
 }
 
+/// The number behind a verb's only option, or that which holds without one.
+pub(crate) fn number(
+    verb: &str,
+    option: &str,
+    without: u64,
+    args: &[String],
+) -> Result<u64, Outcome> {
+    match args {
+        [] => Ok(without),
+        [given, number] if given == option => match number.parse() {
+            Ok(number) if number > 0 => Ok(number),
+            _ => Err(Outcome::Usage(format!("{option} takes a positive number, not {number}"))),
+        },
+        _ => Err(Outcome::Usage(format!("{verb} takes only {option} N"))),
+    }
+}
+
 /// A cargo command in the root of the repository.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

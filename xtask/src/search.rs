@@ -21,13 +21,9 @@ const NIGHT: u64 = 1_000_000;
 /// Runs seeds of each simulator for so many seconds, from a seed that the commit draws: every
 /// commit has its own, and the same again when it is looked at again.
 pub(crate) fn fresh(args: &[String]) -> Outcome {
-    let seconds = match args {
-        [] => 60,
-        [flag, seconds] if flag == "--seconds" => match seconds.parse() {
-            Ok(seconds) => seconds,
-            Err(_) => return Outcome::Usage(format!("--seconds {seconds}: not a number")),
-        },
-        _ => return Outcome::Usage("sim-fresh takes only --seconds N".into()),
+    let seconds = match run::number("sim-fresh", "--seconds", 60, args) {
+        Ok(seconds) => seconds,
+        Err(wrong) => return wrong,
     };
     let Some(commit) = commit() else {
         return Outcome::Failed("git rev-parse HEAD tells no commit".into());
@@ -40,13 +36,9 @@ pub(crate) fn fresh(args: &[String]) -> Outcome {
 /// Runs a million seeds of each simulator from the time of day on, and looks whether such seeds
 /// still show what is done wrong on purpose.
 pub(crate) fn night(args: &[String]) -> Outcome {
-    let seeds = match args {
-        [] => NIGHT,
-        [flag, seeds] if flag == "--seeds" => match seeds.parse() {
-            Ok(seeds) => seeds,
-            Err(_) => return Outcome::Usage(format!("--seeds {seeds}: not a number")),
-        },
-        _ => return Outcome::Usage("night takes only --seeds N".into()),
+    let seeds = match run::number("night", "--seeds", NIGHT, args) {
+        Ok(seeds) => seeds,
+        Err(wrong) => return wrong,
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let from = now.map_or(0, |time| time.as_millis()).to_string();
