@@ -501,7 +501,7 @@ impl World {
         self.try_destroy(id);
     }
 
-    /// Tells whether a passive side may never learn that its peer is up: its REP is sent three
+    /// Tells whether a passive side may never learn that its peer is up: its REP is sent six
     /// times, each RTU can be lost, and a peer that sends nothing else shows itself by no packet
     /// [CM-57].
     fn may_stay_untold(&self, id: SideId) -> bool {

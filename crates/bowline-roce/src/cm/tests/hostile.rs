@@ -362,9 +362,9 @@ fn a_request_of_nobody_draws_few_messages() {
         Refuses,
     }
     for (program, drawn) in [
-        (Program::Waits, &["REP", "REP", "REP", "REJ"][..]),
-        (Program::Ends, &["REP", "REP", "REP", "DREQ"]),
-        (Program::Destroys, &["REP", "REP", "REP", "DREQ"]),
+        (Program::Waits, &["REP", "REP", "REP", "REP", "REP", "REP", "REJ"][..]),
+        (Program::Ends, &["REP", "REP", "REP", "REP", "REP", "REP", "DREQ"]),
+        (Program::Destroys, &["REP", "REP", "REP", "REP", "REP", "REP", "DREQ"]),
         (Program::Refuses, &["REJ"]),
     ] {
         let (mut pair, _) = Pair::listening(CmConfig::default());
@@ -402,11 +402,11 @@ fn a_repeated_request_is_answered_when_the_rep_is_not_repeated_any_more() {
     let active = pair.connect(&param(QP_A));
     let (passive, _) = pair.request();
     pair.accept(passive, &param(QP_P));
-    // REQs at 4.6 s and 9.2 s come while the REP is repeated, at 4.1 and 8.2 s, or after that.
-    pair.pass(Duration::from_millis(9_000));
-    assert_eq!(pair.names(P), ["REP"; 3]);
-    pair.pass(Duration::from_millis(1_000));
-    assert_eq!(pair.names(P), ["REP"; 4]);
+    // REQs every 4.6 s come while the REP is repeated, every 4.1 s up to 20.5 s, or after that.
+    pair.pass(Duration::from_millis(23_000));
+    assert_eq!(pair.names(P), ["REP"; 6]);
+    pair.pass(Duration::from_millis(500));
+    assert_eq!(pair.names(P), ["REP"; 7]);
     pair.delivery = Box::new(|_| 1);
     pair.pass(Duration::from_millis(4_608));
     for (side, id) in [(A, active), (P, passive)] {
