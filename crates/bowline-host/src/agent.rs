@@ -8,7 +8,7 @@ use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bowline_attach::agent::{
@@ -25,7 +25,7 @@ use rustix::net::{
 
 use crate::arrivals;
 use crate::caller::{Caller, is_unnamed, take_descriptors};
-use crate::closer::Closer;
+use crate::closer;
 
 /// Longest time that an access takes.
 pub(crate) const LIMIT: Duration = Duration::from_millis(250);
@@ -62,12 +62,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes descriptors of a user that an agent had a hand in, in threads that serve nobody.
-pub(crate) fn close_elsewhere(user: u32, descriptors: impl IntoIterator<Item = OwnedFd>) {
-    static CLOSER: LazyLock<Mutex<Closer>> = LazyLock::new(Mutex::default);
-    let mut closer = locked(&CLOSER);
-    closer.tidy();
-    closer.close(Some(user), descriptors);
+/// Looks at all agents.
+pub(crate) fn look_at_all() {
+    // Dropped without the lock, which an agent takes when it goes.
+    let all: Vec<Arc<Agent>> = locked(&KNOWN).iter().filter_map(|(_, a)| a.upgrade()).collect();
+    all.iter().for_each(|agent| agent.look());
 }
 
 impl Agent {
@@ -78,7 +77,7 @@ impl Agent {
     /// EBADF for any other descriptor.
     pub(crate) fn of(descriptor: OwnedFd, caller: &Caller) -> Result<Arc<Self>, Errno> {
         let refused = |descriptor| {
-            close_elsewhere(caller.user, [descriptor]);
+            closer::close(Some(caller.user), [descriptor]);
             Err(Errno::EBADF)
         };
         let is_pair = arrivals::may_be_socket_of_node(&descriptor)
@@ -111,6 +110,27 @@ impl Agent {
         });
         known.push((cookie, Arc::downgrade(&agent)));
         Ok(agent)
+    }
+
+    /// Takes what the program has sent without being asked: answers to a node before this one, or
+    /// descriptors, among them perhaps one without which its channel had ended.
+    fn look(&self) {
+        let Ok(_turn) = self.turn.try_lock() else { return };
+        let mut head = [0; ANSWER_HEAD];
+        for _ in 0..=STALE_MAX {
+            match self.receive(&mut head, &mut []) {
+                Ok(_) | Err(SystemErrno::INTR) => {}
+                Err(SystemErrno::AGAIN) => return,
+                Err(_) => return self.give_up(),
+            }
+        }
+    }
+
+    /// The memory is gone for good. The program learns of it, and makes another pair when it needs
+    /// one.
+    fn give_up(&self) {
+        self.gone.store(true, Ordering::Release);
+        let _ = self.socket.as_ref().map(|socket| shutdown(socket, Shutdown::Both));
     }
 
     /// Gives back what was given under a number.
@@ -170,7 +190,7 @@ impl Agent {
         let pieces = [&mut head[..], out, &mut more];
         let arrival = arrivals::receive_pieces(socket, &mut pieces.map(IoSliceMut::new))?;
         if !arrival.descriptors.is_empty() {
-            close_elsewhere(self.user, arrival.descriptors);
+            closer::close(Some(self.user), arrival.descriptors);
             return Err(SystemErrno::PROTO);
         }
         arrival.len.checked_sub(ANSWER_HEAD).ok_or(SystemErrno::PROTO)
@@ -190,9 +210,7 @@ impl Agent {
         let request = Request { sequence: *turn, ..request };
         let answered = self.exchange(&request, payload, until, out);
         if answered.is_err() {
-            self.gone.store(true, Ordering::Release);
-            // The program learns of it, and makes another pair when it needs one.
-            let _ = self.socket.as_ref().map(|socket| shutdown(socket, Shutdown::Both));
+            self.give_up();
         }
         answered == Ok(0)
     }
@@ -330,7 +348,7 @@ impl Drop for Grant {
 impl Drop for Agent {
     fn drop(&mut self) {
         // Messages that were not taken may have descriptors.
-        close_elsewhere(self.user, self.socket.take());
+        closer::close(Some(self.user), self.socket.take());
     }
 }
 

@@ -137,11 +137,12 @@ impl Channel {
 
     /// Descriptors that no request wants.
     pub(crate) fn take_unwanted(&mut self) -> Vec<OwnedFd> {
-        if self.input.is_empty() {
-            // It came with a request that did not ask for one.
-            self.unwanted.extend(self.descriptor.take());
-        }
         std::mem::take(&mut self.unwanted)
+    }
+
+    /// A descriptor has come, and no request has taken it yet.
+    pub(crate) const fn has_descriptor(&self) -> bool {
+        self.descriptor.is_some()
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -173,17 +174,20 @@ impl Channel {
     }
 
     /// Reads once; returns how much, and whether that may be all there is: the system ends a read
-    /// behind descriptors.
+    /// behind descriptors. More of them than a request takes are an error.
     fn receive(&mut self, scratch: &mut [u8]) -> Result<(usize, bool), SystemErrno> {
-        let Arrival { len, descriptors, .. } = arrivals::receive(&self.stream, scratch)?;
+        let Arrival { len, mut descriptors, .. } = arrivals::receive(&self.stream, scratch)?;
         let is_all = descriptors.is_empty();
-        for descriptor in descriptors {
-            // What is neither a socket of a node nor memory of a process would only be kept: such
-            // as the other end of this channel, which then never ended.
-            if arrivals::may_be_wanted(&descriptor) {
-                self.unwanted.extend(self.descriptor.replace(descriptor));
-            } else {
-                self.unwanted.push(descriptor);
+        match (descriptors.pop(), &self.descriptor) {
+            (None, _) => {}
+            (Some(one), None) if descriptors.is_empty() && arrivals::may_be_wanted(&one) => {
+                self.descriptor = Some(one);
+            }
+            // No request takes so many, or such a one: as the other end of this channel, which then
+            // never ended.
+            (last, _) => {
+                self.unwanted.extend(descriptors.into_iter().chain(last));
+                return Err(SystemErrno::BADMSG);
             }
         }
         Ok((len, is_all))

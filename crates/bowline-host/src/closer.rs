@@ -5,22 +5,48 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Most threads that close what one user has sent; one that is stuck has given its number back.
 const THREADS_MAX: usize = 8;
-/// Descriptors of a user that wait to be closed, from which on the user gets no new channels.
+/// Descriptors of a user that wait to be closed, from which on nothing is taken of the user's: no
+/// new channels, and no more of what there is, since more may come with it.
 const BEHIND: usize = 1024;
 /// How long a thread waits for more.
 const PATIENCE: Duration = Duration::from_millis(500);
 const STACK: usize = 64 << 10;
 
 /// Whose descriptors they are: a user's who is admitted, or all strangers' together.
-type Owner = Option<u32>;
+pub(crate) type Owner = Option<u32>;
+
+/// What this process has to close, whichever of its nodes took it.
+static ALL: LazyLock<Mutex<Closer>> = LazyLock::new(Mutex::default);
+
+fn all() -> MutexGuard<'static, Closer> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes descriptors, soon.
+pub(crate) fn close(owner: Owner, descriptors: impl IntoIterator<Item = OwnedFd>) {
+    let mut descriptors = descriptors.into_iter().peekable();
+    if descriptors.peek().is_some() {
+        all().close(owner, descriptors);
+    }
+}
+
+/// Tells whether a user sends what cannot be closed as fast.
+pub(crate) fn is_behind(owner: Owner) -> bool {
+    all().is_behind(owner)
+}
+
+/// Forgets users who have sent nothing for a while.
+pub(crate) fn tidy() {
+    all().tidy();
+}
 
 #[derive(Debug, Default)]
-pub(crate) struct Closer {
+struct Closer {
     lanes: HashMap<Owner, Arc<Lane>>,
 }
 
@@ -64,12 +90,7 @@ impl Lane {
 }
 
 impl Closer {
-    /// Closes descriptors, soon.
-    pub(crate) fn close(&mut self, owner: Owner, descriptors: impl IntoIterator<Item = OwnedFd>) {
-        let mut descriptors = descriptors.into_iter().peekable();
-        if descriptors.peek().is_none() {
-            return;
-        }
+    fn close(&mut self, owner: Owner, descriptors: impl IntoIterator<Item = OwnedFd>) {
         let lane = self.lanes.entry(owner).or_default();
         let mut state = lane.state();
         state.queue.extend(descriptors);
@@ -87,13 +108,11 @@ impl Closer {
         }
     }
 
-    /// Tells whether a user sends what cannot be closed as fast.
-    pub(crate) fn is_behind(&self, owner: Owner) -> bool {
+    fn is_behind(&self, owner: Owner) -> bool {
         self.lanes.get(&owner).is_some_and(|lane| lane.state().queue.len() >= BEHIND)
     }
 
-    /// Forgets users who have sent nothing for a while.
-    pub(crate) fn tidy(&mut self) {
+    fn tidy(&mut self) {
         self.lanes.retain(|_, lane| {
             let state = lane.state();
             state.threads > 0 || !state.queue.is_empty()

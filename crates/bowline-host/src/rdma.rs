@@ -17,9 +17,10 @@ use bowline_rds::{
 use bowline_rds_driver::{Driver, ForeignMemory, ProcessFile, RdmaMemory};
 use rustix::fs::{FileType, OFlags};
 
-use crate::agent::{Agent, close_elsewhere};
+use crate::agent::Agent;
 use crate::arrivals::PROC_SUPER_MAGIC;
 use crate::caller::Caller;
+use crate::closer;
 use crate::control::Given;
 use crate::requests::Answer;
 use crate::service::{Service, errno};
@@ -86,7 +87,7 @@ impl ProcessMemory {
             return Ok(Self { whole: agent.memory(shown.grant), memory: agent });
         }
         if !Self::is_of_procfs(&descriptor) {
-            close_elsewhere(shown.caller.user, [descriptor]);
+            closer::close(Some(shown.caller.user), [descriptor]);
             return Err(Errno::EBADF);
         }
         let memory = ProcessFile::new(File::from(descriptor));
@@ -228,7 +229,7 @@ impl Service {
         let at = match at {
             Ok(at) => at,
             Err(errno) => {
-                close_elsewhere(channel.caller.user, [descriptor]);
+                closer::close(Some(channel.caller.user), [descriptor]);
                 return Err(errno);
             }
         };

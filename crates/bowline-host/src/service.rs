@@ -15,9 +15,10 @@ use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 
 use crate::accounts::{Accounts, Charge};
+use crate::agent;
 use crate::caller::{Caller, take_descriptors};
 use crate::channel::{Channel, Waiting};
-use crate::closer::Closer;
+use crate::closer;
 use crate::hand_over::Successor;
 use crate::namespace::network_namespace;
 use crate::network::Network;
@@ -85,7 +86,6 @@ pub(crate) struct Service {
     pub(crate) successor: Arc<Successor>,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
-    closer: Closer,
     /// Where requests are read to, and messages are copied to.
     pub(crate) scratch: Box<[u8]>,
 }
@@ -124,7 +124,6 @@ impl Service {
             next: 1,
             successor,
             spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
-            closer: Closer::default(),
             scratch: vec![0; READ].into_boxed_slice(),
         };
         service.watch(service.ready.bell().as_fd(), BELL, epoll::EventFlags::IN)?;
@@ -179,7 +178,8 @@ impl Service {
                 self.look_at_quiet();
                 self.look_at_full();
                 self.end_stuffed(now);
-                self.closer.tidy();
+                agent::look_at_all();
+                closer::tidy();
             }
         }
         self
@@ -197,14 +197,14 @@ impl Service {
                 // The one who waits hears at once that there is no room.
                 self.spare = None;
                 let refused = self.listener.accept().ok();
-                self.closer.close(None, refused.map(|(stream, _)| stream.into()));
+                closer::close(None, refused.map(|(stream, _)| stream.into()));
                 self.spare = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok();
                 return;
             }
             _ => return,
         };
         let Ok(caller) = Caller::of(&stream) else {
-            return self.closer.close(None, [stream.into()]);
+            return closer::close(None, [stream.into()]);
         };
         if let Err((errno, stream)) = self.admit(stream, caller, HashSet::new()) {
             self.turn_away(stream, errno);
@@ -220,7 +220,7 @@ impl Service {
     ) -> Result<u64, (Errno, UnixStream)> {
         let user = caller.user;
         let full = self.channels.len() >= CHANNELS_MAX;
-        let is_behind = self.closer.is_behind(Some(user));
+        let is_behind = closer::is_behind(Some(user));
         let admitted = match self.accounts.open_channel(&caller) {
             Ok(()) if full || is_behind => {
                 self.accounts.close_channel(user, 0);
@@ -240,9 +240,9 @@ impl Service {
                     self.known.insert(number, known);
                     return Ok(number);
                 }
-                Err(channel) => self.closer.close(Some(user), channel.into_all()),
+                Err(channel) => closer::close(Some(user), channel.into_all()),
             },
-            Err(stream) => self.closer.close(Some(user), [stream.into()]),
+            Err(stream) => closer::close(Some(user), [stream.into()]),
         }
         self.accounts.close_channel(user, 0);
         // It has ended without an answer.
@@ -255,7 +255,7 @@ impl Service {
             Ok(offered) => offered,
             Err(unwanted) => {
                 let user = self.sockets.get(&handle).map(|(socket, _)| socket.charge.user);
-                return self.closer.close(user, unwanted);
+                return closer::close(user, unwanted);
             }
         };
         let admitted = if version == VERSION {
@@ -289,7 +289,7 @@ impl Service {
             // A new socket has room for it.
             let _ = stream.write(&bytes);
         }
-        self.closer.close(None, [stream.into()]);
+        closer::close(None, [stream.into()]);
     }
 
     /// Watches a channel; without descriptors or memory left it comes back.
@@ -337,8 +337,15 @@ impl Service {
     /// Reads a channel, and carries out what it asks for.
     fn channel_event(&mut self, number: u64, flags: epoll::EventFlags) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
+        if closer::is_behind(Some(channel.caller.user)) {
+            // More descriptors may wait to be read.
+            return self.end_channel(number);
+        }
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
-        let goes_on = matches!(open, Ok(true)) && self.count_held(number) && self.serve(number);
+        let goes_on = matches!(open, Ok(true))
+            && self.count_held(number)
+            && self.serve(number)
+            && self.has_taken_descriptor(number);
         self.close_unwanted(number);
         // A process that asks and ends at once is told of once: reading the request shows no end.
         let has_ended = flags.contains(epoll::EventFlags::HUP);
@@ -361,11 +368,19 @@ impl Service {
         }
     }
 
+    /// Tells whether a channel keeps no descriptor. One comes in one piece with a request that
+    /// takes it; kept for a request that does not come, it could keep the channel's own other end
+    /// open, which waits in its queue.
+    fn has_taken_descriptor(&self, number: u64) -> bool {
+        let keeps = |channel: &Channel| channel.has_descriptor() && !self.again.contains(&number);
+        !self.channels.get(&number).is_some_and(keeps)
+    }
+
     /// Has descriptors closed that came with requests which do not want them.
     fn close_unwanted(&mut self, number: u64) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let (user, unwanted) = (channel.caller.user, channel.take_unwanted());
-        self.closer.close(Some(user), unwanted);
+        closer::close(Some(user), unwanted);
     }
 
     /// Carries out the requests of a channel, up to one that waits. Returns `false` when the
@@ -406,7 +421,7 @@ impl Service {
     fn serve_again(&mut self) -> bool {
         let again = std::mem::take(&mut self.again);
         for number in &again {
-            if !self.serve(*number) {
+            if !self.serve(*number) || !self.has_taken_descriptor(*number) {
                 self.end_channel(*number);
             }
         }
@@ -569,7 +584,7 @@ impl Service {
         }
         let user = socket.charge.user;
         let _ = epoll::delete(&self.epoll, socket.end());
-        self.closer.close(Some(user), [socket.into_end()]);
+        closer::close(Some(user), [socket.into_end()]);
         for known in self.known.values_mut() {
             known.remove(&handle);
         }
@@ -583,7 +598,7 @@ impl Service {
             let user = channel.caller.user;
             self.accounts.close_channel(user, channel.counted);
             let _ = epoll::delete(&self.epoll, channel.fd());
-            self.closer.close(Some(user), channel.into_all());
+            closer::close(Some(user), channel.into_all());
         }
         let known = self.known.remove(&number).unwrap_or_default();
         // The process may have had the lock of a socket, or a token, or have posted without being
@@ -611,10 +626,10 @@ impl Service {
         for (_, (mut socket, _)) in std::mem::take(&mut self.sockets) {
             socket.rings.allow_nothing();
             self.driver.close(socket.id);
-            self.closer.close(Some(socket.charge.user), [socket.into_end()]);
+            closer::close(Some(socket.charge.user), [socket.into_end()]);
         }
         for (_, channel) in std::mem::take(&mut self.channels) {
-            self.closer.close(Some(channel.caller.user), channel.into_all());
+            closer::close(Some(channel.caller.user), channel.into_all());
         }
     }
 }

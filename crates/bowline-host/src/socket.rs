@@ -152,27 +152,39 @@ impl HostSocket {
         rustix::io::ioctl_fionread(&self.end).is_ok_and(|unread| unread >= OFFER_LEN as u64)
     }
 
-    /// Takes what programs have sent on their end to make it unwritable, and puts what came along
-    /// to `offers`. Returns `false` when all of them have closed it.
-    pub(crate) fn make_writable(&mut self, offers: &mut Vec<Offer>) -> bool {
+    /// Takes what programs have sent on their end to make it unwritable, up to what came with
+    /// descriptors.
+    pub(crate) fn make_writable(&mut self) -> Arrived {
         let mut bytes = [0; 2 * OFFER_LEN];
         // More are left for the next time, since programs may send all the time.
         for _ in 0..64 {
             match arrivals::receive(&self.end, &mut bytes) {
-                Ok(Arrival { len: 0, descriptors, .. }) if descriptors.is_empty() => return false,
+                Ok(Arrival { len: 0, descriptors, .. }) if descriptors.is_empty() => {
+                    return Arrived::End;
+                }
                 Ok(Arrival { len, descriptors, sender }) => {
                     let version = bytes.get(..len).and_then(offered_version);
                     if !descriptors.is_empty() {
-                        offers.push(Offer { version, descriptors, sender });
+                        return Arrived::Offer(Offer { version, descriptors, sender });
                     }
                 }
                 Err(SystemErrno::INTR) => {}
-                Err(SystemErrno::AGAIN) => return true,
-                Err(_) => return false,
+                Err(SystemErrno::AGAIN) => return Arrived::Tokens,
+                Err(_) => return Arrived::End,
             }
         }
-        true
+        Arrived::Tokens
     }
+}
+
+/// What programs have sent on a socket itself.
+#[derive(Debug)]
+pub(crate) enum Arrived {
+    /// What made it unwritable, which is gone now.
+    Tokens,
+    Offer(Offer),
+    /// All of them have closed it.
+    End,
 }
 
 /// What came on the node's end of a socket with descriptors: a channel, if all is right.

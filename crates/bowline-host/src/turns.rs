@@ -7,13 +7,16 @@ use std::time::Duration;
 use bowline_base::{Instant, clock};
 use bowline_rds::Interest;
 
+use crate::closer;
 use crate::service::Service;
-use crate::socket::HostSocket;
+use crate::socket::{Arrived, HostSocket};
 
 /// Rounds without anything to do after which a socket is quiet.
 const QUIET_AFTER: u32 = 32;
 /// How long what programs send on a full socket is left where it is.
 const FULL: Duration = Duration::from_secs(10);
+/// Offers of one socket that are taken before others get their turn.
+const OFFERS: usize = 64;
 /// Rounds with something to do after which programs are shown what there is, at the latest.
 const SHOW_AFTER: u32 = 4;
 
@@ -168,15 +171,18 @@ impl Service {
     /// Takes what programs have sent on a socket. One that is full seems writable then for a
     /// moment, until somebody sends.
     fn make_writable(&mut self, handle: u64) {
-        let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
-        let mut offers = Vec::new();
-        let is_open = socket.make_writable(&mut offers);
-        socket.full_since = None;
-        for offer in offers {
-            self.take_offer(handle, offer);
-        }
-        if !is_open {
-            self.close(handle);
+        // Programs may send all the time: what is left is taken the next time.
+        for _ in 0..OFFERS {
+            let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
+            if closer::is_behind(Some(socket.charge.user)) {
+                return;
+            }
+            socket.full_since = None;
+            match socket.make_writable() {
+                Arrived::Offer(offer) => self.take_offer(handle, offer),
+                Arrived::Tokens => return,
+                Arrived::End => return self.close(handle),
+            }
         }
     }
 

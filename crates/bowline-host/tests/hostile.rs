@@ -590,6 +590,95 @@ fn a_channel_with_its_own_other_end_ends() {
     scene.works();
 }
 
+/// The same, with the other end in the queue of what comes along: of a socket that may be one of a
+/// node's, and of one that may be an agent's.
+#[test]
+fn a_channel_whose_other_end_waits_in_what_came_along_ends() {
+    let scene = Scene::alone(19);
+    let before = descriptors();
+    for n in 0..100 {
+        let channel = scene.channel();
+        let op = [Op::Look, Op::Attach, Op::Memory, Op::Open][n % 4];
+        let request = Head { op, value: 0, a: 5, b: 0 }.emit(0, 0, 8).unwrap();
+        let request = [&request[..], &[0; 8]].concat();
+        let len = [20, HEAD_LEN, HEAD_LEN + 8][n % 3];
+        let (inner, outer) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        assert!(send_along(&inner, b"x", &[channel.as_fd()]));
+        assert!(send_along(&channel, &request[..len], &[outer.as_fd()]));
+        if n % 2 == 0 {
+            drop(inner);
+        } else {
+            // The queue grows when the node has the socket already.
+            assert!(send_along(&inner, b"", &[channel.as_fd()]));
+        }
+        drop((channel, outer));
+    }
+    come_back_to(before);
+    scene.works();
+}
+
+/// Threads that close what programs have sent.
+fn closing() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
+    threads.filter_map(|t| name(t).ok()).filter(|n| n.trim() == "bowline-close").count()
+}
+
+/// Descriptors by the ten thousand of a user whose last ones cannot be closed, by both ways.
+#[test]
+fn what_a_user_sends_is_bounded_while_it_cannot_be_closed() {
+    const BOUND: usize = 1024 + 253 + 64;
+    let scene = Scene::alone(20);
+    let before = descriptors();
+    let mut peers = Vec::new();
+    let mut sockets = Vec::new();
+    let mut channel = scene.channel();
+    let begun = Instant::now();
+    while closing() < 8 {
+        assert!(begun.elapsed() < LIMIT, "{} threads close", closing());
+        let (_, fd) = open(&mut channel);
+        let (stream, peer) = lingering(20);
+        assert!(send_along(&fd, &offer(VERSION), &[stream.as_fd()]));
+        // Whoever closes it last waits: the node, or this thread.
+        std::thread::spawn(move || drop(stream));
+        assert_eq!(ask(&mut channel, Head::new(Op::LocalName, 0), b"", b""), EBADF);
+        peers.push(peer);
+        sockets.push(fd);
+    }
+    let file = File::open("/proc/self/comm").unwrap();
+    let own = descriptors();
+    let mut most = 0;
+    let connect = || UnixStream::connect(scene.folder.join("host.sock")).unwrap();
+    let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 }.emit(0, 0, 0).unwrap();
+    for _ in 0..60 {
+        let mut other = connect();
+        other.set_read_timeout(Some(LIMIT)).unwrap();
+        let _ = other.write_all(&hello);
+        let greeted = other.read(&mut [0; 256]).is_ok_and(|n| n > 0);
+        for _ in 0..20 {
+            let _ = greeted && send_along(&other, b"x", &[file.as_fd(); 250]);
+        }
+        for fd in &sockets {
+            let _ = send_along(fd, b"x", &[file.as_fd(); 250]);
+        }
+        most = most.max(descriptors());
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    most = most.max(descriptors());
+    assert!(most <= own + BOUND, "{most} descriptors, {own} before");
+    assert!(most > own + 1024, "{most}: they cannot be closed");
+    drop((channel, sockets, file));
+    drop(peers);
+    come_back_to(before);
+    scene.works();
+}
+
 /// What stands behind a request with a descriptor is read as well.
 #[test]
 fn requests_behind_a_descriptor_are_answered() {
@@ -598,9 +687,7 @@ fn requests_behind_a_descriptor_are_answered() {
     let (handle, fd) = open(&mut channel);
     let attach = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
     let name = Head::new(Op::LocalName, handle).emit(0, 0, 0).unwrap();
-    let look = Head::new(Op::Look, handle).emit(0, 0, 0).unwrap();
     for _ in 0..100 {
-        assert!(send_along(&channel, &look, &[fd.as_fd()]));
         assert!(send_along(&channel, &attach, &[fd.as_fd()]));
         channel.write_all(&name).unwrap();
         assert_eq!(answer(&mut channel), handle);
