@@ -126,10 +126,14 @@ impl<D: Descriptors> Channel<D> {
     /// it through the socket itself. It may name this socket.
     ///
     /// # Errors
-    /// ENETDOWN when the node is gone; EMFILE; those of [`open`](Self::open) but `connect(2)`'s.
+    /// ENOTSOCK when whoever greets is no user whose node is believed: the pair may have been made
+    /// by a program that has given its other end away; ENETDOWN when the node is gone; EMFILE;
+    /// those of [`open`](Self::open) but `connect(2)`'s.
     pub fn offer(socket: c_int) -> Result<(Self, Welcome), c_int> {
         let (ours, theirs) = system::stream_pair()?;
         let mut channel = Self::new(ours);
+        // Before anybody can have written.
+        system::ask_for_senders(channel.fd, true);
         let until = Instant::now() + GREETING_LIMIT;
         let sent = loop {
             match system::send_offer(socket, &offer(VERSION), theirs) {
@@ -141,7 +145,12 @@ impl<D: Descriptors> Channel<D> {
         };
         system::close(theirs);
         match sent {
-            Ok(()) => channel.welcome(until).map(|welcome| (channel, welcome)),
+            Ok(()) => {
+                channel.check_greeter(until)?;
+                // Where descriptors come there is room for nothing else.
+                system::ask_for_senders(channel.fd, false);
+                channel.welcome(until).map(|welcome| (channel, welcome))
+            }
             Err(libc::EMFILE | libc::ENFILE) => Err(libc::EMFILE),
             Err(_) => Err(libc::ENETDOWN),
         }
@@ -161,6 +170,20 @@ impl<D: Descriptors> Channel<D> {
             Ok(()) | Err(libc::ENETDOWN) => Ok(()),
             Err(libc::EAGAIN) => Err(libc::ETIMEDOUT),
             Err(errno) => Err(errno),
+        }
+    }
+
+    /// Waits for the first byte of a greeting, which must be that of a node that is believed.
+    fn check_greeter(&self, until: Instant) -> Result<(), c_int> {
+        loop {
+            match system::first_sender(self.fd) {
+                Ok(Some(user)) if trust::is_trusted(user) => return Ok(()),
+                Ok(Some(_)) => return Err(libc::ENOTSOCK),
+                Ok(None) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
+                Err(libc::EINTR) if Instant::now() < until => {}
+                Err(libc::EINTR | libc::EAGAIN) => return Err(libc::ETIMEDOUT),
+                Err(errno) => return Err(errno),
+            }
         }
     }
 
@@ -399,7 +422,7 @@ impl<D: Descriptors> Channel<D> {
         })
     }
 
-    /// Waits for more of an answer that has begun: a node writes them whole.
+    /// Waits for more of an answer that has begun, or is due: a node writes them whole.
     fn wait_for_rest(&self) -> Result<(), c_int> {
         let until = Instant::now() + GREETING_LIMIT;
         loop {
@@ -460,11 +483,15 @@ impl<D: Descriptors> Channel<D> {
         msg.msg_iovlen = 1;
         msg.msg_control = space.as_mut_ptr().cast();
         msg.msg_controllen = size_of_val(&space) as _;
+        // No node lets one wait for such an answer.
+        self.wait_for_rest()?;
         // The descriptors come with the first byte, which stays for the answer.
         loop {
-            match system::recvmsg(self.fd, &mut msg, libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK) {
+            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK | libc::MSG_DONTWAIT;
+            match system::recvmsg(self.fd, &mut msg, flags) {
                 Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(_) => break,
+                Err(libc::EAGAIN) => self.wait_for_rest()?,
                 Err(libc::EINTR) => {}
                 Err(errno) => return Err(errno),
             }

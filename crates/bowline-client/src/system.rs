@@ -104,6 +104,13 @@ pub(crate) fn owner(path: &[u8]) -> Result<u32, c_int> {
     Ok(stat(libc::AT_FDCWD, &path, 0)?.st_uid)
 }
 
+/// Who owns a file itself, also of a symbolic link, and its mode.
+pub(crate) fn owner_and_mode(path: &[u8]) -> Result<(u32, u32), c_int> {
+    let path = CString::new(path).map_err(|_| libc::ENOENT)?;
+    let found = stat(libc::AT_FDCWD, &path, libc::AT_SYMLINK_NOFOLLOW)?;
+    Ok((found.st_uid, found.st_mode))
+}
+
 /// The effective user of this thread.
 pub(crate) fn geteuid() -> u32 {
     system!(SYS_geteuid).map_or(u32::MAX, |user| user as u32)
@@ -130,6 +137,40 @@ pub(crate) fn option(fd: c_int, name: c_int) -> Result<c_int, c_int> {
 pub(crate) fn peer(fd: c_int) -> Result<libc::ucred, c_int> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     get_option(fd, libc::SO_PEERCRED, &mut peer).map(|()| peer)
+}
+
+/// Has the system tell on a unix socket who sends, or not.
+pub(crate) fn ask_for_senders(fd: c_int, asks: bool) {
+    let value = c_int::from(asks);
+    let len = size_of_val(&value) as libc::socklen_t;
+    let at = ptr::from_ref(&value);
+    let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_PASSCRED, at, len);
+}
+
+/// Waits for the first byte on a unix socket that asks for senders, leaves it there, and tells the
+/// user who has sent it; `None` at the end of the stream.
+pub(crate) fn first_sender(fd: c_int) -> Result<Option<u32>, c_int> {
+    /// Behind a head of 16 bytes.
+    const UID: usize = 20;
+    let mut space = [0u32; 16];
+    let mut byte = [0u8; 1];
+    let mut piece = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
+    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    msg.msg_iov = &raw mut piece;
+    msg.msg_iovlen = 1;
+    msg.msg_control = space.as_mut_ptr().cast();
+    msg.msg_controllen = size_of_val(&space) as _;
+    if recvmsg(fd, &mut msg, libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC)? == 0 {
+        return Ok(None);
+    }
+    let is_there = msg.msg_controllen as usize >= UID + 4;
+    let kind = (space[2].cast_signed(), space[3].cast_signed());
+    if is_there && kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
+        Ok(Some(space[UID / 4]))
+    } else {
+        Err(libc::EPROTO)
+    }
 }
 
 /// Tells whether this process has another descriptor of the same socket.

@@ -43,14 +43,12 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
 /// environment says, else below the user's folder of runtime files and below `/run`.
 ///
 /// A folder of runtime files that belongs to another user than root, as after `sudo -E`, is left
-/// out.
+/// out, and one where others may have put what is there, as `/tmp`.
 pub(crate) fn places() -> Vec<Place> {
     if let Some(path) = variable(PLACE) {
         return vec![Place { path: path.to_vec(), is_usual: false }];
     }
-    let own = variable(c"XDG_RUNTIME_DIR").filter(
-        |folder| matches!(system::owner(folder), Ok(o) if o == 0 || o == system::geteuid()),
-    );
+    let own = variable(c"XDG_RUNTIME_DIR").filter(|folder| is_of_friends(folder));
     let namespace = system::network_namespace();
     let mut all = Vec::new();
     for runtime in own.into_iter().chain([b"/run".as_slice()]) {
@@ -62,6 +60,23 @@ pub(crate) fn places() -> Vec<Place> {
         }
     }
     all
+}
+
+/// Tells whether nobody but root and the own user can have put something into a folder of runtime
+/// files: it belongs to one of them, and where all may write, so does what is there.
+fn is_of_friends(folder: &[u8]) -> bool {
+    const WRITABLE: u32 = 0o002;
+    const STICKY: u32 = 0o1000;
+    let is_friend = |user| user == 0 || user == system::geteuid();
+    let Ok(owner) = system::owner(folder) else { return false };
+    // The folder itself, and not a link to it.
+    let Ok((_, mode)) = system::owner_and_mode(&[folder, b"/."].concat()) else { return false };
+    let is_closed = mode & WRITABLE == 0;
+    let holds_own = || {
+        let below = system::owner_and_mode(&[folder, b"/bowline"].concat());
+        mode & STICKY != 0 && below.is_ok_and(|(user, _)| is_friend(user))
+    };
+    is_friend(owner) && (is_closed || holds_own())
 }
 
 /// The network namespace whose node the calling thread wants: its own; 0 if the environment says
@@ -104,8 +119,9 @@ pub(crate) fn number_of(maker: libc::ucred) -> u64 {
     u64::from(maker.uid) << 32 | u64::from(maker.pid.cast_unsigned())
 }
 
-/// Tells whether a descriptor whose peer has the name of a node's socket is one of a node that this
-/// process believes.
+/// Tells whether a descriptor whose peer has the name of a node's socket may be one of a node that
+/// this process believes: whether the maker of the pair is one. Who has the other end now is told
+/// when it greets.
 pub fn is_socket_of_node(fd: c_int) -> bool {
     maker(fd).is_some_and(|maker| is_trusted(maker.uid))
 }

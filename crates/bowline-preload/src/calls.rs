@@ -349,7 +349,13 @@ pub unsafe extern "C" fn socketpair(
     if domain == AF_RDS {
         return fail(libc::EOPNOTSUPP);
     }
-    hidden!(socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int)
+    let made: c_int =
+        hidden!(socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int);
+    if made == 0 {
+        // Who gets the other end may give it a name as a node does.
+        unsafe { core::slice::from_raw_parts(pair, 2) }.iter().for_each(|fd| table::set_other(*fd));
+    }
+    made
 }
 
 #[unsafe(no_mangle)]

@@ -68,17 +68,28 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         return Some(Ok(Rds { fd, node, handle: word >> 16 }));
     }
     if !has_name_of_node(fd) || !is_socket_of_node(fd) {
-        if let Some(cell) = new_cell(fd).filter(|_| system::flags(fd).is_ok()) {
-            // Unless another thread has just made it an RDS socket.
-            let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
-        }
+        set_other(fd);
         return None;
     }
-    let found = attach(fd);
-    if let Ok(rds) = &found {
-        set(fd, rds.node, rds.handle);
+    match attach(fd) {
+        Err(libc::ENOTSOCK) => {
+            set_other(fd);
+            None
+        }
+        Err(errno) => Some(Err(errno)),
+        Ok(rds) => {
+            set(fd, rds.node, rds.handle);
+            Some(Ok(rds))
+        }
     }
-    Some(found)
+}
+
+/// Remembers a descriptor that is open as something else than an RDS socket.
+pub(crate) fn set_other(fd: c_int) {
+    if let Some(cell) = new_cell(fd).filter(|_| system::flags(fd).is_ok()) {
+        // Unless another thread has just made it an RDS socket.
+        let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
+    }
 }
 
 /// Asks the node of a socket about it.

@@ -6,7 +6,7 @@ mod false_node;
 mod scene;
 
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -89,10 +89,25 @@ impl Program {
     }
 
     fn line(&mut self) -> String {
-        let mut line = String::new();
+        self.line_within(LIMIT)
+    }
+
+    /// The next line; empty if it ends before, or does not come in time.
+    fn line_within(&mut self, limit: Duration) -> String {
         let out = self.0.stdout.as_mut().expect("its output");
-        BufReader::with_capacity(1, out).read_line(&mut line).unwrap();
-        line.trim().to_owned()
+        let until = Instant::now() + limit;
+        let mut line = Vec::new();
+        let mut byte = [0];
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = rustix::event::Timespec::try_from(left).unwrap();
+            let mut ready = [rustix::event::PollFd::new(&*out, rustix::event::PollFlags::IN)];
+            let is_there = rustix::event::poll(&mut ready, Some(&left)) == Ok(1);
+            if !is_there || out.read(&mut byte).unwrap() == 0 || byte == *b"\n" {
+                return String::from_utf8(line).unwrap().trim().to_owned();
+            }
+            line.push(byte[0]);
+        }
     }
 
     /// Waits for its end, which must not be by a signal.
@@ -268,6 +283,64 @@ fn a_runtime_folder_of_another_user_has_no_node_for_this_one() {
     });
     assert!(program.line().starts_with("errno"));
     assert_eq!(node.loot.lock().unwrap().channels, 1);
+}
+
+/// A runtime folder in which all may make something, as `/tmp`: what another user has made there is
+/// no node for this one, and what this one has made is.
+#[test]
+fn a_runtime_folder_where_all_may_write_has_own_nodes_only() {
+    if !is_root() {
+        return;
+    }
+    for (maker, wanted) in [(STRANGER, 0), (0, 1)] {
+        let folder = Folder::new(&format!("all-{maker}"));
+        fs::set_permissions(&folder.0, Permissions::from_mode(0o1777)).unwrap();
+        let node = greedy();
+        let (made, listening) = (folder.join("bowline/rds"), node.clone());
+        as_user(maker, move || {
+            fs::create_dir_all(&made).unwrap();
+            listening.listen(UnixListener::bind(made.join("host.sock")).unwrap());
+        });
+        let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+            command.env("XDG_RUNTIME_DIR", &folder.0);
+        });
+        assert!(program.line().starts_with("errno"));
+        assert_eq!(node.loot.lock().unwrap().channels, wanted, "of user {maker}");
+    }
+}
+
+/// A pair of root's whose other end root has given to somebody else, as programs do that separate
+/// their privileges: who greets there is no node, whatever he calls himself.
+#[test]
+fn the_other_end_of_a_pair_that_was_given_away_is_no_node() {
+    if !is_root() {
+        return;
+    }
+    let node = greedy();
+    let (theirs, end) = pair();
+    let name = [&NAME_PREFIX[1..], format!("given-{}", std::process::id()).as_bytes()].concat();
+    bind(&end, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+    let (passed, taken) = (node.clone(), end.try_clone().unwrap());
+    as_user(STRANGER, move || passed.take_offers(taken));
+    let program = Program::start(0, &["stdin"], Stdio::from(theirs), |_| {});
+    // What the library offers is taken first.
+    let begun = Instant::now();
+    while node.loot.lock().unwrap().channels == 0 {
+        assert!(begun.elapsed() < LIMIT, "nothing was offered");
+        thread::sleep(Duration::from_millis(2));
+    }
+    rustix::net::send(&end, b"hello", rustix::net::SendFlags::empty()).unwrap();
+    assert_eq!(program.ends(), Some(0), "it has its message");
+    let loot = node.loot.lock().unwrap();
+    assert_eq!((loot.requests, loot.descriptors.len()), (0, 0), "{loot:?}");
+}
+
+/// The two ends of a pair that a program makes itself are not looked at at all.
+#[test]
+fn a_pair_of_the_program_s_own_is_no_socket_of_a_node() {
+    let mut program = Program::start(0, &["pair"], Stdio::null(), |_| {});
+    assert_eq!(program.line(), "hello");
+    assert_eq!(program.ends(), Some(0));
 }
 
 /// A file of a place that is one user's, where another one listens.
@@ -490,7 +563,7 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
         Program::start(0, &["use", &seconds().to_string()], Stdio::null(), |command| {
             command.env("BOWLINE_RDS_SOCKET", &place);
         });
-    let line = program.line();
+    let line = program.line_within(LIMIT + Duration::from_secs_f64(seconds()));
     assert!(line.starts_with("used "), "seed {seed}: {line:?}, {:?}", program.ends());
     let counts: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
     println!("{line}: calls that went well, and that failed");

@@ -62,6 +62,19 @@ def make():
         say("errno %d" % error.errno)
 
 
+def pair():
+    """One end of a pair has a name as a node gives, and nobody reads there."""
+    libc = ctypes.CDLL(None)
+    ends = (ctypes.c_int * 2)()
+    assert libc.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, ends) == 0
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, os.dup(ends[1]))
+    other.bind("\0bowline-rds/%x" % os.getpid())
+    other.send(b"hello")
+    got = ctypes.create_string_buffer(100)
+    n = libc.recv(ends[0], got, 100, socket.MSG_DONTWAIT)
+    say(got.raw[:n].decode() if n > 0 else "errno %d" % ctypes.get_errno())
+
+
 def use(seconds):
     """All calls, whatever they answer, until time is up. A call that waits is interrupted."""
     signal.signal(signal.SIGALRM, lambda *_: None)
@@ -128,5 +141,7 @@ elif what == "stdin":
     answer(socket.socket(fileno=0))
 elif what == "make":
     make()
+elif what == "pair":
+    pair()
 elif what == "use":
     use(float(rest[0]))
