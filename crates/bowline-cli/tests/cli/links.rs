@@ -31,7 +31,7 @@ pub(crate) fn apart(folder: &Folder, script: &str) -> Option<Output> {
     let done = Command::new("timeout")
         .args(["100", "unshare"])
         .args(*manner)
-        .args(["sh", "-ec", &format!("{common}\n{script}")])
+        .args(["sh", "-exc", &format!("{common}\n{script}")])
         .env("XDG_RUNTIME_DIR", folder.path())
         .env("BOWLINE", env!("CARGO_BIN_EXE_bowline"))
         .env("AT", folder.path())
