@@ -98,6 +98,28 @@ fn a_kernel_gets_no_farewell() {
     assert_eq!(lab.recv_all(socket), [b"one", b"two"]);
 }
 
+/// A kernel has taken the address of a bowline node, and has not shown itself yet.
+// tests [R-2050] [R-2051]
+#[test]
+fn a_connection_on_which_nobody_has_greeted_gets_no_farewell() {
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
+    let socket = lab.bound("10.0.0.1:4001");
+    lab.send(socket, "10.0.0.2:5000", b"x").expect("queued");
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    lab.fail(link, CloseReason::Eof);
+    lab.ms(1);
+    let link = lab.establish();
+    lab.written.clear();
+    end(&mut lab);
+    assert!(!lab.frames(link).iter().any(is_farewell));
+    assert_eq!(lab.closes, [(link, CloseHow::Drain)], "FIN alone");
+    assert!(lab.node.is_told());
+    // What a kernel's TCP counts as delivered is taken.
+    lab.deliver(link, &[map_of(&[]), data(1, 5000, 4001, b"of a kernel")]);
+    assert_eq!(lab.recv_all(socket), [b"of a kernel"]);
+}
+
 // tests [R-2052]: the greeting of the next connection tells
 #[test]
 fn a_connection_that_broke_is_made_again_to_tell_the_peer() {
