@@ -147,7 +147,7 @@ pub(crate) struct Conn {
     /// Why the peer could not be connected to, as the operator was told last.
     #[serde(skip)]
     pub(crate) told_cannot_connect: Option<CloseReason>,
-    /// When the peer said that it ends [R-2051], if no connection to it was made since.
+    /// When the peer said that it ends [R-2051], if no other process has shown itself since.
     #[serde(default)]
     pub(crate) peer_ended_at: Option<Instant>,
     /// The peer has ended, and nobody has taken its place for a while [R-2053].
@@ -172,7 +172,8 @@ impl Conn {
         self.last_frame_at = now;
     }
 
-    /// Notes that a connection to the peer's address was made; tells whether its node was gone.
+    /// Notes that another process than the one that ended is at the peer's address; tells whether
+    /// the peer was gone.
     pub(crate) const fn is_back(&mut self) -> bool {
         self.peer_ended_at = None;
         std::mem::replace(&mut self.peer_gone, false)

@@ -186,3 +186,15 @@ fn ask(device: &SoftDevice) {
     device.destroy_cq(cq).expect("the queue");
     device.dealloc_pd(pd).expect("the domain");
 }
+
+/// timeout(1) signals its command, and then the group that the command is in.
+#[test]
+fn a_signal_that_comes_twice_at_once_is_one_request() {
+    let folder = Folder::new();
+    for signals in [["-TERM", "-TERM"], ["-INT", "-TERM"]] {
+        let mut node = start(&folder, &["node", "--address", "127.44.8.1"]);
+        node.expect("ready");
+        signals.iter().for_each(|signal| node.signal(signal));
+        node.finish().exits(0);
+    }
+}

@@ -207,6 +207,12 @@ impl Node {
         }
     }
 
+    /// Another process has shown itself at the address of a peer [R-2053].
+    pub(super) fn peer_is_back(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        self.peers_gone -= usize::from(conn.is_back());
+    }
+
     /// A peer could not be connected to.
     pub(super) fn peer_is_away(&mut self, id: ConnId, why: CloseReason) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };

@@ -145,6 +145,9 @@ impl Node {
             // meanwhile.
             conn.change_generation(0, generation);
         }
+        if restarted || before != generation {
+            self.peer_is_back(conn_id);
+        }
         self.process_is_known(conn_id, generation);
         match bowline {
             Some(b) => self.peer_is_bowline(conn_id, id, b, header),
@@ -210,6 +213,7 @@ impl Node {
         let (conn_id, path, serial) = (link.conn, link.path, link.serial);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let was_bowline = conn.peer.is_bowline();
+        self.peers_gone -= usize::from(conn.is_back());
         if was_bowline {
             conn.generation_serial = conn.generation_serial.max(serial);
             let before = std::mem::take(&mut conn.peer_generation);

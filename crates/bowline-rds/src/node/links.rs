@@ -335,7 +335,6 @@ impl Node {
         }
         conn.extra.retain(|l| *l != id);
         conn.told_cannot_connect = None;
-        self.peers_gone -= usize::from(conn.is_back());
         let path = conn.make_path(index);
         path.state = PathState::Up;
         path.link = Some(id);

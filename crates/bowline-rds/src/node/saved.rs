@@ -49,8 +49,8 @@ impl Node {
             path.repack(&mut self.pool);
         }
         let of_process = |timer| {
-            use Timer::{RdmaAsk, RdmaConnect, RdmaProbe, RdmaUsed};
-            matches!(timer, RdmaConnect(_) | RdmaProbe(_) | RdmaAsk(_) | RdmaUsed)
+            use Timer::{RdmaAsk, RdmaCheck, RdmaConnect, RdmaProbe, RdmaUsed};
+            matches!(timer, RdmaConnect(_) | RdmaProbe(_) | RdmaCheck(_) | RdmaAsk(_) | RdmaUsed)
         };
         self.timers.retain(|(_, timer)| !of_process(*timer));
         let Config { generation, paths, end_to_end, .. } = self.config;

@@ -39,6 +39,8 @@ pub(super) enum Timer {
     RdmaConnect(RdmaLinkId),
     /// The peer of a connection over RDMA may have been silent for long.
     RdmaProbe(RdmaLinkId),
+    /// A peer has not shown that it still has a connection over RDMA [IB-113].
+    RdmaCheck(RdmaLinkId),
     /// Messages over RDMA may wait for an acknowledgement that nobody has asked for.
     RdmaAsk(RdmaLinkId),
     /// No read of memory that was used can be under way any more.
@@ -81,6 +83,7 @@ impl Node {
                 Timer::RefreshMap(conn) => self.refresh_map(conn),
                 Timer::RdmaConnect(link) => self.rdma_connect_overdue(link),
                 Timer::RdmaProbe(link) => self.rdma_probe(link),
+                Timer::RdmaCheck(link) => self.rdma_check_overdue(link),
                 Timer::RdmaAsk(link) => self.rdma_ask_due(link),
                 Timer::RdmaUsed => self.used_regions_due(),
                 Timer::Farewell if self.ending.is_some() => self.finish_links(),

@@ -190,6 +190,9 @@ impl Node {
                 if to_bowline {
                     // What comes from now on is not acknowledged any more, and so not taken.
                     link.deaf = true;
+                }
+                // As long as the peer has not greeted on this link, it may be a kernel by now.
+                if to_bowline && link.greeting.is_received() {
                     let farewell = Header {
                         ack: path.rx_expected.saturating_sub(1),
                         ext: super::handshake::farewell(index),

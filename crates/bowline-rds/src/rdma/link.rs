@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bowline_base::Instant;
-use bowline_wire::rds::{FRAGMENT_LEN, Header, MAP_LEN};
+use bowline_wire::rds::{BowlineConnect, FRAGMENT_LEN, Header, MAP_LEN};
 
 use super::Credits;
 use crate::api::CloseReason;
@@ -48,6 +48,23 @@ impl MapFrames {
     pub(crate) fn next_len(&self, fragment: usize) -> usize {
         fragment.min(MAP_LEN - self.sent)
     }
+}
+
+/// What the request of an accepted connection said. Anybody can send one in the name of a peer
+/// [IB-111].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said {
+    pub(crate) bowline: Option<BowlineConnect>,
+    pub(crate) ack: u64,
+}
+
+/// A look at whether the peer still has a connection for which it has sent a request [IB-113].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Check {
+    /// The peer has the connection if a request of this id, or a later one, completes.
+    pub(crate) from: u64,
+    /// When the connection is ended otherwise.
+    pub(crate) until: Instant,
 }
 
 /// Outgoing half of a connection.
@@ -125,6 +142,10 @@ pub(crate) struct RdmaLink {
     pub(crate) credits: Credits,
     pub(crate) tx: RdmaTx,
     pub(crate) rx: RdmaRx,
+    /// What the peer's request said, until an RTU or a frame shows that the peer sent it.
+    pub(crate) said: Option<Said>,
+    /// The peer seems to have lost the connection.
+    pub(crate) check: Option<Check>,
     /// What ended the connection before this node did.
     pub(crate) ended: Option<CloseReason>,
 }
@@ -147,6 +168,8 @@ impl RdmaLink {
             credits,
             tx: RdmaTx { slots, ..RdmaTx::default() },
             rx: RdmaRx::default(),
+            said: None,
+            check: None,
             ended: None,
         }
     }

@@ -16,7 +16,7 @@ pub(crate) mod op;
 mod remembered;
 
 pub(crate) use credits::Credits;
-pub(crate) use link::{MapFrames, RdmaLink, RdmaState, Sending};
+pub(crate) use link::{Check, MapFrames, RdmaLink, RdmaState, Said, Sending};
 pub(crate) use remembered::Remembered;
 
 pub use op::{

@@ -98,6 +98,28 @@ fn a_kernel_gets_no_farewell() {
     assert_eq!(lab.recv_all(socket), [b"one", b"two"]);
 }
 
+/// A kernel has taken the address of a bowline node, and has not shown itself yet.
+// tests [R-2050] [R-2051]
+#[test]
+fn a_connection_on_which_nobody_has_greeted_gets_no_farewell() {
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
+    let socket = lab.bound("10.0.0.1:4001");
+    lab.send(socket, "10.0.0.2:5000", b"x").expect("queued");
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    lab.fail(link, CloseReason::Eof);
+    lab.ms(1);
+    let link = lab.establish();
+    lab.written.clear();
+    end(&mut lab);
+    assert!(!lab.frames(link).iter().any(is_farewell));
+    assert_eq!(lab.closes, [(link, CloseHow::Drain)], "FIN alone");
+    assert!(lab.node.is_told());
+    // What a kernel's TCP counts as delivered is taken.
+    lab.deliver(link, &[map_of(&[]), data(1, 5000, 4001, b"of a kernel")]);
+    assert_eq!(lab.recv_all(socket), [b"of a kernel"]);
+}
+
 // tests [R-2052]: the greeting of the next connection tells
 #[test]
 fn a_connection_that_broke_is_made_again_to_tell_the_peer() {
@@ -172,17 +194,128 @@ fn a_sender_learns_that_its_peer_has_ended_and_did_not_come_back() {
     }
     assert_eq!(lab.node.is_flushed(socket), Err(Error::PeerEnded));
     assert!(lab.now >= begun + std::time::Duration::from_secs(1), "a service may be restarted");
+    lab.send(socket, "10.0.0.2:5000", b"for the next").expect("queued");
     // Another node takes its place.
     while lab.connects.is_empty() {
         lab.ms(1);
     }
     let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), hello(8, 0, 0)]);
     assert_eq!(lab.node.is_flushed(socket), Ok(false));
-    lab.deliver(link, &[map_of(&[]), hello(7, 0, first)]);
-    assert_eq!(lab.data_frames(link).len(), 1, "it comes again");
-    let last = last_number(&lab);
-    lab.deliver(link, &[ack_frame(last)]);
+    let sent = lab.data_frames(link);
+    assert_eq!(sent.len(), 1, "what was begun for the earlier process is gone with it [R-346]");
+    assert_eq!(sent[0].payload, b"for the next");
+    lab.deliver(link, &[ack_frame(sent[0].header.sequence)]);
     assert_eq!(lab.node.is_flushed(socket), Ok(true));
+}
+
+/// A sender with the smaller address, whose peer has said farewell.
+fn ended_peer() -> (Lab, bowline_rds::SocketId) {
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
+    let socket = lab.bound("10.0.0.1:4001");
+    lab.send(socket, "10.0.0.2:5000", b"taken").expect("queued");
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    let last = lab.data_frames(link)[0].header.sequence;
+    lab.deliver(link, &[farewell(last)]);
+    lab.fail(link, CloseReason::Eof);
+    lab.send(socket, "10.0.0.2:5000", b"not taken").expect("queued");
+    (lab, socket)
+}
+
+/// Refuses the node's attempts to connect for so many milliseconds.
+fn refuse_for(lab: &mut Lab, ms: u64) {
+    for _ in 0..ms {
+        lab.ms(1);
+        while let Some((dialled, ..)) = lab.connects.first().copied() {
+            lab.fail(dialled, CloseReason::Refused);
+        }
+    }
+}
+
+/// The peer dials again at once. The kernel of the host that ends completes the connection, which
+/// nobody takes from the listener any more; it dies with the process.
+// tests [R-2053]
+#[test]
+fn a_connection_that_only_a_backlog_took_does_not_bring_a_peer_back() {
+    for times in 1..4 {
+        let (mut lab, socket) = ended_peer();
+        for _ in 0..times {
+            while lab.connects.is_empty() {
+                lab.ms(1);
+            }
+            let link = lab.establish();
+            lab.ms(3);
+            lab.fail(link, CloseReason::Reset);
+        }
+        refuse_for(&mut lab, 3000);
+        assert_eq!(lab.node.is_flushed(socket), Err(Error::PeerEnded), "{times}");
+    }
+}
+
+/// The process that ends still takes a connection, for a path on which it has to tell something.
+// tests [R-2053] [R-2052]
+#[test]
+fn a_process_that_has_said_farewell_is_not_back_when_it_greets() {
+    let (mut lab, socket) = ended_peer();
+    lab.ms(1);
+    let link = lab.establish();
+    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    lab.fail(link, CloseReason::Eof);
+    refuse_for(&mut lab, 3000);
+    assert_eq!(lab.node.is_flushed(socket), Err(Error::PeerEnded));
+}
+
+// tests [R-2053] [R-2003]
+#[test]
+fn whoever_shows_another_process_brings_a_peer_back() {
+    let frames = [
+        ("another generation", hello(8, 0, 0)),
+        ("a kernel", ping_with(1, npaths_ext(1))),
+        ("a message of a kernel", data(1, 5000, 4001, b"x")),
+    ];
+    for (what, first) in frames {
+        let (mut lab, socket) = ended_peer();
+        refuse_for(&mut lab, 3000);
+        assert_eq!(lab.node.is_flushed(socket), Err(Error::PeerEnded), "{what}");
+        while lab.connects.is_empty() {
+            lab.ms(1);
+        }
+        let link = lab.establish();
+        lab.deliver(link, &[map_of(&[]), first]);
+        assert!(lab.node.is_flushed(socket).is_ok(), "{what}");
+        // That one has not ended, however long it is away.
+        lab.fail(link, CloseReason::Reset);
+        lab.send(socket, "10.0.0.2:5000", b"more").expect("queued");
+        refuse_for(&mut lab, 3000);
+        assert_eq!(lab.node.is_flushed(socket), Ok(false), "{what}");
+    }
+}
+
+/// The successor has a connection already when the farewell on the last one of its predecessor is
+/// read, and greets after that.
+// tests [R-2051] [R-2053]
+#[test]
+fn a_late_farewell_of_an_earlier_process_does_not_end_its_successor() {
+    let mut lab = Lab::new(Config { paths: 2, ..config(A) });
+    let socket = lab.bound("10.0.0.1:4001");
+    lab.send(socket, "10.0.0.2:5000", b"taken").expect("queued");
+    let first = lab.establish();
+    lab.deliver(first, &[map_of(&[]), hello(7, 0, 0)]);
+    let last = last_number(&lab);
+    lab.deliver(first, &[ack_frame(last)]);
+    let second = lab.establish();
+    lab.deliver(second, &[hello(7, 1, 0)]);
+    lab.fail(first, CloseReason::Eof);
+    lab.ms(1);
+    let new = lab.establish();
+    lab.deliver(second, &[farewell(0)]);
+    lab.fail(second, CloseReason::Eof);
+    lab.deliver(new, &[map_of(&[]), hello(8, 0, 0)]);
+    lab.fail(new, CloseReason::Reset);
+    lab.send(socket, "10.0.0.2:5000", b"for the successor").expect("queued");
+    refuse_for(&mut lab, 3000);
+    assert_eq!(lab.node.is_flushed(socket), Ok(false));
 }
 
 // tests [R-2050]: both at the same time, with messages under way

@@ -92,6 +92,10 @@ pub(crate) struct BowlineHost {
     sends_max: usize,
     /// The node ends in order, and its peers may not know everything yet.
     says_farewell: bool,
+    /// The process is late to close its listener, though its peers know everything.
+    late_to_close: bool,
+    /// Peers that have said farewell, and when they last did.
+    ended_peers: HashMap<IpAddr, u64>,
     /// When the driver last left frames over RDMA untaken that had come before a connection ended.
     pub(crate) untaken_at: u64,
     sabotage: Option<Sabotage>,
@@ -110,6 +114,8 @@ const TCP_ACK_INTERVAL: u64 = 10 * MS;
 /// Number of TCP in `SO_RDS_TRANSPORT`.
 const TRANSPORT_TCP: i32 = 2;
 const DRAIN_LIMIT: u64 = 2 * SEC;
+/// Longest time in which a process that has told its peers closes its listener.
+const CLOSE_LATE: u64 = 60 * MS;
 /// Longest time in which a node that ends tells its peers so.
 const END_LIMIT: u64 = 500 * MS;
 /// Number of bytes that a node may leave unparsed before it must refuse to read.
@@ -147,6 +153,8 @@ impl BowlineHost {
             longest: 0,
             sends_max,
             says_farewell: false,
+            late_to_close: false,
+            ended_peers: HashMap::new(),
             untaken_at: 0,
             sabotage,
         }
@@ -369,7 +377,7 @@ impl BowlineHost {
 
     /// Ends the connections of a node whose peers know what they have to know, or cannot be told.
     fn end_links(&mut self, ctx: &mut Ctx) {
-        self.says_farewell = false;
+        (self.says_farewell, self.late_to_close) = (false, false);
         ctx.tcp_stop_listening(self.id);
         self.node.close_links(now(ctx));
         self.carry_out(ctx);
@@ -436,6 +444,9 @@ impl BowlineHost {
         match notice {
             Notice::Connected => self.node.handle_connected(at, link, ctx.net.local(end)),
             Notice::ConnectFailed(reason) => {
+                if self.sabotage == Some(Sabotage::TakeRefusal) {
+                    self.node.handle_connected(at, link, ctx.net.local(end));
+                }
                 self.forget(link);
                 self.node.handle_closed(at, link, close_reason(reason));
             }
@@ -493,7 +504,9 @@ impl BowlineHost {
                 }
             }
             HostEvent::EndLimit => {
-                if self.says_farewell {
+                if self.late_to_close {
+                    self.end_links(ctx);
+                } else if self.says_farewell {
                     ctx.coverage.hit("driver", "not all peers could be told of the end");
                     self.end_links(ctx);
                 }
@@ -741,9 +754,33 @@ impl BowlineHost {
         self.node.check_invariants();
         self.check_accounts(ctx);
         self.check_waiters(ctx);
-        if self.says_farewell && self.node.is_told() {
+        if self.says_farewell && !self.late_to_close && self.node.is_told() {
+            // Until the listener is closed, the system completes connections that nobody takes.
+            self.late_to_close = ctx.rng.chance(300);
+            if self.late_to_close {
+                let delay = ctx.rng.below(CLOSE_LATE);
+                return ctx.schedule_host(delay, self.id, HostEvent::EndLimit);
+            }
             self.end_links(ctx);
         }
+    }
+
+    /// Tells whether a user who waits for all that socket `slot` has sent still waits, though it
+    /// is all for peers that said farewell at `since` or later, and before `until`.
+    pub(crate) fn waits_for_ended(
+        &self,
+        (slot, bound): (usize, SocketAddr),
+        since: u64,
+        until: u64,
+    ) -> Option<bool> {
+        let sock = self.socks.get(&slot)?;
+        let info = self.node.info();
+        let mut left =
+            info.send.iter().chain(&info.retrans).filter(|m| m.local == bound).peekable();
+        left.peek()?;
+        let ended = |at: &u64| (since..until).contains(at);
+        let all = left.all(|m| self.ended_peers.get(&m.remote.ip()).is_some_and(ended));
+        all.then(|| self.node.is_flushed(sock.id) == Ok(false))
     }
 
     /// Returns how many messages from one address to another are not acknowledged.
@@ -879,6 +916,9 @@ impl BowlineHost {
                     && matches!(event, Event::PeerRestarted { .. })
                 {
                     self.forget_all_sent(ctx);
+                }
+                if let Event::PeerEnded { remote, .. } = event {
+                    self.ended_peers.insert(remote, ctx.now);
                 }
                 ctx.note([31, 0, 0], || format!("host {}: {event:?}", self.id));
             }

@@ -33,6 +33,8 @@ pub(crate) enum Sabotage {
     NoSendLimit,
     /// A node that ends in order does not acknowledge what it has received.
     EndUntold,
+    /// A node takes an attempt to connect that is refused for a connection that broke.
+    TakeRefusal,
     /// A node takes for new what comes again over RDMA.
     RdmaTakeTwice,
     /// A frame over RDMA acknowledges nothing.
@@ -68,6 +70,7 @@ impl Sabotage {
                 | Self::KeepClosed
                 | Self::NoSendLimit
                 | Self::EndUntold
+                | Self::TakeRefusal
         );
         !not_needed && !self.of_rdma()
     }
@@ -288,6 +291,12 @@ mod tests {
         assert!(what.contains("received and not acknowledged"), "{what}");
     }
 
+    #[test]
+    fn an_end_that_nobody_hears_of_is_noticed() {
+        let what = caught_in(Sabotage::TakeRefusal, Scenario::Ends);
+        assert!(what.contains("waits for a peer that has ended"), "{what}");
+    }
+
     fn caught_over_rdma(how: Sabotage, words: &[&str]) {
         let what = caught_in(how, Scenario::Rdma);
         assert!(words.iter().any(|word| what.contains(word)), "{how:?}: {what}");
@@ -309,7 +318,7 @@ mod tests {
         caught_over_rdma(Sabotage::RdmaOneTos, &["of another type"]);
     }
 
-    const ALL: [Sabotage; 23] = [
+    const ALL: [Sabotage; 24] = [
         Sabotage::DropFrame,
         Sabotage::FlipByte,
         Sabotage::Double,
@@ -322,6 +331,7 @@ mod tests {
         Sabotage::KeepClosed,
         Sabotage::NoSendLimit,
         Sabotage::EndUntold,
+        Sabotage::TakeRefusal,
         Sabotage::RdmaTakeTwice,
         Sabotage::RdmaSilent,
         Sabotage::RdmaLoseRepeated,

@@ -48,6 +48,8 @@ pub(crate) struct World {
     open: Vec<bool>,
     /// Nodes that are shutting down.
     ending: Vec<Option<faults::Ending>>,
+    /// When the process of a host that is away began to end in order.
+    ended_since: Vec<Option<u64>>,
     /// When a host last began to end, or to run.
     changed_at: Vec<u64>,
     senders: Vec<Sender>,
@@ -115,6 +117,7 @@ impl World {
             deferred: (0..n).map(|_| Vec::new()).collect(),
             open: vec![false; plan.slots.len()],
             ending: vec![None; n],
+            ended_since: vec![None; n],
             changed_at: vec![0; n],
             phase: Phase::Active,
             phase_since: 0,

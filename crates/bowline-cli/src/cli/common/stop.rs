@@ -1,8 +1,9 @@
 //! SIGINT and SIGTERM: a request to stop, which loops check and which wakes sleepers. SIGHUP: a
 //! request to read sizes and files anew, for commands that support it.
 //!
-//! The first signal asks; a second one ends the process at once, for the case that stopping in
-//! good order hangs.
+//! The first signal asks; a later one ends the process at once, for the case that stopping in good
+//! order hangs. One that comes within [`REPEATED_TIME`] of the first is the same request: timeout(1)
+//! signals the process and then its group.
 
 use std::{
     io::{self, Read},
@@ -14,6 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -26,6 +28,9 @@ use signal_hook::{
 
 use super::out::{self, Duty};
 use crate::cli::{Failure, Outcome};
+
+/// How long signals that follow the first one belong to it. A node needs no longer to end in order.
+const REPEATED_TIME: Duration = Duration::from_millis(500);
 
 /// Starts to listen for SIGHUP; the flag is set when one comes.
 pub(crate) fn hangups() -> Outcome<Arc<AtomicBool>> {
@@ -54,13 +59,23 @@ impl Stop {
         let asked = Arc::new(AtomicBool::new(false));
         let install = || -> io::Result<UnixStream> {
             let (wake, signalled) = UnixStream::pair()?;
+            let (mut first, came) = UnixStream::pair()?;
+            let impatient = Arc::new(AtomicBool::new(false));
             for signal in [SIGINT, SIGTERM] {
-                // The order matters: the conditional shutdown checks the flag before this signal
-                // sets it.
-                flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
+                flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&impatient))?;
                 flag::register(signal, Arc::clone(&asked))?;
                 pipe::register(signal, signalled.try_clone()?)?;
+                pipe::register(signal, came.try_clone()?)?;
             }
+            thread::Builder::new().name("stop".into()).spawn(move || {
+                if first.read_exact(&mut [0]).is_ok() {
+                    thread::sleep(REPEATED_TIME);
+                    // Relaxed: the flag publishes nothing but itself.
+                    impatient.store(true, Ordering::Relaxed);
+                    // Later signals find the stream open.
+                    let _ = io::copy(&mut first, &mut io::sink());
+                }
+            })?;
             Ok(wake)
         };
         let wake = install()

@@ -19,7 +19,7 @@ use crate::node::sockets::endpoint;
 use crate::node::timers::Timer;
 use crate::path::{PathState, UNPLANNED, Unwritten, mark};
 use crate::rdma::{
-    Credits, RDMA_PIECES, RDMA_PIECES_MAX, RdmaAccept, RdmaLink, RdmaShape, RdmaState,
+    Check, Credits, RDMA_PIECES, RDMA_PIECES_MAX, RdmaAccept, RdmaLink, RdmaShape, RdmaState, Said,
 };
 use crate::socket::{interest_bit, mapped, to_socket_addr};
 
@@ -35,6 +35,9 @@ const PROBE_TIME: Duration = Duration::from_secs(10);
 /// A peer that has announced no receives for this time is connected to anew: without one nothing
 /// can be sent to it.
 const CREDIT_TIME: Duration = Duration::from_secs(30);
+/// How long a connection for which the peer has sent a request has to show that the peer has it.
+/// Two frames may get lost one after the other.
+const CHECK_TIME: Duration = Duration::from_secs(1);
 /// Fewest requests of a queue, so that a map fits and half-full queues are refilled in time.
 const QUEUE_MIN: usize = 8;
 /// Fewest requests of the send queue: the largest operation, and a frame [RDMA-32].
@@ -142,12 +145,12 @@ impl Node {
                     self.stats.ib_connect_raced += 1;
                     return Err(refuse(self, Refusal::Raced));
                 }
-                // The peer has lost the connection that this node takes to be up [IB-30]. Of a
-                // young one it may have sent the request before it was made.
+                // The peer has lost the connection that this node takes to be up [IB-30], or
+                // somebody says so in its name [IB-113]. Of a young connection the peer may have
+                // sent the request before it was made.
                 RdmaState::Up => {
                     if link.since.is_some_and(|since| now >= since + LASTED_TIME) {
-                        self.stats.ib_listen_closed_stale += 1;
-                        self.close_rdma(present);
+                        self.ask_rdma(present);
                     }
                     return Err(refuse(self, Refusal::Raced));
                 }
@@ -158,8 +161,11 @@ impl Node {
         answer.credit = credits.take_initial();
         answer.bowline = data.bowline.and(self.rdma_offer());
         let link = self.add_rdma_link(conn_id, RdmaState::Accepted, queues, credits);
-        self.rdma_peer_is(link, data.bowline);
-        self.rdma_acked(link, data.ack); // [IB-34], [IB-95]
+        let fragment = self.rdma_fragment_with(data.bowline);
+        if let Some(link) = self.rdma_links.get_mut(link.0) {
+            link.fragment = fragment;
+            link.said = Some(Said { bowline: data.bowline, ack: data.ack });
+        }
         Ok(RdmaAccept { link, shape: queues.shape(data.tos, answer.to_bytes()) })
     }
 
@@ -170,12 +176,51 @@ impl Node {
         self.config.end_to_end.then_some(BowlineConnect { frame_kib, max_message })
     }
 
+    /// Believes what the request of an accepted connection said: an RTU or a frame has come, for
+    /// which the peer needs what this node has answered [IB-34], [IB-111].
+    pub(in crate::node) fn rdma_request_proven(&mut self, id: RdmaLinkId) {
+        let Some(link) = self.rdma_links.get_mut(id.0) else { return };
+        let Some(Said { bowline, ack }) = link.said.take() else { return };
+        self.rdma_peer_is(id, bowline);
+        self.rdma_acked_before(id, ack);
+    }
+
+    /// Asks on a connection that is up whether the peer still has it. A peer that does not answer
+    /// is gone, and may connect anew [IB-113].
+    fn ask_rdma(&mut self, id: RdmaLinkId) {
+        let until = self.now + CHECK_TIME;
+        let Some(link) = self.rdma_links.get_mut(id.0).filter(|link| link.check.is_none()) else {
+            return;
+        };
+        link.check = Some(Check { from: link.tx.next, until });
+        link.rx.ack_due = true;
+        self.signal_rdma(id);
+        self.arm(until, Timer::RdmaCheck(id));
+    }
+
+    pub(in crate::node) fn rdma_check_overdue(&mut self, id: RdmaLinkId) {
+        let Some(link) = self.rdma_links.get(id.0).filter(|l| l.state == RdmaState::Up) else {
+            return;
+        };
+        // The timer may be that of an earlier look.
+        if link.check.is_some_and(|check| check.until <= self.now) {
+            self.stats.ib_listen_closed_stale += 1;
+            self.close_rdma(id);
+        }
+    }
+
+    /// Payload bytes of a full frame of a peer that says this.
+    fn rdma_fragment_with(&self, said: Option<BowlineConnect>) -> usize {
+        let said = said.filter(|_| self.config.end_to_end);
+        said.map_or(FRAGMENT_LEN, |said| said.fragment().min(self.rdma_fragment()))
+    }
+
     /// Notes what kind of node a peer is, as it says when it connects.
     fn rdma_peer_is(&mut self, id: RdmaLinkId, said: Option<BowlineConnect>) {
+        let fragment = self.rdma_fragment_with(said);
         let said = said.filter(|_| self.config.end_to_end);
-        let own = self.rdma_fragment();
         let Some(link) = self.rdma_links.get_mut(id.0) else { return };
-        link.fragment = said.map_or(FRAGMENT_LEN, |said| said.fragment().min(own));
+        link.fragment = fragment;
         let Some(conn) = self.conns.get_mut(link.conn.0) else { return };
         let before = std::mem::replace(
             &mut conn.peer,
@@ -320,6 +365,7 @@ impl Node {
         if private_data.is_some() {
             self.rdma_peer_is(id, answer);
         }
+        self.rdma_request_proven(id);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         if let Some(rdma) = &mut conn.rdma {
             rdma.reached = true;
@@ -335,7 +381,7 @@ impl Node {
             remote: to_socket_addr(remote, 0, 0).ip(),
             path: 0,
         });
-        self.rdma_acked(id, ack);
+        self.rdma_acked_before(id, ack);
         self.signal_map(conn_id);
         self.arm(now + PROBE_TIME, Timer::RdmaProbe(id));
         if self.ending.is_some() {

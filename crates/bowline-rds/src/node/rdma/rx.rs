@@ -31,6 +31,12 @@ impl Node {
         if let Some(conn) = conn.and_then(|conn| self.conns.get_mut(conn.0)) {
             conn.past_read += frames.iter().map(|frame| frame.bytes as u64).sum::<u64>();
         }
+        if !frames.is_empty() {
+            self.rdma_request_proven(id);
+            if let Some(link) = self.rdma_links.get_mut(id.0) {
+                link.check = None; // the peer has the connection [IB-113]
+            }
+        }
         for frame in frames {
             let Some(link) = self.rdma_links.get(id.0) else { return };
             // Frames may be taken before the connection is known to be established [IB-39].

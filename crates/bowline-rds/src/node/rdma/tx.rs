@@ -162,6 +162,7 @@ impl Node {
             return;
         }
         link.tx.retired = link.tx.retired.max(sent + 1);
+        link.check = link.check.filter(|check| sent < check.from);
         self.stats.ib_tx_cq_event += 1;
         if link.tx.ack_outstanding.is_some_and(|ack| ack <= sent) {
             link.tx.ack_outstanding = None;
@@ -387,6 +388,17 @@ impl Node {
         let count = path.queue.iter().take(sent).take_while(|msg| msg.seq <= ack).count();
         self.release_first(conn_id, 0, count);
         self.after_release(conn_id, 0);
+    }
+
+    /// Releases what private data acknowledge of the connection before [IB-95]. A number that was
+    /// not sent there is not one of this peer, and releases nothing [IB-96].
+    pub(in crate::node) fn rdma_acked_before(&mut self, id: RdmaLinkId, ack: u64) {
+        let Some(link) = self.rdma_links.get(id.0) else { return };
+        let Some(path) = self.conn(link.conn).and_then(|conn| conn.paths.first()) else { return };
+        let begun = path.queue.iter().take_while(|msg| msg.has(mark::RETRANS));
+        if begun.last().is_some_and(|last| ack <= last.seq) {
+            self.rdma_acked(id, ack);
+        }
     }
 }
 

@@ -242,23 +242,34 @@ fn an_acknowledgement_of_what_was_not_sent_frees_nothing_more() {
     assert_eq!(lab.side.node.send_messages(socket), Ok(0));
 }
 
-// tests [IB-64], [IB-95], [IB-96]
+/// The acknowledgement counts when the peer has shown that the request was its own.
+// tests [IB-64], [IB-95], [IB-96], [IB-111]
 #[test]
 fn an_acknowledgement_in_the_private_data_frees_only_what_was_sent_before() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
-    lab.send(socket, LOW, b"1");
-    lab.send(socket, LOW, b"2");
-    assert_eq!(lab.frames(link).len(), 2);
-    lab.closed(link);
-    lab.send(socket, LOW, b"3");
-    let data = ConnectData { ack: u64::MAX, ..Lab::data(LOW) };
-    let link = lab.request_with(ip(LOW), &data.to_bytes()).expect("accepted").link;
-    assert_eq!(lab.side.node.send_messages(socket), Ok(1), "the third was not sent yet");
-    lab.up(link);
-    let sent = headers(&lab.frames(link));
-    assert_eq!(sent.iter().map(|h| h.sequence).collect::<Vec<_>>(), [0, 0, 3]);
+    for (ack, by_frame, left) in
+        [(2, false, 1), (2, true, 1), (1, false, 2), (3, false, 3), (u64::MAX, true, 3)]
+    {
+        let mut lab = Lab::new();
+        let socket = lab.socket(PORT);
+        let link = lab.connected(LOW);
+        lab.send(socket, LOW, b"1");
+        lab.send(socket, LOW, b"2");
+        assert_eq!(lab.frames(link).len(), 2);
+        lab.closed(link);
+        lab.send(socket, LOW, b"3");
+        let data = ConnectData { ack, ..Lab::data(LOW) };
+        let link = lab.request_with(ip(LOW), &data.to_bytes()).expect("accepted").link;
+        assert_eq!(lab.side.node.send_messages(socket), Ok(3), "anybody could have said so");
+        if by_frame {
+            lab.feed(link, &map(&[]));
+            assert_eq!(lab.side.node.send_messages(socket), Ok(left), "{ack}");
+        }
+        lab.up(link);
+        assert_eq!(lab.side.node.send_messages(socket), Ok(left), "{ack}: the third was not sent");
+        let sent = headers(&lab.frames(link));
+        assert_eq!(sent.len(), 2 + left);
+        assert!(sent.last().is_some_and(|h| h.sequence == 3));
+    }
 }
 
 // tests [IB-82], [IB-69]

@@ -99,16 +99,22 @@ fn connections_of_another_type_of_service_are_others() {
     assert_eq!(got, [b"one", b"two"]);
 }
 
-// tests [IB-30], [SAFE-5]
+/// The peer's machine was started anew, say.
+// tests [IB-30], [IB-113], [SAFE-5]
 #[test]
-fn a_request_for_a_connection_that_is_up_ends_it_unless_it_is_young() {
+fn a_request_ends_a_connection_of_which_the_peer_knows_nothing_any_more() {
     let mut lab = Lab::new();
     let link = lab.connected(LOW);
     assert!(lab.request(LOW).is_err());
-    assert!(!lab.is_closed(link), "the request may be older than the connection");
-    assert_eq!(lab.counter("ib_listen_closed_stale"), 0);
     lab.pass(Duration::from_millis(250));
+    assert!(lab.posted(link).is_empty(), "the request may be older than the connection");
     assert!(lab.request(LOW).is_err());
+    assert_eq!(lab.posted(link).len(), 1, "the peer is asked, and does not answer");
+    lab.pass(Duration::from_millis(999));
+    assert!(lab.request(LOW).is_err());
+    assert!(!lab.is_closed(link));
+    assert_eq!(lab.counter("ib_listen_closed_stale"), 0);
+    lab.pass(Duration::from_millis(1));
     assert!(lab.is_closed(link));
     assert_eq!(lab.counter("ib_listen_closed_stale"), 1);
     assert!(lab.request(LOW).is_err(), "its requests are being flushed");
@@ -117,6 +123,76 @@ fn a_request_for_a_connection_that_is_up_ends_it_unless_it_is_young() {
     lab.closed(link);
     assert!(lab.request(LOW).is_ok());
     assert!(lab.request(LOW).is_err(), "accepted, and not up yet");
+}
+
+/// Somebody sends requests in the name of a peer, which acknowledge all there is to acknowledge.
+// tests [IB-111], [IB-113], [SAFE-5]
+#[test]
+fn forged_requests_neither_end_a_connection_nor_acknowledge() {
+    for by_frame in [false, true] {
+        let mut lab = Lab::new();
+        let socket = lab.socket(PORT);
+        let link = lab.connected(LOW);
+        lab.send(socket, LOW, b"on its way");
+        assert_eq!(lab.frames(link).len(), 1);
+        let forged = ConnectData { ack: u64::MAX, ..Lab::data(LOW) }.to_bytes();
+        lab.pass(Duration::from_millis(250));
+        for _ in 0..100 {
+            assert!(lab.request_with(ip(LOW), &forged).is_err());
+            lab.pass(Duration::from_millis(70));
+            // The peer is there: its NIC answers, or something comes of it.
+            let asked = lab.posted(link);
+            if by_frame {
+                lab.feed(link, &[ack(0)]);
+            }
+            lab.complete(link, &asked);
+        }
+        lab.pass(Duration::from_secs(3));
+        assert!(!lab.is_closed(link));
+        assert_eq!(lab.side.node.send_messages(socket), Ok(1));
+        assert_eq!(lab.counter("ib_listen_closed_stale"), 0);
+    }
+}
+
+/// What completes had been posted before the request came, and so may have been taken before the
+/// peer lost the connection.
+// tests [IB-113]
+#[test]
+fn only_what_was_posted_after_a_request_shows_that_the_peer_has_the_connection() {
+    let mut lab = Lab::new();
+    let socket = lab.socket(PORT);
+    let link = lab.connected(LOW);
+    lab.pass(Duration::from_millis(250));
+    lab.send(socket, LOW, b"before");
+    let before = lab.posted(link);
+    assert!(lab.request(LOW).is_err());
+    assert_eq!(lab.posted(link).len(), 1);
+    lab.complete(link, &before);
+    lab.pass(Duration::from_secs(1));
+    assert!(lab.is_closed(link));
+}
+
+/// A request in the name of a peer that is away does not change what the node knows of it.
+// tests [IB-110], [IB-111]
+#[test]
+fn the_kind_of_a_peer_is_believed_when_its_request_is_proven() {
+    for by_frame in [false, true] {
+        let mut lab = Lab::with(Config { max_message: 4 << 20, ..Config::default() });
+        let socket = lab.socket(PORT);
+        lab.side.node.set_send_buffer(socket, 64 << 20).expect("open");
+        let said = BowlineConnect { frame_kib: 4, max_message: 64 };
+        let data = ConnectData { bowline: Some(said), ..Lab::data(LOW) };
+        let link = lab.request_with(ip(LOW), &data.to_bytes()).expect("accepted").link;
+        let long = pattern(3 << 20);
+        let refused = lab.send_with(socket, LOW, &long, &[]);
+        assert!(refused.is_err(), "its kind is not known: {refused:?}");
+        if by_frame {
+            lab.feed(link, &map(&[]));
+        } else {
+            lab.up(link);
+        }
+        lab.send(socket, LOW, &long);
+    }
 }
 
 // tests [IB-30], [IB-31]

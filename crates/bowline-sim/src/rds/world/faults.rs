@@ -9,6 +9,9 @@ use crate::rds::plan::{FaultKind, Scenario};
 
 /// Time in nanoseconds between the shutdown of a node and its end.
 const ENDING: u64 = 2_200 * MS;
+/// Longest time between a peer's farewell and the news that it has not come back: a second, a delay
+/// of R-331, and the attempt.
+const HEARD_MAX: u64 = 2_800 * MS;
 /// How many times in a thousand a node ends after its user has received, in [`Scenario::Ends`].
 const RECEIVED_LAST: u64 = 20;
 /// What a node does that ends in an orderly way.
@@ -362,7 +365,10 @@ impl World {
             None => {}
             Some(Ending::Stops) => {
                 self.judge_end(host);
-                self.stop_host(host, false);
+                let begun = self.changed_at[host];
+                if self.stop_host(host, false) {
+                    self.ended_since[host] = Some(begun);
+                }
             }
             Some(Ending::HandsOver) => self.hand_over(host),
         }
@@ -428,10 +434,36 @@ impl World {
         }
     }
 
+    /// Checks that users who wait for a peer that has ended in order, and has not come back, hear of
+    /// it [R-2053].
+    fn judge_wait(&mut self, host: HostId) {
+        let Some(begun) = self.ended_since[host].take() else { return };
+        if !self.plan.is_gentle() {
+            return;
+        }
+        for slot in (0..self.open.len()).filter(|slot| self.open[*slot]) {
+            let peer = self.host_of(slot);
+            let same = self.changed_at[peer] < begun && self.ending[peer].is_none();
+            let Host::Bowline(sender) = &self.hosts[peer] else { continue };
+            if peer == host || !same || self.stalled[peer] {
+                continue;
+            }
+            let known = self.ctx.now.saturating_sub(HEARD_MAX);
+            match sender.waits_for_ended((slot, self.addr(slot)), begun, known) {
+                Some(true) => {
+                    self.ctx.fail(|| format!("socket {slot} waits for a peer that has ended"));
+                }
+                Some(false) => self.ctx.coverage.hit("orderly end", "those who wait hear of it"),
+                None => {}
+            }
+        }
+    }
+
     pub(super) fn boot(&mut self, host: HostId) {
         if self.alive(host) {
             return;
         }
+        self.judge_wait(host);
         self.changed_at[host] = self.ctx.now;
         self.ctx.net.hosts[host].up = true;
         self.ctx.net.hosts[host].listening = true;
