@@ -766,12 +766,13 @@ impl BowlineHost {
     }
 
     /// Tells whether a user who waits for all that socket `slot` has sent still waits, though it
-    /// is all for peers that said farewell at `since` or later, and before `until`.
+    /// is all for a peer with these addresses that said farewell at `since` or later, and before
+    /// `until`.
     pub(crate) fn waits_for_ended(
         &self,
         (slot, bound): (usize, SocketAddr),
-        since: u64,
-        until: u64,
+        addrs: &[IpAddr],
+        (since, until): (u64, u64),
     ) -> Option<bool> {
         let sock = self.socks.get(&slot)?;
         let info = self.node.info();
@@ -779,7 +780,9 @@ impl BowlineHost {
             info.send.iter().chain(&info.retrans).filter(|m| m.local == bound).peekable();
         left.peek()?;
         let ended = |at: &u64| (since..until).contains(at);
-        let all = left.all(|m| self.ended_peers.get(&m.remote.ip()).is_some_and(ended));
+        let all = left
+            .map(|m| m.remote.ip())
+            .all(|ip| addrs.contains(&ip) && self.ended_peers.get(&ip).is_some_and(ended));
         all.then(|| self.node.is_flushed(sock.id) == Ok(false))
     }
 

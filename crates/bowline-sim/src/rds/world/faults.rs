@@ -441,6 +441,7 @@ impl World {
         if !self.plan.is_gentle() {
             return;
         }
+        let addrs = &self.plan.nodes[host].addrs;
         for slot in (0..self.open.len()).filter(|slot| self.open[*slot]) {
             let peer = self.host_of(slot);
             let same = self.changed_at[peer] < begun && self.ending[peer].is_none();
@@ -449,7 +450,7 @@ impl World {
                 continue;
             }
             let known = self.ctx.now.saturating_sub(HEARD_MAX);
-            match sender.waits_for_ended((slot, self.addr(slot)), begun, known) {
+            match sender.waits_for_ended((slot, self.addr(slot)), addrs, (begun, known)) {
                 Some(true) => {
                     self.ctx.fail(|| format!("socket {slot} waits for a peer that has ended"));
                 }
