@@ -11,7 +11,7 @@ use crate::api::{CloseReason, Event, Output};
 use crate::conn::Conn;
 use crate::error::Error;
 use crate::ids::{ConnId, LinkId, RdmaLinkId, SocketId};
-use crate::link::{Farewell, LinkState};
+use crate::link::{Farewell, Link, LinkState, Role};
 use crate::path::{Path, mark};
 use crate::rdma::{RdmaLink, RdmaState};
 use crate::socket::{Sock, interest_bit, to_socket_addr};
@@ -21,6 +21,9 @@ use crate::socket::{Sock, interest_bit, to_socket_addr};
 const UNTOLD_TIME: Duration = Duration::from_millis(500);
 /// Longest time that a node which ends waits for such connections.
 const WAIT_TIME: Duration = Duration::from_millis(300);
+/// Age at which a connection counts for its peer though nothing came back on it, with time for the
+/// peer to notice.
+const COUNTS_AFTER: Duration = Duration::from_millis(250);
 /// How long a peer that has ended is expected back before those who wait for it are told: services
 /// are restarted within this time.
 const GONE_TIME: Duration = Duration::from_secs(1);
@@ -77,11 +80,14 @@ impl Node {
         let Some(conn) = self.conns.get(link.conn.0) else { return };
         let bowline = conn.peer.is_bowline();
         let needed = self.is_untold(conn);
+        let counts_from = self.counts_from(link, bowline);
         match link.state {
             // The peer opens its paths one after the other, so those that are open stay till then.
             LinkState::Serving | LinkState::Extra | LinkState::Connecting if needed => {}
             LinkState::Serving => {
-                if let Some(link) = self.links.get_mut(id.0)
+                if let Some(at) = counts_from {
+                    self.arm(at, Timer::Farewell);
+                } else if let Some(link) = self.links.get_mut(id.0)
                     && link.farewell == Farewell::NotDue
                 {
                     link.farewell = Farewell::Due;
@@ -96,6 +102,14 @@ impl Node {
                 self.resume_deaf(id);
             }
         }
+    }
+
+    /// When a link that a peer of TCP's acknowledgements has opened counts for that peer, if it
+    /// does not yet: a short connection on which nothing came back might have been refused.
+    fn counts_from(&self, link: &Link, bowline: bool) -> Option<Instant> {
+        let until = link.since + COUNTS_AFTER;
+        let is_silent = link.role == Role::Accepted && link.tx.written == 0;
+        (!bowline && is_silent && link.rx.messages > 0 && self.now < until).then_some(until)
     }
 
     /// A frame is planned on a link, which may be the greeting that told the last of it.

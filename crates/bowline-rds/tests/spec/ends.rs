@@ -98,6 +98,27 @@ fn a_kernel_gets_no_farewell() {
     assert_eq!(lab.recv_all(socket), [b"one", b"two"]);
 }
 
+// tests [R-2050]: else a peer sends again what was taken on what might have been refused
+#[test]
+fn a_connection_on_which_nothing_came_back_lasts_until_it_counts() {
+    let mut lab = Lab::new(Config { paths: 2, ..config(B) });
+    let socket = lab.bound("10.0.0.2:4001");
+    let first = lab.kernel(A, 2);
+    let second = lab.accept(A);
+    lab.deliver(second, &[data(1, 5000, 4001, b"one")]);
+    assert!(lab.frames(second).is_empty());
+    lab.ms(100);
+    end(&mut lab);
+    assert_eq!(lab.closes, [(first, CloseHow::Drain)], "on this one something came back");
+    assert!(!lab.node.is_told());
+    lab.ms(149);
+    assert_eq!(lab.closes.len(), 1);
+    lab.ms(2);
+    assert_eq!(lab.closes[1..], [(second, CloseHow::Drain)]);
+    assert!(lab.node.is_told());
+    assert_eq!(lab.recv_all(socket), [b"one"]);
+}
+
 /// A kernel has taken the address of a bowline node, and has not shown itself yet.
 // tests [R-2050] [R-2051]
 #[test]
