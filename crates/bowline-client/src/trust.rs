@@ -54,10 +54,11 @@ pub(crate) fn places() -> Vec<Place> {
     for runtime in own.into_iter().chain([b"/run".as_slice()]) {
         let named =
             |suffix: &[u8]| Place { path: [runtime, FOLDER, suffix].concat(), is_usual: true };
-        all.push(named(b".sock"));
+        // That of this namespace first: another's may stand still.
         if namespace != 0 {
             all.push(named(format!("-{namespace}.sock").as_bytes()));
         }
+        all.push(named(b".sock"));
     }
     all
 }

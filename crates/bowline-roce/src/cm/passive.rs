@@ -23,10 +23,10 @@ use crate::counters::Counters;
 
 /// Code of the longest REP repetition period that a peer may request: about 4 seconds.
 const LONGEST_RESPONSE: u8 = 20;
-/// How often a REP is repeated by itself: over some nine seconds, so that losses in a row and a link
-/// that comes back do not end a connection whose active program waits to be spoken to. A forged REQ
-/// must not cause a longer stream; a peer that is there and has no REP repeats its REQ, which is
-/// answered each time [CM-57].
+/// How often a REP is repeated by itself: over some nine seconds, so that losses in a row and a
+/// link that comes back do not end a connection whose active program waits to be spoken to. A
+/// forged REQ must not cause a longer stream; a peer that is there and has no REP repeats its REQ,
+/// which is answered each time [CM-57].
 const REP_REPETITIONS: u8 = 5;
 /// Code of the shortest period, a quarter of a second.
 const SHORTEST_RESPONSE: u8 = 16;

@@ -153,7 +153,7 @@ fn early_repetitions_come_before_the_period() {
     pair.assert_nothing_left();
 }
 
-// tests [CM-41] [CM-57]: the peer's timeout and count decide, within reason; it is repeated five times
+// tests [CM-41] [CM-57]: the peer's timeout and count decide, within reason; five repetitions
 #[test]
 fn a_rep_is_sent_as_the_req_asks() {
     for (code, retries, period) in [(20, 15, 4096), (17, 3, 512), (10, 3, 256), (31, 1, 4096)] {

@@ -434,8 +434,8 @@ impl World {
         }
     }
 
-    /// Checks that users who wait for a peer that has ended in order, and has not come back, hear of
-    /// it [R-2053].
+    /// Checks that users who wait for a peer that has ended in order, and has not come back, hear
+    /// of it [R-2053].
     fn judge_wait(&mut self, host: HostId) {
         let Some(begun) = self.ended_since[host].take() else { return };
         if !self.plan.is_gentle() {
