@@ -1,13 +1,13 @@
 //! A channel: requests of one process, one after the other, and their answers.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op};
 use bowline_base::{Instant, entropy};
 use rustix::io::Errno as SystemErrno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::arrivals::{self, Arrival};
@@ -16,6 +16,10 @@ use crate::rdma::ProcessMemory;
 
 /// Most bytes of memory that an idle channel keeps for requests, and for answers.
 const KEPT: usize = 256 << 10;
+
+/// How the node writes to programs. A channel that a program has offered shares its flags with the
+/// program, which may let writes wait.
+pub(crate) const AT_ONCE: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 /// A request that waits until it can be carried out.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -258,7 +262,7 @@ impl Channel {
             let mut control = SendAncillaryBuffer::new(&mut space);
             control.push(SendAncillaryMessage::ScmRights(descriptors));
             let pieces = [io::IoSlice::new(&self.output)];
-            self.written = sendmsg(&self.stream, &pieces, &mut control, SendFlags::NOSIGNAL)?;
+            self.written = sendmsg(&self.stream, &pieces, &mut control, AT_ONCE)?;
         }
         self.flush()
     }
@@ -266,11 +270,11 @@ impl Channel {
     /// Writes what is left of an answer.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while self.is_answering() {
-            match self.stream.write(&self.output[self.written..]) {
+            match send(&self.stream, &self.output[self.written..], AT_ONCE) {
                 Ok(n) => self.written += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(SystemErrno::AGAIN) => break,
+                Err(SystemErrno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         if !self.is_answering() && self.output.capacity() > KEPT {

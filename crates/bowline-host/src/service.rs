@@ -1,7 +1,6 @@
 //! The thread that carries out what programs ask for.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -13,11 +12,12 @@ use bowline_attach::{Frame, Head, Op, RING_MESSAGE_MAX, VERSION};
 use bowline_base::{Errno, Instant, clock};
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::net::send;
 
 use crate::accounts::{Accounts, Charge};
 use crate::agent;
 use crate::caller::{Caller, take_descriptors};
-use crate::channel::{Channel, Waiting};
+use crate::channel::{AT_ONCE, Channel, Waiting};
 use crate::closer;
 use crate::hand_over::Successor;
 use crate::namespace::network_namespace;
@@ -282,12 +282,11 @@ impl Service {
     }
 
     /// Answers the greeting that a process is about to send, and ends its channel.
-    fn turn_away(&mut self, mut stream: UnixStream, errno: Errno) {
+    fn turn_away(&mut self, stream: UnixStream, errno: Errno) {
         let head = Head::new(Op::Hello, -i64::from(errno.0));
-        let _ = stream.set_nonblocking(true);
         if let Some(bytes) = head.emit(0, 0, 0) {
             // A new socket has room for it.
-            let _ = stream.write(&bytes);
+            let _ = send(&stream, &bytes, AT_ONCE);
         }
         closer::close(None, [stream.into()]);
     }
@@ -459,7 +458,11 @@ impl Service {
             Op::Attach | Op::Memory => self.channels.get_mut(&number)?.take_descriptor(),
             _ => None,
         };
+        let brought = descriptor.is_some();
         let outcome = self.carry_out(number, frame, descriptor);
+        if brought {
+            self.close_unwanted(number);
+        }
         let channel = self.channels.get_mut(&number)?;
         match outcome {
             Outcome::Wait(waiting) => {

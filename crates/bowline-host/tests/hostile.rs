@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -618,6 +618,85 @@ fn a_channel_whose_other_end_waits_in_what_came_along_ends() {
             assert!(send_along(&inner, b"", &[channel.as_fd()]));
         }
         drop((channel, outer));
+    }
+    come_back_to(before);
+    scene.works();
+}
+
+/// The same, with so many requests before that a later round carries it out.
+#[test]
+fn what_came_with_a_late_request_is_not_kept_either() {
+    let scene = Scene::alone(21);
+    let before = descriptors();
+    for _ in 0..30 {
+        let channel = scene.channel();
+        let look = Head::new(Op::Look, 0).emit(0, 0, 0).unwrap().repeat(100);
+        let attach = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
+        let (inner, outer) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        assert!(send_along(&inner, b"x", &[channel.as_fd()]));
+        assert!(send_along(&channel, &[&look[..], &attach].concat(), &[outer.as_fd()]));
+    }
+    come_back_to(before);
+    scene.works();
+}
+
+/// A program shares the flags of the channel that it has offered: it lets writes wait, and reads no
+/// answers.
+#[test]
+fn a_channel_that_lets_writes_wait_holds_up_nobody() {
+    let scene = Scene::new(22);
+    let mut first = scene.channel();
+    let (handle, fd) = open(&mut first);
+    let (mut ours, theirs) = stream_pair();
+    assert!(send_along(&fd, &offer(VERSION), &[theirs.as_fd()]));
+    assert!(answer(&mut ours) > 0);
+    let request = Head::new(Op::LocalName, handle).emit(0, 0, 0).unwrap();
+    ours.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    // The node may set the flag when it takes the channel, so it is cleared again and again.
+    for _ in 0..100 {
+        rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::empty()).unwrap();
+        if ours.write_all(&request.repeat(1000)).is_err() {
+            break;
+        }
+    }
+    scene.works();
+}
+
+/// A program has the system add a descriptor of its process to whatever comes on a channel, by the
+/// options that it shares with the node.
+#[test]
+fn descriptors_that_nobody_sends_are_closed() {
+    const SO_PASSPIDFD: libc::c_int = 76;
+    let scene = Scene::alone(23);
+    let mut first = scene.channel();
+    let (handle, fd) = open(&mut first);
+    let (mut ours, theirs) = stream_pair();
+    assert!(send_along(&fd, &offer(VERSION), &[theirs.as_fd()]));
+    assert!(answer(&mut ours) > 0);
+    let yes: libc::c_int = 1;
+    let len = size_of_val(&yes) as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the value is there.
+    let set = unsafe {
+        let at = (&raw const yes).cast();
+        libc::setsockopt(theirs.as_raw_fd(), libc::SOL_SOCKET, SO_PASSPIDFD, at, len)
+    };
+    if set != 0 {
+        return bowline_testkit::skipped::because("this kernel has no SO_PASSPIDFD");
+    }
+    drop(theirs);
+    let before = descriptors();
+    // The node may take such a descriptor for one too many, and end the channel.
+    for _ in 0..200 {
+        put(&mut ours, Head::new(Op::LocalName, handle), b"", b"");
+        if ours.read(&mut [0; 256]).is_ok_and(|n| n == 0) {
+            break;
+        }
     }
     come_back_to(before);
     scene.works();
