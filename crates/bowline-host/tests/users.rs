@@ -31,8 +31,11 @@ const BERT: u32 = 77_002;
 const STRANGER: u32 = 77_003;
 const GROUP: u32 = 77_100;
 
+const EPERM: i64 = -1;
+const EBADF: i64 = -9;
 const EACCES: i64 = -13;
 const EMFILE: i64 = -24;
+const EPROTONOSUPPORT: i64 = -93;
 const ENOBUFS: i64 = -105;
 const SOL_RDS: i32 = 276;
 const SOCKETS_TABLE: i32 = 10_006;
@@ -72,9 +75,8 @@ impl Scene {
         name
     }
 
-    /// A channel of a process of this user, whose supplementary groups these are, and the value of
-    /// the answer to its greeting.
-    fn connect(&self, user: u32, groups: &[u32]) -> (UnixStream, i64) {
+    /// A connection of a process of this user, whose supplementary groups these are.
+    fn connect_silently(&self, user: u32, groups: &[u32]) -> UnixStream {
         let place = self.folder.join("host.sock");
         let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
         let become_and_connect = move || {
@@ -86,8 +88,14 @@ impl Scene {
             }
             UnixStream::connect(place).unwrap()
         };
-        let mut stream = std::thread::spawn(become_and_connect).join().unwrap();
+        let stream = std::thread::spawn(become_and_connect).join().unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    }
+
+    /// The same, and the value of the answer to its greeting.
+    fn connect(&self, user: u32, groups: &[u32]) -> (UnixStream, i64) {
+        let mut stream = self.connect_silently(user, groups);
         let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
         // Whoever is turned away may not be able to say so much.
         let _ = stream.write(&hello.emit(0, 0, 0).unwrap());
@@ -156,13 +164,19 @@ fn open(stream: &mut UnixStream) -> (i64, Option<OwnedFd>) {
     (Frame::parse(&bytes).unwrap().unwrap().0.head.value, descriptors.next())
 }
 
-/// Shows a descriptor; returns the handle of its socket, or an error.
-fn show(stream: &mut UnixStream, descriptor: BorrowedFd<'_>) -> i64 {
-    let head = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
+/// Sends bytes and a descriptor along with them, in one piece.
+fn send_along(stream: &UnixStream, bytes: &[u8], descriptor: BorrowedFd<'_>) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&descriptor)));
-    sendmsg(&*stream, &[IoSlice::new(&head)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    sent == Ok(bytes.len())
+}
+
+/// Shows a descriptor; returns the handle of its socket, or an error.
+fn show(stream: &mut UnixStream, descriptor: BorrowedFd<'_>) -> i64 {
+    let head = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
+    assert!(send_along(stream, &head, descriptor));
     answer(stream).0
 }
 
@@ -366,4 +380,39 @@ fn a_descriptor_works_for_whoever_holds_it_and_may_have_sockets() {
     assert_eq!(bind(&mut bert, handle, &scene.name(4000)), 0);
     assert_eq!(ask(&mut bert, Head::new(Op::Send, handle), &scene.name(4000), b"hello").0, 5);
     assert_eq!(scene.connect(STRANGER, &[]).1, EACCES);
+}
+
+/// Bert may use memory for RDMA, Anna may not; what she shows is not looked at.
+#[test]
+fn memory_is_used_for_those_who_are_listed_and_for_root() {
+    let rdma = these(&[BERT]);
+    let Some(scene) = scene(8, Policy { attach: these(&[ANNA, BERT]), rdma, ..Policy::default() })
+    else {
+        return;
+    };
+    // No memory of a process, which is told to those only whose memory would be taken.
+    let other = fs::File::open("/proc/self/comm").unwrap();
+    for (user, refused) in [(ANNA, EPERM), (BERT, EBADF), (0, EBADF)] {
+        let mut stream = scene.channel(user);
+        let head = Head::new(Op::Memory, 1).emit(0, 0, 8).unwrap();
+        let shown = send_along(&stream, &[&head[..], &[0; 8]].concat(), other.as_fd());
+        assert!(shown);
+        assert_eq!(answer(&mut stream).0, refused, "{user}");
+    }
+    assert_eq!(scene.refusals(), [(Some(ANNA), Refused::Rdma, 1)]);
+}
+
+/// Whoever may have sockets may not have the node.
+#[test]
+fn a_node_is_handed_over_to_root_and_its_own_user_only() {
+    let Some(scene) = scene(9, Policy { attach: these(&[ANNA]), ..Policy::default() }) else {
+        return;
+    };
+    // Of no version that there is: who may ask is told so, and nothing is handed over.
+    let head = Head { op: Op::HandOver, value: -1, a: -1, b: -1 };
+    for (user, told) in [(ANNA, EACCES), (0, EPROTONOSUPPORT)] {
+        let mut stream = scene.connect_silently(user, &[]);
+        assert_eq!(ask(&mut stream, head, b"", b"").0, told, "{user}");
+    }
+    assert!(open(&mut scene.channel(ANNA)).0 > 0, "the node serves on");
 }
