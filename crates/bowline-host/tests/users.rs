@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Op, VERSION};
-use bowline_host::{BindRule, Host, Policy, Quota, Refused, Who};
+use bowline_host::{BindRule, HandOver, Host, Policy, Quota, Refused, Who};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use bowline_testkit::skipped;
@@ -38,6 +38,8 @@ const EMFILE: i64 = -24;
 const EPROTONOSUPPORT: i64 = -93;
 const ENOBUFS: i64 = -105;
 const SOL_RDS: i32 = 276;
+const COUNTERS_TABLE: i32 = 10_000;
+const MESSAGES_TABLE: i32 = 10_003;
 const SOCKETS_TABLE: i32 = 10_006;
 
 struct Scene {
@@ -66,6 +68,25 @@ fn scene(net: u8, policy: Policy) -> Option<Scene> {
     Some(Scene { driver, host, folder, net })
 }
 
+/// Does something as another user, as whom the kernel knows whoever connects or listens.
+fn as_user<T: Send + 'static>(
+    user: u32,
+    groups: &[u32],
+    what: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    let become_and_do = move || {
+        if user != 0 {
+            let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+            set_thread_groups(&groups).unwrap();
+            set_thread_res_gid(gid, gid, gid).unwrap();
+            set_thread_res_uid(uid, uid, uid).unwrap();
+        }
+        what()
+    };
+    std::thread::spawn(become_and_do).join().unwrap()
+}
+
 impl Scene {
     fn name(&self, port: u16) -> [u8; 16] {
         let mut name = [0; 16];
@@ -78,17 +99,7 @@ impl Scene {
     /// A connection of a process of this user, whose supplementary groups these are.
     fn connect_silently(&self, user: u32, groups: &[u32]) -> UnixStream {
         let place = self.folder.join("host.sock");
-        let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
-        let become_and_connect = move || {
-            if user != 0 {
-                let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-                set_thread_groups(&groups).unwrap();
-                set_thread_res_gid(gid, gid, gid).unwrap();
-                set_thread_res_uid(uid, uid, uid).unwrap();
-            }
-            UnixStream::connect(place).unwrap()
-        };
-        let stream = std::thread::spawn(become_and_connect).join().unwrap();
+        let stream = as_user(user, groups, move || UnixStream::connect(place).unwrap());
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream
     }
@@ -357,6 +368,23 @@ fn users_see_their_own_sockets_and_root_sees_all() {
         assert_eq!(bind(&mut stream, handle, &scene.name(port)), 0);
         users.push((stream, handle, fd));
     }
+    // A message of Bert's to nobody, which waits.
+    let (stream, handle, _) = &mut users[2];
+    let send = Head { a: 0x40, ..Head::new(Op::Send, *handle) };
+    let mut nobody = scene.name(4002);
+    nobody[7] = 99;
+    assert_eq!(ask(stream, send, &nobody, b"hello!").0, 6);
+    let mut table = |place: usize, number| {
+        let (stream, handle, _) = &mut users[place];
+        let head = Head { op: Op::GetOption, value: *handle, a: SOL_RDS, b: number };
+        ask(stream, head, b"", &65_536_u64.to_ne_bytes()).1
+    };
+    for (place, sees) in [(0, true), (1, false), (2, true), (3, true)] {
+        assert_eq!(table(place, MESSAGES_TABLE).is_empty(), !sees, "{place}");
+    }
+    // Counters are nobody's.
+    let counters = table(0, COUNTERS_TABLE);
+    assert!(!counters.is_empty() && table(1, COUNTERS_TABLE) == counters);
     let all = [4000, 4001, 4002, 4003];
     for (place, expected) in [(0, &all[..]), (1, &[4001]), (2, &[4002]), (3, &all)] {
         let (stream, handle, _) = &mut users[place];
@@ -415,4 +443,22 @@ fn a_node_is_handed_over_to_root_and_its_own_user_only() {
         assert_eq!(ask(&mut stream, head, b"", b"").0, told, "{user}");
     }
     assert!(open(&mut scene.channel(ANNA)).0 > 0, "the node serves on");
+}
+
+/// A place where a stranger listens, and would hand something over.
+#[test]
+fn nothing_is_taken_over_from_a_stranger() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped::because("only root can take on other users");
+    }
+    let place = std::env::temp_dir().join(format!("bowline-users-{}-s", std::process::id()));
+    let listener = as_user(STRANGER, &[], {
+        let place = place.clone();
+        move || UnixListener::bind(place).unwrap()
+    });
+    let taken = HandOver::receive(&place).map(drop);
+    fs::remove_file(&place).unwrap();
+    assert_eq!(taken.unwrap_err().raw_os_error(), Some(-EACCES as i32));
+    let (mut asked, _) = listener.accept().unwrap();
+    assert_eq!(asked.read(&mut [0]).unwrap(), 0, "nothing is asked of him");
 }

@@ -157,7 +157,7 @@ mod tests {
 
     /// The figures of SECURITY.md.
     #[test]
-    fn the_usual_limits_are_those_that_are_told() {
+    fn the_usual_limits_of_a_server_are_those_that_are_told() {
         let config = ServerConfig::default();
         let limits = config.limits;
         assert_eq!((limits.sessions, limits.sessions_per_address), (1024, 256));
