@@ -9,6 +9,7 @@ mod layers;
 mod links;
 mod miri;
 mod preload;
+mod proofs;
 mod publish;
 mod repo;
 mod rules;
@@ -23,7 +24,8 @@ const HELP: &str = "\
 usage: cargo xtask VERB [arguments]
 
 checks of the repository
-  check              layers, rules --summary, links, width of comments; warns about long files
+  check              layers, rules --summary, links, tests that SECURITY.md names, width of comments;
+                     warns about long files
   layers             dependencies between crates go down only; cores do no I/O
   rules [--summary]  every rule of docs/spec with the code and the tests that cite it
   links              links and file names in the documentation exist
@@ -126,6 +128,7 @@ fn check() -> Outcome {
         ("layers", layers::check as fn() -> Outcome),
         ("rules", || rules::check(rules::Detail::Summary)),
         ("links", links::check),
+        ("proofs", proofs::check),
         ("comments", repo::check_comment_width),
         ("sizes", repo::warn_long_files),
     ];

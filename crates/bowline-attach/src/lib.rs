@@ -348,5 +348,6 @@ mod tests {
         assert_eq!(Head::new(Op::Bind, 0).emit(NAME_MAX + 1, 0, 0), None);
         assert_eq!(Head::new(Op::Bind, 0).emit(0, CONTROL_MAX + 1, 0), None);
         assert_eq!(Head::new(Op::Bind, 0).emit(0, 0, FRAME_MAX), None);
+        assert_eq!(FRAME_MAX, (16 << 20) + (64 << 10), "as SECURITY.md tells");
     }
 }

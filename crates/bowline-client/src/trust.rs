@@ -126,3 +126,65 @@ pub(crate) fn number_of(maker: libc::ucred) -> u64 {
 pub fn is_socket_of_node(fd: c_int) -> bool {
     maker(fd).is_some_and(|maker| is_trusted(maker.uid))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+    use std::path::Path;
+    use std::process::Command;
+
+    use bowline_testkit::skipped;
+
+    use super::*;
+
+    const ANNA: u32 = 77_001;
+    const STRANGER: u32 = 77_003;
+
+    /// Tells where it looks, and as whom.
+    #[test]
+    #[ignore = "who_starts_a_program_that_gains_privileges_does_not_choose_its_node runs it"]
+    fn child_that_looks_for_a_node() {
+        println!("user {}", system::geteuid());
+        places().iter().for_each(|place| println!("{}", String::from_utf8_lossy(&place.path)));
+    }
+
+    /// What the child says that a stranger starts, with a variable.
+    fn looks(program: &Path, variable: (&str, &Path)) -> String {
+        let mut command = Command::new(program);
+        let child = "trust::tests::child_that_looks_for_a_node";
+        command.args(["--exact", child, "--ignored", "--nocapture"]);
+        command.env_remove("BOWLINE_RDS_SOCKET").env(variable.0, variable.1);
+        command.uid(STRANGER).gid(STRANGER);
+        let done = command.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    }
+
+    #[test]
+    fn who_starts_a_program_that_gains_privileges_does_not_choose_its_node() {
+        if system::geteuid() != 0 {
+            return skipped::because("only root can make a program that gains privileges");
+        }
+        let folder = std::env::temp_dir().join(format!("bowline-gains-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        let program = folder.join("program");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        chown(&program, Some(ANNA), Some(ANNA)).unwrap();
+        for (mode, user) in [(0o755, STRANGER), (0o4755, ANNA)] {
+            fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();
+            for name in ["BOWLINE_RDS_SOCKET", "XDG_RUNTIME_DIR"] {
+                let told = looks(&program, (name, &folder));
+                if !told.contains(&format!("user {user}\n")) {
+                    skipped::because("no program gains privileges in the folder of tests");
+                    continue;
+                }
+                let is_chosen = told.contains(folder.to_str().unwrap());
+                assert_eq!(is_chosen, user == STRANGER, "{name}: {told}");
+            }
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

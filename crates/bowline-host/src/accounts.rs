@@ -360,6 +360,11 @@ mod tests {
         assert!(accounts.hold(0, 0, 300 * mib) && accounts.hold(own, 0, 200 * mib));
         assert!(!accounts.hold(0, 0, 20 * mib) && accounts.hold(0, 20 * mib, 0));
         assert!(!accounts.hold(own, 0, 20 * mib));
+        // Beyond 128 channels more of them do not let a user have more.
+        let caller = Caller { user: OTHER, ..Caller::default() };
+        (0..297).for_each(|_| accounts.open_channel(&caller).unwrap());
+        accounts.hold(OTHER, 65 * mib, 0);
+        assert!(accounts.hold(OTHER, 0, 128 * mib) && !accounts.hold(OTHER, 0, mib));
     }
 
     #[test]

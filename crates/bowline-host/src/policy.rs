@@ -164,6 +164,18 @@ mod tests {
         Caller { process: 1, user, groups: groups.to_vec() }
     }
 
+    /// The figures of SECURITY.md.
+    #[test]
+    fn the_usual_quota_is_the_one_that_is_told() {
+        let quota = Quota::usual(&Config::default());
+        assert_eq!((quota.send_bytes, quota.recv_bytes), (256 << 20, 256 << 20));
+        // Tests may have few descriptors.
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let least = |most: usize| most.min(usize::try_from(descriptors / 10).unwrap_or(most));
+        assert_eq!((quota.sockets, quota.channels), (least(2048), least(4096)));
+        assert_eq!(bowline_attach::AREA_LEN, 516 << 10);
+    }
+
     #[test]
     fn users_and_all_groups_count() {
         let who = Who { users: [7].into(), groups: [20, 21].into(), ..Who::default() };

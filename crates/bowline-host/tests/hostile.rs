@@ -21,6 +21,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, UCred, recvmsg, sendmsg,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const EBADF: i64 = -9;
@@ -767,6 +768,43 @@ fn what_a_user_sends_is_bounded_while_it_cannot_be_closed() {
     drop((channel, sockets, file));
     drop(peers);
     come_back_to(before);
+    scene.works();
+}
+
+/// Who connects to a node that has no descriptors left is not left waiting, and others go on.
+#[test]
+fn a_newcomer_is_refused_at_once_where_there_are_no_descriptors() {
+    let scene = Scene::alone(24);
+    let mut channel = scene.channel();
+    let (handle, _fd) = open(&mut channel);
+    let place = rustix::net::SocketAddrUnix::new(scene.folder.join("host.sock")).unwrap();
+    let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 }.emit(0, 0, 0).unwrap();
+    // Threads of other tests may give some back meanwhile.
+    let newcomers: Vec<OwnedFd> = (0..100)
+        .map(|_| {
+            let unix = rustix::net::AddressFamily::UNIX;
+            rustix::net::socket(unix, rustix::net::SocketType::STREAM, None).unwrap()
+        })
+        .collect();
+    let usual = getrlimit(Resource::Nofile);
+    let highest = newcomers.iter().map(AsRawFd::as_raw_fd).max().unwrap();
+    let most = Rlimit { current: Some(highest as u64 + 10), ..usual };
+    setrlimit(Resource::Nofile, most).unwrap();
+    let mut taken: Vec<OwnedFd> = Vec::new();
+    let told = newcomers.into_iter().find_map(|newcomer| {
+        taken.extend(std::iter::from_fn(|| rustix::io::dup(&newcomer).ok()));
+        rustix::net::connect(&newcomer, &place).unwrap();
+        let mut newcomer = UnixStream::from(newcomer);
+        newcomer.set_read_timeout(Some(LIMIT)).unwrap();
+        let _ = newcomer.write_all(&hello);
+        Some(newcomer.read(&mut [0; 64])).filter(|told| !matches!(told, Ok(1..)))
+    });
+    let answered = ask(&mut channel, Head::new(Op::LocalName, handle), b"", b"");
+    setrlimit(Resource::Nofile, usual).unwrap();
+    drop(taken);
+    let told = told.expect("one of them finds no descriptor").map_err(|error| error.kind());
+    assert!(matches!(told, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)), "{told:?}");
+    assert_eq!(answered, 0);
     scene.works();
 }
 

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Op, VERSION};
-use bowline_host::{BindRule, Host, Policy, Quota, Refused, Who};
+use bowline_host::{BindRule, HandOver, Host, Policy, Quota, Refused, Who};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use bowline_testkit::skipped;
@@ -31,10 +31,15 @@ const BERT: u32 = 77_002;
 const STRANGER: u32 = 77_003;
 const GROUP: u32 = 77_100;
 
+const EPERM: i64 = -1;
+const EBADF: i64 = -9;
 const EACCES: i64 = -13;
 const EMFILE: i64 = -24;
+const EPROTONOSUPPORT: i64 = -93;
 const ENOBUFS: i64 = -105;
 const SOL_RDS: i32 = 276;
+const COUNTERS_TABLE: i32 = 10_000;
+const MESSAGES_TABLE: i32 = 10_003;
 const SOCKETS_TABLE: i32 = 10_006;
 
 struct Scene {
@@ -63,6 +68,25 @@ fn scene(net: u8, policy: Policy) -> Option<Scene> {
     Some(Scene { driver, host, folder, net })
 }
 
+/// Does something as another user, as whom the kernel knows whoever connects or listens.
+fn as_user<T: Send + 'static>(
+    user: u32,
+    groups: &[u32],
+    what: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    let become_and_do = move || {
+        if user != 0 {
+            let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+            set_thread_groups(&groups).unwrap();
+            set_thread_res_gid(gid, gid, gid).unwrap();
+            set_thread_res_uid(uid, uid, uid).unwrap();
+        }
+        what()
+    };
+    std::thread::spawn(become_and_do).join().unwrap()
+}
+
 impl Scene {
     fn name(&self, port: u16) -> [u8; 16] {
         let mut name = [0; 16];
@@ -72,22 +96,17 @@ impl Scene {
         name
     }
 
-    /// A channel of a process of this user, whose supplementary groups these are, and the value of
-    /// the answer to its greeting.
-    fn connect(&self, user: u32, groups: &[u32]) -> (UnixStream, i64) {
+    /// A connection of a process of this user, whose supplementary groups these are.
+    fn connect_silently(&self, user: u32, groups: &[u32]) -> UnixStream {
         let place = self.folder.join("host.sock");
-        let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
-        let become_and_connect = move || {
-            if user != 0 {
-                let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-                set_thread_groups(&groups).unwrap();
-                set_thread_res_gid(gid, gid, gid).unwrap();
-                set_thread_res_uid(uid, uid, uid).unwrap();
-            }
-            UnixStream::connect(place).unwrap()
-        };
-        let mut stream = std::thread::spawn(become_and_connect).join().unwrap();
+        let stream = as_user(user, groups, move || UnixStream::connect(place).unwrap());
         stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    }
+
+    /// The same, and the value of the answer to its greeting.
+    fn connect(&self, user: u32, groups: &[u32]) -> (UnixStream, i64) {
+        let mut stream = self.connect_silently(user, groups);
         let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
         // Whoever is turned away may not be able to say so much.
         let _ = stream.write(&hello.emit(0, 0, 0).unwrap());
@@ -156,13 +175,19 @@ fn open(stream: &mut UnixStream) -> (i64, Option<OwnedFd>) {
     (Frame::parse(&bytes).unwrap().unwrap().0.head.value, descriptors.next())
 }
 
-/// Shows a descriptor; returns the handle of its socket, or an error.
-fn show(stream: &mut UnixStream, descriptor: BorrowedFd<'_>) -> i64 {
-    let head = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
+/// Sends bytes and a descriptor along with them, in one piece.
+fn send_along(stream: &UnixStream, bytes: &[u8], descriptor: BorrowedFd<'_>) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&descriptor)));
-    sendmsg(&*stream, &[IoSlice::new(&head)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    sent == Ok(bytes.len())
+}
+
+/// Shows a descriptor; returns the handle of its socket, or an error.
+fn show(stream: &mut UnixStream, descriptor: BorrowedFd<'_>) -> i64 {
+    let head = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
+    assert!(send_along(stream, &head, descriptor));
     answer(stream).0
 }
 
@@ -343,6 +368,23 @@ fn users_see_their_own_sockets_and_root_sees_all() {
         assert_eq!(bind(&mut stream, handle, &scene.name(port)), 0);
         users.push((stream, handle, fd));
     }
+    // A message of Bert's to nobody, which waits.
+    let (stream, handle, _) = &mut users[2];
+    let send = Head { a: 0x40, ..Head::new(Op::Send, *handle) };
+    let mut nobody = scene.name(4002);
+    nobody[7] = 99;
+    assert_eq!(ask(stream, send, &nobody, b"hello!").0, 6);
+    let mut table = |place: usize, number| {
+        let (stream, handle, _) = &mut users[place];
+        let head = Head { op: Op::GetOption, value: *handle, a: SOL_RDS, b: number };
+        ask(stream, head, b"", &65_536_u64.to_ne_bytes()).1
+    };
+    for (place, sees) in [(0, true), (1, false), (2, true), (3, true)] {
+        assert_eq!(table(place, MESSAGES_TABLE).is_empty(), !sees, "{place}");
+    }
+    // Counters are nobody's.
+    let counters = table(0, COUNTERS_TABLE);
+    assert!(!counters.is_empty() && table(1, COUNTERS_TABLE) == counters);
     let all = [4000, 4001, 4002, 4003];
     for (place, expected) in [(0, &all[..]), (1, &[4001]), (2, &[4002]), (3, &all)] {
         let (stream, handle, _) = &mut users[place];
@@ -366,4 +408,57 @@ fn a_descriptor_works_for_whoever_holds_it_and_may_have_sockets() {
     assert_eq!(bind(&mut bert, handle, &scene.name(4000)), 0);
     assert_eq!(ask(&mut bert, Head::new(Op::Send, handle), &scene.name(4000), b"hello").0, 5);
     assert_eq!(scene.connect(STRANGER, &[]).1, EACCES);
+}
+
+/// Bert may use memory for RDMA, Anna may not; what she shows is not looked at.
+#[test]
+fn memory_is_used_for_those_who_are_listed_and_for_root() {
+    let rdma = these(&[BERT]);
+    let Some(scene) = scene(8, Policy { attach: these(&[ANNA, BERT]), rdma, ..Policy::default() })
+    else {
+        return;
+    };
+    // No memory of a process, which is told to those only whose memory would be taken.
+    let other = fs::File::open("/proc/self/comm").unwrap();
+    for (user, refused) in [(ANNA, EPERM), (BERT, EBADF), (0, EBADF)] {
+        let mut stream = scene.channel(user);
+        let head = Head::new(Op::Memory, 1).emit(0, 0, 8).unwrap();
+        let shown = send_along(&stream, &[&head[..], &[0; 8]].concat(), other.as_fd());
+        assert!(shown);
+        assert_eq!(answer(&mut stream).0, refused, "{user}");
+    }
+    assert_eq!(scene.refusals(), [(Some(ANNA), Refused::Rdma, 1)]);
+}
+
+/// Whoever may have sockets may not have the node.
+#[test]
+fn a_node_is_handed_over_to_root_and_its_own_user_only() {
+    let Some(scene) = scene(9, Policy { attach: these(&[ANNA]), ..Policy::default() }) else {
+        return;
+    };
+    // Of no version that there is: who may ask is told so, and nothing is handed over.
+    let head = Head { op: Op::HandOver, value: -1, a: -1, b: -1 };
+    for (user, told) in [(ANNA, EACCES), (0, EPROTONOSUPPORT)] {
+        let mut stream = scene.connect_silently(user, &[]);
+        assert_eq!(ask(&mut stream, head, b"", b"").0, told, "{user}");
+    }
+    assert!(open(&mut scene.channel(ANNA)).0 > 0, "the node serves on");
+}
+
+/// A place where a stranger listens, and would hand something over.
+#[test]
+fn nothing_is_taken_over_from_a_stranger() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped::because("only root can take on other users");
+    }
+    let place = std::env::temp_dir().join(format!("bowline-users-{}-s", std::process::id()));
+    let listener = as_user(STRANGER, &[], {
+        let place = place.clone();
+        move || UnixListener::bind(place).unwrap()
+    });
+    let taken = HandOver::receive(&place).map(drop);
+    fs::remove_file(&place).unwrap();
+    assert_eq!(taken.unwrap_err().raw_os_error(), Some(-EACCES as i32));
+    let (mut asked, _) = listener.accept().unwrap();
+    assert_eq!(asked.read(&mut [0]).unwrap(), 0, "nothing is asked of him");
 }

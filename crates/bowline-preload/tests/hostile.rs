@@ -14,6 +14,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -422,26 +423,73 @@ fn memory_that_ends_too_early_is_refused() {
     }
 }
 
-/// A node that greets nobody, and one whose queue is full: the call ends.
+/// A node that once says nothing, or half of what is due: a greeting, a socket, or whose a
+/// descriptor is, which no node delays; or half of any other answer. One whose queue is full. The
+/// calls go on, by another channel where there is one.
 #[test]
 fn a_node_that_says_nothing_is_waited_for_a_while() {
     let folder = Folder::new("silent");
-    let (silent, full) = (folder.join("silent.sock"), folder.join("full.sock"));
-    FalseNode::new(|_, _| None).listen(UnixListener::bind(&silent).unwrap());
-    let address = SocketAddrUnix::new(&full).unwrap();
+    let whole = |node: &FalseNode, op| match op {
+        Op::Hello => (welcome(), Vec::new()),
+        Op::Open => {
+            let (fd, end) = pair();
+            node.take_offers(end);
+            (frame(Head::new(op, 1), &[], &[], &[]), vec![fd, whole_memory()])
+        }
+        _ => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+    };
+    let silent = move |of: Op, len: usize| {
+        let was_silent = AtomicBool::new(false);
+        let mut node = FalseNode::new(move |node, head| {
+            let (mut bytes, descriptors) = whole(node, head.op);
+            if head.op == of && !was_silent.swap(true, Ordering::Relaxed) {
+                bytes.truncate(len);
+            }
+            (!bytes.is_empty()).then_some((bytes, descriptors))
+        });
+        node.stays = true;
+        node
+    };
+    let full = folder.join("full.sock");
     let listener =
         socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    bind(&listener, &address).unwrap();
+    bind(&listener, &SocketAddrUnix::new(&full).unwrap()).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let _first = UnixStream::connect(&full).unwrap();
-    let programs = [silent, full].map(|place| {
-        Program::start(0, &["make"], Stdio::null(), |command| {
-            command.env("BOWLINE_RDS_SOCKET", &place);
+    let tries = [
+        (Op::Hello, 0, "errno 97"),
+        (Op::Hello, 20, "errno 97"),
+        (Op::Hello, HEAD_LEN + 1, "errno 97"),
+        (Op::Open, 0, "made"),
+        (Op::Open, 1, "made"),
+        (Op::Bind, HEAD_LEN - 1, "errno 100"),
+    ];
+    let mut programs = vec![(full, "errno 97")];
+    for (n, (of, len, wanted)) in tries.into_iter().enumerate() {
+        let place = folder.join(&format!("{n}.sock"));
+        silent(of, len).listen(UnixListener::bind(&place).unwrap());
+        programs.push((place, wanted));
+    }
+    // All at once, since each takes as long as it waits.
+    let programs: Vec<_> = programs
+        .into_iter()
+        .map(|(place, wanted)| {
+            let program = Program::start(0, &["make"], Stdio::null(), |command| {
+                command.env("BOWLINE_RDS_SOCKET", &place);
+            });
+            (program, place, wanted)
         })
+        .collect();
+    let passed = [0, 1].map(|len| {
+        let input = silent(Op::Attach, len).socket(SocketType::SEQPACKET);
+        Program::start(0, &["stdin"], Stdio::from(input), |_| {})
     });
-    for mut program in programs {
-        assert_eq!(program.line(), "errno 97");
+    for (mut program, place, wanted) in programs {
+        assert_eq!(program.line(), wanted, "{}", place.display());
         assert_eq!(program.ends(), Some(0));
+    }
+    for program in passed {
+        assert_eq!(program.ends(), Some(1), "its standard input is of no use");
     }
 }
 

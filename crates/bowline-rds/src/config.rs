@@ -292,3 +292,24 @@ fn short_name(name: &str) -> &str {
     let name = name.strip_prefix("net.rds.").unwrap_or(name);
     name.strip_prefix("tcp.").or_else(|| name.strip_prefix("ib.")).unwrap_or(name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The figures of SECURITY.md.
+    #[test]
+    fn the_usual_limits_are_those_that_are_told() {
+        let limits = Limits::default();
+        assert_eq!((limits.recv_bytes_per_peer, limits.recv_bytes_total), (128 << 20, 512 << 20));
+        assert_eq!((limits.partial_bytes_total, limits.send_bytes_total), (256 << 20, 256 << 20));
+        let records = limits.duplicate_records_total * DUPLICATE_RECORD;
+        assert!(limits.recv_bytes_total + limits.partial_bytes_total + records <= MEMORY);
+        assert_eq!((limits.peers, limits.peers_unproven), (4096, 1024));
+        assert_eq!((limits.links_extra_per_peer, limits.pongs_per_path), (8, 64));
+        assert_eq!((limits.send_messages_per_socket, limits.rdma_regions), (131_072, 32_768));
+        assert_eq!(limits.recv_messages_per_socket, 16_384);
+        assert_eq!(Config::default().max_message, 1 << 20);
+        assert_eq!(Limits::with_memory(2 * MEMORY).recv_bytes_per_peer, 256 << 20);
+    }
+}

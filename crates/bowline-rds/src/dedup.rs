@@ -476,6 +476,27 @@ mod tests {
         }
     }
 
+    // tests
+    #[test]
+    fn of_one_peer_the_last_bytes_and_messages_are_remembered() {
+        let (a, b) = (LinkId((0, 1)), LinkId((1, 1)));
+        let short = Rope::default();
+        let header = |sequence, len, flags| Header { len, ..header(sequence, flags) };
+        // The figures of SECURITY.md; what counts is the length that a header tells.
+        for (len, most) in [((1 << 20) - HEADER_LEN as u32, 32), (0, 131_072)] {
+            let mut dedup = Dedup::new(&Budget::new(usize::MAX));
+            for sequence in 1..=most + 2 {
+                let first = header(sequence, len, Flags::NONE);
+                assert!(!dedup.is_duplicate(by(a, 1), false, &first, &short));
+            }
+            let mut again = |sequence| {
+                let flagged = header(sequence, len, Flags::RETRANSMITTED);
+                dedup.is_duplicate(by(b, 2), false, &flagged, &short)
+            };
+            assert!(again(most + 2) && again(5) && !again(1), "{most} of {len}");
+        }
+    }
+
     #[test]
     fn records_of_all_peers_together_stay_within_the_budget() {
         let budget = Budget::new(5_000);

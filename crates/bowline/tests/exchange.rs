@@ -210,6 +210,20 @@ fn waiting_ends_at_the_time_limit() {
         assert_eq!(a.send_to(b"x", nowhere).unwrap_err().errno(), 11);
         a.cancel_sent_to(nowhere).unwrap();
         a.send_to(b"x", nowhere).unwrap();
+
+        // Nobody reads there, and the port is congested [D-15].
+        b.set_recv_buffer(4096).unwrap();
+        let refused = loop {
+            match a.send_to(&[0; 4096], pair.b(4000)) {
+                Err(error) if error.errno() != 11 => break error,
+                _ => thread::yield_now(),
+            }
+        };
+        assert_eq!(refused.errno(), 105);
+        a.set_nonblocking(false);
+        let start = Instant::now();
+        assert_eq!(a.send_to(b"x", pair.b(4000)).unwrap_err().errno(), 110);
+        assert!(start.elapsed() >= limit);
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) type Answers =
 #[derive(Clone)]
 pub(crate) struct FalseNode {
     pub(crate) loot: Arc<Mutex<Loot>>,
+    /// It keeps a channel open on which it has answered by half.
+    pub(crate) stays: bool,
     answers: Arc<Answers>,
 }
 
@@ -62,7 +64,7 @@ impl FalseNode {
     pub(crate) fn new(
         answers: impl Fn(&Self, &Head) -> Option<(Vec<u8>, Vec<OwnedFd>)> + Send + Sync + 'static,
     ) -> Self {
-        Self { loot: Arc::default(), answers: Arc::new(answers) }
+        Self { loot: Arc::default(), stays: false, answers: Arc::new(answers) }
     }
 
     /// Answers whoever connects to a listener.
@@ -132,10 +134,15 @@ impl FalseNode {
                 thread::park();
                 return;
             };
-            if send(&stream, &bytes, &descriptors).is_err()
-                || !matches!(Frame::parse(&bytes), Ok(Some((_, len))) if len == bytes.len())
-            {
-                return; // what is no answer is its last word
+            if send(&stream, &bytes, &descriptors).is_err() {
+                return;
+            }
+            if !matches!(Frame::parse(&bytes), Ok(Some((_, len))) if len == bytes.len()) {
+                // What is no answer is its last word.
+                if self.stays {
+                    thread::park();
+                }
+                return;
             }
         }
     }

@@ -138,6 +138,7 @@ fn a_marked_port_refuses_new_messages_only() {
     assert_eq!(Error::Congested.errno(), 105);
     assert_eq!(lab.counter("cong_send_error"), 1);
     lab.send(s, "10.0.0.1:4001", b"other port").expect("sent");
+    lab.send(s, "10.0.0.9:4000", b"other address").expect("sent");
     let blocking = SendMsg { name: Some(addr(FAR)), blocking: true, ..SendMsg::default() };
     assert_eq!(lab.node.send(lab.now, s, &blocking), Err(Error::Congested));
     assert_eq!(lab.counter("cong_send_blocked"), 1);

@@ -118,6 +118,19 @@ mod tests {
     }
 
     // tests [CM-34] [CM-40] [CM-43] [CM-45]
+    /// The figures of SECURITY.md.
+    #[test]
+    fn what_a_peer_chooses_and_takes_is_bounded() {
+        // 4.096 us times two to the code's power: 67 ms and 4.3 s.
+        for (chosen, counts) in [(0, 14), (1, 14), (14, 14), (17, 17), (20, 20), (21, 20), (31, 20)]
+        {
+            assert_eq!(bounded_timeout(chosen), counts);
+        }
+        let config = CmConfig::default();
+        assert_eq!((config.max_connections, config.max_unproven), (16_384, 1024));
+        assert_eq!(config.max_pending, 128);
+    }
+
     #[test]
     fn times() {
         let config = CmConfig::default();

@@ -155,6 +155,19 @@ pub fn name_fits(pattern: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// The figures of SECURITY.md.
+    #[test]
+    fn the_usual_limits_of_a_server_are_those_that_are_told() {
+        let config = ServerConfig::default();
+        let limits = config.limits;
+        assert_eq!((limits.sessions, limits.sessions_per_address), (1024, 256));
+        assert_eq!((limits.connections, limits.connections_per_address), (16_384, 4096));
+        assert_eq!((limits.paths_per_session, limits.strangers), (128, 256));
+        assert_eq!((limits.prove.as_secs(), limits.establish.as_secs()), (10, 30));
+        assert_eq!((config.session_bytes(), limits.memory), (64 << 20, 1 << 30));
+        assert_eq!(config.sessions_max(), 16);
+    }
+
     // tests [RT-64]
     #[test]
     fn a_rule_admits_its_network_and_nobody_else() {

@@ -473,6 +473,21 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_comes_slowly_does_not_go_on_for_ever() {
+        let (server, _) = server("One.");
+        let mut slow = TcpStream::connect(server.place()).unwrap();
+        slow.write_all(b"GET /metrics HTTP/1.1\r\nHost: ").unwrap();
+        slow.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        // A byte every half second fills no head in this time.
+        let has_ended = (0..120).any(|_| match slow.read(&mut [0; 1]) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => slow.write_all(b"1").is_err(),
+            Ok(n) => n == 0,
+            Err(_) => true,
+        });
+        assert!(has_ended);
+    }
+
+    #[test]
     fn requests_at_one_time_cost_one_look() {
         let (server, taken) = server("One.");
         let request = b"GET /metrics HTTP/1.1\r\nHost: [::1]\r\n\r\n";

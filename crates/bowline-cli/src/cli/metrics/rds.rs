@@ -185,3 +185,37 @@ fn connections(info: &Info) -> Vec<(Key, Row)> {
     }
     rows.into_iter().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use bowline_rds::{Config, Instant, SendMsg};
+
+    use super::*;
+
+    #[test]
+    fn peers_cannot_make_the_text_as_long_as_they_like() {
+        let own = IpAddr::from([10, 0, 0, 1]);
+        let config = Config { addrs: vec![own], ..Config::default() };
+        let mut node = bowline_rds::Node::new(config);
+        let socket = node.socket().unwrap();
+        let now = Instant::from_nanos(0);
+        node.bind(socket, SocketAddr::new(own, 4000)).unwrap();
+        let text = |node: &bowline_rds::Node| {
+            let mut out = Exposition::default();
+            write(&mut out, &node.info(), node.counters());
+            out.finish()
+        };
+        for (peers, lines) in [(10, 10), (1000, CONNECTIONS_MAX), (1100, CONNECTIONS_MAX)] {
+            for n in node.info().connections.len()..peers {
+                let to = Ipv4Addr::from_bits(0x0a01_0000 + n as u32);
+                let name = Some(SocketAddr::from((to, 4000)));
+                node.send(now, socket, &SendMsg { name, ..SendMsg::default() }).unwrap();
+            }
+            let text = text(&node);
+            assert_eq!(text.matches("\nbowline_rds_connection_paths{").count(), lines);
+            assert!(text.contains(&format!("\nbowline_rds_connections {peers}\n")));
+        }
+    }
+}

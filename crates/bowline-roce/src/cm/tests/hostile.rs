@@ -87,6 +87,23 @@ fn the_oldest_requests_make_room_for_the_newest() {
     assert_eq!((pair.sides[P].manager.conns.len(), pair.counters[P].cm_pushed_out), (5, 15));
 }
 
+/// With as many as there may be, none of which can make room, a request is not heard.
+#[test]
+fn connections_are_bounded() {
+    let (mut pair, _) = Pair::listening(CmConfig { max_connections: 2, ..config() });
+    let first = pair.handshake(QP_A, QP_P);
+    pair.handshake(Qpn(QP_A.0 + 1), Qpn(QP_P.0 + 1));
+    pair.clear();
+    let (from, req) = (pair.sides[A].ip, good_req(&pair, 7));
+    pair.inject(P, from, 1, CmMessage::Req(req));
+    assert_eq!((pair.sides[P].manager.conns.len(), pair.counters[P].cm_overflow), (2, 1));
+    assert!(pair.log.is_empty() && pair.sides[P].events.is_empty());
+    pair.disconnect(P, first.1);
+    pair.pass(Duration::from_secs(200));
+    pair.inject(P, from, 1, CmMessage::Req(req));
+    assert!(requested(pair.sides[P].events.last().unwrap()), "there is room again");
+}
+
 // tests [CM-57]: with requests forged from addresses where nobody is, however many, and a program
 // that accepts them all, somebody who is there connects, and keeps its connection.
 #[test]

@@ -104,15 +104,20 @@ enum Sent {
     Never,
 }
 
+/// What is kept, with a send buffer of so many bytes.
+fn bounds(bytes: usize) -> Bounds {
+    let share = (bytes / RECEIVER_PART).max(SMALL_BYTES.min(bytes / SMALL_PART));
+    let messages = MESSAGES_TOTAL / RECEIVER_PART;
+    Bounds {
+        receiver: Amount { messages, bytes: share },
+        host: Amount { messages: 2 * messages, bytes: 2 * share },
+        total: Amount { messages: MESSAGES_TOTAL, bytes },
+    }
+}
+
 impl<'a> Echo<'a> {
     fn new(node: &'a Node, socket: &'a Socket, dropped: &'a AtomicU64, bytes: usize) -> Self {
-        let share = (bytes / RECEIVER_PART).max(SMALL_BYTES.min(bytes / SMALL_PART));
-        let messages = MESSAGES_TOTAL / RECEIVER_PART;
-        let shares = Shares::new(Bounds {
-            receiver: Amount { messages, bytes: share },
-            host: Amount { messages: 2 * messages, bytes: 2 * share },
-            total: Amount { messages: MESSAGES_TOTAL, bytes },
-        });
+        let shares = Shares::new(bounds(bytes));
         let (waiting, turns, now) = (HashMap::new(), VecDeque::new(), Instant::now());
         Self { node, socket, dropped, shares, waiting, turns, tried: now, tidied: now }
     }
@@ -233,5 +238,19 @@ impl<'a> Echo<'a> {
     fn drop_answers(&self, count: usize) {
         // Relaxed: a statistic that publishes nothing else.
         self.dropped.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The figures of SECURITY.md.
+    #[test]
+    fn what_is_usually_kept_is_what_is_told() {
+        let Bounds { receiver, host, total } = bounds(SEND_BUFFER);
+        assert_eq!((receiver.bytes, receiver.messages), (8 << 20, 16_384));
+        assert_eq!((host.bytes, host.messages), (16 << 20, 32_768));
+        assert_eq!((total.bytes, total.messages), (256 << 20, 524_288));
     }
 }
