@@ -46,6 +46,10 @@ pub(super) fn listen(path: &Path) -> Outcome<Place> {
             bowline_ctl::folder_of(path).display()
         ))
     })?;
+    if bowline_ctl::folder_of(path) == folder() {
+        // Nodes that were confined have left some, each with the name of its network namespace.
+        bowline_ctl::sweep(&folder());
+    }
     Place::listen(path).map_err(|error| {
         Failure::failed(match error.kind() {
             io::ErrorKind::AddrInUse if bowline_ctl::is_socket(path) => format!(

@@ -442,10 +442,9 @@ pub(crate) fn run(args: Args) -> Outcome {
     }
     let is_managers = passed.listener.is_some();
     let mut listener = passed.listener;
-    // The former node has left its places by now.
-    let mut places = Places::listen(&settings, listener.is_some() || taken.is_some())?;
+    let mut places = Places::listen(&settings, listener.is_some(), taken.as_mut())?;
     settings.rdma.make_sockets();
-    let confinement = sandbox::enter(&settings, &places);
+    let confinement = sandbox::enter(&settings);
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
     let hangups = hangups()?;
     let run = Run { settings, confinement, supervisor, stop, hangups };
@@ -456,9 +455,6 @@ pub(crate) fn run(args: Args) -> Outcome {
         run.serve(&mut places, listener.take(), is_managers, taken.take(), keep)?
     {
         taken = Some(hand_over::taken_back(back)?);
-        if let Err(error) = places.put_back() {
-            note!("bowline node: nobody reaches the control socket any more: {error}");
-        }
         keep = false;
     }
     Ok(())
@@ -557,14 +553,11 @@ impl Run {
                 }
                 over.store(true, Ordering::Relaxed);
                 services.into_iter().for_each(|service| service.close(&node));
-                // The next process makes its own, and maps the disks of its file.
+                // The next process maps the disks of its file.
                 drop((server, of_disks, files, metrics, tree));
                 disks.close(stop);
                 drop(disks);
-                if let Err(error) = places.set_aside() {
-                    note!("bowline node: cannot leave the control socket to another: {error}");
-                }
-                return hand_over::send(node, port, programs, keeper);
+                return hand_over::send(node, port, programs, places, keeper);
             }
             (_, programs) => programs,
         };

@@ -56,6 +56,9 @@ impl Place {
             if has_others && path.is_none() {
                 open_folders(&place);
             }
+            if path.is_none() {
+                bowline_ctl::sweep(folder);
+            }
             let (listener, file) = bowline_ctl::listen(&place)?;
             let file = SocketFile(file);
             if has_others {
@@ -70,11 +73,6 @@ impl Place {
             Err(error) if path.is_none() && error.kind() == ErrorKind::AddrInUse => Ok(None),
             Err(error) => Err(cannot_serve(&place, &error)),
         }
-    }
-
-    /// Returns the folder of the socket.
-    pub(crate) fn folder(&self) -> &Path {
-        bowline_ctl::folder_of(&self.path)
     }
 }
 
@@ -141,9 +139,10 @@ impl Programs {
     }
 
     /// Stops serving, for another process to go on; the socket's file stays.
-    pub(crate) fn hand_over(self) -> io::Result<HandOver> {
+    /// Other sockets at which this process listens go with it.
+    pub(crate) fn hand_over(self, others: Vec<(PathBuf, UnixListener)>) -> io::Result<HandOver> {
         std::mem::forget(self.file);
-        self.host.hand_over()
+        self.host.hand_over_with(others)
     }
 
     pub(crate) fn path(&self) -> &Path {
