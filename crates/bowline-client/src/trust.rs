@@ -56,10 +56,12 @@ pub(crate) fn places() -> Vec<Place> {
     for runtime in own.into_iter().chain([b"/run".as_slice()]) {
         let named =
             |suffix: &[u8]| Place { path: [runtime, FOLDER, suffix].concat(), is_usual: true };
-        all.push(named(b".sock"));
+        // What has the number need not be asked whose it is, and cannot be of another that stands
+        // still.
         if namespace != 0 {
             all.push(named(format!("-{namespace}.sock").as_bytes()));
         }
+        all.push(named(b".sock"));
     }
     all
 }

@@ -39,6 +39,11 @@ impl OwnedFile {
         fs::symlink_metadata(&self.path).is_ok_and(ours)
     }
 
+    /// Tells whether another path has led to the same file.
+    pub fn is_also(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+
     /// Removes it, if it is still there, and if this process may.
     pub fn remove(&self) {
         if self.is_there() {

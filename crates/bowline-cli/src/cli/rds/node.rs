@@ -202,7 +202,8 @@ struct Settings {
     sysctl: Vec<(String, i64)>,
     echo: Vec<u16>,
     sink: Vec<u16>,
-    control: Option<PathBuf>,
+    /// There is a control socket, at this path or at the default one.
+    control: Option<Option<PathBuf>>,
     /// Programs are served at this path, or at the default one.
     programs: Option<Option<PathBuf>>,
     peers: PeerList,
@@ -278,9 +279,6 @@ impl Settings {
         }
         let usual = usual_quota(&limits, send_buffer, recv_buffer);
         let policy = access.policy(usual)?;
-        let place = || control::default_path(&addresses);
-        let control =
-            (!args.no_control).then(|| args.control.or(file.control).unwrap_or_else(place));
         Ok(Self {
             paths,
             send_buffer,
@@ -296,7 +294,7 @@ impl Settings {
             sysctl,
             echo,
             sink,
-            control,
+            control: (!args.no_control).then_some(args.control.or(file.control)),
             programs: (!args.no_programs).then_some(args.programs.or(file.programs)),
             tree: args.tree.or(file.tree),
             metrics: args.metrics.or(file.metrics, file.metrics_host)?,

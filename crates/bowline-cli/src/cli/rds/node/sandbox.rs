@@ -56,12 +56,19 @@ impl Places {
         mut taken: Option<&mut Taken>,
     ) -> Outcome<Self> {
         let mut places = Self::default();
-        if let Some(path) = &settings.control {
-            let former = taken.as_mut().and_then(|taken| taken.host.take_other(&full(path)));
-            places.control = Some(match former {
-                Some(listener) => Place::resume(path, listener),
-                None => control::listen(path)?,
+        if let Some(given) = &settings.control {
+            let paths = given.as_ref().map_or_else(
+                || control::default_paths(&settings.addresses),
+                |path| vec![path.clone()],
+            );
+            let former = taken.as_mut().and_then(|taken| {
+                let place = |path: &PathBuf| {
+                    let listener = taken.host.take_other(&full(path))?;
+                    Some(Place::resume(path, listener))
+                };
+                paths.iter().find_map(place)
             });
+            places.control = Some(former.map_or_else(|| control::listen(&paths), Ok)?);
             places.disks = settings.disks.listen(&settings.addresses);
         }
         if let (Some(path), false) = (&settings.programs, is_passed || taken.is_some()) {
