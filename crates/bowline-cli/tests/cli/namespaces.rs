@@ -152,3 +152,38 @@ fn nodes_of_two_namespaces_start_at_once() {
         "#,
     );
 }
+
+/// Commands for disks take the processes of their namespace, nodes among them.
+#[test]
+fn commands_for_disks_take_what_runs_in_their_namespace() {
+    with_two_nodes(
+        r#"
+        none_there() { rc=0; there timeout 10 "$BOWLINE" "$@" > "$AT/asked.out" 2>&1 || rc=$?; [ $rc != 0 ] || fail "$*"; has "runs in this network namespace"; has "$AT/bowline/rnbd/"; }
+        head -c 65536 /dev/zero > "$AT/image"
+        begin disks "$BOWLINE" node --address 127.152.2.1 --no-sandbox --no-programs
+        begin server "$BOWLINE" rnbd export --memory of-here=1MiB -I 127.152.2.2
+        heard disks ready
+        heard server "export of-here"
+        none_there rnbd export stray file="$AT/image"
+        none_there rnbd map of-here from here 127.152.2.1@127.152.2.2
+        none_there rnbd exports
+        none_there rnbd list
+        none_there rtrs tree
+        asked here rtrs tree
+        has '"network_namespace"'
+        # With one there as well, each has its own.
+        begin far nsenter -t $P -n "$BOWLINE" rnbd export --memory of-there=1MiB -I 127.152.2.2
+        heard far "export of-there"
+        asked there rnbd exports
+        has of-there
+        ! grep -q of-here "$AT/asked.out" || fail "those of others"
+        asked here rnbd exports
+        has of-here
+        ! grep -q -e of-there -e stray "$AT/asked.out" || fail "those of others"
+        asked there rtrs tree
+        ! grep -q of-here "$AT/asked.out" || fail "those of others"
+        # Whoever names the socket of another may have it.
+        asked there rnbd --control "$(ls "$AT"/bowline/rnbd/export-*.sock | head -n 1)" exports
+        "#,
+    );
+}
