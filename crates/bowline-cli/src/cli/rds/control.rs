@@ -314,9 +314,7 @@ fn running() -> Running {
     paths.sort();
     // Concurrently, so that several that do not answer take no longer than one.
     let looks: Vec<Look> = thread::scope(|scope| {
-        let look = |path| {
-            thread::Builder::new().spawn_scoped(scope, move || look_at(path))
-        };
+        let look = |path| thread::Builder::new().spawn_scoped(scope, move || look_at(path));
         let begun: Vec<_> = paths.iter().map(PathBuf::as_path).map(look).collect();
         let end = |look: io::Result<thread::ScopedJoinHandle<'_, Look>>| {
             look.ok().and_then(|look| look.join().ok()).unwrap_or(Look::Silent)

@@ -130,15 +130,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PORT")]
     sink: Vec<u16>,
     /// Place of the control socket [default: ADDRESS.sock in $XDG_RUNTIME_DIR/bowline or
-    /// /run/bowline]
+    /// /run/bowline; ADDRESS-NUMBER.sock, with the number of the network namespace, if a node of
+    /// another namespace has that]
     #[arg(long, value_name = "PATH", conflicts_with = "no_control")]
     control: Option<PathBuf>,
     /// Run without a control socket
     #[arg(long)]
     no_control: bool,
-    /// Place at which programs of `bowline run` are served [default: bowline/rds/host.sock in
-    /// $XDG_RUNTIME_DIR or /run, if no other node has it]. A socket that a service manager has
-    /// passed (LISTEN_FDS) comes first
+    /// Place at which programs of `bowline run` are served [default: host-NUMBER.sock, with the
+    /// number of the network namespace, in bowline/rds in $XDG_RUNTIME_DIR or /run, and host.sock
+    /// there as well, if no other node has that]. A socket that a service manager has passed
+    /// (LISTEN_FDS) comes first
     #[arg(long, value_name = "PATH", conflicts_with = "no_programs")]
     programs: Option<PathBuf>,
     /// Serve no programs
