@@ -248,6 +248,9 @@ apart!(a_congestion_control_of_root_is_root_s, |folder| {
     set_tcp_congestion(&socket, &other).expect("it may choose it");
 });
 
+/// What is tried in a folder.
+type InFolder = Box<dyn Fn(&Path) -> io::Result<()>>;
+
 /// Files and sockets in a folder, each for one attempt to do without it.
 struct Victims {
     left: RefCell<Vec<PathBuf>>,
@@ -289,7 +292,7 @@ apart!(it_opens_changes_and_removes_no_files, |folder| {
     ];
     // The folder of its sockets is that of others' as well: /run/bowline, or /run.
     for folder in [scene.folder.clone(), scene.own(""), below] {
-        let mut add = |what: &str, refused, one: Box<dyn Fn(&Path) -> io::Result<()>>| {
+        let mut add = |what: &str, refused, one: InFolder| {
             let (what, folder) = (format!("{what} in {}", folder.display()), folder.clone());
             tries.push(attempt(what, refused, move || one(&folder)));
         };
@@ -301,7 +304,7 @@ apart!(it_opens_changes_and_removes_no_files, |folder| {
         let refused = Errno::ACCESS;
         add("reading", refused, Box::new(|at| fs::read(at.join("secret")).map(drop)));
         add("listing", refused, Box::new(|at| fs::read_dir(at).map(drop)));
-        add("writing", refused, Box::new(|at| write().open(at.join("secret")).map(drop)));
+        add("writing", refused, Box::new(move |at| write().open(at.join("secret")).map(drop)));
         add("truncating", refused, Box::new(|at| File::create(at.join("secret")).map(drop)));
         let names = [number(), number()];
         let names = RefCell::new(names.to_vec());
