@@ -56,8 +56,7 @@ pub(crate) fn places() -> Vec<Place> {
     for runtime in own.into_iter().chain([b"/run".as_slice()]) {
         let named =
             |suffix: &[u8]| Place { path: [runtime, FOLDER, suffix].concat(), is_usual: true };
-        // What has the number need not be asked whose it is, and cannot be of another that stands
-        // still.
+        // That of this namespace first: another's may stand still.
         if namespace != 0 {
             all.push(named(format!("-{namespace}.sock").as_bytes()));
         }
