@@ -33,10 +33,20 @@ impl OwnedFile {
         &self.path
     }
 
-    /// Removes it, if it is still there.
-    pub fn remove(&self) {
+    /// Tells whether its path leads to it.
+    pub(crate) fn is_there(&self) -> bool {
         let ours = |there: fs::Metadata| (there.dev(), there.ino()) == (self.device, self.inode);
-        if fs::symlink_metadata(&self.path).is_ok_and(ours) {
+        fs::symlink_metadata(&self.path).is_ok_and(ours)
+    }
+
+    /// Tells whether another path has led to the same file.
+    pub fn is_also(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+
+    /// Removes it, if it is still there, and if this process may.
+    pub fn remove(&self) {
+        if self.is_there() {
             // Another process may just have removed it.
             let _ = fs::remove_file(&self.path);
         }

@@ -2,19 +2,21 @@
 //! sockets before it gives up the right to make them.
 
 use std::{
-    fs, io,
+    io,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
 };
 
 use crate::{OwnedFile, Server, Tree, listen};
 
-/// A socket that listens at a path. Who connects waits until it is served. Its file goes with it.
+/// A socket that listens at a path. Who connects waits until it is served. Its file goes with it,
+/// if this process may still remove it then; whoever listens there next removes it otherwise.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
     /// Before the listener: a new socket may get the number of one that is closed.
-    file: OwnedFile,
+    /// `None` when it stays.
+    file: Option<OwnedFile>,
     listener: UnixListener,
 }
 
@@ -25,10 +27,15 @@ impl Place {
     /// Those of [`listen`].
     pub fn listen(path: &Path) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
-        Ok(Self { path: path.to_owned(), file, listener })
+        Ok(Self { path: path.to_owned(), file: Some(file), listener })
     }
 
-    /// Returns the path, though the file may have been [set aside](Self::set_aside).
+    /// Goes on at a path with the socket by which another process has listened there.
+    pub fn resume(path: &Path, listener: UnixListener) -> Self {
+        Self { path: path.to_owned(), file: OwnedFile::new(path).ok(), listener }
+    }
+
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -41,42 +48,34 @@ impl Place {
         Server::at(self.listener.try_clone()?, self.path.clone(), tree)
     }
 
-    /// Leaves the path to another process, which then can listen there.
+    /// Returns the socket once more, for a process that goes on with it; `None` if its path leads to
+    /// another file by now.
     ///
     /// # Errors
-    /// Those of renaming the file.
-    pub fn set_aside(&mut self) -> io::Result<()> {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let aside = self.path.with_file_name(format!(".{name}.{}", std::process::id()));
-        self.rename(&aside)
+    /// No descriptors left.
+    pub fn listener(&self) -> io::Result<Option<UnixListener>> {
+        let is_there = self.file.as_ref().is_some_and(OwnedFile::is_there);
+        is_there.then(|| self.listener.try_clone()).transpose()
     }
 
-    /// Takes the path back, also from a process that was killed and has left a socket there.
-    ///
-    /// # Errors
-    /// Those of renaming the file.
-    pub fn put_back(&mut self) -> io::Result<()> {
-        self.rename(&self.path.clone())
-    }
-
-    fn rename(&mut self, to: &Path) -> io::Result<()> {
-        if self.file.path() != to {
-            fs::rename(self.file.path(), to)?;
-            self.file = OwnedFile::new(to)?;
-        }
-        Ok(())
+    /// Ends with the file left to the process that goes on with the socket.
+    pub fn leave(mut self) {
+        self.file = None;
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.file.remove();
+        self.file.iter().for_each(OwnedFile::remove);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::{fs::PermissionsExt, net::UnixStream};
+    use std::{
+        fs,
+        os::unix::{fs::PermissionsExt, net::UnixStream},
+    };
 
     use super::*;
     use crate::{Client, Dir, Op};
@@ -87,11 +86,8 @@ mod tests {
         let folder = std::env::temp_dir().join(name);
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join("s.sock");
-        let list = || {
-            let left = fs::read_dir(&folder).unwrap();
-            left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
-        };
-        let mut place = Place::listen(&path).unwrap();
+        let tree = || Tree::new(std::sync::Arc::new(Dir::new()));
+        let place = Place::listen(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let is_served = || {
             let mut client = Client::connect_within(&path, std::time::Duration::from_secs(5))?;
@@ -100,22 +96,29 @@ mod tests {
         for _ in 0..2 {
             // Who comes before is served then.
             let early = UnixStream::connect(&path).unwrap();
-            let server = place.serve(Tree::new(std::sync::Arc::new(Dir::new()))).unwrap();
+            let server = place.serve(tree()).unwrap();
             assert!(is_served().unwrap().is_ok());
             drop((server, early));
-            assert_eq!(list(), ["s.sock"], "the end of the service is not that of the place");
-            place.set_aside().unwrap();
-            let other = Place::listen(&path).unwrap();
-            assert!(listen(&path).is_err(), "it listens there");
-            drop(other);
-            assert!(!path.exists());
-            // A process that was killed has left its socket.
-            drop(UnixListener::bind(&path));
-            place.put_back().unwrap();
+            assert!(path.exists(), "the end of the service is not that of the place");
+            assert!(Place::listen(&path).is_err(), "it listens there");
         }
-        place.set_aside().unwrap();
-        drop(place);
-        assert!(list().is_empty(), "{:?}", list());
+        let next = Place::resume(&path, place.listener().unwrap().unwrap());
+        // The other has not begun, or begins.
+        let server = place.serve(tree()).unwrap();
+        assert!(is_served().unwrap().is_ok());
+        drop(server);
+        place.leave();
+        let server = next.serve(tree()).unwrap();
+        assert!(is_served().unwrap().is_ok());
+        drop(server);
+        // What is no longer there is of no use to anybody, and what is there is another's.
+        fs::remove_file(&path).unwrap();
+        let other = Place::listen(&path).unwrap();
+        assert!(next.listener().unwrap().is_none());
+        drop(next);
+        assert!(path.exists());
+        drop(other);
+        assert!(!path.exists());
         fs::remove_dir(folder).unwrap();
     }
 }

@@ -6,9 +6,10 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -88,6 +89,10 @@ struct SavedHost {
     /// The network namespace in which it is.
     namespace: u64,
     listener: Identity,
+    /// Other sockets at which the process listens, by the bytes of their names. A node of before
+    /// has none.
+    #[serde(default)]
+    others: Vec<(Vec<u8>, Identity)>,
     channels: Vec<ChannelPlace>,
     sockets: Vec<SocketPlace>,
 }
@@ -333,9 +338,21 @@ impl HostState {
         Ok(found.try_clone()?.into())
     }
 
+    /// Takes another socket at which the process has listened, by the name that it was given.
+    pub fn take_other(&mut self, name: &Path) -> Option<UnixListener> {
+        let is_it = |(of, _): &(Vec<u8>, Identity)| of == name.as_os_str().as_bytes();
+        let at = self.saved.others.iter().position(is_it)?;
+        let (_, identity) = self.saved.others.swap_remove(at);
+        self.listening(identity).ok()
+    }
+
     /// The listener for programs.
     pub(crate) fn take_listener(&mut self) -> io::Result<UnixListener> {
-        let listener = self.take(self.saved.listener)?;
+        self.listening(self.saved.listener)
+    }
+
+    fn listening(&mut self, identity: Identity) -> io::Result<UnixListener> {
+        let listener = self.take(identity)?;
         let listens = socket_domain(&listener) == Ok(AddressFamily::UNIX)
             && socket_acceptconn(&listener) == Ok(true);
         if !listens {
@@ -396,14 +413,22 @@ impl Service {
     }
 
     /// Takes apart what programs have of this node, for another process.
-    pub(crate) fn hand_over(mut self) -> io::Result<HandOver> {
+    pub(crate) fn hand_over(
+        mut self,
+        others: Vec<(PathBuf, UnixListener)>,
+    ) -> io::Result<HandOver> {
         let mut all = HandOver::new()?;
+        let others = others.into_iter().map(|(name, listener)| {
+            Ok((name.into_os_string().into_vec(), all.keep(listener.into())?))
+        });
+        let others = others.collect::<io::Result<_>>()?;
         let mut saved = SavedHost {
             versions: (VERSION, HAND_OVER_VERSION),
             number: self.number,
             next: self.next,
             namespace: self.namespace,
             listener: all.keep(self.listener.into())?,
+            others,
             channels: Vec::new(),
             sockets: Vec::new(),
         };

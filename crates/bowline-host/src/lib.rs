@@ -41,6 +41,7 @@ mod turns;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -147,7 +148,16 @@ impl Host {
     /// # Errors
     /// Errors of the system: no descriptors or memory left.
     pub fn hand_over(self) -> io::Result<HandOver> {
-        self.end().ok_or(io::ErrorKind::Other)?.hand_over()
+        self.hand_over_with(Vec::new())
+    }
+
+    /// The same, with other sockets at which this process listens, each by a name:
+    /// [`HostState::take_other`].
+    ///
+    /// # Errors
+    /// Those of [`hand_over`](Self::hand_over).
+    pub fn hand_over_with(self, others: Vec<(PathBuf, UnixListener)>) -> io::Result<HandOver> {
+        self.end().ok_or(io::ErrorKind::Other)?.hand_over(others)
     }
 
     fn end(&self) -> Option<Service> {

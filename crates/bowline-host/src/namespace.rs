@@ -9,6 +9,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use bowline_attach::{Frame, Greeting, HEAD_LEN, Head, Op, VERSION};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// How long a node may take to say of which namespace it is.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,9 +36,13 @@ pub fn network_namespace() -> u64 {
 /// # Errors
 /// Those of the connection: nobody listens there, or nobody answers within two seconds.
 pub fn namespace_at(place: &Path) -> io::Result<u64> {
-    let mut stream = UnixStream::connect(place)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Before it connects, since there may be no place in the node's queue.
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    let address = SocketAddrUnix::new(place)?;
+    rustix::io::retry_on_intr(|| connect(&socket, &address))?;
+    let mut stream = UnixStream::from(socket);
     let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
     let hello = hello.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?;
     // Whoever is turned away has been answered, perhaps before it has asked.

@@ -21,7 +21,8 @@ use super::{Outcome, disk};
                   Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
 pub(crate) struct Args {
-    /// Control socket of the process to talk to; without it, all processes that run here
+    /// Control socket of the process to talk to; without it, all processes that run in this network
+    /// namespace
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     #[command(flatten)]

@@ -57,6 +57,16 @@ fn users_of_the_list_have_sockets_and_others_do_not() {
     let done = run_as_other(&folder, "77002", "socket(AF_RDS, SOCK_SEQPACKET)");
     assert!(String::from_utf8_lossy(&done.stderr).contains("Errno 13"), "{done:?}");
     node.expect("user 77002 may not have sockets");
+    // Sockets of the node it may have, but not ask the node.
+    for command in ["info", "drop"] {
+        let program = env!("CARGO_BIN_EXE_bowline");
+        let mut asked = Command::new("setpriv");
+        asked.args(["--reuid=77001", "--regid=77001", "--clear-groups", program, command]);
+        let done = asked.env("XDG_RUNTIME_DIR", folder.path()).output().expect("setpriv starts");
+        let text = String::from_utf8_lossy(&done.stderr);
+        let wanted = "a node of another user serves programs at ";
+        assert!(text.contains(wanted) && text.contains("only that user and root may"), "{text}");
+    }
     let shown = run(&folder, &["info", "-c"]).exits(0);
     assert!(shown.out.contains("bl_programs_refused"), "{shown:?}");
     node.signal("-TERM");

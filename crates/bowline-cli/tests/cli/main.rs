@@ -12,6 +12,7 @@ mod links;
 mod log;
 mod metrics;
 mod musl;
+mod namespaces;
 mod node_disks;
 mod nodes;
 mod over_rdma;

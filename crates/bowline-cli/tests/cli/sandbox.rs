@@ -50,12 +50,16 @@ fn a_confined_node_does_all_it_does() {
     build_library();
     let folder = Folder::new();
     let more = ["--echo", "5", "--metrics", "127.151.1.1:9465"];
-    let mut node = node(&folder, "127.151.1.1", &more);
-    if lacks(&node) {
+    let mut first = node(&folder, "127.151.1.1", &more);
+    if lacks(&first) {
         return;
     }
-    assert!(node.said().contains("confined: no new privileges, Landlock ABI "), "{}", node.said());
-    assert!(node.said().contains(", no capabilities, system calls\n"), "{}", node.said());
+    assert!(
+        first.said().contains("confined: no new privileges, Landlock ABI "),
+        "{}",
+        first.said()
+    );
+    assert!(first.said().contains(", no capabilities, system calls\n"), "{}", first.said());
     let program = "from socket import *\n\
                    s = socket(AF_RDS, SOCK_SEQPACKET)\n\
                    s.bind(('127.151.1.1', 4000))\n\
@@ -65,7 +69,7 @@ fn a_confined_node_does_all_it_does() {
     let mut program = start(&folder, &["run", "--", "python3", "-c", program]);
     program.expect("100000");
     run(&folder, &["ping", "-c", "1", "-I", "127.151.1.2", "127.151.1.1"]).exits(0);
-    node.expect("127.151.1.2: paths up");
+    first.expect("127.151.1.2: paths up");
     let shown = run(&folder, &["info"]).exits(0);
     assert!(shown.out.contains("127.151.1.2"), "{shown:?}");
     let setting = "net.rds.max_unacked_packets=9";
@@ -81,22 +85,44 @@ fn a_confined_node_does_all_it_does() {
         }
         Err(_) => skipped::without("curl"),
     }
-    assert!(is_confined(node.id()), "{:?}", of_threads(node.id(), "Seccomp"));
+    assert!(is_confined(first.id()), "{:?}", of_threads(first.id(), "Seccomp"));
     let is_none = |set: &String| set == "0000000000000000";
     let sets: &[_] = &["CapInh", "CapPrm", "CapEff", "CapAmb"];
     // Without a privilege the bounding set stays, and is of no use.
     let bounding = rustix::process::geteuid().is_root().then_some("CapBnd");
     for set in sets.iter().copied().chain(bounding) {
-        assert!(of_threads(node.id(), set).iter().all(is_none), "{set}");
+        assert!(of_threads(first.id(), set).iter().all(is_none), "{set}");
     }
     program.signal("-KILL");
     program.finish();
     let sockets = ["bowline/127.151.1.1.sock", "bowline/rds/host.sock"];
     let there = |place: &&str| folder.path().join(place).exists();
     assert!(sockets.iter().all(there));
-    node.signal("-TERM");
-    node.finish().exits(0);
-    assert!(!sockets.iter().any(there), "a clean end removes them");
+    first.signal("-TERM");
+    first.finish().exits(0);
+    // It may remove none, since it could remove those of others; they mislead nobody.
+    assert!(sockets.iter().all(there), "it has removed one");
+    for words in [&["info"][..], &["drop"], &["sysctl", "net.rds.max_unacked_packets"]] {
+        run(&folder, words).exits(1).complains(&["no node runs here"]);
+    }
+    let control = folder.path().join(sockets[0]);
+    let words = ["info", "--control", &control.to_string_lossy()];
+    run(&folder, &words).exits(1).complains(&["no node answers", "is `bowline node` running?"]);
+    let words = ["run", "--", "python3", "-c", "print(1)"];
+    run(&folder, &words).exits(1).complains(&["start one with `bowline node`"]);
+    run(&folder, &["ping", "-c", "1", "-I", "127.151.1.1", "127.151.1.1"]).exits(0);
+    // Those of other names, which are nobody's usual ones, go when the next node comes.
+    let left = ["bowline/127.151.9.9-17.sock", "bowline/rds/host-17.sock"];
+    for name in left {
+        drop(std::os::unix::net::UnixListener::bind(folder.path().join(name)).expect("a socket"));
+    }
+    let next = node(&folder, "127.151.1.1", &["--no-sandbox"]);
+    assert!(!left.iter().any(there), "sockets of nobody");
+    run(&folder, &["info"]).exits(0);
+    run(&folder, &["run", "--", "python3", "-c", "print(1)"]).exits(0);
+    next.signal("-TERM");
+    next.finish().exits(0);
+    assert!(!sockets.iter().any(there), "one that may remove them does");
 }
 
 #[test]

@@ -37,11 +37,10 @@ fn reduce(needs: &Needs, kept: &mut Vec<(CapabilitySet, &str)>) -> Result<(), Er
     let inheritable = CapabilitySet::empty();
     let sets = CapabilitySets { effective: union(kept), permitted: had, inheritable };
     set(sets)?;
-    let folders = needs.sockets.iter().chain(&needs.files);
     let rights = Access::WRITE_OK | Access::EXEC_OK;
     let is_closed = |folder| accessat(CWD, folder, rights, AtFlags::EACCESS) == Err(Errno::ACCESS);
     let owner = CapabilitySet::DAC_OVERRIDE;
-    if had.contains(owner) && folders.into_iter().any(is_closed) {
+    if had.contains(owner) && needs.files.iter().any(is_closed) {
         kept.push((owner, "for folders of other users"));
     }
     let kept = union(kept);

@@ -68,12 +68,10 @@ fn rules(needs: &Needs) -> Result<RulesetCreated, RulesetError> {
     let mut rules = rules.create()?;
     if !needs.mounts {
         let read = AccessFs::ReadFile | AccessFs::ReadDir;
-        let sockets = AccessFs::MakeSock | AccessFs::RemoveFile | AccessFs::ReadDir;
         let files = read | AccessFs::WriteFile | AccessFs::Truncate;
         let files = files | AccessFs::MakeReg | AccessFs::RemoveFile;
         rules = rules
             .add_rules(path_beneath_rules(&needs.read, read))?
-            .add_rules(path_beneath_rules(&needs.sockets, sockets))?
             .add_rules(path_beneath_rules(&needs.files, files))?;
     }
     let ports = needs.connect.iter().map(|port| Ok(NetPort::new(*port, AccessNet::ConnectTcp)));

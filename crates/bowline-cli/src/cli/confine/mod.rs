@@ -23,8 +23,6 @@ use rustix::thread::CapabilitySet;
 pub(crate) struct Needs {
     /// Files and folders that it reads, with all below them.
     pub(crate) read: Vec<PathBuf>,
-    /// Folders in which it makes and removes sockets.
-    pub(crate) sockets: Vec<PathBuf>,
     /// Folders in which it makes, writes and removes files.
     pub(crate) files: Vec<PathBuf>,
     /// TCP ports of others that it connects to.
@@ -144,11 +142,11 @@ mod tests {
             fs::create_dir(&served).expect("a folder");
             fs::write(seen.join("file"), "text").expect("a file");
             fs::write(folder.join("secret"), "text").expect("a file");
+            let _own = UnixListener::bind(served.join("own.sock")).expect("a socket");
             let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
             let place = listener.local_addr().expect("an address");
             let needs = Needs {
                 read: vec![seen.clone()],
-                sockets: vec![served.clone()],
                 files: vec![kept.clone()],
                 connect: vec![place.port()],
                 ..Needs::default()
@@ -160,9 +158,6 @@ mod tests {
                 return;
             }
             fs::read(seen.join("file")).expect("it is needed");
-            let socket = UnixListener::bind(served.join("socket")).expect("it is needed");
-            drop(socket);
-            fs::remove_file(served.join("socket")).expect("it is needed");
             fs::write(kept.join("new"), "text").expect("it is needed");
             fs::rename(kept.join("new"), kept.join("file")).expect("it is needed");
             fs::read(kept.join("file")).expect("it is needed");
@@ -176,7 +171,12 @@ mod tests {
             denied(fs::read(folder.join("secret")).map(drop), "reading elsewhere");
             denied(fs::write(seen.join("file"), "other"), "writing what may be read");
             denied(fs::write(served.join("file"), "other"), "making a file");
-            denied(UnixListener::bind(folder.join("socket")).map(drop), "a socket elsewhere");
+            for of in [&served, &seen, &kept] {
+                let what = format!("a socket in {}", of.display());
+                denied(UnixListener::bind(of.join("socket")).map(drop), &what);
+            }
+            denied(fs::remove_file(served.join("own.sock")), "removing a socket of its own");
+            denied(fs::rename(served.join("own.sock"), served.join("other")), "renaming it");
             denied(fs::remove_file(folder.join("secret")), "removing elsewhere");
             let other = (place.ip(), place.port() ^ 1);
             denied(TcpStream::connect(other).map(drop), "another port");

@@ -32,6 +32,7 @@ use crate::cli::{
         supervisor::Supervisor,
     },
     metrics,
+    rds::whose,
 };
 
 /// How often the process checks whether its input has ended.
@@ -189,7 +190,7 @@ impl Args {
     }
 
     fn tree(&self, served: &Arc<Served>) -> Tree {
-        let sys = server_classes(Sys::new(), served, self.controls.files());
+        let sys = server_classes(Sys::new().proc(whose::proc()), served, self.controls.files());
         let (config, port) = (served.server().rtrs().config(), self.side.port);
         server_modules(sys, config, served.invalidates(), self.dir.as_deref(), port)
             .blocks(exports_node(Arc::<Served>::clone(served)))

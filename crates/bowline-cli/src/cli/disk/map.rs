@@ -36,6 +36,7 @@ use crate::cli::{
     Failure, Outcome,
     common::{out::Duty, stop::Stop, supervisor::Supervisor},
     metrics,
+    rds::whose,
 };
 
 /// How often the process checks whether it still has disks.
@@ -317,7 +318,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         move || of.sessions(),
         Arc::<DiskFrontEnds>::clone(&front_ends),
     );
-    let tree = client_classes(Sys::new(), &front_ends, args.controls.files())
+    let tree = client_classes(Sys::new().proc(whose::proc()), &front_ends, args.controls.files())
         .blocks(disks_node(Arc::<DiskFrontEnds>::clone(&front_ends)))
         .tree();
     let served = args.controls.serve(&tree, control.as_deref(), "map", metrics);

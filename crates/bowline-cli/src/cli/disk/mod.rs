@@ -66,7 +66,7 @@ Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argum
 )]
 pub(crate) struct Args {
     /// Control socket: of the process to talk to, or of this one if it serves; without it, all
-    /// processes that run here
+    /// processes that run in this network namespace
     #[arg(long, value_name = "SOCKET", global = true)]
     control: Option<PathBuf>,
     #[command(flatten)]

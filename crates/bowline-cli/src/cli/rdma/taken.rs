@@ -1,9 +1,19 @@
 //! Who has an address that a command wants, and what to do about that.
 
-use std::{fs, net::IpAddr, path::PathBuf};
+use std::{
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bowline_ctl::Client;
 
 use super::devices::{Holder, holder};
-use crate::cli::common::args::Address;
+use crate::cli::{common::args::Address, rds::whose::numbered};
+
+/// Longest wait for a place in the queue of a node.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Explains that an address is taken, if this user may see by whom.
 pub(crate) fn taken(addresses: &[Address]) -> Option<String> {
@@ -25,10 +35,21 @@ pub(crate) fn taken(addresses: &[Address]) -> Option<String> {
 
 /// Returns the control socket that a node of an address has if it was not told another one.
 fn node_socket(address: Address) -> Option<PathBuf> {
-    let name = format!("{address}.sock");
+    let usual = address.to_string();
+    let names: Vec<_> = numbered(&usual).into_iter().chain([usual]).collect();
     let folders = bowline_ctl::folders();
-    let mut places = folders.iter().filter_map(|folder| Some(folder.parent()?.join(&name)));
-    places.find(|place| bowline_ctl::is_socket(place))
+    let places = folders.iter().filter_map(|folder| folder.parent());
+    let mut places =
+        places.flat_map(|folder| names.iter().map(|name| folder.join(format!("{name}.sock"))));
+    places.find(|place| is_closed_to_us(place))
+}
+
+/// Tells whether a socket is one of another user, which nobody else may connect to. Whether it is
+/// still in use the system does not tell.
+fn is_closed_to_us(place: &Path) -> bool {
+    let tried = || Client::connect_within(place, TIMEOUT);
+    let is_refused = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    bowline_ctl::is_socket(place) && tried().is_err_and(is_refused)
 }
 
 /// Returns the control socket of a process, which is named after the command and the process.

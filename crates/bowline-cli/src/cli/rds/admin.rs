@@ -19,7 +19,7 @@ pub(crate) struct SysctlArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Control socket of the node [default: the only node that runs]
+    /// Control socket of the node [default: that of the only node in this network namespace]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct SysctlArgs {
 pub(crate) struct DropArgs {
     /// Peer whose connections are cut; without it, those of all peers
     peer: Option<Address>,
-    /// Control socket of the node [default: the only node that runs]
+    /// Control socket of the node [default: that of the only node in this network namespace]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }

@@ -18,47 +18,80 @@
 //! `set` work on the socket too, with `--control`.
 
 use std::{
-    fs, io,
+    fs, io, iter,
     net::IpAddr,
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
 use bowline_ctl::{Errno, Json, Op, Place, Server, Tree};
 
 use super::{
+    programs,
     snapshot::Snapshot,
     tree::{ALL_PEERS, NODE, PROBE_MAX},
+    whose::{Whose, numbered},
 };
 use crate::cli::{Failure, Outcome, common::args::Address};
 
 /// Longest wait of a client for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait of one that looks for its node until a node says of which network namespace it is.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest answer that a client accepts, in bytes: rows of 200 bytes for about five times as many
 /// messages as can wait for readers in a node with the default memory limit.
 const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
-/// Listens at a control socket, in a folder that is made where it is missing.
-pub(super) fn listen(path: &Path) -> Outcome<Place> {
+/// Listens at the first of these places that no node of another network namespace has, in folders
+/// that are made where they are missing.
+pub(super) fn listen(paths: &[PathBuf]) -> Outcome<Place> {
+    let mut failure = Failure::usage("no place for a control socket");
+    for path in paths {
+        failure = match listen_at(path) {
+            Ok(place) => return Ok(place),
+            Err(Refused::InUse(failure)) if !is_known_as_ours(path) => failure,
+            Err(Refused::InUse(failure) | Refused::Other(failure)) => return Err(failure),
+        };
+    }
+    Err(failure)
+}
+
+/// Why a node cannot listen at a place.
+enum Refused {
+    /// Somebody listens there.
+    InUse(Failure),
+    Other(Failure),
+}
+
+fn listen_at(path: &Path) -> Result<Place, Refused> {
     bowline_ctl::create_folder_of(path).map_err(|error| {
-        Failure::failed(format!(
+        Refused::Other(Failure::failed(format!(
             "cannot use {}: {error}; choose another place with --control PATH, or --no-control",
             bowline_ctl::folder_of(path).display()
-        ))
+        )))
     })?;
-    Place::listen(path).map_err(|error| {
-        Failure::failed(match error.kind() {
-            io::ErrorKind::AddrInUse if bowline_ctl::is_socket(path) => format!(
+    if bowline_ctl::folder_of(path) == folder() {
+        // Nodes that were confined have left some, each with the name of its network namespace.
+        bowline_ctl::sweep(&folder());
+    }
+    Place::listen(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse if bowline_ctl::is_socket(path) => {
+            Refused::InUse(Failure::failed(format!(
                 "another node has {}, or one of another user has left it; stop it, remove the \
                  file, or choose --control PATH",
                 path.display()
-            ),
-            _ => format!(
-                "cannot listen on {}: {error}; choose another place with --control PATH",
-                path.display()
-            ),
-        })
+            )))
+        }
+        _ => Refused::Other(Failure::failed(format!(
+            "cannot listen on {}: {error}; choose another place with --control PATH",
+            path.display()
+        ))),
     })
+}
+
+fn is_known_as_ours(path: &Path) -> bool {
+    matches!(look_at(path), Look::Node(_, Whose::Ours))
 }
 
 /// Serves the tree of a node at its control socket until the result is dropped.
@@ -88,7 +121,11 @@ impl Client {
     }
 
     fn open(path: &Path) -> io::Result<Self> {
-        let mut tree = bowline_ctl::Client::connect_within(path, ANSWER_TIMEOUT)?;
+        Self::open_within(path, ANSWER_TIMEOUT)
+    }
+
+    fn open_within(path: &Path, limit: Duration) -> io::Result<Self> {
+        let mut tree = bowline_ctl::Client::connect_within(path, limit)?;
         tree.set_answer_bytes_max(ANSWER_BYTES_MAX);
         Ok(Self { path: path.to_owned(), tree })
     }
@@ -130,20 +167,18 @@ impl Client {
         number(&answer).ok_or_else(|| self.refused(file, Errno::EIO))
     }
 
-    /// Tells whether the node is of another network namespace than this process. One that does not
-    /// tell is of an older version, or no node, which another request finds out.
-    fn is_of_other_namespace(&mut self) -> bool {
-        let own = bowline_host::network_namespace();
-        let answer = self.ask(Op::Read, "namespace");
-        let theirs = answer.ok().and_then(Result::ok).and_then(|n| n.as_u64()).unwrap_or_default();
-        own != 0 && theirs != 0 && own != theirs
+    /// Asks of which network namespace the node is. One that does not tell is of an older version,
+    /// or no node, which another request finds out.
+    fn whose(&mut self) -> Whose {
+        match self.ask(Op::Read, "namespace") {
+            Ok(answer) => Whose::of(answer.ok().and_then(|n| n.as_u64()).unwrap_or_default()),
+            Err(_) => Whose::Unknown,
+        }
     }
 
     /// Connects to the node of this network namespace that serves this address, if one does.
     pub(crate) fn of_address(address: Address) -> Option<Self> {
-        let Running { here: mut running, .. } = running();
-        running.sort_by(|a, b| a.path.cmp(&b.path));
-        running.into_iter().find_map(|mut client| {
+        running().here.into_iter().find_map(|mut client| {
             let addresses = client.snapshot().ok()?.node.addresses;
             (addresses.is_empty() || addresses.contains(&address)).then_some(client)
         })
@@ -214,17 +249,12 @@ pub(crate) fn folder() -> PathBuf {
     folders().into_iter().next().unwrap_or_default()
 }
 
-/// Returns the default place of the control socket of a node with these addresses. Where a node of
-/// another network namespace has the usual one, it is beside that.
-pub(crate) fn default_path(addresses: &[Address]) -> PathBuf {
-    let name = addresses.first().map_or_else(|| "any".to_owned(), Address::to_string);
-    let usual = folder().join(format!("{name}.sock"));
-    let is_taken = Client::open(&usual).is_ok_and(|mut client| client.is_of_other_namespace());
-    if is_taken {
-        let namespace = bowline_host::network_namespace();
-        return folder().join(format!("{name}-{namespace}.sock"));
-    }
-    usual
+/// Returns the places of the control socket of a node with these addresses, in this order: the
+/// usual one, and one beside it where a node of another network namespace has that.
+pub(crate) fn default_paths(addresses: &[Address]) -> Vec<PathBuf> {
+    let usual = addresses.first().map_or_else(|| "any".to_owned(), Address::to_string);
+    let beside = numbered(&usual);
+    iter::once(usual).chain(beside).map(|name| folder().join(format!("{name}.sock"))).collect()
 }
 
 /// Returns the folders that control sockets may be in: that of this user, and that of services.
@@ -244,58 +274,116 @@ pub(crate) fn looked_in(folders: &[PathBuf]) -> String {
     folders.iter().map(name).collect::<Vec<_>>().join(" and ")
 }
 
-/// Nodes of this user that answer.
+/// Nodes of this user, in the order of their places.
+#[derive(Default)]
 struct Running {
     /// Those of this network namespace.
     here: Vec<Client>,
     /// Places of the others.
     elsewhere: Vec<PathBuf>,
+    /// Places of those that do not answer.
+    silent: Vec<PathBuf>,
+}
+
+/// What is at a place.
+enum Look {
+    /// Nobody listens, or nobody that this user may ask.
+    Nobody,
+    Node(Client, Whose),
+    /// Somebody listens, and accepts nobody.
+    Silent,
+}
+
+fn look_at(path: &Path) -> Look {
+    match Client::open_within(path, LOOK_TIMEOUT) {
+        Ok(mut client) => {
+            let whose = client.whose();
+            // If this fails, the wait is shorter at worst.
+            let _ = client.tree.set_limit(Some(ANSWER_TIMEOUT));
+            Look::Node(client, whose)
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Look::Silent,
+        Err(_) => Look::Nobody,
+    }
 }
 
 fn running() -> Running {
-    let mut found = Running { here: Vec::new(), elsewhere: Vec::new() };
-    for entries in folders().into_iter().flat_map(fs::read_dir) {
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_some_and(|extension| extension == "sock")
-                && let Ok(mut client) = Client::open(&path)
-            {
-                if client.is_of_other_namespace() {
-                    found.elsewhere.push(path);
-                } else {
-                    found.here.push(client);
-                }
-            }
+    let entries = folders().into_iter().flat_map(fs::read_dir).flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
+    paths.sort();
+    // Concurrently, so that several that do not answer take no longer than one.
+    let looks: Vec<Look> = thread::scope(|scope| {
+        let look = |path| thread::Builder::new().spawn_scoped(scope, move || look_at(path));
+        let begun: Vec<_> = paths.iter().map(PathBuf::as_path).map(look).collect();
+        let end = |look: io::Result<thread::ScopedJoinHandle<'_, Look>>| {
+            look.ok().and_then(|look| look.join().ok()).unwrap_or(Look::Silent)
+        };
+        begun.into_iter().map(end).collect()
+    });
+    let mut found = Running::default();
+    for (path, look) in paths.into_iter().zip(looks) {
+        match look {
+            Look::Node(client, Whose::Ours) => found.here.push(client),
+            Look::Node(_, Whose::Others) => found.elsewhere.push(path),
+            Look::Node(_, Whose::Unknown) | Look::Silent => found.silent.push(path),
+            Look::Nobody => {}
         }
     }
     found
 }
 
-fn listed(paths: impl IntoIterator<Item = PathBuf>) -> String {
-    let mut names: Vec<String> = paths.into_iter().map(|path| path.display().to_string()).collect();
-    names.sort();
+/// Lists places for a message.
+pub(crate) fn listed<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
+    let names: Vec<String> = paths.into_iter().map(|path| path.display().to_string()).collect();
     names.join(", ")
 }
 
+/// Why there is nothing to ask in this network namespace, where there is `something` in another:
+/// at these places.
+pub(crate) fn none_here(something: &str, elsewhere: &[PathBuf]) -> String {
+    format!(
+        "no {something} runs in this network namespace; start one here, or name the socket of one \
+         that runs in another with --control PATH: {}",
+        listed(elsewhere.iter().map(PathBuf::as_path))
+    )
+}
+
+/// The node of this network namespace. One that does not answer is not asked, and others are.
 fn only_node() -> Outcome<Client> {
-    let Running { mut here, elsewhere } = running();
+    let Running { mut here, elsewhere, silent } = running();
     if here.len() > 1 {
         return Err(Failure::failed(format!(
             "several nodes run; choose one with --control PATH: {}",
-            listed(here.into_iter().map(|client| client.path))
+            listed(here.iter().map(|client| client.path.as_path()))
         )));
     }
     here.pop().ok_or_else(|| {
-        if elsewhere.is_empty() {
-            return Failure::failed(format!(
+        Failure::failed(if !silent.is_empty() {
+            let silent = listed(silent.iter().map(PathBuf::as_path));
+            format!("no node answers here; one runs that does not answer: {silent}")
+        } else if !elsewhere.is_empty() {
+            none_here("node", &elsewhere)
+        } else if let Some(place) = place_of_another() {
+            format!(
+                "a node of another user serves programs at {}; only that user and root may ask it",
+                place.display()
+            )
+        } else {
+            format!(
                 "no node runs here (looked in {}); start one with `bowline node` or name its \
                  socket with --control PATH",
                 looked_in(&folders())
-            ));
-        }
-        Failure::failed(format!(
-            "no node runs in this network namespace; start one with `bowline node`, or name the \
-             socket of one that runs in another with --control PATH: {}",
-            listed(elsewhere)
-        ))
+            )
+        })
     })
+}
+
+/// Where a node serves programs whose control socket this user does not see.
+fn place_of_another() -> Option<PathBuf> {
+    let is_closed = |folder: PathBuf| {
+        fs::read_dir(folder).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    };
+    let place = || programs::reachable(&programs::places()).ok();
+    if folders().into_iter().any(is_closed) { place() } else { None }
 }

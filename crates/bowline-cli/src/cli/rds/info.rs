@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// More about RDMA connections
     #[arg(short = 'v')]
     verbose: bool,
-    /// Control socket of the node [default: the only node that runs]
+    /// Control socket of the node [default: that of the only node in this network namespace]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// Print one JSON object with everything

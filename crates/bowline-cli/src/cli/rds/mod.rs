@@ -18,3 +18,4 @@ pub(crate) mod snapshot;
 pub(crate) mod stress;
 pub(crate) mod top;
 mod tree;
+pub(crate) mod whose;

@@ -130,15 +130,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PORT")]
     sink: Vec<u16>,
     /// Place of the control socket [default: ADDRESS.sock in $XDG_RUNTIME_DIR/bowline or
-    /// /run/bowline]
+    /// /run/bowline; ADDRESS-NUMBER.sock, with the number of the network namespace, if a node of
+    /// another namespace has that]
     #[arg(long, value_name = "PATH", conflicts_with = "no_control")]
     control: Option<PathBuf>,
     /// Run without a control socket
     #[arg(long)]
     no_control: bool,
-    /// Place at which programs of `bowline run` are served [default: bowline/rds/host.sock in
-    /// $XDG_RUNTIME_DIR or /run, if no other node has it]. A socket that a service manager has
-    /// passed (LISTEN_FDS) comes first
+    /// Place at which programs of `bowline run` are served [default: host-NUMBER.sock, with the
+    /// number of the network namespace, in bowline/rds in $XDG_RUNTIME_DIR or /run, and host.sock
+    /// there as well, if no other node has that]. A socket that a service manager has passed
+    /// (LISTEN_FDS) comes first
     #[arg(long, value_name = "PATH", conflicts_with = "no_programs")]
     programs: Option<PathBuf>,
     /// Serve no programs
@@ -202,7 +204,8 @@ struct Settings {
     sysctl: Vec<(String, i64)>,
     echo: Vec<u16>,
     sink: Vec<u16>,
-    control: Option<PathBuf>,
+    /// There is a control socket, at this path or at the default one.
+    control: Option<Option<PathBuf>>,
     /// Programs are served at this path, or at the default one.
     programs: Option<Option<PathBuf>>,
     peers: PeerList,
@@ -278,9 +281,6 @@ impl Settings {
         }
         let usual = usual_quota(&limits, send_buffer, recv_buffer);
         let policy = access.policy(usual)?;
-        let place = || control::default_path(&addresses);
-        let control =
-            (!args.no_control).then(|| args.control.or(file.control).unwrap_or_else(place));
         Ok(Self {
             paths,
             send_buffer,
@@ -296,7 +296,7 @@ impl Settings {
             sysctl,
             echo,
             sink,
-            control,
+            control: (!args.no_control).then_some(args.control.or(file.control)),
             programs: (!args.no_programs).then_some(args.programs.or(file.programs)),
             tree: args.tree.or(file.tree),
             metrics: args.metrics.or(file.metrics, file.metrics_host)?,
@@ -442,10 +442,9 @@ pub(crate) fn run(args: Args) -> Outcome {
     }
     let is_managers = passed.listener.is_some();
     let mut listener = passed.listener;
-    // The former node has left its places by now.
-    let mut places = Places::listen(&settings, listener.is_some() || taken.is_some())?;
+    let mut places = Places::listen(&settings, listener.is_some(), taken.as_mut())?;
     settings.rdma.make_sockets();
-    let confinement = sandbox::enter(&settings, &places);
+    let confinement = sandbox::enter(&settings);
     let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
     let hangups = hangups()?;
     let run = Run { settings, confinement, supervisor, stop, hangups };
@@ -456,9 +455,6 @@ pub(crate) fn run(args: Args) -> Outcome {
         run.serve(&mut places, listener.take(), is_managers, taken.take(), keep)?
     {
         taken = Some(hand_over::taken_back(back)?);
-        if let Err(error) = places.put_back() {
-            note!("bowline node: nobody reaches the control socket any more: {error}");
-        }
         keep = false;
     }
     Ok(())
@@ -557,14 +553,11 @@ impl Run {
                 }
                 over.store(true, Ordering::Relaxed);
                 services.into_iter().for_each(|service| service.close(&node));
-                // The next process makes its own, and maps the disks of its file.
+                // The next process maps the disks of its file.
                 drop((server, of_disks, files, metrics, tree));
                 disks.close(stop);
                 drop(disks);
-                if let Err(error) = places.set_aside() {
-                    note!("bowline node: cannot leave the control socket to another: {error}");
-                }
-                return hand_over::send(node, port, programs, keeper);
+                return hand_over::send(node, port, programs, places, keeper);
             }
             (_, programs) => programs,
         };

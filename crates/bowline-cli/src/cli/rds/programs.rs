@@ -3,6 +3,7 @@
 use std::{
     fs::{self, Permissions},
     io::{self, ErrorKind},
+    iter,
     os::fd::BorrowedFd,
     os::unix::{
         fs::{DirBuilderExt, MetadataExt, PermissionsExt},
@@ -13,10 +14,9 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_ctl::OwnedFile;
-use bowline_host::{
-    HandOver, Host, HostState, Policy, Quota, Refusal, namespace_at, network_namespace,
-};
+use bowline_host::{HandOver, Host, HostState, Policy, Quota, Refusal, namespace_at};
 
+use super::whose::{Whose, numbered};
 use crate::cli::{Failure, Outcome};
 
 /// Serves programs until it is dropped.
@@ -27,12 +27,22 @@ pub(crate) struct Programs {
     host: Host,
 }
 
-/// The file of a socket, which goes with it.
-struct SocketFile(OwnedFile);
+/// The names of a socket, which go with it.
+struct SocketFile(Vec<OwnedFile>);
+
+impl SocketFile {
+    /// Those at this path and, if it is the same file, at the usual one.
+    fn at(path: &Path) -> io::Result<Self> {
+        let own = OwnedFile::new(path)?;
+        let usual = OwnedFile::new(&path.with_file_name(USUAL));
+        let usual = usual.ok().filter(|usual| usual.is_also(&own));
+        Ok(Self(iter::once(own).chain(usual).collect()))
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        self.0.remove();
+        self.0.iter().for_each(OwnedFile::remove);
     }
 }
 
@@ -45,7 +55,8 @@ pub(crate) struct Place {
 
 impl Place {
     /// Listens at `path`, or at the default place, in a folder that is made where it is missing.
-    /// Another node may have the default place: `None`, and this one serves no programs.
+    /// Another node of this network namespace may have the default place: `None`, and this one
+    /// serves no programs.
     pub(crate) fn listen(path: Option<&Path>, policy: &Policy) -> Outcome<Option<Self>> {
         let has_others = !policy.attach.is_nobody();
         let place = path.map_or_else(default_path, Path::to_owned);
@@ -56,8 +67,15 @@ impl Place {
             if has_others && path.is_none() {
                 open_folders(&place);
             }
-            let (listener, file) = bowline_ctl::listen(&place)?;
-            let file = SocketFile(file);
+            if path.is_none() {
+                bowline_ctl::sweep(folder);
+            }
+            let (listener, _) = bowline_ctl::listen(&place)?;
+            if path.is_none() {
+                // Of several nodes one has the usual name as well; where no link can be made, none.
+                let _ = fs::hard_link(&place, place.with_file_name(USUAL));
+            }
+            let file = SocketFile::at(&place)?;
             if has_others {
                 // The node asks the kernel who connects, and turns away who may not.
                 fs::set_permissions(&place, Permissions::from_mode(0o666))?;
@@ -70,11 +88,6 @@ impl Place {
             Err(error) if path.is_none() && error.kind() == ErrorKind::AddrInUse => Ok(None),
             Err(error) => Err(cannot_serve(&place, &error)),
         }
-    }
-
-    /// Returns the folder of the socket.
-    pub(crate) fn folder(&self) -> &Path {
-        bowline_ctl::folder_of(&self.path)
     }
 }
 
@@ -121,8 +134,7 @@ impl Programs {
             let host = Host::resume(node.driver().clone(), former, passed, policy, usual)?;
             let path = path_of(&host.address());
             // Without a file there is nothing to remove in the end.
-            let file = if is_managers { None } else { OwnedFile::new(&path).ok() };
-            let file = file.map(SocketFile);
+            let file = if is_managers { None } else { SocketFile::at(&path).ok() };
             Ok(Self { path, file, host })
         };
         resume().map_err(|error: io::Error| {
@@ -141,9 +153,10 @@ impl Programs {
     }
 
     /// Stops serving, for another process to go on; the socket's file stays.
-    pub(crate) fn hand_over(self) -> io::Result<HandOver> {
+    /// Other sockets at which this process listens go with it.
+    pub(crate) fn hand_over(self, others: Vec<(PathBuf, UnixListener)>) -> io::Result<HandOver> {
         std::mem::forget(self.file);
-        self.host.hand_over()
+        self.host.hand_over_with(others)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -200,11 +213,14 @@ fn note_closed_folders(place: &Path) {
 
 /// Folder of the places of nodes, below one of runtime files.
 const FOLDER: &str = "bowline/rds";
-const NAME: &str = "host.sock";
+/// The name that the node has which was there first, beside that with the number of its namespace.
+const USUAL: &str = "host.sock";
 
-/// The name of the place of a node whose namespace is not the one of the node at the usual place.
-fn name_in(namespace: u64) -> String {
-    format!("host-{namespace}.sock")
+/// The names of places in a folder: that with the number of this network namespace, and the usual
+/// one, which the node of another may have.
+fn names() -> Vec<String> {
+    let numbered = numbered("host").map(|name| format!("{name}.sock"));
+    numbered.into_iter().chain([USUAL.to_owned()]).collect()
 }
 
 /// The folder in which a node of this user has its place.
@@ -213,43 +229,51 @@ fn folder() -> PathBuf {
     runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join(FOLDER)
 }
 
-/// A node of another namespace than this one's listens there.
-fn is_of_other_namespace(place: &Path) -> bool {
-    let (own, theirs) = (network_namespace(), namespace_at(place).unwrap_or_default());
-    own != 0 && theirs != 0 && own != theirs
+/// Asks whose node listens at a place; fails where nobody does, or nobody that this user may ask.
+fn whose(place: &Path) -> io::Result<Whose> {
+    match namespace_at(place) {
+        Ok(namespace) => Ok(Whose::of(namespace)),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => {
+                Err(error)
+            }
+            _ => Ok(Whose::Unknown),
+        },
+    }
 }
 
-/// Where a node of this user serves programs of this network namespace: at the usual place, unless
-/// it has one beside it because a node of another namespace was there first.
+/// Where a node of this user serves programs of this network namespace: at the name with its
+/// number, unless it has the usual one only, which a service manager or an older version gave it.
 pub(crate) fn default_path() -> PathBuf {
-    let usual = folder().join(NAME);
-    let other = folder().join(name_in(network_namespace()));
-    let is_there = |place: &Path| UnixStream::connect(place).is_ok();
-    if is_there(&other) || is_of_other_namespace(&usual) { other } else { usual }
+    let mut paths = names().into_iter().map(|name| folder().join(name));
+    let own = paths.next().unwrap_or_default();
+    let is_only = |usual: &PathBuf| whose(&own).is_err() && matches!(whose(usual), Ok(Whose::Ours));
+    paths.find(is_only).unwrap_or(own)
 }
 
 /// Paths at which programs look for a node, in this order.
 pub(crate) fn places() -> Vec<PathBuf> {
     let mut folders = vec![folder(), Path::new("/run").join(FOLDER)];
     folders.dedup();
-    let names = [NAME.to_owned(), name_in(network_namespace())];
-    folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name))).collect()
+    folders.iter().flat_map(|folder| names().into_iter().map(|name| folder.join(name))).collect()
 }
 
-/// The first of these places at which a node of this network namespace serves programs.
+/// The first of these places at which a node of this network namespace serves programs; else one at
+/// which nobody has answered yet, as where a service manager starts the node.
 ///
 /// # Errors
 /// Why there is none.
 pub(crate) fn reachable(places: &[PathBuf]) -> Result<PathBuf, String> {
-    let mut why = Vec::new();
+    let (mut why, mut unknown) = (Vec::new(), None);
     for place in places {
-        match UnixStream::connect(place) {
-            Ok(_) if is_of_other_namespace(place) => {
+        match whose(place) {
+            Ok(Whose::Ours) => return Ok(place.clone()),
+            Ok(Whose::Others) => {
                 why.push(format!("{}: its node serves another network namespace", place.display()));
             }
-            Ok(_) => return Ok(place.clone()),
+            Ok(Whose::Unknown) => unknown = unknown.or_else(|| Some(place.clone())),
             Err(error) => why.push(format!("{}: {error}", place.display())),
         }
     }
-    Err(why.join("; "))
+    unknown.ok_or_else(|| why.join("; "))
 }

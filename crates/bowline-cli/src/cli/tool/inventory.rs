@@ -16,7 +16,10 @@ use super::{
     format::{Cell, Item},
     sysfs,
 };
-use crate::cli::rds::control::looked_in;
+use crate::cli::rds::{
+    control::{looked_in, none_here},
+    whose::Whose,
+};
 
 /// How long a process may take to accept a connection, and to answer a read. Commands may take any
 /// time.
@@ -25,7 +28,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Which sockets or trees the tools use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Place<'a> {
-    /// The sockets of this user's processes; without any, the kernel's tree.
+    /// The sockets of this user's processes in this network namespace; without any, the kernel's
+    /// tree.
     #[default]
     Here,
     /// This socket.
@@ -66,12 +70,14 @@ pub(super) struct Inventory {
     sources: Vec<Source>,
     /// Sockets of processes that run and do not answer.
     unresponsive: Vec<PathBuf>,
+    /// Those of other network namespaces.
+    elsewhere: Vec<PathBuf>,
 }
 
 impl Inventory {
     /// Reads the trees of all sources in a place.
     pub(super) fn collect(place: Place<'_>) -> Result<Self, Refusal> {
-        let mut unresponsive = Vec::new();
+        let (mut unresponsive, mut elsewhere) = (Vec::new(), Vec::new());
         let sources = match place {
             Place::Socket(place) => vec![socket(place).map_err(|error| {
                 Refusal::system(&error, format!("nobody answers on {}", place.display()))
@@ -85,9 +91,9 @@ impl Inventory {
                 });
                 all.collect::<Result<_, _>>()?
             }
-            Place::Here => here(&mut unresponsive),
+            Place::Here => here(&mut unresponsive, &mut elsewhere),
         };
-        Ok(Self { sources, unresponsive })
+        Ok(Self { sources, unresponsive, elsewhere })
     }
 
     /// Returns the locations of all sources.
@@ -98,6 +104,9 @@ impl Inventory {
     /// Explains where was searched, if no source was found.
     pub(super) fn nothing(&self) -> Option<String> {
         (self.sources.is_empty() && self.unresponsive.is_empty()).then(|| {
+            if let Some(text) = self.none_here("server or client of disks") {
+                return text;
+            }
             format!(
                 "nothing runs here (looked in {} and, for the kernel's modules, in {}); start a server with `bowline \
                  rnbd export` or a client with `bowline rnbd map`, or name a socket with --control",
@@ -105,6 +114,11 @@ impl Inventory {
                 sysfs::KERNEL
             )
         })
+    }
+
+    /// Explains that there is none of some kind here, if processes run in other network namespaces.
+    pub(super) fn none_here(&self, what: &str) -> Option<String> {
+        (!self.elsewhere.is_empty()).then(|| none_here(what, &self.elsewhere))
     }
 
     /// Reports whether any source has this side.
@@ -247,8 +261,8 @@ impl Inventory {
     }
 }
 
-/// Returns the processes of this user; without any, the kernel's tree.
-fn here(unresponsive: &mut Vec<PathBuf>) -> Vec<Source> {
+/// Returns the processes of this user in this network namespace; without any, the kernel's tree.
+fn here(unresponsive: &mut Vec<PathBuf>, elsewhere: &mut Vec<PathBuf>) -> Vec<Source> {
     let entries = folders().into_iter().flat_map(fs::read_dir).flatten().flatten();
     let mut places: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     places.retain(|place| place.extension().is_some_and(|extension| extension == "sock"));
@@ -268,6 +282,9 @@ fn here(unresponsive: &mut Vec<PathBuf>) -> Vec<Source> {
     let mut found = Vec::new();
     for (place, look) in places.iter().zip(looks) {
         match look {
+            Ok(source) if Whose::of_tree(&source.tree) == Whose::Others => {
+                elsewhere.push(source.place);
+            }
             Ok(source) => found.push(source),
             // Sockets that killed processes left behind.
             Err(error) if is_nobody(&error) => {}

@@ -314,10 +314,11 @@ impl Run<'_> {
     fn only_client(&self, clients: &[usize]) -> Result<usize, Refusal> {
         match clients {
             [one] => Ok(*one),
-            [] => Err(Refusal::missing(
+            [] => Err(Refusal::missing(self.inventory.none_here("client").unwrap_or_else(|| {
                 "no client runs here; start one with `bowline node`, or `bowline rnbd map DEVICE --from \
-                 SERVER --path ADDRESS --nbd SOCKET`",
-            )),
+                 SERVER --path ADDRESS --nbd SOCKET`"
+                    .to_owned()
+            }))),
             several => Err(self.several("clients run", several)),
         }
     }

@@ -19,6 +19,7 @@ use crate::cli::{
         map::{ClientObjects, client_classes},
         served::{server_classes, server_modules},
     },
+    rds::whose,
 };
 
 /// Block devices of two kinds: what is mapped, and what is exported.
@@ -50,7 +51,7 @@ impl HostDisks {
 
     /// Returns a tree of the disks alone.
     pub(super) fn tree(self: &Arc<Self>) -> Tree {
-        self.objects(Sys::new()).tree()
+        self.objects(Sys::new().proc(whose::proc())).tree()
     }
 }
 

@@ -14,6 +14,7 @@ use bowline::rds::Node;
 use bowline_base::Errno;
 use bowline_host::{Former, HandOver, HostState};
 
+use super::sandbox::Places;
 use crate::cli::{
     Failure, Outcome,
     common::supervisor::Supervisor,
@@ -160,6 +161,7 @@ pub(super) fn send(
     node: Node,
     soft: SoftPort,
     programs: Programs,
+    places: &mut Places,
     keeper: Keeper<'_>,
 ) -> Outcome<Option<HandOver>> {
     let to = match keeper {
@@ -168,7 +170,12 @@ pub(super) fn send(
     };
     say!("handing over to {to}");
     let all = || -> io::Result<HandOver> {
-        let mut all = programs.hand_over()?;
+        // The manager's next process makes its own: until then commands are told that no node runs.
+        let others = match keeper {
+            Keeper::Node(_) => places.for_successor()?,
+            Keeper::Manager(_) => Vec::new(),
+        };
+        let mut all = programs.hand_over(others)?;
         let mut out = all.writer()?;
         let listeners = node.hand_over(&mut out)?;
         out.flush()?;
@@ -181,7 +188,7 @@ pub(super) fn send(
         Failure::failed(format!("cannot hand over: {error}; programs have lost their sockets"))
     })?;
     let sent = match keeper {
-        Keeper::Node(successor) => all.send(&successor),
+        Keeper::Node(successor) => all.send(&successor).map(|()| places.leave()),
         Keeper::Manager(supervisor) => {
             supervisor.stopping(Duration::ZERO, "handing over");
             let programs: Vec<_> = all.programs.iter().map(AsFd::as_fd).collect();

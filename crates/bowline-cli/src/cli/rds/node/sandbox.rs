@@ -1,6 +1,10 @@
 //! What a node gives up before it serves anybody, and what it makes before, since it cannot later.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+};
 
 use bowline_ctl::Place;
 use bowline_wire::rds::TCP_PORT;
@@ -12,6 +16,7 @@ use rustix::{
 use super::{
     super::{control, programs},
     Settings,
+    hand_over::Taken,
 };
 use crate::cli::{
     Outcome,
@@ -30,7 +35,9 @@ const UNPRIVILEGED_DEFAULT: u16 = 1024;
 const CONGESTION_CONTROLS: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
 
 /// Sockets that a node serves. They listen before it is confined, after which it makes no unix
-/// sockets, so that it connects to none of others.
+/// sockets, so that it connects to none of others, and removes and renames no files, since in the
+/// same folders are those of others. So its own stay when it ends, and whoever listens there next
+/// replaces them.
 #[derive(Default)]
 pub(super) struct Places {
     pub(super) control: Option<Place>,
@@ -41,41 +48,63 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Listens where the settings say. A node that `has_programs` has a socket for them already.
-    pub(super) fn listen(settings: &Settings, has_programs: bool) -> Outcome<Self> {
+    /// Listens where the settings say, but where the former node has: there this one goes on. It
+    /// may have been passed a socket for programs.
+    pub(super) fn listen(
+        settings: &Settings,
+        is_passed: bool,
+        mut taken: Option<&mut Taken>,
+    ) -> Outcome<Self> {
         let mut places = Self::default();
-        if let Some(path) = &settings.control {
-            places.control = Some(control::listen(path)?);
+        if let Some(given) = &settings.control {
+            let paths = given.as_ref().map_or_else(
+                || control::default_paths(&settings.addresses),
+                |path| vec![path.clone()],
+            );
+            let former = taken.as_mut().and_then(|taken| {
+                let place = |path: &PathBuf| {
+                    let listener = taken.host.take_other(&full(path))?;
+                    Some(Place::resume(path, listener))
+                };
+                paths.iter().find_map(place)
+            });
+            places.control = Some(former.map_or_else(|| control::listen(&paths), Ok)?);
             places.disks = settings.disks.listen(&settings.addresses);
         }
-        if let (Some(path), false) = (&settings.programs, has_programs) {
+        if let (Some(path), false) = (&settings.programs, is_passed || taken.is_some()) {
             places.programs = programs::Place::listen(path.as_deref(), &settings.policy)?;
         }
         Ok(places)
     }
 
-    /// Leaves the paths of the control sockets to the next process.
-    pub(super) fn set_aside(&mut self) -> io::Result<()> {
-        self.control.iter_mut().chain(&mut self.disks).try_for_each(Place::set_aside)
+    /// Returns the control socket for the next process, by the name of its path.
+    pub(super) fn for_successor(&self) -> io::Result<Vec<(PathBuf, UnixListener)>> {
+        let named = |place: &Place| {
+            let listener = place.listener().transpose()?;
+            Some(listener.map(|listener| (full(place.path()), listener)))
+        };
+        self.control.iter().filter_map(named).collect()
     }
 
-    /// Takes them back.
-    pub(super) fn put_back(&mut self) -> io::Result<()> {
-        self.control.iter_mut().chain(&mut self.disks).try_for_each(Place::put_back)
+    /// The next process has the control socket.
+    pub(super) fn leave(&mut self) {
+        self.control.take().into_iter().for_each(Place::leave);
     }
+}
 
-    fn folders(&self) -> Vec<PathBuf> {
-        let of_control = self.control.iter().chain(&self.disks).map(Place::path);
-        let folders = of_control.map(bowline_ctl::folder_of);
-        let of_programs = self.programs.iter().map(programs::Place::folder);
-        folders.chain(of_programs).map(Into::into).collect()
+/// A path by which all processes know a file.
+fn full(path: &Path) -> PathBuf {
+    let folder = fs::canonicalize(bowline_ctl::folder_of(path));
+    match (folder, path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
     }
 }
 
 /// Confines the process to what the settings need; to be called before other threads start.
 ///
 /// A node may bind any TCP port, since the port that it dials from tells the path.
-pub(super) fn enter(settings: &Settings, places: &Places) -> Confinement {
+pub(super) fn enter(settings: &Settings) -> Confinement {
     if !settings.sandbox {
         return Confinement::none("the settings say so");
     }
@@ -85,18 +114,17 @@ pub(super) fn enter(settings: &Settings, places: &Places) -> Confinement {
     if settings.rdma.are_of_system() {
         return Confinement::none("devices of rdma-core need files of the system");
     }
-    confine(&needs(settings, places))
+    confine(&needs(settings))
 }
 
 /// What a node with these settings does after it is confined.
-fn needs(settings: &Settings, places: &Places) -> Needs {
+fn needs(settings: &Settings) -> Needs {
     let mut read = READ.map(PathBuf::from).to_vec();
     if !settings.rdma.soft().is_empty() {
         read.extend(READ_FOR_RDMA.map(PathBuf::from));
     }
     Needs {
         read,
-        sockets: places.folders(),
         files: settings.rdma.folder().into_iter().collect(),
         connect: vec![TCP_PORT],
         mounts: settings.tree.is_some(),

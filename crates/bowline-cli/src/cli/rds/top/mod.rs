@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// Print a line of JSON for each view
     #[arg(long)]
     json: bool,
-    /// Control socket of the node [default: the only node that runs]
+    /// Control socket of the node [default: that of the only node in this network namespace]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }

@@ -17,10 +17,12 @@ impl Run<'_> {
         let source = match self.changeable(servers).as_slice() {
             [one] => *one,
             [] => {
-                return Err(Refusal::missing(
+                let none = self.inventory.none_here("server that takes exports");
+                return Err(Refusal::missing(none.unwrap_or_else(|| {
                     "no server that takes exports runs here; start one with `bowline node`, or `bowline rnbd export \
-                     --file NAME=PATH -I ADDRESS`",
-                ));
+                     --file NAME=PATH -I ADDRESS`"
+                        .to_owned()
+                })));
             }
             several => return Err(self.several("servers run", several)),
         };

@@ -15,7 +15,7 @@ use std::{
             net::{SocketAddr as UnixAddr, UnixDatagram, UnixListener, UnixStream},
         },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     thread,
 };
@@ -60,7 +60,7 @@ impl Scene {
             ..args
         };
         let settings = Settings::merge(args, config::File::default()).expect("settings");
-        let places = Places::listen(&settings, false).expect("sockets");
+        let places = Places::listen(&settings, false, None).expect("sockets");
         Self { folder, settings, places }
     }
 
@@ -71,7 +71,7 @@ impl Scene {
     /// Confines this process; `None` where something is missing here, and said to be.
     #[must_use]
     fn confined(&self) -> Option<Confinement> {
-        let confinement = enter(&self.settings, &self.places);
+        let confinement = enter(&self.settings);
         if let Some(off) = confinement.off() {
             skipped::because(off);
             return None;
@@ -206,25 +206,22 @@ apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     if !is_root() {
         return;
     }
-    // Root may pass through the folder of another user with a capability only.
+    // Root needs a capability to change the folder of another user, which a node need not.
     chown(&folder, Some(NOBODY), None).expect("an owner");
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).expect("a mode");
     let place = SocketAddr::from(([127, 0, 0, 1], 17));
     let metrics = MetricsOptions::default().or(Some(place), Vec::new()).expect("options");
-    let mut scene = Scene::with(folder, Args { metrics, ..Args::default() });
+    let scene = Scene::with(folder, Args { metrics, ..Args::default() });
     let Some(confinement) = scene.confined() else { return };
     let on = confinement.on().expect("it is confined");
-    let kept = "no capabilities but NET_BIND_SERVICE for metrics at port 17 and DAC_OVERRIDE for \
-                folders of other users";
+    let kept = "no capabilities but NET_BIND_SERVICE for metrics at port 17,";
     assert!(on.contains(kept), "{on}");
-    let bits = CapabilitySet::NET_BIND_SERVICE | CapabilitySet::DAC_OVERRIDE;
+    let bits = CapabilitySet::NET_BIND_SERVICE;
     let wanted = [("CapInh", 0), ("CapPrm", bits.bits()), ("CapEff", bits.bits())];
     let found = sets_of_capabilities();
     assert_eq!(found[..3], wanted);
     assert_eq!(found[3..], [("CapBnd", bits.bits()), ("CapAmb", 0)]);
     TcpListener::bind("127.0.0.1:17").expect("it serves metrics there");
-    scene.places.set_aside().expect("it leaves the place");
-    scene.places.put_back().expect("it takes the place back");
 });
 
 // A congestion control that not everybody may choose needs a capability, which is kept for it only.
@@ -251,40 +248,95 @@ apart!(a_congestion_control_of_root_is_root_s, |folder| {
     set_tcp_congestion(&socket, &other).expect("it may choose it");
 });
 
-apart!(it_opens_changes_and_removes_no_files_but_its_own_sockets, |folder| {
-    let scene = Scene::new(folder);
-    let at = |name: &str| scene.folder.join(name);
-    fs::write(at("secret"), "text").expect("a file");
-    let count = Cell::new(0);
-    let fresh = |kind: &str| {
-        count.set(count.get() + 1);
-        at(&format!("{kind}{}", count.get()))
-    };
-    for n in 0..4 {
-        fs::write(at(&format!("victim{n}")), "text").expect("a file");
+/// What is tried in a folder.
+type InFolder = Box<dyn Fn(&Path) -> io::Result<()>>;
+
+/// Files and sockets in a folder, each for one attempt to do without it.
+struct Victims {
+    left: RefCell<Vec<PathBuf>>,
+}
+
+impl Victims {
+    fn new(folder: &Path, name: &str, make: impl Fn(&Path)) -> Self {
+        let paths = (0..2).map(|n| folder.join(format!("{name}{n}"))).collect::<Vec<_>>();
+        paths.iter().for_each(|path| make(path));
+        Self { left: RefCell::new(paths) }
     }
-    let victims = RefCell::new((0..4).map(|n| at(&format!("victim{n}"))).collect::<Vec<_>>());
+
+    fn files(folder: &Path, name: &str) -> Self {
+        Self::new(folder, name, |path| fs::write(path, "text").expect("a file"))
+    }
+
+    /// Their listeners are closed, which does not matter here.
+    fn sockets(folder: &Path, name: &str) -> Self {
+        Self::new(folder, name, |path| drop(UnixListener::bind(path).expect("a socket")))
+    }
+
+    fn next(&self) -> PathBuf {
+        self.left.borrow_mut().pop().expect("one")
+    }
+}
+
+apart!(it_opens_changes_and_removes_no_files, |folder| {
+    let scene = Scene::new(folder);
+    let below = scene.own("below");
+    fs::create_dir(&below).expect("a folder");
     let write = || File::options().write(true).clone();
-    let tries = vec![
-        attempt("reading", Errno::ACCESS, || fs::read(at("secret"))),
+    let count = Cell::new(0);
+    let mut tries = vec![
         attempt("reading what all may read", Errno::ACCESS, || fs::read("/etc/passwd")),
-        attempt("listing", Errno::ACCESS, || fs::read_dir(&scene.folder)),
-        attempt("writing", Errno::ACCESS, || write().open(at("secret"))),
-        attempt("truncating", Errno::ACCESS, || File::create(at("secret"))),
-        attempt("making", Errno::ACCESS, || fs::write(fresh("new"), "text")),
-        attempt("making among its own", Errno::ACCESS, || fs::write(scene.own("new"), "text")),
-        attempt("removing", Errno::ACCESS, || {
-            fs::remove_file(victims.borrow_mut().pop().expect("a file"))
-        }),
-        attempt("renaming", Errno::ACCESS, || {
-            fs::rename(victims.borrow_mut().pop().expect("a file"), fresh("renamed"))
-        }),
-        attempt("a socket elsewhere", Errno::NOSYS, || UnixListener::bind(fresh("socket"))),
         attempt("naming without opening", Errno::NOSYS, || {
             Ok(rustix::fs::open(&scene.folder, OFlags::PATH, Mode::empty())?)
         }),
         attempt("devices", Errno::ACCESS, || write().open("/dev/null")),
     ];
+    // The folder of its sockets is that of others' as well: /run/bowline, or /run.
+    for folder in [scene.folder.clone(), scene.own(""), below] {
+        let mut add = |what: &str, refused, one: InFolder| {
+            let (what, folder) = (format!("{what} in {}", folder.display()), folder.clone());
+            tries.push(attempt(what, refused, move || one(&folder)));
+        };
+        let number = || {
+            count.set(count.get() + 1);
+            format!("new{}", count.get())
+        };
+        fs::write(folder.join("secret"), "text").expect("a file");
+        let refused = Errno::ACCESS;
+        add("reading", refused, Box::new(|at| fs::read(at.join("secret")).map(drop)));
+        add("listing", refused, Box::new(|at| fs::read_dir(at).map(drop)));
+        add("writing", refused, Box::new(move |at| write().open(at.join("secret")).map(drop)));
+        add("truncating", refused, Box::new(|at| File::create(at.join("secret")).map(drop)));
+        let names = [number(), number()];
+        let names = RefCell::new(names.to_vec());
+        let fresh = move || names.borrow_mut().pop().expect("a name");
+        add("making", refused, Box::new(move |at| fs::write(at.join(fresh()), "text")));
+        let names = RefCell::new(vec![number(), number()]);
+        let fresh = move || names.borrow_mut().pop().expect("a name");
+        let bind = move |at: &Path| UnixListener::bind(at.join(fresh())).map(drop);
+        add("a socket", Errno::NOSYS, Box::new(bind));
+        let files = Victims::files(&folder, "file");
+        add("removing", refused, Box::new(move |_| fs::remove_file(files.next())));
+        let sockets = Victims::sockets(&folder, "socket");
+        add("removing a socket", refused, Box::new(move |_| fs::remove_file(sockets.next())));
+        let files = Victims::files(&folder, "moved");
+        let rename = move |_: &Path| {
+            let file = files.next();
+            fs::rename(&file, file.with_extension("renamed"))
+        };
+        add("renaming", refused, Box::new(rename));
+        let (own, other) = (Victims::sockets(&folder, "own"), Victims::sockets(&folder, "other"));
+        let replace = move |_: &Path| fs::rename(own.next(), other.next());
+        add("replacing a socket", refused, Box::new(replace));
+        // A socket without an address that it has from before.
+        let pair = || UnixStream::pair().expect("sockets");
+        let unbound = RefCell::new(vec![pair(), pair()]);
+        let places = Victims::new(&folder, "late", |_| ());
+        let bind = move |_: &Path| {
+            let (one, _) = unbound.borrow_mut().pop().expect("a socket");
+            Ok(net::bind(one, &net::SocketAddrUnix::new(places.next())?)?)
+        };
+        add("a place of a socket of before", refused, Box::new(bind));
+    }
     all_are_refused(&scene, tries);
 });
 
@@ -548,7 +600,7 @@ apart!(it_stays_what_it_is, |folder| {
 });
 
 apart!(what_a_node_needs_is_left, |folder| {
-    let mut scene = Scene::new(folder);
+    let scene = Scene::new(folder);
     let passed = File::open("/proc/self/mem").expect("memory");
     let (inside, outside) = UnixStream::pair().expect("a pair");
     if scene.confined().is_none() {
@@ -579,11 +631,11 @@ apart!(what_a_node_needs_is_left, |folder| {
     fs::read("/sys/devices/system/cpu/online").expect("processors");
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, limit).expect("a limit of its own");
-    // The places of its sockets.
-    scene.places.set_aside().expect("it leaves them");
-    scene.places.put_back().expect("it takes them back");
-    let own = scene.own("host.sock");
-    assert!(own.exists());
-    drop(scene);
-    assert!(!own.exists(), "its socket goes with it");
+    // Its sockets, for itself and for who goes on.
+    let all = scene.places.for_successor().expect("descriptors");
+    let names: Vec<_> = all.iter().map(|(name, _)| name.file_name()).collect();
+    assert_eq!(names, [Some("control.sock".as_ref())]);
+    let own = ["control.sock", "host.sock"].map(|name| scene.own(name));
+    drop((scene, all));
+    assert!(own.iter().all(|socket| socket.exists()), "it removes nothing");
 });
