@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::PathEnd;
 use crate::ids::{LinkId, SocketId};
-use crate::recvq::shrink;
 use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// State of a path [spec section 3.2]. A node passes through `Resetting` and `Error` without
@@ -59,6 +58,15 @@ pub(crate) mod mark {
     pub(crate) const GONE: u8 = 128;
 }
 
+/// Number of cancelled messages that a queue may keep until they are at its front, and the part of
+/// it that they may be beside.
+pub(crate) const CANCELLED_KEPT: usize = 64;
+const CANCELLED_PART: usize = 4;
+/// Bytes of forgotten frames that a log may keep.
+const GARBAGE_KEPT: u64 = 64 << 10;
+/// Number of records for which a queue keeps memory.
+const RECORDS_KEPT: usize = 1 << 11;
+
 /// Value of [`TxMsg::stream_start`] for a message that was not given to the present link.
 pub(crate) const UNPLANNED: u64 = u64::MAX;
 
@@ -84,6 +92,9 @@ pub(crate) struct TxMsg {
     /// Generation of the peer's process on whose link the message was started and not finished;
     /// 0: not known.
     pub(crate) generation: u32,
+    /// Number of the message before it from its socket to its port, if that is still queued.
+    #[serde(skip)]
+    pub(crate) before: u64,
 }
 
 impl TxMsg {
@@ -93,6 +104,11 @@ impl TxMsg {
 
     pub(crate) const fn has(&self, mark: u8) -> bool {
         self.marks & mark != 0
+    }
+
+    /// Offset in the present link's stream at which the message ends, which was given to it.
+    pub(crate) const fn stream_end(&self) -> u64 {
+        self.stream_start.saturating_add(self.frame_len())
     }
 
     /// Tells whether the message is cancelled and no byte of it was given to the present link.
@@ -114,7 +130,7 @@ impl Unwritten {
     /// Tells whether bytes of a message that was begun are still to be taken from the log.
     fn needs(self, msg: &TxMsg) -> bool {
         match self {
-            Self::Stream { written } => msg.stream_start + msg.frame_len() > written,
+            Self::Stream { written } => msg.stream_end() > written,
             Self::Message(seq) => seq == Some(msg.seq),
         }
     }
@@ -144,9 +160,15 @@ pub(crate) struct Path {
     /// Number of messages in `queue` that are cancelled.
     #[serde(skip)]
     pub(crate) cancelled: usize,
-    /// Offset in the present link's stream at which the last of those ends whose bytes are kept.
+    /// Numbers of those whose bytes are kept, since they are being written.
+    #[serde(skip)]
+    pub(crate) unwritten: Vec<u64>,
+    /// Offset in the present link's stream at which the last of these ends.
     #[serde(skip)]
     pub(crate) cancelled_end: u64,
+    /// Bytes in `log` of frames that nobody needs any more, about.
+    #[serde(skip)]
+    garbage: u64,
     /// Number of pongs in `queue`.
     pub(crate) pongs: usize,
     /// Messages and bytes until the next message that asks for an acknowledgement.
@@ -184,7 +206,9 @@ impl Path {
             log: TxLog::default(),
             queued_bytes: 0,
             cancelled: 0,
+            unwritten: Vec::new(),
             cancelled_end: 0,
+            garbage: 0,
             pongs: 0,
             unacked_packets: 0,
             unacked_bytes: 0,
@@ -211,19 +235,160 @@ impl Path {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }
 
-    /// Cancels those messages that `which` chooses, and returns them. Their bytes are forgotten
-    /// with the next [`drop_cancelled`](Self::drop_cancelled).
-    pub(crate) fn cancel(&mut self, mut which: impl FnMut(&TxMsg) -> bool) -> Vec<TxMsg> {
-        let mut chosen = Vec::new();
-        for msg in &mut self.queue {
-            if !msg.has(mark::CANCELLED) && which(msg) {
-                msg.marks |= mark::CANCELLED;
-                self.queued_bytes -= u64::from(msg.len);
-                chosen.push(msg.clone());
+    /// Returns the place of the latest message of a socket to a port that has number `seq` or, if
+    /// that one is gone, a lower number.
+    pub(crate) fn latest_of(&self, of: SocketId, dport: u16, seq: u64) -> Option<usize> {
+        steps::count(1);
+        let end = match self.queue.binary_search_by_key(&seq, |msg| msg.seq) {
+            Ok(at) => at + 1,
+            Err(at) => at,
+        };
+        self.last_of(of, dport, end)
+    }
+
+    /// Returns the place of the message that came before message `at` from its socket to its port.
+    pub(crate) fn one_before(&self, at: usize) -> Option<usize> {
+        let msg = self.queue.get(at)?;
+        let (of, dport, seq) = (msg.socket?, msg.dport, msg.before);
+        // Mostly no number between the two is missing.
+        let guess = at.checked_sub(usize::try_from(msg.seq.checked_sub(seq)?).ok()?);
+        match guess.filter(|at| self.queue.get(*at).is_some_and(|msg| msg.seq == seq)) {
+            Some(before) if before < at => self.last_of(of, dport, before + 1),
+            Some(_) => None,
+            None => self.latest_of(of, dport, seq),
+        }
+    }
+
+    /// Returns the messages of a socket to a port that are not cancelled, from the one with number
+    /// `last` down.
+    pub(crate) fn sent_by(
+        &self,
+        of: SocketId,
+        dport: u16,
+        last: u64,
+    ) -> impl Iterator<Item = &TxMsg> {
+        let places =
+            std::iter::successors(self.latest_of(of, dport, last), |at| self.one_before(*at));
+        places.filter_map(|at| self.queue.get(at)).filter(|msg| !msg.has(mark::CANCELLED))
+    }
+
+    /// Returns cancelled messages that are being written.
+    pub(crate) fn unwritten(&self) -> impl Iterator<Item = &TxMsg> {
+        let places = self
+            .unwritten
+            .iter()
+            .filter_map(|seq| self.queue.binary_search_by_key(seq, |msg| msg.seq).ok());
+        places.filter_map(|at| self.queue.get(at)).filter(|msg| !msg.has(mark::GONE))
+    }
+
+    /// Returns the place of the last message of a socket to a port among the first `end`. It is the
+    /// last of these, unless that was dropped when its operations were over.
+    fn last_of(&self, of: SocketId, dport: u16, end: usize) -> Option<usize> {
+        let is_of = |msg: &TxMsg| {
+            steps::count(1);
+            msg.socket == Some(of) && msg.dport == dport
+        };
+        self.queue.range(..end).rposition(is_of)
+    }
+
+    /// Cancels all messages of a socket to a port, the latest of which has number `last`, and
+    /// pushes them on `cancelled`. Costs as much as these are, however many others are queued.
+    /// Their records stay till [`drop_cancelled`](Self::drop_cancelled) is [worth
+    /// it](Self::has_many_cancelled).
+    pub(crate) fn cancel(
+        &mut self,
+        pool: &mut TxPool,
+        (of, dport, last): (SocketId, u16, u64),
+        unwritten: Unwritten,
+        mut cancelled: impl FnMut(&TxMsg),
+    ) {
+        let mut next = self.latest_of(of, dport, last);
+        while let Some(at) = next {
+            if !self.queue.get(at).is_some_and(|msg| msg.has(mark::CANCELLED)) {
+                self.cancel_at(pool, at, unwritten);
+                self.queue.get(at).into_iter().for_each(&mut cancelled);
+            }
+            next = self.one_before(at);
+        }
+    }
+
+    /// Cancels all messages that were begun on a connection to the process of this generation.
+    pub(crate) fn cancel_begun(
+        &mut self,
+        pool: &mut TxPool,
+        generation: u32,
+        unwritten: Unwritten,
+        cancelled: &mut Vec<TxMsg>,
+    ) {
+        for at in 0..self.queue.len() {
+            let begun = |msg: &&TxMsg| msg.generation == generation && !msg.has(mark::CANCELLED);
+            if let Some(msg) = self.queue.get(at).filter(begun) {
+                cancelled.push(msg.clone());
+                self.cancel_at(pool, at, unwritten);
             }
         }
-        self.cancelled += chosen.len();
-        chosen
+    }
+
+    /// Cancels a message. Its bytes are forgotten at once unless they are being written.
+    pub(crate) fn cancel_at(&mut self, pool: &mut TxPool, at: usize, unwritten: Unwritten) {
+        let Some(msg) = self.queue.get_mut(at) else { return };
+        msg.marks |= mark::CANCELLED;
+        self.cancelled += 1;
+        self.queued_bytes -= u64::from(msg.len);
+        if msg.stream_start != UNPLANNED && unwritten.needs(msg) {
+            self.cancelled_end = self.cancelled_end.max(msg.stream_end());
+            self.unwritten.push(msg.seq);
+        } else {
+            self.forget_bytes(pool, at);
+        }
+    }
+
+    /// Forgets the bytes of a cancelled message.
+    fn forget_bytes(&mut self, pool: &mut TxPool, at: usize) {
+        let Some(msg) = self.queue.get_mut(at).filter(|msg| !msg.has(mark::GONE)) else { return };
+        msg.marks |= mark::GONE;
+        pool.discount(1, msg.len as usize);
+        self.garbage += msg.frame_len();
+        self.log.give_back(msg.log_start + HEADER_LEN as u64, msg.log_start + msg.frame_len());
+    }
+
+    /// Forgets the bytes of cancelled messages of which the present link has taken all, which is up
+    /// to `written`, or none.
+    pub(crate) fn forget_written(&mut self, pool: &mut TxPool, written: u64) {
+        self.cancelled_end = 0;
+        let kept = std::mem::take(&mut self.unwritten);
+        for seq in kept {
+            let Ok(at) = self.queue.binary_search_by_key(&seq, |msg| msg.seq) else { continue };
+            let end = self.queue.get(at).filter(|msg| !msg.is_dropped()).map(TxMsg::stream_end);
+            match end.filter(|end| *end > written) {
+                None => self.forget_bytes(pool, at),
+                Some(end) => {
+                    self.cancelled_end = self.cancelled_end.max(end);
+                    self.unwritten.push(seq);
+                }
+            }
+        }
+    }
+
+    /// Tells whether so many messages of the queue are cancelled, or so many bytes of the log
+    /// forgotten, that looking at all to give back their memory costs little for each.
+    pub(crate) fn has_many_cancelled(&self) -> bool {
+        let living = self.queued_bytes + ((self.queue.len() - self.cancelled) * HEADER_LEN) as u64;
+        CANCELLED_PART * self.cancelled > self.queue.len() + CANCELLED_PART * CANCELLED_KEPT
+            || self.garbage > living / 2 + GARBAGE_KEPT
+    }
+
+    /// Tells whether many dropped messages stand before the first that may be overtaken by none.
+    pub(crate) fn begins_with_many_dropped(&self) -> bool {
+        let first = self.queue.iter().take_while(|msg| msg.socket.is_none() || msg.is_dropped());
+        first.filter(|msg| msg.is_dropped()).nth(CANCELLED_KEPT).is_some()
+    }
+
+    /// Passes over dropped messages: the next one to be given to the link is none of them.
+    pub(crate) fn skip_dropped(&mut self) {
+        while self.queue.get(self.planned).is_some_and(TxMsg::is_dropped) {
+            self.planned += 1;
+        }
     }
 
     /// Drops cancelled messages at the front that are not on the wire, so that no acknowledgement
@@ -251,13 +416,15 @@ impl Path {
         // From the last to the first, to know the last ones.
         let (mut after, mut before) = (false, false);
         self.cancelled_end = 0;
+        self.unwritten.clear();
+        steps::count(self.queue.len());
         for msg in self.queue.iter_mut().rev().filter(|m| m.has(mark::CANCELLED)) {
             if msg.stream_start == UNPLANNED {
                 continue;
             }
             if unwritten.needs(msg) {
-                self.cancelled_end =
-                    self.cancelled_end.max(msg.stream_start.saturating_add(msg.frame_len()));
+                self.cancelled_end = self.cancelled_end.max(msg.stream_end());
+                self.unwritten.push(msg.seq);
                 continue;
             }
             if !msg.has(mark::GONE) {
@@ -269,6 +436,16 @@ impl Path {
                 msg.stream_start = UNPLANNED;
             }
         }
+        self.drop_forgotten(pool);
+    }
+
+    /// Drops cancelled messages that are not on the wire, wherever they stand, and gives back their
+    /// memory.
+    pub(crate) fn drop_forgotten(&mut self, pool: &mut TxPool) {
+        if self.cancelled == 0 {
+            return;
+        }
+        steps::count(self.queue.len());
         let (mut at, mut planned) = (0, self.planned);
         let (mut cancelled, mut pongs) = (self.cancelled, self.pongs);
         self.queue.retain(|msg| {
@@ -291,10 +468,12 @@ impl Path {
     /// Gives back the memory of dropped messages: at once what is [worth it](TxLog::compact), or
     /// all of it, and that for more messages, if `whole`.
     pub(crate) fn compact(&mut self, pool: &mut TxPool, whole: bool) {
+        steps::count(self.queue.len());
+        self.garbage = 0;
         let kept = self.queue.iter().filter(|msg| !msg.has(mark::GONE));
         let frames = kept.map(|msg| (msg.log_start, msg.log_start + msg.frame_len()));
         self.log.compact(pool, frames, whole);
-        shrink(&mut self.queue);
+        self.shrink();
     }
 
     /// Moves the frames together in a log that begins at 0, to be written down: it has no gaps. The
@@ -332,7 +511,9 @@ impl Path {
         } else {
             self.queued_bytes -= u64::from(msg.len);
         }
-        if !msg.has(mark::GONE) {
+        if msg.has(mark::GONE) {
+            self.garbage = self.garbage.saturating_sub(msg.frame_len());
+        } else {
             pool.discount(1, msg.len as usize);
         }
         self.release_log(pool);
@@ -402,6 +583,37 @@ impl Path {
     fn release_log(&mut self, pool: &mut TxPool) {
         let keep = self.queue.front().map_or(self.log.tail(), |m| m.log_start);
         self.log.release(pool, keep);
-        shrink(&mut self.queue);
+        self.shrink();
+    }
+
+    /// Gives back memory of the queue when most of it is not used: dropped messages take some.
+    #[inline]
+    fn shrink(&mut self) {
+        let kept = self.queue.capacity();
+        if kept > RECORDS_KEPT && self.queue.len() < kept / 4 {
+            self.queue.shrink_to((2 * self.queue.len()).max(RECORDS_KEPT));
+        }
+    }
+}
+
+/// Counts the records that cancelling looks at, for tests.
+pub(crate) mod steps {
+    #[cfg(test)]
+    thread_local! {
+        static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(more: usize) {
+        STEPS.set(STEPS.get() + more);
+    }
+
+    #[cfg(not(test))]
+    pub(crate) const fn count(_: usize) {}
+
+    /// Returns the number since the last call.
+    #[cfg(test)]
+    pub(crate) fn take() -> usize {
+        STEPS.take()
     }
 }

@@ -134,6 +134,9 @@ pub(crate) struct Flow {
     pub(crate) dport: u16,
 }
 
+/// Where messages of a socket wait: at a peer, for a port, on a path.
+pub(crate) type SentTo = (ConnId, u16, u8);
+
 /// State of one socket.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sock {
@@ -144,6 +147,10 @@ pub(crate) struct Sock {
     pub(crate) rcvbuf: usize,
     pub(crate) snd_bytes: usize,
     pub(crate) snd_msgs: usize,
+    /// Number of the latest message on each path to each port: it leads to those before it. Entries
+    /// whose messages are gone stay as long as they are [not too many](Self::has_stale).
+    #[serde(skip)]
+    pub(crate) latest: BTreeMap<SentTo, u64>,
     pub(crate) rcv_bytes: usize,
     pub(crate) queue: RecvQueue,
     /// Connection and length in bytes of each message that is lent to the reader.
@@ -196,6 +203,12 @@ impl Sock {
     pub(crate) const fn is_send_full(&self, messages_max: usize, many: bool) -> bool {
         let beside = if many { self.snd_msgs * SEND_OVERHEAD } else { 0 };
         self.snd_bytes + beside >= self.sndbuf || self.snd_msgs >= messages_max
+    }
+
+    /// Tells whether most entries of `latest` are of messages that are gone.
+    #[inline]
+    pub(crate) fn has_stale(&self) -> bool {
+        self.latest.len() > 2 * self.snd_msgs + 8
     }
 
     /// Tells whether enough messages wait that parsing stops: enough to be worth a reader's

@@ -132,11 +132,13 @@ struct Chunk {
     buf: Arc<Vec<u8>>,
     /// The buffer is the application's: nothing is appended to it, and it is not kept for later.
     lent: bool,
+    /// Length of the buffer if it was given back.
+    given_back: u64,
 }
 
 impl Chunk {
     fn end(&self) -> u64 {
-        self.base + self.buf.len() as u64
+        self.base + self.buf.len() as u64 + self.given_back
     }
 
     /// Memory of this node; a lent buffer is the application's.
@@ -220,7 +222,7 @@ impl TxLog {
         self.append(pool, header);
         if !payload.is_empty() {
             let buf = Arc::clone(payload);
-            self.push(pool, Chunk { base: self.tail, buf, lent: true });
+            self.push(pool, Chunk { base: self.tail, buf, lent: true, given_back: 0 });
             self.tail += payload.len() as u64;
         }
     }
@@ -244,7 +246,7 @@ impl TxLog {
             let held = self.chunks.front().map_or(0, |first| self.held_from(first.base));
             let large = held >= 4 * SMALL as u64 || bytes.len() > SMALL;
             let buf = pool.get(large);
-            self.push(pool, Chunk { base: self.tail, buf, lent: false });
+            self.push(pool, Chunk { base: self.tail, buf, lent: false, given_back: 0 });
         }
     }
 
@@ -270,6 +272,19 @@ impl TxLog {
                 self.gaps = self.chunks.front().map_or(0, |c| self.gaps - (c.base - chunk.end()));
                 Self::free(pool, chunk);
             }
+        }
+    }
+
+    /// Gives back the buffer of an application that lies from `from` to `to`, if it is one. Nobody
+    /// reads these bytes any more.
+    pub(crate) fn give_back(&mut self, from: u64, to: u64) {
+        let at = self.chunks.partition_point(|chunk| chunk.end() <= from);
+        if let Some(chunk) = self.chunks.get_mut(at).filter(|chunk| chunk.lent)
+            && chunk.base == from
+            && chunk.end() == to
+        {
+            chunk.given_back = to - from;
+            chunk.buf = Arc::default();
         }
     }
 
@@ -316,7 +331,7 @@ impl TxLog {
                 for (from, to) in runs.drain(..) {
                     let part = (from - chunk.base) as usize..(to - chunk.base) as usize;
                     let buf = Arc::new(chunk.buf[part].to_vec());
-                    self.push(pool, Chunk { base: from, buf, lent: false });
+                    self.push(pool, Chunk { base: from, buf, lent: false, given_back: 0 });
                 }
                 Self::free(pool, chunk);
             }

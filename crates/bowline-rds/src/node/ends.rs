@@ -266,6 +266,7 @@ impl Node {
     fn reset_path(&mut self, conn_id: ConnId, index: u8, progress: LinkProgress) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        path.drop_forgotten(&mut self.pool); // the peer has received nothing of it
         for msg in path.queue.iter_mut().take(path.planned) {
             if msg.stream_start != UNPLANNED && msg.stream_start < progress.started_below {
                 msg.marks |= mark::RETRANS | mark::ACK_REQUIRED;

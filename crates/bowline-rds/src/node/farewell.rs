@@ -12,7 +12,7 @@ use crate::conn::Conn;
 use crate::error::Error;
 use crate::ids::{ConnId, LinkId, RdmaLinkId, SocketId};
 use crate::link::{Farewell, Link, LinkState, Role};
-use crate::path::{Path, mark};
+use crate::path::Path;
 use crate::rdma::{RdmaLink, RdmaState};
 use crate::socket::{Sock, interest_bit, to_socket_addr};
 
@@ -254,13 +254,15 @@ impl Node {
     /// [`Error::BadSocket`]; [`Error::PeerEnded`] when all that is not acknowledged waits for peers
     /// that have ended and have not come back [R-2053].
     pub fn is_flushed(&self, id: SocketId) -> Result<bool, Error> {
-        let left = self.sock(id)?.snd_msgs;
-        if left == 0 || self.peers_gone == 0 {
-            return Ok(left == 0);
+        let sock = self.sock(id)?;
+        if sock.snd_msgs == 0 || self.peers_gone == 0 {
+            return Ok(sock.snd_msgs == 0);
         }
-        let gone = self.conns.iter().filter(|(_, conn)| conn.peer_gone);
-        let queued = gone.flat_map(|(_, conn)| &conn.paths).flat_map(|path| &path.queue);
-        let waits = queued.filter(|m| m.socket == Some(id) && !m.has(mark::CANCELLED)).count();
-        if waits == left { Err(Error::PeerEnded) } else { Ok(false) }
+        let waits_for_living = sock.latest.iter().any(|((conn, dport, index), last)| {
+            let conn = self.conns.get(conn.0).filter(|conn| !conn.peer_gone);
+            let path = conn.and_then(|conn| conn.paths.get(usize::from(*index)));
+            path.is_some_and(|path| path.sent_by(id, *dport, *last).next().is_some())
+        });
+        if waits_for_living { Ok(false) } else { Err(Error::PeerEnded) }
     }
 }

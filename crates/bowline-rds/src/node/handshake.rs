@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::conn::Peer;
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, PeerGreeting, Role};
-use crate::path::{TxMsg, mark};
+use crate::path::mark;
 use crate::socket::to_socket_addr;
 
 /// Longest reconnect delay, in nanoseconds, of a path after a connection on which the peer greeted.
@@ -317,16 +317,17 @@ impl Node {
         }
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let used = usable_paths.min(conn.paths.len());
-        let (used, unused) = conn.paths.split_at_mut(used);
+        let (to_paths, unused) = conn.paths.split_at_mut(used);
         for (index, path) in unused.iter_mut().enumerate() {
             // The number of usable paths is a power of two, and the path is chosen by the low bits
             // of the hash.
             let to = index & (usable_paths - 1);
             let greeting = extensions(&self.config, to as u8);
-            let Some(to) = used.get_mut(to) else { continue };
+            let Some(to) = to_paths.get_mut(to) else { continue };
             path.move_messages(to, &mut self.pool, greeting);
         }
         conn.path_barrier = None;
+        (0..used as u8).for_each(|index| self.note_senders(conn_id, index));
         self.signal_map(conn_id);
     }
 
@@ -402,9 +403,14 @@ impl Node {
     /// Drops messages that were begun on a connection to the process of this generation, which is
     /// gone.
     pub(super) fn drop_started(&mut self, conn_id: ConnId, generation: u32) {
-        let Some(conn) = self.conns.get_mut(conn_id.0).filter(|_| generation != 0) else { return };
-        let begun = |msg: &TxMsg| msg.generation == generation;
-        let dropped: Vec<_> = conn.paths.iter_mut().flat_map(|path| path.cancel(begun)).collect();
+        let Some(conn) = self.conns.get(conn_id.0).filter(|_| generation != 0) else { return };
+        let unwritten: Vec<_> =
+            (0..conn.paths.len() as u8).map(|index| self.unwritten(conn, index)).collect();
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let mut dropped = Vec::new();
+        for (path, unwritten) in conn.paths.iter_mut().zip(unwritten) {
+            path.cancel_begun(&mut self.pool, generation, unwritten, &mut dropped);
+        }
         (0..8).for_each(|index| self.drop_cancelled(conn_id, index));
         self.stats.send_drop_restart += dropped.len() as u64;
         for msg in dropped {

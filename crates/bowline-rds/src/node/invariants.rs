@@ -2,9 +2,9 @@
 
 use super::Node;
 use crate::conn::Conn;
-use crate::ids::{ConnId, LinkId, RdmaLinkId};
+use crate::ids::{ConnId, LinkId, RdmaLinkId, SocketId};
 use crate::link::LinkState;
-use crate::path::{PathState, mark};
+use crate::path::{CANCELLED_KEPT, PathState, TxMsg, mark};
 use crate::rdma::RdmaState;
 use crate::txlog::SEND_OVERHEAD;
 
@@ -55,7 +55,7 @@ impl Node {
                 let mut last = None;
                 let mut bytes = 0;
                 let mut pongs = 0;
-                let mut cancelled = 0;
+                let (mut cancelled, mut dropped) = (0, 0);
                 for (at, m) in p.queue.iter().enumerate() {
                     assert!(last.is_none_or(|l| l < m.seq), "numbers rise within a queue");
                     last = Some(m.seq);
@@ -66,9 +66,10 @@ impl Node {
                         accounted += m.len as usize + SEND_OVERHEAD;
                     }
                     if m.has(mark::CANCELLED) {
-                        let begun = at < p.planned || c.rdma.is_some();
-                        assert!(begun, "what is cancelled stays only if it was begun");
+                        let begun = at < p.planned || c.rdma.is_some() || m.has(mark::GONE);
+                        assert!(begun, "bytes of what is cancelled stay only if it was begun");
                         cancelled += 1;
+                        dropped += usize::from(m.is_dropped());
                         continue;
                     }
                     assert!(!m.has(mark::GONE), "bytes of a message that may be sent again");
@@ -83,6 +84,10 @@ impl Node {
                 assert_eq!(bytes, p.queued_bytes, "queued bytes of a path");
                 assert_eq!(pongs, p.pongs, "pongs of a path");
                 assert_eq!(cancelled, p.cancelled, "cancelled messages of a path");
+                let next = p.queue.get(p.planned);
+                assert!(!next.is_some_and(TxMsg::is_dropped), "what is dropped is not next");
+                let few = dropped <= CANCELLED_KEPT + p.queue.len() / 4;
+                assert!(few, "what is dropped takes little memory");
                 assert!(!p.queue.is_empty() || p.log.memory() == 0, "an empty queue holds no log");
                 logs += p.log.memory();
             }
@@ -114,6 +119,13 @@ impl Node {
             }
         }
         for (id, s) in self.sockets.iter() {
+            let latest = s.latest.iter().map(|(to, last)| (self.conn(to.0), to, last));
+            let found = latest.filter_map(|(conn, to, last)| {
+                let path = conn?.paths.get(usize::from(to.2))?;
+                Some(path.sent_by(SocketId(id), to.1, *last).count())
+            });
+            assert_eq!(found.sum::<usize>(), s.snd_msgs, "a socket knows where its messages are");
+            assert!(!s.has_stale(), "and little of where they were");
             let (bytes, count) = sent.get(id.0 as usize).copied().unwrap_or_default();
             assert_eq!((s.snd_bytes, s.snd_msgs), (bytes, count), "send accounting of a socket");
         }

@@ -95,6 +95,10 @@ impl Node {
         for path in node.conns.iter_mut().flat_map(|conn| &mut conn.paths) {
             path.adopt_into(&mut node.pool);
         }
+        let paths = |(id, conn): (_, &Conn)| (ConnId(id), conn.paths.len() as u8);
+        for (id, paths) in node.conns.iter().map(paths).collect::<Vec<_>>() {
+            (0..paths).for_each(|index| node.note_senders(id, index));
+        }
         if !node.config.addrs.is_empty() {
             node.local_addrs.iter_mut().for_each(|local| local.present = false);
         }

@@ -305,6 +305,8 @@ impl Node {
             ext,
             ..Header::default()
         };
+        let before = sock.latest.insert((conn_id, dport, index as u8), seq).unwrap_or(0);
+        let has_stale = sock.has_stale();
         // The record is pushed before the payload is copied: the processor reads the record back in
         // larger pieces than it was written in, and would wait until all stores of the copy reach
         // the cache.
@@ -319,6 +321,7 @@ impl Node {
             dport,
             marks,
             generation: 0,
+            before,
         });
         match msg.lent {
             Some(lent) => path.log.append_lent(&mut self.pool, &header.to_bytes(), lent),
@@ -340,6 +343,9 @@ impl Node {
         };
         if marks & mark::OPS != 0 {
             self.queue_ops(conn_id, seq, id, msg.rdma);
+        }
+        if has_stale {
+            self.forget_stale(id);
         }
         if let Some(link) = rdma_link {
             self.signal_rdma(link);
@@ -489,8 +495,12 @@ impl Node {
         if sock.snd_bytes == 0 && bytes > 0 {
             self.stats.send_queue_empty += 1;
         }
+        let has_stale = sock.has_stale();
         if sock.interest & interest_bit::WRITE != 0 && sock.snd_bytes < sock.sndbuf {
             self.wake(id, interest_bit::WRITE);
+        }
+        if has_stale {
+            self.forget_stale(id);
         }
         if self.many_sends && self.pool.accounted() < self.config.limits.send_bytes_total / 8 * 7 {
             self.allow_sends();
@@ -534,6 +544,7 @@ impl Node {
             dport,
             marks,
             generation: 0,
+            before: 0,
         });
         path.next_tx_seq = path.next_tx_seq.wrapping_add(1);
         path.sent += 1;

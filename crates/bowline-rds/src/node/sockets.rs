@@ -1,20 +1,22 @@
 //! Socket calls that move no message. Spec: `docs/spec/rds.md`, section 8.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::ops::Bound::{Excluded, Unbounded};
 
 use bowline_base::Instant;
 
 use super::Node;
 use crate::api::{Interest, Output, OutstandingMessages, Readiness};
 use crate::config::{RECV_BUFFER_MIN, SEND_BUFFER_MIN};
+use crate::conn::Conn;
 use crate::error::Error;
 use crate::ids::{ConnId, SocketId};
-use crate::path::{TxMsg, mark};
+use crate::path::{Path, TxMsg, mark};
 use crate::rdma::op::{Gone, OpLoad};
 use crate::socket::{
-    Bound, Endpoint, LatencyTrace, Sock, Transport, interest_bit, is_loopback, is_unicast, mapped,
-    needs_scope, to_socket_addr,
+    Bound, Endpoint, LatencyTrace, SentTo, Sock, Transport, interest_bit, is_loopback, is_unicast,
+    mapped, needs_scope, to_socket_addr,
 };
 
 /// Bits of [`Node::poll`], as poll(2) has them.
@@ -59,6 +61,7 @@ impl Node {
             rcvbuf: self.config.recv_buffer.max(RECV_BUFFER_MIN),
             snd_bytes: 0,
             snd_msgs: 0,
+            latest: BTreeMap::new(),
             rcv_bytes: 0,
             queue: crate::recvq::RecvQueue::default(),
             lent: VecDeque::new(),
@@ -232,7 +235,7 @@ impl Node {
             self.release_held(*conn, *len);
         }
         if sock.snd_msgs > 0 {
-            self.cancel_where(|m| m.socket == Some(id), None);
+            self.cancel(id, sock.latest);
         }
         // Memory goes last, since what is cancelled may have announced it [RDMA-6].
         sock.regions.into_values().for_each(|region| self.release_region(region));
@@ -254,7 +257,21 @@ impl Node {
             return Err(Error::NotConnected);
         }
         let to = endpoint(to);
-        self.cancel_where(|m| m.socket == Some(id) && m.dport == to.port, Some(to.addr));
+        let sock = self.sockets.get_mut(id.0).ok_or(Error::BadSocket)?;
+        let mut chosen = BTreeMap::new();
+        // From peer to peer, whatever the number of its ports.
+        let mut next = sock.latest.first_key_value();
+        while let Some(((conn, ..), _)) = next {
+            if self.conns.get(conn.0).is_some_and(|c| c.remote == to.addr) {
+                chosen.extend(sock.latest.range((*conn, to.port, 0)..=(*conn, to.port, u8::MAX)));
+            }
+            let others = (Excluded((*conn, u16::MAX, u8::MAX)), Unbounded);
+            next = sock.latest.range(others).next();
+        }
+        for to in chosen.keys() {
+            sock.latest.remove(to);
+        }
+        self.cancel(id, chosen);
         Ok(())
     }
 
@@ -268,71 +285,104 @@ impl Node {
         if self.sock(id)?.bound.is_none() {
             return Err(Error::NotConnected);
         }
-        self.cancel_where(|m| m.socket == Some(id), None);
+        let all = std::mem::take(&mut self.sock_mut(id)?.latest);
+        self.cancel(id, all);
         Ok(())
     }
 
     /// Returns the number of messages of the socket that the node keeps, one entry for each
     /// destination: queued and unacknowledged messages, and cancelled ones that are being written.
-    /// Searches all messages that are queued from the socket's address.
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
     #[doc(alias = "held")]
     pub fn outstanding(&self, id: SocketId) -> Result<Vec<OutstandingMessages>, Error> {
-        let bound = self.sock(id)?.bound.ok_or(Error::NotConnected)?;
+        let sock = self.sock(id)?;
+        let bound = sock.bound.ok_or(Error::NotConnected)?;
         let mut held: BTreeMap<SocketAddr, (usize, usize)> = BTreeMap::new();
+        let mut count = |conn: &Conn, msg: &TxMsg| {
+            let to = to_socket_addr(conn.remote, msg.dport, conn.scope);
+            let (messages, bytes) = held.entry(to).or_default();
+            *messages += 1;
+            *bytes += msg.len as usize;
+        };
+        for (to, last) in &sock.latest {
+            let Some(conn) = self.conns.get(to.0.0) else { continue };
+            let Some(path) = conn.paths.get(usize::from(to.2)) else { continue };
+            path.sent_by(id, to.1, *last).for_each(|msg| count(conn, msg));
+        }
         for (_, conn) in self.conns.iter().filter(|(_, c)| c.local == bound.at.addr) {
-            let kept = |m: &&TxMsg| m.socket == Some(id) && !m.has(mark::GONE);
-            for msg in conn.paths.iter().flat_map(|p| &p.queue).filter(kept) {
-                let to = to_socket_addr(conn.remote, msg.dport, conn.scope);
-                let (messages, bytes) = held.entry(to).or_default();
-                *messages += 1;
-                *bytes += msg.len as usize;
-            }
+            let unwritten = conn.paths.iter().flat_map(Path::unwritten);
+            unwritten.filter(|m| m.socket == Some(id)).for_each(|msg| count(conn, msg));
         }
         let entry = |(to, (messages, bytes))| OutstandingMessages { to, messages, bytes };
         Ok(held.into_iter().map(entry).collect())
     }
 
-    /// Cancels messages; messages that are being written are completed on the wire.
-    fn cancel_where(&mut self, which: impl Fn(&TxMsg) -> bool, remote: Option<Ipv6Addr>) {
+    /// Cancels all messages of a socket that are named by the latest of each; messages that are
+    /// being written are completed on the wire. Costs as much as these messages are: a
+    /// program may cancel in a loop, or close many sockets at once.
+    fn cancel(&mut self, id: SocketId, latest: BTreeMap<SentTo, u64>) {
         let mut released = Vec::new();
-        let mut ops = Vec::new();
-        let ids: Vec<_> = self
-            .conns
-            .iter()
-            .filter(|(_, c)| remote.is_none_or(|r| c.remote == r))
-            .map(|(id, _)| id)
-            .collect();
-        for id in ids {
-            let Some(conn) = self.conns.get_mut(id) else { continue };
-            let mut changed = [false; 8];
-            for ((index, path), changed) in conn.paths.iter_mut().enumerate().zip(&mut changed) {
-                let cancelled = path.cancel(&which);
-                if cancelled.is_empty() {
-                    continue;
-                }
-                *changed = true;
-                if let Some(barrier) =
-                    conn.path_barrier.as_mut().filter(|_| path.has_cancelled_started())
-                {
-                    barrier.unsettled |= 1 << index;
-                }
-                let with_ops = cancelled.iter().filter(|msg| msg.has(mark::OPS));
-                ops.extend(with_ops.map(|msg| (ConnId(id), msg.seq)));
-                released.extend(cancelled);
+        let mut paths: Vec<(ConnId, u8)> = Vec::new();
+        for ((conn_id, dport, index), last) in latest {
+            let Some(conn) = self.conns.get(conn_id.0) else { continue };
+            let unwritten = self.unwritten(conn, index);
+            let Some(conn) = self.conns.get_mut(conn_id.0) else { continue };
+            let Some(path) = conn.paths.get_mut(usize::from(index)) else { continue };
+            let count = released.len();
+            path.cancel(&mut self.pool, (id, dport, last), unwritten, |msg| {
+                released.push((conn_id, index, msg.clone()));
+            });
+            let mut cancelled = released.iter().skip(count).peekable();
+            if cancelled.peek().is_none() {
+                continue;
             }
-            for (index, _) in (0..).zip(changed).filter(|(_, changed)| *changed) {
-                self.drop_cancelled(ConnId(id), index);
+            path.skip_dropped();
+            paths.push((conn_id, index));
+            // It was started on a link that has ended, and is not sent again, but the peer may have
+            // received all of it.
+            if cancelled.any(|(.., msg)| msg.has(mark::RETRANS))
+                && let Some(barrier) = &mut conn.path_barrier
+            {
+                barrier.unsettled |= 1 << index;
             }
-            self.check_barrier(ConnId(id));
         }
-        for msg in released {
-            self.release_message(&msg);
+        paths.sort_unstable();
+        paths.dedup();
+        for (conn, index) in paths {
+            self.after_release(conn, index);
         }
-        for (conn, seq) in ops {
-            self.ops_gone(conn, seq, Gone::Cancelled);
+        released.sort_unstable_by_key(|(conn, index, msg)| (*conn, *index, msg.seq));
+        for (.., msg) in &released {
+            self.release_message(msg);
+        }
+        for (conn, _, msg) in released.iter().filter(|(.., msg)| msg.has(mark::OPS)) {
+            self.ops_gone(*conn, msg.seq, Gone::Cancelled);
+        }
+    }
+
+    /// Forgets where messages of a socket were queued that are gone.
+    #[cold]
+    pub(super) fn forget_stale(&mut self, id: SocketId) {
+        let Some(sock) = self.sockets.get_mut(id.0) else { return };
+        let conns = &self.conns;
+        sock.latest.retain(|(conn, dport, index), last| {
+            let path = conns.get(conn.0).and_then(|conn| conn.paths.get(usize::from(*index)));
+            path.is_some_and(|path| path.sent_by(id, *dport, *last).next().is_some())
+        });
+    }
+
+    /// Notes anew whose messages are queued on a path, and in which order.
+    pub(super) fn note_senders(&mut self, conn_id: ConnId, index: u8) {
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        for msg in path.queue.iter_mut().filter(|msg| !msg.has(mark::CANCELLED)) {
+            let sock = msg.socket.and_then(|id| self.sockets.get_mut(id.0));
+            if let Some(sock) = sock {
+                let latest = sock.latest.insert((conn_id, msg.dport, index), msg.seq);
+                msg.before = latest.filter(|before| *before < msg.seq).unwrap_or(0);
+            }
         }
     }
 
@@ -593,27 +643,120 @@ pub(super) fn endpoint(addr: SocketAddr) -> Endpoint {
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
+    use std::net::{IpAddr, SocketAddr};
+    use std::sync::Arc;
 
-    use crate::{Config, Error, Instant, Node, SendMsg};
+    use crate::path::steps;
+    use crate::{Config, Error, Instant, Node, SendMsg, SocketId};
+
+    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+    /// A peer that is not connected to.
+    const PEER: &str = "10.0.0.2:4000";
+
+    fn now() -> Instant {
+        Instant::default()
+    }
+
+    fn addr(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn node() -> Node {
+        Node::new(Config { addrs: vec![LOCAL], ..Config::default() })
+    }
+
+    fn bound(node: &mut Node) -> SocketId {
+        let socket = node.socket().expect("room for one");
+        node.bind(socket, (LOCAL, 0).into()).expect("a free port");
+        socket
+    }
+
+    fn send(node: &mut Node, socket: SocketId, to: &str, payload: &[u8]) {
+        let payload = [IoSlice::new(payload)];
+        let msg = SendMsg { name: Some(addr(to)), payload: &payload, ..SendMsg::default() };
+        node.send(now(), socket, &msg).expect("room in the queue");
+    }
 
     // tests [D-13]
     #[test]
     fn cancel_all_takes_back_messages_to_every_destination() {
-        let now = Instant::default();
-        let local = "10.0.0.1".parse().expect("an address");
-        let mut node = Node::new(Config { addrs: vec![local], ..Config::default() });
+        let mut node = node();
         let socket = node.socket().expect("room for one");
-        assert_eq!(node.cancel_all(now, socket), Err(Error::NotConnected));
-        node.bind(socket, (local, 4000).into()).expect("a free port");
+        assert_eq!(node.cancel_all(now(), socket), Err(Error::NotConnected));
+        node.bind(socket, (LOCAL, 4000).into()).expect("a free port");
         for to in ["10.0.0.2:4000", "10.0.0.3:5000"] {
-            let name = Some(to.parse().expect("an address"));
-            let payload = [IoSlice::new(b"five!")];
-            let msg = SendMsg { name, payload: &payload, ..SendMsg::default() };
-            node.send(now, socket, &msg).expect("room in the queue");
+            send(&mut node, socket, to, b"five!");
         }
         assert_eq!(node.send_bytes(socket), Ok(10));
-        node.cancel_all(now, socket).expect("bound");
+        node.cancel_all(now(), socket).expect("bound");
         assert_eq!(node.send_bytes(socket), Ok(0));
+        node.check_invariants();
+    }
+
+    // tests: whoever may open many sockets could stop the node for minutes
+    #[test]
+    fn closing_many_sockets_looks_at_each_message_a_few_times() {
+        const SOCKETS: usize = 400;
+        const EACH: usize = 50;
+        for in_turn in [true, false] {
+            let mut node = node();
+            let sockets: Vec<_> = (0..SOCKETS).map(|_| bound(&mut node)).collect();
+            for at in 0..SOCKETS * EACH {
+                let of = if in_turn { at % SOCKETS } else { at / EACH };
+                send(&mut node, sockets[of], PEER, b"");
+            }
+            steps::take();
+            for socket in sockets {
+                node.close(now(), socket);
+            }
+            let steps = steps::take();
+            assert!(steps <= 20 * SOCKETS * EACH, "{steps} for {}", SOCKETS * EACH);
+            assert_eq!(node.send_memory().accounted, 128, "only the probe stays");
+            node.check_invariants();
+        }
+    }
+
+    // tests: a program may cancel in a loop
+    #[test]
+    fn cancelling_looks_only_at_what_it_takes_back() {
+        const OTHERS: usize = 20_000;
+        const ROUNDS: usize = 2_000;
+        let mut node = node();
+        let (others, socket) = (bound(&mut node), bound(&mut node));
+        for _ in 0..OTHERS {
+            send(&mut node, others, PEER, b"");
+        }
+        send(&mut node, socket, "10.0.0.2:4001", b"stays");
+        steps::take();
+        for _ in 0..ROUNDS {
+            node.cancel_sent_to(now(), socket, addr(PEER)).expect("bound");
+            node.cancel_sent_to(now(), others, addr("10.0.0.2:4001")).expect("bound");
+        }
+        assert_eq!(steps::take(), 0, "there is nothing to cancel");
+        for _ in 0..ROUNDS {
+            send(&mut node, socket, PEER, b"goes");
+            node.cancel_sent_to(now(), socket, addr(PEER)).expect("bound");
+        }
+        let steps = steps::take();
+        assert!(steps <= 20 * ROUNDS + 5 * OTHERS, "{steps} steps");
+        assert_eq!(node.send_bytes(socket), Ok(5));
+        assert_eq!(node.send_messages(others), Ok(OTHERS));
+        node.check_invariants();
+    }
+
+    // What is cancelled one by one is forgotten one by one, though its record waits for more.
+    #[test]
+    fn a_cancelled_message_gives_its_buffer_back_at_once() {
+        let mut node = node();
+        let (others, socket) = (bound(&mut node), bound(&mut node));
+        let lent = Arc::new(vec![1; 5000]);
+        send(&mut node, others, PEER, b"before");
+        let msg = SendMsg { name: Some(addr(PEER)), lent: Some(&lent), ..SendMsg::default() };
+        node.send(now(), socket, &msg).expect("room in the queue");
+        send(&mut node, others, PEER, b"behind");
+        assert_eq!(Arc::strong_count(&lent), 2);
+        node.cancel_sent_to(now(), socket, addr(PEER)).expect("bound");
+        assert_eq!(Arc::strong_count(&lent), 1);
         node.check_invariants();
     }
 }

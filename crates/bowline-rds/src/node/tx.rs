@@ -11,7 +11,7 @@ use super::congestion::MAP_REORDER_TIME;
 use super::timers::Timer;
 use crate::api::SendMemory;
 use crate::config::Config;
-use crate::conn::{PathBarrier, Peer};
+use crate::conn::{Conn, PathBarrier, Peer};
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::{Farewell, LinkState, Op, OurGreeting};
 use crate::path::{Path, PathState, TxMsg, Unwritten, mark};
@@ -21,8 +21,6 @@ use crate::txlog::{TxBatch, TxLog, TxPool};
 
 /// Maximum number of pieces in a batch, below the system's limit for one write.
 const PIECES_MAX: usize = 256;
-/// Number of cancelled messages without bytes that a queue may keep until they are at its front.
-const CANCELLED_KEPT: usize = 64;
 /// The part of the limit of queued messages that logs may take whatever their messages need.
 pub(super) const LOG_SPARE: usize = 4;
 
@@ -218,7 +216,7 @@ impl Node {
             link.ack_sent();
         }
         let first_new = |path: &Path| {
-            let new = |m: &TxMsg| !m.has(mark::RETRANS);
+            let new = |m: &TxMsg| !m.has(mark::RETRANS) && !m.is_dropped();
             let at = path.queue.iter().skip(path.planned).position(new);
             at.map_or(path.queue.len(), |at| path.planned + at)
         };
@@ -233,6 +231,9 @@ impl Node {
                 break;
             }
             path.planned += 1;
+            if msg.is_dropped() {
+                continue;
+            }
             let start = link.tx.written + link.tx.plan_bytes;
             msg.stream_start = start;
             link.last_start = start;
@@ -251,6 +252,7 @@ impl Node {
                 link.push_log(from, to);
             }
         }
+        path.skip_dropped();
         if link.greeting.probe_again && path.planned == first_new(path) {
             self.stats.send_pong += 1;
             link.push_reminder(&mut self.pool, &self.config, index, path);
@@ -296,7 +298,7 @@ impl Node {
         let cancelled = partial && self.unplan_unstarted(id);
         if let Some((conn, path)) = owner {
             if cancelled {
-                self.drop_cancelled(conn, path);
+                self.forget_written(conn, path);
             }
             if ack > 0 {
                 self.release_by_ack(conn, path, ack);
@@ -347,14 +349,19 @@ impl Node {
         };
         let mut cancelled = false;
         let mut end = link.tx.written + link.tx.plan_bytes;
-        while path.planned > 0 {
-            let Some(msg) = path.queue.get_mut(path.planned - 1) else { break };
+        let mut at = path.planned;
+        while at > 0 {
+            at -= 1;
+            let Some(msg) = path.queue.get_mut(at) else { break };
+            if msg.is_dropped() {
+                continue;
+            }
             if msg.stream_start < link.tx.written || msg.stream_start + msg.frame_len() != end {
                 break;
             }
             end = msg.stream_start;
             msg.stream_start = crate::path::UNPLANNED;
-            path.planned -= 1;
+            path.planned = at;
             cancelled |= msg.has(mark::CANCELLED);
         }
         let mut cut = link.tx.written + link.tx.plan_bytes - end;
@@ -381,27 +388,43 @@ impl Node {
             path.drop_cancelled_first(&mut self.pool);
             let written = || path.link.and_then(|l| Some(self.links.get(l.0)?.tx.written));
             let written_out = path.cancelled_end > 0 && written() >= Some(path.cancelled_end);
-            if written_out || 2 * path.cancelled > path.queue.len() + CANCELLED_KEPT {
+            let many = path.has_many_cancelled();
+            if written_out {
+                self.forget_written(conn_id, index);
+            }
+            if many {
                 self.drop_cancelled(conn_id, index);
             }
         }
         self.check_barrier(conn_id);
     }
 
-    /// Removes cancelled messages wherever they stand in a queue, and gives back their memory.
-    pub(super) fn drop_cancelled(&mut self, conn_id: ConnId, index: u8) {
+    /// Returns what the present link of a path still takes of messages that were begun.
+    pub(super) fn unwritten(&self, conn: &Conn, index: u8) -> Unwritten {
+        let Some(rdma) = &conn.rdma else {
+            let link = conn.paths.get(usize::from(index)).and_then(|path| path.link);
+            let written = link.and_then(|link| self.links.get(link.0)).map_or(0, |l| l.tx.written);
+            return Unwritten::Stream { written };
+        };
+        let link = rdma.link.and_then(|link| self.rdma_links.get(link.0));
+        Unwritten::Message(link.and_then(|l| l.tx.sending.as_ref().map(|_| l.tx.newest)))
+    }
+
+    /// Forgets the bytes of cancelled messages that are not being written any more.
+    fn forget_written(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
-        let unwritten = match &conn.rdma {
-            None => {
-                let link = path.link.and_then(|link| self.links.get(link.0));
-                Unwritten::Stream { written: link.map_or(0, |link| link.tx.written) }
-            }
-            Some(rdma) => {
-                let link = rdma.link.and_then(|link| self.rdma_links.get(link.0));
-                Unwritten::Message(link.and_then(|l| l.tx.sending.as_ref().map(|_| l.tx.newest)))
-            }
-        };
+        let link = path.link.and_then(|link| self.links.get(link.0));
+        path.forget_written(&mut self.pool, link.map_or(0, |link| link.tx.written));
+        path.skip_dropped();
+    }
+
+    /// Removes cancelled messages wherever they stand in a queue, and gives back their memory.
+    pub(super) fn drop_cancelled(&mut self, conn_id: ConnId, index: u8) {
+        let Some(conn) = self.conns.get(conn_id.0) else { return };
+        let unwritten = self.unwritten(conn, index);
+        let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
+        let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
         let barrier = conn.path_barrier.as_ref();
         let barrier = barrier.and_then(|barrier| barrier.until.get(usize::from(index)).copied());
         path.drop_cancelled(&mut self.pool, unwritten, barrier);
@@ -543,7 +566,7 @@ impl Node {
         }
         // A connection that was of use is made again at once. A pong does not count, since it
         // serves only a peer that wants to be dialled without pause.
-        if path.queue.iter().take(count).any(|m| m.socket.is_some()) {
+        if path.queue.iter().take(count).any(|m| m.socket.is_some() && !m.is_dropped()) {
             path.delay = 0;
         }
         self.release_first(conn_id, index, count);
@@ -604,6 +627,11 @@ impl Node {
     pub(super) fn check_barrier(&mut self, conn_id: ConnId) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(barrier) = &conn.path_barrier else { return };
+        for path in &mut conn.paths {
+            if path.begins_with_many_dropped() {
+                path.drop_forgotten(&mut self.pool); // they would be passed over each time
+            }
+        }
         let bowline = conn.peer.is_bowline();
         let through =
             barrier.until.iter().zip(&conn.paths).enumerate().all(|(index, (until, path))| {

@@ -83,6 +83,9 @@ impl Remembered {
 
     /// Remembers a message.
     pub(crate) fn note(&mut self, header: &Header, payload: &Rope) {
+        if self.messages.back().is_some_and(|last| last.sequence >= header.sequence) {
+            self.clear();
+        }
         let most = self.budget.take(1).min(KEPT);
         self.messages.push_back(Message::of(header, payload));
         while self.messages.len() > most {
@@ -97,7 +100,10 @@ impl Remembered {
     pub(crate) fn is_new(&self, next: u64, header: &Header, payload: &Rope) -> bool {
         let message = Message::of(header, payload);
         let over = Self::is_over(next, header.sequence);
-        !self.messages.contains(&message) && (over || !self.has_gaps)
+        let first = self.messages.partition_point(|known| known.sequence < header.sequence);
+        let mut same =
+            self.messages.range(first..).take_while(|known| known.sequence == header.sequence);
+        !same.any(|known| *known == message) && (over || !self.has_gaps)
     }
 
     /// Forgets all messages: the numbers that come now are those of another process.
@@ -150,6 +156,17 @@ mod tests {
         assert!(budget.memory() <= 21 * crate::config::DUPLICATE_RECORD);
         drop(remembered);
         assert_eq!(budget.memory(), 0);
+    }
+
+    #[test]
+    fn a_number_that_is_no_higher_begins_anew() {
+        let budget = Budget::new(usize::MAX);
+        let mut remembered = Remembered::new(&budget);
+        for sequence in [7, 9, 5, 6] {
+            remembered.note(&header(sequence), &text(b"hello"));
+        }
+        assert!(!remembered.is_new(7, &header(5), &text(b"hello")));
+        assert_eq!(budget.memory(), 2 * crate::config::DUPLICATE_RECORD, "5 and 6");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::error::{Error, LengthLimit};
 use crate::ids::{ConnId, RdmaLinkId, SocketId};
 use crate::node::Node;
 use crate::node::timers::Timer;
-use crate::path::{TxMsg, UNPLANNED, mark};
+use crate::path::{TxMsg, UNPLANNED, Unwritten, mark};
 use crate::rdma::op::{Gone, Part, RDMA_MAX, RDMA_PIECES, RDMA_PIECES_MAX, Region, TxOps};
 use crate::rdma::{RdmaAccess, RdmaOp, RdmaRequest, RdmaStatus, RdmaWork};
 use crate::socket::{Transport, interest_bit, mapped};
@@ -171,14 +171,14 @@ impl Node {
             let silent = conn.paths.first_mut().and_then(|path| {
                 let at = path.queue.binary_search_by_key(&seq, |msg| msg.seq).ok()?;
                 let msg = path.queue.get_mut(at).filter(|msg| msg.has(mark::SILENT))?;
-                Some((msg, &mut path.cancelled))
-            });
-            if let Some((msg, cancelled)) = silent {
                 msg.stream_start = UNPLANNED;
-                if !msg.has(mark::CANCELLED) {
-                    msg.marks |= mark::CANCELLED;
-                    *cancelled += 1;
+                Some((path, at))
+            });
+            if let Some((path, at)) = silent {
+                let msg = path.queue.get(at).filter(|msg| !msg.has(mark::CANCELLED));
+                if let Some(msg) = msg {
                     released.push(msg.clone());
+                    path.cancel_at(&mut self.pool, at, Unwritten::Message(None));
                 }
                 ops.remove();
             } else if ops.get().gone.is_some() {
@@ -267,16 +267,14 @@ impl Node {
                 told.extend(wanted.map(|token| (ops.socket, token, status)));
             }
             let Ok(at) = path.queue.binary_search_by_key(&seq, |msg| msg.seq) else { continue };
-            if let Some(msg) = path.queue.get_mut(at).filter(|msg| !msg.has(mark::CANCELLED)) {
+            if let Some(msg) = path.queue.get(at).filter(|msg| !msg.has(mark::CANCELLED)) {
                 // It was carried out, and its message does not arrive.
                 let untold = ops.is_done() && ops.parts.iter().all(|part| part.op.notify.is_none());
                 if ops.recverr && untold && !msg.has(mark::SILENT) {
                     told.push((ops.socket, 0, RdmaStatus::Dropped)); // [RDMA-28]
                 }
-                msg.marks |= mark::CANCELLED;
-                path.cancelled += 1;
-                path.queued_bytes -= u64::from(msg.len);
                 released.push(msg.clone());
+                path.cancel_at(&mut self.pool, at, Unwritten::Message(None));
             }
         }
         released.iter().for_each(|msg: &TxMsg| self.release_message(msg));

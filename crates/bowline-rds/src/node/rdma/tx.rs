@@ -14,7 +14,7 @@ use crate::ids::{ConnId, RdmaLinkId};
 use crate::link::Farewell;
 use crate::node::Node;
 use crate::node::timers::Timer;
-use crate::path::{TxMsg, UNPLANNED, mark};
+use crate::path::{TxMsg, UNPLANNED, Unwritten, mark};
 use crate::rdma::{MapFrames, RdmaLink, RdmaRequest, RdmaSend, RdmaState, Sending};
 use crate::stats::Counters;
 
@@ -133,6 +133,7 @@ impl Node {
             dport: 0,
             marks: mark::ACK_REQUIRED,
             generation: 0,
+            before: 0,
         });
         path.next_tx_seq = path.next_tx_seq.wrapping_add(1);
         path.queued_bytes += 1;
@@ -242,11 +243,10 @@ impl Node {
                 let ops = conn.rdma.as_ref().and_then(|rdma| rdma.ops.get(&msg.seq));
                 let Some(ops) = ops else {
                     // Operations of an earlier process are lost with its memory.
-                    msg.marks |= mark::CANCELLED;
-                    path.cancelled += 1;
-                    path.queued_bytes -= u64::from(msg.len);
                     let (conn_id, msg) = (link.conn, msg.clone());
-                    self.drop_cancelled(conn_id, 0);
+                    path.cancel_at(&mut self.pool, path.planned, Unwritten::Message(None));
+                    path.skip_dropped();
+                    self.after_release(conn_id, 0);
                     self.release_message(&msg);
                     continue;
                 };
@@ -261,6 +261,7 @@ impl Node {
                         // No frame follows [RDMA-24], [IB-92].
                         msg.stream_start = link.tx.next;
                         path.planned += 1;
+                        path.skip_dropped();
                         self.post_ops(id, seq, post);
                         return Begun::Posted;
                     }
@@ -289,6 +290,7 @@ impl Node {
             link.rx.unacknowledged = false;
             let from = msg.log_start + HEADER_LEN as u64;
             link.tx.sending = Some(Sending { header, from, to: from + u64::from(msg.len), fence });
+            path.skip_dropped();
             return Begun::Nothing;
         }
     }
@@ -378,13 +380,17 @@ impl Node {
         }
         link.acked = ack;
         let conn_id = link.conn;
-        let unfinished = usize::from(link.tx.sending.is_some());
+        let unfinished = link.tx.sending.as_ref().map(|_| link.tx.newest);
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.first_mut() else { return };
         // Before anything was sent on this connection, the peer may acknowledge what was sent on
         // the one before [IB-96].
         let begun = path.queue.iter().take_while(|msg| msg.has(mark::RETRANS)).count();
-        let sent = path.planned.saturating_sub(unfinished).max(begun);
+        let sent = match unfinished {
+            None => path.planned,
+            Some(seq) => path.planned.min(path.queue.partition_point(|msg| msg.seq < seq)),
+        };
+        let sent = sent.max(begun);
         let count = path.queue.iter().take(sent).take_while(|msg| msg.seq <= ack).count();
         self.release_first(conn_id, 0, count);
         self.after_release(conn_id, 0);
