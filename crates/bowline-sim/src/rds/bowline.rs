@@ -94,8 +94,8 @@ pub(crate) struct BowlineHost {
     says_farewell: bool,
     /// The process is late to close its listener, though its peers know everything.
     late_to_close: bool,
-    /// Peers that have said farewell, and when they last did.
-    ended_peers: HashMap<IpAddr, u64>,
+    /// When peers have said farewell, by local and remote address.
+    ended_peers: HashMap<(IpAddr, IpAddr), Vec<u64>>,
     /// When the driver last left frames over RDMA untaken that had come before a connection ended.
     pub(crate) untaken_at: u64,
     sabotage: Option<Sabotage>,
@@ -767,7 +767,7 @@ impl BowlineHost {
 
     /// Tells whether a user who waits for all that socket `slot` has sent still waits, though it
     /// is all for a peer with these addresses that said farewell at `since` or later, and before
-    /// `until`.
+    /// `until`, on each connection that the messages may go by: one for each type of service.
     pub(crate) fn waits_for_ended(
         &self,
         (slot, bound): (usize, SocketAddr),
@@ -779,10 +779,13 @@ impl BowlineHost {
         let mut left =
             info.send.iter().chain(&info.retrans).filter(|m| m.local == bound).peekable();
         left.peek()?;
-        let ended = |at: &u64| (since..until).contains(at);
-        let all = left
-            .map(|m| m.remote.ip())
-            .all(|ip| addrs.contains(&ip) && self.ended_peers.get(&ip).is_some_and(ended));
+        let has_ended = |ip: IpAddr| {
+            let ends = self.ended_peers.get(&(bound.ip(), ip));
+            let ends = ends.into_iter().flatten().filter(|at| (since..until).contains(*at)).count();
+            let conns = info.connections.iter().filter(|c| (c.local, c.remote) == (bound.ip(), ip));
+            ends > 0 && ends >= conns.count()
+        };
+        let all = left.map(|m| m.remote.ip()).all(|ip| addrs.contains(&ip) && has_ended(ip));
         all.then(|| self.node.is_flushed(sock.id) == Ok(false))
     }
 
@@ -920,8 +923,8 @@ impl BowlineHost {
                 {
                     self.forget_all_sent(ctx);
                 }
-                if let Event::PeerEnded { remote, .. } = event {
-                    self.ended_peers.insert(remote, ctx.now);
+                if let Event::PeerEnded { local, remote } = event {
+                    self.ended_peers.entry((local, remote)).or_default().push(ctx.now);
                 }
                 ctx.note([31, 0, 0], || format!("host {}: {event:?}", self.id));
             }
