@@ -269,7 +269,8 @@ impl Plan {
     /// Draws the plan of a seed.
     pub(crate) fn draw(rng: &mut Rng, forced: Option<Scenario>) -> Self {
         let scenario = forced.unwrap_or_else(|| match rng.below(100) {
-            0..=25 => Scenario::Swarm,
+            0..=22 => Scenario::Swarm,
+            23..=25 => Scenario::Ends,
             26..=45 => Scenario::Rdma,
             46..=49 => Scenario::Calm,
             50..=58 => Scenario::Crash,

@@ -1,5 +1,6 @@
 //! A run, step by step: hosts, their users and the faults.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use bowline_rds::Config;
@@ -52,6 +53,9 @@ pub(crate) struct World {
     ended_since: Vec<Option<u64>>,
     /// When a host last began to end, or to run.
     changed_at: Vec<u64>,
+    /// How many messages of one socket to another a former process of the receiver has received
+    /// and not acknowledged, when the present one began.
+    left_unacknowledged: HashMap<(usize, usize), usize>,
     senders: Vec<Sender>,
     readers: Vec<Reader>,
     pub(crate) phase: Phase,
@@ -119,6 +123,7 @@ impl World {
             ending: vec![None; n],
             ended_since: vec![None; n],
             changed_at: vec![0; n],
+            left_unacknowledged: HashMap::new(),
             phase: Phase::Active,
             phase_since: 0,
             next_closed_check: 0,

@@ -12,6 +12,8 @@ const ENDING: u64 = 2_200 * MS;
 /// Longest time between a peer's farewell and the news that it has not come back: a second, a delay
 /// of R-331, and the attempt.
 const HEARD_MAX: u64 = 2_800 * MS;
+/// Longest time that a host may be away on purpose whose node has ended in order.
+const AWAY_MAX: u64 = 3_000 * MS;
 /// How many times in a thousand a node ends after its user has received, in [`Scenario::Ends`].
 const RECEIVED_LAST: u64 = 20;
 /// What a node does that ends in an orderly way.
@@ -269,6 +271,11 @@ impl World {
     /// Stops a process (or, if silently, a whole machine), which comes back after a while. Tells
     /// whether it was running.
     pub(super) fn stop_host(&mut self, host: HostId, silent: bool) -> bool {
+        let away = self.fault_length();
+        self.stop_host_for(host, silent, away)
+    }
+
+    fn stop_host_for(&mut self, host: HostId, silent: bool, away: u64) -> bool {
         if !self.alive(host) || !self.has_all_addresses(host) {
             return false;
         }
@@ -292,8 +299,7 @@ impl World {
         self.ctx.rdma_host_down(host, silent);
         self.ctx.tcp_host_down(host, silent);
         self.report_counters(host);
-        let length = self.fault_length();
-        self.ctx.schedule(length, Event::Heal(Heal::Boot(host)));
+        self.ctx.schedule(away, Event::Heal(Heal::Boot(host)));
         true
     }
 
@@ -366,7 +372,10 @@ impl World {
             Some(Ending::Stops) => {
                 self.judge_end(host);
                 let begun = self.changed_at[host];
-                if self.stop_host(host, false) {
+                // Often for long enough that those who wait for it must have heard of it.
+                let is_long = self.ctx.rng.chance(500);
+                let away = if is_long { self.ctx.rng.below(AWAY_MAX) } else { self.fault_length() };
+                if self.stop_host_for(host, false, away) {
                     self.ended_since[host] = Some(begun);
                 }
             }
@@ -403,16 +412,38 @@ impl World {
             if !same || self.stalled[peer] || !took_all || !(over_rdma || end_to_end) {
                 continue;
             }
-            let kept = sender.unacknowledged(self.addr(from), self.addr(to));
-            let not_received = self.ctx.oracle.not_received(from, to);
-            if kept > not_received {
-                let what = kept - not_received;
+            let unacknowledged = self.unacknowledged(from, to);
+            let before = self.left_unacknowledged.get(&(from, to)).copied().unwrap_or_default();
+            if unacknowledged > before {
+                let what = unacknowledged - before;
                 self.ctx.fail(|| {
                     format!("{what} messages of {from} were received and not acknowledged by {to}")
                 });
             }
             let how = if over_rdma { "judged over RDMA" } else { "judged" };
             self.ctx.coverage.hit("orderly end", how);
+        }
+    }
+
+    /// Returns how many messages of a socket its peer's processes have received and not
+    /// acknowledged.
+    fn unacknowledged(&self, from: usize, to: usize) -> usize {
+        let Host::Bowline(sender) = &self.hosts[self.host_of(from)] else { return 0 };
+        let kept = sender.unacknowledged(self.addr(from), self.addr(to));
+        kept.saturating_sub(self.ctx.oracle.not_received(from, to))
+    }
+
+    /// A process begins: what those before it have left comes again, or not in its time.
+    fn begins(&mut self, host: HostId) {
+        self.changed_at[host] = self.ctx.now;
+        for to in 0..self.open.len() {
+            for from in 0..self.open.len() {
+                if self.host_of(to) != host {
+                    continue;
+                }
+                let left = self.unacknowledged(from, to);
+                self.left_unacknowledged.insert((from, to), left);
+            }
         }
     }
 
@@ -465,7 +496,7 @@ impl World {
             return;
         }
         self.judge_wait(host);
-        self.changed_at[host] = self.ctx.now;
+        self.begins(host);
         self.ctx.net.hosts[host].up = true;
         self.ctx.net.hosts[host].listening = true;
         self.hosts[host] = self.make_host(host);
@@ -480,7 +511,7 @@ impl World {
         if !std::mem::take(&mut self.stalled[host]) {
             return;
         }
-        self.changed_at[host] = self.ctx.now;
+        self.begins(host);
         for what in std::mem::take(&mut self.deferred[host]) {
             match what {
                 Deferred::Notice(end, notice) => self.notice(host, end, notice),
