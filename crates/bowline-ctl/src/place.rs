@@ -48,8 +48,8 @@ impl Place {
         Server::at(self.listener.try_clone()?, self.path.clone(), tree)
     }
 
-    /// Returns the socket once more, for a process that goes on with it; `None` if its path leads to
-    /// another file by now.
+    /// Returns the socket once more, for a process that goes on with it; `None` if its path leads
+    /// to another file by now.
     ///
     /// # Errors
     /// No descriptors left.
