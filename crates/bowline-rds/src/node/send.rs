@@ -256,6 +256,9 @@ impl Node {
         let full = sock.is_send_full(messages_max, self.many_sends);
         let refused = congested || full || !sock.op_load.takes(msg.rdma);
         if refused && !(msg.promised && sock.snd_msgs < messages_max) {
+            if congested {
+                self.doubt_rdma_map(conn_id);
+            }
             return Err(self.refuse_send(id, congested, dport, msg.blocking));
         }
         sock.snd_bytes += len; // without the bytes of operations [RDMA-15]

@@ -146,6 +146,9 @@ pub(crate) struct RdmaLink {
     pub(crate) said: Option<Said>,
     /// The peer seems to have lost the connection.
     pub(crate) check: Option<Check>,
+    /// When it was last asked whether the peer still has the connection with a map that refuses
+    /// messages.
+    pub(crate) asked_at: Instant,
     /// What ended the connection before this node did.
     pub(crate) ended: Option<CloseReason>,
 }
@@ -170,6 +173,7 @@ impl RdmaLink {
             rx: RdmaRx::default(),
             said: None,
             check: None,
+            asked_at: Instant::default(),
             ended: None,
         }
     }

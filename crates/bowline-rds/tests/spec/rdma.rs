@@ -443,6 +443,32 @@ fn a_silent_peer_that_owes_an_acknowledgement_is_sent_a_frame_now_and_then() {
     assert!((2..=3).contains(&acks(&pair)), "{}", acks(&pair));
 }
 
+// tests [IB-114]
+#[test]
+fn a_peer_whose_old_map_refuses_a_message_is_asked_whether_it_is_there() {
+    let mut pair = Pair::new();
+    let [from, to] = sockets(&mut pair);
+    pair.sides[1].node.set_recv_buffer(to, 2000).expect("open");
+    let try_to_send = |pair: &mut Pair| {
+        let payload = [IoSlice::new(&[7; 1000])];
+        let msg = SendMsg { name: Some(addr(PORT_B)), payload: &payload, ..SendMsg::default() };
+        let sent = pair.sides[0].node.send(pair.now, from, &msg).map(drop);
+        pair.run();
+        sent
+    };
+    let is_refused = (0..10).any(|_| try_to_send(&mut pair) == Err(Error::Congested));
+    assert!(is_refused, "nobody reads");
+    // The machine fails. Its device may acknowledge for a while.
+    pair.links = None;
+    let asked = |pair: &Pair| pair.sides[0].node.counters().ib_ack_sent;
+    let before = asked(&pair);
+    for (passed, more) in [(9_000, 0), (1_500, 1), (0, 1), (9_000, 1), (1_500, 2)] {
+        pair.pass(passed);
+        assert_eq!(try_to_send(&mut pair), Err(Error::Congested));
+        assert_eq!(asked(&pair), before + more);
+    }
+}
+
 // tests [OBS-3], [OBS-4]
 #[test]
 fn the_tables_of_rdma_are_those_of_a_kernel() {

@@ -198,6 +198,23 @@ impl Node {
         self.arm(until, Timer::RdmaCheck(id));
     }
 
+    /// A sender is refused because of a map. If that came long ago, the peer may have lost the
+    /// connection since, and what was congested with it [IB-114].
+    #[cold]
+    pub(in crate::node) fn doubt_rdma_map(&mut self, conn: ConnId) {
+        let Some(conn) = self.conn(conn) else { return };
+        let Some(id) = conn.rdma.as_ref().and_then(|rdma| rdma.link) else { return };
+        let heard_at = conn.last_frame_at;
+        let Some(link) = self.rdma_links.get_mut(id.0) else { return };
+        let Some(since) = link.since.filter(|_| link.state == RdmaState::Up) else { return };
+        let known_at = heard_at.max(since).max(link.asked_at);
+        let mute = link.credits.available() == 0;
+        if self.now.saturating_since(known_at) >= PROBE_TIME && !mute {
+            link.asked_at = self.now;
+            self.ask_rdma(id);
+        }
+    }
+
     pub(in crate::node) fn rdma_check_overdue(&mut self, id: RdmaLinkId) {
         let Some(link) = self.rdma_links.get(id.0).filter(|l| l.state == RdmaState::Up) else {
             return;
