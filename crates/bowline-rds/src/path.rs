@@ -8,7 +8,7 @@
 //! ```
 //! `queue[..planned]` is what the kernel calls the retransmit list, the rest its send queue.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use bowline_base::Instant;
 use bowline_wire::rds::{EXT_AREA_LEN, HEADER_LEN, Header, PROBE_PORT};
@@ -162,7 +162,7 @@ pub(crate) struct Path {
     pub(crate) cancelled: usize,
     /// Numbers of those whose bytes are kept, since they are being written.
     #[serde(skip)]
-    pub(crate) unwritten: Vec<u64>,
+    pub(crate) unwritten: BTreeSet<u64>,
     /// Offset in the present link's stream at which the last of these ends.
     #[serde(skip)]
     pub(crate) cancelled_end: u64,
@@ -206,7 +206,7 @@ impl Path {
             log: TxLog::default(),
             queued_bytes: 0,
             cancelled: 0,
-            unwritten: Vec::new(),
+            unwritten: BTreeSet::new(),
             cancelled_end: 0,
             garbage: 0,
             pongs: 0,
@@ -274,11 +274,8 @@ impl Path {
 
     /// Returns cancelled messages that are being written.
     pub(crate) fn unwritten(&self) -> impl Iterator<Item = &TxMsg> {
-        let places = self
-            .unwritten
-            .iter()
-            .filter_map(|seq| self.queue.binary_search_by_key(seq, |msg| msg.seq).ok());
-        places.filter_map(|at| self.queue.get(at)).filter(|msg| !msg.has(mark::GONE))
+        let place = |seq| self.queue.binary_search_by_key(seq, |msg| msg.seq).ok();
+        self.unwritten.iter().filter_map(place).filter_map(|at| self.queue.get(at))
     }
 
     /// Returns the place of the last message of a socket to a port among the first `end`. It is the
@@ -337,7 +334,7 @@ impl Path {
         self.queued_bytes -= u64::from(msg.len);
         if msg.stream_start != UNPLANNED && unwritten.needs(msg) {
             self.cancelled_end = self.cancelled_end.max(msg.stream_end());
-            self.unwritten.push(msg.seq);
+            self.unwritten.insert(msg.seq);
         } else {
             self.forget_bytes(pool, at);
         }
@@ -356,15 +353,14 @@ impl Path {
     /// to `written`, or none.
     pub(crate) fn forget_written(&mut self, pool: &mut TxPool, written: u64) {
         self.cancelled_end = 0;
-        let kept = std::mem::take(&mut self.unwritten);
-        for seq in kept {
+        for seq in std::mem::take(&mut self.unwritten) {
             let Ok(at) = self.queue.binary_search_by_key(&seq, |msg| msg.seq) else { continue };
             let end = self.queue.get(at).filter(|msg| !msg.is_dropped()).map(TxMsg::stream_end);
             match end.filter(|end| *end > written) {
                 None => self.forget_bytes(pool, at),
                 Some(end) => {
                     self.cancelled_end = self.cancelled_end.max(end);
-                    self.unwritten.push(seq);
+                    self.unwritten.insert(seq);
                 }
             }
         }
@@ -424,7 +420,7 @@ impl Path {
             }
             if unwritten.needs(msg) {
                 self.cancelled_end = self.cancelled_end.max(msg.stream_end());
-                self.unwritten.push(msg.seq);
+                self.unwritten.insert(msg.seq);
                 continue;
             }
             if !msg.has(mark::GONE) {
@@ -514,6 +510,9 @@ impl Path {
         if msg.has(mark::GONE) {
             self.garbage = self.garbage.saturating_sub(msg.frame_len());
         } else {
+            if msg.has(mark::CANCELLED) {
+                self.unwritten.remove(&msg.seq);
+            }
             pool.discount(1, msg.len as usize);
         }
         self.release_log(pool);

@@ -367,6 +367,9 @@ impl Node {
             let how = How { last: true, fence: false, unsignalled_max };
             link.post(post, header, (0, &mut std::iter::empty()), how)
         };
+        if link.tx.sending.is_none() {
+            path.forget_written(&mut self.pool, u64::MAX); // the driver has copied all of it
+        }
         self.stats.ib_tx_credit_updates += u64::from(announced);
         true
     }
