@@ -1,6 +1,6 @@
 //! Socket calls that move no message. Spec: `docs/spec/rds.md`, section 8.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Bound::{Excluded, Unbounded};
 
@@ -377,13 +377,18 @@ impl Node {
     pub(super) fn note_senders(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        let mut with_stale = BTreeSet::new();
         for msg in path.queue.iter_mut().filter(|msg| !msg.has(mark::CANCELLED)) {
-            let sock = msg.socket.and_then(|id| self.sockets.get_mut(id.0));
-            if let Some(sock) = sock {
+            let Some(id) = msg.socket else { continue };
+            if let Some(sock) = self.sockets.get_mut(id.0) {
                 let latest = sock.latest.insert((conn_id, msg.dport, index), msg.seq);
                 msg.before = latest.filter(|before| *before < msg.seq).unwrap_or(0);
+                if sock.has_stale() {
+                    with_stale.insert(id);
+                }
             }
         }
+        with_stale.into_iter().for_each(|id| self.forget_stale(id));
     }
 
     /// Registers for one wake-up. After registering, try the operation again, then wait for
@@ -646,6 +651,7 @@ mod tests {
     use std::net::{IpAddr, SocketAddr};
     use std::sync::Arc;
 
+    use crate::ids::ConnId;
     use crate::path::steps;
     use crate::{Config, Error, Instant, Node, SendMsg, SocketId};
 
@@ -741,6 +747,39 @@ mod tests {
         assert!(steps <= 20 * ROUNDS + 5 * OTHERS, "{steps} steps");
         assert_eq!(node.send_bytes(socket), Ok(5));
         assert_eq!(node.send_messages(others), Ok(OTHERS));
+        node.check_invariants();
+    }
+
+    // tests: what moves to another path is known there, and no more where it was
+    #[test]
+    fn a_socket_knows_little_of_where_its_messages_were() {
+        const PORTS: u16 = 28;
+        const KEPT: usize = 10;
+        let mut node = node();
+        let socket = bound(&mut node);
+        send(&mut node, socket, PEER, b"");
+        let conn_id = ConnId(node.conns.iter().next().expect("that of the peer").0);
+        node.cancel_all(now(), socket).expect("bound");
+        node.agree_on_paths(conn_id, Some(8));
+        (0..PORTS).for_each(|n| send(&mut node, socket, &format!("10.0.0.2:{}", 5000 + n), b""));
+        // Those on the first paths have arrived.
+        let mut left = usize::from(PORTS);
+        for index in 0..8 {
+            while left > KEPT
+                && !node.conns.get(conn_id.0).expect("it stays").paths[usize::from(index)]
+                    .queue
+                    .is_empty()
+            {
+                node.release_first(conn_id, index, 1);
+                left = node.send_messages(socket).expect("open");
+            }
+        }
+        node.check_invariants();
+        assert_eq!(node.sock(socket).expect("open").latest.len(), usize::from(PORTS));
+        node.agree_on_paths(conn_id, Some(1));
+        node.check_invariants();
+        assert_eq!(node.send_messages(socket), Ok(KEPT));
+        node.close(now(), socket);
         node.check_invariants();
     }
 
