@@ -92,7 +92,8 @@ pub(crate) struct TxMsg {
     /// Generation of the peer's process on whose link the message was started and not finished;
     /// 0: not known.
     pub(crate) generation: u32,
-    /// Number of the message before it from its socket to its port, if that is still queued.
+    /// Number of the message before it from its socket to its port, which may be cancelled, or 0;
+    /// one that has left the queue's front may be named as well.
     #[serde(skip)]
     pub(crate) before: u64,
 }
@@ -104,6 +105,11 @@ impl TxMsg {
 
     pub(crate) const fn has(&self, mark: u8) -> bool {
         self.marks & mark != 0
+    }
+
+    /// Tells whether the message is one of a socket to a port.
+    fn is_from(&self, of: SocketId, dport: u16) -> bool {
+        self.socket == Some(of) && self.dport == dport
     }
 
     /// Offset in the present link's stream at which the message ends, which was given to it.
@@ -235,27 +241,25 @@ impl Path {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }
 
-    /// Returns the place of the latest message of a socket to a port that has number `seq` or, if
-    /// that one is gone, a lower number.
-    pub(crate) fn latest_of(&self, of: SocketId, dport: u16, seq: u64) -> Option<usize> {
+    /// Returns the place of message `seq`, if it is still there: one of a socket to a port.
+    fn place_of(&self, of: SocketId, dport: u16, seq: u64) -> Option<usize> {
         steps::count(1);
-        let end = match self.queue.binary_search_by_key(&seq, |msg| msg.seq) {
-            Ok(at) => at + 1,
-            Err(at) => at,
-        };
-        self.last_of(of, dport, end)
+        let at = self.queue.binary_search_by_key(&seq, |msg| msg.seq).ok()?;
+        self.queue.get(at).filter(|msg| msg.is_from(of, dport)).map(|_| at)
     }
 
     /// Returns the place of the message that came before message `at` from its socket to its port.
-    pub(crate) fn one_before(&self, at: usize) -> Option<usize> {
+    fn one_before(&self, at: usize) -> Option<usize> {
         let msg = self.queue.get(at)?;
         let (of, dport, seq) = (msg.socket?, msg.dport, msg.before);
+        let distance = msg.seq.checked_sub(seq).filter(|distance| *distance > 0)?;
         // Mostly no number between the two is missing.
-        let guess = at.checked_sub(usize::try_from(msg.seq.checked_sub(seq)?).ok()?);
-        match guess.filter(|at| self.queue.get(*at).is_some_and(|msg| msg.seq == seq)) {
-            Some(before) if before < at => self.last_of(of, dport, before + 1),
-            Some(_) => None,
-            None => self.latest_of(of, dport, seq),
+        let guess = usize::try_from(distance).ok().and_then(|distance| at.checked_sub(distance));
+        steps::count(1);
+        let is_it = |msg: &TxMsg| msg.seq == seq && msg.is_from(of, dport);
+        match guess.filter(|at| self.queue.get(*at).is_some_and(is_it)) {
+            None => self.place_of(of, dport, seq),
+            found => found,
         }
     }
 
@@ -268,7 +272,7 @@ impl Path {
         last: u64,
     ) -> impl Iterator<Item = &TxMsg> {
         let places =
-            std::iter::successors(self.latest_of(of, dport, last), |at| self.one_before(*at));
+            std::iter::successors(self.place_of(of, dport, last), |at| self.one_before(*at));
         places.filter_map(|at| self.queue.get(at)).filter(|msg| !msg.has(mark::CANCELLED))
     }
 
@@ -276,16 +280,6 @@ impl Path {
     pub(crate) fn unwritten(&self) -> impl Iterator<Item = &TxMsg> {
         let place = |seq| self.queue.binary_search_by_key(seq, |msg| msg.seq).ok();
         self.unwritten.iter().filter_map(place).filter_map(|at| self.queue.get(at))
-    }
-
-    /// Returns the place of the last message of a socket to a port among the first `end`. It is the
-    /// last of these, unless that was dropped when its operations were over.
-    fn last_of(&self, of: SocketId, dport: u16, end: usize) -> Option<usize> {
-        let is_of = |msg: &TxMsg| {
-            steps::count(1);
-            msg.socket == Some(of) && msg.dport == dport
-        };
-        self.queue.range(..end).rposition(is_of)
     }
 
     /// Cancels all messages of a socket to a port, the latest of which has number `last`, and
@@ -299,7 +293,7 @@ impl Path {
         unwritten: Unwritten,
         mut cancelled: impl FnMut(&TxMsg),
     ) {
-        let mut next = self.latest_of(of, dport, last);
+        let mut next = self.place_of(of, dport, last);
         while let Some(at) = next {
             if !self.queue.get(at).is_some_and(|msg| msg.has(mark::CANCELLED)) {
                 self.cancel_at(pool, at, unwritten);
@@ -315,12 +309,12 @@ impl Path {
         pool: &mut TxPool,
         generation: u32,
         unwritten: Unwritten,
-        cancelled: &mut Vec<TxMsg>,
+        mut cancelled: impl FnMut(&TxMsg),
     ) {
         for at in 0..self.queue.len() {
             let begun = |msg: &&TxMsg| msg.generation == generation && !msg.has(mark::CANCELLED);
             if let Some(msg) = self.queue.get(at).filter(begun) {
-                cancelled.push(msg.clone());
+                cancelled(msg);
                 self.cancel_at(pool, at, unwritten);
             }
         }
@@ -444,9 +438,18 @@ impl Path {
         steps::count(self.queue.len());
         let (mut at, mut planned) = (0, self.planned);
         let (mut cancelled, mut pongs) = (self.cancelled, self.pongs);
-        self.queue.retain(|msg| {
+        // Numbers of messages that were cancelled alone, and what came before them: the next one of
+        // the same socket to the same port leads there now.
+        let mut alone: Vec<(u64, u64)> = Vec::new();
+        self.queue.retain_mut(|msg| {
             let stays = !msg.is_dropped();
+            if let Ok(at) = alone.binary_search_by_key(&msg.before, |(seq, _)| *seq) {
+                msg.before = alone.get(at).map_or(0, |(_, before)| *before);
+            }
             if !stays {
+                if msg.has(mark::OPS) || msg.generation != 0 {
+                    alone.push((msg.seq, msg.before));
+                }
                 planned -= usize::from(at < self.planned);
                 cancelled -= 1;
                 pongs -= usize::from(msg.has(mark::PONG));

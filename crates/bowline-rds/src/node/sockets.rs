@@ -362,14 +362,32 @@ impl Node {
         }
     }
 
-    /// Forgets where messages of a socket were queued that are gone.
+    /// Releases a message that was cancelled alone, while its record is still queued.
+    pub(super) fn release_one(&mut self, conn_id: ConnId, index: u8, msg: &TxMsg) {
+        let to = (conn_id, msg.dport, index);
+        let path = self.conns.get(conn_id.0).and_then(|conn| conn.paths.get(usize::from(index)));
+        if let Some(id) = msg.socket
+            && let Some(sock) = self.sockets.get_mut(id.0)
+            && sock.latest.get(&to) == Some(&msg.seq)
+        {
+            let before = path.and_then(|path| path.sent_by(id, msg.dport, msg.seq).next());
+            match before {
+                Some(before) => sock.latest.insert(to, before.seq),
+                None => sock.latest.remove(&to),
+            };
+        }
+        self.release_message(msg);
+    }
+
+    /// Forgets where messages of a socket were queued that are gone. Messages leave a path at its
+    /// front: of those that are cancelled elsewhere nothing is noted.
     #[cold]
     pub(super) fn forget_stale(&mut self, id: SocketId) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         let conns = &self.conns;
-        sock.latest.retain(|(conn, dport, index), last| {
+        sock.latest.retain(|(conn, _, index), last| {
             let path = conns.get(conn.0).and_then(|conn| conn.paths.get(usize::from(*index)));
-            path.is_some_and(|path| path.sent_by(id, *dport, *last).next().is_some())
+            path.and_then(|path| path.queue.front()).is_some_and(|first| first.seq <= *last)
         });
     }
 
@@ -781,6 +799,42 @@ mod tests {
         assert_eq!(node.send_messages(socket), Ok(KEPT));
         node.close(now(), socket);
         node.check_invariants();
+    }
+
+    // tests, [R-530]: where a message is missing, others are passed over as well
+    #[test]
+    fn cancelling_finds_what_came_before_a_message_that_was_dropped_alone() {
+        const OTHERS: usize = 5000;
+        const GONE: u32 = 7;
+        for is_latest in [true, false] {
+            let mut node = node();
+            let (others, socket) = (bound(&mut node), bound(&mut node));
+            let send_some = |node: &mut Node| {
+                send(node, socket, PEER, b"one");
+                (0..OTHERS).for_each(|_| send(node, others, PEER, b""));
+            };
+            send_some(&mut node);
+            send(&mut node, socket, PEER, b"begun");
+            let conn_id = ConnId(node.conns.iter().next().expect("that of the peer").0);
+            for path in node.conns.iter_mut().flat_map(|conn| &mut conn.paths) {
+                path.queue.back_mut().into_iter().for_each(|msg| msg.generation = GONE);
+            }
+            (0..OTHERS).for_each(|_| send(&mut node, others, PEER, b""));
+            if !is_latest {
+                send_some(&mut node);
+            }
+            node.drop_started(conn_id, GONE);
+            node.check_invariants();
+            let left = if is_latest { 1 } else { 2 };
+            assert_eq!(node.send_messages(socket), Ok(left));
+            send(&mut node, socket, PEER, b"the last");
+            steps::take();
+            node.cancel_sent_to(now(), socket, addr(PEER)).expect("bound");
+            let steps = steps::take();
+            assert!(steps <= 20, "{steps} steps for {}", left + 1);
+            assert_eq!(node.send_messages(socket), Ok(0));
+            node.check_invariants();
+        }
     }
 
     // What is cancelled one by one is forgotten one by one, though its record waits for more.

@@ -246,8 +246,8 @@ impl Node {
                     let (conn_id, msg) = (link.conn, msg.clone());
                     path.cancel_at(&mut self.pool, path.planned, Unwritten::Message(None));
                     path.skip_dropped();
+                    self.release_one(conn_id, 0, &msg);
                     self.after_release(conn_id, 0);
-                    self.release_message(&msg);
                     continue;
                 };
                 if !ops.posted {
