@@ -8,7 +8,7 @@
 //! ```
 //! `queue[..planned]` is what the kernel calls the retransmit list, the rest its send queue.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use bowline_base::Instant;
 use bowline_wire::rds::{EXT_AREA_LEN, HEADER_LEN, Header, PROBE_PORT};
@@ -92,7 +92,8 @@ pub(crate) struct TxMsg {
     /// Generation of the peer's process on whose link the message was started and not finished;
     /// 0: not known.
     pub(crate) generation: u32,
-    /// Number of the message before it from its socket to its port, if that is still queued.
+    /// Number of the message before it from its socket to its port, which may be cancelled, or 0;
+    /// one that has left the queue's front may be named as well.
     #[serde(skip)]
     pub(crate) before: u64,
 }
@@ -104,6 +105,11 @@ impl TxMsg {
 
     pub(crate) const fn has(&self, mark: u8) -> bool {
         self.marks & mark != 0
+    }
+
+    /// Tells whether the message is one of a socket to a port.
+    fn is_from(&self, of: SocketId, dport: u16) -> bool {
+        self.socket == Some(of) && self.dport == dport
     }
 
     /// Offset in the present link's stream at which the message ends, which was given to it.
@@ -162,7 +168,7 @@ pub(crate) struct Path {
     pub(crate) cancelled: usize,
     /// Numbers of those whose bytes are kept, since they are being written.
     #[serde(skip)]
-    pub(crate) unwritten: Vec<u64>,
+    pub(crate) unwritten: BTreeSet<u64>,
     /// Offset in the present link's stream at which the last of these ends.
     #[serde(skip)]
     pub(crate) cancelled_end: u64,
@@ -206,7 +212,7 @@ impl Path {
             log: TxLog::default(),
             queued_bytes: 0,
             cancelled: 0,
-            unwritten: Vec::new(),
+            unwritten: BTreeSet::new(),
             cancelled_end: 0,
             garbage: 0,
             pongs: 0,
@@ -235,27 +241,25 @@ impl Path {
         self.queue.iter().any(|m| m.has(mark::CANCELLED) && m.has(mark::RETRANS))
     }
 
-    /// Returns the place of the latest message of a socket to a port that has number `seq` or, if
-    /// that one is gone, a lower number.
-    pub(crate) fn latest_of(&self, of: SocketId, dport: u16, seq: u64) -> Option<usize> {
+    /// Returns the place of message `seq`, if it is still there: one of a socket to a port.
+    fn place_of(&self, of: SocketId, dport: u16, seq: u64) -> Option<usize> {
         steps::count(1);
-        let end = match self.queue.binary_search_by_key(&seq, |msg| msg.seq) {
-            Ok(at) => at + 1,
-            Err(at) => at,
-        };
-        self.last_of(of, dport, end)
+        let at = self.queue.binary_search_by_key(&seq, |msg| msg.seq).ok()?;
+        self.queue.get(at).filter(|msg| msg.is_from(of, dport)).map(|_| at)
     }
 
     /// Returns the place of the message that came before message `at` from its socket to its port.
-    pub(crate) fn one_before(&self, at: usize) -> Option<usize> {
+    fn one_before(&self, at: usize) -> Option<usize> {
         let msg = self.queue.get(at)?;
         let (of, dport, seq) = (msg.socket?, msg.dport, msg.before);
+        let distance = msg.seq.checked_sub(seq).filter(|distance| *distance > 0)?;
         // Mostly no number between the two is missing.
-        let guess = at.checked_sub(usize::try_from(msg.seq.checked_sub(seq)?).ok()?);
-        match guess.filter(|at| self.queue.get(*at).is_some_and(|msg| msg.seq == seq)) {
-            Some(before) if before < at => self.last_of(of, dport, before + 1),
-            Some(_) => None,
-            None => self.latest_of(of, dport, seq),
+        let guess = usize::try_from(distance).ok().and_then(|distance| at.checked_sub(distance));
+        steps::count(1);
+        let is_it = |msg: &TxMsg| msg.seq == seq && msg.is_from(of, dport);
+        match guess.filter(|at| self.queue.get(*at).is_some_and(is_it)) {
+            None => self.place_of(of, dport, seq),
+            found => found,
         }
     }
 
@@ -268,27 +272,14 @@ impl Path {
         last: u64,
     ) -> impl Iterator<Item = &TxMsg> {
         let places =
-            std::iter::successors(self.latest_of(of, dport, last), |at| self.one_before(*at));
+            std::iter::successors(self.place_of(of, dport, last), |at| self.one_before(*at));
         places.filter_map(|at| self.queue.get(at)).filter(|msg| !msg.has(mark::CANCELLED))
     }
 
     /// Returns cancelled messages that are being written.
     pub(crate) fn unwritten(&self) -> impl Iterator<Item = &TxMsg> {
-        let places = self
-            .unwritten
-            .iter()
-            .filter_map(|seq| self.queue.binary_search_by_key(seq, |msg| msg.seq).ok());
-        places.filter_map(|at| self.queue.get(at)).filter(|msg| !msg.has(mark::GONE))
-    }
-
-    /// Returns the place of the last message of a socket to a port among the first `end`. It is the
-    /// last of these, unless that was dropped when its operations were over.
-    fn last_of(&self, of: SocketId, dport: u16, end: usize) -> Option<usize> {
-        let is_of = |msg: &TxMsg| {
-            steps::count(1);
-            msg.socket == Some(of) && msg.dport == dport
-        };
-        self.queue.range(..end).rposition(is_of)
+        let place = |seq| self.queue.binary_search_by_key(seq, |msg| msg.seq).ok();
+        self.unwritten.iter().filter_map(place).filter_map(|at| self.queue.get(at))
     }
 
     /// Cancels all messages of a socket to a port, the latest of which has number `last`, and
@@ -302,7 +293,7 @@ impl Path {
         unwritten: Unwritten,
         mut cancelled: impl FnMut(&TxMsg),
     ) {
-        let mut next = self.latest_of(of, dport, last);
+        let mut next = self.place_of(of, dport, last);
         while let Some(at) = next {
             if !self.queue.get(at).is_some_and(|msg| msg.has(mark::CANCELLED)) {
                 self.cancel_at(pool, at, unwritten);
@@ -318,12 +309,12 @@ impl Path {
         pool: &mut TxPool,
         generation: u32,
         unwritten: Unwritten,
-        cancelled: &mut Vec<TxMsg>,
+        mut cancelled: impl FnMut(&TxMsg),
     ) {
         for at in 0..self.queue.len() {
             let begun = |msg: &&TxMsg| msg.generation == generation && !msg.has(mark::CANCELLED);
             if let Some(msg) = self.queue.get(at).filter(begun) {
-                cancelled.push(msg.clone());
+                cancelled(msg);
                 self.cancel_at(pool, at, unwritten);
             }
         }
@@ -337,7 +328,7 @@ impl Path {
         self.queued_bytes -= u64::from(msg.len);
         if msg.stream_start != UNPLANNED && unwritten.needs(msg) {
             self.cancelled_end = self.cancelled_end.max(msg.stream_end());
-            self.unwritten.push(msg.seq);
+            self.unwritten.insert(msg.seq);
         } else {
             self.forget_bytes(pool, at);
         }
@@ -356,15 +347,14 @@ impl Path {
     /// to `written`, or none.
     pub(crate) fn forget_written(&mut self, pool: &mut TxPool, written: u64) {
         self.cancelled_end = 0;
-        let kept = std::mem::take(&mut self.unwritten);
-        for seq in kept {
+        for seq in std::mem::take(&mut self.unwritten) {
             let Ok(at) = self.queue.binary_search_by_key(&seq, |msg| msg.seq) else { continue };
             let end = self.queue.get(at).filter(|msg| !msg.is_dropped()).map(TxMsg::stream_end);
             match end.filter(|end| *end > written) {
                 None => self.forget_bytes(pool, at),
                 Some(end) => {
                     self.cancelled_end = self.cancelled_end.max(end);
-                    self.unwritten.push(seq);
+                    self.unwritten.insert(seq);
                 }
             }
         }
@@ -424,7 +414,7 @@ impl Path {
             }
             if unwritten.needs(msg) {
                 self.cancelled_end = self.cancelled_end.max(msg.stream_end());
-                self.unwritten.push(msg.seq);
+                self.unwritten.insert(msg.seq);
                 continue;
             }
             if !msg.has(mark::GONE) {
@@ -448,9 +438,18 @@ impl Path {
         steps::count(self.queue.len());
         let (mut at, mut planned) = (0, self.planned);
         let (mut cancelled, mut pongs) = (self.cancelled, self.pongs);
-        self.queue.retain(|msg| {
+        // Numbers of messages that were cancelled alone, and what came before them: the next one of
+        // the same socket to the same port leads there now.
+        let mut alone: Vec<(u64, u64)> = Vec::new();
+        self.queue.retain_mut(|msg| {
             let stays = !msg.is_dropped();
+            if let Ok(at) = alone.binary_search_by_key(&msg.before, |(seq, _)| *seq) {
+                msg.before = alone.get(at).map_or(0, |(_, before)| *before);
+            }
             if !stays {
+                if msg.has(mark::OPS) || msg.generation != 0 {
+                    alone.push((msg.seq, msg.before));
+                }
                 planned -= usize::from(at < self.planned);
                 cancelled -= 1;
                 pongs -= usize::from(msg.has(mark::PONG));
@@ -514,6 +513,9 @@ impl Path {
         if msg.has(mark::GONE) {
             self.garbage = self.garbage.saturating_sub(msg.frame_len());
         } else {
+            if msg.has(mark::CANCELLED) {
+                self.unwritten.remove(&msg.seq);
+            }
             pool.discount(1, msg.len as usize);
         }
         self.release_log(pool);

@@ -408,13 +408,15 @@ impl Node {
             (0..conn.paths.len() as u8).map(|index| self.unwritten(conn, index)).collect();
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let mut dropped = Vec::new();
-        for (path, unwritten) in conn.paths.iter_mut().zip(unwritten) {
-            path.cancel_begun(&mut self.pool, generation, unwritten, &mut dropped);
+        for ((index, path), unwritten) in (0..).zip(&mut conn.paths).zip(unwritten) {
+            path.cancel_begun(&mut self.pool, generation, unwritten, |msg| {
+                dropped.push((index, msg.clone()));
+            });
+        }
+        self.stats.send_drop_restart += dropped.len() as u64;
+        for (index, msg) in &dropped {
+            self.release_one(conn_id, *index, msg);
         }
         (0..8).for_each(|index| self.drop_cancelled(conn_id, index));
-        self.stats.send_drop_restart += dropped.len() as u64;
-        for msg in dropped {
-            self.release_message(&msg);
-        }
     }
 }

@@ -55,7 +55,7 @@ impl Node {
                 let mut last = None;
                 let mut bytes = 0;
                 let mut pongs = 0;
-                let (mut cancelled, mut dropped) = (0, 0);
+                let (mut cancelled, mut dropped, mut unwritten) = (0, 0, 0);
                 for (at, m) in p.queue.iter().enumerate() {
                     assert!(last.is_none_or(|l| l < m.seq), "numbers rise within a queue");
                     last = Some(m.seq);
@@ -70,6 +70,10 @@ impl Node {
                         assert!(begun, "bytes of what is cancelled stay only if it was begun");
                         cancelled += 1;
                         dropped += usize::from(m.is_dropped());
+                        if !m.has(mark::GONE) {
+                            assert!(p.unwritten.contains(&m.seq), "bytes that nobody forgets");
+                            unwritten += 1;
+                        }
                         continue;
                     }
                     assert!(!m.has(mark::GONE), "bytes of a message that may be sent again");
@@ -84,6 +88,7 @@ impl Node {
                 assert_eq!(bytes, p.queued_bytes, "queued bytes of a path");
                 assert_eq!(pongs, p.pongs, "pongs of a path");
                 assert_eq!(cancelled, p.cancelled, "cancelled messages of a path");
+                assert_eq!(unwritten, p.unwritten.len(), "numbers of those that are written");
                 let next = p.queue.get(p.planned);
                 assert!(!next.is_some_and(TxMsg::is_dropped), "what is dropped is not next");
                 let few = dropped <= CANCELLED_KEPT + p.queue.len() / 4;

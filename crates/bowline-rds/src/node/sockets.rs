@@ -1,6 +1,6 @@
 //! Socket calls that move no message. Spec: `docs/spec/rds.md`, section 8.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Bound::{Excluded, Unbounded};
 
@@ -362,14 +362,32 @@ impl Node {
         }
     }
 
-    /// Forgets where messages of a socket were queued that are gone.
+    /// Releases a message that was cancelled alone, while its record is still queued.
+    pub(super) fn release_one(&mut self, conn_id: ConnId, index: u8, msg: &TxMsg) {
+        let to = (conn_id, msg.dport, index);
+        let path = self.conns.get(conn_id.0).and_then(|conn| conn.paths.get(usize::from(index)));
+        if let Some(id) = msg.socket
+            && let Some(sock) = self.sockets.get_mut(id.0)
+            && sock.latest.get(&to) == Some(&msg.seq)
+        {
+            let before = path.and_then(|path| path.sent_by(id, msg.dport, msg.seq).next());
+            match before {
+                Some(before) => sock.latest.insert(to, before.seq),
+                None => sock.latest.remove(&to),
+            };
+        }
+        self.release_message(msg);
+    }
+
+    /// Forgets where messages of a socket were queued that are gone. Messages leave a path at its
+    /// front: of those that are cancelled elsewhere nothing is noted.
     #[cold]
     pub(super) fn forget_stale(&mut self, id: SocketId) {
         let Some(sock) = self.sockets.get_mut(id.0) else { return };
         let conns = &self.conns;
-        sock.latest.retain(|(conn, dport, index), last| {
+        sock.latest.retain(|(conn, _, index), last| {
             let path = conns.get(conn.0).and_then(|conn| conn.paths.get(usize::from(*index)));
-            path.is_some_and(|path| path.sent_by(id, *dport, *last).next().is_some())
+            path.and_then(|path| path.queue.front()).is_some_and(|first| first.seq <= *last)
         });
     }
 
@@ -377,13 +395,18 @@ impl Node {
     pub(super) fn note_senders(&mut self, conn_id: ConnId, index: u8) {
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         let Some(path) = conn.paths.get_mut(usize::from(index)) else { return };
+        let mut with_stale = BTreeSet::new();
         for msg in path.queue.iter_mut().filter(|msg| !msg.has(mark::CANCELLED)) {
-            let sock = msg.socket.and_then(|id| self.sockets.get_mut(id.0));
-            if let Some(sock) = sock {
+            let Some(id) = msg.socket else { continue };
+            if let Some(sock) = self.sockets.get_mut(id.0) {
                 let latest = sock.latest.insert((conn_id, msg.dport, index), msg.seq);
                 msg.before = latest.filter(|before| *before < msg.seq).unwrap_or(0);
+                if sock.has_stale() {
+                    with_stale.insert(id);
+                }
             }
         }
+        with_stale.into_iter().for_each(|id| self.forget_stale(id));
     }
 
     /// Registers for one wake-up. After registering, try the operation again, then wait for
@@ -646,6 +669,7 @@ mod tests {
     use std::net::{IpAddr, SocketAddr};
     use std::sync::Arc;
 
+    use crate::ids::ConnId;
     use crate::path::steps;
     use crate::{Config, Error, Instant, Node, SendMsg, SocketId};
 
@@ -742,6 +766,75 @@ mod tests {
         assert_eq!(node.send_bytes(socket), Ok(5));
         assert_eq!(node.send_messages(others), Ok(OTHERS));
         node.check_invariants();
+    }
+
+    // tests: what moves to another path is known there, and no more where it was
+    #[test]
+    fn a_socket_knows_little_of_where_its_messages_were() {
+        const PORTS: u16 = 28;
+        const KEPT: usize = 10;
+        let mut node = node();
+        let socket = bound(&mut node);
+        send(&mut node, socket, PEER, b"");
+        let conn_id = ConnId(node.conns.iter().next().expect("that of the peer").0);
+        node.cancel_all(now(), socket).expect("bound");
+        node.agree_on_paths(conn_id, Some(8));
+        (0..PORTS).for_each(|n| send(&mut node, socket, &format!("10.0.0.2:{}", 5000 + n), b""));
+        // Those on the first paths have arrived.
+        let mut left = usize::from(PORTS);
+        for index in 0..8 {
+            while left > KEPT
+                && !node.conns.get(conn_id.0).expect("it stays").paths[usize::from(index)]
+                    .queue
+                    .is_empty()
+            {
+                node.release_first(conn_id, index, 1);
+                left = node.send_messages(socket).expect("open");
+            }
+        }
+        node.check_invariants();
+        assert_eq!(node.sock(socket).expect("open").latest.len(), usize::from(PORTS));
+        node.agree_on_paths(conn_id, Some(1));
+        node.check_invariants();
+        assert_eq!(node.send_messages(socket), Ok(KEPT));
+        node.close(now(), socket);
+        node.check_invariants();
+    }
+
+    // tests, [R-530]: where a message is missing, others are passed over as well
+    #[test]
+    fn cancelling_finds_what_came_before_a_message_that_was_dropped_alone() {
+        const OTHERS: usize = 5000;
+        const GONE: u32 = 7;
+        for is_latest in [true, false] {
+            let mut node = node();
+            let (others, socket) = (bound(&mut node), bound(&mut node));
+            let send_some = |node: &mut Node| {
+                send(node, socket, PEER, b"one");
+                (0..OTHERS).for_each(|_| send(node, others, PEER, b""));
+            };
+            send_some(&mut node);
+            send(&mut node, socket, PEER, b"begun");
+            let conn_id = ConnId(node.conns.iter().next().expect("that of the peer").0);
+            for path in node.conns.iter_mut().flat_map(|conn| &mut conn.paths) {
+                path.queue.back_mut().into_iter().for_each(|msg| msg.generation = GONE);
+            }
+            (0..OTHERS).for_each(|_| send(&mut node, others, PEER, b""));
+            if !is_latest {
+                send_some(&mut node);
+            }
+            node.drop_started(conn_id, GONE);
+            node.check_invariants();
+            let left = if is_latest { 1 } else { 2 };
+            assert_eq!(node.send_messages(socket), Ok(left));
+            send(&mut node, socket, PEER, b"the last");
+            steps::take();
+            node.cancel_sent_to(now(), socket, addr(PEER)).expect("bound");
+            let steps = steps::take();
+            assert!(steps <= 20, "{steps} steps for {}", left + 1);
+            assert_eq!(node.send_messages(socket), Ok(0));
+            node.check_invariants();
+        }
     }
 
     // What is cancelled one by one is forgotten one by one, though its record waits for more.

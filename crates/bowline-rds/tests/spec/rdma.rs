@@ -5,8 +5,8 @@ use std::io::IoSlice;
 use bowline_wire::rds::{ConnectData, Version};
 
 use bowline_rds::{
-    Config, Control, Error, Instant, RdmaAccess, RdmaOp, RdmaPiece, RdmaStatus, Received, RecvOpts,
-    SendControl, SendMsg, SocketId, Transport,
+    Config, Control, Error, Instant, Node, RdmaAccess, RdmaOp, RdmaPiece, RdmaRequest, RdmaStatus,
+    Received, RecvOpts, SendControl, SendMsg, SocketId, Transport,
 };
 
 use crate::support::rdma::{Pair, Side};
@@ -503,7 +503,7 @@ fn the_tables_of_rdma_are_those_of_a_kernel() {
 // tests [OBS-4], [R-1001]
 #[test]
 fn without_rdma_there_are_no_tables_of_it() {
-    let node = bowline_rds::Node::new(Config::default());
+    let node = Node::new(Config::default());
     for option in [10_008, 10_017] {
         assert_eq!(node.info_option(option), Err(Error::NoSuchOption));
     }
@@ -612,4 +612,39 @@ fn what_happens_over_rdma_is_counted() {
     assert_eq!(receiver.ib_rx_refill_from_cq, receiver.ib_rx_cq_event, "posted again each time");
     assert!(receiver.ib_tx_credit_updates > 0);
     assert_eq!(receiver.ib_tx_credit_updates, sender.ib_rx_credit_updates);
+}
+
+// tests: its account is given back at once, and its bytes as soon as nobody needs them
+#[test]
+fn what_is_cancelled_while_it_is_sent_takes_no_memory_afterwards() {
+    let mut config = Config::default();
+    config.sysctl.ib_flow_control = 0;
+    let mut pair = Pair::with(config);
+    let [a, _] = sockets(&mut pair);
+    send(&mut pair, 0, a, b"first");
+    pair.run();
+    let now = pair.now;
+    let link = pair.links.expect("they are connected")[0];
+    let post = |node: &mut Node, max| {
+        let mut last = None;
+        node.poll_rdma_requests(now, link, max, |request, _| match request {
+            RdmaRequest::Frame(frame) => last = Some(frame.id),
+            RdmaRequest::Work(_) => {}
+        });
+        node.handle_rdma_posted(now, link);
+        last
+    };
+    // The peer acknowledges none of them.
+    for round in 0..20 {
+        send(&mut pair, 0, a, &[1; 60_000]);
+        let node = &mut pair.sides[0].node;
+        assert!(post(node, 1).is_some(), "round {round}");
+        node.cancel_all(now, a).expect("bound");
+        assert_eq!(node.outstanding(a).expect("bound").len(), 1, "it is being sent");
+        let last = post(node, usize::MAX).expect("the rest of it");
+        node.handle_rdma_sent(now, link, last);
+        node.check_invariants();
+        assert_eq!(node.outstanding(a).expect("bound"), [], "round {round}");
+        assert!(node.send_memory().accounted < 1000, "round {round}");
+    }
 }

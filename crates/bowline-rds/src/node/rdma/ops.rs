@@ -185,7 +185,7 @@ impl Node {
                 ops.remove();
             }
         }
-        released.iter().for_each(|msg| self.release_message(msg));
+        released.iter().for_each(|msg| self.release_one(conn_id, 0, msg));
         told.into_iter().for_each(|(socket, token, status)| self.notify(socket, token, status));
         self.after_release(conn_id, 0);
     }
@@ -277,7 +277,7 @@ impl Node {
                 path.cancel_at(&mut self.pool, at, Unwritten::Message(None));
             }
         }
-        released.iter().for_each(|msg: &TxMsg| self.release_message(msg));
+        released.iter().for_each(|msg: &TxMsg| self.release_one(conn_id, 0, msg));
         told.into_iter().for_each(|(socket, token, status)| self.notify(socket, token, status));
     }
 

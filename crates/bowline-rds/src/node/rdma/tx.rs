@@ -246,8 +246,8 @@ impl Node {
                     let (conn_id, msg) = (link.conn, msg.clone());
                     path.cancel_at(&mut self.pool, path.planned, Unwritten::Message(None));
                     path.skip_dropped();
+                    self.release_one(conn_id, 0, &msg);
                     self.after_release(conn_id, 0);
-                    self.release_message(&msg);
                     continue;
                 };
                 if !ops.posted {
@@ -367,6 +367,9 @@ impl Node {
             let how = How { last: true, fence: false, unsignalled_max };
             link.post(post, header, (0, &mut std::iter::empty()), how)
         };
+        if link.tx.sending.is_none() {
+            path.forget_written(&mut self.pool, u64::MAX); // the driver has copied all of it
+        }
         self.stats.ib_tx_credit_updates += u64::from(announced);
         true
     }
