@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use bowline_attach::Area;
 
+use crate::agent;
 use crate::channel::{Channel, Descriptors, is_refusal};
 use crate::memory;
 use crate::node::Node;
@@ -112,7 +113,11 @@ impl OwnedSocket {
             }
             match once(&socket, &self.memory.0) {
                 Err(libc::EINTR) => {}
-                Err(_) if self.closed.load(Ordering::Acquire) => return Err(libc::EBADF),
+                done if self.closed.load(Ordering::Acquire) => {
+                    // It may have given some after the others had it taken back.
+                    self.take_memory_back();
+                    return done.map_err(|_| libc::EBADF);
+                }
                 done => return done,
             }
         }
@@ -248,6 +253,13 @@ impl OwnedSocket {
         self.call(|socket, _| socket.cancel_all())
     }
 
+    /// What was given of this process's memory for the socket is the node's no more.
+    fn take_memory_back(&self) {
+        if let Some(socket) = agent::socket_of(self.fd.as_raw_fd()) {
+            agent::take_back(socket, None);
+        }
+    }
+
     /// The descriptor, for `poll`.
     ///
     /// # Errors
@@ -259,8 +271,7 @@ impl OwnedSocket {
     /// Closes the socket now: waits of other threads end.
     pub fn close(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
-            let fd = self.fd.as_raw_fd();
-            Socket { fd, node: &self.host.node, handle: self.handle }.closes();
+            self.take_memory_back();
             // The node takes that for the end of the last descriptor.
             crate::system::shutdown(self.fd.as_raw_fd());
         }

@@ -9,7 +9,7 @@ use bowline_attach::{
     Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN, name,
 };
 
-use crate::agent;
+use crate::agent::{self, Given};
 use crate::channel::{Answer, Channel, Descriptors, errno_of};
 use crate::node::Node;
 use crate::reach::{self, Reach};
@@ -159,10 +159,7 @@ impl<D: Descriptors> Socket<'_, D> {
                 system::close(memory);
                 shown
             }
-            Some(maker) => {
-                let node = trust::number_of(maker);
-                channel.show_given(agent::give::<D>(node, self.handle, reach)?)
-            }
+            Some(maker) => channel.show_given(self.give(trust::number_of(maker), reach)?),
         };
         match shown {
             Err(libc::ENETDOWN) => Err(libc::ENETDOWN),
@@ -170,20 +167,19 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Takes the region with a key back from a node that has an agent give it.
-    fn free_memory(&self, cookie: u64) {
-        if let Some(maker) = trust::maker(self.fd) {
-            agent::take_back(trust::number_of(maker), self.handle, Some(cookie));
-        }
+    /// Gives a node what a request is about.
+    fn give(&self, node: u64, reach: &Reach) -> Result<Given, c_int> {
+        let socket = agent::socket_of(self.fd).ok_or(libc::EBADF)?;
+        let given = agent::give::<D>(node, socket, reach)?;
+        // Closed meanwhile, by another thread: perhaps before there was something to take back.
+        let is_open = agent::socket_of(self.fd) == Some(socket);
+        if is_open { Ok(given) } else { Err(libc::EBADF) }
     }
 
-    /// The descriptor is about to be closed. With the last one that this process has, all is taken
-    /// back that an agent gives for the socket.
-    pub fn closes(&self) {
-        let Some(maker) = trust::maker(self.fd) else { return };
-        let node = trust::number_of(maker);
-        if agent::is_giving(node, self.handle) && !system::has_other_descriptor(self.fd) {
-            agent::take_back(node, self.handle, None);
+    /// Takes the region with a key back from a node that has an agent give it.
+    fn free_memory(&self, cookie: u64) {
+        if let Some(socket) = agent::socket_of(self.fd) {
+            agent::take_back(socket, Some(cookie));
         }
     }
 
@@ -214,9 +210,18 @@ impl<D: Descriptors> Socket<'_, D> {
                 self.heed(head.op, answer);
                 return Err(errno_of(answer.value));
             }
-            channel.accept();
             return Ok((channel, answer));
         }
+    }
+
+    /// Asks the node, of whose answer the numbers are all that is wanted. A call whose answer does
+    /// not come whole has failed: the node keeps nothing that it was given for it.
+    fn carry_out(&self, request: &Request<'_>) -> Result<Answer, c_int> {
+        let (mut channel, answer) = self.ask(request)?;
+        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+        channel.accept();
+        self.node.keep(channel);
+        Ok(answer)
     }
 
     /// Makes the socket unwritable if the node asks for that: what the descriptor shows is up to
@@ -338,9 +343,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let memory = reach.as_ref();
         let request =
             Request { control: unreachable, payload: &payload, memory, ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-        self.node.keep(channel);
+        self.carry_out(&request)?;
         // Waiting is up to the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
             system::set_receive_timeout(self.fd, name, value);
@@ -420,9 +423,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let head = self.head(Op::Send, flags, c_int::from(!is_writable));
         let memory = reach.as_ref();
         let request = Request { head, name, control, payload, may_wait, memory };
-        let (mut channel, answer) = self.ask(&request)?;
-        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-        self.node.keep(channel);
+        let answer = self.carry_out(&request)?;
         self.heed(Op::Send, answer);
         let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
         Ok(usize::try_from(answer.value).map_or(len, |sent| sent.min(len)))
@@ -591,10 +592,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let head = self.head(Op::Flush, 0, 0);
         let payload = [piece_of(&limit)];
         let request = Request { payload: &payload, may_wait: true, ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-        self.node.keep(channel);
-        Ok(())
+        self.carry_out(&request).map(drop)
     }
 
     /// Cancels all that was sent and is not acknowledged.

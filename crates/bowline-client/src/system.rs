@@ -173,20 +173,21 @@ pub(crate) fn first_sender(fd: c_int) -> Result<Option<u32>, c_int> {
     }
 }
 
-/// Tells whether this process has another descriptor of the same socket.
-pub(crate) fn has_other_descriptor(fd: c_int) -> bool {
+/// The number that the system gives to each socket once, by whichever descriptor of it.
+pub(crate) fn cookie(fd: c_int) -> Option<u64> {
+    let mut cookie = 0_u64;
+    get_option(fd, libc::SO_COOKIE, &mut cookie).ok().map(|()| cookie)
+}
+
+/// Tells whether this process has a descriptor of a socket, by its [`cookie`].
+pub(crate) fn has_descriptor(socket: u64) -> bool {
     /// Numbers above are looked at by no process that does not raise its limit on purpose.
     const NUMBERS_MAX: u64 = 1 << 16;
-    let cookie = |fd: c_int| {
-        let mut cookie = 0_u64;
-        get_option(fd, libc::SO_COOKIE, &mut cookie).ok().map(|()| cookie)
-    };
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let none = ptr::null::<c_void>();
     let asked = system!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, none, ptr::from_mut(&mut limit));
     let end = if asked.is_ok() { limit.rlim_cur.min(NUMBERS_MAX) } else { NUMBERS_MAX };
-    let Some(own) = cookie(fd) else { return false };
-    (0..end as c_int).any(|other| other != fd && cookie(other) == Some(own))
+    (0..end as c_int).any(|fd| cookie(fd) == Some(socket))
 }
 
 /// The network namespace of the calling thread, by the number that the system gives to each once;

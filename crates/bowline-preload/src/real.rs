@@ -66,3 +66,11 @@ pub(crate) fn fail(errno: c_int) -> c_int {
     unsafe { *place = errno };
     -1
 }
+
+/// What `errno` is.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the C library returns the place of this thread's errno.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the place is valid for as long as the thread is.
+    unsafe { *place }
+}

@@ -130,21 +130,14 @@ pub(crate) fn set_ours(fd: c_int) {
     }
 }
 
+/// Tells whether a descriptor is known as an RDS socket.
+pub(crate) fn is_rds(fd: c_int) -> bool {
+    cell(fd).is_some_and(|cell| cell.load(Ordering::Acquire) & 0xff == RDS)
+}
+
 /// Tells whether it is a descriptor of this library.
 pub(crate) fn is_ours(fd: c_int) -> bool {
     cell(fd).is_some_and(|cell| cell.load(Ordering::Acquire) == OURS)
-}
-
-/// A descriptor is about to be closed or replaced: of an RDS socket, what was given of this
-/// process's memory for it may end.
-pub(crate) fn closes(fd: c_int) {
-    let word = cell(fd).map_or(UNKNOWN, |cell| cell.load(Ordering::Acquire));
-    if word & 0xff == RDS
-        && is_this_process()
-        && let Some(node) = nodes::get((word >> 8) as u8)
-    {
-        Rds { fd, node, handle: word >> 16 }.closes();
-    }
 }
 
 /// Forgets a descriptor that is closed or replaced.
