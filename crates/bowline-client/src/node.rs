@@ -8,7 +8,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use bowline_attach::{Head, Op};
 
 use crate::channel::{Channel, Descriptors, Welcome, errno_of, is_refusal};
-use crate::system;
 
 /// Channels of a node that are kept for the next call.
 const IDLE_MAX: usize = 32;
@@ -131,11 +130,7 @@ impl<D: Descriptors> Node<D> {
         let head = Head { op: Op::Open, value: 0, a: libc::SOCK_SEQPACKET, b: 0 };
         let asked = channel.send(head, &[], &[], &[], None);
         let answer = asked.and_then(|()| channel.answer_with_descriptors());
-        let taken = answer.and_then(|(answer, descriptors)| {
-            channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-            Ok((answer, descriptors))
-        });
-        let (answer, [fd, memory]) = match taken {
+        let (answer, came) = match answer {
             Ok(answer) => answer,
             Err(errno) => {
                 // A node that was started anew has ended the others as well.
@@ -145,12 +140,12 @@ impl<D: Descriptors> Node<D> {
             }
         };
         self.keep(channel);
-        let close = || [fd, memory].into_iter().filter(|fd| *fd >= 0).for_each(system::close);
-        if answer.value < 0 || fd < 0 || memory < 0 {
-            close();
-            return Err(if answer.value < 0 { errno_of(answer.value) } else { libc::EMFILE });
+        if answer.value < 0 {
+            return Err(errno_of(answer.value));
         }
-        Ok(Opened { handle: answer.value.cast_unsigned(), fd, memory })
+        let [Some(fd), Some(memory)] = came else { return Err(libc::EMFILE) };
+        let handle = answer.value.cast_unsigned();
+        Ok(Opened { handle, fd: fd.into_number(), memory: memory.into_number() })
     }
 
     /// The node may be another one by now.

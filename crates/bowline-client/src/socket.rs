@@ -153,7 +153,7 @@ impl<D: Descriptors> Socket<'_, D> {
         // A node that does not want it says so again in the answer to the request.
         let shown = match trust::maker(self.fd) {
             None => Ok(()),
-            Some(maker) if trust::may_have_memory(maker.uid) => {
+            Some(maker) if trust::may_have_memory(maker.user) => {
                 let memory = system::open_memory()?;
                 let shown = channel.show_memory(&welcome, memory);
                 system::close(memory);
@@ -198,14 +198,14 @@ impl<D: Descriptors> Socket<'_, D> {
             channel.send(head, request.name, request.control, request.payload, None)?;
             let answer = channel.answer(request.may_wait)?;
             if answer.value == -i64::from(libc::EBADF) && !is_known {
-                channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+                channel.skip(&answer)?;
                 self.node.keep(channel);
                 is_known = true;
                 continue;
             }
             // With an error of GetOption the length that is needed comes along.
             if answer.value < 0 && head.op != Op::GetOption {
-                channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+                channel.skip(&answer)?;
                 self.node.keep(channel);
                 self.heed(head.op, answer);
                 return Err(errno_of(answer.value));
@@ -218,7 +218,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// not come whole has failed: the node keeps nothing that it was given for it.
     fn carry_out(&self, request: &Request<'_>) -> Result<Answer, c_int> {
         let (mut channel, answer) = self.ask(request)?;
-        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+        channel.skip(&answer)?;
         channel.accept();
         self.node.keep(channel);
         Ok(answer)

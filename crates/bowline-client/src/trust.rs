@@ -4,7 +4,7 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::system;
+use crate::system::{self, Process};
 
 /// The user that stands for those whom a user namespace does not know.
 const NOBODY: u32 = 65_534;
@@ -108,7 +108,7 @@ pub(crate) fn may_have_memory(user: u32) -> bool {
 /// Who made a socket of the kind that nodes make, by whatever name it goes; `None` for others.
 ///
 /// The kernel has noted it when the pair was made, whoever has either end now.
-pub(crate) fn maker(fd: c_int) -> Option<libc::ucred> {
+pub(crate) fn maker(fd: c_int) -> Option<Process> {
     let is_pair = system::option(fd, libc::SO_TYPE) == Ok(libc::SOCK_SEQPACKET)
         && system::option(fd, libc::SO_DOMAIN) == Ok(libc::AF_UNIX);
     if is_pair { system::peer(fd).ok() } else { None }
@@ -116,15 +116,15 @@ pub(crate) fn maker(fd: c_int) -> Option<libc::ucred> {
 
 /// What the agent calls the node that made a socket: what the kernel says of it, since a node could
 /// say that it is another.
-pub(crate) fn number_of(maker: libc::ucred) -> u64 {
-    u64::from(maker.uid) << 32 | u64::from(maker.pid.cast_unsigned())
+pub(crate) fn number_of(maker: Process) -> u64 {
+    u64::from(maker.user) << 32 | u64::from(maker.number)
 }
 
 /// Tells whether a descriptor whose peer has the name of a node's socket may be one of a node that
 /// this process believes: whether the maker of the pair is one. Who has the other end now is told
 /// when it greets.
 pub fn is_socket_of_node(fd: c_int) -> bool {
-    maker(fd).is_some_and(|maker| is_trusted(maker.uid))
+    maker(fd).is_some_and(|maker| is_trusted(maker.user))
 }
 
 #[cfg(test)]
