@@ -55,6 +55,8 @@ pub struct Welcome {
     pub node: u64,
     /// Its network namespace, 0 if it does not know.
     pub namespace: u64,
+    /// Who has greeted.
+    pub(crate) greeter: Process,
     nonce: [u8; NONCE_LEN],
 }
 
@@ -107,8 +109,10 @@ impl<D: Descriptors> Channel<D> {
         if listener != owner && listener != 0 && listener != system::geteuid() {
             return Err(libc::EACCES);
         }
+        system::ask_for_senders(channel.fd, true);
         channel.greet()?;
-        let welcome = channel.welcome()?;
+        let greeter = channel.greeter()?;
+        let welcome = channel.welcome(greeter)?;
         trust::found(owner);
         Ok((channel, welcome))
     }
@@ -144,7 +148,7 @@ impl<D: Descriptors> Channel<D> {
                 if !trust::is_trusted(greeter.user) {
                     return Err(libc::ENOTSOCK);
                 }
-                let welcome = channel.welcome()?;
+                let welcome = channel.welcome(greeter)?;
                 system::let_descriptors_come(channel.fd, true);
                 Ok((channel, welcome))
             }
@@ -198,7 +202,7 @@ impl<D: Descriptors> Channel<D> {
     }
 
     /// Reads the greeting of a node that is believed.
-    fn welcome(&mut self) -> Result<Welcome, c_int> {
+    fn welcome(&mut self, greeter: Process) -> Result<Welcome, c_int> {
         // Where descriptors come there is room for nothing else.
         system::ask_for_senders(self.fd, false);
         let answer = self.head(false)?;
@@ -214,7 +218,7 @@ impl<D: Descriptors> Channel<D> {
             return Err(libc::EPROTO);
         }
         let Greeting { nonce, namespace } = greeting;
-        Ok(Welcome { node: answer.value.cast_unsigned(), namespace, nonce })
+        Ok(Welcome { node: answer.value.cast_unsigned(), namespace, greeter, nonce })
     }
 
     /// Waits for the first byte of a greeting, and tells who has sent it.
@@ -510,6 +514,10 @@ impl Descriptor {
         let bytes = if is_some { (message_len as usize).saturating_sub(16) } else { 0 };
         let one = |n: usize| Self((numbers >> (32 * n)) as u32 as c_int);
         [0, 1].map(|n| (bytes >= 4 * (n + 1)).then(|| one(n)))
+    }
+
+    pub(crate) const fn number(&self) -> c_int {
+        self.0
     }
 
     pub(crate) fn into_number(self) -> c_int {

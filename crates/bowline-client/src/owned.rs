@@ -32,7 +32,6 @@ impl Descriptors for Own {
 #[derive(Clone, Debug)]
 pub struct Host {
     node: Arc<Node<Own>>,
-    number: u64,
     /// Where it was to be looked for, if that was said.
     place: Option<Arc<[u8]>>,
 }
@@ -67,9 +66,9 @@ impl Host {
     pub fn find(place: Option<&[u8]>) -> Result<Self, c_int> {
         let (channel, welcome) = place.map_or_else(Channel::open_to_host, Channel::open)?;
         let node = Node::vacant();
-        node.claim(welcome.node);
+        node.claim(&welcome);
         node.keep(channel);
-        Ok(Self { node: Arc::new(node), number: welcome.node, place: place.map(Arc::from) })
+        Ok(Self { node: Arc::new(node), place: place.map(Arc::from) })
     }
 
     /// A channel for a new socket. A node that was started anew is another one.
@@ -79,7 +78,7 @@ impl Host {
         }
         let opened = self.place.as_deref().map_or_else(Channel::open_to_host, Channel::open);
         match opened {
-            Ok((channel, welcome)) if welcome.node == self.number => Ok(channel),
+            Ok((channel, welcome)) if self.node.goes_on_as(&welcome) => Ok(channel),
             Err(errno) if is_refusal(errno) => Err(errno),
             _ => Err(libc::ENETDOWN),
         }

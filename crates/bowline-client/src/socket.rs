@@ -146,23 +146,26 @@ impl<D: Descriptors> Socket<'_, D> {
         let Some(reach) = request.memory else {
             return self.node.channel(self.fd);
         };
-        if let Some(channel) = self.node.idle_channel_that_has_shown() {
+        let maker = trust::maker(self.fd).ok_or(libc::EBADF)?;
+        if trust::may_have_memory(maker.user)
+            && let Some(channel) = self.node.idle_channel_that_has_shown()
+        {
             return Ok(channel);
         }
         let (mut channel, welcome) = self.node.new_channel(self.fd)?;
-        // A node that does not want it says so again in the answer to the request.
-        let shown = match trust::maker(self.fd) {
-            None => Ok(()),
-            Some(maker) if trust::may_have_memory(maker.user) => {
-                let memory = system::open_memory()?;
-                let shown = channel.show_memory(&welcome, memory);
-                system::close(memory);
-                shown
-            }
-            Some(maker) => channel.show_given(self.give(trust::number_of(maker), reach)?),
+        let greeter = welcome.greeter;
+        // Both: whoever has made the pair may have given its other end away.
+        let shown = if [maker, greeter].iter().all(|one| trust::may_have_memory(one.user)) {
+            let memory = system::open_memory()?;
+            let shown = channel.show_memory(&welcome, memory);
+            system::close(memory);
+            shown
+        } else {
+            channel.show_given(self.give(trust::number_of(greeter), reach)?)
         };
         match shown {
             Err(libc::ENETDOWN) => Err(libc::ENETDOWN),
+            // A node that does not want it says so again in the answer to the request.
             _ => Ok(channel),
         }
     }

@@ -114,10 +114,10 @@ pub(crate) fn maker(fd: c_int) -> Option<Process> {
     if is_pair { system::peer(fd).ok() } else { None }
 }
 
-/// What the agent calls the node that made a socket: what the kernel says of it, since a node could
-/// say that it is another.
-pub(crate) fn number_of(maker: Process) -> u64 {
-    u64::from(maker.user) << 32 | u64::from(maker.number)
+/// What the agent calls a node that has greeted: what the kernel says of it, since a node could say
+/// that it is another.
+pub(crate) fn number_of(greeter: Process) -> u64 {
+    u64::from(greeter.user) << 32 | u64::from(greeter.number)
 }
 
 /// Tells whether a descriptor whose peer has the name of a node's socket may be one of a node that

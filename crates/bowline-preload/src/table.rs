@@ -95,7 +95,7 @@ pub(crate) fn set_other(fd: c_int) {
 /// Asks the node of a socket about it.
 fn attach(fd: c_int) -> Result<Rds, c_int> {
     let (channel, welcome) = Channel::offer(fd)?;
-    let node = nodes::with_number(welcome.node)?;
+    let node = nodes::of(&welcome)?;
     node.keep(channel);
     let (handle, memory) = node.attach(fd)?;
     areas::map(fd, memory)?;
