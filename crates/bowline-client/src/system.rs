@@ -111,6 +111,22 @@ pub(crate) fn owner_and_mode(path: &[u8]) -> Result<(u32, u32), c_int> {
     Ok((found.st_uid, found.st_mode))
 }
 
+/// Tells whether a file, which is no symbolic link, has another name in its file system. `false` if
+/// it was mounted by itself, or if the system does not say (before Linux 5.8).
+pub(crate) fn has_second_name(path: &[u8]) -> bool {
+    /// `STATX_NLINK`, and `STATX_ATTR_MOUNT_ROOT`.
+    const LINKS: c_int = 4;
+    const MOUNTED: u64 = 0x2000;
+    let Ok(path) = CString::new(path) else { return false };
+    // A `struct statx`: attributes in the second word, links in the third, what is said of attributes
+    // in the eighth.
+    let mut found = [0_u64; 32];
+    let (flags, to) = (libc::AT_SYMLINK_NOFOLLOW, found.as_mut_ptr());
+    let asked = system!(SYS_statx, libc::AT_FDCWD, path.as_ptr(), flags, LINKS, to);
+    let [_, attributes, links, _, _, _, _, said, ..] = found;
+    asked.is_ok() && said & MOUNTED != 0 && attributes & MOUNTED == 0 && links as u32 > 1
+}
+
 /// The effective user of this thread.
 pub(crate) fn geteuid() -> u32 {
     system!(SYS_geteuid).map_or(u32::MAX, |user| user as u32)
