@@ -3,6 +3,8 @@
 
 #[path = "hostile/false_node.rs"]
 mod false_node;
+#[path = "hostile/memory.rs"]
+mod memory_of_programs;
 mod scene;
 
 use std::fs::{self, Permissions};
@@ -396,6 +398,149 @@ fn pair() -> (OwnedFd, OwnedFd) {
         .unwrap()
 }
 
+/// A believed node hands out, as a socket, what another user has made.
+#[test]
+fn a_socket_is_one_that_its_node_has_made() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("maker");
+    for (maker, wanted) in [(ANNA, "made"), (0, "made"), (STRANGER, "errno 71")] {
+        let place = folder.join(&format!("{maker}.sock"));
+        let made = std::sync::Mutex::new(Some(as_user(maker, pair)));
+        let node = FalseNode::new(move |_, head| {
+            Some(match head.op {
+                Op::Hello => (welcome(), Vec::new()),
+                Op::Open => {
+                    let (fd, end) = made.lock().unwrap().take().unwrap();
+                    std::mem::forget(end);
+                    (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, whole_memory()])
+                }
+                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+            })
+        });
+        let (bound, listening) = (place.clone(), node.clone());
+        as_user(ANNA, move || listening.listen(UnixListener::bind(&bound).unwrap()));
+        let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+            command.env("BOWLINE_RDS_SOCKET", &place);
+        });
+        assert_eq!(program.line(), wanted, "of user {maker}");
+    }
+}
+
+/// A node that answers everything well.
+fn willing() -> FalseNode {
+    FalseNode::new(|node, head| {
+        Some(match head.op {
+            Op::Hello => (welcome(), Vec::new()),
+            Op::Open => {
+                let (fd, end) = pair();
+                node.take_offers(end);
+                (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, whole_memory()])
+            }
+            Op::Attach => (frame(Head::new(Op::Attach, 1), &[], &[], &[]), vec![whole_memory()]),
+            op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+        })
+    })
+}
+
+/// Two nodes that say the same number of themselves, of which one has seen the other's.
+#[test]
+fn a_node_is_not_that_of_another_user_whatever_number_it_tells() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("number");
+    let place = folder.join("host.sock");
+    let (of_root, of_anna) = (willing(), willing());
+    let (bound, listening) = (place.clone(), of_anna.clone());
+    as_user(ANNA, move || listening.listen(UnixListener::bind(&bound).unwrap()));
+    let input = Stdio::from(of_root.socket(SocketType::SEQPACKET));
+    let mut program = Program::start(0, &["both"], input, |command| {
+        command.env("BOWLINE_RDS_SOCKET", &place);
+    });
+    assert_eq!(program.line(), "used");
+    let asked = of_root.loot.lock().unwrap().requests;
+    assert_eq!(program.line(), "made");
+    assert_eq!(of_root.loot.lock().unwrap().requests, asked, "about the socket of the other");
+    // To make it, and to bind it.
+    assert!(of_anna.loot.lock().unwrap().requests >= 2);
+}
+
+/// Descriptors that come with an answer that is none are not the program's to keep.
+#[test]
+fn what_comes_along_with_a_broken_answer_is_closed() {
+    let folder = Folder::new("along");
+    for (n, len) in [1, HEAD_LEN, HEAD_LEN + 3].into_iter().enumerate() {
+        let place = folder.join(&format!("{n}.sock"));
+        let (end, passed) = std::io::pipe().unwrap();
+        let passed = std::sync::Mutex::new(Some(OwnedFd::from(passed)));
+        let node = FalseNode::new(move |_, head| {
+            Some(match head.op {
+                Op::Hello => (welcome(), Vec::new()),
+                Op::Open => {
+                    let mut bytes = frame(Head::new(Op::Open, 1), &[], &[], b"more");
+                    bytes.truncate(len);
+                    // The first time: then the program tries again.
+                    let passed = passed.lock().unwrap().take();
+                    (bytes, passed.into_iter().chain([whole_memory()]).collect())
+                }
+                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+            })
+        });
+        node.listen(UnixListener::bind(&place).unwrap());
+        let mut program = Program::start(0, &["stay"], Stdio::piped(), |command| {
+            command.env("BOWLINE_RDS_SOCKET", &place);
+        });
+        assert_eq!(program.line(), "errno 100");
+        let mut ready = [rustix::event::PollFd::new(&end, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut ready, Some(&now)).unwrap();
+        let events = ready[0].revents();
+        assert!(events.contains(rustix::event::PollFlags::HUP), "{len}: it is open: {events:?}");
+        drop(program);
+    }
+}
+
+/// A pair of which nobody greets on the other end is what it is, once that is known.
+#[test]
+fn a_pair_with_a_silent_end_is_waited_for_once() {
+    let (theirs, end) = pair();
+    let name = [&NAME_PREFIX[1..], format!("silent-{}", std::process::id()).as_bytes()].concat();
+    bind(&end, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+    rustix::net::send(&end, b"hello", rustix::net::SendFlags::empty()).unwrap();
+    let program = Program::start(0, &["stdin"], Stdio::from(theirs), |_| {});
+    assert_eq!(program.ends(), Some(0), "it has its message");
+}
+
+/// A node at the usual place whose other name says that it serves another namespace is not asked.
+#[test]
+fn a_node_of_another_namespace_is_left_alone() {
+    let namespace = bowline_host::network_namespace();
+    if namespace == 0 {
+        return skipped::because("this kernel does not number namespaces");
+    }
+    let folder = Folder::new("elsewhere");
+    fs::set_permissions(&folder.0, Permissions::from_mode(0o755)).unwrap();
+    let places = folder.join("bowline/rds");
+    fs::create_dir_all(&places).unwrap();
+    let node = willing();
+    let own = places.join(format!("host-{}.sock", namespace + 1));
+    node.listen(UnixListener::bind(&own).unwrap());
+    fs::hard_link(&own, places.join("host.sock")).unwrap();
+    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+        command.env("XDG_RUNTIME_DIR", &folder.0);
+    });
+    assert_eq!(program.line(), "errno 97");
+    assert_eq!(node.loot.lock().unwrap().channels, 0);
+    // Without another name it may serve any.
+    fs::remove_file(&own).unwrap();
+    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+        command.env("XDG_RUNTIME_DIR", &folder.0);
+    });
+    assert_eq!(program.line(), "made");
+}
+
 /// Memory that is not as long as it has to be, or may become shorter: no signal, an error.
 #[test]
 fn memory_that_ends_too_early_is_refused() {
@@ -424,8 +569,8 @@ fn memory_that_ends_too_early_is_refused() {
 }
 
 /// A node that once says nothing, or half of what is due: a greeting, a socket, or whose a
-/// descriptor is, which no node delays; or half of any other answer. One whose queue is full. The
-/// calls go on, by another channel where there is one.
+/// descriptor is, which no node delays; or half of any other answer. One that says it byte by byte,
+/// and one whose queue is full. The calls go on, by another channel where there is one.
 #[test]
 fn a_node_that_says_nothing_is_waited_for_a_while() {
     let folder = Folder::new("silent");
@@ -450,6 +595,11 @@ fn a_node_that_says_nothing_is_waited_for_a_while() {
         node.stays = true;
         node
     };
+    let dripping = |of| {
+        let mut node = FalseNode::new(move |node, head| Some(whole(node, head.op)));
+        node.drips = Some(of);
+        node
+    };
     let full = folder.join("full.sock");
     let listener =
         socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
@@ -468,6 +618,11 @@ fn a_node_that_says_nothing_is_waited_for_a_while() {
     for (n, (of, len, wanted)) in tries.into_iter().enumerate() {
         let place = folder.join(&format!("{n}.sock"));
         silent(of, len).listen(UnixListener::bind(&place).unwrap());
+        programs.push((place, wanted));
+    }
+    for (of, wanted) in [(Op::Hello, "errno 97"), (Op::Bind, "errno 100")] {
+        let place = folder.join(&format!("{of:?}.sock"));
+        dripping(of).listen(UnixListener::bind(&place).unwrap());
         programs.push((place, wanted));
     }
     // All at once, since each takes as long as it waits.
