@@ -5,6 +5,8 @@
 mod false_node;
 #[path = "hostile/memory.rs"]
 mod memory_of_programs;
+#[path = "hostile/program.rs"]
+mod program;
 mod scene;
 
 use std::fs::{self, Permissions};
@@ -13,125 +15,20 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline_attach::{AREA_LEN, FRAME_MAX, HEAD_LEN, Head, NAME_PREFIX, Op};
 use bowline_testkit::skipped;
-use false_node::{FalseNode, frame, memory, send, welcome, whole_memory};
+use false_node::{FalseNode, frame, honest, memory, pair, send, welcome, whole_memory};
+use program::{ANNA, Folder, Program, STRANGER, as_user, is_root};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
-use rustix::process::{Gid, Uid, geteuid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use scene::{LIMIT, library, script};
-
-/// Users who are nobody's friends.
-const STRANGER: u32 = 77_003;
-const ANNA: u32 = 77_001;
-
-/// Does something as another user, as whom the kernel knows the makers of sockets.
-fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
-    let become_and_do = move || {
-        let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-        set_thread_groups(&[]).unwrap();
-        set_thread_res_gid(gid, gid, gid).unwrap();
-        set_thread_res_uid(uid, uid, uid).unwrap();
-        what()
-    };
-    thread::spawn(become_and_do).join().unwrap()
-}
-
-fn is_root() -> bool {
-    if !geteuid().is_root() {
-        skipped::because("only root can take on other users");
-    }
-    geteuid().is_root()
-}
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("bowline-false-{}-{name}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
-        Self(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A program that is run with the library.
-struct Program(Child);
-
-impl Program {
-    fn start(user: u32, args: &[&str], stdin: Stdio, set: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new("python3");
-        command.arg(script("trusting.py")).args(args).env("LD_PRELOAD", library());
-        command.env_remove("BOWLINE_RDS_SOCKET").env_remove("XDG_RUNTIME_DIR");
-        command.stdin(stdin).stdout(Stdio::piped());
-        if user != 0 {
-            command.uid(user).gid(user);
-        }
-        set(&mut command);
-        Self(command.spawn().expect("python3 starts"))
-    }
-
-    fn line(&mut self) -> String {
-        self.line_within(LIMIT)
-    }
-
-    /// The next line; empty if it ends before, or does not come in time.
-    fn line_within(&mut self, limit: Duration) -> String {
-        let out = self.0.stdout.as_mut().expect("its output");
-        let until = Instant::now() + limit;
-        let mut line = Vec::new();
-        let mut byte = [0];
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = rustix::event::Timespec::try_from(left).unwrap();
-            let mut ready = [rustix::event::PollFd::new(&*out, rustix::event::PollFlags::IN)];
-            let is_there = rustix::event::poll(&mut ready, Some(&left)) == Ok(1);
-            if !is_there || out.read(&mut byte).unwrap() == 0 || byte == *b"\n" {
-                return String::from_utf8(line).unwrap().trim().to_owned();
-            }
-            line.push(byte[0]);
-        }
-    }
-
-    /// Waits for its end, which must not be by a signal.
-    fn ends(mut self) -> Option<i32> {
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(begun.elapsed() < LIMIT, "the program does not end");
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use scene::LIMIT;
 
 /// A node that asks for everything in every way that there ever was.
 fn greedy() -> FalseNode {
@@ -355,13 +252,10 @@ fn who_listens_at_a_place_must_be_its_owner() {
     let folder = Folder::new("place");
     let place = folder.join("host.sock");
     let node = greedy();
-    let (made, listening) = (place.clone(), node.clone());
-    as_user(STRANGER, move || listening.listen(UnixListener::bind(&made).unwrap()));
+    node.listen_as(STRANGER, &place);
     fs::set_permissions(&place, Permissions::from_mode(0o666)).unwrap();
     std::os::unix::fs::chown(&place, Some(ANNA), Some(ANNA)).unwrap();
-    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
-        command.env("BOWLINE_RDS_SOCKET", &place);
-    });
+    let mut program = Program::makes(&place);
     assert_eq!(program.line(), "errno 13", "EACCES");
     assert_eq!(node.loot.lock().unwrap().requests, 0);
 }
@@ -371,31 +265,18 @@ fn who_listens_at_a_place_must_be_its_owner() {
 fn a_node_that_asks_for_memory_gets_none() {
     let folder = Folder::new("asks");
     let place = folder.join("host.sock");
-    let node = FalseNode::new(|_, head| {
+    let node = FalseNode::new(|node, head| {
         Some(match head.op {
-            Op::Hello => (welcome(), Vec::new()),
-            Op::Open => {
-                let (fd, end) = pair();
-                std::mem::forget(end);
-                let head = Head::new(Op::Open, 1);
-                (frame(head, &[], &[], &[]), vec![fd, whole_memory()])
-            }
+            Op::Hello | Op::Open => honest(node, head.op),
             op => (frame(Head { op, value: -95, a: 0, b: 2 }, &[], &[], &[]), Vec::new()),
         })
     });
     node.listen(UnixListener::bind(&place).unwrap());
-    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
-        command.env("BOWLINE_RDS_SOCKET", &place);
-    });
+    let mut program = Program::makes(&place);
     assert_eq!(program.line(), "errno 95");
     let asked = node.loot.lock().unwrap().requests;
     assert!(asked >= 3, "{asked}");
     assert!(!got_memory(&node));
-}
-
-fn pair() -> (OwnedFd, OwnedFd) {
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .unwrap()
 }
 
 /// A believed node hands out, as a socket, what another user has made.
@@ -408,40 +289,25 @@ fn a_socket_is_one_that_its_node_has_made() {
     for (maker, wanted) in [(ANNA, "made"), (0, "made"), (STRANGER, "errno 71")] {
         let place = folder.join(&format!("{maker}.sock"));
         let made = std::sync::Mutex::new(Some(as_user(maker, pair)));
-        let node = FalseNode::new(move |_, head| {
+        let node = FalseNode::new(move |node, head| {
             Some(match head.op {
-                Op::Hello => (welcome(), Vec::new()),
                 Op::Open => {
                     let (fd, end) = made.lock().unwrap().take().unwrap();
                     std::mem::forget(end);
                     (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, whole_memory()])
                 }
-                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+                op => honest(node, op),
             })
         });
-        let (bound, listening) = (place.clone(), node.clone());
-        as_user(ANNA, move || listening.listen(UnixListener::bind(&bound).unwrap()));
-        let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
-            command.env("BOWLINE_RDS_SOCKET", &place);
-        });
+        node.listen_as(ANNA, &place);
+        let mut program = Program::makes(&place);
         assert_eq!(program.line(), wanted, "of user {maker}");
     }
 }
 
 /// A node that answers everything well.
 fn willing() -> FalseNode {
-    FalseNode::new(|node, head| {
-        Some(match head.op {
-            Op::Hello => (welcome(), Vec::new()),
-            Op::Open => {
-                let (fd, end) = pair();
-                node.take_offers(end);
-                (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, whole_memory()])
-            }
-            Op::Attach => (frame(Head::new(Op::Attach, 1), &[], &[], &[]), vec![whole_memory()]),
-            op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
-        })
-    })
+    FalseNode::new(|node, head| Some(honest(node, head.op)))
 }
 
 /// Two nodes that say the same number of themselves, of which one has seen the other's.
@@ -453,8 +319,7 @@ fn a_node_is_not_that_of_another_user_whatever_number_it_tells() {
     let folder = Folder::new("number");
     let place = folder.join("host.sock");
     let (of_root, of_anna) = (willing(), willing());
-    let (bound, listening) = (place.clone(), of_anna.clone());
-    as_user(ANNA, move || listening.listen(UnixListener::bind(&bound).unwrap()));
+    of_anna.listen_as(ANNA, &place);
     let input = Stdio::from(of_root.socket(SocketType::SEQPACKET));
     let mut program = Program::start(0, &["both"], input, |command| {
         command.env("BOWLINE_RDS_SOCKET", &place);
@@ -475,9 +340,8 @@ fn what_comes_along_with_a_broken_answer_is_closed() {
         let place = folder.join(&format!("{n}.sock"));
         let (end, passed) = std::io::pipe().unwrap();
         let passed = std::sync::Mutex::new(Some(OwnedFd::from(passed)));
-        let node = FalseNode::new(move |_, head| {
+        let node = FalseNode::new(move |node, head| {
             Some(match head.op {
-                Op::Hello => (welcome(), Vec::new()),
                 Op::Open => {
                     let mut bytes = frame(Head::new(Op::Open, 1), &[], &[], b"more");
                     bytes.truncate(len);
@@ -485,7 +349,7 @@ fn what_comes_along_with_a_broken_answer_is_closed() {
                     let passed = passed.lock().unwrap().take();
                     (bytes, passed.into_iter().chain([whole_memory()]).collect())
                 }
-                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+                op => honest(node, op),
             })
         });
         node.listen(UnixListener::bind(&place).unwrap());
@@ -548,20 +412,14 @@ fn memory_that_ends_too_early_is_refused() {
     for (n, len) in [0, 8, 4096, AREA_LEN - 1, AREA_LEN].into_iter().enumerate() {
         let place = folder.join(&format!("{n}.sock"));
         let node = FalseNode::new(move |node, head| {
-            Some(match head.op {
-                Op::Hello => (welcome(), Vec::new()),
-                Op::Open => {
-                    let (fd, end) = pair();
-                    node.take_offers(end);
-                    (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, memory(len)])
-                }
-                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
-            })
+            let (bytes, mut came) = honest(node, head.op);
+            if head.op == Op::Open {
+                came[1] = memory(len);
+            }
+            Some((bytes, came))
         });
         node.listen(UnixListener::bind(&place).unwrap());
-        let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
-            command.env("BOWLINE_RDS_SOCKET", &place);
-        });
+        let mut program = Program::makes(&place);
         let wanted = if len == AREA_LEN { "made" } else { "errno 71" };
         assert_eq!(program.line(), wanted, "{len}");
         assert_eq!(program.ends(), Some(0));
@@ -574,19 +432,10 @@ fn memory_that_ends_too_early_is_refused() {
 #[test]
 fn a_node_that_says_nothing_is_waited_for_a_while() {
     let folder = Folder::new("silent");
-    let whole = |node: &FalseNode, op| match op {
-        Op::Hello => (welcome(), Vec::new()),
-        Op::Open => {
-            let (fd, end) = pair();
-            node.take_offers(end);
-            (frame(Head::new(op, 1), &[], &[], &[]), vec![fd, whole_memory()])
-        }
-        _ => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
-    };
     let silent = move |of: Op, len: usize| {
         let was_silent = AtomicBool::new(false);
         let mut node = FalseNode::new(move |node, head| {
-            let (mut bytes, descriptors) = whole(node, head.op);
+            let (mut bytes, descriptors) = honest(node, head.op);
             if head.op == of && !was_silent.swap(true, Ordering::Relaxed) {
                 bytes.truncate(len);
             }
@@ -596,7 +445,7 @@ fn a_node_that_says_nothing_is_waited_for_a_while() {
         node
     };
     let dripping = |of| {
-        let mut node = FalseNode::new(move |node, head| Some(whole(node, head.op)));
+        let mut node = willing();
         node.drips = Some(of);
         node
     };
@@ -628,12 +477,7 @@ fn a_node_that_says_nothing_is_waited_for_a_while() {
     // All at once, since each takes as long as it waits.
     let programs: Vec<_> = programs
         .into_iter()
-        .map(|(place, wanted)| {
-            let program = Program::start(0, &["make"], Stdio::null(), |command| {
-                command.env("BOWLINE_RDS_SOCKET", &place);
-            });
-            (program, place, wanted)
-        })
+        .map(|(place, wanted)| (Program::makes(&place), place, wanted))
         .collect();
     let passed = [0, 1].map(|len| {
         let input = silent(Op::Attach, len).socket(SocketType::SEQPACKET);

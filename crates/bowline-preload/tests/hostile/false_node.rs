@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -17,6 +18,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recvmsg,
     sendmsg, socketpair,
 };
+
+use crate::program::as_user;
 
 /// What a false node has got out of programs.
 #[derive(Debug, Default)]
@@ -85,6 +88,12 @@ impl FalseNode {
                 node.serve(stream);
             }
         });
+    }
+
+    /// The same, at a place of a user, whose the node is.
+    pub(crate) fn listen_as(&self, user: u32, place: &Path) {
+        let (node, place) = (self.clone(), place.to_owned());
+        as_user(user, move || node.listen(UnixListener::bind(place).unwrap()));
     }
 
     fn serve(&self, stream: UnixStream) {
@@ -229,6 +238,25 @@ pub(crate) fn send(
         control = SendAncillaryBuffer::default();
     }
     Ok(())
+}
+
+/// What a node answers that is what it should be.
+pub(crate) fn honest(node: &FalseNode, op: Op) -> (Vec<u8>, Vec<OwnedFd>) {
+    match op {
+        Op::Hello => (welcome(), Vec::new()),
+        Op::Open => {
+            let (fd, end) = pair();
+            node.take_offers(end);
+            (frame(Head::new(op, 1), &[], &[], &[]), vec![fd, whole_memory()])
+        }
+        Op::Attach => (frame(Head::new(op, 1), &[], &[], &[]), vec![whole_memory()]),
+        op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+    }
+}
+
+/// The two ends of a socket, which have no names.
+pub(crate) fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
 /// Memory of the right length.

@@ -46,7 +46,6 @@ impl Giving {
     fn new(way: &str, key: u64, answer: impl Fn(Head) -> Vec<u8> + Send + Sync + 'static) -> Self {
         let node = FalseNode::new(move |node, head| {
             Some(match head.op {
-                Op::Hello => (welcome(), Vec::new()),
                 Op::Open => {
                     let theirs = node.socket(SocketType::SEQPACKET);
                     (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![theirs, whole_memory()])
@@ -60,16 +59,13 @@ impl Giving {
                     store(node, key);
                     (answer(Head::new(head.op, 0)), Vec::new())
                 }
-                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+                op => honest(node, op),
             })
         });
         let folder = Folder::new(&format!("gives-{way}-{key:x}-{}", node_number()));
         let place = folder.join("host.sock");
-        let (made, listening) = (place.clone(), node.clone());
-        as_user(ANNA, move || listening.listen(UnixListener::bind(&made).unwrap()));
-        let mut program = Program::start(0, &["give", way], Stdio::piped(), |command| {
-            command.env("BOWLINE_RDS_SOCKET", &place);
-        });
+        node.listen_as(ANNA, &place);
+        let mut program = Program::at(&place, &["give", way], Stdio::piped());
         let line = program.line();
         let mut words = line.split(' ');
         let at = words.next().unwrap().parse().unwrap_or_else(|_| panic!("{line}"));
@@ -170,20 +166,16 @@ fn memory_follows_who_greets_and_not_only_who_has_made_the_pair() {
     let made = Mutex::new(Some(pair()));
     let node = FalseNode::new(move |node, head| {
         Some(match head.op {
-            Op::Hello => (welcome(), Vec::new()),
             Op::Open => {
                 let (theirs, end) = made.lock().unwrap().take().unwrap();
                 node.take_offers(end);
                 (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![theirs, whole_memory()])
             }
-            op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+            op => honest(node, op),
         })
     });
-    let (bound, listening) = (place.clone(), node.clone());
-    as_user(ANNA, move || listening.listen(UnixListener::bind(&bound).unwrap()));
-    let mut program = Program::start(0, &["give", "keep"], Stdio::piped(), |command| {
-        command.env("BOWLINE_RDS_SOCKET", &place);
-    });
+    node.listen_as(ANNA, &place);
+    let mut program = Program::at(&place, &["give", "keep"], Stdio::piped());
     assert!(program.line().ends_with(" 0"), "the call goes well");
     assert!(!got_memory(&node), "{:?}", node.loot.lock().unwrap());
     assert_eq!(node.loot.lock().unwrap().memory.len(), 1, "the agent");
