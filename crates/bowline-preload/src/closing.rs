@@ -8,7 +8,7 @@ use core::ffi::c_int;
 
 use bowline_client::agent;
 
-use crate::real::{errno, fail};
+use crate::real::KeptErrno;
 use crate::table;
 
 /// Descriptors that a call closes, until it has.
@@ -24,6 +24,7 @@ pub(crate) enum Closing {
 impl Closing {
     /// A call that closes or replaces one.
     pub(crate) fn one(fd: c_int) -> Self {
+        let _kept = KeptErrno::new();
         let may_matter = table::is_rds(fd) || agent::may_give();
         let socket =
             if may_matter && table::is_this_process() { agent::socket_of(fd) } else { None };
@@ -38,13 +39,11 @@ impl Closing {
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // The call may have set it.
-        let before = errno();
+        let _kept = KeptErrno::new();
         match self {
-            Self::Nothing => return,
+            Self::Nothing => {}
             Self::Socket(socket) => agent::has_closed(*socket),
             Self::Some => agent::has_closed_some(),
         }
-        fail(before);
     }
 }

@@ -14,6 +14,7 @@ use bowline_client::{Channel, Socket, is_socket_of_node, system};
 
 use crate::areas;
 use crate::nodes::{self, Hidden, Node};
+use crate::real::KeptErrno;
 
 /// Descriptors above cannot be RDS sockets of a process.
 pub(crate) const KNOWN_MAX: usize = 1 << 20;
@@ -67,6 +68,7 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         let node = nodes::get((word >> 8) as u8)?;
         return Some(Ok(Rds { fd, node, handle: word >> 16 }));
     }
+    let _kept = KeptErrno::new();
     if !has_name_of_node(fd) || !is_socket_of_node(fd) {
         set_other(fd);
         return None;

@@ -135,6 +135,13 @@ fn what_was_given_ends_with_the_last_descriptor_however_it_is_closed() {
     assert_eq!(stays.collect::<Vec<_>>(), [""; 0]);
 }
 
+#[test]
+fn calls_that_go_well_leave_errno_as_it_is() {
+    if is_root() {
+        Giving::new("errno", 0x1007, well).go_on();
+    }
+}
+
 /// A key that no program can free, and an answer that is none: the call has failed, or it should.
 // tests [RMR-12]
 #[test]

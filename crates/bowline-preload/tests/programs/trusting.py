@@ -158,6 +158,16 @@ CLOSES = {
 }
 
 
+def keep_errno():
+    """Calls that go well leave errno as it is, whatever the library does for them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.open(b"/dev/null", os.O_RDWR)
+    for call in (lambda: libc.write(fd, b"x", 1), lambda: libc.dup2(1, fd), lambda: libc.close(fd)):
+        ctypes.set_errno(77)
+        assert call() >= 0
+        assert ctypes.get_errno() == 77, ctypes.get_errno()
+
+
 def give(way):
     """Lets a node use memory, and takes it back in one way. Says each step, and waits after it."""
     made = socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
@@ -175,6 +185,8 @@ def give(way):
         made.setsockopt(SOL_RDS, 3, free)
     elif way == "free-by-copy":
         made.dup().setsockopt(SOL_RDS, 3, free)
+    elif way == "errno":
+        keep_errno()
     elif way in CLOSES:
         CLOSES[way](made.detach())
     say("done")
