@@ -22,8 +22,8 @@
 //!
 //! and each of them at most until this process has closed its last descriptor of the socket, or the
 //! node ends the connection, or gives the range back. Which socket, and which key, the system and
-//! the program's memory say, never the node. The calls that take a range back return when nothing is
-//! written there any more; what was read before and not sent yet is not sent.
+//! the program's memory say, never the node. The calls that take a range back return when nothing
+//! is written there any more; what was read before and not sent yet is not sent.
 //!
 //! There is no lock, and the child of a `fork` begins anew: it has no agent until it needs one, and
 //! the memory that it has copies of is given by its parent alone.

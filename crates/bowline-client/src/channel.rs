@@ -158,7 +158,6 @@ impl<D: Descriptors> Channel<D> {
                 Ok((channel, welcome))
             }
             Err(libc::EMFILE | libc::ENFILE) => Err(libc::EMFILE),
-            Err(libc::EINTR | libc::EAGAIN | libc::ETOOMANYREFS) => Err(libc::ENOTSOCK),
             Err(_) => Err(libc::ENETDOWN),
         }
     }
@@ -441,7 +440,7 @@ impl<D: Descriptors> Channel<D> {
             match system::poll(self.fd, libc::POLLIN, Some(left)) {
                 Ok(0) if self.number == 0 => return Err(libc::ETIMEDOUT),
                 Ok(0) => return Err(libc::ENETDOWN),
-                Err(libc::EINTR) if !left.is_zero() => {}
+                Err(libc::EINTR) => {}
                 done => return done.map(drop),
             }
         }

@@ -118,8 +118,8 @@ pub(crate) fn has_second_name(path: &[u8]) -> bool {
     const LINKS: c_int = 4;
     const MOUNTED: u64 = 0x2000;
     let Ok(path) = CString::new(path) else { return false };
-    // A `struct statx`: attributes in the second word, links in the third, what is said of attributes
-    // in the eighth.
+    // A `struct statx`: attributes in the second word, links in the third, what is said of
+    // attributes in the eighth.
     let mut found = [0_u64; 32];
     let (flags, to) = (libc::AT_SYMLINK_NOFOLLOW, found.as_mut_ptr());
     let asked = system!(SYS_statx, libc::AT_FDCWD, path.as_ptr(), flags, LINKS, to);

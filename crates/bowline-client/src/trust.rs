@@ -28,9 +28,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Tells whether only a node of another namespace can be here, or one that is asked at its other
-    /// place. Nodes have this one as a second name of the other's file; a file by itself may be
-    /// anybody's. What is mounted here alone has its other name where nobody sees it.
+    /// Tells whether only a node of another namespace can be here, or one that is asked at its
+    /// other place. Nodes have this one as a second name of the other's file; a file by itself may
+    /// be anybody's. What is mounted here alone has its other name where nobody sees it.
     pub(crate) fn is_left_out(&self) -> bool {
         self.is_second && system::has_second_name(&self.path)
     }
