@@ -18,6 +18,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -288,7 +289,7 @@ fn a_socket_is_one_that_its_node_has_made() {
     let folder = Folder::new("maker");
     for (maker, wanted) in [(ANNA, "made"), (0, "made"), (STRANGER, "errno 71")] {
         let place = folder.join(&format!("{maker}.sock"));
-        let made = std::sync::Mutex::new(Some(as_user(maker, pair)));
+        let made = Mutex::new(Some(as_user(maker, pair)));
         let node = FalseNode::new(move |node, head| {
             Some(match head.op {
                 Op::Open => {
@@ -339,7 +340,7 @@ fn what_comes_along_with_a_broken_answer_is_closed() {
     for (n, len) in [1, HEAD_LEN, HEAD_LEN + 3].into_iter().enumerate() {
         let place = folder.join(&format!("{n}.sock"));
         let (end, passed) = std::io::pipe().unwrap();
-        let passed = std::sync::Mutex::new(Some(OwnedFd::from(passed)));
+        let passed = Mutex::new(Some(OwnedFd::from(passed)));
         let node = FalseNode::new(move |node, head| {
             Some(match head.op {
                 Op::Open => {
@@ -578,9 +579,10 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
     let seed = bowline_base::entropy::random_u64() | 1;
     println!("seed {seed}");
     let place = folder.join("host.sock");
-    let random = std::sync::Mutex::new(Random(seed));
+    let random = Arc::new(Mutex::new(Random(seed)));
+    let of_node = Arc::clone(&random);
     let node = FalseNode::new(move |node, head| {
-        let mut random = random.lock().unwrap();
+        let mut random = of_node.lock().unwrap();
         Some(match head.op {
             Op::Hello if random.below(8) > 0 => (welcome(), Vec::new()),
             Op::Open if random.below(8) > 0 => {
@@ -615,5 +617,6 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
     let counts: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
     println!("{line}: calls that went well, and that failed");
     assert!(counts[1] > 100, "seed {seed}: {line}");
+    assert!(!random.is_poisoned(), "seed {seed}: the node has not lied to the end");
     assert_eq!(program.ends(), Some(0), "seed {seed}");
 }

@@ -29,7 +29,7 @@ pub(crate) struct Loot {
     pub(crate) requests: usize,
     /// What the descriptors were that came, as `/proc/self/fd` names them.
     pub(crate) descriptors: Vec<String>,
-    /// What came as memory of programs.
+    /// What came as memory of a program, the last time.
     pub(crate) memory: Vec<OwnedFd>,
     /// Payload of the last request.
     pub(crate) payload: Vec<u8>,
@@ -149,7 +149,7 @@ impl FalseNode {
             loot.requests += 1;
             loot.payload = frame.payload.to_vec();
             if frame.head.op == Op::Memory {
-                loot.memory.extend(came);
+                loot.memory = came;
             }
             drop(loot);
             if matches!(frame.head.op, Op::Look | Op::Interrupt) {

@@ -1,7 +1,6 @@
 //! What a node of another user gets of memory that calls name, and keeps of it.
 
 use std::io::Write;
-use std::sync::Mutex;
 
 use bowline_attach::agent::{ANSWER_HEAD, Answer, Kind, Request};
 use rustix::net::{RecvFlags, SendFlags, recv};
