@@ -1,5 +1,5 @@
 """A program that is run with the library, and meets somebody who is not what he seems to be."""
-import array, ctypes, os, random, signal, socket, struct, sys, time
+import array, ctypes, os, random, signal, socket, struct, sys, threading, time
 
 AF_RDS, SOL_RDS = 21, 276
 SECRET = b"a secret of this program"
@@ -158,6 +158,19 @@ CLOSES = {
 }
 
 
+def close_while_giving(fd, args):
+    """Threads give the same memory for sockets that are closed at that moment."""
+    libc = ctypes.CDLL(None)
+    os.close(fd)
+    for _ in range(200):
+        fd = socket.socket(AF_RDS, socket.SOCK_SEQPACKET).detach()
+        gives = threading.Thread(target=libc.setsockopt, args=(fd, SOL_RDS, 2, args, len(args)))
+        gives.start()
+        time.sleep(random.random() / 1000)
+        os.close(fd)
+        gives.join()
+
+
 def keep_errno():
     """Calls that go well leave errno as it is, whatever the library does for them."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -185,6 +198,8 @@ def give(way):
         made.setsockopt(SOL_RDS, 3, free)
     elif way == "free-by-copy":
         made.dup().setsockopt(SOL_RDS, 3, free)
+    elif way == "race":
+        close_while_giving(made.detach(), args)
     elif way == "errno":
         keep_errno()
     elif way in CLOSES:
