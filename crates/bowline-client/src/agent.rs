@@ -20,9 +20,10 @@
 //! | a region | RDS_FREE_MR of its key |
 //! | local memory of an operation | the operation has ended: the node says so |
 //!
-//! and each of them at most until its socket is closed by this process, or the node ends the
-//! connection, or gives the range back. The calls that take a range back return when nothing is
-//! written there any more; what was read before and not sent yet is not sent.
+//! and each of them at most until this process has closed its last descriptor of the socket, or the
+//! node ends the connection, or gives the range back. Which socket, and which key, the system and
+//! the program's memory say, never the node. The calls that take a range back return when nothing
+//! is written there any more; what was read before and not sent yet is not sent.
 //!
 //! There is no lock, and the child of a `fork` begins anew: it has no agent until it needs one, and
 //! the memory that it has copies of is given by its parent alone.
@@ -32,6 +33,7 @@ pub(crate) mod own;
 mod table;
 mod thread;
 
+use core::cell::Cell;
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
@@ -72,24 +74,28 @@ impl Given {
     }
 
     /// The node has accepted the call: what outlives it stays given. The key of a region is what
-    /// the program finds, since that is what it will free.
+    /// the program finds, since that is what it will free; the node writes there no more. A region
+    /// that was to have a key and has none, which nobody could free, is not given.
     pub fn accept(&mut self) {
         self.is_accepted = true;
+        let grant = self.owner.grant;
+        take_out(|entry| entry.owner.grant == grant && entry.stays == Stays::Call);
+        let Some(at) = self.key_at else { return };
         let mut key = [0; 8];
-        if let Some(at) = self.key_at
-            && own::read(system::getpid(), at, &mut key).is_ok()
-        {
-            TABLE.set_key(self.owner.grant, u64::from_ne_bytes(key) as u32);
+        let found = own::read(system::getpid(), at, &mut key);
+        match found.map(|()| u64::from_ne_bytes(key)) {
+            Ok(key) if key != 0 => TABLE.set_key(grant, key as u32),
+            _ => take_out(|entry| entry.owner.grant == grant && entry.stays == Stays::Region),
         }
     }
 }
 
 impl Drop for Given {
     fn drop(&mut self) {
-        let (grant, is_accepted) = (self.owner.grant, self.is_accepted);
-        take_out(|entry| {
-            entry.owner.grant == grant && (!is_accepted || entry.stays == Stays::Call)
-        });
+        let grant = self.owner.grant;
+        if !self.is_accepted {
+            take_out(|entry| entry.owner.grant == grant);
+        }
         self.connection.release();
     }
 }
@@ -100,8 +106,8 @@ fn take_out(which: impl Fn(&table::Entry) -> bool) {
     }
 }
 
-/// Gives a node the memory that a call is about. `node` is whose it is by the system's word, not by
-/// the node's; `socket` is what the node calls the socket. Both are for [`take_back`].
+/// Gives a node the memory that a call is about. `node` is which it is by the system's word, not by
+/// the node's, and `socket` which socket of this process ([`socket_of`]).
 ///
 /// # Errors
 /// EFAULT where the system does not let a process read its own memory by address
@@ -112,29 +118,63 @@ pub fn give<D: Descriptors>(node: u64, socket: u64, reach: &Reach) -> Result<Giv
     thread::start::<D>()?;
     let (connection, number, descriptor) = connections::to::<D>(node)?;
     let grant = GRANTS.fetch_add(1, SeqCst);
-    let owner = Owner { connection: number, node, socket, grant };
+    let owner = Owner { connection: number, socket, grant };
     let key_at = reach.key_at();
     let given = Given { connection, descriptor, owner, key_at, is_accepted: false };
     // What is there of it goes with `given`.
     if TABLE.add(owner, reach.ranges()) { Ok(given) } else { Err(libc::EAGAIN) }
 }
 
+/// The number by which this module knows a socket, whatever its node calls it: the system gives
+/// each one of its own, which all descriptors of the socket have. `None` for what is no socket.
+pub fn socket_of(fd: c_int) -> Option<u64> {
+    system::cookie(fd)
+}
+
 /// Takes memory back of a socket: with `cookie` the regions with its key (RDS_FREE_MR, before the
 /// node is asked); without, all that was given for the socket, which this process closes.
-pub fn take_back(node: u64, socket: u64, cookie: Option<u64>) {
+pub fn take_back(socket: u64, cookie: Option<u64>) {
     if !thread::is_running() {
         return;
     }
     take_out(|entry| {
         let is_meant = cookie.is_none_or(|cookie| entry.key == Some(cookie as u32));
-        (entry.owner.node, entry.owner.socket) == (node, socket) && is_meant
+        entry.owner.socket == socket && is_meant
     });
 }
 
-/// Tells whether anything of a socket is a node's to use.
-pub fn is_giving(node: u64, socket: u64) -> bool {
-    let is_its = |entry: &table::Entry| (entry.owner.node, entry.owner.socket) == (node, socket);
-    thread::is_running() && TABLE.any(is_its)
+/// Tells whether memory may be given: otherwise it does not matter what is closed.
+pub fn may_give() -> bool {
+    thread::is_running()
+}
+
+/// This process has closed a descriptor of a socket. With the last one all is taken back that is
+/// given for the socket.
+pub fn has_closed(socket: u64) {
+    let is_given = || TABLE.any(|entry| entry.owner.socket == socket);
+    if thread::is_running() && is_given() && !system::has_descriptor(socket) {
+        take_back(socket, None);
+    }
+}
+
+/// This process has closed descriptors, whichever they were. All is taken back that is given for
+/// sockets of which it has none any more.
+pub fn has_closed_some() {
+    /// Places for sockets that were found to be there, so as to look for few of them twice.
+    const KEPT: usize = 64;
+    if !thread::is_running() {
+        return;
+    }
+    let kept = [const { Cell::new(0) }; KEPT];
+    take_out(|entry| {
+        let socket = entry.owner.socket;
+        let last = &kept[socket as usize % KEPT];
+        let is_there = last.get() == socket || system::has_descriptor(socket);
+        if is_there {
+            last.set(socket);
+        }
+        !is_there
+    });
 }
 
 /// Takes everything back and closes the descriptors of this module, if one of them has a number of

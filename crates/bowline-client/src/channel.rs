@@ -1,9 +1,8 @@
 //! Channels to a node: requests and their answers.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::fmt;
 use core::marker::PhantomData;
-use core::ptr;
 use core::time::Duration;
 use std::time::Instant;
 
@@ -12,14 +11,12 @@ use bowline_attach::{
 };
 
 use crate::agent::Given;
-use crate::system;
+use crate::system::{self, Process};
 use crate::trust::{self, Place};
 
-const NO_DESCRIPTOR: c_int = -1;
-
-/// How long a node may take to greet, or to end an answer: longer than a hand-over to another
-/// process takes.
-const GREETING_LIMIT: Duration = Duration::from_secs(15);
+/// How long a node may take for a whole greeting, or for the rest of an answer once it has begun:
+/// longer than a hand-over to another process takes.
+const LIMIT: Duration = Duration::from_secs(15);
 
 /// In the word of a channel, beside the number of its descriptor: it has shown memory.
 const SHOWN: u32 = 1 << 31;
@@ -42,6 +39,8 @@ pub struct Channel<D: Descriptors> {
     fd: c_int,
     /// What the node calls it; never 0.
     number: u32,
+    /// When the greeting, or what has begun of an answer, must be there; `None` while nothing has.
+    until: Option<Instant>,
     /// The node has been given memory of this process over it.
     has_shown: bool,
     /// What of its memory the node has been given for the call under way.
@@ -56,6 +55,8 @@ pub struct Welcome {
     pub node: u64,
     /// Its network namespace, 0 if it does not know.
     pub namespace: u64,
+    /// Who has greeted.
+    pub(crate) greeter: Process,
     nonce: [u8; NONCE_LEN],
 }
 
@@ -69,6 +70,11 @@ impl<D: Descriptors> Channel<D> {
     pub fn open_to_host() -> Result<(Self, Welcome), c_int> {
         let mut failure = libc::ENOENT;
         for place in trust::places() {
+            if place.is_left_out() {
+                // Not waited for: it may stand still.
+                failure = if failure == libc::ENOENT { libc::EAFNOSUPPORT } else { failure };
+                continue;
+            }
             match Self::open(&place.path) {
                 Ok((channel, welcome)) if place.is_for(&welcome) => return Ok((channel, welcome)),
                 Ok(_) => failure = libc::EAFNOSUPPORT,
@@ -103,21 +109,15 @@ impl<D: Descriptors> Channel<D> {
         }
         let owner = system::owner(path)?;
         let mut channel = Self::new(system::unix_stream()?);
-        let until = Instant::now() + GREETING_LIMIT;
-        // Signals interrupt the wait for a place in the node's queue.
-        while let Err(errno) = system::connect(channel.fd, &name, 2 + path.len()) {
-            match errno {
-                libc::EINTR if Instant::now() < until => {}
-                libc::EINTR | libc::EAGAIN => return Err(libc::ETIMEDOUT),
-                errno => return Err(errno),
-            }
-        }
-        let listener = system::peer(channel.fd)?.uid;
+        channel.connect(&name, 2 + path.len())?;
+        let listener = system::peer(channel.fd)?.user;
         if listener != owner && listener != 0 && listener != system::geteuid() {
             return Err(libc::EACCES);
         }
+        system::ask_for_senders(channel.fd, true);
         channel.greet()?;
-        let welcome = channel.welcome(until)?;
+        let greeter = channel.greeter()?;
+        let welcome = channel.welcome(greeter)?;
         trust::found(owner);
         Ok((channel, welcome))
     }
@@ -126,7 +126,7 @@ impl<D: Descriptors> Channel<D> {
     /// it through the socket itself. It may name this socket.
     ///
     /// # Errors
-    /// ENOTSOCK when whoever greets is no user whose node is believed: the pair may have been made
+    /// ENOTSOCK when nobody greets, or no user whose node is believed: the pair may have been made
     /// by a program that has given its other end away; ENETDOWN when the node is gone; EMFILE;
     /// those of [`open`](Self::open) but `connect(2)`'s.
     pub fn offer(socket: c_int) -> Result<(Self, Welcome), c_int> {
@@ -134,33 +134,66 @@ impl<D: Descriptors> Channel<D> {
         let mut channel = Self::new(ours);
         // Before anybody can have written.
         system::ask_for_senders(channel.fd, true);
-        let until = Instant::now() + GREETING_LIMIT;
+        system::let_descriptors_come(channel.fd, false);
         let sent = loop {
             match system::send_offer(socket, &offer(VERSION), theirs) {
-                Err(libc::EINTR) if Instant::now() < until => {}
+                Err(libc::EINTR) if !channel.is_late() => {}
                 // Others offer channels at this moment; the node takes them at once.
-                Err(libc::EAGAIN | libc::ETOOMANYREFS) if Instant::now() < until => system::pause(),
+                Err(libc::EAGAIN | libc::ETOOMANYREFS) if !channel.is_late() => system::pause(),
                 sent => break sent,
             }
         };
         system::close(theirs);
         match sent {
             Ok(()) => {
-                channel.check_greeter(until)?;
-                // Where descriptors come there is room for nothing else.
-                system::ask_for_senders(channel.fd, false);
-                channel.welcome(until).map(|welcome| (channel, welcome))
+                let greeter = channel.greeter().map_err(|errno| match errno {
+                    libc::ETIMEDOUT => libc::ENOTSOCK,
+                    errno => errno,
+                })?;
+                if !trust::is_trusted(greeter.user) {
+                    return Err(libc::ENOTSOCK);
+                }
+                let welcome = channel.welcome(greeter)?;
+                system::let_descriptors_come(channel.fd, true);
+                Ok((channel, welcome))
             }
             Err(libc::EMFILE | libc::ENFILE) => Err(libc::EMFILE),
             Err(_) => Err(libc::ENETDOWN),
         }
     }
 
-    /// A channel that has not greeted, whose waits end in time.
+    /// A channel that has not greeted, and is to do so in time.
     fn new(fd: c_int) -> Self {
         let fd = D::opened(fd);
-        system::set_time_limits(fd, GREETING_LIMIT);
-        Self { fd, number: 0, has_shown: false, given: None, descriptors: PhantomData }
+        let until = Some(Instant::now() + LIMIT);
+        Self { fd, number: 0, until, has_shown: false, given: None, descriptors: PhantomData }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.map_or(LIMIT, |until| until.saturating_duration_since(Instant::now()))
+    }
+
+    fn is_late(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// Connects; a place in the node's queue may take a while.
+    fn connect(&self, name: &libc::sockaddr_un, len: usize) -> Result<(), c_int> {
+        loop {
+            let left = self.left();
+            if left.is_zero() {
+                return Err(libc::ETIMEDOUT);
+            }
+            // A limit of no microsecond would be none.
+            system::limit_sends(self.fd, left.max(Duration::from_millis(1)));
+            match system::connect(self.fd, name, len) {
+                Err(libc::EINTR | libc::EAGAIN) => {}
+                done => {
+                    system::limit_sends(self.fd, Duration::ZERO);
+                    return done;
+                }
+            }
+        }
     }
 
     fn greet(&mut self) -> Result<(), c_int> {
@@ -168,34 +201,15 @@ impl<D: Descriptors> Channel<D> {
         match self.send(hello, &[], &[], &[], None) {
             // A node that turns this process away has answered before it ended the channel.
             Ok(()) | Err(libc::ENETDOWN) => Ok(()),
-            Err(libc::EAGAIN) => Err(libc::ETIMEDOUT),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Waits for the first byte of a greeting, which must be that of a node that is believed.
-    fn check_greeter(&self, until: Instant) -> Result<(), c_int> {
-        loop {
-            match system::first_sender(self.fd) {
-                Ok(Some(user)) if trust::is_trusted(user) => return Ok(()),
-                Ok(Some(_)) => return Err(libc::ENOTSOCK),
-                Ok(None) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
-                Err(libc::EINTR) if Instant::now() < until => {}
-                Err(libc::EINTR | libc::EAGAIN) => return Err(libc::ETIMEDOUT),
-                Err(errno) => return Err(errno),
-            }
-        }
-    }
-
-    /// Waits until the node greets.
-    fn welcome(&mut self, until: Instant) -> Result<Welcome, c_int> {
-        let welcome = self.welcome_until(until);
-        system::set_time_limits(self.fd, Duration::ZERO);
-        welcome.map_err(|errno| if errno == libc::EAGAIN { libc::ETIMEDOUT } else { errno })
-    }
-
-    fn welcome_until(&mut self, until: Instant) -> Result<Welcome, c_int> {
-        let answer = self.answer_until(false, Some(until))?;
+    /// Reads the greeting of a node that is believed.
+    fn welcome(&mut self, greeter: Process) -> Result<Welcome, c_int> {
+        // Where descriptors come there is room for nothing else.
+        system::ask_for_senders(self.fd, false);
+        let answer = self.head(false)?;
         if answer.value < 0 {
             return Err(errno_of(answer.value));
         }
@@ -208,7 +222,20 @@ impl<D: Descriptors> Channel<D> {
             return Err(libc::EPROTO);
         }
         let Greeting { nonce, namespace } = greeting;
-        Ok(Welcome { node: answer.value.cast_unsigned(), namespace, nonce })
+        Ok(Welcome { node: answer.value.cast_unsigned(), namespace, greeter, nonce })
+    }
+
+    /// Waits for the first byte of a greeting, and tells who has sent it.
+    fn greeter(&mut self) -> Result<Process, c_int> {
+        loop {
+            match system::first_sender(self.fd) {
+                Ok(sender) => return sender.ok_or(libc::ENETDOWN),
+                Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
+                Err(libc::EINTR) => {}
+                Err(libc::EAGAIN) => self.wait_for_rest()?,
+                Err(errno) => return Err(errno),
+            }
+        }
     }
 
     /// What the node calls this channel, for the lock of [`bowline_attach::Area::post`].
@@ -226,8 +253,9 @@ impl<D: Descriptors> Channel<D> {
         let fd = (word as u32 & !SHOWN) as c_int;
         let has_shown = Self::word_has_shown(word);
         // Not made for a word that is none: it would be dropped, which closes its descriptor.
-        let given = None;
-        (number != 0).then(|| Self { fd, number, has_shown, given, descriptors: PhantomData })
+        let (given, until) = (None, None);
+        let descriptors = PhantomData;
+        (number != 0).then(|| Self { fd, number, until, has_shown, given, descriptors })
     }
 
     pub(crate) fn into_word(self) -> u64 {
@@ -267,20 +295,12 @@ impl<D: Descriptors> Channel<D> {
     /// and a descriptor of its memory.
     pub(crate) fn attach(&mut self, fd: c_int) -> Result<(u64, c_int), c_int> {
         self.send(Head::new(Op::Attach, 0), &[], &[], &[], Some(fd))?;
-        let (answer, descriptors) = self.answer_with_descriptors()?;
-        let taken = self.take(answer.name + answer.control + answer.payload, Vec::new());
-        let [memory, other] = descriptors;
-        if other >= 0 {
-            system::close(other);
+        let (answer, [memory, _]) = self.answer_with_descriptors()?;
+        if answer.value < 0 {
+            return Err(errno_of(answer.value));
         }
-        let failed = taken.err().or((answer.value < 0).then(|| errno_of(answer.value)));
-        if let Some(errno) = failed {
-            if memory >= 0 {
-                system::close(memory);
-            }
-            return Err(errno);
-        }
-        if memory < 0 { Err(libc::EMFILE) } else { Ok((answer.value.cast_unsigned(), memory)) }
+        let memory = memory.ok_or(libc::EMFILE)?;
+        Ok((answer.value.cast_unsigned(), memory.into_number()))
     }
 
     /// Lets the node use all memory of this process for RDMA, by a descriptor that gives access to
@@ -308,7 +328,7 @@ impl<D: Descriptors> Channel<D> {
         let head = Head::new(Op::Memory, grant.cast_signed());
         self.send(head, &[], &[], &[piece], Some(descriptor))?;
         let answer = self.answer(false)?;
-        self.take(answer.name + answer.control + answer.payload, Vec::new())?;
+        self.skip(&answer)?;
         if answer.value < 0 { Err(errno_of(answer.value)) } else { Ok(()) }
     }
 
@@ -344,64 +364,53 @@ impl<D: Descriptors> Channel<D> {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: bytes.len(),
         };
-        let front = [piece(&head), piece(name), piece(control)];
-        let pieces: Vec<libc::iovec> = front.iter().chain(payload).copied().collect();
-        let mut space = [0u64; 3];
-        // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
-        let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
-        if let Some(fd) = descriptor {
-            space = [20, (libc::SCM_RIGHTS as u64) << 32 | libc::SOL_SOCKET as u64, fd as u64];
-            msg.msg_control = space.as_mut_ptr().cast();
-            msg.msg_controllen = 24;
-        }
         let whole = HEAD_LEN + name.len() + control.len() + len;
-        let mut rest = pieces;
+        let front = [piece(&head), piece(name), piece(control)];
+        let mut rest: Vec<libc::iovec> = front.iter().chain(payload).copied().collect();
+        let rights =
+            |fd: c_int| [20, system::control_kind(libc::SCM_RIGHTS), u64::from(fd.cast_unsigned())];
+        let mut rights = descriptor.map(rights);
         let mut sent = 0;
         while sent < whole {
-            msg.msg_iov = rest.as_mut_ptr();
-            msg.msg_iovlen = rest.len().min(1024) as _;
+            let control = rights.as_mut().map_or(&mut [][..], |rights| rights);
+            let msg = system::message(&mut rest, control);
             match system::sendmsg(self.fd, &msg, libc::MSG_NOSIGNAL) {
                 Ok(n) => {
                     sent += n;
                     skip(&mut rest, n);
-                    msg.msg_control = ptr::null_mut();
-                    msg.msg_controllen = 0;
+                    rights = None;
                 }
                 Err(libc::EINTR) => {}
                 Err(libc::EPIPE | libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Err(errno) => return Err(errno),
             }
         }
-        let _ = space;
         Ok(())
     }
 
     /// Waits for the answer. A request that `may_wait` is ended by a signal.
     pub(crate) fn answer(&mut self, may_wait: bool) -> Result<Answer, c_int> {
-        self.answer_until(may_wait, None)
+        self.until = None;
+        self.head(may_wait)
     }
 
-    /// The same, at most up to a moment, on a channel whose waits end in time.
-    fn answer_until(&mut self, may_wait: bool, until: Option<Instant>) -> Result<Answer, c_int> {
+    /// Reads the head of an answer.
+    fn head(&mut self, may_wait: bool) -> Result<Answer, c_int> {
         let mut head = [0; HEAD_LEN];
         let mut got = 0;
         let mut interrupted = false;
         while got < HEAD_LEN {
-            if got > 0 {
-                self.wait_for_rest()?;
-            }
-            match system::recv(self.fd, &mut head[got..], 0) {
+            let may_block = got == 0 && self.until.is_none();
+            let flags = if may_block { 0 } else { libc::MSG_DONTWAIT };
+            match system::recv(self.fd, &mut head[got..], flags) {
                 Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Ok(n) => got += n,
-                Err(libc::EINTR) => {
-                    if until.is_some_and(|until| Instant::now() >= until) {
-                        return Err(libc::ETIMEDOUT);
-                    }
-                    if may_wait && !interrupted {
-                        interrupted = true;
-                        self.send(Head::new(Op::Interrupt, 0), &[], &[], &[], None)?;
-                    }
+                Err(libc::EAGAIN) => self.wait_for_rest()?,
+                Err(libc::EINTR) if may_wait && !interrupted => {
+                    interrupted = true;
+                    self.send(Head::new(Op::Interrupt, 0), &[], &[], &[], None)?;
                 }
+                Err(libc::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
@@ -422,14 +431,16 @@ impl<D: Descriptors> Channel<D> {
         })
     }
 
-    /// Waits for more of an answer that has begun, or is due: a node writes them whole.
-    fn wait_for_rest(&self) -> Result<(), c_int> {
-        let until = Instant::now() + GREETING_LIMIT;
+    /// Waits for more of an answer that has begun, or is due: a node writes them whole. All that is
+    /// waited for in one answer has one limit.
+    fn wait_for_rest(&mut self) -> Result<(), c_int> {
+        self.until.get_or_insert_with(|| Instant::now() + LIMIT);
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.left();
             match system::poll(self.fd, libc::POLLIN, Some(left)) {
+                Ok(0) if self.number == 0 => return Err(libc::ETIMEDOUT),
                 Ok(0) => return Err(libc::ENETDOWN),
-                Err(libc::EINTR) if !left.is_zero() => {}
+                Err(libc::EINTR) => {}
                 done => return done.map(drop),
             }
         }
@@ -439,16 +450,13 @@ impl<D: Descriptors> Channel<D> {
     pub(crate) fn take(&mut self, len: usize, mut to: Vec<libc::iovec>) -> Result<(), c_int> {
         let mut left = len;
         while left > 0 {
-            // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
-            let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
             let mut sink = [0u8; 4096];
             limit(&mut to, left);
             if to.is_empty() {
                 let n = sink.len().min(left);
-                to.push(libc::iovec { iov_base: sink.as_mut_ptr().cast::<c_void>(), iov_len: n });
+                to.push(libc::iovec { iov_base: sink.as_mut_ptr().cast(), iov_len: n });
             }
-            msg.msg_iov = to.as_mut_ptr();
-            msg.msg_iovlen = to.len().min(1024) as _;
+            let mut msg = system::message(&mut to, &mut []);
             match system::recvmsg(self.fd, &mut msg, libc::MSG_DONTWAIT) {
                 Err(libc::EAGAIN) => self.wait_for_rest()?,
                 Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
@@ -463,6 +471,11 @@ impl<D: Descriptors> Channel<D> {
         Ok(())
     }
 
+    /// Reads all that is left of an answer, which nobody wants.
+    pub(crate) fn skip(&mut self, answer: &Answer) -> Result<(), c_int> {
+        self.take(answer.name + answer.control + answer.payload, Vec::new())
+    }
+
     /// Reads bytes of an answer.
     pub(crate) fn take_bytes(&mut self, len: usize) -> Result<Vec<u8>, c_int> {
         let mut bytes = vec![0; len];
@@ -471,40 +484,56 @@ impl<D: Descriptors> Channel<D> {
         Ok(bytes)
     }
 
-    /// Waits for an answer with descriptors, at most two; [`NO_DESCRIPTOR`] for those that did not
-    /// come.
-    pub(crate) fn answer_with_descriptors(&mut self) -> Result<(Answer, [c_int; 2]), c_int> {
-        let mut space = [0u64; 3];
-        let mut byte = [0u8; 1];
-        let mut piece = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-        // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
-        let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
-        msg.msg_iov = &raw mut piece;
-        msg.msg_iovlen = 1;
-        msg.msg_control = space.as_mut_ptr().cast();
-        msg.msg_controllen = size_of_val(&space) as _;
-        // No node lets one wait for such an answer.
-        self.wait_for_rest()?;
+    /// Waits for a whole answer with descriptors, two at most, which no node delays.
+    pub(crate) fn answer_with_descriptors(
+        &mut self,
+    ) -> Result<(Answer, [Option<Descriptor>; 2]), c_int> {
+        self.until = None;
+        // A head of 16 bytes, and two numbers.
+        let mut control = [0; 3];
         // The descriptors come with the first byte, which stays for the answer.
-        loop {
-            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK | libc::MSG_DONTWAIT;
-            match system::recvmsg(self.fd, &mut msg, flags) {
-                Ok(0) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
-                Ok(_) => break,
+        let came = loop {
+            match system::look_at_first(self.fd, &mut control) {
+                Ok(Some(len)) => break Descriptor::of_control(&control, len),
+                Ok(None) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Err(libc::EAGAIN) => self.wait_for_rest()?,
                 Err(libc::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
-        }
-        // Behind a head of 16 bytes.
-        let came = if msg.msg_controllen < 20 { 0 } else { (space[0] as usize).saturating_sub(16) };
-        let second = (space[2] >> 32) as u32 as c_int;
-        let descriptors = [
-            if came >= 4 { space[2] as u32 as c_int } else { NO_DESCRIPTOR },
-            if came >= 8 { second } else { NO_DESCRIPTOR },
-        ];
-        let answer = self.answer(false)?;
-        Ok((answer, descriptors))
+        };
+        let answer = self.head(false)?;
+        self.skip(&answer)?;
+        Ok((answer, came))
+    }
+}
+
+/// A descriptor that came with an answer, which is closed unless somebody takes its number.
+pub(crate) struct Descriptor(c_int);
+
+impl Descriptor {
+    /// Those in control messages of so many bytes.
+    fn of_control(control: &[u64; 3], len: usize) -> [Option<Self>; 2] {
+        let [message_len, kind, numbers] = *control;
+        let is_some = len >= 20 && kind == system::control_kind(libc::SCM_RIGHTS);
+        let bytes = if is_some { (message_len as usize).saturating_sub(16) } else { 0 };
+        let one = |n: usize| Self((numbers >> (32 * n)) as u32 as c_int);
+        [0, 1].map(|n| (bytes >= 4 * (n + 1)).then(|| one(n)))
+    }
+
+    pub(crate) const fn number(&self) -> c_int {
+        self.0
+    }
+
+    pub(crate) fn into_number(self) -> c_int {
+        let number = self.0;
+        core::mem::forget(self);
+        number
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        system::close(self.0);
     }
 }
 

@@ -8,16 +8,19 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use bowline_attach::{Head, Op};
 
 use crate::channel::{Channel, Descriptors, Welcome, errno_of, is_refusal};
-use crate::system;
+use crate::trust;
 
 /// Channels of a node that are kept for the next call.
 const IDLE_MAX: usize = 32;
 const NONE: u64 = 0;
 
-/// A node, and channels to it that are not in use.
+/// A node, and channels to it that are not in use. It is one by the number that it tells and by the
+/// user that it runs as, which the system tells: another user's could tell the same number.
 pub struct Node<D: Descriptors> {
     /// 0: none yet.
     number: AtomicU64,
+    /// The user, plus one; 0: none yet.
+    user: AtomicU64,
     /// Number of the channel above 32 bits of its descriptor.
     idle: [AtomicU64; IDLE_MAX],
     channels: PhantomData<fn() -> D>,
@@ -38,13 +41,27 @@ impl<D: Descriptors> Node<D> {
     /// A place for a node.
     pub const fn vacant() -> Self {
         let idle = [const { AtomicU64::new(NONE) }; IDLE_MAX];
-        Self { number: AtomicU64::new(0), idle, channels: PhantomData }
+        let (number, user) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { number, user, idle, channels: PhantomData }
     }
 
-    /// Tells whether this is the node with a number; a vacant place becomes its.
-    pub fn claim(&self, number: u64) -> bool {
-        let known = self.number.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
-        known.map_or_else(|known| known == number, |_| true)
+    /// Tells whether this is the node that greets so; a vacant place becomes its.
+    pub fn claim(&self, welcome: &Welcome) -> bool {
+        let is = |word: &AtomicU64, wanted: u64| {
+            let known = word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire);
+            known.map_or_else(|known| known == wanted, |_| true)
+        };
+        is(&self.number, welcome.node) && is(&self.user, u64::from(welcome.greeter.user) + 1)
+    }
+
+    fn is_of(&self, user: u32) -> bool {
+        u64::from(user) + 1 == self.user.load(Ordering::Acquire)
+    }
+
+    /// Tells whether this is the node that greets so, or root goes on with it.
+    pub(crate) fn goes_on_as(&self, welcome: &Welcome) -> bool {
+        let user = welcome.greeter.user;
+        (user == 0 || self.is_of(user)) && welcome.node == self.number.load(Ordering::Acquire)
     }
 
     /// Takes a channel that is not in use, or makes one through `socket`, which is one of this
@@ -86,9 +103,7 @@ impl<D: Descriptors> Node<D> {
     /// As [`channel`](Self::channel).
     pub(crate) fn new_channel(&self, socket: c_int) -> Result<(Channel<D>, Welcome), c_int> {
         match Channel::offer(socket) {
-            Ok((channel, welcome)) if welcome.node == self.number.load(Ordering::Acquire) => {
-                Ok((channel, welcome))
-            }
+            Ok((channel, welcome)) if self.goes_on_as(&welcome) => Ok((channel, welcome)),
             Err(errno) if is_refusal(errno) => Err(errno),
             _ => Err(libc::ENETDOWN),
         }
@@ -126,16 +141,13 @@ impl<D: Descriptors> Node<D> {
     /// Asks the node for a socket, over a channel to it, which is kept.
     ///
     /// # Errors
-    /// What the node says; EMFILE when there are no descriptors left; ENETDOWN when it is gone.
+    /// What the node says; EMFILE when there are no descriptors left; EPROTO when what comes is
+    /// none that a node makes; ENETDOWN when it is gone.
     pub fn open(&self, mut channel: Channel<D>) -> Result<Opened, c_int> {
         let head = Head { op: Op::Open, value: 0, a: libc::SOCK_SEQPACKET, b: 0 };
         let asked = channel.send(head, &[], &[], &[], None);
         let answer = asked.and_then(|()| channel.answer_with_descriptors());
-        let taken = answer.and_then(|(answer, descriptors)| {
-            channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-            Ok((answer, descriptors))
-        });
-        let (answer, [fd, memory]) = match taken {
+        let (answer, came) = match answer {
             Ok(answer) => answer,
             Err(errno) => {
                 // A node that was started anew has ended the others as well.
@@ -145,12 +157,16 @@ impl<D: Descriptors> Node<D> {
             }
         };
         self.keep(channel);
-        let close = || [fd, memory].into_iter().filter(|fd| *fd >= 0).for_each(system::close);
-        if answer.value < 0 || fd < 0 || memory < 0 {
-            close();
-            return Err(if answer.value < 0 { errno_of(answer.value) } else { libc::EMFILE });
+        if answer.value < 0 {
+            return Err(errno_of(answer.value));
         }
-        Ok(Opened { handle: answer.value.cast_unsigned(), fd, memory })
+        let [Some(fd), Some(memory)] = came else { return Err(libc::EMFILE) };
+        let maker = trust::maker(fd.number()).ok_or(libc::EPROTO)?;
+        if !trust::is_trusted(maker.user) && !self.is_of(maker.user) {
+            return Err(libc::EPROTO);
+        }
+        let handle = answer.value.cast_unsigned();
+        Ok(Opened { handle, fd: fd.into_number(), memory: memory.into_number() })
     }
 
     /// The node may be another one by now.

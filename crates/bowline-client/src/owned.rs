@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use bowline_attach::Area;
 
+use crate::agent;
 use crate::channel::{Channel, Descriptors, is_refusal};
 use crate::memory;
 use crate::node::Node;
@@ -31,7 +32,6 @@ impl Descriptors for Own {
 #[derive(Clone, Debug)]
 pub struct Host {
     node: Arc<Node<Own>>,
-    number: u64,
     /// Where it was to be looked for, if that was said.
     place: Option<Arc<[u8]>>,
 }
@@ -66,9 +66,9 @@ impl Host {
     pub fn find(place: Option<&[u8]>) -> Result<Self, c_int> {
         let (channel, welcome) = place.map_or_else(Channel::open_to_host, Channel::open)?;
         let node = Node::vacant();
-        node.claim(welcome.node);
+        node.claim(&welcome);
         node.keep(channel);
-        Ok(Self { node: Arc::new(node), number: welcome.node, place: place.map(Arc::from) })
+        Ok(Self { node: Arc::new(node), place: place.map(Arc::from) })
     }
 
     /// A channel for a new socket. A node that was started anew is another one.
@@ -78,7 +78,7 @@ impl Host {
         }
         let opened = self.place.as_deref().map_or_else(Channel::open_to_host, Channel::open);
         match opened {
-            Ok((channel, welcome)) if welcome.node == self.number => Ok(channel),
+            Ok((channel, welcome)) if self.node.goes_on_as(&welcome) => Ok(channel),
             Err(errno) if is_refusal(errno) => Err(errno),
             _ => Err(libc::ENETDOWN),
         }
@@ -112,7 +112,11 @@ impl OwnedSocket {
             }
             match once(&socket, &self.memory.0) {
                 Err(libc::EINTR) => {}
-                Err(_) if self.closed.load(Ordering::Acquire) => return Err(libc::EBADF),
+                done if self.closed.load(Ordering::Acquire) => {
+                    // It may have given some after the others had it taken back.
+                    self.take_memory_back();
+                    return done.map_err(|_| libc::EBADF);
+                }
                 done => return done,
             }
         }
@@ -248,6 +252,13 @@ impl OwnedSocket {
         self.call(|socket, _| socket.cancel_all())
     }
 
+    /// What was given of this process's memory for the socket is the node's no more.
+    fn take_memory_back(&self) {
+        if let Some(socket) = agent::socket_of(self.fd.as_raw_fd()) {
+            agent::take_back(socket, None);
+        }
+    }
+
     /// The descriptor, for `poll`.
     ///
     /// # Errors
@@ -259,8 +270,7 @@ impl OwnedSocket {
     /// Closes the socket now: waits of other threads end.
     pub fn close(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
-            let fd = self.fd.as_raw_fd();
-            Socket { fd, node: &self.host.node, handle: self.handle }.closes();
+            self.take_memory_back();
             // The node takes that for the end of the last descriptor.
             crate::system::shutdown(self.fd.as_raw_fd());
         }

@@ -147,10 +147,13 @@ impl Reach {
     /// `rds_get_mr_args`: address, bytes, where the key is stored. Peers may read and write a
     /// region whatever its flags say [RMR-6].
     fn region(&mut self, args: &[u8]) {
+        if self.ranges.iter().any(|range| range.stays == Stays::Region) {
+            return; // nodes take one in a call, so there is one key
+        }
         let (at, len, key_at) = (word(args, 0), word(args, 8), word(args, 16));
         self.add(at, len, Access::Both, Stays::Region);
+        self.key_at = key_at;
         if key_at != 0 {
-            self.key_at = key_at;
             self.add(key_at, 8, Access::Write, Stays::Call);
         }
     }
@@ -260,6 +263,11 @@ mod tests {
         for (at, len) in [(5, 0), (u64::MAX - 4, 8), (4096, LEN_MAX + 1)] {
             assert_eq!(got([at, len, 0, 0]), Reach::default(), "refused by the node");
         }
+        // Of several the node takes none; there is one key for a call.
+        let map = |at| cmsg(MAP, &[at, 100, 0x9008, 0]);
+        let two = Reach::of_control(&[map(0x1234_5000), map(0x5678_5000)].concat()).unwrap();
+        assert_eq!(two.ranges(), region);
+
         let dest = [&[7; 128][..], &get_mr([0x1234_5000, 100, 0x9008, 0])].concat();
         let for_dest = Reach::of_option(SOL_RDS, GET_MR_FOR_DEST, &dest).unwrap();
         assert_eq!(for_dest.ranges(), region);

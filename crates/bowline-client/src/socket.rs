@@ -9,7 +9,7 @@ use bowline_attach::{
     Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN, name,
 };
 
-use crate::agent;
+use crate::agent::{self, Given};
 use crate::channel::{Answer, Channel, Descriptors, errno_of};
 use crate::node::Node;
 use crate::reach::{self, Reach};
@@ -149,41 +149,38 @@ impl<D: Descriptors> Socket<'_, D> {
         if let Some(channel) = self.node.idle_channel_that_has_shown() {
             return Ok(channel);
         }
+        let maker = trust::maker(self.fd).ok_or(libc::EBADF)?;
         let (mut channel, welcome) = self.node.new_channel(self.fd)?;
-        // A node that does not want it says so again in the answer to the request.
-        let shown = match trust::maker(self.fd) {
-            None => Ok(()),
-            Some(maker) if trust::may_have_memory(maker.uid) => {
-                let memory = system::open_memory()?;
-                let shown = channel.show_memory(&welcome, memory);
-                system::close(memory);
-                shown
-            }
-            Some(maker) => {
-                let node = trust::number_of(maker);
-                channel.show_given(agent::give::<D>(node, self.handle, reach)?)
-            }
+        let greeter = welcome.greeter;
+        // Both: whoever has made the pair may have given its other end away.
+        let shown = if [maker, greeter].iter().all(|one| trust::may_have_memory(one.user)) {
+            let memory = system::open_memory()?;
+            let shown = channel.show_memory(&welcome, memory);
+            system::close(memory);
+            shown
+        } else {
+            channel.show_given(self.give(trust::number_of(greeter), reach)?)
         };
         match shown {
             Err(libc::ENETDOWN) => Err(libc::ENETDOWN),
+            // A node that does not want it says so again in the answer to the request.
             _ => Ok(channel),
         }
     }
 
-    /// Takes the region with a key back from a node that has an agent give it.
-    fn free_memory(&self, cookie: u64) {
-        if let Some(maker) = trust::maker(self.fd) {
-            agent::take_back(trust::number_of(maker), self.handle, Some(cookie));
-        }
+    /// Gives a node what a request is about.
+    fn give(&self, node: u64, reach: &Reach) -> Result<Given, c_int> {
+        let socket = agent::socket_of(self.fd).ok_or(libc::EBADF)?;
+        let given = agent::give::<D>(node, socket, reach)?;
+        // Closed meanwhile, by another thread: perhaps before there was something to take back.
+        let is_open = agent::socket_of(self.fd) == Some(socket);
+        if is_open { Ok(given) } else { Err(libc::EBADF) }
     }
 
-    /// The descriptor is about to be closed. With the last one that this process has, all is taken
-    /// back that an agent gives for the socket.
-    pub fn closes(&self) {
-        let Some(maker) = trust::maker(self.fd) else { return };
-        let node = trust::number_of(maker);
-        if agent::is_giving(node, self.handle) && !system::has_other_descriptor(self.fd) {
-            agent::take_back(node, self.handle, None);
+    /// Takes the region with a key back from a node that has an agent give it.
+    fn free_memory(&self, cookie: u64) {
+        if let Some(socket) = agent::socket_of(self.fd) {
+            agent::take_back(socket, Some(cookie));
         }
     }
 
@@ -202,21 +199,30 @@ impl<D: Descriptors> Socket<'_, D> {
             channel.send(head, request.name, request.control, request.payload, None)?;
             let answer = channel.answer(request.may_wait)?;
             if answer.value == -i64::from(libc::EBADF) && !is_known {
-                channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+                channel.skip(&answer)?;
                 self.node.keep(channel);
                 is_known = true;
                 continue;
             }
             // With an error of GetOption the length that is needed comes along.
             if answer.value < 0 && head.op != Op::GetOption {
-                channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
+                channel.skip(&answer)?;
                 self.node.keep(channel);
                 self.heed(head.op, answer);
                 return Err(errno_of(answer.value));
             }
-            channel.accept();
             return Ok((channel, answer));
         }
+    }
+
+    /// Asks the node, of whose answer the numbers are all that is wanted. A call whose answer does
+    /// not come whole has failed: the node keeps nothing that it was given for it.
+    fn carry_out(&self, request: &Request<'_>) -> Result<Answer, c_int> {
+        let (mut channel, answer) = self.ask(request)?;
+        channel.skip(&answer)?;
+        channel.accept();
+        self.node.keep(channel);
+        Ok(answer)
     }
 
     /// Makes the socket unwritable if the node asks for that: what the descriptor shows is up to
@@ -338,9 +344,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let memory = reach.as_ref();
         let request =
             Request { control: unreachable, payload: &payload, memory, ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-        self.node.keep(channel);
+        self.carry_out(&request)?;
         // Waiting is up to the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
             system::set_receive_timeout(self.fd, name, value);
@@ -420,9 +424,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let head = self.head(Op::Send, flags, c_int::from(!is_writable));
         let memory = reach.as_ref();
         let request = Request { head, name, control, payload, may_wait, memory };
-        let (mut channel, answer) = self.ask(&request)?;
-        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-        self.node.keep(channel);
+        let answer = self.carry_out(&request)?;
         self.heed(Op::Send, answer);
         let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
         Ok(usize::try_from(answer.value).map_or(len, |sent| sent.min(len)))
@@ -591,10 +593,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let head = self.head(Op::Flush, 0, 0);
         let payload = [piece_of(&limit)];
         let request = Request { payload: &payload, may_wait: true, ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        channel.take(answer.name + answer.control + answer.payload, Vec::new())?;
-        self.node.keep(channel);
-        Ok(())
+        self.carry_out(&request).map(drop)
     }
 
     /// Cancels all that was sent and is not acknowledged.

@@ -111,6 +111,22 @@ pub(crate) fn owner_and_mode(path: &[u8]) -> Result<(u32, u32), c_int> {
     Ok((found.st_uid, found.st_mode))
 }
 
+/// Tells whether a file, which is no symbolic link, has another name in its file system. `false` if
+/// it was mounted by itself, or if the system does not say (before Linux 5.8).
+pub(crate) fn has_second_name(path: &[u8]) -> bool {
+    /// `STATX_NLINK`, and `STATX_ATTR_MOUNT_ROOT`.
+    const LINKS: c_int = 4;
+    const MOUNTED: u64 = 0x2000;
+    let Ok(path) = CString::new(path) else { return false };
+    // A `struct statx`: attributes in the second word, links in the third, what is said of
+    // attributes in the eighth.
+    let mut found = [0_u64; 32];
+    let (flags, to) = (libc::AT_SYMLINK_NOFOLLOW, found.as_mut_ptr());
+    let asked = system!(SYS_statx, libc::AT_FDCWD, path.as_ptr(), flags, LINKS, to);
+    let [_, attributes, links, _, _, _, _, said, ..] = found;
+    asked.is_ok() && said & MOUNTED != 0 && attributes & MOUNTED == 0 && links as u32 > 1
+}
+
 /// The effective user of this thread.
 pub(crate) fn geteuid() -> u32 {
     system!(SYS_geteuid).map_or(u32::MAX, |user| user as u32)
@@ -133,60 +149,105 @@ pub(crate) fn option(fd: c_int, name: c_int) -> Result<c_int, c_int> {
     get_option(fd, name, &mut value).map(|()| value)
 }
 
+/// A process, and the user whom the system says that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) user: u32,
+    /// 0 where this process sees no number of it.
+    pub(crate) number: u32,
+}
+
 /// Who was at the other end of a unix socket when it was connected, or listened.
-pub(crate) fn peer(fd: c_int) -> Result<libc::ucred, c_int> {
+pub(crate) fn peer(fd: c_int) -> Result<Process, c_int> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    get_option(fd, libc::SO_PEERCRED, &mut peer).map(|()| peer)
+    get_option(fd, libc::SO_PEERCRED, &mut peer)?;
+    Ok(Process { user: peer.uid, number: peer.pid.cast_unsigned() })
+}
+
+/// The number that the system gives to each socket once, by whichever descriptor of it.
+pub(crate) fn cookie(fd: c_int) -> Option<u64> {
+    let mut cookie = 0_u64;
+    get_option(fd, libc::SO_COOKIE, &mut cookie).ok().map(|()| cookie)
+}
+
+fn set_option<T>(fd: c_int, name: c_int, value: &T) {
+    let len = size_of::<T>() as libc::socklen_t;
+    let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, ptr::from_ref(value), len);
 }
 
 /// Has the system tell on a unix socket who sends, or not.
 pub(crate) fn ask_for_senders(fd: c_int, asks: bool) {
-    let value = c_int::from(asks);
-    let len = size_of_val(&value) as libc::socklen_t;
-    let at = ptr::from_ref(&value);
-    let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_PASSCRED, at, len);
+    set_option(fd, libc::SO_PASSCRED, &c_int::from(asks));
 }
 
-/// Waits for the first byte on a unix socket that asks for senders, leaves it there, and tells the
-/// user who has sent it; `None` at the end of the stream.
-pub(crate) fn first_sender(fd: c_int) -> Result<Option<u32>, c_int> {
-    /// Behind a head of 16 bytes.
-    const UID: usize = 20;
-    let mut space = [0u32; 16];
-    let mut byte = [0u8; 1];
-    let mut piece = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+/// Has the system let descriptors come over a unix socket, or not (before Linux 6.16 they may).
+pub(crate) fn let_descriptors_come(fd: c_int, may_come: bool) {
+    const SO_PASSRIGHTS: c_int = 83;
+    set_option(fd, SO_PASSRIGHTS, &c_int::from(may_come));
+}
+
+/// A message for `recvmsg` or `sendmsg`: pieces of payload, and control messages or room for them.
+pub(crate) fn message(pieces: &mut [libc::iovec], control: &mut [u64]) -> libc::msghdr {
+    /// Most pieces that the system takes (`UIO_MAXIOV`).
+    const PIECES_MAX: usize = 1024;
     // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
     let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
-    msg.msg_iov = &raw mut piece;
-    msg.msg_iovlen = 1;
-    msg.msg_control = space.as_mut_ptr().cast();
-    msg.msg_controllen = size_of_val(&space) as _;
-    if recvmsg(fd, &mut msg, libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC)? == 0 {
-        return Ok(None);
+    msg.msg_iov = pieces.as_mut_ptr();
+    msg.msg_iovlen = pieces.len().min(PIECES_MAX) as _;
+    if !control.is_empty() {
+        msg.msg_control = control.as_mut_ptr().cast();
+        msg.msg_controllen = size_of_val(control) as _;
     }
-    let is_there = msg.msg_controllen as usize >= UID + 4;
-    let kind = (space[2].cast_signed(), space[3].cast_signed());
-    if is_there && kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
-        Ok(Some(space[UID / 4]))
-    } else {
-        Err(libc::EPROTO)
-    }
+    msg
 }
 
-/// Tells whether this process has another descriptor of the same socket.
-pub(crate) fn has_other_descriptor(fd: c_int) -> bool {
+/// Looks at the first byte that has come, which stays there, and takes the control messages that
+/// came with it, as many as have room; returns their bytes, or `None` at the end of the stream.
+///
+/// # Errors
+/// EAGAIN when there is nothing; others of `recvmsg(2)`.
+#[allow(clippy::unnecessary_cast, reason = "the length is another type in musl")]
+pub(crate) fn look_at_first(fd: c_int, control: &mut [u64]) -> Result<Option<usize>, c_int> {
+    let mut byte = [0_u8; 1];
+    let mut piece = [libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 }];
+    let mut msg = message(&mut piece, control);
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    let got = recvmsg(fd, &mut msg, flags)?;
+    Ok((got > 0).then_some(msg.msg_controllen as usize))
+}
+
+/// Tells who has sent the first byte on a unix socket that asks for senders; `None` at the end of
+/// the stream.
+///
+/// # Errors
+/// As [`look_at_first`].
+pub(crate) fn first_sender(fd: c_int) -> Result<Option<Process>, c_int> {
+    /// A head of 16 bytes, then process, user and group.
+    const LEN: usize = 28;
+    // Room for nothing else: descriptors would be this process's.
+    let mut control = [0_u64; 4];
+    let Some(len) = look_at_first(fd, &mut control)? else { return Ok(None) };
+    let [_, kind, ids, _] = control;
+    if len < LEN || kind != control_kind(libc::SCM_CREDENTIALS) {
+        return Err(libc::EPROTO);
+    }
+    Ok(Some(Process { user: (ids >> 32) as u32, number: ids as u32 }))
+}
+
+/// Level and kind of a control message of unix sockets.
+pub(crate) const fn control_kind(kind: c_int) -> u64 {
+    (kind as u64) << 32 | libc::SOL_SOCKET as u64
+}
+
+/// Tells whether this process has a descriptor of a socket, by its [`cookie`].
+pub(crate) fn has_descriptor(socket: u64) -> bool {
     /// Numbers above are looked at by no process that does not raise its limit on purpose.
     const NUMBERS_MAX: u64 = 1 << 16;
-    let cookie = |fd: c_int| {
-        let mut cookie = 0_u64;
-        get_option(fd, libc::SO_COOKIE, &mut cookie).ok().map(|()| cookie)
-    };
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let none = ptr::null::<c_void>();
     let asked = system!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, none, ptr::from_mut(&mut limit));
     let end = if asked.is_ok() { limit.rlim_cur.min(NUMBERS_MAX) } else { NUMBERS_MAX };
-    let Some(own) = cookie(fd) else { return false };
-    (0..end as c_int).any(|other| other != fd && cookie(other) == Some(own))
+    (0..end as c_int).any(|fd| cookie(fd) == Some(socket))
 }
 
 /// The network namespace of the calling thread, by the number that the system gives to each once;
@@ -249,42 +310,33 @@ pub(crate) fn stream_pair() -> Result<(c_int, c_int), c_int> {
     Ok((pair[0], pair[1]))
 }
 
-/// Lets sends, receives and connects on a socket end after a time; zero: they wait for ever.
-pub(crate) fn set_time_limits(fd: c_int, limit: Duration) {
+/// Lets sends and connects on a socket end after a time; zero: they wait for ever.
+pub(crate) fn limit_sends(fd: c_int, limit: Duration) {
     let limit = libc::timeval {
         tv_sec: limit.as_secs().min(u64::from(u32::MAX)).cast_signed(),
         tv_usec: limit.subsec_micros().into(),
     };
-    let len = size_of::<libc::timeval>() as libc::socklen_t;
-    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, ptr::from_ref(&limit), len);
-    }
+    set_option(fd, libc::SO_SNDTIMEO, &limit);
 }
 
 /// Sends bytes on a socket, with a descriptor and with who sends it.
 pub(crate) fn send_offer(fd: c_int, bytes: &[u8], descriptor: c_int) -> Result<(), c_int> {
     const RIGHTS: u64 = 16 + 4;
     const CREDENTIALS: u64 = 16 + 12;
-    let kind = |kind: c_int| (kind as u64) << 32 | libc::SOL_SOCKET as u64;
     let [pid, uid, gid] = [getpid().cast_unsigned(), geteuid(), getegid()].map(u64::from);
     // Two heads of 16 bytes, each before what it is about.
     let mut control: [u64; 7] = [
         RIGHTS,
-        kind(libc::SCM_RIGHTS),
+        control_kind(libc::SCM_RIGHTS),
         u64::from(descriptor.cast_unsigned()),
         CREDENTIALS,
-        kind(libc::SCM_CREDENTIALS),
+        control_kind(libc::SCM_CREDENTIALS),
         pid | uid << 32,
         gid,
     ];
     let mut piece =
-        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: a structure of integers and pointers, for which all zeroes are a value.
-    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
-    msg.msg_iov = &raw mut piece;
-    msg.msg_iovlen = 1;
-    msg.msg_control = control.as_mut_ptr().cast();
-    msg.msg_controllen = size_of_val(&control) as _;
+        [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+    let msg = message(&mut piece, &mut control);
     sendmsg(fd, &msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT).map(drop)
 }
 
@@ -350,4 +402,59 @@ pub(crate) fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i1
 pub(crate) fn is_writable(fd: c_int) -> bool {
     let ready = poll(fd, libc::POLLOUT, Some(Duration::ZERO));
     ready.is_ok_and(|ready| ready & libc::POLLOUT != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write, pipe};
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Sends a byte with a descriptor.
+    fn send_with(socket: c_int, descriptor: c_int) {
+        let mut bytes = *b"x";
+        let mut piece = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 1 }];
+        let mut rights = [20, control_kind(libc::SCM_RIGHTS), descriptor as u64];
+        let msg = message(&mut piece, &mut rights);
+        assert_eq!(sendmsg(socket, &msg, libc::MSG_NOSIGNAL), Ok(1));
+    }
+
+    #[test]
+    fn who_looks_for_a_sender_gets_no_descriptors() {
+        let (ours, theirs) = stream_pair().unwrap();
+        // SAFETY: both were just made, for nobody else.
+        let [mut ours, theirs] = [ours, theirs].map(|fd| unsafe { UnixStream::from_raw_fd(fd) });
+        ask_for_senders(ours.as_raw_fd(), true);
+        assert_eq!(first_sender(ours.as_raw_fd()), Err(libc::EAGAIN));
+        let (mut end, passed) = pipe().unwrap();
+        send_with(theirs.as_raw_fd(), passed.as_raw_fd());
+        drop(passed);
+        let own = Process { user: geteuid(), number: std::process::id() };
+        for _ in 0..3 {
+            assert_eq!(first_sender(ours.as_raw_fd()), Ok(Some(own)), "it stays");
+        }
+        assert_eq!(ours.read(&mut [0; 2]).unwrap(), 1);
+        assert_eq!(end.read(&mut [0]).unwrap(), 0, "nobody has the other end");
+        drop(theirs);
+        assert_eq!(first_sender(ours.as_raw_fd()), Ok(None));
+    }
+
+    #[test]
+    fn descriptors_come_only_where_they_may() {
+        let (ours, theirs) = stream_pair().unwrap();
+        // SAFETY: both were just made, for nobody else.
+        let [ours, theirs] = [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let_descriptors_come(ours.as_raw_fd(), true);
+        let (mut end, passed) = pipe().unwrap();
+        send_with(theirs.as_raw_fd(), passed.as_raw_fd());
+        drop(passed);
+        let mut control = [0; 3];
+        assert_eq!(look_at_first(ours.as_raw_fd(), &mut control), Ok(Some(24)));
+        // SAFETY: it has just come.
+        let came = unsafe { OwnedFd::from_raw_fd(control[2] as u32 as c_int) };
+        std::fs::File::from(came).write_all(b"x").unwrap();
+        assert_eq!(end.read(&mut [0]).unwrap(), 1);
+    }
 }

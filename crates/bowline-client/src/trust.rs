@@ -4,7 +4,7 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::system;
+use crate::system::{self, Process};
 
 /// The user that stands for those whom a user namespace does not know.
 const NOBODY: u32 = 65_534;
@@ -23,6 +23,17 @@ pub(crate) struct Place {
     pub(crate) path: Vec<u8>,
     /// It counts for the namespace of the calling thread only, and not whatever the node's is.
     pub(crate) is_usual: bool,
+    /// Beside it a node of this namespace has a place with the number of that.
+    is_second: bool,
+}
+
+impl Place {
+    /// Tells whether only a node of another namespace can be here, or one that is asked at its
+    /// other place. Nodes have this one as a second name of the other's file; a file by itself may
+    /// be anybody's. What is mounted here alone has its other name where nobody sees it.
+    pub(crate) fn is_left_out(&self) -> bool {
+        self.is_second && system::has_second_name(&self.path)
+    }
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {
@@ -46,19 +57,21 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
 /// out, and one where others may have put what is there, as `/tmp`.
 pub(crate) fn places() -> Vec<Place> {
     if let Some(path) = variable(PLACE) {
-        return vec![Place { path: path.to_vec(), is_usual: false }];
+        return vec![Place { path: path.to_vec(), is_usual: false, is_second: false }];
     }
     let own = variable(c"XDG_RUNTIME_DIR").filter(|folder| is_of_friends(folder));
     let namespace = system::network_namespace();
     let mut all = Vec::new();
     for runtime in own.into_iter().chain([b"/run".as_slice()]) {
-        let named =
-            |suffix: &[u8]| Place { path: [runtime, FOLDER, suffix].concat(), is_usual: true };
+        let named = |suffix: &[u8], is_second| {
+            let path = [runtime, FOLDER, suffix].concat();
+            Place { path, is_usual: true, is_second }
+        };
         // That of this namespace first: another's may stand still.
         if namespace != 0 {
-            all.push(named(format!("-{namespace}.sock").as_bytes()));
+            all.push(named(format!("-{namespace}.sock").as_bytes(), false));
         }
-        all.push(named(b".sock"));
+        all.push(named(b".sock", namespace != 0));
     }
     all
 }
@@ -108,23 +121,23 @@ pub(crate) fn may_have_memory(user: u32) -> bool {
 /// Who made a socket of the kind that nodes make, by whatever name it goes; `None` for others.
 ///
 /// The kernel has noted it when the pair was made, whoever has either end now.
-pub(crate) fn maker(fd: c_int) -> Option<libc::ucred> {
+pub(crate) fn maker(fd: c_int) -> Option<Process> {
     let is_pair = system::option(fd, libc::SO_TYPE) == Ok(libc::SOCK_SEQPACKET)
         && system::option(fd, libc::SO_DOMAIN) == Ok(libc::AF_UNIX);
     if is_pair { system::peer(fd).ok() } else { None }
 }
 
-/// What the agent calls the node that made a socket: what the kernel says of it, since a node could
-/// say that it is another.
-pub(crate) fn number_of(maker: libc::ucred) -> u64 {
-    u64::from(maker.uid) << 32 | u64::from(maker.pid.cast_unsigned())
+/// What the agent calls a node that has greeted: what the kernel says of it, since a node could say
+/// that it is another.
+pub(crate) fn number_of(greeter: Process) -> u64 {
+    u64::from(greeter.user) << 32 | u64::from(greeter.number)
 }
 
 /// Tells whether a descriptor whose peer has the name of a node's socket may be one of a node that
 /// this process believes: whether the maker of the pair is one. Who has the other end now is told
 /// when it greets.
 pub fn is_socket_of_node(fd: c_int) -> bool {
-    maker(fd).is_some_and(|maker| is_trusted(maker.uid))
+    maker(fd).is_some_and(|maker| is_trusted(maker.user))
 }
 
 #[cfg(test)]

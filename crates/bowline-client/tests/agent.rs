@@ -213,17 +213,95 @@ fn a_node_reads_and_writes_what_was_given_and_nothing_beside_it() {
     let others: Vec<u64> = (0..64).filter(|n| ![3, 13, 14, 32].contains(n)).collect();
     assert!(others.iter().all(|n| memory.0[*n as usize] == n * 0x0101_0101), "unchanged");
 
-    // RDS_FREE_MR of other keys, of other sockets and at other nodes is none of it.
-    for (node, socket, cookie) in [(1, 7, 8), (1, 8, 7), (2, 7, 7)] {
-        agent::take_back(node, socket, Some(cookie));
+    // RDS_FREE_MR of other keys and of other sockets is none of it.
+    for (socket, cookie) in [(7, 8), (8, 7)] {
+        agent::take_back(socket, Some(cookie));
     }
     assert_eq!(node.read(at + 16, 8).map(|bytes| bytes.len()), Ok(8));
-    agent::take_back(1, 7, Some(0x0020_0000_0007));
+    agent::take_back(7, Some(0x0020_0000_0007));
     assert_eq!(node.read(at + 16, 8), Err(EFAULT));
     assert_eq!(node.write(at + 16, b"late"), Err(EFAULT));
     assert_eq!(node.swap(at + 24, 5, 9), Err(EFAULT));
     assert_eq!(node.has(&[(at + 16, 1)]), Err(EFAULT));
     assert_eq!(memory.0[3], 5);
+}
+
+/// The program frees what it finds where the key is stored: so that is what counts, and nothing
+/// that the node has had there before or would like there later.
+// tests [RMR-12]
+#[test]
+fn the_key_of_a_region_is_the_one_that_the_program_finds() {
+    let _only = only();
+    let mut memory = Memory::new(64);
+    let at = memory.at();
+    let key_at = at + 256;
+    let mut given = give(1, 7, &get_mr(at, 64, key_at));
+    let node = Hostile::of(&given);
+    for key in [0x1007_u64, 0x2007] {
+        assert_eq!(node.write(key_at, &key.to_ne_bytes()), Ok(()));
+    }
+    given.accept();
+    // The call has not returned yet.
+    assert_eq!(node.write(key_at, &0x3007_u64.to_ne_bytes()), Err(EFAULT));
+    drop(given);
+    assert_eq!(memory.0[32], 0x2007);
+    assert!(node.read(at, 8).is_ok());
+    agent::take_back(7, Some(memory.0[32]));
+    assert_eq!(node.read(at, 8), Err(EFAULT));
+}
+
+// tests [RMR-12]
+#[test]
+fn a_region_with_a_key_that_nobody_can_free_is_not_given() {
+    let _only = only();
+    let mut memory = Memory::new(64);
+    let at = memory.at();
+    memory.0[32] = 0;
+    // No key, or none that the node has said; without a place for it the program wants none.
+    for (key_at, is_given) in [(at + 256, false), (0, true)] {
+        let given = give(1, 7, &get_mr(at, 64, key_at));
+        let node = Hostile::of(&given);
+        assert!(node.read(at, 8).is_ok());
+        accepted(given);
+        assert_eq!(node.read(at, 8).is_ok(), is_given, "{key_at:x}");
+    }
+    agent::take_back(7, None);
+    // What an operation in the same call needs is given all the same.
+    let pieces = [at + 8, 8];
+    accepted(give(1, 7, &operation(&pieces, true)));
+    let node = Hostile::of(&give(1, 7, &get_mr(at + 128, 8, 0)));
+    assert!(node.read(at + 8, 8).is_ok());
+    agent::take_back(7, None);
+}
+
+// tests [RMR-12]
+#[test]
+fn what_is_given_ends_with_the_last_descriptor_of_its_socket() {
+    let _only = only();
+    let mut memory = Memory::new(64);
+    let at = memory.at();
+    let (first, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let copy = first.try_clone().unwrap();
+    let of = |socket: &std::os::unix::net::UnixDatagram| agent::socket_of(socket.as_raw_fd());
+    let socket = of(&first).expect("a number");
+    assert_eq!(of(&copy), Some(socket), "of the same socket");
+    assert_ne!(of(&other), Some(socket));
+    assert_eq!(agent::socket_of(std::fs::File::open("/dev/null").unwrap().as_raw_fd()), None);
+    let given = give(1, socket, &get_mr(at, 8, 0));
+    let node = Hostile::of(&given);
+    accepted(given);
+    accepted(give(1, of(&other).unwrap(), &get_mr(at + 64, 8, 0)));
+    drop(first);
+    agent::has_closed(socket);
+    agent::has_closed_some();
+    assert!(node.read(at, 8).is_ok(), "there is a copy");
+    drop(copy);
+    agent::has_closed(socket);
+    assert_eq!(node.read(at, 8), Err(EFAULT));
+    assert!(node.read(at + 64, 8).is_ok());
+    drop(other);
+    agent::has_closed_some();
+    assert_eq!(node.read(at + 64, 8), Err(EFAULT));
 }
 
 // tests [RMR-12]
@@ -261,10 +339,10 @@ fn operations_give_what_their_direction_needs_until_they_end() {
     assert_eq!(node.read(at + 8, 8), Err(EFAULT));
     accepted(give(1, 7, &operation(&pieces, true)));
     accepted(give(1, 8, &get_mr(at + 128, 8, 0)));
-    agent::take_back(1, 7, None);
+    agent::take_back(7, None);
     assert_eq!(node.read(at + 8, 8), Err(EFAULT));
     assert_eq!(node.read(at + 128, 8).map(|bytes| bytes.len()), Ok(8), "another socket's");
-    agent::take_back(1, 8, None);
+    agent::take_back(8, None);
 }
 
 // tests [RMR-12]
@@ -373,7 +451,7 @@ fn a_node_that_gives_nothing_back_fills_only_what_there_is_for_it() {
         assert!(kept < 1000);
     };
     assert_eq!((errno, kept), (libc::EAGAIN, 15));
-    agent::take_back(6, 7, None);
+    agent::take_back(7, None);
     assert!(agent::give::<Plain>(6, 7, &reach).is_ok(), "all of it is there again");
 }
 
@@ -464,7 +542,7 @@ fn what_is_taken_back_during_a_read_is_not_told() {
     let read = std::thread::scope(|scope| {
         let read = scope.spawn(|| node.read(pieces[0], pieces[1]));
         slow.wait();
-        agent::take_back(8, 7, None);
+        agent::take_back(7, None);
         slow.word().store(SECRET, SeqCst);
         slow.let_go_on();
         read.join().unwrap()
@@ -490,7 +568,7 @@ fn memory_is_taken_back_when_nothing_is_written_there_any_more() {
             std::thread::sleep(Duration::from_millis(100));
             slow.let_go_on();
         });
-        agent::take_back(8, 7, None);
+        agent::take_back(7, None);
         slow.word().store(77, SeqCst);
         lets.join().unwrap();
         let _ = write.join().unwrap();
@@ -573,7 +651,7 @@ fn the_child_of_a_fork_gives_memory_of_its_own() {
         let own_node = Hostile::of(&own);
         let reads = own_node.read(at, 8) == Ok(77_u64.to_ne_bytes().to_vec());
         accepted(own);
-        agent::take_back(1, 7, None);
+        agent::take_back(7, None);
         is_closed && reads && own_node.read(at, 8) == Err(EFAULT)
     });
     assert!(done, "in the child");

@@ -85,19 +85,42 @@ pub fn folder_of(path: &Path) -> &Path {
 
 /// Fails where other users could replace files of this user: another user owns the folder, or all
 /// users may write there and remove files of others.
-pub(crate) fn refuse_unsafe_folder(folder: &Path) -> io::Result<()> {
-    let (own, found) = (rustix::process::geteuid().as_raw(), fs::metadata(folder)?);
-    let (of_others, mode) = (found.uid() != own && found.uid() != 0, found.mode() & 0o7777);
-    if !of_others && mode & 0o1002 != 0o002 {
+///
+/// # Errors
+/// `PermissionDenied` then; those of `stat(2)`.
+pub fn refuse_unsafe_folder(folder: &Path) -> io::Result<()> {
+    let found = fs::metadata(folder)?;
+    if is_of_friend(&found) && found.mode() & 0o1002 != 0o002 {
         return Ok(());
     }
     let text = format!(
         "others could put a socket of theirs there, because {} belongs to user {} and has mode \
-         {mode:04o}",
+         {:04o}",
         folder.display(),
-        found.uid()
+        found.uid(),
+        found.mode() & 0o7777
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+fn is_of_friend(found: &fs::Metadata) -> bool {
+    found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw()
+}
+
+/// Directory of run-time files where `$XDG_RUNTIME_DIR` is not set.
+pub(crate) const SYSTEM_RUN_DIR: &str = "/run";
+
+/// Returns a folder of run-time files of this user: `bowline/NAME` below `$XDG_RUNTIME_DIR`. It is
+/// below /run where that is not set, or where the folder that it names, or one below it on the way,
+/// belongs to another user than root and this one, as after `sudo -E`.
+pub fn run_folder(name: &str) -> PathBuf {
+    let below = |runtime: &Path| runtime.join("bowline").join(name);
+    let given = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    // What is not there is not another's.
+    let is_own = |folder: &Path| fs::metadata(folder).map_or(true, |found| is_of_friend(&found));
+    let is_believed = |folder: &PathBuf| folder.ancestors().take(3).all(is_own);
+    let own = given.map(|runtime| below(Path::new(&runtime))).filter(is_believed);
+    own.unwrap_or_else(|| below(Path::new(SYSTEM_RUN_DIR)))
 }
 
 /// Locks a folder until the result is dropped, against other processes that create or sweep sockets

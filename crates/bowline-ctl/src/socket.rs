@@ -38,12 +38,12 @@ use rustix::net::{
 use crate::{
     Acceptor, Caller, ClientConnection, ClientHandler, ConnectionLimits, Errno, Json, OwnedFile,
     Tree, Value, is_socket,
-    listen::{folder_of, refuse_unsafe_folder},
+    listen::{SYSTEM_RUN_DIR, folder_of, refuse_unsafe_folder, run_folder},
     tree::{Entry, Kind},
 };
 
-/// Directory of run-time files where `$XDG_RUNTIME_DIR` is not set.
-const SYSTEM_RUN_DIR: &str = "/run";
+/// Name of the folder of control sockets.
+const FOLDER: &str = "rnbd";
 /// Version of the protocol; a change that old programs cannot ignore gets a new number.
 const VERSION: i64 = 1;
 /// Longest request line.
@@ -57,23 +57,17 @@ const END_WAIT: Duration = Duration::from_secs(2);
 /// Longest answer that a client accepts, in bytes, unless it is told otherwise.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// Returns the folder of the control sockets of this user: `bowline/rnbd` below
-/// `$XDG_RUNTIME_DIR`, or below /run where that is not set.
+/// Returns the folder of the control sockets of this user: [`run_folder`] `rnbd`.
 pub fn folder() -> PathBuf {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    below(runtime.map_or_else(|| PathBuf::from(SYSTEM_RUN_DIR), PathBuf::from))
+    run_folder(FOLDER)
 }
 
 /// Returns all folders in which there may be control sockets for this user: the user's folder, and
 /// that of services, which have no `$XDG_RUNTIME_DIR`.
 pub fn folders() -> Vec<PathBuf> {
-    let mut all = vec![folder(), below(PathBuf::from(SYSTEM_RUN_DIR))];
+    let mut all = vec![folder(), Path::new(SYSTEM_RUN_DIR).join("bowline").join(FOLDER)];
     all.dedup();
     all
-}
-
-fn below(runtime: PathBuf) -> PathBuf {
-    runtime.join("bowline").join("rnbd")
 }
 
 /// A served control socket. Dropping it ends the service and removes the file, unless another

@@ -13,13 +13,14 @@
     reason = "the C library documents them, with their conditions; some sizes differ in musl"
 )]
 
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
 use bowline_client::{Message, Pieces, agent};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 
+use crate::closing::Closing;
 use crate::real::{fail, hidden};
 use crate::table::{self, Rds};
 use crate::{areas, nodes};
@@ -463,13 +464,13 @@ fn is_copy(made: c_int) -> c_int {
     made
 }
 
-/// The program takes a number that may be a channel's.
-fn make_way(fd: c_int) {
+/// The program takes a number that may be a channel's, or a socket's.
+fn make_way(fd: c_int) -> Closing {
     if table::is_ours(fd) {
         nodes::close_idle();
         make_way_of_agent(fd as c_uint, fd as c_uint);
     }
-    table::closes(fd);
+    Closing::one(fd)
 }
 
 /// The program takes, or closes, numbers that the agent of its memory may have.
@@ -497,13 +498,13 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    make_way(to);
+    let _closing = make_way(to);
     is_copy(hidden!(dup2(fd: c_int, to: c_int) -> c_int))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    make_way(to);
+    let _closing = make_way(to);
     is_copy(hidden!(dup3(fd: c_int, to: c_int, flags: c_int) -> c_int))
 }
 
@@ -513,13 +514,14 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         // The program has no such descriptor.
         return fail(libc::EBADF);
     }
-    table::closes(fd);
+    let _closing = Closing::one(fd);
     table::forget(fd);
     hidden!(close(fd: c_int) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let _closing = Closing::some();
     nodes::close_idle();
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         make_way_of_agent(first, last);
@@ -530,6 +532,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
+    let _closing = Closing::some();
     nodes::close_idle();
     make_way_of_agent(c_uint::try_from(first).unwrap_or(0), c_uint::MAX);
     table::forget_range(usize::try_from(first).unwrap_or(0), usize::MAX - 1);
@@ -539,6 +542,33 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
-    table::forget(unsafe { libc::fileno(file) });
+    let fd = unsafe { libc::fileno(file) };
+    let _closing = Closing::one(fd);
+    table::forget(fd);
     hidden!(fclose(file: *mut libc::FILE) -> c_int)
 }
+
+/// Functions that close the descriptor of a file, and give it another, which may have the number.
+macro_rules! reopening {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            path: *const c_char,
+            mode: *const c_char,
+            file: *mut libc::FILE,
+        ) -> *mut libc::FILE {
+            let fd = unsafe { libc::fileno(file) };
+            let _closing = Closing::one(fd);
+            table::forget(fd);
+            hidden!(
+                $name(
+                    path: *const c_char,
+                    mode: *const c_char,
+                    file: *mut libc::FILE,
+                ) -> *mut libc::FILE
+            )
+        }
+    )*};
+}
+
+reopening! { freopen freopen64 }

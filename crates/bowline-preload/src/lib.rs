@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   calls      the C library's functions, by kind of descriptor: ours, or the real one
+//!   closing    what becomes of memory that was given for sockets, when descriptors are closed
 //!   table      which descriptors are RDS sockets
 //!   areas      the memory of each
 //!   nodes      nodes that this process has sockets of
@@ -21,6 +22,7 @@
 
 mod areas;
 mod calls;
+mod closing;
 mod nodes;
 mod real;
 mod table;

@@ -5,7 +5,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Once;
 
-use bowline_client::{Channel, Descriptors, Opened, is_refusal, system, wanted_namespace};
+use bowline_client::{Channel, Descriptors, Opened, Welcome, is_refusal, system, wanted_namespace};
 
 use crate::{areas, table};
 
@@ -44,9 +44,9 @@ pub(crate) fn index(node: &'static Node) -> u8 {
     ((ptr::from_ref(node).addr() - first) / size_of::<Node>()) as u8
 }
 
-/// The node with a number, which a socket or a channel has told.
-pub(crate) fn with_number(number: u64) -> Result<&'static Node, c_int> {
-    NODES.iter().find(|node| node.claim(number)).ok_or(libc::EMFILE)
+/// The node that has greeted so.
+pub(crate) fn of(welcome: &Welcome) -> Result<&'static Node, c_int> {
+    NODES.iter().find(|node| node.claim(welcome)).ok_or(libc::EMFILE)
 }
 
 /// The node of new sockets, and a channel to it. As a kernel's socket is one of the namespace in
@@ -61,7 +61,7 @@ fn of_host() -> Result<(&'static Node, Channel<Hidden>), c_int> {
         return Ok((node, channel));
     }
     let (channel, welcome) = Channel::open_to_host()?;
-    let node = with_number(welcome.node)?;
+    let node = of(&welcome)?;
     LAST_FOUND.store(namespace << 8 | u64::from(index(node) + 1), Ordering::Release);
     Ok((node, channel))
 }

@@ -66,3 +66,22 @@ pub(crate) fn fail(errno: c_int) -> c_int {
     unsafe { *place = errno };
     -1
 }
+
+/// Leaves `errno` as it is, whatever system calls this library makes meanwhile: programs look at it
+/// after other calls that have gone well, as after a `close` on the way out of an error.
+pub(crate) struct KeptErrno(c_int);
+
+impl KeptErrno {
+    pub(crate) fn new() -> Self {
+        // SAFETY: the C library returns the place of this thread's errno.
+        let place = unsafe { libc::__errno_location() };
+        // SAFETY: the place is valid for as long as the thread is.
+        Self(unsafe { *place })
+    }
+}
+
+impl Drop for KeptErrno {
+    fn drop(&mut self) {
+        fail(self.0);
+    }
+}

@@ -14,6 +14,7 @@ use bowline_client::{Channel, Socket, is_socket_of_node, system};
 
 use crate::areas;
 use crate::nodes::{self, Hidden, Node};
+use crate::real::KeptErrno;
 
 /// Descriptors above cannot be RDS sockets of a process.
 pub(crate) const KNOWN_MAX: usize = 1 << 20;
@@ -67,6 +68,7 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
         let node = nodes::get((word >> 8) as u8)?;
         return Some(Ok(Rds { fd, node, handle: word >> 16 }));
     }
+    let _kept = KeptErrno::new();
     if !has_name_of_node(fd) || !is_socket_of_node(fd) {
         set_other(fd);
         return None;
@@ -95,7 +97,7 @@ pub(crate) fn set_other(fd: c_int) {
 /// Asks the node of a socket about it.
 fn attach(fd: c_int) -> Result<Rds, c_int> {
     let (channel, welcome) = Channel::offer(fd)?;
-    let node = nodes::with_number(welcome.node)?;
+    let node = nodes::of(&welcome)?;
     node.keep(channel);
     let (handle, memory) = node.attach(fd)?;
     areas::map(fd, memory)?;
@@ -130,21 +132,14 @@ pub(crate) fn set_ours(fd: c_int) {
     }
 }
 
+/// Tells whether a descriptor is known as an RDS socket.
+pub(crate) fn is_rds(fd: c_int) -> bool {
+    cell(fd).is_some_and(|cell| cell.load(Ordering::Acquire) & 0xff == RDS)
+}
+
 /// Tells whether it is a descriptor of this library.
 pub(crate) fn is_ours(fd: c_int) -> bool {
     cell(fd).is_some_and(|cell| cell.load(Ordering::Acquire) == OURS)
-}
-
-/// A descriptor is about to be closed or replaced: of an RDS socket, what was given of this
-/// process's memory for it may end.
-pub(crate) fn closes(fd: c_int) {
-    let word = cell(fd).map_or(UNKNOWN, |cell| cell.load(Ordering::Acquire));
-    if word & 0xff == RDS
-        && is_this_process()
-        && let Some(node) = nodes::get((word >> 8) as u8)
-    {
-        Rds { fd, node, handle: word >> 16 }.closes();
-    }
 }
 
 /// Forgets a descriptor that is closed or replaced.

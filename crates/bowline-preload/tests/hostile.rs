@@ -3,6 +3,10 @@
 
 #[path = "hostile/false_node.rs"]
 mod false_node;
+#[path = "hostile/memory.rs"]
+mod memory_of_programs;
+#[path = "hostile/program.rs"]
+mod program;
 mod scene;
 
 use std::fs::{self, Permissions};
@@ -11,125 +15,21 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline_attach::{AREA_LEN, FRAME_MAX, HEAD_LEN, Head, NAME_PREFIX, Op};
 use bowline_testkit::skipped;
-use false_node::{FalseNode, frame, memory, send, welcome, whole_memory};
+use false_node::{FalseNode, frame, honest, memory, pair, send, welcome, whole_memory};
+use program::{ANNA, Folder, Program, STRANGER, as_user, is_root};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
 };
-use rustix::process::{Gid, Uid, geteuid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use scene::{LIMIT, library, script};
-
-/// Users who are nobody's friends.
-const STRANGER: u32 = 77_003;
-const ANNA: u32 = 77_001;
-
-/// Does something as another user, as whom the kernel knows the makers of sockets.
-fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
-    let become_and_do = move || {
-        let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-        set_thread_groups(&[]).unwrap();
-        set_thread_res_gid(gid, gid, gid).unwrap();
-        set_thread_res_uid(uid, uid, uid).unwrap();
-        what()
-    };
-    thread::spawn(become_and_do).join().unwrap()
-}
-
-fn is_root() -> bool {
-    if !geteuid().is_root() {
-        skipped::because("only root can take on other users");
-    }
-    geteuid().is_root()
-}
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("bowline-false-{}-{name}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
-        Self(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A program that is run with the library.
-struct Program(Child);
-
-impl Program {
-    fn start(user: u32, args: &[&str], stdin: Stdio, set: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new("python3");
-        command.arg(script("trusting.py")).args(args).env("LD_PRELOAD", library());
-        command.env_remove("BOWLINE_RDS_SOCKET").env_remove("XDG_RUNTIME_DIR");
-        command.stdin(stdin).stdout(Stdio::piped());
-        if user != 0 {
-            command.uid(user).gid(user);
-        }
-        set(&mut command);
-        Self(command.spawn().expect("python3 starts"))
-    }
-
-    fn line(&mut self) -> String {
-        self.line_within(LIMIT)
-    }
-
-    /// The next line; empty if it ends before, or does not come in time.
-    fn line_within(&mut self, limit: Duration) -> String {
-        let out = self.0.stdout.as_mut().expect("its output");
-        let until = Instant::now() + limit;
-        let mut line = Vec::new();
-        let mut byte = [0];
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = rustix::event::Timespec::try_from(left).unwrap();
-            let mut ready = [rustix::event::PollFd::new(&*out, rustix::event::PollFlags::IN)];
-            let is_there = rustix::event::poll(&mut ready, Some(&left)) == Ok(1);
-            if !is_there || out.read(&mut byte).unwrap() == 0 || byte == *b"\n" {
-                return String::from_utf8(line).unwrap().trim().to_owned();
-            }
-            line.push(byte[0]);
-        }
-    }
-
-    /// Waits for its end, which must not be by a signal.
-    fn ends(mut self) -> Option<i32> {
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(begun.elapsed() < LIMIT, "the program does not end");
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use scene::LIMIT;
 
 /// A node that asks for everything in every way that there ever was.
 fn greedy() -> FalseNode {
@@ -353,13 +253,10 @@ fn who_listens_at_a_place_must_be_its_owner() {
     let folder = Folder::new("place");
     let place = folder.join("host.sock");
     let node = greedy();
-    let (made, listening) = (place.clone(), node.clone());
-    as_user(STRANGER, move || listening.listen(UnixListener::bind(&made).unwrap()));
+    node.listen_as(STRANGER, &place);
     fs::set_permissions(&place, Permissions::from_mode(0o666)).unwrap();
     std::os::unix::fs::chown(&place, Some(ANNA), Some(ANNA)).unwrap();
-    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
-        command.env("BOWLINE_RDS_SOCKET", &place);
-    });
+    let mut program = Program::makes(&place);
     assert_eq!(program.line(), "errno 13", "EACCES");
     assert_eq!(node.loot.lock().unwrap().requests, 0);
 }
@@ -369,31 +266,144 @@ fn who_listens_at_a_place_must_be_its_owner() {
 fn a_node_that_asks_for_memory_gets_none() {
     let folder = Folder::new("asks");
     let place = folder.join("host.sock");
-    let node = FalseNode::new(|_, head| {
+    let node = FalseNode::new(|node, head| {
         Some(match head.op {
-            Op::Hello => (welcome(), Vec::new()),
-            Op::Open => {
-                let (fd, end) = pair();
-                std::mem::forget(end);
-                let head = Head::new(Op::Open, 1);
-                (frame(head, &[], &[], &[]), vec![fd, whole_memory()])
-            }
+            Op::Hello | Op::Open => honest(node, head.op),
             op => (frame(Head { op, value: -95, a: 0, b: 2 }, &[], &[], &[]), Vec::new()),
         })
     });
     node.listen(UnixListener::bind(&place).unwrap());
-    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
-        command.env("BOWLINE_RDS_SOCKET", &place);
-    });
+    let mut program = Program::makes(&place);
     assert_eq!(program.line(), "errno 95");
     let asked = node.loot.lock().unwrap().requests;
     assert!(asked >= 3, "{asked}");
     assert!(!got_memory(&node));
 }
 
-fn pair() -> (OwnedFd, OwnedFd) {
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .unwrap()
+/// A believed node hands out, as a socket, what another user has made.
+#[test]
+fn a_socket_is_one_that_its_node_has_made() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("maker");
+    for (maker, wanted) in [(ANNA, "made"), (0, "made"), (STRANGER, "errno 71")] {
+        let place = folder.join(&format!("{maker}.sock"));
+        let made = Mutex::new(Some(as_user(maker, pair)));
+        let node = FalseNode::new(move |node, head| {
+            Some(match head.op {
+                Op::Open => {
+                    let (fd, end) = made.lock().unwrap().take().unwrap();
+                    std::mem::forget(end);
+                    (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, whole_memory()])
+                }
+                op => honest(node, op),
+            })
+        });
+        node.listen_as(ANNA, &place);
+        let mut program = Program::makes(&place);
+        assert_eq!(program.line(), wanted, "of user {maker}");
+    }
+}
+
+/// A node that answers everything well.
+fn willing() -> FalseNode {
+    FalseNode::new(|node, head| Some(honest(node, head.op)))
+}
+
+/// Two nodes that say the same number of themselves, of which one has seen the other's.
+#[test]
+fn a_node_is_not_that_of_another_user_whatever_number_it_tells() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("number");
+    let place = folder.join("host.sock");
+    let (of_root, of_anna) = (willing(), willing());
+    of_anna.listen_as(ANNA, &place);
+    let input = Stdio::from(of_root.socket(SocketType::SEQPACKET));
+    let mut program = Program::start(0, &["both"], input, |command| {
+        command.env("BOWLINE_RDS_SOCKET", &place);
+    });
+    assert_eq!(program.line(), "used");
+    let asked = of_root.loot.lock().unwrap().requests;
+    assert_eq!(program.line(), "made");
+    assert_eq!(of_root.loot.lock().unwrap().requests, asked, "about the socket of the other");
+    // To make it, and to bind it.
+    assert!(of_anna.loot.lock().unwrap().requests >= 2);
+}
+
+/// Descriptors that come with an answer that is none are not the program's to keep.
+#[test]
+fn what_comes_along_with_a_broken_answer_is_closed() {
+    let folder = Folder::new("along");
+    for (n, len) in [1, HEAD_LEN, HEAD_LEN + 3].into_iter().enumerate() {
+        let place = folder.join(&format!("{n}.sock"));
+        let (end, passed) = std::io::pipe().unwrap();
+        let passed = Mutex::new(Some(OwnedFd::from(passed)));
+        let node = FalseNode::new(move |node, head| {
+            Some(match head.op {
+                Op::Open => {
+                    let mut bytes = frame(Head::new(Op::Open, 1), &[], &[], b"more");
+                    bytes.truncate(len);
+                    // The first time: then the program tries again.
+                    let passed = passed.lock().unwrap().take();
+                    (bytes, passed.into_iter().chain([whole_memory()]).collect())
+                }
+                op => honest(node, op),
+            })
+        });
+        node.listen(UnixListener::bind(&place).unwrap());
+        let mut program = Program::start(0, &["stay"], Stdio::piped(), |command| {
+            command.env("BOWLINE_RDS_SOCKET", &place);
+        });
+        assert_eq!(program.line(), "errno 100");
+        let mut ready = [rustix::event::PollFd::new(&end, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut ready, Some(&now)).unwrap();
+        let events = ready[0].revents();
+        assert!(events.contains(rustix::event::PollFlags::HUP), "{len}: it is open: {events:?}");
+        drop(program);
+    }
+}
+
+/// A pair of which nobody greets on the other end is what it is, once that is known.
+#[test]
+fn a_pair_with_a_silent_end_is_waited_for_once() {
+    let (theirs, end) = pair();
+    let name = [&NAME_PREFIX[1..], format!("silent-{}", std::process::id()).as_bytes()].concat();
+    bind(&end, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
+    rustix::net::send(&end, b"hello", rustix::net::SendFlags::empty()).unwrap();
+    let program = Program::start(0, &["stdin"], Stdio::from(theirs), |_| {});
+    assert_eq!(program.ends(), Some(0), "it has its message");
+}
+
+/// A node at the usual place whose other name says that it serves another namespace is not asked.
+#[test]
+fn a_node_of_another_namespace_is_left_alone() {
+    let namespace = bowline_host::network_namespace();
+    if namespace == 0 {
+        return skipped::because("this kernel does not number namespaces");
+    }
+    let folder = Folder::new("elsewhere");
+    fs::set_permissions(&folder.0, Permissions::from_mode(0o755)).unwrap();
+    let places = folder.join("bowline/rds");
+    fs::create_dir_all(&places).unwrap();
+    let node = willing();
+    let own = places.join(format!("host-{}.sock", namespace + 1));
+    node.listen(UnixListener::bind(&own).unwrap());
+    fs::hard_link(&own, places.join("host.sock")).unwrap();
+    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+        command.env("XDG_RUNTIME_DIR", &folder.0);
+    });
+    assert_eq!(program.line(), "errno 97");
+    assert_eq!(node.loot.lock().unwrap().channels, 0);
+    // Without another name it may serve any.
+    fs::remove_file(&own).unwrap();
+    let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+        command.env("XDG_RUNTIME_DIR", &folder.0);
+    });
+    assert_eq!(program.line(), "made");
 }
 
 /// Memory that is not as long as it has to be, or may become shorter: no signal, an error.
@@ -403,20 +413,14 @@ fn memory_that_ends_too_early_is_refused() {
     for (n, len) in [0, 8, 4096, AREA_LEN - 1, AREA_LEN].into_iter().enumerate() {
         let place = folder.join(&format!("{n}.sock"));
         let node = FalseNode::new(move |node, head| {
-            Some(match head.op {
-                Op::Hello => (welcome(), Vec::new()),
-                Op::Open => {
-                    let (fd, end) = pair();
-                    node.take_offers(end);
-                    (frame(Head::new(Op::Open, 1), &[], &[], &[]), vec![fd, memory(len)])
-                }
-                op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
-            })
+            let (bytes, mut came) = honest(node, head.op);
+            if head.op == Op::Open {
+                came[1] = memory(len);
+            }
+            Some((bytes, came))
         });
         node.listen(UnixListener::bind(&place).unwrap());
-        let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
-            command.env("BOWLINE_RDS_SOCKET", &place);
-        });
+        let mut program = Program::makes(&place);
         let wanted = if len == AREA_LEN { "made" } else { "errno 71" };
         assert_eq!(program.line(), wanted, "{len}");
         assert_eq!(program.ends(), Some(0));
@@ -424,30 +428,26 @@ fn memory_that_ends_too_early_is_refused() {
 }
 
 /// A node that once says nothing, or half of what is due: a greeting, a socket, or whose a
-/// descriptor is, which no node delays; or half of any other answer. One whose queue is full. The
-/// calls go on, by another channel where there is one.
+/// descriptor is, which no node delays; or half of any other answer. One that says it byte by byte,
+/// and one whose queue is full. The calls go on, by another channel where there is one.
 #[test]
 fn a_node_that_says_nothing_is_waited_for_a_while() {
     let folder = Folder::new("silent");
-    let whole = |node: &FalseNode, op| match op {
-        Op::Hello => (welcome(), Vec::new()),
-        Op::Open => {
-            let (fd, end) = pair();
-            node.take_offers(end);
-            (frame(Head::new(op, 1), &[], &[], &[]), vec![fd, whole_memory()])
-        }
-        _ => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
-    };
     let silent = move |of: Op, len: usize| {
         let was_silent = AtomicBool::new(false);
         let mut node = FalseNode::new(move |node, head| {
-            let (mut bytes, descriptors) = whole(node, head.op);
+            let (mut bytes, descriptors) = honest(node, head.op);
             if head.op == of && !was_silent.swap(true, Ordering::Relaxed) {
                 bytes.truncate(len);
             }
             (!bytes.is_empty()).then_some((bytes, descriptors))
         });
         node.stays = true;
+        node
+    };
+    let dripping = |of| {
+        let mut node = willing();
+        node.drips = Some(of);
         node
     };
     let full = folder.join("full.sock");
@@ -470,15 +470,15 @@ fn a_node_that_says_nothing_is_waited_for_a_while() {
         silent(of, len).listen(UnixListener::bind(&place).unwrap());
         programs.push((place, wanted));
     }
+    for (of, wanted) in [(Op::Hello, "errno 97"), (Op::Bind, "errno 100")] {
+        let place = folder.join(&format!("{of:?}.sock"));
+        dripping(of).listen(UnixListener::bind(&place).unwrap());
+        programs.push((place, wanted));
+    }
     // All at once, since each takes as long as it waits.
     let programs: Vec<_> = programs
         .into_iter()
-        .map(|(place, wanted)| {
-            let program = Program::start(0, &["make"], Stdio::null(), |command| {
-                command.env("BOWLINE_RDS_SOCKET", &place);
-            });
-            (program, place, wanted)
-        })
+        .map(|(place, wanted)| (Program::makes(&place), place, wanted))
         .collect();
     let passed = [0, 1].map(|len| {
         let input = silent(Op::Attach, len).socket(SocketType::SEQPACKET);
@@ -579,9 +579,10 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
     let seed = bowline_base::entropy::random_u64() | 1;
     println!("seed {seed}");
     let place = folder.join("host.sock");
-    let random = std::sync::Mutex::new(Random(seed));
+    let random = Arc::new(Mutex::new(Random(seed)));
+    let of_node = Arc::clone(&random);
     let node = FalseNode::new(move |node, head| {
-        let mut random = random.lock().unwrap();
+        let mut random = of_node.lock().unwrap();
         Some(match head.op {
             Op::Hello if random.below(8) > 0 => (welcome(), Vec::new()),
             Op::Open if random.below(8) > 0 => {
@@ -616,5 +617,6 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
     let counts: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
     println!("{line}: calls that went well, and that failed");
     assert!(counts[1] > 100, "seed {seed}: {line}");
+    assert!(!random.is_poisoned(), "seed {seed}: the node has not lied to the end");
     assert_eq!(program.ends(), Some(0), "seed {seed}");
 }

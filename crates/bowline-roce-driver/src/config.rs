@@ -52,14 +52,24 @@ impl FormerConnections {
 }
 
 fn run_folder() -> Option<PathBuf> {
+    let own = own_user()?;
+    // Not in a folder that another user could exchange, as after `sudo -E`.
+    let is_safe = |dir: &PathBuf| {
+        fs::metadata(dir).map_or(true, |found| found.uid() == own || found.uid() == 0)
+    };
     let given = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    own_folder(&given.map_or_else(|| "/run".into(), PathBuf::from).join("bowline"))
+    let given = given.map(PathBuf::from).filter(is_safe);
+    own_folder(&given.unwrap_or_else(|| "/run".into()).join("bowline"))
+}
+
+fn own_user() -> Option<u32> {
+    Some(fs::metadata("/proc/self").ok()?.uid())
 }
 
 /// Returns a folder of this user alone. Services of several users share the one around it, which
 /// their group may write.
 fn own_folder(shared: &Path) -> Option<PathBuf> {
-    let own = fs::metadata("/proc/self").ok()?.uid();
+    let own = own_user()?;
     let folder = shared.join(format!("roce-{own}"));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
     let found = fs::symlink_metadata(&folder).ok()?;

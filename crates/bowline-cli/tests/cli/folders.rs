@@ -26,6 +26,28 @@ fn where_nothing_runs_the_words_say_where_they_looked() {
     run(&folder, &["info"]).exits(1).complains(&[&looked]);
 }
 
+/// As after `sudo -E`: the folder of the environment is another user's, or bowline's folder in it.
+#[test]
+fn folders_of_another_user_are_left_out() {
+    const STRANGER: Option<u32> = Some(65_534);
+    let folder = Folder::new();
+    if std::os::unix::fs::chown(folder.path(), STRANGER, None).is_err() {
+        skipped::because("only root can give folders away");
+        return;
+    }
+    let own = folder.path().display().to_string();
+    let is_looked_in = || run(&folder, &["info"]).err.contains(&own);
+    assert!(!is_looked_in());
+    let others = folder.path().join("bowline/rds");
+    fs::create_dir_all(&others).expect("folders");
+    std::os::unix::fs::chown(folder.path(), Some(0), None).expect("given back");
+    assert!(is_looked_in());
+    let said = |words: &[&str]| run(&folder, words).err;
+    assert!(said(&["run", "true"]).contains(&own));
+    std::os::unix::fs::chown(&others, STRANGER, None).expect("given away");
+    assert!(!said(&["run", "true"]).contains(&own));
+}
+
 #[test]
 fn what_services_serve_is_found_from_a_login() {
     let folder = Folder::new();

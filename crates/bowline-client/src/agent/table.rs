@@ -17,9 +17,7 @@ const FILLING: u64 = 1;
 pub(super) struct Owner {
     /// Number of the connection over which the node may use them.
     pub(super) connection: usize,
-    /// What the node is called.
-    pub(super) node: u64,
-    /// What the node calls the socket that the call was about.
+    /// The socket that the call was about, by the system's number.
     pub(super) socket: u64,
     /// Number of the grant: of the call.
     pub(super) grant: u64,
@@ -46,7 +44,6 @@ struct Place {
     len: AtomicU64,
     /// Access in the lowest byte, above it how long it stays, above that the connection.
     what: AtomicU64,
-    node: AtomicU64,
     socket: AtomicU64,
     grant: AtomicU64,
     /// The key plus one; 0 for none.
@@ -60,7 +57,6 @@ impl Place {
             at: AtomicU64::new(0),
             len: AtomicU64::new(0),
             what: AtomicU64::new(0),
-            node: AtomicU64::new(0),
             socket: AtomicU64::new(0),
             grant: AtomicU64::new(0),
             key: AtomicU64::new(0),
@@ -76,7 +72,6 @@ impl Place {
         let what = self.what.load(SeqCst);
         let owner = Owner {
             connection: (what >> 16) as usize,
-            node: self.node.load(SeqCst),
             socket: self.socket.load(SeqCst),
             grant: self.grant.load(SeqCst),
         };
@@ -138,7 +133,6 @@ impl<const N: usize> Table<N> {
             place.at.store(range.at, SeqCst);
             place.len.store(range.len, SeqCst);
             place.what.store(what | (owner.connection as u64) << 16, SeqCst);
-            place.node.store(owner.node, SeqCst);
             place.socket.store(owner.socket, SeqCst);
             place.grant.store(owner.grant, SeqCst);
             place.key.store(0, SeqCst);
@@ -215,7 +209,7 @@ impl<const N: usize> Table<N> {
 mod tests {
     use super::*;
 
-    const OWNER: Owner = Owner { connection: 3, node: 77, socket: 5, grant: 9 };
+    const OWNER: Owner = Owner { connection: 3, socket: 5, grant: 9 };
 
     fn range(at: u64, len: u64, access: Access, stays: Stays) -> Range {
         Range { at, len, access, stays }

@@ -5,8 +5,10 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use bowline_attach::{AREA_LEN, Frame, Greeting, HEAD_LEN, Head, NAME_PREFIX, Op, offered_version};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -17,6 +19,8 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 
+use crate::program::as_user;
+
 /// What a false node has got out of programs.
 #[derive(Debug, Default)]
 pub(crate) struct Loot {
@@ -25,7 +29,14 @@ pub(crate) struct Loot {
     pub(crate) requests: usize,
     /// What the descriptors were that came, as `/proc/self/fd` names them.
     pub(crate) descriptors: Vec<String>,
+    /// What came as memory of a program, the last time.
+    pub(crate) memory: Vec<OwnedFd>,
+    /// Payload of the last request.
+    pub(crate) payload: Vec<u8>,
 }
+
+/// The pause of a node that says something byte by byte.
+const DRIP: Duration = Duration::from_millis(600);
 
 /// How it answers: bytes and descriptors for a request; `None`: nothing at all, for ever.
 pub(crate) type Answers =
@@ -36,6 +47,8 @@ pub(crate) struct FalseNode {
     pub(crate) loot: Arc<Mutex<Loot>>,
     /// It keeps a channel open on which it has answered by half.
     pub(crate) stays: bool,
+    /// What it says byte by byte, with a pause after each.
+    pub(crate) drips: Option<Op>,
     answers: Arc<Answers>,
 }
 
@@ -64,7 +77,7 @@ impl FalseNode {
     pub(crate) fn new(
         answers: impl Fn(&Self, &Head) -> Option<(Vec<u8>, Vec<OwnedFd>)> + Send + Sync + 'static,
     ) -> Self {
-        Self { loot: Arc::default(), stays: false, answers: Arc::new(answers) }
+        Self { loot: Arc::default(), stays: false, drips: None, answers: Arc::new(answers) }
     }
 
     /// Answers whoever connects to a listener.
@@ -75,6 +88,12 @@ impl FalseNode {
                 node.serve(stream);
             }
         });
+    }
+
+    /// The same, at a place of a user, whose the node is.
+    pub(crate) fn listen_as(&self, user: u32, place: &Path) {
+        let (node, place) = (self.clone(), place.to_owned());
+        as_user(user, move || node.listen(UnixListener::bind(place).unwrap()));
     }
 
     fn serve(&self, stream: UnixStream) {
@@ -126,7 +145,13 @@ impl FalseNode {
             }
             let whole = [&head[..], &rest].concat();
             let Ok(Some((frame, _))) = Frame::parse(&whole) else { return };
-            self.loot.lock().unwrap().requests += 1;
+            let mut loot = self.loot.lock().unwrap();
+            loot.requests += 1;
+            loot.payload = frame.payload.to_vec();
+            if frame.head.op == Op::Memory {
+                loot.memory = came;
+            }
+            drop(loot);
             if matches!(frame.head.op, Op::Look | Op::Interrupt) {
                 continue;
             }
@@ -134,9 +159,18 @@ impl FalseNode {
                 thread::park();
                 return;
             };
-            if send(&stream, &bytes, &descriptors).is_err() {
-                return;
+            let is_slow = self.drips == Some(frame.head.op);
+            let step = if is_slow { 1 } else { bytes.len().max(1) };
+            for (n, bytes) in bytes.chunks(step).enumerate() {
+                let descriptors = if n == 0 { &descriptors[..] } else { &[] };
+                if send(&stream, bytes, descriptors).is_err() {
+                    return;
+                }
+                if is_slow {
+                    thread::sleep(DRIP);
+                }
             }
+            drop(descriptors);
             if !matches!(Frame::parse(&bytes), Ok(Some((_, len))) if len == bytes.len()) {
                 // What is no answer is its last word.
                 if self.stays {
@@ -175,10 +209,11 @@ impl FalseNode {
                 for one in came {
                     let stream = UnixStream::from(one);
                     let hello = Head::new(Op::Hello, 0);
-                    if let Some((bytes, descriptors)) = (node.answers)(&node, &hello) {
-                        let _ = send(&stream, &bytes, &descriptors);
+                    let answer = (node.answers)(&node, &hello);
+                    // Descriptors do not come along; then it has nothing to say.
+                    if answer.is_none_or(|(bytes, came)| send(&stream, &bytes, &came).is_ok()) {
+                        node.serve(stream);
                     }
-                    node.serve(stream);
                 }
             }
         });
@@ -203,6 +238,25 @@ pub(crate) fn send(
         control = SendAncillaryBuffer::default();
     }
     Ok(())
+}
+
+/// What a node answers that is what it should be.
+pub(crate) fn honest(node: &FalseNode, op: Op) -> (Vec<u8>, Vec<OwnedFd>) {
+    match op {
+        Op::Hello => (welcome(), Vec::new()),
+        Op::Open => {
+            let (fd, end) = pair();
+            node.take_offers(end);
+            (frame(Head::new(op, 1), &[], &[], &[]), vec![fd, whole_memory()])
+        }
+        Op::Attach => (frame(Head::new(op, 1), &[], &[], &[]), vec![whole_memory()]),
+        op => (frame(Head::new(op, 0), &[], &[], &[]), Vec::new()),
+    }
+}
+
+/// The two ends of a socket, which have no names.
+pub(crate) fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
 /// Memory of the right length.

@@ -1,5 +1,5 @@
 """A program that is run with the library, and meets somebody who is not what he seems to be."""
-import array, ctypes, os, random, signal, socket, struct, sys, time
+import array, ctypes, os, random, signal, socket, struct, sys, threading, time
 
 AF_RDS, SOL_RDS = 21, 276
 SECRET = b"a secret of this program"
@@ -130,6 +130,91 @@ def use(seconds):
     say("used %d %d" % tuple(counts))
 
 
+def close_as_file(by):
+    """Closes a descriptor by a function of C's files."""
+    def close(fd):
+        libc = ctypes.CDLL(None)
+        libc.fdopen.restype = ctypes.c_void_p
+        libc.fdopen.argtypes = [ctypes.c_int, ctypes.c_char_p]
+        file = ctypes.c_void_p(libc.fdopen(fd, b"r"))
+        by(libc, file)
+    return close
+
+
+def close_copies(fd):
+    """The last one is a copy that nobody has used."""
+    copy = os.dup(fd)
+    os.close(fd)
+    os.close(copy)
+
+
+CLOSES = {
+    "close": os.close,
+    "copies": close_copies,
+    "dup2": lambda fd: os.dup2(1, fd),
+    "close_range": lambda fd: ctypes.CDLL(None).close_range(fd, fd, 0),
+    "fclose": close_as_file(lambda libc, file: libc.fclose(file)),
+    "freopen": close_as_file(lambda libc, file: libc.freopen(b"/dev/null", b"r", file)),
+}
+
+
+def close_while_giving(fd, args):
+    """Threads give the same memory for sockets that are closed at that moment."""
+    libc = ctypes.CDLL(None)
+    os.close(fd)
+    for _ in range(200):
+        fd = socket.socket(AF_RDS, socket.SOCK_SEQPACKET).detach()
+        gives = threading.Thread(target=libc.setsockopt, args=(fd, SOL_RDS, 2, args, len(args)))
+        gives.start()
+        time.sleep(random.random() / 1000)
+        os.close(fd)
+        gives.join()
+
+
+def keep_errno():
+    """Calls that go well leave errno as it is, whatever the library does for them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.open(b"/dev/null", os.O_RDWR)
+    for call in (lambda: libc.write(fd, b"x", 1), lambda: libc.dup2(1, fd), lambda: libc.close(fd)):
+        ctypes.set_errno(77)
+        assert call() >= 0
+        assert ctypes.get_errno() == 77, ctypes.get_errno()
+
+
+def give(way):
+    """Lets a node use memory, and takes it back in one way. Says each step, and waits after it."""
+    made = socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
+    memory = ctypes.create_string_buffer(SECRET, 4096)
+    key, errno = ctypes.c_uint64(0), 0
+    args = struct.pack("QQQQ", ctypes.addressof(memory), 4096, ctypes.addressof(key), 0)
+    try:
+        made.setsockopt(SOL_RDS, 2, args)
+    except OSError as error:
+        errno = error.errno
+    say("%d %d" % (ctypes.addressof(memory), errno))
+    sys.stdin.readline()
+    free = struct.pack("QQ", key.value, 0)
+    if way == "free":
+        made.setsockopt(SOL_RDS, 3, free)
+    elif way == "free-by-copy":
+        made.dup().setsockopt(SOL_RDS, 3, free)
+    elif way == "race":
+        close_while_giving(made.detach(), args)
+    elif way == "errno":
+        keep_errno()
+    elif way in CLOSES:
+        CLOSES[way](made.detach())
+    say("done")
+    sys.stdin.readline()
+
+
+def both():
+    """A socket that it was given, and one that it makes."""
+    assert ctypes.CDLL(None).listen(0, 1) == -1
+    say("used")
+    make()
+
+
 what, *rest = sys.argv[1:]
 if what == "serve":
     serve(socket.SOCK_STREAM, rest[0])
@@ -141,7 +226,14 @@ elif what == "stdin":
     answer(socket.socket(fileno=0))
 elif what == "make":
     make()
+elif what == "stay":
+    make()
+    sys.stdin.readline()
 elif what == "pair":
     pair()
+elif what == "give":
+    give(rest[0])
+elif what == "both":
+    both()
 elif what == "use":
     use(float(rest[0]))

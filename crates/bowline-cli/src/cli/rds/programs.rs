@@ -64,10 +64,12 @@ impl Place {
         let folder = bowline_ctl::folder_of(&place);
         let listening = || -> io::Result<Self> {
             fs::DirBuilder::new().recursive(true).mode(mode).create(folder)?;
-            if has_others && path.is_none() {
-                open_folders(&place);
-            }
             if path.is_none() {
+                let own = bowline_folders(&place);
+                own.clone().try_for_each(bowline_ctl::refuse_unsafe_folder)?;
+                if has_others {
+                    own.for_each(open);
+                }
                 bowline_ctl::sweep(folder);
             }
             let (listener, _) = bowline_ctl::listen(&place)?;
@@ -189,14 +191,17 @@ fn path_of(address: &SocketAddr) -> PathBuf {
 /// Mode of folders through which other users reach the node. What is in them has modes of its own.
 const OPEN: u32 = 0o711;
 
-/// Lets others through bowline's own folders, which another command may have made for its user.
-fn open_folders(place: &Path) {
-    for folder in place.ancestors().skip(1).take(2) {
-        let Ok(found) = fs::metadata(folder) else { continue };
-        let mode = found.mode() & 0o7777 | OPEN & 0o111;
-        // Where that is not possible, `note_closed_folders` says so.
-        let _ = fs::set_permissions(folder, Permissions::from_mode(mode));
-    }
+/// Bowline's own folders around the usual place.
+fn bowline_folders(place: &Path) -> impl Iterator<Item = &Path> + Clone {
+    place.ancestors().skip(1).take(2)
+}
+
+/// Lets others through a folder, which another command may have made for its user.
+fn open(folder: &Path) {
+    let Ok(found) = fs::metadata(folder) else { return };
+    let mode = found.mode() & 0o7777 | OPEN & 0o111;
+    // Where that is not possible, `note_closed_folders` says so.
+    let _ = fs::set_permissions(folder, Permissions::from_mode(mode));
 }
 
 fn note_closed_folders(place: &Path) {
@@ -211,8 +216,8 @@ fn note_closed_folders(place: &Path) {
     }
 }
 
-/// Folder of the places of nodes, below one of runtime files.
-const FOLDER: &str = "bowline/rds";
+/// Name of the folder of the places of nodes.
+const FOLDER: &str = "rds";
 /// The name that the node has which was there first, beside that with the number of its namespace.
 const USUAL: &str = "host.sock";
 
@@ -225,8 +230,7 @@ fn names() -> Vec<String> {
 
 /// The folder in which a node of this user has its place.
 fn folder() -> PathBuf {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join(FOLDER)
+    bowline_ctl::run_folder(FOLDER)
 }
 
 /// Asks whose node listens at a place; fails where nobody does, or nobody that this user may ask.
@@ -253,7 +257,7 @@ pub(crate) fn default_path() -> PathBuf {
 
 /// Paths at which programs look for a node, in this order.
 pub(crate) fn places() -> Vec<PathBuf> {
-    let mut folders = vec![folder(), Path::new("/run").join(FOLDER)];
+    let mut folders = vec![folder(), Path::new("/run/bowline").join(FOLDER)];
     folders.dedup();
     folders.iter().flat_map(|folder| names().into_iter().map(|name| folder.join(name))).collect()
 }

@@ -16,8 +16,8 @@ pub(super) struct More {
 
 const RUNTIME: Entry = (
     "XDG_RUNTIME_DIR",
-    "Folder of this user's sockets, below which bowline has a folder of its own; /run without it. \
-     Commands that ask a process look in /run/bowline, too, where services have their sockets.",
+    "Folder of this user's sockets, below which bowline has a folder of its own; /run without it, \
+     or where it, or bowline's folder in it, belongs to neither root nor the user. Commands that ask a process look in /run/bowline, too, where services have their sockets.",
 );
 const NOTIFY: Entry = (
     "NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID",
