@@ -134,6 +134,10 @@ pub(crate) struct Flow {
     pub(crate) dport: u16,
 }
 
+/// Number of places of messages that are gone which a socket may keep: to forget each at once costs
+/// who sends to many ports in turn half of what a message costs.
+const STALE_KEPT: usize = 128;
+
 /// Where messages of a socket wait: at a peer, for a port, on a path.
 pub(crate) type SentTo = (ConnId, u16, u8);
 
@@ -208,7 +212,7 @@ impl Sock {
     /// Tells whether most entries of `latest` are of messages that are gone.
     #[inline]
     pub(crate) fn has_stale(&self) -> bool {
-        self.latest.len() > 2 * self.snd_msgs + 8
+        self.latest.len() > 2 * self.snd_msgs + STALE_KEPT
     }
 
     /// Tells whether enough messages wait that parsing stops: enough to be worth a reader's

@@ -771,7 +771,7 @@ mod tests {
     // tests: what moves to another path is known there, and no more where it was
     #[test]
     fn a_socket_knows_little_of_where_its_messages_were() {
-        const PORTS: u16 = 28;
+        const PORTS: u16 = 148;
         const KEPT: usize = 10;
         let mut node = node();
         let socket = bound(&mut node);
