@@ -304,7 +304,7 @@ impl Shared {
                     return self.run(sc);
                 }
             }
-            core::hint::spin_loop();
+            self.poll_budget.give_way();
         }
         self.poll_events(sc, Some(Duration::ZERO));
         self.run(sc);

@@ -177,7 +177,7 @@ impl Shared {
         let came = self.pump();
         self.flush_unsent();
         match came {
-            PumpResult::Nothing => core::hint::spin_loop(),
+            PumpResult::Nothing => self.poll_budget.give_way(),
             PumpResult::Busy => state.pump_was_busy = true,
             PumpResult::Received => {
                 if state.poll_end > 0 {

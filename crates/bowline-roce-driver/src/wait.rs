@@ -115,7 +115,7 @@ impl Shared {
                 drop(st);
                 polled = true;
                 match self.pump() {
-                    PumpResult::Nothing => core::hint::spin_loop(),
+                    PumpResult::Nothing => self.poll_budget.give_way(),
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
                         if poll_end > 0 {

@@ -2,6 +2,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
+use std::thread::yield_now;
+use std::time::Instant;
 
 use crate::has_one_processor;
 use crate::sync::{AtomicI32, AtomicU32};
@@ -13,6 +15,11 @@ const PAID: i32 = 4;
 /// While polls do not pay, one in so many is made all the same. If it pays, all are made again: who
 /// sleeps too often is slower by more than polls in vain cost.
 const RETRY_EVERY: u32 = 16;
+/// Who has the processor for longer than this when it is lent computes: the scheduler gives such a
+/// thread whole slices of milliseconds before it comes back to one that yields.
+const LENT_MAX: Duration = Duration::from_millis(1);
+/// Looks until it is lent again then: about 0.1 s of polling, some 30 slices.
+const KEPT_FOR: u32 = 1 << 17;
 
 /// The budget of polls of the threads that wait for one network.
 ///
@@ -29,6 +36,8 @@ pub struct PollBudget {
     score: AtomicI32,
     /// Polls that were left out because polls do not pay.
     left_out: AtomicU32,
+    /// Looks for which the processor is kept, since somebody has kept it for long. Relaxed, too.
+    kept: AtomicU32,
 }
 
 impl PollBudget {
@@ -49,7 +58,12 @@ impl PollBudget {
     }
 
     const fn lasting(longest_ns: u64) -> Self {
-        Self { longest_ns, score: AtomicI32::new(0), left_out: AtomicU32::new(0) }
+        Self {
+            longest_ns,
+            score: AtomicI32::new(0),
+            left_out: AtomicU32::new(0),
+            kept: AtomicU32::new(0),
+        }
     }
 
     /// Tells whether threads never poll before they sleep.
@@ -70,6 +84,25 @@ impl PollBudget {
 
     fn is_retry(&self) -> bool {
         self.left_out.fetch_add(1, Relaxed).wrapping_add(1).is_multiple_of(RETRY_EVERY)
+    }
+
+    /// Lets others have this processor for a moment, between two looks of a poll: who is waited for
+    /// may be among them. Not where threads never sleep, nor for a while after somebody kept it.
+    pub fn give_way(&self) {
+        let kept = self.kept.load(Relaxed);
+        if kept > 0 || self.longest_ns == u64::MAX {
+            self.kept.store(kept.saturating_sub(1), Relaxed);
+            return core::hint::spin_loop();
+        }
+        let begun = Instant::now();
+        yield_now();
+        self.was_lent_for(begun.elapsed());
+    }
+
+    fn was_lent_for(&self, time: Duration) {
+        if time > LENT_MAX {
+            self.kept.store(KEPT_FOR, Relaxed);
+        }
     }
 
     /// Notes that something came during a poll, or that nothing did until its end.
@@ -128,6 +161,16 @@ mod tests {
         let budget = PollBudget::lasting(LONGEST);
         let made = polls_in(300, &budget, |wait| wait % 5 == 0);
         assert_eq!(made, 300);
+    }
+
+    #[test]
+    fn a_processor_that_is_kept_for_long_is_not_lent_for_a_while() {
+        let budget = PollBudget::lasting(LONGEST);
+        budget.was_lent_for(LENT_MAX);
+        assert_eq!(budget.kept.load(Relaxed), 0);
+        budget.was_lent_for(LENT_MAX * 2);
+        (0..KEPT_FOR).for_each(|_| budget.give_way());
+        assert_eq!(budget.kept.load(Relaxed), 0, "it is lent again");
     }
 
     #[test]
