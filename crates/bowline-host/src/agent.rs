@@ -18,13 +18,13 @@ use bowline_base::Errno;
 use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemErrno;
-use rustix::net::sockopt::{socket_cookie, socket_peercred};
+use rustix::net::sockopt::socket_cookie;
 use rustix::net::{
-    SendAncillaryBuffer, SendFlags, Shutdown, UCred, getpeername, getsockname, sendmsg, shutdown,
+    SendAncillaryBuffer, SendFlags, Shutdown, getpeername, getsockname, sendmsg, shutdown,
 };
 
 use crate::arrivals;
-use crate::caller::{Caller, is_unnamed, take_descriptors};
+use crate::caller::{Caller, Credentials, is_unnamed, take_descriptors};
 use crate::closer;
 
 /// Longest time that an access takes.
@@ -83,11 +83,9 @@ impl Agent {
         let is_pair = arrivals::may_be_socket_of_node(&descriptor)
             && getsockname(&descriptor).is_ok_and(|name| is_unnamed(&name))
             && getpeername(&descriptor).is_ok_and(|name| name.as_ref().is_none_or(is_unnamed));
-        let is_callers = |peer: UCred| {
-            let process = peer.pid.as_raw_nonzero().get();
-            (process, peer.uid.as_raw()) == (caller.process, caller.user)
-        };
-        if !is_pair || !socket_peercred(&descriptor).is_ok_and(is_callers) {
+        let is_callers =
+            |peer: Credentials| (peer.process, peer.user) == (caller.process, caller.user);
+        if !is_pair || !Credentials::of_peer(&descriptor).is_ok_and(is_callers) {
             return refused(descriptor);
         }
         let Ok(cookie) = socket_cookie(&descriptor) else { return refused(descriptor) };

@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::fstatfs;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketType, UCred};
-use rustix::process::{Gid, Pid, Uid};
+use rustix::net::{AddressFamily, SocketType};
+
+use crate::caller::Credentials;
 
 /// Most descriptors that the system passes with one message. There is room for all: it would close
 /// others itself, in the thread that receives.
@@ -26,7 +27,7 @@ pub(crate) struct Arrival {
     pub(crate) len: usize,
     pub(crate) descriptors: Vec<OwnedFd>,
     /// Who has sent it, if the socket asks for that.
-    pub(crate) sender: Option<UCred>,
+    pub(crate) sender: Option<Credentials>,
 }
 
 /// Receives what is there, without waiting.
@@ -82,11 +83,11 @@ pub(crate) fn receive_pieces(
     Ok(arrival)
 }
 
-/// Who sends, by numbers of the system; `None` for a process that this one cannot see.
-fn sender(mut numbers: impl Iterator<Item = i32>) -> Option<UCred> {
-    let pid = Pid::from_raw(numbers.next()?)?;
-    let [uid, gid] = [numbers.next()?, numbers.next()?].map(i32::cast_unsigned);
-    Some(UCred { pid, uid: Uid::from_raw(uid), gid: Gid::from_raw(gid) })
+/// Who sends, by numbers of the system.
+fn sender(mut numbers: impl Iterator<Item = i32>) -> Option<Credentials> {
+    let process = numbers.next()?;
+    let [user, group] = [numbers.next()?, numbers.next()?].map(i32::cast_unsigned);
+    Some(Credentials { process, user, group })
 }
 
 /// Tells whether a descriptor is of the kind that a socket of a node has.

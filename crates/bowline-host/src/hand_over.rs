@@ -19,15 +19,14 @@ use bowline_rds::SAVED_FORMAT;
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::sockopt::{
-    socket_acceptconn, socket_cookie, socket_domain, socket_peercred, socket_type,
-};
+use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::caller::Credentials;
 use crate::channel::{Channel, SavedChannel};
 use crate::memory;
 use crate::namespace::network_namespace;
@@ -179,8 +178,8 @@ impl HandOver {
             Err(error) => return Err(error),
         };
         // What is handed over is believed.
-        let user = socket_peercred(&from)?.uid;
-        if !user.is_root() && user != rustix::process::geteuid() {
+        let user = Credentials::of_peer(&from)?.user;
+        if user != 0 && user != rustix::process::geteuid().as_raw() {
             return Err(rustix::io::Errno::ACCESS.into());
         }
         from.set_read_timeout(Some(PATIENCE))?;

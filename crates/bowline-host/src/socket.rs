@@ -8,12 +8,12 @@ use bowline_attach::{OFFER_LEN, TOKEN_LEN, offered_version};
 use bowline_base::Instant;
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
-use rustix::net::{SendFlags, UCred};
+use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::Charge;
 use crate::arrivals::{self, Arrival};
-use crate::caller::Caller;
+use crate::caller::{Caller, Credentials};
 use crate::options::Options;
 use crate::rings::{Rings, SavedRings};
 
@@ -193,7 +193,7 @@ pub(crate) struct Offer {
     /// The version that the program speaks; `None` if it was something else.
     version: Option<i32>,
     descriptors: Vec<OwnedFd>,
-    sender: Option<UCred>,
+    sender: Option<Credentials>,
 }
 
 impl Offer {
