@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -18,14 +17,14 @@ use bowline_base::Errno;
 use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemErrno;
-use rustix::net::sockopt::socket_cookie;
+use rustix::net::sockopt::{set_socket_passcred, socket_cookie};
 use rustix::net::{
     SendAncillaryBuffer, SendFlags, Shutdown, getpeername, getsockname, sendmsg, shutdown,
 };
 
 use crate::arrivals;
 use crate::caller::{Caller, Credentials, is_unnamed, take_descriptors};
-use crate::closer;
+use crate::closer::Passed;
 
 /// Longest time that an access takes.
 pub(crate) const LIMIT: Duration = Duration::from_millis(250);
@@ -41,8 +40,7 @@ static KNOWN: Mutex<Vec<(u64, Weak<Agent>)>> = Mutex::new(Vec::new());
 pub(crate) struct Agent {
     /// Whose process it is.
     user: u32,
-    /// `None` when it is being dropped.
-    socket: Option<OwnedFd>,
+    socket: Passed,
     /// What was given back and not said yet.
     given_back: Mutex<Vec<u64>>,
     /// Held for one request: the sequence number of the last.
@@ -75,32 +73,31 @@ impl Agent {
     ///
     /// # Errors
     /// EBADF for any other descriptor.
-    pub(crate) fn of(descriptor: OwnedFd, caller: &Caller) -> Result<Arc<Self>, Errno> {
-        let refused = |descriptor| {
-            closer::close(Some(caller.user), [descriptor]);
-            Err(Errno::EBADF)
-        };
+    pub(crate) fn of(descriptor: Passed, caller: &Caller) -> Result<Arc<Self>, Errno> {
         let is_pair = arrivals::may_be_socket_of_node(&descriptor)
             && getsockname(&descriptor).is_ok_and(|name| is_unnamed(&name))
             && getpeername(&descriptor).is_ok_and(|name| name.as_ref().is_none_or(is_unnamed));
         let is_callers =
             |peer: Credentials| (peer.process, peer.user) == (caller.process, caller.user);
         if !is_pair || !Credentials::of_peer(&descriptor).is_ok_and(is_callers) {
-            return refused(descriptor);
+            return Err(Errno::EBADF);
         }
-        let Ok(cookie) = socket_cookie(&descriptor) else { return refused(descriptor) };
+        let cookie = socket_cookie(&descriptor).map_err(|_| Errno::EBADF)?;
         let mut known = locked(&KNOWN);
         let found = known.iter().find(|(known, _)| *known == cookie);
         if let Some(agent) = found.and_then(|(_, agent)| agent.upgrade()) {
             // Not the last descriptor of the socket: closing it is nothing.
+            drop(descriptor.into_inner());
             return Ok(agent);
         }
         known.retain(|(_, agent)| agent.strong_count() > 0);
         take_descriptors(&descriptor, false);
+        // Who sends on it, the system is to say: the program may have given its end away.
+        set_socket_passcred(&descriptor, true).map_err(|_| Errno::EBADF)?;
         let begun = u64::from(std::process::id()) << 40;
         let agent = Arc::new(Self {
             user: caller.user,
-            socket: Some(descriptor),
+            socket: descriptor,
             given_back: Mutex::default(),
             turn: Mutex::new(begun),
             gone: AtomicBool::new(false),
@@ -128,7 +125,7 @@ impl Agent {
     /// one.
     fn give_up(&self) {
         self.gone.store(true, Ordering::Release);
-        let _ = self.socket.as_ref().map(|socket| shutdown(socket, Shutdown::Both));
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     /// Gives back what was given under a number.
@@ -153,10 +150,9 @@ impl Agent {
     }
 
     fn send(&self, pieces: &[IoSlice<'_>]) -> Result<(), SystemErrno> {
-        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
-            match sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags) {
+            match sendmsg(&self.socket, pieces, &mut SendAncillaryBuffer::default(), flags) {
                 Err(SystemErrno::INTR) => {}
                 sent => return sent.map(drop),
             }
@@ -165,14 +161,13 @@ impl Agent {
 
     /// Waits until the socket is ready.
     fn wait(&self, events: PollFlags, until: Instant) -> Result<(), SystemErrno> {
-        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let limit = Timespec {
                 tv_sec: left.as_secs().cast_signed(),
                 tv_nsec: left.subsec_nanos().into(),
             };
-            match poll(&mut [PollFd::new(socket, events)], Some(&limit)) {
+            match poll(&mut [PollFd::new(&self.socket, events)], Some(&limit)) {
                 Ok(0) => return Err(SystemErrno::TIMEDOUT),
                 Err(SystemErrno::INTR) => {}
                 ready => return ready.map(drop),
@@ -183,12 +178,11 @@ impl Agent {
     /// The next message: how many bytes came behind its head. Of one that is longer than `out`
     /// there is one more.
     fn receive(&self, head: &mut [u8; ANSWER_HEAD], out: &mut [u8]) -> Result<usize, SystemErrno> {
-        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
         let mut more = [0];
         let pieces = [&mut head[..], out, &mut more];
-        let arrival = arrivals::receive_pieces(socket, &mut pieces.map(IoSliceMut::new))?;
+        let pieces = &mut pieces.map(IoSliceMut::new);
+        let arrival = arrivals::receive_pieces(&self.socket, pieces, Some(self.user))?;
         if !arrival.descriptors.is_empty() {
-            closer::close(Some(self.user), arrival.descriptors);
             return Err(SystemErrno::PROTO);
         }
         arrival.len.checked_sub(ANSWER_HEAD).ok_or(SystemErrno::PROTO)
@@ -343,19 +337,12 @@ impl Drop for Grant {
     }
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // Messages that were not taken may have descriptors.
-        closer::close(Some(self.user), self.socket.take());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     use std::mem::MaybeUninit;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
     use std::thread;
 
     use bowline_attach::agent::REQUEST_HEAD;
@@ -373,9 +360,9 @@ mod tests {
         let (program, end) =
             socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         let caller = Caller::of(&end).unwrap();
-        let agent = Agent::of(end, &caller).expect("an agent");
+        let agent = Agent::of(Passed::new(None, end), &caller).expect("an agent");
         // As before Linux 6.16.
-        take_descriptors(agent.socket.as_ref().unwrap(), true);
+        take_descriptors(&agent.socket, true);
         (program, agent)
     }
 

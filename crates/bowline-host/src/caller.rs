@@ -25,6 +25,14 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
+    /// What stands beside something that was sent before its receiver asked for credentials tells
+    /// of nobody.
+    pub(crate) const fn is_told(&self) -> bool {
+        /// The user that the system tells if it does not know any.
+        const NOBODY: u32 = 65_534;
+        self.process != 0 || self.user != NOBODY
+    }
+
     /// Who was at the other end of a unix socket when it was connected, made, or listened.
     pub(crate) fn of_peer(socket: impl AsFd) -> Result<Self, Errno> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };

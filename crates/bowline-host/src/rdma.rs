@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use bowline_attach::{Frame, NAME_MAX, NONCE_LEN, name};
@@ -20,7 +20,7 @@ use rustix::fs::{FileType, OFlags};
 use crate::agent::Agent;
 use crate::arrivals::PROC_SUPER_MAGIC;
 use crate::caller::Caller;
-use crate::closer;
+use crate::closer::Passed;
 use crate::control::Given;
 use crate::requests::Answer;
 use crate::service::{Service, errno};
@@ -79,7 +79,7 @@ impl ProcessMemory {
     ///
     /// # Errors
     /// EBADF for another descriptor, which is closed where that keeps nobody waiting.
-    pub(crate) fn new(descriptor: OwnedFd, shown: &Shown<'_>) -> Result<Self, Errno> {
+    pub(crate) fn new(descriptor: Passed, shown: &Shown<'_>) -> Result<Self, Errno> {
         let kind =
             rustix::fs::fstat(&descriptor).map(|found| FileType::from_raw_mode(found.st_mode));
         if kind == Ok(FileType::Socket) {
@@ -87,10 +87,9 @@ impl ProcessMemory {
             return Ok(Self { whole: agent.memory(shown.grant), memory: agent });
         }
         if !Self::is_of_procfs(&descriptor) {
-            closer::close(Some(shown.caller.user), [descriptor]);
             return Err(Errno::EBADF);
         }
-        let memory = ProcessFile::new(File::from(descriptor));
+        let memory = ProcessFile::new(File::from(descriptor.into_inner()));
         let (at, nonce) = shown.proof;
         let mut found = [0; NONCE_LEN];
         if at < PROOF_MIN || memory.read(at, &mut found) < NONCE_LEN || found != nonce {
@@ -101,8 +100,8 @@ impl ProcessMemory {
         Ok(Self { memory, whole })
     }
 
-    fn is_of_procfs(descriptor: &OwnedFd) -> bool {
-        let kind = rustix::fs::fstatfs(descriptor).map(|found| i128::from(found.f_type));
+    fn is_of_procfs(descriptor: impl AsFd) -> bool {
+        let kind = rustix::fs::fstatfs(&descriptor).map(|found| i128::from(found.f_type));
         let flags = rustix::fs::fcntl_getfl(descriptor);
         let access = flags.map(|flags| flags & (OFlags::RWMODE | OFlags::PATH));
         (kind, access) == (Ok(PROC_SUPER_MAGIC), Ok(OFlags::RDWR))
@@ -220,19 +219,12 @@ impl Service {
         &mut self,
         number: u64,
         frame: Frame<'_>,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Passed>,
     ) -> Result<Answer, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
-        let permitted = self.accounts.check_rdma(&channel.caller);
-        let at = permitted.and_then(|()| frame.payload.try_into().map_err(|_| Errno::EINVAL));
-        let at = match at {
-            Ok(at) => at,
-            Err(errno) => {
-                closer::close(Some(channel.caller.user), [descriptor]);
-                return Err(errno);
-            }
-        };
+        self.accounts.check_rdma(&channel.caller)?;
+        let at = frame.payload.try_into().map_err(|_| Errno::EINVAL)?;
         let proof = (u64::from_ne_bytes(at), channel.nonce);
         let shown =
             Shown { caller: &channel.caller, proof, grant: frame.head.value.cast_unsigned() };
@@ -450,7 +442,7 @@ impl Service {
 mod tests {
     use super::*;
 
-    use std::os::fd::AsFd;
+    use std::os::fd::OwnedFd;
     use std::path::Path;
     use std::process::{Child, Command, Stdio};
 
@@ -464,8 +456,12 @@ mod tests {
         File::options().read(true).write(write).open(path).unwrap().into()
     }
 
+    fn passed(descriptor: OwnedFd) -> Passed {
+        Passed::new(None, descriptor)
+    }
+
     fn shown(descriptor: OwnedFd, proof: (u64, [u8; NONCE_LEN])) -> Result<ProcessMemory, Errno> {
-        ProcessMemory::new(descriptor, &Shown { caller: &own(), proof, grant: 0 })
+        ProcessMemory::new(passed(descriptor), &Shown { caller: &own(), proof, grant: 0 })
     }
 
     const NONCE: [u8; NONCE_LEN] = *b"sixteen of them.";
@@ -586,12 +582,15 @@ mod tests {
         let pair =
             |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         let shown = |descriptor: OwnedFd, caller| {
-            ProcessMemory::new(descriptor, &Shown { caller: &caller, proof: (0, NONCE), grant: 0 })
+            ProcessMemory::new(
+                passed(descriptor),
+                &Shown { caller: &caller, proof: (0, NONCE), grant: 0 },
+            )
         };
         let (_kept, end) = pair(SocketType::SEQPACKET);
         let again = end.as_fd().try_clone_to_owned().unwrap();
-        let first = Agent::of(end, &own()).expect("an agent");
-        assert!(Arc::ptr_eq(&Agent::of(again, &own()).unwrap(), &first), "the same socket");
+        let first = Agent::of(passed(end), &own()).expect("an agent");
+        assert!(Arc::ptr_eq(&Agent::of(passed(again), &own()).unwrap(), &first), "the same socket");
         for kind in [SocketType::STREAM, SocketType::DGRAM] {
             let (_kept, end) = pair(kind);
             assert_eq!(shown(end, own()).err(), Some(Errno::EBADF));

@@ -23,13 +23,14 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, UCred, recvmsg, sendmsg,
 };
-use rustix::process::{Gid, Uid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+mod users_of_tests;
+
+use users_of_tests::{STRANGER, as_user};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const ANNA: u32 = 77_001;
 const BERT: u32 = 77_002;
-const STRANGER: u32 = 77_003;
 const GROUP: u32 = 77_100;
 
 const EPERM: i64 = -1;
@@ -71,25 +72,6 @@ fn scene_at(folder: PathBuf, net: u8, policy: Policy) -> Scene {
     fs::set_permissions(&place, Permissions::from_mode(0o666)).unwrap();
     let host = Some(Host::start(driver.clone(), listener, policy, Quota::NONE).unwrap());
     Scene { driver, host, folder, net }
-}
-
-/// Does something as another user, as whom the kernel knows whoever connects or listens.
-fn as_user<T: Send + 'static>(
-    user: u32,
-    groups: &[u32],
-    what: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
-    let become_and_do = move || {
-        if user != 0 {
-            let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-            set_thread_groups(&groups).unwrap();
-            set_thread_res_gid(gid, gid, gid).unwrap();
-            set_thread_res_uid(uid, uid, uid).unwrap();
-        }
-        what()
-    };
-    std::thread::spawn(become_and_do).join().unwrap()
 }
 
 impl Scene {
