@@ -17,7 +17,7 @@ use bowline_rds::{
 use bowline_rds_driver::{Driver, ForeignMemory, ProcessFile, RdmaMemory};
 use rustix::fs::{FileType, OFlags};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Work};
 use crate::arrivals::PROC_SUPER_MAGIC;
 use crate::caller::Caller;
 use crate::closer::Passed;
@@ -71,6 +71,8 @@ pub(crate) struct ProcessMemory {
     memory: Arc<dyn ForeignMemory>,
     /// The same, for devices.
     whole: Arc<RdmaMemory>,
+    /// Whose it is to give, if that is an agent.
+    agent: Option<Arc<Agent>>,
 }
 
 impl ProcessMemory {
@@ -84,7 +86,8 @@ impl ProcessMemory {
             rustix::fs::fstat(&descriptor).map(|found| FileType::from_raw_mode(found.st_mode));
         if kind == Ok(FileType::Socket) {
             let agent = Agent::of(descriptor, shown.caller)?;
-            return Ok(Self { whole: agent.memory(shown.grant), memory: agent });
+            let whole = agent.memory(shown.grant);
+            return Ok(Self { whole, memory: Arc::clone(&agent) as _, agent: Some(agent) });
         }
         if !Self::is_of_procfs(&descriptor) {
             return Err(Errno::EBADF);
@@ -97,7 +100,12 @@ impl ProcessMemory {
         }
         let memory: Arc<dyn ForeignMemory> = Arc::new(memory);
         let whole = RdmaMemory::of_process(Arc::clone(&memory));
-        Ok(Self { memory, whole })
+        Ok(Self { memory, whole, agent: None })
+    }
+
+    /// What is done with it until what is returned is dropped has one limit of time.
+    fn begin(&self) -> Option<Work<'_>> {
+        self.agent.as_ref().map(|agent| agent.begin())
     }
 
     fn is_of_procfs(descriptor: impl AsFd) -> bool {
@@ -239,6 +247,11 @@ impl Service {
         channel.memory.as_ref().ok_or(Refusal::MemoryNeeded)
     }
 
+    /// A request about memory, for which the node waits as long as for one access.
+    fn begin(&self, number: u64) -> Option<Work<'_>> {
+        self.channels.get(&number)?.memory.as_ref()?.begin()
+    }
+
     /// Lets a peer, or every peer, use memory of a program; returns the key, which is also stored
     /// where the program wants it [RDMA-3], [RMR-8]. `args`: address, bytes, where to store the
     /// key, flags.
@@ -288,6 +301,7 @@ impl Service {
             return None;
         }
         let wrong = || Some(Err(Errno::EINVAL.into()));
+        let _work = self.begin(from.0);
         let registered = match name {
             GET_MR if value.len() != MR_ARGS_LEN => return wrong(),
             GET_MR => self.register(from, words(value), None, may_write),
@@ -325,6 +339,7 @@ impl Service {
         }
         let to = name.or_else(|| self.driver.with_core(|core, _| core.peer_addr(id)).ok());
         check_together(given)?;
+        let _work = self.begin(from.0);
         let mut asked = Asked::default();
         let one = |given| self.ask_for_one(from, to, given, may_write, &mut asked);
         let done = given.iter().try_for_each(one);
@@ -447,6 +462,8 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use bowline_testkit::skipped;
+
+    use crate::agent::AGENTS_MAX;
 
     fn own() -> Caller {
         Caller::of(std::os::unix::net::UnixStream::pair().unwrap().0).unwrap()
@@ -608,6 +625,12 @@ mod tests {
         assert_eq!(shown(end, own()).err(), Some(Errno::EBADF), "the other end has a name");
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(shown(tcp.into(), own()).err(), Some(Errno::EBADF));
+        // So many of one user, as long as something uses their memory.
+        let another = || shown(pair(SocketType::SEQPACKET).1, own());
+        let all: Vec<_> = (1..AGENTS_MAX).map(|_| another().unwrap()).collect();
+        assert_eq!(another().err(), Some(Errno::EMFILE));
+        drop((all, first));
+        assert!(another().is_ok());
     }
 
     // tests [RDMA-5] [RMR-8]
