@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bowline_base::Errno;
 
 use crate::caller::Caller;
+use crate::closer::{Guests, Owner};
 use crate::policy::{Policy, Ports, Quota};
 
 /// Most kinds of refusals that are kept apart until somebody asks.
@@ -137,6 +138,7 @@ pub(crate) struct Accounts {
     own: u32,
     usual: Quota,
     usage: HashMap<u32, Usage>,
+    guests: Arc<Guests>,
     refusals: Arc<Refusals>,
     /// Refusals that the node's counter does not have yet.
     uncounted: Cell<u64>,
@@ -146,7 +148,15 @@ impl Accounts {
     pub(crate) fn new(policy: Policy, usual: Quota, refusals: Arc<Refusals>) -> Self {
         let own = rustix::process::geteuid().as_raw();
         let usual = policy.quota.unwrap_or(usual);
-        Self { policy, own, usual, usage: HashMap::new(), refusals, uncounted: Cell::new(0) }
+        let guests = Guests::new(policy.attach.clone());
+        let usage = HashMap::new();
+        Self { policy, own, usual, usage, guests, refusals, uncounted: Cell::new(0) }
+    }
+
+    /// Whose lane it is for what a caller has sent, who may not have a channel.
+    pub(crate) fn owner(&self, caller: &Caller) -> Owner {
+        let is_guest = self.is_trusted(caller.user) || self.policy.may_attach(caller);
+        is_guest.then_some(caller.user)
     }
 
     /// Root and the node's own user.
@@ -183,6 +193,7 @@ impl Accounts {
             return Err(self.refuse(user, Refused::Channels));
         }
         usage.channels += 1;
+        self.guests.set(user, true);
         Ok(())
     }
 
@@ -192,6 +203,9 @@ impl Accounts {
             usage.held -= before;
             usage.channels -= 1;
         });
+        if self.usage.get(&user).is_none_or(|usage| usage.channels == 0) {
+            self.guests.set(user, false);
+        }
     }
 
     /// A channel that had memory of `before` bytes for requests and answers has `now`. Returns

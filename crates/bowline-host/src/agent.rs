@@ -1,12 +1,13 @@
 //! Memory of a program that its agent gives, range by range: the node's side of
 //! [`bowline_attach::agent`].
 //!
-//! A program may be stopped, or lie. No access takes longer than [`LIMIT`]; after one that does, or
-//! an answer that is none, the memory is gone for good.
+//! A program may be stopped, or lie. No access takes longer than [`LIMIT`], nor do all those of one
+//! request; and all that are slow take no more of the node's time than each user has
+//! ([`Patience`]). After one that does, or an answer that is none, the memory is gone for good.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -18,17 +19,25 @@ use bowline_base::Errno;
 use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemErrno;
-use rustix::net::sockopt::{socket_cookie, socket_peercred};
+use rustix::net::sockopt::{set_socket_passcred, socket_cookie};
 use rustix::net::{
-    SendAncillaryBuffer, SendFlags, Shutdown, UCred, getpeername, getsockname, sendmsg, shutdown,
+    SendAncillaryBuffer, SendFlags, Shutdown, getpeername, getsockname, sendmsg, shutdown,
 };
 
 use crate::arrivals;
-use crate::caller::{Caller, is_unnamed, take_descriptors};
-use crate::closer;
+use crate::caller::{Caller, Credentials, is_unnamed, take_descriptors};
+use crate::closer::Passed;
 
-/// Longest time that an access takes.
+/// Longest time that an access takes, and all accesses for one request of a program.
 pub(crate) const LIMIT: Duration = Duration::from_millis(250);
+/// An answer that takes no longer is not slow.
+const PROMPT: Duration = Duration::from_millis(1);
+/// How long the node waits for slow answers of the programs of one user, beside [`PROMPT`] for
+/// each: so long at most, and a fourth of the time.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE_COMES_BACK: u32 = 4;
+/// Most agents of one user: each has a descriptor here for as long as something uses its memory.
+pub(crate) const AGENTS_MAX: usize = 256;
 /// Most answers to requests of a node before this one that are skipped, after a hand-over.
 const STALE_MAX: u32 = 4;
 /// Most times that the program changes a word while the node changes it.
@@ -37,12 +46,47 @@ const SWAPS_MAX: u32 = 1000;
 /// Agents that are in use, by the number that the system gives each socket once.
 static KNOWN: Mutex<Vec<(u64, Weak<Agent>)>> = Mutex::new(Vec::new());
 
+/// How long the node waits for the programs of each user who was slow.
+static PATIENCES: Mutex<BTreeMap<u32, Arc<Mutex<Patience>>>> = Mutex::new(BTreeMap::new());
+
+/// How much longer the node waits for slow answers of a user, at a time.
+#[derive(Debug)]
+struct Patience {
+    left: Duration,
+    at: Instant,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self { left: PATIENCE, at: Instant::now() }
+    }
+
+    fn of(user: u32) -> Arc<Mutex<Self>> {
+        let new = || Arc::new(Mutex::new(Self::new()));
+        Arc::clone(locked(&PATIENCES).entry(user).or_insert_with(new))
+    }
+
+    fn left(&mut self, now: Instant) -> Duration {
+        let more = now.saturating_duration_since(self.at) / PATIENCE_COMES_BACK;
+        self.left = (self.left + more).min(PATIENCE);
+        self.at = now;
+        self.left
+    }
+
+    /// An answer has taken so long.
+    fn take(&mut self, waited: Duration) {
+        self.left = self.left.saturating_sub(waited.saturating_sub(PROMPT));
+    }
+}
+
 /// The agent of a process.
 pub(crate) struct Agent {
     /// Whose process it is.
     user: u32,
-    /// `None` when it is being dropped.
-    socket: Option<OwnedFd>,
+    patience: Arc<Mutex<Patience>>,
+    /// When the accesses for the request under way are to be done.
+    until: Mutex<Option<Instant>>,
+    socket: Passed,
     /// What was given back and not said yet.
     given_back: Mutex<Vec<u64>>,
     /// Held for one request: the sequence number of the last.
@@ -67,6 +111,11 @@ pub(crate) fn look_at_all() {
     // Dropped without the lock, which an agent takes when it goes.
     let all: Vec<Arc<Agent>> = locked(&KNOWN).iter().filter_map(|(_, a)| a.upgrade()).collect();
     all.iter().for_each(|agent| agent.look());
+    let now = Instant::now();
+    let is_kept = |patience: &Arc<Mutex<Patience>>| {
+        Arc::strong_count(patience) > 1 || locked(patience).left(now) < PATIENCE
+    };
+    locked(&PATIENCES).retain(|_, patience| is_kept(patience));
 }
 
 impl Agent {
@@ -74,42 +123,62 @@ impl Agent {
     /// has made.
     ///
     /// # Errors
-    /// EBADF for any other descriptor.
-    pub(crate) fn of(descriptor: OwnedFd, caller: &Caller) -> Result<Arc<Self>, Errno> {
-        let refused = |descriptor| {
-            closer::close(Some(caller.user), [descriptor]);
-            Err(Errno::EBADF)
-        };
+    /// EBADF for any other descriptor; EMFILE when its user has as many as there may be.
+    pub(crate) fn of(descriptor: Passed, caller: &Caller) -> Result<Arc<Self>, Errno> {
         let is_pair = arrivals::may_be_socket_of_node(&descriptor)
             && getsockname(&descriptor).is_ok_and(|name| is_unnamed(&name))
             && getpeername(&descriptor).is_ok_and(|name| name.as_ref().is_none_or(is_unnamed));
-        let is_callers = |peer: UCred| {
-            let process = peer.pid.as_raw_nonzero().get();
-            (process, peer.uid.as_raw()) == (caller.process, caller.user)
-        };
-        if !is_pair || !socket_peercred(&descriptor).is_ok_and(is_callers) {
-            return refused(descriptor);
+        let is_callers =
+            |peer: Credentials| (peer.process, peer.user) == (caller.process, caller.user);
+        if !is_pair || !Credentials::of_peer(&descriptor).is_ok_and(is_callers) {
+            return Err(Errno::EBADF);
         }
-        let Ok(cookie) = socket_cookie(&descriptor) else { return refused(descriptor) };
+        let cookie = socket_cookie(&descriptor).map_err(|_| Errno::EBADF)?;
         let mut known = locked(&KNOWN);
         let found = known.iter().find(|(known, _)| *known == cookie);
         if let Some(agent) = found.and_then(|(_, agent)| agent.upgrade()) {
             // Not the last descriptor of the socket: closing it is nothing.
+            drop(descriptor.into_inner());
             return Ok(agent);
         }
         known.retain(|(_, agent)| agent.strong_count() > 0);
+        let is_of_user = |agent: Arc<Self>| agent.user == caller.user;
+        let own = known.iter().filter(|(_, agent)| agent.upgrade().is_some_and(is_of_user));
+        if own.count() >= AGENTS_MAX {
+            return Err(Errno::EMFILE);
+        }
         take_descriptors(&descriptor, false);
+        // Who sends on it, the system is to say: the program may have given its end away.
+        set_socket_passcred(&descriptor, true).map_err(|_| Errno::EBADF)?;
+        let agent = Arc::new(Self::new(descriptor, caller.user, Patience::of(caller.user)));
+        known.push((cookie, Arc::downgrade(&agent)));
+        Ok(agent)
+    }
+
+    fn new(socket: Passed, user: u32, patience: Arc<Mutex<Patience>>) -> Self {
         let begun = u64::from(std::process::id()) << 40;
-        let agent = Arc::new(Self {
-            user: caller.user,
-            socket: Some(descriptor),
+        Self {
+            user,
+            patience,
+            until: Mutex::default(),
+            socket,
             given_back: Mutex::default(),
             turn: Mutex::new(begun),
             gone: AtomicBool::new(false),
             memory: Mutex::default(),
-        });
-        known.push((cookie, Arc::downgrade(&agent)));
-        Ok(agent)
+        }
+    }
+
+    /// A request of the program is carried out until what is returned is dropped.
+    pub(crate) fn begin(&self) -> Work<'_> {
+        *locked(&self.until) = Some(Instant::now() + LIMIT);
+        Work(self)
+    }
+
+    /// When an access that begins now is to be done.
+    fn until(&self) -> Instant {
+        let limit = Instant::now() + LIMIT;
+        locked(&self.until).map_or(limit, |until| until.min(limit))
     }
 
     /// Takes what the program has sent without being asked: answers to a node before this one, or
@@ -130,7 +199,7 @@ impl Agent {
     /// one.
     fn give_up(&self) {
         self.gone.store(true, Ordering::Release);
-        let _ = self.socket.as_ref().map(|socket| shutdown(socket, Shutdown::Both));
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     /// Gives back what was given under a number.
@@ -155,10 +224,9 @@ impl Agent {
     }
 
     fn send(&self, pieces: &[IoSlice<'_>]) -> Result<(), SystemErrno> {
-        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
-            match sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags) {
+            match sendmsg(&self.socket, pieces, &mut SendAncillaryBuffer::default(), flags) {
                 Err(SystemErrno::INTR) => {}
                 sent => return sent.map(drop),
             }
@@ -167,14 +235,13 @@ impl Agent {
 
     /// Waits until the socket is ready.
     fn wait(&self, events: PollFlags, until: Instant) -> Result<(), SystemErrno> {
-        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let limit = Timespec {
                 tv_sec: left.as_secs().cast_signed(),
                 tv_nsec: left.subsec_nanos().into(),
             };
-            match poll(&mut [PollFd::new(socket, events)], Some(&limit)) {
+            match poll(&mut [PollFd::new(&self.socket, events)], Some(&limit)) {
                 Ok(0) => return Err(SystemErrno::TIMEDOUT),
                 Err(SystemErrno::INTR) => {}
                 ready => return ready.map(drop),
@@ -185,12 +252,11 @@ impl Agent {
     /// The next message: how many bytes came behind its head. Of one that is longer than `out`
     /// there is one more.
     fn receive(&self, head: &mut [u8; ANSWER_HEAD], out: &mut [u8]) -> Result<usize, SystemErrno> {
-        let socket = self.socket.as_ref().ok_or(SystemErrno::BADF)?;
         let mut more = [0];
         let pieces = [&mut head[..], out, &mut more];
-        let arrival = arrivals::receive_pieces(socket, &mut pieces.map(IoSliceMut::new))?;
+        let pieces = &mut pieces.map(IoSliceMut::new);
+        let arrival = arrivals::receive_pieces(&self.socket, pieces, Some(self.user))?;
         if !arrival.descriptors.is_empty() {
-            closer::close(Some(self.user), arrival.descriptors);
             return Err(SystemErrno::PROTO);
         }
         arrival.len.checked_sub(ANSWER_HEAD).ok_or(SystemErrno::PROTO)
@@ -208,7 +274,11 @@ impl Agent {
         self.tell(&mut locked(&self.given_back));
         *turn += 1;
         let request = Request { sequence: *turn, ..request };
+        let begun = Instant::now();
+        let patience = locked(&self.patience).left(begun);
+        let until = until.min(begun + PROMPT + patience);
         let answered = self.exchange(&request, payload, until, out);
+        locked(&self.patience).take(begun.elapsed());
         if answered.is_err() {
             self.give_up();
         }
@@ -257,7 +327,7 @@ const fn request(kind: Kind, at: u64, len: usize) -> Request {
 
 impl ForeignMemory for Agent {
     fn read(&self, at: u64, out: &mut [u8]) -> usize {
-        let until = Instant::now() + LIMIT;
+        let until = self.until();
         let mut done = 0;
         for chunk in out.chunks_mut(BYTES_MAX) {
             let Some(at) = at.checked_add(done as u64) else { break };
@@ -270,7 +340,7 @@ impl ForeignMemory for Agent {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> usize {
-        let until = Instant::now() + LIMIT;
+        let until = self.until();
         let mut done = 0;
         for chunk in bytes.chunks(BYTES_MAX) {
             let Some(at) = at.checked_add(done as u64) else { break };
@@ -284,7 +354,7 @@ impl ForeignMemory for Agent {
 
     /// One step as seen by the program's threads, too.
     fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
-        let until = Instant::now() + LIMIT;
+        let until = self.until();
         let mut word = [0; 8];
         if !at.is_multiple_of(8) || !self.ask(until, request(Kind::Read, at, 8), &[], &mut word) {
             return None;
@@ -303,12 +373,22 @@ impl ForeignMemory for Agent {
     }
 
     fn has(&self, ranges: &[(u64, u64)]) -> bool {
-        let until = Instant::now() + LIMIT;
+        let until = self.until();
         ranges.chunks(RANGES_MAX).all(|ranges| {
             let bytes = |&(at, len): &(u64, u64)| [at.to_ne_bytes(), len.to_ne_bytes()].concat();
             let payload: Vec<u8> = ranges.iter().flat_map(bytes).collect();
             self.ask(until, request(Kind::Has, 0, ranges.len()), &payload, &mut [])
         })
+    }
+}
+
+/// A request that is carried out.
+#[must_use]
+pub(crate) struct Work<'a>(&'a Agent);
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        *locked(&self.0.until) = None;
     }
 }
 
@@ -345,19 +425,12 @@ impl Drop for Grant {
     }
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // Messages that were not taken may have descriptors.
-        closer::close(Some(self.user), self.socket.take());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     use std::mem::MaybeUninit;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
     use std::thread;
 
     use bowline_attach::agent::REQUEST_HEAD;
@@ -374,11 +447,12 @@ mod tests {
         let kind = SocketType::SEQPACKET;
         let (program, end) =
             socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-        let caller = Caller::of(&end).unwrap();
-        let agent = Agent::of(end, &caller).expect("an agent");
-        // As before Linux 6.16.
-        take_descriptors(agent.socket.as_ref().unwrap(), true);
-        (program, agent)
+        // It takes descriptors, as before Linux 6.16.
+        (program, Arc::new(new(end, &Arc::new(Mutex::new(Patience::new())))))
+    }
+
+    fn new(end: OwnedFd, patience: &Arc<Mutex<Patience>>) -> Agent {
+        Agent::new(Passed::new(None, end), 77_001, Arc::clone(patience))
     }
 
     /// The next request of the node.
@@ -525,6 +599,60 @@ mod tests {
         assert_eq!(agent.update(8, &mut |old| old + 1), None);
         assert!(begun.elapsed() < SOON);
         drop(agent);
+        other.join().unwrap();
+    }
+
+    /// Each answer comes in time, and all of them too slowly: with an end, which is the end for what
+    /// else the user has that is slow.
+    // tests [RMR-12]
+    #[test]
+    fn who_answers_slowly_all_the_time_is_not_waited_for() {
+        let patience = Arc::new(Mutex::new(Patience::new()));
+        let pair = || {
+            let kind = SocketType::SEQPACKET;
+            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap()
+        };
+        let slow = |end| {
+            program(end, |request, _| {
+                thread::sleep(LIMIT / 10);
+                answer(request, 0, &vec![1; request.len as usize])
+            })
+        };
+        let (end, theirs) = pair();
+        let (agent, other) = (new(theirs, &patience), slow(end));
+        let count = (0..1000).take_while(|_| agent.read(8, &mut [0; 8]) == 8).count();
+        assert!(count >= 10, "{count}: some slow answers are none of anybody's");
+        assert!(count < 100 && is_gone(&agent), "{count}");
+        other.join().unwrap();
+        let (end, theirs) = pair();
+        let (agent, other) = (new(theirs, &patience), slow(end));
+        let count = (0..1000).take_while(|_| agent.read(8, &mut [0; 8]) == 8).count();
+        assert!(count < 10 && is_gone(&agent), "{count}");
+        other.join().unwrap();
+        // Who is prompt is not held to account, for long; nor is anybody after a while.
+        let mut patience = Patience::new();
+        let begun = patience.at;
+        (0..100_000).for_each(|_| patience.take(PROMPT));
+        assert_eq!(patience.left(begun), PATIENCE);
+        patience.take(PATIENCE * 2);
+        assert_eq!(patience.left(begun), Duration::ZERO);
+        assert_eq!(patience.left(begun + PATIENCE), PATIENCE / PATIENCE_COMES_BACK);
+        assert_eq!(patience.left(begun + PATIENCE * 60), PATIENCE);
+    }
+
+    /// A request may be about a thousand places: it has one limit.
+    // tests [RMR-12]
+    #[test]
+    fn all_accesses_for_a_request_have_one_limit() {
+        let (end, agent) = agent();
+        let other = program(end, |request, _| {
+            thread::sleep(LIMIT / 10);
+            answer(request, 0, &vec![1; request.len as usize])
+        });
+        let work = agent.begin();
+        let count = (0..1000).take_while(|_| agent.read(8, &mut [0; 8]) == 8).count();
+        assert!(count < 10 && is_gone(&agent), "{count}");
+        drop(work);
         other.join().unwrap();
     }
 

@@ -2,16 +2,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 
 use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op};
 use bowline_base::{Instant, entropy};
 use rustix::io::Errno as SystemErrno;
+use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::arrivals::{self, Arrival};
 use crate::caller::Caller;
+use crate::closer::Passed;
 use crate::rdma::ProcessMemory;
 
 /// Most bytes of memory that an idle channel keeps for requests, and for answers.
@@ -32,16 +33,16 @@ pub(crate) struct Waiting {
 /// One channel.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    stream: UnixStream,
+    stream: Passed,
     /// The process that opened it.
     pub(crate) caller: Caller,
+    /// Other processes have sent on it as well.
+    is_shared: bool,
     /// Bytes of requests, of which those before `start` are finished.
     input: Vec<u8>,
     start: usize,
     /// What came with the last of them, if a request may want it.
-    descriptor: Option<OwnedFd>,
-    /// Descriptors that no request wants, for other threads to close.
-    unwanted: Vec<OwnedFd>,
+    descriptor: Option<Passed>,
     /// Bytes of an answer that the process has not taken yet.
     output: Vec<u8>,
     written: usize,
@@ -78,11 +79,11 @@ impl SavedChannel {
 }
 
 impl Channel {
-    /// A channel that has not greeted; with an error the connection comes back.
-    pub(crate) fn new(stream: UnixStream, caller: Caller) -> Result<Self, UnixStream> {
-        if stream.set_nonblocking(true).is_err() {
-            return Err(stream);
-        }
+    /// A channel that has not greeted.
+    pub(crate) fn new(stream: Passed, caller: Caller) -> Result<Self, SystemErrno> {
+        rustix::io::ioctl_fionbio(&stream, true)?;
+        // Who sends on it, the system is to say: it may not be who has opened it.
+        set_socket_passcred(&stream, true)?;
         let mut nonce = [0; NONCE_LEN];
         let (first, second) = nonce.split_at_mut(NONCE_LEN / 2);
         first.copy_from_slice(&entropy::random_u64().to_ne_bytes());
@@ -90,10 +91,10 @@ impl Channel {
         Ok(Self {
             stream,
             caller,
+            is_shared: false,
             input: Vec::new(),
             start: 0,
             descriptor: None,
-            unwanted: Vec::new(),
             output: Vec::new(),
             written: 0,
             counted: 0,
@@ -119,10 +120,10 @@ impl Channel {
 
     /// Goes on with a channel that another process had.
     pub(crate) fn resume(
-        stream: UnixStream,
-        descriptor: Option<OwnedFd>,
+        stream: Passed,
+        descriptor: Option<Passed>,
         saved: SavedChannel,
-    ) -> Result<Self, UnixStream> {
+    ) -> Result<Self, SystemErrno> {
         let SavedChannel { input, output, greeted, nonce, caller, waiting } = saved;
         let new = Self::new(stream, caller)?;
         Ok(Self { input, output, greeted, nonce, waiting, descriptor, ..new })
@@ -131,17 +132,13 @@ impl Channel {
     /// The descriptors of the channel: its own, and that of a socket that came with a request which
     /// is not carried out yet.
     pub(crate) fn into_descriptors(self) -> (OwnedFd, Option<OwnedFd>) {
-        (self.stream.into(), self.descriptor.filter(arrivals::may_be_socket_of_node))
+        let of_node = self.descriptor.filter(|one| arrivals::may_be_socket_of_node(one));
+        (self.stream.into_inner(), of_node.map(Passed::into_inner))
     }
 
-    /// All descriptors of a channel that has ended, to be closed.
-    pub(crate) fn into_all(self) -> impl Iterator<Item = OwnedFd> {
-        std::iter::once(self.stream.into()).chain(self.unwanted).chain(self.descriptor)
-    }
-
-    /// Descriptors that no request wants.
-    pub(crate) fn take_unwanted(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.unwanted)
+    /// Ends the channel.
+    pub(crate) fn end(self) {
+        self.stream.end();
     }
 
     /// A descriptor has come, and no request has taken it yet.
@@ -178,10 +175,14 @@ impl Channel {
     }
 
     /// Reads once; returns how much, and whether that may be all there is: the system ends a read
-    /// behind descriptors. More of them than a request takes are an error.
+    /// behind descriptors, and where another sends, who does not if the channel is one process's.
+    /// More descriptors than a request takes are an error.
     fn receive(&mut self, scratch: &mut [u8]) -> Result<(usize, bool), SystemErrno> {
-        let Arrival { len, mut descriptors, .. } = arrivals::receive(&self.stream, scratch)?;
-        let is_all = descriptors.is_empty();
+        let otherwise = Some(self.caller.user);
+        let Arrival { len, mut descriptors, sender } =
+            arrivals::receive(&self.stream, scratch, otherwise)?;
+        self.is_shared |= sender.is_some_and(|sender| sender.process != self.caller.process);
+        let is_all = descriptors.is_empty() && !self.is_shared;
         match (descriptors.pop(), &self.descriptor) {
             (None, _) => {}
             (Some(one), None) if descriptors.is_empty() && arrivals::may_be_wanted(&one) => {
@@ -189,10 +190,7 @@ impl Channel {
             }
             // No request takes so many, or such a one: as the other end of this channel, which then
             // never ended.
-            (last, _) => {
-                self.unwanted.extend(descriptors.into_iter().chain(last));
-                return Err(SystemErrno::BADMSG);
-            }
+            _ => return Err(SystemErrno::BADMSG),
         }
         Ok((len, is_all))
     }
@@ -220,13 +218,8 @@ impl Channel {
         self.input = input;
     }
 
-    /// A descriptor is of no use any more.
-    pub(crate) fn dismiss(&mut self, descriptor: OwnedFd) {
-        self.unwanted.push(descriptor);
-    }
-
     /// The descriptor that came with the request.
-    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+    pub(crate) fn take_descriptor(&mut self) -> Option<Passed> {
         self.descriptor.take()
     }
 

@@ -19,16 +19,16 @@ use bowline_rds::SAVED_FORMAT;
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::sockopt::{
-    socket_acceptconn, socket_cookie, socket_domain, socket_peercred, socket_type,
-};
+use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::caller::Credentials;
 use crate::channel::{Channel, SavedChannel};
+use crate::closer::Passed;
 use crate::memory;
 use crate::namespace::network_namespace;
 use crate::service::Service;
@@ -179,8 +179,8 @@ impl HandOver {
             Err(error) => return Err(error),
         };
         // What is handed over is believed.
-        let user = socket_peercred(&from)?.uid;
-        if !user.is_root() && user != rustix::process::geteuid() {
+        let user = Credentials::of_peer(&from)?.user;
+        if user != 0 && user != rustix::process::geteuid().as_raw() {
             return Err(rustix::io::Errno::ACCESS.into());
         }
         from.set_read_timeout(Some(PATIENCE))?;
@@ -231,13 +231,14 @@ impl HandOver {
             let text = "the node is in another network namespace: start this one there";
             return Err(invalid(text.into()));
         }
-        let mut programs = HashMap::<Identity, Vec<OwnedFd>>::new();
+        let mut programs = HashMap::<Identity, Vec<Passed>>::new();
         let mut listeners = Vec::new();
         for descriptor in self.programs {
             if is_listener(&descriptor) {
                 listeners.push(descriptor);
             } else {
-                programs.entry(Identity::of(&descriptor)?).or_default().push(descriptor);
+                let identity = Identity::of(&descriptor)?;
+                programs.entry(identity).or_default().push(Passed::new(None, descriptor));
             }
         }
         Ok((HostState { saved, programs }, listeners, state))
@@ -315,11 +316,12 @@ fn receive_batch(from: &UnixStream, to: &mut Vec<OwnedFd>) -> io::Result<()> {
 #[derive(Debug)]
 pub struct HostState {
     saved: SavedHost,
-    programs: HashMap<Identity, Vec<OwnedFd>>,
+    /// What is not taken of it, other threads close: programs have a hand in all of it.
+    programs: HashMap<Identity, Vec<Passed>>,
 }
 
 impl HostState {
-    fn take(&mut self, identity: Identity) -> io::Result<OwnedFd> {
+    fn take(&mut self, identity: Identity) -> io::Result<Passed> {
         let found = self.programs.get_mut(&identity).and_then(Vec::pop);
         found.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a descriptor is missing"))
     }
@@ -335,7 +337,7 @@ impl HostState {
     pub fn listener(&self) -> io::Result<UnixListener> {
         let found = self.programs.get(&self.saved.listener).and_then(|all| all.first());
         let found = found.ok_or(io::ErrorKind::InvalidData)?;
-        Ok(found.try_clone()?.into())
+        Ok(found.as_fd().try_clone_to_owned()?.into())
     }
 
     /// Takes another socket at which the process has listened, by the name that it was given.
@@ -358,7 +360,7 @@ impl HostState {
         if !listens {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "what listens does not"));
         }
-        Ok(listener.into())
+        Ok(listener.into_inner().into())
     }
 }
 
@@ -502,11 +504,12 @@ impl Service {
     fn resume_socket(
         &mut self,
         handle: u64,
-        end: OwnedFd,
-        memory: OwnedFd,
+        end: Passed,
+        memory: Passed,
         saved: SavedSocket,
     ) -> io::Result<()> {
         let (id, user) = (saved.id, saved.user);
+        let (end, memory) = (end.owned_by(Some(user)), memory.into_inner());
         let sizes = |driver: &Driver| {
             driver.with_core(|core, _| Ok((core.send_buffer(id)?, core.recv_buffer(id)?)))
         };
@@ -526,19 +529,19 @@ impl Service {
 
     fn resume_channel(&mut self, all: &mut HostState, place: ChannelPlace) -> io::Result<()> {
         let ChannelPlace { number, stream, descriptor, known, state } = place;
-        let stream = UnixStream::from(all.take(stream)?);
+        let owner = Some(state.caller().user);
+        let stream = all.take(stream)?.owned_by(owner);
         let descriptor = descriptor.map(|one| all.take(one)).transpose()?;
+        let descriptor = descriptor.map(|one| one.owned_by(owner));
         let system = |errno: Errno| io::Error::from_raw_os_error(errno.0);
         self.accounts.open_channel(state.caller()).map_err(system)?;
         let user = state.caller().user;
         let waiting = state.waiting;
-        let watched = match Channel::resume(stream, descriptor, state) {
-            Ok(channel) => self.watch_channel(number, channel).is_ok(),
-            Err(_) => false,
-        };
-        if !watched {
+        let watched = Channel::resume(stream, descriptor, state)
+            .and_then(|channel| self.watch_channel(number, channel));
+        if let Err(errno) = watched {
             self.accounts.close_channel(user, 0);
-            return Err(io::ErrorKind::Other.into());
+            return Err(errno.into());
         }
         self.known.insert(number, known);
         match waiting {

@@ -77,10 +77,10 @@ impl Memory {
 
 /// Bytes that were sent on a socket and that the other end has not read, with what the system
 /// needs for them.
-pub(crate) fn bytes_unread(socket: &OwnedFd) -> Option<i32> {
+pub(crate) fn bytes_unread(socket: impl AsFd) -> Option<i32> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open, and `bytes` has room for the number.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     (result == 0).then_some(bytes)
 }
 

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use bowline_attach::{Frame, NAME_MAX, NONCE_LEN, name};
@@ -17,10 +17,10 @@ use bowline_rds::{
 use bowline_rds_driver::{Driver, ForeignMemory, ProcessFile, RdmaMemory};
 use rustix::fs::{FileType, OFlags};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Work};
 use crate::arrivals::PROC_SUPER_MAGIC;
 use crate::caller::Caller;
-use crate::closer;
+use crate::closer::Passed;
 use crate::control::Given;
 use crate::requests::Answer;
 use crate::service::{Service, errno};
@@ -71,6 +71,8 @@ pub(crate) struct ProcessMemory {
     memory: Arc<dyn ForeignMemory>,
     /// The same, for devices.
     whole: Arc<RdmaMemory>,
+    /// Whose it is to give, if that is an agent.
+    agent: Option<Arc<Agent>>,
 }
 
 impl ProcessMemory {
@@ -79,18 +81,18 @@ impl ProcessMemory {
     ///
     /// # Errors
     /// EBADF for another descriptor, which is closed where that keeps nobody waiting.
-    pub(crate) fn new(descriptor: OwnedFd, shown: &Shown<'_>) -> Result<Self, Errno> {
+    pub(crate) fn new(descriptor: Passed, shown: &Shown<'_>) -> Result<Self, Errno> {
         let kind =
             rustix::fs::fstat(&descriptor).map(|found| FileType::from_raw_mode(found.st_mode));
         if kind == Ok(FileType::Socket) {
             let agent = Agent::of(descriptor, shown.caller)?;
-            return Ok(Self { whole: agent.memory(shown.grant), memory: agent });
+            let whole = agent.memory(shown.grant);
+            return Ok(Self { whole, memory: Arc::clone(&agent) as _, agent: Some(agent) });
         }
         if !Self::is_of_procfs(&descriptor) {
-            closer::close(Some(shown.caller.user), [descriptor]);
             return Err(Errno::EBADF);
         }
-        let memory = ProcessFile::new(File::from(descriptor));
+        let memory = ProcessFile::new(File::from(descriptor.into_inner()));
         let (at, nonce) = shown.proof;
         let mut found = [0; NONCE_LEN];
         if at < PROOF_MIN || memory.read(at, &mut found) < NONCE_LEN || found != nonce {
@@ -98,11 +100,16 @@ impl ProcessMemory {
         }
         let memory: Arc<dyn ForeignMemory> = Arc::new(memory);
         let whole = RdmaMemory::of_process(Arc::clone(&memory));
-        Ok(Self { memory, whole })
+        Ok(Self { memory, whole, agent: None })
     }
 
-    fn is_of_procfs(descriptor: &OwnedFd) -> bool {
-        let kind = rustix::fs::fstatfs(descriptor).map(|found| i128::from(found.f_type));
+    /// What is done with it until what is returned is dropped has one limit of time.
+    fn begin(&self) -> Option<Work<'_>> {
+        self.agent.as_ref().map(|agent| agent.begin())
+    }
+
+    fn is_of_procfs(descriptor: impl AsFd) -> bool {
+        let kind = rustix::fs::fstatfs(&descriptor).map(|found| i128::from(found.f_type));
         let flags = rustix::fs::fcntl_getfl(descriptor);
         let access = flags.map(|flags| flags & (OFlags::RWMODE | OFlags::PATH));
         (kind, access) == (Ok(PROC_SUPER_MAGIC), Ok(OFlags::RDWR))
@@ -220,19 +227,12 @@ impl Service {
         &mut self,
         number: u64,
         frame: Frame<'_>,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Passed>,
     ) -> Result<Answer, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
-        let permitted = self.accounts.check_rdma(&channel.caller);
-        let at = permitted.and_then(|()| frame.payload.try_into().map_err(|_| Errno::EINVAL));
-        let at = match at {
-            Ok(at) => at,
-            Err(errno) => {
-                closer::close(Some(channel.caller.user), [descriptor]);
-                return Err(errno);
-            }
-        };
+        self.accounts.check_rdma(&channel.caller)?;
+        let at = frame.payload.try_into().map_err(|_| Errno::EINVAL)?;
         let proof = (u64::from_ne_bytes(at), channel.nonce);
         let shown =
             Shown { caller: &channel.caller, proof, grant: frame.head.value.cast_unsigned() };
@@ -245,6 +245,11 @@ impl Service {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;
         channel.memory.as_ref().ok_or(Refusal::MemoryNeeded)
+    }
+
+    /// A request about memory, for which the node waits as long as for one access.
+    fn begin(&self, number: u64) -> Option<Work<'_>> {
+        self.channels.get(&number)?.memory.as_ref()?.begin()
     }
 
     /// Lets a peer, or every peer, use memory of a program; returns the key, which is also stored
@@ -296,6 +301,7 @@ impl Service {
             return None;
         }
         let wrong = || Some(Err(Errno::EINVAL.into()));
+        let _work = self.begin(from.0);
         let registered = match name {
             GET_MR if value.len() != MR_ARGS_LEN => return wrong(),
             GET_MR => self.register(from, words(value), None, may_write),
@@ -333,6 +339,7 @@ impl Service {
         }
         let to = name.or_else(|| self.driver.with_core(|core, _| core.peer_addr(id)).ok());
         check_together(given)?;
+        let _work = self.begin(from.0);
         let mut asked = Asked::default();
         let one = |given| self.ask_for_one(from, to, given, may_write, &mut asked);
         let done = given.iter().try_for_each(one);
@@ -450,11 +457,13 @@ impl Service {
 mod tests {
     use super::*;
 
-    use std::os::fd::AsFd;
+    use std::os::fd::OwnedFd;
     use std::path::Path;
     use std::process::{Child, Command, Stdio};
 
     use bowline_testkit::skipped;
+
+    use crate::agent::AGENTS_MAX;
 
     fn own() -> Caller {
         Caller::of(std::os::unix::net::UnixStream::pair().unwrap().0).unwrap()
@@ -464,8 +473,12 @@ mod tests {
         File::options().read(true).write(write).open(path).unwrap().into()
     }
 
+    fn passed(descriptor: OwnedFd) -> Passed {
+        Passed::new(None, descriptor)
+    }
+
     fn shown(descriptor: OwnedFd, proof: (u64, [u8; NONCE_LEN])) -> Result<ProcessMemory, Errno> {
-        ProcessMemory::new(descriptor, &Shown { caller: &own(), proof, grant: 0 })
+        ProcessMemory::new(passed(descriptor), &Shown { caller: &own(), proof, grant: 0 })
     }
 
     const NONCE: [u8; NONCE_LEN] = *b"sixteen of them.";
@@ -586,12 +599,15 @@ mod tests {
         let pair =
             |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         let shown = |descriptor: OwnedFd, caller| {
-            ProcessMemory::new(descriptor, &Shown { caller: &caller, proof: (0, NONCE), grant: 0 })
+            ProcessMemory::new(
+                passed(descriptor),
+                &Shown { caller: &caller, proof: (0, NONCE), grant: 0 },
+            )
         };
         let (_kept, end) = pair(SocketType::SEQPACKET);
         let again = end.as_fd().try_clone_to_owned().unwrap();
-        let first = Agent::of(end, &own()).expect("an agent");
-        assert!(Arc::ptr_eq(&Agent::of(again, &own()).unwrap(), &first), "the same socket");
+        let first = Agent::of(passed(end), &own()).expect("an agent");
+        assert!(Arc::ptr_eq(&Agent::of(passed(again), &own()).unwrap(), &first), "the same socket");
         for kind in [SocketType::STREAM, SocketType::DGRAM] {
             let (_kept, end) = pair(kind);
             assert_eq!(shown(end, own()).err(), Some(Errno::EBADF));
@@ -609,6 +625,12 @@ mod tests {
         assert_eq!(shown(end, own()).err(), Some(Errno::EBADF), "the other end has a name");
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(shown(tcp.into(), own()).err(), Some(Errno::EBADF));
+        // So many of one user, as long as something uses their memory.
+        let another = || shown(pair(SocketType::SEQPACKET).1, own());
+        let all: Vec<_> = (1..AGENTS_MAX).map(|_| another().unwrap()).collect();
+        assert_eq!(another().err(), Some(Errno::EMFILE));
+        drop((all, first));
+        assert!(another().is_ok());
     }
 
     // tests [RDMA-5] [RMR-8]

@@ -11,6 +11,7 @@ use bowline_rds_driver::Blocking;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel::Waiting;
+use crate::closer::Passed;
 use crate::control::{self, COMPLETION_ROOM, Room, STATUS_ROOM};
 use crate::names;
 use crate::options::{SOL_RDS, Value};
@@ -68,7 +69,7 @@ impl Service {
         &mut self,
         number: u64,
         frame: Frame<'_>,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Passed>,
     ) -> Outcome {
         let Head { op, value, a, b } = frame.head;
         let result = match op {
@@ -76,7 +77,8 @@ impl Service {
             Op::Hello => Err(Errno::EPROTONOSUPPORT),
             Op::HandOver => match self.name_successor(number, frame.head) {
                 Ok(()) => {
-                    self.end_channel(number);
+                    // The other process is at the end of the connection still.
+                    drop(self.remove_channel(number));
                     return Outcome::Nothing;
                 }
                 Err(errno) => Err(errno),
@@ -157,6 +159,7 @@ impl Service {
         if let Some(process) = self.channels.get(&number).map(|channel| channel.caller.process) {
             self.driver.with_core(|core, _| core.set_owner(id, process.cast_unsigned()));
         }
+        let end = Passed::new(Some(charge.user), end);
         let socket = HostSocket::new(id, end, cookie, rings, charge);
         if let Err((errno, charge)) = self.add_socket(handle, socket) {
             self.driver.close(id);
@@ -170,12 +173,9 @@ impl Service {
     }
 
     /// A program shows a descriptor of a socket that another process may have opened.
-    fn attach(&mut self, number: u64, descriptor: Option<OwnedFd>) -> Result<Answer, Errno> {
+    fn attach(&mut self, number: u64, descriptor: Option<Passed>) -> Result<Answer, Errno> {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         let cookie = rustix::net::sockopt::socket_cookie(&descriptor);
-        if let Some(channel) = self.channels.get_mut(&number) {
-            channel.dismiss(descriptor);
-        }
         let handle =
             *self.by_cookie.get(&cookie.map_err(|_| Errno::ENOTSOCK)?).ok_or(Errno::ENOTSOCK)?;
         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;

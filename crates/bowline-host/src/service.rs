@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
@@ -13,12 +13,13 @@ use bowline_base::{Errno, Instant, clock};
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::net::send;
+use rustix::net::sockopt::set_socket_passcred;
 
 use crate::accounts::{Accounts, Charge};
 use crate::agent;
 use crate::caller::{Caller, take_descriptors};
 use crate::channel::{AT_ONCE, Channel, Waiting};
-use crate::closer;
+use crate::closer::{self, Passed};
 use crate::hand_over::Successor;
 use crate::namespace::network_namespace;
 use crate::network::Network;
@@ -129,6 +130,8 @@ impl Service {
         service.watch(service.ready.bell().as_fd(), BELL, epoll::EventFlags::IN)?;
         // Before it is known who connects, nobody sends anything but bytes.
         take_descriptors(&service.listener, false);
+        // Connections take that over.
+        set_socket_passcred(&service.listener, true)?;
         service.listener.set_nonblocking(true)?;
         service.watch(service.listener.as_fd(), LISTENER, epoll::EventFlags::IN)?;
         Ok(service)
@@ -192,21 +195,21 @@ impl Service {
 
     fn accept(&mut self) {
         let stream = match self.listener.accept() {
-            Ok((stream, _)) => stream,
+            Ok((stream, _)) => Passed::new(None, stream),
             Err(error) if error.raw_os_error() == Some(EMFILE) => {
                 // The one who waits hears at once that there is no room.
                 self.spare = None;
-                let refused = self.listener.accept().ok();
-                closer::close(None, refused.map(|(stream, _)| stream.into()));
+                if let Ok((stream, _)) = self.listener.accept() {
+                    Passed::new(None, stream).end();
+                }
                 self.spare = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok();
                 return;
             }
             _ => return,
         };
-        let Ok(caller) = Caller::of(&stream) else {
-            return closer::close(None, [stream.into()]);
-        };
-        if let Err((errno, stream)) = self.admit(stream, caller, HashSet::new()) {
+        let Ok(caller) = Caller::of(&stream) else { return stream.end() };
+        let owner = self.accounts.owner(&caller);
+        if let Err((errno, stream)) = self.admit(stream.owned_by(owner), caller, HashSet::new()) {
             self.turn_away(stream, errno);
         }
     }
@@ -214,10 +217,10 @@ impl Service {
     /// Takes in a channel, if its user may have one; it may name some sockets. Returns its number.
     fn admit(
         &mut self,
-        stream: UnixStream,
+        stream: Passed,
         caller: Caller,
         known: HashSet<u64>,
-    ) -> Result<u64, (Errno, UnixStream)> {
+    ) -> Result<u64, (Errno, Passed)> {
         let user = caller.user;
         let full = self.channels.len() >= CHANNELS_MAX;
         let is_behind = closer::is_behind(Some(user));
@@ -234,30 +237,20 @@ impl Service {
         take_descriptors(&stream, true);
         let number = self.next;
         self.next += 1;
-        match Channel::new(stream, caller) {
-            Ok(channel) => match self.watch_channel(number, channel) {
-                Ok(()) => {
-                    self.known.insert(number, known);
-                    return Ok(number);
-                }
-                Err(channel) => closer::close(Some(user), channel.into_all()),
-            },
-            Err(stream) => closer::close(Some(user), [stream.into()]),
+        let watched =
+            Channel::new(stream, caller).and_then(|channel| self.watch_channel(number, channel));
+        match watched {
+            Ok(()) => _ = self.known.insert(number, known),
+            // It has ended without an answer.
+            Err(_) => self.accounts.close_channel(user, 0),
         }
-        self.accounts.close_channel(user, 0);
-        // It has ended without an answer.
         Ok(number)
     }
 
     /// A program has sent one end of a pair on a socket, for a channel.
     pub(crate) fn take_offer(&mut self, handle: u64, offer: Offer) {
-        let (stream, caller, version) = match offer.channel() {
-            Ok(offered) => offered,
-            Err(unwanted) => {
-                let user = self.sockets.get(&handle).map(|(socket, _)| socket.charge.user);
-                return closer::close(user, unwanted);
-            }
-        };
+        let Some((stream, caller, version)) = offer.channel() else { return };
+        let stream = stream.owned_by(self.accounts.owner(&caller));
         let admitted = if version == VERSION {
             self.admit(stream, caller, HashSet::from([handle]))
         } else {
@@ -282,25 +275,23 @@ impl Service {
     }
 
     /// Answers the greeting that a process is about to send, and ends its channel.
-    fn turn_away(&mut self, stream: UnixStream, errno: Errno) {
+    fn turn_away(&mut self, stream: Passed, errno: Errno) {
         let head = Head::new(Op::Hello, -i64::from(errno.0));
         if let Some(bytes) = head.emit(0, 0, 0) {
             // A new socket has room for it.
             let _ = send(&stream, &bytes, AT_ONCE);
         }
-        closer::close(None, [stream.into()]);
+        stream.end();
     }
 
-    /// Watches a channel; without descriptors or memory left it comes back.
+    /// Watches a channel, for which there may be no descriptors or memory left.
     pub(crate) fn watch_channel(
         &mut self,
         number: u64,
         channel: Channel,
-    ) -> Result<(), Box<Channel>> {
+    ) -> Result<(), rustix::io::Errno> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        if self.watch(channel.fd(), CHANNEL | number, flags).is_err() {
-            return Err(Box::new(channel));
-        }
+        self.watch(channel.fd(), CHANNEL | number, flags)?;
         self.channels.insert(number, channel);
         Ok(())
     }
@@ -336,16 +327,11 @@ impl Service {
     /// Reads a channel, and carries out what it asks for.
     fn channel_event(&mut self, number: u64, flags: epoll::EventFlags) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
-        if closer::is_behind(Some(channel.caller.user)) {
-            // More descriptors may wait to be read.
-            return self.end_channel(number);
-        }
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
         let goes_on = matches!(open, Ok(true))
             && self.count_held(number)
             && self.serve(number)
             && self.has_taken_descriptor(number);
-        self.close_unwanted(number);
         // A process that asks and ends at once is told of once: reading the request shows no end.
         let has_ended = flags.contains(epoll::EventFlags::HUP);
         if !goes_on || has_ended || !self.count_held(number) {
@@ -373,13 +359,6 @@ impl Service {
     fn has_taken_descriptor(&self, number: u64) -> bool {
         let keeps = |channel: &Channel| channel.has_descriptor() && !self.again.contains(&number);
         !self.channels.get(&number).is_some_and(keeps)
-    }
-
-    /// Has descriptors closed that came with requests which do not want them.
-    fn close_unwanted(&mut self, number: u64) {
-        let Some(channel) = self.channels.get_mut(&number) else { return };
-        let (user, unwanted) = (channel.caller.user, channel.take_unwanted());
-        closer::close(Some(user), unwanted);
     }
 
     /// Carries out the requests of a channel, up to one that waits. Returns `false` when the
@@ -458,11 +437,7 @@ impl Service {
             Op::Attach | Op::Memory => self.channels.get_mut(&number)?.take_descriptor(),
             _ => None,
         };
-        let brought = descriptor.is_some();
         let outcome = self.carry_out(number, frame, descriptor);
-        if brought {
-            self.close_unwanted(number);
-        }
         let channel = self.channels.get_mut(&number)?;
         match outcome {
             Outcome::Wait(waiting) => {
@@ -585,23 +560,28 @@ impl Service {
                 self.end_channel(*number);
             }
         }
-        let user = socket.charge.user;
         let _ = epoll::delete(&self.epoll, socket.end());
-        closer::close(Some(user), [socket.into_end()]);
+        socket.close();
         for known in self.known.values_mut() {
             known.remove(&handle);
         }
     }
 
     pub(crate) fn end_channel(&mut self, number: u64) {
+        if let Some(channel) = self.remove_channel(number) {
+            channel.end();
+        }
+    }
+
+    /// A channel is none any more, whatever becomes of its connection.
+    pub(crate) fn remove_channel(&mut self, number: u64) -> Option<Channel> {
         if let Some(waiting) = self.channels.get(&number).and_then(|channel| channel.waiting) {
             self.forget_wait(number, waiting);
         }
-        if let Some(channel) = self.channels.remove(&number) {
-            let user = channel.caller.user;
-            self.accounts.close_channel(user, channel.counted);
+        let removed = self.channels.remove(&number);
+        if let Some(channel) = &removed {
+            self.accounts.close_channel(channel.caller.user, channel.counted);
             let _ = epoll::delete(&self.epoll, channel.fd());
-            closer::close(Some(user), channel.into_all());
         }
         let known = self.known.remove(&number).unwrap_or_default();
         // The process may have had the lock of a socket, or a token, or have posted without being
@@ -615,6 +595,7 @@ impl Service {
         for handle in known {
             self.activate(handle);
         }
+        removed
     }
 }
 
@@ -624,16 +605,15 @@ pub(crate) fn owner(number: u64) -> u32 {
 }
 
 impl Service {
-    /// Closes all sockets. What programs send from now on has to be asked for, which fails.
+    /// Closes all sockets. What programs send from now on has to be asked for, which fails. Another
+    /// node may have them as well, and take everything back.
     pub(crate) fn end(mut self) {
-        for (_, (mut socket, _)) in std::mem::take(&mut self.sockets) {
+        for (socket, _) in self.sockets.values_mut() {
             socket.rings.allow_nothing();
             self.driver.close(socket.id);
-            closer::close(Some(socket.charge.user), [socket.into_end()]);
         }
-        for (_, channel) in std::mem::take(&mut self.channels) {
-            closer::close(Some(channel.caller.user), channel.into_all());
-        }
+        // Who has not been accepted may have sent descriptors, before Linux 6.16.
+        drop(Passed::new(None, self.listener));
     }
 }
 

@@ -2,18 +2,18 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 
 use bowline_attach::{OFFER_LEN, TOKEN_LEN, offered_version};
 use bowline_base::Instant;
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
-use rustix::net::{SendFlags, UCred};
+use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::Charge;
 use crate::arrivals::{self, Arrival};
-use crate::caller::Caller;
+use crate::caller::{Caller, Credentials};
+use crate::closer::Passed;
 use crate::options::Options;
 use crate::rings::{Rings, SavedRings};
 
@@ -22,7 +22,7 @@ use crate::rings::{Rings, SavedRings};
 pub(crate) struct HostSocket {
     pub(crate) id: SocketId,
     /// The node's end of the pair; the programs have the other.
-    end: OwnedFd,
+    end: Passed,
     /// The system's number of the programs' end, by which a descriptor that they show is known.
     pub(crate) cookie: u64,
     pub(crate) options: Options,
@@ -61,7 +61,7 @@ pub(crate) struct SavedSocket {
 impl HostSocket {
     pub(crate) fn new(
         id: SocketId,
-        end: OwnedFd,
+        end: Passed,
         cookie: u64,
         rings: Rings,
         charge: Charge,
@@ -98,7 +98,7 @@ impl HostSocket {
 
     /// Goes on with a socket that another process had; `end` is the node's end of its pair.
     pub(crate) fn resume(
-        end: OwnedFd,
+        end: Passed,
         memory: OwnedFd,
         charge: Charge,
         saved: SavedSocket,
@@ -111,15 +111,15 @@ impl HostSocket {
         Ok(Self { options, has_sent, senders, ..Self::new(id, end, cookie, rings, charge) })
     }
 
-    /// The node's end of a socket that is closed, with what programs may have sent to it.
-    pub(crate) fn into_end(self) -> OwnedFd {
-        self.end
+    /// Closes the socket, with what programs may have sent to it.
+    pub(crate) fn close(self) {
+        self.end.end();
     }
 
     /// The node's end of the pair, and the socket's memory.
     pub(crate) fn into_descriptors(self) -> std::io::Result<(OwnedFd, OwnedFd)> {
         let memory = self.rings.descriptor().try_clone_to_owned()?;
-        Ok((self.end, memory))
+        Ok((self.end.into_inner(), memory))
     }
 
     pub(crate) fn end(&self) -> BorrowedFd<'_> {
@@ -158,7 +158,7 @@ impl HostSocket {
         let mut bytes = [0; 2 * OFFER_LEN];
         // More are left for the next time, since programs may send all the time.
         for _ in 0..64 {
-            match arrivals::receive(&self.end, &mut bytes) {
+            match arrivals::receive(&self.end, &mut bytes, Some(self.charge.user)) {
                 Ok(Arrival { len: 0, descriptors, .. }) if descriptors.is_empty() => {
                     return Arrived::End;
                 }
@@ -170,6 +170,7 @@ impl HostSocket {
                 }
                 Err(SystemErrno::INTR) => {}
                 Err(SystemErrno::AGAIN) => return Arrived::Tokens,
+                Err(SystemErrno::DQUOT) => return Arrived::Later,
                 Err(_) => return Arrived::End,
             }
         }
@@ -183,6 +184,8 @@ pub(crate) enum Arrived {
     /// What made it unwritable, which is gone now.
     Tokens,
     Offer(Offer),
+    /// What comes next is of a user of whom nothing is taken now.
+    Later,
     /// All of them have closed it.
     End,
 }
@@ -192,23 +195,15 @@ pub(crate) enum Arrived {
 pub(crate) struct Offer {
     /// The version that the program speaks; `None` if it was something else.
     version: Option<i32>,
-    descriptors: Vec<OwnedFd>,
-    sender: Option<UCred>,
+    descriptors: Vec<Passed>,
+    sender: Option<Credentials>,
 }
 
 impl Offer {
-    /// The end of the channel, who offers it, and the version; else what is to be closed.
-    pub(crate) fn channel(mut self) -> Result<(UnixStream, Caller, i32), Vec<OwnedFd>> {
-        let caller = match (&self.descriptors[..], self.sender) {
-            ([one], Some(sender)) => Caller::of_offer(one, sender),
-            _ => None,
-        };
-        match (self.version, caller, self.descriptors.pop()) {
-            (Some(version), Some(caller), Some(one)) => Ok((one.into(), caller, version)),
-            (.., last) => {
-                self.descriptors.extend(last);
-                Err(self.descriptors)
-            }
-        }
+    /// The end of the channel, who offers it, and the version; `None` for what is no channel.
+    pub(crate) fn channel(mut self) -> Option<(Passed, Caller, i32)> {
+        let one = self.descriptors.pop().filter(|_| self.descriptors.is_empty())?;
+        let caller = Caller::of_offer(&one, self.sender?)?;
+        Some((one, caller, self.version?))
     }
 }

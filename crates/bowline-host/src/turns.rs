@@ -7,7 +7,6 @@ use std::time::Duration;
 use bowline_base::{Instant, clock};
 use bowline_rds::Interest;
 
-use crate::closer;
 use crate::service::Service;
 use crate::socket::{Arrived, HostSocket};
 
@@ -174,13 +173,14 @@ impl Service {
         // Programs may send all the time: what is left is taken the next time.
         for _ in 0..OFFERS {
             let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
-            if closer::is_behind(Some(socket.charge.user)) {
-                return;
-            }
             socket.full_since = None;
             match socket.make_writable() {
                 Arrived::Offer(offer) => self.take_offer(handle, offer),
                 Arrived::Tokens => return,
+                Arrived::Later => {
+                    socket.full_since = Some(clock::now());
+                    return;
+                }
                 Arrived::End => return self.close(handle),
             }
         }

@@ -23,6 +23,10 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+mod users_of_tests;
+
+use users_of_tests::{STRANGER, as_user};
+
 const LIMIT: Duration = Duration::from_secs(20);
 const EBADF: i64 = -9;
 const EAGAIN: i64 = -11;
@@ -725,13 +729,6 @@ fn what_a_user_sends_is_bounded_while_it_cannot_be_closed() {
         assert!(begun.elapsed() < LIMIT, "{} threads close", closing());
         std::thread::sleep(Duration::from_millis(10));
     }
-    let all_are_stuck = || {
-        let all = || closing() >= 8;
-        all() && {
-            std::thread::sleep(Duration::from_millis(700));
-            all()
-        }
-    };
     while !all_are_stuck() {
         assert!(begun.elapsed() < LIMIT, "{} threads close", closing());
         let (_, fd) = open(&mut channel);
@@ -766,6 +763,89 @@ fn what_a_user_sends_is_bounded_while_it_cannot_be_closed() {
     assert!(most <= own + BOUND, "{most} descriptors, {own} before");
     assert!(most > own + 1024, "{most}: they cannot be closed");
     drop((channel, sockets, file));
+    drop(peers);
+    come_back_to(before);
+    scene.works();
+}
+
+/// All threads that close for one user are stuck, and stay so.
+fn all_are_stuck() -> bool {
+    let all = || closing() >= 8;
+    all() && {
+        std::thread::sleep(Duration::from_millis(700));
+        all()
+    }
+}
+
+/// Sockets and a channel of root's that a child of another user has as well. What he sends and what
+/// nobody can close is his, also when the socket ends with it in its queue: root goes on, with these
+/// and with new ones, and the node has no more of it than of any user.
+#[test]
+fn what_a_stranger_sends_on_sockets_of_others_locks_nobody_out() {
+    if !rustix::process::geteuid().is_root() {
+        return bowline_testkit::skipped::because("only root can take on other users");
+    }
+    const BOUND: usize = 1024 + 253 + 64;
+    let scene = Scene::alone(25);
+    let before = descriptors();
+    let (mut peers, mut sockets) = (Vec::new(), Vec::new());
+    let mut root = scene.channel();
+    let begun = Instant::now();
+    while !all_are_stuck() {
+        assert!(begun.elapsed() < LIMIT, "{} threads close", closing());
+        let (_, fd) = open(&mut root);
+        let (stream, peer) = lingering(25);
+        let theirs = fd.try_clone().unwrap();
+        as_user(STRANGER, &[], move || {
+            assert!(send_along(&theirs, &offer(VERSION), &[stream.as_fd()]));
+            // Whoever closes it last waits: the node, or this thread.
+            std::thread::spawn(move || drop(stream));
+        });
+        assert_eq!(ask(&mut root, Head::new(Op::LocalName, 0), b"", b""), EBADF);
+        peers.push(peer);
+        // Every other one ends, the rest is for the flood.
+        if peers.len() % 2 == 0 {
+            sockets.push(fd);
+        }
+    }
+    let own = descriptors();
+    let mut most = 0;
+    for _ in 0..20 {
+        let shared: Vec<OwnedFd> = sockets.iter().map(|fd| fd.try_clone().unwrap()).collect();
+        let passed = OwnedFd::from(scene.channel());
+        as_user(STRANGER, &[], move || {
+            let file = File::open("/proc/self/comm").unwrap();
+            for socket in shared.iter().chain([&passed]) {
+                let _ = send_along(socket, b"x", &[file.as_fd(); 250]);
+            }
+        });
+        most = most.max(descriptors());
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    most = most.max(descriptors());
+    assert!(most <= own + BOUND + 64, "{most} descriptors, {own} before");
+    assert!(most > own + 1000, "{most}: they cannot be closed, {own} before");
+    // Root's own sockets and channels end by the thousand, with and without his in their queues.
+    for n in 0..1100 {
+        let (mut channel, (_, fd)) = (scene.channel(), open(&mut root));
+        if n % 10 == 0 {
+            let (theirs, file) = (channel.try_clone().unwrap(), peers[0].try_clone().unwrap());
+            as_user(STRANGER, &[], move || {
+                for socket in [theirs.as_fd(), fd.as_fd()] {
+                    let _ = send_along(socket, b"x", &[file.as_fd()]);
+                }
+            });
+            let _ = channel.set_nonblocking(true);
+            let _ = channel.write(b"no request");
+        }
+    }
+    assert_eq!(
+        ask(&mut root, Head::new(Op::LocalName, 0), b"", b""),
+        EBADF,
+        "the channel of before"
+    );
+    scene.works();
+    drop((root, sockets));
     drop(peers);
     come_back_to(before);
     scene.works();
@@ -931,6 +1011,36 @@ fn a_hand_over_takes_for_a_listener_what_listens() {
     scene.host = Some(resumed);
     assert!(std::net::TcpStream::connect(place).is_ok(), "peers reach the node");
     scene.works();
+}
+
+/// Who goes on may have less room than there was: what it cannot take, with what programs have sent
+/// meanwhile, keeps it as little as anything else.
+#[test]
+fn what_is_not_taken_over_is_waited_for_by_nobody() {
+    let mut scene = Scene::new(26);
+    let mut peers = Vec::new();
+    let mut channel = scene.channel();
+    let (_, fd) = open(&mut channel);
+    let all = scene.host.take().unwrap().hand_over().unwrap();
+    for to in [channel.as_fd(), fd.as_fd()] {
+        let (stream, peer) = lingering(26);
+        assert!(send_along(to, b"x", &[stream.as_fd()]));
+        peers.push(peer);
+    }
+    let own = scene.driver.hand_over(all.writer().unwrap()).unwrap();
+    let mut all = all;
+    all.programs.extend(own);
+    let (host, listeners, node) = all.open().unwrap();
+    let core = scene.driver.with_core(|core, _| core.config().clone());
+    let config = DriverConfig { core, ..DriverConfig::default() };
+    scene.driver = Driver::resume(config, node, listeners, || Ok(())).unwrap();
+    let nothing = Quota { channels: 0, sockets: 0, ..Quota::NONE };
+    let policy = Policy { quotas: [(0, nothing)].into(), ..Policy::default() };
+    let begun = Instant::now();
+    let resumed = Host::resume(scene.driver.clone(), host, None, policy, Quota::NONE).unwrap();
+    assert!(begun.elapsed() < LIMIT / 4, "{:?}", begun.elapsed());
+    assert!(!resumed.refusals().is_empty());
+    scene.host = Some(resumed);
 }
 
 /// Random things on channels and sockets, with descriptors of all kinds, from a process whose other

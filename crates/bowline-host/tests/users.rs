@@ -11,24 +11,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Op, VERSION};
+use bowline_attach::{FRAME_MAX, Frame, Greeting, HEAD_LEN, Head, Op, VERSION, offer};
 use bowline_host::{BindRule, HandOver, Host, Policy, Quota, Refused, Who};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use bowline_testkit::skipped;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, UCred, recvmsg, sendmsg,
 };
-use rustix::process::{Gid, Uid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+mod users_of_tests;
+
+use users_of_tests::{STRANGER, as_user};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const ANNA: u32 = 77_001;
 const BERT: u32 = 77_002;
-const STRANGER: u32 = 77_003;
 const GROUP: u32 = 77_100;
 
 const EPERM: i64 = -1;
@@ -55,36 +57,21 @@ fn scene(net: u8, policy: Policy) -> Option<Scene> {
         skipped::because("only root can take on other users");
         return None;
     }
+    let folder = std::env::temp_dir().join(format!("bowline-users-{}-{net}", std::process::id()));
+    Some(scene_at(folder, net, policy))
+}
+
+fn scene_at(folder: PathBuf, net: u8, policy: Policy) -> Scene {
     let addrs = [1, 2].map(|host| IpAddr::from([127, 80, net, host])).to_vec();
     let core = Config { addrs, generation: 80, ..Config::default() };
     let driver = Driver::start(DriverConfig { core, ..DriverConfig::default() }).unwrap();
-    let folder = std::env::temp_dir().join(format!("bowline-users-{}-{net}", std::process::id()));
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, Permissions::from_mode(0o711)).unwrap();
     let place = folder.join("host.sock");
     let listener = UnixListener::bind(&place).unwrap();
     fs::set_permissions(&place, Permissions::from_mode(0o666)).unwrap();
     let host = Some(Host::start(driver.clone(), listener, policy, Quota::NONE).unwrap());
-    Some(Scene { driver, host, folder, net })
-}
-
-/// Does something as another user, as whom the kernel knows whoever connects or listens.
-fn as_user<T: Send + 'static>(
-    user: u32,
-    groups: &[u32],
-    what: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
-    let become_and_do = move || {
-        if user != 0 {
-            let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-            set_thread_groups(&groups).unwrap();
-            set_thread_res_gid(gid, gid, gid).unwrap();
-            set_thread_res_uid(uid, uid, uid).unwrap();
-        }
-        what()
-    };
-    std::thread::spawn(become_and_do).join().unwrap()
+    Scene { driver, host, folder, net }
 }
 
 impl Scene {
@@ -461,4 +448,101 @@ fn nothing_is_taken_over_from_a_stranger() {
     assert_eq!(taken.unwrap_err().raw_os_error(), Some(-EACCES as i32));
     let (mut asked, _) = listener.accept().unwrap();
     assert_eq!(asked.read(&mut [0]).unwrap(), 0, "nothing is asked of him");
+}
+
+/// A node in a PID namespace of its own, at a place that the environment says, until nobody wants
+/// it any more.
+#[test]
+#[ignore = "programs_that_a_node_cannot_see_have_sockets runs it"]
+fn child_that_is_a_node() {
+    let folder = PathBuf::from(std::env::var_os("BOWLINE_USERS_FOLDER").expect("a place"));
+    let who = these(&[ANNA]);
+    let scene =
+        scene_at(folder, 10, Policy { attach: who.clone(), rdma: who, ..Policy::default() });
+    println!("ready as {}", std::process::id());
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    drop(scene);
+}
+
+/// Runs it, if the system makes such namespaces.
+fn node_that_does_not_see_this_process(folder: &std::path::Path) -> Option<Child> {
+    let mut node = Command::new("unshare");
+    node.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+    node.args(["--exact", "child_that_is_a_node", "--ignored", "--nocapture"]);
+    node.env("BOWLINE_USERS_FOLDER", folder).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut node = node.spawn().ok()?;
+    let mut said = std::io::BufReader::new(node.stdout.take()?);
+    let is_ready = std::io::BufRead::lines(&mut said)
+        .map_while(Result::ok)
+        .any(|line| line.contains("ready as 1"));
+    // What it says at its end has a place to go.
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+    if !is_ready {
+        let _ = node.wait();
+    }
+    is_ready.then_some(node)
+}
+
+/// For the node such a process has the number 0. It can have all that others can: channels, those
+/// that come through a socket, and its memory used, by itself and by its agent.
+#[test]
+fn programs_that_a_node_cannot_see_have_sockets() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped::because("only root can take on other users");
+    }
+    let folder = std::env::temp_dir().join(format!("bowline-users-{}-pid", std::process::id()));
+    let Some(mut node) = node_that_does_not_see_this_process(&folder) else {
+        return skipped::because("no PID namespace can be made");
+    };
+    let place = folder.join("host.sock");
+    as_user(ANNA, &[], move || {
+        let mut stream = UnixStream::connect(place).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
+        let (value, greeting) = ask(&mut stream, hello, b"", b"");
+        assert!(value > 0, "{value}");
+        let (handle, descriptor) = open(&mut stream);
+        assert!(handle > 0, "{handle}");
+        let descriptor = descriptor.expect("a descriptor");
+
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(LIMIT)).unwrap();
+        assert!(offer_channel(&descriptor, &theirs));
+        drop(theirs);
+        assert!(answer(&mut ours).0 > 0, "the node greets");
+        assert_eq!(ask(&mut ours, Head::new(Op::LocalName, handle), b"", b"").0, 0);
+
+        let nonce = std::hint::black_box(Greeting::parse(&greeting).expect("a greeting").nonce);
+        let at = nonce.as_ptr().expose_provenance() as u64;
+        let show = |at: u64| {
+            [&Head::new(Op::Memory, 1).emit(0, 0, 8).unwrap()[..], &at.to_ne_bytes()].concat()
+        };
+        // A thread that was root may not open the memory of its process as Anna.
+        if let Ok(memory) = fs::File::options().read(true).write(true).open("/proc/self/mem") {
+            assert!(send_along(&stream, &show(at), memory.as_fd()));
+            assert_eq!(answer(&mut stream).0, 0);
+        }
+        let agent = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        );
+        assert!(send_along(&stream, &show(0), agent.unwrap().0.as_fd()));
+        assert_eq!(answer(&mut stream).0, 0);
+    });
+    drop(node.stdin.take());
+    assert!(node.wait().unwrap().success());
+}
+
+/// Sends an end of a pair on a socket, for a channel, with who offers it.
+fn offer_channel(socket: impl AsFd, end: impl AsFd) -> bool {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let sender = UCred { pid: rustix::process::getpid(), uid, gid };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let end = [end.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&end)));
+    assert!(control.push(SendAncillaryMessage::ScmCredentials(sender)));
+    sendmsg(socket, &[IoSlice::new(&offer(VERSION))], &mut control, SendFlags::NOSIGNAL).is_ok()
 }
