@@ -1,11 +1,11 @@
 //! A process that does not keep to what the library does: nobody else notices.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bowline_attach::{
     AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION, offer,
 };
-use bowline_host::{Host, Policy, Quota};
+use bowline_host::{Host, Policy, Quota, Who};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use rustix::net::{
@@ -69,6 +69,17 @@ impl Scene {
         let host =
             Some(Host::start(driver.clone(), listener, Policy::default(), Quota::NONE).unwrap());
         Self { driver, host, folder, net, _turn: turn }
+    }
+
+    /// Has other users come, as far as this policy lets them.
+    fn serve(&mut self, policy: Policy) {
+        self.host = None;
+        let place = self.folder.join("host.sock");
+        std::fs::remove_file(&place).unwrap();
+        let listener = UnixListener::bind(&place).unwrap();
+        std::fs::set_permissions(&place, Permissions::from_mode(0o666)).unwrap();
+        let host = Host::start(self.driver.clone(), listener, policy, Quota::NONE).unwrap();
+        self.host = Some(host);
     }
 
     /// An address of the node as a `sockaddr_in`.
@@ -159,6 +170,16 @@ fn answer(stream: &mut UnixStream) -> i64 {
 fn ask(stream: &mut UnixStream, head: Head, name: &[u8], payload: &[u8]) -> i64 {
     put(stream, head, name, payload);
     answer(stream)
+}
+
+/// Tells whether a node has this thread's user as one of its own.
+fn is_greeted(stream: &mut UnixStream) -> bool {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 }.emit(0, 0, 0).unwrap();
+    let mut bytes = [0; 256];
+    let told = stream.write_all(&hello).and_then(|()| stream.read(&mut bytes));
+    let frame = told.ok().and_then(|len| Frame::parse(&bytes[..len]).ok()?);
+    frame.is_some_and(|(frame, _)| frame.head.value > 0)
 }
 
 /// The node ends the channel.
@@ -1043,67 +1064,127 @@ fn what_is_not_taken_over_is_waited_for_by_nobody() {
     scene.host = Some(resumed);
 }
 
-/// Random things on channels and sockets, with descriptors of all kinds, from a process whose other
-/// program goes on beside it. `cargo xtask hostile` has it go on for longer.
+/// A random number generator whose start is told, so that a failure comes again.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let seed = bowline_base::entropy::random_u64() | 1;
+        println!("seed {seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// How long random things go on; `cargo xtask hostile` sets it.
+fn limit() -> Duration {
+    let seconds = std::env::var("BOWLINE_HOSTILE_SECONDS").ok().and_then(|s| s.parse().ok());
+    Duration::from_secs_f64(seconds.unwrap_or(3.0))
+}
+
+/// Random things on a channel and its sockets, and on others that somebody has passed, with
+/// descriptors of all kinds.
+fn send_anything(channel: &mut UnixStream, passed: &[OwnedFd], handle: i64, random: &mut Random) {
+    let sockets: Vec<_> = (0..random.below(3)).map(|_| open(channel)).collect();
+    let _ = channel.set_nonblocking(true);
+    let file = File::open("/proc/self/comm").unwrap();
+    let (one, two) = UnixStream::pair().unwrap();
+    let udp = std::net::UdpSocket::bind("127.79.17.2:0").unwrap();
+    for _ in 0..random.below(20) {
+        let mut bytes = match random.below(4) {
+            0 => offer(random.below(5) as i32).to_vec(),
+            1 => (0..random.below(200)).map(|_| random.below(256) as u8).collect(),
+            _ => {
+                let op = [Op::Hello, Op::Attach, Op::Memory, Op::Send, Op::Look, Op::HandOver]
+                    [random.below(6) as usize];
+                let value = sockets.first().map_or(handle, |(handle, _)| *handle);
+                let payload = random.below(50) as usize;
+                let head = Head { op, value, a: VERSION, b: 2 };
+                let front = head.emit(0, 0, payload).unwrap();
+                [&front[..], &vec![1; payload][..]].concat()
+            }
+        };
+        if random.below(4) == 0 {
+            bytes.truncate(random.below(40) as usize);
+        }
+        if bytes.is_empty() {
+            continue;
+        }
+        let all = [file.as_fd(), one.as_fd(), two.as_fd(), udp.as_fd(), channel.as_fd()];
+        let mut along: Vec<_> =
+            (0..random.below(4)).map(|_| all[random.below(5) as usize]).collect();
+        along.extend(sockets.iter().map(|(_, fd)| fd.as_fd()).filter(|_| random.below(3) == 0));
+        let own = sockets.get(random.below(3) as usize).map(|(_, fd)| fd);
+        match own.or_else(|| passed.get(random.below(4) as usize)) {
+            Some(fd) => send_along(fd, &bytes, &along),
+            None => send_along(&*channel, &bytes, &along),
+        };
+    }
+}
+
+/// A process whose other program goes on beside it.
 #[test]
 fn a_program_that_sends_anything_harms_itself_only() {
     let scene = Scene::alone(17);
-    let seed = bowline_base::entropy::random_u64() | 1;
-    println!("seed {seed}");
-    let mut state = seed;
-    let mut random = |n: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % n
-    };
-    let seconds = std::env::var("BOWLINE_HOSTILE_SECONDS").ok().and_then(|s| s.parse().ok());
-    let limit = Duration::from_secs_f64(seconds.unwrap_or(3.0));
+    let mut random = Random::new();
     let before = descriptors();
     let mut other = scene.channel();
     let (own, _own_fd) = open(&mut other);
     let begun = Instant::now();
     let mut rounds = 0;
-    while begun.elapsed() < limit {
+    while begun.elapsed() < limit() {
         rounds += 1;
-        let mut channel = scene.channel();
-        let sockets: Vec<_> = (0..random(3)).map(|_| open(&mut channel)).collect();
-        let _ = channel.set_nonblocking(true);
-        let file = File::open("/proc/self/comm").unwrap();
-        let (one, two) = UnixStream::pair().unwrap();
-        let udp = std::net::UdpSocket::bind("127.79.17.2:0").unwrap();
-        for _ in 0..random(20) {
-            let mut bytes = match random(4) {
-                0 => offer(random(5) as i32).to_vec(),
-                1 => (0..random(200)).map(|_| random(256) as u8).collect(),
-                _ => {
-                    let op = [Op::Hello, Op::Attach, Op::Memory, Op::Send, Op::Look, Op::HandOver]
-                        [random(6) as usize];
-                    let handle = sockets.first().map_or(own, |(handle, _)| *handle);
-                    let payload = random(50) as usize;
-                    let head = Head { op, value: handle, a: VERSION, b: 2 };
-                    let front = head.emit(0, 0, payload).unwrap();
-                    [&front[..], &vec![1; payload][..]].concat()
-                }
-            };
-            if random(4) == 0 {
-                bytes.truncate(random(40) as usize);
-            }
-            if bytes.is_empty() {
-                continue;
-            }
-            let all = [file.as_fd(), one.as_fd(), two.as_fd(), udp.as_fd(), channel.as_fd()];
-            let mut along: Vec<_> = (0..random(4)).map(|_| all[random(5) as usize]).collect();
-            along.extend(sockets.iter().map(|(_, fd)| fd.as_fd()).filter(|_| random(3) == 0));
-            match sockets.get(random(3) as usize) {
-                Some((_, fd)) => send_along(fd, &bytes, &along),
-                None => send_along(&channel, &bytes, &along),
-            };
-        }
-        assert_eq!(ask(&mut other, Head::new(Op::LocalName, own), b"", b""), 0, "seed {seed}");
+        send_anything(&mut scene.channel(), &[], own, &mut random);
+        assert_eq!(ask(&mut other, Head::new(Op::LocalName, own), b"", b""), 0, "{}", random.0);
     }
     println!("{rounds} rounds");
     drop((other, _own_fd));
+    come_back_to(before);
+    scene.works();
+}
+
+/// A user who may have sockets, and one who may not, beside a program of root's: on their own
+/// channels, on one and on sockets that root's program has passed to them.
+#[test]
+fn users_that_send_anything_harm_nobody_else() {
+    if !rustix::process::geteuid().is_root() {
+        return bowline_testkit::skipped::because("only root can take on other users");
+    }
+    const GUEST: u32 = 77_001;
+    let attach = Who { users: [GUEST].into(), ..Who::default() };
+    let mut scene = Scene::alone(26);
+    scene.serve(Policy { attach, ..Policy::default() });
+    let before = descriptors();
+    let mut root = scene.channel();
+    let (own, own_fd) = open(&mut root);
+    let begun = Instant::now();
+    let mut random = Random::new();
+    let mut rounds = 0;
+    while begun.elapsed() < limit() {
+        rounds += 1;
+        for user in [GUEST, STRANGER] {
+            let place = scene.folder.join("host.sock");
+            let mut others = Random(random.below(u64::MAX) | 1);
+            let (_, passed) = open(&mut root);
+            let mut theirs = scene.channel();
+            as_user(user, &[], move || {
+                let mut channel = UnixStream::connect(place).unwrap();
+                assert_eq!(is_greeted(&mut channel), user == GUEST);
+                let channel = if user == GUEST { &mut channel } else { &mut theirs };
+                send_anything(channel, &[passed], own, &mut others);
+            });
+        }
+        let answer = ask(&mut root, Head::new(Op::LocalName, own), b"", b"");
+        assert_eq!(answer, 0, "{}", random.0);
+    }
+    println!("{rounds} rounds");
+    drop((root, own_fd));
     come_back_to(before);
     scene.works();
 }

@@ -575,7 +575,22 @@ fn lie(random: &mut Random, op: Op) -> (Vec<u8>, Vec<OwnedFd>) {
 /// A node of the own user, which is believed, and lies in every answer and in shared memory.
 #[test]
 fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
-    let folder = Folder::new("lies");
+    lies_of("lies", |node, place| node.listen(UnixListener::bind(place).unwrap()));
+}
+
+/// One of another user, whose place it is: it gets no more of memory by lies.
+#[test]
+fn a_node_of_another_user_that_lies_gets_no_memory_either() {
+    if !is_root() {
+        return;
+    }
+    let node = lies_of("lies-of-anna", |node, place| node.listen_as(ANNA, place));
+    assert!(!got_memory(&node));
+    assert!(!node.loot.lock().unwrap().memory.is_empty(), "it could ask an agent");
+}
+
+fn lies_of(name: &str, listen: impl FnOnce(&FalseNode, &Path)) -> FalseNode {
+    let folder = Folder::new(name);
     let seed = bowline_base::entropy::random_u64() | 1;
     println!("seed {seed}");
     let place = folder.join("host.sock");
@@ -583,6 +598,7 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
     let of_node = Arc::clone(&random);
     let node = FalseNode::new(move |node, head| {
         let mut random = of_node.lock().unwrap();
+        memory_of_programs::ask_for_anything(node, &mut random);
         Some(match head.op {
             Op::Hello if random.below(8) > 0 => (welcome(), Vec::new()),
             Op::Open if random.below(8) > 0 => {
@@ -607,11 +623,8 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
             op => lie(&mut random, op),
         })
     });
-    node.listen(UnixListener::bind(&place).unwrap());
-    let mut program =
-        Program::start(0, &["use", &seconds().to_string()], Stdio::null(), |command| {
-            command.env("BOWLINE_RDS_SOCKET", &place);
-        });
+    listen(&node, &place);
+    let mut program = Program::at(&place, &["use", &seconds().to_string()], Stdio::null());
     let line = program.line_within(LIMIT + Duration::from_secs_f64(seconds()));
     assert!(line.starts_with("used "), "seed {seed}: {line:?}, {:?}", program.ends());
     let counts: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -619,4 +632,5 @@ fn a_node_that_lies_neither_ends_nor_stops_its_programs() {
     assert!(counts[1] > 100, "seed {seed}: {line}");
     assert!(!random.is_poisoned(), "seed {seed}: the node has not lied to the end");
     assert_eq!(program.ends(), Some(0), "seed {seed}");
+    node
 }

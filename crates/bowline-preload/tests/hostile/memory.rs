@@ -98,6 +98,29 @@ fn store(node: &FalseNode, key: u64) {
     let _ = agent.ask(Kind::Write, key_at, 8, &key.to_ne_bytes());
 }
 
+/// Asks the agent of a program, if it has given one, for anything, about here and there.
+pub(crate) fn ask_for_anything(node: &FalseNode, random: &mut Random) {
+    const KINDS: [Kind; 5] = [Kind::Read, Kind::Write, Kind::Has, Kind::Swap, Kind::Forget];
+    let loot = node.loot.lock().unwrap();
+    let Some(agent) = loot.memory.last() else { return };
+    let named = loot.payload.first_chunk().map_or(0, |at| u64::from_ne_bytes(*at));
+    for _ in 0..random.below(4) {
+        let at = if random.below(4) == 0 { random.next() } else { named + random.below(10_000) };
+        let len = if random.below(8) == 0 { random.next() } else { random.below(100) };
+        let kind = KINDS[random.below(5) as usize];
+        let request = Request { kind, sequence: random.next(), at, len };
+        let mut bytes = request.emit().to_vec();
+        let along = random.below(200) as usize;
+        bytes.extend(random.bytes(along));
+        if random.below(8) == 0 {
+            bytes.truncate(random.below(40) as usize);
+        }
+        let _ = rustix::net::send(agent, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+    // Answers that nobody takes are the program's to wait for, for a while.
+    while random.below(8) > 0 && recv(agent, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok() {}
+}
+
 fn well(head: Head) -> Vec<u8> {
     frame(head, &[], &[], &[])
 }

@@ -117,8 +117,9 @@ def use(seconds):
             elif what == 10:
                 assert len(one.getsockopt(SOL_RDS, 10000, 1000)) <= 1000
             elif what == 11:
-                args = struct.pack("QQQQ", ctypes.addressof(memory), 4096, 0, 0)
-                one.setsockopt(SOL_RDS, 2, args)
+                at = ctypes.addressof(memory)
+                key_at = random.choice([0, at + 4096])
+                one.setsockopt(SOL_RDS, 2, struct.pack("QQQQ", at, 4096, key_at, 0))
             elif what == 12:
                 one.sendmsg([b"y" * 50], [], 0, me)
             else:
