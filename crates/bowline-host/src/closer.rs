@@ -320,8 +320,8 @@ mod tests {
         }
     }
 
-    /// Who has sent what waits in a connection that ends waits for it, or its owner, if he may be an
-    /// accomplice of somebody who has enough already.
+    /// What waits in a connection that ends is closed in the lane of whoever has sent it, or of the
+    /// connection's owner, who may be an accomplice of somebody who has enough already.
     #[test]
     fn an_ended_connection_goes_to_who_has_sent_what_is_in_it() {
         let closer = Arc::<Closer>::default();

@@ -798,9 +798,9 @@ fn all_are_stuck() -> bool {
     }
 }
 
-/// Sockets and a channel of root's that a child of another user has as well. What he sends and what
-/// nobody can close is his, also when the socket ends with it in its queue: root goes on, with these
-/// and with new ones, and the node has no more of it than of any user.
+/// Sockets and a channel of root's that a child of another user has as well. What he sends, and
+/// nobody can close, is his, also when the socket ends with it in its queue: root goes on, with
+/// these and with new ones, and the node has no more of it than of any user.
 #[test]
 fn what_a_stranger_sends_on_sockets_of_others_locks_nobody_out() {
     if !rustix::process::geteuid().is_root() {
