@@ -602,8 +602,8 @@ mod tests {
         other.join().unwrap();
     }
 
-    /// Each answer comes in time, and all of them too slowly: with an end, which is the end for what
-    /// else the user has that is slow.
+    /// Each answer comes in time, and all of them too slowly: with an end, which is the end for
+    /// what else the user has that is slow.
     // tests [RMR-12]
     #[test]
     fn who_answers_slowly_all_the_time_is_not_waited_for() {

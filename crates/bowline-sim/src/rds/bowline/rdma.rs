@@ -39,6 +39,8 @@ pub(crate) enum RdmaWork {
 #[derive(Debug)]
 struct RdmaIo {
     qp: QpId,
+    /// The node knows that the connection is established.
+    established: bool,
     /// Frames were posted, and the node was not told yet.
     unreported: bool,
     send_pending: bool,
@@ -71,6 +73,7 @@ impl RdmaSide {
     fn adopt(&mut self, link: RdmaLinkId, qp: QpId) {
         let io = RdmaIo {
             qp,
+            established: false,
             unreported: false,
             send_pending: false,
             complete_pending: false,
@@ -163,7 +166,10 @@ impl BowlineHost {
                 }
             }
             RdmaWork::Flushed(qp, reason) => {
-                if ctx.rng.chance(500) {
+                // Of one that is not known to be established, frames alone show who has made it.
+                let of = self.rdma.as_mut().and_then(|side| side.of(qp));
+                let is_known = of.is_some_and(|(_, io)| io.established);
+                if ctx.rng.chance(500) || !is_known {
                     self.rdma_take_rest(ctx, qp);
                 } else if ctx.rdma.has_arrived(qp) {
                     self.untaken_at = ctx.now;
@@ -179,7 +185,8 @@ impl BowlineHost {
     }
 
     fn rdma_establish(&mut self, ctx: &mut Ctx, qp: QpId) {
-        let Some((link, _)) = self.rdma.as_mut().and_then(|side| side.of(qp)) else { return };
+        let Some((link, io)) = self.rdma.as_mut().and_then(|side| side.of(qp)) else { return };
+        io.established = true;
         let reply = ctx.rdma.reply(qp);
         self.node.handle_rdma_established(now(ctx), link, reply.as_deref());
     }
