@@ -20,9 +20,7 @@ use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::sockopt::{set_socket_passcred, socket_cookie};
-use rustix::net::{
-    SendAncillaryBuffer, SendFlags, Shutdown, getpeername, getsockname, sendmsg, shutdown,
-};
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, getpeername, sendmsg, shutdown};
 
 use crate::arrivals;
 use crate::caller::{Caller, Credentials, is_unnamed, take_descriptors};
@@ -125,8 +123,10 @@ impl Agent {
     /// # Errors
     /// EBADF for any other descriptor; EMFILE when its user has as many as there may be.
     pub(crate) fn of(descriptor: Passed, caller: &Caller) -> Result<Arc<Self>, Errno> {
+        // This end may have a name: the system gives one to who sends and asks who does
+        // (SO_PASSCRED), as a node before this one has done. A connection to somebody's server has
+        // one at the other end.
         let is_pair = arrivals::may_be_socket_of_node(&descriptor)
-            && getsockname(&descriptor).is_ok_and(|name| is_unnamed(&name))
             && getpeername(&descriptor).is_ok_and(|name| name.as_ref().is_none_or(is_unnamed));
         let is_callers =
             |peer: Credentials| (peer.process, peer.user) == (caller.process, caller.user);

@@ -607,7 +607,16 @@ mod tests {
         let (_kept, end) = pair(SocketType::SEQPACKET);
         let again = end.as_fd().try_clone_to_owned().unwrap();
         let first = Agent::of(passed(end), &own()).expect("an agent");
-        assert!(Arc::ptr_eq(&Agent::of(passed(again), &own()).unwrap(), &first), "the same socket");
+        let copy = || again.as_fd().try_clone_to_owned().unwrap();
+        assert!(
+            Arc::ptr_eq(&Agent::of(passed(copy()), &own()).unwrap(), &first),
+            "the same socket"
+        );
+        // Programs send it with each call, also when the node has used it, or one before this.
+        drop(first.memory(7));
+        assert!(Arc::ptr_eq(&Agent::of(passed(copy()), &own()).unwrap(), &first));
+        drop(first);
+        let first = Agent::of(passed(again), &own()).expect("an agent");
         for kind in [SocketType::STREAM, SocketType::DGRAM] {
             let (_kept, end) = pair(kind);
             assert_eq!(shown(end, own()).err(), Some(Errno::EBADF));
