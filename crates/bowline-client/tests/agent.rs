@@ -168,6 +168,32 @@ fn comes_about(mut is_so: impl FnMut() -> bool) {
 
 // tests [RMR-12]
 #[test]
+fn a_program_gives_memory_to_as_many_nodes_as_it_lives_to_see() {
+    const AT_A_TIME: u64 = 32;
+    let _only = only();
+    let mut memory = Memory::new(64);
+    let at = memory.at();
+    let reach = get_mr(at, 64, at + 256);
+    memory.0[32] = 9;
+    let kept = give(1000, 1000, &reach);
+    let node = Hostile::of(&kept);
+    accepted(kept);
+    // One after the other, each of which is gone by the next.
+    for number in 1001..1001 + 3 * AT_A_TIME {
+        accepted(give(number, number, &reach));
+        agent::take_back(number, None);
+    }
+    assert_eq!(node.read(at + 8, 8).map(|bytes| bytes.len()), Ok(8), "what is given stays so");
+    // At the same time there may be so many.
+    let more: Vec<_> = (2001..2000 + AT_A_TIME).map(|number| give(number, 7, &reach)).collect();
+    assert_eq!(agent::give::<Plain>(3000, 7, &reach).map(drop), Err(libc::EMFILE));
+    drop(more);
+    agent::take_back(1000, None);
+    drop(give(3000, 7, &reach));
+}
+
+// tests [RMR-12]
+#[test]
 fn a_node_reads_and_writes_what_was_given_and_nothing_beside_it() {
     let _only = only();
     let mut memory = Memory::new(64);

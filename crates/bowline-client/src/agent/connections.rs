@@ -18,6 +18,12 @@ const MAKING: u32 = 1;
 const OPEN: u32 = 2;
 /// The agent closes it when no call uses its descriptor any more.
 const CLOSING: u32 = 3;
+/// A call looks whether it is of use to anybody.
+const DOUBTED: u32 = 4;
+
+/// How many times a call waits, a millisecond each, for a connection that it has given up to be
+/// closed.
+const WAITS: u32 = 1000;
 
 const NONE: c_int = -1;
 
@@ -62,6 +68,18 @@ impl Connection {
         let _ = self.users.fetch_update(SeqCst, SeqCst, |users| users.checked_sub(1));
     }
 
+    /// Has the agent close the connection, if nobody uses it. The order matters: nobody begins to
+    /// use one that is doubted.
+    fn give_up(&self, number: usize) -> bool {
+        if self.state.compare_exchange(OPEN, DOUBTED, SeqCst, Relaxed).is_err() {
+            return false;
+        }
+        let is_used =
+            self.users.load(SeqCst) > 0 || TABLE.any(|entry| entry.owner.connection == number);
+        self.state.store(if is_used { OPEN } else { CLOSING }, SeqCst);
+        !is_used
+    }
+
     fn make<D: Descriptors>(&self, node: u64) -> Result<(), c_int> {
         let mut pair = [0; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -97,11 +115,7 @@ pub(super) fn to<D: Descriptors>(node: u64) -> Result<(&'static Connection, usiz
     if let Some(found) = ALL.iter().enumerate().find_map(found) {
         return Ok(found);
     }
-    let take = |connection: &Connection| {
-        connection.state.compare_exchange(VACANT, MAKING, SeqCst, Relaxed).is_ok()
-    };
-    let vacant = ALL.iter().enumerate().find(|(_, connection)| take(connection));
-    let (number, connection) = vacant.ok_or(libc::EMFILE)?;
+    let (number, connection) = vacant().ok_or(libc::EMFILE)?;
     if let Err(errno) = connection.make::<D>(node) {
         connection.state.store(VACANT, SeqCst);
         return Err(errno);
@@ -111,6 +125,27 @@ pub(super) fn to<D: Descriptors>(node: u64) -> Result<(&'static Connection, usiz
     connection.state.store(OPEN, SeqCst);
     thread::wake();
     Ok((connection, number, theirs))
+}
+
+/// A place for a connection, for which one gives way that has no call and no memory: its node may
+/// have ended long ago, which nothing here tells, for this process has its end.
+fn vacant() -> Option<(usize, &'static Connection)> {
+    let take = |connection: &Connection| {
+        connection.state.compare_exchange(VACANT, MAKING, SeqCst, Relaxed).is_ok()
+    };
+    for _ in 0..WAITS {
+        let found = ALL.iter().enumerate().find(|(_, connection)| take(connection));
+        if found.is_some() {
+            return found;
+        }
+        let closes = |connection: &Connection| connection.state.load(SeqCst) == CLOSING;
+        if !ALL.iter().any(closes) && !ALL.iter().enumerate().any(|(n, one)| one.give_up(n)) {
+            return None;
+        }
+        thread::wake();
+        system::pause();
+    }
+    None
 }
 
 /// The connections that are open: number, and descriptor of our end.
@@ -142,7 +177,9 @@ pub(super) fn end(number: usize) {
 pub(super) fn close_ended<D: Descriptors>() -> bool {
     let mut is_left = false;
     for (number, connection) in ALL.iter().enumerate() {
-        if connection.state.load(SeqCst) != CLOSING {
+        let state = connection.state.load(SeqCst);
+        is_left |= state == DOUBTED;
+        if state != CLOSING {
             continue;
         }
         if connection.users.load(SeqCst) > 0 {
