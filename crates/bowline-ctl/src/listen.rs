@@ -112,12 +112,15 @@ pub(crate) const SYSTEM_RUN_DIR: &str = "/run";
 
 /// Returns a folder of run-time files of this user: `bowline/NAME` below `$XDG_RUNTIME_DIR`. It is
 /// below /run where that is not set, or where the folder that it names, or one below it on the way,
-/// belongs to another user than root and this one, as after `sudo -E`.
+/// belongs to another user than root and this one, as after `sudo -E`; nor does a link of another
+/// user lead there.
 pub fn run_folder(name: &str) -> PathBuf {
     let below = |runtime: &Path| runtime.join("bowline").join(name);
     let given = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     // What is not there is not another's.
-    let is_own = |folder: &Path| fs::metadata(folder).map_or(true, |found| is_of_friend(&found));
+    let is_friends = |found: io::Result<fs::Metadata>| found.map_or(true, |it| is_of_friend(&it));
+    let is_own =
+        |path: &Path| is_friends(fs::symlink_metadata(path)) && is_friends(fs::metadata(path));
     let is_believed = |folder: &PathBuf| folder.ancestors().take(3).all(is_own);
     let own = given.map(|runtime| below(Path::new(&runtime))).filter(is_believed);
     own.unwrap_or_else(|| below(Path::new(SYSTEM_RUN_DIR)))

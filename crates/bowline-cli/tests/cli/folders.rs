@@ -46,6 +46,12 @@ fn folders_of_another_user_are_left_out() {
     assert!(said(&["run", "true"]).contains(&own));
     std::os::unix::fs::chown(&others, STRANGER, None).expect("given away");
     assert!(!said(&["run", "true"]).contains(&own));
+    // A link of another user that leads to a folder of this one's.
+    fs::remove_dir(&others).expect("empty");
+    std::os::unix::fs::symlink("/root", &others).expect("a link");
+    assert!(said(&["run", "true"]).contains(&own));
+    std::os::unix::fs::lchown(&others, STRANGER, None).expect("given away");
+    assert!(!said(&["run", "true"]).contains(&own));
 }
 
 #[test]
