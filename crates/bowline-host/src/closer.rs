@@ -202,7 +202,8 @@ impl Closer {
 
     /// Has a thread look at what there is. Where none can be made, it waits until one can.
     fn see_to(self: &Arc<Self>, lane: &Arc<Lane>, state: &mut State) {
-        if state.idle > 0 || state.threads == THREADS_MAX {
+        // One that was woken for another job, and has not taken it yet, counts as idle.
+        if state.idle >= state.queue.len() || state.threads == THREADS_MAX {
             lane.more.notify_one();
             return;
         }

@@ -813,23 +813,23 @@ fn what_a_stranger_sends_on_sockets_of_others_locks_nobody_out() {
     let mut root = scene.channel();
     let begun = Instant::now();
     while !all_are_stuck() {
-        if begun.elapsed() >= LIMIT {
-            // The node has closed each before this process did, which then waits instead.
-            return bowline_testkit::skipped::because("the node's threads could not be stuck");
-        }
-        let (_, fd) = open(&mut root);
-        let (stream, peer) = lingering(25);
-        let theirs = fd.try_clone().unwrap();
-        as_user(STRANGER, &[], move || {
-            assert!(send_along(&theirs, &offer(VERSION), &[stream.as_fd()]));
-            // Whoever closes it last waits: the node, or this thread.
-            std::thread::spawn(move || drop(stream));
-        });
-        assert_eq!(ask(&mut root, Head::new(Op::LocalName, 0), b"", b""), EBADF);
-        peers.push(peer);
-        // Every other one ends, the rest is for the flood.
-        if peers.len() % 2 == 0 {
-            sockets.push(fd);
+        assert!(begun.elapsed() < LIMIT, "{} threads close", closing());
+        // Several for each look, which takes long: not all are the node's to wait for.
+        for _ in 0..4 {
+            let (_, fd) = open(&mut root);
+            let (stream, peer) = lingering(25);
+            let theirs = fd.try_clone().unwrap();
+            as_user(STRANGER, &[], move || {
+                assert!(send_along(&theirs, &offer(VERSION), &[stream.as_fd()]));
+                // Whoever closes it last waits: the node, or this thread.
+                std::thread::spawn(move || drop(stream));
+            });
+            assert_eq!(ask(&mut root, Head::new(Op::LocalName, 0), b"", b""), EBADF);
+            peers.push(peer);
+            // Every other one ends, the rest is for the flood.
+            if peers.len() % 2 == 0 {
+                sockets.push(fd);
+            }
         }
     }
     let own = descriptors();
