@@ -89,9 +89,12 @@ impl PollBudget {
     /// Lets others have this processor for a moment, between two looks of a poll: who is waited for
     /// may be among them. Not where threads never sleep, nor for a while after somebody kept it.
     pub fn give_way(&self) {
+        if self.longest_ns == u64::MAX {
+            return core::hint::spin_loop();
+        }
         let kept = self.kept.load(Relaxed);
-        if kept > 0 || self.longest_ns == u64::MAX {
-            self.kept.store(kept.saturating_sub(1), Relaxed);
+        if kept > 0 {
+            self.kept.store(kept - 1, Relaxed);
             return core::hint::spin_loop();
         }
         let begun = Instant::now();
