@@ -42,7 +42,9 @@ impl LinkProgress {
             started_below: link.tx.written + link.tx.in_flight,
             peer_ack: link.tx.peer_ack,
             generation: link.generation,
-            told: link.farewell == Farewell::Planned && link.tx.plan.is_empty(),
+            told: link.farewell == Farewell::Planned
+                && link.tx.plan.is_empty()
+                && link.ended != Some(CloseReason::Reset),
         }
     }
 }

@@ -174,7 +174,8 @@ impl Node {
         if over_rdma.is_some_and(|link| begins(link) && link.rx.ack > 0) {
             return true; // messages may be taken before it is known to be established [IB-39]
         }
-        if !conn.peer.is_bowline() {
+        // Over RDMA nothing but acknowledgements tells any peer what was taken [IB-112].
+        if conn.rdma.is_none() && !conn.peer.is_bowline() {
             return false;
         }
         let lately = |path: &Path| path.untold_since.is_some_and(|at| self.now < at + UNTOLD_TIME);

@@ -529,8 +529,9 @@ impl Node {
         path.resets += 1;
         path.unacked_packets = packets;
         path.unacked_bytes = bytes;
-        let told = link.tx.farewell == Farewell::Planned;
-        if conn.peer.is_bowline() && path.next_rx_seq > 0 && !told {
+        // Until it is complete, the farewell may not have come.
+        let told = link.tx.farewell == Farewell::Planned && link.tx.ack_outstanding.is_none();
+        if path.next_rx_seq > 0 && !told {
             path.untold_since = Some(self.now);
         }
         if self.now >= since + LASTED_TIME {
