@@ -42,9 +42,7 @@ impl LinkProgress {
             started_below: link.tx.written + link.tx.in_flight,
             peer_ack: link.tx.peer_ack,
             generation: link.generation,
-            told: link.farewell == Farewell::Planned
-                && link.tx.plan.is_empty()
-                && link.ended != Some(CloseReason::Reset),
+            told: link.farewell == Farewell::Planned && link.tx.plan.is_empty(),
         }
     }
 }
@@ -54,7 +52,13 @@ impl Node {
     pub fn handle_closed(&mut self, now: Instant, id: LinkId, reason: CloseReason) {
         self.now = now;
         self.process_all(id);
-        // All losses are handled alike: the reason is for the operator.
+        if reason != CloseReason::Eof
+            && let Some(link) = self.links.get_mut(id.0)
+            && link.farewell == Farewell::Planned
+        {
+            link.farewell = Farewell::Due; // it may not have come
+        }
+        // Else all losses are handled alike: the reason is for the operator.
         if let Some(link) = self.links.get_mut(id.0).filter(|l| !l.state.is_leaving()) {
             link.ended = Some(reason);
             if link.state == LinkState::Connecting {

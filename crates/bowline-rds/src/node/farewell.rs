@@ -61,7 +61,10 @@ impl Node {
     pub fn is_told(&self) -> bool {
         let mut links = self.links.iter();
         let mut over_rdma = self.rdma_links.iter();
-        !links.any(|(_, link)| link.state == LinkState::Serving)
+        let waits = self.ending.is_some_and(|until| self.now < until);
+        // A farewell may be lost with its connection until the peer has closed as well.
+        let may_be_lost = |link: &Link| waits && link.farewell == Farewell::Planned && link.deaf;
+        !links.any(|(_, link)| link.state == LinkState::Serving || may_be_lost(link))
             && !over_rdma.any(|(_, link)| link.state == RdmaState::Up)
             && !self.conns.iter().any(|(_, conn)| self.is_untold(conn))
     }
@@ -231,8 +234,8 @@ impl Node {
     /// A peer could not be connected to.
     pub(super) fn peer_is_away(&mut self, id: ConnId, why: CloseReason) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        if why == CloseReason::Refused {
-            // Nobody is there who could be told.
+        if why == CloseReason::Refused && conn.rdma.is_none() {
+            // Nobody is there who could be told. Over RDMA a peer also refuses while it asks itself.
             conn.paths.iter_mut().for_each(|path| path.untold_since = None);
             self.finish_conn(id);
         }
