@@ -190,7 +190,7 @@ impl Node {
         conn.paths.iter().any(|path| lately(path) || breaks(path))
             || over_rdma.is_some_and(|link| {
                 link.state == RdmaState::Closing
-                    && link.tx.farewell != Farewell::Planned
+                    && !link.has_told()
                     && link.since.is_some()
                     && link.rx.ack > 0
             })

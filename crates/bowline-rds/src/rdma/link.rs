@@ -178,6 +178,12 @@ impl RdmaLink {
         }
     }
 
+    /// Tells whether the peer has this node's farewell, and with it the last acknowledgement: until
+    /// the frame is complete it may not have come.
+    pub(crate) fn has_told(&self) -> bool {
+        self.tx.farewell == Farewell::Planned && self.tx.ack_outstanding.is_none()
+    }
+
     /// Returns the bytes that are held of an incomplete message.
     pub(crate) fn partial_bytes(&self) -> usize {
         self.rx.partial.as_ref().map_or(0, |partial| partial.rope.len())

@@ -13,7 +13,6 @@ use crate::api::{CloseReason, Event, Misbehaviour, Output, PathEnd, Refusal};
 use crate::config::MAX_MESSAGE_KERNEL;
 use crate::conn::Peer;
 use crate::ids::{ConnId, RdmaLinkId};
-use crate::link::Farewell;
 use crate::node::Node;
 use crate::node::sockets::endpoint;
 use crate::node::timers::Timer;
@@ -529,9 +528,7 @@ impl Node {
         path.resets += 1;
         path.unacked_packets = packets;
         path.unacked_bytes = bytes;
-        // Until it is complete, the farewell may not have come.
-        let told = link.tx.farewell == Farewell::Planned && link.tx.ack_outstanding.is_none();
-        if path.next_rx_seq > 0 && !told {
+        if path.next_rx_seq > 0 && !link.has_told() {
             path.untold_since = Some(self.now);
         }
         if self.now >= since + LASTED_TIME {
