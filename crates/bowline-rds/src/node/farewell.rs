@@ -61,12 +61,23 @@ impl Node {
     pub fn is_told(&self) -> bool {
         let mut links = self.links.iter();
         let mut over_rdma = self.rdma_links.iter();
-        let waits = self.ending.is_some_and(|until| self.now < until);
-        // A farewell may be lost with its connection until the peer has closed as well.
-        let may_be_lost = |link: &Link| waits && link.farewell == Farewell::Planned && link.deaf;
-        !links.any(|(_, link)| link.state == LinkState::Serving || may_be_lost(link))
+        !links.any(|(_, link)| link.state == LinkState::Serving || self.is_on_its_way(link))
             && !over_rdma.any(|(_, link)| link.state == RdmaState::Up)
             && !self.conns.iter().any(|(_, conn)| self.is_untold(conn))
+    }
+
+    /// Tells whether a farewell that acknowledges something may still be lost with its connection:
+    /// until the peer has closed as well, or all time for it is over.
+    fn is_on_its_way(&self, link: &Link) -> bool {
+        let waits = self.ending.is_some_and(|until| self.now < until);
+        let path = || {
+            let conn = self.conn(link.conn)?;
+            conn.paths.get(usize::from(link.path?))
+        };
+        waits
+            && link.farewell == Farewell::Planned
+            && link.greeting.is_received()
+            && path().is_some_and(|path| path.rx_expected > 0)
     }
 
     /// Ends the links of a peer in good order, which now may know all that was taken on the links

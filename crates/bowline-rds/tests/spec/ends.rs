@@ -44,6 +44,8 @@ fn the_last_frame_acknowledges_all_that_was_taken_and_says_so() {
     assert!(is_farewell(&frames[0]));
     assert_eq!(frames[0].header.ack, 2);
     assert_eq!(lab.closes, [(link, CloseHow::Drain)], "FIN follows");
+    assert!(!lab.node.is_told(), "it is on its way");
+    lab.fail(link, CloseReason::Eof);
     assert!(lab.node.is_told());
     assert_eq!(lab.recv_all(socket), [b"one", b"two"]);
 }
@@ -155,8 +157,39 @@ fn a_connection_that_broke_is_made_again_to_tell_the_peer() {
     let frames = lab.frames(again);
     assert!(frames.iter().any(|f| f.header.is_probe_ping() && f.header.ack == 1));
     assert!(frames.last().is_some_and(is_farewell));
+    assert!(!lab.node.is_told(), "it is on its way");
+    lab.fail(again, CloseReason::Eof);
     assert!(lab.node.is_told());
     assert!(lab.try_accept(A).is_none(), "it knows all");
+}
+
+// tests [R-2052]: what a reset has overtaken may not have come
+#[test]
+fn a_farewell_that_a_reset_has_overtaken_is_said_again() {
+    let (mut lab, _, link) = connected();
+    lab.deliver(link, &[data(1, 5000, 4001, b"one")]);
+    end(&mut lab);
+    assert!(lab.frames(link).last().is_some_and(is_farewell));
+    lab.fail(link, CloseReason::Reset);
+    assert!(!lab.node.is_told());
+    let again = lab.bowline(A, 7, 0);
+    let frames = lab.frames(again);
+    assert!(frames.iter().any(|f| f.header.is_probe_ping() && f.header.ack == 1));
+    assert!(frames.last().is_some_and(is_farewell));
+    lab.fail(again, CloseReason::Eof);
+    assert!(lab.node.is_told());
+}
+
+// tests [R-2052]: a peer that does not close holds nobody up for longer than others
+#[test]
+fn a_farewell_to_a_peer_that_does_not_close_is_waited_for_for_a_while() {
+    let (mut lab, _, link) = connected();
+    lab.deliver(link, &[data(1, 5000, 4001, b"one")]);
+    end(&mut lab);
+    lab.ms(299);
+    assert!(!lab.node.is_told());
+    lab.ms(2);
+    assert!(lab.node.is_told());
 }
 
 // tests [R-2052]: a peer that does not come back holds nobody up
