@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bowline_rds::{RDMA_PIECES, RdmaLinkId, RdmaShape};
 use bowline_verbs::{
-    Access, Buffer, CmId, CqId, Device, Error, QpCap, QpInit, QpType, Qpn, RecvWr, Resource, Sge,
+    Access, Buffer, CmId, CqId, Device, Error, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr,
+    Resource, Sge,
 };
 
 use super::domain::{Domain, Region};
@@ -180,6 +181,14 @@ impl Pair {
 
     pub(crate) fn set_cm(&self, id: CmId) {
         *self.cm.lock().unwrap_or_else(PoisonError::into_inner) = Some(id);
+    }
+
+    /// Has nothing more come: what the peer sends from now on is not complete for it, and what was
+    /// complete waits to be taken.
+    pub(crate) fn stop(&self) {
+        let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+        // One that cannot be ordered has not been connected, or has failed.
+        let _ = self.device.modify_qp(self.qpn, &error);
     }
 
     /// Ends the connection. Afterwards no request touches memory, which is given back with this.

@@ -309,7 +309,8 @@ impl Shared {
         if pair.begin_to_end() {
             return false;
         }
-        // Its last completions may tell what became of its operations.
+        pair.stop();
+        // Its last completions may tell what became of its operations, and be the peer's last word.
         self.drain_completions(pair.port);
         port.forget(pair);
         pair.destroy();

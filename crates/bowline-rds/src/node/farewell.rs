@@ -200,10 +200,7 @@ impl Node {
         };
         conn.paths.iter().any(|path| lately(path) || breaks(path))
             || over_rdma.is_some_and(|link| {
-                link.state == RdmaState::Closing
-                    && !link.has_told()
-                    && link.since.is_some()
-                    && link.rx.ack > 0
+                link.state == RdmaState::Closing && !link.has_told() && link.rx.ack > 0
             })
     }
 

@@ -5,8 +5,9 @@ use std::io::IoSlice;
 use bowline_wire::rds::{ConnectData, Version};
 
 use bowline_rds::{
-    Config, Control, Error, Instant, Node, RdmaAccess, RdmaOp, RdmaPiece, RdmaRequest, RdmaStatus,
-    Received, RecvOpts, SendControl, SendMsg, SocketId, Transport,
+    CloseReason, Config, Control, Error, Event, Instant, Node, Output, RdmaAccess, RdmaFrame,
+    RdmaOp, RdmaPiece, RdmaRequest, RdmaStatus, Received, RecvOpts, RxBuf, SendControl, SendMsg,
+    SocketId, Transport,
 };
 
 use crate::support::rdma::{Pair, Side};
@@ -647,4 +648,85 @@ fn what_is_cancelled_while_it_is_sent_takes_no_memory_afterwards() {
         assert_eq!(node.outstanding(a).expect("bound"), [], "round {round}");
         assert!(node.send_memory().accounted < 1000, "round {round}");
     }
+}
+
+// tests [IB-112]: the peer ends, and knows only that its farewell is complete
+#[test]
+fn a_farewell_counts_on_a_connection_that_is_being_dropped() {
+    let mut pair = Pair::new();
+    let [from, to] = sockets(&mut pair);
+    for payload in [b"first", b"taken"] {
+        send(&mut pair, 0, from, payload);
+        pair.run();
+        assert_eq!(recv(&mut pair, 1, to).as_deref(), Some(&payload[..]));
+    }
+    assert_eq!(pair.sides[0].node.send_messages(from), Ok(1), "not acknowledged yet");
+    let links = pair.links.expect("a connection");
+    let now = pair.now;
+    pair.sides[1].node.end(now);
+    pair.sides[1].collect();
+    let farewell = pair.sides[1].frames(now, links[1]);
+    // The program of the sender drops its connections; the queue pair ends a little later.
+    let sender = &mut pair.sides[0].node;
+    assert_eq!(sender.drop_links(now, None), 1);
+    let mut comes = |header| {
+        let frame = RdmaFrame { bytes: 48, header, start: 0 };
+        sender.handle_rdma_frames(now, links[0], &RxBuf::from_vec(Vec::new()), &[frame]);
+        let ended = |output: &Output| matches!(output, Output::Event(Event::PeerEnded { .. }));
+        let told = std::iter::from_fn(|| sender.poll_output()).filter(ended).count();
+        (sender.send_messages(from), told)
+    };
+    let mut torn = farewell[0].header;
+    torn[9] ^= 1;
+    assert_eq!(comes(torn), (Ok(1), 0), "a wrong checksum");
+    assert_eq!(comes(farewell[0].header), (Ok(0), 1));
+}
+
+// tests [IB-112]: what comes then is neither taken nor acknowledged
+#[test]
+fn a_message_that_comes_on_a_connection_that_is_being_dropped_comes_again() {
+    let mut pair = Pair::new();
+    let [from, to] = sockets(&mut pair);
+    send(&mut pair, 0, from, b"first");
+    pair.run();
+    assert!(recv(&mut pair, 1, to).is_some());
+    let links = pair.links.expect("a connection");
+    let now = pair.now;
+    send(&mut pair, 0, from, b"second");
+    let frames = pair.sides[0].frames(now, links[0]);
+    assert_eq!(pair.sides[1].node.drop_links(now, None), 1);
+    pair.sides[1].take(now, links[1], &frames);
+    assert_eq!(recv(&mut pair, 1, to), None);
+    pair.run();
+    pair.pass(2000);
+    assert_eq!(recv(&mut pair, 1, to).as_deref(), Some(&b"second"[..]));
+    assert_eq!(recv(&mut pair, 1, to), None);
+}
+
+// tests [IB-112] [IB-39]: frames are quicker than the event that tells of the connection
+#[test]
+fn what_was_taken_before_a_connection_was_established_is_told_on_the_next() {
+    let mut pair = Pair::new();
+    let [from, to] = sockets(&mut pair);
+    send(&mut pair, 0, from, b"taken");
+    let now = pair.now;
+    pair.sides.iter_mut().for_each(Side::collect);
+    let (ours, local, remote, shape) = pair.sides[0].connects.pop_front().expect("it connects");
+    let data = shape.private_data;
+    let taker = &mut pair.sides[1].node;
+    let accept = taker.handle_rdma_request(now, remote, local, &data).expect("accepted");
+    let data = accept.shape.private_data;
+    pair.sides[0].node.handle_rdma_established(now, ours, Some(&data));
+    let frames = pair.sides[0].frames(now, ours);
+    pair.sides[1].take(now, accept.link, &frames);
+    assert_eq!(recv(&mut pair, 1, to).as_deref(), Some(&b"taken"[..]));
+    // The peer drops it, and this node ends.
+    pair.sides[1].node.handle_rdma_closed(now, accept.link, CloseReason::Eof);
+    pair.sides[1].node.end(now);
+    assert!(!pair.sides[1].node.is_told());
+    pair.sides[0].node.drop_links(now, None);
+    pair.run();
+    pair.pass(100);
+    assert_eq!(pair.sides[0].node.send_messages(from), Ok(0));
+    assert!(pair.sides[1].node.is_told());
 }

@@ -96,8 +96,6 @@ pub(crate) struct BowlineHost {
     late_to_close: bool,
     /// When peers have said farewell, by local and remote address.
     ended_peers: HashMap<(IpAddr, IpAddr), Vec<u64>>,
-    /// When the driver last left frames over RDMA untaken that had come before a connection ended.
-    pub(crate) untaken_at: u64,
     sabotage: Option<Sabotage>,
 }
 
@@ -155,7 +153,6 @@ impl BowlineHost {
             says_farewell: false,
             late_to_close: false,
             ended_peers: HashMap::new(),
-            untaken_at: 0,
             sabotage,
         }
     }

@@ -514,6 +514,11 @@ impl Node {
         let Some(path) = conn.paths.first_mut() else { return };
         path.state = PathState::Down;
         path.last_end = Some(PathEnd { at: self.now, why: link.ended });
+        // Messages may have been taken on one that was not known to be established [IB-39].
+        let was_used = link.since.is_some() || link.rx.ack > 0;
+        if was_used && path.next_rx_seq > 0 && !link.has_told() {
+            path.untold_since = Some(self.now);
+        }
         let Some(since) = link.since else { return };
         self.drop_ops(link.conn, |ops| ops.posted);
         let Some(conn) = self.conns.get_mut(link.conn.0) else { return };
@@ -528,9 +533,6 @@ impl Node {
         path.resets += 1;
         path.unacked_packets = packets;
         path.unacked_bytes = bytes;
-        if path.next_rx_seq > 0 && !link.has_told() {
-            path.untold_since = Some(self.now);
-        }
         if self.now >= since + LASTED_TIME {
             path.delay = 0;
             conn.dial_attempts = 0;

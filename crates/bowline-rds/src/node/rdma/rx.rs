@@ -41,7 +41,8 @@ impl Node {
             let Some(link) = self.rdma_links.get(id.0) else { return };
             // Frames may be taken before the connection is known to be established [IB-39].
             if link.state == RdmaState::Closing {
-                return; // what is not acknowledged comes again
+                self.rdma_last_word(id, frame);
+                continue;
             }
             // Each connection begins with receives posted: a peer must not get round its limit by
             // connecting again and again.
@@ -85,6 +86,30 @@ impl Node {
         false
     }
 
+    /// Handles a frame that has come on a connection which this node is ending. Its message is not
+    /// acknowledged and comes again; but what it acknowledges may be told nowhere else: a peer that
+    /// ends knows that its farewell has come, and not that nobody looks at it [IB-112].
+    fn rdma_last_word(&mut self, id: RdmaLinkId, frame: &RdmaFrame) {
+        if frame.bytes < HEADER_LEN || !checksum_ok(&frame.header) {
+            return;
+        }
+        let header = Header::from_bytes(&frame.header);
+        self.rdma_acked(id, header.ack);
+        let conn = self.rdma_links.get(id.0).map(|link| link.conn);
+        if let Some(conn) = conn.filter(|_| frame.bytes == HEADER_LEN) {
+            self.rdma_farewell(conn, &header);
+        }
+    }
+
+    /// Notes that a peer has ended, if this frame without payload says so.
+    fn rdma_farewell(&mut self, id: ConnId, header: &Header) {
+        let is_bowline = self.conn(id).is_some_and(|conn| conn.peer.is_bowline());
+        let is_plain = header.sport == 0 && header.dport == 0;
+        if is_bowline && is_plain && crate::node::handshake::is_farewell(header) {
+            self.conn_ends(id);
+        }
+    }
+
     /// Handles one frame, in the order of IB-81.
     fn rdma_frame(
         &mut self,
@@ -120,10 +145,7 @@ impl Node {
         let Some(link) = self.rdma_links.get_mut(id.0) else { return Ok(()) };
         if header.sport == 0 && header.dport == 0 && len == 0 {
             self.stats.ib_ack_received += 1; // [IB-59]
-            let bowline = self.conn(conn_id).is_some_and(|conn| conn.peer.is_bowline());
-            if bowline && crate::node::handshake::is_farewell(&header) {
-                self.conn_ends(conn_id);
-            }
+            self.rdma_farewell(conn_id, &header);
             return Ok(());
         }
         if link.rx.deaf {

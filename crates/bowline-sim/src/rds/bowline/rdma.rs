@@ -31,6 +31,8 @@ pub(crate) enum RdmaWork {
     Read(QpId),
     /// Posts receives.
     Refill(QpId),
+    /// Ends a queue pair that the node does not want any more.
+    Stop(QpId),
     /// All requests of a queue pair are flushed.
     Flushed(QpId, Reason),
 }
@@ -165,15 +167,17 @@ impl BowlineHost {
                     self.rdma_refill(ctx, link);
                 }
             }
-            RdmaWork::Flushed(qp, reason) => {
-                // Of one that is not known to be established, frames alone show who has made it.
-                let of = self.rdma.as_mut().and_then(|side| side.of(qp));
-                let is_known = of.is_some_and(|(_, io)| io.established);
-                if ctx.rng.chance(500) || !is_known {
-                    self.rdma_take_rest(ctx, qp);
-                } else if ctx.rdma.has_arrived(qp) {
-                    self.untaken_at = ctx.now;
+            RdmaWork::Stop(qp) => {
+                let Some(side) = &mut self.rdma else { return };
+                let flush = side.plan.flush;
+                if side.of(qp).is_some() {
+                    ctx.rdma_disconnect(qp);
+                    let delay = ctx.rng.below(flush + 1);
+                    self.rdma_work_later(ctx, delay, RdmaWork::Flushed(qp, Reason::Reset));
                 }
+            }
+            RdmaWork::Flushed(qp, reason) => {
+                self.rdma_take_rest(ctx, qp);
                 let Some(side) = &mut self.rdma else { return };
                 let Some(link) = side.qps.remove(&qp) else { return };
                 side.links.remove(&link);
@@ -225,10 +229,9 @@ impl BowlineHost {
         let Some(side) = &mut self.rdma else { return };
         let Some(io) = side.links.get_mut(&link) else { return };
         if !std::mem::replace(&mut io.closing, true) {
-            let qp = io.qp;
-            ctx.rdma_disconnect(qp);
-            let delay = ctx.rng.below(side.plan.flush + 1);
-            self.rdma_work_later(ctx, delay, RdmaWork::Flushed(qp, Reason::Reset));
+            // Another thread ends the queue pair, and until then frames are complete for the peer.
+            let (qp, delay) = (io.qp, ctx.rng.below(side.plan.flush + 1));
+            self.rdma_work_later(ctx, delay, RdmaWork::Stop(qp));
         }
     }
 
