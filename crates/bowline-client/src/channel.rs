@@ -75,7 +75,7 @@ impl<D: Descriptors> Channel<D> {
                 failure = if failure == libc::ENOENT { libc::EAFNOSUPPORT } else { failure };
                 continue;
             }
-            match Self::open(&place.path) {
+            match Self::open_at(&place) {
                 Ok((channel, welcome)) if place.is_for(&welcome) => return Ok((channel, welcome)),
                 Ok(_) => failure = libc::EAFNOSUPPORT,
                 Err(libc::ENOENT) => {}
@@ -95,6 +95,11 @@ impl<D: Descriptors> Channel<D> {
     /// node speaks another version; ETIMEDOUT when it says nothing; ENETDOWN when it ends
     /// meanwhile.
     pub fn open(path: &[u8]) -> Result<(Self, Welcome), c_int> {
+        Self::open_at(&Place::named(path))
+    }
+
+    fn open_at(place: &Place) -> Result<(Self, Welcome), c_int> {
+        let path = &place.path[..];
         // SAFETY: a structure of integers, for which all zeroes are a value.
         let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
         name.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -107,18 +112,18 @@ impl<D: Descriptors> Channel<D> {
         for (at, byte) in name.sun_path.iter_mut().zip(path) {
             *at = libc::c_char::from_ne_bytes([*byte]);
         }
-        let owner = system::owner(path)?;
+        let believed = place.believed()?;
         let mut channel = Self::new(system::unix_stream()?);
         channel.connect(&name, 2 + path.len())?;
         let listener = system::peer(channel.fd)?.user;
-        if listener != owner && listener != 0 && listener != system::geteuid() {
+        if Some(listener) != believed && !trust::is_friend(listener) {
             return Err(libc::EACCES);
         }
         system::ask_for_senders(channel.fd, true);
         channel.greet()?;
         let greeter = channel.greeter()?;
         let welcome = channel.welcome(greeter)?;
-        trust::found(owner);
+        believed.into_iter().for_each(trust::found);
         Ok((channel, welcome))
     }
 

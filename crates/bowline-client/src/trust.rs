@@ -25,14 +25,30 @@ pub(crate) struct Place {
     pub(crate) is_usual: bool,
     /// Beside it a node of this namespace has a place with the number of that.
     is_second: bool,
+    /// It is below a folder that the environment names, where others may come to have a hand in
+    /// what is there: its owner counts for nothing.
+    is_of_user: bool,
 }
 
 impl Place {
+    /// One that somebody has named for its node.
+    pub(crate) fn named(path: &[u8]) -> Self {
+        Self { path: path.to_vec(), is_usual: false, is_second: false, is_of_user: false }
+    }
+
     /// Tells whether only a node of another namespace can be here, or one that is asked at its
     /// other place. Nodes have this one as a second name of the other's file; a file by itself may
     /// be anybody's. What is mounted here alone has its other name where nobody sees it.
     pub(crate) fn is_left_out(&self) -> bool {
         self.is_second && system::has_second_name(&self.path)
+    }
+
+    /// Who is believed here beside root and the own user: the owner of the file.
+    ///
+    /// # Errors
+    /// Those of `stat(2)`.
+    pub(crate) fn believed(&self) -> Result<Option<u32>, c_int> {
+        system::owner(&self.path).map(|owner| Some(owner).filter(|_| !self.is_of_user))
     }
 }
 
@@ -54,18 +70,21 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
 /// environment says, else below the user's folder of runtime files and below `/run`.
 ///
 /// A folder of runtime files that belongs to another user than root, as after `sudo -E`, is left
-/// out, and one where others may have put what is there, as `/tmp`.
+/// out, and one where others may have put what is there, as `/tmp`. Of one that counts they may
+/// have a hand in what is there all the same, by its group, or by a link on the way to it: see
+/// [`Place::believed`].
 pub(crate) fn places() -> Vec<Place> {
     if let Some(path) = variable(PLACE) {
-        return vec![Place { path: path.to_vec(), is_usual: false, is_second: false }];
+        return vec![Place::named(path)];
     }
     let own = variable(c"XDG_RUNTIME_DIR").filter(|folder| is_of_friends(folder));
     let namespace = system::network_namespace();
     let mut all = Vec::new();
-    for runtime in own.into_iter().chain([b"/run".as_slice()]) {
+    let own = own.map(|folder| (folder, true));
+    for (runtime, is_of_user) in own.into_iter().chain([(b"/run".as_slice(), false)]) {
         let named = |suffix: &[u8], is_second| {
             let path = [runtime, FOLDER, suffix].concat();
-            Place { path, is_usual: true, is_second }
+            Place { path, is_usual: true, is_second, is_of_user }
         };
         // That of this namespace first: another's may stand still.
         if namespace != 0 {
@@ -81,7 +100,6 @@ pub(crate) fn places() -> Vec<Place> {
 fn is_of_friends(folder: &[u8]) -> bool {
     const WRITABLE: u32 = 0o002;
     const STICKY: u32 = 0o1000;
-    let is_friend = |user| user == 0 || user == system::geteuid();
     let Ok(owner) = system::owner(folder) else { return false };
     // The folder itself, and not a link to it.
     let Ok((_, mode)) = system::owner_and_mode(&[folder, b"/."].concat()) else { return false };
@@ -104,13 +122,17 @@ pub(crate) fn found(owner: u32) {
     FOUND.store(u64::from(owner) + 1, Ordering::Relaxed);
 }
 
+/// Tells whether a user is root or the own one.
+pub(crate) fn is_friend(user: u32) -> bool {
+    user == 0 || user == system::geteuid()
+}
+
 /// Tells whether a node of a user is believed: root's, the own user's, and that of whoever owns the
-/// place where this process is to look for its node.
+/// place where this process is to look for its node, if that is none below a user's folder.
 pub(crate) fn is_trusted(user: u32) -> bool {
-    user == 0
-        || user == system::geteuid()
+    is_friend(user)
         || FOUND.load(Ordering::Relaxed) == u64::from(user) + 1
-        || places().iter().any(|place| system::owner(&place.path) == Ok(user))
+        || places().iter().any(|place| place.believed() == Ok(Some(user)))
 }
 
 /// Tells whether a node of a user may have all memory of this process, which it could have anyway.

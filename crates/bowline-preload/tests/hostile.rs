@@ -210,6 +210,30 @@ fn a_runtime_folder_where_all_may_write_has_own_nodes_only() {
     }
 }
 
+/// A runtime folder of root's in which a group may make something, as `/var/local`, and one to
+/// which a stranger's link leads, who can have it lead elsewhere after the look at it. The folder
+/// counts, but not who owns what is there.
+#[test]
+fn who_may_write_to_a_runtime_folder_is_no_node_for_others() {
+    if !is_root() {
+        return;
+    }
+    for (maker, wanted) in [(STRANGER, "errno 13"), (0, "errno 95")] {
+        let folder = Folder::new(&format!("group-{maker}"));
+        let node = greedy();
+        let (made, listening) = (folder.join("bowline/rds"), node.clone());
+        as_user(maker, move || {
+            fs::create_dir_all(&made).unwrap();
+            listening.listen(UnixListener::bind(made.join("host.sock")).unwrap());
+        });
+        fs::set_permissions(&folder.0, Permissions::from_mode(0o775)).unwrap();
+        let mut program = Program::start(0, &["make"], Stdio::null(), |command| {
+            command.env("XDG_RUNTIME_DIR", &folder.0);
+        });
+        assert_eq!(program.line(), wanted, "not asked, and asked in vain");
+    }
+}
+
 /// A pair of root's whose other end root has given to somebody else, as programs do that separate
 /// their privileges: who greets there is no node, whatever he calls himself.
 #[test]
