@@ -9,7 +9,7 @@ use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top
 /// edge.
-const LAYERS: [(&str, u8); 26] = [
+const LAYERS: [(&str, u8); 27] = [
     ("bowline-attach", 0),
     ("bowline-base", 0),
     ("bowline-testkit", 0),
@@ -35,6 +35,7 @@ const LAYERS: [(&str, u8); 26] = [
     ("bowline", 6),
     ("bowline-bench", 7),
     ("bowline-interop-peer", 7),
+    ("bowline-node", 7),
     ("bowline-cli", 8),
 ];
 /// Crates that use no other crate of the workspace and are used by none.

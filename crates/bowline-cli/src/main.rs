@@ -4,6 +4,10 @@
 
 #![forbid(unsafe_code)]
 
+// Macros that print a line, for all modules.
+#[macro_use(note, note_of_peer, say, say_of_peer)]
+extern crate bowline_node;
+
 mod cli;
 
 fn main() -> std::process::ExitCode {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::{Failure, Outcome};
+use bowline_node::{Failure, Outcome};
 
 /// Measure this machine: bowline beside bare TCP and other message libraries.
 #[derive(Debug, clap::Args)]

@@ -8,15 +8,13 @@
 //! (`info` gives 1 for that as well, because `rds-info` does). Results go to standard output;
 //! errors and progress go to standard error, an error in one line that says what to do.
 
-use std::{ffi::OsString, fmt, net::IpAddr, path::Path, process::ExitCode};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
-use bowline_base::Errno;
+use bowline_node::{Failure, Outcome};
 use clap::{CommandFactory, Parser, Subcommand};
 
-// First, since the macros of `out` are used by all others.
-#[macro_use]
-mod common;
 mod bench;
+mod common;
 mod confine;
 mod disk;
 mod metrics;
@@ -26,81 +24,6 @@ mod rds;
 mod rtrs;
 mod sim;
 mod tool;
-
-/// Why a command did not do its work.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// The command line or a configuration file is wrong: exit status 2.
-    Usage(String),
-    /// The work failed: exit status 1.
-    Failed(String),
-    /// A command on devices, sessions or paths failed: the low 8 bits of -errno [NB-41].
-    Errno(Errno, String),
-    /// The work failed and the command has already said so: exit status 1.
-    Reported,
-}
-
-impl Failure {
-    /// Returns a failure of the work with a text of one line.
-    pub(crate) fn failed(text: impl Into<String>) -> Self {
-        Self::Failed(text.into())
-    }
-
-    /// Returns a mistake of the user with a text of one line.
-    pub(crate) fn usage(text: impl Into<String>) -> Self {
-        Self::Usage(text.into())
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(text) | Self::Failed(text) | Self::Errno(_, text) => f.write_str(text),
-            Self::Reported => f.write_str("it has said why"),
-        }
-    }
-}
-
-impl From<bowline::rds::Error> for Failure {
-    fn from(error: bowline::rds::Error) -> Self {
-        Self::Failed(error.to_string())
-    }
-}
-
-/// Starts a node with one address, or with those of its builder; an error names the place.
-pub(crate) fn start_node(
-    builder: bowline::rds::Builder,
-    addresses: &[common::args::Address],
-) -> Outcome<bowline::rds::Node> {
-    node_on(builder, addresses, bowline::rds::Builder::build)
-}
-
-/// Has `start` start a node on these addresses; its errors say what to do.
-pub(crate) fn node_on(
-    builder: bowline::rds::Builder,
-    addresses: &[common::args::Address],
-    start: impl FnOnce(bowline::rds::Builder) -> Result<bowline::rds::Node, bowline::rds::Error>,
-) -> Outcome<bowline::rds::Node> {
-    let add = |builder: bowline::rds::Builder, address: &common::args::Address| match *address {
-        common::args::Address { ip: IpAddr::V6(ip), link: Some(link) } => {
-            builder.address_on(ip, link)
-        }
-        common::args::Address { ip, .. } => builder.address(ip),
-    };
-    let builder = addresses.iter().fold(builder, add);
-    start(builder).map_err(|error| {
-        let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        let place = if names.is_empty() { "every address".to_owned() } else { names.join(", ") };
-        Failure::Failed(if error.errno() == Errno::EADDRNOTAVAIL {
-            format!("no node on {place}: this machine has no such address; see `ip address`")
-        } else {
-            format!("no node on {place}: {error}")
-        })
-    })
-}
-
-/// Result of a command.
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 /// RDS, RTRS and RNBD in user space: datagrams and disks by the protocols of the Linux kernel.
 #[derive(Debug, Parser)]
@@ -217,7 +140,7 @@ pub(crate) fn main() -> ExitCode {
     };
     let word = cli.command.word();
     let code = exit_code(word, cli.command.run());
-    common::out::finish();
+    bowline_node::log::finish();
     code
 }
 

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{Outcome, disk};
+use bowline_node::Outcome;
+
+use super::disk;
 
 /// Look at and change RTRS sessions and paths.
 #[derive(Debug, clap::Args)]

@@ -6,19 +6,16 @@ mod cells;
 use std::path::{Path, PathBuf};
 use std::{fs, num::NonZero, ops::ControlFlow, sync::Mutex, thread, time::Duration};
 
+use bowline_node::{
+    Failure, Outcome,
+    log::{self, Progress, count},
+    signals::Stop,
+    values::{congestion, number},
+};
 use bowline_roce::Congestion;
 use bowline_sim::{
     Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, rds, roce, rtrs,
     simulator_of,
-};
-
-use super::{
-    Failure, Outcome,
-    common::{
-        args::{congestion, number},
-        out::{self, Progress, count},
-        stop::Stop,
-    },
 };
 
 /// Seeds that are run where no number is given.
@@ -183,7 +180,7 @@ fn show_one<N: Numbers>(args: &Args, mut outcome: Run<N>) -> Outcome {
         if outcome.failure.is_none() && !args.trace {
             outcome.lines.clear();
         }
-        out::text(&outcome.report());
+        log::text(&outcome.report());
         say!("{}", numbers(&outcome.stats));
     }
     if outcome.failure.is_none() { Ok(()) } else { Err(Failure::Reported) }
@@ -233,7 +230,7 @@ impl Search<'_> {
             SearchEvent::Failed(outcome) => {
                 progress.clear();
                 if !self.args.json {
-                    out::text(&outcome.report());
+                    log::text(&outcome.report());
                     say!("");
                 }
                 if let Some(dir) = &self.args.keep {
@@ -290,7 +287,7 @@ fn show_many<N: Numbers>(args: &Args, summary: &Summary<N>) -> Outcome {
         say!("{object}");
     } else {
         if args.coverage {
-            out::text(&coverage_table(&summary.coverage));
+            log::text(&coverage_table(&summary.coverage));
         }
         say!(
             "{} seeds from {} on, {} failed",

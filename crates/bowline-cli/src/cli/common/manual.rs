@@ -4,6 +4,7 @@ mod more;
 
 use std::{fs, io, path::PathBuf};
 
+use bowline_node::{Failure, Outcome};
 use clap_complete::Shell;
 use clap_mangen::{
     Man,
@@ -11,7 +12,7 @@ use clap_mangen::{
 };
 
 use self::more::{Entry, more};
-use crate::cli::{Failure, Outcome, definition};
+use crate::cli::definition;
 
 /// Write the manual pages into a folder.
 #[derive(Debug, clap::Args)]
@@ -129,9 +130,9 @@ fn gather(command: &clap::Command, prefix: &str, pages: &mut Vec<clap::Command>)
 pub(crate) fn run_completions(args: &CompletionArgs) -> Outcome {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut definition(), "bowline", &mut script);
-    super::out::text(&String::from_utf8_lossy(&script));
+    bowline_node::log::text(&String::from_utf8_lossy(&script));
     if args.shell == Shell::Bash {
-        super::out::text(include_str!("rnbd.bash"));
+        bowline_node::log::text(include_str!("rnbd.bash"));
     }
     Ok(())
 }

@@ -12,6 +12,13 @@ use std::{
 };
 
 use bowline_ctl::{Sys, Tree};
+use bowline_node::{
+    Failure, Outcome,
+    log::Duty,
+    service_manager::Supervisor,
+    signals::{Stop, hangups},
+    values::number,
+};
 use bowline_rnbd_driver::{
     server::{Exports, Grant},
     tree::exports_node,
@@ -23,17 +30,7 @@ use super::{
     serving::Controls,
     side::Side,
 };
-use crate::cli::{
-    Failure, Outcome,
-    common::{
-        args::number,
-        out::Duty,
-        stop::{Stop, hangups},
-        supervisor::Supervisor,
-    },
-    metrics,
-    rds::whose,
-};
+use crate::cli::{metrics, rds::whose};
 
 /// How often the process checks whether its input has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);

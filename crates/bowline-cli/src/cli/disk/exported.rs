@@ -9,6 +9,10 @@ use std::{
 };
 
 use bowline_block::backend::{self, BackendSpec};
+use bowline_node::{
+    Failure, Outcome,
+    values::{number, number32},
+};
 use bowline_rnbd_driver::server::{Exports, FileOptions, Grant, ServerConfig};
 use bowline_rtrs_driver::{
     Geometry, HbConfig,
@@ -17,10 +21,6 @@ use bowline_rtrs_driver::{
 use bowline_wire::rnbd::Access;
 
 use super::trouble::Trouble;
-use crate::cli::{
-    Failure, Outcome,
-    common::args::{number, number32},
-};
 
 /// Default block size of exports in bytes.
 const BLOCK: &str = "512";

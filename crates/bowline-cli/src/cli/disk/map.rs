@@ -13,6 +13,7 @@ use std::{
 
 use bowline_block::DiskEvent;
 use bowline_ctl::Sys;
+use bowline_node::{Failure, Outcome, log::Duty, service_manager::Supervisor, signals::Stop};
 use bowline_rnbd::{Errno, client::Outage};
 use bowline_rnbd_driver::{
     client::{Client, Disk, MapOptions},
@@ -32,12 +33,7 @@ use super::{
     side::{Further, Route, Side, Towards, some_time},
     watch,
 };
-use crate::cli::{
-    Failure, Outcome,
-    common::{out::Duty, stop::Stop, supervisor::Supervisor},
-    metrics,
-    rds::whose,
-};
+use crate::cli::{metrics, rds::whose};
 
 /// How often the process checks whether it still has disks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);

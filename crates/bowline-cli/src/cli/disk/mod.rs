@@ -30,12 +30,13 @@ mod words;
 
 use std::path::PathBuf;
 
+use bowline_node::{Failure, Outcome};
+
 pub(super) use host::HostDisks;
 pub(super) use serving::mounted;
 pub(super) use settings::{Settings, Tables};
 
 use super::tool::{self, Place, RunOptions};
-use super::{Failure, Outcome};
 
 /// Block devices over RTRS: export disks, map them, look at them.
 #[derive(Debug, clap::Args)]
@@ -273,7 +274,7 @@ fn help(target: ToolTarget) -> Outcome {
     let mut definition = super::definition();
     definition.build();
     let page = definition.find_subcommand_mut(name).map(clap::Command::render_long_help);
-    super::common::out::text(&page.map(|page| page.to_string()).unwrap_or_default());
+    bowline_node::log::text(&page.map(|page| page.to_string()).unwrap_or_default());
     Ok(())
 }
 

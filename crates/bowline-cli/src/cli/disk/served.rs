@@ -9,6 +9,7 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Sys};
+use bowline_node::{Failure, Outcome, log::stamp};
 use bowline_rnbd_driver::{
     server::{ExportServer, Exports, Moved, ServerConfig},
     tree::{self as rnbd_tree, ExportCommands, ExportInfo},
@@ -27,7 +28,6 @@ use super::{
     trouble::Trouble,
     words,
 };
-use crate::cli::{Failure, Outcome, common::out::stamp};
 
 /// A server and what was said of its exports.
 pub(super) struct Served {

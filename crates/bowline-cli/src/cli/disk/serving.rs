@@ -6,9 +6,10 @@ use std::{
 };
 
 use bowline_ctl::{Server, Tree, folder, fusefs, sweep};
+use bowline_node::{Failure, Outcome};
 use bowline_rtrs_driver::tree::Files;
 
-use crate::cli::{Failure, Outcome, metrics};
+use crate::cli::metrics;
 
 /// Options of controlling the process.
 #[derive(Clone, Debug, clap::Args)]

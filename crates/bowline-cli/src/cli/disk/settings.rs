@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use bowline_node::Failure;
 use bowline_rnbd_driver::server::ServerConfig;
 use bowline_roce_driver::SoftConfig;
 use toml::{Spanned, Table};
@@ -13,7 +14,6 @@ use super::{
     side::{Side, Towards},
     words,
 };
-use crate::cli::Failure;
 
 /// What all exports and maps of a node share.
 #[derive(Clone, Debug, clap::Args)]

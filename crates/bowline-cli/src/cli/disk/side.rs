@@ -8,18 +8,18 @@ use std::{
 };
 
 use bowline_ctl::PathSpec;
+use bowline_node::{
+    Failure, Outcome,
+    values::{Address, Family, address, interval, joined, route_to},
+};
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_rnbd_driver::client::MapOptions;
 use bowline_roce_driver::{PollMode, SoftConfig};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
 use bowline_verbs::{Device, Mtu};
 
+use crate::cli::rdma::{addresses, mtu, open_soft};
 use crate::cli::tool::{no_address, path_spec, session_name};
-use crate::cli::{
-    Failure, Outcome,
-    common::args::{Address, Family, address, interval, joined, route_to},
-    rdma::{addresses, mtu, open_soft},
-};
 
 /// The device that needs no hardware.
 const SOFT: &str = "soft";

@@ -4,8 +4,7 @@
 use std::{fmt, io};
 
 use bowline_ctl::Errno;
-
-use crate::cli::Failure;
+use bowline_node::Failure;
 
 /// Why something failed.
 #[derive(Clone, Debug, Eq, PartialEq)]

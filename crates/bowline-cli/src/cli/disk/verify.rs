@@ -11,6 +11,12 @@ use bowline_block::{
     backend::{BackendSpec, open},
 };
 use bowline_ctl::address_text;
+use bowline_node::{
+    Failure, Outcome,
+    log::{Progress, bytes, count},
+    signals::Stop,
+    values::number,
+};
 use bowline_rnbd_driver::client::{Client, Disk};
 use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
@@ -18,14 +24,6 @@ use super::{
     load::{BYTES_MIN, Load, Report, Shape},
     map::{How, mapped, unmap_all},
     side::{Further, Side, Towards, some_time},
-};
-use crate::cli::{
-    Failure, Outcome,
-    common::{
-        args::number,
-        out::{Progress, bytes, count},
-        stop::Stop,
-    },
 };
 
 /// Read and write a disk at random and compare every byte; its contents are lost.

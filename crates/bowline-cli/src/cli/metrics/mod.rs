@@ -19,13 +19,13 @@ mod rds;
 use std::net::SocketAddr;
 
 use bowline_base::count::Described;
+use bowline_node::{Failure, Outcome};
 
 pub(crate) use disks::{disks_of, engine, exports, exports_of, mapped};
 pub(crate) use exposition::Exposition;
 pub(crate) use http::Server;
 pub(crate) use rds::node;
 
-use crate::cli::{Failure, Outcome};
 use exposition::Kind;
 
 /// Writes the metrics of one process.

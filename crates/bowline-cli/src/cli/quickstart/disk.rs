@@ -17,6 +17,11 @@ use std::{
 };
 
 use bowline_block::BlockDevice;
+use bowline_node::{
+    Failure, Outcome,
+    log::{Progress, bytes, count},
+    signals::Stop,
+};
 use bowline_rnbd::client::Outage;
 use bowline_rnbd_driver::client::{Client, MapOptions};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
@@ -27,14 +32,7 @@ use super::{
     Args, Verdict, failed, tell,
     tree::{Place, Tree},
 };
-use crate::cli::{
-    Failure, Outcome,
-    common::{
-        out::{Progress, bytes, count},
-        stop::Stop,
-    },
-    disk::load::{Load, Report, Shape},
-};
+use crate::cli::disk::load::{Load, Report, Shape};
 
 /// Size of the image in bytes, and the part of it with load; the tree is stored after that.
 const IMAGE_BYTES: u64 = 256 << 20;

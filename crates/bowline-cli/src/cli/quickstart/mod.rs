@@ -19,6 +19,12 @@ use std::{
 };
 
 use bowline::rds::Node;
+use bowline_node::{
+    Failure, Outcome,
+    log::{Progress, bytes, count},
+    signals::Stop,
+    values::number,
+};
 
 pub(crate) use self::peer::{PeerArgs, run_peer};
 use self::{
@@ -26,16 +32,7 @@ use self::{
     remote::Remote,
     side::{Cut, Cuts, ECHO_PORT, Report, SOCKETS, Side, Work},
 };
-use super::{
-    Failure, Outcome,
-    common::{
-        args::number,
-        histogram::Histogram,
-        out::{Progress, bytes, count},
-        stop::Stop,
-    },
-    rds::over_rdma::RdmaOption,
-};
+use super::{common::histogram::Histogram, rds::over_rdma::RdmaOption};
 
 const RDS_PORT: u16 = 16385;
 const ROCE_PORT: u16 = 4791;

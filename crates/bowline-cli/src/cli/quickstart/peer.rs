@@ -15,12 +15,12 @@ use std::{
 };
 
 use bowline::rds::Socket;
+use bowline_node::{Failure, Outcome};
 
 use super::{
     remote::Server,
     side::{Cut, Cuts, ECHO_PORT, Progress, Report, Side, Work},
 };
-use crate::cli::{Failure, Outcome};
 
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 

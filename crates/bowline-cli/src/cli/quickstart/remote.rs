@@ -18,12 +18,10 @@ use std::{
 use bowline::rds::{
     Control, Error, Message, Node, RdmaMemory, RdmaStatus, SendControl, Socket, Transfer,
 };
+use bowline_node::{Outcome, signals::Stop};
 
 use super::message::Random;
-use crate::cli::{
-    Outcome,
-    common::{histogram::Histogram, stop::Stop},
-};
+use crate::cli::common::histogram::Histogram;
 
 /// Port of the sockets on both sides.
 const PORT: u16 = 4100;

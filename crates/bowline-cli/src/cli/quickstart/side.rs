@@ -15,10 +15,11 @@ use std::{
 };
 
 use bowline::rds::{Message, Node, Socket};
+use bowline_node::{Failure, Outcome};
 use serde::{Deserialize, Serialize};
 
 use super::message::{HEADER_LEN, Header, MESSAGE_LEN_MAX, Pool, Random, clock_ns};
-use crate::cli::{Failure, Outcome, common::histogram::Histogram};
+use crate::cli::common::histogram::Histogram;
 
 /// Sockets per side.
 pub(crate) const SOCKETS: u8 = 16;

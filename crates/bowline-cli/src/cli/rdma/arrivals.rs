@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bowline_base::entropy::random_u64;
+use bowline_node::signals::Stop;
 use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Device, Error, RejectReason};
 
 use super::link::Link;
 use super::{Ended, SLICE};
-use crate::cli::common::stop::Stop;
 
 /// Longest wait until the peer confirms that a connection is over.
 const GOODBYE: Duration = Duration::from_secs(3);

@@ -3,15 +3,12 @@
 //! It answers the first question of a connection that does not come about: does the request
 //! arrive, and what does it say?
 
+use bowline_node::{Outcome, log::Duty, signals::Stop, values::number};
 use bowline_verbs::ConnRequest;
 use serde_json::json;
 
 use super::local::Local;
 use super::serving::serve_each;
-use crate::cli::Outcome;
-use crate::cli::common::args::number;
-use crate::cli::common::out::Duty;
-use crate::cli::common::stop::Stop;
 
 /// Text of the refusal.
 const REFUSAL: &str = "bowline cm-listen only looks";

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
+use bowline_node::Outcome;
 use bowline_rdmacore::{Listed, list};
 use bowline_roce::Congestion;
 use bowline_roce_driver::SoftConfig;
@@ -12,7 +13,6 @@ use bowline_verbs::{Device, DeviceAttr};
 use serde_json::{Value, json};
 
 use super::local::{addresses, soft};
-use crate::cli::Outcome;
 
 /// RoCE's UDP port [OUT-1].
 const PORT: u16 = 4791;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bowline_node::signals::Stop;
 use bowline_verbs::{
     Access, AddressVector, Buffer, CmId, Completion, CqId, Device, MrKeys, Mtu, PdId, QpAttr,
     QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, Status,
@@ -12,7 +13,6 @@ use bowline_verbs::{
 
 use super::arrivals::Arrivals;
 use super::{Ended, SLICE};
-use crate::cli::common::stop::Stop;
 
 /// Time between probes of a silent peer.
 pub(super) const PROBE_PAUSE: Duration = Duration::from_secs(1);

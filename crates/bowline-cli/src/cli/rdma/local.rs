@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bowline_node::{
+    Failure, Outcome,
+    values::{Address, Family, address, congestion, interval, joined, number, number32, route_to},
+};
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce::Congestion;
 use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
 use super::taken::taken;
-use crate::cli::common::args::{
-    Address, Family, address, congestion, interval, joined, number, number32, route_to,
-};
-use crate::cli::{Failure, Outcome};
 
 /// The device that needs no hardware.
 const SOFT: &str = "soft";

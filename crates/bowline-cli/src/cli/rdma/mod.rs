@@ -20,9 +20,8 @@ mod wire;
 
 use std::time::Duration;
 
+use bowline_node::Failure;
 use bowline_verbs::Error;
-
-use super::Failure;
 
 pub(crate) use cm_listen::{Args as CmListenArgs, run as run_cm_listen};
 pub(crate) use devices::{Args as DevicesArgs, run as run_devices};
@@ -58,11 +57,5 @@ impl From<Ended> for Failure {
             Ended::Left => Self::failed("the peer has ended the connection"),
             Ended::Failed(text) => Self::Failed(text),
         }
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Failed(error.to_string())
     }
 }

@@ -11,6 +11,11 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 
 use bowline_base::entropy::random_u64;
+use bowline_node::{
+    Failure, Outcome,
+    signals::Stop,
+    values::{number, number32},
+};
 use bowline_verbs::{Access, AddressVector, ConnParam, Device, Mtu, Qpn, SendOp};
 
 use super::Ended;
@@ -18,9 +23,6 @@ use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Path, QueuePairOptions};
 use super::local::listen;
 use super::serving::Side;
-use crate::cli::common::args::{number, number32};
-use crate::cli::common::stop::Stop;
-use crate::cli::{Failure, Outcome};
 
 /// Byte that fills the messages of `ibv_rc_pingpong`.
 const FILLING: u8 = 0x7b;

@@ -8,6 +8,11 @@ mod report;
 
 use std::time::{Duration, Instant};
 
+use bowline_node::{
+    Failure, Outcome,
+    signals::Stop,
+    values::{interval, number, number32},
+};
 use bowline_verbs::{
     Access, CmId, ConnParam, ConnRequest, Device, Remote, SendFlags, SendOp, SendWr, Sge,
 };
@@ -17,10 +22,7 @@ use super::arrivals::Arrivals;
 use super::link::{Link, Memory, PROBE_PAUSE, QueuePairOptions};
 use super::serving::{ServeOptions, Side, serve_each};
 use super::wire::{Length, Mode, Op, Order, decode_offer, encode_offer};
-use crate::cli::common::args::{interval, number, number32};
 use crate::cli::common::histogram::Histogram;
-use crate::cli::common::stop::Stop;
-use crate::cli::{Failure, Outcome};
 use report::Found;
 
 /// Warm-up: round trips that are not measured, at most a tenth of those that are.

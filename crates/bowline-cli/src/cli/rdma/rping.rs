@@ -14,6 +14,11 @@
 
 use std::time::{Duration, Instant};
 
+use bowline_node::{
+    Outcome,
+    signals::Stop,
+    values::{interval, number},
+};
 use bowline_verbs::{Access, CmId, ConnParam, ConnRequest, Device, Remote, SendOp};
 
 use super::Ended;
@@ -22,10 +27,7 @@ use super::link::{Link, Memory, QueuePairOptions};
 use super::local::ping_size;
 use super::serving::{ServeOptions, Side, serve_each};
 use super::wire::{ADVERT, Advert, ping_data};
-use crate::cli::Outcome;
-use crate::cli::common::args::{interval, number};
 use crate::cli::common::histogram::Histogram;
-use crate::cli::common::stop::Stop;
 
 /// Default size of the server's buffer in bytes.
 const SERVER_SIZE: u32 = 65_535;

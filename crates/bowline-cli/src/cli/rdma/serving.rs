@@ -1,13 +1,11 @@
 //! The server side of these commands: one client after the other, or a single one.
 
+use bowline_node::{Failure, Outcome, log::Duty, signals::Stop};
 use bowline_verbs::{CmId, ConnRequest, Device};
 
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::local::{Local, listen};
-use crate::cli::common::out::Duty;
-use crate::cli::common::stop::Stop;
-use crate::cli::{Failure, Outcome};
 
 /// Which side of a connection a command is.
 #[derive(Debug, clap::Args)]

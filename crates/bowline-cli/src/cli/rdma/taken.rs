@@ -8,9 +8,10 @@ use std::{
 };
 
 use bowline_ctl::Client;
+use bowline_node::values::Address;
 
 use super::devices::{Holder, holder};
-use crate::cli::{common::args::Address, rds::whose::numbered};
+use crate::cli::rds::whose::numbered;
 
 /// Longest wait for a place in the queue of a node.
 const TIMEOUT: Duration = Duration::from_secs(1);

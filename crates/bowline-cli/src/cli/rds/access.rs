@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, net::IpAddr, ops::RangeInclusive};
 
 use bowline_host::{BindRule, Policy, Quota, Who};
+use bowline_node::{Failure, Outcome};
 use bowline_rds::{IpNet, PeerList};
 use nix::unistd::{Group, User};
 use serde::{Deserialize, de};
 
 use super::config::Size;
-use crate::cli::{Failure, Outcome};
 
 /// Stands for every user.
 const EVERYBODY: &str = "*";

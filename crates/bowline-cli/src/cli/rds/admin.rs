@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
+use bowline_node::{
+    Failure, Outcome,
+    values::{Address, setting},
+};
 use bowline_rds::SYSCTL_NAMES;
 
 use super::control::Client;
-use crate::cli::{
-    Failure, Outcome,
-    common::args::{Address, setting},
-};
 
 /// Show or change settings of a running node, named as the kernel's sysctls.
 #[derive(Debug, clap::Args)]

@@ -8,6 +8,10 @@ use std::{
 };
 
 use bowline::rds::PollMode;
+use bowline_node::{
+    Failure, Outcome,
+    values::{Address, number, own_list},
+};
 use serde::{Deserialize, Deserializer, de};
 use toml::{Spanned, Table};
 
@@ -15,11 +19,7 @@ use super::{
     access::{Access, Network},
     over_rdma::DeviceName,
 };
-use crate::cli::{
-    Failure, Outcome,
-    common::args::{Address, number, own_list},
-    disk::{Settings, Tables},
-};
+use crate::cli::disk::{Settings, Tables};
 
 /// A commented file with every key; `bowline node --example-config` prints it.
 pub(crate) const EXAMPLE: &str = include_str!("example.toml");

@@ -26,6 +26,7 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Json, Op, Place, Server, Tree};
+use bowline_node::{Failure, Outcome, values::Address};
 
 use super::{
     programs,
@@ -33,7 +34,6 @@ use super::{
     tree::{ALL_PEERS, NODE, PROBE_MAX},
     whose::{Whose, numbered},
 };
-use crate::cli::{Failure, Outcome, common::args::Address};
 
 /// Longest wait of a client for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,14 +9,11 @@ use std::{
 };
 
 use bowline_base::Errno;
+use bowline_node::{Outcome, log, signals::Stop, values::interval};
 
 use super::{
     control::Client,
     snapshot::{MessageRow, RdmaRow, Snapshot},
-};
-use crate::cli::{
-    Outcome,
-    common::{args::interval, out, stop::Stop},
 };
 
 /// Look inside a running node (as rds-info does).
@@ -77,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     loop {
         if io::stdout().is_terminal() && !args.json {
             // Cursor home and clear, so that numbers change in place.
-            out::text("\x1b[H\x1b[2J");
+            log::text("\x1b[H\x1b[2J");
         }
         show(args, &mut client)?;
         if stop.wait(Some(pause)) {
@@ -89,8 +86,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn show(args: &Args, client: &mut Client) -> Outcome {
     let snapshot = client.snapshot()?;
     if args.json {
-        let text = serde_json::to_string(&snapshot)
-            .map_err(|error| crate::cli::Failure::failed(format!("cannot write JSON: {error}")))?;
+        let text = serde_json::to_string(&snapshot).map_err(|error| {
+            bowline_node::Failure::failed(format!("cannot write JSON: {error}"))
+        })?;
         say!("{text}");
         return Ok(());
     }
@@ -99,7 +97,7 @@ fn show(args: &Args, client: &mut Client) -> Outcome {
         // The text of rds-info on a kernel without an RDMA transport.
         note!("bowline info: Unable get statistics: {}", Errno::ENOPROTOOPT.strerror());
     }
-    out::text(&render(args, &snapshot));
+    log::text(&render(args, &snapshot));
     Ok(())
 }
 

@@ -20,6 +20,14 @@ use std::{
 use bowline::rds::{Limits, Node, Paths, PeerList, Socket};
 use bowline_ctl::{Server, fusefs::Mount, passed};
 use bowline_host::{HandOver, HostState, Policy, Quota};
+use bowline_node::{
+    Failure, Outcome,
+    log::stamp,
+    node_on,
+    service_manager::Supervisor,
+    signals::{Stop, hangups},
+    values::{Address, number, own, setting},
+};
 use bowline_rds::{Event, PathState, SocketId};
 use bowline_verbs::{Device, SharedDevice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -37,16 +45,9 @@ use super::{
     tree::tree,
 };
 use crate::cli::{
-    Failure, Outcome,
-    common::{
-        args::{Address, number, own, setting},
-        out::stamp,
-        stop::{Stop, hangups},
-        supervisor::Supervisor,
-    },
     confine::Confinement,
     disk::{self, HostDisks, mounted},
-    metrics, node_on,
+    metrics,
 };
 
 /// Time between looks at what happened.
@@ -424,7 +425,7 @@ fn raise_descriptors() {
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Outcome {
     if args.example_config {
-        crate::cli::common::out::text(config::EXAMPLE);
+        bowline_node::log::text(config::EXAMPLE);
         return Ok(());
     }
     // First, before anything else could get its number.
@@ -445,7 +446,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let mut places = Places::listen(&settings, listener.is_some(), taken.as_mut())?;
     settings.rdma.make_sockets();
     let confinement = sandbox::enter(&settings);
-    let stop = Stop::install_with(crate::cli::common::out::Duty::Service { json: false })?;
+    let stop = Stop::install_with(bowline_node::log::Duty::Service { json: false })?;
     let hangups = hangups()?;
     let run = Run { settings, confinement, supervisor, stop, hangups };
     taken.iter().for_each(Taken::announce);

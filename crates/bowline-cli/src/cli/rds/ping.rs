@@ -14,16 +14,14 @@ use std::{
 
 use bowline::rds::{Interest, Node, Socket};
 use bowline_base::Errno;
+use bowline_node::{
+    Failure, Outcome,
+    signals::Stop,
+    values::{Address, Family, address, interval, joined, number, number32, route_to, with_link},
+};
 
 use super::{control::Client, over_rdma::RdmaOption};
-use crate::cli::{
-    Failure, Outcome,
-    common::{
-        args::{Address, Family, address, interval, joined, number, number32, route_to, with_link},
-        histogram::Histogram,
-        stop::Stop,
-    },
-};
+use crate::cli::common::histogram::Histogram;
 
 /// Sockets by default, and at most, as rds-ping 2.3 has it.
 const SOCKETS: u64 = 8;

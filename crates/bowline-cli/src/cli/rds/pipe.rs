@@ -15,19 +15,17 @@ use std::{
 };
 
 use bowline::rds::{ErrorKind, Message, Node, Socket};
+use bowline_node::{
+    Failure, Outcome,
+    log::{Progress, bytes},
+    signals::Stop,
+    values::{Address, endpoint, interval, joined, number, own_endpoint, sender, towards},
+};
 use output::Output;
 
 use super::{
     over_rdma::RdmaOption,
     shares::{Amount, Bounds, Shares},
-};
-use crate::cli::{
-    Failure, Outcome,
-    common::{
-        args::{Address, endpoint, interval, joined, number, own_endpoint, sender, towards},
-        out::{Progress, bytes},
-        stop::Stop,
-    },
 };
 
 const SLICE: Duration = Duration::from_millis(100);

@@ -15,9 +15,9 @@ use std::{
 use bowline::rds::Node;
 use bowline_ctl::OwnedFile;
 use bowline_host::{HandOver, Host, HostState, Policy, Quota, Refusal, namespace_at};
+use bowline_node::{Failure, Outcome};
 
 use super::whose::{Whose, numbered};
-use crate::cli::{Failure, Outcome};
 
 /// Serves programs until it is dropped.
 pub(crate) struct Programs {

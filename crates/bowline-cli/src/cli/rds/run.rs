@@ -9,12 +9,12 @@ use std::{
 };
 
 use bowline_host::{preload, preload_library, preload_library_of_musl};
+use bowline_node::{Failure, Outcome};
 
 use super::{
     libc::{self, Libc},
     programs,
 };
-use crate::cli::{Failure, Outcome};
 
 /// Run a program whose RDS sockets (AF_RDS) are those of a node on this host.
 ///

@@ -10,10 +10,9 @@ use std::{
 
 use bowline::rds::{Info, Node};
 use bowline_base::clock;
+use bowline_node::values::Address;
 use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathEnd, PathInfo, RdmaInfo, SocketInfo};
 use serde::{Deserialize, Serialize};
-
-use crate::cli::common::args::Address;
 
 /// Everything at one moment.
 #[derive(Clone, Debug, Deserialize, Serialize)]

@@ -12,14 +12,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_node::{
+    log::{Progress, count},
+    signals::Stop,
+};
 use bowline_roce::{Config, Congestion};
 use bowline_sim::roce::congestion::{Cell, Report, cells, run};
 
 use super::{Args, Failure, Outcome};
-use crate::cli::common::{
-    out::{Progress, count},
-    stop::Stop,
-};
 
 /// Runs the cells whose names contain a text, each with every seed, and prints a line for each.
 pub(super) fn run_cells(args: &Args, text: &str) -> Outcome {

@@ -6,10 +6,10 @@ use std::{
 };
 
 use bowline_ctl::{Errno, PathSpec};
+use bowline_node::values::{self, Address, Family};
 use bowline_wire::rtrs::SessionName;
 
 use super::{Refusal, format::Unit};
-use crate::cli::common::args::{self, Address, Family};
 
 /// Most bytes of a session's name [RT-68].
 const NAME_MAX: usize = 254;
@@ -72,7 +72,7 @@ fn no_path(errno: Errno, text: &str) -> Refusal {
 
 pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
-    args::address(bare, Family::Any).map_err(|_| {
+    values::address(bare, Family::Any).map_err(|_| {
         Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
     })
 }

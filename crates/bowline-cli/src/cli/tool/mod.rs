@@ -22,9 +22,8 @@ mod sysfs;
 use std::{fmt, io};
 
 use bowline_ctl::Errno;
+use bowline_node::{Failure, Outcome};
 use columns::Target;
-
-use crate::cli::{Failure, Outcome};
 
 pub(super) use arguments::session_name;
 pub(super) use grammar::{has_target, is_mode, is_of_sessions, names_path};

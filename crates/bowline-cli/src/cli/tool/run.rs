@@ -6,6 +6,7 @@ mod stats;
 use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
+use bowline_node::{log, values::route_to};
 use bowline_rnbd_driver::tree::MapSpec;
 use serde_json::{Map, Value, json};
 
@@ -17,10 +18,7 @@ use super::{
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
-use crate::cli::{
-    common::{args::route_to, out},
-    disk::check_map_options,
-};
+use crate::cli::disk::check_map_options;
 
 /// Carries out a parsed command.
 pub(super) fn run(
@@ -106,17 +104,17 @@ impl Run<'_> {
     fn print(&self, groups: &[Group]) {
         let options = &self.request.options;
         match options.format {
-            Format::Csv => out::text(&csv(groups, options.no_headers)),
-            Format::Json => out::text(&json(groups)),
-            Format::Xml => out::text(&xml(groups)),
+            Format::Csv => log::text(&csv(groups, options.no_headers)),
+            Format::Json => log::text(&json(groups)),
+            Format::Xml => log::text(&xml(groups)),
             Format::Term => {
                 let shown: Vec<&Group> = groups.iter().filter(|g| !g.items.is_empty()).collect();
                 for (index, group) in shown.iter().enumerate() {
                     if shown.len() > 1 && !options.no_headers {
                         let gap = if index > 0 { "\n" } else { "" };
-                        out::text(&format!("{gap}{}:\n", titled(group.name())));
+                        log::text(&format!("{gap}{}:\n", titled(group.name())));
                     }
-                    out::text(&table(group, self.look()));
+                    log::text(&table(group, self.look()));
                 }
             }
         }
@@ -181,7 +179,7 @@ impl Run<'_> {
                     say!("");
                 }
                 for item in &group.items {
-                    out::text(&sheet(group, item, self.look()));
+                    log::text(&sheet(group, item, self.look()));
                 }
             }
             return Ok(());
@@ -621,7 +619,7 @@ impl Run<'_> {
                     let session = row.item.text("sessname");
                     say!("{}", json!({ "session": session, "policy": text.trim_end() }));
                 } else {
-                    out::text(&text);
+                    log::text(&text);
                 }
                 Ok(())
             }
@@ -692,7 +690,7 @@ impl Run<'_> {
             let value = text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
             say!("{}", json!({ "file": absolute(file), "value": value }));
         } else {
-            out::text(&text);
+            log::text(&text);
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Errno, Node, Sys, Tree};
+use bowline_node::Failure;
 use bowline_rnbd_driver::tree::{
     DiskInfo, Disks, ExportCommands, ExportInfo, Exports, MapSpec, disks_node, exports_node,
 };
@@ -14,7 +15,6 @@ use bowline_rtrs_driver::{
 
 use super::{ClientSession, HostDisks};
 use crate::cli::{
-    Failure,
     disk::{
         map::{ClientObjects, client_classes},
         served::{server_classes, server_modules},

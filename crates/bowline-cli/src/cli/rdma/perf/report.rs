@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use bowline_node::log::{bytes, count};
 use bowline_verbs::{Device, Mtu, PathStats};
 use serde_json::{Map, Value, json};
 
 use crate::cli::common::histogram::Histogram;
-use crate::cli::common::out::{bytes, count};
 use crate::cli::rdma::wire::{Length, Mode, Op, Order};
 
 /// Prints the results.

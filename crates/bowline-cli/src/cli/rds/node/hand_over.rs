@@ -13,15 +13,12 @@ use std::{
 use bowline::rds::Node;
 use bowline_base::Errno;
 use bowline_host::{Former, HandOver, HostState};
+use bowline_node::{Failure, Outcome, service_manager::Supervisor};
 
 use super::sandbox::Places;
-use crate::cli::{
-    Failure, Outcome,
-    common::supervisor::Supervisor,
-    rds::{
-        over_rdma::SoftPort,
-        programs::{self, Programs},
-    },
+use crate::cli::rds::{
+    over_rdma::SoftPort,
+    programs::{self, Programs},
 };
 
 /// Names under which descriptors are kept by a service manager.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use bowline_ctl::Place;
+use bowline_node::Outcome;
 use bowline_wire::rds::TCP_PORT;
 use rustix::{
     net::{AddressFamily, SocketType, socket, sockopt::set_tcp_congestion},
@@ -18,10 +19,7 @@ use super::{
     Settings,
     hand_over::Taken,
 };
-use crate::cli::{
-    Outcome,
-    confine::{Confinement, Needs, confine},
-};
+use crate::cli::confine::{Confinement, Needs, confine};
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
 /// namespace, and how many processors there are.

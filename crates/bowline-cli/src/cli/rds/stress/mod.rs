@@ -22,6 +22,11 @@ use std::{
 };
 
 use bowline::rds::Node;
+use bowline_node::{
+    Failure, Outcome, log,
+    signals::Stop,
+    values::{Family, address, number, number32},
+};
 use clap::{builder::RangedI64ValueParser, value_parser};
 
 use self::{
@@ -31,14 +36,6 @@ use self::{
     task::{Setup, Tally, Task},
 };
 use super::{control, over_rdma::RdmaOption};
-use crate::cli::{
-    Failure, Outcome,
-    common::{
-        args::{Family, address, number, number32},
-        out,
-        stop::Stop,
-    },
-};
 
 /// Longest message of RDS, bytes.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
@@ -537,7 +534,7 @@ impl<'a> Run<'a> {
         let quiet = self.block.summary_only;
         if !quiet {
             say!("negotiated options, tasks will start in 2 seconds");
-            out::text("Starting up");
+            log::text("Starting up");
         }
         self.pause(START_DELAY, stop);
         let mut threads = Vec::new();
@@ -589,7 +586,7 @@ impl<'a> Run<'a> {
     fn pause(&self, time: Duration, stop: &Stop) {
         for _ in 0..time.as_secs() {
             if !self.block.summary_only {
-                out::text(".");
+                log::text(".");
             }
             if stop.wait(Some(Duration::from_secs(1))) {
                 return;

@@ -18,15 +18,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_node::{Failure, Outcome, log, signals::Stop, values::interval};
+
 use self::{
     screen::Screen,
     view::{Sample, View},
 };
 use super::control::Client;
-use crate::cli::{
-    Failure, Outcome,
-    common::{args::interval, out, stop::Stop},
-};
 
 /// Shortest time between two looks.
 const DELAY_MIN: Duration = Duration::from_millis(100);
@@ -109,7 +107,7 @@ fn watch(args: &Args, asker: &Asker, stop: &Stop, mut screen: Option<&mut Screen
         match screen.as_mut() {
             Some(screen) => screen.show(&view),
             None if args.json => say!("{}", view.json()?),
-            None => out::text(&view.text(None)),
+            None => log::text(&view.text(None)),
         }
         before = Some(view.into_sample());
         shown += 1;

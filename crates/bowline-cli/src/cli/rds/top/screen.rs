@@ -7,12 +7,12 @@ use std::{
     thread,
 };
 
+use bowline_node::log;
 use rustix::termios::{
     OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 
 use super::view::{Size, View};
-use crate::cli::common::out;
 
 /// To the other screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -49,7 +49,7 @@ impl Screen {
         } else {
             None
         };
-        out::text(ENTER);
+        log::text(ENTER);
         Ok(Self { before })
     }
 
@@ -83,7 +83,7 @@ impl Screen {
         let end = text.trim_end_matches('\n').len();
         text.truncate(end);
         text.push_str(CLEAR_BELOW);
-        out::text(&text);
+        log::text(&text);
     }
 }
 
@@ -93,7 +93,7 @@ impl Drop for Screen {
             // The lines of the queue may not be written any more.
             let _ = io::stdout().lock().write_all(LEAVE.as_bytes());
         } else {
-            out::text(LEAVE);
+            log::text(LEAVE);
         }
         if let Some(before) = &self.before {
             // A terminal that is gone needs nothing.

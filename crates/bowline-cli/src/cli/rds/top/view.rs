@@ -9,10 +9,10 @@ use std::{
     time::Instant,
 };
 
+use bowline_node::{Failure, Outcome, log};
 use serde::Serialize;
 
 use super::super::snapshot::{ConnectionRow, EndRow, NodeFacts, Snapshot, SocketRow};
-use crate::cli::{Failure, Outcome, common::out};
 
 /// State of a path in service, and what stands in the place of it.
 const UP: &str = "up";
@@ -228,7 +228,7 @@ impl Shown {
                 number(row.received_messages),
                 size_text(row.sent_bytes),
                 size_text(row.received_bytes),
-                out::bytes(row.queued_bytes),
+                log::bytes(row.queued_bytes),
                 row.send_messages,
                 row.retrans_messages,
                 row.resets,
@@ -260,8 +260,8 @@ impl Shown {
                 "{:>21} {:9} {:>10} {:>10} {:>8} {:>7} {}",
                 place.map_or_else(|| "-".to_owned(), |place| place.to_string()),
                 if row.congested { CONGESTED } else { "" },
-                out::bytes(row.send_bytes),
-                out::bytes(row.recv_bytes),
+                log::bytes(row.send_bytes),
+                log::bytes(row.recv_bytes),
                 row.recv_messages,
                 row.owner_pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
                 command.as_deref().unwrap_or("-"),
@@ -394,7 +394,7 @@ fn number(value: Option<f64>) -> String {
 }
 
 fn size_text(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| out::bytes(value as u64))
+    value.map_or_else(|| "-".to_owned(), |value| log::bytes(value as u64))
 }
 
 /// Returns a time in its two largest units.

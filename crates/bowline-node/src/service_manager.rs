@@ -38,14 +38,14 @@ const END_TIME: Duration = Duration::from_secs(10);
 /// The socket is connected from the start, since a process that is confined reaches no abstract
 /// name that it is not connected to.
 #[derive(Debug)]
-pub(crate) struct Supervisor {
+pub struct Supervisor {
     to: Option<(UnixDatagram, SocketAddr)>,
     beat: Option<Duration>,
 }
 
 impl Supervisor {
     /// Returns the manager that the environment names, if it names one.
-    pub(crate) fn of_this_process() -> Self {
+    pub fn of_this_process() -> Self {
         Self::named(|name| env::var_os(name))
     }
 
@@ -65,29 +65,29 @@ impl Supervisor {
     }
 
     /// Tells whether there is one.
-    pub(crate) fn is_there(&self) -> bool {
+    pub fn is_there(&self) -> bool {
         self.to.is_some()
     }
 
     /// Tells that the service does its work from now on.
-    pub(crate) fn ready(&self, status: &str) {
+    pub fn ready(&self, status: &str) {
         self.tell(&format!("READY=1\nSTATUS={status}"));
     }
 
     /// Tells people what the service does, in one line.
-    pub(crate) fn status(&self, status: &str) {
+    pub fn status(&self, status: &str) {
         self.tell(&format!("STATUS={status}"));
     }
 
     /// Tells that the service begins to read its settings anew; [`Self::ready`] ends that.
-    pub(crate) fn reloading(&self) {
+    pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
     }
 
     /// Tells that the service ends, for which it waits up to this long.
-    pub(crate) fn stopping(&self, wait: Duration, status: &str) {
+    pub fn stopping(&self, wait: Duration, status: &str) {
         let micros = (wait + END_TIME).as_micros();
         self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}"));
     }
@@ -98,7 +98,7 @@ impl Supervisor {
     /// # Errors
     /// `NotFound` without a manager, `TimedOut` for one that does not take them; errors of the
     /// system.
-    pub(crate) fn store(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn store(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let state = format!("FDSTORE=1\nFDNAME={name}");
         descriptors.chunks(BATCH).try_for_each(|batch| self.tell_with(&state, batch))?;
         // The manager closes the other end when it has read all before it.
@@ -117,7 +117,7 @@ impl Supervisor {
     }
 
     /// The manager need not keep the descriptors of this name any longer.
-    pub(crate) fn forget(&self, name: &str) {
+    pub fn forget(&self, name: &str) {
         self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
     }
 
@@ -141,14 +141,14 @@ impl Supervisor {
     }
 
     /// Tells the watchdog that the service makes progress; to be called by what shows that it does.
-    pub(crate) fn beat(&self) {
+    pub fn beat(&self) {
         if self.beat.is_some() {
             self.tell("WATCHDOG=1");
         }
     }
 
     /// Returns how long a loop may sleep that calls [`Self::beat`], at most `longest`.
-    pub(crate) fn pause(&self, longest: Duration) -> Duration {
+    pub fn pause(&self, longest: Duration) -> Duration {
         self.beat.map_or(longest, |beat| beat.min(longest))
     }
 

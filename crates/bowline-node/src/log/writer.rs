@@ -35,7 +35,7 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// How the output of a command is treated.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Duty {
+pub enum Duty {
     /// The lines are results: the command waits for the reader, and ends when the pipe is closed.
     Results,
     /// The lines are a log: the command continues if they cannot be written. A log of JSON contains
@@ -57,7 +57,7 @@ pub(super) struct Log {
 }
 
 /// Starts writer threads; once `stop` is set, nothing waits for readers any more.
-pub(crate) fn begin(duty: Duty, stop: Arc<AtomicBool>) -> io::Result<()> {
+pub fn begin(duty: Duty, stop: Arc<AtomicBool>) -> io::Result<()> {
     let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let err = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let file = |of: &File| of.metadata().map(|found| (found.dev(), found.ino())).ok();

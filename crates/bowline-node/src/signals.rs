@@ -26,14 +26,14 @@ use signal_hook::{
     low_level::pipe,
 };
 
-use super::out::{self, Duty};
-use crate::cli::{Failure, Outcome};
+use crate::log::{self, Duty};
+use crate::{Failure, Outcome};
 
 /// How long signals that follow the first one belong to it. A node needs no longer to end in order.
 const REPEATED_TIME: Duration = Duration::from_millis(500);
 
 /// Starts to listen for SIGHUP; the flag is set when one comes.
-pub(crate) fn hangups() -> Outcome<Arc<AtomicBool>> {
+pub fn hangups() -> Outcome<Arc<AtomicBool>> {
     let came = Arc::new(AtomicBool::new(false));
     match flag::register(SIGHUP, Arc::clone(&came)) {
         Ok(_) => Ok(came),
@@ -43,19 +43,19 @@ pub(crate) fn hangups() -> Outcome<Arc<AtomicBool>> {
 
 /// The user's request to stop the program.
 #[derive(Debug)]
-pub(crate) struct Stop {
+pub struct Stop {
     asked: Arc<AtomicBool>,
     wake: UnixStream,
 }
 
 impl Stop {
     /// Starts to listen for SIGINT and SIGTERM, for a command that prints results; call it once.
-    pub(crate) fn install() -> Outcome<Self> {
+    pub fn install() -> Outcome<Self> {
         Self::install_with(Duty::Results)
     }
 
     /// Starts to listen for both signals, and prints lines in a way that does not delay the end.
-    pub(crate) fn install_with(duty: Duty) -> Outcome<Self> {
+    pub fn install_with(duty: Duty) -> Outcome<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         let install = || -> io::Result<UnixStream> {
             let (wake, signalled) = UnixStream::pair()?;
@@ -80,24 +80,24 @@ impl Stop {
         };
         let wake = install()
             .map_err(|error| Failure::failed(format!("cannot install signal handlers: {error}")))?;
-        out::begin(duty, Arc::clone(&asked))
+        log::begin(duty, Arc::clone(&asked))
             .map_err(|error| Failure::failed(format!("cannot start to print: {error}")))?;
         Ok(Self { asked, wake })
     }
 
     /// Returns whether a stop was requested.
-    pub(crate) fn asked(&self) -> bool {
+    pub fn asked(&self) -> bool {
         // Relaxed: the flag publishes nothing but itself.
         self.asked.load(Ordering::Relaxed)
     }
 
     /// Returns the flag itself, for threads.
-    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+    pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.asked)
     }
 
     /// Sleeps until a stop is requested or the time is over; returns whether a stop was requested.
-    pub(crate) fn wait(&self, time: Option<Duration>) -> bool {
+    pub fn wait(&self, time: Option<Duration>) -> bool {
         if self.asked() {
             return true;
         }
@@ -112,7 +112,7 @@ impl Stop {
 
     /// Sleeps until an input is readable or at its end, a stop is requested, or the time is over;
     /// returns which inputs are ready.
-    pub(crate) fn wait_for_any<const N: usize>(
+    pub fn wait_for_any<const N: usize>(
         &self,
         inputs: [BorrowedFd<'_>; N],
         time: Duration,
@@ -131,7 +131,7 @@ impl Stop {
 
     /// Sleeps until the input is readable or at its end, or a stop is requested; returns whether a
     /// stop was requested.
-    pub(crate) fn wait_for(&self, input: impl AsFd) -> io::Result<bool> {
+    pub fn wait_for(&self, input: impl AsFd) -> io::Result<bool> {
         while !self.asked() {
             let mut fds =
                 [PollFd::new(&input, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];

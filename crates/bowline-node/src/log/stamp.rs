@@ -11,7 +11,7 @@ const DAY: u64 = 86_400;
 
 /// Returns the time in UTC and a blank, to be put in front of a line; nothing where lines go to the
 /// journal, which has times of its own.
-pub(crate) fn stamp() -> String {
+pub fn stamp() -> String {
     static JOURNAL: OnceLock<bool> = OnceLock::new();
     if *JOURNAL.get_or_init(is_journal) {
         return String::new();

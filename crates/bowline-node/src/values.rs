@@ -10,11 +10,11 @@ use std::{
 use bowline_roce::Congestion;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Failure, Outcome};
+use crate::{Failure, Outcome};
 
 /// Parses a whole number as the original tools do: decimal, `0x` hexadecimal, `0` octal, then an
 /// optional k, m, g or t in steps of 1024; `KiB`, `MiB` and so on mean the same.
-pub(crate) fn number(text: &str) -> Result<u64, String> {
+pub fn number(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let (digits, radix) = match lower.strip_prefix("0x") {
         Some(rest) => (rest, 16),
@@ -46,12 +46,12 @@ fn bad_number(text: &str) -> String {
 }
 
 /// Parses a [`number`] that must fit 32 bits.
-pub(crate) fn number32(text: &str) -> Result<u32, String> {
+pub fn number32(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| format!("{text} is too large"))
 }
 
 /// Parses what limits the packets in flight.
-pub(crate) fn congestion(text: &str) -> Result<Congestion, String> {
+pub fn congestion(text: &str) -> Result<Congestion, String> {
     let fixed = text.strip_prefix("fixed:").map(str::parse);
     match (text, fixed) {
         ("auto", _) => Ok(Congestion::Auto),
@@ -63,7 +63,7 @@ pub(crate) fn congestion(text: &str) -> Result<Congestion, String> {
 
 /// Parses a length of time: seconds with an optional fraction, or a number with `ms`, `msec`,
 /// `us`, `usec` or `s`.
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+pub fn interval(text: &str) -> Result<Duration, String> {
     let bad = || format!("\"{text}\" is not a time such as 0.5, 20ms or 100us");
     let text = text.trim();
     let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -84,14 +84,16 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
 /// An address, and for a link-local one its scope: the index of its interface, if given.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Address {
-    pub(crate) ip: IpAddr,
-    pub(crate) link: Option<u32>,
+pub struct Address {
+    /// The address itself.
+    pub ip: IpAddr,
+    /// Index of the interface of a link-local one.
+    pub link: Option<u32>,
 }
 
 impl Address {
     /// Returns the socket address with a port.
-    pub(crate) fn at(self, port: u16) -> SocketAddr {
+    pub fn at(self, port: u16) -> SocketAddr {
         match self.ip {
             IpAddr::V4(ip) => SocketAddr::from((ip, port)),
             IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, self.link.unwrap_or(0)).into(),
@@ -99,7 +101,7 @@ impl Address {
     }
 
     /// Tells whether `other`, which may lack its interface, can be this address.
-    pub(crate) fn covers(self, other: Self) -> bool {
+    pub fn covers(self, other: Self) -> bool {
         self.ip == other.ip && (self.link == other.link || other.link.is_none())
     }
 }
@@ -146,13 +148,13 @@ fn scoped(text: &str) -> Result<Address, String> {
 }
 
 /// Parses a local address that a node is to serve.
-pub(crate) fn own(text: &str) -> Result<Address, String> {
+pub fn own(text: &str) -> Result<Address, String> {
     let address: Address = text.parse()?;
     with_link(address)
 }
 
 /// Refuses a link-local address without its interface.
-pub(crate) fn with_link(address: Address) -> Result<Address, String> {
+pub fn with_link(address: Address) -> Result<Address, String> {
     if is_link_local(address.ip) && address.link.is_none() {
         return Err(format!(
             "{address} is of one link only: name the interface, as in {address}%eth0"
@@ -162,7 +164,7 @@ pub(crate) fn with_link(address: Address) -> Result<Address, String> {
 }
 
 /// Deserializes a list of local addresses.
-pub(crate) fn own_list<'de, D: serde::Deserializer<'de>>(
+pub fn own_list<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<Address>, D::Error> {
     let addresses = Vec::<Address>::deserialize(deserializer)?;
@@ -194,7 +196,7 @@ impl fmt::Display for Address {
 
 /// Parses an address, with a scope or without, or looks a host name up; the first answer of the
 /// wanted family counts.
-pub(crate) fn address(text: &str, family: Family) -> Outcome<Address> {
+pub fn address(text: &str, family: Family) -> Outcome<Address> {
     let found: Vec<Address> = match text.parse::<IpAddr>() {
         Ok(ip) => vec![ip.into()],
         Err(_) => (text, 0)
@@ -212,7 +214,7 @@ pub(crate) fn address(text: &str, family: Family) -> Outcome<Address> {
 }
 
 /// Gives both addresses of a path the same interface, if only one has it.
-pub(crate) fn joined(local: &mut Address, remote: &mut Address) -> Outcome {
+pub fn joined(local: &mut Address, remote: &mut Address) -> Outcome {
     if let (Some(one), Some(other)) = (local.link, remote.link)
         && one != other
     {
@@ -233,7 +235,7 @@ fn is_link_local(ip: IpAddr) -> bool {
 
 /// Which addresses a command accepts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Family {
+pub enum Family {
     /// IPv4 only, as the control protocol of rds-stress needs.
     V4,
     /// IPv6 only.
@@ -261,7 +263,7 @@ impl Family {
 }
 
 /// Returns the local address from which the routing table would reach `remote`. Sends nothing.
-pub(crate) fn route_to(remote: impl Into<Address>) -> Outcome<Address> {
+pub fn route_to(remote: impl Into<Address>) -> Outcome<Address> {
     let remote = remote.into();
     let any: IpAddr = match remote.ip {
         IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
@@ -288,7 +290,7 @@ pub(crate) fn route_to(remote: impl Into<Address>) -> Outcome<Address> {
 }
 
 /// Parses an address and a port, `10.0.0.1:4000`, `[2001:db8::1]:4000` or `[fe80::1%eth0]:4000`.
-pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, String> {
+pub fn endpoint(text: &str) -> Result<SocketAddr, String> {
     let inner = text.strip_prefix('[').and_then(|rest| rest.rsplit_once("]:"));
     if let Some((address, port)) = inner
         && address.contains('%')
@@ -300,14 +302,14 @@ pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// Parses a local address and a port.
-pub(crate) fn own_endpoint(text: &str) -> Result<SocketAddr, String> {
+pub fn own_endpoint(text: &str) -> Result<SocketAddr, String> {
     let place = endpoint(text)?;
     with_link(place.into())?;
     Ok(place)
 }
 
 /// Parses an address with or without a port, `10.0.0.1`, `10.0.0.1:4000` or `[2001:db8::1]:4000`.
-pub(crate) fn sender(text: &str) -> Result<(Address, Option<u16>), String> {
+pub fn sender(text: &str) -> Result<(Address, Option<u16>), String> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok((ip.into(), None));
     }
@@ -320,7 +322,7 @@ pub(crate) fn sender(text: &str) -> Result<(Address, Option<u16>), String> {
 }
 
 /// Gives the destination of a socket the interface of the socket's local address.
-pub(crate) fn towards(local: SocketAddr, remote: SocketAddr) -> Outcome<SocketAddr> {
+pub fn towards(local: SocketAddr, remote: SocketAddr) -> Outcome<SocketAddr> {
     let (mut own, mut to) = (Address::from(local), Address::from(remote));
     joined(&mut own, &mut to)?;
     with_link(to).map_err(Failure::usage)?;
@@ -328,7 +330,7 @@ pub(crate) fn towards(local: SocketAddr, remote: SocketAddr) -> Outcome<SocketAd
 }
 
 /// Parses `NAME=VALUE` with a whole number.
-pub(crate) fn setting(text: &str) -> Result<(String, i64), String> {
+pub fn setting(text: &str) -> Result<(String, i64), String> {
     let parts = text.split_once('=').and_then(|(name, value)| {
         let value = value.trim().parse().ok()?;
         Some((name.trim().to_owned(), value))

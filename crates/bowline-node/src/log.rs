@@ -1,7 +1,7 @@
 //! Standard output and standard error: lines, progress, and numbers that people read.
 
-mod log;
 mod stamp;
+mod writer;
 
 use std::{
     fmt,
@@ -10,47 +10,51 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) use log::{Duty, begin};
-pub(crate) use stamp::stamp;
+pub use stamp::stamp;
+pub use writer::{Duty, begin};
 
 /// Prints a line on standard output.
+#[macro_export]
 macro_rules! say {
-    ($($arg:tt)*) => { $crate::cli::common::out::line(format_args!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::log::line(format_args!($($arg)*)) };
 }
 
 /// Prints a line on standard error.
+#[macro_export]
 macro_rules! note {
-    ($($arg:tt)*) => { $crate::cli::common::out::error_line(format_args!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::log::error_line(format_args!($($arg)*)) };
 }
 
 /// Prints a line that a peer has caused on standard output. Those of a service are bounded in rate,
 /// so that peers cannot fill a disk.
+#[macro_export]
 macro_rules! say_of_peer {
     ($($arg:tt)*) => {
-        if $crate::cli::common::out::admits_line() { say!($($arg)*) }
+        if $crate::log::admits_line() { $crate::say!($($arg)*) }
     };
 }
 
 /// Prints a line that a peer has caused on standard error, under the same bound.
+#[macro_export]
 macro_rules! note_of_peer {
     ($($arg:tt)*) => {
-        if $crate::cli::common::out::admits_error_line() { note!($($arg)*) }
+        if $crate::log::admits_error_line() { $crate::note!($($arg)*) }
     };
 }
 
 /// Writes one line to standard output. The command's [`Duty`] decides what happens if that fails; a
 /// command without one ends.
-pub(crate) fn line(args: fmt::Arguments<'_>) {
+pub fn line(args: fmt::Arguments<'_>) {
     put(format!("{args}\n"));
 }
 
 /// Writes text without an end of line to standard output, under the same rule as [`line()`].
-pub(crate) fn text(text: &str) {
+pub fn text(text: &str) {
     put(text.to_owned());
 }
 
 fn put(text: String) {
-    match log::log() {
+    match writer::log() {
         Some(log) => log.out(text),
         None => {
             let mut out = io::stdout().lock();
@@ -71,12 +75,12 @@ fn cannot_write(error: &io::Error) -> ! {
 }
 
 /// Writes one line to standard error; a failure has nowhere to be reported.
-pub(crate) fn error_line(args: fmt::Arguments<'_>) {
+pub fn error_line(args: fmt::Arguments<'_>) {
     error_text(format!("{args}\n"));
 }
 
 fn error_text(text: String) {
-    match log::log() {
+    match writer::log() {
         Some(log) => log.err(text),
         None => {
             let mut err = io::stderr().lock();
@@ -87,18 +91,18 @@ fn error_text(text: String) {
 
 /// Returns whether one more line that a peer causes may go to standard output; counts a line that
 /// may not.
-pub(crate) fn admits_line() -> bool {
-    log::log().is_none_or(log::Log::admits_out)
+pub fn admits_line() -> bool {
+    writer::log().is_none_or(writer::Log::admits_out)
 }
 
 /// The same for standard error.
-pub(crate) fn admits_error_line() -> bool {
-    log::log().is_none_or(log::Log::admits_err)
+pub fn admits_error_line() -> bool {
+    writer::log().is_none_or(writer::Log::admits_err)
 }
 
 /// Waits until the lines are written; to be called at the end.
-pub(crate) fn finish() {
-    if let Some(log) = log::log() {
+pub fn finish() {
+    if let Some(log) = writer::log() {
         log.finish();
     }
 }
@@ -107,7 +111,7 @@ pub(crate) fn finish() {
 ///
 /// Shown when standard error is a terminal or the user asked for it, at most ten times a second.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     mode: Mode,
     shown: Option<Instant>,
     width: usize,
@@ -122,7 +126,7 @@ enum Mode {
 
 impl Progress {
     /// Returns a progress line; `asked` shows it even where standard error is not a terminal.
-    pub(crate) fn new(asked: bool) -> Self {
+    pub fn new(asked: bool) -> Self {
         let mode = match (io::stderr().is_terminal(), asked) {
             (true, _) => Mode::Rewrite,
             (false, true) => Mode::Lines,
@@ -132,7 +136,7 @@ impl Progress {
     }
 
     /// Shows the text unless one was shown a moment ago.
-    pub(crate) fn show(&mut self, text: fmt::Arguments<'_>) {
+    pub fn show(&mut self, text: fmt::Arguments<'_>) {
         let gap = match self.mode {
             Mode::Off => return,
             Mode::Rewrite => Duration::from_millis(100),
@@ -153,7 +157,7 @@ impl Progress {
     }
 
     /// Removes the line from the terminal, so that results do not mix with it.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         if self.mode == Mode::Rewrite && self.width > 0 {
             error_text(format!("\r{:width$}\r", "", width = self.width));
             self.width = 0;
@@ -168,7 +172,7 @@ impl Drop for Progress {
 }
 
 /// Returns a number of bytes in the largest binary unit that keeps three digits.
-pub(crate) fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -180,7 +184,7 @@ pub(crate) fn bytes(count: u64) -> String {
 }
 
 /// Returns a count with blanks between groups of three digits.
-pub(crate) fn count(value: u64) -> String {
+pub fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {

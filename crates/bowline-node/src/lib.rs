@@ -1,0 +1,14 @@
+//! The daemon of bowline as a library: a node that serves programs and disks until it is told to
+//! stop. It parses no command line; what its configuration says are values of its own types.
+
+#![forbid(unsafe_code)]
+
+// First, since its macros are used by all others.
+#[macro_use]
+pub mod log;
+mod failure;
+pub mod service_manager;
+pub mod signals;
+pub mod values;
+
+pub use failure::{Failure, Outcome, node_on, start_node};
