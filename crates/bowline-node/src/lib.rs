@@ -6,7 +6,11 @@
 // First, since its macros are used by all others.
 #[macro_use]
 pub mod log;
+pub mod config;
 mod failure;
+pub mod metrics;
+pub mod namespaces;
+pub mod programs;
 pub mod service_manager;
 pub mod signals;
 pub mod values;

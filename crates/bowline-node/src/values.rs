@@ -8,7 +8,7 @@ use std::{
 };
 
 use bowline_roce::Congestion;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{Failure, Outcome};
 
@@ -43,6 +43,41 @@ pub fn number(text: &str) -> Result<u64, String> {
 
 fn bad_number(text: &str) -> String {
     format!("\"{text}\" is not a number such as 512, 64k, 1m or 2GiB")
+}
+
+/// A number of bytes: `4096` or `"4KiB"`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Size(
+    /// The bytes.
+    pub u64,
+);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 65536 or \"64KiB\"")
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Size, E> {
+                u64::try_from(value)
+                    .map(Size)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(value), &self))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
+                Ok(Size(value))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                number(text).map(Size).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
 }
 
 /// Parses a [`number`] that must fit 32 bits.
@@ -164,11 +199,9 @@ pub fn with_link(address: Address) -> Result<Address, String> {
 }
 
 /// Deserializes a list of local addresses.
-pub fn own_list<'de, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<Address>, D::Error> {
+pub fn own_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>, D::Error> {
     let addresses = Vec::<Address>::deserialize(deserializer)?;
-    addresses.into_iter().map(with_link).collect::<Result<_, _>>().map_err(serde::de::Error::custom)
+    addresses.into_iter().map(with_link).collect::<Result<_, _>>().map_err(de::Error::custom)
 }
 
 impl From<IpAddr> for Address {

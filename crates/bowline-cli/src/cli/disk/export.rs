@@ -15,6 +15,7 @@ use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome,
     log::Duty,
+    metrics, namespaces,
     service_manager::Supervisor,
     signals::{Stop, hangups},
     values::number,
@@ -30,7 +31,6 @@ use super::{
     serving::Controls,
     side::Side,
 };
-use crate::cli::{metrics, rds::whose};
 
 /// How often the process checks whether its input has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -187,7 +187,8 @@ impl Args {
     }
 
     fn tree(&self, served: &Arc<Served>) -> Tree {
-        let sys = server_classes(Sys::new().proc(whose::proc()), served, self.controls.files());
+        let sys =
+            server_classes(Sys::new().proc(namespaces::proc()), served, self.controls.files());
         let (config, port) = (served.server().rtrs().config(), self.side.port);
         server_modules(sys, config, served.invalidates(), self.dir.as_deref(), port)
             .blocks(exports_node(Arc::<Served>::clone(served)))

@@ -26,7 +26,12 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Place, Server, create_folder_of, folder, sweep};
-use bowline_node::{Failure, Outcome, signals::Stop, values::Address};
+use bowline_node::{
+    Failure, Outcome,
+    metrics::{self, Exposition},
+    signals::Stop,
+    values::Address,
+};
 use bowline_rnbd_driver::{
     client::{Client, MapOptions},
     server::Exports,
@@ -43,7 +48,6 @@ use super::{
     watch::{self, Watch},
     words,
 };
-use crate::cli::metrics::{self, Exposition};
 
 /// Longest time in which the node is not ready because its disks are being mapped.
 const READY_MAX: Duration = Duration::from_secs(60);

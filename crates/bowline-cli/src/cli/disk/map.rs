@@ -13,7 +13,9 @@ use std::{
 
 use bowline_block::DiskEvent;
 use bowline_ctl::Sys;
-use bowline_node::{Failure, Outcome, log::Duty, service_manager::Supervisor, signals::Stop};
+use bowline_node::{
+    Failure, Outcome, log::Duty, metrics, namespaces, service_manager::Supervisor, signals::Stop,
+};
 use bowline_rnbd::{Errno, client::Outage};
 use bowline_rnbd_driver::{
     client::{Client, Disk, MapOptions},
@@ -33,7 +35,6 @@ use super::{
     side::{Further, Route, Side, Towards, some_time},
     watch,
 };
-use crate::cli::{metrics, rds::whose};
 
 /// How often the process checks whether it still has disks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -314,9 +315,10 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         move || of.sessions(),
         Arc::<DiskFrontEnds>::clone(&front_ends),
     );
-    let tree = client_classes(Sys::new().proc(whose::proc()), &front_ends, args.controls.files())
-        .blocks(disks_node(Arc::<DiskFrontEnds>::clone(&front_ends)))
-        .tree();
+    let tree =
+        client_classes(Sys::new().proc(namespaces::proc()), &front_ends, args.controls.files())
+            .blocks(disks_node(Arc::<DiskFrontEnds>::clone(&front_ends)))
+            .tree();
     let served = args.controls.serve(&tree, control.as_deref(), "map", metrics);
     let result =
         opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));

@@ -6,10 +6,10 @@ use std::{
 };
 
 use bowline_ctl::{Server, Tree, folder, fusefs, sweep};
-use bowline_node::{Failure, Outcome};
+use bowline_node::{Failure, Outcome, metrics};
 use bowline_rtrs_driver::tree::Files;
 
-use crate::cli::metrics;
+use crate::cli::metrics::MetricsOptions;
 
 /// Options of controlling the process.
 #[derive(Clone, Debug, clap::Args)]
@@ -25,7 +25,7 @@ pub(super) struct Controls {
     #[arg(long, value_name = "all|6.12", default_value = "all", value_parser = files)]
     files: Files,
     #[command(flatten)]
-    metrics: metrics::MetricsOptions,
+    metrics: MetricsOptions,
 }
 
 /// What is served; dropping it ends that.
@@ -66,7 +66,7 @@ impl Controls {
             })?)
         };
         let files = self.tree.as_deref().map(|dir| mounted(tree, dir)).transpose()?;
-        let metrics = self.metrics.serve(metrics)?;
+        let metrics = self.metrics.settings().serve(metrics)?;
         Ok(Controlled { _metrics: metrics, _socket: socket, _files: files })
     }
 }

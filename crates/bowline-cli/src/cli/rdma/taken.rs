@@ -8,10 +8,9 @@ use std::{
 };
 
 use bowline_ctl::Client;
-use bowline_node::values::Address;
+use bowline_node::{namespaces::numbered, values::Address};
 
 use super::devices::{Holder, holder};
-use crate::cli::rds::whose::numbered;
 
 /// Longest wait for a place in the queue of a node.
 const TIMEOUT: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, fs,
+    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
@@ -10,15 +10,13 @@ use std::{
 use bowline::rds::PollMode;
 use bowline_node::{
     Failure, Outcome,
-    values::{Address, number, own_list},
+    config::access::{Access, Network},
+    values::{Address, Size, own_list},
 };
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
 use toml::{Spanned, Table};
 
-use super::{
-    access::{Access, Network},
-    over_rdma::DeviceName,
-};
+use super::over_rdma::DeviceName;
 use crate::cli::disk::{Settings, Tables};
 
 /// A commented file with every key; `bowline node --example-config` prints it.
@@ -94,38 +92,6 @@ impl File {
         let services = Settings::parse(&tables).map_err(|(at, text)| (line(at), text))?;
         file.services = Some(services);
         Ok(file)
-    }
-}
-
-/// A number of bytes: `4096` or `"4KiB"`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Size(pub(crate) u64);
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Size;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as 65536 or \"64KiB\"")
-            }
-
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Size, E> {
-                u64::try_from(value)
-                    .map(Size)
-                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(value), &self))
-            }
-
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
-                Ok(Size(value))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
-                number(text).map(Size).map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(Visitor)
     }
 }
 

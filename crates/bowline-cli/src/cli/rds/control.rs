@@ -26,13 +26,16 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Json, Op, Place, Server, Tree};
-use bowline_node::{Failure, Outcome, values::Address};
+use bowline_node::{
+    Failure, Outcome,
+    namespaces::{Whose, numbered},
+    programs,
+    values::Address,
+};
 
 use super::{
-    programs,
     snapshot::Snapshot,
     tree::{ALL_PEERS, NODE, PROBE_MAX},
-    whose::{Whose, numbered},
 };
 
 /// Longest wait of a client for an answer.

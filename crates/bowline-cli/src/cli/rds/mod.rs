@@ -1,7 +1,6 @@
 //! RDS: a node as a service, its control tree and socket, and the equivalents of the rds-tools
 //! commands.
 
-mod access;
 pub(crate) mod admin;
 pub(crate) mod config;
 pub(crate) mod control;
@@ -11,11 +10,9 @@ pub(crate) mod node;
 pub(crate) mod over_rdma;
 pub(crate) mod ping;
 pub(crate) mod pipe;
-pub(crate) mod programs;
 pub(crate) mod run;
 pub(crate) mod shares;
 pub(crate) mod snapshot;
 pub(crate) mod stress;
 pub(crate) mod top;
 mod tree;
-pub(crate) mod whose;

@@ -22,8 +22,10 @@ use bowline_ctl::{Server, fusefs::Mount, passed};
 use bowline_host::{HandOver, HostState, Policy, Quota};
 use bowline_node::{
     Failure, Outcome,
+    config::access::{self, Name, Network, network},
     log::stamp,
-    node_on,
+    metrics, node_on,
+    programs::{self, Programs},
     service_manager::Supervisor,
     signals::{Stop, hangups},
     values::{Address, number, own, setting},
@@ -36,18 +38,16 @@ use hand_over::{FormerNode, From, Keeper, Taken};
 use sandbox::Places;
 
 use super::{
-    access::{self, Name, Network, network},
     config::{self, File, Poll},
     control,
     over_rdma::{DeviceName, Devices, SoftPort},
-    programs::{self, Programs},
     snapshot::NodeFacts,
     tree::tree,
 };
 use crate::cli::{
     confine::Confinement,
     disk::{self, HostDisks, mounted},
-    metrics,
+    metrics::MetricsOptions,
 };
 
 /// Time between looks at what happened.
@@ -173,7 +173,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
     #[command(flatten)]
-    metrics: metrics::MetricsOptions,
+    metrics: MetricsOptions,
     /// Longest wait at the end until peers have everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
@@ -215,7 +215,7 @@ struct Settings {
     limits: Limits,
     usual: Quota,
     tree: Option<PathBuf>,
-    metrics: metrics::MetricsOptions,
+    metrics: metrics::Settings,
     drain: Duration,
     /// Whether the node gives up what it does not need.
     sandbox: bool,
@@ -224,7 +224,9 @@ struct Settings {
 
 impl Settings {
     fn merge(args: Args, file: File) -> Outcome<Self> {
-        let size = |given: Option<u64>, file: Option<config::Size>| given.or(file.map(|s| s.0));
+        let size = |given: Option<u64>, file: Option<bowline_node::values::Size>| {
+            given.or(file.map(|s| s.0))
+        };
         let mut addresses = if args.address.is_empty() { file.address } else { args.address };
         let mut seen = Vec::new();
         addresses.retain(|address| {

@@ -9,12 +9,9 @@ use std::{
 };
 
 use bowline_host::{preload, preload_library, preload_library_of_musl};
-use bowline_node::{Failure, Outcome};
+use bowline_node::{Failure, Outcome, programs};
 
-use super::{
-    libc::{self, Libc},
-    programs,
-};
+use super::libc::{self, Libc};
 
 /// Run a program whose RDS sockets (AF_RDS) are those of a node on this host.
 ///

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bowline_ctl::{Client, Errno, Json, Op, folders};
+use bowline_node::namespaces::Whose;
 
 use super::{
     Refusal,
@@ -16,10 +17,7 @@ use super::{
     format::{Cell, Item},
     sysfs,
 };
-use crate::cli::rds::{
-    control::{looked_in, none_here},
-    whose::Whose,
-};
+use crate::cli::rds::control::{looked_in, none_here};
 
 /// How long a process may take to accept a connection, and to answer a read. Commands may take any
 /// time.

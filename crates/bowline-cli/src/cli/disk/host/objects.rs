@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Errno, Node, Sys, Tree};
-use bowline_node::Failure;
+use bowline_node::{Failure, namespaces};
 use bowline_rnbd_driver::tree::{
     DiskInfo, Disks, ExportCommands, ExportInfo, Exports, MapSpec, disks_node, exports_node,
 };
@@ -14,12 +14,9 @@ use bowline_rtrs_driver::{
 };
 
 use super::{ClientSession, HostDisks};
-use crate::cli::{
-    disk::{
-        map::{ClientObjects, client_classes},
-        served::{server_classes, server_modules},
-    },
-    rds::whose,
+use crate::cli::disk::{
+    map::{ClientObjects, client_classes},
+    served::{server_classes, server_modules},
 };
 
 /// Block devices of two kinds: what is mapped, and what is exported.
@@ -51,7 +48,7 @@ impl HostDisks {
 
     /// Returns a tree of the disks alone.
     pub(super) fn tree(self: &Arc<Self>) -> Tree {
-        self.objects(Sys::new().proc(whose::proc())).tree()
+        self.objects(Sys::new().proc(namespaces::proc())).tree()
     }
 }
 

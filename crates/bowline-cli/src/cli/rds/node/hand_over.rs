@@ -13,13 +13,14 @@ use std::{
 use bowline::rds::Node;
 use bowline_base::Errno;
 use bowline_host::{Former, HandOver, HostState};
-use bowline_node::{Failure, Outcome, service_manager::Supervisor};
+use bowline_node::{
+    Failure, Outcome,
+    programs::{self, Programs},
+    service_manager::Supervisor,
+};
 
 use super::sandbox::Places;
-use crate::cli::rds::{
-    over_rdma::SoftPort,
-    programs::{self, Programs},
-};
+use crate::cli::rds::over_rdma::SoftPort;
 
 /// Names under which descriptors are kept by a service manager.
 pub(super) const STORED: [&str; 2] = [STATE, PROGRAMS];

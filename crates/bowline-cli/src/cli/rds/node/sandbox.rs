@@ -7,18 +7,14 @@ use std::{
 };
 
 use bowline_ctl::Place;
-use bowline_node::Outcome;
+use bowline_node::{Outcome, programs};
 use bowline_wire::rds::TCP_PORT;
 use rustix::{
     net::{AddressFamily, SocketType, socket, sockopt::set_tcp_congestion},
     thread::CapabilitySet,
 };
 
-use super::{
-    super::{control, programs},
-    Settings,
-    hand_over::Taken,
-};
+use super::{super::control, Settings, hand_over::Taken};
 use crate::cli::confine::{Confinement, Needs, confine};
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network

@@ -34,7 +34,6 @@ use rustix::{
 use super::*;
 use crate::cli::{
     confine::apart,
-    metrics::MetricsOptions,
     rds::{config, node::Args},
 };
 
@@ -210,8 +209,8 @@ apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     chown(&folder, Some(NOBODY), None).expect("an owner");
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).expect("a mode");
     let place = SocketAddr::from(([127, 0, 0, 1], 17));
-    let metrics = MetricsOptions::default().or(Some(place), Vec::new()).expect("options");
-    let scene = Scene::with(folder, Args { metrics, ..Args::default() });
+    let mut scene = Scene::with(folder, Args::default());
+    scene.settings.metrics.place = Some(place);
     let Some(confinement) = scene.confined() else { return };
     let on = confinement.on().expect("it is confined");
     let kept = "no capabilities but NET_BIND_SERVICE for metrics at port 17,";

@@ -44,7 +44,7 @@ const START_PAGE: &str =
 
 /// Serves until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     place: SocketAddr,
     /// The thread ends when this does.
     wake: Option<UnixStream>,

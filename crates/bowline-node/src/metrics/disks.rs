@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Returns the metrics of a server of disks.
-pub(crate) fn exports(engine: Arc<Engine>, server: Arc<ExportServer>) -> Source {
+pub fn exports(engine: Arc<Engine>, server: Arc<ExportServer>) -> Source {
     process::begin();
     Box::new(move |out| {
         process::write(out);
@@ -32,7 +32,7 @@ pub(crate) fn exports(engine: Arc<Engine>, server: Arc<ExportServer>) -> Source 
 }
 
 /// Returns the metrics of a client of disks.
-pub(crate) fn mapped(
+pub fn mapped(
     engine: Arc<Engine>,
     sessions: impl Fn() -> Vec<Arc<Session>> + Send + 'static,
     disks: Arc<dyn Disks>,
@@ -46,13 +46,13 @@ pub(crate) fn mapped(
 }
 
 /// Writes the metrics of the devices and the driver below a server or client.
-pub(crate) fn engine(out: &mut Exposition, engine: &Engine) {
+pub fn engine(out: &mut Exposition, engine: &Engine) {
     rdma::write(out, engine.devices());
     counters(out, "bowline_rtrs_driver", &[], engine.stats().described());
 }
 
 /// Writes the metrics of a server.
-pub(crate) fn exports_of(out: &mut Exposition, server: &ExportServer) {
+pub fn exports_of(out: &mut Exposition, server: &ExportServer) {
     let rtrs = server.rtrs();
     counters(out, "bowline_rtrs_server", &[], rtrs.counters().described());
     server_paths(out, &**rtrs);
@@ -60,7 +60,7 @@ pub(crate) fn exports_of(out: &mut Exposition, server: &ExportServer) {
 }
 
 /// Writes the metrics of a client: its sessions and its disks.
-pub(crate) fn disks_of(out: &mut Exposition, sessions: &[Arc<Session>], disks: &dyn Disks) {
+pub fn disks_of(out: &mut Exposition, sessions: &[Arc<Session>], disks: &dyn Disks) {
     client_paths(out, sessions);
     disk_families(out, disks);
 }

@@ -18,7 +18,7 @@ use super::{
 const CONNECTIONS_MAX: usize = 1000;
 
 /// Returns the metrics of a node; `more` writes those of its other services.
-pub(crate) fn node(node: Node, more: impl Fn(&mut Exposition) + Send + 'static) -> Source {
+pub fn node(node: Node, more: impl Fn(&mut Exposition) + Send + 'static) -> Source {
     process::begin();
     Box::new(move |out| {
         process::write(out);

@@ -34,7 +34,7 @@ impl Kind {
 
 /// A text under construction.
 #[derive(Debug, Default)]
-pub(crate) struct Exposition {
+pub struct Exposition {
     text: String,
 }
 

@@ -7,7 +7,7 @@ use bowline_host::network_namespace;
 
 /// Whose node listens at a place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Whose {
+pub enum Whose {
     /// That of this process's network namespace, or one that does not tell: of an older version, or
     /// on a kernel that does not.
     Ours,
@@ -19,13 +19,13 @@ pub(crate) enum Whose {
 
 impl Whose {
     /// Whose a node is that says this of its namespace.
-    pub(crate) fn of(namespace: u64) -> Self {
+    pub fn of(namespace: u64) -> Self {
         let own = network_namespace();
         if own != 0 && namespace != 0 && own != namespace { Self::Others } else { Self::Ours }
     }
 
     /// Whose a process is that serves this tree, if [`proc`] is in it.
-    pub(crate) fn of_tree(tree: &Json) -> Self {
+    pub fn of_tree(tree: &Json) -> Self {
         let found = PLACE.iter().try_fold(tree, |tree, name| tree.member(name));
         Self::of(found.and_then(Json::as_u64).unwrap_or_default())
     }
@@ -36,7 +36,7 @@ const PLACE: [&str; 3] = ["proc", "self", NAME];
 const NAME: &str = "network_namespace";
 
 /// What a process that serves disks, or has mapped some, tells of itself in its tree.
-pub(crate) fn proc() -> Arc<dyn Node> {
+pub fn proc() -> Arc<dyn Node> {
     let [_, of_process, _] = PLACE;
     Arc::new(Dir::new().with(of_process, Arc::new(Process(network_namespace()))))
 }
@@ -55,7 +55,7 @@ impl Node for Process {
 
 /// The name of what a node of this network namespace has, where one of another may have the usual
 /// one; without it where the kernel does not number namespaces.
-pub(crate) fn numbered(name: &str) -> Option<String> {
+pub fn numbered(name: &str) -> Option<String> {
     let namespace = network_namespace();
     (namespace != 0).then(|| format!("{name}-{namespace}"))
 }

@@ -1,6 +1,7 @@
 //! Sockets of a node for the programs of its host.
 
 use std::{
+    fmt,
     fs::{self, Permissions},
     io::{self, ErrorKind},
     iter,
@@ -12,22 +13,29 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::{Failure, Outcome};
 use bowline::rds::Node;
 use bowline_ctl::OwnedFile;
 use bowline_host::{HandOver, Host, HostState, Policy, Quota, Refusal, namespace_at};
-use bowline_node::{Failure, Outcome};
 
-use super::whose::{Whose, numbered};
+use crate::namespaces::{Whose, numbered};
 
 /// Serves programs until it is dropped.
-pub(crate) struct Programs {
+pub struct Programs {
     path: PathBuf,
     /// The socket's file, where no service manager has made it; it goes before the listener.
     file: Option<SocketFile>,
     host: Host,
 }
 
+impl fmt::Debug for Programs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Programs").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
 /// The names of a socket, which go with it.
+#[derive(Debug)]
 struct SocketFile(Vec<OwnedFile>);
 
 impl SocketFile {
@@ -47,7 +55,8 @@ impl Drop for SocketFile {
 }
 
 /// Where programs are to be served: it listens already, and who connects waits.
-pub(crate) struct Place {
+#[derive(Debug)]
+pub struct Place {
     path: PathBuf,
     file: SocketFile,
     listener: UnixListener,
@@ -57,7 +66,7 @@ impl Place {
     /// Listens at `path`, or at the default place, in a folder that is made where it is missing.
     /// Another node of this network namespace may have the default place: `None`, and this one
     /// serves no programs.
-    pub(crate) fn listen(path: Option<&Path>, policy: &Policy) -> Outcome<Option<Self>> {
+    pub fn listen(path: Option<&Path>, policy: &Policy) -> Outcome<Option<Self>> {
         let has_others = !policy.attach.is_nobody();
         let place = path.map_or_else(default_path, Path::to_owned);
         let mode = if has_others { OPEN } else { 0o700 };
@@ -95,7 +104,7 @@ impl Place {
 
 impl Programs {
     /// Serves programs at this place.
-    pub(crate) fn start(node: &Node, place: Place, policy: Policy, usual: Quota) -> Outcome<Self> {
+    pub fn start(node: &Node, place: Place, policy: Policy, usual: Quota) -> Outcome<Self> {
         let Place { path, file, listener } = place;
         let host = Host::start(node.driver().clone(), listener, policy, usual);
         let host = host.map_err(|error| cannot_serve(&path, &error))?;
@@ -105,7 +114,7 @@ impl Programs {
     /// Serves programs at a socket whose file stays when this process ends, with the mode that it
     /// has. At one that the service manager has passed, the next program that connects starts the
     /// node again.
-    pub(crate) fn start_passed(
+    pub fn start_passed(
         node: &Node,
         listener: UnixListener,
         policy: Policy,
@@ -124,7 +133,7 @@ impl Programs {
     /// Goes on with the programs of another node, which has handed them over: where that one
     /// listened, or at the socket that the service manager has passed. A socket of the manager's
     /// is not this process's to remove.
-    pub(crate) fn resume(
+    pub fn resume(
         node: &Node,
         passed: Option<UnixListener>,
         is_managers: bool,
@@ -145,28 +154,29 @@ impl Programs {
     }
 
     /// A descriptor that is readable once another node has asked for this one's place.
-    pub(crate) fn successor_bell(&self) -> BorrowedFd<'_> {
+    pub fn successor_bell(&self) -> BorrowedFd<'_> {
         self.host.successor_bell()
     }
 
     /// Takes the connection to that node.
-    pub(crate) fn take_successor(&self) -> Option<UnixStream> {
+    pub fn take_successor(&self) -> Option<UnixStream> {
         self.host.take_successor()
     }
 
     /// Stops serving, for another process to go on; the socket's file stays.
     /// Other sockets at which this process listens go with it.
-    pub(crate) fn hand_over(self, others: Vec<(PathBuf, UnixListener)>) -> io::Result<HandOver> {
+    pub fn hand_over(self, others: Vec<(PathBuf, UnixListener)>) -> io::Result<HandOver> {
         std::mem::forget(self.file);
         self.host.hand_over_with(others)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Returns the path of the socket at which programs are served.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Prints what programs were refused since the last call.
-    pub(crate) fn log(&self) {
+    pub fn log(&self) {
         for Refusal { user, what, count } in self.host.refusals() {
             match user {
                 Some(user) => say_of_peer!("programs: user {user} {what} ({count})"),
@@ -248,7 +258,7 @@ fn whose(place: &Path) -> io::Result<Whose> {
 
 /// Where a node of this user serves programs of this network namespace: at the name with its
 /// number, unless it has the usual one only, which a service manager or an older version gave it.
-pub(crate) fn default_path() -> PathBuf {
+pub fn default_path() -> PathBuf {
     let mut paths = names().into_iter().map(|name| folder().join(name));
     let own = paths.next().unwrap_or_default();
     let is_only = |usual: &PathBuf| whose(&own).is_err() && matches!(whose(usual), Ok(Whose::Ours));
@@ -256,7 +266,7 @@ pub(crate) fn default_path() -> PathBuf {
 }
 
 /// Paths at which programs look for a node, in this order.
-pub(crate) fn places() -> Vec<PathBuf> {
+pub fn places() -> Vec<PathBuf> {
     let mut folders = vec![folder(), Path::new("/run/bowline").join(FOLDER)];
     folders.dedup();
     folders.iter().flat_map(|folder| names().into_iter().map(|name| folder.join(name))).collect()
@@ -267,7 +277,7 @@ pub(crate) fn places() -> Vec<PathBuf> {
 ///
 /// # Errors
 /// Why there is none.
-pub(crate) fn reachable(places: &[PathBuf]) -> Result<PathBuf, String> {
+pub fn reachable(places: &[PathBuf]) -> Result<PathBuf, String> {
     let (mut why, mut unknown) = (Vec::new(), None);
     for place in places {
         match whose(place) {

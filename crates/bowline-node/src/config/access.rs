@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, net::IpAddr, ops::RangeInclusive};
 
+use crate::{Failure, Outcome};
 use bowline_host::{BindRule, Policy, Quota, Who};
-use bowline_node::{Failure, Outcome};
 use bowline_rds::{IpNet, PeerList};
 use nix::unistd::{Group, User};
 use serde::{Deserialize, de};
 
-use super::config::Size;
+use crate::values::Size;
 
 /// Stands for every user.
 const EVERYBODY: &str = "*";
@@ -16,9 +16,11 @@ const EVERYBODY: &str = "*";
 /// The tables `[access]`; what is absent keeps its default.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Access {
-    pub(crate) users: Vec<Name>,
-    pub(crate) groups: Vec<Name>,
+pub struct Access {
+    /// Users whose programs are served.
+    pub users: Vec<Name>,
+    /// Groups whose programs are served.
+    pub groups: Vec<Name>,
     inspect_users: Vec<Name>,
     inspect_groups: Vec<Name>,
     rdma_users: Vec<Name>,
@@ -65,8 +67,10 @@ impl Amounts {
 /// A user or group by its name or number.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
 #[serde(untagged)]
-pub(crate) enum Name {
+pub enum Name {
+    /// The number.
     Number(u32),
+    /// The name, or `*` for everybody.
     Text(String),
 }
 
@@ -79,7 +83,7 @@ impl From<&str> for Name {
 /// A network, or an address alone: `10.0.0.0/8`, `fd00::1`.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 #[serde(try_from = "String")]
-pub(crate) struct Network(pub(crate) IpNet);
+pub struct Network(pub IpNet);
 
 impl TryFrom<String> for Network {
     type Error = String;
@@ -90,7 +94,7 @@ impl TryFrom<String> for Network {
 }
 
 /// Parses a network or an address.
-pub(crate) fn network(text: &str) -> Result<Network, String> {
+pub fn network(text: &str) -> Result<Network, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     let network = text.parse::<IpNet>().or_else(|_| address());
     let network = network.map_err(|_| {
@@ -158,7 +162,7 @@ fn user(text: &str) -> Outcome<u32> {
 
 impl Access {
     /// What the tables mean, with names looked up; `usual` is the quota where nothing else is said.
-    pub(crate) fn policy(&self, usual: Quota) -> Outcome<Policy> {
+    pub fn policy(&self, usual: Quota) -> Outcome<Policy> {
         let usual = self.quota.unwrap_or_default().or(usual);
         let bind = |rule: &Bind| {
             let anybody = rule.users.is_empty() && rule.groups.is_empty();
@@ -182,7 +186,7 @@ impl Access {
 }
 
 /// The list of peers of networks to allow and to deny.
-pub(crate) fn peers(allow: &[Network], deny: &[Network]) -> PeerList {
+pub fn peers(allow: &[Network], deny: &[Network]) -> PeerList {
     let networks = |list: &[Network]| list.iter().map(|network| network.0).collect();
     PeerList { allow: networks(allow), deny: networks(deny) }
 }

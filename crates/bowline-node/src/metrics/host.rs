@@ -8,7 +8,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Parses a name that a host is known by.
-pub(super) fn name(text: &str) -> Result<String, String> {
+pub fn name(text: &str) -> Result<String, String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if !text.is_empty() && text.chars().all(is_part) {
         return Ok(text.to_owned());

@@ -18,52 +18,43 @@ mod rds;
 
 use std::net::SocketAddr;
 
+use crate::{Failure, Outcome};
 use bowline_base::count::Described;
-use bowline_node::{Failure, Outcome};
 
-pub(crate) use disks::{disks_of, engine, exports, exports_of, mapped};
-pub(crate) use exposition::Exposition;
-pub(crate) use http::Server;
-pub(crate) use rds::node;
+pub use disks::{disks_of, engine, exports, exports_of, mapped};
+pub use exposition::Exposition;
+pub use host::name as host_name;
+pub use http::Server;
+pub use rds::node;
 
 use exposition::Kind;
 
 /// Writes the metrics of one process.
-pub(crate) type Source = Box<dyn Fn(&mut Exposition) + Send>;
+pub type Source = Box<dyn Fn(&mut Exposition) + Send>;
 
-/// The option of commands that serve metrics.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct MetricsOptions {
-    /// Serve metrics for Prometheus over HTTP at this address and port, as 127.0.0.1:9465, below
-    /// /metrics. There is no authentication: whoever reaches the address can read the names of
-    /// peers, sessions and disks, so keep it on loopback or behind a proxy. Clients ask by an IP
-    /// address, localhost, the name of this host, or one of --metrics-host
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics: Option<SocketAddr>,
-    /// Serve metrics to clients that ask by this name of the host as well; may be repeated. Others
-    /// are refused: a web page could have its own name lead here, and a browser would let it read
-    #[arg(long, value_name = "NAME", value_parser = host::name)]
-    metrics_host: Vec<String>,
+/// Where metrics are served, and to whom.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Address and port; `None`: metrics are not served.
+    pub place: Option<SocketAddr>,
+    /// Names of this host, beside its own, by which clients may ask; [`host_name`] checks them.
+    pub hosts: Vec<String>,
 }
 
-impl MetricsOptions {
-    /// Returns the options, or else what a configuration file says.
-    pub(crate) fn or(self, place: Option<SocketAddr>, hosts: Vec<String>) -> Outcome<Self> {
-        let hosts = hosts.iter().map(|host| host::name(host));
-        let hosts = hosts.collect::<Result<_, _>>().map_err(Failure::usage)?;
-        let metrics_host = if self.metrics_host.is_empty() { hosts } else { self.metrics_host };
-        Ok(Self { metrics: self.metrics.or(place), metrics_host })
-    }
-
+impl Settings {
     /// Returns the port, if metrics are served.
-    pub(crate) fn port(&self) -> Option<u16> {
-        self.metrics.map(|place| place.port())
+    pub fn port(&self) -> Option<u16> {
+        self.place.map(|place| place.port())
     }
 
-    /// Serves metrics until the result is dropped, if the user asked for it, and says where.
-    pub(crate) fn serve(&self, source: Source) -> Outcome<Option<Server>> {
-        let Some(place) = self.metrics else { return Ok(None) };
-        let hosts = host::Hosts::new(self.metrics_host.clone());
+    /// Serves metrics until the result is dropped, if there is a place for them, and says where.
+    ///
+    /// # Errors
+    ///
+    /// The place cannot be listened at.
+    pub fn serve(&self, source: Source) -> Outcome<Option<Server>> {
+        let Some(place) = self.place else { return Ok(None) };
+        let hosts = host::Hosts::new(self.hosts.clone());
         let server = Server::start(place, hosts, source).map_err(|error| {
             Failure::failed(format!(
                 "cannot serve metrics at {place}: {error}; choose another place with --metrics \

@@ -1,0 +1,3 @@
+//! What the configuration of a node says.
+
+pub mod access;
