@@ -24,6 +24,7 @@ use bowline_base::Instant;
 use bowline_verbs::{PathStats, Qpn};
 
 pub(crate) use self::path::Path;
+pub(crate) use self::round_trip::{DeviationWeight, RoundTrip};
 
 /// How the window of packets in flight is determined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

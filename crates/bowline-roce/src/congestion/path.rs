@@ -10,7 +10,7 @@ use bowline_verbs::PathStats;
 use super::Congestion;
 use super::delay_target::{DelayTarget, Route};
 use super::pacer::Pacer;
-use super::round_trip::RoundTrip;
+use super::round_trip::{DeviationWeight, RoundTrip};
 
 /// Most bytes that must be free before a window that was full opens again: a burst.
 const REOPEN_MAX: u64 = 65_000;
@@ -73,10 +73,10 @@ impl Path {
                 cnps_received: 0,
                 cnps_sent: 0,
             },
-            round_trip: RoundTrip::default(),
+            round_trip: RoundTrip::new(DeviationWeight::Window),
             control,
             reads: (congestion == Congestion::Delay).then(|| DelayTarget::new(now)),
-            read_round_trip: RoundTrip::default(),
+            read_round_trip: RoundTrip::new(DeviationWeight::Window),
             asked: 0,
             pacer: Pacer::new(),
             in_flight: 0,

@@ -165,7 +165,7 @@ impl Requester {
             cursor: Cursor::new(Psn::ZERO),
             window: Window::new(),
             recovery: Recovery::new(),
-            timer: RetransmissionTimer::default(),
+            timer: RetransmissionTimer::new(),
             log: SentLog::new(Psn::ZERO),
             asked: SentLog::new(Psn::ZERO),
             holes: Holes::new(),

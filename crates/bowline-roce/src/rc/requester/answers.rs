@@ -298,7 +298,7 @@ impl Requester {
             // The packets to be retransmitted have arrived after all.
             self.cursor.seek_una(&self.queue, una);
         }
-        self.timer.replace_guess(ctx.path.measured());
+        self.timer.replace_guess(ctx.now, ctx.path.measured());
         self.timer.progress(ctx.now, una, self.window.unanswered(), answered);
     }
 }
