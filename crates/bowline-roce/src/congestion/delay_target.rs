@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 
+use super::controller::{Acknowledged, Cause, Controller, Lost, Room, Route, TimedOut};
 use super::round_trip::RoundTrip;
 
 /// Window of a path about which nothing is known, in bytes.
@@ -219,7 +220,7 @@ impl Steady {
 
 /// What the window follows from.
 #[derive(Debug)]
-pub(super) struct DelayTarget {
+pub(crate) struct DelayTarget {
     window: f64,
     packet: f64,
     mode: Mode,
@@ -267,15 +268,6 @@ pub(super) struct DelayTarget {
     recent: [Duration; RECENT],
 }
 
-/// What a round has shown about the route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub(super) enum Route {
-    Same,
-    /// This is the least round trip now.
-    Least(Duration),
-}
-
 /// Time after which the least round trip is looked for again.
 fn drain_after(round_trip: &RoundTrip) -> Duration {
     let after = round_trip.smoothed().unwrap_or_default() * DRAIN_AFTER;
@@ -284,7 +276,7 @@ fn drain_after(round_trip: &RoundTrip) -> Duration {
 }
 
 impl DelayTarget {
-    pub(super) const fn new(now: Instant) -> Self {
+    pub(crate) const fn new(now: Instant) -> Self {
         Self {
             window: START,
             packet: 1024.0,
@@ -315,79 +307,13 @@ impl DelayTarget {
         }
     }
 
-    /// Bytes that may be in flight.
-    #[inline]
-    pub(super) const fn window(&self) -> u64 {
-        self.window as u64
-    }
-
-    /// The window in bytes, exactly.
-    pub(super) const fn exact(&self) -> f64 {
-        self.window
-    }
-
     /// How much faster than the window is sent.
-    pub(super) fn pacing_gain(&self) -> f64 {
+    fn pacing_gain(&self) -> f64 {
         match self.mode {
             Mode::Start => 2.0,
             _ if self.window < 2.0 * self.packet => 1.0,
             _ => 1.25,
         }
-    }
-
-    /// Sets the bytes of a full packet.
-    pub(super) const fn set_packet(&mut self, packet: u64) {
-        self.packet = packet as f64;
-    }
-
-    /// Notes that the window was full.
-    #[inline]
-    pub(super) const fn limited(&mut self) {
-        self.round.limited = true;
-    }
-
-    /// Takes an acknowledgement of `bytes`, and the round trip of what was sent at a time.
-    pub(super) fn acknowledged(
-        &mut self,
-        now: Instant,
-        bytes: u64,
-        sample: Option<(Duration, Instant)>,
-        round_trip: &RoundTrip,
-    ) -> Route {
-        let (least, smoothed) = (round_trip.least(), round_trip.smoothed().unwrap_or_default());
-        self.end_old_round(now, smoothed);
-        self.deviation = round_trip.deviation();
-        self.delivered += bytes as f64;
-        self.round.delivered += bytes as f64;
-        if self.mode == Mode::Start && (self.round.limited || self.was_limited) {
-            self.set(self.window + bytes as f64);
-        }
-        let Some((sample, sent_at)) = sample else { return Route::Same };
-        let round = &mut self.round;
-        round.shortest = round.shortest.min(sample);
-        round.longest = round.longest.max(sample);
-        round.samples += 1;
-        self.peak = self.peak.max(sample.saturating_sub(least));
-        if let Mode::Drain { least, empty_from, longest, samples, .. } = &mut self.mode {
-            *least = (*least).min(sample);
-            if sent_at >= *empty_from {
-                *longest = (*longest).max(sample);
-                *samples += 1;
-            }
-        }
-        self.recent.rotate_left(1);
-        self.recent[RECENT - 1] = sample;
-        if self.mode == Mode::Start && round.samples >= RECENT as u32 {
-            let queue = self.recent_least().saturating_sub(least);
-            // The first burst of a round queues behind itself.
-            if queue > self.target(least).max(least / START_PART) {
-                self.end_start(now);
-            }
-        }
-        if sent_at < self.round.began {
-            return Route::Same;
-        }
-        self.end_round(now, round_trip)
     }
 
     /// Ends a round without an end: while much is sent again, no round trip is measured.
@@ -590,20 +516,89 @@ impl DelayTarget {
         Route::Same
     }
 
-    /// Notes the loss of a packet that was sent at a time. Tells whether it is taken for
-    /// congestion.
-    pub(super) fn lost(
-        &mut self,
-        now: Instant,
-        sent_at: Instant,
-        least: Duration,
-        smoothed: Duration,
-    ) -> bool {
+    fn reduce(&mut self, now: Instant, factor: f64) {
+        self.round.reduced = true;
+        self.reduced_at = now;
+        self.empty_rounds = 0;
+        match &mut self.mode {
+            Mode::Start => self.mode = Mode::Target,
+            // What was lost was sent before.
+            Mode::Drain { window, .. } => *window *= factor,
+            Mode::Target | Mode::Foreign { .. } => {}
+        }
+        self.set(self.window * factor);
+    }
+
+    fn set(&mut self, window: f64) {
+        self.window = window.clamp(WINDOW_MIN * self.packet, WINDOW_MAX);
+    }
+}
+
+impl Controller for DelayTarget {
+    #[inline]
+    fn window(&self) -> Option<u64> {
+        Some(self.window as u64)
+    }
+
+    fn pacing(&self) -> Option<f64> {
+        Some(self.window * self.pacing_gain())
+    }
+
+    fn set_packet(&mut self, packet: u64) {
+        self.packet = packet as f64;
+    }
+
+    #[inline]
+    fn sent(&mut self, _amount: u64, room: Room) {
+        self.round.limited |= room == Room::Full;
+    }
+
+    fn acknowledged(&mut self, acknowledged: &Acknowledged<'_>) -> Route {
+        let Acknowledged { now, amount: bytes, sample, round_trip } = *acknowledged;
+        let (least, smoothed) = (round_trip.least(), round_trip.smoothed().unwrap_or_default());
+        self.end_old_round(now, smoothed);
+        self.deviation = round_trip.deviation();
+        self.delivered += bytes as f64;
+        self.round.delivered += bytes as f64;
+        if self.mode == Mode::Start && (self.round.limited || self.was_limited) {
+            self.set(self.window + bytes as f64);
+        }
+        let Some((sample, sent_at)) = sample else { return Route::Same };
+        let round = &mut self.round;
+        round.shortest = round.shortest.min(sample);
+        round.longest = round.longest.max(sample);
+        round.samples += 1;
+        self.peak = self.peak.max(sample.saturating_sub(least));
+        if let Mode::Drain { least, empty_from, longest, samples, .. } = &mut self.mode {
+            *least = (*least).min(sample);
+            if sent_at >= *empty_from {
+                *longest = (*longest).max(sample);
+                *samples += 1;
+            }
+        }
+        self.recent.rotate_left(1);
+        self.recent[RECENT - 1] = sample;
+        if self.mode == Mode::Start && round.samples >= RECENT as u32 {
+            let queue = self.recent_least().saturating_sub(least);
+            // The first burst of a round queues behind itself.
+            if queue > self.target(least).max(least / START_PART) {
+                self.end_start(now);
+            }
+        }
+        if sent_at < self.round.began {
+            return Route::Same;
+        }
+        self.end_round(now, round_trip)
+    }
+
+    fn lost(&mut self, lost: &Lost<'_>) -> Cause {
+        let Lost { now, sent_at, round_trip, .. } = *lost;
+        let (least, smoothed) = (round_trip.least(), round_trip.smoothed().unwrap_or_default());
         self.end_old_round(now, smoothed);
         self.round.lost += 1;
         self.losses += 1;
         if sent_at < self.reduced_at {
-            return true;
+            return Cause::Congestion;
         }
         let latest = self.recent.iter().max().copied().unwrap_or_default().saturating_sub(least);
         let longest = latest.max(self.round.longest.saturating_sub(least)).max(self.queue_before);
@@ -621,7 +616,7 @@ impl DelayTarget {
         }
         let foreign = matches!(self.mode, Mode::Foreign { .. });
         if !evident && !many && !foreign {
-            return false;
+            return Cause::Chance;
         }
         if (many || full && bunch) && longest > LIMIT_MIN && !foreign {
             self.limit = longest.max(self.peak).max(LIMIT_MIN);
@@ -637,11 +632,12 @@ impl DelayTarget {
         // What chance takes from a few packets says nothing: below, the delay decides.
         let part = part.max((LOSS_MIN * self.packet / self.window).min(1.0));
         self.reduce(now, part);
-        true
+        Cause::Congestion
     }
 
-    /// Notes that nothing of what is in flight was acknowledged for a long time.
-    pub(super) fn timed_out(&mut self, now: Instant, smoothed: Duration) {
+    fn timed_out(&mut self, timed_out: &TimedOut<'_>) {
+        let TimedOut { now, round_trip, .. } = *timed_out;
+        let smoothed = round_trip.smoothed().unwrap_or_default();
         self.round.lost += 1;
         if now.saturating_since(self.reduced_at) < smoothed * 2 {
             return; // the silence of another queue pair was the same
@@ -653,35 +649,16 @@ impl DelayTarget {
         self.reduce(now, least.max(0.5));
     }
 
-    /// Takes back what a timeout did: nothing was lost.
-    pub(super) fn undo_timeout(&mut self) {
+    fn spurious(&mut self) {
         if let Some(window) = self.before_timeout.take() {
             self.set(self.window.max(window));
         }
     }
 
-    /// Takes a congestion notification.
-    pub(super) fn marked(&mut self, now: Instant) {
+    fn marked(&mut self, now: Instant) {
         self.round.marked = true;
         if !self.round.reduced {
             self.reduce(now, 1.0 - self.marks / 2.0);
         }
-    }
-
-    fn reduce(&mut self, now: Instant, factor: f64) {
-        self.round.reduced = true;
-        self.reduced_at = now;
-        self.empty_rounds = 0;
-        match &mut self.mode {
-            Mode::Start => self.mode = Mode::Target,
-            // What was lost was sent before.
-            Mode::Drain { window, .. } => *window *= factor,
-            Mode::Target | Mode::Foreign { .. } => {}
-        }
-        self.set(self.window * factor);
-    }
-
-    fn set(&mut self, window: f64) {
-        self.window = window.clamp(WINDOW_MIN * self.packet, WINDOW_MAX);
     }
 }

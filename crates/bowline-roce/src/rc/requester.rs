@@ -26,7 +26,6 @@
 //! missing packet is retransmitted, next to the packets that continue at `next`.
 
 mod answers;
-mod congestion_window;
 mod cursor;
 mod holes;
 mod out_of_order;

@@ -171,6 +171,11 @@ impl RetransmissionTimer {
         self.expiries
     }
 
+    /// Round trip of the queue pair.
+    pub(super) const fn round_trip(&self) -> &RoundTrip {
+        &self.round_trip
+    }
+
     /// Starts the timer anew, with `unanswered` packets in flight [REQ-22].
     pub(super) fn arm(&mut self, now: Instant, unanswered: u32) {
         let Some(max) = self.bounds.max else { return };
@@ -320,6 +325,7 @@ impl RetransmissionTimer {
 mod tests {
     use super::*;
     use crate::config::GiveUp;
+    use crate::congestion::Congestion;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -334,7 +340,7 @@ mod tests {
             timeout,
             retry_cnt: 7,
             rnr_retry: 7,
-            window: Some(64),
+            congestion: Congestion::Fixed(64),
             give_up: GiveUp::After(give_up),
             retransmit_min: 10 * MS,
         };
