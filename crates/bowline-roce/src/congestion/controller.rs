@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 
-use super::delay_target::DelayTarget;
+use super::delay::DelayController;
 use super::fixed::FixedWindow;
 use super::round_trip::RoundTrip;
 use super::unlimited::Unlimited;
@@ -142,7 +142,7 @@ pub(crate) trait Controller: Debug {
 pub(crate) enum Control {
     Unlimited(Unlimited),
     Fixed(FixedWindow),
-    Delay(Box<DelayTarget>),
+    Delay(Box<DelayController>),
 }
 
 /// Calls the controller, whichever it is.

@@ -1,5 +1,5 @@
 //! Congestion control: how much may be in flight to a destination, and how fast it is sent
-//! [CC-1] to [CC-7].
+//! [CC-1] to [CC-8].
 //!
 //! ```text
 //!   queue pairs to one destination
@@ -16,7 +16,7 @@
 //! line, and those in line are let through one by one.
 
 mod controller;
-mod delay_target;
+mod delay;
 mod fixed;
 mod pacer;
 mod path;
@@ -32,7 +32,7 @@ use bowline_verbs::{PathStats, Qpn};
 pub(crate) use self::controller::{
     Acknowledged, Cause, Control, Controller, Extent, Lost, Room, Route, TimedOut,
 };
-use self::delay_target::DelayTarget;
+use self::delay::DelayController;
 use self::fixed::FixedWindow;
 pub(crate) use self::path::Path;
 pub(crate) use self::round_trip::{DeviationWeight, RoundTrip};
@@ -69,7 +69,7 @@ impl Congestion {
     /// Makes the controller of a path, in bytes.
     fn of_path(self, now: Instant) -> Control {
         match self {
-            Self::Delay => Control::Delay(Box::new(DelayTarget::new(now))),
+            Self::Delay => Control::Delay(Box::new(DelayController::new(now))),
             Self::Auto | Self::Fixed(_) => Control::Unlimited(Unlimited),
         }
     }

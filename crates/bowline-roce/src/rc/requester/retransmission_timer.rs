@@ -101,7 +101,8 @@ pub(super) struct RetransmissionTimer {
     probes: u32,
     /// Since when the peer makes no progress.
     waiting_since: Instant,
-    /// Round trip of this queue pair. While it is a guess it may be the time of a link that was cut.
+    /// Round trip of this queue pair. While it is a guess it may be the time of a link that was
+    /// cut.
     round_trip: RoundTrip,
     /// The path has lost packets lately.
     lossy: bool,

@@ -25,7 +25,8 @@ const PATH_DECIDES: u32 = 1 << 14;
 const REOPEN_MAX: u32 = 256;
 /// Packets requested by one READ request, where the window of the path decides.
 const READ_PART: u32 = 64;
-/// Most packets between two requests for an acknowledgement, where the window of the path decides.
+/// Most packets between two requests for an acknowledgement, where the window of the path decides
+/// [CC-26].
 const ACK_REQ_PACKETS: u32 = 80;
 
 /// Packets, READs and atomics in flight.
@@ -302,14 +303,14 @@ mod tests {
     const NOW: Instant = Instant::from_nanos(1);
     const UNKNOWN: RoundTrip = RoundTrip::new(DeviationWeight::Timer);
 
-    fn window(packets: u32, first: Psn) -> Window {
+    fn window(congestion: Congestion, first: Psn) -> Window {
         let settings = Settings {
             mtu: 1024,
             max_rd_atomic: 2,
             timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
-            congestion: Congestion::Fixed(packets),
+            congestion,
             give_up: GiveUp::RetryCount,
             retransmit_min: Duration::from_millis(10),
         };
@@ -322,7 +323,7 @@ mod tests {
     #[test]
     fn a_full_window_reopens_when_a_quarter_of_it_is_free() {
         let first = Psn::MAX - 3;
-        let mut window = window(16, first);
+        let mut window = window(Congestion::Fixed(16), first);
         let full = first + 16;
         assert!(window.allows(first + 15));
         window.sent(full, 16);
@@ -336,7 +337,7 @@ mod tests {
     // tests [REQ-8]
     #[test]
     fn an_acknowledgement_is_requested_three_times_a_window_and_by_the_packet_that_fills_it() {
-        let mut window = window(16, Psn::ZERO);
+        let mut window = window(Congestion::Fixed(16), Psn::ZERO);
         let mut asked = Vec::new();
         for psn in (0..16).map(Psn::new) {
             let ahead = window.packets_until_ack_req(psn);
@@ -351,10 +352,23 @@ mod tests {
         assert!(!window.lacks_ack_req());
     }
 
+    // tests [CC-26]
+    #[test]
+    fn where_the_path_decides_an_acknowledgement_is_requested_after_a_third_of_the_share() {
+        let mut window = window(Congestion::Delay, Psn::ZERO);
+        for (share, packets) in [(30, 10), (240, 80), (10_000, 80), (1, 1)] {
+            window.set_path_window(Some(share));
+            assert_eq!(window.packets_until_ack_req(Psn::ZERO), packets, "of {share}");
+        }
+        // What sequence numbers allow is a window too, and the packet that fills it asks.
+        window.set_path_window(Some(10_000));
+        assert_eq!(window.packets_until_ack_req(Psn::ZERO + PATH_DECIDES - 5), 5);
+    }
+
     // tests [REQ-4]
     #[test]
     fn a_read_waits_for_one_of_the_expected_answers() {
-        let mut window = window(16, Psn::ZERO);
+        let mut window = window(Congestion::Fixed(16), Psn::ZERO);
         for upto in [4, 5] {
             assert!(window.allows_read());
             window.sent(Psn::new(upto), 1);
