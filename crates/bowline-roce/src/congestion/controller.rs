@@ -17,6 +17,8 @@ use bowline_base::Instant;
 
 use super::delay::DelayController;
 use super::fixed::FixedWindow;
+#[cfg(test)]
+use super::mock::Mock;
 use super::round_trip::RoundTrip;
 use super::unlimited::Unlimited;
 
@@ -143,6 +145,8 @@ pub(crate) enum Control {
     Unlimited(Unlimited),
     Fixed(FixedWindow),
     Delay(Box<DelayController>),
+    #[cfg(test)]
+    Mock(Box<Mock>),
 }
 
 /// Calls the controller, whichever it is.
@@ -152,6 +156,8 @@ macro_rules! each {
             Control::Unlimited($inner) => $call,
             Control::Fixed($inner) => $call,
             Control::Delay($inner) => $call,
+            #[cfg(test)]
+            Control::Mock($inner) => $call,
         }
     };
 }

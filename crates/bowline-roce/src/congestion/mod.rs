@@ -18,6 +18,8 @@
 mod controller;
 mod delay;
 mod fixed;
+#[cfg(test)]
+mod mock;
 mod pacer;
 mod path;
 mod round_trip;
@@ -34,9 +36,11 @@ pub(crate) use self::controller::{
 };
 use self::delay::DelayController;
 use self::fixed::FixedWindow;
+#[cfg(test)]
+pub(crate) use self::mock::{Call, Mock};
 pub(crate) use self::path::Path;
 pub(crate) use self::round_trip::{DeviationWeight, RoundTrip};
-use self::unlimited::Unlimited;
+pub(crate) use self::unlimited::Unlimited;
 
 /// How the window of packets in flight is determined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

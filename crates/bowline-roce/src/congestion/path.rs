@@ -128,6 +128,12 @@ impl Path {
         }
     }
 
+    /// The controller of what is sent.
+    #[cfg(test)]
+    pub(crate) const fn control_mut(&mut self) -> &mut Control {
+        &mut self.control
+    }
+
     /// Smoothed round trip, if one was measured.
     #[inline]
     pub(crate) const fn smoothed(&self) -> Option<Duration> {

@@ -38,6 +38,13 @@ mod settings;
 mod uniform_run;
 mod window;
 
+/// Two devices wired back to back, as other tests have them.
+#[cfg(test)]
+#[path = "../../tests/common/mod.rs"]
+mod common;
+#[cfg(test)]
+mod tests;
+
 use core::mem::discriminant;
 
 use bowline_verbs::{
