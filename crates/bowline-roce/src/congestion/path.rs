@@ -387,7 +387,7 @@ impl Path {
         }
     }
 
-    /// Tells whether the peer is to be notified of congestion now.
+    /// Tells whether the peer is to be notified of congestion now [CC-6].
     pub(crate) fn may_notify(&mut self, now: Instant) -> bool {
         if self.notified_at.is_some_and(|at| now.saturating_since(at) < CNP_INTERVAL) {
             return false;
@@ -408,3 +408,6 @@ impl Path {
         self.stats.resent += packets;
     }
 }
+
+#[cfg(test)]
+mod tests;
