@@ -145,6 +145,7 @@ mod tests {
             let others = competition.judge_drain(MS * 2, MS * 2, MS);
             assert_eq!(others, drain == 4, "drain {drain}");
         }
+        assert!(!competition.judge_drain(MS * 2, MS * 2, MS), "the fifth knows no other route");
         assert!(!competition.judge_drain(MS, MS * 2, MS), "an empty queue ends it");
     }
 }

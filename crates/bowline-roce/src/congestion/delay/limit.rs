@@ -89,9 +89,12 @@ mod tests {
             limit.end_round(false);
         }
         assert!((us(139)..us(141)).contains(&limit.cap()), "{:?}", limit.cap());
-        // A queue that short is none that a port overflows with.
+        // A queue of 4 us is none that a port overflows with.
+        let mut limit = QueueLimit::new();
         limit.learn(us(4));
-        assert!(limit.cap() > us(139));
+        assert_eq!(limit.cap(), Duration::from_millis(700));
+        limit.learn(us(5));
+        assert_eq!(limit.cap(), Duration::from_nanos(3500));
     }
 
     // tests [CC-23]
@@ -99,6 +102,10 @@ mod tests {
     fn a_port_is_full_near_the_longest_queue_of_late() {
         let mut limit = QueueLimit::new();
         assert!(!limit.is_reached(us(100), us(50)), "nothing was seen");
+        limit.seen(us(4));
+        assert!(!limit.is_reached(us(4), us(50)), "too short");
+        limit.seen(us(5));
+        assert!(limit.is_reached(us(5), us(50)));
         limit.seen(us(100));
         assert!(limit.is_reached(us(80), us(50)) && !limit.is_reached(us(79), us(50)));
         assert!(!limit.is_reached(us(100), us(3200)), "too short on that route");

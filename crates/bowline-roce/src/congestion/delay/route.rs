@@ -108,6 +108,8 @@ mod tests {
     #[test]
     fn a_delay_that_does_not_shrink_with_the_window_is_a_longer_route() {
         assert_eq!(rounds(|_| LEAST * 5), Some(160.0), "the window before comes back");
+        let wavers = |us| rounds(|round| LEAST * 5 + Duration::from_micros(us) * (round % 2));
+        assert_eq!((wavers(125), wavers(130)), (Some(160.0), None), "a 32nd of the queue");
         assert_eq!(rounds(|round| LEAST * 5 - LEAST / 10 * round), None, "it shrinks");
         assert_eq!(rounds(|round| LEAST * (5 + round % 2)), None, "others fill it");
     }

@@ -105,6 +105,33 @@ fn the_window_doubles_each_round_trip_until_a_queue_shows() {
     assert!(ended < 4 * before && path.window() < ended + ended / 32, "no longer doubled");
 }
 
+// tests [CC-15], [CC-23]
+#[test]
+fn a_queue_or_a_loss_in_the_start_leaves_half_of_the_window() {
+    let mut path = Path::new();
+    path.control.end_start(path.now);
+    assert_eq!((path.window(), path.control.phase), (16_384, Phase::Target));
+    let mut path = Path::new();
+    for loss in 1..=11 {
+        let cause = path.lose(path.now);
+        assert_eq!(cause == Cause::Congestion, loss == 11, "more than a 40th of 400");
+    }
+    assert_eq!((path.window(), path.control.phase), (16_384, Phase::Target));
+}
+
+// tests [CC-3]
+#[test]
+fn a_round_without_a_sample_ends_after_three_round_trips() {
+    let mut path = Path::of(200);
+    path.round(Duration::ZERO);
+    for (after, lost) in [(3000, 6), (3001, 1)] {
+        path.control.round.lost = 5;
+        path.now = path.control.round.began + us(after);
+        let _: Cause = path.lose(path.now);
+        assert_eq!(path.control.round.lost, lost, "{after} us");
+    }
+}
+
 // tests [CC-17], [CC-18]
 #[test]
 fn the_window_grows_below_the_target_and_shrinks_above_it() {
@@ -186,6 +213,27 @@ fn beside_others_who_fill_the_queue_the_window_grows_like_reno() {
     assert_eq!(path.lose(path.now), Cause::Congestion);
     assert_eq!(path.window(), ((before + 2 * PACKET) as f64 * 0.7) as u64);
     assert_eq!(path.control.limit.cap(), limit);
+}
+
+// tests [CC-21]
+#[test]
+fn competing_begins_with_four_packets() {
+    let mut path = Path::of(1);
+    path.control.compete(path.now, LEAST);
+    assert_eq!(path.window(), 4 * PACKET);
+    let mut path = Path::of(5);
+    path.control.compete(path.now, LEAST);
+    assert_eq!(path.window(), 5 * PACKET);
+}
+
+// tests [CC-1]
+#[test]
+fn the_window_is_a_twentieth_of_a_packet_at_least_and_256_mib_at_most() {
+    let mut path = Path::of(1);
+    path.control.set(0.0);
+    assert_eq!(path.window(), PACKET / 20);
+    path.control.set(1e12);
+    assert_eq!(path.window(), 256 << 20);
 }
 
 // tests [CC-22]
