@@ -37,6 +37,8 @@ use self::gsi::Gsi;
 use self::shared::Shared;
 use crate::burst::burst_payload;
 use crate::config::Config;
+#[cfg(test)]
+use crate::congestion::Control;
 use crate::counters::Counters;
 use crate::qp::Qp;
 use crate::rng::Rng;
@@ -203,6 +205,19 @@ impl Device {
         self.shared.run_path_timers(now);
         self.stop_overrun(now);
         self.cm_handle_timeout(now);
+    }
+
+    /// The controller of a queue pair's path.
+    #[cfg(test)]
+    pub(crate) fn path_control(&mut self, qp: Qpn) -> &mut Control {
+        let path = self.qps[&qp.0].path;
+        self.shared.paths.get_mut(path).control_mut()
+    }
+
+    /// Gives the path of a queue pair another controller.
+    #[cfg(test)]
+    pub(crate) fn set_path_control(&mut self, qp: Qpn, control: Control) {
+        *self.path_control(qp) = control;
     }
 
     /// Fails the queue pairs whose completion queue has overrun.

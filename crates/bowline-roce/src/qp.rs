@@ -16,7 +16,7 @@ use bowline_verbs::{Error, InvalidReason, Mtu, QpAttr, QpAttrName, QpInit, QpSta
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::{Config, GiveUp};
-use crate::congestion::{Congestion, Path, PathId};
+use crate::congestion::{Path, PathId};
 use crate::delayed_ack::DelayedAck;
 use crate::gso_loss::GsoLossDetector;
 use crate::rc::requester::{Readiness, Requester, Settings};
@@ -259,10 +259,7 @@ impl Qp {
             timeout: attr.timeout.unwrap_or_default(),
             retry_cnt: attr.retry_cnt.unwrap_or_default(),
             rnr_retry: attr.rnr_retry.unwrap_or_default(),
-            window: match congestion {
-                Congestion::Auto | Congestion::Delay => None,
-                Congestion::Fixed(packets) => Some(packets),
-            },
+            congestion,
             give_up: attr.give_up.map_or(config.give_up, GiveUp::After),
             retransmit_min: config.retransmit_min,
         };

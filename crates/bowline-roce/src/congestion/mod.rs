@@ -1,21 +1,29 @@
 //! Congestion control: how much may be in flight to a destination, and how fast it is sent
-//! [CC-1] to [CC-7].
+//! [CC-1] to [CC-8].
 //!
 //! ```text
 //!   queue pairs to one destination
 //!     |  sent, acknowledged, lost, marked
 //!   path ---- round trip: smoothed, least
-//!     |------ window: bytes in flight, from the delay of queues, losses and marks
+//!     |------ controller: bytes in flight, from the delay of queues, losses and marks
 //!     '------ pacer: when the next burst may leave
 //! ```
+//! Within a host a path has no limit, and each queue pair a fixed window of packets: a
+//! [controller](controller::Controller) as well.
+//!
 //! All queue pairs to a destination share one path: a session with a connection per processor is
 //! one flow on the network and not many. A queue pair that must wait for the path's window joins a
 //! line, and those in line are let through one by one.
 
-mod delay_target;
+mod controller;
+mod delay;
+mod fixed;
+#[cfg(test)]
+mod mock;
 mod pacer;
 mod path;
 mod round_trip;
+mod unlimited;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +31,16 @@ use std::net::IpAddr;
 use bowline_base::Instant;
 use bowline_verbs::{PathStats, Qpn};
 
+pub(crate) use self::controller::{
+    Acknowledged, Cause, Control, Controller, Extent, Lost, Room, Route, TimedOut,
+};
+use self::delay::DelayController;
+use self::fixed::FixedWindow;
+#[cfg(test)]
+pub(crate) use self::mock::{Call, Mock};
 pub(crate) use self::path::Path;
+pub(crate) use self::round_trip::{DeviationWeight, RoundTrip};
+pub(crate) use self::unlimited::Unlimited;
 
 /// How the window of packets in flight is determined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -51,6 +68,29 @@ impl Congestion {
             Self::Auto => Self::Delay,
             chosen => chosen,
         }
+    }
+
+    /// Makes the controller of a path, in bytes.
+    fn of_path(self, now: Instant) -> Control {
+        match self {
+            Self::Delay => Control::Delay(Box::new(DelayController::new(now))),
+            Self::Auto | Self::Fixed(_) => Control::Unlimited(Unlimited),
+        }
+    }
+
+    /// Makes the controller of a queue pair, in packets.
+    pub(crate) fn of_queue_pair(self) -> Control {
+        match self {
+            Self::Fixed(packets) => Control::Fixed(FixedWindow::new(packets)),
+            Self::Auto | Self::Delay => Control::Unlimited(Unlimited),
+        }
+    }
+}
+
+impl Control {
+    /// A controller that lets nothing leave: the queue pair has not started.
+    pub(crate) const fn closed() -> Self {
+        Self::Fixed(FixedWindow::closed())
     }
 }
 

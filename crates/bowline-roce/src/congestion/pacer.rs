@@ -122,6 +122,7 @@ mod tests {
         Instant::from_nanos(1_000_000_000 + us * 1000)
     }
 
+    // tests [CC-4]
     #[test]
     fn a_bucket_holds_a_quarter_of_a_millisecond_and_opens_again_when_it_is_half_full() {
         let mut pacer = Pacer::new();
@@ -138,6 +139,7 @@ mod tests {
         assert_eq!(pacer.room(at(175)), 125);
     }
 
+    // tests [CC-4]
     #[test]
     fn a_bucket_makes_up_for_timers_that_come_late() {
         let mut pacer = Pacer::new();

@@ -8,9 +8,11 @@ use bowline_base::Instant;
 use bowline_verbs::PathStats;
 
 use super::Congestion;
-use super::delay_target::{DelayTarget, Route};
+use super::controller::{
+    Acknowledged, Cause, Control, Controller, Extent, Lost, Room, Route, TimedOut,
+};
 use super::pacer::Pacer;
-use super::round_trip::RoundTrip;
+use super::round_trip::{DeviationWeight, RoundTrip};
 
 /// Most bytes that must be free before a window that was full opens again: a burst.
 const REOPEN_MAX: u64 = 65_000;
@@ -30,10 +32,10 @@ const OUTER_BYTES: u64 = 42;
 pub(crate) struct Path {
     stats: PathStats,
     round_trip: RoundTrip,
-    /// `None`: each queue pair has a window of its own.
-    control: Option<DelayTarget>,
+    /// Not limited where each queue pair has a window of its own.
+    control: Control,
     /// The way back: what READs have asked for.
-    reads: Option<DelayTarget>,
+    reads: Control,
     read_round_trip: RoundTrip,
     asked: u64,
     pacer: Pacer,
@@ -56,7 +58,6 @@ pub(crate) struct Path {
 
 impl Path {
     pub(super) fn new(peer: IpAddr, congestion: Congestion, now: Instant) -> Self {
-        let control = (congestion == Congestion::Delay).then(|| DelayTarget::new(now));
         Self {
             stats: PathStats {
                 peer,
@@ -73,10 +74,10 @@ impl Path {
                 cnps_received: 0,
                 cnps_sent: 0,
             },
-            round_trip: RoundTrip::default(),
-            control,
-            reads: (congestion == Congestion::Delay).then(|| DelayTarget::new(now)),
-            read_round_trip: RoundTrip::default(),
+            round_trip: RoundTrip::new(DeviationWeight::Window),
+            control: congestion.of_path(now),
+            reads: congestion.of_path(now),
+            read_round_trip: RoundTrip::new(DeviationWeight::Window),
             asked: 0,
             pacer: Pacer::new(),
             in_flight: 0,
@@ -120,11 +121,17 @@ impl Path {
         PathStats {
             round_trip: self.round_trip.smoothed(),
             least_round_trip: self.round_trip.least(),
-            window: self.control.as_ref().map(DelayTarget::window),
+            window: self.control.window(),
             in_flight: self.in_flight,
             rate: self.pacer.rate(),
             ..self.stats
         }
+    }
+
+    /// The controller of what is sent.
+    #[cfg(test)]
+    pub(crate) const fn control_mut(&mut self) -> &mut Control {
+        &mut self.control
     }
 
     /// Smoothed round trip, if one was measured.
@@ -140,38 +147,34 @@ impl Path {
 
     /// Tells whether the window of the path limits its queue pairs.
     #[inline]
-    pub(crate) const fn is_controlled(&self) -> bool {
-        self.control.is_some()
+    pub(crate) fn is_controlled(&self) -> bool {
+        self.control.window().is_some()
     }
 
     /// Sets the payload bytes of a full packet.
-    pub(crate) const fn set_mtu(&mut self, mtu: usize) {
+    pub(crate) fn set_mtu(&mut self, mtu: usize) {
         self.packet = mtu as u64 + 16 + OUTER_BYTES;
-        if let Some(control) = &mut self.control {
-            control.set_packet(self.packet);
-        }
-        if let Some(reads) = &mut self.reads {
-            reads.set_packet(self.packet);
-        }
+        self.control.set_packet(self.packet);
+        self.reads.set_packet(self.packet);
     }
 
     /// The share of one queue pair in the window, in full packets; `None`: not limited.
     #[inline]
     pub(crate) fn window_packets(&self) -> Option<u32> {
         // Those in line share it.
-        let share = self.control.as_ref()?.window() / (1 + self.waiting.len() as u64);
+        let share = self.control.window()? / (1 + self.waiting.len() as u64);
         Some(u32::try_from(share / self.packet).unwrap_or(u32::MAX).max(1))
     }
 
     /// Returns how many packets of `bytes` each may be sent now.
     #[inline]
     pub(crate) fn room(&self, now: Instant, bytes: usize) -> usize {
-        let Some(control) = &self.control else { return usize::MAX };
+        let Some(window) = self.control.window() else { return usize::MAX };
         if self.closed {
             return 0;
         }
         let bytes = bytes as u64 + OUTER_BYTES;
-        let window = control.window().saturating_sub(self.in_flight) / bytes;
+        let window = window.saturating_sub(self.in_flight) / bytes;
         // The last packet may exceed what the pacer has.
         let paced = self.pacer.room(now).div_ceil(bytes);
         let least = u64::from(self.in_flight == 0 || paced > 0 && window == 0);
@@ -181,26 +184,25 @@ impl Path {
     /// Tells whether a packet may be sent now.
     #[inline]
     pub(crate) fn allows(&self, now: Instant) -> bool {
-        self.control.is_none() || !self.closed && self.pacer.room(now) > 0
+        !self.closed && self.pacer.room(now) > 0
     }
 
     /// Tells whether a packet of `bytes` more leaves no room for another one.
     #[inline]
     pub(crate) fn fills(&self, bytes: usize) -> bool {
-        self.control.as_ref().is_some_and(|control| {
-            self.in_flight + bytes as u64 + OUTER_BYTES + self.packet > control.window()
-        })
+        let filled = self.in_flight + bytes as u64 + OUTER_BYTES + self.packet;
+        self.control.window().is_some_and(|window| filled > window)
     }
 
     /// Tells whether a READ may ask for more [CC-8].
     #[inline]
     pub(crate) fn allows_read(&self) -> bool {
-        self.reads.as_ref().is_none_or(|reads| self.asked == 0 || self.asked < reads.window())
+        self.reads.window().is_none_or(|window| self.asked == 0 || self.asked < window)
     }
 
     /// Most packets that a READ asks for at once: they leave in one burst.
     pub(crate) fn read_part(&self) -> u32 {
-        let window = self.reads.as_ref().map_or(u64::MAX, DelayTarget::window);
+        let window = self.reads.window().unwrap_or(u64::MAX);
         u32::try_from(window / (READ_PARTS * self.packet)).unwrap_or(u32::MAX).max(1)
     }
 
@@ -208,11 +210,8 @@ impl Path {
     pub(crate) fn asked(&mut self, packets: u32) -> u64 {
         let bytes = u64::from(packets) * self.packet;
         self.asked += bytes;
-        if let Some(reads) = &mut self.reads
-            && self.asked >= reads.window()
-        {
-            reads.limited();
-        }
+        let full = self.reads.window().is_some_and(|window| self.asked >= window);
+        self.reads.sent(bytes, Room::full_if(full));
         bytes
     }
 
@@ -224,21 +223,22 @@ impl Path {
         if let Some((sample, _)) = sample {
             self.read_round_trip.sample(now, sample);
         }
-        if let Some(reads) = &mut self.reads
-            && let Route::Least(least) =
-                reads.acknowledged(now, bytes, sample, &self.read_round_trip)
-        {
+        let round_trip = &self.read_round_trip;
+        let answered = Acknowledged { now, amount: bytes, sample, round_trip };
+        if let Route::Least(least) = self.reads.acknowledged(&answered) {
             self.read_round_trip.reset_least(now, least);
         }
     }
 
     /// Notes that an answer was lost that was asked for at a time.
     pub(crate) fn answer_lost(&mut self, now: Instant, asked_at: Instant) {
-        let least = self.read_round_trip.least();
-        let smoothed = self.read_round_trip.smoothed().unwrap_or_default();
-        if let Some(reads) = &mut self.reads {
-            let _: bool = reads.lost(now, asked_at, least, smoothed);
-        }
+        let _: Cause = self.reads.lost(&Lost {
+            now,
+            sent_at: asked_at,
+            extent: Extent::Packet,
+            in_flight: self.asked,
+            round_trip: &self.read_round_trip,
+        });
     }
 
     /// Notes that the timer of those who wait was due at a time.
@@ -248,7 +248,7 @@ impl Path {
 
     /// Returns when packets may be sent again, if the pacer holds them back.
     pub(crate) fn resumes_at(&self, now: Instant) -> Option<Instant> {
-        self.pacer.resumes_at(now).filter(|_| self.control.is_some() && !self.closed)
+        self.pacer.resumes_at(now).filter(|_| !self.closed)
     }
 
     /// Notes that `packets` packets of `bytes` in all are sent; returns what they count for.
@@ -256,12 +256,11 @@ impl Path {
     pub(crate) fn sent(&mut self, now: Instant, packets: usize, bytes: usize) -> u64 {
         let bytes = bytes as u64 + packets as u64 * OUTER_BYTES;
         self.in_flight += bytes;
-        if let Some(control) = &mut self.control {
+        if let Some(window) = self.control.window() {
             self.pacer.sent(now, packets as u32, bytes / packets.max(1) as u64);
-            if self.in_flight + self.packet > control.window() {
-                self.closed = true;
-                control.limited();
-            }
+            let full = self.in_flight + self.packet > window;
+            self.closed |= full;
+            self.control.sent(bytes, Room::full_if(full));
         }
         bytes
     }
@@ -276,8 +275,7 @@ impl Path {
         if !self.closed {
             return;
         }
-        let Some(control) = &self.control else { return };
-        let window = control.window();
+        let Some(window) = self.control.window() else { return };
         let room = (window / 4).min(REOPEN_MAX).max(self.packet);
         self.closed = self.in_flight > 0 && self.in_flight + room > window;
     }
@@ -294,13 +292,12 @@ impl Path {
             }
             self.round_trip.sample(now, sample);
         }
-        if let Some(control) = &mut self.control {
-            if let Route::Least(least) = control.acknowledged(now, bytes, sample, &self.round_trip)
-            {
-                self.round_trip.reset_least(now, least);
-            }
-            self.set_rate(now);
+        let acknowledged =
+            Acknowledged { now, amount: bytes, sample, round_trip: &self.round_trip };
+        if let Route::Least(least) = self.control.acknowledged(&acknowledged) {
+            self.round_trip.reset_least(now, least);
         }
+        self.set_rate(now);
         self.reopen();
     }
 
@@ -312,8 +309,8 @@ impl Path {
 
     fn set_rate(&mut self, now: Instant) {
         let short = self.is_lossy(now);
-        if let (Some(control), Some(smoothed)) = (&self.control, self.round_trip.smoothed()) {
-            self.pacer.set_rate(control.exact() * control.pacing_gain(), smoothed, short);
+        if let (Some(bytes), Some(smoothed)) = (self.control.pacing(), self.round_trip.smoothed()) {
+            self.pacer.set_rate(bytes, smoothed, short);
         }
     }
 
@@ -321,12 +318,15 @@ impl Path {
     pub(crate) fn lost_in_gap(&mut self, now: Instant, sent_at: Instant) {
         self.stats.lost_gaps += 1;
         self.lost_at = Some(now);
-        let (least, smoothed) = (self.round_trip.least(), self.round_trip.smoothed());
-        if let Some(control) = &mut self.control {
-            self.stats.congestion_losses +=
-                u64::from(control.lost(now, sent_at, least, smoothed.unwrap_or_default()));
-            self.set_rate(now);
-        }
+        let cause = self.control.lost(&Lost {
+            now,
+            sent_at,
+            extent: Extent::Packet,
+            in_flight: self.in_flight,
+            round_trip: &self.round_trip,
+        });
+        self.stats.congestion_losses += u64::from(cause == Cause::Congestion);
+        self.set_rate(now);
     }
 
     /// Notes that a silent peer has answered after something was sent again at a time. An answer
@@ -334,38 +334,35 @@ impl Path {
     pub(crate) fn answered_late(&mut self, now: Instant, resent_at: Instant) {
         if now.saturating_since(resent_at) >= self.round_trip.least().mul_f64(OWN_ANSWER) {
             self.lost_at = Some(now);
-        } else if let Some(control) = &mut self.control {
-            control.undo_timeout();
+        } else {
+            self.control.spurious();
             self.set_rate(now);
         }
     }
 
-    /// Notes that the packets in flight of a queue pair were lost: their timer has expired.
-    pub(crate) fn timed_out(&mut self, now: Instant) {
+    /// Notes that the packets in flight of a queue pair were lost: their timer has expired, so many
+    /// times in a row.
+    pub(crate) fn timed_out(&mut self, now: Instant, consecutive: u32) {
         self.stats.lost_timeouts += 1;
-        if let Some(control) = &mut self.control {
-            control.timed_out(now, self.round_trip.smoothed().unwrap_or_default());
-            self.set_rate(now);
-        }
+        self.control.timed_out(&TimedOut { now, consecutive, round_trip: &self.round_trip });
+        self.set_rate(now);
     }
 
     /// Tells whether a packet that was lost may be sent again now: the window has room for it,
     /// since it is not in flight any more.
     #[inline]
     pub(crate) fn allows_replacement(&self, now: Instant) -> bool {
-        self.control.is_none() || self.pacer.room(now) > 0
+        self.pacer.room(now) > 0
     }
 
     /// Returns when a packet that was lost may be sent again, if not now.
     pub(crate) fn replacement_at(&self, now: Instant) -> Option<Instant> {
-        self.pacer.resumes_at(now).filter(|_| self.control.is_some())
+        self.pacer.resumes_at(now)
     }
 
     /// Notes that a packet of `bytes` is sent in the place of one that was lost.
     pub(crate) fn replaced(&mut self, now: Instant, bytes: usize) {
-        if self.control.is_some() {
-            self.pacer.sent(now, 1, bytes as u64 + OUTER_BYTES);
-        }
+        self.pacer.sent(now, 1, bytes as u64 + OUTER_BYTES);
     }
 
     /// Tells whether packets were lost lately, so that a lost tail is looked for soon.
@@ -390,7 +387,7 @@ impl Path {
         }
     }
 
-    /// Tells whether the peer is to be notified of congestion now.
+    /// Tells whether the peer is to be notified of congestion now [CC-6].
     pub(crate) fn may_notify(&mut self, now: Instant) -> bool {
         if self.notified_at.is_some_and(|at| now.saturating_since(at) < CNP_INTERVAL) {
             return false;
@@ -403,9 +400,7 @@ impl Path {
     /// Takes a notification of congestion.
     pub(crate) fn marked(&mut self, now: Instant) {
         self.stats.cnps_received += 1;
-        if let Some(control) = &mut self.control {
-            control.marked(now);
-        }
+        self.control.marked(now);
     }
 
     /// Notes that packets were sent again.
@@ -413,3 +408,6 @@ impl Path {
         self.stats.resent += packets;
     }
 }
+
+#[cfg(test)]
+mod tests;

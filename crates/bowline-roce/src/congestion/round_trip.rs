@@ -1,4 +1,7 @@
-//! Round trip of a path: smoothed, and the least.
+//! Round trip of a path or a queue pair: smoothed, its deviation, and the least [CC-2].
+//!
+//! A path's round trip steers its window and pacer; a queue pair's steers its timers (CC-13), which
+//! have to wait for the queue pair's own peer thread as well.
 
 use std::time::Duration;
 
@@ -6,10 +9,24 @@ use bowline_base::Instant;
 
 /// A round trip that is longer by this part of the least one is one without a queue.
 const NEARLY: u32 = 50;
+/// Weight of a new sample in the smoothed round trip, one in this many (RFC 6298, alpha).
+const SMOOTHED: u32 = 8;
+
+/// Weight of a new sample in the deviation, one in this many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum DeviationWeight {
+    /// For timers (RFC 6298, beta): one late packet must make the next timer longer.
+    Timer = 4,
+    /// For windows: how late threads usually are, which single late ones must not change
+    /// (bench/notes/2026-11-27-on-a-network.md, "A short target beside late threads").
+    Window = 16,
+}
 
 /// Estimates of a round trip. Every sample is that of a packet sent once (Karn) [CC-2].
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RoundTrip {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundTrip {
+    weight: DeviationWeight,
     smoothed: Option<Duration>,
     least: Duration,
     /// How far samples deviate from the smoothed one.
@@ -21,19 +38,33 @@ pub(super) struct RoundTrip {
 }
 
 impl RoundTrip {
+    /// An estimator that knows nothing.
+    pub(crate) const fn new(weight: DeviationWeight) -> Self {
+        Self {
+            weight,
+            smoothed: None,
+            least: Duration::ZERO,
+            deviation: Duration::ZERO,
+            least_at: Instant::from_nanos(0),
+            guessed: false,
+        }
+    }
+
     /// Takes a guess, which holds until the first sample.
-    pub(super) fn guess(&mut self, now: Instant, guess: Duration) {
-        *self = Self { guessed: true, ..Self::first(now, guess) };
+    pub(crate) const fn guess(&mut self, now: Instant, guess: Duration) {
+        self.first(now, guess);
+        self.guessed = true;
     }
 
     /// Takes a sample.
-    pub(super) fn sample(&mut self, now: Instant, sample: Duration) {
+    pub(crate) fn sample(&mut self, now: Instant, sample: Duration) {
         let Some(smoothed) = self.smoothed.filter(|_| !self.guessed) else {
-            *self = Self::first(now, sample);
+            self.first(now, sample);
             return;
         };
-        self.deviation = (self.deviation * 15 + smoothed.abs_diff(sample)) / 16;
-        self.smoothed = Some((smoothed * 7 + sample) / 8);
+        let weight = self.weight as u32;
+        self.deviation = (self.deviation * (weight - 1) + smoothed.abs_diff(sample)) / weight;
+        self.smoothed = Some((smoothed * (SMOOTHED - 1) + sample) / SMOOTHED);
         if sample <= self.least + self.least / NEARLY {
             self.least = self.least.min(sample);
             self.least_at = now;
@@ -41,37 +72,39 @@ impl RoundTrip {
     }
 
     /// Nothing was measured yet: the estimate is a guess.
-    pub(super) const fn is_guess(&self) -> bool {
+    pub(crate) const fn is_guess(&self) -> bool {
         self.guessed
     }
 
-    fn first(now: Instant, sample: Duration) -> Self {
-        Self { smoothed: Some(sample), least: sample, least_at: now, ..Self::default() }
+    /// Begins with a first sample.
+    const fn first(&mut self, now: Instant, sample: Duration) {
+        let first = Self::new(self.weight);
+        *self = Self { smoothed: Some(sample), least: sample, least_at: now, ..first };
     }
 
     /// How far samples deviate from the smoothed one.
-    pub(super) const fn deviation(&self) -> Duration {
+    pub(crate) const fn deviation(&self) -> Duration {
         self.deviation
     }
 
     /// When the round trip was the least last.
-    pub(super) const fn least_at(&self) -> Instant {
+    pub(crate) const fn least_at(&self) -> Instant {
         self.least_at
     }
 
     /// The smoothed round trip, if any was measured.
     #[inline]
-    pub(super) const fn smoothed(&self) -> Option<Duration> {
+    pub(crate) const fn smoothed(&self) -> Option<Duration> {
         self.smoothed
     }
 
     /// The least round trip: that of empty queues.
-    pub(super) const fn least(&self) -> Duration {
+    pub(crate) const fn least(&self) -> Duration {
         self.least
     }
 
     /// The least round trip was looked for: it is `least` now.
-    pub(super) const fn reset_least(&mut self, now: Instant, least: Duration) {
+    pub(crate) const fn reset_least(&mut self, now: Instant, least: Duration) {
         (self.least, self.least_at) = (least, now);
     }
 }
@@ -84,7 +117,7 @@ mod tests {
     fn samples_are_smoothed_and_the_least_is_kept() {
         let us = Duration::from_micros;
         let at = Instant::from_nanos;
-        let mut round_trip = RoundTrip::default();
+        let mut round_trip = RoundTrip::new(DeviationWeight::Window);
         assert_eq!(round_trip.smoothed(), None);
         round_trip.sample(at(1), us(100));
         round_trip.sample(at(2), us(180));
@@ -94,12 +127,26 @@ mod tests {
         assert_eq!(round_trip.least(), us(60));
     }
 
+    #[test]
+    fn a_deviation_for_timers_follows_single_samples_and_one_for_windows_does_not() {
+        let us = Duration::from_micros;
+        let at = Instant::from_nanos;
+        let deviation = |weight| {
+            let mut round_trip = RoundTrip::new(weight);
+            round_trip.sample(at(1), us(100));
+            round_trip.sample(at(2), us(260));
+            round_trip.deviation()
+        };
+        assert_eq!(deviation(DeviationWeight::Timer), us(40));
+        assert_eq!(deviation(DeviationWeight::Window), us(10));
+    }
+
     // tests [CC-2]
     #[test]
     fn a_guess_holds_until_the_first_sample() {
         let us = Duration::from_micros;
         let at = Instant::from_nanos;
-        let mut round_trip = RoundTrip::default();
+        let mut round_trip = RoundTrip::new(DeviationWeight::Window);
         round_trip.guess(at(1), us(130_000));
         assert_eq!(round_trip.smoothed(), Some(us(130_000)));
         round_trip.sample(at(2), us(20));

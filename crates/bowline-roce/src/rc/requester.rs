@@ -26,7 +26,6 @@
 //! missing packet is retransmitted, next to the packets that continue at `next`.
 
 mod answers;
-mod congestion_window;
 mod cursor;
 mod holes;
 mod out_of_order;
@@ -38,6 +37,13 @@ mod sent_log;
 mod settings;
 mod uniform_run;
 mod window;
+
+/// Two devices wired back to back, as other tests have them.
+#[cfg(test)]
+#[path = "../../tests/common/mod.rs"]
+mod common;
+#[cfg(test)]
+mod tests;
 
 use core::mem::discriminant;
 
@@ -165,7 +171,7 @@ impl Requester {
             cursor: Cursor::new(Psn::ZERO),
             window: Window::new(),
             recovery: Recovery::new(),
-            timer: RetransmissionTimer::default(),
+            timer: RetransmissionTimer::new(),
             log: SentLog::new(Psn::ZERO),
             asked: SentLog::new(Psn::ZERO),
             holes: Holes::new(),

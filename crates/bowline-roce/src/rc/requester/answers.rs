@@ -264,7 +264,7 @@ impl Requester {
     /// Notes that everything before `una` has been acknowledged, more than before.
     pub(super) fn progress(&mut self, ctx: &mut TxCtx<'_>, una: Psn) {
         let reads = self.window.has_reads();
-        self.window.acknowledged(una);
+        self.window.acknowledged(ctx.now, una, self.timer.round_trip());
         if self.asked.bytes() > 0 {
             let first = self.asked.is_first(una.previous());
             let answered = self.asked.acknowledged(una);
@@ -298,7 +298,7 @@ impl Requester {
             // The packets to be retransmitted have arrived after all.
             self.cursor.seek_una(&self.queue, una);
         }
-        self.timer.replace_guess(ctx.path.measured());
+        self.timer.replace_guess(ctx.now, ctx.path.measured());
         self.timer.progress(ctx.now, una, self.window.unanswered(), answered);
     }
 }

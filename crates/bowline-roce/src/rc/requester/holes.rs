@@ -135,6 +135,7 @@ mod tests {
         Instant::from_nanos(us * 1000)
     }
 
+    // tests [CC-11]
     #[test]
     fn each_missing_packet_is_sent_again_once_when_it_is_due() {
         let psn = Psn::new;
@@ -150,6 +151,7 @@ mod tests {
         assert_eq!(holes.due(), None);
     }
 
+    // tests [CC-11]
     #[test]
     fn a_hole_that_was_only_late_is_not_sent_again() {
         let psn = Psn::new;
@@ -159,6 +161,7 @@ mod tests {
         assert_eq!(holes.take(at(10)), None);
     }
 
+    // tests [CC-11]
     #[test]
     fn a_packet_lost_twice_is_sent_a_third_time() {
         let psn = Psn::new;

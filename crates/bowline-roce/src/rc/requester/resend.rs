@@ -37,7 +37,7 @@ impl Requester {
         }
         ctx.counters.repairs += 1;
         self.timer.cancel_measurement();
-        self.window.lost_one();
+        self.window.lost_one(ctx.now, self.timer.round_trip());
         self.log.sent_again(self.window.end());
         ctx.path.lost_in_gap(ctx.now, ctx.now);
         self.timer.arm(ctx.now, self.window.unanswered());
@@ -148,7 +148,7 @@ impl Requester {
         ctx.counters.go_backs += 1;
         let una = self.window.una();
         self.recovery.go_back(una);
-        self.window.lost_all(self.timer.expiries());
+        self.window.lost_all(ctx.now, self.timer.expiries(), self.timer.round_trip());
         self.timer.cancel_measurement();
         ctx.path.gone(self.log.clear(self.window.end()));
         let asked = self.asked.clear(self.window.end());
@@ -192,7 +192,7 @@ impl Requester {
                     self.timer.arm(ctx.now, self.window.unanswered());
                     return Outcome::Idle;
                 }
-                ctx.path.timed_out(ctx.now);
+                ctx.path.timed_out(ctx.now, self.timer.expiries());
                 self.resent_at = Some(ctx.now);
                 self.go_back(ctx);
             }

@@ -19,6 +19,7 @@ use bowline_base::Instant;
 use bowline_wire::roce::Psn;
 
 use super::settings::Settings;
+use crate::congestion::{DeviationWeight, RoundTrip};
 
 /// Most probes of a silent peer without an answer, before the timer expires.
 const PROBES_MAX: u32 = 2;
@@ -82,7 +83,7 @@ struct Bounds {
 }
 
 /// Retransmission timer of a queue pair, with the round-trip time that it follows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RetransmissionTimer {
     bounds: Bounds,
     /// When the timer expires.
@@ -100,21 +101,36 @@ pub(super) struct RetransmissionTimer {
     probes: u32,
     /// Since when the peer makes no progress.
     waiting_since: Instant,
-    /// Smoothed round-trip time.
-    srtt: Option<Duration>,
-    /// How far round trips deviate from that.
-    deviation: Duration,
-    /// That may be the time of a link that was cut: the first one that is measured takes its place.
-    guessed: bool,
+    /// Round trip of this queue pair. While it is a guess it may be the time of a link that was
+    /// cut.
+    round_trip: RoundTrip,
     /// The path has lost packets lately.
     lossy: bool,
-    /// What is measured was sent again meanwhile.
+    /// The packet that is being measured was sent again meanwhile: its time is a guess.
     guesses: bool,
     /// PSN of the packet whose round trip is being measured, and when it was sent.
     sample: Option<(Psn, Instant)>,
 }
 
 impl RetransmissionTimer {
+    /// A timer that does not run.
+    pub(super) fn new() -> Self {
+        Self {
+            bounds: Bounds::default(),
+            expires_at: None,
+            expiries: 0,
+            doublings: 0,
+            silence: Duration::ZERO,
+            probe_at: None,
+            probes: 0,
+            waiting_since: Instant::default(),
+            round_trip: RoundTrip::new(DeviationWeight::Timer),
+            lossy: false,
+            guesses: false,
+            sample: None,
+        }
+    }
+
     /// Takes the queue pair's attributes, at first or while nothing is in flight. The round trip is
     /// measured anew.
     pub(super) fn configure(&mut self, settings: &Settings) {
@@ -123,8 +139,8 @@ impl RetransmissionTimer {
             max: settings.timeout().map(|timeout| timeout.max(settings.retransmit_min)),
             give_up: settings.give_up_time(),
         };
-        (self.srtt, self.deviation) = (None, Duration::ZERO);
-        (self.guesses, self.guessed) = (false, false);
+        self.round_trip = RoundTrip::new(DeviationWeight::Timer);
+        self.guesses = false;
     }
 
     /// Notes whether the path has lost packets lately.
@@ -134,9 +150,13 @@ impl RetransmissionTimer {
     }
 
     /// Takes the round trip of the path, if it was measured, in the place of a guess.
-    pub(super) fn replace_guess(&mut self, measured: Option<Duration>) {
-        if measured.is_some() && (self.guessed || self.guesses) {
-            (self.srtt, self.guessed, self.guesses) = (measured, false, false);
+    pub(super) fn replace_guess(&mut self, now: Instant, measured: Option<Duration>) {
+        if let Some(measured) = measured
+            && (self.round_trip.is_guess() || self.guesses)
+        {
+            self.round_trip = RoundTrip::new(DeviationWeight::Timer);
+            self.round_trip.sample(now, measured);
+            self.guesses = false;
             self.sample = None;
         }
     }
@@ -152,11 +172,16 @@ impl RetransmissionTimer {
         self.expiries
     }
 
+    /// Round trip of the queue pair.
+    pub(super) const fn round_trip(&self) -> &RoundTrip {
+        &self.round_trip
+    }
+
     /// Starts the timer anew, with `unanswered` packets in flight [REQ-22].
     pub(super) fn arm(&mut self, now: Instant, unanswered: u32) {
         let Some(max) = self.bounds.max else { return };
-        let first = match self.srtt {
-            Some(srtt) => srtt * 4 + self.deviation * 4 + self.bounds.min,
+        let first = match self.round_trip.smoothed() {
+            Some(smoothed) => smoothed * 4 + self.round_trip.deviation() * 4 + self.bounds.min,
             None => FIRST,
         };
         let doubled = self.lengthened(first, 2).checked_mul(1 << self.expiries.min(DOUBLINGS_MAX));
@@ -203,13 +228,10 @@ impl RetransmissionTimer {
         {
             self.sample = None;
             let sample = now.saturating_since(at);
-            let guesses = std::mem::take(&mut self.guesses);
-            let guessed = std::mem::replace(&mut self.guessed, guesses);
-            if let Some(srtt) = self.srtt.filter(|_| !guessed) {
-                self.deviation = (self.deviation * 3 + srtt.abs_diff(sample)) / 4;
-                self.srtt = Some((srtt * 7 + sample) / 8);
+            if std::mem::take(&mut self.guesses) {
+                self.round_trip.guess(now, sample);
             } else {
-                self.srtt = Some(sample);
+                self.round_trip.sample(now, sample);
             }
         }
         self.expires_at = None;
@@ -253,7 +275,7 @@ impl RetransmissionTimer {
     /// Schedules the next probe of a silent peer, if the timer does not expire earlier.
     fn plan_probe(&mut self, now: Instant, expires_at: Instant, unanswered: u32) {
         self.probe_at = None;
-        let often = self.lossy || self.srtt.is_none();
+        let often = self.lossy || self.round_trip.smoothed().is_none();
         let most = if often { PROBES_OFTEN } else { PROBES_MAX };
         if self.expiries > 0 || self.probes >= most {
             return;
@@ -277,7 +299,8 @@ impl RetransmissionTimer {
             0..FEW_UNANSWERED => PROBE_MIN_FEW,
             _ => PROBE_MIN,
         };
-        self.srtt.unwrap_or(PROBE_MIN) * 2 + self.deviation * 4 + least
+        let round_trip = self.round_trip.smoothed().unwrap_or(PROBE_MIN);
+        round_trip * 2 + self.round_trip.deviation() * 4 + least
     }
 
     /// Measures the round trip of the packet `psn`, sent now, unless one is being measured.
@@ -291,7 +314,7 @@ impl RetransmissionTimer {
     /// Gives up the measurement under way: the round trip of a retransmitted packet is not known.
     pub(super) fn cancel_measurement(&mut self) {
         // While nothing is known, the time since a packet was first sent is the best guess.
-        if self.srtt.is_some() {
+        if self.round_trip.smoothed().is_some() {
             self.sample = None;
         } else {
             self.guesses = self.sample.is_some();
@@ -303,6 +326,7 @@ impl RetransmissionTimer {
 mod tests {
     use super::*;
     use crate::config::GiveUp;
+    use crate::congestion::Congestion;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -317,11 +341,11 @@ mod tests {
             timeout,
             retry_cnt: 7,
             rnr_retry: 7,
-            window: Some(64),
+            congestion: Congestion::Fixed(64),
             give_up: GiveUp::After(give_up),
             retransmit_min: 10 * MS,
         };
-        let mut timer = RetransmissionTimer::default();
+        let mut timer = RetransmissionTimer::new();
         timer.configure(&settings);
         timer.wait_from(at(0));
         timer

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::config::GiveUp;
+use crate::congestion::Congestion;
 
 /// The retry count, or RNR retry count, that can mean "for ever" [REQ-13].
 pub(super) const RETRY_SEVEN: u8 = 7;
@@ -17,8 +18,8 @@ pub(crate) struct Settings {
     pub(crate) timeout: u8,
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
-    /// Packets of a fixed window; `None`: the window of the path decides.
-    pub(crate) window: Option<u32>,
+    /// How the window is determined.
+    pub(crate) congestion: Congestion,
     pub(crate) give_up: GiveUp,
     pub(crate) retransmit_min: Duration,
 }

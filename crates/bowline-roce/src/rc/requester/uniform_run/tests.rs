@@ -9,11 +9,8 @@ use bowline_verbs::{
     Access, MrKeys, Mtu, Piece, QpAttr, QpState, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
-use self::common::{BUFFER, Fate, Pair, Setup};
+use crate::rc::requester::common::{BUFFER, Fate, Pair, Setup};
 use crate::{Burst, Config, Congestion};
-
-#[path = "../../../../tests/common/mod.rs"]
-mod common;
 
 thread_local! {
     static ONE_BY_ONE: Cell<bool> = const { Cell::new(false) };
