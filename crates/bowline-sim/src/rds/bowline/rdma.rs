@@ -41,8 +41,6 @@ pub(crate) enum RdmaWork {
 #[derive(Debug)]
 struct RdmaIo {
     qp: QpId,
-    /// The node knows that the connection is established.
-    established: bool,
     /// Frames were posted, and the node was not told yet.
     unreported: bool,
     send_pending: bool,
@@ -75,7 +73,6 @@ impl RdmaSide {
     fn adopt(&mut self, link: RdmaLinkId, qp: QpId) {
         let io = RdmaIo {
             qp,
-            established: false,
             unreported: false,
             send_pending: false,
             complete_pending: false,
@@ -189,8 +186,7 @@ impl BowlineHost {
     }
 
     fn rdma_establish(&mut self, ctx: &mut Ctx, qp: QpId) {
-        let Some((link, io)) = self.rdma.as_mut().and_then(|side| side.of(qp)) else { return };
-        io.established = true;
+        let Some((link, _)) = self.rdma.as_mut().and_then(|side| side.of(qp)) else { return };
         let reply = ctx.rdma.reply(qp);
         self.node.handle_rdma_established(now(ctx), link, reply.as_deref());
     }
