@@ -15,7 +15,7 @@ const LAYERS: [(&str, u8); 26] = [
     ("bowline-testkit", 0),
     ("bowline-crc", 0),
     ("bowline-wait", 0),
-    ("bowline-client", 1),
+    ("bowline-client", 2),
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
     ("bowline-rds", 2),

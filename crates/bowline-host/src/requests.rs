@@ -8,28 +8,24 @@ use bowline_attach::{FILL, Frame, Greeting, Head, NAME_PREFIX, Op, VERSION};
 use bowline_base::{Errno, Instant, clock, entropy};
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
 use bowline_rds_driver::Blocking;
+use bowline_wire::rds::uapi::{
+    MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_ZEROCOPY, SIOCRDSGETTOS,
+    SIOCRDSSETTOS, SOCK_SEQPACKET, SOL_RDS, cmsg_space,
+};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel::Waiting;
 use crate::closer::Passed;
 use crate::control::{self, COMPLETION_ROOM, Room, STATUS_ROOM};
 use crate::names;
-use crate::options::{SOL_RDS, Value};
+use crate::options::Value;
 use crate::rdma::Asked;
 use crate::rings::Rings;
 use crate::service::{Service, errno, owner};
 use crate::socket::HostSocket;
 
-const SOCK_SEQPACKET: i32 = 5;
-const MSG_OOB: i32 = 1;
-const MSG_PEEK: i32 = 2;
-const MSG_TRUNC: i32 = 0x20;
-const MSG_DONTWAIT: i32 = 0x40;
-const MSG_ERRQUEUE: i32 = 0x2000;
-const MSG_ZEROCOPY: i32 = 0x400_0000;
-
 /// Room for a control message of one number.
-const SMALL_CONTROL: usize = 24;
+const SMALL_CONTROL: usize = cmsg_space(8);
 
 /// What becomes of a request.
 pub(crate) enum Outcome {
@@ -266,20 +262,18 @@ impl Service {
         request: i32,
         given: Option<u8>,
     ) -> Result<Answer, Errno> {
-        const SET_TOS: i32 = 0x89e0;
-        const GET_TOS: i32 = 0x89e1;
         let transport = self.driver.with_core(|core, _| core.transport(id));
         let transport = transport.map_err(|e| e.errno())?;
         let has_tos = matches!(transport, Some(Transport::Tcp | Transport::Ib));
         match request {
-            SET_TOS if has_tos && has_sent => Err(Errno::EINVAL),
-            SET_TOS if transport == Some(Transport::Ib) => {
+            SIOCRDSSETTOS if has_tos && has_sent => Err(Errno::EINVAL),
+            SIOCRDSSETTOS if transport == Some(Transport::Ib) => {
                 let tos = given.ok_or(Errno::EFAULT)?;
                 self.driver.with_core(|core, _| core.set_tos(id, tos)).map_err(|e| e.errno())?;
                 Ok(Answer::of(0))
             }
-            SET_TOS if has_tos => Ok(Answer::of(0)),
-            GET_TOS => {
+            SIOCRDSSETTOS if has_tos => Ok(Answer::of(0)),
+            SIOCRDSGETTOS => {
                 let tos = self.driver.with_core(|core, _| core.tos(id)).map_err(|e| e.errno())?;
                 Ok(Answer { bytes: vec![tos], ..Answer::default() })
             }
