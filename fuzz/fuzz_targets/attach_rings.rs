@@ -5,7 +5,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline_attach::{AREA_LEN, Area, DESTINATIONS, Frame, Piece, RING_MESSAGE_MAX, Receives, Sends};
+use bowline_attach::{AREA_LEN, Area, DESTINATIONS, Frame, LockOwner, Piece, RING_MESSAGE_MAX, Receives, Sends};
 use libfuzzer_sys::fuzz_target;
 
 /// What is done, and two numbers for it.
@@ -48,7 +48,7 @@ fn run(words: &[AtomicU64], steps: &[Step]) {
                 let bytes = &buffer[..len.min(RING_MESSAGE_MAX)];
                 let piece = Piece { base: bytes.as_ptr(), len: bytes.len() };
                 // SAFETY: a slice is readable.
-                let _ = unsafe { area.post(*a, name, &[piece]) };
+                let _ = unsafe { area.post(LockOwner(*a), name, &[piece]) };
             }
             7 => {
                 let bytes = &buffer[..len.min(RING_MESSAGE_MAX)];

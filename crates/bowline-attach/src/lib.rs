@@ -27,11 +27,13 @@
 
 pub mod agent;
 mod area;
+mod ids;
 pub mod name;
 mod receives;
 mod sends;
 
 pub use area::{AREA_LEN, Area, DESTINATIONS, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX};
+pub use ids::{ChannelId, LockOwner, NodeId, SocketHandle};
 pub use receives::{Receives, SavedReceives, Taken};
 pub use sends::{Broken, Piece, Post, Posted, SavedSends, Sends};
 

@@ -12,9 +12,10 @@ use crate::area::{
     ALIGN, Area, DESTINATIONS, PAD, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, SENDS, at,
     entry_len, is_aligned,
 };
+use crate::ids::LockOwner;
 
 const HEAD: usize = 16;
-/// Owner of the lock while the node changes a destination.
+/// In the lock while the node changes a destination.
 const NODE: u32 = u32::MAX;
 
 /// What became of a message that a program wanted to post.
@@ -38,13 +39,13 @@ pub struct Piece {
 }
 
 impl Area {
-    /// Posts a message to a destination; an empty name stands for the connected one. `owner` is the
-    /// number of a channel that nobody else uses meanwhile: if its process dies here, the node
-    /// sets the lock free.
+    /// Posts a message to a destination; an empty name stands for the connected one. `owner` is a
+    /// channel that nobody else uses meanwhile: if its process dies here, the node sets the lock
+    /// free.
     ///
     /// # Safety
     /// The pieces are readable.
-    pub unsafe fn post(&self, owner: u32, name: &[u8], pieces: &[Piece]) -> Posted {
+    pub unsafe fn post(&self, owner: LockOwner, name: &[u8], pieces: &[Piece]) -> Posted {
         let len = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.len));
         if len > RING_MESSAGE_MAX || !self.lock(owner) {
             return Posted::Ask;
@@ -109,7 +110,7 @@ impl Area {
         words.all(|(bytes, at)| word(bytes) == self.u64(at).load(Ordering::Relaxed))
     }
 
-    fn lock(&self, owner: u32) -> bool {
+    fn lock(&self, LockOwner(owner): LockOwner) -> bool {
         let lock = self.u32(at::LOCK);
         // Others hold it for the time of a copy.
         for _ in 0..64 {
@@ -306,7 +307,7 @@ impl Sends {
     }
 
     /// The process of a channel is gone, perhaps in the middle of a post.
-    pub fn owner_is_gone(&self, owner: u32) {
+    pub fn owner_is_gone(&self, LockOwner(owner): LockOwner) {
         let lock = self.area.u32(at::LOCK);
         let _ = lock.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
     }

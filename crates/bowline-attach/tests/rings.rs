@@ -5,7 +5,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bowline_attach::{AREA_LEN, Area, Piece, Posted, RING_LEN, RING_MESSAGE_MAX, Receives, Sends};
+use bowline_attach::{
+    AREA_LEN, Area, LockOwner, Piece, Posted, RING_LEN, RING_MESSAGE_MAX, Receives, Sends,
+};
 
 /// Memory of an area.
 struct Memory(NonNull<u64>);
@@ -34,7 +36,7 @@ fn post(area: &Area, name: &[u8], bytes: &[u8]) -> Posted {
     let (front, back) = bytes.split_at(bytes.len() / 3);
     let pieces = [front, back].map(|piece| Piece { base: piece.as_ptr(), len: piece.len() });
     // SAFETY: slices are readable.
-    unsafe { area.post(7, name, &pieces) }
+    unsafe { area.post(LockOwner(7), name, &pieces) }
 }
 
 fn take(area: &Area) -> Option<(Vec<u8>, Vec<u8>)> {
@@ -186,9 +188,9 @@ fn the_lock_of_a_dead_process_is_set_free() {
     unsafe { memory.0.as_ptr().cast::<u32>().wrapping_add(LOCK).write(9) };
     assert_eq!(post(&area, b"", b"x"), Posted::Ask, "somebody has the lock");
     assert!(!sends.set_destination(1, b"new"), "nor does the node get it");
-    sends.owner_is_gone(8);
+    sends.owner_is_gone(LockOwner(8));
     assert_eq!(post(&area, b"", b"x"), Posted::Ask);
-    sends.owner_is_gone(9);
+    sends.owner_is_gone(LockOwner(9));
     assert_eq!(post(&area, b"", b"x"), Posted::Done);
 }
 

@@ -7,7 +7,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 use bowline_attach::{
-    CONTROL_MAX, FRAME_MAX, Greeting, HEAD_LEN, Head, NAME_MAX, NONCE_LEN, Op, VERSION, offer,
+    CONTROL_MAX, FRAME_MAX, Greeting, HEAD_LEN, Head, LockOwner, NAME_MAX, NONCE_LEN, NodeId, Op,
+    SocketHandle, VERSION, offer,
 };
 
 use crate::agent::Given;
@@ -37,8 +38,8 @@ pub const fn is_refusal(errno: c_int) -> bool {
 /// A connection to a node, used by one call at a time.
 pub struct Channel<D: Descriptors> {
     fd: c_int,
-    /// What the node calls it; never 0.
-    number: u32,
+    /// What it is in locks; 0 until the node has greeted.
+    owner: LockOwner,
     /// When the greeting, or what has begun of an answer, must be there; `None` while nothing has.
     until: Option<Instant>,
     /// The node has been given memory of this process over it.
@@ -52,7 +53,7 @@ pub struct Channel<D: Descriptors> {
 #[derive(Clone, Copy, Debug)]
 pub struct Welcome {
     /// Number of the node.
-    pub node: u64,
+    pub node: NodeId,
     /// Its network namespace, 0 if it does not know.
     pub namespace: u64,
     /// Who has greeted.
@@ -166,7 +167,14 @@ impl<D: Descriptors> Channel<D> {
     fn new(fd: c_int) -> Self {
         let fd = D::opened(fd);
         let until = Some(Instant::now() + LIMIT);
-        Self { fd, number: 0, until, has_shown: false, given: None, descriptors: PhantomData }
+        Self {
+            fd,
+            owner: LockOwner(0),
+            until,
+            has_shown: false,
+            given: None,
+            descriptors: PhantomData,
+        }
     }
 
     fn left(&self) -> Duration {
@@ -217,12 +225,12 @@ impl<D: Descriptors> Channel<D> {
             return Err(libc::EPROTO);
         }
         let greeting = Greeting::parse(&self.take_bytes(Greeting::LEN)?).ok_or(libc::EPROTO)?;
-        self.number = answer.a.cast_unsigned();
-        if self.number == 0 {
+        self.owner = LockOwner(answer.a.cast_unsigned());
+        if self.owner == LockOwner(0) {
             return Err(libc::EPROTO);
         }
         let Greeting { nonce, namespace } = greeting;
-        Ok(Welcome { node: answer.value.cast_unsigned(), namespace, greeter, nonce })
+        Ok(Welcome { node: NodeId(answer.value.cast_unsigned()), namespace, greeter, nonce })
     }
 
     /// Waits for the first byte of a greeting, and tells who has sent it.
@@ -238,9 +246,9 @@ impl<D: Descriptors> Channel<D> {
         }
     }
 
-    /// What the node calls this channel, for the lock of [`bowline_attach::Area::post`].
-    pub const fn number(&self) -> u32 {
-        self.number
+    /// This channel in the lock of [`bowline_attach::Area::post`].
+    pub const fn owner(&self) -> LockOwner {
+        self.owner
     }
 
     /// Tells of the word of a channel whether the node has been given memory over it.
@@ -249,18 +257,18 @@ impl<D: Descriptors> Channel<D> {
     }
 
     pub(crate) fn of_word(word: u64) -> Option<Self> {
-        let number = (word >> 32) as u32;
+        let owner = LockOwner((word >> 32) as u32);
         let fd = (word as u32 & !SHOWN) as c_int;
         let has_shown = Self::word_has_shown(word);
         // Not made for a word that is none: it would be dropped, which closes its descriptor.
         let (given, until) = (None, None);
         let descriptors = PhantomData;
-        (number != 0).then(|| Self { fd, number, until, has_shown, given, descriptors })
+        (owner != LockOwner(0)).then(|| Self { fd, owner, until, has_shown, given, descriptors })
     }
 
     pub(crate) fn into_word(self) -> u64 {
         let shown = if self.has_shown { SHOWN } else { 0 };
-        let word = u64::from(self.number) << 32 | u64::from(self.fd.cast_unsigned() | shown);
+        let word = u64::from(self.owner.0) << 32 | u64::from(self.fd.cast_unsigned() | shown);
         core::mem::forget(self);
         word
     }
@@ -268,7 +276,7 @@ impl<D: Descriptors> Channel<D> {
 
 impl<D: Descriptors> fmt::Debug for Channel<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Channel").field("fd", &self.fd).field("number", &self.number).finish()
+        f.debug_struct("Channel").field("fd", &self.fd).field("owner", &self.owner).finish()
     }
 }
 
@@ -293,14 +301,14 @@ pub(crate) struct Answer {
 impl<D: Descriptors> Channel<D> {
     /// Names a socket by its descriptor, so that this channel may speak of it; returns its handle,
     /// and a descriptor of its memory.
-    pub(crate) fn attach(&mut self, fd: c_int) -> Result<(u64, c_int), c_int> {
+    pub(crate) fn attach(&mut self, fd: c_int) -> Result<(SocketHandle, c_int), c_int> {
         self.send(Head::new(Op::Attach, 0), &[], &[], &[], Some(fd))?;
         let (answer, [memory, _]) = self.answer_with_descriptors()?;
         if answer.value < 0 {
             return Err(errno_of(answer.value));
         }
         let memory = memory.ok_or(libc::EMFILE)?;
-        Ok((answer.value.cast_unsigned(), memory.into_number()))
+        Ok((SocketHandle(answer.value.cast_unsigned()), memory.into_number()))
     }
 
     /// Lets the node use all memory of this process for RDMA, by a descriptor that gives access to
@@ -345,8 +353,8 @@ impl<D: Descriptors> Channel<D> {
     }
 
     /// Tells the node to look at the memory of a socket.
-    pub(crate) fn look(&mut self, handle: u64) -> Result<(), c_int> {
-        self.send(Head::new(Op::Look, handle.cast_signed()), &[], &[], &[], None)
+    pub(crate) fn look(&mut self, handle: SocketHandle) -> Result<(), c_int> {
+        self.send(Head::new(Op::Look, handle.0.cast_signed()), &[], &[], &[], None)
     }
 
     /// Sends a request. An error leaves the channel useless.
@@ -438,7 +446,7 @@ impl<D: Descriptors> Channel<D> {
         loop {
             let left = self.left();
             match system::poll(self.fd, libc::POLLIN, Some(left)) {
-                Ok(0) if self.number == 0 => return Err(libc::ETIMEDOUT),
+                Ok(0) if self.owner == LockOwner(0) => return Err(libc::ETIMEDOUT),
                 Ok(0) => return Err(libc::ENETDOWN),
                 Err(libc::EINTR) => {}
                 done => return done.map(drop),

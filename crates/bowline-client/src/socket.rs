@@ -6,7 +6,8 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_attach::{
-    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN, name,
+    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, SocketHandle, TOKEN_LEN,
+    name,
 };
 
 use crate::agent::{self, Given};
@@ -29,7 +30,7 @@ pub struct Socket<'a, D: Descriptors> {
     /// The node whose socket it is.
     pub node: &'a Node<D>,
     /// What the node calls it.
-    pub handle: u64,
+    pub handle: SocketHandle,
 }
 
 /// A request with all that may go along.
@@ -137,7 +138,7 @@ impl To for Vec<u8> {
 
 impl<D: Descriptors> Socket<'_, D> {
     fn head(&self, op: Op, a: c_int, b: c_int) -> Head {
-        Head { op, value: self.handle.cast_signed(), a, b }
+        Head { op, value: self.handle.0.cast_signed(), a, b }
     }
 
     /// A channel for a request. One about memory of this process goes over a channel over which the
@@ -194,7 +195,7 @@ impl<D: Descriptors> Socket<'_, D> {
             if is_known {
                 let (handle, memory) = channel.attach(self.fd)?;
                 system::close(memory); // it is mapped
-                head.value = handle.cast_signed();
+                head.value = handle.0.cast_signed();
             }
             channel.send(head, request.name, request.control, request.payload, None)?;
             let answer = channel.answer(request.may_wait)?;
@@ -452,7 +453,7 @@ impl<D: Descriptors> Socket<'_, D> {
         }
         let mut channel = self.node.channel(self.fd)?;
         // SAFETY: the caller's pieces, who promises that they are readable.
-        let posted = unsafe { area.post(channel.number(), name, &pieces[..payload.len()]) };
+        let posted = unsafe { area.post(channel.owner(), name, &pieces[..payload.len()]) };
         if posted == Posted::Wake {
             channel.look(self.handle)?;
         }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op};
+use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op, SocketHandle};
 use bowline_base::{Instant, entropy};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::sockopt::set_socket_passcred;
@@ -25,7 +25,7 @@ pub(crate) const AT_ONCE: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTW
 /// A request that waits until it can be carried out.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Waiting {
-    pub(crate) handle: u64,
+    pub(crate) handle: SocketHandle,
     /// When it is given up.
     pub(crate) deadline: Option<Instant>,
 }

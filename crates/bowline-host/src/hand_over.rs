@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bowline_attach::{HAND_OVER_VERSION, HEAD_LEN, Head, Op, VERSION};
+use bowline_attach::{
+    ChannelId, HAND_OVER_VERSION, HEAD_LEN, Head, NodeId, Op, SocketHandle, VERSION,
+};
 use bowline_base::Errno;
 use bowline_rds::SAVED_FORMAT;
 use bowline_rds_driver::Driver;
@@ -83,9 +85,9 @@ fn is_listener(descriptor: &OwnedFd) -> bool {
 struct SavedHost {
     /// [`VERSION`] and [`HAND_OVER_VERSION`].
     versions: (i32, i32),
-    /// Number of the node, and of what it makes next.
-    number: u64,
-    next: u64,
+    /// Number of the node, and of the next channel.
+    number: NodeId,
+    next: ChannelId,
     /// The network namespace in which it is.
     namespace: u64,
     listener: Identity,
@@ -99,18 +101,18 @@ struct SavedHost {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct ChannelPlace {
-    number: u64,
+    number: ChannelId,
     stream: Identity,
     /// A socket that came with a request.
     descriptor: Option<Identity>,
     /// Sockets that it may name.
-    known: HashSet<u64>,
+    known: HashSet<SocketHandle>,
     state: SavedChannel,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct SocketPlace {
-    handle: u64,
+    handle: SocketHandle,
     end: Identity,
     memory: Identity,
     state: SavedSocket,
@@ -326,7 +328,7 @@ impl HostState {
         found.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a descriptor is missing"))
     }
 
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> NodeId {
         self.saved.number
     }
 
@@ -401,7 +403,7 @@ impl Successor {
 
 impl Service {
     /// Another node asks for everything. On success its channel is none any more.
-    pub(crate) fn name_successor(&mut self, number: u64, head: Head) -> Result<(), Errno> {
+    pub(crate) fn name_successor(&mut self, number: ChannelId, head: Head) -> Result<(), Errno> {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
         if !self.accounts.is_trusted(channel.caller.user) {
             return Err(Errno::EACCES);
@@ -494,7 +496,7 @@ impl Service {
                 self.end_channel(number);
             }
         }
-        let handles: Vec<u64> = self.sockets.keys().copied().collect();
+        let handles: Vec<SocketHandle> = self.sockets.keys().copied().collect();
         for handle in handles {
             self.activate(handle);
             self.socket_is_ready(handle);
@@ -503,7 +505,7 @@ impl Service {
 
     fn resume_socket(
         &mut self,
-        handle: u64,
+        handle: SocketHandle,
         end: Passed,
         memory: Passed,
         saved: SavedSocket,
@@ -549,5 +551,25 @@ impl Service {
             None => self.go_on_with(number),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nodes from before have written them so.
+    #[test]
+    fn ids_are_handed_over_as_numbers() {
+        let saved = (SocketHandle(7), ChannelId(1 << 40), HashSet::from([SocketHandle(3)]));
+        let bytes = rmp_serde::to_vec_named(&saved).expect("bytes");
+        assert_eq!(bytes, rmp_serde::to_vec_named(&(7, 1_u64 << 40, [3])).expect("bytes"));
+        assert_eq!(
+            rmp_serde::from_slice::<(u64, u64, [u64; 1])>(&bytes).ok(),
+            Some((7, 1 << 40, [3]))
+        );
+        let read =
+            rmp_serde::from_slice::<(SocketHandle, ChannelId, HashSet<SocketHandle>)>(&bytes);
+        assert_eq!(read.ok(), Some(saved));
     }
 }

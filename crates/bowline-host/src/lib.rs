@@ -46,6 +46,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use bowline_attach::NodeId;
 use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
@@ -81,7 +82,7 @@ impl Host {
         policy: Policy,
         usual: Quota,
     ) -> io::Result<Self> {
-        let number = bowline_base::entropy::random_u64() >> 1;
+        let number = NodeId(bowline_base::entropy::random_u64() >> 1);
         Self::run(driver, listener, number, policy, usual, None)
     }
 
@@ -105,7 +106,7 @@ impl Host {
     fn run(
         driver: Driver,
         listener: UnixListener,
-        number: u64,
+        number: NodeId,
         policy: Policy,
         usual: Quota,
         state: Option<HostState>,

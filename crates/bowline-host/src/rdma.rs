@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use bowline_attach::{Frame, NONCE_LEN, name};
+use bowline_attach::{ChannelId, Frame, NONCE_LEN, name};
 use bowline_base::Errno;
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
@@ -196,7 +196,7 @@ impl Service {
     /// the nonce.
     pub(crate) fn show_memory(
         &mut self,
-        number: u64,
+        number: ChannelId,
         frame: Frame<'_>,
         descriptor: Option<Passed>,
     ) -> Result<Answer, Errno> {
@@ -212,14 +212,14 @@ impl Service {
     }
 
     /// The memory of the process that has a channel.
-    fn memory(&self, number: u64) -> Result<&ProcessMemory, Refusal> {
+    fn memory(&self, number: ChannelId) -> Result<&ProcessMemory, Refusal> {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;
         channel.memory.as_ref().ok_or(Refusal::MemoryNeeded)
     }
 
     /// A request about memory, for which the node waits as long as for one access.
-    fn begin(&self, number: u64) -> Option<Work<'_>> {
+    fn begin(&self, number: ChannelId) -> Option<Work<'_>> {
         self.channels.get(&number)?.memory.as_ref()?.begin()
     }
 
@@ -227,7 +227,7 @@ impl Service {
     /// where the program wants it [RDMA-3], [RMR-8].
     fn register(
         &self,
-        (number, id): (u64, SocketId),
+        (number, id): (ChannelId, SocketId),
         args: GetMrArgs,
         peer: Option<IpAddr>,
         may_write: bool,
@@ -260,7 +260,7 @@ impl Service {
     /// RDMA.
     pub(crate) fn set_memory_option(
         &self,
-        from: (u64, SocketId),
+        from: (ChannelId, SocketId),
         name: i32,
         value: &[u8],
         may_write: bool,
@@ -294,7 +294,7 @@ impl Service {
     /// than RDMA it refuses operations by itself.
     pub(crate) fn ask_for(
         &self,
-        from: (u64, SocketId),
+        from: (ChannelId, SocketId),
         name: Option<SocketAddr>,
         given: &[Given<'_>],
         may_write: bool,
@@ -321,7 +321,7 @@ impl Service {
 
     fn ask_for_one(
         &self,
-        from: (u64, SocketId),
+        from: (ChannelId, SocketId),
         to: Option<SocketAddr>,
         given: &Given<'_>,
         may_write: bool,
@@ -349,7 +349,12 @@ impl Service {
     }
 
     /// An RDMA operation, whose pieces of local memory are in the program's.
-    fn operation(&self, number: u64, args: &RdmaArgs, may_write: bool) -> Result<RdmaOp, Refusal> {
+    fn operation(
+        &self,
+        number: ChannelId,
+        args: &RdmaArgs,
+        may_write: bool,
+    ) -> Result<RdmaOp, Refusal> {
         let RdmaArgs { cookie, nr_local, flags, .. } = *args;
         let RdsIovec { addr: offset, bytes: len } = args.remote_vec;
         match nr_local {
@@ -398,7 +403,7 @@ impl Service {
     /// An atomic of a kind [ATOM-1].
     fn atomic(
         &self,
-        number: u64,
+        number: ChannelId,
         kind: i32,
         args: &AtomicArgs,
         may_write: bool,

@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bowline_attach::{FILL, Frame, Greeting, Head, NAME_PREFIX, Op, VERSION};
+use bowline_attach::{
+    ChannelId, FILL, Frame, Greeting, Head, NAME_PREFIX, Op, SocketHandle, VERSION,
+};
 use bowline_base::{Errno, Instant, clock, entropy};
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
 use bowline_rds_driver::Blocking;
@@ -21,7 +23,7 @@ use crate::names;
 use crate::options::Value;
 use crate::rdma::Asked;
 use crate::rings::Rings;
-use crate::service::{Service, errno, owner};
+use crate::service::{Service, errno};
 use crate::socket::HostSocket;
 
 /// Room for a control message of one number.
@@ -63,7 +65,7 @@ impl Service {
     /// Carries out a request of a channel; `descriptor` came along.
     pub(crate) fn carry_out(
         &mut self,
-        number: u64,
+        number: ChannelId,
         frame: Frame<'_>,
         descriptor: Option<Passed>,
     ) -> Outcome {
@@ -83,11 +85,11 @@ impl Service {
             Op::Attach => self.attach(number, descriptor),
             Op::Memory => self.show_memory(number, frame, descriptor),
             Op::Look => {
-                self.activate(value.cast_unsigned());
+                self.activate(SocketHandle(value.cast_unsigned()));
                 return Outcome::Nothing;
             }
             _ => {
-                let handle = value.cast_unsigned();
+                let handle = SocketHandle(value.cast_unsigned());
                 if !self.known.get(&number).is_some_and(|known| known.contains(&handle)) {
                     return Outcome::Answer(Answer::error(Errno::EBADF));
                 }
@@ -103,30 +105,30 @@ impl Service {
     }
 
     /// The answer to a greeting.
-    pub(crate) fn hello(&self, number: u64) -> Answer {
+    pub(crate) fn hello(&self, number: ChannelId) -> Answer {
         let nonce =
             self.channels.get(&number).map_or_else(Default::default, |channel| channel.nonce);
         let greeting = Greeting { nonce, namespace: self.namespace };
         Answer {
-            a: owner(number).cast_signed(),
+            a: number.owner().0.cast_signed(),
             bytes: greeting.emit().to_vec(),
-            ..Answer::of(self.number.cast_signed())
+            ..Answer::of(self.number.0.cast_signed())
         }
     }
 
     /// A handle for a new socket, which nobody guesses: whoever knows it may tell the node to look.
-    fn new_handle(&self) -> u64 {
+    fn new_handle(&self) -> SocketHandle {
         loop {
             // The library has room for so many bits.
-            let handle = entropy::random_u64() >> 17;
-            if handle != 0 && !self.sockets.contains_key(&handle) {
+            let handle = SocketHandle(entropy::random_u64() >> 17);
+            if handle.0 != 0 && !self.sockets.contains_key(&handle) {
                 return handle;
             }
         }
     }
 
     /// A new socket; the program gets the other end.
-    fn open(&mut self, number: u64, kind: i32, protocol: i32) -> Result<Answer, Errno> {
+    fn open(&mut self, number: ChannelId, kind: i32, protocol: i32) -> Result<Answer, Errno> {
         if kind != SOCK_SEQPACKET || protocol != 0 {
             return Err(Errno::ESOCKTNOSUPPORT);
         }
@@ -164,12 +166,12 @@ impl Service {
         }
         self.known.entry(number).or_default().insert(handle);
         self.refresh(handle);
-        let value = handle.cast_signed();
+        let value = handle.0.cast_signed();
         Ok(Answer { value, descriptors: vec![theirs, memory], ..Answer::default() })
     }
 
     /// A program shows a descriptor of a socket that another process may have opened.
-    fn attach(&mut self, number: u64, descriptor: Option<Passed>) -> Result<Answer, Errno> {
+    fn attach(&mut self, number: ChannelId, descriptor: Option<Passed>) -> Result<Answer, Errno> {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         let cookie = rustix::net::sockopt::socket_cookie(&descriptor);
         let handle =
@@ -177,11 +179,16 @@ impl Service {
         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;
         let memory = socket.rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         self.known.entry(number).or_default().insert(handle);
-        Ok(Answer { descriptors: vec![memory], ..Answer::of(handle.cast_signed()) })
+        Ok(Answer { descriptors: vec![memory], ..Answer::of(handle.0.cast_signed()) })
     }
 
     /// Requests that never wait.
-    fn short(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
+    fn short(
+        &mut self,
+        number: ChannelId,
+        handle: SocketHandle,
+        frame: Frame<'_>,
+    ) -> Result<Answer, Errno> {
         // What was sent before comes first.
         self.drain(handle);
         let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
@@ -281,7 +288,7 @@ impl Service {
         }
     }
 
-    fn send(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
+    fn send(&mut self, number: ChannelId, handle: SocketHandle, frame: Frame<'_>) -> Outcome {
         let flags = frame.head.a;
         let may_wait = flags & MSG_DONTWAIT == 0;
         let may_write = frame.head.b == 0;
@@ -367,7 +374,12 @@ impl Service {
 
     /// The request waits until messages of the socket are acknowledged. One that waits already
     /// keeps its deadline.
-    fn wait_as_sender(&mut self, number: u64, handle: u64, deadline: Option<Instant>) -> Outcome {
+    fn wait_as_sender(
+        &mut self,
+        number: ChannelId,
+        handle: SocketHandle,
+        deadline: Option<Instant>,
+    ) -> Outcome {
         if let Some((socket, _)) = self.sockets.get_mut(&handle)
             && !socket.senders.contains(&number)
         {
@@ -378,7 +390,7 @@ impl Service {
     }
 
     /// Waits until everything is acknowledged.
-    fn flush(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
+    fn flush(&mut self, number: ChannelId, handle: SocketHandle, frame: Frame<'_>) -> Outcome {
         let Some(limit) = frame.payload.first_chunk() else {
             return Outcome::Answer(Answer::error(Errno::EINVAL));
         };
@@ -405,7 +417,7 @@ impl Service {
     }
 
     /// Receives what does not go through the ring.
-    fn receive(&mut self, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
+    fn receive(&mut self, handle: SocketHandle, frame: Frame<'_>) -> Result<Answer, Errno> {
         let Head { a: flags, b: control_room, .. } = frame.head;
         let control_room = usize::try_from(control_room).unwrap_or(0);
         let room = room_of(frame)?;

@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
 use bowline_attach::{
-    Area, Broken, DESTINATIONS, Receives, SavedReceives, SavedSends, Sends, name,
+    Area, Broken, DESTINATIONS, LockOwner, Receives, SavedReceives, SavedSends, Sends, name,
 };
 use bowline_rds::{Node, SendMsg, SocketId};
 use bowline_rds_driver::{Blocking, Driver};
@@ -212,7 +212,7 @@ impl Rings {
         self.sends.set_asleep(asleep);
     }
 
-    pub(crate) fn owner_is_gone(&self, owner: u32) {
+    pub(crate) fn owner_is_gone(&self, owner: LockOwner) {
         self.sends.owner_is_gone(owner);
     }
 

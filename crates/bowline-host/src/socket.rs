@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_attach::{OFFER_LEN, TOKEN_LEN, offered_version};
+use bowline_attach::{ChannelId, OFFER_LEN, TOKEN_LEN, offered_version};
 use bowline_base::Instant;
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
@@ -31,7 +31,7 @@ pub(crate) struct HostSocket {
     /// A message was sent or waits: the type of service is settled.
     pub(crate) has_sent: bool,
     /// Channels whose requests wait for room to send, in their order.
-    pub(crate) senders: VecDeque<u64>,
+    pub(crate) senders: VecDeque<ChannelId>,
     pub(crate) rings: Rings,
     /// It gets a turn in each round.
     pub(crate) active: bool,
@@ -54,7 +54,7 @@ pub(crate) struct SavedSocket {
     /// Who opened it.
     pub(crate) user: u32,
     has_sent: bool,
-    senders: VecDeque<u64>,
+    senders: VecDeque<ChannelId>,
     rings: SavedRings,
 }
 

@@ -4,6 +4,7 @@
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bowline_attach::SocketHandle;
 use bowline_base::{Instant, clock};
 use bowline_rds::Interest;
 
@@ -62,7 +63,7 @@ impl Service {
     }
 
     /// Something has happened on a socket.
-    pub(crate) fn activate(&mut self, handle: u64) {
+    pub(crate) fn activate(&mut self, handle: SocketHandle) {
         let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
         socket.quiet = 0;
         if !socket.active {
@@ -73,7 +74,7 @@ impl Service {
     }
 
     /// Carries out sends and lends messages of one socket. Returns whether there was something.
-    pub(crate) fn turn(&mut self, handle: u64) -> bool {
+    pub(crate) fn turn(&mut self, handle: SocketHandle) -> bool {
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return false };
         let cx = Context::from_waker(waker);
         let sent = socket.rings.carry_out(&self.driver, socket.id, &cx, &mut self.scratch);
@@ -90,7 +91,7 @@ impl Service {
     }
 
     /// Carries out what is posted, as far as that is possible now.
-    pub(crate) fn drain(&mut self, handle: u64) {
+    pub(crate) fn drain(&mut self, handle: SocketHandle) {
         // So many turns empty a full ring of the shortest messages.
         for _ in 0..64 {
             let has_work = |(socket, _): &(HostSocket, Waker)| socket.rings.has_work();
@@ -102,7 +103,7 @@ impl Service {
     }
 
     /// Those who wait to send go on, in their order.
-    pub(crate) fn resume_senders(&mut self, handle: u64) {
+    pub(crate) fn resume_senders(&mut self, handle: SocketHandle) {
         let Some((socket, _)) = self.sockets.get(&handle) else { return };
         // Each once: one that waits for a congested port holds up no other.
         for number in socket.senders.clone() {
@@ -138,7 +139,7 @@ impl Service {
     pub(crate) fn look_at_quiet(&mut self) {
         let has = |socket: &HostSocket| socket.rings.has_lent() || socket.rings.has_work();
         let quiet = self.sockets.iter().filter(|(_, (socket, _))| has(socket));
-        let handles: Vec<u64> = quiet.map(|(handle, _)| *handle).collect();
+        let handles: Vec<SocketHandle> = quiet.map(|(handle, _)| *handle).collect();
         for handle in handles {
             // A socket that nobody reads stays quiet.
             if self.turn(handle) {
@@ -152,7 +153,7 @@ impl Service {
 
     /// Makes the program's descriptor show what the socket is ready for, and takes the channels
     /// that programs offer on it.
-    pub(crate) fn refresh(&mut self, handle: u64) {
+    pub(crate) fn refresh(&mut self, handle: SocketHandle) {
         self.turn(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
         let cx = Context::from_waker(waker);
@@ -169,7 +170,7 @@ impl Service {
 
     /// Takes what programs have sent on a socket. One that is full seems writable then for a
     /// moment, until somebody sends.
-    fn make_writable(&mut self, handle: u64) {
+    fn make_writable(&mut self, handle: SocketHandle) {
         // Programs may send all the time: what is left is taken the next time.
         for _ in 0..OFFERS {
             let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
