@@ -5,9 +5,9 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use bowline_attach::{Head, NodeId, Op, SocketHandle};
+use bowline_attach::{NodeId, Reply, Request, SocketHandle};
 
-use crate::channel::{Channel, Descriptors, Welcome, errno_of, is_refusal};
+use crate::channel::{Channel, Descriptors, Welcome, is_refusal};
 use crate::trust;
 
 /// Channels of a node that are kept for the next call.
@@ -145,11 +145,11 @@ impl<D: Descriptors> Node<D> {
     /// What the node says; EMFILE when there are no descriptors left; EPROTO when what comes is
     /// none that a node makes; ENETDOWN when it is gone.
     pub fn open(&self, mut channel: Channel<D>) -> Result<Opened, c_int> {
-        let head = Head { op: Op::Open, value: 0, a: libc::SOCK_SEQPACKET, b: 0 };
-        let asked = channel.send(head, &[], &[], &[], None);
-        let answer = asked.and_then(|()| channel.answer_with_descriptors());
-        let (answer, came) = match answer {
-            Ok(answer) => answer,
+        let request = Request::Open { kind: libc::SOCK_SEQPACKET, protocol: 0 };
+        let asked = channel.send(&request, &[], None);
+        let reply = asked.and_then(|()| channel.reply_with_descriptors());
+        let (reply, came) = match reply {
+            Ok(reply) => reply,
             Err(errno) => {
                 // A node that was started anew has ended the others as well.
                 drop(channel);
@@ -158,15 +158,16 @@ impl<D: Descriptors> Node<D> {
             }
         };
         self.keep(channel);
-        if answer.value < 0 {
-            return Err(errno_of(answer.value));
-        }
+        let handle = match reply {
+            Reply::Failed { errno, .. } => return Err(errno),
+            Reply::Socket(handle) => handle,
+            _ => return Err(libc::EPROTO),
+        };
         let [Some(fd), Some(memory)] = came else { return Err(libc::EMFILE) };
         let maker = trust::maker(fd.number()).ok_or(libc::EPROTO)?;
         if !trust::is_trusted(maker.user) && !self.is_of(maker.user) {
             return Err(libc::EPROTO);
         }
-        let handle = SocketHandle(answer.value.cast_unsigned());
         Ok(Opened { handle, fd: fd.into_number(), memory: memory.into_number() })
     }
 

@@ -6,12 +6,12 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_attach::{
-    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, SocketHandle, TOKEN_LEN,
-    name,
+    Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, Posted, Reply, Request, SendCall,
+    SocketHandle, TOKEN_LEN, name,
 };
 
 use crate::agent::{self, Given};
-use crate::channel::{Answer, Channel, Descriptors, errno_of};
+use crate::channel::{Channel, Descriptors};
 use crate::node::Node;
 use crate::reach::{self, Reach};
 use crate::system;
@@ -33,21 +33,21 @@ pub struct Socket<'a, D: Descriptors> {
     pub handle: SocketHandle,
 }
 
-/// A request with all that may go along.
-struct Request<'a> {
-    head: Head,
-    name: &'a [u8],
-    control: &'a [u8],
-    payload: &'a [libc::iovec],
+/// A call with all that may go along.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    call: Call<'a>,
+    /// A message, behind what the call says.
+    pieces: &'a [libc::iovec],
     may_wait: bool,
     /// Memory of this process that it is about.
     memory: Option<&'a Reach>,
 }
 
-impl Request<'_> {
-    /// A request of numbers only, which never waits.
-    const fn of(head: Head) -> Self {
-        Self { head, name: &[], control: &[], payload: &[], may_wait: false, memory: None }
+impl<'a> Asked<'a> {
+    /// A call that never waits.
+    const fn of(call: Call<'a>) -> Self {
+        Self { call, pieces: &[], may_wait: false, memory: None }
     }
 }
 
@@ -137,14 +137,10 @@ impl To for Vec<u8> {
 }
 
 impl<D: Descriptors> Socket<'_, D> {
-    fn head(&self, op: Op, a: c_int, b: c_int) -> Head {
-        Head { op, value: self.handle.0.cast_signed(), a, b }
-    }
-
     /// A channel for a request. One about memory of this process goes over a channel over which the
     /// node has been given that: it was made through this socket, so that nobody else gets it.
-    fn channel_for(&self, request: &Request<'_>) -> Result<Channel<D>, c_int> {
-        let Some(reach) = request.memory else {
+    fn channel_for(&self, asked: &Asked<'_>) -> Result<Channel<D>, c_int> {
+        let Some(reach) = asked.memory else {
             return self.node.channel(self.fd);
         };
         if let Some(channel) = self.node.idle_channel_that_has_shown() {
@@ -187,51 +183,54 @@ impl<D: Descriptors> Socket<'_, D> {
 
     /// Asks the node; returns the channel from which the rest of the answer is to be read. A
     /// channel that is new to the socket is made known first.
-    fn ask(&self, request: &Request<'_>) -> Result<(Channel<D>, Answer), c_int> {
+    fn ask(&self, asked: &Asked<'_>) -> Result<(Channel<D>, Reply, Lengths), c_int> {
+        let mut handle = self.handle;
         let mut is_known = false;
         loop {
-            let mut channel = self.channel_for(request)?;
-            let mut head = request.head;
+            let mut channel = self.channel_for(asked)?;
             if is_known {
-                let (handle, memory) = channel.attach(self.fd)?;
+                let (known, memory) = channel.attach(self.fd)?;
                 system::close(memory); // it is mapped
-                head.value = handle.0.cast_signed();
+                handle = known;
             }
-            channel.send(head, request.name, request.control, request.payload, None)?;
-            let answer = channel.answer(request.may_wait)?;
-            if answer.value == -i64::from(libc::EBADF) && !is_known {
-                channel.skip(&answer)?;
+            channel.send(&Request::Call(handle, asked.call), asked.pieces, None)?;
+            let (reply, lengths) = channel.reply(asked.may_wait)?;
+            if reply.errno() == Some(libc::EBADF) && !is_known {
+                channel.skip(lengths)?;
                 self.node.keep(channel);
                 is_known = true;
                 continue;
             }
-            // With an error of GetOption the length that is needed comes along.
-            if answer.value < 0 && head.op != Op::GetOption {
-                channel.skip(&answer)?;
-                self.node.keep(channel);
-                self.heed(head.op, answer);
-                return Err(errno_of(answer.value));
+            match reply {
+                // The length that is needed comes along, with what there is.
+                Reply::Failed { needed, .. } if needed != 0 => {}
+                Reply::Failed { errno, fill, .. } => {
+                    channel.skip(lengths)?;
+                    self.node.keep(channel);
+                    if fill {
+                        self.fill();
+                    }
+                    return Err(errno);
+                }
+                _ => {}
             }
-            return Ok((channel, answer));
+            return Ok((channel, reply, lengths));
         }
     }
 
     /// Asks the node, of whose answer the numbers are all that is wanted. A call whose answer does
     /// not come whole has failed: the node keeps nothing that it was given for it.
-    fn carry_out(&self, request: &Request<'_>) -> Result<Answer, c_int> {
-        let (mut channel, answer) = self.ask(request)?;
-        channel.skip(&answer)?;
+    fn call(&self, asked: &Asked<'_>) -> Result<Reply, c_int> {
+        let (mut channel, reply, lengths) = self.ask(asked)?;
+        channel.skip(lengths)?;
         channel.accept();
         self.node.keep(channel);
-        Ok(answer)
+        Ok(reply)
     }
 
-    /// Makes the socket unwritable if the node asks for that: what the descriptor shows is up to
-    /// whoever has it.
-    fn heed(&self, op: Op, answer: Answer) {
-        if op != Op::Send || answer.b != FILL {
-            return;
-        }
+    /// Makes the socket unwritable, as the node asks: what the descriptor shows is up to whoever
+    /// has it.
+    fn fill(&self) {
         for _ in 0..FILL_MAX {
             if !system::is_writable(self.fd) {
                 return;
@@ -243,10 +242,10 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Tells the node to look at the memory of this socket.
-    fn look(&self) -> Result<(), c_int> {
+    /// Tells the node that something is new in the memory of this socket.
+    fn wake(&self) -> Result<(), c_int> {
         let mut channel = self.node.channel(self.fd)?;
-        channel.look(self.handle)?;
+        channel.wake(self.handle)?;
         self.node.keep(channel);
         Ok(())
     }
@@ -267,7 +266,7 @@ impl<D: Descriptors> Socket<'_, D> {
     fn token_taken(&self, area: &Area, token: [u8; TOKEN_LEN]) {
         area.token_taken(u32::from_ne_bytes(token));
         if !area.has_nothing() {
-            let _ = self.look();
+            let _ = self.wake();
         }
     }
 
@@ -283,24 +282,17 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(())
     }
 
-    /// Requests that never wait; returns value, name and payload of the answer.
-    fn short(
-        &self,
-        head: Head,
-        name: &[u8],
-        payload: &[u8],
-    ) -> Result<(Answer, Vec<u8>, Vec<u8>), c_int> {
-        let piece = piece_of(payload);
-        let request = Request { name, payload: &[piece], ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        let name = channel.take_bytes(answer.name)?;
-        channel.take(answer.control, Vec::new())?;
-        let payload = channel.take_bytes(answer.payload)?;
+    /// Calls that never wait; returns name and payload of the reply as well.
+    fn short(&self, call: Call<'_>) -> Result<(Reply, Vec<u8>, Vec<u8>), c_int> {
+        let (mut channel, reply, lengths) = self.ask(&Asked::of(call))?;
+        let name = channel.take_bytes(lengths.name)?;
+        channel.take(lengths.control, Vec::new())?;
+        let payload = channel.take_bytes(lengths.payload)?;
         self.node.keep(channel);
         if !name.is_empty() && !name::is_given(&name) {
             return Err(libc::EPROTO);
         }
-        Ok((answer, name, payload))
+        Ok((reply, name, payload))
     }
 
     /// `bind(2)`.
@@ -308,7 +300,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// What the node says, here and below; ENETDOWN when it is gone.
     pub fn bind(&self, name: &[u8]) -> Result<c_int, c_int> {
-        self.short(self.head(Op::Bind, 0, 0), name, &[]).map(|_| 0)
+        self.short(Call::Bind(name)).map(|_| 0)
     }
 
     /// `connect(2)`.
@@ -316,7 +308,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn connect(&self, name: &[u8]) -> Result<c_int, c_int> {
-        self.short(self.head(Op::Connect, 0, 0), name, &[]).map(|_| 0)
+        self.short(Call::Connect(name)).map(|_| 0)
     }
 
     /// `getsockname(2)`, or `getpeername(2)`.
@@ -324,8 +316,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn name(&self, peer: bool) -> Result<Vec<u8>, c_int> {
-        let op = if peer { Op::PeerName } else { Op::LocalName };
-        let (_, name, _) = self.short(self.head(op, 0, 0), &[], &[])?;
+        let (_, name, _) = self.short(if peer { Call::PeerName } else { Call::LocalName })?;
         if name.is_empty() { Err(libc::EPROTO) } else { Ok(name) }
     }
 
@@ -334,18 +325,13 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
-        let head = self.head(Op::SetOption, level, name);
         let reach = Reach::of_option(level, name, value);
-        let is_writable = reach.as_ref().is_none_or(Reach::is_writable);
-        let unreachable: &[u8] = if is_writable { &[] } else { &[1] };
-        let payload = [piece_of(value)];
+        let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         if let Some(cookie) = reach::freed(level, name, value) {
             self.free_memory(cookie);
         }
-        let memory = reach.as_ref();
-        let request =
-            Request { control: unreachable, payload: &payload, memory, ..Request::of(head) };
-        self.carry_out(&request)?;
+        let call = Call::SetOption { level, option: name, value, may_write };
+        self.call(&Asked { memory: reach.as_ref(), ..Asked::of(call) })?;
         // Waiting is up to the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
             system::set_receive_timeout(self.fd, name, value);
@@ -364,19 +350,14 @@ impl<D: Descriptors> Socket<'_, D> {
         name: c_int,
         room: usize,
     ) -> Result<(Vec<u8>, c_int, c_int), c_int> {
-        let room_bytes = (room as u64).to_ne_bytes();
-        let head = self.head(Op::GetOption, level, name);
-        let (answer, _, value) = self.short(head, &[], &room_bytes)?;
-        if answer.value < 0 && answer.a == 0 {
-            return Err(errno_of(answer.value));
-        }
+        let (reply, _, value) = self.short(Call::GetOption { level, option: name, room })?;
         // Only an error tells of more than there was room for.
-        let room = if answer.value < 0 { usize::MAX } else { room };
-        let told = usize::try_from(answer.a).unwrap_or(0).min(room);
-        let returned = match answer.value {
-            value @ 0.. => c_int::try_from(value).unwrap_or(c_int::MAX),
-            value => -errno_of(value),
+        let (returned, len, most) = match reply {
+            Reply::Value { returned, len } => (returned, len, room),
+            Reply::Failed { errno, needed, .. } => (-errno, needed, usize::MAX),
+            _ => return Err(libc::EPROTO),
         };
+        let told = usize::try_from(len).unwrap_or(0).min(most);
         Ok((value, c_int::try_from(told).unwrap_or(c_int::MAX), returned))
     }
 
@@ -385,7 +366,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn ioctl(&self, request: c_int, byte: u8) -> Result<Option<u8>, c_int> {
-        let (_, _, value) = self.short(self.head(Op::Ioctl, request, 0), &[], &[byte])?;
+        let (_, _, value) = self.short(Call::Ioctl { request, byte: Some(byte) })?;
         Ok(value.first().copied())
     }
 
@@ -421,14 +402,18 @@ impl<D: Descriptors> Socket<'_, D> {
         let may_wait = !self.is_nonblocking(flags);
         let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
         let reach = Reach::of_control(control);
-        let is_writable = reach.as_ref().is_none_or(Reach::is_writable);
-        let head = self.head(Op::Send, flags, c_int::from(!is_writable));
-        let memory = reach.as_ref();
-        let request = Request { head, name, control, payload, may_wait, memory };
-        let answer = self.carry_out(&request)?;
-        self.heed(Op::Send, answer);
+        let may_write = reach.as_ref().is_none_or(Reach::is_writable);
+        // The message is in pieces.
+        let call = Call::Send(SendCall { flags, may_write, name, control, payload: &[] });
+        let asked = Asked { call, pieces: payload, may_wait, memory: reach.as_ref() };
+        let Reply::Sent { len: sent, fill } = self.call(&asked)? else {
+            return Err(libc::EPROTO);
+        };
+        if fill {
+            self.fill();
+        }
         let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
-        Ok(usize::try_from(answer.value).map_or(len, |sent| sent.min(len)))
+        Ok(sent.min(len))
     }
 
     /// Posts a message to the ring of sends. Returns `false` when the node has to be asked.
@@ -455,7 +440,7 @@ impl<D: Descriptors> Socket<'_, D> {
         // SAFETY: the caller's pieces, who promises that they are readable.
         let posted = unsafe { area.post(channel.owner(), name, &pieces[..payload.len()]) };
         if posted == Posted::Wake {
-            channel.look(self.handle)?;
+            channel.wake(self.handle)?;
         }
         self.node.keep(channel);
         Ok(posted != Posted::Ask)
@@ -494,7 +479,7 @@ impl<D: Descriptors> Socket<'_, D> {
             let taken = area.take(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
             if let Some(taken) = taken {
                 if taken.notice {
-                    let _ = self.look();
+                    let _ = self.wake();
                 }
                 self.received(area);
                 if !name::is_given(&taken.name[..taken.name_len]) {
@@ -538,22 +523,22 @@ impl<D: Descriptors> Socket<'_, D> {
         to: &mut impl To,
     ) -> Result<Message, c_int> {
         let room = to.room();
-        let room_bytes = (room as u64).to_ne_bytes();
-        let piece = piece_of(&room_bytes);
-        let head = self.head(Op::Receive, flags, control_room.min(CONTROL_MAX) as c_int);
-        let request = Request { payload: &[piece], ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        let name = channel.take_bytes(answer.name)?;
-        let control = channel.take_bytes(answer.control)?;
-        channel.take(answer.payload, to.pieces(answer.payload))?;
+        let control_room = control_room.min(CONTROL_MAX);
+        let call = Call::Receive { flags, control_room, room };
+        let (mut channel, reply, lengths) = self.ask(&Asked::of(call))?;
+        let Reply::Received { len: whole, flags: of_message } = reply else {
+            return Err(libc::EPROTO);
+        };
+        let name = channel.take_bytes(lengths.name)?;
+        let control = channel.take_bytes(lengths.control)?;
+        channel.take(lengths.payload, to.pieces(lengths.payload))?;
         self.node.keep(channel);
         let has_name = name.is_empty() || name::is_given(&name);
         if !has_name || control.len() > control_room || !reach::is_control_of_rds(&control) {
             return Err(libc::EPROTO);
         }
-        let whole = usize::try_from(answer.value).unwrap_or(0);
         let len = if flags & libc::MSG_TRUNC != 0 { whole } else { whole.min(room) };
-        Ok(Message { len, flags: answer.a, name, control })
+        Ok(Message { len, flags: of_message, name, control })
     }
 
     /// Waits until the descriptor shows one of `events`, of POLLIN and POLLOUT, at most `limit`;
@@ -589,12 +574,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
     /// gone.
     pub fn flush(&self, limit: Option<Duration>) -> Result<(), c_int> {
-        let limit = limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
-        let limit = limit.unwrap_or(u64::MAX).to_ne_bytes();
-        let head = self.head(Op::Flush, 0, 0);
-        let payload = [piece_of(&limit)];
-        let request = Request { payload: &payload, may_wait: true, ..Request::of(head) };
-        self.carry_out(&request).map(drop)
+        self.call(&Asked { may_wait: true, ..Asked::of(Call::Flush(limit)) }).map(drop)
     }
 
     /// Cancels all that was sent and is not acknowledged.
@@ -602,10 +582,6 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// ENOTCONN when the socket is not bound; ENETDOWN when the node is gone.
     pub fn cancel_all(&self) -> Result<(), c_int> {
-        self.short(self.head(Op::CancelAll, 0, 0), &[], &[]).map(drop)
+        self.short(Call::CancelAll).map(drop)
     }
-}
-
-const fn piece_of(bytes: &[u8]) -> libc::iovec {
-    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline_attach::{
-    ChannelId, HAND_OVER_VERSION, HEAD_LEN, Head, NodeId, Op, SocketHandle, VERSION,
+    ChannelId, HAND_OVER_VERSION, HEAD_LEN, Head, NodeId, Op, Reply, Request, SocketHandle, VERSION,
 };
 use bowline_base::Errno;
 use bowline_rds::SAVED_FORMAT;
@@ -36,6 +36,8 @@ use crate::namespace::network_namespace;
 use crate::service::Service;
 use crate::socket::{HostSocket, SavedSocket};
 
+/// What two nodes must have in common: the versions, and the format of the node's own state.
+const WANTED: (i32, i32, i64) = (VERSION, HAND_OVER_VERSION, SAVED_FORMAT as i64);
 /// Most descriptors in one message; the kernel takes 253.
 const BATCH: usize = 250;
 /// How long the node that hands over may take, and how long the one that takes over.
@@ -148,8 +150,8 @@ impl HandOver {
         to.set_nonblocking(false)?;
         to.set_write_timeout(Some(PATIENCE))?;
         to.set_read_timeout(Some(PATIENCE))?;
-        let count = i64::try_from(self.programs.len() + 1).unwrap_or(i64::MAX);
-        let head = Head::new(Op::HandOver, count).emit(0, 0, 0);
+        let reply = Reply::HandOver(self.programs.len() + 1);
+        let head = reply.emit(Op::HandOver).emit(0, 0, 0);
         (&*to).write_all(&head.ok_or(io::ErrorKind::InvalidData)?)?;
         let all: Vec<_> =
             std::iter::once(&self.state).chain(&self.programs).map(AsFd::as_fd).collect();
@@ -186,20 +188,20 @@ impl HandOver {
             return Err(rustix::io::Errno::ACCESS.into());
         }
         from.set_read_timeout(Some(PATIENCE))?;
-        let value = i64::from(SAVED_FORMAT);
-        let ask = Head { op: Op::HandOver, value, a: VERSION, b: HAND_OVER_VERSION };
-        (&from).write_all(&ask.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?)?;
+        let (version, hand_over_version, state_format) = WANTED;
+        let request = Request::HandOver { version, hand_over_version, state_format };
+        let request = request.emit(0).ok_or(io::ErrorKind::InvalidData)?;
+        (&from).write_all(&request.parts().concat())?;
         let mut head = [0; HEAD_LEN];
         (&from).read_exact(&mut head)?;
-        let value = match bowline_attach::Frame::parse(&head) {
-            Ok(Some((frame, _))) if frame.head.op == Op::HandOver => frame.head.value,
+        let reply = match Head::parse(&head) {
+            Ok((head, _)) if head.op == Op::HandOver => Reply::parse(&head),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
-        let Ok(count) = usize::try_from(value) else {
-            let errno = value.checked_neg().and_then(|errno| i32::try_from(errno).ok());
-            return Err(errno.map_or(io::ErrorKind::InvalidData.into(), |errno| {
-                io::Error::from_raw_os_error(errno)
-            }));
+        let count = match reply {
+            Ok(Reply::HandOver(count)) => count,
+            Ok(Reply::Failed { errno, .. }) => return Err(io::Error::from_raw_os_error(errno)),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
         };
         let mut all = Vec::new();
         while all.len() < count {
@@ -403,13 +405,16 @@ impl Successor {
 
 impl Service {
     /// Another node asks for everything. On success its channel is none any more.
-    pub(crate) fn name_successor(&mut self, number: ChannelId, head: Head) -> Result<(), Errno> {
+    pub(crate) fn name_successor(
+        &mut self,
+        number: ChannelId,
+        asked: (i32, i32, i64),
+    ) -> Result<(), Errno> {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
         if !self.accounts.is_trusted(channel.caller.user) {
             return Err(Errno::EACCES);
         }
-        let wanted = (VERSION, HAND_OVER_VERSION, i64::from(SAVED_FORMAT));
-        if (head.a, head.b, head.value) != wanted {
+        if asked != WANTED {
             return Err(Errno::EPROTONOSUPPORT);
         }
         let stream = channel.fd().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;

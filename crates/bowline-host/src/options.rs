@@ -40,32 +40,36 @@ pub(crate) struct Options {
 }
 
 /// What `getsockopt` gives.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Value {
     /// What the call returns: 0, or the size of a row of a table.
-    pub(crate) returned: i64,
+    pub(crate) returned: Result<i32, Errno>,
     pub(crate) bytes: Vec<u8>,
     /// The length that the caller is told, if it is not that of `bytes`.
     pub(crate) told: Option<usize>,
 }
 
 impl Value {
+    const fn of(bytes: Vec<u8>) -> Self {
+        Self { returned: Ok(0), bytes, told: None }
+    }
+
     fn int(value: i32, room: usize) -> Self {
         let bytes = value.to_ne_bytes();
-        Self { bytes: bytes[..room.min(4)].to_vec(), ..Self::default() }
+        Self::of(bytes[..room.min(4)].to_vec())
     }
 
     /// A table, or the room that it needs if there is too little.
     pub(crate) fn table(table: InfoTable, room: usize) -> Self {
         if table.bytes.len() > room {
             return Self {
-                returned: -i64::from(Errno::ENOSPC.0),
+                returned: Err(Errno::ENOSPC),
                 bytes: Vec::new(),
                 told: Some(table.bytes.len()),
             };
         }
-        let returned = i64::try_from(table.item_size).unwrap_or(0);
-        Self { returned, bytes: table.bytes, told: None }
+        let returned = i32::try_from(table.item_size).unwrap_or(0);
+        Self { returned: Ok(returned), bytes: table.bytes, told: None }
     }
 }
 
@@ -246,7 +250,7 @@ impl Options {
                     _ => return Err(Errno::ENOPROTOOPT),
                 };
                 bytes.truncate(room);
-                return Ok(Value { bytes, ..Value::default() });
+                return Ok(Value::of(bytes));
             }
         };
         Ok(Value::int(value, room))

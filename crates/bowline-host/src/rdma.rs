@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use bowline_attach::{ChannelId, Frame, NONCE_LEN, name};
+use bowline_attach::{ChannelId, NONCE_LEN, name};
 use bowline_base::Errno;
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
@@ -192,23 +192,21 @@ fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
 }
 
 impl Service {
-    /// A process shows its memory: `value` is what an agent calls it, the payload is the address of
-    /// the nonce.
+    /// A process shows its memory, which an agent calls `grant`.
     pub(crate) fn show_memory(
         &mut self,
         number: ChannelId,
-        frame: Frame<'_>,
+        grant: u64,
+        nonce_at: u64,
         descriptor: Option<Passed>,
     ) -> Result<Answer, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;
-        let at = frame.payload.try_into().map_err(|_| Errno::EINVAL)?;
-        let proof = (u64::from_ne_bytes(at), channel.nonce);
-        let shown =
-            Shown { caller: &channel.caller, proof, grant: frame.head.value.cast_unsigned() };
+        let proof = (nonce_at, channel.nonce);
+        let shown = Shown { caller: &channel.caller, proof, grant };
         channel.memory = Some(ProcessMemory::new(descriptor, &shown)?);
-        Ok(Answer::of(0))
+        Ok(Answer::done())
     }
 
     /// The memory of the process that has a channel.
@@ -287,7 +285,7 @@ impl Service {
             RDS_GET_MR | RDS_GET_MR_FOR_DEST => Err(Errno::EINVAL.into()),
             _ => return None,
         };
-        Some(registered.map(|_| Answer::of(0)))
+        Some(registered.map(|_| Answer::done()))
     }
 
     /// Makes of the control messages of a message what the node is to do. Over other transports

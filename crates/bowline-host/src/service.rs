@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use bowline_attach::{ChannelId, Frame, Head, NodeId, Op, RING_MESSAGE_MAX, SocketHandle, VERSION};
+use bowline_attach::{
+    ChannelId, Frame, NodeId, Op, RING_MESSAGE_MAX, Reply, SocketHandle, VERSION,
+};
 use bowline_base::{Errno, Instant, clock};
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
@@ -277,7 +279,7 @@ impl Service {
 
     /// Answers the greeting that a process is about to send, and ends its channel.
     fn turn_away(&mut self, stream: Passed, errno: Errno) {
-        let head = Head::new(Op::Hello, -i64::from(errno.0));
+        let head = Reply::error(errno.0).emit(Op::Hello);
         if let Some(bytes) = head.emit(0, 0, 0) {
             // A new socket has room for it.
             let _ = send(&stream, &bytes, AT_ONCE);
@@ -455,7 +457,7 @@ impl Service {
             }
             Outcome::Answer(answer) => {
                 channel.put_input(input, len);
-                channel.greeted |= op == Op::Hello && answer.value >= 0;
+                channel.greeted |= matches!(answer.reply, Reply::Welcome { .. });
                 self.answer(number, op, answer).then_some(true)
             }
         }
@@ -463,7 +465,7 @@ impl Service {
 
     fn answer(&mut self, number: ChannelId, op: Op, answer: Answer) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
-        let Answer { value, a, b, name, control, bytes, message, descriptors } = answer;
+        let Answer { reply, name, control, bytes, message, descriptors } = answer;
         let mut pieces: Vec<&[u8]> = vec![&bytes];
         if let Some((rope, mut left)) = message.as_ref().map(|(rope, len)| (rope, *len)) {
             for slice in rope.slices() {
@@ -472,9 +474,8 @@ impl Service {
                 pieces.push(piece);
             }
         }
-        let head = Head { op, value, a, b };
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        channel.answer(head, &name, &control, &pieces, &descriptors).is_ok()
+        channel.answer(reply.emit(op), &name, &control, &pieces, &descriptors).is_ok()
     }
 
     /// Something happened on a socket: those who wait for it go on, in their order.

@@ -152,7 +152,7 @@ impl FalseNode {
                 loot.memory = came;
             }
             drop(loot);
-            if matches!(frame.head.op, Op::Look | Op::Interrupt) {
+            if matches!(frame.head.op, Op::Wake | Op::Interrupt) {
                 continue;
             }
             let Some((bytes, descriptors)) = (self.answers)(self, &frame.head) else {
