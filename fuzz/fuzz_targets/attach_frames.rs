@@ -2,7 +2,7 @@
 //! meant.
 #![no_main]
 
-use bowline_attach::{Frame, HEAD_LEN, Reply, Request};
+use bowline_host_wire::{Frame, HEAD_LEN, Reply, Request};
 use libfuzzer_sys::fuzz_target;
 
 fn read(bytes: &[u8]) -> Option<Frame<'_>> {

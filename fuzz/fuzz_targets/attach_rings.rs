@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline_attach::{
+use bowline_host_wire::{
     AREA_LEN, Area, DESTINATIONS, LockOwner, Piece, RING_MESSAGE_MAX, Receives, Sends,
 };
 use libfuzzer_sys::fuzz_target;

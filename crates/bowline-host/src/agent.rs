@@ -1,5 +1,5 @@
 //! Memory of a program that its agent gives, range by range: the node's side of
-//! [`bowline_attach::agent`].
+//! [`bowline_host_wire::agent`].
 //!
 //! A program may be stopped, or lie. No access takes longer than [`LIMIT`], nor do all those of one
 //! request; and all that are slow take no more of the node's time than each user has
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use bowline_attach::agent::{
+use bowline_base::Errno;
+use bowline_host_wire::agent::{
     ANSWER_HEAD, Answer, BYTES_MAX, GRANTS_MAX, Kind, RANGES_MAX, Request,
 };
-use bowline_base::Errno;
 use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemErrno;
@@ -433,7 +433,7 @@ mod tests {
     use std::os::fd::{AsFd, OwnedFd};
     use std::thread;
 
-    use bowline_attach::agent::REQUEST_HEAD;
+    use bowline_host_wire::agent::REQUEST_HEAD;
     use rustix::net::sockopt::set_socket_linger;
     use rustix::net::{
         AddressFamily, RecvFlags, SendAncillaryMessage, SocketFlags, SocketType, recv, send,

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op, SocketHandle};
 use bowline_base::{Instant, entropy};
+use bowline_host_wire::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op, SocketHandle};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bowline_attach::{
+use bowline_base::Errno;
+use bowline_host_wire::{
     ChannelId, HAND_OVER_VERSION, HEAD_LEN, Head, NodeId, Op, Reply, Request, SocketHandle, VERSION,
 };
-use bowline_base::Errno;
 use bowline_rds::SAVED_FORMAT;
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};

@@ -9,7 +9,7 @@
 //!                                                                 Driver (bowline-rds-driver)
 //! ```
 //!
-//! What travels on both is in [`bowline_attach`]. The other end of a descriptor says when the last
+//! What travels on both is in [`bowline_host_wire`]. The other end of a descriptor says when the last
 //! program has closed it; a channel that ends says that a process is gone.
 
 #![deny(unsafe_code)]
@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use bowline_attach::NodeId;
+use bowline_host_wire::NodeId;
 use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};

@@ -173,7 +173,7 @@ mod tests {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let least = |most: usize| most.min(usize::try_from(descriptors / 10).unwrap_or(most));
         assert_eq!((quota.sockets, quota.channels), (least(2048), least(4096)));
-        assert_eq!(bowline_attach::AREA_LEN, 516 << 10);
+        assert_eq!(bowline_host_wire::AREA_LEN, 516 << 10);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use bowline_attach::{ChannelId, NONCE_LEN, name};
 use bowline_base::Errno;
+use bowline_host_wire::{ChannelId, NONCE_LEN, name};
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
 };

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 
-use bowline_attach::SocketHandle;
+use bowline_host_wire::SocketHandle;
 use rustix::event::{EventfdFlags, eventfd};
 
 /// The list, and a descriptor that wakes the host's thread when something comes on it.

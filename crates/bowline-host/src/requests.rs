@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bowline_attach::{
+use bowline_base::{Errno, Instant, clock, entropy};
+use bowline_host_wire::{
     Call, ChannelId, Features, Frame, Greeting, Invalid, NAME_PREFIX, Reply, Request, SendCall,
     SocketHandle, VERSION,
 };
-use bowline_base::{Errno, Instant, clock, entropy};
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
 use bowline_rds_driver::Blocking;
 use bowline_wire::rds::uapi::{

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use bowline_attach::{ChannelId, SocketHandle};
 use bowline_base::{Errno, entropy};
+use bowline_host_wire::{ChannelId, SocketHandle};
 use bowline_rds::{InfoTable, SocketId};
 
 use crate::accounts::Charge;

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
-use bowline_attach::{
+use bowline_host_wire::{
     Area, Broken, DESTINATIONS, LockOwner, Receives, SavedReceives, SavedSends, Sends, name,
 };
 use bowline_rds::{Node, SendMsg, SocketId};

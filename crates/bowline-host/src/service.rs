@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use bowline_attach::{
+use bowline_base::{Errno, Instant, clock};
+use bowline_host_wire::{
     ChannelId, Frame, NodeId, Op, RING_MESSAGE_MAX, Reply, SocketHandle, VERSION,
 };
-use bowline_base::{Errno, Instant, clock};
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::net::send;

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_attach::{ChannelId, OFFER_LEN, TOKEN_LEN, offered_version};
 use bowline_base::Instant;
+use bowline_host_wire::{ChannelId, OFFER_LEN, TOKEN_LEN, offered_version};
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
 use rustix::net::SendFlags;

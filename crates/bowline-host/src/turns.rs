@@ -4,8 +4,8 @@
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bowline_attach::SocketHandle;
 use bowline_base::{Instant, clock};
+use bowline_host_wire::SocketHandle;
 use bowline_rds::Interest;
 
 use crate::service::Service;

@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use bowline_attach::{
+use bowline_host::{Host, Policy, Quota, Who};
+use bowline_host_wire::{
     AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION, offer,
 };
-use bowline_host::{Host, Policy, Quota, Who};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use rustix::net::{
@@ -373,7 +373,7 @@ fn is_closed(scene: &Scene, channel: &mut UnixStream, handle: i64) -> bool {
     false
 }
 
-/// Where the numbers are that a program writes; see `bowline_attach::Area`.
+/// Where the numbers are that a program writes; see `bowline_host_wire::Area`.
 const SENDS: u64 = 192;
 const LOCK: u64 = 208;
 const TAKEN: u64 = 320;

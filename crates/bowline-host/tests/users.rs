@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bowline_attach::{FRAME_MAX, Frame, Greeting, HEAD_LEN, Head, Op, VERSION, offer};
 use bowline_host::{BindRule, HandOver, Host, Policy, Quota, Refused, Who};
+use bowline_host_wire::{FRAME_MAX, Frame, Greeting, HEAD_LEN, Head, Op, VERSION, offer};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use bowline_testkit::skipped;

@@ -17,7 +17,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_client::{Message, Pieces, agent};
+use bowline_host_client::{Message, Pieces, agent};
 use bowline_wire::rds::uapi::{AF_RDS, SIOCRDSGETTOS, SIOCRDSSETTOS};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 

@@ -9,8 +9,8 @@
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-use bowline_attach::{NAME_PREFIX, SocketHandle};
-use bowline_client::{Channel, Socket, is_socket_of_node, system};
+use bowline_host_client::{Channel, Socket, is_socket_of_node, system};
+use bowline_host_wire::{NAME_PREFIX, SocketHandle};
 
 use crate::areas;
 use crate::nodes::{self, Hidden, Node};

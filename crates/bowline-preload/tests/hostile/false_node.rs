@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use bowline_attach::{AREA_LEN, Frame, Greeting, HEAD_LEN, Head, NAME_PREFIX, Op, offered_version};
+use bowline_host_wire::{
+    AREA_LEN, Frame, Greeting, HEAD_LEN, Head, NAME_PREFIX, Op, offered_version,
+};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use bowline_attach::name;
 use bowline_base::Errno;
-use bowline_client::{Host, OwnedSocket};
+use bowline_host_client::{Host, OwnedSocket};
+use bowline_host_wire::name;
 use bowline_rds::{
     Counters, Interest, LengthLimit, Readiness, Rope, SendControl, TooLong, Transport,
 };

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bowline_attach::agent::{ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request};
-use bowline_client::Descriptors;
-use bowline_client::agent::{self, Given, Reach};
+use bowline_host_client::Descriptors;
+use bowline_host_client::agent::{self, Given, Reach};
+use bowline_host_wire::agent::{ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request};
 use bowline_testkit::skipped;
 use bowline_wire::rds::uapi::{RDS_CMSG_RDMA_ARGS, RDS_GET_MR, SOL_RDS, put_cmsg};
 

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::ptr;
 use core::time::Duration;
 
-use bowline_attach::{
+use bowline_host_wire::{
     Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, Posted, Reply, Request, SendCall,
     SocketHandle, TOKEN_LEN, name,
 };

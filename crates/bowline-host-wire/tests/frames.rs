@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use bowline_attach::{
+use bowline_host_wire::{
     Call, FRAME_MAX, Features, Frame, HEAD_LEN, Head, Invalid, LockOwner, Malformed, NAME_MAX,
     NodeId, Op, Reply, Request, SendCall, SocketHandle,
 };

@@ -5,7 +5,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use bowline_attach::{NodeId, Reply, Request, SocketHandle};
+use bowline_host_wire::{NodeId, Reply, Request, SocketHandle};
 
 use crate::channel::{Channel, Descriptors, Welcome, is_refusal};
 use crate::trust;

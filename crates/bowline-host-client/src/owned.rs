@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use bowline_attach::{Area, SocketHandle};
+use bowline_host_wire::{Area, SocketHandle};
 
 use crate::agent;
 use crate::channel::{Channel, Descriptors, is_refusal};

@@ -5,7 +5,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bowline_attach::{
+use bowline_host_wire::{
     AREA_LEN, Area, LockOwner, Piece, Posted, RING_LEN, RING_MESSAGE_MAX, Receives, Sends,
 };
 

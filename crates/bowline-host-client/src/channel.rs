@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_attach::{
+use bowline_host_wire::{
     Features, Greeting, HEAD_LEN, Head, Lengths, LockOwner, Malformed, NONCE_LEN, NodeId, Reply,
     Request, SocketHandle, VERSION, offer,
 };
@@ -247,7 +247,7 @@ impl<D: Descriptors> Channel<D> {
         }
     }
 
-    /// This channel in the lock of [`bowline_attach::Area::post`].
+    /// This channel in the lock of [`bowline_host_wire::Area::post`].
     pub const fn owner(&self) -> LockOwner {
         self.owner
     }
