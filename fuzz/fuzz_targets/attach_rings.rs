@@ -34,14 +34,14 @@ fn run(words: &[AtomicU64], steps: &[Step]) {
         match what % 10 {
             0 | 1 => write_word(words, *a, *b),
             2 => {
-                let Ok(first) = sends.first() else { return };
+                let Ok(first) = sends.peek() else { return };
                 if let Some(post) = first {
                     area.copy_out(post.payload, &mut buffer[..post.len]);
-                    sends.carried_out(&post);
+                    sends.pop(&post);
                 }
             }
-            3 => sends.promise(len),
-            4 => sends.promise_to(place % (DESTINATIONS + 1), (*b != 0).then_some(len)),
+            3 => sends.set_credit(len),
+            4 => sends.set_credit_to(place % (DESTINATIONS + 1), (*b != 0).then_some(len)),
             5 => {
                 sends.set_destination(place % (DESTINATIONS + 1), name);
             }
@@ -49,20 +49,20 @@ fn run(words: &[AtomicU64], steps: &[Step]) {
                 let bytes = &buffer[..len.min(RING_MESSAGE_MAX)];
                 let piece = Piece { base: bytes.as_ptr(), len: bytes.len() };
                 // SAFETY: a slice is readable.
-                let _ = unsafe { area.post(LockOwner(*a), name, &[piece]) };
+                let _ = unsafe { area.push(LockOwner(*a), name, &[piece]) };
             }
             7 => {
                 let bytes = &buffer[..len.min(RING_MESSAGE_MAX)];
-                let lent = receives.lend(name, bytes.len(), std::iter::once(bytes));
+                let lent = receives.push(name, bytes.len(), std::iter::once(bytes));
                 receives.notice_at(lent.filter(|_| a.is_multiple_of(2)));
                 receives.publish(a.is_multiple_of(3));
             }
             8 => {
-                if receives.look().is_err() {
+                if receives.reclaim().is_err() {
                     return;
                 }
-                if let Some(token) = receives.next_token() {
-                    area.token_taken(token.wrapping_sub(u32::from(a.is_multiple_of(2))));
+                if let Some(token) = receives.next_wake_token() {
+                    area.wake_token_taken(token.wrapping_sub(u32::from(a.is_multiple_of(2))));
                 }
             }
             _ => {

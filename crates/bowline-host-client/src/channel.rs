@@ -247,7 +247,7 @@ impl<D: Descriptors> Channel<D> {
         }
     }
 
-    /// This channel in the lock of [`bowline_host_wire::Area::post`].
+    /// This channel in the lock of [`bowline_host_wire::Area::push`].
     pub const fn owner(&self) -> LockOwner {
         self.owner
     }
@@ -524,7 +524,7 @@ impl Drop for Descriptor {
 impl Place {
     /// Tells whether the node at this place is the one to use.
     fn is_for(&self, welcome: &Welcome) -> bool {
-        let own = if self.is_usual { system::network_namespace() } else { 0 };
+        let own = if self.is_default { system::network_namespace() } else { 0 };
         own == 0 || welcome.namespace == 0 || own == welcome.namespace
     }
 }

@@ -6,8 +6,8 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_host_wire::{
-    Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, Posted, Reply, Request, SendCall,
-    SocketHandle, TOKEN_LEN, name,
+    Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, Pushed, Reply, Request, SendCall,
+    SocketHandle, WAKE_TOKEN_LEN, name,
 };
 
 use crate::agent::{self, Given};
@@ -17,7 +17,7 @@ use crate::reach::{self, Reach};
 use crate::system;
 use crate::trust;
 
-/// Tokens that are sent at most to fill a socket; fewer do.
+/// Wake tokens that are sent at most to fill a socket; fewer do.
 const FILL_MAX: usize = 16;
 /// SO_RCVTIMEO, in both of its forms.
 const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
@@ -252,29 +252,29 @@ impl<D: Descriptors> Socket<'_, D> {
 
     /// Something was received: if it was the last, the socket is not readable any more.
     fn received(&self, area: &Area) {
-        while area.has_token() && area.has_nothing() {
-            let mut token = [0; TOKEN_LEN];
-            if system::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(TOKEN_LEN) {
+        while area.has_wake_token() && area.has_nothing() {
+            let mut token = [0; WAKE_TOKEN_LEN];
+            if system::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(WAKE_TOKEN_LEN) {
                 return;
             }
-            self.token_taken(area, token);
+            self.wake_token_taken(area, token);
         }
     }
 
-    /// A token was taken from the socket. If there is still something to receive, the node is to
+    /// A wake token was taken from the socket. If there is still something to receive, the node is to
     /// send another: others wait for it, and `poll` shows it.
-    fn token_taken(&self, area: &Area, token: [u8; TOKEN_LEN]) {
-        area.token_taken(u32::from_ne_bytes(token));
+    fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
+        area.wake_token_taken(u32::from_ne_bytes(token));
         if !area.has_nothing() {
             let _ = self.wake();
         }
     }
 
-    /// Takes a token from the socket, or waits for one.
-    fn take_token(&self, area: &Area, flags: c_int) -> Result<(), c_int> {
-        let mut token = [0; TOKEN_LEN];
+    /// Takes a wake token from the socket, or waits for one.
+    fn take_wake_token(&self, area: &Area, flags: c_int) -> Result<(), c_int> {
+        let mut token = [0; WAKE_TOKEN_LEN];
         match system::recv(self.fd, &mut token, flags & libc::MSG_DONTWAIT) {
-            Ok(TOKEN_LEN) => self.token_taken(area, token),
+            Ok(WAKE_TOKEN_LEN) => self.wake_token_taken(area, token),
             // The node has closed its end, which may have had unread tokens.
             Ok(_) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
             Err(errno) => return Err(errno),
@@ -339,7 +339,7 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(0)
     }
 
-    /// `getsockopt(2)`. Returns the value, the length to be told, and what the call returns: that
+    /// `getsockopt(2)`. Returns the value, `optlen` to return, and what the call returns: that
     /// may be an error number along with a length.
     ///
     /// # Errors
@@ -357,8 +357,8 @@ impl<D: Descriptors> Socket<'_, D> {
             Reply::Failed { errno, needed, .. } => (-errno, needed, usize::MAX),
             _ => return Err(libc::EPROTO),
         };
-        let told = usize::try_from(len).unwrap_or(0).min(most);
-        Ok((value, c_int::try_from(told).unwrap_or(c_int::MAX), returned))
+        let optlen = usize::try_from(len).unwrap_or(0).min(most);
+        Ok((value, c_int::try_from(optlen).unwrap_or(c_int::MAX), returned))
     }
 
     /// `ioctl(2)` of a byte.
@@ -391,8 +391,8 @@ impl<D: Descriptors> Socket<'_, D> {
         payload: &[libc::iovec],
     ) -> Result<usize, c_int> {
         // SAFETY: as the caller promises.
-        let post = || unsafe { self.post(area, name, payload) };
-        if flags & !libc::MSG_DONTWAIT == 0 && control.is_empty() && post()? {
+        let push = || unsafe { self.push(area, name, payload) };
+        if flags & !libc::MSG_DONTWAIT == 0 && control.is_empty() && push()? {
             let len = payload.iter().map(|piece| piece.iov_len).sum();
             return Ok(len);
         }
@@ -416,11 +416,11 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(sent.min(len))
     }
 
-    /// Posts a message to the ring of sends. Returns `false` when the node has to be asked.
+    /// Pushes a message to the ring of sends. Returns `false` when the node has to be asked.
     ///
     /// # Safety
     /// As for [`send`](Self::send).
-    unsafe fn post(
+    unsafe fn push(
         &self,
         area: &Area,
         name: &[u8],
@@ -438,19 +438,19 @@ impl<D: Descriptors> Socket<'_, D> {
         }
         let mut channel = self.node.channel(self.fd)?;
         // SAFETY: the caller's pieces, who promises that they are readable.
-        let posted = unsafe { area.post(channel.owner(), name, &pieces[..payload.len()]) };
-        if posted == Posted::Wake {
+        let pushed = unsafe { area.push(channel.owner(), name, &pieces[..payload.len()]) };
+        if pushed == Pushed::Wake {
             channel.wake(self.handle)?;
         }
         self.node.keep(channel);
-        Ok(posted != Posted::Ask)
+        Ok(pushed != Pushed::Ask)
     }
 
     /// `recvmsg(2)` into `to`.
     ///
     /// # Errors
     /// EAGAIN when there is nothing and the call may not wait; ETIMEDOUT after the socket's time
-    /// limit; EINTR when a signal has ended the wait; EIO for memory that cannot be; ENETDOWN when
+    /// limit; EINTR when a signal has ended the wait; EIO for memory that is invalid; ENETDOWN when
     /// the node is gone.
     pub fn receive(
         &self,
@@ -506,7 +506,7 @@ impl<D: Descriptors> Socket<'_, D> {
                     }
                 }
             }
-            match self.take_token(area, flags) {
+            match self.take_wake_token(area, flags) {
                 Err(libc::EAGAIN) if area.has_message() => {}
                 Err(libc::EAGAIN) if !self.is_nonblocking(flags) => return Err(libc::ETIMEDOUT),
                 done => done?,
@@ -560,8 +560,8 @@ impl<D: Descriptors> Socket<'_, D> {
             if ready & libc::POLLIN == 0 || !area.has_nothing() {
                 return Ok(ready);
             }
-            // A token for what another thread has received meanwhile.
-            match self.take_token(area, libc::MSG_DONTWAIT) {
+            // A wake token for what another thread has received meanwhile.
+            match self.take_wake_token(area, libc::MSG_DONTWAIT) {
                 Ok(()) | Err(libc::EAGAIN) => {}
                 Err(errno) => return Err(errno),
             }

@@ -22,7 +22,7 @@ static FOUND: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Place {
     pub(crate) path: Vec<u8>,
     /// It counts for the namespace of the calling thread only, and not whatever the node's is.
-    pub(crate) is_usual: bool,
+    pub(crate) is_default: bool,
     /// Beside it a node of this namespace has a place with the number of that.
     is_second: bool,
 }
@@ -57,7 +57,7 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
 /// out, and one where others may have put what is there, as `/tmp`.
 pub(crate) fn places() -> Vec<Place> {
     if let Some(path) = variable(PLACE) {
-        return vec![Place { path: path.to_vec(), is_usual: false, is_second: false }];
+        return vec![Place { path: path.to_vec(), is_default: false, is_second: false }];
     }
     let own = variable(c"XDG_RUNTIME_DIR").filter(|folder| is_of_friends(folder));
     let namespace = system::network_namespace();
@@ -65,7 +65,7 @@ pub(crate) fn places() -> Vec<Place> {
     for runtime in own.into_iter().chain([b"/run".as_slice()]) {
         let named = |suffix: &[u8], is_second| {
             let path = [runtime, FOLDER, suffix].concat();
-            Place { path, is_usual: true, is_second }
+            Place { path, is_default: true, is_second }
         };
         // That of this namespace first: another's may stand still.
         if namespace != 0 {

@@ -18,7 +18,7 @@ ids! {
     NodeId(u64);
     /// A channel, to its node.
     ChannelId(u64);
-    /// A channel, in the lock of [`Area::post`](crate::Area::post): never 0, which is nobody, nor
+    /// A channel, in the lock of [`Area::push`](crate::Area::push): never 0, which is nobody, nor
     /// the highest number, which is the node.
     LockOwner(u32);
 }

@@ -2,7 +2,7 @@
 //!
 //! A program's RDS socket is one end of a connected pair of unix sockets, whose other end the node
 //! has; the kernel keeps it through `fork`, `exec`, `dup` and `SCM_RIGHTS` like any other. On it go
-//! tokens only: they make it readable and writable, for `poll`, when the RDS socket is, and wake
+//! *wake tokens* only: they make it readable and writable, for `poll`, when the RDS socket is, and wake
 //! who waits for a message. Messages go through rings in memory that both share, an [`Area`] for
 //! each socket. All other calls, and messages that are long or come with control messages, go over
 //! a *channel*, a unix stream socket between one process and the node, of which each end carries
@@ -28,10 +28,10 @@ mod sends;
 pub use area::{AREA_LEN, Area, DESTINATIONS, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX};
 pub use frame::{CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Lengths, Malformed, NAME_MAX, Op};
 pub use ids::{ChannelId, LockOwner, NodeId, SocketHandle};
-pub use receives::{Receives, SavedReceives, Taken};
+pub use receives::{Received, Receives, SavedReceives};
 pub use reply::{Features, Reply};
 pub use request::{Call, Emitted, Invalid, Request, SendCall};
-pub use sends::{Broken, Piece, Post, Posted, SavedSends, Sends};
+pub use sends::{Broken, Piece, Pushed, QueuedSend, SavedSends, Sends};
 
 /// Version of what this crate describes; the first thing that the two sides compare.
 pub const VERSION: i32 = 3;
@@ -44,7 +44,7 @@ pub const HAND_OVER_VERSION: i32 = 2;
 /// nothing: whose socket it is, the kernel says (`SO_PEERCRED`).
 pub const NAME_PREFIX: &[u8] = b"\0bowline-rds/";
 
-/// Bytes of an [`offer`]: more than all tokens with which a program fills a socket.
+/// Bytes of an [`offer`]: more than all wake tokens with which a program fills a socket.
 pub const OFFER_LEN: usize = 32;
 
 const OFFER: &[u8; OFFER_LEN - 4] = b"bowline: here is a channel\0\0";
@@ -71,8 +71,8 @@ pub fn offered_version(bytes: &[u8]) -> Option<i32> {
 /// memory has there.
 pub const NONCE_LEN: usize = 16;
 
-/// Bytes of a token: its number, which goes up by one.
-pub const TOKEN_LEN: usize = 4;
+/// Bytes of a wake token: its number, which goes up by one.
+pub const WAKE_TOKEN_LEN: usize = 4;
 
 /// What comes with [`Reply::Welcome`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -226,7 +226,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The bytes of the request, before `more` bytes that go on with its payload: those of a
+    /// The bytes of the request, before `more` bytes that continue its payload: those of a
     /// message in pieces. `None` if a part of it is too long.
     pub fn emit(&self, more: usize) -> Option<Emitted<'a>> {
         let (name, control, payload): (&[u8], &[u8], _) = match *self {

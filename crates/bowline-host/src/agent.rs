@@ -169,7 +169,7 @@ impl Agent {
         }
     }
 
-    /// A request of the program is carried out until what is returned is dropped.
+    /// A request of the program is executed until what is returned is dropped.
     pub(crate) fn begin(&self) -> Work<'_> {
         *locked(&self.until) = Some(Instant::now() + LIMIT);
         Work(self)
@@ -382,7 +382,7 @@ impl ForeignMemory for Agent {
     }
 }
 
-/// A request that is carried out.
+/// A request that is executed.
 #[must_use]
 pub(crate) struct Work<'a>(&'a Agent);
 

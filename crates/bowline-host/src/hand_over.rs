@@ -1,4 +1,4 @@
-//! What a node hands over to another process of its host, which goes on in its place: programs keep
+//! What a node hands over to another process of its host, which resumes in its place: programs keep
 //! their sockets and channels and notice nothing.
 
 use std::collections::{HashMap, HashSet};
@@ -141,7 +141,7 @@ impl HandOver {
         Ok(io::BufWriter::new(File::from(self.state.try_clone()?)))
     }
 
-    /// Sends everything to the process that has asked for it, and waits until it is ready to go on.
+    /// Sends everything to the process that has asked for it, and waits until it is ready to resume.
     /// With an error it does not, and [`open`](Self::open) takes everything back.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl HandOver {
     /// `EPROTONOSUPPORT` when the other node
     /// is of a version that cannot hand over to this one, `EALREADY` when it hands over to
     /// somebody else; errors of the connection.
-    pub fn receive(place: &Path) -> io::Result<Option<(Self, Former)>> {
+    pub fn receive(place: &Path) -> io::Result<Option<(Self, Predecessor)>> {
         let from = match UnixStream::connect(place) {
             Ok(from) => from,
             Err(error)
@@ -182,7 +182,7 @@ impl HandOver {
             }
             Err(error) => return Err(error),
         };
-        // What is handed over is believed.
+        // The state is not validated, so only root and our own user may send it.
         let user = Credentials::of_peer(&from)?.user;
         if user != 0 && user != rustix::process::geteuid().as_raw() {
             return Err(rustix::io::Errno::ACCESS.into());
@@ -209,7 +209,7 @@ impl HandOver {
         }
         let programs = all.split_off(1.min(all.len()));
         let state = all.pop().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Some((Self { state, programs }, Former(from))))
+        Ok(Some((Self { state, programs }, Predecessor(from))))
     }
 
     /// Reads the host's part of the state; the node's is what is left of the returned reader, and
@@ -251,10 +251,10 @@ impl HandOver {
 
 /// The node that hands over, which takes everything back unless it is told otherwise.
 #[derive(Debug)]
-pub struct Former(UnixStream);
+pub struct Predecessor(UnixStream);
 
-impl Former {
-    /// This process is ready to go on: the other node ends.
+impl Predecessor {
+    /// This process is ready to resume: the other node ends.
     ///
     /// # Errors
     /// The other node has taken everything back, or is gone.
@@ -334,7 +334,7 @@ impl HostState {
         self.saved.number
     }
 
-    /// Returns the listener for programs once more, for a node that cannot go on with them.
+    /// Returns the listener for programs once more, for a node that cannot resume with them.
     ///
     /// # Errors
     /// `InvalidData` when it was not handed over; no descriptors left.
@@ -404,7 +404,8 @@ impl Successor {
 }
 
 impl Service {
-    /// Another node asks for everything. On success its channel is none any more.
+    /// Another node asks for everything. On success the stream leaves the channel table and carries
+    /// the hand-over.
     pub(crate) fn name_successor(
         &mut self,
         number: ChannelId,
@@ -453,7 +454,7 @@ impl Service {
             });
         }
         for (handle, (socket, _)) in self.sockets {
-            // Whoever posts from now on says so in the channel.
+            // Whoever pushes from now on says so in the channel.
             socket.rings.set_asleep(true);
             let state = socket.saved();
             let (end, memory) = socket.into_descriptors()?;
@@ -469,7 +470,7 @@ impl Service {
         Ok(all)
     }
 
-    /// Goes on with what another process had. A socket or channel that cannot be is closed: its
+    /// Resumes what another process had. A socket or channel that cannot be taken is closed: its
     /// user may not have it any more, or there are no descriptors left.
     pub(crate) fn resume(&mut self, mut state: HostState) {
         self.next = state.saved.next;
@@ -553,7 +554,7 @@ impl Service {
         self.known.insert(number, known);
         match waiting {
             Some(waiting) => self.resume_wait(number, waiting),
-            None => self.go_on_with(number),
+            None => self.resume_requests(number),
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! The RDS node of a host, for programs that do not embed one: it gives them sockets that are real
-//! descriptors, and carries out their calls.
+//! descriptors, and executes their calls.
 //!
 //! ```text
 //!   program with the preload library            host's node
@@ -52,10 +52,10 @@ use bowline_rds_driver::Driver;
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
 use hand_over::Successor;
-pub use hand_over::{Former, HandOver, HostState};
+pub use hand_over::{HandOver, HostState, Predecessor};
 pub use library::{preload, preload_library, preload_library_of_musl};
 pub use namespace::{namespace_at, network_namespace};
-pub use policy::{BindRule, Policy, Quota, Who};
+pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;
 
@@ -72,7 +72,7 @@ pub struct Host {
 
 impl Host {
     /// Serves programs that connect to `listener`: those of this user and of root, and those whom
-    /// `policy` lets attach. Users whose quota the policy does not tell get `usual`.
+    /// `policy` lets attach. Users whose quota the policy does not tell get `default_quota`.
     ///
     /// # Errors
     /// Errors of the system: no descriptors or threads left.
@@ -80,10 +80,10 @@ impl Host {
         driver: Driver,
         listener: UnixListener,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> io::Result<Self> {
         let number = NodeId(bowline_base::entropy::random_u64() >> 1);
-        Self::run(driver, listener, number, policy, usual, None)
+        Self::run(driver, listener, number, policy, default_quota, None)
     }
 
     /// Serves the programs of another process that has handed them over, and others that connect
@@ -96,11 +96,11 @@ impl Host {
         mut state: HostState,
         listener: Option<UnixListener>,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> io::Result<Self> {
         let former = state.take_listener()?;
         let listener = listener.unwrap_or(former);
-        Self::run(driver, listener, state.number(), policy, usual, Some(state))
+        Self::run(driver, listener, state.number(), policy, default_quota, Some(state))
     }
 
     fn run(
@@ -108,16 +108,16 @@ impl Host {
         listener: UnixListener,
         number: NodeId,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
         state: Option<HostState>,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let refusals = Arc::<Refusals>::default();
         let successor = Arc::new(Successor::new()?);
-        let accounts = Accounts::new(policy, usual, Arc::clone(&refusals));
-        let (told, asked) = (Arc::clone(&stop), Arc::clone(&successor));
-        let mut service = Service::new(driver, accounts, listener, number, told, asked)?;
+        let accounts = Accounts::new(policy, default_quota, Arc::clone(&refusals));
+        let (stopped, asked) = (Arc::clone(&stop), Arc::clone(&successor));
+        let mut service = Service::new(driver, accounts, listener, number, stopped, asked)?;
         if let Some(state) = state {
             service.resume(state);
         }
@@ -143,7 +143,7 @@ impl Host {
         self.successor.take()
     }
 
-    /// Stops serving programs, which notice nothing until another process goes on. The node is to
+    /// Stops serving programs, which notice nothing until another process resumes. The node is to
     /// be handed over next, to [`HandOver::writer`].
     ///
     /// # Errors

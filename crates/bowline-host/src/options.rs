@@ -25,10 +25,10 @@ const KEPT: [i32; 11] = [
     SO_MARK,
 ];
 
-/// Largest buffer that a program may ask for, bytes: the usual `net.core.wmem_max` and `rmem_max`.
+/// Largest buffer that a program may ask for, bytes: the default `net.core.wmem_max` and `rmem_max`.
 const BUFFER_MAX: usize = 212_992;
 
-/// What of a socket's options the RDS node does not keep.
+/// Socket options that the core does not store.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Options {
     kept: BTreeMap<i32, i32>,
@@ -45,13 +45,13 @@ pub(crate) struct Value {
     /// What the call returns: 0, or the size of a row of a table.
     pub(crate) returned: Result<i32, Errno>,
     pub(crate) bytes: Vec<u8>,
-    /// The length that the caller is told, if it is not that of `bytes`.
-    pub(crate) told: Option<usize>,
+    /// `optlen` to return, if it differs from the length of `bytes`.
+    pub(crate) optlen: Option<usize>,
 }
 
 impl Value {
     const fn of(bytes: Vec<u8>) -> Self {
-        Self { returned: Ok(0), bytes, told: None }
+        Self { returned: Ok(0), bytes, optlen: None }
     }
 
     fn int(value: i32, room: usize) -> Self {
@@ -65,11 +65,11 @@ impl Value {
             return Self {
                 returned: Err(Errno::ENOSPC),
                 bytes: Vec::new(),
-                told: Some(table.bytes.len()),
+                optlen: Some(table.bytes.len()),
             };
         }
         let returned = i32::try_from(table.item_size).unwrap_or(0);
-        Self { returned: Ok(returned), bytes: table.bytes, told: None }
+        Self { returned: Ok(returned), bytes: table.bytes, optlen: None }
     }
 }
 

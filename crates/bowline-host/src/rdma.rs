@@ -99,7 +99,8 @@ impl ProcessMemory {
         if self.memory.read(at, out) == out.len() { Ok(()) } else { Err(Errno::EFAULT) }
     }
 
-    /// Checks that a program has memory. Whether it may write there, it has said.
+    /// Checks that a program has memory. Whether it may write there, the program has checked itself
+    /// (`bowline-host-client`, `reach.rs`).
     fn check(&self, ranges: &[(u64, u64)]) -> Result<(), Errno> {
         if self.memory.has(ranges) { Ok(()) } else { Err(Errno::EFAULT) }
     }
@@ -288,9 +289,9 @@ impl Service {
         Some(registered.map(|_| Answer::done()))
     }
 
-    /// Makes of the control messages of a message what the node is to do. Over other transports
-    /// than RDMA it refuses operations by itself.
-    pub(crate) fn ask_for(
+    /// Translates the control messages of a message into operations. Over other transports than
+    /// RDMA the core refuses them by itself.
+    pub(crate) fn translate_control(
         &self,
         from: (ChannelId, SocketId),
         name: Option<SocketAddr>,
@@ -308,7 +309,7 @@ impl Service {
         check_together(given)?;
         let _work = self.begin(from.0);
         let mut asked = Asked::default();
-        let one = |given| self.ask_for_one(from, to, given, may_write, &mut asked);
+        let one = |given| self.translate_one(from, to, given, may_write, &mut asked);
         let done = given.iter().try_for_each(one);
         if let Err(refusal) = done {
             asked.forget(&self.driver, id);
@@ -317,7 +318,7 @@ impl Service {
         Ok(asked)
     }
 
-    fn ask_for_one(
+    fn translate_one(
         &self,
         from: (ChannelId, SocketId),
         to: Option<SocketAddr>,

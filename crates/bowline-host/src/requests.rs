@@ -69,8 +69,8 @@ impl Answer {
 
 impl From<Value> for Answer {
     fn from(value: Value) -> Self {
-        let Value { returned, bytes, told } = value;
-        let len = i32::try_from(told.unwrap_or(bytes.len())).unwrap_or(i32::MAX);
+        let Value { returned, bytes, optlen } = value;
+        let len = i32::try_from(optlen.unwrap_or(bytes.len())).unwrap_or(i32::MAX);
         let reply = match returned {
             Ok(returned) => Reply::Value { returned, len },
             Err(errno) => Reply::Failed { errno: errno.0, fill: false, needed: len },
@@ -80,8 +80,8 @@ impl From<Value> for Answer {
 }
 
 impl Service {
-    /// Carries out a request of a channel; `descriptor` came along.
-    pub(crate) fn carry_out(
+    /// Executes a request of a channel; `descriptor` came along.
+    pub(crate) fn execute(
         &mut self,
         number: ChannelId,
         frame: Frame<'_>,
@@ -333,7 +333,7 @@ impl Service {
         // They wait for room, as this one has to.
         let comes_first = socket.rings.has_no_sends();
         let asked = if comes_first {
-            self.ask_for((number, id), name, &given, may_write)
+            self.translate_control((number, id), name, &given, may_write)
         } else {
             Ok(Asked::default())
         };
@@ -378,7 +378,7 @@ impl Service {
         };
         let fill = self.driver.poll_ready(socket.id, Interest::WRITE, &cx).is_pending();
         if fill {
-            socket.rings.renew_promise(&self.driver, socket.id);
+            socket.rings.renew_credit(&self.driver, socket.id);
         } else if sent.is_ok() && given.is_empty() && flags & MSG_ZEROCOPY == 0 {
             socket.rings.allow(&self.driver, socket.id, call.name, name);
         }
@@ -480,7 +480,7 @@ impl Service {
         let message = received.data.map(|data| (data, room));
         let reply = Reply::Received { len, flags };
         let answer = Answer { name, control, message, ..Answer::of(reply) };
-        // What stood behind it may go through the ring.
+        // Messages queued behind this one may fit into the ring.
         self.turn(handle);
         Ok(answer)
     }

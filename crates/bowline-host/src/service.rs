@@ -1,4 +1,4 @@
-//! The thread that carries out what programs ask for.
+//! The thread that executes what programs ask for.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -46,7 +46,7 @@ const EMFILE: i32 = 24;
 /// Bytes of a channel that are read at once; a message of a ring has room there as well.
 const READ: usize = 64 << 10;
 const _: () = assert!(READ >= RING_MESSAGE_MAX);
-/// Requests of one channel that are carried out before others get their turn.
+/// Requests of one channel that are executed before others get their turn.
 const REQUESTS: usize = 64;
 /// Events that are taken at once.
 const EVENTS: usize = 256;
@@ -86,7 +86,7 @@ pub(crate) struct Service {
     again: BTreeSet<ChannelId>,
     /// Number of the next channel.
     pub(crate) next: ChannelId,
-    /// Who is to go on in this node's place.
+    /// Who is to resume in this node's place.
     pub(crate) successor: Arc<Successor>,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
@@ -181,8 +181,8 @@ impl Service {
             let now = clock::now();
             if now.saturating_since(self.looked) >= LOOK {
                 self.looked = now;
-                self.look_at_quiet();
-                self.look_at_full();
+                self.check_idle();
+                self.check_full();
                 self.end_stuffed(now);
                 agent::look_at_all();
                 closer::tidy();
@@ -200,7 +200,7 @@ impl Service {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => Passed::new(None, stream),
             Err(error) if error.raw_os_error() == Some(EMFILE) => {
-                // The one who waits hears at once that there is no room.
+                // Accepted and dropped: the program gets an error now instead of waiting in the queue.
                 self.spare = None;
                 if let Ok((stream, _)) = self.listener.accept() {
                     Passed::new(None, stream).end();
@@ -300,7 +300,7 @@ impl Service {
     }
 
     /// Requests of a channel may be there already.
-    pub(crate) fn go_on_with(&mut self, number: ChannelId) {
+    pub(crate) fn resume_requests(&mut self, number: ChannelId) {
         self.again.insert(number);
     }
 
@@ -327,7 +327,7 @@ impl Service {
         Ok(())
     }
 
-    /// Reads a channel, and carries out what it asks for.
+    /// Reads a channel, and executes what it asks for.
     fn channel_event(&mut self, number: ChannelId, flags: epoll::EventFlags) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
@@ -335,7 +335,8 @@ impl Service {
             && self.count_held(number)
             && self.serve(number)
             && self.has_taken_descriptor(number);
-        // A process that asks and ends at once is told of once: reading the request shows no end.
+        // epoll reports the request and the hang-up of a short-lived process in one edge; the read does
+        // not return 0.
         let has_ended = flags.contains(epoll::EventFlags::HUP);
         if !goes_on || has_ended || !self.count_held(number) {
             self.end_channel(number);
@@ -364,7 +365,7 @@ impl Service {
         !self.channels.get(&number).is_some_and(keeps)
     }
 
-    /// Carries out the requests of a channel, up to one that waits. Returns `false` when the
+    /// Executes the requests of a channel, up to one that waits. Returns `false` when the
     /// channel is of no use any more.
     fn serve(&mut self, number: ChannelId) -> bool {
         for _ in 0..REQUESTS {
@@ -397,7 +398,7 @@ impl Service {
         true
     }
 
-    /// Goes on with channels that had more requests than they may have in one round. Returns
+    /// Resumes channels that had more requests than they may have in one round. Returns
     /// whether there were any.
     fn serve_again(&mut self) -> bool {
         let again = std::mem::take(&mut self.again);
@@ -413,7 +414,7 @@ impl Service {
         self.channels.get(&number).is_some_and(|channel| channel.waiting.is_some())
     }
 
-    /// Carries out the first request of a channel. Returns whether it is done; `None`: the channel
+    /// Executes the first request of a channel. Returns whether it is done; `None`: the channel
     /// is of no use any more.
     fn step(&mut self, number: ChannelId) -> Option<bool> {
         let channel = self.channels.get_mut(&number)?;
@@ -440,7 +441,7 @@ impl Service {
             Op::Attach | Op::Memory => self.channels.get_mut(&number)?.take_descriptor(),
             _ => None,
         };
-        let outcome = self.carry_out(number, frame, descriptor);
+        let outcome = self.execute(number, frame, descriptor);
         let channel = self.channels.get_mut(&number)?;
         match outcome {
             Outcome::Wait(waiting) => {
@@ -478,7 +479,7 @@ impl Service {
         channel.answer(reply.emit(op), &name, &control, &pieces, &descriptors).is_ok()
     }
 
-    /// Something happened on a socket: those who wait for it go on, in their order.
+    /// Something happened on a socket: those who wait for it try again, in their order.
     pub(crate) fn socket_is_ready(&mut self, handle: SocketHandle) {
         self.activate(handle);
         self.turn(handle);
@@ -541,7 +542,7 @@ impl Service {
 
     fn socket_event(&mut self, handle: SocketHandle, flags: epoll::EventFlags) {
         if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::RDHUP) {
-            // A program may have posted and ended.
+            // A program may have pushed and ended.
             self.drain(handle);
             self.close(handle);
         } else {
@@ -575,7 +576,7 @@ impl Service {
         }
     }
 
-    /// A channel is none any more, whatever becomes of its connection.
+    /// Takes a channel out of the table, whatever becomes of its connection.
     pub(crate) fn remove_channel(&mut self, number: ChannelId) -> Option<Channel> {
         if let Some(waiting) = self.channels.get(&number).and_then(|channel| channel.waiting) {
             self.forget_wait(number, waiting);
@@ -586,12 +587,12 @@ impl Service {
             let _ = epoll::delete(&self.epoll, channel.fd());
         }
         let known = self.known.remove(&number).unwrap_or_default();
-        // The process may have had the lock of a socket, or a token, or have posted without being
-        // able to say so.
+        // The process may have had the lock of a socket, or a wake token, or have pushed without
+        // being able to say so.
         for (handle, (socket, _)) in &mut self.sockets {
             socket.rings.owner_is_gone(number.owner());
             if known.contains(handle) {
-                socket.replace_token();
+                socket.replace_wake_token();
             }
         }
         for handle in known {

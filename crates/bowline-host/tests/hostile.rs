@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use bowline_host::{Host, Policy, Quota, Who};
+use bowline_host::{Host, Policy, Principals, Quota};
 use bowline_host_wire::{
     AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION, offer,
 };
@@ -1160,7 +1160,7 @@ fn users_that_send_anything_harm_nobody_else() {
         return bowline_testkit::skipped::because("only root can take on other users");
     }
     const GUEST: u32 = 77_001;
-    let attach = Who { users: [GUEST].into(), ..Who::default() };
+    let attach = Principals { users: [GUEST].into(), ..Principals::default() };
     let mut scene = Scene::alone(26);
     scene.serve(Policy { attach, ..Policy::default() });
     let before = descriptors();
