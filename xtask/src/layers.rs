@@ -10,12 +10,11 @@ use crate::run::{self, Outcome};
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top
 /// edge.
 const LAYERS: [(&str, u8); 27] = [
-    ("bowline-attach", 0),
     ("bowline-base", 0),
     ("bowline-testkit", 0),
     ("bowline-crc", 0),
     ("bowline-wait", 0),
-    ("bowline-client", 1),
+    ("bowline-host-wire", 0),
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
     ("bowline-rds", 2),
@@ -23,6 +22,7 @@ const LAYERS: [(&str, u8); 27] = [
     ("bowline-rtrs", 2),
     ("bowline-rnbd", 2),
     ("bowline-ctl", 2),
+    ("bowline-host-client", 2),
     ("bowline-rds-driver", 3),
     ("bowline-host", 4),
     ("bowline-preload", 5),

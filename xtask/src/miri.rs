@@ -9,7 +9,7 @@ const TESTS: [&[&str]; 4] = [
     &["--package", "bowline-crc", "--lib"],
     &["--package", "bowline-verbs", "--lib"],
     &["--package", "bowline-roce", "--test", "placed"],
-    &["--package", "bowline-attach", "--test", "rings"],
+    &["--package", "bowline-host-wire", "--test", "rings"],
 ];
 
 /// Runs the tests; skipped, with the reason, where Miri is missing.

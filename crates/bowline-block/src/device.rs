@@ -33,7 +33,6 @@ pub trait BlockDevice: Send + Sync {
     /// Ends waiting requests that are no longer wanted ([`DiskDone::is_wanted`]), unless a part of
     /// them may be in flight; those end as usual. Does nothing on a disk whose requests do not wait
     /// for long.
-    #[doc(alias = "forget")]
     fn cancel_unwanted(&self) {}
 
     /// Calls `f` at every later event. It must not block. A panic of it is contained.

@@ -55,7 +55,6 @@ pub fn update(crc: u32, bytes: &[u8]) -> u32 {
 }
 
 /// Algorithm of the sum.
-#[doc(alias = "Way")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// 64 bytes at once; short inputs by `crc32fast`.
@@ -67,7 +66,6 @@ pub enum Algorithm {
 }
 
 /// Returns the algorithm for this processor, which is detected at the first call.
-#[doc(alias = "way")]
 pub fn algorithm() -> Algorithm {
     static ALGORITHM: OnceLock<Algorithm> = OnceLock::new();
     *ALGORITHM.get_or_init(|| {

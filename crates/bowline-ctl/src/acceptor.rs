@@ -41,29 +41,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Limits on numbers of clients.
 #[derive(Clone, Copy, Debug)]
-#[doc(alias = "Places")]
 pub struct ConnectionLimits {
     /// Most active clients.
-    #[doc(alias = "here")]
     pub active: usize,
     /// Most lingering clients: gone while their requests are still in progress.
-    #[doc(alias = "left")]
     pub lingering: usize,
 }
 
 /// Serves one client.
-#[doc(alias = "Guest")]
 pub trait ClientHandler: Send + Sync {
     /// The client has hung up: its answers cannot be delivered any more. Must not block.
     fn hung_up(&self);
 
     /// Ends the requests still in progress as soon as possible. Must not block.
-    #[doc(alias = "cut")]
     fn abort(&self);
 }
 
 /// Accepts clients at a socket in its own thread, until it is closed or dropped.
-#[doc(alias = "Door")]
 pub struct Acceptor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -93,7 +87,6 @@ struct Entry {
 }
 
 /// The connection of an accepted client. It counts towards the limits until this is dropped.
-#[doc(alias = "Visit")]
 pub struct ClientConnection {
     id: u64,
     socket: Arc<UnixStream>,
@@ -139,7 +132,6 @@ impl Acceptor {
     }
 
     /// Ends the connections of all clients, and the requests of lingering ones.
-    #[doc(alias = "cut_all")]
     pub fn abort_all(&self) {
         let mut handlers = Vec::new();
         for entry in self.shared.lock().all.values_mut() {
@@ -292,7 +284,6 @@ impl ClientConnection {
     }
 
     /// Sets the handler of the client, which from now on is not disconnected for being idle.
-    #[doc(alias = "served")]
     pub fn set_handler(&self, handler: Weak<dyn ClientHandler>) {
         let mut connections = self.shared.lock();
         let Some(entry) = connections.all.get_mut(&self.id) else { return };
@@ -307,7 +298,6 @@ impl ClientConnection {
 
     /// Sets whether the server waits for the client, as it does at first. A client that is idle for
     /// long may be disconnected for another.
-    #[doc(alias = "set_silent")]
     pub fn set_idle(&self, is_idle: bool) {
         if let Some(entry) = self.shared.lock().all.get_mut(&self.id) {
             entry.idle_since = is_idle.then(Instant::now);
@@ -315,7 +305,6 @@ impl ClientConnection {
     }
 
     /// Ends the connection. From now on the client counts as lingering.
-    #[doc(alias = "end")]
     pub fn shut_down(&self) {
         if let Some(entry) = self.shared.lock().all.get_mut(&self.id) {
             entry.shut_down();

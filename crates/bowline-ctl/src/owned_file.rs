@@ -11,7 +11,6 @@ use std::{
 /// process has put there. Remove a socket before closing the listener: after that, a new socket may
 /// get the same inode number.
 #[derive(Debug)]
-#[doc(alias = "OwnFile")]
 pub struct OwnedFile {
     path: PathBuf,
     device: u64,

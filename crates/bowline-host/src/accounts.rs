@@ -65,7 +65,7 @@ impl std::fmt::Display for Refused {
             Self::Buffers => "has its quota of buffers",
             Self::Requests => "has too much of unfinished requests",
             Self::Rdma => "may not use its memory for RDMA",
-            Self::Broken => "has spoiled the memory of a socket, which was closed",
+            Self::Broken => "wrote invalid data to the shared memory of a socket, which was closed",
         })
     }
 }
@@ -136,7 +136,7 @@ pub(crate) struct Accounts {
     policy: Policy,
     /// The node's user.
     own: u32,
-    usual: Quota,
+    default_quota: Quota,
     usage: HashMap<u32, Usage>,
     guests: Arc<Guests>,
     refusals: Arc<Refusals>,
@@ -145,12 +145,12 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    pub(crate) fn new(policy: Policy, usual: Quota, refusals: Arc<Refusals>) -> Self {
+    pub(crate) fn new(policy: Policy, default_quota: Quota, refusals: Arc<Refusals>) -> Self {
         let own = rustix::process::geteuid().as_raw();
-        let usual = policy.quota.unwrap_or(usual);
+        let default_quota = policy.quota.unwrap_or(default_quota);
         let guests = Guests::new(policy.attach.clone());
         let usage = HashMap::new();
-        Self { policy, own, usual, usage, guests, refusals, uncounted: Cell::new(0) }
+        Self { policy, own, default_quota, usage, guests, refusals, uncounted: Cell::new(0) }
     }
 
     /// Whose lane it is for what a caller has sent, who may not have a channel.
@@ -165,8 +165,8 @@ impl Accounts {
     }
 
     fn quota(&self, user: u32) -> Quota {
-        let usual = if self.is_trusted(user) { Quota::NONE } else { self.usual };
-        self.policy.quotas.get(&user).copied().unwrap_or(usual)
+        let default_quota = if self.is_trusted(user) { Quota::NONE } else { self.default_quota };
+        self.policy.quotas.get(&user).copied().unwrap_or(default_quota)
     }
 
     /// Counts a refusal; returns the error that stands for it.

@@ -1,5 +1,5 @@
 //! Memory of a program that its agent gives, range by range: the node's side of
-//! [`bowline_attach::agent`].
+//! [`bowline_host_wire::agent`].
 //!
 //! A program may be stopped, or lie. No access takes longer than [`LIMIT`], nor do all those of one
 //! request; and all that are slow take no more of the node's time than each user has
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use bowline_attach::agent::{
+use bowline_base::Errno;
+use bowline_host_wire::agent::{
     ANSWER_HEAD, Answer, BYTES_MAX, GRANTS_MAX, Kind, RANGES_MAX, Request,
 };
-use bowline_base::Errno;
 use bowline_rds_driver::{ForeignMemory, RdmaMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as SystemErrno;
@@ -169,7 +169,7 @@ impl Agent {
         }
     }
 
-    /// A request of the program is carried out until what is returned is dropped.
+    /// A request of the program is executed until what is returned is dropped.
     pub(crate) fn begin(&self) -> Work<'_> {
         *locked(&self.until) = Some(Instant::now() + LIMIT);
         Work(self)
@@ -382,7 +382,7 @@ impl ForeignMemory for Agent {
     }
 }
 
-/// A request that is carried out.
+/// A request that is executed.
 #[must_use]
 pub(crate) struct Work<'a>(&'a Agent);
 
@@ -433,7 +433,7 @@ mod tests {
     use std::os::fd::{AsFd, OwnedFd};
     use std::thread;
 
-    use bowline_attach::agent::REQUEST_HEAD;
+    use bowline_host_wire::agent::REQUEST_HEAD;
     use rustix::net::sockopt::set_socket_linger;
     use rustix::net::{
         AddressFamily, RecvFlags, SendAncillaryMessage, SocketFlags, SocketType, recv, send,

@@ -71,13 +71,13 @@ pub(crate) fn receive_pieces(
 
 /// Whose lane it is for what somebody has sent.
 fn owner(sender: Option<Credentials>, otherwise: Owner) -> Owner {
-    let told = sender.filter(Credentials::is_told);
-    told.map_or(otherwise, |sender| closer::owner_of(sender.user))
+    let known = sender.filter(Credentials::is_told);
+    known.map_or(otherwise, |sender| closer::owner_of(sender.user))
 }
 
 /// Whose is what comes next on a socket; `None` if nothing does.
 pub(crate) fn waiting(socket: impl AsFd, otherwise: Owner) -> Option<Owner> {
-    /// An error that is kept for a socket is told once, instead of what is there.
+    /// An error that is kept for a socket is reported once, instead of what is there.
     const TRIES: u32 = 3;
     let next = (0..TRIES).find_map(|_| match next(&socket, otherwise) {
         Ok(next) => Some(next),

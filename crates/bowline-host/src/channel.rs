@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_attach::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op};
 use bowline_base::{Instant, entropy};
+use bowline_host_wire::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op, SocketHandle};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
@@ -22,10 +22,10 @@ const KEPT: usize = 256 << 10;
 /// program, which may let writes wait.
 pub(crate) const AT_ONCE: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
-/// A request that waits until it can be carried out.
+/// A request that waits until it can be executed.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Waiting {
-    pub(crate) handle: u64,
+    pub(crate) handle: SocketHandle,
     /// When it is given up.
     pub(crate) deadline: Option<Instant>,
 }
@@ -106,7 +106,7 @@ impl Channel {
         })
     }
 
-    /// What another process needs to go on with the channel, beside its descriptors.
+    /// What another process needs to resume the channel, beside its descriptors.
     pub(crate) fn saved(&self) -> SavedChannel {
         SavedChannel {
             input: self.input[self.start..].to_vec(),
@@ -118,7 +118,7 @@ impl Channel {
         }
     }
 
-    /// Goes on with a channel that another process had.
+    /// Resumes a channel that another process had.
     pub(crate) fn resume(
         stream: Passed,
         descriptor: Option<Passed>,
@@ -130,7 +130,7 @@ impl Channel {
     }
 
     /// The descriptors of the channel: its own, and that of a socket that came with a request which
-    /// is not carried out yet.
+    /// is not executed yet.
     pub(crate) fn into_descriptors(self) -> (OwnedFd, Option<OwnedFd>) {
         let of_node = self.descriptor.filter(|one| arrivals::may_be_socket_of_node(one));
         (self.stream.into_inner(), of_node.map(Passed::into_inner))
@@ -195,7 +195,7 @@ impl Channel {
         Ok((len, is_all))
     }
 
-    /// Takes the bytes of requests out, for the time in which one is carried out, and tells where
+    /// Takes the bytes of requests out, for the time in which one is executed, and tells where
     /// it begins.
     pub(crate) fn take_input(&mut self) -> (Vec<u8>, usize) {
         (std::mem::take(&mut self.input), self.start)

@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::arrivals;
-use crate::policy::Who;
+use crate::policy::Principals;
 
 /// Most threads that close what one user has sent; one that is stuck has given its number back.
 const THREADS_MAX: usize = 8;
@@ -118,13 +118,13 @@ impl Drop for Passed {
 /// Those who are no strangers to a node: on its list by their number, or by a group and there.
 #[derive(Debug)]
 pub(crate) struct Guests {
-    who: Who,
+    who: Principals,
     present: Mutex<HashSet<u32>>,
 }
 
 impl Guests {
     /// They are known until this is dropped.
-    pub(crate) fn new(who: Who) -> Arc<Self> {
+    pub(crate) fn new(who: Principals) -> Arc<Self> {
         let guests = Arc::new(Self { who, present: Mutex::default() });
         let mut lists = locked(&ALL.lists);
         lists.retain(|list| list.strong_count() > 0);
@@ -342,7 +342,8 @@ mod tests {
     #[test]
     fn strangers_have_one_lane_and_guests_one_each() {
         let (listed, by_group) = (77_011, 77_012);
-        let who = Who { users: [listed].into(), groups: [77_100].into(), ..Who::default() };
+        let who =
+            Principals { users: [listed].into(), groups: [77_100].into(), ..Principals::default() };
         let guests = Guests::new(who);
         assert_eq!([0, listed, by_group].map(owner_of), [Some(0), Some(listed), None]);
         guests.set(by_group, true);

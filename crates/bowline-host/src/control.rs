@@ -4,36 +4,24 @@ use std::time::SystemTime;
 
 use bowline_base::Errno;
 use bowline_rds::{Control, SendControl};
-
-use crate::rdma::RDMA_ARGS_LEN;
-
-const SOL_SOCKET: i32 = 1;
-const SO_TIMESTAMP: i32 = 29;
-const SOL_RDS: i32 = 276;
-const HEAD: usize = 16;
-const MSG_CTRUNC: i32 = 8;
-const COOKIES_MAX: usize = 8;
+use bowline_wire::rds::uapi::*;
 
 /// Room in bytes that the end of one RDMA operation takes [RDMA-21].
-pub(crate) const STATUS_ROOM: usize = 32;
+pub(crate) const STATUS_ROOM: usize = cmsg_space(RDS_RDMA_NOTIFY_LEN);
 
 /// Room in bytes that a record of finished zero-copy messages takes.
-pub(crate) const COMPLETION_ROOM: usize = 56;
-
-const fn aligned(len: usize) -> usize {
-    (len + 7) & !7
-}
+pub(crate) const COMPLETION_ROOM: usize = cmsg_space(RDS_ZCOPY_COOKIES_LEN);
 
 /// A control message of a message to send, as a program gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Given<'a> {
     /// One that speaks of no memory.
     Plain(SendControl),
-    /// Memory to register: `rds_get_mr_args`.
+    /// Memory to register: [`GetMrArgs`], if they are whole.
     Map(&'a [u8]),
-    /// An RDMA operation: `rds_rdma_args`.
-    Args(&'a [u8; RDMA_ARGS_LEN]),
-    /// An atomic of this type: `rds_atomic_args`.
+    /// An RDMA operation.
+    Args(RdmaArgs),
+    /// An atomic of this type: [`AtomicArgs`], if they are whole.
     Atomic(i32, &'a [u8]),
 }
 
@@ -53,32 +41,27 @@ impl Given<'_> {
 ///
 /// # Errors
 /// EINVAL for a chain whose lengths are wrong and for arguments that are too short.
-pub(crate) fn parse(mut bytes: &[u8]) -> Result<Vec<Given<'_>>, Errno> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Given<'_>>, Errno> {
     let mut all = Vec::new();
-    while let Some(head) = bytes.first_chunk::<HEAD>() {
-        let (len, rest) = head.split_at(8);
-        let len = len.try_into().map_or(0, usize::from_ne_bytes);
-        let word = |at: usize| rest[at..at + 4].try_into().map_or(0, i32::from_ne_bytes);
-        let (level, kind) = (word(0), word(4));
-        let data = bytes.get(HEAD..len).ok_or(Errno::EINVAL)?;
+    for cmsg in Cmsgs::new(bytes) {
+        let Cmsg { level, kind, data } = cmsg.map_err(|MalformedCmsg| Errno::EINVAL)?;
         if level == SOL_RDS {
             all.push(one(kind, data)?);
         }
-        bytes = bytes.get(aligned(len)..).unwrap_or_default();
     }
     Ok(all)
 }
 
 fn one(kind: i32, data: &[u8]) -> Result<Given<'_>, Errno> {
     Ok(match kind {
-        1 => Given::Args(data.first_chunk().ok_or(Errno::EINVAL)?),
-        2 => {
+        RDS_CMSG_RDMA_ARGS => Given::Args(RdmaArgs::parse(data).ok_or(Errno::EINVAL)?),
+        RDS_CMSG_RDMA_DEST => {
             let key = data.first_chunk().ok_or(Errno::EINVAL)?;
             Given::Plain(SendControl::RdmaDest(u64::from_ne_bytes(*key)))
         }
-        3 => Given::Map(data),
-        6..=9 => Given::Atomic(kind, data),
-        12 => {
+        RDS_CMSG_RDMA_MAP => Given::Map(data),
+        RDS_CMSG_ATOMIC_FADD..=RDS_CMSG_MASKED_ATOMIC_CSWP => Given::Atomic(kind, data),
+        RDS_CMSG_ZCOPY_COOKIE => {
             let cookie = data.first_chunk().ok_or(Errno::EINVAL)?;
             Given::Plain(SendControl::ZcopyCookie(u32::from_ne_bytes(*cookie)))
         }
@@ -99,20 +82,9 @@ impl Room {
         Self { bytes: Vec::new(), room, truncated: false }
     }
 
-    /// As the kernel's `put_cmsg`: what does not fit is cut, and the flag says so.
+    /// What does not fit is cut, and the flag says so.
     fn put(&mut self, level: i32, kind: i32, data: &[u8]) {
-        let left = self.room.saturating_sub(self.bytes.len());
-        if left < HEAD {
-            self.truncated = true;
-            return;
-        }
-        let len = (HEAD + data.len()).min(left);
-        self.truncated |= len < HEAD + data.len();
-        self.bytes.extend_from_slice(&len.to_ne_bytes());
-        self.bytes.extend_from_slice(&level.to_ne_bytes());
-        self.bytes.extend_from_slice(&kind.to_ne_bytes());
-        self.bytes.extend_from_slice(&data[..len - HEAD]);
-        self.bytes.resize(self.room.min(aligned(self.bytes.len())), 0);
+        self.truncated |= !put_cmsg(&mut self.bytes, self.room, level, kind, data);
     }
 
     pub(crate) fn put_control(
@@ -121,13 +93,15 @@ impl Room {
         wall_clock: impl Fn(bowline_base::Instant) -> SystemTime,
     ) {
         match control {
-            Control::CongestionUpdate(mask) => self.put(SOL_RDS, 5, &mask.to_ne_bytes()),
-            Control::RdmaDest(key) => self.put(SOL_RDS, 2, &key.to_ne_bytes()),
+            Control::CongestionUpdate(mask) => {
+                self.put(SOL_RDS, RDS_CMSG_CONG_UPDATE, &mask.to_ne_bytes());
+            }
+            Control::RdmaDest(key) => self.put(SOL_RDS, RDS_CMSG_RDMA_DEST, &key.to_ne_bytes()),
             Control::RdmaStatus { token, status } => {
-                let mut data = [0; 16];
+                let mut data = [0; RDS_RDMA_NOTIFY_LEN];
                 data[..8].copy_from_slice(&token.to_ne_bytes());
                 data[8..12].copy_from_slice(&(*status as i32).to_ne_bytes());
-                self.put(SOL_RDS, 4, &data);
+                self.put(SOL_RDS, RDS_CMSG_RDMA_STATUS, &data);
             }
             Control::Timestamp(at) => {
                 let at = wall_clock(*at).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -136,22 +110,22 @@ impl Room {
                 self.put(SOL_SOCKET, SO_TIMESTAMP, &[seconds, micros].concat());
             }
             Control::Latency { trace, nanos } => {
-                let mut data = [0; 32];
+                let mut data = [0; RDS_CMSG_RX_TRACE_LEN];
                 data[0] = trace.count;
                 data[1..4].copy_from_slice(&trace.positions);
                 for (at, nanos) in data[8..].chunks_exact_mut(8).zip(nanos) {
                     at.copy_from_slice(&nanos.to_ne_bytes());
                 }
-                self.put(SOL_RDS, 11, &data);
+                self.put(SOL_RDS, RDS_CMSG_RXPATH_LATENCY, &data);
             }
             Control::ZcopyCompletion(cookies) => {
-                let mut data = [0; 4 + 4 * COOKIES_MAX];
-                let count = cookies.len().min(COOKIES_MAX);
+                let mut data = [0; RDS_ZCOPY_COOKIES_LEN];
+                let count = cookies.len().min(RDS_MAX_ZCOOKIES);
                 data[..4].copy_from_slice(&(count as u32).to_ne_bytes());
                 for (at, cookie) in data[4..].chunks_exact_mut(4).zip(cookies) {
                     at.copy_from_slice(&cookie.to_ne_bytes());
                 }
-                self.put(SOL_RDS, 13, &data);
+                self.put(SOL_RDS, RDS_CMSG_ZCOPY_COMPLETION, &data);
             }
             _ => {}
         }
@@ -176,9 +150,9 @@ mod tests {
     #[test]
     fn control_messages_are_read_in_their_order() {
         let bytes = [
-            cmsg(SOL_RDS, 12, &7u32.to_ne_bytes()),
+            cmsg(SOL_RDS, RDS_CMSG_ZCOPY_COOKIE, &7u32.to_ne_bytes()),
             cmsg(SOL_SOCKET, 1, b"of another level"),
-            cmsg(SOL_RDS, 2, &9u64.to_ne_bytes()),
+            cmsg(SOL_RDS, RDS_CMSG_RDMA_DEST, &9u64.to_ne_bytes()),
             cmsg(SOL_RDS, 10, b""),
         ]
         .concat();
@@ -190,13 +164,13 @@ mod tests {
     #[test]
     fn chains_that_are_wrong_are_refused() {
         for len in [0, 15, 21, usize::MAX] {
-            let mut bytes = cmsg(SOL_RDS, 12, &7u32.to_ne_bytes());
+            let mut bytes = cmsg(SOL_RDS, RDS_CMSG_ZCOPY_COOKIE, &7u32.to_ne_bytes());
             bytes.truncate(20);
             bytes[..8].copy_from_slice(&len.to_ne_bytes());
             assert_eq!(parse(&bytes), Err(Errno::EINVAL), "{len}");
         }
-        assert_eq!(parse(&cmsg(SOL_RDS, 12, b"abc")), Err(Errno::EINVAL));
-        assert_eq!(parse(&cmsg(SOL_RDS, 1, &[0; 55])), Err(Errno::EINVAL));
+        assert_eq!(parse(&cmsg(SOL_RDS, RDS_CMSG_ZCOPY_COOKIE, b"abc")), Err(Errno::EINVAL));
+        assert_eq!(parse(&cmsg(SOL_RDS, RDS_CMSG_RDMA_ARGS, &[0; 55])), Err(Errno::EINVAL));
     }
 
     #[test]

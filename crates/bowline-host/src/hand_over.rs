@@ -1,4 +1,4 @@
-//! What a node hands over to another process of its host, which goes on in its place: programs keep
+//! What a node hands over to another process of its host, which resumes in its place: programs keep
 //! their sockets and channels and notice nothing.
 
 use std::collections::{HashMap, HashSet};
@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bowline_attach::{HAND_OVER_VERSION, HEAD_LEN, Head, Op, VERSION};
 use bowline_base::Errno;
+use bowline_host_wire::{
+    ChannelId, HAND_OVER_VERSION, HEAD_LEN, Head, NodeId, Op, Reply, Request, SocketHandle, VERSION,
+};
 use bowline_rds::SAVED_FORMAT;
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};
@@ -34,6 +36,8 @@ use crate::namespace::network_namespace;
 use crate::service::Service;
 use crate::socket::{HostSocket, SavedSocket};
 
+/// What two nodes must have in common: the versions, and the format of the node's own state.
+const WANTED: (i32, i32, i64) = (VERSION, HAND_OVER_VERSION, SAVED_FORMAT as i64);
 /// Most descriptors in one message; the kernel takes 253.
 const BATCH: usize = 250;
 /// How long the node that hands over may take, and how long the one that takes over.
@@ -83,9 +87,9 @@ fn is_listener(descriptor: &OwnedFd) -> bool {
 struct SavedHost {
     /// [`VERSION`] and [`HAND_OVER_VERSION`].
     versions: (i32, i32),
-    /// Number of the node, and of what it makes next.
-    number: u64,
-    next: u64,
+    /// Number of the node, and of the next channel.
+    number: NodeId,
+    next: ChannelId,
     /// The network namespace in which it is.
     namespace: u64,
     listener: Identity,
@@ -99,18 +103,18 @@ struct SavedHost {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct ChannelPlace {
-    number: u64,
+    number: ChannelId,
     stream: Identity,
     /// A socket that came with a request.
     descriptor: Option<Identity>,
     /// Sockets that it may name.
-    known: HashSet<u64>,
+    known: HashSet<SocketHandle>,
     state: SavedChannel,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct SocketPlace {
-    handle: u64,
+    handle: SocketHandle,
     end: Identity,
     memory: Identity,
     state: SavedSocket,
@@ -137,7 +141,7 @@ impl HandOver {
         Ok(io::BufWriter::new(File::from(self.state.try_clone()?)))
     }
 
-    /// Sends everything to the process that has asked for it, and waits until it is ready to go on.
+    /// Sends everything to the process that has asked for it, and waits until it is ready to resume.
     /// With an error it does not, and [`open`](Self::open) takes everything back.
     ///
     /// # Errors
@@ -146,8 +150,8 @@ impl HandOver {
         to.set_nonblocking(false)?;
         to.set_write_timeout(Some(PATIENCE))?;
         to.set_read_timeout(Some(PATIENCE))?;
-        let count = i64::try_from(self.programs.len() + 1).unwrap_or(i64::MAX);
-        let head = Head::new(Op::HandOver, count).emit(0, 0, 0);
+        let reply = Reply::HandOver(self.programs.len() + 1);
+        let head = reply.emit(Op::HandOver).emit(0, 0, 0);
         (&*to).write_all(&head.ok_or(io::ErrorKind::InvalidData)?)?;
         let all: Vec<_> =
             std::iter::once(&self.state).chain(&self.programs).map(AsFd::as_fd).collect();
@@ -165,7 +169,7 @@ impl HandOver {
     /// `EPROTONOSUPPORT` when the other node
     /// is of a version that cannot hand over to this one, `EALREADY` when it hands over to
     /// somebody else; errors of the connection.
-    pub fn receive(place: &Path) -> io::Result<Option<(Self, Former)>> {
+    pub fn receive(place: &Path) -> io::Result<Option<(Self, Predecessor)>> {
         let from = match UnixStream::connect(place) {
             Ok(from) => from,
             Err(error)
@@ -178,26 +182,26 @@ impl HandOver {
             }
             Err(error) => return Err(error),
         };
-        // What is handed over is believed.
+        // The state is not validated, so only root and our own user may send it.
         let user = Credentials::of_peer(&from)?.user;
         if user != 0 && user != rustix::process::geteuid().as_raw() {
             return Err(rustix::io::Errno::ACCESS.into());
         }
         from.set_read_timeout(Some(PATIENCE))?;
-        let value = i64::from(SAVED_FORMAT);
-        let ask = Head { op: Op::HandOver, value, a: VERSION, b: HAND_OVER_VERSION };
-        (&from).write_all(&ask.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?)?;
+        let (version, hand_over_version, state_format) = WANTED;
+        let request = Request::HandOver { version, hand_over_version, state_format };
+        let request = request.emit(0).ok_or(io::ErrorKind::InvalidData)?;
+        (&from).write_all(&request.parts().concat())?;
         let mut head = [0; HEAD_LEN];
         (&from).read_exact(&mut head)?;
-        let value = match bowline_attach::Frame::parse(&head) {
-            Ok(Some((frame, _))) if frame.head.op == Op::HandOver => frame.head.value,
+        let reply = match Head::parse(&head) {
+            Ok((head, _)) if head.op == Op::HandOver => Reply::parse(&head),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
-        let Ok(count) = usize::try_from(value) else {
-            let errno = value.checked_neg().and_then(|errno| i32::try_from(errno).ok());
-            return Err(errno.map_or(io::ErrorKind::InvalidData.into(), |errno| {
-                io::Error::from_raw_os_error(errno)
-            }));
+        let count = match reply {
+            Ok(Reply::HandOver(count)) => count,
+            Ok(Reply::Failed { errno, .. }) => return Err(io::Error::from_raw_os_error(errno)),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
         };
         let mut all = Vec::new();
         while all.len() < count {
@@ -205,7 +209,7 @@ impl HandOver {
         }
         let programs = all.split_off(1.min(all.len()));
         let state = all.pop().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Some((Self { state, programs }, Former(from))))
+        Ok(Some((Self { state, programs }, Predecessor(from))))
     }
 
     /// Reads the host's part of the state; the node's is what is left of the returned reader, and
@@ -247,10 +251,10 @@ impl HandOver {
 
 /// The node that hands over, which takes everything back unless it is told otherwise.
 #[derive(Debug)]
-pub struct Former(UnixStream);
+pub struct Predecessor(UnixStream);
 
-impl Former {
-    /// This process is ready to go on: the other node ends.
+impl Predecessor {
+    /// This process is ready to resume: the other node ends.
     ///
     /// # Errors
     /// The other node has taken everything back, or is gone.
@@ -326,11 +330,11 @@ impl HostState {
         found.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a descriptor is missing"))
     }
 
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> NodeId {
         self.saved.number
     }
 
-    /// Returns the listener for programs once more, for a node that cannot go on with them.
+    /// Returns the listener for programs once more, for a node that cannot resume with them.
     ///
     /// # Errors
     /// `InvalidData` when it was not handed over; no descriptors left.
@@ -400,14 +404,18 @@ impl Successor {
 }
 
 impl Service {
-    /// Another node asks for everything. On success its channel is none any more.
-    pub(crate) fn name_successor(&mut self, number: u64, head: Head) -> Result<(), Errno> {
+    /// Another node asks for everything. On success the stream leaves the channel table and carries
+    /// the hand-over.
+    pub(crate) fn name_successor(
+        &mut self,
+        number: ChannelId,
+        asked: (i32, i32, i64),
+    ) -> Result<(), Errno> {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
         if !self.accounts.is_trusted(channel.caller.user) {
             return Err(Errno::EACCES);
         }
-        let wanted = (VERSION, HAND_OVER_VERSION, i64::from(SAVED_FORMAT));
-        if (head.a, head.b, head.value) != wanted {
+        if asked != WANTED {
             return Err(Errno::EPROTONOSUPPORT);
         }
         let stream = channel.fd().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
@@ -446,7 +454,7 @@ impl Service {
             });
         }
         for (handle, (socket, _)) in self.sockets {
-            // Whoever posts from now on says so in the channel.
+            // Whoever pushes from now on says so in the channel.
             socket.rings.set_asleep(true);
             let state = socket.saved();
             let (end, memory) = socket.into_descriptors()?;
@@ -462,7 +470,7 @@ impl Service {
         Ok(all)
     }
 
-    /// Goes on with what another process had. A socket or channel that cannot be is closed: its
+    /// Resumes what another process had. A socket or channel that cannot be taken is closed: its
     /// user may not have it any more, or there are no descriptors left.
     pub(crate) fn resume(&mut self, mut state: HostState) {
         self.next = state.saved.next;
@@ -494,7 +502,7 @@ impl Service {
                 self.end_channel(number);
             }
         }
-        let handles: Vec<u64> = self.sockets.keys().copied().collect();
+        let handles: Vec<SocketHandle> = self.sockets.keys().copied().collect();
         for handle in handles {
             self.activate(handle);
             self.socket_is_ready(handle);
@@ -503,7 +511,7 @@ impl Service {
 
     fn resume_socket(
         &mut self,
-        handle: u64,
+        handle: SocketHandle,
         end: Passed,
         memory: Passed,
         saved: SavedSocket,
@@ -546,8 +554,28 @@ impl Service {
         self.known.insert(number, known);
         match waiting {
             Some(waiting) => self.resume_wait(number, waiting),
-            None => self.go_on_with(number),
+            None => self.resume_requests(number),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nodes from before have written them so.
+    #[test]
+    fn ids_are_handed_over_as_numbers() {
+        let saved = (SocketHandle(7), ChannelId(1 << 40), HashSet::from([SocketHandle(3)]));
+        let bytes = rmp_serde::to_vec_named(&saved).expect("bytes");
+        assert_eq!(bytes, rmp_serde::to_vec_named(&(7, 1_u64 << 40, [3])).expect("bytes"));
+        assert_eq!(
+            rmp_serde::from_slice::<(u64, u64, [u64; 1])>(&bytes).ok(),
+            Some((7, 1 << 40, [3]))
+        );
+        let read =
+            rmp_serde::from_slice::<(SocketHandle, ChannelId, HashSet<SocketHandle>)>(&bytes);
+        assert_eq!(read.ok(), Some(saved));
     }
 }

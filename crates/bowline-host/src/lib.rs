@@ -1,5 +1,5 @@
 //! The RDS node of a host, for programs that do not embed one: it gives them sockets that are real
-//! descriptors, and carries out their calls.
+//! descriptors, and executes their calls.
 //!
 //! ```text
 //!   program with the preload library            host's node
@@ -9,7 +9,7 @@
 //!                                                                 Driver (bowline-rds-driver)
 //! ```
 //!
-//! What travels on both is in [`bowline_attach`]. The other end of a descriptor says when the last
+//! What travels on both is in [`bowline_host_wire`]. The other end of a descriptor says when the last
 //! program has closed it; a channel that ends says that a process is gone.
 
 #![deny(unsafe_code)]
@@ -46,15 +46,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use bowline_host_wire::NodeId;
 use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
 use hand_over::Successor;
-pub use hand_over::{Former, HandOver, HostState};
+pub use hand_over::{HandOver, HostState, Predecessor};
 pub use library::{preload, preload_library, preload_library_of_musl};
 pub use namespace::{namespace_at, network_namespace};
-pub use policy::{BindRule, Policy, Quota, Who};
+pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;
 
@@ -71,7 +72,7 @@ pub struct Host {
 
 impl Host {
     /// Serves programs that connect to `listener`: those of this user and of root, and those whom
-    /// `policy` lets attach. Users whose quota the policy does not tell get `usual`.
+    /// `policy` lets attach. Users whose quota the policy does not tell get `default_quota`.
     ///
     /// # Errors
     /// Errors of the system: no descriptors or threads left.
@@ -79,10 +80,10 @@ impl Host {
         driver: Driver,
         listener: UnixListener,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> io::Result<Self> {
-        let number = bowline_base::entropy::random_u64() >> 1;
-        Self::run(driver, listener, number, policy, usual, None)
+        let number = NodeId(bowline_base::entropy::random_u64() >> 1);
+        Self::run(driver, listener, number, policy, default_quota, None)
     }
 
     /// Serves the programs of another process that has handed them over, and others that connect
@@ -95,28 +96,28 @@ impl Host {
         mut state: HostState,
         listener: Option<UnixListener>,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> io::Result<Self> {
         let former = state.take_listener()?;
         let listener = listener.unwrap_or(former);
-        Self::run(driver, listener, state.number(), policy, usual, Some(state))
+        Self::run(driver, listener, state.number(), policy, default_quota, Some(state))
     }
 
     fn run(
         driver: Driver,
         listener: UnixListener,
-        number: u64,
+        number: NodeId,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
         state: Option<HostState>,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let refusals = Arc::<Refusals>::default();
         let successor = Arc::new(Successor::new()?);
-        let accounts = Accounts::new(policy, usual, Arc::clone(&refusals));
-        let (told, asked) = (Arc::clone(&stop), Arc::clone(&successor));
-        let mut service = Service::new(driver, accounts, listener, number, told, asked)?;
+        let accounts = Accounts::new(policy, default_quota, Arc::clone(&refusals));
+        let (stopped, asked) = (Arc::clone(&stop), Arc::clone(&successor));
+        let mut service = Service::new(driver, accounts, listener, number, stopped, asked)?;
         if let Some(state) = state {
             service.resume(state);
         }
@@ -142,7 +143,7 @@ impl Host {
         self.successor.take()
     }
 
-    /// Stops serving programs, which notice nothing until another process goes on. The node is to
+    /// Stops serving programs, which notice nothing until another process resumes. The node is to
     /// be handed over next, to [`HandOver::writer`].
     ///
     /// # Errors

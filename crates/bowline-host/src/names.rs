@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
-use bowline_attach::name::{self, AF_INET, AF_INET6, v4, v6};
 use bowline_base::Errno;
+use bowline_host_wire::name::{self, AF_INET, AF_INET6, v4, v6};
 
 fn known(name: &[u8], other: Errno) -> Result<SocketAddr, Errno> {
     match name::family(name).ok_or(Errno::EINVAL)? {

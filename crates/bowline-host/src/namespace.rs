@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use bowline_attach::{Frame, Greeting, HEAD_LEN, Head, Op, VERSION};
+use bowline_host_wire::{Frame, Greeting, HEAD_LEN, Head, Op, VERSION};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 

@@ -5,44 +5,30 @@ use std::time::Duration;
 
 use bowline_base::{Errno, Instant};
 use bowline_rds::{InfoTable, LatencyTrace, Node, SocketId};
+use bowline_wire::rds::uapi::*;
 use serde::{Deserialize, Serialize};
 
 use crate::names;
-use crate::rdma::{FREE_MR, GET_MR, GET_MR_FOR_DEST};
 
-const SOL_SOCKET: i32 = 1;
-pub(crate) const SOL_RDS: i32 = 276;
+/// Options that any socket keeps and RDS makes nothing of.
+const KEPT: [i32; 11] = [
+    SO_DEBUG,
+    SO_REUSEADDR,
+    SO_DONTROUTE,
+    SO_BROADCAST,
+    SO_KEEPALIVE,
+    SO_OOBINLINE,
+    SO_NO_CHECK,
+    SO_PRIORITY,
+    SO_PASSCRED,
+    SO_RCVLOWAT,
+    SO_MARK,
+];
 
-const SO_SNDBUF: i32 = 7;
-const SO_RCVBUF: i32 = 8;
-const SO_SNDBUFFORCE: i32 = 32;
-const SO_RCVBUFFORCE: i32 = 33;
-const SO_TIMESTAMP: i32 = 29;
-const SO_TIMESTAMP_NEW: i32 = 63;
-const SO_ZEROCOPY: i32 = 60;
-const SO_RCVTIMEO: i32 = 20;
-const SO_SNDTIMEO: i32 = 21;
-const SO_RCVTIMEO_NEW: i32 = 66;
-const SO_SNDTIMEO_NEW: i32 = 67;
-const SO_REUSEPORT: i32 = 15;
-/// Options that any socket keeps and RDS makes nothing of: SO_DEBUG, SO_REUSEADDR, SO_DONTROUTE,
-/// SO_BROADCAST, SO_KEEPALIVE, SO_OOBINLINE, SO_NO_CHECK, SO_PRIORITY, SO_PASSCRED, SO_RCVLOWAT,
-/// SO_MARK.
-const KEPT: [i32; 11] = [1, 2, 5, 6, 9, 10, 11, 12, 16, 18, 36];
-const SO_LINGER: i32 = 13;
-
-const CANCEL_SENT_TO: i32 = 1;
-const RECVERR: i32 = 5;
-const CONG_MONITOR: i32 = 6;
-const TRANSPORT: i32 = 8;
-const RXPATH_LATENCY: i32 = 10;
-const INFO_FIRST: i32 = 10_000;
-const INFO_LAST: i32 = 10_017;
-
-/// Largest buffer that a program may ask for, bytes: the usual `net.core.wmem_max` and `rmem_max`.
+/// Largest buffer that a program may ask for, bytes: the default `net.core.wmem_max` and `rmem_max`.
 const BUFFER_MAX: usize = 212_992;
 
-/// What of a socket's options the RDS node does not keep.
+/// Socket options that the core does not store.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Options {
     kept: BTreeMap<i32, i32>,
@@ -54,32 +40,36 @@ pub(crate) struct Options {
 }
 
 /// What `getsockopt` gives.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Value {
     /// What the call returns: 0, or the size of a row of a table.
-    pub(crate) returned: i64,
+    pub(crate) returned: Result<i32, Errno>,
     pub(crate) bytes: Vec<u8>,
-    /// The length that the caller is told, if it is not that of `bytes`.
-    pub(crate) told: Option<usize>,
+    /// `optlen` to return, if it differs from the length of `bytes`.
+    pub(crate) optlen: Option<usize>,
 }
 
 impl Value {
+    const fn of(bytes: Vec<u8>) -> Self {
+        Self { returned: Ok(0), bytes, optlen: None }
+    }
+
     fn int(value: i32, room: usize) -> Self {
         let bytes = value.to_ne_bytes();
-        Self { bytes: bytes[..room.min(4)].to_vec(), ..Self::default() }
+        Self::of(bytes[..room.min(4)].to_vec())
     }
 
     /// A table, or the room that it needs if there is too little.
     pub(crate) fn table(table: InfoTable, room: usize) -> Self {
         if table.bytes.len() > room {
             return Self {
-                returned: -i64::from(Errno::ENOSPC.0),
+                returned: Err(Errno::ENOSPC),
                 bytes: Vec::new(),
-                told: Some(table.bytes.len()),
+                optlen: Some(table.bytes.len()),
             };
         }
-        let returned = i64::try_from(table.item_size).unwrap_or(0);
-        Self { returned, bytes: table.bytes, told: None }
+        let returned = i32::try_from(table.item_size).unwrap_or(0);
+        Self { returned: Ok(returned), bytes: table.bytes, optlen: None }
     }
 }
 
@@ -179,30 +169,30 @@ impl Options {
     ) -> Result<(), Errno> {
         let bound = core.local_addr(id).map_err(|e| e.errno())?.is_some_and(|a| a.port() != 0);
         let result = match name {
-            CANCEL_SENT_TO if !bound => return Err(Errno::ENOTCONN),
-            CANCEL_SENT_TO => core.cancel_sent_to(now, id, names::to_cancel(value)?),
-            GET_MR | GET_MR_FOR_DEST | FREE_MR => {
+            RDS_CANCEL_SENT_TO if !bound => return Err(Errno::ENOTCONN),
+            RDS_CANCEL_SENT_TO => core.cancel_sent_to(now, id, names::to_cancel(value)?),
+            RDS_GET_MR | RDS_GET_MR_FOR_DEST | RDS_FREE_MR => {
                 let len = match name {
-                    GET_MR => 32,
-                    GET_MR_FOR_DEST => 160,
-                    _ => 16,
+                    RDS_GET_MR => RDS_GET_MR_ARGS_LEN,
+                    RDS_GET_MR_FOR_DEST => RDS_GET_MR_FOR_DEST_ARGS_LEN,
+                    _ => RDS_FREE_MR_ARGS_LEN,
                 };
                 return Err(match (bound, value.len() == len, name) {
-                    (false, ..) if name != FREE_MR => Errno::ENOTCONN,
-                    (_, false, _) | (_, _, FREE_MR) => Errno::EINVAL,
+                    (false, ..) if name != RDS_FREE_MR => Errno::ENOTCONN,
+                    (_, false, _) | (_, _, RDS_FREE_MR) => Errno::EINVAL,
                     _ => Errno::EOPNOTSUPP,
                 });
             }
-            RECVERR => core.set_recverr(id, int(value)? != 0),
-            CONG_MONITOR => core.set_cong_monitor(id, int(value)? != 0),
-            TRANSPORT => {
+            RDS_RECVERR => core.set_recverr(id, int(value)? != 0),
+            RDS_CONG_MONITOR => core.set_cong_monitor(id, int(value)? != 0),
+            SO_RDS_TRANSPORT => {
                 if core.transport(id).map_err(|e| e.errno())?.is_some() {
                     return Err(Errno::EOPNOTSUPP);
                 }
                 let number = value.try_into().map(i32::from_ne_bytes).map_err(|_| Errno::EINVAL)?;
                 core.set_transport(id, number)
             }
-            RXPATH_LATENCY => {
+            SO_RDS_MSG_RXPATH_LATENCY => {
                 let [count, positions @ ..] = *value.first_chunk::<4>().ok_or(Errno::EFAULT)?;
                 core.set_latency_trace(id, LatencyTrace { count, positions })
             }
@@ -241,16 +231,16 @@ impl Options {
             Ok(i32::try_from(2 * bytes).unwrap_or(i32::MAX))
         };
         let value = match name {
-            3 => 5,           // SO_TYPE: SOCK_SEQPACKET
-            38 | 4 | 30 => 0, // SO_PROTOCOL, SO_ERROR, SO_ACCEPTCONN
-            39 => 21,         // SO_DOMAIN: AF_RDS
+            SO_TYPE => SOCK_SEQPACKET,
+            SO_DOMAIN => AF_RDS,
+            SO_PROTOCOL | SO_ERROR | SO_ACCEPTCONN => 0,
             SO_SNDBUF => doubled(core.send_buffer(id))?,
             SO_RCVBUF => doubled(core.recv_buffer(id))?,
             SO_TIMESTAMP | SO_TIMESTAMP_NEW => i32::from(self.timestamp),
             SO_ZEROCOPY => i32::from(self.zerocopy),
             SO_REUSEPORT => 0,
             _ if KEPT.contains(&name) => {
-                self.kept.get(&name).copied().unwrap_or(i32::from(name == 18))
+                self.kept.get(&name).copied().unwrap_or(i32::from(name == SO_RCVLOWAT))
             }
             _ => {
                 let mut bytes = match name {
@@ -260,7 +250,7 @@ impl Options {
                     _ => return Err(Errno::ENOPROTOOPT),
                 };
                 bytes.truncate(room);
-                return Ok(Value { bytes, ..Value::default() });
+                return Ok(Value::of(bytes));
             }
         };
         Ok(Value::int(value, room))
@@ -269,9 +259,9 @@ impl Options {
 
 fn get_rds(core: &Node, id: SocketId, name: i32, room: usize) -> Result<Value, Errno> {
     match name {
-        RECVERR | TRANSPORT if room < 4 => Err(Errno::EINVAL),
-        RECVERR => Ok(Value::int(core.recverr(id).map_err(|e| e.errno())?.into(), room)),
-        TRANSPORT => {
+        RDS_RECVERR | SO_RDS_TRANSPORT if room < 4 => Err(Errno::EINVAL),
+        RDS_RECVERR => Ok(Value::int(core.recverr(id).map_err(|e| e.errno())?.into(), room)),
+        SO_RDS_TRANSPORT => {
             let transport = core.transport(id).map_err(|e| e.errno())?;
             Ok(Value::int(transport.map_or(-1, |t| t as i32), room))
         }
@@ -281,6 +271,6 @@ fn get_rds(core: &Node, id: SocketId, name: i32, room: usize) -> Result<Value, E
 
 /// The number of the table that an option is, if it is one.
 pub(crate) fn table((level, name): (i32, i32)) -> Option<u32> {
-    let is_table = level == SOL_RDS && (INFO_FIRST..=INFO_LAST).contains(&name);
+    let is_table = level == SOL_RDS && (RDS_INFO_FIRST..=RDS_INFO_LAST).contains(&name);
     is_table.then(|| name.cast_unsigned())
 }

@@ -11,7 +11,7 @@ use crate::caller::Caller;
 
 /// Users and groups, by their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Who {
+pub struct Principals {
     /// Everybody.
     pub everybody: bool,
     /// Users.
@@ -20,7 +20,7 @@ pub struct Who {
     pub groups: BTreeSet<u32>,
 }
 
-impl Who {
+impl Principals {
     /// Tells whether nobody is meant.
     pub fn is_nobody(&self) -> bool {
         !self.everybody && self.users.is_empty() && self.groups.is_empty()
@@ -37,7 +37,7 @@ impl Who {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BindRule {
     /// Whom the rule is for.
-    pub who: Who,
+    pub who: Principals,
     /// Networks of the addresses; none stands for every address of the node.
     pub addresses: Vec<IpNet>,
     /// Ports; none stands for all.
@@ -86,8 +86,8 @@ impl Quota {
     /// The quota of a user for whom nothing else is said: 2 048 sockets, 4 096 channels, 256 MiB of
     /// send buffers and half of what the node keeps for readers, 256 MiB. It is less where the
     /// process may have few descriptors, so that two users leave some to others, and more where the
-    /// usual buffers of a socket are large.
-    pub fn usual(config: &Config) -> Self {
+    /// default buffers of a socket are large.
+    pub fn default_for(config: &Config) -> Self {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self {
@@ -101,22 +101,22 @@ impl Quota {
     }
 }
 
-/// So many sockets with the node's usual buffers a user may have in any case.
+/// Every quota allows at least this many sockets with the node's default buffers.
 const SOCKETS_MIN: usize = 64;
 
 /// Who may do what. Root and the node's own user may do everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Who else may have sockets.
-    pub attach: Who,
+    pub attach: Principals,
     /// Who else sees the sockets of others, and their messages, in the tables of `getsockopt`.
-    pub inspect: Who,
+    pub inspect: Principals,
     /// Who else may use its memory for RDMA. A program can keep an access to its memory from
     /// ending, and the node with it: only those who are trusted not to.
-    pub rdma: Who,
+    pub rdma: Principals,
     /// Where others may bind; without a rule anywhere, as on a kernel.
     pub binds: Vec<BindRule>,
-    /// What each of the others may have; `None` stands for [`Quota::usual`].
+    /// What each of the others may have; `None` stands for [`Quota::default_for`].
     pub quota: Option<Quota>,
     /// Quotas of single users, the node's own among them.
     pub quotas: BTreeMap<u32, Quota>,
@@ -167,28 +167,29 @@ mod tests {
     /// The figures of SECURITY.md.
     #[test]
     fn the_usual_quota_is_the_one_that_is_told() {
-        let quota = Quota::usual(&Config::default());
+        let quota = Quota::default_for(&Config::default());
         assert_eq!((quota.send_bytes, quota.recv_bytes), (256 << 20, 256 << 20));
         // Tests may have few descriptors.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let least = |most: usize| most.min(usize::try_from(descriptors / 10).unwrap_or(most));
         assert_eq!((quota.sockets, quota.channels), (least(2048), least(4096)));
-        assert_eq!(bowline_attach::AREA_LEN, 516 << 10);
+        assert_eq!(bowline_host_wire::AREA_LEN, 516 << 10);
     }
 
     #[test]
     fn users_and_all_groups_count() {
-        let who = Who { users: [7].into(), groups: [20, 21].into(), ..Who::default() };
+        let who =
+            Principals { users: [7].into(), groups: [20, 21].into(), ..Principals::default() };
         assert!(who.includes(&caller(7, &[])) && who.includes(&caller(8, &[1, 21])));
         assert!(!who.includes(&caller(8, &[7])) && !who.includes(&caller(20, &[])));
-        assert!(Who::default().is_nobody() && !who.is_nobody());
-        assert!(Who { everybody: true, ..Who::default() }.includes(&caller(9, &[])));
+        assert!(Principals::default().is_nobody() && !who.is_nobody());
+        assert!(Principals { everybody: true, ..Principals::default() }.includes(&caller(9, &[])));
     }
 
     #[test]
     fn rules_of_a_user_add_up_and_others_get_nothing() {
         let rule = |user, network: &str, ports: &[RangeInclusive<u16>]| BindRule {
-            who: Who { users: [user].into(), ..Who::default() },
+            who: Principals { users: [user].into(), ..Principals::default() },
             addresses: vec![network.parse().unwrap()],
             ports: ports.to_vec(),
         };

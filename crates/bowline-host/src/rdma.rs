@@ -9,12 +9,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use bowline_attach::{Frame, NAME_MAX, NONCE_LEN, name};
 use bowline_base::Errno;
+use bowline_host_wire::{ChannelId, NONCE_LEN, name};
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
 };
 use bowline_rds_driver::{Driver, ForeignMemory, ProcessFile, RdmaMemory};
+use bowline_wire::rds::uapi::*;
 use rustix::fs::{FileType, OFlags};
 
 use crate::agent::{Agent, Work};
@@ -25,30 +26,9 @@ use crate::control::Given;
 use crate::requests::Answer;
 use crate::service::{Service, errno};
 
-/// Bytes of `rds_rdma_args`.
-pub(crate) const RDMA_ARGS_LEN: usize = 56;
-const ATOMIC_ARGS_LEN: usize = 72;
-const MR_ARGS_LEN: usize = 32;
-const MR_FOR_DEST_ARGS_LEN: usize = 160;
-const FREE_MR_ARGS_LEN: usize = 16;
 /// Most pieces of local memory of an operation [RDMA-32].
 const PIECES_MAX: u64 = RDMA_PIECES_MAX as u64;
 const PAGE: u64 = 4096;
-
-const WRITE: u64 = 0x01;
-const FENCE: u64 = 0x02;
-const USE_ONCE: u64 = 0x08;
-const NOTIFY_ME: u64 = 0x20;
-const SILENT: u64 = 0x40;
-
-const ATOMIC_FADD: i32 = 6;
-const ATOMIC_CSWP: i32 = 7;
-const MASKED_ATOMIC_FADD: i32 = 8;
-
-/// Options at level SOL_RDS.
-pub(crate) const GET_MR: i32 = 2;
-pub(crate) const FREE_MR: i32 = 3;
-pub(crate) const GET_MR_FOR_DEST: i32 = 7;
 
 /// Lowest address at which a program proves that a file is its memory. No other file of procfs has
 /// anything so far from its beginning that a program can choose.
@@ -119,7 +99,8 @@ impl ProcessMemory {
         if self.memory.read(at, out) == out.len() { Ok(()) } else { Err(Errno::EFAULT) }
     }
 
-    /// Checks that a program has memory. Whether it may write there, it has said.
+    /// Checks that a program has memory. Whether it may write there, the program has checked itself
+    /// (`bowline-host-client`, `reach.rs`).
     fn check(&self, ranges: &[(u64, u64)]) -> Result<(), Errno> {
         if self.memory.has(ranges) { Ok(()) } else { Err(Errno::EFAULT) }
     }
@@ -183,22 +164,13 @@ impl Asked {
     }
 }
 
-/// Numbers of 8 bytes, in the machine's order.
-fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
-    let mut words = [0; N];
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
-    }
-    words
-}
-
 /// What an atomic does [ATOM-1].
-fn atomic_access(kind: i32, union: [u64; 4]) -> Result<RdmaAccess, Errno> {
-    let [first, second, third, fourth] = union;
+fn atomic_access(kind: i32, operands: [u64; 4]) -> Result<RdmaAccess, Errno> {
+    let [first, second, third, fourth] = operands;
     let access = match kind {
-        ATOMIC_FADD => Ok(RdmaAccess::FetchAdd(first)),
-        ATOMIC_CSWP => Ok(RdmaAccess::CompareSwap { compare: first, swap: second }),
-        MASKED_ATOMIC_FADD => RdmaAccess::masked_fetch_add(first, second),
+        RDS_CMSG_ATOMIC_FADD => Ok(RdmaAccess::FetchAdd(first)),
+        RDS_CMSG_ATOMIC_CSWP => Ok(RdmaAccess::CompareSwap { compare: first, swap: second }),
+        RDS_CMSG_MASKED_ATOMIC_FADD => RdmaAccess::masked_fetch_add(first, second),
         _ => RdmaAccess::masked_compare_swap(first, second, third, fourth),
     };
     access.map_err(|error| error.errno())
@@ -221,48 +193,45 @@ fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
 }
 
 impl Service {
-    /// A process shows its memory: `value` is what an agent calls it, the payload is the address of
-    /// the nonce.
+    /// A process shows its memory, which an agent calls `grant`.
     pub(crate) fn show_memory(
         &mut self,
-        number: u64,
-        frame: Frame<'_>,
+        number: ChannelId,
+        grant: u64,
+        nonce_at: u64,
         descriptor: Option<Passed>,
     ) -> Result<Answer, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;
-        let at = frame.payload.try_into().map_err(|_| Errno::EINVAL)?;
-        let proof = (u64::from_ne_bytes(at), channel.nonce);
-        let shown =
-            Shown { caller: &channel.caller, proof, grant: frame.head.value.cast_unsigned() };
+        let proof = (nonce_at, channel.nonce);
+        let shown = Shown { caller: &channel.caller, proof, grant };
         channel.memory = Some(ProcessMemory::new(descriptor, &shown)?);
-        Ok(Answer::of(0))
+        Ok(Answer::done())
     }
 
     /// The memory of the process that has a channel.
-    fn memory(&self, number: u64) -> Result<&ProcessMemory, Refusal> {
+    fn memory(&self, number: ChannelId) -> Result<&ProcessMemory, Refusal> {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;
         channel.memory.as_ref().ok_or(Refusal::MemoryNeeded)
     }
 
     /// A request about memory, for which the node waits as long as for one access.
-    fn begin(&self, number: u64) -> Option<Work<'_>> {
+    fn begin(&self, number: ChannelId) -> Option<Work<'_>> {
         self.channels.get(&number)?.memory.as_ref()?.begin()
     }
 
     /// Lets a peer, or every peer, use memory of a program; returns the key, which is also stored
-    /// where the program wants it [RDMA-3], [RMR-8]. `args`: address, bytes, where to store the
-    /// key, flags.
+    /// where the program wants it [RDMA-3], [RMR-8].
     fn register(
         &self,
-        (number, id): (u64, SocketId),
-        args: [u64; 4],
+        (number, id): (ChannelId, SocketId),
+        args: GetMrArgs,
         peer: Option<IpAddr>,
         may_write: bool,
     ) -> Result<u64, Refusal> {
-        let [at, len, cookie_at, flags] = args;
+        let GetMrArgs { addr: at, bytes: len, cookie_addr: cookie_at, flags } = args;
         let end = at.checked_add(len).ok_or(Errno::EINVAL)?;
         end.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
         if len == 0 || u32::try_from(len).is_err() {
@@ -276,7 +245,7 @@ impl Service {
         }
         let range = usize::try_from(at).ok().zip(usize::try_from(end).ok());
         let (start, end) = range.ok_or(Errno::EFAULT)?;
-        let use_once = flags & USE_ONCE != 0;
+        let use_once = flags & RDS_RDMA_USE_ONCE != 0;
         let cookie = self.driver.rdma_register(id, &process.whole, start..end, peer, use_once);
         let cookie = cookie.map_err(|error| errno(&error))?;
         if cookie_at != 0 && process.store(cookie_at, cookie).is_err() {
@@ -290,7 +259,7 @@ impl Service {
     /// RDMA.
     pub(crate) fn set_memory_option(
         &self,
-        from: (u64, SocketId),
+        from: (ChannelId, SocketId),
         name: i32,
         value: &[u8],
         may_write: bool,
@@ -300,32 +269,31 @@ impl Service {
         if transport != Ok(Some(Transport::Ib)) {
             return None;
         }
-        let wrong = || Some(Err(Errno::EINVAL.into()));
         let _work = self.begin(from.0);
+        let args = |value: &[u8]| GetMrArgs::parse(value).ok_or(Errno::EINVAL.into());
         let registered = match name {
-            GET_MR if value.len() != MR_ARGS_LEN => return wrong(),
-            GET_MR => self.register(from, words(value), None, may_write),
-            GET_MR_FOR_DEST if value.len() != MR_FOR_DEST_ARGS_LEN => return wrong(),
-            GET_MR_FOR_DEST => {
-                let (name, args) = value.split_at(NAME_MAX);
-                self.register(from, words(args), peer_of(name), may_write)
+            RDS_GET_MR if value.len() == RDS_GET_MR_ARGS_LEN => {
+                args(value).and_then(|args| self.register(from, args, None, may_write))
             }
-            FREE_MR if value.len() != FREE_MR_ARGS_LEN => return wrong(),
-            FREE_MR => {
-                let [cookie] = words(value);
+            RDS_GET_MR_FOR_DEST if value.len() == RDS_GET_MR_FOR_DEST_ARGS_LEN => {
+                let (name, value) = value.split_at(SOCKADDR_STORAGE_LEN);
+                args(value).and_then(|args| self.register(from, args, peer_of(name), may_write))
+            }
+            RDS_FREE_MR => free_mr_cookie(value).ok_or(Errno::EINVAL.into()).and_then(|cookie| {
                 let freed = self.driver.rdma_free(id, cookie).map(|()| cookie);
                 freed.map_err(|error| errno(&error).into())
-            }
+            }),
+            RDS_GET_MR | RDS_GET_MR_FOR_DEST => Err(Errno::EINVAL.into()),
             _ => return None,
         };
-        Some(registered.map(|_| Answer::of(0)))
+        Some(registered.map(|_| Answer::done()))
     }
 
-    /// Makes of the control messages of a message what the node is to do. Over other transports
-    /// than RDMA it refuses operations by itself.
-    pub(crate) fn ask_for(
+    /// Translates the control messages of a message into operations. Over other transports than
+    /// RDMA the core refuses them by itself.
+    pub(crate) fn translate_control(
         &self,
-        from: (u64, SocketId),
+        from: (ChannelId, SocketId),
         name: Option<SocketAddr>,
         given: &[Given<'_>],
         may_write: bool,
@@ -341,7 +309,7 @@ impl Service {
         check_together(given)?;
         let _work = self.begin(from.0);
         let mut asked = Asked::default();
-        let one = |given| self.ask_for_one(from, to, given, may_write, &mut asked);
+        let one = |given| self.translate_one(from, to, given, may_write, &mut asked);
         let done = given.iter().try_for_each(one);
         if let Err(refusal) = done {
             asked.forget(&self.driver, id);
@@ -350,9 +318,9 @@ impl Service {
         Ok(asked)
     }
 
-    fn ask_for_one(
+    fn translate_one(
         &self,
-        from: (u64, SocketId),
+        from: (ChannelId, SocketId),
         to: Option<SocketAddr>,
         given: &Given<'_>,
         may_write: bool,
@@ -361,40 +329,44 @@ impl Service {
         match given {
             Given::Plain(control) => asked.control.push(*control),
             Given::Map(args) => {
-                let args = args.first_chunk::<MR_ARGS_LEN>().ok_or(Errno::EINVAL)?;
+                let args = GetMrArgs::parse(args).ok_or(Errno::EINVAL)?;
                 // The key is for the one to whom it goes [SAFE-12].
                 let to = to.ok_or(Errno::ENOTCONN)?.ip();
-                let cookie = self.register(from, words(args), Some(to), may_write)?;
+                let cookie = self.register(from, args, Some(to), may_write)?;
                 asked.mapped = Some(cookie);
                 asked.control.push(SendControl::RdmaDest(cookie));
             }
             Given::Args(args) => {
-                asked.ops.push(self.operation(from.0, words(*args), may_write)?);
+                asked.ops.push(self.operation(from.0, args, may_write)?);
             }
             Given::Atomic(kind, args) => {
-                let args = args.first_chunk::<ATOMIC_ARGS_LEN>().ok_or(Errno::EINVAL)?;
-                asked.ops.push(self.atomic(from.0, *kind, words(args), may_write)?);
+                let args = AtomicArgs::parse(args).ok_or(Errno::EINVAL)?;
+                asked.ops.push(self.atomic(from.0, *kind, &args, may_write)?);
             }
         }
         Ok(())
     }
 
-    /// `rds_rdma_args`: cookie, address and bytes there, the vector of local memory and its length,
-    /// flags, number of the program.
-    fn operation(&self, number: u64, args: [u64; 7], may_write: bool) -> Result<RdmaOp, Refusal> {
-        let [cookie, offset, len, vector, count, flags, token] = args;
-        match count {
+    /// An RDMA operation, whose pieces of local memory are in the program's.
+    fn operation(
+        &self,
+        number: ChannelId,
+        args: &RdmaArgs,
+        may_write: bool,
+    ) -> Result<RdmaOp, Refusal> {
+        let RdmaArgs { cookie, nr_local, flags, .. } = *args;
+        let RdsIovec { addr: offset, bytes: len } = args.remote_vec;
+        match nr_local {
             0 => return Err(Errno::EINVAL.into()),
             1..=PIECES_MAX => {}
             _ => return Err(Errno::EMSGSIZE.into()),
         }
         let process = self.memory(number)?;
         // All lengths are looked at before any of the memory is [RDMA-11], [RDMA-12].
-        let mut bytes = vec![0; 16 * count as usize];
-        process.read(vector, &mut bytes)?;
+        let mut bytes = vec![0; RDS_IOVEC_LEN * nr_local as usize];
+        process.read(args.local_vec_addr, &mut bytes)?;
         let mut pieces = Vec::new();
-        for piece in bytes.chunks_exact(16) {
-            let [at, len] = words(piece);
+        for RdsIovec { addr: at, bytes: len } in RdsIovec::parse_all(&bytes) {
             if len == 0 || u32::try_from(len).is_err() || at.checked_add(len).is_none() {
                 return Err(Errno::EINVAL.into());
             }
@@ -411,29 +383,32 @@ impl Service {
             return Err(Errno::EFAULT.into());
         }
         Ok(RdmaOp {
-            access: if flags & WRITE != 0 { RdmaAccess::Write } else { RdmaAccess::Read },
+            access: if flags & RDS_RDMA_READWRITE != 0 {
+                RdmaAccess::Write
+            } else {
+                RdmaAccess::Read
+            },
             cookie,
             offset,
             len,
             local,
-            fence: flags & FENCE != 0,
-            silent: flags & SILENT != 0,
-            notify: (flags & NOTIFY_ME != 0).then_some(token),
+            fence: flags & RDS_RDMA_FENCE != 0,
+            silent: flags & RDS_RDMA_SILENT != 0,
+            notify: (flags & RDS_RDMA_NOTIFY_ME != 0).then_some(args.user_token),
             hold: Some(process.whole.hold()),
         })
     }
 
-    /// `rds_atomic_args`: cookie, local address, address there, four numbers that depend on the
-    /// kind, flags, number of the program [ATOM-1].
+    /// An atomic of a kind [ATOM-1].
     fn atomic(
         &self,
-        number: u64,
+        number: ChannelId,
         kind: i32,
-        args: [u64; 9],
+        args: &AtomicArgs,
         may_write: bool,
     ) -> Result<RdmaOp, Refusal> {
-        let [cookie, at, offset, first, second, third, fourth, flags, token] = args;
-        let access = atomic_access(kind, [first, second, third, fourth])?;
+        let AtomicArgs { cookie, local_addr: at, remote_addr: offset, flags, .. } = *args;
+        let access = atomic_access(kind, args.operands)?;
         let process = self.memory(number)?;
         if at % 8 != 0 || !may_write {
             return Err(Errno::EFAULT.into()); // [ATOM-4]
@@ -446,8 +421,8 @@ impl Service {
             len: 8,
             local,
             fence: false,
-            silent: flags & SILENT != 0,
-            notify: (flags & NOTIFY_ME != 0).then_some(token),
+            silent: flags & RDS_RDMA_SILENT != 0,
+            notify: (flags & RDS_RDMA_NOTIFY_ME != 0).then_some(args.user_token),
             hold: Some(process.whole.hold()),
         })
     }
@@ -645,7 +620,7 @@ mod tests {
     // tests [RDMA-5] [RMR-8]
     #[test]
     fn memory_is_for_the_peer_that_the_program_names() {
-        let mut name = [0; NAME_MAX];
+        let mut name = [0; SOCKADDR_STORAGE_LEN];
         assert_eq!(peer_of(&name), None);
         name[..8].copy_from_slice(&[2, 0, 15, 160, 10, 0, 0, 9]);
         assert_eq!(peer_of(&name), Some(IpAddr::from([10, 0, 0, 9])));

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 
+use bowline_host_wire::SocketHandle;
 use rustix::event::{EventfdFlags, eventfd};
 
 /// The list, and a descriptor that wakes the host's thread when something comes on it.
@@ -15,7 +16,7 @@ pub(crate) struct Ready {
 
 #[derive(Debug, Default)]
 struct List {
-    handles: Vec<u64>,
+    handles: Vec<SocketHandle>,
     /// The host's thread sleeps, and has not been woken.
     asleep: bool,
 }
@@ -34,7 +35,7 @@ impl Ready {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn push(&self, handle: u64) {
+    pub(crate) fn push(&self, handle: SocketHandle) {
         let mut list = self.list();
         list.handles.push(handle);
         if std::mem::take(&mut list.asleep) {
@@ -46,10 +47,10 @@ impl Ready {
     /// Wakes the host's thread, or keeps it from falling asleep.
     pub(crate) fn ring(&self) {
         // No socket has this handle.
-        self.push(0);
+        self.push(SocketHandle(0));
     }
 
-    pub(crate) fn take(&self) -> Vec<u64> {
+    pub(crate) fn take(&self) -> Vec<SocketHandle> {
         std::mem::take(&mut self.list().handles)
     }
 
@@ -71,7 +72,7 @@ impl Ready {
 /// What wakes the host's thread for one socket.
 #[derive(Debug)]
 pub(crate) struct SocketWaker {
-    pub(crate) handle: u64,
+    pub(crate) handle: SocketHandle,
     pub(crate) ready: Arc<Ready>,
 }
 

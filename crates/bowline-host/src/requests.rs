@@ -4,32 +4,31 @@ use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bowline_attach::{FILL, Frame, Greeting, Head, NAME_PREFIX, Op, VERSION};
 use bowline_base::{Errno, Instant, clock, entropy};
+use bowline_host_wire::{
+    Call, ChannelId, Features, Frame, Greeting, Invalid, NAME_PREFIX, Reply, Request, SendCall,
+    SocketHandle, VERSION,
+};
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
 use bowline_rds_driver::Blocking;
+use bowline_wire::rds::uapi::{
+    MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_ZEROCOPY, SIOCRDSGETTOS,
+    SIOCRDSSETTOS, SOCK_SEQPACKET, SOL_RDS, cmsg_space,
+};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel::Waiting;
 use crate::closer::Passed;
 use crate::control::{self, COMPLETION_ROOM, Room, STATUS_ROOM};
 use crate::names;
-use crate::options::{SOL_RDS, Value};
+use crate::options::Value;
 use crate::rdma::Asked;
 use crate::rings::Rings;
-use crate::service::{Service, errno, owner};
+use crate::service::{Service, errno};
 use crate::socket::HostSocket;
 
-const SOCK_SEQPACKET: i32 = 5;
-const MSG_OOB: i32 = 1;
-const MSG_PEEK: i32 = 2;
-const MSG_TRUNC: i32 = 0x20;
-const MSG_DONTWAIT: i32 = 0x40;
-const MSG_ERRQUEUE: i32 = 0x2000;
-const MSG_ZEROCOPY: i32 = 0x400_0000;
-
 /// Room for a control message of one number.
-const SMALL_CONTROL: usize = 24;
+const SMALL_CONTROL: usize = cmsg_space(8);
 
 /// What becomes of a request.
 pub(crate) enum Outcome {
@@ -40,11 +39,9 @@ pub(crate) enum Outcome {
 }
 
 /// The answer to a request.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Answer {
-    pub(crate) value: i64,
-    pub(crate) a: i32,
-    pub(crate) b: i32,
+    pub(crate) reply: Reply,
     pub(crate) name: Vec<u8>,
     pub(crate) control: Vec<u8>,
     pub(crate) bytes: Vec<u8>,
@@ -54,83 +51,113 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn of(value: i64) -> Self {
-        Self { value, ..Self::default() }
+    /// A reply with nothing but its numbers.
+    pub(crate) fn of(reply: Reply) -> Self {
+        let (name, control, bytes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { reply, name, control, bytes, message: None, descriptors: Vec::new() }
+    }
+
+    /// The call has returned 0.
+    pub(crate) fn done() -> Self {
+        Self::of(Reply::Done)
     }
 
     pub(crate) fn error(errno: Errno) -> Self {
-        Self::of(-i64::from(errno.0))
+        Self::of(Reply::error(errno.0))
+    }
+}
+
+impl From<Value> for Answer {
+    fn from(value: Value) -> Self {
+        let Value { returned, bytes, optlen } = value;
+        let len = i32::try_from(optlen.unwrap_or(bytes.len())).unwrap_or(i32::MAX);
+        let reply = match returned {
+            Ok(returned) => Reply::Value { returned, len },
+            Err(errno) => Reply::Failed { errno: errno.0, fill: false, needed: len },
+        };
+        Self { bytes, ..Self::of(reply) }
     }
 }
 
 impl Service {
-    /// Carries out a request of a channel; `descriptor` came along.
-    pub(crate) fn carry_out(
+    /// Executes a request of a channel; `descriptor` came along.
+    pub(crate) fn execute(
         &mut self,
-        number: u64,
+        number: ChannelId,
         frame: Frame<'_>,
         descriptor: Option<Passed>,
     ) -> Outcome {
-        let Head { op, value, a, b } = frame.head;
-        let result = match op {
-            Op::Hello if a == VERSION => Ok(self.hello(number)),
-            Op::Hello => Err(Errno::EPROTONOSUPPORT),
-            Op::HandOver => match self.name_successor(number, frame.head) {
-                Ok(()) => {
-                    // The other process is at the end of the connection still.
-                    drop(self.remove_channel(number));
-                    return Outcome::Nothing;
+        let request = match Request::parse(&frame) {
+            Ok(request) => request,
+            Err(Invalid { socket: Some(handle) }) if !self.knows(number, handle) => {
+                return Outcome::Answer(Answer::error(Errno::EBADF));
+            }
+            Err(Invalid { .. }) => return Outcome::Answer(Answer::error(Errno::EINVAL)),
+        };
+        let result = match request {
+            Request::Hello { version: VERSION, .. } => Ok(self.hello(number)),
+            Request::Hello { .. } => Err(Errno::EPROTONOSUPPORT),
+            Request::HandOver { version, hand_over_version, state_format } => {
+                match self.name_successor(number, (version, hand_over_version, state_format)) {
+                    Ok(()) => {
+                        // The other process is at the end of the connection still.
+                        drop(self.remove_channel(number));
+                        return Outcome::Nothing;
+                    }
+                    Err(errno) => Err(errno),
                 }
-                Err(errno) => Err(errno),
-            },
-            Op::Open => self.open(number, a, b),
-            Op::Attach => self.attach(number, descriptor),
-            Op::Memory => self.show_memory(number, frame, descriptor),
-            Op::Look => {
-                self.activate(value.cast_unsigned());
+            }
+            Request::Open { kind, protocol } => self.open(number, kind, protocol),
+            Request::Attach => self.attach(number, descriptor),
+            Request::ShowMemory { grant, nonce_at } => {
+                self.show_memory(number, grant, nonce_at, descriptor)
+            }
+            Request::Wake(handle) => {
+                self.activate(handle);
                 return Outcome::Nothing;
             }
-            _ => {
-                let handle = value.cast_unsigned();
-                if !self.known.get(&number).is_some_and(|known| known.contains(&handle)) {
-                    return Outcome::Answer(Answer::error(Errno::EBADF));
+            Request::Interrupt => return Outcome::Nothing,
+            Request::Call(handle, _) if !self.knows(number, handle) => Err(Errno::EBADF),
+            Request::Call(handle, call) => match call {
+                Call::Send(call) => return self.send(number, handle, &call),
+                Call::Flush(limit) => return self.flush(number, handle, limit),
+                Call::Receive { flags, control_room, room } => {
+                    self.receive(handle, flags, control_room, room)
                 }
-                match op {
-                    Op::Send => return self.send(number, handle, frame),
-                    Op::Flush => return self.flush(number, handle, frame),
-                    Op::Receive => self.receive(handle, frame),
-                    _ => self.short(number, handle, frame),
-                }
-            }
+                _ => self.short(number, handle, call),
+            },
         };
         Outcome::Answer(result.unwrap_or_else(Answer::error))
     }
 
+    /// Tells whether a channel may name a socket.
+    fn knows(&self, number: ChannelId, handle: SocketHandle) -> bool {
+        self.known.get(&number).is_some_and(|known| known.contains(&handle))
+    }
+
     /// The answer to a greeting.
-    pub(crate) fn hello(&self, number: u64) -> Answer {
+    pub(crate) fn hello(&self, number: ChannelId) -> Answer {
         let nonce =
             self.channels.get(&number).map_or_else(Default::default, |channel| channel.nonce);
         let greeting = Greeting { nonce, namespace: self.namespace };
-        Answer {
-            a: owner(number).cast_signed(),
-            bytes: greeting.emit().to_vec(),
-            ..Answer::of(self.number.cast_signed())
-        }
+        let (node, owner) = (self.number, number.owner());
+        let reply = Reply::Welcome { node, owner, features: Features::OWN };
+        Answer { bytes: greeting.emit().to_vec(), ..Answer::of(reply) }
     }
 
     /// A handle for a new socket, which nobody guesses: whoever knows it may tell the node to look.
-    fn new_handle(&self) -> u64 {
+    fn new_handle(&self) -> SocketHandle {
         loop {
             // The library has room for so many bits.
-            let handle = entropy::random_u64() >> 17;
-            if handle != 0 && !self.sockets.contains_key(&handle) {
+            let handle = SocketHandle(entropy::random_u64() >> 17);
+            if handle.0 != 0 && !self.sockets.contains_key(&handle) {
                 return handle;
             }
         }
     }
 
     /// A new socket; the program gets the other end.
-    fn open(&mut self, number: u64, kind: i32, protocol: i32) -> Result<Answer, Errno> {
+    fn open(&mut self, number: ChannelId, kind: i32, protocol: i32) -> Result<Answer, Errno> {
         if kind != SOCK_SEQPACKET || protocol != 0 {
             return Err(Errno::ESOCKTNOSUPPORT);
         }
@@ -168,12 +195,11 @@ impl Service {
         }
         self.known.entry(number).or_default().insert(handle);
         self.refresh(handle);
-        let value = handle.cast_signed();
-        Ok(Answer { value, descriptors: vec![theirs, memory], ..Answer::default() })
+        Ok(Answer { descriptors: vec![theirs, memory], ..Answer::of(Reply::Socket(handle)) })
     }
 
     /// A program shows a descriptor of a socket that another process may have opened.
-    fn attach(&mut self, number: u64, descriptor: Option<Passed>) -> Result<Answer, Errno> {
+    fn attach(&mut self, number: ChannelId, descriptor: Option<Passed>) -> Result<Answer, Errno> {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         let cookie = rustix::net::sockopt::socket_cookie(&descriptor);
         let handle =
@@ -181,80 +207,77 @@ impl Service {
         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;
         let memory = socket.rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         self.known.entry(number).or_default().insert(handle);
-        Ok(Answer { descriptors: vec![memory], ..Answer::of(handle.cast_signed()) })
+        Ok(Answer { descriptors: vec![memory], ..Answer::of(Reply::Socket(handle)) })
     }
 
     /// Requests that never wait.
-    fn short(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
+    fn short(
+        &mut self,
+        number: ChannelId,
+        handle: SocketHandle,
+        call: Call<'_>,
+    ) -> Result<Answer, Errno> {
         // What was sent before comes first.
         self.drain(handle);
         let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
         let id = socket.id;
-        let Head { op, a, b, .. } = frame.head;
         let rds = |error: bowline_rds::Error| error.errno();
-        match op {
-            Op::Bind => {
-                let name = names::to_bind_or_send(frame.name)?;
+        match call {
+            Call::Bind(name) => {
+                let name = names::to_bind_or_send(name)?;
                 self.bind(number, id, name)?;
             }
-            Op::Connect => {
-                let name = names::to_connect(frame.name)?;
+            Call::Connect(name) => {
+                let name = names::to_connect(name)?;
                 socket.rings.allow_nothing();
                 self.driver.with_core(|core, _| core.connect(id, name)).map_err(rds)?;
             }
-            Op::LocalName => {
+            Call::LocalName => {
                 let name = self.driver.with_core(|core, _| core.local_addr(id)).map_err(rds)?;
                 let name = name.map_or_else(names::unnamed, names::bytes);
-                return Ok(Answer { name, ..Answer::default() });
+                return Ok(Answer { name, ..Answer::done() });
             }
-            Op::PeerName => {
+            Call::PeerName => {
                 let name = self.driver.with_core(|core, _| core.peer_addr(id)).map_err(rds)?;
-                return Ok(Answer { name: names::bytes(name), ..Answer::default() });
+                return Ok(Answer { name: names::bytes(name), ..Answer::done() });
             }
-            Op::SetOption => {
-                let may_write = frame.control.is_empty();
-                if a == SOL_RDS
+            Call::SetOption { level, option, value, may_write } => {
+                if level == SOL_RDS
                     && let Some(done) =
-                        self.set_memory_option((number, id), b, frame.payload, may_write)
+                        self.set_memory_option((number, id), option, value, may_write)
                 {
                     return Ok(done.unwrap_or_else(Answer::from));
                 }
                 let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
                 let options = &mut socket.options;
                 let most = self.accounts.most(&socket.charge);
-                let value = (frame.payload, most);
-                self.driver.with_core(|core, now| options.set(core, now, id, (a, b), value))?;
+                let (name, value) = ((level, option), (value, most));
+                self.driver.with_core(|core, now| options.set(core, now, id, name, value))?;
                 self.count_buffers(handle);
                 self.refresh(handle);
             }
-            Op::GetOption => {
-                let room = room_of(frame)?;
-                let value = match self.table(number, (a, b)) {
+            Call::GetOption { level, option, room } => {
+                let name = (level, option);
+                let value = match self.table(number, name) {
                     Some(table) => Value::table(table?, room),
                     None => {
                         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::EBADF)?;
                         let options = &socket.options;
-                        self.driver.with_core(|core, _| options.get(core, id, (a, b), room))?
+                        self.driver.with_core(|core, _| options.get(core, id, name, room))?
                     }
                 };
-                let told = value.told.unwrap_or(value.bytes.len());
-                return Ok(Answer {
-                    value: value.returned,
-                    a: i32::try_from(told).unwrap_or(i32::MAX),
-                    bytes: value.bytes,
-                    ..Answer::default()
-                });
+                return Ok(value.into());
             }
-            Op::CancelAll => {
+            Call::CancelAll => {
                 self.driver.with_core(|core, now| core.cancel_all(now, id)).map_err(rds)?;
             }
-            Op::Ioctl => {
+            Call::Ioctl { request, byte } => {
                 let has_sent = socket.has_sent;
-                return self.ioctl(id, has_sent, a, frame.payload.first().copied());
+                return self.ioctl(id, has_sent, request, byte);
             }
-            _ => return Err(Errno::EINVAL),
+            Call::Send(_) | Call::Receive { .. } | Call::Flush(_) => return Err(Errno::EINVAL),
         }
-        Ok(Answer::of(0))
+        Ok(Answer::done())
     }
 
     /// The type of service: over RDMA each has connections of its own [IB-4]; over TCP everything
@@ -266,39 +289,36 @@ impl Service {
         request: i32,
         given: Option<u8>,
     ) -> Result<Answer, Errno> {
-        const SET_TOS: i32 = 0x89e0;
-        const GET_TOS: i32 = 0x89e1;
         let transport = self.driver.with_core(|core, _| core.transport(id));
         let transport = transport.map_err(|e| e.errno())?;
         let has_tos = matches!(transport, Some(Transport::Tcp | Transport::Ib));
         match request {
-            SET_TOS if has_tos && has_sent => Err(Errno::EINVAL),
-            SET_TOS if transport == Some(Transport::Ib) => {
+            SIOCRDSSETTOS if has_tos && has_sent => Err(Errno::EINVAL),
+            SIOCRDSSETTOS if transport == Some(Transport::Ib) => {
                 let tos = given.ok_or(Errno::EFAULT)?;
                 self.driver.with_core(|core, _| core.set_tos(id, tos)).map_err(|e| e.errno())?;
-                Ok(Answer::of(0))
+                Ok(Answer::done())
             }
-            SET_TOS if has_tos => Ok(Answer::of(0)),
-            GET_TOS => {
+            SIOCRDSSETTOS if has_tos => Ok(Answer::done()),
+            SIOCRDSGETTOS => {
                 let tos = self.driver.with_core(|core, _| core.tos(id)).map_err(|e| e.errno())?;
-                Ok(Answer { bytes: vec![tos], ..Answer::default() })
+                Ok(Answer { bytes: vec![tos], ..Answer::done() })
             }
             _ => Err(Errno::ENOTTY),
         }
     }
 
-    fn send(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
-        let flags = frame.head.a;
+    fn send(&mut self, number: ChannelId, handle: SocketHandle, call: &SendCall<'_>) -> Outcome {
+        let SendCall { flags, may_write, .. } = *call;
         let may_wait = flags & MSG_DONTWAIT == 0;
-        let may_write = frame.head.b == 0;
         let known = MSG_DONTWAIT | MSG_ZEROCOPY;
         let prepared = || {
             if flags & !known != 0 {
                 return Err(Errno::EOPNOTSUPP);
             }
-            let given = !frame.name.is_empty();
-            let name = given.then(|| names::to_bind_or_send(frame.name)).transpose()?;
-            Ok((name, control::parse(frame.control)?))
+            let given = !call.name.is_empty();
+            let name = given.then(|| names::to_bind_or_send(call.name)).transpose()?;
+            Ok((name, control::parse(call.control)?))
         };
         let (name, given) = match prepared() {
             Ok(prepared) => prepared,
@@ -313,7 +333,7 @@ impl Service {
         // They wait for room, as this one has to.
         let comes_first = socket.rings.has_no_sends();
         let asked = if comes_first {
-            self.ask_for((number, id), name, &given, may_write)
+            self.translate_control((number, id), name, &given, may_write)
         } else {
             Ok(Asked::default())
         };
@@ -324,7 +344,7 @@ impl Service {
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
             return Outcome::Answer(Answer::error(Errno::EBADF));
         };
-        let payload = [std::io::IoSlice::new(frame.payload)];
+        let payload = [std::io::IoSlice::new(call.payload)];
         let message = SendMsg {
             name,
             payload: &payload,
@@ -352,28 +372,32 @@ impl Service {
         if !matches!(sent, Poll::Ready(Ok(_))) {
             asked.forget(&self.driver, id);
         }
-        let mut answer = match sent {
-            Poll::Ready(Ok(len)) => Answer::of(i64::try_from(len).unwrap_or(i64::MAX)),
-            Poll::Ready(Err(error)) => Answer::error(errno(&error)),
-            Poll::Pending => {
-                let deadline = socket.options.send_timeout.map(|limit| clock::now() + limit);
-                return self.wait_as_sender(number, handle, deadline);
-            }
+        let Poll::Ready(sent) = sent else {
+            let deadline = socket.options.send_timeout.map(|limit| clock::now() + limit);
+            return self.wait_as_sender(number, handle, deadline);
         };
-        let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
-        if ready.is_pending() {
-            answer.b = FILL;
-            socket.rings.renew_promise(&self.driver, socket.id);
-        } else if answer.value >= 0 && given.is_empty() && flags & MSG_ZEROCOPY == 0 {
-            socket.rings.allow(&self.driver, socket.id, frame.name, name);
+        let fill = self.driver.poll_ready(socket.id, Interest::WRITE, &cx).is_pending();
+        if fill {
+            socket.rings.renew_credit(&self.driver, socket.id);
+        } else if sent.is_ok() && given.is_empty() && flags & MSG_ZEROCOPY == 0 {
+            socket.rings.allow(&self.driver, socket.id, call.name, name);
         }
+        let reply = match sent {
+            Ok(len) => Reply::Sent { len, fill },
+            Err(error) => Reply::Failed { errno: errno(&error).0, fill, needed: 0 },
+        };
         self.activate(handle);
-        Outcome::Answer(answer)
+        Outcome::Answer(Answer::of(reply))
     }
 
     /// The request waits until messages of the socket are acknowledged. One that waits already
     /// keeps its deadline.
-    fn wait_as_sender(&mut self, number: u64, handle: u64, deadline: Option<Instant>) -> Outcome {
+    fn wait_as_sender(
+        &mut self,
+        number: ChannelId,
+        handle: SocketHandle,
+        deadline: Option<Instant>,
+    ) -> Outcome {
         if let Some((socket, _)) = self.sockets.get_mut(&handle)
             && !socket.senders.contains(&number)
         {
@@ -384,10 +408,12 @@ impl Service {
     }
 
     /// Waits until everything is acknowledged.
-    fn flush(&mut self, number: u64, handle: u64, frame: Frame<'_>) -> Outcome {
-        let Some(limit) = frame.payload.first_chunk() else {
-            return Outcome::Answer(Answer::error(Errno::EINVAL));
-        };
+    fn flush(
+        &mut self,
+        number: ChannelId,
+        handle: SocketHandle,
+        limit: Option<Duration>,
+    ) -> Outcome {
         // What was sent before comes first.
         self.drain(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
@@ -399,11 +425,10 @@ impl Service {
             Poll::Pending
         };
         match flushed {
-            Poll::Ready(Ok(())) => Outcome::Answer(Answer::of(0)),
+            Poll::Ready(Ok(())) => Outcome::Answer(Answer::done()),
             Poll::Ready(Err(error)) => Outcome::Answer(Answer::error(errno(&error))),
             Poll::Pending => {
-                let limit = Some(u64::from_ne_bytes(*limit)).filter(|limit| *limit != u64::MAX);
-                let deadline = limit.map(|limit| clock::now() + Duration::from_nanos(limit));
+                let deadline = limit.map(|limit| clock::now() + limit);
                 self.activate(handle);
                 self.wait_as_sender(number, handle, deadline)
             }
@@ -411,12 +436,15 @@ impl Service {
     }
 
     /// Receives what does not go through the ring.
-    fn receive(&mut self, handle: u64, frame: Frame<'_>) -> Result<Answer, Errno> {
-        let Head { a: flags, b: control_room, .. } = frame.head;
-        let control_room = usize::try_from(control_room).unwrap_or(0);
-        let room = room_of(frame)?;
+    fn receive(
+        &mut self,
+        handle: SocketHandle,
+        flags: i32,
+        control_room: usize,
+        room: usize,
+    ) -> Result<Answer, Errno> {
         if flags & MSG_OOB != 0 {
-            return Ok(Answer::of(0));
+            return Ok(Answer::of(Reply::Received { len: 0, flags: 0 }));
         }
         if flags & MSG_ERRQUEUE != 0 {
             return Err(Errno::EAGAIN);
@@ -439,27 +467,21 @@ impl Service {
             Poll::Ready(received) => received.map_err(|error| errno(&error))?,
             Poll::Pending => return Err(Errno::EAGAIN),
         };
-        let mut answer = Answer::default();
         let len = received.data.as_ref().map_or(0, Rope::len);
-        answer.value = i64::try_from(len).unwrap_or(i64::MAX);
-        answer.name = received.source.map(names::bytes).unwrap_or_default();
         let mut control = Room::new(control_room);
         for one in &received.control {
             control.put_control(one, |at| self.driver.wall_clock(at));
         }
-        (answer.control, answer.a) = control.finish();
+        let (control, mut flags) = control.finish();
         if len > room {
-            answer.a |= MSG_TRUNC;
+            flags |= MSG_TRUNC;
         }
-        answer.message = received.data.map(|data| (data, room));
-        // What stood behind it may go through the ring.
+        let name = received.source.map(names::bytes).unwrap_or_default();
+        let message = received.data.map(|data| (data, room));
+        let reply = Reply::Received { len, flags };
+        let answer = Answer { name, control, message, ..Answer::of(reply) };
+        // Messages queued behind this one may fit into the ring.
         self.turn(handle);
         Ok(answer)
     }
-}
-
-/// The room for an answer's payload that a request tells.
-fn room_of(frame: Frame<'_>) -> Result<usize, Errno> {
-    let room = frame.payload.first_chunk().ok_or(Errno::EINVAL)?;
-    Ok(usize::try_from(u64::from_ne_bytes(*room)).unwrap_or(usize::MAX))
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use bowline_base::{Errno, entropy};
+use bowline_host_wire::{ChannelId, SocketHandle};
 use bowline_rds::{InfoTable, SocketId};
 
 use crate::accounts::Charge;
@@ -22,7 +23,7 @@ fn at_port(mut name: SocketAddr, port: u16) -> SocketAddr {
 
 impl Service {
     /// Makes a socket of the core for a program.
-    pub(crate) fn socket_for(&mut self, number: u64) -> Result<(SocketId, Charge), Errno> {
+    pub(crate) fn socket_for(&mut self, number: ChannelId) -> Result<(SocketId, Charge), Errno> {
         let user = self.channels.get(&number).ok_or(Errno::EBADF)?.caller.user;
         let made = self.driver.with_core(|core, _| {
             let id = core.socket()?;
@@ -40,7 +41,7 @@ impl Service {
 
     /// Counts what a channel holds. Returns `false` when its user has too much of it, even after
     /// all channels of the user have given back what they do not need.
-    pub(crate) fn count_held(&mut self, number: u64) -> bool {
+    pub(crate) fn count_held(&mut self, number: ChannelId) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return true };
         let now = channel.held();
         let before = std::mem::replace(&mut channel.counted, now);
@@ -73,7 +74,7 @@ impl Service {
     }
 
     /// The buffers of a socket may have another size now.
-    pub(crate) fn count_buffers(&mut self, handle: u64) {
+    pub(crate) fn count_buffers(&mut self, handle: SocketHandle) {
         let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
         let sizes = self.driver.with_core(|core, _| {
             Some((core.send_buffer(socket.id).ok()?, core.recv_buffer(socket.id).ok()?))
@@ -85,7 +86,12 @@ impl Service {
 
     /// Binds a socket where the policy lets this program bind it. Names that nobody can bind to
     /// are left to the core.
-    pub(crate) fn bind(&self, number: u64, id: SocketId, name: SocketAddr) -> Result<(), Errno> {
+    pub(crate) fn bind(
+        &self,
+        number: ChannelId,
+        id: SocketId,
+        name: SocketAddr,
+    ) -> Result<(), Errno> {
         let caller = &self.channels.get(&number).ok_or(Errno::EBADF)?.caller;
         let bind = |name| self.driver.bind(id, name).map_err(|error| errno(&error));
         let ports = self.accounts.ports(caller, name.ip());
@@ -123,7 +129,7 @@ impl Service {
     /// A table that `getsockopt` gives, with what this program may see; `None` for other options.
     pub(crate) fn table(
         &self,
-        number: u64,
+        number: ChannelId,
         option: (i32, i32),
     ) -> Option<Result<InfoTable, Errno>> {
         let table = options::table(option)?;

@@ -1,5 +1,5 @@
-//! The node's side of the rings of one socket: sends that a program has posted are carried out,
-//! messages are lent to it.
+//! The node's side of the rings of one socket: what a program has pushed is sent, and what the core
+//! lends is pushed to it.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
-use bowline_attach::{
-    Area, Broken, DESTINATIONS, Receives, SavedReceives, SavedSends, Sends, name,
+use bowline_host_wire::{
+    Area, Broken, DESTINATIONS, LockOwner, Receives, SavedReceives, SavedSends, Sends, name,
 };
 use bowline_rds::{Node, SendMsg, SocketId};
 use bowline_rds_driver::{Blocking, Driver};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::Memory;
 
-/// Most sends, and bytes of them, that are carried out of one socket before others get their turn.
+/// Most messages, and bytes of them, that one socket sends before others get their turn.
 const TURN_MESSAGES: usize = 256;
 const TURN_BYTES: usize = 256 << 10;
 
@@ -33,7 +33,7 @@ pub(crate) struct Rings {
     destinations: [Option<(Vec<u8>, Option<SocketAddr>)>; DESTINATIONS],
     /// The next place for a destination.
     next: usize,
-    /// The first send cannot be carried out now.
+    /// The first send has no room now.
     stalled: bool,
     /// There is something to receive that is not lent.
     more: bool,
@@ -73,7 +73,7 @@ impl Rings {
         self.memory.descriptor()
     }
 
-    /// What another process needs to go on with the same memory.
+    /// What another process needs to resume with the same memory.
     pub(crate) fn saved(&self) -> SavedRings {
         SavedRings {
             sends: self.sends.saved(),
@@ -86,7 +86,7 @@ impl Rings {
         }
     }
 
-    /// Goes on with memory that another process had.
+    /// Resumes with memory that another process had.
     pub(crate) fn resume(memory: OwnedFd, saved: SavedRings) -> Result<Self, Errno> {
         let memory = Memory::resume(memory)?;
         let area = memory.area();
@@ -103,8 +103,8 @@ impl Rings {
         })
     }
 
-    /// Carries out sends. Returns whether there were any.
-    pub(crate) fn carry_out(
+    /// Sends what programs have pushed. Returns whether there was anything.
+    pub(crate) fn run_sends(
         &mut self,
         driver: &Driver,
         id: SocketId,
@@ -115,12 +115,12 @@ impl Rings {
         let mut touched = [false; DESTINATIONS];
         self.stalled = false;
         while messages < TURN_MESSAGES && bytes < TURN_BYTES {
-            let Some(post) = self.sends.first()? else { break };
-            let payload = &mut scratch[..post.len];
-            self.memory.area().copy_out(post.payload, payload);
-            let name = self.destinations[post.destination].as_ref().and_then(|(_, name)| *name);
+            let Some(queued) = self.sends.peek()? else { break };
+            let payload = &mut scratch[..queued.len];
+            self.memory.area().copy_out(queued.payload, payload);
+            let name = self.destinations[queued.destination].as_ref().and_then(|(_, name)| *name);
             let payload = [IoSlice::new(payload)];
-            let promised = post.promised;
+            let promised = queued.has_credit;
             let message = SendMsg { name, payload: &payload, promised, ..SendMsg::default() };
             if let Err(error) = driver.send(id, &message, Blocking::Never)
                 && Driver::would_block(&error)
@@ -130,43 +130,43 @@ impl Rings {
                 break;
             }
             // What can never be sent is lost, as it is when a destination goes away later.
-            self.sends.carried_out(&post);
-            touched[post.destination] = true;
+            self.sends.pop(&queued);
+            touched[queued.destination] = true;
             messages += 1;
-            bytes += post.len;
+            bytes += queued.len;
         }
         if messages > 0 {
             driver.with_core(|core, _| {
-                self.promise(core, id);
+                self.set_credit(core, id);
                 for (n, _) in touched.iter().enumerate().filter(|(_, touched)| **touched) {
-                    self.promise_to(core, id, n);
+                    self.set_credit_to(core, id, n);
                 }
             });
         }
         Ok(messages > 0)
     }
 
-    /// Tells programs how much they may post.
-    fn promise(&mut self, core: &Node, id: SocketId) {
+    /// Gives programs credit for what the socket has room for.
+    fn set_credit(&mut self, core: &Node, id: SocketId) {
         // A queue that is full of empty messages has no room for another.
         let is_writable = core.readiness(id).is_ok_and(|ready| ready.writable);
         let used = core.send_bytes(id).ok().filter(|_| is_writable).unwrap_or(usize::MAX);
         let room = core.send_buffer(id).unwrap_or(0).saturating_sub(used);
-        self.sends.promise(room);
+        self.sends.set_credit(room);
     }
 
-    fn promise_to(&mut self, core: &Node, id: SocketId, destination: usize) {
+    fn set_credit_to(&mut self, core: &Node, id: SocketId, destination: usize) {
         if let Some((_, name)) = &self.destinations[destination] {
-            self.sends.promise_to(destination, core.send_room(id, *name));
+            self.sends.set_credit_to(destination, core.send_room(id, *name));
         }
     }
 
-    /// The room that was promised may be another now.
-    pub(crate) fn renew_promise(&mut self, driver: &Driver, id: SocketId) {
-        driver.with_core(|core, _| self.promise(core, id));
+    /// There may be more room now than there is credit for.
+    pub(crate) fn renew_credit(&mut self, driver: &Driver, id: SocketId) {
+        driver.with_core(|core, _| self.set_credit(core, id));
     }
 
-    /// A message to this destination was sent: programs may post the next ones.
+    /// A message to this destination was sent: programs may push the next ones.
     pub(crate) fn allow(
         &mut self,
         driver: &Driver,
@@ -186,24 +186,24 @@ impl Rings {
             None => return,
         };
         driver.with_core(|core, _| {
-            self.promise(core, id);
-            self.promise_to(core, id, destination);
+            self.set_credit(core, id);
+            self.set_credit_to(core, id, destination);
         });
     }
 
     /// Programs have to ask again for each destination.
     pub(crate) fn allow_nothing(&mut self) {
         for n in 0..DESTINATIONS {
-            self.sends.promise_to(n, None);
+            self.sends.set_credit_to(n, None);
         }
     }
 
-    /// Tells whether all sends that were posted are carried out.
+    /// Tells whether all that was pushed is sent.
     pub(crate) fn has_no_sends(&self) -> bool {
         self.sends.is_empty()
     }
 
-    /// Tells whether there is a send that can be carried out.
+    /// Tells whether there is a send that may have room.
     pub(crate) fn has_work(&self) -> bool {
         !self.stalled && !self.sends.is_empty()
     }
@@ -212,26 +212,26 @@ impl Rings {
         self.sends.set_asleep(asleep);
     }
 
-    pub(crate) fn owner_is_gone(&self, owner: u32) {
+    pub(crate) fn owner_is_gone(&self, owner: LockOwner) {
         self.sends.owner_is_gone(owner);
     }
 
-    /// Gives back what programs have taken, and lends what has come. Returns whether there was
+    /// Releases what programs have taken, and pushes what has come. Returns whether there was
     /// something of either.
-    pub(crate) fn lend(
+    pub(crate) fn push_received(
         &mut self,
         driver: &Driver,
         id: SocketId,
         cx: &Context<'_>,
     ) -> Result<bool, Broken> {
-        let given_back = self.give_back(driver, id)?;
+        let released = self.release(driver, id)?;
         let mut lent_any = false;
         let more = loop {
             let (receives, lent) = (&mut self.receives, &mut self.lent);
             let sum = &mut self.lent_bytes;
             let result = driver.poll_lend(id, cx, |from, len, pieces| {
                 let (name, name_len) = name::raw(from);
-                let Some(end) = receives.lend(&name[..name_len], len, pieces) else {
+                let Some(end) = receives.push(&name[..name_len], len, pieces) else {
                     return false;
                 };
                 lent.push_back((end, len));
@@ -249,15 +249,15 @@ impl Rings {
             self.more = more;
             self.receives.publish(more);
         }
-        if lent_any || given_back {
+        if lent_any || released {
             let buffer = driver.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
             self.set_notice(NOTICE_BYTES.min(buffer / 4));
         }
-        Ok(lent_any || given_back)
+        Ok(lent_any || released)
     }
 
-    fn give_back(&mut self, driver: &Driver, id: SocketId) -> Result<bool, Broken> {
-        let head = self.receives.look()?;
+    fn release(&mut self, driver: &Driver, id: SocketId) -> Result<bool, Broken> {
+        let head = self.receives.reclaim()?;
         let taken = self.lent.iter().take_while(|(end, _)| *end <= head).count();
         if taken > 0 {
             self.lent_bytes -= self.lent.drain(..taken).map(|(_, len)| len).sum::<usize>();
@@ -266,7 +266,7 @@ impl Rings {
         Ok(taken > 0)
     }
 
-    /// Asks to be told when half of what is lent is taken: only then senders learn of the room.
+    /// Asks for a request to wake when half of what is lent is taken: only then senders learn of the room.
     fn set_notice(&mut self, enough: usize) {
         let mut half = self.lent_bytes / 2;
         let middle = self.lent.iter().find(|(_, len)| {
@@ -288,23 +288,23 @@ impl Rings {
         !self.receives.is_empty()
     }
 
-    /// The token to send, if the socket is readable and does not show it.
-    pub(crate) fn token_to_show(&mut self) -> Option<u32> {
-        (self.more || self.has_in_ring()).then(|| self.receives.next_token()).flatten()
+    /// The wake token to send, if the socket is readable and does not show it.
+    pub(crate) fn wake_token_to_show(&mut self) -> Option<u32> {
+        (self.more || self.has_in_ring()).then(|| self.receives.next_wake_token()).flatten()
     }
 
-    /// There was no room for the last token.
-    pub(crate) fn token_not_sent(&mut self) {
-        self.receives.take_token_back();
+    /// There was no room for the last wake token.
+    pub(crate) fn wake_token_not_sent(&mut self) {
+        self.receives.take_wake_token_back();
     }
 
-    /// Programs that have taken a token may be gone.
-    pub(crate) fn token_is_gone(&mut self) {
-        if self.receives.has_token() {
-            self.receives.token_is_gone();
+    /// Programs that have taken a wake token may be gone.
+    pub(crate) fn wake_token_is_gone(&mut self) {
+        if self.receives.has_wake_token() {
+            self.receives.wake_token_is_gone();
         }
     }
 }
 
-/// Bytes that may be taken without the node being told at once.
+/// Bytes that may be taken without a request to wake.
 const NOTICE_BYTES: usize = 16 << 10;

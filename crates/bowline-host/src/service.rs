@@ -1,4 +1,4 @@
-//! The thread that carries out what programs ask for.
+//! The thread that executes what programs ask for.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use bowline_attach::{Frame, Head, Op, RING_MESSAGE_MAX, VERSION};
 use bowline_base::{Errno, Instant, clock};
+use bowline_host_wire::{
+    ChannelId, Frame, NodeId, Op, RING_MESSAGE_MAX, Reply, SocketHandle, VERSION,
+};
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::net::send;
@@ -44,7 +46,7 @@ const EMFILE: i32 = 24;
 /// Bytes of a channel that are read at once; a message of a ring has room there as well.
 const READ: usize = 64 << 10;
 const _: () = assert!(READ >= RING_MESSAGE_MAX);
-/// Requests of one channel that are carried out before others get their turn.
+/// Requests of one channel that are executed before others get their turn.
 const REQUESTS: usize = 64;
 /// Events that are taken at once.
 const EVENTS: usize = 256;
@@ -66,24 +68,25 @@ pub(crate) struct Service {
     pub(crate) ready: Arc<Ready>,
     pub(crate) listener: UnixListener,
     /// Number of this node, by which programs know it again.
-    pub(crate) number: u64,
+    pub(crate) number: NodeId,
     /// The network namespace of this node's sockets.
     pub(crate) namespace: u64,
-    pub(crate) channels: HashMap<u64, Channel>,
+    pub(crate) channels: HashMap<ChannelId, Channel>,
     /// Which sockets a channel may name.
-    pub(crate) known: HashMap<u64, HashSet<u64>>,
-    pub(crate) sockets: HashMap<u64, (HostSocket, Waker)>,
+    pub(crate) known: HashMap<ChannelId, HashSet<SocketHandle>>,
+    pub(crate) sockets: HashMap<SocketHandle, (HostSocket, Waker)>,
     /// Sockets that get a turn in each round.
-    pub(crate) active: Vec<u64>,
+    pub(crate) active: Vec<SocketHandle>,
     /// When the sockets were last looked at from whose rings programs may have taken messages.
     looked: Instant,
     /// Handles by the system's number of the programs' ends.
-    pub(crate) by_cookie: HashMap<u64, u64>,
-    deadlines: BTreeSet<(Instant, u64)>,
+    pub(crate) by_cookie: HashMap<u64, SocketHandle>,
+    deadlines: BTreeSet<(Instant, ChannelId)>,
     /// Channels that have more requests than they may have in one round.
-    again: BTreeSet<u64>,
-    pub(crate) next: u64,
-    /// Who is to go on in this node's place.
+    again: BTreeSet<ChannelId>,
+    /// Number of the next channel.
+    pub(crate) next: ChannelId,
+    /// Who is to resume in this node's place.
     pub(crate) successor: Arc<Successor>,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
@@ -97,7 +100,7 @@ impl Service {
         driver: Driver,
         accounts: Accounts,
         listener: UnixListener,
-        number: u64,
+        number: NodeId,
         stop: Arc<AtomicBool>,
         successor: Arc<Successor>,
     ) -> std::io::Result<Self> {
@@ -122,7 +125,7 @@ impl Service {
             by_cookie: HashMap::new(),
             deadlines: BTreeSet::new(),
             again: BTreeSet::new(),
-            next: 1,
+            next: ChannelId(1),
             successor,
             spare: Some(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?),
             scratch: vec![0; READ].into_boxed_slice(),
@@ -169,8 +172,8 @@ impl Service {
                 match token & KIND {
                     WAKES => self.network.wake_up(token),
                     LISTENER => self.accept(),
-                    CHANNEL => self.channel_event(token & !KIND, event.flags),
-                    _ => self.socket_event(token & !KIND, event.flags),
+                    CHANNEL => self.channel_event(ChannelId(token & !KIND), event.flags),
+                    _ => self.socket_event(SocketHandle(token & !KIND), event.flags),
                 }
             }
             self.end_waits();
@@ -178,8 +181,8 @@ impl Service {
             let now = clock::now();
             if now.saturating_since(self.looked) >= LOOK {
                 self.looked = now;
-                self.look_at_quiet();
-                self.look_at_full();
+                self.check_idle();
+                self.check_full();
                 self.end_stuffed(now);
                 agent::look_at_all();
                 closer::tidy();
@@ -197,7 +200,7 @@ impl Service {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => Passed::new(None, stream),
             Err(error) if error.raw_os_error() == Some(EMFILE) => {
-                // The one who waits hears at once that there is no room.
+                // Accepted and dropped: the program gets an error now instead of waiting in the queue.
                 self.spare = None;
                 if let Ok((stream, _)) = self.listener.accept() {
                     Passed::new(None, stream).end();
@@ -219,8 +222,8 @@ impl Service {
         &mut self,
         stream: Passed,
         caller: Caller,
-        known: HashSet<u64>,
-    ) -> Result<u64, (Errno, Passed)> {
+        known: HashSet<SocketHandle>,
+    ) -> Result<ChannelId, (Errno, Passed)> {
         let user = caller.user;
         let full = self.channels.len() >= CHANNELS_MAX;
         let is_behind = closer::is_behind(Some(user));
@@ -236,7 +239,7 @@ impl Service {
         }
         take_descriptors(&stream, true);
         let number = self.next;
-        self.next += 1;
+        self.next = ChannelId(number.0 + 1);
         let watched =
             Channel::new(stream, caller).and_then(|channel| self.watch_channel(number, channel));
         match watched {
@@ -248,7 +251,7 @@ impl Service {
     }
 
     /// A program has sent one end of a pair on a socket, for a channel.
-    pub(crate) fn take_offer(&mut self, handle: u64, offer: Offer) {
+    pub(crate) fn take_offer(&mut self, handle: SocketHandle, offer: Offer) {
         let Some((stream, caller, version)) = offer.channel() else { return };
         let stream = stream.owned_by(self.accounts.owner(&caller));
         let admitted = if version == VERSION {
@@ -264,7 +267,7 @@ impl Service {
 
     /// Greets on a channel that was offered. One whose other end is a channel of this node as well
     /// ends by that: nobody greets twice.
-    fn greet(&mut self, number: u64) {
+    fn greet(&mut self, number: ChannelId) {
         let answer = self.hello(number);
         if let Some(channel) = self.channels.get_mut(&number) {
             channel.greeted = true;
@@ -276,7 +279,7 @@ impl Service {
 
     /// Answers the greeting that a process is about to send, and ends its channel.
     fn turn_away(&mut self, stream: Passed, errno: Errno) {
-        let head = Head::new(Op::Hello, -i64::from(errno.0));
+        let head = Reply::error(errno.0).emit(Op::Hello);
         if let Some(bytes) = head.emit(0, 0, 0) {
             // A new socket has room for it.
             let _ = send(&stream, &bytes, AT_ONCE);
@@ -287,22 +290,22 @@ impl Service {
     /// Watches a channel, for which there may be no descriptors or memory left.
     pub(crate) fn watch_channel(
         &mut self,
-        number: u64,
+        number: ChannelId,
         channel: Channel,
     ) -> Result<(), rustix::io::Errno> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        self.watch(channel.fd(), CHANNEL | number, flags)?;
+        self.watch(channel.fd(), CHANNEL | number.0, flags)?;
         self.channels.insert(number, channel);
         Ok(())
     }
 
     /// Requests of a channel may be there already.
-    pub(crate) fn go_on_with(&mut self, number: u64) {
+    pub(crate) fn resume_requests(&mut self, number: ChannelId) {
         self.again.insert(number);
     }
 
     /// A request waits that began to wait in another process.
-    pub(crate) fn resume_wait(&mut self, number: u64, waiting: Waiting) {
+    pub(crate) fn resume_wait(&mut self, number: ChannelId, waiting: Waiting) {
         if let Some(at) = waiting.deadline {
             self.deadlines.insert((at, number));
         }
@@ -311,11 +314,11 @@ impl Service {
     /// Takes a socket in.
     pub(crate) fn add_socket(
         &mut self,
-        handle: u64,
+        handle: SocketHandle,
         socket: HostSocket,
     ) -> Result<(), (rustix::io::Errno, Charge)> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        if let Err(errno) = self.watch(socket.end(), SOCKET | handle, flags) {
+        if let Err(errno) = self.watch(socket.end(), SOCKET | handle.0, flags) {
             return Err((errno, socket.charge));
         }
         let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
@@ -324,15 +327,16 @@ impl Service {
         Ok(())
     }
 
-    /// Reads a channel, and carries out what it asks for.
-    fn channel_event(&mut self, number: u64, flags: epoll::EventFlags) {
+    /// Reads a channel, and executes what it asks for.
+    fn channel_event(&mut self, number: ChannelId, flags: epoll::EventFlags) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
         let goes_on = matches!(open, Ok(true))
             && self.count_held(number)
             && self.serve(number)
             && self.has_taken_descriptor(number);
-        // A process that asks and ends at once is told of once: reading the request shows no end.
+        // epoll reports the request and the hang-up of a short-lived process in one edge; the read does
+        // not return 0.
         let has_ended = flags.contains(epoll::EventFlags::HUP);
         if !goes_on || has_ended || !self.count_held(number) {
             self.end_channel(number);
@@ -356,14 +360,14 @@ impl Service {
     /// Tells whether a channel keeps no descriptor. One comes in one piece with a request that
     /// takes it; kept for a request that does not come, it could keep the channel's own other end
     /// open, which waits in its queue.
-    fn has_taken_descriptor(&self, number: u64) -> bool {
+    fn has_taken_descriptor(&self, number: ChannelId) -> bool {
         let keeps = |channel: &Channel| channel.has_descriptor() && !self.again.contains(&number);
         !self.channels.get(&number).is_some_and(keeps)
     }
 
-    /// Carries out the requests of a channel, up to one that waits. Returns `false` when the
+    /// Executes the requests of a channel, up to one that waits. Returns `false` when the
     /// channel is of no use any more.
-    fn serve(&mut self, number: u64) -> bool {
+    fn serve(&mut self, number: ChannelId) -> bool {
         for _ in 0..REQUESTS {
             let Some(channel) = self.channels.get_mut(&number) else { return true };
             if channel.is_answering() {
@@ -394,7 +398,7 @@ impl Service {
         true
     }
 
-    /// Goes on with channels that had more requests than they may have in one round. Returns
+    /// Resumes channels that had more requests than they may have in one round. Returns
     /// whether there were any.
     fn serve_again(&mut self) -> bool {
         let again = std::mem::take(&mut self.again);
@@ -406,13 +410,13 @@ impl Service {
         !again.is_empty()
     }
 
-    fn is_waiting(&self, number: u64) -> bool {
+    fn is_waiting(&self, number: ChannelId) -> bool {
         self.channels.get(&number).is_some_and(|channel| channel.waiting.is_some())
     }
 
-    /// Carries out the first request of a channel. Returns whether it is done; `None`: the channel
+    /// Executes the first request of a channel. Returns whether it is done; `None`: the channel
     /// is of no use any more.
-    fn step(&mut self, number: u64) -> Option<bool> {
+    fn step(&mut self, number: ChannelId) -> Option<bool> {
         let channel = self.channels.get_mut(&number)?;
         let (input, start) = channel.take_input();
         let greeted = channel.greeted;
@@ -437,7 +441,7 @@ impl Service {
             Op::Attach | Op::Memory => self.channels.get_mut(&number)?.take_descriptor(),
             _ => None,
         };
-        let outcome = self.carry_out(number, frame, descriptor);
+        let outcome = self.execute(number, frame, descriptor);
         let channel = self.channels.get_mut(&number)?;
         match outcome {
             Outcome::Wait(waiting) => {
@@ -454,15 +458,15 @@ impl Service {
             }
             Outcome::Answer(answer) => {
                 channel.put_input(input, len);
-                channel.greeted |= op == Op::Hello && answer.value >= 0;
+                channel.greeted |= matches!(answer.reply, Reply::Welcome { .. });
                 self.answer(number, op, answer).then_some(true)
             }
         }
     }
 
-    fn answer(&mut self, number: u64, op: Op, answer: Answer) -> bool {
+    fn answer(&mut self, number: ChannelId, op: Op, answer: Answer) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
-        let Answer { value, a, b, name, control, bytes, message, descriptors } = answer;
+        let Answer { reply, name, control, bytes, message, descriptors } = answer;
         let mut pieces: Vec<&[u8]> = vec![&bytes];
         if let Some((rope, mut left)) = message.as_ref().map(|(rope, len)| (rope, *len)) {
             for slice in rope.slices() {
@@ -471,13 +475,12 @@ impl Service {
                 pieces.push(piece);
             }
         }
-        let head = Head { op, value, a, b };
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        channel.answer(head, &name, &control, &pieces, &descriptors).is_ok()
+        channel.answer(reply.emit(op), &name, &control, &pieces, &descriptors).is_ok()
     }
 
-    /// Something happened on a socket: those who wait for it go on, in their order.
-    pub(crate) fn socket_is_ready(&mut self, handle: u64) {
+    /// Something happened on a socket: those who wait for it try again, in their order.
+    pub(crate) fn socket_is_ready(&mut self, handle: SocketHandle) {
         self.activate(handle);
         self.turn(handle);
         self.resume_senders(handle);
@@ -485,7 +488,7 @@ impl Service {
     }
 
     /// Makes another attempt at the request that a channel waits for.
-    pub(crate) fn try_again(&mut self, number: u64) {
+    pub(crate) fn try_again(&mut self, number: ChannelId) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let Some(waiting) = channel.waiting else { return };
         match self.step(number) {
@@ -501,7 +504,7 @@ impl Service {
     }
 
     /// Ends the wait of a channel, answering its request with an error.
-    pub(crate) fn end_wait(&mut self, number: u64, errno: Errno) -> bool {
+    pub(crate) fn end_wait(&mut self, number: ChannelId, errno: Errno) -> bool {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
         let Some(waiting) = channel.waiting else { return true };
         let (input, start) = channel.take_input();
@@ -512,7 +515,7 @@ impl Service {
         self.answer(number, op, Answer::error(errno))
     }
 
-    fn forget_wait(&mut self, number: u64, waiting: Waiting) {
+    fn forget_wait(&mut self, number: ChannelId, waiting: Waiting) {
         if let Some(channel) = self.channels.get_mut(&number) {
             channel.waiting = None;
         }
@@ -537,9 +540,9 @@ impl Service {
         }
     }
 
-    fn socket_event(&mut self, handle: u64, flags: epoll::EventFlags) {
+    fn socket_event(&mut self, handle: SocketHandle, flags: epoll::EventFlags) {
         if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::RDHUP) {
-            // A program may have posted and ended.
+            // A program may have pushed and ended.
             self.drain(handle);
             self.close(handle);
         } else {
@@ -549,7 +552,7 @@ impl Service {
     }
 
     /// The last descriptor of a socket was closed.
-    pub(crate) fn close(&mut self, handle: u64) {
+    pub(crate) fn close(&mut self, handle: SocketHandle) {
         let Some((socket, _)) = self.sockets.remove(&handle) else { return };
         self.active.retain(|active| *active != handle);
         self.driver.close(socket.id);
@@ -567,14 +570,14 @@ impl Service {
         }
     }
 
-    pub(crate) fn end_channel(&mut self, number: u64) {
+    pub(crate) fn end_channel(&mut self, number: ChannelId) {
         if let Some(channel) = self.remove_channel(number) {
             channel.end();
         }
     }
 
-    /// A channel is none any more, whatever becomes of its connection.
-    pub(crate) fn remove_channel(&mut self, number: u64) -> Option<Channel> {
+    /// Takes a channel out of the table, whatever becomes of its connection.
+    pub(crate) fn remove_channel(&mut self, number: ChannelId) -> Option<Channel> {
         if let Some(waiting) = self.channels.get(&number).and_then(|channel| channel.waiting) {
             self.forget_wait(number, waiting);
         }
@@ -584,12 +587,12 @@ impl Service {
             let _ = epoll::delete(&self.epoll, channel.fd());
         }
         let known = self.known.remove(&number).unwrap_or_default();
-        // The process may have had the lock of a socket, or a token, or have posted without being
-        // able to say so.
+        // The process may have had the lock of a socket, or a wake token, or have pushed without
+        // being able to say so.
         for (handle, (socket, _)) in &mut self.sockets {
-            socket.rings.owner_is_gone(owner(number));
+            socket.rings.owner_is_gone(number.owner());
             if known.contains(handle) {
-                socket.replace_token();
+                socket.replace_wake_token();
             }
         }
         for handle in known {
@@ -597,11 +600,6 @@ impl Service {
         }
         removed
     }
-}
-
-/// The number of a channel as the owner of a lock.
-pub(crate) fn owner(number: u64) -> u32 {
-    (number % u64::from(u32::MAX - 1)) as u32 + 1
 }
 
 impl Service {

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_attach::{OFFER_LEN, TOKEN_LEN, offered_version};
 use bowline_base::Instant;
+use bowline_host_wire::{ChannelId, OFFER_LEN, WAKE_TOKEN_LEN, offered_version};
 use bowline_rds::SocketId;
 use rustix::io::Errno as SystemErrno;
 use rustix::net::SendFlags;
@@ -31,18 +31,27 @@ pub(crate) struct HostSocket {
     /// A message was sent or waits: the type of service is settled.
     pub(crate) has_sent: bool,
     /// Channels whose requests wait for room to send, in their order.
-    pub(crate) senders: VecDeque<u64>,
+    pub(crate) senders: VecDeque<ChannelId>,
     pub(crate) rings: Rings,
-    /// It gets a turn in each round.
-    pub(crate) active: bool,
-    /// Rounds since something happened on it.
-    pub(crate) quiet: u32,
+    pub(crate) schedule: Schedule,
     /// Rounds in which something happened since programs were last shown what there is.
     pub(crate) unshown: u32,
     /// Since when what programs send on their end is left there.
     pub(crate) full_since: Option<Instant>,
-    /// Who waits to send may go on without anything else happening.
+    /// Who waits to send may try again without anything else happening.
     pub(crate) retry: bool,
+}
+
+/// When a socket gets a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Schedule {
+    /// When something happens on it.
+    Idle,
+    /// In each round.
+    Active {
+        /// Rounds since something happened on it.
+        idle_rounds: u32,
+    },
 }
 
 /// State of a socket beside its descriptors.
@@ -54,7 +63,7 @@ pub(crate) struct SavedSocket {
     /// Who opened it.
     pub(crate) user: u32,
     has_sent: bool,
-    senders: VecDeque<u64>,
+    senders: VecDeque<ChannelId>,
     rings: SavedRings,
 }
 
@@ -75,15 +84,14 @@ impl HostSocket {
             has_sent: false,
             senders: VecDeque::new(),
             rings,
-            active: false,
-            quiet: 0,
+            schedule: Schedule::Idle,
             unshown: 0,
             full_since: None,
             retry: false,
         }
     }
 
-    /// What another process needs to go on with the socket, beside its descriptors.
+    /// What another process needs to resume the socket, beside its descriptors.
     pub(crate) fn saved(&self) -> SavedSocket {
         SavedSocket {
             id: self.id,
@@ -96,7 +104,7 @@ impl HostSocket {
         }
     }
 
-    /// Goes on with a socket that another process had; `end` is the node's end of its pair.
+    /// Resumes a socket that another process had; `end` is the node's end of its pair.
     pub(crate) fn resume(
         end: Passed,
         memory: OwnedFd,
@@ -129,20 +137,20 @@ impl HostSocket {
     /// Makes the programs' end readable, if there is something to receive and it is not.
     pub(crate) fn show_readable(&mut self) {
         self.unshown = 0;
-        let Some(token) = self.rings.token_to_show() else { return };
-        let bytes: [u8; TOKEN_LEN] = token.to_ne_bytes();
+        let Some(token) = self.rings.wake_token_to_show() else { return };
+        let bytes: [u8; WAKE_TOKEN_LEN] = token.to_ne_bytes();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if rustix::net::send(&self.end, &bytes, flags).is_err() {
-            // There are tokens enough: the end is readable.
-            self.rings.token_not_sent();
+            // There are wake tokens enough: the end is readable.
+            self.rings.wake_token_not_sent();
         }
     }
 
-    /// Sends another token, if the last one was taken by a program that has not said so: it may
+    /// Sends another wake token, if the last one was taken by a program that has not said so: it may
     /// have ended.
-    pub(crate) fn replace_token(&mut self) {
+    pub(crate) fn replace_wake_token(&mut self) {
         if crate::memory::bytes_unread(&self.end) == Some(0) {
-            self.rings.token_is_gone();
+            self.rings.wake_token_is_gone();
         }
         self.show_readable();
     }

@@ -1,33 +1,34 @@
-//! The part of the service that looks at rings: sockets on which something happens get a turn in
-//! each round, until they are quiet.
+//! The part of the service that polls rings: sockets on which something happens get a turn in
+//! each round, until they are idle.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bowline_base::{Instant, clock};
+use bowline_host_wire::SocketHandle;
 use bowline_rds::Interest;
 
 use crate::service::Service;
-use crate::socket::{Arrived, HostSocket};
+use crate::socket::{Arrived, HostSocket, Schedule};
 
-/// Rounds without anything to do after which a socket is quiet.
-const QUIET_AFTER: u32 = 32;
+/// Rounds without anything to do after which a socket is idle.
+const IDLE_ROUNDS: u32 = 32;
 /// How long what programs send on a full socket is left where it is.
 const FULL: Duration = Duration::from_secs(10);
 /// Offers of one socket that are taken before others get their turn.
 const OFFERS: usize = 64;
-/// Rounds with something to do after which programs are shown what there is, at the latest.
-const SHOW_AFTER: u32 = 4;
+/// Busy rounds after which `POLLIN` is updated, at the latest.
+const POLLIN_UPDATE_ROUNDS: u32 = 4;
 
 impl Service {
-    /// Gives a turn to each socket that is not quiet. Returns whether one of them had something to
+    /// Gives a turn to each socket that is not idle. Returns whether one of them had something to
     /// do.
     pub(crate) fn round(&mut self) -> bool {
         for handle in self.ready.take() {
             self.socket_is_ready(handle);
         }
         let mut busy = false;
-        let mut quiet = Vec::new();
+        let mut idle = Vec::new();
         let mut next = 0;
         while let Some(handle) = self.active.get(next).copied() {
             let had_work = self.turn(handle);
@@ -39,22 +40,26 @@ impl Service {
             // A turn may close its socket, which is then not on the list any more.
             let Some((socket, _)) = self.sockets.get_mut(&handle) else { continue };
             next += 1;
-            socket.quiet = if had_work { 0 } else { socket.quiet + 1 };
+            let idle_rounds = match socket.schedule {
+                Schedule::Active { idle_rounds } if !had_work => idle_rounds + 1,
+                _ => 0,
+            };
+            socket.schedule = Schedule::Active { idle_rounds };
             socket.unshown += u32::from(had_work);
-            if socket.unshown > 0 && (!had_work || socket.unshown >= SHOW_AFTER) {
+            if socket.unshown > 0 && (!had_work || socket.unshown >= POLLIN_UPDATE_ROUNDS) {
                 socket.show_readable();
             }
-            if socket.quiet > QUIET_AFTER {
+            if idle_rounds > IDLE_ROUNDS {
                 socket.rings.set_asleep(true);
                 if !socket.rings.has_work() {
-                    quiet.push(handle);
+                    idle.push(handle);
                 }
             }
         }
-        for handle in quiet {
+        for handle in idle {
             self.active.retain(|active| *active != handle);
             if let Some((socket, _)) = self.sockets.get_mut(&handle) {
-                socket.active = false;
+                socket.schedule = Schedule::Idle;
                 socket.show_readable();
             }
         }
@@ -62,25 +67,26 @@ impl Service {
     }
 
     /// Something has happened on a socket.
-    pub(crate) fn activate(&mut self, handle: u64) {
+    pub(crate) fn activate(&mut self, handle: SocketHandle) {
         let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
-        socket.quiet = 0;
-        if !socket.active {
-            socket.active = true;
+        let was_idle = socket.schedule == Schedule::Idle;
+        socket.schedule = Schedule::Active { idle_rounds: 0 };
+        if was_idle {
             socket.rings.set_asleep(false);
             self.active.push(handle);
         }
     }
 
-    /// Carries out sends and lends messages of one socket. Returns whether there was something.
-    pub(crate) fn turn(&mut self, handle: u64) -> bool {
+    /// Sends what one socket's programs have pushed, and pushes what has come for them. Returns
+    /// whether there was something.
+    pub(crate) fn turn(&mut self, handle: SocketHandle) -> bool {
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return false };
         let cx = Context::from_waker(waker);
-        let sent = socket.rings.carry_out(&self.driver, socket.id, &cx, &mut self.scratch);
-        let lent = socket.rings.lend(&self.driver, socket.id, &cx);
-        match (sent, lent) {
-            (Ok(sent), Ok(lent)) => sent || lent,
-            // Whoever writes such things has no use of the socket.
+        let sent = socket.rings.run_sends(&self.driver, socket.id, &cx, &mut self.scratch);
+        let pushed = socket.rings.push_received(&self.driver, socket.id, &cx);
+        match (sent, pushed) {
+            (Ok(sent), Ok(pushed)) => sent || pushed,
+            // The shared memory is corrupt: the socket is closed.
             _ => {
                 self.accounts.count_broken(socket.charge.user);
                 self.close(handle);
@@ -89,8 +95,8 @@ impl Service {
         }
     }
 
-    /// Carries out what is posted, as far as that is possible now.
-    pub(crate) fn drain(&mut self, handle: u64) {
+    /// Sends what is pushed, as far as there is room now.
+    pub(crate) fn drain(&mut self, handle: SocketHandle) {
         // So many turns empty a full ring of the shortest messages.
         for _ in 0..64 {
             let has_work = |(socket, _): &(HostSocket, Waker)| socket.rings.has_work();
@@ -101,8 +107,8 @@ impl Service {
         }
     }
 
-    /// Those who wait to send go on, in their order.
-    pub(crate) fn resume_senders(&mut self, handle: u64) {
+    /// Those who wait to send try again, in their order.
+    pub(crate) fn resume_senders(&mut self, handle: SocketHandle) {
         let Some((socket, _)) = self.sockets.get(&handle) else { return };
         // Each once: one that waits for a congested port holds up no other.
         for number in socket.senders.clone() {
@@ -123,7 +129,7 @@ impl Service {
         may_sleep
     }
 
-    /// The node is awake: what is posted is seen without being told of.
+    /// The node is awake: what is pushed is seen without a request to wake.
     pub(crate) fn wake_up(&mut self) {
         self.ready.wake_up();
         for at in 0..self.active.len() {
@@ -133,32 +139,32 @@ impl Service {
         }
     }
 
-    /// Looks at all sockets whose programs may have taken messages or posted without telling, or
-    /// taken a token without saying so before they ended.
-    pub(crate) fn look_at_quiet(&mut self) {
+    /// Checks all sockets whose programs may have taken messages or pushed without a request to
+    /// wake, or taken a wake token without saying so before they ended.
+    pub(crate) fn check_idle(&mut self) {
         let has = |socket: &HostSocket| socket.rings.has_lent() || socket.rings.has_work();
-        let quiet = self.sockets.iter().filter(|(_, (socket, _))| has(socket));
-        let handles: Vec<u64> = quiet.map(|(handle, _)| *handle).collect();
+        let idle = self.sockets.iter().filter(|(_, (socket, _))| has(socket));
+        let handles: Vec<SocketHandle> = idle.map(|(handle, _)| *handle).collect();
         for handle in handles {
-            // A socket that nobody reads stays quiet.
+            // A socket that nobody reads stays idle.
             if self.turn(handle) {
                 self.activate(handle);
             }
             if let Some((socket, _)) = self.sockets.get_mut(&handle) {
-                socket.replace_token();
+                socket.replace_wake_token();
             }
         }
     }
 
     /// Makes the program's descriptor show what the socket is ready for, and takes the channels
     /// that programs offer on it.
-    pub(crate) fn refresh(&mut self, handle: u64) {
+    pub(crate) fn refresh(&mut self, handle: SocketHandle) {
         self.turn(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
         let cx = Context::from_waker(waker);
         let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
         if matches!(ready, Poll::Ready(Ok(_))) {
-            socket.rings.renew_promise(&self.driver, socket.id);
+            socket.rings.renew_credit(&self.driver, socket.id);
         }
         if ready.is_ready() || socket.has_offers() {
             self.make_writable(handle);
@@ -169,7 +175,7 @@ impl Service {
 
     /// Takes what programs have sent on a socket. One that is full seems writable then for a
     /// moment, until somebody sends.
-    fn make_writable(&mut self, handle: u64) {
+    fn make_writable(&mut self, handle: SocketHandle) {
         // Programs may send all the time: what is left is taken the next time.
         for _ in 0..OFFERS {
             let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
@@ -188,7 +194,7 @@ impl Service {
 
     /// Takes what programs have sent on sockets that are full for long: among it may be descriptors
     /// without which these or others would have ended.
-    pub(crate) fn look_at_full(&mut self) {
+    pub(crate) fn check_full(&mut self) {
         let now = clock::now();
         let is_long = |since: Instant| now.saturating_since(since) >= FULL;
         let full = self.sockets.iter().filter(|(_, (s, _))| s.full_since.is_some_and(is_long));

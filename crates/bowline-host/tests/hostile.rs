@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use bowline_attach::{
+use bowline_host::{Host, Policy, Principals, Quota};
+use bowline_host_wire::{
     AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION, offer,
 };
-use bowline_host::{Host, Policy, Quota, Who};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use rustix::net::{
@@ -194,7 +194,7 @@ fn ends(mut stream: UnixStream) {
 fn garbage_ends_the_channel() {
     let scene = Scene::new(1);
     let head = |len: u32, op: u8, name: u16, control: u32| {
-        let mut bytes = Head::new(Op::Look, 0).emit(0, 0, 0).unwrap();
+        let mut bytes = Head::new(Op::Wake, 0).emit(0, 0, 0).unwrap();
         bytes[..4].copy_from_slice(&len.to_ne_bytes());
         bytes[4] = op;
         bytes[6..8].copy_from_slice(&name.to_ne_bytes());
@@ -259,7 +259,7 @@ fn a_descriptor_belongs_to_its_request_and_not_to_the_one_before() {
     let mut other = scene.channel();
     let (handle, fd) = open(&mut other);
     let mut channel = scene.channel();
-    let look = Head::new(Op::Look, handle).emit(0, 0, 0).unwrap();
+    let look = Head::new(Op::Wake, handle).emit(0, 0, 0).unwrap();
     let attach = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
     channel.write_all(&look[..10]).unwrap();
     let rest = [&look[10..], &attach].concat();
@@ -340,7 +340,7 @@ fn a_flood_behind_a_wait_holds_up_nobody() {
     let send = Head { a: 0x40, ..Head::new(Op::Send, handle) };
     while ask(&mut channel, send, &name, &[0; 60_000]) == 60_000 {}
     put(&mut channel, Head::new(Op::Send, handle), &name, &[0; 60_000]);
-    let look = Head::new(Op::Look, handle).emit(0, 0, 0).unwrap();
+    let look = Head::new(Op::Wake, handle).emit(0, 0, 0).unwrap();
     let many = look.repeat(1000);
     channel.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     while channel.write_all(&many).is_ok() {}
@@ -363,7 +363,7 @@ fn open_with_destination(scene: &Scene) -> (UnixStream, i64, OwnedFd, File) {
 fn is_closed(scene: &Scene, channel: &mut UnixStream, handle: i64) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < LIMIT {
-        put(channel, Head::new(Op::Look, handle), b"", b"");
+        put(channel, Head::new(Op::Wake, handle), b"", b"");
         if ask(channel, Head::new(Op::LocalName, handle), b"", b"") == EBADF {
             scene.works();
             return true;
@@ -373,7 +373,7 @@ fn is_closed(scene: &Scene, channel: &mut UnixStream, handle: i64) -> bool {
     false
 }
 
-/// Where the numbers are that a program writes; see `bowline_attach::Area`.
+/// Where the numbers are that a program writes; see `bowline_host_wire::Area`.
 const SENDS: u64 = 192;
 const LOCK: u64 = 208;
 const TAKEN: u64 = 320;
@@ -423,10 +423,10 @@ fn several_sockets_break_in_one_round() {
     let sockets: Vec<_> = (0..8).map(|_| open_with_memory(&mut channel)).collect();
     for (handle, _, memory) in sockets.iter().step_by(2) {
         memory.write_all_at(&(1u64 << 40).to_ne_bytes(), SENDS).unwrap();
-        put(&mut channel, Head::new(Op::Look, *handle), b"", b"");
+        put(&mut channel, Head::new(Op::Wake, *handle), b"", b"");
     }
     for (n, (handle, ..)) in sockets.iter().enumerate() {
-        put(&mut channel, Head::new(Op::Look, *handle), b"", b"");
+        put(&mut channel, Head::new(Op::Wake, *handle), b"", b"");
         let broken = n % 2 == 0;
         let name = ask(&mut channel, Head::new(Op::LocalName, *handle), b"", b"");
         assert!(name == if broken { EBADF } else { 0 }, "{n}: {name}");
@@ -444,7 +444,7 @@ fn noise_in_memory_is_harmless() {
     for at in [LOCK, TOKEN_TAKEN, 128, 64, 72, 80, 256, 264, 272, 512, 520, 528] {
         let (mut channel, handle, _descriptor, memory) = open_with_destination(&scene);
         memory.write_all_at(&[0xff; 4], at).unwrap();
-        put(&mut channel, Head::new(Op::Look, handle), b"", b"");
+        put(&mut channel, Head::new(Op::Wake, handle), b"", b"");
         let name = scene.name(7000 + (handle % 50_000) as u16);
         let sent = ask(&mut channel, Head::new(Op::Send, handle), &name, b"two");
         assert!(sent == 3 || sent == EBADF, "{sent}");
@@ -464,7 +464,7 @@ fn noise_in_memory_is_harmless() {
             word.copy_from_slice(&value.to_ne_bytes());
         }
         memory.write_all_at(&noise, 0).unwrap();
-        put(&mut channel, Head::new(Op::Look, handle), b"", b"");
+        put(&mut channel, Head::new(Op::Wake, handle), b"", b"");
         let name = scene.name(7000 + (handle % 50_000) as u16);
         put(&mut channel, Head { a: 0x40, ..Head::new(Op::Send, handle) }, &name, b"two");
         memory.write_all_at(&noise[8..], 0).unwrap();
@@ -606,7 +606,7 @@ fn a_channel_with_its_own_other_end_ends() {
     let before = descriptors();
     for n in 0..100 {
         let channel = scene.channel();
-        let op = [Op::Look, Op::Attach, Op::Memory, Op::Open][n % 4];
+        let op = [Op::Wake, Op::Attach, Op::Memory, Op::Open][n % 4];
         let request = Head { op, value: 0, a: 5, b: 0 }.emit(0, 0, 0).unwrap();
         let len = if n % 3 == 0 { 20 } else { HEAD_LEN };
         assert!(send_along(&channel, &request[..len], &[channel.as_fd()]));
@@ -624,7 +624,7 @@ fn a_channel_whose_other_end_waits_in_what_came_along_ends() {
     let before = descriptors();
     for n in 0..100 {
         let channel = scene.channel();
-        let op = [Op::Look, Op::Attach, Op::Memory, Op::Open][n % 4];
+        let op = [Op::Wake, Op::Attach, Op::Memory, Op::Open][n % 4];
         let request = Head { op, value: 0, a: 5, b: 0 }.emit(0, 0, 8).unwrap();
         let request = [&request[..], &[0; 8]].concat();
         let len = [20, HEAD_LEN, HEAD_LEN + 8][n % 3];
@@ -656,7 +656,7 @@ fn what_came_with_a_late_request_is_not_kept_either() {
     let before = descriptors();
     for _ in 0..30 {
         let channel = scene.channel();
-        let look = Head::new(Op::Look, 0).emit(0, 0, 0).unwrap().repeat(100);
+        let look = Head::new(Op::Wake, 0).emit(0, 0, 0).unwrap().repeat(100);
         let attach = Head::new(Op::Attach, 0).emit(0, 0, 0).unwrap();
         let (inner, outer) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
@@ -1104,7 +1104,7 @@ fn send_anything(channel: &mut UnixStream, passed: &[OwnedFd], handle: i64, rand
             0 => offer(random.below(5) as i32).to_vec(),
             1 => (0..random.below(200)).map(|_| random.below(256) as u8).collect(),
             _ => {
-                let op = [Op::Hello, Op::Attach, Op::Memory, Op::Send, Op::Look, Op::HandOver]
+                let op = [Op::Hello, Op::Attach, Op::Memory, Op::Send, Op::Wake, Op::HandOver]
                     [random.below(6) as usize];
                 let value = sockets.first().map_or(handle, |(handle, _)| *handle);
                 let payload = random.below(50) as usize;
@@ -1160,7 +1160,7 @@ fn users_that_send_anything_harm_nobody_else() {
         return bowline_testkit::skipped::because("only root can take on other users");
     }
     const GUEST: u32 = 77_001;
-    let attach = Who { users: [GUEST].into(), ..Who::default() };
+    let attach = Principals { users: [GUEST].into(), ..Principals::default() };
     let mut scene = Scene::alone(26);
     scene.serve(Policy { attach, ..Policy::default() });
     let before = descriptors();

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bowline_attach::{FRAME_MAX, Frame, Greeting, HEAD_LEN, Head, Op, VERSION, offer};
-use bowline_host::{BindRule, HandOver, Host, Policy, Quota, Refused, Who};
+use bowline_host::{BindRule, HandOver, Host, Policy, Principals, Quota, Refused};
+use bowline_host_wire::{FRAME_MAX, Frame, Greeting, HEAD_LEN, Head, Op, VERSION, offer};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
 use bowline_testkit::skipped;
@@ -121,8 +121,8 @@ impl Drop for Scene {
 }
 
 /// Those who are not root and may have sockets.
-fn these(users: &[u32]) -> Who {
-    Who { users: users.iter().copied().collect(), ..Who::default() }
+fn these(users: &[u32]) -> Principals {
+    Principals { users: users.iter().copied().collect(), ..Principals::default() }
 }
 
 /// The value and the payload of an answer, with names and control messages before it.
@@ -180,8 +180,10 @@ fn show(stream: &mut UnixStream, descriptor: BorrowedFd<'_>) -> i64 {
 
 #[test]
 fn only_those_who_are_listed_have_sockets() {
-    let policy =
-        Policy { attach: Who { groups: [GROUP].into(), ..these(&[ANNA]) }, ..Policy::default() };
+    let policy = Policy {
+        attach: Principals { groups: [GROUP].into(), ..these(&[ANNA]) },
+        ..Policy::default()
+    };
     let Some(scene) = scene(1, policy) else { return };
     for (user, groups, may) in [
         (0, &[][..], true),

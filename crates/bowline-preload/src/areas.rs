@@ -7,8 +7,8 @@ use core::ffi::c_int;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use bowline_attach::Area;
-use bowline_client::memory;
+use bowline_host_client::memory;
+use bowline_host_wire::Area;
 
 use crate::table::KNOWN_MAX;
 

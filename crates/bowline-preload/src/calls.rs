@@ -17,7 +17,8 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_client::{Message, Pieces, agent};
+use bowline_host_client::{Message, Pieces, agent};
+use bowline_wire::rds::uapi::{AF_RDS, SIOCRDSGETTOS, SIOCRDSSETTOS};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::closing::Closing;
@@ -25,7 +26,6 @@ use crate::real::{fail, hidden};
 use crate::table::{self, Rds};
 use crate::{areas, nodes};
 
-const AF_RDS: c_int = 21;
 /// Longest value of an option that is looked at, bytes; none is as long.
 const OPTION_MAX: usize = 4096;
 /// Longest name that is looked at, bytes: a `sockaddr_storage`.
@@ -428,13 +428,11 @@ unsafe fn forget_descriptors(msg: *mut msghdr) {
 }
 
 /// Requests that are about the descriptor: FIOCLEX, FIONCLEX, FIOASYNC, FIONBIO.
-const OF_DESCRIPTORS: [u32; 4] = [0x5451, 0x5450, 0x5452, 0x5421];
-const SIOCRDSSETTOS: u32 = 0x89e0;
-const SIOCRDSGETTOS: u32 = 0x89e1;
+const OF_DESCRIPTORS: [c_int; 4] = [0x5451, 0x5450, 0x5452, 0x5421];
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_void) -> c_int {
-    let number = request as u32;
+    let number = request as c_int;
     let rds = match table::find(fd) {
         Some(Err(errno)) => return fail(errno),
         Some(Ok(rds)) if !OF_DESCRIPTORS.contains(&number) => rds,
@@ -445,7 +443,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_vo
         return fail(libc::EFAULT);
     }
     let given = if number == SIOCRDSSETTOS { unsafe { *byte } } else { 0 };
-    match rds.ioctl(number.cast_signed(), given) {
+    match rds.ioctl(number, given) {
         Err(errno) => fail(errno),
         Ok(got) => {
             if let Some(got) = got.filter(|_| number == SIOCRDSGETTOS) {

@@ -6,7 +6,7 @@
 
 use core::ffi::c_int;
 
-use bowline_client::agent;
+use bowline_host_client::agent;
 
 use crate::real::KeptErrno;
 use crate::table;

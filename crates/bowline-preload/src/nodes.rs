@@ -5,11 +5,13 @@ use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Once;
 
-use bowline_client::{Channel, Descriptors, Opened, Welcome, is_refusal, system, wanted_namespace};
+use bowline_host_client::{
+    Channel, Descriptors, Opened, Welcome, is_refusal, system, wanted_namespace,
+};
 
 use crate::{areas, table};
 
-pub(crate) type Node = bowline_client::Node<Hidden>;
+pub(crate) type Node = bowline_host_client::Node<Hidden>;
 
 /// Most nodes that one process has had sockets of: after each start a node is another one, unless
 /// it has gone on with what there was. An index has 8 bits, and 0 stands for none elsewhere.

@@ -9,8 +9,8 @@
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-use bowline_attach::NAME_PREFIX;
-use bowline_client::{Channel, Socket, is_socket_of_node, system};
+use bowline_host_client::{Channel, Socket, is_socket_of_node, system};
+use bowline_host_wire::{NAME_PREFIX, SocketHandle};
 
 use crate::areas;
 use crate::nodes::{self, Hidden, Node};
@@ -66,7 +66,7 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
     }
     if word & 0xff == RDS {
         let node = nodes::get((word >> 8) as u8)?;
-        return Some(Ok(Rds { fd, node, handle: word >> 16 }));
+        return Some(Ok(Rds { fd, node, handle: SocketHandle(word >> 16) }));
     }
     let _kept = KeptErrno::new();
     if !has_name_of_node(fd) || !is_socket_of_node(fd) {
@@ -118,9 +118,9 @@ fn has_name_of_node(fd: c_int) -> bool {
 }
 
 /// Remembers an RDS socket.
-pub(crate) fn set(fd: c_int, node: &'static Node, handle: u64) {
-    if let Some(cell) = new_cell(fd).filter(|_| handle < 1 << 48) {
-        let word = handle << 16 | u64::from(nodes::index(node)) << 8 | RDS;
+pub(crate) fn set(fd: c_int, node: &'static Node, handle: SocketHandle) {
+    if let Some(cell) = new_cell(fd).filter(|_| handle.0 < 1 << 48) {
+        let word = handle.0 << 16 | u64::from(nodes::index(node)) << 8 | RDS;
         cell.store(word, Ordering::Release);
     }
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline_attach::{AREA_LEN, FRAME_MAX, HEAD_LEN, Head, NAME_PREFIX, Op};
+use bowline_host_wire::{AREA_LEN, FRAME_MAX, HEAD_LEN, Head, NAME_PREFIX, Op};
 use bowline_testkit::skipped;
 use false_node::{FalseNode, frame, honest, memory, pair, send, welcome, whole_memory};
 use program::{ANNA, Folder, Program, STRANGER, as_user, is_root};

@@ -43,7 +43,6 @@ const PACE: Duration = Duration::from_millis(1);
 
 /// How long a call may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(alias = "Patience")]
 pub enum Blocking {
     /// The call does not wait.
     Never,

@@ -103,7 +103,6 @@ pub enum Output {
 
 /// Why an accepted TCP connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(alias = "TurnedAway")]
 pub enum AcceptError {
     /// The connection is a knock, and this node dials back: reset it at once.
     Knock,
@@ -431,7 +430,6 @@ pub struct SendMemory {
 
 /// Messages of one socket to one destination that the node still keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(alias = "Held")]
 pub struct OutstandingMessages {
     /// Destination.
     pub to: SocketAddr,
@@ -465,7 +463,6 @@ pub struct Received {
 
 /// A message taken off the queue: copied to the caller's buffer, or left to the caller to copy.
 #[derive(Clone, Debug)]
-#[doc(alias = "Taken")]
 pub struct ReceivedInto {
     /// Sender.
     pub source: SocketAddr,

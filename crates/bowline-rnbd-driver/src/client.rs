@@ -392,7 +392,6 @@ impl Client {
 
     /// Limits how long unmapping the disks of all present sessions waits for a server that does not
     /// answer.
-    #[doc(alias = "hurry")]
     pub fn limit_unmap_wait(&self, patience: Duration) {
         let links: Vec<_> = self.lock().links.values().cloned().collect();
         links.iter().for_each(|link| link.limit_unmap_wait(patience));

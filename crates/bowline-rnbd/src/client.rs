@@ -277,7 +277,6 @@ impl<D> Core<D> {
     /// Ends waiting requests whose requester no longer wants them (`wanted` is false) with `EIO`.
     /// IO in flight ends by itself. A change that the server may still be carrying out is sent
     /// again all the same, so that later changes wait for its end [NB-54].
-    #[doc(alias = "forget")]
     pub fn cancel_unwanted(&mut self, wanted: impl Fn(&D, IoOp) -> bool) {
         for device in self.devices.iter_mut().flatten() {
             let fragments = std::mem::take(&mut device.waiting);
@@ -340,7 +339,6 @@ impl<D> Core<D> {
 
     /// Handles the answer to a service message: `errno` is 0 or negative, `data` holds the bytes
     /// that the server wrote.
-    #[doc(alias = "answered")]
     pub fn service_answer(&mut self, now: Instant, token: Token, errno: i32, data: &[u8]) {
         match self.pending_services.remove(&token) {
             // The server's protocol version changes nothing that is sent [NB-57].
@@ -570,7 +568,6 @@ impl<D> Core<D> {
     }
 
     /// Returns the next service message to send.
-    #[doc(alias = "poll_order")]
     pub fn poll_service_message(&mut self) -> Option<ServiceMessage> {
         self.service_messages.pop_front()
     }

@@ -25,7 +25,6 @@ pub enum PollMode {
 }
 
 /// Where a device records its connections, in case its process is killed.
-#[doc(alias = "FormerLives")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum FormerConnections {
     /// In a folder of the user, `bowline/roce-UID` in `$XDG_RUNTIME_DIR` or, without that variable,
@@ -114,7 +113,6 @@ pub struct SoftConfig {
     /// address, in case this process is killed. That device ends them before it does anything else
     /// [CM-53], so that a peer is free at once instead of when it notices by itself: until then,
     /// for seconds, an RTRS session of the same name is refused.
-    #[doc(alias = "former_lives")]
     pub former_connections: FormerConnections,
     /// Limits, window and timers of the core. Addresses, MTU, GUID, ICRC policy, bursts and the
     /// source port, which is always 4791, are set by the driver.

@@ -97,7 +97,6 @@ pub struct Limits {
     /// Concurrent READs and atomics of a queue pair, in each direction [QP-5].
     pub rd_atomic: u8,
     /// Bytes of packets kept after a gap, for all queue pairs together; 0: none are kept.
-    #[doc(alias = "held")]
     pub reorder_bytes: usize,
 }
 

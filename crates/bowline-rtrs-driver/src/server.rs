@@ -57,7 +57,6 @@ pub struct Offence {
 
 /// A change of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[doc(alias = "PathNews")]
 #[non_exhaustive]
 pub struct PathEv {
     /// The name of the path's session.
@@ -414,7 +413,6 @@ impl Server {
 
     /// Takes the changes of paths since the last call, oldest first. At most 256 changes are kept;
     /// the number is that of older changes that were dropped.
-    #[doc(alias = "path_news")]
     pub fn take_path_events(&self) -> (Vec<PathEv>, u64) {
         let PathEvents { kept, missed } = std::mem::take(&mut self.executor.lock().path_events);
         (kept.into(), missed)

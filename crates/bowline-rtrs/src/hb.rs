@@ -17,7 +17,6 @@ use crate::{HbConfig, Instant};
 
 /// The action to take now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(alias = "HbDo")]
 pub enum HeartbeatAction {
     /// Nothing; ask again at [`Heartbeat::next`].
     Nothing,

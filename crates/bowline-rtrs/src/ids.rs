@@ -10,7 +10,6 @@ pub struct PathId {
     /// Index in the core's table, below [`PATHS_MAX`].
     pub slot: u16,
     /// How often the slot was used before, wrapping.
-    #[doc(alias = "life")]
     pub generation: u8,
 }
 

@@ -164,7 +164,6 @@ pub struct QpShape {
 
 /// The devices on which a region is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(alias = "On")]
 pub enum RegionPorts {
     /// On every device.
     All,
@@ -289,7 +288,6 @@ pub enum Input {
         keys: Result<Vec<u32>, Errno>,
     },
     /// A client requests a connection.
-    #[doc(alias = "Asked")]
     ConnectRequest {
         /// Id of the request.
         request: RequestId,

@@ -4,7 +4,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs a callback of the program, and catches its panic, which has been reported on standard error
 /// by then, so that the thread can go on serving others. Returns `None` after a panic.
-#[doc(alias = "contain")]
 pub fn catch_callback_panic<T>(function: impl FnOnce() -> T) -> Option<T> {
     // State that the callback left inconsistent belongs to the program, which may panic as it
     // likes.

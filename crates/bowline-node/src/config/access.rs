@@ -2,13 +2,12 @@
 
 use std::{collections::BTreeMap, net::IpAddr, ops::RangeInclusive};
 
-use crate::{Failure, Outcome};
-use bowline_host::{BindRule, Policy, Quota, Who};
+use bowline_host::{BindRule, Policy, Principals, Quota};
 use bowline_rds::{IpNet, PeerList};
 use nix::unistd::{Group, User};
 use serde::{Deserialize, de};
 
-use crate::values::Size;
+use crate::{Failure, Outcome, values::Size};
 
 /// Stands for every user.
 const EVERYBODY: &str = "*";
@@ -126,8 +125,8 @@ impl<'de> Deserialize<'de> for Ports {
     }
 }
 
-fn who(users: &[Name], groups: &[Name]) -> Outcome<Who> {
-    let mut who = Who::default();
+fn who(users: &[Name], groups: &[Name]) -> Outcome<Principals> {
+    let mut who = Principals::default();
     for name in users {
         match name {
             Name::Text(text) if text == EVERYBODY => who.everybody = true,
@@ -168,7 +167,7 @@ impl Access {
             let anybody = rule.users.is_empty() && rule.groups.is_empty();
             let who = who(&rule.users, &rule.groups)?;
             Ok(BindRule {
-                who: if anybody { Who { everybody: true, ..who } } else { who },
+                who: if anybody { Principals { everybody: true, ..who } } else { who },
                 addresses: rule.addresses.iter().map(|network| network.0).collect(),
                 ports: rule.ports.iter().map(|ports| ports.0.clone()).collect(),
             })

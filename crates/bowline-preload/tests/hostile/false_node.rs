@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use bowline_attach::{AREA_LEN, Frame, Greeting, HEAD_LEN, Head, NAME_PREFIX, Op, offered_version};
+use bowline_host_wire::{
+    AREA_LEN, Frame, Greeting, HEAD_LEN, Head, NAME_PREFIX, Op, offered_version,
+};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
@@ -152,7 +154,7 @@ impl FalseNode {
                 loot.memory = came;
             }
             drop(loot);
-            if matches!(frame.head.op, Op::Look | Op::Interrupt) {
+            if matches!(frame.head.op, Op::Wake | Op::Interrupt) {
                 continue;
             }
             let Some((bytes, descriptors)) = (self.answers)(self, &frame.head) else {

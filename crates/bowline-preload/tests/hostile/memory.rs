@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use bowline_attach::agent::{ANSWER_HEAD, Answer, Kind, Request};
+use bowline_host_wire::agent::{ANSWER_HEAD, Answer, Kind, Request};
 use rustix::net::{RecvFlags, SendFlags, recv};
 
 use super::*;

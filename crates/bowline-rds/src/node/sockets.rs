@@ -295,7 +295,6 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::BadSocket`]; [`Error::NotConnected`] when not bound.
-    #[doc(alias = "held")]
     pub fn outstanding(&self, id: SocketId) -> Result<Vec<OutstandingMessages>, Error> {
         let sock = self.sock(id)?;
         let bound = sock.bound.ok_or(Error::NotConnected)?;

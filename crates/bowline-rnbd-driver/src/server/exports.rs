@@ -50,7 +50,6 @@ pub struct Grant {
     pub export: String,
     /// The highest access mode allowed: [`Access::Migration`] includes [`Access::Rw`], and that
     /// [`Access::Ro`].
-    #[doc(alias = "most")]
     pub max_access: Access,
     /// Pattern of session names, with `*` for any text; `None`: every session.
     pub session: Option<String>,

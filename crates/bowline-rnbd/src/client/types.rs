@@ -88,7 +88,6 @@ pub struct Token(pub u32);
 /// A message to send on the service connection: SESS_INFO, OPEN or CLOSE. Messages are sent in the
 /// order in which they come out. The answer goes to `Core::service_answer` [NB-60].
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[doc(alias = "Order")]
 pub struct ServiceMessage {
     /// Id of the message, given back with its answer.
     pub token: Token,

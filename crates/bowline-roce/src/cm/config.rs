@@ -28,7 +28,6 @@ pub struct CmConfig {
     /// Most unproven connections: requested by others, without proof that there is anybody at the
     /// address of the peer. These are unanswered requests, and answered ones that wait for a
     /// message of the peer. A new request evicts the oldest one [CM-57].
-    #[doc(alias = "max_strangers")]
     pub max_unproven: usize,
     /// Most connections, in any state.
     pub max_connections: usize,

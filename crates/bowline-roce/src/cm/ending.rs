@@ -12,7 +12,6 @@ use super::reject::Refusal;
 use crate::Instant;
 
 /// A connection of an earlier process, with the values needed to end it [CM-53].
-#[doc(alias = "FormerLife")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormerConnection {
     /// This side's address.

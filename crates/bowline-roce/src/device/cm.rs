@@ -134,7 +134,6 @@ impl Device {
 
     /// Returns what a later process needs to end the connections that are established now, if this
     /// process cannot [CM-53].
-    #[doc(alias = "former_lives")]
     pub fn former_connections(&self) -> Vec<FormerConnection> {
         self.cm.manager.former_connections().collect()
     }
@@ -143,7 +142,6 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::AddrNotAvailable`].
-    #[doc(alias = "end_former_life")]
     pub fn end_former_connection(
         &mut self,
         now: Instant,

@@ -20,18 +20,15 @@ use crate::qp::Halves;
 use crate::rc::requester::Outcome;
 
 /// Most packets received in place by one call: UDP_GRO merges no more.
-#[doc(alias = "LANDING_PACKETS_MAX")]
 pub const PLACEMENT_PACKETS_MAX: usize = 64;
 
 /// Bytes of the longest datagram, which is also the most that UDP_GRO merges.
 const DATAGRAM_MAX: usize = 65_535;
 
 /// Bytes of the header before the first payload: the first framing bytes.
-#[doc(alias = "LANDING_HEAD")]
 pub const PLACEMENT_HEAD: usize = BTH_LEN;
 
 /// Bytes between two payloads: the ICRC of one packet and the header of the next.
-#[doc(alias = "LANDING_GAP")]
 pub const PLACEMENT_GAP: usize = ICRC_LEN + BTH_LEN;
 
 /// A message with at most this many full packets left is not worth receiving in place.
@@ -51,7 +48,6 @@ fn placement_packets(payload: usize) -> usize {
 ///  aside    | header |           | ICRC, header |           | ICRC, header | .. | ICRC | rest
 ///  place             | payload 0 |              | payload 1 |              | ..
 /// ```
-#[doc(alias = "Landing")]
 #[derive(Clone, Debug)]
 pub struct DirectPlacement {
     /// Memory of all payloads, which follow one another without a gap.
@@ -75,7 +71,6 @@ impl DirectPlacement {
     }
 
     /// Returns how many of the first `len` received bytes are payload at its destination.
-    #[doc(alias = "landed")]
     pub fn bytes_in_place(&self, len: usize) -> usize {
         let whole = (len / self.packet()).min(self.packets());
         let behind = len - whole * self.packet();
@@ -117,7 +112,6 @@ impl DirectPlacement {
 }
 
 /// A received buffer: one datagram, or several of one sender that UDP_GRO merged.
-#[doc(alias = "Run")]
 #[derive(Clone, Copy, Debug)]
 pub struct GroBuffer<'a> {
     /// Sender; `None` if unknown, in which case the bytes are discarded.
@@ -131,16 +125,13 @@ pub struct GroBuffer<'a> {
     /// Bytes of all datagrams together.
     pub len: usize,
     /// The framing bytes; may be followed by bytes that do not belong to this buffer.
-    #[doc(alias = "aside")]
     pub framing: &'a [u8],
 }
 
 /// Outcome of [`Device::receive_in_place`].
-#[doc(alias = "Landed")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementOutcome {
     /// No destination is known, so nothing was received.
-    #[doc(alias = "NoPlace")]
     NoTarget,
     /// Nothing was received.
     Nothing,
@@ -150,7 +141,6 @@ pub enum PlacementOutcome {
 }
 
 /// A long message that is still being received, and to which the most recent packet belonged.
-#[doc(alias = "Amid")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenMessage {
     qpn: Qpn,
@@ -162,7 +152,6 @@ pub struct OpenMessage {
 impl Device {
     /// Returns the message that the most recent packet, acknowledgements aside, belonged to, if its
     /// next packets are worth [receiving in place](Self::receive_in_place).
-    #[doc(alias = "amid")]
     pub fn open_message(&self) -> Option<OpenMessage> {
         let (qpn, opcode) = self.last_packet?;
         let qp = self.qps.get(&qpn.0).filter(|qp| qp.state != QpState::Err)?;
@@ -183,7 +172,6 @@ impl Device {
     /// Receives the next packets of a message at their destination and handles them. `receive` is
     /// given the destination and must be the only writer to it during the call; it returns `None`
     /// if nothing was received.
-    #[doc(alias = "land")]
     pub fn receive_in_place<'a>(
         &mut self,
         now: Instant,

@@ -36,7 +36,6 @@ impl Device {
     /// [`resume_acks`](Self::resume_acks); each a few times at most [RSP-25]. Called after the
     /// program has posted to `but`, because it may post to other queue pairs next. Tells whether
     /// any acknowledgement is deferred.
-    #[doc(alias = "set_acks_aside")]
     pub fn defer_acks(&mut self, now: Instant, but: Qpn) -> bool {
         let Self { shared, qps, .. } = self;
         let Shared { urgent, paths, deferred_acks, .. } = shared;
@@ -54,7 +53,6 @@ impl Device {
     }
 
     /// Ends the deferral of acknowledgements; tells whether there were any.
-    #[doc(alias = "take_acks_back")]
     pub fn resume_acks(&mut self) -> bool {
         let any = !self.shared.deferred_acks.is_empty();
         self.shared.urgent.extend(self.shared.deferred_acks.drain(..));

@@ -280,7 +280,6 @@ impl Session {
     }
 
     /// Number of requests in flight with a key of their own that is still valid for the server.
-    #[doc(alias = "keys_given")]
     pub fn valid_own_keys(&self) -> usize {
         self.requests.iter().filter(|request| request.key_state == OwnKey::Valid).count()
     }

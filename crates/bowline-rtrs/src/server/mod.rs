@@ -66,7 +66,6 @@ pub struct SessId {
     /// Index in the server's table.
     pub slot: u32,
     /// How often the slot was used before, wrapping.
-    #[doc(alias = "life")]
     pub generation: u32,
 }
 

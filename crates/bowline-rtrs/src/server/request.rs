@@ -26,7 +26,6 @@ pub struct OpId {
     /// Index in the server's table.
     pub slot: u32,
     /// How often the slot was used before, wrapping.
-    #[doc(alias = "life")]
     pub generation: u32,
 }
 

@@ -24,7 +24,6 @@ pub enum Scenario {
     Calm,
     /// The network loses, repeats, damages and reorders.
     #[serde(rename = "weather")]
-    #[doc(alias = "Weather")]
     NetworkFaults,
     /// Short queues and slow lines.
     Narrow,

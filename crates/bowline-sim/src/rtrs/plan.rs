@@ -30,7 +30,6 @@ pub enum Scenario {
     Calm,
     /// The network loses, repeats, damages and reorders datagrams.
     #[serde(rename = "weather")]
-    #[doc(alias = "Weather")]
     NetworkFaults,
     /// A fault at a certain step of making or ending a connection.
     Steps,
@@ -58,11 +57,9 @@ pub enum Scenario {
     Disks,
     /// Lines delay what they carry while paths are given up, and deliver it later.
     #[serde(rename = "held")]
-    #[doc(alias = "Held")]
     DelayedLines,
     /// A single fault at one step of a base run: the seed enumerates the faults and steps.
     #[serde(rename = "each")]
-    #[doc(alias = "Each")]
     SingleFault,
 }
 

@@ -20,6 +20,7 @@ mod cm;
 mod ext;
 mod header;
 mod map;
+pub mod uapi;
 
 pub use cm::{
     BowlineConnect, CONNECT_LEN, ConnectData, FRAGMENT_LEN, RDMA_PORT_V4, RDMA_PORT_V6, Version,

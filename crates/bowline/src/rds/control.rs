@@ -3,64 +3,50 @@
 use std::time::{Duration, SystemTime};
 
 use bowline_rds::{LatencyTrace, SendControl};
+use bowline_wire::rds::uapi::{
+    Cmsg, Cmsgs, RDS_CMSG_ATOMIC_FADD, RDS_CMSG_CONG_UPDATE, RDS_CMSG_RDMA_ARGS,
+    RDS_CMSG_RDMA_DEST, RDS_CMSG_RDMA_MAP, RDS_CMSG_RXPATH_LATENCY, RDS_CMSG_ZCOPY_COMPLETION,
+    RDS_CMSG_ZCOPY_COOKIE, RDS_RDMA_ARGS_LEN, SO_TIMESTAMP, SOL_RDS, SOL_SOCKET, put_cmsg,
+};
 
 use super::Control;
-
-const SOL_SOCKET: i32 = 1;
-const SO_TIMESTAMP: i32 = 29;
-const SOL_RDS: i32 = 276;
-const HEAD: usize = 16;
 
 /// Writes the control messages of a message to send. What a type takes as arguments, if this
 /// library does not have it, is left out: the node refuses the type, as it does over TCP.
 pub(super) fn emit(all: &[SendControl]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for one in all {
-        match one {
-            SendControl::ZcopyCookie(cookie) => put(&mut bytes, 12, &cookie.to_ne_bytes()),
-            SendControl::RdmaDest(key) => put(&mut bytes, 2, &key.to_ne_bytes()),
-            SendControl::RdmaMap => put(&mut bytes, 3, &[]),
-            SendControl::RdmaArgs => put(&mut bytes, 1, &[0; 56]),
-            SendControl::Atomic => put(&mut bytes, 6, &[]),
-            SendControl::Unknown(kind) => put(&mut bytes, kind.cast_signed(), &[]),
+        let (kind, data): (i32, &[u8]) = match one {
+            SendControl::ZcopyCookie(cookie) => (RDS_CMSG_ZCOPY_COOKIE, &cookie.to_ne_bytes()),
+            SendControl::RdmaDest(key) => (RDS_CMSG_RDMA_DEST, &key.to_ne_bytes()),
+            SendControl::RdmaMap => (RDS_CMSG_RDMA_MAP, &[]),
+            SendControl::RdmaArgs => (RDS_CMSG_RDMA_ARGS, &[0; RDS_RDMA_ARGS_LEN]),
+            SendControl::Atomic => (RDS_CMSG_ATOMIC_FADD, &[]),
+            SendControl::Unknown(kind) => (kind.cast_signed(), &[]),
             // Users cannot name a control message that this library does not know.
-            _ => {}
-        }
+            _ => continue,
+        };
+        put_cmsg(&mut bytes, usize::MAX, SOL_RDS, kind, data);
     }
     bytes
 }
 
-fn put(bytes: &mut Vec<u8>, kind: i32, data: &[u8]) {
-    bytes.extend_from_slice(&(HEAD + data.len()).to_ne_bytes());
-    bytes.extend_from_slice(&SOL_RDS.to_ne_bytes());
-    bytes.extend_from_slice(&kind.to_ne_bytes());
-    bytes.extend_from_slice(data);
-    bytes.resize(bytes.len().next_multiple_of(8), 0);
-}
-
-/// Reads the control messages of a message that was received.
-pub(super) fn parse(mut bytes: &[u8]) -> Vec<Control> {
-    let mut all = Vec::new();
-    while let Some((len, rest)) = bytes.split_first_chunk::<8>() {
-        let len = usize::from_ne_bytes(*len);
-        let (Some(level), Some(kind)) = (word(rest, 0), word(rest, 4)) else { break };
-        let Some(data) = bytes.get(HEAD..len) else { break };
-        all.extend(one(level, kind, data));
-        bytes = bytes.get(len.next_multiple_of(8)..).unwrap_or_default();
-    }
-    all
+/// Reads the control messages of a message that was received, up to one that is malformed.
+pub(super) fn parse(bytes: &[u8]) -> Vec<Control> {
+    let good = Cmsgs::new(bytes).map_while(Result::ok);
+    good.filter_map(|Cmsg { level, kind, data }| one(level, kind, data)).collect()
 }
 
 fn one(level: i32, kind: i32, data: &[u8]) -> Option<Control> {
     Some(match (level, kind) {
-        (SOL_RDS, 2) => Control::RdmaDest(long(data, 0)?),
-        (SOL_RDS, 5) => Control::CongestionUpdate(long(data, 0)?),
-        (SOL_RDS, 11) => {
+        (SOL_RDS, RDS_CMSG_RDMA_DEST) => Control::RdmaDest(long(data, 0)?),
+        (SOL_RDS, RDS_CMSG_CONG_UPDATE) => Control::CongestionUpdate(long(data, 0)?),
+        (SOL_RDS, RDS_CMSG_RXPATH_LATENCY) => {
             let [count, positions @ ..] = *data.first_chunk::<4>()?;
             let nanos = [long(data, 8)?, long(data, 16)?, long(data, 24)?];
             Control::Latency { trace: LatencyTrace { count, positions }, nanos }
         }
-        (SOL_RDS, 13) => {
+        (SOL_RDS, RDS_CMSG_ZCOPY_COMPLETION) => {
             let count = usize::try_from(word(data, 0)?).ok()?;
             let cookies = data.get(4..)?.chunks_exact(4).take(count);
             let cookie = |c: &[u8]| c.try_into().map_or(0, u32::from_ne_bytes);

@@ -6,36 +6,24 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use bowline_attach::name;
 use bowline_base::Errno;
-use bowline_client::{Host, OwnedSocket};
+use bowline_host_client::{Host, OwnedSocket};
+use bowline_host_wire::name;
 use bowline_rds::{
     Counters, Interest, LengthLimit, Readiness, Rope, SendControl, TooLong, Transport,
+};
+use bowline_wire::rds::uapi::{
+    MSG_DONTWAIT, MSG_PEEK, MSG_ZEROCOPY, RDS_CANCEL_SENT_TO, RDS_CONG_MONITOR,
+    RDS_INFO_COUNTER_LEN, RDS_INFO_COUNTERS, SO_RCVBUF, SO_RCVTIMEO, SO_RDS_TRANSPORT, SO_SNDBUF,
+    SO_SNDTIMEO, SO_TIMESTAMP, SO_ZEROCOPY, SOL_RDS, SOL_SOCKET,
 };
 
 use super::error::HostError;
 use super::{Error, Message, control};
 
-const SOL_SOCKET: i32 = 1;
-const SO_SNDBUF: i32 = 7;
-const SO_RCVBUF: i32 = 8;
-const SO_RCVTIMEO: i32 = 20;
-const SO_SNDTIMEO: i32 = 21;
-const SO_TIMESTAMP: i32 = 29;
-const SOL_RDS: i32 = 276;
-const CANCEL_SENT_TO: i32 = 1;
-const CONG_MONITOR: i32 = 6;
-const TRANSPORT: i32 = 8;
-const INFO_COUNTERS: i32 = 10_000;
-/// Length of a row of that table: a name of 32 bytes, and a number.
-const COUNTER_LEN: usize = 40;
 /// Room for a table of counters.
 const COUNTERS_ROOM: usize = 64 << 10;
 
-const MSG_PEEK: i32 = 2;
-const MSG_DONTWAIT: i32 = 0x40;
-const MSG_ZEROCOPY: i32 = 0x400_0000;
-const SO_ZEROCOPY: i32 = 60;
 const POLLIN: i16 = 1;
 const POLLOUT: i16 = 4;
 /// Room for the control messages of one message; fewer bytes do.
@@ -95,14 +83,14 @@ pub(super) fn find(place: Option<&[u8]>) -> Result<Host, Error> {
 
 /// The counters of the node; none when it is gone.
 pub(super) fn counters(host: &Host) -> Vec<(&'static str, u64)> {
-    let table = host.open().and_then(|s| s.get_option(SOL_RDS, INFO_COUNTERS, COUNTERS_ROOM));
+    let table = host.open().and_then(|s| s.get_option(SOL_RDS, RDS_INFO_COUNTERS, COUNTERS_ROOM));
     let Ok((table, ..)) = table else { return Vec::new() };
     let row = |row: &[u8]| {
-        let (text, value) = row.split_at_checked(COUNTER_LEN - 8)?;
+        let (text, value) = row.split_at_checked(RDS_INFO_COUNTER_LEN - 8)?;
         let len = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
         Some((text[..len].to_vec(), u64::from_ne_bytes(value.try_into().ok()?)))
     };
-    let rows: Vec<_> = table.chunks_exact(COUNTER_LEN).filter_map(row).collect();
+    let rows: Vec<_> = table.chunks_exact(RDS_INFO_COUNTER_LEN).filter_map(row).collect();
     // In the order of the names that this library knows.
     let value = |name: &str| rows.iter().find(|(text, _)| text == name.as_bytes());
     let names = Counters::default();
@@ -256,18 +244,18 @@ impl HostSocket {
     }
 
     pub(super) fn set_transport(&self, number: i32) -> Result<(), Error> {
-        self.set_int(SOL_RDS, TRANSPORT, number)
+        self.set_int(SOL_RDS, SO_RDS_TRANSPORT, number)
     }
 
     pub(super) fn transport(&self) -> Result<Option<Transport>, Error> {
-        let (value, ..) = self.0.get_option(SOL_RDS, TRANSPORT, 4).map_err(failed)?;
+        let (value, ..) = self.0.get_option(SOL_RDS, SO_RDS_TRANSPORT, 4).map_err(failed)?;
         let number = value.first_chunk().map_or(-1, |value| i32::from_ne_bytes(*value));
         let all = [Transport::Ib, Transport::Tcp, Transport::Loopback];
         Ok(all.into_iter().find(|transport| *transport as i32 == number))
     }
 
     pub(super) fn cancel_sent_to(&self, to: SocketAddr) -> Result<(), Error> {
-        self.0.set_option(SOL_RDS, CANCEL_SENT_TO, &name_of(Some(to))).map_err(failed)
+        self.0.set_option(SOL_RDS, RDS_CANCEL_SENT_TO, &name_of(Some(to))).map_err(failed)
     }
 
     pub(super) fn cancel_all(&self) -> Result<(), Error> {
@@ -275,7 +263,7 @@ impl HostSocket {
     }
 
     pub(super) fn set_cong_monitor(&self, on: bool) -> Result<(), Error> {
-        self.set_int(SOL_RDS, CONG_MONITOR, on.into())
+        self.set_int(SOL_RDS, RDS_CONG_MONITOR, on.into())
     }
 
     pub(super) fn set_zerocopy(&self, on: bool) -> Result<(), Error> {

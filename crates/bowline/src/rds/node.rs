@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use bowline_client::Host;
+use bowline_host_client::Host;
 use bowline_rds_driver::{Driver, DriverStats};
 
 use super::error::HostError;

@@ -460,7 +460,6 @@ impl Socket {
     ///
     /// # Errors
     /// `ENOTCONN` when the socket is not bound; `EOPNOTSUPP` (95) for a socket of the host's node.
-    #[doc(alias = "held")]
     pub fn outstanding(&self) -> Result<Vec<OutstandingMessages>, Error> {
         match &self.of {
             Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.outstanding(*id))?),

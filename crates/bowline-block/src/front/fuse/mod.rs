@@ -137,7 +137,6 @@ impl Mount {
 
     /// Refuses further opens of the file if it is not open, until [`Mount::enable`]; returns true
     /// if so.
-    #[doc(alias = "shut_if_unused")]
     pub fn disable_if_unused(&self) -> bool {
         let mut users = lock(&self.users);
         users.disabled |= users.open == 0;
@@ -145,7 +144,6 @@ impl Mount {
     }
 
     /// Allows opens of the file again.
-    #[doc(alias = "unshut")]
     pub fn enable(&self) {
         lock(&self.users).disabled = false;
     }

@@ -121,7 +121,6 @@ impl NbdServer {
 
     /// Accepts no more clients if there are no connections, until [`NbdServer::enable`]; returns
     /// true if so.
-    #[doc(alias = "shut_if_unused")]
     pub fn disable_if_unused(&self) -> bool {
         let mut clients = self.shared.lock();
         let unused = clients.count() == 0;
@@ -130,7 +129,6 @@ impl NbdServer {
     }
 
     /// Accepts clients again.
-    #[doc(alias = "unshut")]
     pub fn enable(&self) {
         self.shared.lock().disabled = false;
     }

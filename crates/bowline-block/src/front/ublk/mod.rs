@@ -98,7 +98,6 @@ impl Ublk {
     /// A device or a partition is claimed by mounting it, swapping to it, stacking another device
     /// on it, or opening it with `O_EXCL`. The kernel reports no other users: a program that merely
     /// has the device open, such as dd, is not noticed.
-    #[doc(alias = "shut_if_unused")]
     pub fn disable_if_unused(&self) -> bool {
         let mut claim = lock(&self.claim);
         if claim.is_some() {
@@ -114,7 +113,6 @@ impl Ublk {
     }
 
     /// Allows other programs to claim the device again.
-    #[doc(alias = "unshut")]
     pub fn enable(&self) {
         *lock(&self.claim) = None;
     }

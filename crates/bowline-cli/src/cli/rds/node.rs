@@ -414,7 +414,7 @@ fn usual_quota(limits: &Limits, send_buffer: Option<u64>, recv_buffer: Option<u6
     let mut config = bowline_rds::Config { limits: limits.clone(), ..Default::default() };
     config.send_buffer = send_buffer.map_or(config.send_buffer, |bytes| bytes as usize);
     config.recv_buffer = recv_buffer.map_or(config.recv_buffer, |bytes| bytes as usize);
-    Quota::usual(&config)
+    Quota::default_for(&config)
 }
 
 /// Lets the node have as many descriptors as it may: each program and each socket takes some.

@@ -12,7 +12,7 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_base::Errno;
-use bowline_host::{Former, HandOver, HostState};
+use bowline_host::{HandOver, HostState, Predecessor};
 use bowline_node::{
     Failure, Outcome,
     programs::{self, Programs},
@@ -40,7 +40,7 @@ pub(super) struct Taken {
 /// Who has everything until this process begins.
 pub(super) enum From {
     /// The node before, which serves programs at this path, and waits.
-    Node(Former, PathBuf),
+    Node(Predecessor, PathBuf),
     /// The manager.
     Store,
     /// This process itself.

@@ -6,7 +6,9 @@ use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
-use bowline_attach::agent::{ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request, words};
+use bowline_host_wire::agent::{
+    ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request, words,
+};
 
 use super::own::{self, SWAP_STACK};
 use super::{Access, TABLE, connections};

@@ -75,7 +75,7 @@ pub fn move_up(fd: c_int) -> c_int {
     }
 }
 
-/// Tells whether a memory file has so many bytes, of pages of the usual size, and always will.
+/// Tells whether a memory file has so many bytes, of pages of the default size, and always will.
 pub(crate) fn is_whole_memory(fd: c_int, len: usize) -> bool {
     // What a file of huge pages lacks at an access ends the program.
     const USUAL_PAGE_MAX: i128 = 64 << 10;

@@ -4,24 +4,14 @@
 
 use core::ffi::c_int;
 
+use bowline_wire::rds::uapi::*;
+
 use crate::agent::own;
 use crate::system;
 
-const SOL_RDS: c_int = 276;
-const GET_MR: c_int = 2;
-const FREE_MR: c_int = 3;
-const GET_MR_FOR_DEST: c_int = 7;
-/// Control messages: an operation, memory to register, and atomics.
-const ARGS: c_int = 1;
-const MAP: c_int = 3;
-const ATOMICS: core::ops::RangeInclusive<c_int> = 6..=9;
-/// Control messages of a socket that tell when a message came, with and without nanoseconds, in
-/// both of their forms.
-const TIMES: [c_int; 4] = [29, 35, 63, 64];
-/// An operation that writes to the peer, and so reads here.
-const WRITE: u64 = 1;
+/// Control messages of a socket that tell when a message came.
+const TIMES: [c_int; 4] = [SO_TIMESTAMP, SO_TIMESTAMPNS, SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW];
 
-const HEAD: usize = 16;
 /// Longest memory that is looked at, bytes; the node refuses more than 1 MiB.
 const LEN_MAX: u64 = 2 << 20;
 const PIECES_MAX: u64 = 1024;
@@ -78,20 +68,18 @@ pub struct Reach {
     key_at: u64,
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
-    let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
-    word.map_or(0, u64::from_ne_bytes)
-}
-
 impl Reach {
     /// The memory that an option is about; `None` if it is about none, and the node can do without.
     pub fn of_option(level: c_int, name: c_int, value: &[u8]) -> Option<Self> {
-        let mut reach = Self::default();
-        match (level, name, value.len()) {
-            (SOL_RDS, GET_MR, 32) => reach.region(value),
-            (SOL_RDS, GET_MR_FOR_DEST, 160) => reach.region(&value[128..]),
+        let args = match (level, name, value.len()) {
+            (SOL_RDS, RDS_GET_MR, RDS_GET_MR_ARGS_LEN) => value,
+            (SOL_RDS, RDS_GET_MR_FOR_DEST, RDS_GET_MR_FOR_DEST_ARGS_LEN) => {
+                value.get(SOCKADDR_STORAGE_LEN..)?
+            }
             _ => return None,
-        }
+        };
+        let mut reach = Self::default();
+        reach.region(GetMrArgs::parse(args)?);
         Some(reach)
     }
 
@@ -99,16 +87,28 @@ impl Reach {
     /// do without.
     pub fn of_control(bytes: &[u8]) -> Option<Self> {
         let mut reach = None::<Self>;
-        walk(bytes, |level, kind, data| match kind {
-            _ if level != SOL_RDS => {}
-            MAP if data.len() >= 32 => reach.get_or_insert_default().region(data),
-            ARGS if data.len() >= 56 => reach.get_or_insert_default().pieces(data),
-            kind if ATOMICS.contains(&kind) && data.len() >= 72 => {
-                let reach = reach.get_or_insert_default();
-                reach.add(word(data, 8), 8, Access::Write, Stays::Operation);
+        let cmsgs = Cmsgs::new(bytes).map_while(Result::ok);
+        for Cmsg { kind, data, .. } in cmsgs.filter(|cmsg| cmsg.level == SOL_RDS) {
+            match kind {
+                RDS_CMSG_RDMA_MAP => {
+                    if let Some(args) = GetMrArgs::parse(data) {
+                        reach.get_or_insert_default().region(args);
+                    }
+                }
+                RDS_CMSG_RDMA_ARGS => {
+                    if let Some(args) = RdmaArgs::parse(data) {
+                        reach.get_or_insert_default().pieces(args);
+                    }
+                }
+                RDS_CMSG_ATOMIC_FADD..=RDS_CMSG_MASKED_ATOMIC_CSWP => {
+                    if let Some(AtomicArgs { local_addr, .. }) = AtomicArgs::parse(data) {
+                        let reach = reach.get_or_insert_default();
+                        reach.add(local_addr, 8, Access::Write, Stays::Operation);
+                    }
+                }
+                _ => {}
             }
-            _ => {}
-        });
+        }
         reach
     }
 
@@ -144,65 +144,53 @@ impl Reach {
         }
     }
 
-    /// `rds_get_mr_args`: address, bytes, where the key is stored. Peers may read and write a
-    /// region whatever its flags say [RMR-6].
-    fn region(&mut self, args: &[u8]) {
+    /// Memory to register. Peers may read and write a region whatever its flags say [RMR-6].
+    fn region(&mut self, args: GetMrArgs) {
         if self.ranges.iter().any(|range| range.stays == Stays::Region) {
             return; // nodes take one in a call, so there is one key
         }
-        let (at, len, key_at) = (word(args, 0), word(args, 8), word(args, 16));
-        self.add(at, len, Access::Both, Stays::Region);
-        self.key_at = key_at;
-        if key_at != 0 {
-            self.add(key_at, 8, Access::Write, Stays::Call);
+        self.add(args.addr, args.bytes, Access::Both, Stays::Region);
+        self.key_at = args.cookie_addr;
+        if self.key_at != 0 {
+            self.add(self.key_at, 8, Access::Write, Stays::Call);
         }
     }
 
-    /// `rds_rdma_args`, with a vector of pieces of memory.
-    fn pieces(&mut self, args: &[u8]) {
-        let (vector, count, flags) = (word(args, 24), word(args, 32), word(args, 40));
+    /// An operation, with a vector of pieces of memory.
+    fn pieces(&mut self, args: RdmaArgs) {
+        let RdmaArgs { local_vec_addr: vector, nr_local: count, flags, .. } = args;
         if count == 0 || count > PIECES_MAX {
             return;
         }
-        self.add(vector, 16 * count, Access::Read, Stays::Call);
-        let mut pieces = vec![0; 16 * count as usize];
+        let mut pieces = vec![0; RDS_IOVEC_LEN * count as usize];
+        self.add(vector, pieces.len() as u64, Access::Read, Stays::Call);
         if own::read(system::getpid(), vector, &mut pieces).is_err() {
             return; // the node finds no vector
         }
-        let access = if flags & WRITE != 0 { Access::Read } else { Access::Write };
-        for piece in pieces.chunks_exact(16) {
-            self.add(word(piece, 0), word(piece, 8), access, Stays::Operation);
+        let writes_to_peer = flags & RDS_RDMA_READWRITE != 0;
+        let access = if writes_to_peer { Access::Read } else { Access::Write };
+        for RdsIovec { addr, bytes } in RdsIovec::parse_all(&pieces) {
+            self.add(addr, bytes, access, Stays::Operation);
         }
     }
 }
 
 /// The key of the memory that an option takes back from peers, if it does.
 pub(crate) fn freed(level: c_int, name: c_int, value: &[u8]) -> Option<u64> {
-    let frees = (level, name, value.len()) == (SOL_RDS, FREE_MR, 16);
-    frees.then(|| word(value, 0)).filter(|cookie| *cookie != 0)
-}
-
-/// Calls `each` with level, kind and data of control messages, up to one that is none. Returns
-/// whether all are some.
-fn walk(mut bytes: &[u8], mut each: impl FnMut(c_int, c_int, &[u8])) -> bool {
-    while bytes.len() >= HEAD {
-        let len = usize::try_from(word(bytes, 0)).unwrap_or(usize::MAX);
-        let kinds = word(bytes, 8);
-        let Some(data) = bytes.get(HEAD..len) else { return false };
-        each(kinds as u32 as c_int, (kinds >> 32) as c_int, data);
-        bytes = bytes.get(len.next_multiple_of(8)..).unwrap_or_default();
-    }
-    bytes.is_empty()
+    let frees = (level, name) == (SOL_RDS, RDS_FREE_MR);
+    free_mr_cookie(value).filter(|cookie| frees && *cookie != 0)
 }
 
 /// Tells whether control messages that came with a message are some that RDS has: others, such as
 /// descriptors, mean things to a program that no node may say.
 pub(crate) fn is_control_of_rds(bytes: &[u8]) -> bool {
-    let mut all = true;
-    let are_whole = walk(bytes, |level, kind, _| {
-        all &= level == SOL_RDS || (level == libc::SOL_SOCKET && TIMES.contains(&kind));
-    });
-    all && are_whole
+    let is_of_rds = |cmsg: Cmsg<'_>| match cmsg.level {
+        SOL_RDS => true,
+        SOL_SOCKET => TIMES.contains(&cmsg.kind),
+        _ => false,
+    };
+    let mut all = Cmsgs::new(bytes);
+    all.by_ref().all(|cmsg| cmsg.is_ok_and(is_of_rds)) && all.rest().is_empty()
 }
 
 #[cfg(test)]
@@ -210,10 +198,9 @@ mod tests {
     use super::*;
 
     fn cmsg(kind: c_int, words: &[u64]) -> Vec<u8> {
-        let mut bytes = (HEAD as u64 + 8 * words.len() as u64).to_ne_bytes().to_vec();
-        bytes.extend(SOL_RDS.to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let mut bytes = Vec::new();
+        put_cmsg(&mut bytes, usize::MAX, SOL_RDS, kind, &data);
         bytes
     }
 
@@ -235,17 +222,24 @@ mod tests {
         static CONSTANT: [u64; 64] = [7; 64];
         let mut own = [0_u64; 64];
         let (own, constant) = ((&raw mut own) as u64, (&raw const CONSTANT) as u64);
-        let get = |at, key_at| option(SOL_RDS, GET_MR, &get_mr([at, 64, key_at, 0]));
+        let get = |at, key_at| option(SOL_RDS, RDS_GET_MR, &get_mr([at, 64, key_at, 0]));
         assert!(get(own, 0) && get(own, own) && get(own, own + 128));
         assert!(!get(constant, 0) && !get(own, constant) && !get(4096, 0));
-        assert!(option(1, GET_MR, &[0; 32]) && option(SOL_RDS, GET_MR, &[0; 31]));
-        assert!(control(&cmsg(MAP, &[own, 64, 0, 0])));
-        assert!(!control(&[cmsg(12, &[7]), cmsg(MAP, &[constant, 64, 0, 0])].concat()));
+        assert!(option(1, RDS_GET_MR, &[0; 32]) && option(SOL_RDS, RDS_GET_MR, &[0; 31]));
+        assert!(control(&cmsg(RDS_CMSG_RDMA_MAP, &[own, 64, 0, 0])));
+        assert!(!control(
+            &[cmsg(12, &[7]), cmsg(RDS_CMSG_RDMA_MAP, &[constant, 64, 0, 0])].concat()
+        ));
         let pieces = [own, 64, constant, 64];
         let vector = (&raw const pieces) as u64;
-        let args = |count, flags| cmsg(ARGS, &[0, 0, 128, vector, count, flags, 0]);
-        assert!(control(&args(1, 0)) && !control(&args(2, 0)) && control(&args(2, WRITE)));
-        assert!(control(&cmsg(ARGS, &[0, 0, 128, 4096, 1, 0, 0])), "the node finds no vector");
+        let args = |count, flags| cmsg(RDS_CMSG_RDMA_ARGS, &[0, 0, 128, vector, count, flags, 0]);
+        assert!(
+            control(&args(1, 0)) && !control(&args(2, 0)) && control(&args(2, RDS_RDMA_READWRITE))
+        );
+        assert!(
+            control(&cmsg(RDS_CMSG_RDMA_ARGS, &[0, 0, 128, 4096, 1, 0, 0])),
+            "the node finds no vector"
+        );
         assert!(!control(&cmsg(7, &[0, constant, 0, 0, 0, 0, 0, 0, 0])));
         assert!(control(&cmsg(7, &[0, own, 0, 0, 0, 0, 0, 0, 0])) && control(b"too short"));
     }
@@ -256,7 +250,7 @@ mod tests {
         use Access::{Both, Read, Write};
         use Stays::{Call, Operation, Region};
         let range = |at, len, access, stays| Range { at, len, access, stays };
-        let got = |value: [u64; 4]| Reach::of_option(SOL_RDS, GET_MR, &get_mr(value)).unwrap();
+        let got = |value: [u64; 4]| Reach::of_option(SOL_RDS, RDS_GET_MR, &get_mr(value)).unwrap();
         let region = [range(0x1234_5000, 100, Both, Region), range(0x9008, 8, Write, Call)];
         assert_eq!(got([0x1234_5000, 100, 0x9008, 0]).ranges(), region);
         assert_eq!(got([0x1234_5000, 100, 0, 0]).ranges(), &region[..1]);
@@ -264,12 +258,12 @@ mod tests {
             assert_eq!(got([at, len, 0, 0]), Reach::default(), "refused by the node");
         }
         // Of several the node takes none; there is one key for a call.
-        let map = |at| cmsg(MAP, &[at, 100, 0x9008, 0]);
+        let map = |at| cmsg(RDS_CMSG_RDMA_MAP, &[at, 100, 0x9008, 0]);
         let two = Reach::of_control(&[map(0x1234_5000), map(0x5678_5000)].concat()).unwrap();
         assert_eq!(two.ranges(), region);
 
         let dest = [&[7; 128][..], &get_mr([0x1234_5000, 100, 0x9008, 0])].concat();
-        let for_dest = Reach::of_option(SOL_RDS, GET_MR_FOR_DEST, &dest).unwrap();
+        let for_dest = Reach::of_option(SOL_RDS, RDS_GET_MR_FOR_DEST, &dest).unwrap();
         assert_eq!(for_dest.ranges(), region);
         assert_eq!(Reach::of_option(SOL_RDS, 3, &[0; 16]), None);
         assert_eq!(Reach::of_control(&cmsg(2, &[7])), None);
@@ -277,7 +271,8 @@ mod tests {
         let pieces = [4096_u64, 10, 4106, 20, 9000, 5, 9100, 0, 9200, u64::MAX];
         let vector = (&raw const pieces) as u64;
         let args = |count, flags| {
-            Reach::of_control(&cmsg(ARGS, &[0, 0, 128, vector, count, flags, 0])).unwrap()
+            Reach::of_control(&cmsg(RDS_CMSG_RDMA_ARGS, &[0, 0, 128, vector, count, flags, 0]))
+                .unwrap()
         };
         let expect = |count: u64, access| {
             let vector = range(vector, 16 * count, Read, Call);
@@ -286,8 +281,8 @@ mod tests {
             [vector, first, second]
         };
         assert_eq!(args(5, 0).ranges(), expect(5, Write));
-        assert_eq!(args(3, WRITE).ranges(), expect(3, Read));
-        assert_eq!(args(1025, WRITE), Reach::default());
+        assert_eq!(args(3, RDS_RDMA_READWRITE).ranges(), expect(3, Read));
+        assert_eq!(args(1025, RDS_RDMA_READWRITE), Reach::default());
         let atomic = Reach::of_control(&cmsg(6, &[0, 0x7000, 0, 0, 0, 0, 0, 0, 0])).unwrap();
         assert_eq!(atomic.ranges(), [range(0x7000, 8, Write, Operation)]);
     }
@@ -295,27 +290,35 @@ mod tests {
     #[test]
     fn a_program_gives_memory_for_what_is_about_memory_only() {
         let option = |level, name, len| Reach::of_option(level, name, &vec![7; len]).is_some();
-        assert!(option(SOL_RDS, GET_MR, 32) && option(SOL_RDS, GET_MR_FOR_DEST, 160));
-        assert!(!option(1, GET_MR, 32) && !option(SOL_RDS, 1, 32) && !option(SOL_RDS, GET_MR, 31));
+        assert!(option(SOL_RDS, RDS_GET_MR, 32) && option(SOL_RDS, RDS_GET_MR_FOR_DEST, 160));
+        assert!(
+            !option(1, RDS_GET_MR, 32)
+                && !option(SOL_RDS, 1, 32)
+                && !option(SOL_RDS, RDS_GET_MR, 31)
+        );
         let control = |bytes: &[u8]| Reach::of_control(bytes).is_some();
-        for kind in [ARGS, MAP, 6, 7, 8, 9] {
+        for kind in [RDS_CMSG_RDMA_ARGS, RDS_CMSG_RDMA_MAP, 6, 7, 8, 9] {
             let about = [cmsg(12, &[7]), cmsg(kind, &[0; 9])].concat();
             assert!(control(&about), "{kind}");
         }
-        let mut other = cmsg(MAP, &[0; 4]);
+        let mut other = cmsg(RDS_CMSG_RDMA_MAP, &[0; 4]);
         other[8] = 1;
-        assert!(!control(&other) && !control(&cmsg(2, &[7])) && !control(&cmsg(MAP, &[0; 3])));
+        assert!(
+            !control(&other)
+                && !control(&cmsg(2, &[7]))
+                && !control(&cmsg(RDS_CMSG_RDMA_MAP, &[0; 3]))
+        );
         assert!(!control(b"") && !control(&[0xff; 64]));
     }
 
     #[test]
     fn a_key_that_is_freed_is_known() {
         let value = [7_u64.to_ne_bytes(), [0xff; 8]].concat();
-        assert_eq!(freed(SOL_RDS, FREE_MR, &value), Some(7));
-        assert_eq!(freed(1, FREE_MR, &value), None);
-        assert_eq!(freed(SOL_RDS, GET_MR, &value), None);
-        assert_eq!(freed(SOL_RDS, FREE_MR, &value[..15]), None);
-        assert_eq!(freed(SOL_RDS, FREE_MR, &[0; 16]), None, "no key, and all that are unused");
+        assert_eq!(freed(SOL_RDS, RDS_FREE_MR, &value), Some(7));
+        assert_eq!(freed(1, RDS_FREE_MR, &value), None);
+        assert_eq!(freed(SOL_RDS, RDS_GET_MR, &value), None);
+        assert_eq!(freed(SOL_RDS, RDS_FREE_MR, &value[..15]), None);
+        assert_eq!(freed(SOL_RDS, RDS_FREE_MR, &[0; 16]), None, "no key, and all that are unused");
     }
 
     #[test]

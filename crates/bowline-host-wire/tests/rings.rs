@@ -1,11 +1,13 @@
-//! The rings of an area, used by both sides at once, and with contents that cannot be.
+//! The rings of an area, used by both sides at once, and with contents that are invalid.
 
 #![allow(unsafe_code, reason = "an area is memory")]
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bowline_attach::{AREA_LEN, Area, Piece, Posted, RING_LEN, RING_MESSAGE_MAX, Receives, Sends};
+use bowline_host_wire::{
+    AREA_LEN, Area, LockOwner, Piece, Pushed, RING_LEN, RING_MESSAGE_MAX, Receives, Sends,
+};
 
 /// Memory of an area.
 struct Memory(NonNull<u64>);
@@ -30,11 +32,11 @@ impl Drop for Memory {
     }
 }
 
-fn post(area: &Area, name: &[u8], bytes: &[u8]) -> Posted {
+fn push(area: &Area, name: &[u8], bytes: &[u8]) -> Pushed {
     let (front, back) = bytes.split_at(bytes.len() / 3);
     let pieces = [front, back].map(|piece| Piece { base: piece.as_ptr(), len: piece.len() });
     // SAFETY: slices are readable.
-    unsafe { area.post(7, name, &pieces) }
+    unsafe { area.push(LockOwner(7), name, &pieces) }
 }
 
 fn take(area: &Area) -> Option<(Vec<u8>, Vec<u8>)> {
@@ -70,7 +72,7 @@ fn two_senders_a_node_and_two_readers_lose_nothing() {
         for sender in 0..2 {
             scope.spawn(move || {
                 for n in (sender..MESSAGES).step_by(2) {
-                    while post(&area, b"name", &message(n)) == Posted::Ask {
+                    while push(&area, b"name", &message(n)) == Pushed::Ask {
                         std::thread::yield_now();
                     }
                 }
@@ -99,19 +101,19 @@ fn two_senders_a_node_and_two_readers_lose_nothing() {
         let mut buffer = vec![0; RING_MESSAGE_MAX];
         let mut carried_out = 0;
         while carried_out < MESSAGES {
-            sends.promise(1 << 20);
-            sends.promise_to(3, Some(1 << 20));
-            receives.look().unwrap();
-            let Some(post) = sends.first().unwrap() else {
+            sends.set_credit(1 << 20);
+            sends.set_credit_to(3, Some(1 << 20));
+            receives.reclaim().unwrap();
+            let Some(queued) = sends.peek().unwrap() else {
                 std::thread::yield_now();
                 continue;
             };
-            assert!(post.promised && post.destination == 3);
-            let payload = &mut buffer[..post.len];
-            area.copy_out(post.payload, payload);
-            let (front, back) = payload.split_at(post.len / 2);
-            if receives.lend(b"sender", post.len, [front, back].into_iter()).is_some() {
-                sends.carried_out(&post);
+            assert!(queued.has_credit && queued.destination == 3);
+            let payload = &mut buffer[..queued.len];
+            area.copy_out(queued.payload, payload);
+            let (front, back) = payload.split_at(queued.len / 2);
+            if receives.push(b"sender", queued.len, [front, back].into_iter()).is_some() {
+                sends.pop(&queued);
                 carried_out += 1;
             }
             receives.publish(false);
@@ -131,29 +133,29 @@ fn two_senders_a_node_and_two_readers_lose_nothing() {
 }
 
 #[test]
-fn nothing_is_posted_without_a_promise() {
+fn nothing_is_pushed_without_credit() {
     let memory = Memory::new();
     let area = memory.area();
     let mut sends = Sends::new(area);
-    assert_eq!(post(&area, b"name", b"x"), Posted::Ask, "no destination");
+    assert_eq!(push(&area, b"name", b"x"), Pushed::Ask, "no destination");
     assert!(sends.set_destination(0, b"name"));
-    assert_eq!(post(&area, b"name", b""), Posted::Ask, "no promise");
-    sends.promise(100);
-    assert_eq!(post(&area, b"name", b""), Posted::Ask, "not for this destination");
-    sends.promise_to(0, Some(0));
-    assert_eq!(post(&area, b"other", b"x"), Posted::Ask, "of another name");
-    assert_eq!(post(&area, b"name", &[0; 100]), Posted::Ask, "not so much");
-    assert_eq!(post(&area, b"name", &[0; 99]), Posted::Done);
-    assert_eq!(post(&area, b"name", b""), Posted::Ask, "the destination has what it may have");
-    assert!(!sends.set_destination(0, b"new"), "something is posted");
-    let first = sends.first().unwrap().unwrap();
-    assert!(first.promised && first.len == 99);
-    // What was posted on a promise is taken, although there is none any more.
-    sends.promise_to(0, None);
-    sends.promise(0);
-    assert!(sends.first().unwrap().unwrap().promised);
-    sends.carried_out(&first);
-    assert!(sends.first().unwrap().is_none() && sends.is_empty());
+    assert_eq!(push(&area, b"name", b""), Pushed::Ask, "no credit");
+    sends.set_credit(100);
+    assert_eq!(push(&area, b"name", b""), Pushed::Ask, "not for this destination");
+    sends.set_credit_to(0, Some(0));
+    assert_eq!(push(&area, b"other", b"x"), Pushed::Ask, "of another name");
+    assert_eq!(push(&area, b"name", &[0; 100]), Pushed::Ask, "not so much");
+    assert_eq!(push(&area, b"name", &[0; 99]), Pushed::Done);
+    assert_eq!(push(&area, b"name", b""), Pushed::Ask, "the destination has what it may have");
+    assert!(!sends.set_destination(0, b"new"), "something is queued");
+    let first = sends.peek().unwrap().unwrap();
+    assert!(first.has_credit && first.len == 99);
+    // What was pushed with credit is taken, although there is none any more.
+    sends.set_credit_to(0, None);
+    sends.set_credit(0);
+    assert!(sends.peek().unwrap().unwrap().has_credit);
+    sends.pop(&first);
+    assert!(sends.peek().unwrap().is_none() && sends.is_empty());
     assert!(sends.set_destination(0, b"new"));
 }
 
@@ -163,14 +165,14 @@ fn a_sleeping_node_is_woken_once() {
     let area = memory.area();
     let mut sends = Sends::new(area);
     assert!(sends.set_destination(0, b""));
-    sends.promise(1000);
-    sends.promise_to(0, Some(1000));
+    sends.set_credit(1000);
+    sends.set_credit_to(0, Some(1000));
     sends.set_asleep(true);
-    assert_eq!(post(&area, b"", b"one"), Posted::Wake);
-    assert_eq!(post(&area, b"", b"two"), Posted::Done);
+    assert_eq!(push(&area, b"", b"one"), Pushed::Wake);
+    assert_eq!(push(&area, b"", b"two"), Pushed::Done);
     sends.set_asleep(true);
     sends.set_asleep(false);
-    assert_eq!(post(&area, b"", b"three"), Posted::Done);
+    assert_eq!(push(&area, b"", b"three"), Pushed::Done);
 }
 
 #[test]
@@ -180,16 +182,16 @@ fn the_lock_of_a_dead_process_is_set_free() {
     let area = memory.area();
     let mut sends = Sends::new(area);
     assert!(sends.set_destination(0, b""));
-    sends.promise(1000);
-    sends.promise_to(0, Some(1000));
+    sends.set_credit(1000);
+    sends.set_credit_to(0, Some(1000));
     // SAFETY: within the memory, which no other thread uses here.
     unsafe { memory.0.as_ptr().cast::<u32>().wrapping_add(LOCK).write(9) };
-    assert_eq!(post(&area, b"", b"x"), Posted::Ask, "somebody has the lock");
+    assert_eq!(push(&area, b"", b"x"), Pushed::Ask, "somebody has the lock");
     assert!(!sends.set_destination(1, b"new"), "nor does the node get it");
-    sends.owner_is_gone(8);
-    assert_eq!(post(&area, b"", b"x"), Posted::Ask);
-    sends.owner_is_gone(9);
-    assert_eq!(post(&area, b"", b"x"), Posted::Done);
+    sends.owner_is_gone(LockOwner(8));
+    assert_eq!(push(&area, b"", b"x"), Pushed::Ask);
+    sends.owner_is_gone(LockOwner(9));
+    assert_eq!(push(&area, b"", b"x"), Pushed::Done);
 }
 
 #[test]
@@ -197,13 +199,13 @@ fn tokens_are_counted_whoever_takes_them_first() {
     let memory = Memory::new();
     let area = memory.area();
     let mut receives = Receives::new(area);
-    let one = receives.next_token().unwrap();
-    receives.token_is_gone();
-    let two = receives.next_token().unwrap();
-    assert!(area.has_token() && receives.next_token().is_none());
-    area.token_taken(two);
-    area.token_taken(one);
-    assert!(!area.has_token() && !receives.has_token());
+    let one = receives.next_wake_token().unwrap();
+    receives.wake_token_is_gone();
+    let two = receives.next_wake_token().unwrap();
+    assert!(area.has_wake_token() && receives.next_wake_token().is_none());
+    area.wake_token_taken(two);
+    area.wake_token_taken(one);
+    assert!(!area.has_wake_token() && !receives.has_wake_token());
 }
 
 /// Whatever is in the memory: neither side goes beyond it, panics, or goes round without end.
@@ -233,18 +235,18 @@ fn noise_is_refused_or_read_as_something() {
             unsafe { memory.0.as_ptr().wrapping_add(at).write(value) };
         }
         for _ in 0..round % 40 {
-            match sends.first() {
+            match sends.peek() {
                 Err(_) => refused += 1,
                 Ok(None) => {}
-                Ok(Some(post)) => {
-                    let mut payload = vec![0; post.len];
-                    area.copy_out(post.payload, &mut payload);
-                    sends.carried_out(&post);
+                Ok(Some(queued)) => {
+                    let mut payload = vec![0; queued.len];
+                    area.copy_out(queued.payload, &mut payload);
+                    sends.pop(&queued);
                     read += 1;
                 }
             }
-            refused += u32::from(receives.look().is_err());
-            receives.lend(b"name", 100, std::iter::once(&[0; 100][..]));
+            refused += u32::from(receives.reclaim().is_err());
+            receives.push(b"name", 100, std::iter::once(&[0; 100][..]));
             receives.publish(true);
             let mut payload = vec![0; RING_MESSAGE_MAX];
             let copy = |place, len: usize| area.copy_out(place, &mut payload[..len]);
@@ -271,15 +273,15 @@ fn positions_between_entries_are_refused_by_either_side() {
         let mut sends = Sends::new(area);
         let mut receives = Receives::new(area);
         assert!(sends.set_destination(0, b"name"));
-        sends.promise(1 << 20);
-        sends.promise_to(0, Some(1 << 20));
-        assert!(receives.lend(b"name", 3, [b"one".as_slice()].into_iter()).is_some());
+        sends.set_credit(1 << 20);
+        sends.set_credit_to(0, Some(1 << 20));
+        assert!(receives.push(b"name", 3, [b"one".as_slice()].into_iter()).is_some());
         receives.publish(false);
         word(SENDS);
-        assert_eq!(post(&area, b"name", b"two"), Posted::Ask, "{position}");
-        assert!(sends.first().is_err(), "{position}");
+        assert_eq!(push(&area, b"name", b"two"), Pushed::Ask, "{position}");
+        assert!(sends.peek().is_err(), "{position}");
         word(TAKEN);
         assert!(area.take(false, |_, _| ()).is_err(), "{position}");
-        assert!(receives.look().is_err(), "{position}");
+        assert!(receives.reclaim().is_err(), "{position}");
     }
 }

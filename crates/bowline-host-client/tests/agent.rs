@@ -8,16 +8,14 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bowline_attach::agent::{ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request};
-use bowline_client::Descriptors;
-use bowline_client::agent::{self, Given, Reach};
+use bowline_host_client::Descriptors;
+use bowline_host_client::agent::{self, Given, Reach};
+use bowline_host_wire::agent::{ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request};
 use bowline_testkit::skipped;
+use bowline_wire::rds::uapi::{RDS_CMSG_RDMA_ARGS, RDS_GET_MR, SOL_RDS, put_cmsg};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const EFAULT: u32 = libc::EFAULT.cast_unsigned();
-const SOL_RDS: c_int = 276;
-const GET_MR: c_int = 2;
-const ARGS: u64 = 1;
 
 /// The agent is one for the whole process.
 static ONLY: Mutex<()> = Mutex::new(());
@@ -136,15 +134,16 @@ impl Memory {
 
 fn get_mr(at: u64, len: u64, key_at: u64) -> Reach {
     let value: Vec<u8> = [at, len, key_at, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
-    Reach::of_option(SOL_RDS, GET_MR, &value).expect("memory")
+    Reach::of_option(SOL_RDS, RDS_GET_MR, &value).expect("memory")
 }
 
 /// An operation that reads here, or writes.
 fn operation(pieces: &[u64], reads: bool) -> Reach {
     let vector = pieces.as_ptr().expose_provenance() as u64;
     let words = [0, 0, 1 << 20, vector, pieces.len() as u64 / 2, u64::from(reads), 0];
-    let head = [16 + 56, SOL_RDS as u64 | ARGS << 32];
-    let bytes: Vec<u8> = head.iter().chain(&words).flat_map(|word| word.to_ne_bytes()).collect();
+    let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let mut bytes = Vec::new();
+    put_cmsg(&mut bytes, usize::MAX, SOL_RDS, RDS_CMSG_RDMA_ARGS, &data);
     Reach::of_control(&bytes).expect("memory")
 }
 

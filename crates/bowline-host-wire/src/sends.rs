@@ -1,5 +1,4 @@
-//! The ring of sends: the program posts messages for which it was promised room, the node carries
-//! them out.
+//! The ring of sends: the program pushes messages for which it has credit, the node pops them.
 //!
 //! An entry is the length of the payload and the number of the destination, 4 bytes each, 8 bytes
 //! of nothing, and the payload.
@@ -12,14 +11,15 @@ use crate::area::{
     ALIGN, Area, DESTINATIONS, PAD, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, SENDS, at,
     entry_len, is_aligned,
 };
+use crate::ids::LockOwner;
 
 const HEAD: usize = 16;
-/// Owner of the lock while the node changes a destination.
+/// In the lock while the node changes a destination.
 const NODE: u32 = u32::MAX;
 
-/// What became of a message that a program wanted to post.
+/// What became of a message that a program wanted to push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Posted {
+pub enum Pushed {
     /// The node will see it.
     Done,
     /// The node sleeps: tell it.
@@ -38,34 +38,34 @@ pub struct Piece {
 }
 
 impl Area {
-    /// Posts a message to a destination; an empty name stands for the connected one. `owner` is the
-    /// number of a channel that nobody else uses meanwhile: if its process dies here, the node
-    /// sets the lock free.
+    /// Pushes a message to a destination; an empty name stands for the connected one. `owner` is a
+    /// channel that nobody else uses meanwhile: if its process dies here, the node sets the lock
+    /// free.
     ///
     /// # Safety
     /// The pieces are readable.
-    pub unsafe fn post(&self, owner: u32, name: &[u8], pieces: &[Piece]) -> Posted {
+    pub unsafe fn push(&self, owner: LockOwner, name: &[u8], pieces: &[Piece]) -> Pushed {
         let len = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.len));
         if len > RING_MESSAGE_MAX || !self.lock(owner) {
-            return Posted::Ask;
+            return Pushed::Ask;
         }
         // SAFETY: as the caller promises.
-        let done = unsafe { self.post_locked(name, pieces, len) };
+        let done = unsafe { self.push_locked(name, pieces, len) };
         self.unlock();
         if !done {
-            return Posted::Ask;
+            return Pushed::Ask;
         }
         // Either the node sees the message before it sleeps, or the program sees that it sleeps.
         fence(Ordering::SeqCst);
         let asleep = self.u32(at::ASLEEP);
         let must_wake =
             asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0;
-        if must_wake { Posted::Wake } else { Posted::Done }
+        if must_wake { Pushed::Wake } else { Pushed::Done }
     }
 
     /// # Safety
     /// The pieces are readable.
-    unsafe fn post_locked(&self, name: &[u8], pieces: &[Piece], len: usize) -> bool {
+    unsafe fn push_locked(&self, name: &[u8], pieces: &[Piece], len: usize) -> bool {
         let Some(destination) = (0..DESTINATIONS).find(|n| self.is_destination(*n, name)) else {
             return false;
         };
@@ -73,12 +73,12 @@ impl Area {
         let to_it = self.u64(slot + 8).load(Ordering::Relaxed);
         let bytes = self.u64(at::SENT_BYTES).load(Ordering::Relaxed).wrapping_add(len as u64);
         if to_it > self.u64(slot).load(Ordering::Acquire)
-            || bytes >= self.u64(at::PROMISED).load(Ordering::Acquire)
+            || bytes >= self.u64(at::CREDIT).load(Ordering::Acquire)
         {
             return false;
         }
         let tail = self.u64(at::SENDS).load(Ordering::Relaxed);
-        let head = self.u64(at::SENDS_DONE).load(Ordering::Acquire);
+        let head = self.u64(at::SENDS_POPPED).load(Ordering::Acquire);
         if !is_aligned(tail) {
             return false; // the node will find what is wrong
         }
@@ -109,7 +109,7 @@ impl Area {
         words.all(|(bytes, at)| word(bytes) == self.u64(at).load(Ordering::Relaxed))
     }
 
-    fn lock(&self, owner: u32) -> bool {
+    fn lock(&self, LockOwner(owner): LockOwner) -> bool {
         let lock = self.u32(at::LOCK);
         // Others hold it for the time of a copy.
         for _ in 0..64 {
@@ -132,27 +132,27 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(whole)
 }
 
-/// What a program may send to one destination.
+/// What a program may send to one destination, besides the socket's credit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Promise {
-    /// Bytes carried out.
+struct Credit {
+    /// Bytes popped.
     done: u64,
-    /// The most bytes up to which sends were ever promised.
+    /// The most bytes up to which there ever was credit.
     limit: u64,
     named: bool,
 }
 
-/// A message that a program has posted.
+/// A message that a program has pushed.
 #[derive(Clone, Copy, Debug)]
-pub struct Post {
+pub struct QueuedSend {
     /// Its destination.
     pub destination: usize,
     /// Length of the payload in bytes.
     pub len: usize,
     /// Where the payload is.
     pub payload: Place,
-    /// There was room for it when it was posted.
-    pub promised: bool,
+    /// There was credit for it when it was pushed.
+    pub has_credit: bool,
     next: u64,
 }
 
@@ -165,42 +165,41 @@ pub struct Broken;
 pub struct Sends {
     area: Area,
     head: u64,
-    /// Bytes carried out, and the most up to which they were ever promised: a program may have
-    /// posted by an earlier promise.
+    /// Bytes popped, and the most up to which there ever was credit: a program may have pushed by
+    /// an earlier credit.
     done: u64,
     limit: u64,
-    promises: [Promise; DESTINATIONS],
+    credits: [Credit; DESTINATIONS],
 }
 
-/// The node's side of a ring of sends, for another process: how far it is, what was promised in
-/// all, and for each destination what was sent, the most that was promised, and whether it has a
-/// name.
+/// The node's side of a ring of sends, for another process: how far it is, what was sent and the
+/// most credit in all, and for each destination the same, and whether it has a name.
 pub type SavedSends = ([u64; 3], [(u64, u64, bool); DESTINATIONS]);
 
 impl Sends {
-    /// What another process needs to go on.
+    /// What another process needs to resume.
     pub fn saved(&self) -> SavedSends {
-        let promises = self.promises.map(|Promise { done, limit, named }| (done, limit, named));
-        ([self.head, self.done, self.limit], promises)
+        let credits = self.credits.map(|Credit { done, limit, named }| (done, limit, named));
+        ([self.head, self.done, self.limit], credits)
     }
 
     /// The ring of an area that another process had.
-    pub fn resume(area: Area, ([head, done, limit], promises): SavedSends) -> Self {
-        let promises = promises.map(|(done, limit, named)| Promise { done, limit, named });
-        Self { area, head, done, limit, promises }
+    pub fn resume(area: Area, ([head, done, limit], credits): SavedSends) -> Self {
+        let credits = credits.map(|(done, limit, named)| Credit { done, limit, named });
+        Self { area, head, done, limit, credits }
     }
 
     /// The ring of an area that is new.
     pub fn new(area: Area) -> Self {
         area.mark();
-        Self { area, head: 0, done: 0, limit: 0, promises: [Promise::default(); DESTINATIONS] }
+        Self { area, head: 0, done: 0, limit: 0, credits: [Credit::default(); DESTINATIONS] }
     }
 
-    /// The first message that is not carried out.
+    /// The first message, which stays there.
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn first(&mut self) -> Result<Option<Post>, Broken> {
+    pub fn peek(&mut self) -> Result<Option<QueuedSend>, Broken> {
         loop {
             let tail = self.area.u64(at::SENDS).load(Ordering::Acquire);
             let there = usize::try_from(tail.wrapping_sub(self.head)).map_err(|_| Broken)?;
@@ -226,52 +225,52 @@ impl Sends {
             if len > RING_MESSAGE_MAX || whole > there || !place.has(whole) {
                 return Err(Broken);
             }
-            let promise = self.promises.get(destination).filter(|p| p.named).ok_or(Broken)?;
-            let promised = promise.done <= promise.limit && self.done + (len as u64) < self.limit;
+            let credit = self.credits.get(destination).filter(|p| p.named).ok_or(Broken)?;
+            let has_credit = credit.done <= credit.limit && self.done + (len as u64) < self.limit;
             let next = self.head + whole as u64;
             let payload = place.skip(HEAD);
-            return Ok(Some(Post { destination, len, payload, promised, next }));
+            return Ok(Some(QueuedSend { destination, len, payload, has_credit, next }));
         }
     }
 
-    /// A message was carried out.
-    pub fn carried_out(&mut self, post: &Post) {
-        self.done += post.len as u64;
-        if let Some(promise) = self.promises.get_mut(post.destination) {
-            promise.done += post.len as u64;
+    /// The first message was sent: its place is free.
+    pub fn pop(&mut self, send: &QueuedSend) {
+        self.done += send.len as u64;
+        if let Some(credit) = self.credits.get_mut(send.destination) {
+            credit.done += send.len as u64;
         }
-        self.advance(post.next);
+        self.advance(send.next);
     }
 
     fn advance(&mut self, to: u64) {
         self.head = to;
-        self.area.u64(at::SENDS_DONE).store(to, Ordering::Release);
+        self.area.u64(at::SENDS_POPPED).store(to, Ordering::Release);
     }
 
-    /// Promises room for so many bytes more than were carried out.
-    pub fn promise(&mut self, room: usize) {
+    /// Gives credit for so many bytes more than were popped.
+    pub fn set_credit(&mut self, room: usize) {
         let limit = self.done.saturating_add(room as u64);
         self.limit = self.limit.max(limit);
-        self.area.u64(at::PROMISED).store(limit, Ordering::Release);
+        self.area.u64(at::CREDIT).store(limit, Ordering::Release);
     }
 
-    /// Promises room at one destination; `None`: each message has to be asked for.
-    pub fn promise_to(&mut self, destination: usize, room: Option<usize>) {
-        let Some(promise) = self.promises.get_mut(destination) else { return };
-        // Without a promise, not even an empty message may be posted.
+    /// Gives credit at one destination; `None`: each message has to be asked for.
+    pub fn set_credit_to(&mut self, destination: usize, room: Option<usize>) {
+        let Some(credit) = self.credits.get_mut(destination) else { return };
+        // Without credit, not even an empty message may be pushed.
         let limit = match room {
-            Some(room) => promise.done.saturating_add(room as u64),
-            None => promise.done.saturating_sub(1),
+            Some(room) => credit.done.saturating_add(room as u64),
+            None => credit.done.saturating_sub(1),
         };
-        promise.limit = promise.limit.max(limit);
+        credit.limit = credit.limit.max(limit);
         self.area.u64(at::destination(destination)).store(limit, Ordering::Release);
     }
 
     /// Gives a place to a destination, in which there is nothing under way. Returns `false` when a
-    /// program posts at this moment, or has posted.
+    /// program pushes at this moment, or has pushed.
     pub fn set_destination(&mut self, destination: usize, name: &[u8]) -> bool {
         let area = self.area;
-        let Some(promise) = self.promises.get_mut(destination) else { return false };
+        let Some(credit) = self.credits.get_mut(destination) else { return false };
         let lock = area.u32(at::LOCK);
         if name.len() > RING_NAME_MAX
             || lock.compare_exchange(0, NODE, Ordering::Acquire, Ordering::Relaxed).is_err()
@@ -282,7 +281,7 @@ impl Sends {
         if is_empty {
             let slot = at::destination(destination);
             // Counts from 1, so that a limit of 0 is none.
-            *promise = Promise { done: 1, limit: 0, named: true };
+            *credit = Credit { done: 1, limit: 0, named: true };
             area.u64(slot).store(0, Ordering::Relaxed);
             area.u64(slot + 8).store(1, Ordering::Relaxed);
             for (bytes, at) in name.chunks(8).zip((slot + 24..).step_by(8)) {
@@ -294,7 +293,7 @@ impl Sends {
         is_empty
     }
 
-    /// Tells whether nothing is posted.
+    /// Tells whether nothing is pushed.
     pub fn is_empty(&self) -> bool {
         self.area.u64(at::SENDS).load(Ordering::SeqCst) == self.head
     }
@@ -305,8 +304,8 @@ impl Sends {
         fence(Ordering::SeqCst);
     }
 
-    /// The process of a channel is gone, perhaps in the middle of a post.
-    pub fn owner_is_gone(&self, owner: u32) {
+    /// The process of a channel is gone, perhaps in the middle of a push.
+    pub fn owner_is_gone(&self, LockOwner(owner): LockOwner) {
         let lock = self.area.u32(at::LOCK);
         let _ = lock.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -3,12 +3,12 @@
 //!
 //! ```text
 //!      0   magic
-//!     64   node:     sends carried out | bytes promised | more
+//!     64   node:     sends popped | bytes of credit | more
 //!    128   both:     the node sleeps
 //!    192   program:  sends | bytes sent | lock
-//!    256   node:     messages lent | last token | notice
-//!    320   program:  messages taken | last token taken
-//!    512   8 destinations of 64 bytes: bytes promised | bytes sent | name
+//!    256   node:     messages pushed | last wake token | notice
+//!    320   program:  messages taken | last wake token taken
+//!    512   8 destinations of 64 bytes: bytes of credit | bytes sent | name
 //!   4096   ring of sends
 //!   4096 + RING_LEN   ring of messages to receive
 //! ```
@@ -31,7 +31,7 @@ pub const AREA_LEN: usize = FRONT + 2 * RING_LEN;
 /// Longest message that goes through a ring, bytes.
 pub const RING_MESSAGE_MAX: usize = RING_LEN / 4;
 
-/// Destinations for which a program may be promised room.
+/// Destinations for which a program may have credit.
 pub const DESTINATIONS: usize = 8;
 
 /// Longest name of a destination or sender, bytes: a `sockaddr_in6`.
@@ -259,18 +259,18 @@ impl Area {
 
 /// Offsets of the numbers.
 pub(crate) mod at {
-    pub(crate) const SENDS_DONE: usize = 64;
-    pub(crate) const PROMISED: usize = 72;
+    pub(crate) const SENDS_POPPED: usize = 64;
+    pub(crate) const CREDIT: usize = 72;
     pub(crate) const MORE: usize = 80;
     pub(crate) const ASLEEP: usize = 128;
     pub(crate) const SENDS: usize = 192;
     pub(crate) const SENT_BYTES: usize = 200;
     pub(crate) const LOCK: usize = 208;
-    pub(crate) const LENT: usize = 256;
+    pub(crate) const PUSHED: usize = 256;
     pub(crate) const NOTICE: usize = 264;
-    pub(crate) const TOKEN: usize = 272;
+    pub(crate) const WAKE_TOKEN: usize = 272;
     pub(crate) const TAKEN: usize = 320;
-    pub(crate) const TOKEN_TAKEN: usize = 328;
+    pub(crate) const WAKE_TOKEN_TAKEN: usize = 328;
 
     /// Of destination `n`; the name is at 24, its length at 16.
     pub(crate) const fn destination(n: usize) -> usize {

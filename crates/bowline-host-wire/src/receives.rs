@@ -1,4 +1,4 @@
-//! The ring of messages to receive: the node lends them, programs take them.
+//! The ring of messages to receive: the node pushes them, programs take them.
 //!
 //! An entry is the length of the payload and that of the sender's name, 4 bytes each, 8 bytes of
 //! nothing, the name in 32 bytes, and the payload.
@@ -18,14 +18,14 @@ const NAME: usize = 16;
 
 /// A message that a program has taken.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct Received {
     /// Length of the whole message in bytes.
     pub len: usize,
     /// Name of the sender.
     pub name: [u8; RING_NAME_MAX],
     /// Length of the name in bytes.
     pub name_len: usize,
-    /// The node wants to be told.
+    /// The node wants a request to wake.
     pub notice: bool,
 }
 
@@ -39,10 +39,10 @@ impl Area {
         &self,
         peek: bool,
         mut copy: impl FnMut(Place, usize),
-    ) -> Result<Option<Taken>, Broken> {
+    ) -> Result<Option<Received>, Broken> {
         loop {
             let head = self.u64(at::TAKEN).load(Ordering::Acquire);
-            let tail = self.u64(at::LENT).load(Ordering::Acquire);
+            let tail = self.u64(at::PUSHED).load(Ordering::Acquire);
             if head == tail {
                 return Ok(None);
             }
@@ -85,7 +85,7 @@ impl Area {
             if is_ours {
                 let at = self.u64(at::NOTICE).load(Ordering::Relaxed);
                 let notice = !peek && head < at && at <= next;
-                return Ok(Some(Taken { len, name, name_len, notice }));
+                return Ok(Some(Received { len, name, name_len, notice }));
             }
         }
     }
@@ -98,13 +98,13 @@ impl Area {
     /// Tells whether there is something to take.
     pub fn has_message(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.u64(at::TAKEN).load(Ordering::Relaxed) != self.u64(at::LENT).load(Ordering::Acquire)
+        self.u64(at::TAKEN).load(Ordering::Relaxed) != self.u64(at::PUSHED).load(Ordering::Acquire)
     }
 
     /// Tells whether there is nothing to take, nor more at the node.
     pub fn has_nothing(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.u64(at::TAKEN).load(Ordering::Relaxed) == self.u64(at::LENT).load(Ordering::Acquire)
+        self.u64(at::TAKEN).load(Ordering::Relaxed) == self.u64(at::PUSHED).load(Ordering::Acquire)
             && !self.has_more()
     }
 
@@ -113,17 +113,17 @@ impl Area {
         self.u32(at::MORE).load(Ordering::Acquire) != 0
     }
 
-    /// Tells whether the socket shows a token that nobody has taken.
-    pub fn has_token(&self) -> bool {
-        self.u32(at::TOKEN).load(Ordering::SeqCst)
-            != self.u32(at::TOKEN_TAKEN).load(Ordering::SeqCst)
+    /// Tells whether the socket shows a wake token that nobody has taken.
+    pub fn has_wake_token(&self) -> bool {
+        self.u32(at::WAKE_TOKEN).load(Ordering::SeqCst)
+            != self.u32(at::WAKE_TOKEN_TAKEN).load(Ordering::SeqCst)
     }
 
-    /// A token was taken from the socket.
-    pub fn token_taken(&self, token: u32) {
+    /// A wake token was taken from the socket.
+    pub fn wake_token_taken(&self, token: u32) {
         // Another may have taken a later one, and been quicker to say so.
         let newer = |known: u32| (token.wrapping_sub(known).cast_signed() > 0).then_some(token);
-        let taken = self.u32(at::TOKEN_TAKEN);
+        let taken = self.u32(at::WAKE_TOKEN_TAKEN);
         let _ = taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, newer);
         fence(Ordering::SeqCst);
     }
@@ -134,17 +134,17 @@ impl Area {
 pub struct Receives {
     area: Area,
     tail: u64,
-    /// How far programs had got when it was last looked at.
+    /// How far programs had got when their places were last reclaimed.
     head: u64,
     token: u32,
 }
 
 /// The node's side of a ring of messages, for another process: how far it is, how far programs
-/// were, and the number of the last token.
+/// were, and the number of the last wake token.
 pub type SavedReceives = (u64, u64, u32);
 
 impl Receives {
-    /// What another process needs to go on.
+    /// What another process needs to resume.
     pub fn saved(&self) -> SavedReceives {
         (self.tail, self.head, self.token)
     }
@@ -160,11 +160,11 @@ impl Receives {
         Self { area, tail: 0, head: 0, token: 0 }
     }
 
-    /// Looks how far programs have got; returns the position.
+    /// Sees how far programs have got, whose messages' places are free; returns the position.
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn look(&mut self) -> Result<u64, Broken> {
+    pub fn reclaim(&mut self) -> Result<u64, Broken> {
         let head = self.area.u64(at::TAKEN).load(Ordering::SeqCst);
         let step = head.wrapping_sub(self.head);
         if step > self.tail - self.head || !is_aligned(step) {
@@ -174,8 +174,8 @@ impl Receives {
         Ok(head)
     }
 
-    /// Lends a message; returns the position behind it. `None`: there is no room for it.
-    pub fn lend<'a>(
+    /// Pushes a message; returns the position behind it. `None`: there is no room for it.
+    pub fn push<'a>(
         &mut self,
         name: &[u8],
         len: usize,
@@ -197,45 +197,45 @@ impl Receives {
         Some(room.end)
     }
 
-    /// Shows programs what was lent, and whether there is more that cannot be.
+    /// Shows programs what was pushed, and whether there is more that does not fit.
     pub fn publish(&mut self, more: bool) {
-        self.area.u64(at::LENT).store(self.tail, Ordering::SeqCst);
+        self.area.u64(at::PUSHED).store(self.tail, Ordering::SeqCst);
         self.area.u32(at::MORE).store(u32::from(more), Ordering::SeqCst);
     }
 
-    /// Asks to be told when programs have got so far.
+    /// Asks for a request to wake when programs have got so far.
     pub fn notice_at(&mut self, position: Option<u64>) {
         self.area.u64(at::NOTICE).store(position.unwrap_or(u64::MAX), Ordering::Release);
     }
 
-    /// Tells whether everything that was lent is taken, as far as programs say.
+    /// Tells whether everything that was pushed is taken, as far as programs say.
     pub fn is_empty(&self) -> bool {
         self.area.u64(at::TAKEN).load(Ordering::SeqCst) == self.tail
     }
 
-    /// Number of a new token to send, unless the last one has not been taken.
-    pub fn next_token(&mut self) -> Option<u32> {
-        if self.has_token() {
+    /// Number of a new wake token to send, unless the last one has not been taken.
+    pub fn next_wake_token(&mut self) -> Option<u32> {
+        if self.has_wake_token() {
             return None;
         }
         self.token = self.token.wrapping_add(1).max(1);
-        self.area.u32(at::TOKEN).store(self.token, Ordering::SeqCst);
+        self.area.u32(at::WAKE_TOKEN).store(self.token, Ordering::SeqCst);
         Some(self.token)
     }
 
-    /// The last token was not sent.
-    pub fn take_token_back(&mut self) {
+    /// The last wake token was not sent.
+    pub fn take_wake_token_back(&mut self) {
         self.token = self.token.wrapping_sub(1);
-        self.area.u32(at::TOKEN).store(self.token, Ordering::SeqCst);
+        self.area.u32(at::WAKE_TOKEN).store(self.token, Ordering::SeqCst);
     }
 
-    /// Tells whether a token was sent that no program says to have taken.
-    pub fn has_token(&self) -> bool {
-        self.token != self.area.u32(at::TOKEN_TAKEN).load(Ordering::SeqCst)
+    /// Tells whether a wake token was sent that no program says to have taken.
+    pub fn has_wake_token(&self) -> bool {
+        self.token != self.area.u32(at::WAKE_TOKEN_TAKEN).load(Ordering::SeqCst)
     }
 
-    /// The last token is gone, whatever programs say.
-    pub fn token_is_gone(&mut self) {
-        self.area.u32(at::TOKEN_TAKEN).store(self.token, Ordering::SeqCst);
+    /// The last wake token is gone, whatever programs say.
+    pub fn wake_token_is_gone(&mut self) {
+        self.area.u32(at::WAKE_TOKEN_TAKEN).store(self.token, Ordering::SeqCst);
     }
 }

@@ -22,7 +22,7 @@ static FOUND: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Place {
     pub(crate) path: Vec<u8>,
     /// It counts for the namespace of the calling thread only, and not whatever the node's is.
-    pub(crate) is_usual: bool,
+    pub(crate) is_default: bool,
     /// Beside it a node of this namespace has a place with the number of that.
     is_second: bool,
     /// It is below a folder that the environment names, where others may come to have a hand in
@@ -33,7 +33,7 @@ pub(crate) struct Place {
 impl Place {
     /// One that somebody has named for its node.
     pub(crate) fn named(path: &[u8]) -> Self {
-        Self { path: path.to_vec(), is_usual: false, is_second: false, is_of_user: false }
+        Self { path: path.to_vec(), is_default: false, is_second: false, is_of_user: false }
     }
 
     /// Tells whether only a node of another namespace can be here, or one that is asked at its
@@ -84,7 +84,7 @@ pub(crate) fn places() -> Vec<Place> {
     for (runtime, is_of_user) in own.into_iter().chain([(b"/run".as_slice(), false)]) {
         let named = |suffix: &[u8], is_second| {
             let path = [runtime, FOLDER, suffix].concat();
-            Place { path, is_usual: true, is_second, is_of_user }
+            Place { path, is_default: true, is_second, is_of_user }
         };
         // That of this namespace first: another's may stand still.
         if namespace != 0 {

@@ -5,9 +5,9 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use bowline_attach::{Head, Op};
+use bowline_host_wire::{NodeId, Reply, Request, SocketHandle};
 
-use crate::channel::{Channel, Descriptors, Welcome, errno_of, is_refusal};
+use crate::channel::{Channel, Descriptors, Welcome, is_refusal};
 use crate::trust;
 
 /// Channels of a node that are kept for the next call.
@@ -30,7 +30,7 @@ pub struct Node<D: Descriptors> {
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
     /// What the node calls the socket.
-    pub handle: u64,
+    pub handle: SocketHandle,
     /// Descriptor of the socket, which is closed at an `exec`.
     pub fd: c_int,
     /// Descriptor of its memory.
@@ -51,7 +51,7 @@ impl<D: Descriptors> Node<D> {
             let known = word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire);
             known.map_or_else(|known| known == wanted, |_| true)
         };
-        is(&self.number, welcome.node) && is(&self.user, u64::from(welcome.greeter.user) + 1)
+        is(&self.number, welcome.node.0) && is(&self.user, u64::from(welcome.greeter.user) + 1)
     }
 
     fn is_of(&self, user: u32) -> bool {
@@ -61,7 +61,8 @@ impl<D: Descriptors> Node<D> {
     /// Tells whether this is the node that greets so, or root goes on with it.
     pub(crate) fn goes_on_as(&self, welcome: &Welcome) -> bool {
         let user = welcome.greeter.user;
-        (user == 0 || self.is_of(user)) && welcome.node == self.number.load(Ordering::Acquire)
+        (user == 0 || self.is_of(user))
+            && welcome.node == NodeId(self.number.load(Ordering::Acquire))
     }
 
     /// Takes a channel that is not in use, or makes one through `socket`, which is one of this
@@ -131,7 +132,7 @@ impl<D: Descriptors> Node<D> {
     ///
     /// # Errors
     /// ENOTSOCK when it is none; those of [`channel`](Self::channel).
-    pub fn attach(&self, fd: c_int) -> Result<(u64, c_int), c_int> {
+    pub fn attach(&self, fd: c_int) -> Result<(SocketHandle, c_int), c_int> {
         let mut channel = self.channel(fd)?;
         let attached = channel.attach(fd)?;
         self.keep(channel);
@@ -144,11 +145,11 @@ impl<D: Descriptors> Node<D> {
     /// What the node says; EMFILE when there are no descriptors left; EPROTO when what comes is
     /// none that a node makes; ENETDOWN when it is gone.
     pub fn open(&self, mut channel: Channel<D>) -> Result<Opened, c_int> {
-        let head = Head { op: Op::Open, value: 0, a: libc::SOCK_SEQPACKET, b: 0 };
-        let asked = channel.send(head, &[], &[], &[], None);
-        let answer = asked.and_then(|()| channel.answer_with_descriptors());
-        let (answer, came) = match answer {
-            Ok(answer) => answer,
+        let request = Request::Open { kind: libc::SOCK_SEQPACKET, protocol: 0 };
+        let asked = channel.send(&request, &[], None);
+        let reply = asked.and_then(|()| channel.reply_with_descriptors());
+        let (reply, came) = match reply {
+            Ok(reply) => reply,
             Err(errno) => {
                 // A node that was started anew has ended the others as well.
                 drop(channel);
@@ -157,15 +158,16 @@ impl<D: Descriptors> Node<D> {
             }
         };
         self.keep(channel);
-        if answer.value < 0 {
-            return Err(errno_of(answer.value));
-        }
+        let handle = match reply {
+            Reply::Failed { errno, .. } => return Err(errno),
+            Reply::Socket(handle) => handle,
+            _ => return Err(libc::EPROTO),
+        };
         let [Some(fd), Some(memory)] = came else { return Err(libc::EMFILE) };
         let maker = trust::maker(fd.number()).ok_or(libc::EPROTO)?;
         if !trust::is_trusted(maker.user) && !self.is_of(maker.user) {
             return Err(libc::EPROTO);
         }
-        let handle = answer.value.cast_unsigned();
         Ok(Opened { handle, fd: fd.into_number(), memory: memory.into_number() })
     }
 

@@ -5,18 +5,19 @@ use core::marker::PhantomData;
 use core::ptr;
 use core::time::Duration;
 
-use bowline_attach::{
-    Area, CONTROL_MAX, FILL, Head, NAME_MAX, Op, Piece, Place, Posted, TOKEN_LEN, name,
+use bowline_host_wire::{
+    Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, Pushed, Reply, Request, SendCall,
+    SocketHandle, WAKE_TOKEN_LEN, name,
 };
 
 use crate::agent::{self, Given};
-use crate::channel::{Answer, Channel, Descriptors, errno_of};
+use crate::channel::{Channel, Descriptors};
 use crate::node::Node;
 use crate::reach::{self, Reach};
 use crate::system;
 use crate::trust;
 
-/// Tokens that are sent at most to fill a socket; fewer do.
+/// Wake tokens that are sent at most to fill a socket; fewer do.
 const FILL_MAX: usize = 16;
 /// SO_RCVTIMEO, in both of its forms.
 const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
@@ -29,24 +30,24 @@ pub struct Socket<'a, D: Descriptors> {
     /// The node whose socket it is.
     pub node: &'a Node<D>,
     /// What the node calls it.
-    pub handle: u64,
+    pub handle: SocketHandle,
 }
 
-/// A request with all that may go along.
-struct Request<'a> {
-    head: Head,
-    name: &'a [u8],
-    control: &'a [u8],
-    payload: &'a [libc::iovec],
+/// A call with all that may go along.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    call: Call<'a>,
+    /// A message, behind what the call says.
+    pieces: &'a [libc::iovec],
     may_wait: bool,
     /// Memory of this process that it is about.
     memory: Option<&'a Reach>,
 }
 
-impl Request<'_> {
-    /// A request of numbers only, which never waits.
-    const fn of(head: Head) -> Self {
-        Self { head, name: &[], control: &[], payload: &[], may_wait: false, memory: None }
+impl<'a> Asked<'a> {
+    /// A call that never waits.
+    const fn of(call: Call<'a>) -> Self {
+        Self { call, pieces: &[], may_wait: false, memory: None }
     }
 }
 
@@ -136,14 +137,10 @@ impl To for Vec<u8> {
 }
 
 impl<D: Descriptors> Socket<'_, D> {
-    fn head(&self, op: Op, a: c_int, b: c_int) -> Head {
-        Head { op, value: self.handle.cast_signed(), a, b }
-    }
-
     /// A channel for a request. One about memory of this process goes over a channel over which the
     /// node has been given that: it was made through this socket, so that nobody else gets it.
-    fn channel_for(&self, request: &Request<'_>) -> Result<Channel<D>, c_int> {
-        let Some(reach) = request.memory else {
+    fn channel_for(&self, asked: &Asked<'_>) -> Result<Channel<D>, c_int> {
+        let Some(reach) = asked.memory else {
             return self.node.channel(self.fd);
         };
         if let Some(channel) = self.node.idle_channel_that_has_shown() {
@@ -186,51 +183,54 @@ impl<D: Descriptors> Socket<'_, D> {
 
     /// Asks the node; returns the channel from which the rest of the answer is to be read. A
     /// channel that is new to the socket is made known first.
-    fn ask(&self, request: &Request<'_>) -> Result<(Channel<D>, Answer), c_int> {
+    fn ask(&self, asked: &Asked<'_>) -> Result<(Channel<D>, Reply, Lengths), c_int> {
+        let mut handle = self.handle;
         let mut is_known = false;
         loop {
-            let mut channel = self.channel_for(request)?;
-            let mut head = request.head;
+            let mut channel = self.channel_for(asked)?;
             if is_known {
-                let (handle, memory) = channel.attach(self.fd)?;
+                let (known, memory) = channel.attach(self.fd)?;
                 system::close(memory); // it is mapped
-                head.value = handle.cast_signed();
+                handle = known;
             }
-            channel.send(head, request.name, request.control, request.payload, None)?;
-            let answer = channel.answer(request.may_wait)?;
-            if answer.value == -i64::from(libc::EBADF) && !is_known {
-                channel.skip(&answer)?;
+            channel.send(&Request::Call(handle, asked.call), asked.pieces, None)?;
+            let (reply, lengths) = channel.reply(asked.may_wait)?;
+            if reply.errno() == Some(libc::EBADF) && !is_known {
+                channel.skip(lengths)?;
                 self.node.keep(channel);
                 is_known = true;
                 continue;
             }
-            // With an error of GetOption the length that is needed comes along.
-            if answer.value < 0 && head.op != Op::GetOption {
-                channel.skip(&answer)?;
-                self.node.keep(channel);
-                self.heed(head.op, answer);
-                return Err(errno_of(answer.value));
+            match reply {
+                // The length that is needed comes along, with what there is.
+                Reply::Failed { needed, .. } if needed != 0 => {}
+                Reply::Failed { errno, fill, .. } => {
+                    channel.skip(lengths)?;
+                    self.node.keep(channel);
+                    if fill {
+                        self.fill();
+                    }
+                    return Err(errno);
+                }
+                _ => {}
             }
-            return Ok((channel, answer));
+            return Ok((channel, reply, lengths));
         }
     }
 
     /// Asks the node, of whose answer the numbers are all that is wanted. A call whose answer does
     /// not come whole has failed: the node keeps nothing that it was given for it.
-    fn carry_out(&self, request: &Request<'_>) -> Result<Answer, c_int> {
-        let (mut channel, answer) = self.ask(request)?;
-        channel.skip(&answer)?;
+    fn call(&self, asked: &Asked<'_>) -> Result<Reply, c_int> {
+        let (mut channel, reply, lengths) = self.ask(asked)?;
+        channel.skip(lengths)?;
         channel.accept();
         self.node.keep(channel);
-        Ok(answer)
+        Ok(reply)
     }
 
-    /// Makes the socket unwritable if the node asks for that: what the descriptor shows is up to
-    /// whoever has it.
-    fn heed(&self, op: Op, answer: Answer) {
-        if op != Op::Send || answer.b != FILL {
-            return;
-        }
+    /// Makes the socket unwritable, as the node asks: what the descriptor shows is up to whoever
+    /// has it.
+    fn fill(&self) {
         for _ in 0..FILL_MAX {
             if !system::is_writable(self.fd) {
                 return;
@@ -242,39 +242,39 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Tells the node to look at the memory of this socket.
-    fn look(&self) -> Result<(), c_int> {
+    /// Tells the node that something is new in the memory of this socket.
+    fn wake(&self) -> Result<(), c_int> {
         let mut channel = self.node.channel(self.fd)?;
-        channel.look(self.handle)?;
+        channel.wake(self.handle)?;
         self.node.keep(channel);
         Ok(())
     }
 
     /// Something was received: if it was the last, the socket is not readable any more.
     fn received(&self, area: &Area) {
-        while area.has_token() && area.has_nothing() {
-            let mut token = [0; TOKEN_LEN];
-            if system::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(TOKEN_LEN) {
+        while area.has_wake_token() && area.has_nothing() {
+            let mut token = [0; WAKE_TOKEN_LEN];
+            if system::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(WAKE_TOKEN_LEN) {
                 return;
             }
-            self.token_taken(area, token);
+            self.wake_token_taken(area, token);
         }
     }
 
-    /// A token was taken from the socket. If there is still something to receive, the node is to
+    /// A wake token was taken from the socket. If there is still something to receive, the node is to
     /// send another: others wait for it, and `poll` shows it.
-    fn token_taken(&self, area: &Area, token: [u8; TOKEN_LEN]) {
-        area.token_taken(u32::from_ne_bytes(token));
+    fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
+        area.wake_token_taken(u32::from_ne_bytes(token));
         if !area.has_nothing() {
-            let _ = self.look();
+            let _ = self.wake();
         }
     }
 
-    /// Takes a token from the socket, or waits for one.
-    fn take_token(&self, area: &Area, flags: c_int) -> Result<(), c_int> {
-        let mut token = [0; TOKEN_LEN];
+    /// Takes a wake token from the socket, or waits for one.
+    fn take_wake_token(&self, area: &Area, flags: c_int) -> Result<(), c_int> {
+        let mut token = [0; WAKE_TOKEN_LEN];
         match system::recv(self.fd, &mut token, flags & libc::MSG_DONTWAIT) {
-            Ok(TOKEN_LEN) => self.token_taken(area, token),
+            Ok(WAKE_TOKEN_LEN) => self.wake_token_taken(area, token),
             // The node has closed its end, which may have had unread tokens.
             Ok(_) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
             Err(errno) => return Err(errno),
@@ -282,24 +282,17 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(())
     }
 
-    /// Requests that never wait; returns value, name and payload of the answer.
-    fn short(
-        &self,
-        head: Head,
-        name: &[u8],
-        payload: &[u8],
-    ) -> Result<(Answer, Vec<u8>, Vec<u8>), c_int> {
-        let piece = piece_of(payload);
-        let request = Request { name, payload: &[piece], ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        let name = channel.take_bytes(answer.name)?;
-        channel.take(answer.control, Vec::new())?;
-        let payload = channel.take_bytes(answer.payload)?;
+    /// Calls that never wait; returns name and payload of the reply as well.
+    fn short(&self, call: Call<'_>) -> Result<(Reply, Vec<u8>, Vec<u8>), c_int> {
+        let (mut channel, reply, lengths) = self.ask(&Asked::of(call))?;
+        let name = channel.take_bytes(lengths.name)?;
+        channel.take(lengths.control, Vec::new())?;
+        let payload = channel.take_bytes(lengths.payload)?;
         self.node.keep(channel);
         if !name.is_empty() && !name::is_given(&name) {
             return Err(libc::EPROTO);
         }
-        Ok((answer, name, payload))
+        Ok((reply, name, payload))
     }
 
     /// `bind(2)`.
@@ -307,7 +300,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// What the node says, here and below; ENETDOWN when it is gone.
     pub fn bind(&self, name: &[u8]) -> Result<c_int, c_int> {
-        self.short(self.head(Op::Bind, 0, 0), name, &[]).map(|_| 0)
+        self.short(Call::Bind(name)).map(|_| 0)
     }
 
     /// `connect(2)`.
@@ -315,7 +308,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn connect(&self, name: &[u8]) -> Result<c_int, c_int> {
-        self.short(self.head(Op::Connect, 0, 0), name, &[]).map(|_| 0)
+        self.short(Call::Connect(name)).map(|_| 0)
     }
 
     /// `getsockname(2)`, or `getpeername(2)`.
@@ -323,8 +316,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn name(&self, peer: bool) -> Result<Vec<u8>, c_int> {
-        let op = if peer { Op::PeerName } else { Op::LocalName };
-        let (_, name, _) = self.short(self.head(op, 0, 0), &[], &[])?;
+        let (_, name, _) = self.short(if peer { Call::PeerName } else { Call::LocalName })?;
         if name.is_empty() { Err(libc::EPROTO) } else { Ok(name) }
     }
 
@@ -333,18 +325,13 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
-        let head = self.head(Op::SetOption, level, name);
         let reach = Reach::of_option(level, name, value);
-        let is_writable = reach.as_ref().is_none_or(Reach::is_writable);
-        let unreachable: &[u8] = if is_writable { &[] } else { &[1] };
-        let payload = [piece_of(value)];
+        let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         if let Some(cookie) = reach::freed(level, name, value) {
             self.free_memory(cookie);
         }
-        let memory = reach.as_ref();
-        let request =
-            Request { control: unreachable, payload: &payload, memory, ..Request::of(head) };
-        self.carry_out(&request)?;
+        let call = Call::SetOption { level, option: name, value, may_write };
+        self.call(&Asked { memory: reach.as_ref(), ..Asked::of(call) })?;
         // Waiting is up to the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
             system::set_receive_timeout(self.fd, name, value);
@@ -352,7 +339,7 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(0)
     }
 
-    /// `getsockopt(2)`. Returns the value, the length to be told, and what the call returns: that
+    /// `getsockopt(2)`. Returns the value, `optlen` to return, and what the call returns: that
     /// may be an error number along with a length.
     ///
     /// # Errors
@@ -363,20 +350,15 @@ impl<D: Descriptors> Socket<'_, D> {
         name: c_int,
         room: usize,
     ) -> Result<(Vec<u8>, c_int, c_int), c_int> {
-        let room_bytes = (room as u64).to_ne_bytes();
-        let head = self.head(Op::GetOption, level, name);
-        let (answer, _, value) = self.short(head, &[], &room_bytes)?;
-        if answer.value < 0 && answer.a == 0 {
-            return Err(errno_of(answer.value));
-        }
+        let (reply, _, value) = self.short(Call::GetOption { level, option: name, room })?;
         // Only an error tells of more than there was room for.
-        let room = if answer.value < 0 { usize::MAX } else { room };
-        let told = usize::try_from(answer.a).unwrap_or(0).min(room);
-        let returned = match answer.value {
-            value @ 0.. => c_int::try_from(value).unwrap_or(c_int::MAX),
-            value => -errno_of(value),
+        let (returned, len, most) = match reply {
+            Reply::Value { returned, len } => (returned, len, room),
+            Reply::Failed { errno, needed, .. } => (-errno, needed, usize::MAX),
+            _ => return Err(libc::EPROTO),
         };
-        Ok((value, c_int::try_from(told).unwrap_or(c_int::MAX), returned))
+        let optlen = usize::try_from(len).unwrap_or(0).min(most);
+        Ok((value, c_int::try_from(optlen).unwrap_or(c_int::MAX), returned))
     }
 
     /// `ioctl(2)` of a byte.
@@ -384,7 +366,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn ioctl(&self, request: c_int, byte: u8) -> Result<Option<u8>, c_int> {
-        let (_, _, value) = self.short(self.head(Op::Ioctl, request, 0), &[], &[byte])?;
+        let (_, _, value) = self.short(Call::Ioctl { request, byte: Some(byte) })?;
         Ok(value.first().copied())
     }
 
@@ -409,8 +391,8 @@ impl<D: Descriptors> Socket<'_, D> {
         payload: &[libc::iovec],
     ) -> Result<usize, c_int> {
         // SAFETY: as the caller promises.
-        let post = || unsafe { self.post(area, name, payload) };
-        if flags & !libc::MSG_DONTWAIT == 0 && control.is_empty() && post()? {
+        let push = || unsafe { self.push(area, name, payload) };
+        if flags & !libc::MSG_DONTWAIT == 0 && control.is_empty() && push()? {
             let len = payload.iter().map(|piece| piece.iov_len).sum();
             return Ok(len);
         }
@@ -420,21 +402,25 @@ impl<D: Descriptors> Socket<'_, D> {
         let may_wait = !self.is_nonblocking(flags);
         let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
         let reach = Reach::of_control(control);
-        let is_writable = reach.as_ref().is_none_or(Reach::is_writable);
-        let head = self.head(Op::Send, flags, c_int::from(!is_writable));
-        let memory = reach.as_ref();
-        let request = Request { head, name, control, payload, may_wait, memory };
-        let answer = self.carry_out(&request)?;
-        self.heed(Op::Send, answer);
+        let may_write = reach.as_ref().is_none_or(Reach::is_writable);
+        // The message is in pieces.
+        let call = Call::Send(SendCall { flags, may_write, name, control, payload: &[] });
+        let asked = Asked { call, pieces: payload, may_wait, memory: reach.as_ref() };
+        let Reply::Sent { len: sent, fill } = self.call(&asked)? else {
+            return Err(libc::EPROTO);
+        };
+        if fill {
+            self.fill();
+        }
         let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
-        Ok(usize::try_from(answer.value).map_or(len, |sent| sent.min(len)))
+        Ok(sent.min(len))
     }
 
-    /// Posts a message to the ring of sends. Returns `false` when the node has to be asked.
+    /// Pushes a message to the ring of sends. Returns `false` when the node has to be asked.
     ///
     /// # Safety
     /// As for [`send`](Self::send).
-    unsafe fn post(
+    unsafe fn push(
         &self,
         area: &Area,
         name: &[u8],
@@ -452,19 +438,19 @@ impl<D: Descriptors> Socket<'_, D> {
         }
         let mut channel = self.node.channel(self.fd)?;
         // SAFETY: the caller's pieces, who promises that they are readable.
-        let posted = unsafe { area.post(channel.number(), name, &pieces[..payload.len()]) };
-        if posted == Posted::Wake {
-            channel.look(self.handle)?;
+        let pushed = unsafe { area.push(channel.owner(), name, &pieces[..payload.len()]) };
+        if pushed == Pushed::Wake {
+            channel.wake(self.handle)?;
         }
         self.node.keep(channel);
-        Ok(posted != Posted::Ask)
+        Ok(pushed != Pushed::Ask)
     }
 
     /// `recvmsg(2)` into `to`.
     ///
     /// # Errors
     /// EAGAIN when there is nothing and the call may not wait; ETIMEDOUT after the socket's time
-    /// limit; EINTR when a signal has ended the wait; EIO for memory that cannot be; ENETDOWN when
+    /// limit; EINTR when a signal has ended the wait; EIO for memory that is invalid; ENETDOWN when
     /// the node is gone.
     pub fn receive(
         &self,
@@ -493,7 +479,7 @@ impl<D: Descriptors> Socket<'_, D> {
             let taken = area.take(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
             if let Some(taken) = taken {
                 if taken.notice {
-                    let _ = self.look();
+                    let _ = self.wake();
                 }
                 self.received(area);
                 if !name::is_given(&taken.name[..taken.name_len]) {
@@ -520,7 +506,7 @@ impl<D: Descriptors> Socket<'_, D> {
                     }
                 }
             }
-            match self.take_token(area, flags) {
+            match self.take_wake_token(area, flags) {
                 Err(libc::EAGAIN) if area.has_message() => {}
                 Err(libc::EAGAIN) if !self.is_nonblocking(flags) => return Err(libc::ETIMEDOUT),
                 done => done?,
@@ -537,22 +523,22 @@ impl<D: Descriptors> Socket<'_, D> {
         to: &mut impl To,
     ) -> Result<Message, c_int> {
         let room = to.room();
-        let room_bytes = (room as u64).to_ne_bytes();
-        let piece = piece_of(&room_bytes);
-        let head = self.head(Op::Receive, flags, control_room.min(CONTROL_MAX) as c_int);
-        let request = Request { payload: &[piece], ..Request::of(head) };
-        let (mut channel, answer) = self.ask(&request)?;
-        let name = channel.take_bytes(answer.name)?;
-        let control = channel.take_bytes(answer.control)?;
-        channel.take(answer.payload, to.pieces(answer.payload))?;
+        let control_room = control_room.min(CONTROL_MAX);
+        let call = Call::Receive { flags, control_room, room };
+        let (mut channel, reply, lengths) = self.ask(&Asked::of(call))?;
+        let Reply::Received { len: whole, flags: of_message } = reply else {
+            return Err(libc::EPROTO);
+        };
+        let name = channel.take_bytes(lengths.name)?;
+        let control = channel.take_bytes(lengths.control)?;
+        channel.take(lengths.payload, to.pieces(lengths.payload))?;
         self.node.keep(channel);
         let has_name = name.is_empty() || name::is_given(&name);
         if !has_name || control.len() > control_room || !reach::is_control_of_rds(&control) {
             return Err(libc::EPROTO);
         }
-        let whole = usize::try_from(answer.value).unwrap_or(0);
         let len = if flags & libc::MSG_TRUNC != 0 { whole } else { whole.min(room) };
-        Ok(Message { len, flags: answer.a, name, control })
+        Ok(Message { len, flags: of_message, name, control })
     }
 
     /// Waits until the descriptor shows one of `events`, of POLLIN and POLLOUT, at most `limit`;
@@ -574,8 +560,8 @@ impl<D: Descriptors> Socket<'_, D> {
             if ready & libc::POLLIN == 0 || !area.has_nothing() {
                 return Ok(ready);
             }
-            // A token for what another thread has received meanwhile.
-            match self.take_token(area, libc::MSG_DONTWAIT) {
+            // A wake token for what another thread has received meanwhile.
+            match self.take_wake_token(area, libc::MSG_DONTWAIT) {
                 Ok(()) | Err(libc::EAGAIN) => {}
                 Err(errno) => return Err(errno),
             }
@@ -588,12 +574,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
     /// gone.
     pub fn flush(&self, limit: Option<Duration>) -> Result<(), c_int> {
-        let limit = limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
-        let limit = limit.unwrap_or(u64::MAX).to_ne_bytes();
-        let head = self.head(Op::Flush, 0, 0);
-        let payload = [piece_of(&limit)];
-        let request = Request { payload: &payload, may_wait: true, ..Request::of(head) };
-        self.carry_out(&request).map(drop)
+        self.call(&Asked { may_wait: true, ..Asked::of(Call::Flush(limit)) }).map(drop)
     }
 
     /// Cancels all that was sent and is not acknowledged.
@@ -601,10 +582,6 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// ENOTCONN when the socket is not bound; ENETDOWN when the node is gone.
     pub fn cancel_all(&self) -> Result<(), c_int> {
-        self.short(self.head(Op::CancelAll, 0, 0), &[], &[]).map(drop)
+        self.short(Call::CancelAll).map(drop)
     }
-}
-
-const fn piece_of(bytes: &[u8]) -> libc::iovec {
-    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use bowline_attach::Area;
+use bowline_host_wire::{Area, SocketHandle};
 
 use crate::agent;
 use crate::channel::{Channel, Descriptors, is_refusal};
@@ -40,7 +40,7 @@ pub struct Host {
 #[derive(Debug)]
 pub struct OwnedSocket {
     host: Host,
-    handle: u64,
+    handle: SocketHandle,
     fd: Arc<OwnedFd>,
     memory: Memory,
     closed: AtomicBool,

@@ -1,4 +1,4 @@
-//! The program's side of what [`bowline_attach`] describes: channels to the node of the host, and
+//! The program's side of what [`bowline_host_wire`] describes: channels to the node of the host, and
 //! calls on its sockets. The preload library has it for programs that know nothing of bowline, the
 //! library `bowline` for those that do.
 //!

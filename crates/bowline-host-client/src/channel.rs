@@ -6,8 +6,9 @@ use core::marker::PhantomData;
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_attach::{
-    CONTROL_MAX, FRAME_MAX, Greeting, HEAD_LEN, Head, NAME_MAX, NONCE_LEN, Op, VERSION, offer,
+use bowline_host_wire::{
+    Features, Greeting, HEAD_LEN, Head, Lengths, LockOwner, Malformed, NONCE_LEN, NodeId, Reply,
+    Request, SocketHandle, VERSION, offer,
 };
 
 use crate::agent::Given;
@@ -37,8 +38,8 @@ pub const fn is_refusal(errno: c_int) -> bool {
 /// A connection to a node, used by one call at a time.
 pub struct Channel<D: Descriptors> {
     fd: c_int,
-    /// What the node calls it; never 0.
-    number: u32,
+    /// What it is in locks; 0 until the node has greeted.
+    owner: LockOwner,
     /// When the greeting, or what has begun of an answer, must be there; `None` while nothing has.
     until: Option<Instant>,
     /// The node has been given memory of this process over it.
@@ -52,9 +53,11 @@ pub struct Channel<D: Descriptors> {
 #[derive(Clone, Copy, Debug)]
 pub struct Welcome {
     /// Number of the node.
-    pub node: u64,
+    pub node: NodeId,
     /// Its network namespace, 0 if it does not know.
     pub namespace: u64,
+    /// What it can do beside what its version says.
+    pub features: Features,
     /// Who has greeted.
     pub(crate) greeter: Process,
     nonce: [u8; NONCE_LEN],
@@ -171,7 +174,14 @@ impl<D: Descriptors> Channel<D> {
     fn new(fd: c_int) -> Self {
         let fd = D::opened(fd);
         let until = Some(Instant::now() + LIMIT);
-        Self { fd, number: 0, until, has_shown: false, given: None, descriptors: PhantomData }
+        Self {
+            fd,
+            owner: LockOwner(0),
+            until,
+            has_shown: false,
+            given: None,
+            descriptors: PhantomData,
+        }
     }
 
     fn left(&self) -> Duration {
@@ -202,8 +212,8 @@ impl<D: Descriptors> Channel<D> {
     }
 
     fn greet(&mut self) -> Result<(), c_int> {
-        let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
-        match self.send(hello, &[], &[], &[], None) {
+        let hello = Request::Hello { version: VERSION, features: Features::OWN };
+        match self.send(&hello, &[], None) {
             // A node that turns this process away has answered before it ended the channel.
             Ok(()) | Err(libc::ENETDOWN) => Ok(()),
             Err(errno) => Err(errno),
@@ -214,20 +224,19 @@ impl<D: Descriptors> Channel<D> {
     fn welcome(&mut self, greeter: Process) -> Result<Welcome, c_int> {
         // Where descriptors come there is room for nothing else.
         system::ask_for_senders(self.fd, false);
-        let answer = self.head(false)?;
-        if answer.value < 0 {
-            return Err(errno_of(answer.value));
-        }
-        if (answer.name, answer.control, answer.payload) != (0, 0, Greeting::LEN) {
+        let (reply, lengths) = self.head(false)?;
+        let (node, owner, features) = match reply {
+            Reply::Failed { errno, .. } => return Err(errno),
+            Reply::Welcome { node, owner, features } => (node, owner, features),
+            _ => return Err(libc::EPROTO),
+        };
+        if lengths != (Lengths { payload: Greeting::LEN, ..Lengths::default() }) {
             return Err(libc::EPROTO);
         }
         let greeting = Greeting::parse(&self.take_bytes(Greeting::LEN)?).ok_or(libc::EPROTO)?;
-        self.number = answer.a.cast_unsigned();
-        if self.number == 0 {
-            return Err(libc::EPROTO);
-        }
+        self.owner = owner;
         let Greeting { nonce, namespace } = greeting;
-        Ok(Welcome { node: answer.value.cast_unsigned(), namespace, greeter, nonce })
+        Ok(Welcome { node, namespace, features, greeter, nonce })
     }
 
     /// Waits for the first byte of a greeting, and tells who has sent it.
@@ -243,9 +252,9 @@ impl<D: Descriptors> Channel<D> {
         }
     }
 
-    /// What the node calls this channel, for the lock of [`bowline_attach::Area::post`].
-    pub const fn number(&self) -> u32 {
-        self.number
+    /// This channel in the lock of [`bowline_host_wire::Area::push`].
+    pub const fn owner(&self) -> LockOwner {
+        self.owner
     }
 
     /// Tells of the word of a channel whether the node has been given memory over it.
@@ -254,18 +263,18 @@ impl<D: Descriptors> Channel<D> {
     }
 
     pub(crate) fn of_word(word: u64) -> Option<Self> {
-        let number = (word >> 32) as u32;
+        let owner = LockOwner((word >> 32) as u32);
         let fd = (word as u32 & !SHOWN) as c_int;
         let has_shown = Self::word_has_shown(word);
         // Not made for a word that is none: it would be dropped, which closes its descriptor.
         let (given, until) = (None, None);
         let descriptors = PhantomData;
-        (number != 0).then(|| Self { fd, number, until, has_shown, given, descriptors })
+        (owner != LockOwner(0)).then(|| Self { fd, owner, until, has_shown, given, descriptors })
     }
 
     pub(crate) fn into_word(self) -> u64 {
         let shown = if self.has_shown { SHOWN } else { 0 };
-        let word = u64::from(self.number) << 32 | u64::from(self.fd.cast_unsigned() | shown);
+        let word = u64::from(self.owner.0) << 32 | u64::from(self.fd.cast_unsigned() | shown);
         core::mem::forget(self);
         word
     }
@@ -273,7 +282,7 @@ impl<D: Descriptors> Channel<D> {
 
 impl<D: Descriptors> fmt::Debug for Channel<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Channel").field("fd", &self.fd).field("number", &self.number).finish()
+        f.debug_struct("Channel").field("fd", &self.fd).field("owner", &self.owner).finish()
     }
 }
 
@@ -284,28 +293,18 @@ impl<D: Descriptors> Drop for Channel<D> {
     }
 }
 
-/// The numbers of an answer, whose name, control messages and payload are to be read.
-#[derive(Clone, Copy)]
-pub(crate) struct Answer {
-    pub(crate) value: i64,
-    pub(crate) a: c_int,
-    pub(crate) b: c_int,
-    pub(crate) name: usize,
-    pub(crate) control: usize,
-    pub(crate) payload: usize,
-}
-
 impl<D: Descriptors> Channel<D> {
     /// Names a socket by its descriptor, so that this channel may speak of it; returns its handle,
     /// and a descriptor of its memory.
-    pub(crate) fn attach(&mut self, fd: c_int) -> Result<(u64, c_int), c_int> {
-        self.send(Head::new(Op::Attach, 0), &[], &[], &[], Some(fd))?;
-        let (answer, [memory, _]) = self.answer_with_descriptors()?;
-        if answer.value < 0 {
-            return Err(errno_of(answer.value));
+    pub(crate) fn attach(&mut self, fd: c_int) -> Result<(SocketHandle, c_int), c_int> {
+        self.send(&Request::Attach, &[], Some(fd))?;
+        match self.reply_with_descriptors()? {
+            (Reply::Failed { errno, .. }, _) => Err(errno),
+            (Reply::Socket(handle), [memory, _]) => {
+                Ok((handle, memory.ok_or(libc::EMFILE)?.into_number()))
+            }
+            _ => Err(libc::EPROTO),
         }
-        let memory = memory.ok_or(libc::EMFILE)?;
-        Ok((answer.value.cast_unsigned(), memory.into_number()))
     }
 
     /// Lets the node use all memory of this process for RDMA, by a descriptor that gives access to
@@ -327,14 +326,11 @@ impl<D: Descriptors> Channel<D> {
         shown
     }
 
-    fn show(&mut self, grant: u64, proof: u64, descriptor: c_int) -> Result<(), c_int> {
-        let proof = proof.to_ne_bytes();
-        let piece = libc::iovec { iov_base: proof.as_ptr().cast_mut().cast(), iov_len: 8 };
-        let head = Head::new(Op::Memory, grant.cast_signed());
-        self.send(head, &[], &[], &[piece], Some(descriptor))?;
-        let answer = self.answer(false)?;
-        self.skip(&answer)?;
-        if answer.value < 0 { Err(errno_of(answer.value)) } else { Ok(()) }
+    fn show(&mut self, grant: u64, nonce_at: u64, descriptor: c_int) -> Result<(), c_int> {
+        self.send(&Request::ShowMemory { grant, nonce_at }, &[], Some(descriptor))?;
+        let (reply, lengths) = self.reply(false)?;
+        self.skip(lengths)?;
+        reply.errno().map_or(Ok(()), Err)
     }
 
     /// The node has accepted the call that it was given memory for.
@@ -349,29 +345,28 @@ impl<D: Descriptors> Channel<D> {
         self.given.is_some()
     }
 
-    /// Tells the node to look at the memory of a socket.
-    pub(crate) fn look(&mut self, handle: u64) -> Result<(), c_int> {
-        self.send(Head::new(Op::Look, handle.cast_signed()), &[], &[], &[], None)
+    /// Tells the node that something is new in the memory of a socket.
+    pub(crate) fn wake(&mut self, handle: SocketHandle) -> Result<(), c_int> {
+        self.send(&Request::Wake(handle), &[], None)
     }
 
-    /// Sends a request. An error leaves the channel useless.
+    /// Sends a request, and pieces of a message behind it. An error leaves the channel useless.
     pub(crate) fn send(
         &mut self,
-        head: Head,
-        name: &[u8],
-        control: &[u8],
-        payload: &[libc::iovec],
+        request: &Request<'_>,
+        pieces: &[libc::iovec],
         descriptor: Option<c_int>,
     ) -> Result<(), c_int> {
-        let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
-        let head = head.emit(name.len(), control.len(), len).ok_or(libc::EMSGSIZE)?;
+        let len = pieces.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
+        let request = request.emit(len).ok_or(libc::EMSGSIZE)?;
+        let parts = request.parts();
         let piece = |bytes: &[u8]| libc::iovec {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: bytes.len(),
         };
-        let whole = HEAD_LEN + name.len() + control.len() + len;
-        let front = [piece(&head), piece(name), piece(control)];
-        let mut rest: Vec<libc::iovec> = front.iter().chain(payload).copied().collect();
+        let whole = parts.iter().map(|part| part.len()).sum::<usize>() + len;
+        let mut rest: Vec<libc::iovec> =
+            parts.iter().map(|part| piece(part)).chain(pieces.iter().copied()).collect();
         let rights =
             |fd: c_int| [20, system::control_kind(libc::SCM_RIGHTS), u64::from(fd.cast_unsigned())];
         let mut rights = descriptor.map(rights);
@@ -393,14 +388,15 @@ impl<D: Descriptors> Channel<D> {
         Ok(())
     }
 
-    /// Waits for the answer. A request that `may_wait` is ended by a signal.
-    pub(crate) fn answer(&mut self, may_wait: bool) -> Result<Answer, c_int> {
+    /// Waits for the reply, and tells how long the parts are that come with it. A request that
+    /// `may_wait` is ended by a signal.
+    pub(crate) fn reply(&mut self, may_wait: bool) -> Result<(Reply, Lengths), c_int> {
         self.until = None;
         self.head(may_wait)
     }
 
-    /// Reads the head of an answer.
-    fn head(&mut self, may_wait: bool) -> Result<Answer, c_int> {
+    /// Reads the head of a reply.
+    fn head(&mut self, may_wait: bool) -> Result<(Reply, Lengths), c_int> {
         let mut head = [0; HEAD_LEN];
         let mut got = 0;
         let mut interrupted = false;
@@ -413,27 +409,15 @@ impl<D: Descriptors> Channel<D> {
                 Err(libc::EAGAIN) => self.wait_for_rest()?,
                 Err(libc::EINTR) if may_wait && !interrupted => {
                     interrupted = true;
-                    self.send(Head::new(Op::Interrupt, 0), &[], &[], &[], None)?;
+                    self.send(&Request::Interrupt, &[], None)?;
                 }
                 Err(libc::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        let number =
-            |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let name = usize::from(u16::from_ne_bytes([head[6], head[7]]));
-        let control = number(24) as usize;
-        let value = head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, i64::from_ne_bytes);
-        let fits = name <= NAME_MAX && control <= CONTROL_MAX && number(0) as usize <= FRAME_MAX;
-        let payload = (number(0) as usize).checked_sub(HEAD_LEN + name + control);
-        Ok(Answer {
-            value,
-            a: number(16).cast_signed(),
-            b: number(20).cast_signed(),
-            name,
-            control,
-            payload: payload.filter(|_| fits).ok_or(libc::EPROTO)?,
-        })
+        let (head, lengths) = Head::parse(&head).map_err(|Malformed| libc::EPROTO)?;
+        let reply = Reply::parse(&head).map_err(|Malformed| libc::EPROTO)?;
+        Ok((reply, lengths))
     }
 
     /// Waits for more of an answer that has begun, or is due: a node writes them whole. All that is
@@ -443,7 +427,7 @@ impl<D: Descriptors> Channel<D> {
         loop {
             let left = self.left();
             match system::poll(self.fd, libc::POLLIN, Some(left)) {
-                Ok(0) if self.number == 0 => return Err(libc::ETIMEDOUT),
+                Ok(0) if self.owner == LockOwner(0) => return Err(libc::ETIMEDOUT),
                 Ok(0) => return Err(libc::ENETDOWN),
                 Err(libc::EINTR) => {}
                 done => return done.map(drop),
@@ -477,8 +461,8 @@ impl<D: Descriptors> Channel<D> {
     }
 
     /// Reads all that is left of an answer, which nobody wants.
-    pub(crate) fn skip(&mut self, answer: &Answer) -> Result<(), c_int> {
-        self.take(answer.name + answer.control + answer.payload, Vec::new())
+    pub(crate) fn skip(&mut self, lengths: Lengths) -> Result<(), c_int> {
+        self.take(lengths.name + lengths.control + lengths.payload, Vec::new())
     }
 
     /// Reads bytes of an answer.
@@ -489,10 +473,10 @@ impl<D: Descriptors> Channel<D> {
         Ok(bytes)
     }
 
-    /// Waits for a whole answer with descriptors, two at most, which no node delays.
-    pub(crate) fn answer_with_descriptors(
+    /// Waits for a whole reply with descriptors, two at most, which no node delays.
+    pub(crate) fn reply_with_descriptors(
         &mut self,
-    ) -> Result<(Answer, [Option<Descriptor>; 2]), c_int> {
+    ) -> Result<(Reply, [Option<Descriptor>; 2]), c_int> {
         self.until = None;
         // A head of 16 bytes, and two numbers.
         let mut control = [0; 3];
@@ -506,9 +490,9 @@ impl<D: Descriptors> Channel<D> {
                 Err(errno) => return Err(errno),
             }
         };
-        let answer = self.head(false)?;
-        self.skip(&answer)?;
-        Ok((answer, came))
+        let (reply, lengths) = self.head(false)?;
+        self.skip(lengths)?;
+        Ok((reply, came))
     }
 }
 
@@ -542,17 +526,10 @@ impl Drop for Descriptor {
     }
 }
 
-/// The error number of an answer.
-pub(crate) fn errno_of(value: i64) -> c_int {
-    const ERRNO_MAX: i64 = 4095;
-    let errno = value.checked_neg().filter(|errno| (1..=ERRNO_MAX).contains(errno));
-    errno.and_then(|errno| c_int::try_from(errno).ok()).unwrap_or(libc::EPROTO)
-}
-
 impl Place {
     /// Tells whether the node at this place is the one to use.
     fn is_for(&self, welcome: &Welcome) -> bool {
-        let own = if self.is_usual { system::network_namespace() } else { 0 };
+        let own = if self.is_default { system::network_namespace() } else { 0 };
         own == 0 || welcome.namespace == 0 || own == welcome.namespace
     }
 }

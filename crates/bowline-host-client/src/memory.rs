@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use bowline_attach::{AREA_LEN, Area};
+use bowline_host_wire::{AREA_LEN, Area};
 
 use crate::system;
 
