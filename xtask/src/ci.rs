@@ -63,10 +63,10 @@ const STEPS: [Step; 22] = [
     step("musl", &["xtask", "musl"], 600),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
     step("sim", &["xtask", "sim", "--seeds", "8000"], 600),
-    step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "20000"], 600),
-    step("sim roce", &["xtask", "sim", "--roce", "--seeds", "11000"], 600),
+    step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "12000"], 600),
+    step("sim roce", &["xtask", "sim", "--roce", "--seeds", "9000"], 600),
     step("sim cells", &["xtask", "sim", "--roce", "--cells", "--seeds", "2"], 600),
-    step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "8000"], 600),
+    step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "6000"], 600),
     // Every mishap at every datagram of four stories.
     step(
         "sim each",

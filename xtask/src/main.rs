@@ -7,6 +7,7 @@ mod fuzz;
 mod hostile;
 mod layers;
 mod links;
+mod listed;
 mod miri;
 mod preload;
 mod proofs;
@@ -128,6 +129,7 @@ fn check() -> Outcome {
         ("layers", layers::check as fn() -> Outcome),
         ("rules", || rules::check(rules::Detail::Summary)),
         ("links", links::check),
+        ("listed", listed::check),
         ("proofs", proofs::check),
         ("comments", repo::check_comment_width),
         ("sizes", repo::warn_long_files),
