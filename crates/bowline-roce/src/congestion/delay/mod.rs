@@ -21,8 +21,8 @@
 //! The controller here owns the window and the phase, and tells each part what the others have to
 //! know. Senders of a shared port take the same decisions from the same queue. A number with the
 //! word "chosen" was set by hand until the cells of the simulator (`bowline sim --roce --cells`,
-//! `crates/bowline-sim/src/roce/congestion/floors.rs`) reached their goals; no experiment of its
-//! own is recorded.
+//! `crates/bowline-sim/src/roce/congestion/floors.rs`) reached their goals. What the cells say when
+//! such a number is changed: `bench/notes/2026-11-29-numbers-of-the-delay-controller.md`.
 
 mod competition;
 mod delivery;
