@@ -1,6 +1,6 @@
-//! The program's side of what [`bowline_host_wire`] describes: channels to the node of the host, and
-//! calls on its sockets. The preload library has it for programs that know nothing of bowline, the
-//! library `bowline` for those that do.
+//! The program's side of what [`bowline_host_wire`] describes: channels to the node of the host,
+//! and calls on its sockets. The preload library has it for programs that know nothing of bowline,
+//! the library `bowline` for those that do.
 //!
 //! ```text
 //!   owned      a socket that belongs to its owner alone, safe to use    (bowline)

@@ -261,8 +261,8 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// A wake token was taken from the socket. If there is still something to receive, the node is to
-    /// send another: others wait for it, and `poll` shows it.
+    /// A wake token was taken from the socket. If there is still something to receive, the node is
+    /// to send another: others wait for it, and `poll` shows it.
     fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
         area.wake_token_taken(u32::from_ne_bytes(token));
         if !area.has_nothing() {

@@ -2,12 +2,13 @@
 //!
 //! A program's RDS socket is one end of a connected pair of unix sockets, whose other end the node
 //! has; the kernel keeps it through `fork`, `exec`, `dup` and `SCM_RIGHTS` like any other. On it go
-//! *wake tokens* only: they make it readable and writable, for `poll`, when the RDS socket is, and wake
-//! who waits for a message. Messages go through rings in memory that both share, an [`Area`] for
-//! each socket. All other calls, and messages that are long or come with control messages, go over
-//! a *channel*, a unix stream socket between one process and the node, of which each end carries
-//! frames. The first channel of a process comes about where the node listens; those of a socket
-//! that was handed to it, wherever its process is, by an [`offer`] on the socket itself.
+//! *wake tokens* only: they make it readable and writable, for `poll`, when the RDS socket is, and
+//! wake who waits for a message. Messages go through rings in memory that both share, an [`Area`]
+//! for each socket. All other calls, and messages that are long or come with control messages,
+//! go over a *channel*, a unix stream socket between one process and the node, of which each
+//! end carries frames. The first channel of a process comes about where the node listens; those
+//! of a socket that was handed to it, wherever its process is, by an [`offer`] on the socket
+//! itself.
 //!
 //! A channel has one [`Request`] under way, and then its [`Reply`]; both are [`Frame`]s. Both sides
 //! take the other for hostile: [`Frame::parse`] checks every length.

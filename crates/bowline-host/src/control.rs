@@ -173,6 +173,7 @@ mod tests {
         assert_eq!(parse(&cmsg(SOL_RDS, RDS_CMSG_RDMA_ARGS, &[0; 55])), Err(Errno::EINVAL));
     }
 
+    // tests
     #[test]
     fn what_does_not_fit_is_cut_and_said() {
         let put = |room: usize| {

@@ -141,8 +141,8 @@ impl HandOver {
         Ok(io::BufWriter::new(File::from(self.state.try_clone()?)))
     }
 
-    /// Sends everything to the process that has asked for it, and waits until it is ready to resume.
-    /// With an error it does not, and [`open`](Self::open) takes everything back.
+    /// Sends everything to the process that has asked for it, and waits until it is ready to
+    /// resume. With an error it does not, and [`open`](Self::open) takes everything back.
     ///
     /// # Errors
     /// Those of the connection; `TimedOut`.

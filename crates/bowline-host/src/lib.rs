@@ -9,8 +9,8 @@
 //!                                                                 Driver (bowline-rds-driver)
 //! ```
 //!
-//! What travels on both is in [`bowline_host_wire`]. The other end of a descriptor says when the last
-//! program has closed it; a channel that ends says that a process is gone.
+//! What travels on both is in [`bowline_host_wire`]. The other end of a descriptor says when the
+//! last program has closed it; a channel that ends says that a process is gone.
 
 #![deny(unsafe_code)]
 

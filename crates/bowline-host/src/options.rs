@@ -25,7 +25,8 @@ const KEPT: [i32; 11] = [
     SO_MARK,
 ];
 
-/// Largest buffer that a program may ask for, bytes: the default `net.core.wmem_max` and `rmem_max`.
+/// Largest buffer that a program may ask for, bytes: the default `net.core.wmem_max` and
+/// `rmem_max`.
 const BUFFER_MAX: usize = 212_992;
 
 /// Socket options that the core does not store.

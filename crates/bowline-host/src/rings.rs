@@ -266,7 +266,8 @@ impl Rings {
         Ok(taken > 0)
     }
 
-    /// Asks for a request to wake when half of what is lent is taken: only then senders learn of the room.
+    /// Asks for a request to wake when half of what is lent is taken: only then senders learn of
+    /// the room.
     fn set_notice(&mut self, enough: usize) {
         let mut half = self.lent_bytes / 2;
         let middle = self.lent.iter().find(|(_, len)| {

@@ -200,7 +200,7 @@ impl Service {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => Passed::new(None, stream),
             Err(error) if error.raw_os_error() == Some(EMFILE) => {
-                // Accepted and dropped: the program gets an error now instead of waiting in the queue.
+                // Accepted and dropped: the program gets an error now instead of waiting.
                 self.spare = None;
                 if let Ok((stream, _)) = self.listener.accept() {
                     Passed::new(None, stream).end();
@@ -335,8 +335,8 @@ impl Service {
             && self.count_held(number)
             && self.serve(number)
             && self.has_taken_descriptor(number);
-        // epoll reports the request and the hang-up of a short-lived process in one edge; the read does
-        // not return 0.
+        // epoll reports the request and the hang-up of a short-lived process in one edge; the read
+        // does not return 0.
         let has_ended = flags.contains(epoll::EventFlags::HUP);
         if !goes_on || has_ended || !self.count_held(number) {
             self.end_channel(number);

@@ -146,8 +146,8 @@ impl HostSocket {
         }
     }
 
-    /// Sends another wake token, if the last one was taken by a program that has not said so: it may
-    /// have ended.
+    /// Sends another wake token, if the last one was taken by a program that has not said so: it
+    /// may have ended.
     pub(crate) fn replace_wake_token(&mut self) {
         if crate::memory::bytes_unread(&self.end) == Some(0) {
             self.rings.wake_token_is_gone();

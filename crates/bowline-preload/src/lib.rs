@@ -11,7 +11,8 @@
 //!   real       the functions that ours hide
 //! ```
 //!
-//! What a call on an RDS socket does is in [`bowline_host_client`], which the library `bowline` has too.
+//! What a call on an RDS socket does is in [`bowline_host_client`], which the library `bowline` has
+//! too.
 //!
 //! It has no locks: calls may come from the child of a `fork` of a program with threads.
 //!

@@ -10,7 +10,6 @@ fn says(first: &str, second: &str) -> bool {
     SPEC.iter().any(|text| text.contains(&format!("| {first} | {second}")))
 }
 
-// tests [R-801] [R-820] [RDMA-1]
 #[test]
 fn numbers_are_those_of_the_specification() {
     for (name, number) in [
@@ -149,7 +148,6 @@ fn hostile_chains_end_where_they_lie() {
     assert_eq!(Cmsgs::new(&heads).count(), 100);
 }
 
-// tests
 #[test]
 fn what_does_not_fit_is_cut() {
     for (room, len, whole) in
