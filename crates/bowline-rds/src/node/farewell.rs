@@ -243,7 +243,7 @@ impl Node {
     pub(super) fn peer_is_away(&mut self, id: ConnId, why: CloseReason) {
         let Some(conn) = self.conns.get_mut(id.0) else { return };
         if why == CloseReason::Refused && conn.rdma.is_none() {
-            // Nobody is there who could be told. Over RDMA a peer also refuses while it asks itself.
+            // Nobody is there who could be told. Over RDMA a peer refuses also while it asks.
             conn.paths.iter_mut().for_each(|path| path.untold_since = None);
             self.finish_conn(id);
         }
