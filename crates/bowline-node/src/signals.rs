@@ -2,7 +2,7 @@
 //! request to read sizes and files anew, for commands that support it.
 //!
 //! The first signal asks; a later one ends the process at once, for the case that stopping in good
-//! order hangs. One that comes within [`REPEATED_TIME`] of the first is the same request:
+//! order hangs. One that comes within half a second of the first is the same request:
 //! timeout(1) signals the process and then its group.
 
 use std::{
