@@ -272,6 +272,28 @@ fn a_cancelled_operation_is_reported_when_it_touches_memory_no_more() {
     pair.sides[0].node.check_invariants();
 }
 
+// tests [IB-112], [RDMA-22]: one completion stands for those before it, the operation's too
+#[test]
+fn an_operation_that_is_complete_with_the_farewell_was_carried_out() {
+    let mut pair = Pair::new();
+    let [from, _] = sockets(&mut pair);
+    send(&mut pair, 0, from, b"first");
+    pair.run();
+    send_with(&mut pair, from, b"x", &[write(100, 1)]).expect("sent");
+    pair.sides[0].collect();
+    let links = pair.links.expect("connected");
+    let now = pair.now;
+    pair.sides[0].frames(now, links[0]);
+    pair.sides[0].node.end(now);
+    pair.sides[0].collect();
+    let farewell = pair.sides[0].frames(now, links[0]).pop().expect("a farewell");
+    let node = &mut pair.sides[0].node;
+    node.handle_rdma_sent(now, links[0], farewell.id);
+    assert!(!node.wants_rdma_link(links[0]), "the peer has the farewell");
+    node.handle_rdma_closed(now, links[0], CloseReason::Eof);
+    assert_eq!(told(&mut pair, from), [(1, RdmaStatus::Success)]);
+}
+
 // tests [RDMA-24]
 #[test]
 fn a_silent_operation_sends_nothing_and_is_over_when_it_is_done() {

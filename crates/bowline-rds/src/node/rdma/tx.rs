@@ -167,17 +167,15 @@ impl Node {
         self.stats.ib_tx_cq_event += 1;
         if link.tx.ack_outstanding.is_some_and(|ack| ack <= sent) {
             link.tx.ack_outstanding = None;
-            if link.tx.farewell == Farewell::Planned {
-                self.close_rdma(id); // the peer has it
-                return;
-            }
         }
         let due = link.rx.ack_due || link.tx.farewell == Farewell::Due;
-        let (conn, wants) = (link.conn, link.tx.blocked || due);
+        let (conn, wants, ends) = (link.conn, link.tx.blocked || due, link.has_told());
         if self.conns.get(conn.0).is_some_and(Conn::has_ops) {
             self.ops_sent(conn, sent);
         }
-        if wants && self.has_rdma_frame(id) {
+        if ends {
+            self.close_rdma(id); // the peer has the farewell
+        } else if wants && self.has_rdma_frame(id) {
             self.signal_rdma(id);
         }
     }
