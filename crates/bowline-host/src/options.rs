@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::names;
 
-/// Options that any socket keeps and RDS makes nothing of.
-const KEPT: [i32; 11] = [
+/// Options that any socket keeps and RDS makes nothing of: on or off.
+const SWITCHES: [i32; 11] = [
     SO_DEBUG,
     SO_REUSEADDR,
     SO_DONTROUTE,
@@ -19,11 +19,19 @@ const KEPT: [i32; 11] = [
     SO_KEEPALIVE,
     SO_OOBINLINE,
     SO_NO_CHECK,
-    SO_PRIORITY,
     SO_PASSCRED,
-    SO_RCVLOWAT,
-    SO_MARK,
+    SO_PASSSEC,
+    SO_PASSPIDFD,
+    SO_RCVMARK,
 ];
+/// The same: numbers.
+const NUMBERS: [i32; 5] = [SO_PRIORITY, SO_RCVLOWAT, SO_MARK, SO_BUF_LOCK, SO_TXREHASH];
+
+/// Bits of SO_BUF_LOCK: the program has set the size of a buffer.
+const SEND_BUFFER_SET: i32 = 1;
+const RECV_BUFFER_SET: i32 = 2;
+/// What SO_PEERCRED says where nobody has connected: no process, no user and no group.
+const NO_CREDENTIALS: [i32; 3] = [0, -1, -1];
 
 /// Largest buffer that a program may ask for, bytes: the default `net.core.wmem_max` and
 /// `rmem_max`.
@@ -133,15 +141,25 @@ impl Options {
                 self.linger = [i32::from(word(0) != 0), word(4)];
             }
             _ => {
+                let bytes_given = value.len();
                 let value = int(value)?;
                 let bytes = usize::try_from(value).unwrap_or(0).min(BUFFER_MAX);
                 let rds = |result: Result<(), bowline_rds::Error>| result.map_err(|e| e.errno());
                 match name {
-                    SO_SNDBUF => rds(core.set_send_buffer(id, bytes.min(most.0)))?,
-                    SO_RCVBUF => rds(core.set_recv_buffer(id, bytes.min(most.1)))?,
+                    SO_SNDBUF => {
+                        rds(core.set_send_buffer(id, bytes.min(most.0)))?;
+                        *self.kept.entry(SO_BUF_LOCK).or_default() |= SEND_BUFFER_SET;
+                    }
+                    SO_RCVBUF => {
+                        rds(core.set_recv_buffer(id, bytes.min(most.1)))?;
+                        *self.kept.entry(SO_BUF_LOCK).or_default() |= RECV_BUFFER_SET;
+                    }
                     SO_SNDBUFFORCE | SO_RCVBUFFORCE => return Err(Errno::EPERM),
-                    SO_TIMESTAMP | SO_TIMESTAMP_NEW => {
+                    SO_TIMESTAMP | SO_TIMESTAMP_NEW | SO_TIMESTAMPNS | SO_TIMESTAMPNS_NEW => {
                         self.timestamp = value != 0;
+                        // RDS tells microseconds all the same.
+                        let is_ns = [SO_TIMESTAMPNS, SO_TIMESTAMPNS_NEW].contains(&name);
+                        self.kept.insert(SO_TIMESTAMPNS, i32::from(is_ns && value != 0));
                         rds(core.set_timestamp(id, value != 0))?;
                     }
                     SO_ZEROCOPY if !(0..=1).contains(&value) => return Err(Errno::EINVAL),
@@ -149,8 +167,30 @@ impl Options {
                         self.zerocopy = value != 0;
                         rds(core.set_zerocopy(id, value != 0))?;
                     }
-                    SO_REUSEPORT => return Err(Errno::EOPNOTSUPP),
-                    _ if KEPT.contains(&name) => {
+                    SO_REUSEPORT | SO_PEEK_OFF => return Err(Errno::EOPNOTSUPP),
+                    // Nobody else may look at what a filter leaves, so there are none.
+                    SO_ATTACH_FILTER => return Err(Errno::EINVAL),
+                    SO_ATTACH_BPF if bytes_given != size_of::<i32>() => return Err(Errno::EINVAL),
+                    SO_ATTACH_BPF => return Err(Errno::EBADF),
+                    SO_DETACH_FILTER => return Err(Errno::ENOENT),
+                    SO_RESERVE_MEM if value < 0 => return Err(Errno::EINVAL),
+                    SO_RESERVE_MEM => return Err(Errno::EOPNOTSUPP),
+                    SO_BUF_LOCK if value & !(SEND_BUFFER_SET | RECV_BUFFER_SET) != 0 => {
+                        return Err(Errno::EINVAL);
+                    }
+                    SO_TXREHASH if !(-1..=1).contains(&value) => return Err(Errno::EINVAL),
+                    // -1 stands for what the machine does otherwise.
+                    SO_TXREHASH => {
+                        self.kept.insert(name, value.max(0));
+                    }
+                    SO_RCVLOWAT => {
+                        let bytes = if value < 0 { i32::MAX } else { value.max(1) };
+                        self.kept.insert(name, bytes);
+                    }
+                    _ if SWITCHES.contains(&name) => {
+                        self.kept.insert(name, i32::from(value != 0));
+                    }
+                    _ if NUMBERS.contains(&name) => {
                         self.kept.insert(name, value);
                     }
                     _ => return Err(Errno::ENOPROTOOPT),
@@ -179,8 +219,8 @@ impl Options {
                     _ => RDS_FREE_MR_ARGS_LEN,
                 };
                 return Err(match (bound, value.len() == len, name) {
-                    (false, ..) if name != RDS_FREE_MR => Errno::ENOTCONN,
                     (_, false, _) | (_, _, RDS_FREE_MR) => Errno::EINVAL,
+                    (false, ..) => Errno::ENOTCONN,
                     _ => Errno::EOPNOTSUPP,
                 });
             }
@@ -194,7 +234,8 @@ impl Options {
                 core.set_transport(id, number)
             }
             SO_RDS_MSG_RXPATH_LATENCY => {
-                let [count, positions @ ..] = *value.first_chunk::<4>().ok_or(Errno::EFAULT)?;
+                let [count, positions @ ..]: [u8; 4] =
+                    value.try_into().map_err(|_| Errno::EFAULT)?;
                 core.set_latency_trace(id, LatencyTrace { count, positions })
             }
             SO_TIMESTAMP | SO_TIMESTAMP_NEW => {
@@ -204,6 +245,10 @@ impl Options {
             _ => return Err(Errno::ENOPROTOOPT),
         };
         result.map_err(|e| e.errno())
+    }
+
+    fn is_ns(&self) -> bool {
+        self.kept.get(&SO_TIMESTAMPNS) == Some(&1)
     }
 
     pub(crate) fn get(
@@ -237,10 +282,14 @@ impl Options {
             SO_PROTOCOL | SO_ERROR | SO_ACCEPTCONN => 0,
             SO_SNDBUF => doubled(core.send_buffer(id))?,
             SO_RCVBUF => doubled(core.recv_buffer(id))?,
-            SO_TIMESTAMP | SO_TIMESTAMP_NEW => i32::from(self.timestamp),
+            SO_TIMESTAMP | SO_TIMESTAMP_NEW => i32::from(self.timestamp && !self.is_ns()),
+            SO_TIMESTAMPNS | SO_TIMESTAMPNS_NEW => i32::from(self.timestamp && self.is_ns()),
+            SO_RESERVE_MEM => 0,
+            SO_PEEK_OFF => return Err(Errno::EOPNOTSUPP),
+            SO_PEERPIDFD => return Err(Errno::ENODATA),
             SO_ZEROCOPY => i32::from(self.zerocopy),
             SO_REUSEPORT => 0,
-            _ if KEPT.contains(&name) => {
+            _ if SWITCHES.contains(&name) || NUMBERS.contains(&name) => {
                 self.kept.get(&name).copied().unwrap_or(i32::from(name == SO_RCVLOWAT))
             }
             _ => {
@@ -248,6 +297,17 @@ impl Options {
                     SO_RCVTIMEO | SO_RCVTIMEO_NEW => timeval(self.recv_timeout),
                     SO_SNDTIMEO | SO_SNDTIMEO_NEW => timeval(self.send_timeout),
                     SO_LINGER => self.linger.map(i32::to_ne_bytes).concat(),
+                    SO_PEERCRED => NO_CREDENTIALS.map(i32::to_ne_bytes).concat(),
+                    // The length of a filter, of which there is none.
+                    SO_ATTACH_FILTER => Vec::new(),
+                    SO_PEERNAME => {
+                        let name = core.peer_addr(id).map_err(|e| e.errno())?;
+                        let name = names::bytes(name);
+                        if name.len() > room {
+                            return Err(Errno::EINVAL);
+                        }
+                        name
+                    }
                     _ => return Err(Errno::ENOPROTOOPT),
                 };
                 bytes.truncate(room);

@@ -171,6 +171,32 @@ pub const SO_RCVTIMEO_NEW: i32 = 66;
 /// [`SO_SNDTIMEO`] with seconds of 64 bits.
 pub const SO_SNDTIMEO_NEW: i32 = 67;
 
+/// Option of any socket: a filter of what comes; as one to get, the filter.
+pub const SO_ATTACH_FILTER: i32 = 26;
+/// Option of any socket: no filter any more.
+pub const SO_DETACH_FILTER: i32 = 27;
+/// Option of any socket: the name of what it is connected to.
+pub const SO_PEERNAME: i32 = 28;
+/// Option of any socket: who was at the other end when it was connected.
+pub const SO_PEERCRED: i32 = 17;
+/// Option of any socket: control messages with the sender's label of security.
+pub const SO_PASSSEC: i32 = 34;
+/// Option of any socket: where the next look at what is there begins.
+pub const SO_PEEK_OFF: i32 = 42;
+/// Option of any socket: a filter of what comes, as a program.
+pub const SO_ATTACH_BPF: i32 = 50;
+/// Option of any socket: which buffers have a size that the program has set.
+pub const SO_BUF_LOCK: i32 = 72;
+/// Option of any socket: memory that is kept for it.
+pub const SO_RESERVE_MEM: i32 = 73;
+/// Option of any socket: another path after a loss.
+pub const SO_TXREHASH: i32 = 74;
+/// Option of any socket: control messages with the mark of what comes.
+pub const SO_RCVMARK: i32 = 75;
+/// Option of any socket: control messages with a descriptor of the sending process.
+pub const SO_PASSPIDFD: i32 = 76;
+/// Option of any socket: a descriptor of the process at the other end.
+pub const SO_PEERPIDFD: i32 = 77;
 /// Flag of a call: out-of-band data, which RDS does not have.
 pub const MSG_OOB: i32 = 0x01;
 /// Flag of a call: the message stays.
