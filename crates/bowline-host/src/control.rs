@@ -59,6 +59,7 @@ fn one(kind: i32, data: &[u8]) -> Result<Given<'_>, Errno> {
             let key = data.first_chunk().ok_or(Errno::EINVAL)?;
             Given::Plain(SendControl::RdmaDest(u64::from_ne_bytes(*key)))
         }
+        RDS_CMSG_RDMA_MAP if data.len() < RDS_GET_MR_ARGS_LEN => return Err(Errno::EINVAL),
         RDS_CMSG_RDMA_MAP => Given::Map(data),
         RDS_CMSG_ATOMIC_FADD..=RDS_CMSG_MASKED_ATOMIC_CSWP => Given::Atomic(kind, data),
         RDS_CMSG_ZCOPY_COOKIE => {

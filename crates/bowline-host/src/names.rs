@@ -1,7 +1,7 @@
 //! Addresses as programs give them, `sockaddr_in` and `sockaddr_in6`, with the kernel's checks of
 //! their lengths and families. The node checks the rest.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bowline_base::Errno;
 use bowline_host_wire::name::{self, AF_INET, AF_INET6, v4, v6};
@@ -35,9 +35,14 @@ pub(crate) fn bytes(name: SocketAddr) -> Vec<u8> {
     bytes[..len].to_vec()
 }
 
-/// The name of a socket that has none: all zeroes.
-pub(crate) fn unnamed() -> Vec<u8> {
-    vec![0; name::IN_LEN]
+/// The name of a socket that has none: all zeroes, but for the family of what it is connected
+/// to.
+pub(crate) fn unnamed(peer: Option<SocketAddr>) -> Vec<u8> {
+    match peer {
+        None => vec![0; name::IN_LEN],
+        Some(SocketAddr::V4(_)) => bytes((Ipv4Addr::UNSPECIFIED, 0).into()),
+        Some(SocketAddr::V6(_)) => bytes((Ipv6Addr::UNSPECIFIED, 0).into()),
+    }
 }
 
 #[cfg(test)]

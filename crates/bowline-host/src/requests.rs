@@ -1,5 +1,6 @@
 //! What each request does, and what is answered.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -225,7 +226,12 @@ impl Service {
         match call {
             Call::Bind(name) => {
                 let name = names::to_bind_or_send(name)?;
-                self.bind(number, id, name)?;
+                match self.bind(number, id, name) {
+                    Err(Errno::EADDRINUSE) if self.close_ended(name) => {
+                        self.bind(number, id, name)?;
+                    }
+                    done => done?,
+                }
             }
             Call::Connect(name) => {
                 let name = names::to_connect(name)?;
@@ -233,8 +239,13 @@ impl Service {
                 self.driver.with_core(|core, _| core.connect(id, name)).map_err(rds)?;
             }
             Call::LocalName => {
-                let name = self.driver.with_core(|core, _| core.local_addr(id)).map_err(rds)?;
-                let name = name.map_or_else(names::unnamed, names::bytes);
+                let (name, peer) = self
+                    .driver
+                    .with_core(|core, _| {
+                        core.local_addr(id).map(|name| (name, core.peer_addr(id).ok()))
+                    })
+                    .map_err(rds)?;
+                let name = name.map_or_else(|| names::unnamed(peer), names::bytes);
                 return Ok(Answer { name, ..Answer::done() });
             }
             Call::PeerName => {
@@ -280,6 +291,20 @@ impl Service {
         Ok(Answer::done())
     }
 
+    /// Closes a socket at an address whose last descriptor was closed before this request was made:
+    /// the system tells of both in any order. Returns whether there was one.
+    fn close_ended(&mut self, name: SocketAddr) -> bool {
+        let is_there = |socket: &HostSocket| {
+            let own = self.driver.with_core(|core, _| core.local_addr(socket.id));
+            own == Ok(Some(name)) && socket.has_ended()
+        };
+        let ended = self.sockets.iter().find(|(_, (socket, _))| is_there(socket));
+        let Some(handle) = ended.map(|(handle, _)| *handle) else { return false };
+        self.drain(handle);
+        self.close(handle);
+        true
+    }
+
     /// The type of service: over RDMA each has connections of its own [IB-4]; over TCP everything
     /// is 0.
     fn ioctl(
@@ -308,6 +333,16 @@ impl Service {
         }
     }
 
+    /// Tells whether a message to `name` has a sender's and a receiver's address.
+    fn has_both_names(&self, handle: SocketHandle, name: Option<SocketAddr>) -> bool {
+        let Some((socket, _)) = self.sockets.get(&handle) else { return true };
+        let id = socket.id;
+        self.driver.with_core(|core, _| {
+            core.local_addr(id).is_ok_and(|own| own.is_some())
+                && (name.is_some() || core.peer_addr(id).is_ok())
+        })
+    }
+
     fn send(&mut self, number: ChannelId, handle: SocketHandle, call: &SendCall<'_>) -> Outcome {
         let SendCall { flags, may_write, .. } = *call;
         let may_wait = flags & MSG_DONTWAIT == 0;
@@ -318,7 +353,11 @@ impl Service {
             }
             let given = !call.name.is_empty();
             let name = given.then(|| names::to_bind_or_send(call.name)).transpose()?;
-            Ok((name, control::parse(call.control)?))
+            let control = control::parse(call.control).map_err(|errno| {
+                // Control messages are looked at after both names.
+                if self.has_both_names(handle, name) { errno } else { Errno::ENOTCONN }
+            })?;
+            Ok((name, control))
         };
         let (name, given) = match prepared() {
             Ok(prepared) => prepared,

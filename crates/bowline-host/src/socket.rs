@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bowline_base::Instant;
 use bowline_host_wire::{ChannelId, OFFER_LEN, WAKE_TOKEN_LEN, offered_version};
 use bowline_rds::SocketId;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno as SystemErrno;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
@@ -153,6 +154,13 @@ impl HostSocket {
             self.rings.wake_token_is_gone();
         }
         self.show_readable();
+    }
+
+    /// The last descriptor of it was closed.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut end = [PollFd::new(&self.end, PollFlags::empty())];
+        let ready = rustix::event::poll(&mut end, Some(&Timespec::default()));
+        ready.is_ok() && end[0].revents().contains(PollFlags::HUP)
     }
 
     /// A program has sent more than what makes its end unwritable: a channel, perhaps.
