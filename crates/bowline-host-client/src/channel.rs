@@ -28,6 +28,10 @@ pub trait Descriptors {
     fn opened(fd: c_int) -> c_int;
     /// The descriptor of a channel is about to be closed.
     fn closes(fd: c_int);
+    /// Tells whether channels stay open for the next call. Where not, each call makes one.
+    fn are_kept() -> bool {
+        true
+    }
 }
 
 /// Tells whether an error is that of a node which lets this process have no channel.

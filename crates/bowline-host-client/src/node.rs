@@ -86,6 +86,9 @@ impl<D: Descriptors> Node<D> {
     }
 
     fn idle_where(&self, wanted: impl Fn(u64) -> bool) -> Option<Channel<D>> {
+        if !D::are_kept() {
+            return None;
+        }
         for idle in &self.idle {
             let word = idle.load(Ordering::Relaxed);
             if word != NONE
@@ -112,7 +115,7 @@ impl<D: Descriptors> Node<D> {
 
     /// Gives a channel back.
     pub fn keep(&self, channel: Channel<D>) {
-        if channel.is_for_one_call() {
+        if channel.is_for_one_call() || !D::are_kept() {
             return;
         }
         let mut word = channel.into_word();

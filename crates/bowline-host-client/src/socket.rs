@@ -6,8 +6,8 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_host_wire::{
-    Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, Pushed, Reply, Request, SendCall,
-    SocketHandle, WAKE_TOKEN_LEN, name,
+    Area, CONTROL_MAX, Call, FILL_MAX, Lengths, NAME_MAX, Piece, Place, Pushed, Reply, Request,
+    SendCall, SocketHandle, WAKE_TOKEN_LEN, name,
 };
 
 use crate::agent::{self, Given};
@@ -17,10 +17,40 @@ use crate::reach::{self, Reach};
 use crate::system;
 use crate::trust;
 
-/// Wake tokens that are sent at most to fill a socket; fewer do.
-const FILL_MAX: usize = 16;
 /// SO_RCVTIMEO, in both of its forms.
 const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
+/// Options of SOL_SOCKET that the system has for sockets of any kind, and that an RDS socket makes
+/// nothing of: the descriptor itself keeps them. An option that changes what comes on the
+/// descriptor, as a filter does, is not among them.
+const OF_ANY_SOCKET: [c_int; 18] = [
+    libc::SO_BSDCOMPAT,
+    libc::SO_SNDLOWAT,
+    libc::SO_BINDTODEVICE,
+    libc::SO_LOCK_FILTER,
+    libc::SO_RXQ_OVFL,
+    libc::SO_WIFI_STATUS,
+    libc::SO_NOFCS,
+    libc::SO_SELECT_ERR_QUEUE,
+    libc::SO_BUSY_POLL,
+    libc::SO_MAX_PACING_RATE,
+    libc::SO_BPF_EXTENSIONS,
+    libc::SO_INCOMING_CPU,
+    libc::SO_INCOMING_NAPI_ID,
+    libc::SO_TXTIME,
+    libc::SO_BINDTOIFINDEX,
+    libc::SO_TIMESTAMPING,
+    SO_PREFER_BUSY_POLL,
+    SO_BUSY_POLL_BUDGET,
+];
+const SO_PREFER_BUSY_POLL: c_int = 69;
+const SO_BUSY_POLL_BUDGET: c_int = 70;
+
+/// Longest value of such an option that is asked for, bytes.
+const VALUE_MAX: usize = 256;
+
+fn is_of_any_socket(level: c_int, name: c_int) -> bool {
+    level == libc::SOL_SOCKET && OF_ANY_SOCKET.contains(&name)
+}
 
 /// An RDS socket of this process.
 #[derive(Debug)]
@@ -42,12 +72,14 @@ struct Asked<'a> {
     may_wait: bool,
     /// Memory of this process that it is about.
     memory: Option<&'a Reach>,
+    /// The socket's own, of a call after which it may be full.
+    area: Option<&'a Area>,
 }
 
 impl<'a> Asked<'a> {
     /// A call that never waits.
     const fn of(call: Call<'a>) -> Self {
-        Self { call, pieces: &[], may_wait: false, memory: None }
+        Self { call, pieces: &[], may_wait: false, memory: None, area: None }
     }
 }
 
@@ -189,9 +221,18 @@ impl<D: Descriptors> Socket<'_, D> {
         loop {
             let mut channel = self.channel_for(asked)?;
             if is_known {
-                let (known, memory) = channel.attach(self.fd)?;
-                system::close(memory); // it is mapped
-                handle = known;
+                match channel.attach(self.fd) {
+                    Ok((known, memory)) => {
+                        system::close(memory); // it is mapped
+                        handle = known;
+                    }
+                    Err(libc::ENOTSOCK) => {
+                        // The node has closed a socket that it does not know any more.
+                        self.node.keep(channel);
+                        return Err(libc::EIO);
+                    }
+                    Err(errno) => return Err(errno),
+                }
             }
             channel.send(&Request::Call(handle, asked.call), asked.pieces, None)?;
             let (reply, lengths) = channel.reply(asked.may_wait)?;
@@ -207,8 +248,8 @@ impl<D: Descriptors> Socket<'_, D> {
                 Reply::Failed { errno, fill, .. } => {
                     channel.skip(lengths)?;
                     self.node.keep(channel);
-                    if fill {
-                        self.fill();
+                    if let Some(area) = asked.area.filter(|_| fill) {
+                        self.fill(area);
                     }
                     return Err(errno);
                 }
@@ -230,13 +271,13 @@ impl<D: Descriptors> Socket<'_, D> {
 
     /// Makes the socket unwritable, as the node asks: what the descriptor shows is up to whoever
     /// has it.
-    fn fill(&self) {
+    fn fill(&self, area: &Area) {
         for _ in 0..FILL_MAX {
             if !system::is_writable(self.fd) {
                 return;
             }
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            if system::send(self.fd, &[0], flags).is_err() {
+            if system::send(self.fd, &area.fill_token(), flags).is_err() {
                 return;
             }
         }
@@ -263,7 +304,7 @@ impl<D: Descriptors> Socket<'_, D> {
 
     /// A wake token was taken from the socket. If there is still something to receive, the node is
     /// to send another: others wait for it, and `poll` shows it.
-    fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
+    pub fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
         area.wake_token_taken(u32::from_ne_bytes(token));
         if !area.has_nothing() {
             let _ = self.wake();
@@ -325,6 +366,9 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
+        if is_of_any_socket(level, name) {
+            return system::set_any_option(self.fd, (level, name), value).map(|()| 0);
+        }
         let reach = Reach::of_option(level, name, value);
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         if let Some(cookie) = reach::freed(level, name, value) {
@@ -350,6 +394,12 @@ impl<D: Descriptors> Socket<'_, D> {
         name: c_int,
         room: usize,
     ) -> Result<(Vec<u8>, c_int, c_int), c_int> {
+        if is_of_any_socket(level, name) {
+            let mut value = vec![0; room.min(VALUE_MAX)];
+            let len = system::get_any_option(self.fd, (level, name), &mut value)?;
+            value.truncate(len);
+            return Ok((value, len as c_int, 0));
+        }
         let (reply, _, value) = self.short(Call::GetOption { level, option: name, room })?;
         // Only an error tells of more than there was room for.
         let (returned, len, most) = match reply {
@@ -370,7 +420,8 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(value.first().copied())
     }
 
-    fn is_nonblocking(&self, flags: c_int) -> bool {
+    /// Tells whether a call with these flags may not wait.
+    pub fn is_nonblocking(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT != 0
             || system::flags(self.fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
     }
@@ -405,12 +456,13 @@ impl<D: Descriptors> Socket<'_, D> {
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         // The message is in pieces.
         let call = Call::Send(SendCall { flags, may_write, name, control, payload: &[] });
-        let asked = Asked { call, pieces: payload, may_wait, memory: reach.as_ref() };
+        let (memory, area) = (reach.as_ref(), Some(area));
+        let asked = Asked { call, pieces: payload, may_wait, memory, area };
         let Reply::Sent { len: sent, fill } = self.call(&asked)? else {
             return Err(libc::EPROTO);
         };
-        if fill {
-            self.fill();
+        if let Some(area) = area.filter(|_| fill) {
+            self.fill(area);
         }
         let len = payload.iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add);
         Ok(sent.min(len))

@@ -5,26 +5,115 @@ use core::ptr::{self, NonNull};
 use core::time::Duration;
 use std::ffi::CString;
 
-fn errno() -> c_int {
+use crate::agent::own;
+
+/// Makes a system call, whatever the C library's functions do: the preload library hides those.
+macro_rules! system {
+    ($number:ident $(, $arg:expr)*) => {{
+        let args = [$($crate::system::Word::word($arg)),*];
+        // SAFETY: the caller's pointers are valid for the lengths given, or the system says EFAULT.
+        unsafe { $crate::system::call(libc::$number, &args) }
+    }};
+}
+pub(crate) use system;
+
+/// What a system call takes.
+pub trait Word {
+    /// As the register has it.
+    fn word(self) -> usize;
+}
+
+macro_rules! words {
+    ($($type:ty)*) => {$(
+        impl Word for $type {
+            fn word(self) -> usize {
+                self as usize
+            }
+        }
+    )*};
+}
+
+words! { c_int u32 i64 u64 usize isize }
+
+impl<T> Word for *const T {
+    fn word(self) -> usize {
+        self.expose_provenance()
+    }
+}
+
+impl<T> Word for *mut T {
+    fn word(self) -> usize {
+        self.expose_provenance()
+    }
+}
+
+/// Makes a system call.
+///
+/// # Safety
+/// As the call wants of its arguments, of which there are six at most.
+///
+/// # Errors
+/// What the system says.
+pub unsafe fn call(number: c_long, args: &[usize]) -> Result<usize, c_int> {
+    /// Numbers above are errors.
+    const ERROR_MAX: usize = 4095;
+    let mut all = [0; 6];
+    all[..args.len()].copy_from_slice(args);
+    // SAFETY: as the caller promises.
+    let value = unsafe { raw(number as usize, all) };
+    if value > usize::MAX - ERROR_MAX { Err(value.wrapping_neg() as c_int) } else { Ok(value) }
+}
+
+/// # Safety
+/// As for [`call`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
+    let value;
+    // SAFETY: as the caller promises; the system changes no other registers.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number => value,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    value
+}
+
+/// # Safety
+/// As for [`call`].
+#[cfg(target_arch = "aarch64")]
+unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
+    let value;
+    // SAFETY: as the caller promises; the system changes no other registers.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => value,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    value
+}
+
+/// # Safety
+/// As for [`call`].
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
+    // SAFETY: as the caller promises.
+    let value = unsafe { libc::syscall(number as c_long, a, b, c, d, e, f) };
+    if value != -1 {
+        return value as usize;
+    }
     // SAFETY: the C library returns the place of this thread's errno.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: the place is valid for as long as the thread is.
-    unsafe { *place }
+    (unsafe { *place } as usize).wrapping_neg()
 }
-
-/// The result of a system call: its value, or the error number.
-pub(crate) fn result(value: c_long) -> Result<usize, c_int> {
-    usize::try_from(value).map_err(|_| errno())
-}
-
-/// Makes a system call past functions of the same name.
-macro_rules! system {
-    ($number:ident $(, $arg:expr)*) => {
-        // SAFETY: the caller's pointers are valid for the lengths given, or the system says EFAULT.
-        $crate::system::result(unsafe { libc::syscall(libc::$number $(, $arg)*) })
-    };
-}
-pub(crate) use system;
 
 /// `close(2)`.
 pub fn close(fd: c_int) {
@@ -285,9 +374,32 @@ pub(crate) fn populate(at: u64, len: u64, write: bool) -> bool {
     }
 }
 
+/// Maps zeroed memory of this process alone, which takes room only where it is written.
+pub fn map_zeroed(len: usize) -> Option<NonNull<u8>> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let none = ptr::null::<c_void>();
+    let address = system!(SYS_mmap, none, len, access, kind, -1, 0 as c_long).ok()?;
+    NonNull::new(ptr::with_exposed_provenance_mut(address))
+}
+
+/// Maps a page that is zeroed in each process that gets a copy of this one's memory; `None` where
+/// the system has no such pages (before Linux 4.14).
+pub fn map_wiped_on_fork() -> Option<NonNull<u8>> {
+    const PAGE: usize = 4096;
+    const MADV_WIPEONFORK: c_int = 18;
+    let page = map_zeroed(PAGE)?;
+    if system!(SYS_madvise, page.as_ptr(), PAGE, MADV_WIPEONFORK).is_ok() {
+        return Some(page);
+    }
+    // SAFETY: it was just mapped, with this length, and nobody else has it.
+    unsafe { unmap(page, PAGE) };
+    None
+}
+
 /// # Safety
 /// Nothing uses the memory any more.
-pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) {
+pub unsafe fn unmap(base: NonNull<u8>, len: usize) {
     let _ = system!(SYS_munmap, base.as_ptr(), len);
 }
 
@@ -378,7 +490,7 @@ pub(crate) fn shutdown(fd: c_int) {
 }
 
 /// Waits a millisecond.
-pub(crate) fn pause() {
+pub fn pause() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     let _ = system!(SYS_nanosleep, ptr::from_ref(&time), ptr::null::<c_void>());
 }
@@ -396,6 +508,99 @@ pub(crate) fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i1
     let none = ptr::null::<c_void>();
     system!(SYS_ppoll, ptr::from_mut(&mut one), 1, limit, none, 0)?;
     Ok(one.revents)
+}
+
+/// An option of a socket of the system, as a program asks for it; returns its length.
+///
+/// # Errors
+/// Those of `getsockopt(2)`.
+pub(crate) fn get_any_option(
+    fd: c_int,
+    (level, name): (c_int, c_int),
+    value: &mut [u8],
+) -> Result<usize, c_int> {
+    let mut len = value.len() as libc::socklen_t;
+    system!(SYS_getsockopt, fd, level, name, value.as_mut_ptr(), ptr::from_mut(&mut len))?;
+    Ok((len as usize).min(value.len()))
+}
+
+/// Sets an option of a socket of the system, as a program asks.
+///
+/// # Errors
+/// Those of `setsockopt(2)`.
+pub(crate) fn set_any_option(
+    fd: c_int,
+    (level, name): (c_int, c_int),
+    value: &[u8],
+) -> Result<(), c_int> {
+    system!(SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()).map(drop)
+}
+
+/// Copies bytes that a program points at.
+///
+/// # Safety
+/// The program promises that they are there, and is told where they are not.
+///
+/// # Errors
+/// EFAULT where there are none.
+pub unsafe fn read_of_program(at: *const c_void, to: &mut [u8]) -> Result<(), c_int> {
+    match own::read(getpid(), at.expose_provenance() as u64, to) {
+        Ok(()) => Ok(()),
+        Err(libc::EFAULT) => Err(libc::EFAULT),
+        // The system makes no copies for this process, as under some filters of system calls.
+        Err(_) => {
+            // SAFETY: as the program promises.
+            unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), to.as_mut_ptr(), to.len()) };
+            Ok(())
+        }
+    }
+}
+
+/// Copies bytes to where a program points.
+///
+/// # Safety
+/// As for [`read_of_program`].
+///
+/// # Errors
+/// EFAULT where there is no room.
+pub unsafe fn write_to_program(at: *mut c_void, from: &[u8]) -> Result<(), c_int> {
+    match own::write(getpid(), at.expose_provenance() as u64, from) {
+        Ok(()) => Ok(()),
+        Err(libc::EFAULT) => Err(libc::EFAULT),
+        Err(_) => {
+            // SAFETY: as the program promises.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), at.cast::<u8>(), from.len()) };
+            Ok(())
+        }
+    }
+}
+
+/// Bytes that a pipe holds.
+///
+/// # Errors
+/// EINVAL for what is no pipe; EBADF.
+pub fn pipe_room(fd: c_int) -> Result<usize, c_int> {
+    match system!(SYS_fcntl, fd, libc::F_GETPIPE_SZ, 0) {
+        Err(_) => Err(flags(fd).map_or(libc::EBADF, |_| libc::EINVAL)),
+        room => room,
+    }
+}
+
+/// Tells whether a descriptor is ready for an event, or waits until it is.
+///
+/// # Errors
+/// EINTR when a signal has ended the wait.
+pub fn wait_for(fd: c_int, event: i16, may_wait: bool) -> Result<bool, c_int> {
+    let ready = poll(fd, event, (!may_wait).then_some(Duration::ZERO))?;
+    Ok(ready & (event | libc::POLLHUP | libc::POLLERR) != 0)
+}
+
+/// `write(2)`.
+///
+/// # Errors
+/// Those of the system.
+pub fn write(fd: c_int, bytes: &[u8]) -> Result<usize, c_int> {
+    system!(SYS_write, fd, bytes.as_ptr(), bytes.len())
 }
 
 /// Tells whether a descriptor takes something to write.

@@ -2,7 +2,7 @@
 //! tells the other.
 //!
 //! ```text
-//!      0   magic
+//!      0   magic | fill token
 //!     64   node:     sends popped | bytes of credit | more
 //!    128   both:     the node sleeps
 //!    192   program:  sends | bytes sent | lock
@@ -30,6 +30,9 @@ pub const AREA_LEN: usize = FRONT + 2 * RING_LEN;
 
 /// Longest message that goes through a ring, bytes.
 pub const RING_MESSAGE_MAX: usize = RING_LEN / 4;
+
+/// Bytes of a fill token.
+pub const FILL_TOKEN_LEN: usize = 8;
 
 /// Destinations for which a program may have credit.
 pub const DESTINATIONS: usize = 8;
@@ -128,6 +131,23 @@ impl Area {
     /// Says what memory this is; the node does, once.
     pub fn mark(&self) {
         self.u64(0).store(MAGIC, Ordering::Relaxed);
+    }
+
+    /// Says with what programs fill the socket; the node does, once, with a random number.
+    pub fn set_fill_token(&self, token: u64) {
+        self.u64(8).store(token, Ordering::Relaxed);
+    }
+
+    /// What a program sends on the socket to make it unwritable, and nobody by chance.
+    pub fn fill_token(&self) -> [u8; FILL_TOKEN_LEN] {
+        self.u64(8).load(Ordering::Relaxed).to_ne_bytes()
+    }
+
+    /// Tells whether this was sent to make the socket unwritable: anything may have been where the
+    /// node that has made the socket gave no token.
+    pub fn is_fill_token(&self, bytes: &[u8]) -> bool {
+        let token = self.fill_token();
+        bytes == token || token == [0; FILL_TOKEN_LEN]
     }
 
     /// Tells whether it is memory of this layout.

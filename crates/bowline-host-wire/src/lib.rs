@@ -2,12 +2,14 @@
 //!
 //! A program's RDS socket is one end of a connected pair of unix sockets, whose other end the node
 //! has; the kernel keeps it through `fork`, `exec`, `dup` and `SCM_RIGHTS` like any other. On it go
-//! *wake tokens* only: they make it readable and writable, for `poll`, when the RDS socket is, and
-//! wake who waits for a message. Messages go through rings in memory that both share, an [`Area`]
-//! for each socket. All other calls, and messages that are long or come with control messages,
-//! go over a *channel*, a unix stream socket between one process and the node, of which each
-//! end carries frames. The first channel of a process comes about where the node listens; those
-//! of a socket that was handed to it, wherever its process is, by an [`offer`] on the socket
+//! tokens only, *wake tokens* to programs and *fill tokens* to the node: they make it readable and
+//! writable, for `poll`, when the RDS socket is, and wake who waits for a message. A node that
+//! finds anything else there closes the socket: a program has written to it by a system call that
+//! no library has seen, and takes it for sent. Messages go through rings in memory that both share,
+//! an [`Area`] for each socket. All other calls, and messages that are long or come with control
+//! messages, go over a *channel*, a unix stream socket between one process and the node, of which
+//! each end carries frames. The first channel of a process comes about where the node listens;
+//! those of a socket that was handed to it, wherever its process is, by an [`offer`] on the socket
 //! itself.
 //!
 //! A channel has one [`Request`] under way, and then its [`Reply`]; both are [`Frame`]s. Both sides
@@ -26,7 +28,9 @@ mod reply;
 mod request;
 mod sends;
 
-pub use area::{AREA_LEN, Area, DESTINATIONS, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX};
+pub use area::{
+    AREA_LEN, Area, DESTINATIONS, FILL_TOKEN_LEN, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX,
+};
 pub use frame::{CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Lengths, Malformed, NAME_MAX, Op};
 pub use ids::{ChannelId, LockOwner, NodeId, SocketHandle};
 pub use receives::{Received, Receives, SavedReceives};
@@ -45,8 +49,13 @@ pub const HAND_OVER_VERSION: i32 = 2;
 /// nothing: whose socket it is, the kernel says (`SO_PEERCRED`).
 pub const NAME_PREFIX: &[u8] = b"\0bowline-rds/";
 
-/// Bytes of an [`offer`]: more than all wake tokens with which a program fills a socket.
+/// Bytes of an [`offer`]: more than all tokens with which a program fills a socket.
 pub const OFFER_LEN: usize = 32;
+
+/// Most fill tokens on a socket. It has as little room as the system lets it have: two take it.
+pub const FILL_MAX: usize = 3;
+
+const _: () = assert!(FILL_MAX * FILL_TOKEN_LEN < OFFER_LEN, "an offer is told by its length");
 
 const OFFER: &[u8; OFFER_LEN - 4] = b"bowline: here is a channel\0\0";
 

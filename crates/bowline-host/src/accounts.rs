@@ -41,6 +41,12 @@ pub enum Refused {
     Rdma,
     /// To keep a socket in whose shared memory there was what cannot be.
     Broken,
+    /// To keep a socket to which a process has written by a system call that its library did not
+    /// see, and which it takes for sent.
+    Writing {
+        /// The process; 0 if the node sees no number of it.
+        process: i32,
+    },
 }
 
 impl Refused {
@@ -50,7 +56,7 @@ impl Refused {
             Self::Channels | Self::Sockets => Errno::EMFILE,
             Self::Buffers | Self::Requests => Errno::ENOBUFS,
             Self::Rdma => Errno::EPERM,
-            Self::Broken => Errno::EBADF,
+            Self::Broken | Self::Writing { .. } => Errno::EBADF,
         }
     }
 }
@@ -66,6 +72,13 @@ impl std::fmt::Display for Refused {
             Self::Requests => "has too much of unfinished requests",
             Self::Rdma => "may not use its memory for RDMA",
             Self::Broken => "wrote invalid data to the shared memory of a socket, which was closed",
+            Self::Writing { process } => {
+                return write!(
+                    f,
+                    "wrote to the descriptor of a socket past the library, which was closed since \
+                     that cannot be sent: process {process}"
+                );
+            }
         })
     }
 }
@@ -298,6 +311,11 @@ impl Accounts {
     /// A socket of a user was closed because of what was in its shared memory.
     pub(crate) fn count_broken(&self, user: u32) {
         self.refuse(user, Refused::Broken);
+    }
+
+    /// A socket of a user was closed because a process has written to its descriptor.
+    pub(crate) fn count_writing(&self, user: u32, process: i32) {
+        self.refuse(user, Refused::Writing { process });
     }
 
     /// Tells whether the node may touch memory of a caller.

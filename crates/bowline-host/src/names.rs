@@ -35,8 +35,8 @@ pub(crate) fn bytes(name: SocketAddr) -> Vec<u8> {
     bytes[..len].to_vec()
 }
 
-/// The name of a socket that has none: all zeroes, but for the family of what it is connected
-/// to.
+/// The name of a socket that has none: all zeroes, but for the family of what it is
+/// connected to.
 pub(crate) fn unnamed(peer: Option<SocketAddr>) -> Vec<u8> {
     match peer {
         None => vec![0; name::IN_LEN],

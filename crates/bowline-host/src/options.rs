@@ -303,7 +303,8 @@ impl Options {
                     SO_PEERNAME => {
                         let name = core.peer_addr(id).map_err(|e| e.errno())?;
                         let name = names::bytes(name);
-                        if name.len() > room {
+                        // As the kernel has it: all of the room is to be filled.
+                        if name.len() < room {
                             return Err(Errno::EINVAL);
                         }
                         name

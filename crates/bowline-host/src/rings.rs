@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
+use bowline_base::entropy;
 use bowline_host_wire::{
     Area, Broken, DESTINATIONS, LockOwner, Receives, SavedReceives, SavedSends, Sends, name,
 };
@@ -56,6 +57,7 @@ impl Rings {
     pub(crate) fn new() -> Result<Self, Errno> {
         let memory = Memory::new()?;
         let area: Area = memory.area();
+        area.set_fill_token(entropy::random_u64());
         Ok(Self {
             sends: Sends::new(area),
             receives: Receives::new(area),
@@ -189,6 +191,11 @@ impl Rings {
             self.set_credit(core, id);
             self.set_credit_to(core, id, destination);
         });
+    }
+
+    /// Tells whether this was sent to make the socket unwritable.
+    pub(crate) fn is_fill_token(&self, bytes: &[u8]) -> bool {
+        self.memory.area().is_fill_token(bytes)
     }
 
     /// Programs have to ask again for each destination.

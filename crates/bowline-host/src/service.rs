@@ -553,7 +553,9 @@ impl Service {
 
     /// The last descriptor of a socket was closed.
     pub(crate) fn close(&mut self, handle: SocketHandle) {
-        let Some((socket, _)) = self.sockets.remove(&handle) else { return };
+        let Some((mut socket, _)) = self.sockets.remove(&handle) else { return };
+        // Who still has it asks, and hears that it is closed.
+        socket.rings.allow_nothing();
         self.active.retain(|active| *active != handle);
         self.driver.close(socket.id);
         self.accounts.close_socket(&socket.charge);

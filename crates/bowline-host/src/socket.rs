@@ -183,6 +183,9 @@ impl HostSocket {
                     if !descriptors.is_empty() {
                         return Arrived::Offer(Offer { version, descriptors, sender });
                     }
+                    if !bytes.get(..len).is_some_and(|bytes| self.rings.is_fill_token(bytes)) {
+                        return Arrived::Writing(sender.map_or(0, |sender| sender.process));
+                    }
                 }
                 Err(SystemErrno::INTR) => {}
                 Err(SystemErrno::AGAIN) => return Arrived::Tokens,
@@ -200,6 +203,8 @@ pub(crate) enum Arrived {
     /// What made it unwritable, which is gone now.
     Tokens,
     Offer(Offer),
+    /// What a process with this number, 0 for an unknown one, takes for sent.
+    Writing(i32),
     /// What comes next is of a user of whom nothing is taken now.
     Later,
     /// All of them have closed it.

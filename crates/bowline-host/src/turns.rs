@@ -187,6 +187,11 @@ impl Service {
                     socket.full_since = Some(clock::now());
                     return;
                 }
+                Arrived::Writing(process) => {
+                    let user = socket.charge.user;
+                    self.accounts.count_writing(user, process);
+                    return self.close(handle);
+                }
                 Arrived::End => return self.close(handle),
             }
         }

@@ -18,12 +18,13 @@ fn transfer(call: c_long, pid: c_int, at: u64, own: *mut u8, len: usize) -> Resu
     let base = ptr::without_provenance_mut(at as usize);
     let there = libc::iovec { iov_base: base, iov_len: len };
     let (own, there) = (&raw const own, &raw const there);
-    let one: c_long = 1;
+    let (own, there) = (own.expose_provenance(), there.expose_provenance());
+    let args = [pid as usize, own, 1, there, 1, 0];
     // SAFETY: `own` is memory of the caller for so many bytes; of the other address the system
     // finds out itself whether there is something, and fails if not. Who asks for a write knows
     // that the program has given the memory for that: nothing else of this library lies there.
-    let done = unsafe { libc::syscall(call, pid, own, one, there, one, 0 as c_long) };
-    if system::result(done)? == len { Ok(()) } else { Err(libc::EFAULT) }
+    let done = unsafe { system::call(call, &args) };
+    if done? == len { Ok(()) } else { Err(libc::EFAULT) }
 }
 
 /// Copies bytes out of this process, which has the number `pid`.
@@ -32,7 +33,7 @@ pub(crate) fn read(pid: c_int, at: u64, to: &mut [u8]) -> Result<(), c_int> {
 }
 
 /// Copies bytes into this process. Those before what cannot be written may have been.
-pub(super) fn write(pid: c_int, at: u64, from: &[u8]) -> Result<(), c_int> {
+pub(crate) fn write(pid: c_int, at: u64, from: &[u8]) -> Result<(), c_int> {
     transfer(WRITE, pid, at, from.as_ptr().cast_mut(), from.len())
 }
 
