@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use bowline_host_client::memory;
 use bowline_host_wire::Area;
 
-use crate::table::KNOWN_MAX;
+use crate::sparse::{Sparse, Zeroed};
 
 struct Slot {
     users: AtomicU32,
@@ -19,16 +19,17 @@ struct Slot {
     retired: AtomicPtr<u8>,
 }
 
-static SLOTS: [Slot; KNOWN_MAX] = [const {
-    Slot {
-        users: AtomicU32::new(0),
-        mapped: AtomicPtr::new(ptr::null_mut()),
-        retired: AtomicPtr::new(ptr::null_mut()),
-    }
-}; KNOWN_MAX];
+// SAFETY: no users, and null pointers.
+unsafe impl Zeroed for Slot {}
+
+static SLOTS: Sparse<Slot> = Sparse::new();
 
 fn slot(fd: c_int) -> Option<&'static Slot> {
     SLOTS.get(usize::try_from(fd).ok()?)
+}
+
+fn new_slot(fd: c_int) -> Option<&'static Slot> {
+    SLOTS.get_or_map(usize::try_from(fd).ok()?)
 }
 
 impl Slot {
@@ -60,7 +61,8 @@ impl Slot {
 
 /// Memory that stays mapped while this is there.
 pub(crate) struct InUse {
-    slot: &'static Slot,
+    /// `None`: it is mapped for this alone.
+    slot: Option<&'static Slot>,
     area: Area,
 }
 
@@ -74,7 +76,11 @@ impl core::ops::Deref for InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.slot.leave();
+        match self.slot {
+            Some(slot) => slot.leave(),
+            // SAFETY: `map_for_call` has mapped it, for nobody else.
+            None => unsafe { memory::unmap(self.area) },
+        }
     }
 }
 
@@ -88,7 +94,7 @@ pub(crate) fn of(fd: c_int) -> Option<InUse> {
             // SAFETY: it was mapped with the length of an area, and is not unmapped while it has
             // users. Only areas access it.
             let area = unsafe { Area::new(base) };
-            Some(InUse { slot, area })
+            Some(InUse { slot: Some(slot), area })
         }
         None => {
             slot.leave();
@@ -97,10 +103,15 @@ pub(crate) fn of(fd: c_int) -> Option<InUse> {
     }
 }
 
+/// Maps memory that came, until it is not used any more; `memory` is closed.
+pub(crate) fn map_for_call(memory: c_int) -> Result<InUse, c_int> {
+    memory::map(memory).map(|area| InUse { slot: None, area })
+}
+
 /// Maps the memory that came for a descriptor; `memory` is closed.
 pub(crate) fn map(fd: c_int, memory: c_int) -> Result<(), c_int> {
     let area = memory::map(memory)?;
-    let installed = slot(fd).is_some_and(|slot| {
+    let installed = new_slot(fd).is_some_and(|slot| {
         let (none, base) = (ptr::null_mut(), area.base().as_ptr());
         slot.mapped.compare_exchange(none, base, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     });

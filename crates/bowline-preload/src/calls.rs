@@ -17,45 +17,39 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_host_client::{Message, Pieces, agent};
-use bowline_wire::rds::uapi::{AF_RDS, SIOCRDSGETTOS, SIOCRDSSETTOS};
+use bowline_host_client::{Message, Pieces, agent, system};
+use bowline_host_wire::WAKE_TOKEN_LEN;
+use bowline_wire::rds::uapi::{
+    AF_RDS, RDS_INFO_FIRST, RDS_INFO_LAST, RDS_RECVERR, SIOCRDSGETTOS, SIOCRDSSETTOS,
+    SO_RDS_TRANSPORT, SOL_RDS,
+};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::closing::Closing;
-use crate::real::{fail, hidden};
+use crate::pointers::{self, NAME_MAX, Name, load, store};
+use crate::real::{fail, functions, hidden};
+#[cfg(target_env = "gnu")]
+use crate::streams;
 use crate::table::{self, Rds};
-use crate::{areas, nodes};
+use crate::{areas, nodes, process};
 
 /// Longest value of an option that is looked at, bytes; none is as long.
 const OPTION_MAX: usize = 4096;
-/// Longest name that is looked at, bytes: a `sockaddr_storage`.
-const NAME_MAX: usize = 128;
-
-/// Functions whose first argument is a descriptor, and what they do when it is an RDS socket.
-macro_rules! functions {
-    ($(
-        fn $name:ident($fd:ident $(, $arg:ident: $type:ty)* $(,)?) -> $ret:ty = |$rds:pat_param| $body:expr;
-    )*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($fd: c_int $(, $arg: $type)*) -> $ret {
-            match table::find($fd) {
-                None => hidden!($name($fd: c_int $(, $arg: $type)*) -> $ret),
-                Some(Err(errno)) => fail(errno) as $ret,
-                Some(Ok($rds)) => $body,
-            }
-        }
-    )*};
-}
+/// Flags of messages that are the system's own: it takes them off.
+const MSG_INTERNAL: c_int = 0x8000000 | 0x100000 | 0x10000;
+/// What the system adds to the flags of each message of `sendmmsg` but the last, which RDS does not
+/// take.
+const MSG_BATCH: c_int = 0x40000;
 
 functions! {
     fn bind(fd, name: *const sockaddr, len: socklen_t) -> c_int =
-        |rds| int(rds.bind(unsafe { name_of(name, len) }));
+        |rds| int(unsafe { Name::loaded(name, len) }.and_then(|name| bind_to(&rds, name.bytes())));
     fn connect(fd, name: *const sockaddr, len: socklen_t) -> c_int =
-        |rds| int(rds.connect(unsafe { name_of(name, len) }));
+        |rds| int(unsafe { Name::loaded(name, len) }.and_then(|name| rds.connect(name.bytes())));
     fn getsockname(fd, name: *mut sockaddr, len: *mut socklen_t) -> c_int =
-        |rds| int(rds.name(false).map(|found| unsafe { give_name(&found, name, len) }));
+        |rds| int(rds.name(false).and_then(|found| unsafe { give_name(&found, name, len) }));
     fn getpeername(fd, name: *mut sockaddr, len: *mut socklen_t) -> c_int =
-        |rds| int(rds.name(true).map(|found| unsafe { give_name(&found, name, len) }));
+        |rds| int(rds.name(true).and_then(|found| unsafe { give_name(&found, name, len) }));
     fn listen(fd, backlog: c_int) -> c_int = |_| fail(libc::EOPNOTSUPP);
     fn accept(fd, name: *mut sockaddr, len: *mut socklen_t) -> c_int = |_| fail(libc::EOPNOTSUPP);
     fn accept4(fd, name: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int =
@@ -72,19 +66,14 @@ functions! {
         name: *const sockaddr,
         name_len: socklen_t,
     ) -> ssize_t = |rds| {
-        let name = unsafe { name_of(name, name_len) };
-        size(unsafe { send_pieces(&rds, flags, name, &[], &[piece(from, len)]) })
+        let name = unsafe { Name::of(name, name_len) };
+        let from = &[piece(from, len)];
+        size(name.and_then(|name| unsafe { send_pieces(&rds, flags, name.bytes(), &[], from) }))
     };
     fn sendmsg(fd, msg: *const msghdr, flags: c_int) -> ssize_t =
         |rds| size(unsafe { send_one(&rds, msg, flags) });
     fn sendmmsg(fd, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int =
         |rds| unsafe { send_many(&rds, msgs, count, flags) };
-    // The system adds MSG_EOR to what is written to a socket of packets, which RDS does not take.
-    fn write(fd, from: *const c_void, len: usize) -> ssize_t =
-        |_| fail(libc::EOPNOTSUPP) as ssize_t;
-    fn writev(fd, from: *const iovec, count: c_int) -> ssize_t =
-        |_| fail(libc::EOPNOTSUPP) as ssize_t;
-
     fn recv(fd, to: *mut c_void, len: usize, flags: c_int) -> ssize_t =
         |rds| size(unsafe { receive(&rds, flags, 0, &[piece(to, len)]) }.map(|m| m.len));
     fn __recv_chk(fd, to: *mut c_void, len: usize, room: usize, flags: c_int) -> ssize_t =
@@ -107,14 +96,6 @@ functions! {
         name_len: *mut socklen_t,
     ) -> ssize_t =
         |rds| size(unsafe { receive_from(&rds, to, len.min(room), flags, name, name_len) });
-    fn read(fd, to: *mut c_void, len: usize) -> ssize_t =
-        |rds| size(unsafe { receive(&rds, 0, 0, &[piece(to, len)]) }.map(|m| m.len));
-    fn __read_chk(fd, to: *mut c_void, len: usize, room: usize) -> ssize_t =
-        |rds| size(unsafe { receive(&rds, 0, 0, &[piece(to, len.min(room))]) }.map(|m| m.len));
-    fn readv(fd, to: *const iovec, count: c_int) -> ssize_t = |rds| {
-        let to = unsafe { pieces(to, usize::try_from(count).unwrap_or(0)) };
-        size(unsafe { receive(&rds, 0, 0, to) }.map(|m| m.len))
-    };
 
     fn setsockopt(
         fd,
@@ -122,10 +103,7 @@ functions! {
         name: c_int,
         value: *const c_void,
         len: socklen_t,
-    ) -> c_int = |rds| match usize::try_from(len.cast_signed()) {
-        Err(_) => fail(libc::EINVAL),
-        Ok(len) => int(rds.set_option(level, name, unsafe { bytes(value, len.min(OPTION_MAX)) })),
-    };
+    ) -> c_int = |rds| int(unsafe { set_option(&rds, level, name, value, len) });
     fn getsockopt(
         fd,
         level: c_int,
@@ -135,11 +113,24 @@ functions! {
     ) -> c_int = |rds| unsafe { get_option(&rds, level, name, value, len) };
 }
 
-fn int<T>(result: Result<T, c_int>) -> c_int {
+/// A node hears of the last `close` of a socket a moment after it, and may have held one of its
+/// descriptors meanwhile; a kernel's is closed when the call returns.
+fn bind_to(rds: &Rds, name: &[u8]) -> Result<c_int, c_int> {
+    const TRIES: usize = 10;
+    for _ in 0..TRIES {
+        match rds.bind(name) {
+            Err(libc::EADDRINUSE) => system::pause(),
+            done => return done,
+        }
+    }
+    rds.bind(name)
+}
+
+pub(crate) fn int<T>(result: Result<T, c_int>) -> c_int {
     result.map_or_else(fail, |_| 0)
 }
 
-fn size(result: Result<usize, c_int>) -> ssize_t {
+pub(crate) fn size(result: Result<usize, c_int>) -> ssize_t {
     result.map_or_else(|errno| fail(errno) as ssize_t, |n| n as ssize_t)
 }
 
@@ -154,12 +145,6 @@ unsafe fn bytes<'a>(from: *const c_void, len: usize) -> &'a [u8] {
 
 /// # Safety
 /// As [`bytes`].
-unsafe fn name_of<'a>(name: *const sockaddr, len: socklen_t) -> &'a [u8] {
-    unsafe { bytes(name.cast(), (len as usize).min(NAME_MAX)) }
-}
-
-/// # Safety
-/// As [`bytes`].
 unsafe fn pieces<'a>(from: *const iovec, len: usize) -> &'a [iovec] {
     if from.is_null() || len == 0 {
         return &[];
@@ -167,24 +152,72 @@ unsafe fn pieces<'a>(from: *const iovec, len: usize) -> &'a [iovec] {
     unsafe { core::slice::from_raw_parts(from, len) }
 }
 
-const fn piece(base: *const c_void, len: usize) -> iovec {
+pub(crate) const fn piece(base: *const c_void, len: usize) -> iovec {
     iovec { iov_base: base.cast_mut(), iov_len: len }
+}
+
+/// The pieces of memory of a call; `Err` for more than there may be.
+///
+/// # Safety
+/// As [`bytes`].
+pub(crate) unsafe fn vector<'a>(
+    from: *const iovec,
+    count: usize,
+    over: c_int,
+) -> Result<&'a [iovec], c_int> {
+    /// Most pieces that the system takes (`UIO_MAXIOV`).
+    const PIECES_MAX: usize = 1024;
+    if count > PIECES_MAX {
+        return Err(over);
+    }
+    pointers::check(from.cast(), count * size_of::<iovec>())?;
+    let pieces = unsafe { pieces(from, count) };
+    for piece in pieces {
+        if piece.iov_len > isize::MAX as usize {
+            return Err(libc::EINVAL);
+        }
+        pointers::check(piece.iov_base, piece.iov_len)?;
+    }
+    Ok(pieces)
 }
 
 /// Gives a name to a caller, cut to its room; the whole length is told.
 ///
 /// # Safety
 /// Pointers are null, or valid as for `getsockname`.
-unsafe fn give_name(name: &[u8], to: *mut sockaddr, len: *mut socklen_t) {
-    if len.is_null() {
-        return;
-    }
-    let room = unsafe { *len } as usize;
-    if !to.is_null() {
-        let n = name.len().min(room);
-        unsafe { core::ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), n) };
-    }
+unsafe fn give_name(name: &[u8], to: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
+    let mut room = [0; size_of::<socklen_t>()];
+    unsafe { load(len.cast(), &mut room) }?;
+    let room = usize::try_from(c_int::from_ne_bytes(room)).map_err(|_| libc::EINVAL)?;
+    unsafe { store(to.cast(), &name[..name.len().min(room)]) }?;
+    unsafe { store(len.cast(), &(name.len() as socklen_t).to_ne_bytes()) }
+}
+
+/// The same with a message, where another system call would be felt: what is surely nowhere is an
+/// error, what is unmapped ends the program.
+///
+/// # Safety
+/// As [`give_name`].
+unsafe fn give_name_quickly(
+    name: &[u8],
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<(), c_int> {
+    pointers::check(len.cast(), size_of::<socklen_t>())?;
+    let room = usize::try_from(unsafe { *len }.cast_signed()).map_err(|_| libc::EINVAL)?;
+    let n = name.len().min(room);
+    pointers::check(to.cast(), n)?;
+    unsafe { core::ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), n) };
     unsafe { *len = name.len() as socklen_t };
+    Ok(())
+}
+
+/// The memory of a socket.
+fn area_of(rds: &Rds) -> Result<areas::InUse, c_int> {
+    if process::is_visitor() {
+        return table::memory_for_call(rds.fd);
+    }
+    areas::of(rds.fd).ok_or(libc::EBADF)
 }
 
 /// # Safety
@@ -196,8 +229,28 @@ unsafe fn send_pieces(
     control: &[u8],
     payload: &[iovec],
 ) -> Result<usize, c_int> {
-    let area = areas::of(rds.fd).ok_or(libc::EBADF)?;
-    unsafe { rds.send(&area, flags, name, control, payload) }
+    let is_nowhere = |piece: &iovec| pointers::check(piece.iov_base, piece.iov_len).is_err();
+    let sent = if payload.iter().any(is_nowhere) {
+        Err(libc::EFAULT)
+    } else {
+        let area = area_of(rds)?;
+        unsafe { rds.send(&area, flags & !MSG_INTERNAL, name, control, payload) }
+    };
+    match sent {
+        Err(libc::EFAULT) if !payload.iter().any(is_kernels) => Err(fault(rds, !name.is_empty())),
+        done => done,
+    }
+}
+
+fn is_kernels(piece: &iovec) -> bool {
+    piece.iov_len > 0 && pointers::is_kernels(piece.iov_base)
+}
+
+/// The error for a message that is nowhere: its names come first.
+#[cold]
+fn fault(rds: &Rds, has_name: bool) -> c_int {
+    let is_bound = rds.name(false).is_ok_and(|name| name.iter().skip(2).any(|byte| *byte != 0));
+    if is_bound && (has_name || rds.name(true).is_ok()) { libc::EFAULT } else { libc::ENOTCONN }
 }
 
 /// # Safety
@@ -208,27 +261,144 @@ unsafe fn receive(
     control_room: usize,
     to: &[iovec],
 ) -> Result<Message, c_int> {
-    let area = areas::of(rds.fd).ok_or(libc::EBADF)?;
-    rds.receive(&area, flags, control_room, &mut unsafe { Pieces::new(to) })
+    if to.iter().any(is_kernels) {
+        return Err(libc::EFAULT);
+    }
+    if to.iter().any(|piece| pointers::check(piece.iov_base, piece.iov_len).is_err()) {
+        // Where there is nothing to copy, it does not matter where to.
+        let message = unsafe { receive(rds, flags | libc::MSG_PEEK | libc::MSG_TRUNC, 0, &[]) }?;
+        if message.len > 0 {
+            return Err(libc::EFAULT);
+        }
+        return unsafe { receive(rds, flags, control_room, &[]) };
+    }
+    let may_wait = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 && !rds.is_nonblocking(flags);
+    let mut is_awake = false;
+    loop {
+        match unsafe { receive_now(rds, flags, control_room, to) } {
+            Err(libc::EAGAIN) if may_wait => {}
+            done => return done,
+        }
+        if is_awake && area_of(rds).is_ok_and(|area| area.has_more()) {
+            // What there is is nothing for this call.
+            system::pause();
+        }
+        let token = wait_for_token(rds.fd)?;
+        let area = area_of(rds)?;
+        rds.wake_token_taken(&area, token);
+        is_awake = true;
+    }
+}
+
+/// # Safety
+/// As [`receive`].
+unsafe fn receive_now(
+    rds: &Rds,
+    flags: c_int,
+    control_room: usize,
+    to: &[iovec],
+) -> Result<Message, c_int> {
+    let area = area_of(rds)?;
+    let to = &mut unsafe { Pieces::new(to) };
+    rds.receive(&area, flags | libc::MSG_DONTWAIT, control_room, to)
+}
+
+/// Waits for a wake token, as long as the socket's limit allows. A thread that waits here can be
+/// cancelled, as in any `recv`: nothing on its stack has something left to do.
+fn wait_for_token(fd: c_int) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
+    const LEN: ssize_t = WAKE_TOKEN_LEN as ssize_t;
+    let mut token = [0; WAKE_TOKEN_LEN];
+    let (to, len, flags) = (token.as_mut_ptr().cast::<c_void>(), WAKE_TOKEN_LEN, 0);
+    let got: ssize_t =
+        hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t);
+    match got {
+        LEN => Ok(token),
+        // The node has closed its end, which may have had unread tokens.
+        0.. => Err(libc::ENETDOWN),
+        _ => Err(match crate::real::errno() {
+            libc::EAGAIN => libc::ETIMEDOUT,
+            libc::ECONNRESET => libc::ENETDOWN,
+            errno => errno,
+        }),
+    }
+}
+
+/// As `read` has it: no message is taken where there is no room at all.
+///
+/// # Safety
+/// As [`receive`].
+pub(crate) unsafe fn read_pieces(rds: &Rds, flags: c_int, to: &[iovec]) -> Result<usize, c_int> {
+    if to.iter().all(|piece| piece.iov_len == 0) {
+        return Ok(0);
+    }
+    unsafe { receive(rds, flags, 0, to) }.map(|message| message.len)
+}
+
+/// # Safety
+/// As [`receive`].
+pub(crate) unsafe fn read_vector(
+    rds: &Rds,
+    flags: c_int,
+    to: *const iovec,
+    count: c_int,
+) -> Result<usize, c_int> {
+    let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
+    let to = unsafe { vector(to, count, libc::EINVAL) }?;
+    unsafe { read_pieces(rds, flags, to) }
+}
+
+/// # Safety
+/// The pointers are the caller's, as for `setsockopt`.
+unsafe fn set_option(
+    rds: &Rds,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<c_int, c_int> {
+    let len = usize::try_from(len.cast_signed()).map_err(|_| libc::EINVAL)?;
+    let mut all = [0; OPTION_MAX];
+    let copy = &mut all[..len.min(OPTION_MAX)];
+    if unsafe { load(value, copy) }.is_err() {
+        return Err(match level {
+            libc::SOL_SOCKET if len < size_of::<c_int>() => libc::EINVAL,
+            libc::SOL_SOCKET => libc::EFAULT,
+            SOL_RDS if is_option_of_rds(name) => libc::EFAULT,
+            _ => libc::ENOPROTOOPT,
+        });
+    }
+    rds.set_option(level, name, copy)
+}
+
+/// Tells whether an option is one whose value RDS looks at.
+const fn is_option_of_rds(name: c_int) -> bool {
+    matches!(name, 1..=3 | 5..=8 | 10 | libc::SO_TIMESTAMP)
 }
 
 /// # Safety
 /// `msg` is the caller's, as for `sendmsg`.
 unsafe fn send_one(rds: &Rds, msg: *const msghdr, flags: c_int) -> Result<usize, c_int> {
+    pointers::check(msg.cast(), size_of::<msghdr>())?;
     let msg = unsafe { &*msg };
-    let name = unsafe { name_of(msg.msg_name.cast(), msg.msg_namelen) };
+    let payload = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
+    pointers::check(msg.msg_control, msg.msg_controllen as usize)?;
+    let len = if msg.msg_name.is_null() { 0 } else { msg.msg_namelen };
+    let len = if len.cast_signed() > NAME_MAX as c_int { NAME_MAX as socklen_t } else { len };
+    let name = unsafe { Name::of(msg.msg_name.cast(), len) }?;
     let control = unsafe { bytes(msg.msg_control, msg.msg_controllen as usize) };
-    let payload = unsafe { pieces(msg.msg_iov, msg.msg_iovlen as usize) };
-    unsafe { send_pieces(rds, flags, name, control, payload) }
+    unsafe { send_pieces(rds, flags, name.bytes(), control, payload) }
 }
 
 /// # Safety
 /// `msgs` are the caller's, as for `sendmmsg`.
 unsafe fn send_many(rds: &Rds, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     for n in 0..count {
-        let msg = unsafe { &mut *msgs.add(n as usize) };
-        match unsafe { send_one(rds, &raw const msg.msg_hdr, flags) } {
-            Ok(len) => msg.msg_len = len as c_uint,
+        let msg = msgs.wrapping_add(n as usize);
+        let own = if n + 1 < count { flags | MSG_BATCH } else { flags };
+        let sent = pointers::check(msg.cast(), size_of::<mmsghdr>())
+            .and_then(|()| unsafe { send_one(rds, &raw const (*msg).msg_hdr, own) });
+        match sent.map(|len| (len, unsafe { &mut *msg })) {
+            Ok((len, msg)) => msg.msg_len = len as c_uint,
             Err(errno) if n == 0 => return fail(errno),
             Err(_) => return n as c_int,
         }
@@ -248,7 +418,7 @@ unsafe fn receive_from(
 ) -> Result<usize, c_int> {
     let message = unsafe { receive(rds, flags, 0, &[piece(to, len)]) }?;
     if !name.is_null() {
-        unsafe { give_name(&message.name, name, name_len) };
+        unsafe { give_name_quickly(&message.name, name, name_len) }?;
     }
     Ok(message.len)
 }
@@ -256,21 +426,24 @@ unsafe fn receive_from(
 /// # Safety
 /// `msg` is the caller's, as for `recvmsg`.
 unsafe fn receive_one(rds: &Rds, msg: *mut msghdr, flags: c_int) -> Result<usize, c_int> {
+    pointers::check(msg.cast(), size_of::<msghdr>())?;
     let msg = unsafe { &mut *msg };
-    let to = unsafe { pieces(msg.msg_iov, msg.msg_iovlen as usize) };
+    let to = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
     let room = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
+    let asked = flags & libc::MSG_CMSG_CLOEXEC;
     let Message { len, flags, name, control } = unsafe { receive(rds, flags, room, to) }?;
     if msg.msg_name.is_null() {
         msg.msg_namelen = 0;
     } else {
-        unsafe { give_name(&name, msg.msg_name.cast(), &raw mut msg.msg_namelen) };
+        unsafe { give_name_quickly(&name, msg.msg_name.cast(), &raw mut msg.msg_namelen) }?;
     }
+    pointers::check(msg.msg_control, room)?;
     let n = control.len().min(room);
     if n > 0 {
         unsafe { core::ptr::copy_nonoverlapping(control.as_ptr(), msg.msg_control.cast(), n) };
     }
     msg.msg_controllen = n as _;
-    msg.msg_flags = flags;
+    msg.msg_flags = flags | asked;
     Ok(len)
 }
 
@@ -286,9 +459,11 @@ unsafe fn receive_many(
     let begun = Instant::now();
     let mut own = flags & !libc::MSG_WAITFORONE;
     for n in 0..count {
-        let msg = unsafe { &mut *msgs.add(n as usize) };
-        match unsafe { receive_one(rds, &raw mut msg.msg_hdr, own) } {
-            Ok(len) => msg.msg_len = len as c_uint,
+        let msg = msgs.wrapping_add(n as usize);
+        let received = pointers::check(msg.cast(), size_of::<mmsghdr>())
+            .and_then(|()| unsafe { receive_one(rds, &raw mut (*msg).msg_hdr, own) });
+        match received.map(|len| (len, unsafe { &mut *msg })) {
+            Ok((len, msg)) => msg.msg_len = len as c_uint,
             Err(errno) if n == 0 => return fail(errno),
             Err(_) => return n as c_int,
         }
@@ -312,28 +487,39 @@ unsafe fn get_option(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if len.is_null() {
+    let mut room = [0; size_of::<socklen_t>()];
+    if ![libc::SOL_SOCKET, SOL_RDS].contains(&level) {
+        return fail(libc::ENOPROTOOPT);
+    }
+    if unsafe { load(len.cast(), &mut room) }.is_err() {
         return fail(libc::EFAULT);
     }
-    let Ok(room) = usize::try_from(unsafe { *len }.cast_signed()) else {
-        return fail(libc::EINVAL);
+    let room = c_int::from_ne_bytes(room);
+    let room = match (level, name) {
+        // RDS has a negative room for a very large one.
+        (SOL_RDS, RDS_RECVERR | SO_RDS_TRANSPORT) if room < 0 => size_of::<c_int>(),
+        (SOL_RDS, RDS_INFO_FIRST..=RDS_INFO_LAST) | (libc::SOL_SOCKET, _) if room < 0 => {
+            return fail(libc::EINVAL);
+        }
+        _ => usize::try_from(room).unwrap_or(0),
     };
     let (found, told, returned) = match rds.get_option(level, name, room) {
         Ok(found) => found,
         Err(errno) => return fail(errno),
     };
-    let n = found.len().min(room);
-    if n > 0 && !value.is_null() {
-        unsafe { core::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), n) };
+    let given = unsafe { store(value, &found[..found.len().min(room)]) }
+        .and_then(|()| unsafe { store(len.cast(), &told.to_ne_bytes()) });
+    match given {
+        Err(errno) => fail(errno),
+        Ok(()) if returned < 0 => fail(-returned),
+        Ok(()) => returned,
     }
-    unsafe { *len = told.cast_unsigned() };
-    if returned < 0 { fail(-returned) } else { returned }
 }
 
 // What follows has something to do for other descriptors as well.
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == AF_RDS {
         return nodes::socket(kind, protocol).unwrap_or_else(fail);
     }
@@ -341,7 +527,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn socketpair(
+pub unsafe extern "C-unwind" fn socketpair(
     domain: c_int,
     kind: c_int,
     protocol: c_int,
@@ -360,7 +546,7 @@ pub unsafe extern "C" fn socketpair(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     match table::find(fd) {
         Some(Err(errno)) => fail(errno) as ssize_t,
         Some(Ok(rds)) => size(unsafe { receive_one(&rds, msg, flags) }),
@@ -375,7 +561,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> s
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmmsg(
+pub unsafe extern "C-unwind" fn recvmmsg(
     fd: c_int,
     msgs: *mut mmsghdr,
     count: c_uint,
@@ -427,30 +613,38 @@ unsafe fn forget_descriptors(msg: *mut msghdr) {
     }
 }
 
-/// Requests that are about the descriptor: FIOCLEX, FIONCLEX, FIOASYNC, FIONBIO.
-const OF_DESCRIPTORS: [c_int; 4] = [0x5451, 0x5450, 0x5452, 0x5421];
+/// Requests that a unix socket answers and an RDS socket does not: FIONREAD, SIOCOUTQ, SIOCATMARK.
+const OF_UNIX_SOCKETS: [c_int; 3] = [0x541b, 0x5411, 0x8905];
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_void) -> c_int {
+pub unsafe extern "C-unwind" fn ioctl(
+    fd: c_int,
+    request: libc::c_ulong,
+    arg: *mut c_void,
+) -> c_int {
     let number = request as c_int;
-    let rds = match table::find(fd) {
-        Some(Err(errno)) => return fail(errno),
-        Some(Ok(rds)) if !OF_DESCRIPTORS.contains(&number) => rds,
-        _ => return hidden!(ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_void) -> c_int),
-    };
-    let byte = arg.cast::<u8>();
-    if [SIOCRDSSETTOS, SIOCRDSGETTOS].contains(&number) && byte.is_null() {
-        return fail(libc::EFAULT);
-    }
-    let given = if number == SIOCRDSSETTOS { unsafe { *byte } } else { 0 };
-    match rds.ioctl(number, given) {
-        Err(errno) => fail(errno),
-        Ok(got) => {
-            if let Some(got) = got.filter(|_| number == SIOCRDSGETTOS) {
-                unsafe { *byte = got };
-            }
-            0
+    match table::find(fd) {
+        Some(Err(errno)) => fail(errno),
+        Some(Ok(_)) if OF_UNIX_SOCKETS.contains(&number) => fail(libc::ENOTTY),
+        Some(Ok(rds)) if [SIOCRDSSETTOS, SIOCRDSGETTOS].contains(&number) => {
+            int(unsafe { type_of_service(&rds, number, arg) })
         }
+        // What the system has for sockets of any kind, as the requests about interfaces.
+        _ => hidden!(ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_void) -> c_int),
+    }
+}
+
+/// # Safety
+/// The pointer is the caller's, as for `ioctl`.
+unsafe fn type_of_service(rds: &Rds, number: c_int, arg: *mut c_void) -> Result<(), c_int> {
+    let mut byte = [0];
+    if number == SIOCRDSSETTOS {
+        unsafe { load(arg, &mut byte) }?;
+    }
+    let got = rds.ioctl(number, byte[0])?;
+    match got.filter(|_| number == SIOCRDSGETTOS) {
+        Some(got) => unsafe { store(arg, &[got]) },
+        None => Ok(()),
     }
 }
 
@@ -473,41 +667,41 @@ fn make_way(fd: c_int) -> Closing {
 
 /// The program takes, or closes, numbers that the agent of its memory may have.
 fn make_way_of_agent(first: c_uint, last: c_uint) {
-    if table::is_this_process() {
+    if process::is_owner() {
         agent::make_way(first, last);
     }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int {
     let result = hidden!(fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int);
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { is_copy(result) } else { result }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: *mut c_void) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, arg: *mut c_void) -> c_int {
     unsafe { fcntl(fd, command, arg) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     is_copy(hidden!(dup(fd: c_int) -> c_int))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
     let _closing = make_way(to);
     is_copy(hidden!(dup2(fd: c_int, to: c_int) -> c_int))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     let _closing = make_way(to);
     is_copy(hidden!(dup3(fd: c_int, to: c_int, flags: c_int) -> c_int))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if table::is_ours(fd) {
         // The program has no such descriptor.
         return fail(libc::EBADF);
@@ -518,7 +712,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let _closing = Closing::some();
     nodes::close_idle();
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
@@ -529,7 +723,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn closefrom(first: c_int) {
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     let _closing = Closing::some();
     nodes::close_idle();
     make_way_of_agent(c_uint::try_from(first).unwrap_or(0), c_uint::MAX);
@@ -539,8 +733,10 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
+pub unsafe extern "C-unwind" fn fclose(file: *mut libc::FILE) -> c_int {
     let fd = unsafe { libc::fileno(file) };
+    #[cfg(target_env = "gnu")]
+    streams::forget(file);
     let _closing = Closing::one(fd);
     table::forget(fd);
     hidden!(fclose(file: *mut libc::FILE) -> c_int)
@@ -550,11 +746,18 @@ pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
 macro_rules! reopening {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
+        pub unsafe extern "C-unwind" fn $name(
             path: *const c_char,
             mode: *const c_char,
             file: *mut libc::FILE,
         ) -> *mut libc::FILE {
+            #[cfg(target_env = "gnu")]
+            if streams::forget(file) {
+                // It is one of functions, which glibc cannot make one of a file.
+                unsafe { fclose(file) };
+                fail(libc::EBADF);
+                return core::ptr::null_mut();
+            }
             let fd = unsafe { libc::fileno(file) };
             let _closing = Closing::one(fd);
             table::forget(fd);

@@ -9,7 +9,7 @@ use core::ffi::c_int;
 use bowline_host_client::agent;
 
 use crate::real::KeptErrno;
-use crate::table;
+use crate::{process, table};
 
 /// Descriptors that a call closes, until it has.
 pub(crate) enum Closing {
@@ -26,14 +26,13 @@ impl Closing {
     pub(crate) fn one(fd: c_int) -> Self {
         let _kept = KeptErrno::new();
         let may_matter = table::is_rds(fd) || agent::may_give();
-        let socket =
-            if may_matter && table::is_this_process() { agent::socket_of(fd) } else { None };
+        let socket = if may_matter && process::is_owner() { agent::socket_of(fd) } else { None };
         socket.map_or(Self::Nothing, Self::Socket)
     }
 
     /// A call that closes several, or one that it has found out itself.
     pub(crate) fn some() -> Self {
-        if table::is_this_process() { Self::Some } else { Self::Nothing }
+        if process::is_owner() { Self::Some } else { Self::Nothing }
     }
 }
 

@@ -4,10 +4,18 @@
 //!
 //! ```text
 //!   calls      the C library's functions, by kind of descriptor: ours, or the real one
+//!   files      the same: what reads and writes as a file
+//!   streams    the same: streams of the C library
+//!   raw        the same: the function `syscall`
+//!   lookup     the same: `dlsym`
 //!   closing    what becomes of memory that was given for sockets, when descriptors are closed
 //!   table      which descriptors are RDS sockets
 //!   areas      the memory of each
+//!   pointers   what a program points at
+//!   process    whose memory the tables are, after calls that make processes
+//!   sparse     a table of which little is mapped
 //!   nodes      nodes that this process has sockets of
+//!   sanitizer  what AddressSanitizer asks for
 //!   real       the functions that ours hide
 //! ```
 //!
@@ -17,13 +25,23 @@
 //! It has no locks: calls may come from the child of a `fork` of a program with threads.
 //!
 //! It cannot reach programs that are linked statically, make system calls themselves, or use
-//! io_uring.
+//! io_uring: a node closes a socket that is written to so.
 
 #![allow(unsafe_code, reason = "the C library's functions, with the pointers that they take")]
 
 mod areas;
 mod calls;
 mod closing;
+mod files;
+#[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod lookup;
 mod nodes;
+mod pointers;
+mod process;
+mod raw;
 mod real;
+mod sanitizer;
+mod sparse;
+#[cfg(target_env = "gnu")]
+mod streams;
 mod table;

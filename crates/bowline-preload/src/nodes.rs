@@ -9,7 +9,7 @@ use bowline_host_client::{
     Channel, Descriptors, Opened, Welcome, is_refusal, system, wanted_namespace,
 };
 
-use crate::{areas, table};
+use crate::{areas, process, table};
 
 pub(crate) type Node = bowline_host_client::Node<Hidden>;
 
@@ -28,12 +28,21 @@ impl Descriptors for Hidden {
     fn opened(fd: c_int) -> c_int {
         prepare();
         let fd = system::move_up(fd);
-        table::set_ours(fd);
+        // One that the child of a `vfork` makes is closed with the call: its parent has none.
+        if !process::is_visitor() {
+            table::set_ours(fd);
+        }
         fd
     }
 
     fn closes(fd: c_int) {
-        table::forget(fd);
+        if !process::is_visitor() {
+            table::forget(fd);
+        }
+    }
+
+    fn are_kept() -> bool {
+        !process::is_visitor()
     }
 }
 
@@ -77,6 +86,7 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     if kind & 0xf != libc::SOCK_SEQPACKET || protocol != 0 {
         return Err(libc::ESOCKTNOSUPPORT);
     }
+    process::notice();
     // A node that was started anew ends the channels of before.
     let (node, opened) = match open() {
         Err(libc::ENETDOWN) => open()?,
@@ -85,7 +95,9 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     let fd = opened.fd;
     // What another thread may have found out about the number while it was being closed.
     table::forget(fd);
-    if let Err(errno) = areas::map(fd, opened.memory) {
+    if process::is_visitor() {
+        system::close(opened.memory);
+    } else if let Err(errno) = areas::map(fd, opened.memory) {
         system::close(fd);
         return Err(errno);
     }
@@ -110,21 +122,21 @@ fn open() -> Result<(&'static Node, Opened), c_int> {
 /// Closes the channels that are not in use. For calls that would close them behind our back, after
 /// which their numbers would be the program's.
 pub(crate) fn close_idle() {
-    if table::is_this_process() {
+    if process::is_owner() {
         NODES.iter().for_each(Node::forget_channels);
     }
 }
 
 /// The child of a `fork` makes channels of its own: answers on a shared one would go to either.
-extern "C" fn after_fork() {
-    table::adopt();
+pub(crate) extern "C" fn after_fork() {
+    process::adopt();
     NODES.iter().for_each(Node::forget_channels);
 }
 
 fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        table::adopt();
+        process::adopt();
         // SAFETY: the function is there as long as the library, which is never unloaded: programs
         // do not unload what was preloaded.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };

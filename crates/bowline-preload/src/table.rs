@@ -7,14 +7,15 @@
 //! through the socket itself.
 
 use core::ffi::{c_char, c_int};
-use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bowline_host_client::{Channel, Socket, is_socket_of_node, system};
 use bowline_host_wire::{NAME_PREFIX, SocketHandle};
 
-use crate::areas;
 use crate::nodes::{self, Hidden, Node};
 use crate::real::KeptErrno;
+use crate::sparse::Sparse;
+use crate::{areas, process};
 
 /// Descriptors above cannot be RDS sockets of a process.
 pub(crate) const KNOWN_MAX: usize = 1 << 20;
@@ -27,14 +28,10 @@ const OURS: u64 = 2;
 /// An RDS socket: handle in the upper 48 bits, number of the node in 8 bits, this below.
 const RDS: u64 = 3;
 
-static TABLE: [AtomicU64; KNOWN_MAX] = [const { AtomicU64::new(UNKNOWN) }; KNOWN_MAX];
+static TABLE: Sparse<AtomicU64> = Sparse::new();
 
 /// No descriptor at or above has been looked at.
 static END: AtomicUsize = AtomicUsize::new(0);
-
-/// The process that the table describes. The child of a `vfork` has its parent's memory, but
-/// descriptors of its own.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 /// An RDS socket of this process.
 pub(crate) type Rds = Socket<'static, Hidden>;
@@ -45,9 +42,13 @@ fn cell(fd: c_int) -> Option<&'static AtomicU64> {
 
 /// The word of a descriptor that is about to be known.
 fn new_cell(fd: c_int) -> Option<&'static AtomicU64> {
+    if process::is_visitor() {
+        return None;
+    }
     let at = usize::try_from(fd).ok()?;
+    let cell = TABLE.get_or_map(at)?;
     END.fetch_max(at + 1, Ordering::Relaxed);
-    TABLE.get(at)
+    Some(cell)
 }
 
 /// Returns what is known of a descriptor as an RDS socket; `None` if it is something else.
@@ -55,6 +56,9 @@ fn new_cell(fd: c_int) -> Option<&'static AtomicU64> {
 /// `Err`: it is one, but its node cannot be reached; the error number for the caller.
 #[inline]
 pub(crate) fn find(fd: c_int) -> Option<Result<Rds, c_int>> {
+    if process::is_visitor() {
+        return find_for_call(fd);
+    }
     let word = cell(fd).map_or(UNKNOWN, |cell| cell.load(Ordering::Acquire));
     if word == OTHER { None } else { find_slowly(fd, word) }
 }
@@ -64,6 +68,7 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
     if word == OURS {
         return None;
     }
+    process::notice();
     if word & 0xff == RDS {
         let node = nodes::get((word >> 8) as u8)?;
         return Some(Ok(Rds { fd, node, handle: SocketHandle(word >> 16) }));
@@ -86,6 +91,20 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
     }
 }
 
+/// Tells whether a number that was an RDS socket's has become something else's by a system call
+/// that this library did not see, when a call has failed; it is forgotten then.
+#[cold]
+pub(crate) fn is_something_else(fd: c_int) -> bool {
+    let kept = KeptErrno::new();
+    // Errors of sockets that are well.
+    let usual = [libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::ENOBUFS];
+    if usual.contains(&kept.value()) || is_socket_of_node(fd) {
+        return false;
+    }
+    forget(fd);
+    true
+}
+
 /// Remembers a descriptor that is open as something else than an RDS socket.
 pub(crate) fn set_other(fd: c_int) {
     if let Some(cell) = new_cell(fd).filter(|_| system::flags(fd).is_ok()) {
@@ -94,14 +113,41 @@ pub(crate) fn set_other(fd: c_int) {
     }
 }
 
+/// The same, by what the system and the node say alone.
+#[cold]
+fn find_for_call(fd: c_int) -> Option<Result<Rds, c_int>> {
+    let _kept = KeptErrno::new();
+    if !has_name_of_node(fd) || !is_socket_of_node(fd) {
+        return None;
+    }
+    match ask(fd) {
+        Err(libc::ENOTSOCK) => None,
+        asked => Some(asked.map(|(rds, memory)| {
+            system::close(memory);
+            rds
+        })),
+    }
+}
+
+/// The memory of a socket, for as long as the call that wants it.
+pub(crate) fn memory_for_call(fd: c_int) -> Result<areas::InUse, c_int> {
+    areas::map_for_call(ask(fd)?.1)
+}
+
 /// Asks the node of a socket about it.
 fn attach(fd: c_int) -> Result<Rds, c_int> {
+    let (rds, memory) = ask(fd)?;
+    areas::map(fd, memory)?;
+    Ok(rds)
+}
+
+/// The same; returns a descriptor of the socket's memory as well.
+fn ask(fd: c_int) -> Result<(Rds, c_int), c_int> {
     let (channel, welcome) = Channel::offer(fd)?;
     let node = nodes::of(&welcome)?;
     node.keep(channel);
     let (handle, memory) = node.attach(fd)?;
-    areas::map(fd, memory)?;
-    Ok(Rds { fd, node, handle })
+    Ok((Rds { fd, node, handle }, memory))
 }
 
 /// Tells whether the other end of a descriptor has a name as nodes give them, which proves nothing.
@@ -145,8 +191,9 @@ pub(crate) fn is_ours(fd: c_int) -> bool {
 /// Forgets a descriptor that is closed or replaced.
 pub(crate) fn forget(fd: c_int) {
     if let Some(cell) = cell(fd).filter(|cell| cell.load(Ordering::Relaxed) != UNKNOWN)
-        && is_this_process()
+        && !process::is_visitor()
     {
+        process::notice();
         cell.store(UNKNOWN, Ordering::Release);
         areas::retire(fd);
     }
@@ -154,23 +201,17 @@ pub(crate) fn forget(fd: c_int) {
 
 /// Forgets all descriptors of a range that are not this library's own.
 pub(crate) fn forget_range(first: usize, last: usize) {
-    if is_this_process() {
-        let end = END.load(Ordering::Relaxed).min(last.saturating_add(1));
-        let range = TABLE.iter().enumerate().take(end).skip(first);
-        for (fd, cell) in range.filter(|(_, cell)| cell.load(Ordering::Relaxed) != UNKNOWN) {
+    if process::is_visitor() {
+        return;
+    }
+    process::notice();
+    let end = END.load(Ordering::Relaxed).min(last.saturating_add(1));
+    for fd in first..end {
+        let known =
+            TABLE.get(fd).filter(|cell| ![UNKNOWN, OURS].contains(&cell.load(Ordering::Relaxed)));
+        if let Some(cell) = known {
             cell.store(UNKNOWN, Ordering::Release);
             areas::retire(fd as c_int);
         }
     }
-}
-
-/// Tells whether the table is that of the calling process, which may be the child of a `vfork`.
-pub(crate) fn is_this_process() -> bool {
-    let process = PROCESS.load(Ordering::Relaxed);
-    process == 0 || process == system::getpid()
-}
-
-/// The table is now that of the calling process.
-pub(crate) fn adopt() {
-    PROCESS.store(system::getpid(), Ordering::Relaxed);
 }
