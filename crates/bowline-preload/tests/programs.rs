@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use bowline_host::Refused;
 use bowline_testkit::skipped;
 use scene::{Scene, finish, library};
 
@@ -143,6 +144,58 @@ fn a_c_program_links_with_the_library() {
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("Address family not supported"), "{said}");
+}
+
+// what no library sees is never taken for sent
+#[test]
+fn what_is_written_past_the_library_closes_the_socket_and_is_told() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("past.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    let past = scene.command(program.to_str().unwrap()).arg(&scene.addresses[0]).spawn().unwrap();
+    let process = past.id().cast_signed();
+    finish(past, "past.c");
+    let told = scene.refusals();
+    let of_it = told.iter().filter(|one| one.what == Refused::Writing { process });
+    assert_eq!(of_it.map(|one| one.count).sum::<u64>(), 4, "{told:?}");
+    scene.is_empty_again();
+}
+
+#[test]
+fn what_the_child_of_a_vfork_does_is_its_own() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("visits.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    let mut visits = scene.command(program.to_str().unwrap());
+    finish(visits.arg(&scene.addresses[0]).spawn().unwrap(), "visits.c");
+    scene.is_empty_again();
+}
+
+#[test]
+fn a_user_s_program_locks_its_memory() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("locked.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    let mut locked = scene.command(program.to_str().unwrap());
+    finish(locked.arg(&scene.addresses[0]).spawn().unwrap(), "locked.c");
+}
+
+#[test]
+fn functions_that_are_looked_up_in_the_c_library_are_ours() {
+    Scene::new().runs("looked_up.py");
+}
+
+#[test]
+fn a_program_with_address_sanitizer_runs() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("calls.c", &["-fsanitize=address"]) else {
+        return skipped::because("there is no C compiler with AddressSanitizer");
+    };
+    let mut command = scene.command(program.to_str().unwrap());
+    finish(command.args(&scene.addresses).spawn().unwrap(), "calls.c");
 }
 
 /// CPython's own tests of RDS sockets, which come with it or in a package of its tests.

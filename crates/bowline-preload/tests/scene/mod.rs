@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use bowline_host::{Host, Policy, Quota};
+use bowline_host::{Host, Policy, Quota, Refusal};
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig, RdmaDevices};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
@@ -130,6 +130,27 @@ impl Scene {
             .args(more)
             .spawn()
             .expect("python3 starts")
+    }
+
+    /// Compiles a C program; `None` where there is no compiler for it.
+    pub(crate) fn compiles(&self, source: &str, flags: &[&str]) -> Option<PathBuf> {
+        let program = self.folder.join(source.trim_end_matches(".c"));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-I"]);
+        compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"));
+        compiler.args(flags).arg(script(source)).arg("-o").arg(&program);
+        let output = compiler.output().ok()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() && said.contains("cannot find") {
+            return None;
+        }
+        assert!(output.status.success(), "{said}");
+        Some(program)
+    }
+
+    /// What programs were refused since the last call.
+    pub(crate) fn refusals(&self) -> Vec<Refusal> {
+        self.host.as_ref().map_or_else(Vec::new, Host::refusals)
     }
 
     /// Runs a program to its end, which must be a good one.

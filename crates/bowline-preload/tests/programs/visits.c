@@ -1,0 +1,97 @@
+/* Children of vfork that do more than they should, while a thread uses the sockets: visits ADDRESS */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bowline_rds.h"
+
+#define MUST(what)                                                                                \
+    do {                                                                                          \
+        if (!(what)) {                                                                            \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what, strerror(errno));               \
+            _exit(1);                                                                             \
+        }                                                                                         \
+    } while (0)
+
+static struct sockaddr_in name;
+static int own, null_file;
+static atomic_int ends;
+
+static int bound(int port) {
+    int fd = socket(AF_RDS, SOCK_SEQPACKET, 0);
+    MUST(fd >= 0);
+    name.sin_port = htons(port);
+    MUST(bind(fd, (struct sockaddr *)&name, sizeof name) == 0);
+    return fd;
+}
+
+static void *exchanges(void *unused) {
+    struct sockaddr_in to = name;
+    char got[8];
+    while (!ends) {
+        MUST(sendto(own, "message", 7, 0, (struct sockaddr *)&to, sizeof to) == 7);
+        MUST(recv(own, got, sizeof got, 0) == 7);
+    }
+    return unused;
+}
+
+static void visit(int n) {
+    char byte;
+    switch (n % 4) {
+    case 0:
+        MUST(close(own) == 0);
+        MUST(recv(own, &byte, 1, MSG_DONTWAIT) < 0 && errno == EBADF);
+        break;
+    case 1:
+        MUST(dup2(null_file, own) == own);
+        MUST(write(own, "x", 1) == 1);
+        MUST(read(own, &byte, 1) == 0);
+        break;
+    case 2: {
+        int fd = socket(AF_RDS, SOCK_SEQPACKET, 0);
+        MUST(fd >= 0);
+        struct sockaddr_in to = name;
+        to.sin_port = htons(4399);
+        MUST(bind(fd, (struct sockaddr *)&to, sizeof to) == 0);
+        MUST(sendto(fd, "visitor", 7, 0, (struct sockaddr *)&to, sizeof to) == 7);
+        char got[8];
+        MUST(recv(fd, got, sizeof got, 0) == 7);
+        break;
+    }
+    default: MUST(close_range(3, ~0U, 0) == 0);
+    }
+    _exit(0);
+}
+
+int main(int argc, char **argv) {
+    name.sin_family = AF_INET;
+    MUST(argc == 2 && inet_pton(AF_INET, argv[1], &name.sin_addr) == 1);
+    null_file = open("/dev/null", O_RDWR);
+    own = bound(4330);
+    pthread_t thread;
+    MUST(pthread_create(&thread, NULL, exchanges, NULL) == 0);
+    for (int n = 0; n < 200; n++) {
+        pid_t child = vfork();
+        MUST(child >= 0);
+        if (child == 0)
+            visit(n);
+        int status;
+        MUST(waitpid(child, &status, 0) == child && status == 0);
+        /* The number that a child's socket had is a file's now. */
+        int fd = open("/dev/null", O_RDWR);
+        MUST(write(fd, "x", 1) == 1);
+        close(fd);
+    }
+    ends = 1;
+    pthread_join(thread, NULL);
+    return 0;
+}
