@@ -206,6 +206,44 @@ def programs_errors(c):
         compare(c, table(out), table(here.stdout.decode()))
 
 
+WALK = os.path.join(HERE, "..", "crates", "bowline-preload", "tests")
+
+
+@scenario("programs-walk", rows="", dirs=("both",), orders=("lo",), timeout=1500, **HOW)
+def programs_walk(c):
+    """Random sequences of calls on descriptors by all that the C library has, in one process and its children, give the
+    same on the kernel's sockets and on bowline's, but for what tests/walk/explained.tsv explains. BOWLINE_WALK says which:
+    FIRST COUNT STEPS."""
+    words = os.environ.get("BOWLINE_WALK", "1001 500 60").split()
+    source = os.path.join(WALK, "programs", "walk.c")
+    # addresses of this machine with a node of their own: what is on the wire is another matter
+    with Programs(c, addresses=["127.45.0.1", "127.45.0.2"]) as p:
+        for how, to in (((), c.log + ".walk"), (("-static",), c.log + ".walk-static")):
+            subprocess.run(["gcc", "-O1", "-pthread", *how, "-o", to, source], check=True)
+        # as in programs-errors
+        c.guest("mkdir -p /run/modprobe.d; echo install rds_rdma /bin/false > /run/modprobe.d/no-rdma.conf")
+        c.start_kernel()
+        copy(("a",), c.log + ".walk-static", "/tmp/rds-walk")
+        other = guest_run("a", "ip -4 -o addr show dev eth1 | sed 's/.* inet \\([0-9.]*\\).*/\\1/'", 20)[1].strip()
+        rc, out, err = guest_run("a", " ".join(["/tmp/rds-walk", c.k_addr, other, *words]), 1200)
+        want(rc == 0, "in the guest: status %d: %s%s", rc, out[-300:], err)
+        argv = p.run(c.log + ".walk", "127.45.0.1", "127.45.0.2", *words)
+        here = subprocess.run(["ip", "netns", "exec", NETNS] + argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              timeout=1200, check=False)
+        want(here.returncode == 0, "here: status %d: %s", here.returncode, here.stderr.decode())
+        files = ["%s.walk.%s" % (c.log, x) for x in ("kernel", "bowline")]
+        for name, text in zip(files, (out.encode(errors="replace"), here.stdout)):
+            with open(name, "wb") as f:
+                f.write(text)
+        compared = subprocess.run([sys.executable, "-B", os.path.join(WALK, "programs", "walk.py"),
+                                   os.path.join(WALK, "walk", "explained.tsv"), *files],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        said = compared.stdout.decode(errors="replace")
+        want(compared.returncode == 0, "%s", said[:2000])
+        c.messages += len(out.splitlines())
+        c.note(said.splitlines()[0])
+
+
 def table(text):
     """-> results by row, in their order"""
     rows = [line.split("\t") for line in text.splitlines()]
