@@ -34,10 +34,29 @@ pub(super) fn of(program: &Path) -> io::Result<Libc> {
         (&file).take(START).read_to_end(&mut start)?;
         match script(&start) {
             Some(next) => program = next,
-            None => return Ok(of_binary(&file, &start)),
+            None => {
+                let libc = of_binary(&file, &start);
+                return Ok(if libc == Libc::None { of_name(&program) } else { libc });
+            }
         }
     }
     Ok(Libc::Other)
+}
+
+/// The C library of a program that names no loader: one that is a loader itself, as
+/// `ld-linux-x86-64.so.2 PROGRAM`, loads what it is given.
+fn of_name(program: &Path) -> Libc {
+    let begins = |text: &str| {
+        let name = program.file_name().unwrap_or_default();
+        name.as_bytes().starts_with(text.as_bytes())
+    };
+    if begins("ld-musl-") {
+        Libc::Musl
+    } else if begins("ld-linux") || begins("ld.so") || begins("ld64.so") {
+        Libc::Other
+    } else {
+        Libc::None
+    }
 }
 
 /// The interpreter that a script names.
@@ -127,6 +146,18 @@ mod tests {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn a_loader_loads_what_it_is_given() {
+        let folder = Folder::new("loader");
+        let name = |name: &str| {
+            std::fs::write(folder.0.join(name), elf(&[1, 2], "")).unwrap();
+            of(&folder.0.join(name)).unwrap()
+        };
+        assert_eq!(name("ld-linux-x86-64.so.2"), Libc::Other);
+        assert_eq!(name("ld-musl-x86_64.so.1"), Libc::Musl);
+        assert_eq!(name("program"), Libc::None);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::{
 
 use bowline_host::{preload, preload_library, preload_library_of_musl};
 use bowline_node::{Failure, Outcome, programs};
+use rustix::fs::{Access, access};
 
 use super::libc::{self, Libc};
 
@@ -83,6 +84,32 @@ fn find(name: &OsStr) -> Outcome<PathBuf> {
         return Ok(path.to_owned());
     }
     let folders = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&folders).map(|folder| folder.join(path)).find(|p| p.is_file());
+    let found = first_program(env::split_paths(&folders).map(|folder| folder.join(path)));
     found.ok_or_else(|| Failure::failed(format!("{}: no such command", path.display())))
+}
+
+/// The first that is a file which this process may start, as `execvp` goes on to the next folder.
+fn first_program(mut places: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    places.find(|place| place.is_file() && access(place, Access::EXEC_OK).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_may_not_be_started_is_passed_over() {
+        let folder = env::temp_dir().join(format!("bowline-find-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let places = ["text", "program"].map(|name| folder.join(name));
+        for (place, mode) in places.iter().zip([0o644, 0o755]) {
+            fs::write(place, "#!/bin/sh").unwrap();
+            fs::set_permissions(place, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        assert_eq!(first_program(places.clone().into_iter()), Some(places[1].clone()));
+        assert_eq!(first_program(places[..1].iter().cloned()), None);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }
