@@ -183,7 +183,9 @@ impl HostSocket {
                     if !descriptors.is_empty() {
                         return Arrived::Offer(Offer { version, descriptors, sender });
                     }
-                    if !bytes.get(..len).is_some_and(|bytes| self.rings.is_fill_token(bytes)) {
+                    // An offer without a descriptor is one for which there was none left here.
+                    let is_token = |bytes: &[u8]| self.rings.is_fill_token(bytes);
+                    if version.is_none() && !bytes.get(..len).is_some_and(is_token) {
                         return Arrived::Writing(sender.map_or(0, |sender| sender.process));
                     }
                 }
