@@ -11,6 +11,7 @@ mod failure;
 pub mod metrics;
 pub mod namespaces;
 pub mod programs;
+pub mod rdma_device;
 pub mod service_manager;
 pub mod signals;
 pub mod values;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use bowline_roce::Congestion;
+use bowline_verbs::Mtu;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{Failure, Outcome};
@@ -83,6 +84,13 @@ impl<'de> Deserialize<'de> for Size {
 /// Parses a [`number`] that must fit 32 bits.
 pub fn number32(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| format!("{text} is too large"))
+}
+
+/// Parses a path MTU.
+pub fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = number(text)?;
+    let found = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() as u64 == bytes);
+    found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
 }
 
 /// Parses what limits the packets in flight.
@@ -395,6 +403,12 @@ mod tests {
         for text in ["", "k", "-1", "1x", "0x", "1.5", "99999999999999999999", "99999999999g"] {
             assert!(number(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn path_mtus_are_those_of_the_protocol() {
+        assert_eq!(mtu("4k"), Ok(Mtu::M4096));
+        assert!(mtu("1500").is_err());
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::{
 use bowline_ctl::PathSpec;
 use bowline_node::{
     Failure, Outcome,
-    values::{Address, Family, address, interval, joined, route_to},
+    rdma_device::{addresses, open_soft},
+    values::{Address, Family, address, interval, joined, mtu, route_to},
 };
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_rnbd_driver::client::MapOptions;
@@ -18,7 +19,6 @@ use bowline_roce_driver::{PollMode, SoftConfig};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
 use bowline_verbs::{Device, Mtu};
 
-use crate::cli::rdma::{addresses, mtu, open_soft};
 use crate::cli::tool::{no_address, path_spec, session_name};
 
 /// The device that needs no hardware.

@@ -18,15 +18,15 @@ use std::{
 
 use bowline::rds::{Builder, Node};
 use bowline_node::{
-    Failure, Outcome, start_node,
+    Failure, Outcome,
+    rdma_device::{addresses, open_soft},
+    start_node,
     values::{Address, own},
 };
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce_driver::{EarlySockets, FormerConnections, SoftConfig, SoftDevice};
 use bowline_verbs::Device;
 use serde::Deserialize;
-
-use crate::cli::rdma::{addresses, open_soft};
 
 /// The device that needs no hardware.
 const SOFT: &str = "soft";

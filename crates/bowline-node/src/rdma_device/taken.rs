@@ -8,15 +8,15 @@ use std::{
 };
 
 use bowline_ctl::Client;
-use bowline_node::{namespaces::numbered, values::Address};
 
-use super::devices::{Holder, holder};
+use super::{Holder, holder};
+use crate::{namespaces::numbered, values::Address};
 
 /// Longest wait for a place in the queue of a node.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Explains that an address is taken, if this user may see by whom.
-pub(crate) fn taken(addresses: &[Address]) -> Option<String> {
+pub(super) fn taken(addresses: &[Address]) -> Option<String> {
     let found = addresses.iter().find_map(|address| Some((address.ip, holder(address.ip)?)));
     if let Some((address, holder)) = found {
         return Some(explain(address, &holder, control_socket(holder.pid)));
