@@ -7,12 +7,15 @@
 #[macro_use]
 pub mod log;
 pub mod config;
+pub mod confine;
 mod failure;
 pub mod metrics;
 pub mod namespaces;
+pub mod over_rdma;
 pub mod programs;
 pub mod rdma_device;
 pub mod service_manager;
+pub mod shares;
 pub mod signals;
 pub mod values;
 

@@ -15,7 +15,6 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod bench;
 mod common;
-mod confine;
 mod disk;
 mod metrics;
 mod quickstart;

@@ -11,7 +11,6 @@ pub(crate) mod over_rdma;
 pub(crate) mod ping;
 pub(crate) mod pipe;
 pub(crate) mod run;
-pub(crate) mod shares;
 pub(crate) mod snapshot;
 pub(crate) mod stress;
 pub(crate) mod top;

@@ -23,8 +23,10 @@ use bowline_host::{HandOver, HostState, Policy, Quota};
 use bowline_node::{
     Failure, Outcome,
     config::access::{self, Name, Network, network},
+    confine::Confinement,
     log::stamp,
     metrics, node_on,
+    over_rdma::{DeviceName, Devices, SoftPort},
     programs::{self, Programs},
     service_manager::Supervisor,
     signals::{Stop, hangups},
@@ -40,12 +42,10 @@ use sandbox::Places;
 use super::{
     config::{self, File, Poll},
     control,
-    over_rdma::{DeviceName, Devices, SoftPort},
     snapshot::NodeFacts,
     tree::tree,
 };
 use crate::cli::{
-    confine::Confinement,
     disk::{self, HostDisks, mounted},
     metrics::MetricsOptions,
 };

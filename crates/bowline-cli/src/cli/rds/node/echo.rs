@@ -20,8 +20,7 @@ use std::{
 };
 
 use bowline::rds::{Error, Interest, Message, Node, Socket};
-
-use crate::cli::rds::shares::{Amount, Bounds, Lack, Shares};
+use bowline_node::shares::{Amount, Bounds, Lack, Shares};
 
 /// Messages taken at once.
 const BATCH: usize = 256;

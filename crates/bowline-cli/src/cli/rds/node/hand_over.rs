@@ -20,7 +20,7 @@ use bowline_node::{
 };
 
 use super::sandbox::Places;
-use crate::cli::rds::over_rdma::SoftPort;
+use bowline_node::over_rdma::SoftPort;
 
 /// Names under which descriptors are kept by a service manager.
 pub(super) const STORED: [&str; 2] = [STATE, PROGRAMS];

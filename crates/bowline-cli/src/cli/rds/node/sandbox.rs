@@ -7,7 +7,11 @@ use std::{
 };
 
 use bowline_ctl::Place;
-use bowline_node::{Outcome, programs};
+use bowline_node::{
+    Outcome,
+    confine::{Confinement, Needs, confine},
+    programs,
+};
 use bowline_wire::rds::TCP_PORT;
 use rustix::{
     net::{AddressFamily, SocketType, socket, sockopt::set_tcp_congestion},
@@ -15,7 +19,6 @@ use rustix::{
 };
 
 use super::{super::control, Settings, hand_over::Taken};
-use crate::cli::confine::{Confinement, Needs, confine};
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
 /// namespace, and how many processors there are.

@@ -21,6 +21,7 @@ use std::{
 };
 
 use bowline_testkit::{
+    processes::apart,
     skipped,
     system_calls::{self, Call, set_option},
 };
@@ -32,10 +33,7 @@ use rustix::{
 };
 
 use super::*;
-use crate::cli::{
-    confine::apart,
-    rds::{config, node::Args},
-};
+use crate::cli::rds::{config, node::Args};
 
 const NOBODY: u32 = 65_534;
 

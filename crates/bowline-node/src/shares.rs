@@ -21,9 +21,11 @@ const MESSAGE_WEIGHT: usize = 128;
 
 /// Messages and their payload bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Amount {
-    pub(crate) messages: usize,
-    pub(crate) bytes: usize,
+pub struct Amount {
+    /// How many messages.
+    pub messages: usize,
+    /// Bytes of all their payloads.
+    pub bytes: usize,
 }
 
 impl Amount {
@@ -46,17 +48,23 @@ impl Amount {
 
 /// Limits for one receiver, for all receivers of one host, and for all receivers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) receiver: Amount,
-    pub(crate) host: Amount,
-    pub(crate) total: Amount,
+pub struct Bounds {
+    /// Of one receiver.
+    pub receiver: Amount,
+    /// Of all receivers of one host.
+    pub host: Amount,
+    /// Of all receivers.
+    pub total: Amount,
 }
 
 /// The limit that is reached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Lack {
+pub enum Lack {
+    /// That of the receiver.
     Receiver,
+    /// That of its host.
     Host,
+    /// That of all.
     Total,
 }
 
@@ -83,7 +91,7 @@ impl Share {
 
 /// What is kept for all receivers of a socket.
 #[derive(Debug)]
-pub(crate) struct Shares {
+pub struct Shares {
     bounds: Bounds,
     receivers: BTreeMap<SocketAddr, Share>,
     hosts: HashMap<IpAddr, Amount>,
@@ -93,22 +101,24 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    pub(crate) fn new(bounds: Bounds) -> Self {
+    /// Returns the shares of a socket that has sent nothing.
+    pub fn new(bounds: Bounds) -> Self {
         let (receivers, hosts) = (BTreeMap::new(), HashMap::new());
         Self { bounds, receivers, hosts, total: Amount::default(), next_look: None }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Tells whether nothing is kept for anybody.
+    pub fn is_empty(&self) -> bool {
         self.receivers.is_empty()
     }
 
     /// Tells whether one more message for this receiver is within all bounds.
-    pub(crate) fn has_room(&self, to: SocketAddr, bytes: usize) -> bool {
+    pub fn has_room(&self, to: SocketAddr, bytes: usize) -> bool {
         self.lacks(to, bytes).is_none()
     }
 
     /// Returns the smallest limit that leaves no room for one more message.
-    pub(crate) fn lacks(&self, to: SocketAddr, bytes: usize) -> Option<Lack> {
+    pub fn lacks(&self, to: SocketAddr, bytes: usize) -> Option<Lack> {
         let share = self.receivers.get(&to).map(Share::all).unwrap_or_default();
         let host = self.hosts.get(&to.ip()).copied().unwrap_or_default();
         if !share.has_room(bytes, self.bounds.receiver) {
@@ -123,19 +133,19 @@ impl Shares {
     }
 
     /// Returns the host with the most kept for it.
-    pub(crate) fn largest_host(&self) -> Option<IpAddr> {
+    pub fn largest_host(&self) -> Option<IpAddr> {
         let (host, _) = self.hosts.iter().max_by_key(|(_, amount)| amount.weight())?;
         Some(*host)
     }
 
     /// Returns the receiver of a host with the most kept for it, except those given up.
-    pub(crate) fn largest_on(&self, host: IpAddr) -> Option<SocketAddr> {
+    pub fn largest_on(&self, host: IpAddr) -> Option<SocketAddr> {
         let (to, _) = self.on(host).max_by_key(|(_, share)| share.all().weight())?;
         Some(*to)
     }
 
     /// Returns the receivers on a host that are not given up yet.
-    pub(crate) fn all_on(&self, host: IpAddr) -> Vec<SocketAddr> {
+    pub fn all_on(&self, host: IpAddr) -> Vec<SocketAddr> {
         self.on(host).map(|(to, _)| *to).collect()
     }
 
@@ -146,19 +156,19 @@ impl Shares {
     }
 
     /// Counts a message that the node took.
-    pub(crate) fn sent(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
+    pub fn sent(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
         let one = Amount { messages: 1, bytes };
         self.share(to, one, now).sent.add(one);
     }
 
     /// Counts a message that the caller keeps.
-    pub(crate) fn waits(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
+    pub fn waits(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
         let one = Amount { messages: 1, bytes };
         self.share(to, one, now).waiting.add(one);
     }
 
     /// Notes that the node took a message that the caller kept.
-    pub(crate) fn moved(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
+    pub fn moved(&mut self, to: SocketAddr, bytes: usize, now: Instant) {
         let Some(share) = self.receivers.get_mut(&to) else { return };
         share.waiting.messages -= 1;
         share.waiting.bytes -= bytes;
@@ -168,7 +178,7 @@ impl Shares {
 
     /// Notes that the caller has given up what it kept for a receiver and has cancelled the rest.
     /// Returns how many these are.
-    pub(crate) fn cut(&mut self, to: SocketAddr, now: Instant) -> usize {
+    pub fn cut(&mut self, to: SocketAddr, now: Instant) -> usize {
         let Some(share) = self.receivers.get_mut(&to) else { return 0 };
         let sent = if share.cut { 0 } else { share.sent.messages };
         let waiting = std::mem::take(&mut share.waiting);
@@ -178,7 +188,7 @@ impl Shares {
     }
 
     /// Returns the receivers that have taken nothing for this long.
-    pub(crate) fn silent_for(&self, time: Duration, now: Instant) -> Vec<SocketAddr> {
+    pub fn silent_for(&self, time: Duration, now: Instant) -> Vec<SocketAddr> {
         let silent = |share: &Share| now.saturating_duration_since(share.since) >= time;
         self.receivers.iter().filter(|(_, share)| silent(share)).map(|(to, _)| *to).collect()
     }
@@ -188,7 +198,7 @@ impl Shares {
     /// # Errors
     ///
     /// Those of a socket that is closed.
-    pub(crate) fn look(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
+    pub fn look(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
         if self.next_look.is_some_and(|next| now < next) {
             return Ok(());
         }
@@ -200,7 +210,7 @@ impl Shares {
     /// # Errors
     ///
     /// Those of a socket that is closed.
-    pub(crate) fn look_now(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
+    pub fn look_now(&mut self, socket: &Socket, now: Instant) -> Result<(), Error> {
         let begin = Instant::now();
         let held = socket.outstanding()?;
         self.next_look = Some(now + LOOK_PAUSE.max(LOOK_PART * begin.elapsed()));

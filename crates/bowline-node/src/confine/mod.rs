@@ -20,22 +20,22 @@ use rustix::thread::CapabilitySet;
 
 /// What a process still does after it was confined.
 #[derive(Debug, Default)]
-pub(crate) struct Needs {
+pub struct Needs {
     /// Files and folders that it reads, with all below them.
-    pub(crate) read: Vec<PathBuf>,
+    pub read: Vec<PathBuf>,
     /// Folders in which it makes, writes and removes files.
-    pub(crate) files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
     /// TCP ports of others that it connects to.
-    pub(crate) connect: Vec<u16>,
+    pub connect: Vec<u16>,
     /// Whether it mounts and unmounts.
-    pub(crate) mounts: bool,
+    pub mounts: bool,
     /// Capabilities that it needs if it has them, and for what.
-    pub(crate) capabilities: Vec<(CapabilitySet, String)>,
+    pub capabilities: Vec<(CapabilitySet, String)>,
 }
 
 /// What a process has given up, and what it could not.
 #[derive(Debug, Default)]
-pub(crate) struct Confinement {
+pub struct Confinement {
     on: Vec<String>,
     off: Vec<String>,
     /// What is read later of /proc, where a file that nobody has open may become another one, which
@@ -45,17 +45,17 @@ pub(crate) struct Confinement {
 
 impl Confinement {
     /// Of a process that has given up nothing, and why.
-    pub(crate) fn none(why: &str) -> Self {
+    pub fn none(why: &str) -> Self {
         Self { off: vec![why.to_owned()], ..Self::default() }
     }
 
     /// Returns what is in force, as a list of words.
-    pub(crate) fn on(&self) -> Option<String> {
+    pub fn on(&self) -> Option<String> {
         (!self.on.is_empty()).then(|| self.on.join(", "))
     }
 
     /// Returns what is not in force, with the reasons.
-    pub(crate) fn off(&self) -> Option<String> {
+    pub fn off(&self) -> Option<String> {
         (!self.off.is_empty()).then(|| self.off.join("; "))
     }
 
@@ -68,7 +68,7 @@ impl Confinement {
 }
 
 /// Confines the calling thread and those that it starts to what the process needs.
-pub(crate) fn confine(needs: &Needs) -> Confinement {
+pub fn confine(needs: &Needs) -> Confinement {
     if needs.mounts && !rustix::process::geteuid().is_root() {
         return Confinement::none(
             "fusermount3, which unmounts for other users than root, is setuid",
@@ -82,30 +82,6 @@ pub(crate) fn confine(needs: &Needs) -> Confinement {
     confinement
 }
 
-/// Runs `body` in a process of its own, which is the test of this module once more, with a folder
-/// for it.
-#[cfg(test)]
-pub(crate) fn apart(module: &str, test: &str, body: impl FnOnce(PathBuf)) {
-    /// Set in the process that confines itself; names its folder.
-    const CHILD: &str = "BOWLINE_TEST_CONFINED";
-    if let Some(folder) = std::env::var_os(CHILD) {
-        return body(PathBuf::from(folder));
-    }
-    let folder = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
-    std::fs::create_dir(&folder).expect("a folder");
-    let (_, module) = module.split_once("::").expect("a module of this crate");
-    let done = std::process::Command::new(std::env::current_exe().expect("this test program"))
-        .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
-        .env(CHILD, &folder)
-        .output()
-        .expect("the test runs again");
-    std::fs::remove_dir_all(&folder).expect("the folder");
-    let out = String::from_utf8_lossy(&done.stdout);
-    let err = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success() && out.contains("1 passed"), "{out}{err}");
-    print!("{out}");
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -116,12 +92,13 @@ mod tests {
         thread,
     };
 
+    use bowline_testkit::processes;
     use rustix::io::Errno;
 
     use super::*;
 
     fn apart(test: &str, body: impl FnOnce(PathBuf)) {
-        super::apart(module_path!(), test, body);
+        processes::apart(module_path!(), test, body);
     }
 
     fn missing(confinement: &Confinement) -> bool {
