@@ -8,8 +8,10 @@
 pub mod log;
 pub mod config;
 pub mod confine;
+pub mod disks;
 mod failure;
 pub mod metrics;
+pub mod mount;
 pub mod namespaces;
 pub mod over_rdma;
 pub mod programs;

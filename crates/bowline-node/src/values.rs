@@ -124,6 +124,14 @@ pub fn interval(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(value * scale))
 }
 
+/// Parses a time above zero.
+pub fn some_time(text: &str) -> Result<Duration, String> {
+    match interval(text)? {
+        Duration::ZERO => Err(format!("\"{text}\" is no time; give more than 0")),
+        time => Ok(time),
+    }
+}
+
 /// An address, and for a link-local one its scope: the index of its interface, if given.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "String", into = "String")]

@@ -2,39 +2,25 @@
 //! running processes, as the tool that administers the kernel modules does.
 //!
 //! ```text
-//! export --> served (exports, log)      --.
-//! map    --> front_ends (disks)         --+-> side (devices, engine) -> rnbd-driver
-//! verify --------------------------------'
-//! bowline node -> settings -> host -> served, front_ends      one device for all of them
+//! export, map, verify -> options (clap) -> bowline_node::disks
 //!
 //! trees of these -> control socket, files
 //! list, show, .. -> tool -> control sockets of all of these, or trees of files
 //! ```
 
-mod clients;
 mod export;
-mod exported;
-mod front_ends;
-mod host;
 pub(super) mod load;
-mod lost;
 mod map;
-mod served;
+mod options;
 mod serving;
-mod settings;
-mod side;
-mod trouble;
 mod verify;
-mod watch;
-mod words;
 
 use std::path::PathBuf;
 
-use bowline_node::{Failure, Outcome};
-
-pub(super) use host::HostDisks;
-pub(super) use serving::mounted;
-pub(super) use settings::{Settings, Tables};
+use bowline_node::{
+    Failure, Outcome,
+    disks::{Export, map_options},
+};
 
 use super::tool::{self, Place, RunOptions};
 
@@ -172,7 +158,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 
 /// Checks the options of a command that maps a disk: mistakes are reported before anything is sent.
 pub(super) fn check_map_options(words: &[String]) -> Result<(), String> {
-    front_ends::Manner::of_words(words).map(drop)
+    map_options(words).map(drop)
 }
 
 /// Returns the text that adds an export to a server, which may run in another folder.
@@ -192,7 +178,7 @@ pub(super) fn export_text(name: &str, words: &[String]) -> Result<String, String
         ));
     }
     let text = all.join(" ");
-    served::export_of_text(&text)?;
+    Export::of_words(&text)?;
     Ok(text)
 }
 

@@ -11,13 +11,12 @@ use bowline::rds::PollMode;
 use bowline_node::{
     Failure, Outcome,
     config::access::{Access, Network},
+    disks::{Settings, Tables},
     over_rdma::DeviceName,
     values::{Address, Size, own_list},
 };
 use serde::Deserialize;
 use toml::{Spanned, Table};
-
-use crate::cli::disk::{Settings, Tables};
 
 /// A commented file with every key; `bowline node --example-config` prints it.
 pub(crate) const EXAMPLE: &str = include_str!("example.toml");

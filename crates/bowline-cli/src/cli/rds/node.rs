@@ -24,8 +24,11 @@ use bowline_node::{
     Failure, Outcome,
     config::access::{self, Name, Network, network},
     confine::Confinement,
+    disks::{self, HostDisks},
     log::stamp,
-    metrics, node_on,
+    metrics,
+    mount::mounted,
+    node_on,
     over_rdma::{DeviceName, Devices, SoftPort},
     programs::{self, Programs},
     service_manager::Supervisor,
@@ -45,10 +48,7 @@ use super::{
     snapshot::NodeFacts,
     tree::tree,
 };
-use crate::cli::{
-    disk::{self, HostDisks, mounted},
-    metrics::MetricsOptions,
-};
+use crate::cli::metrics::MetricsOptions;
 
 /// Time between looks at what happened.
 const EVENT_PAUSE: Duration = Duration::from_secs(1);
@@ -219,7 +219,7 @@ struct Settings {
     drain: Duration,
     /// Whether the node gives up what it does not need.
     sandbox: bool,
-    disks: disk::Settings,
+    disks: disks::Settings,
 }
 
 impl Settings {
@@ -305,7 +305,7 @@ impl Settings {
             metrics: args.metrics.or(file.metrics, file.metrics_host)?,
             drain: Duration::from_secs_f64(drain),
             sandbox: !args.no_sandbox && file.sandbox.unwrap_or(true),
-            disks: file.services.map_or_else(disk::Settings::none, Ok)?,
+            disks: file.services.map_or_else(disks::Settings::none, Ok)?,
             addresses,
             rdma,
         })

@@ -28,11 +28,10 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_ctl::{AttrDef, Caller, Dir, Errno, Node as Object, PathSpec, Sys, Tree, Value};
-use bowline_node::values::Address;
+use bowline_node::{disks::HostDisks, values::Address};
 use bowline_rds::{Counters, SYSCTL_NAMES};
 
 use super::snapshot::{ConnectionRow, NodeFacts, PathRow, Snapshot};
-use crate::cli::disk::HostDisks;
 
 /// The directory of the node; a process has one.
 pub(super) const NODE: &str = "/class/rds/node";

@@ -6,13 +6,17 @@ mod stats;
 use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
-use bowline_node::{log, values::route_to};
+use bowline_node::{
+    disks::{no_address, session_name},
+    log,
+    values::route_to,
+};
 use bowline_rnbd_driver::tree::MapSpec;
 use serde_json::{Map, Value, json};
 
 use super::{
     Refusal, RunOptions,
-    arguments::{address, addresses, no_address, path_order, path_text, sectors, session_name},
+    arguments::{address, addresses, path_order, path_text, sectors},
     columns::{Mode, Target, all, chosen},
     format::{Format, Group, Look, csv, json, sheet, table, xml},
     grammar::{Request, Verb},

@@ -2,6 +2,7 @@
 //! the control tree. `rnbd export` has one, and a node with exports.
 
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -9,7 +10,6 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Sys};
-use bowline_node::{Failure, Outcome, log::stamp};
 use bowline_rnbd_driver::{
     server::{ExportServer, Exports, Moved, ServerConfig},
     tree::{self as rnbd_tree, ExportCommands, ExportInfo},
@@ -22,15 +22,14 @@ use bowline_rtrs_driver::{
 use bowline_verbs::DeviceAttr;
 
 use super::{
-    clients,
+    Trouble, clients,
     exported::{Export, left_out},
     lost::Lost,
-    trouble::Trouble,
-    words,
 };
+use crate::{Failure, Outcome, log::stamp};
 
 /// A server and what was said of its exports.
-pub(super) struct Served {
+pub struct Served {
     engine: Arc<Engine>,
     server: Arc<ExportServer>,
     exports: Mutex<Vec<Export>>,
@@ -48,9 +47,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").finish_non_exhaustive()
+    }
+}
+
 impl Served {
     /// Serves exports; `said` is what was said of each of them.
-    pub(super) fn open(
+    pub fn open(
         engine: &Arc<Engine>,
         places: &[SocketAddr],
         config: ServerConfig,
@@ -73,12 +78,13 @@ impl Served {
         Ok(Arc::new(Self { engine: Arc::clone(engine), server, exports, log }))
     }
 
-    pub(super) const fn server(&self) -> &Arc<ExportServer> {
+    /// Returns the server.
+    pub const fn server(&self) -> &Arc<ExportServer> {
         &self.server
     }
 
     /// Prints a line for each export.
-    pub(super) fn announce(&self) {
+    pub fn announce(&self) {
         for export in rnbd_tree::Exports::exports(&*self.server) {
             self.announce_one(&export);
         }
@@ -101,7 +107,7 @@ impl Served {
     }
 
     /// Adds an export, and prints a line for it.
-    pub(super) fn add(&self, export: Export) -> Result<(), Trouble> {
+    pub fn add(&self, export: Export) -> Result<(), Trouble> {
         self.server.add(|exports| export.add_to(exports))?;
         let name = export.name.clone();
         lock(&self.exports).push(export);
@@ -121,7 +127,7 @@ impl Served {
     }
 
     /// Reads the sizes of all exports anew.
-    pub(super) fn resize(&self) {
+    pub fn resize(&self) {
         let moved = self.server.moved();
         for file in &moved {
             note!("{}", moved_text(file));
@@ -145,7 +151,7 @@ impl Served {
     }
 
     /// Prints what clients have done since the last call, and what became of their paths.
-    pub(super) fn log(&self) {
+    pub fn log(&self) {
         let now = Instant::now();
         let server = &self.server;
         let mut log = lock(&self.log);
@@ -160,14 +166,14 @@ impl Served {
     }
 
     /// Tells whether keys are withdrawn while requests are worked on.
-    pub(super) fn invalidates(&self) -> bool {
+    pub fn invalidates(&self) -> bool {
         let devices = self.engine.devices().iter().map(|device| device.attr());
         self.server.rtrs().config().always_invalidate && without_refresh(devices).is_empty()
     }
 }
 
 /// Adds the parameters of a server's modules to a tree.
-pub(super) fn server_modules(
+pub fn server_modules(
     sys: Sys,
     config: RtrsConfig,
     invalidates: bool,
@@ -186,7 +192,7 @@ pub(super) fn server_modules(
 
 /// Adds the classes of a server to a tree; [`Files::Linux612`] leaves out the files by which
 /// exports come and go [NB-64].
-pub(super) fn server_classes<T>(sys: Sys, server: &Arc<T>, files: Files) -> Sys
+pub fn server_classes<T>(sys: Sys, server: &Arc<T>, files: Files) -> Sys
 where
     T: rnbd_tree::Exports + ExportCommands + ServerSessions + 'static,
 {
@@ -196,13 +202,6 @@ where
     let commands = (files != Files::Linux612).then_some(commands);
     sys.class("rtrs-server", rtrs_tree::server_node(sessions, files))
         .class("rnbd-server", rnbd_tree::server_node(exports, commands))
-}
-
-/// Parses the text that adds an export.
-pub(super) fn export_of_text(text: &str) -> Result<Export, String> {
-    let export: Export = words::parse(&words::of_words(text.split_ascii_whitespace())?)?;
-    export.grants()?;
-    Ok(export)
 }
 
 impl rnbd_tree::Exports for Served {
@@ -220,7 +219,7 @@ impl rnbd_tree::Exports for Served {
 
 impl ExportCommands for Served {
     fn export(&self, text: &str) -> Result<(), Errno> {
-        let export = export_of_text(text).map_err(|_| Errno::EINVAL)?;
+        let export = Export::of_words(text).map_err(|_| Errno::EINVAL)?;
         self.add(export).map_err(|trouble| {
             note!("{trouble}");
             trouble.errno

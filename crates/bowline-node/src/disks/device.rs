@@ -1,4 +1,4 @@
-//! Options and set-up of the local devices and the engine.
+//! The local devices of disks, and the paths to a server.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -8,67 +8,88 @@ use std::{
 };
 
 use bowline_ctl::PathSpec;
-use bowline_node::{
-    Failure, Outcome,
-    rdma_device::{addresses, open_soft},
-    values::{Address, Family, address, interval, joined, mtu, route_to},
-};
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_rnbd_driver::client::MapOptions;
 use bowline_roce_driver::{PollMode, SoftConfig};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT, Poll};
 use bowline_verbs::{Device, Mtu};
+use serde::Deserialize;
 
-use crate::cli::tool::{no_address, path_spec, session_name};
+use super::{
+    Trouble,
+    paths::{no_address, path_spec, session_name},
+    values::positive,
+};
+use crate::{
+    Failure, Outcome,
+    config::entry::field_parsers,
+    rdma_device::{addresses, open_soft},
+    values::{Address, Family, address, joined, mtu, route_to, some_time},
+};
 
 /// The device that needs no hardware.
 const SOFT: &str = "soft";
 
-/// Device options that client and server share.
-#[derive(Clone, Debug, clap::Args)]
-pub(super) struct Side {
-    /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0;
-    /// repeat it for several of these
-    #[arg(long = "device", value_name = "NAME", default_value = SOFT)]
-    providers: Vec<String>,
-    /// Port of the server
-    #[arg(short, long, value_name = "PORT", default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(super) port: u16,
-    /// Time without an answer after which a path is dead (soft device); the last paths of a
-    /// kernel's client have half a minute
-    #[arg(long, value_name = "TIME", default_value = "3", value_parser = some_time)]
-    pub(super) path_dead: Duration,
-    /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, that of the interface
-    #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
-    mtu: Option<Mtu>,
-    /// Poll for packets and completions without sleeping
-    #[arg(long)]
-    poll: bool,
-    /// Write all packets into a file, pcapng
-    #[arg(long, value_name = "FILE")]
-    capture: Option<PathBuf>,
+/// The local devices of client and server.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct DeviceConfig {
+    /// The soft one, or those of rdma-core.
+    pub device: Vec<String>,
+    /// Port of the server.
+    #[serde(deserialize_with = "some_port")]
+    pub port: u16,
+    /// Time without an answer after which a path is dead (soft device).
+    #[serde(deserialize_with = "time")]
+    pub path_dead: Duration,
+    /// Largest path MTU; `None`: that of the interface.
+    #[serde(deserialize_with = "path_mtu")]
+    pub mtu: Option<Mtu>,
+    /// Poll for packets and completions without sleeping.
+    pub poll: bool,
+    /// File for all packets, pcapng.
+    pub capture: Option<PathBuf>,
 }
 
-impl Side {
+impl Default for DeviceConfig {
+    fn default() -> Self {
+        Self {
+            device: vec![SOFT.to_owned()],
+            port: PORT,
+            path_dead: Duration::from_secs(3),
+            mtu: None,
+            poll: false,
+            capture: None,
+        }
+    }
+}
+
+field_parsers! {
+    some_port: u16 = positive;
+    time: Duration = some_time;
+    path_mtu: Option<Mtu> = |text| mtu(text).map(Some);
+}
+
+impl DeviceConfig {
     /// Starts an engine on the devices that have these addresses.
-    pub(super) fn engine(&self, addresses: &[Address]) -> Outcome<Arc<Engine>> {
+    pub fn engine(&self, addresses: &[Address]) -> Outcome<Arc<Engine>> {
         self.engine_on(self.open(addresses)?)
     }
 
     /// Starts an engine on devices that are open.
-    pub(super) fn engine_on(&self, devices: Vec<Arc<dyn Device>>) -> Outcome<Arc<Engine>> {
+    pub fn engine_on(&self, devices: Vec<Arc<dyn Device>>) -> Outcome<Arc<Engine>> {
         let poll = if self.poll { Poll::Spin } else { Poll::Adaptive };
         Engine::new(devices, EngineConfig { poll })
             .map_err(|error| Failure::Failed(error.to_string()))
     }
 
     /// Tells whether the device is the soft one, which needs the UDP port of its addresses.
-    pub(super) fn is_soft(&self) -> bool {
-        self.providers == [SOFT]
+    pub fn is_soft(&self) -> bool {
+        self.device == [SOFT]
     }
 
     /// Sets what the options say of a soft device.
-    pub(super) fn configure(&self, config: &mut SoftConfig) {
+    pub fn configure(&self, config: &mut SoftConfig) {
         config.mtu = self.mtu;
         config.poll = if self.poll { PollMode::Spin } else { PollMode::default() };
         config.capture.clone_from(&self.capture);
@@ -83,7 +104,7 @@ impl Side {
         if self.mtu.is_some() || self.capture.is_some() {
             return Err(Failure::usage("--mtu and --capture need the soft device"));
         }
-        self.providers
+        self.device
             .iter()
             .map(|name| {
                 let device = RdmaCoreDevice::open(name);
@@ -94,7 +115,7 @@ impl Side {
     }
 
     /// Returns the addresses a server listens on: those given, or all but loopback.
-    pub(super) fn places(&self, given: &[String]) -> Outcome<Vec<Address>> {
+    pub fn places(&self, given: &[String]) -> Outcome<Vec<Address>> {
         let mut found =
             given.iter().map(|text| address(text, Family::Any)).collect::<Outcome<Vec<_>>>()?;
         one_link_each(&found)?;
@@ -109,61 +130,50 @@ impl Side {
     }
 
     /// Returns these addresses with the port.
-    pub(super) fn with_port(&self, addresses: &[Address]) -> Vec<SocketAddr> {
+    pub fn with_port(&self, addresses: &[Address]) -> Vec<SocketAddr> {
         addresses.iter().map(|address| SocketAddr::new(address.ip, self.port)).collect()
     }
 }
 
-/// Options of a client's session and its paths.
-#[derive(Clone, Debug, clap::Args)]
-pub(super) struct Towards {
-    /// The server: a host name or address, or with --path the name of the session. Without --path
-    /// the session is called HOST_ADDRESS@SERVER, of this machine and its source address
-    #[arg(long, value_name = "SERVER")]
-    from: Option<String>,
-    /// A path: DESTINATION or SOURCE@DESTINATION, link-local ones with their interface, as
-    /// fe80::1%eth0; repeat it for more, or leave it out to use the route to the server
-    #[arg(long, value_name = "PATH", requires = "from")]
-    path: Vec<String>,
-}
-
-/// The option of a client that has a device of its own.
-#[derive(Clone, Debug, clap::Args)]
-pub(super) struct Further {
-    /// A further local address, for paths that are added later
-    #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
-    address: Vec<String>,
-}
-
-impl Further {
-    /// Adds the addresses to those of a route.
-    pub(super) fn add_to(&self, route: &mut Route) -> Outcome {
-        for text in &self.address {
-            route.own.push(address(text, Family::Any)?);
-        }
-        route.own.sort();
-        route.own.dedup();
-        one_link_each(&route.own)
-    }
+/// The session of a client and its paths.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RouteConfig {
+    /// The server, or with paths the name of the session.
+    pub from: Option<String>,
+    /// Paths: `DESTINATION` or `SOURCE@DESTINATION`.
+    pub path: Vec<String>,
 }
 
 /// A session to be opened.
 #[derive(Clone, Debug)]
-pub(super) struct Route {
-    pub(super) session: String,
-    pub(super) paths: Vec<(Option<IpAddr>, IpAddr)>,
+pub struct Route {
+    /// Name of the session.
+    pub session: String,
+    /// Source and destination of each path.
+    pub paths: Vec<(Option<IpAddr>, IpAddr)>,
     /// Local addresses of all paths, present and later ones.
-    pub(super) own: Vec<Address>,
+    pub own: Vec<Address>,
 }
 
 impl Route {
+    /// Adds local addresses, for paths that are added later.
+    pub fn add_own(&mut self, addresses: &[String]) -> Outcome {
+        for text in addresses {
+            self.own.push(address(text, Family::Any)?);
+        }
+        self.own.sort();
+        self.own.dedup();
+        one_link_each(&self.own)
+    }
+
     /// Returns options of mapping a disk over the paths of the route.
-    pub(super) fn on(&self, options: MapOptions) -> MapOptions {
+    pub fn on(&self, options: MapOptions) -> MapOptions {
         self.paths.iter().fold(options, |options, (src, dst)| options.path(*src, *dst))
     }
 
     /// Returns its first path, in the form of the command line.
-    pub(super) fn path_text(&self) -> String {
+    pub fn path_text(&self) -> String {
         match self.paths.first() {
             Some((Some(src), dst)) => format!("{src}@{dst}"),
             Some((None, dst)) => dst.to_string(),
@@ -172,24 +182,24 @@ impl Route {
     }
 }
 
-impl Towards {
+impl RouteConfig {
     /// Checks what can be checked without a server and without its name being looked up.
-    pub(super) fn check(&self) -> Outcome {
+    pub fn check(&self) -> Outcome {
         match self.from.as_deref() {
             None => return Err(Failure::usage("from is missing")),
-            Some(from) if !self.path.is_empty() => no_address(from)?,
+            Some(from) if !self.path.is_empty() => no_address(from).map_err(refusal)?,
             Some(_) => {}
         }
-        self.path.iter().try_for_each(|text| path_spec(text).map(drop))
+        self.path.iter().try_for_each(|text| path_spec(text).map(drop).map_err(refusal))
     }
 
     /// Returns the server, or the session with given paths.
-    pub(super) fn server(&self) -> &str {
+    pub fn server(&self) -> &str {
         self.from.as_deref().unwrap_or_default()
     }
 
     /// Determines the addresses and the name of the session [NB-42].
-    pub(super) fn route(&self) -> Outcome<Route> {
+    pub fn route(&self) -> Outcome<Route> {
         let from =
             self.from.as_deref().ok_or_else(|| Failure::usage("--from SERVER is missing"))?;
         let (session, specs) = if self.path.is_empty() {
@@ -199,8 +209,8 @@ impl Towards {
             let name = session_name(from, Some(src.ip));
             (name, vec![PathSpec { link, ..PathSpec::new(Some(src.ip), dst.ip) }])
         } else {
-            no_address(from)?;
-            let specs = self.path.iter().map(|text| path_spec(text));
+            no_address(from).map_err(refusal)?;
+            let specs = self.path.iter().map(|text| path_spec(text).map_err(refusal));
             (from.to_owned(), specs.collect::<Outcome<Vec<_>>>()?)
         };
         let mut paths = Vec::new();
@@ -234,10 +244,7 @@ fn one_link_each(own: &[Address]) -> Outcome {
     }
 }
 
-/// Parses a time above zero.
-pub(super) fn some_time(text: &str) -> Result<Duration, String> {
-    match interval(text)? {
-        Duration::ZERO => Err(format!("\"{text}\" is no time; give more than 0")),
-        time => Ok(time),
-    }
+/// A mistake in a path or a name has an exit status of its own.
+fn refusal(trouble: Trouble) -> Failure {
+    Failure::Errno(trouble.errno, trouble.text)
 }

@@ -2,53 +2,87 @@
 
 use std::fmt::Display;
 
-use bowline_node::Failure;
 use bowline_rnbd_driver::server::ServerConfig;
 use bowline_roce_driver::SoftConfig;
+use serde::Deserialize;
 use toml::{Spanned, Table};
 
 use super::{
-    exported::{Export, Serving},
-    front_ends,
-    map::How,
-    side::{Side, Towards},
-    words,
+    device::{DeviceConfig, RouteConfig},
+    exported::{Export, ServingConfig},
+    front_ends::FrontEndConfig,
+    mapping::MapConfig,
 };
+use crate::{Failure, config::entry::Entry};
 
 /// What all exports and maps of a node share.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug)]
 pub(super) struct Shared {
-    /// Address of the node's RDMA device; without it, those of the node
-    #[arg(long, value_name = "ADDRESS")]
+    /// Addresses of the node's RDMA device; none stands for those of the node.
     pub(super) address: Vec<String>,
-    #[command(flatten)]
-    pub(super) side: Side,
-    #[command(flatten)]
-    pub(super) serving: Serving,
+    pub(super) device: DeviceConfig,
+    pub(super) serving: ServingConfig,
+}
+
+/// Keys of `[disks]` that are the node's own.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Addresses {
+    address: Vec<String>,
+}
+
+impl Shared {
+    fn of_entry(mut entry: Entry) -> Result<Self, String> {
+        let Addresses { address } = entry.group()?;
+        let shared = Self { address, device: entry.group()?, serving: entry.group()? };
+        entry.finish().map(|()| shared)
+    }
 }
 
 /// A disk that is mapped when the node starts.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug)]
 pub(super) struct Map {
-    /// Name of the disk on the server
-    #[arg(long, value_name = "DEVICE", required = true)]
+    /// Name of the disk on the server.
     pub(super) device: String,
-    #[command(flatten)]
-    pub(super) towards: Towards,
-    #[command(flatten)]
-    pub(super) how: How,
-    #[command(flatten)]
-    pub(super) front_ends: front_ends::Options,
-    /// Try again until the disk is mapped
-    #[arg(long)]
+    pub(super) route: RouteConfig,
+    pub(super) how: MapConfig,
+    pub(super) front_ends: FrontEndConfig,
+    /// Try again until the disk is mapped.
     pub(super) stay: bool,
+}
+
+/// Keys of `[[map]]` that are the entry's own.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Name {
+    device: Option<String>,
+}
+
+/// See [`Name`].
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Staying {
+    stay: bool,
+}
+
+impl Map {
+    fn of_entry(mut entry: Entry) -> Result<Self, String> {
+        let Name { device } = entry.group()?;
+        let (route, how, front_ends): (RouteConfig, _, _) =
+            (entry.group()?, entry.group()?, entry.group()?);
+        let Staying { stay } = entry.group()?;
+        entry.finish()?;
+        let device = device.ok_or("device is missing")?;
+        route.check().map_err(|failure| failure.to_string())?;
+        Ok(Self { device, route, how, front_ends, stay })
+    }
 }
 
 /// What the file says of disks.
 #[derive(Clone, Debug)]
-pub(in crate::cli) struct Settings {
+pub struct Settings {
     /// The file has one of the tables, if only an empty `[disks]`.
-    pub(in crate::cli) are_named: bool,
+    pub are_named: bool,
     pub(super) shared: Shared,
     /// Settings of the server, from what is shared.
     pub(super) config: ServerConfig,
@@ -58,10 +92,13 @@ pub(in crate::cli) struct Settings {
 
 /// The tables of the file.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct Tables {
-    pub(in crate::cli) disks: Option<Spanned<Table>>,
-    pub(in crate::cli) export: Vec<Spanned<Table>>,
-    pub(in crate::cli) map: Vec<Spanned<Table>>,
+pub struct Tables {
+    /// `[disks]`.
+    pub disks: Option<Spanned<Table>>,
+    /// `[[export]]`.
+    pub export: Vec<Spanned<Table>>,
+    /// `[[map]]`.
+    pub map: Vec<Spanned<Table>>,
 }
 
 /// A mistake: where its table begins in the file, in bytes, and what it is.
@@ -69,21 +106,22 @@ type Mistake = (usize, String);
 
 impl Settings {
     /// Parses the tables of a file.
-    pub(in crate::cli) fn parse(tables: &Tables) -> Result<Self, Mistake> {
+    pub fn parse(tables: &Tables) -> Result<Self, Mistake> {
         let at = |table: &Spanned<Table>| table.span().start;
         let empty = Table::new();
         let (begin, table) =
             tables.disks.as_ref().map_or((0, &empty), |table| (at(table), table.get_ref()));
-        let (shared, config) = parsed(table)
-            .and_then(|shared: Shared| {
-                let config = shared.serving.config(shared.side.path_dead);
+        let (shared, config) = Entry::of_table(table)
+            .and_then(Shared::of_entry)
+            .and_then(|shared| {
+                let config = shared.serving.config(shared.device.path_dead);
                 config.map(|config| (shared, config)).map_err(|failure| failure.to_string())
             })
             .map_err(|text| (begin, format!("[disks]: {text}")))?;
         let mut exports: Vec<Export> = Vec::new();
         for (number, table) in tables.export.iter().enumerate() {
-            let export = parsed(table.get_ref())
-                .and_then(|export: Export| export.grants().map(|_| export))
+            let export = Entry::of_table(table.get_ref())
+                .and_then(Export::of_entry)
                 .and_then(|export| match exports.iter().find(|e| is_same(e, &export)) {
                     Some(_) => Err("another entry has this name, or a folder too".to_owned()),
                     None => Ok(export),
@@ -93,10 +131,8 @@ impl Settings {
         }
         let mut maps: Vec<Map> = Vec::new();
         for (number, table) in tables.map.iter().enumerate() {
-            let map = parsed(table.get_ref())
-                .and_then(|map: Map| {
-                    map.towards.check().map(|()| map).map_err(|failure| failure.to_string())
-                })
+            let map = Entry::of_table(table.get_ref())
+                .and_then(Map::of_entry)
                 .and_then(|map| {
                     let place =
                         maps.iter().find_map(|other| map.front_ends.shared_with(&other.front_ends));
@@ -114,12 +150,12 @@ impl Settings {
     }
 
     /// Sets what the file says of the soft device of disks.
-    pub(in crate::cli) fn configure(&self, config: &mut SoftConfig) {
-        self.shared.side.configure(config);
+    pub fn configure(&self, config: &mut SoftConfig) {
+        self.shared.device.configure(config);
     }
 
     /// Returns the settings of a node without a file.
-    pub(in crate::cli) fn none() -> Result<Self, Failure> {
+    pub fn none() -> Result<Self, Failure> {
         Self::parse(&Tables::default()).map_err(|(_, text)| Failure::Failed(text))
     }
 }
@@ -127,10 +163,6 @@ impl Settings {
 /// Tells whether a server can have only one of these: they have one name, or are both folders.
 fn is_same(one: &Export, other: &Export) -> bool {
     one.name == other.name
-}
-
-fn parsed<T: clap::Args>(table: &Table) -> Result<T, String> {
-    words::parse(&words::of_table(table)?)
 }
 
 /// Names the entry of a mistake: by its number, and by its name if it has one.

@@ -13,14 +13,15 @@ use bowline_rtrs_driver::{
 use bowline_verbs::Error;
 
 /// The state of the paths of sessions.
-pub(super) struct Watch {
+#[derive(Debug)]
+pub struct Watch {
     events: Receiver<(String, PathEv)>,
     /// Paths that have been connected: whether they still are.
     paths: BTreeMap<String, BTreeMap<PathId, bool>>,
 }
 
 /// Makes a watch, and the callback for events of paths, which does not block.
-pub(super) fn new() -> (impl Fn(&str, PathEv) + Send + Sync + 'static, Watch) {
+pub fn new() -> (impl Fn(&str, PathEv) + Send + Sync + 'static, Watch) {
     let (told, events) = mpsc::channel();
     let tell = move |session: &str, event| {
         // The receiver is gone when the command ends.
@@ -32,7 +33,7 @@ pub(super) fn new() -> (impl Fn(&str, PathEv) + Send + Sync + 'static, Watch) {
 impl Watch {
     /// Prints changes of paths; `why` returns what keeps packets from going from one address to
     /// another, if known.
-    pub(super) fn report(&mut self, why: impl Fn(IpAddr, IpAddr) -> Option<Error>) {
+    pub fn report(&mut self, why: impl Fn(IpAddr, IpAddr) -> Option<Error>) {
         while let Ok((session, event)) = self.events.try_recv() {
             if let Some(line) = self.line(&session, &event, &why) {
                 note_of_peer!("{line}");

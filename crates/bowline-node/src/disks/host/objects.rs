@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Errno, Node, Sys, Tree};
-use bowline_node::{Failure, namespaces};
 use bowline_rnbd_driver::tree::{
     DiskInfo, Disks, ExportCommands, ExportInfo, Exports, MapSpec, disks_node, exports_node,
 };
@@ -14,9 +13,13 @@ use bowline_rtrs_driver::{
 };
 
 use super::{ClientSession, HostDisks};
-use crate::cli::disk::{
-    map::{ClientObjects, client_classes},
-    served::{server_classes, server_modules},
+use crate::{
+    Failure,
+    disks::{
+        client::{ClientObjects, client_classes},
+        served::{server_classes, server_modules},
+    },
+    namespaces,
 };
 
 /// Block devices of two kinds: what is mapped, and what is exported.
@@ -34,7 +37,7 @@ impl Node for Blocks {
 
 impl HostDisks {
     /// Adds the disks to a tree.
-    pub(in crate::cli) fn objects(self: &Arc<Self>, sys: Sys) -> Sys {
+    pub fn objects(self: &Arc<Self>, sys: Sys) -> Sys {
         let shared = &self.settings.shared;
         let sys = client_classes(sys, self, Files::All);
         let sys = server_classes(sys, self, Files::All);
@@ -43,11 +46,11 @@ impl HostDisks {
         let config = self.settings.config.rtrs.clone();
         let invalidates = config.always_invalidate;
         let dir = self.settings.exports.iter().find_map(|export| export.dir.as_deref());
-        server_modules(sys, config, invalidates, dir, shared.side.port)
+        server_modules(sys, config, invalidates, dir, shared.device.port)
     }
 
     /// Returns a tree of the disks alone.
-    pub(super) fn tree(self: &Arc<Self>) -> Tree {
+    pub fn tree(self: &Arc<Self>) -> Tree {
         self.objects(Sys::new().proc(namespaces::proc())).tree()
     }
 }

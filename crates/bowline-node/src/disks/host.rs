@@ -26,12 +26,6 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Place, Server, create_folder_of, folder, sweep};
-use bowline_node::{
-    Failure, Outcome,
-    metrics::{self, Exposition},
-    signals::Stop,
-    values::Address,
-};
 use bowline_rnbd_driver::{
     client::{Client, MapOptions},
     server::Exports,
@@ -40,13 +34,19 @@ use bowline_rtrs_driver::{Engine, tree::ClientSession};
 use bowline_verbs::Device;
 
 use super::{
+    client::{UNMAP_PATIENCE, report_all, unmap_all},
     exported::Export,
-    front_ends::{DiskFrontEnds, DiskNotice, Mapping, Options},
-    map::{How, UNMAP_PATIENCE, refused, report_all, unmap_all},
+    front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping},
+    mapping::{MapConfig, refused},
     served::Served,
     settings::{Map, Settings},
     watch::{self, Watch},
-    words,
+};
+use crate::{
+    Failure, Outcome,
+    metrics::{self, Exposition},
+    signals::Stop,
+    values::Address,
 };
 
 /// Longest time in which the node is not ready because its disks are being mapped.
@@ -58,7 +58,7 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// The disks of a node.
-pub(in crate::cli) struct HostDisks {
+pub struct HostDisks {
     settings: Settings,
     /// Addresses of the node; none stands for all.
     node: Vec<Address>,
@@ -104,7 +104,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Settings {
     /// Listens where the commands look for disks of this machine. A node at these addresses whose
     /// file names no disks does without, if it may not have a socket there.
-    pub(in crate::cli) fn listen(&self, node: &[Address]) -> Option<Place> {
+    pub fn listen(&self, node: &[Address]) -> Option<Place> {
         let name = node.first().map_or_else(|| "any".to_owned(), Address::to_string);
         let path = folder().join(format!("node-{name}-{}.sock", std::process::id()));
         sweep(&folder());
@@ -128,7 +128,7 @@ impl HostDisks {
     ///
     /// `taken` are those that the node's RDS has a soft RDMA device at. A node that `is_confined`
     /// can neither open files nor mount.
-    pub(in crate::cli) fn new(
+    pub fn new(
         settings: Settings,
         node: &[Address],
         taken: &[Address],
@@ -136,8 +136,8 @@ impl HostDisks {
     ) -> Outcome<Arc<Self>> {
         let (tell, paths) = watch::new();
         let (notices, receiver) = mpsc::channel();
-        let how: How = words::parse(&Vec::new()).map_err(Failure::Failed)?;
-        let defaults = how.options("", settings.shared.side.port).on_path(tell);
+        let port = settings.shared.device.port;
+        let defaults = MapConfig::default().options("", port).on_path(tell);
         let untried = AtomicUsize::new(settings.maps.len());
         Ok(Arc::new(Self {
             settings,
@@ -156,13 +156,13 @@ impl HostDisks {
     }
 
     /// Gives the disks a share in the soft device of the node's RDS.
-    pub(in crate::cli) fn share(&self, device: Arc<dyn Device>) {
+    pub fn share(&self, device: Arc<dyn Device>) {
         lock(&self.parts).of_rds = Some(device);
     }
 
     /// Serves the exports and maps the disks of the file; waits until each of these was tried once,
     /// for a limited time. An export or a disk that fails is told of, and stops no other.
-    pub(in crate::cli) fn start(self: &Arc<Self>, stop: &Stop) -> Outcome {
+    pub fn start(self: &Arc<Self>, stop: &Stop) -> Outcome {
         if !self.settings.exports.is_empty() {
             self.serve_file()?;
         }
@@ -214,7 +214,7 @@ impl HostDisks {
     ) -> Outcome<Arc<Served>> {
         let engine = self.engine(parts)?;
         let shared = &self.settings.shared;
-        let places = shared.side.with_port(&parts.addresses);
+        let places = shared.device.with_port(&parts.addresses);
         let config = self.settings.config.clone();
         let served = Served::open(&engine, &places, config, exports, said)?;
         let names: Vec<String> = places.iter().map(ToString::to_string).collect();
@@ -239,7 +239,7 @@ impl HostDisks {
             return Ok(Arc::clone(disks));
         }
         let client = Client::new(self.engine(&mut parts)?, self.defaults.clone());
-        let disks = DiskFrontEnds::new(client, Options::default(), self.notices.clone());
+        let disks = DiskFrontEnds::new(client, FrontEndConfig::default(), self.notices.clone());
         parts.disks = Some(Arc::clone(&disks));
         Ok(disks)
     }
@@ -260,23 +260,23 @@ impl HostDisks {
         let addresses = if shared.address.is_empty() && !self.node.is_empty() {
             self.node.clone()
         } else {
-            shared.side.places(&shared.address)?
+            shared.device.places(&shared.address)?
         };
         let is_taken = |address: &&Address| self.taken.contains(address);
         let engine = match (addresses.iter().find(is_taken), &parts.of_rds) {
             (Some(_), Some(device))
-                if shared.side.is_soft() && addresses.iter().all(|a| is_taken(&a)) =>
+                if shared.device.is_soft() && addresses.iter().all(|a| is_taken(&a)) =>
             {
-                shared.side.engine_on(vec![Arc::clone(device)])?
+                shared.device.engine_on(vec![Arc::clone(device)])?
             }
-            (Some(both), _) if shared.side.is_soft() => {
+            (Some(both), _) if shared.device.is_soft() => {
                 return Err(Failure::failed(format!(
                     "UDP port 4791 of {both} is for RDS over RDMA of this node, which not all \
                      addresses of its disks are on: give address of [disks] in its configuration \
                      file, with addresses of rdma or with others, but not both"
                 )));
             }
-            _ => shared.side.engine(&addresses)?,
+            _ => shared.device.engine(&addresses)?,
         };
         parts.engine = Some(Arc::clone(&engine));
         parts.addresses = addresses;
@@ -299,7 +299,7 @@ impl HostDisks {
                 note!(
                     "bowline node: not mapped: {} from {}: {text}{then}",
                     map.device,
-                    map.towards.server()
+                    map.route.server()
                 );
                 told.clone_from(&failure);
             }
@@ -317,7 +317,7 @@ impl HostDisks {
     /// Maps a disk of the file, and opens its front ends.
     fn map_once(&self, map: &Map, number: u32) -> Outcome {
         let disks = self.client()?;
-        let route = map.towards.route()?;
+        let route = map.route.route()?;
         let own = lock(&self.parts).addresses.clone();
         if let Some(other) = route.own.iter().find(|one| own.iter().all(|own| own.ip != one.ip)) {
             return Err(Failure::failed(format!(
@@ -325,15 +325,15 @@ impl HostDisks {
                  \"SOURCE@DESTINATION\", or add it to address of [disks]"
             )));
         }
-        let side = &self.settings.shared.side;
+        let device = &self.settings.shared.device;
         let options = MapOptions {
             number: Some(number),
             on_path: self.defaults.on_path.clone(),
-            ..map.how.options(&route.session, side.port)
+            ..map.how.options(&route.session, device.port)
         };
         let client = disks.client();
         let disk = client.map_with(&map.device, &route.on(options.clone())).map_err(|error| {
-            refused(&map.device, &route, &map.how, side, client.engine(), &error)
+            refused(&map.device, &route, &map.how, device, client.engine(), &error)
         })?;
         disks.remember(&disk, Mapping { options, front_ends: map.front_ends.clone() });
         disks.open(&disk, &map.front_ends).map_err(|trouble| {
@@ -359,7 +359,7 @@ impl HostDisks {
     }
 
     /// Prints what has happened to exports, disks and paths since the last call.
-    pub(in crate::cli) fn log(&self) {
+    pub fn log(&self) {
         if let Some(served) = self.served() {
             served.log();
         }
@@ -371,14 +371,14 @@ impl HostDisks {
     }
 
     /// Reads the sizes of all exports anew.
-    pub(in crate::cli) fn resize(&self) {
+    pub fn resize(&self) {
         if let Some(served) = self.served() {
             served.resize();
         }
     }
 
     /// Returns how many disks there are, as part of a line; nothing where there are none.
-    pub(in crate::cli) fn status(&self) -> String {
+    pub fn status(&self) -> String {
         let mapped = bowline_rnbd_driver::tree::Disks::disks(self).len();
         let exports = bowline_rnbd_driver::tree::Exports::exports(self).len();
         let all = self.settings.maps.len().max(mapped);
@@ -388,7 +388,7 @@ impl HostDisks {
     }
 
     /// Serves the control tree of the disks.
-    pub(in crate::cli) fn control(self: &Arc<Self>, place: &Place) -> Option<Server> {
+    pub fn control(self: &Arc<Self>, place: &Place) -> Option<Server> {
         place
             .serve(self.tree())
             .inspect_err(|error| self.settings.no_control(place.path(), error))
@@ -396,7 +396,7 @@ impl HostDisks {
     }
 
     /// Writes the metrics of what was started.
-    pub(in crate::cli) fn metrics(&self, out: &mut Exposition) {
+    pub fn metrics(&self, out: &mut Exposition) {
         let parts = lock(&self.parts);
         let Some(engine) = parts.engine.clone() else { return };
         let (served, disks) = (parts.served.clone(), parts.disks.clone());
@@ -411,12 +411,12 @@ impl HostDisks {
     }
 
     /// Returns the longest time that [`close`](Self::close) waits for servers.
-    pub(in crate::cli) fn patience(&self) -> Duration {
+    pub fn patience(&self) -> Duration {
         if self.disks().is_some() { UNMAP_PATIENCE } else { Duration::ZERO }
     }
 
     /// Unmaps all disks, and closes the sessions of all clients.
-    pub(in crate::cli) fn close(&self, stop: &Stop) {
+    pub fn close(&self, stop: &Stop) {
         *lock(&self.ended) = true;
         self.ending.notify_all();
         if let Some(disks) = self.disks() {

@@ -4,21 +4,26 @@
 use std::{fmt, io};
 
 use bowline_ctl::Errno;
-use bowline_node::Failure;
+
+use crate::Failure;
 
 /// Why something failed.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Trouble {
-    pub(super) text: String,
-    pub(super) errno: Errno,
+pub struct Trouble {
+    /// The text.
+    pub text: String,
+    /// The number.
+    pub errno: Errno,
 }
 
 impl Trouble {
-    pub(super) fn new(text: impl Into<String>, errno: Errno) -> Self {
+    /// Returns a failure with a text of one line.
+    pub fn new(text: impl Into<String>, errno: Errno) -> Self {
         Self { text: text.into(), errno }
     }
 
-    pub(super) fn io(text: String, error: &io::Error) -> Self {
+    /// Returns the failure that a system call has told.
+    pub fn io(text: String, error: &io::Error) -> Self {
         let errno = match error.kind() {
             io::ErrorKind::ResourceBusy => Errno::EBUSY,
             _ => Errno::of(error),

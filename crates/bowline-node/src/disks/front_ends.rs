@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
+    fmt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     thread,
@@ -23,13 +24,10 @@ use bowline_rnbd_driver::{
     tree::{DiskInfo, Disks, MapSpec},
 };
 use bowline_rtrs_driver::tree::ClientSession;
+use serde::Deserialize;
 
-use super::{
-    map::{ClientObjects, How},
-    serving::no_mount,
-    trouble::Trouble,
-    words,
-};
+use super::{Trouble, client::ClientObjects, mapping::MapConfig};
+use crate::{config::entry::Entry, mount::no_mount};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
 /// the program has closed its file.
@@ -41,30 +39,21 @@ const REMEMBERED_MAX: usize = 1024;
 /// How often the state is checked meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Options that select the front ends of disks.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(super) struct Options {
-    /// Serve the disk at this unix socket, with the NBD protocol; the path stays reserved for this
-    /// disk, should it be unmapped and mapped again: any other disk that is mapped later gets one
-    /// with its local name appended (SOCKET.rnbd1)
-    #[arg(long, value_name = "SOCKET")]
-    nbd: Option<PathBuf>,
-    /// Show the disk as a file in this folder, under its local name (rnbd0); needs FUSE; other
-    /// disks as with --nbd (FOLDER.rnbd1/rnbd1). A killed program stays until its request has
-    /// ended, which may wait for a lost server as long as --outage says
-    #[arg(long, value_name = "FOLDER")]
-    fuse: Option<PathBuf>,
-    /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has when it
-    /// is mapped; needs Linux 6.4 with ublk_drv, and root. An unmap without force is refused while
-    /// it or a partition is mounted or claimed otherwise; a program that merely has it open is not
-    /// noticed
-    #[arg(long)]
-    ublk: bool,
+/// Which front ends a disk has.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct FrontEndConfig {
+    /// Unix socket at which the disk is served with the NBD protocol.
+    pub nbd: Option<PathBuf>,
+    /// Folder in which the disk is a file, by FUSE.
+    pub fuse: Option<PathBuf>,
+    /// Whether the disk is a block device of this machine.
+    pub ublk: bool,
 }
 
-impl Options {
+impl FrontEndConfig {
     /// Returns a place that these front ends and others both want.
-    pub(super) fn shared_with(&self, other: &Self) -> Option<&Path> {
+    pub fn shared_with(&self, other: &Self) -> Option<&Path> {
         let both = |one: &Option<PathBuf>, other: &Option<PathBuf>| one.is_some() && one == other;
         let nbd = self.nbd.as_deref().filter(|_| both(&self.nbd, &other.nbd));
         nbd.or_else(|| self.fuse.as_deref().filter(|_| both(&self.fuse, &other.fuse)))
@@ -81,24 +70,15 @@ impl Options {
     }
 }
 
-/// How a disk is mapped by a command that says so, and its front ends [NB-63].
-#[derive(Clone, Debug, clap::Args)]
-pub(super) struct Manner {
-    #[command(flatten)]
-    pub(super) how: How,
-    #[command(flatten)]
-    pub(super) front_ends: Options,
-}
-
-impl Manner {
-    /// Parses the options of a command; the access mode has a word of its own there.
-    pub(super) fn of_words(words: &[String]) -> Result<Self, String> {
-        let pairs = words::of_words(words.iter().map(String::as_str))?;
-        if pairs.iter().any(|(name, _)| name == "access") {
-            return Err("the access mode is a word of its own: ro, rw or migration".to_owned());
-        }
-        words::parse(&pairs)
+/// Parses the options of a command that says how a disk is mapped [NB-63]; the access mode has a
+/// word of its own there.
+pub fn map_options(words: &[String]) -> Result<(MapConfig, FrontEndConfig), String> {
+    let mut entry = Entry::of_words(words.iter().map(String::as_str))?;
+    if entry.has("access") {
+        return Err("the access mode is a word of its own: ro, rw or migration".to_owned());
     }
+    let options = (entry.group()?, entry.group()?);
+    entry.finish().map(|()| options)
 }
 
 /// The front ends of one disk.
@@ -168,11 +148,12 @@ impl DiskKey {
 
 /// An event of a disk that is reported.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum DiskNotice {
+pub enum DiskNotice {
     /// The disk is mapped, and its front ends are open.
     Mapped {
         /// Name of the disk on the server.
         device: String,
+        /// Its size.
         bytes: u64,
         /// Its local name, and the locations of its front ends.
         places: Vec<String>,
@@ -197,11 +178,12 @@ struct State {
 }
 
 /// How a disk was mapped; a command that does not say more maps it so again.
-#[derive(Clone)]
-pub(super) struct Mapping {
+#[derive(Clone, Debug)]
+pub struct Mapping {
     /// Options but session and paths.
-    pub(super) options: MapOptions,
-    pub(super) front_ends: Options,
+    pub options: MapOptions,
+    /// Its front ends.
+    pub front_ends: FrontEndConfig,
 }
 
 impl State {
@@ -221,20 +203,26 @@ impl State {
 
 /// The disks of a client with the front ends of each. Commands of the control tree open and close
 /// front ends too.
-pub(super) struct DiskFrontEnds {
+pub struct DiskFrontEnds {
     client: Arc<Client>,
-    options: Options,
+    options: FrontEndConfig,
     state: Mutex<State>,
     /// Receives events of disks, by their local names.
     notices: Sender<(String, DiskNotice)>,
 }
 
+impl fmt::Debug for DiskFrontEnds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskFrontEnds").finish_non_exhaustive()
+    }
+}
+
 impl DiskFrontEnds {
     /// Manages front ends for the disks of a client. Events of a disk are sent to `notices` once
     /// its front ends are open.
-    pub(super) fn new(
+    pub fn new(
         client: Arc<Client>,
-        options: Options,
+        options: FrontEndConfig,
         notices: Sender<(String, DiskNotice)>,
     ) -> Arc<Self> {
         Arc::new(Self { client, options, state: Mutex::default(), notices })
@@ -244,18 +232,19 @@ impl DiskFrontEnds {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) const fn client(&self) -> &Arc<Client> {
+    /// Returns the client.
+    pub const fn client(&self) -> &Arc<Client> {
         &self.client
     }
 
     /// Remembers how a disk was mapped, should it be unmapped and mapped again.
-    pub(super) fn remember(&self, disk: &Disk, mapping: Mapping) {
+    pub fn remember(&self, disk: &Disk, mapping: Mapping) {
         self.lock().remember(DiskKey::of(disk), mapping);
     }
 
     /// Opens front ends of a disk, and reports their locations. Those of other disks may be opened
     /// and closed meanwhile.
-    pub(super) fn open(&self, disk: &Arc<Disk>, front_ends: &Options) -> Result<(), Trouble> {
+    pub fn open(&self, disk: &Arc<Disk>, front_ends: &FrontEndConfig) -> Result<(), Trouble> {
         let name = disk.local_name();
         let mut state = self.lock();
         if state.closed {
@@ -305,7 +294,7 @@ impl DiskFrontEnds {
     }
 
     /// Reports whether disks are mapped, or a command is in progress.
-    pub(super) fn is_needed(&self) -> bool {
+    pub fn is_needed(&self) -> bool {
         let state = self.lock();
         state.commands > 0 || !state.front_states.is_empty()
     }
@@ -356,13 +345,13 @@ impl DiskFrontEnds {
 
     /// Makes requests fail while the session is lost, so that closing front ends, by commands in
     /// progress too, does not wait for it.
-    pub(super) fn fail_fast(&self) {
+    pub fn fail_fast(&self) {
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
     /// Closes all front ends and unmaps all disks. Waits for commands in progress, since front ends
     /// that they open would be left behind.
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         let end = Instant::now() + OPEN_TIMEOUT;
         loop {
             self.fail_fast();
@@ -388,7 +377,7 @@ fn unmapping() -> Trouble {
 /// Opens front ends of a disk and returns their locations.
 fn open_front_ends(
     disk: &Arc<Disk>,
-    options: &Options,
+    options: &FrontEndConfig,
 ) -> Result<(FrontEnds, Vec<String>), Trouble> {
     let name = disk.local_name();
     let mut front_ends = FrontEnds::default();
@@ -442,8 +431,7 @@ impl DiskFrontEnds {
             let (session, device) = (spec.session.clone(), spec.device.clone());
             return Ok(self.lock().recall(&DiskKey { session, device }));
         }
-        let Manner { how, front_ends } =
-            Manner::of_words(&spec.options).map_err(|_| Errno::EINVAL)?;
+        let (how, front_ends) = map_options(&spec.options).map_err(|_| Errno::EINVAL)?;
         let defaults = self.client.defaults();
         let on_path = defaults.on_path.clone();
         let options = MapOptions { on_path, ..how.options(&spec.session, defaults.port) };
@@ -503,6 +491,8 @@ impl Disks for DiskFrontEnds {
 
 #[cfg(test)]
 mod tests {
+    use bowline_rnbd::client::Outage;
+
     use super::*;
 
     #[test]
@@ -519,7 +509,7 @@ mod tests {
         };
         let at = |place: &str| Mapping {
             options: MapOptions::new("s"),
-            front_ends: Options { nbd: Some(place.into()), ..Options::default() },
+            front_ends: FrontEndConfig { nbd: Some(place.into()), ..FrontEndConfig::default() },
         };
         let mut state = State::default();
         state.remember(which("s1", "a"), at("/a"));
@@ -540,15 +530,16 @@ mod tests {
     #[test]
     fn commands_say_how_a_disk_is_mapped() {
         // tests [NB-63]
-        let manner = |words: &[&str]| {
+        let options = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-            Manner::of_words(&words)
+            map_options(&words)
         };
-        let found = manner(&["nbd=/run/a.sock", "outage=fail", "ublk=true"]).unwrap();
-        assert_eq!(found.front_ends.nbd.as_deref(), Some(Path::new("/run/a.sock")));
-        assert!(found.front_ends.ublk && found.front_ends.fuse.is_none());
+        let (how, found) = options(&["nbd=/run/a.sock", "outage=fail", "ublk=true"]).unwrap();
+        assert_eq!(how.outage, Outage::FailFast);
+        assert_eq!(found.nbd.as_deref(), Some(Path::new("/run/a.sock")));
+        assert!(found.ublk && found.fuse.is_none());
         for word in ["nbd", "x=y", "access=ro", "outage=never", "ublk=2"] {
-            assert!(manner(&[word]).is_err(), "{word}");
+            assert!(options(&[word]).is_err(), "{word}");
         }
     }
 }
