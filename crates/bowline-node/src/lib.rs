@@ -8,6 +8,7 @@
 pub mod log;
 pub mod config;
 pub mod confine;
+pub mod control;
 pub mod disks;
 mod failure;
 pub mod metrics;

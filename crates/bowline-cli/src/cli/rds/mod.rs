@@ -3,7 +3,6 @@
 
 pub(crate) mod admin;
 pub(crate) mod config;
-pub(crate) mod control;
 pub(crate) mod info;
 mod libc;
 pub(crate) mod node;
@@ -11,7 +10,5 @@ pub(crate) mod over_rdma;
 pub(crate) mod ping;
 pub(crate) mod pipe;
 pub(crate) mod run;
-pub(crate) mod snapshot;
 pub(crate) mod stress;
 pub(crate) mod top;
-mod tree;

@@ -24,6 +24,7 @@ use bowline_node::{
     Failure, Outcome,
     config::access::{self, Name, Network, network},
     confine::Confinement,
+    control::{self, snapshot::NodeFacts, tree::tree},
     disks::{self, HostDisks},
     log::stamp,
     metrics,
@@ -42,12 +43,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use hand_over::{FormerNode, From, Keeper, Taken};
 use sandbox::Places;
 
-use super::{
-    config::{self, File, Poll},
-    control,
-    snapshot::NodeFacts,
-    tree::tree,
-};
+use super::config::{self, File, Poll};
 use crate::cli::metrics::MetricsOptions;
 
 /// Time between looks at what happened.

@@ -10,7 +10,7 @@ use bowline_ctl::Place;
 use bowline_node::{
     Outcome,
     confine::{Confinement, Needs, confine},
-    programs,
+    control, programs,
 };
 use bowline_wire::rds::TCP_PORT;
 use rustix::{
@@ -18,7 +18,7 @@ use rustix::{
     thread::CapabilitySet,
 };
 
-use super::{super::control, Settings, hand_over::Taken};
+use super::{Settings, hand_over::Taken};
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
 /// namespace, and how many processors there are.

@@ -17,6 +17,9 @@
 //! nanoseconds, or the errno. A probe ends when its client leaves. `bowline rtrs tree`, `get` and
 //! `set` work on the socket too, with `--control`.
 
+pub mod snapshot;
+pub mod tree;
+
 use std::{
     fs, io, iter,
     net::IpAddr,
@@ -26,16 +29,16 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Json, Op, Place, Server, Tree};
-use bowline_node::{
+
+use self::{
+    snapshot::Snapshot,
+    tree::{ALL_PEERS, NODE, PROBE_MAX},
+};
+use crate::{
     Failure, Outcome,
     namespaces::{Whose, numbered},
     programs,
     values::Address,
-};
-
-use super::{
-    snapshot::Snapshot,
-    tree::{ALL_PEERS, NODE, PROBE_MAX},
 };
 
 /// Longest wait of a client for an answer.
@@ -48,7 +51,7 @@ const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
 /// Listens at the first of these places that no node of another network namespace has, in folders
 /// that are made where they are missing.
-pub(super) fn listen(paths: &[PathBuf]) -> Outcome<Place> {
+pub fn listen(paths: &[PathBuf]) -> Outcome<Place> {
     let mut failure = Failure::usage("no place for a control socket");
     for path in paths {
         failure = match listen_at(path) {
@@ -98,7 +101,7 @@ fn is_known_as_ours(path: &Path) -> bool {
 }
 
 /// Serves the tree of a node at its control socket until the result is dropped.
-pub(super) fn serve(place: &Place, tree: Tree) -> Outcome<Server> {
+pub fn serve(place: &Place, tree: Tree) -> Outcome<Server> {
     place
         .serve(tree)
         .map_err(|error| Failure::failed(format!("cannot start the control thread: {error}")))
@@ -106,14 +109,14 @@ pub(super) fn serve(place: &Place, tree: Tree) -> Outcome<Server> {
 
 /// A connection to a running node.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub struct Client {
     path: PathBuf,
     tree: bowline_ctl::Client,
 }
 
 impl Client {
     /// Connects to the node behind `path`, or to the only one that runs here.
-    pub(crate) fn connect(path: Option<&Path>) -> Outcome<Self> {
+    pub fn connect(path: Option<&Path>) -> Outcome<Self> {
         let Some(path) = path else { return only_node() };
         Self::open(path).map_err(|error| {
             Failure::failed(format!(
@@ -180,7 +183,7 @@ impl Client {
     }
 
     /// Connects to the node of this network namespace that serves this address, if one does.
-    pub(crate) fn of_address(address: Address) -> Option<Self> {
+    pub fn of_address(address: Address) -> Option<Self> {
         running().here.into_iter().find_map(|mut client| {
             let addresses = client.snapshot().ok()?.node.addresses;
             (addresses.is_empty() || addresses.contains(&address)).then_some(client)
@@ -188,7 +191,7 @@ impl Client {
     }
 
     /// Has the node send one RDS ping. Returns the round trip time, or why there was no answer.
-    pub(crate) fn probe(
+    pub fn probe(
         &mut self,
         local: Address,
         remote: Address,
@@ -207,12 +210,12 @@ impl Client {
     }
 
     /// Asks for everything the node knows about itself.
-    pub(crate) fn snapshot(&mut self) -> Outcome<Snapshot> {
+    pub fn snapshot(&mut self) -> Outcome<Snapshot> {
         self.document("info")
     }
 
     /// Asks for the same without the messages.
-    pub(crate) fn state(&mut self) -> Outcome<Snapshot> {
+    pub fn state(&mut self) -> Outcome<Snapshot> {
         self.document("state")
     }
 
@@ -224,7 +227,7 @@ impl Client {
     }
 
     /// Returns a setting and, with a value, changes it first.
-    pub(crate) fn sysctl(&mut self, name: &str, value: Option<i64>) -> Outcome<i64> {
+    pub fn sysctl(&mut self, name: &str, value: Option<i64>) -> Outcome<i64> {
         let failure = |error: bowline_rds::Error| Failure::failed(format!("{name}: {error}"));
         let known = bowline_rds::sysctl_name(name)
             .ok_or_else(|| failure(bowline_rds::Error::NoSuchOption))?;
@@ -240,7 +243,7 @@ impl Client {
     }
 
     /// Cuts the TCP connections to a peer, or all; returns their number.
-    pub(crate) fn drop_connections(&mut self, peer: Option<IpAddr>) -> Outcome<u64> {
+    pub fn drop_connections(&mut self, peer: Option<IpAddr>) -> Outcome<u64> {
         let peer = peer.map_or_else(|| ALL_PEERS.to_owned(), |peer| peer.to_string());
         let answer = self.ask(Op::Write(&peer), "drop")?;
         self.number("drop", answer, Json::as_u64)
@@ -248,13 +251,13 @@ impl Client {
 }
 
 /// Returns the folder of the control sockets that this process makes.
-pub(crate) fn folder() -> PathBuf {
+pub fn folder() -> PathBuf {
     folders().into_iter().next().unwrap_or_default()
 }
 
 /// Returns the places of the control socket of a node with these addresses, in this order: the
 /// usual one, and one beside it where a node of another network namespace has that.
-pub(crate) fn default_paths(addresses: &[Address]) -> Vec<PathBuf> {
+pub fn default_paths(addresses: &[Address]) -> Vec<PathBuf> {
     let usual = addresses.first().map_or_else(|| "any".to_owned(), Address::to_string);
     let beside = numbered(&usual);
     iter::once(usual).chain(beside).map(|name| folder().join(format!("{name}.sock"))).collect()
@@ -267,7 +270,7 @@ fn folders() -> Vec<PathBuf> {
 }
 
 /// Lists the folders that were searched, and the error of one that could not be read.
-pub(crate) fn looked_in(folders: &[PathBuf]) -> String {
+pub fn looked_in(folders: &[PathBuf]) -> String {
     let name = |folder: &PathBuf| match fs::read_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             format!("{}: {error}", folder.display())
@@ -337,14 +340,14 @@ fn running() -> Running {
 }
 
 /// Lists places for a message.
-pub(crate) fn listed<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
+pub fn listed<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
     let names: Vec<String> = paths.into_iter().map(|path| path.display().to_string()).collect();
     names.join(", ")
 }
 
 /// Why there is nothing to ask in this network namespace, where there is `something` in another:
 /// at these places.
-pub(crate) fn none_here(something: &str, elsewhere: &[PathBuf]) -> String {
+pub fn none_here(something: &str, elsewhere: &[PathBuf]) -> String {
     format!(
         "no {something} runs in this network namespace; start one here, or name the socket of one \
          that runs in another with --control PATH: {}",

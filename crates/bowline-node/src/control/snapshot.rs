@@ -3,6 +3,8 @@
 //! Names are those of the kernel's info interface, written out. A field may be added in any
 //! release; none is renamed or removed within one version of the control protocol.
 
+#![expect(missing_docs, reason = "the names are those of the interface, which says what they are")]
+
 use std::{
     net::{IpAddr, Ipv6Addr},
     time::Duration,
@@ -10,107 +12,108 @@ use std::{
 
 use bowline::rds::{Info, Node};
 use bowline_base::clock;
-use bowline_node::values::Address;
 use bowline_rds::{ConnInfo, LinkInfo, MessageInfo, PathEnd, PathInfo, RdmaInfo, SocketInfo};
 use serde::{Deserialize, Serialize};
 
+use crate::values::Address;
+
 /// Everything at one moment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Snapshot {
-    pub(crate) node: NodeFacts,
+pub struct Snapshot {
+    pub node: NodeFacts,
     /// Milliseconds since the start of the node.
-    pub(crate) uptime_ms: u64,
-    pub(crate) counters: Vec<Counter>,
-    pub(crate) sockets: Vec<SocketRow>,
-    pub(crate) connections: Vec<ConnectionRow>,
-    pub(crate) paths: Vec<PathRow>,
-    pub(crate) recv_messages: Vec<MessageRow>,
-    pub(crate) send_messages: Vec<MessageRow>,
-    pub(crate) retrans_messages: Vec<MessageRow>,
-    pub(crate) tcp_sockets: Vec<TcpRow>,
+    pub uptime_ms: u64,
+    pub counters: Vec<Counter>,
+    pub sockets: Vec<SocketRow>,
+    pub connections: Vec<ConnectionRow>,
+    pub paths: Vec<PathRow>,
+    pub recv_messages: Vec<MessageRow>,
+    pub send_messages: Vec<MessageRow>,
+    pub retrans_messages: Vec<MessageRow>,
+    pub tcp_sockets: Vec<TcpRow>,
     /// Absent if no address of the node is on RDMA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) ib_connections: Option<Vec<RdmaRow>>,
+    pub ib_connections: Option<Vec<RdmaRow>>,
 }
 
 /// What does not change while the node runs.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct NodeFacts {
+pub struct NodeFacts {
     /// Version of the program.
-    pub(crate) version: String,
+    pub version: String,
     /// Process that runs the node.
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// Addresses it serves, link-local ones with their interface; empty means all local ones.
-    pub(crate) addresses: Vec<Address>,
+    pub addresses: Vec<Address>,
 }
 
 /// One counter, in the order of the kernel.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Counter {
-    pub(crate) name: String,
-    pub(crate) value: u64,
+pub struct Counter {
+    pub name: String,
+    pub value: u64,
 }
 
 /// One RDS socket; port 0 and no address mean that it is not bound or connected.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct SocketRow {
-    pub(crate) bound_addr: Option<IpAddr>,
-    pub(crate) bound_port: u16,
-    pub(crate) connected_addr: Option<IpAddr>,
-    pub(crate) connected_port: u16,
+pub struct SocketRow {
+    pub bound_addr: Option<IpAddr>,
+    pub bound_port: u16,
+    pub connected_addr: Option<IpAddr>,
+    pub connected_port: u16,
     /// Effective size, bytes.
-    pub(crate) sndbuf: u64,
+    pub sndbuf: u64,
     /// Effective size, bytes.
-    pub(crate) rcvbuf: u64,
-    pub(crate) inode: u64,
+    pub rcvbuf: u64,
+    pub inode: u64,
     /// Payload bytes sent and not acknowledged, and received and not taken.
-    pub(crate) send_bytes: u64,
-    pub(crate) recv_bytes: u64,
+    pub send_bytes: u64,
+    pub recv_bytes: u64,
     /// Messages received and not taken.
     #[serde(default)]
-    pub(crate) recv_messages: u64,
+    pub recv_messages: u64,
     /// Whether senders are told to wait.
-    pub(crate) congested: bool,
+    pub congested: bool,
     /// Process that opened it, if another than that of the node.
     #[serde(default)]
-    pub(crate) owner_pid: Option<u32>,
+    pub owner_pid: Option<u32>,
 }
 
 /// One pair of addresses; the numbers are those of path 0.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct ConnectionRow {
-    pub(crate) local_addr: IpAddr,
-    pub(crate) remote_addr: IpAddr,
-    pub(crate) tos: u8,
-    pub(crate) next_tx: u64,
-    pub(crate) next_rx: u64,
-    pub(crate) flags: Flags,
+pub struct ConnectionRow {
+    pub local_addr: IpAddr,
+    pub remote_addr: IpAddr,
+    pub tos: u8,
+    pub next_tx: u64,
+    pub next_rx: u64,
+    pub flags: Flags,
     /// tcp or infiniband.
-    pub(crate) transport: String,
+    pub transport: String,
     /// Agreed number of paths; 0: not known yet.
-    pub(crate) paths: u8,
+    pub paths: u8,
     /// Implementation of the peer: bowline, kernel or unknown.
-    pub(crate) peer: String,
+    pub peer: String,
     /// The peer has marked at least one of its ports congested.
     #[serde(default)]
-    pub(crate) congested: bool,
+    pub congested: bool,
     /// Messages queued for the peer and received, and bytes that the transport took and brought.
     #[serde(default)]
-    pub(crate) sent_messages: u64,
+    pub sent_messages: u64,
     #[serde(default)]
-    pub(crate) received_messages: u64,
+    pub received_messages: u64,
     #[serde(default)]
-    pub(crate) sent_bytes: u64,
+    pub sent_bytes: u64,
     #[serde(default)]
-    pub(crate) received_bytes: u64,
+    pub received_bytes: u64,
 }
 
 /// State of a connection or a path as `rds-info` shows it.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Flags {
-    pub(crate) sending: bool,
-    pub(crate) connecting: bool,
-    pub(crate) connected: bool,
+pub struct Flags {
+    pub sending: bool,
+    pub connecting: bool,
+    pub connected: bool,
 }
 
 impl std::fmt::Display for Flags {
@@ -131,31 +134,31 @@ impl std::fmt::Display for Flags {
 
 /// One path of a connection.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct PathRow {
-    pub(crate) local_addr: IpAddr,
-    pub(crate) remote_addr: IpAddr,
+pub struct PathRow {
+    pub local_addr: IpAddr,
+    pub remote_addr: IpAddr,
     /// As in its connection.
     #[serde(default = "tcp")]
-    pub(crate) transport: String,
+    pub transport: String,
     #[serde(default)]
-    pub(crate) tos: u8,
-    pub(crate) path: u8,
-    pub(crate) next_tx: u64,
-    pub(crate) next_rx: u64,
-    pub(crate) flags: Flags,
+    pub tos: u8,
+    pub path: u8,
+    pub next_tx: u64,
+    pub next_rx: u64,
+    pub flags: Flags,
     /// down, connecting, up and so on.
-    pub(crate) state: String,
+    pub state: String,
     /// Messages not yet handed to the transport, and handed over but not acknowledged.
-    pub(crate) send_messages: u64,
-    pub(crate) retrans_messages: u64,
+    pub send_messages: u64,
+    pub retrans_messages: u64,
     /// Times the path lost its TCP or RDMA connection.
-    pub(crate) resets: u64,
+    pub resets: u64,
     /// Payload bytes that the peer has not acknowledged.
     #[serde(default)]
-    pub(crate) queued_bytes: u64,
+    pub queued_bytes: u64,
     /// When and why it last lost that connection, or did not get one.
     #[serde(default)]
-    pub(crate) last_end: Option<EndRow>,
+    pub last_end: Option<EndRow>,
 }
 
 /// Transport of the paths of nodes that know no other.
@@ -165,70 +168,70 @@ fn tcp() -> String {
 
 /// The end of a TCP or RDMA connection.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct EndRow {
+pub struct EndRow {
     /// Milliseconds since then.
-    pub(crate) ago_ms: u64,
-    pub(crate) reason: String,
+    pub ago_ms: u64,
+    pub reason: String,
 }
 
 /// One message in a queue.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct MessageRow {
-    pub(crate) local_addr: IpAddr,
-    pub(crate) local_port: u16,
-    pub(crate) remote_addr: IpAddr,
-    pub(crate) remote_port: u16,
-    pub(crate) tos: u8,
-    pub(crate) seq: u64,
-    pub(crate) bytes: u64,
+pub struct MessageRow {
+    pub local_addr: IpAddr,
+    pub local_port: u16,
+    pub remote_addr: IpAddr,
+    pub remote_port: u16,
+    pub tos: u8,
+    pub seq: u64,
+    pub bytes: u64,
 }
 
 /// One TCP connection that serves a path.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct TcpRow {
-    pub(crate) local_addr: IpAddr,
-    pub(crate) local_port: u16,
-    pub(crate) remote_addr: IpAddr,
-    pub(crate) remote_port: u16,
+pub struct TcpRow {
+    pub local_addr: IpAddr,
+    pub local_port: u16,
+    pub remote_addr: IpAddr,
+    pub remote_port: u16,
     /// Path it serves.
-    pub(crate) path: Option<u8>,
+    pub path: Option<u8>,
     /// Bytes still missing of the header and of the payload that are being received.
-    pub(crate) hdr_rem: u64,
-    pub(crate) data_rem: u64,
+    pub hdr_rem: u64,
+    pub data_rem: u64,
     /// TCP sequence numbers: start and end of the last message, and what the peer has.
-    pub(crate) last_sent_nxt: u32,
-    pub(crate) last_expected_una: u32,
-    pub(crate) last_seen_una: u32,
-    pub(crate) received_bytes: u64,
-    pub(crate) received_messages: u64,
+    pub last_sent_nxt: u32,
+    pub last_expected_una: u32,
+    pub last_seen_una: u32,
+    pub received_bytes: u64,
+    pub received_messages: u64,
 }
 
 /// One connection over RDMA; while it is not up, devices and numbers are zero.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct RdmaRow {
-    pub(crate) local_addr: IpAddr,
-    pub(crate) remote_addr: IpAddr,
-    pub(crate) tos: u8,
-    pub(crate) sl: u8,
+pub struct RdmaRow {
+    pub local_addr: IpAddr,
+    pub remote_addr: IpAddr,
+    pub tos: u8,
+    pub sl: u8,
     /// GIDs of the devices.
-    pub(crate) local_dev: Ipv6Addr,
-    pub(crate) remote_dev: Ipv6Addr,
-    pub(crate) send_wr: u32,
-    pub(crate) recv_wr: u32,
-    pub(crate) send_sge: u32,
-    pub(crate) rdma_mr_max: u32,
-    pub(crate) rdma_mr_size: u32,
-    pub(crate) cache_allocs: u32,
+    pub local_dev: Ipv6Addr,
+    pub remote_dev: Ipv6Addr,
+    pub send_wr: u32,
+    pub recv_wr: u32,
+    pub send_sge: u32,
+    pub rdma_mr_max: u32,
+    pub rdma_mr_size: u32,
+    pub cache_allocs: u32,
 }
 
 impl Snapshot {
     /// Takes a snapshot of a node.
-    pub(crate) fn take(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
+    pub fn take(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
         Self::of(node, node.info(), facts, uptime)
     }
 
     /// Asks a node for everything but the messages, of which there may be very many.
-    pub(crate) fn take_without_messages(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
+    pub fn take_without_messages(node: &Node, facts: &NodeFacts, uptime: Duration) -> Self {
         Self::of(node, node.info_without_messages(), facts, uptime)
     }
 

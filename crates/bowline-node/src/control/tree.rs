@@ -28,10 +28,10 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_ctl::{AttrDef, Caller, Dir, Errno, Node as Object, PathSpec, Sys, Tree, Value};
-use bowline_node::{disks::HostDisks, values::Address};
 use bowline_rds::{Counters, SYSCTL_NAMES};
 
 use super::snapshot::{ConnectionRow, NodeFacts, PathRow, Snapshot};
+use crate::{disks::HostDisks, values::Address};
 
 /// The directory of the node; a process has one.
 pub(super) const NODE: &str = "/class/rds/node";
@@ -55,7 +55,7 @@ static COUNTERS_OF_TCP: LazyLock<Vec<AttrDef>> = LazyLock::new(|| {
 });
 
 /// Returns the tree of a node that starts now.
-pub(super) fn tree(node: Node, facts: NodeFacts, disks: &Arc<HostDisks>) -> Tree {
+pub fn tree(node: Node, facts: NodeFacts, disks: &Arc<HostDisks>) -> Tree {
     let proc = proc(&node);
     let object = NodeObject { node, facts, started: Instant::now() };
     let class = Dir::new().with("node", Arc::new(object));
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn every_setting_of_the_specification_is_there() {
-        let spec = include_str!("../../../../../docs/spec/rds.md");
+        let spec = include_str!("../../../../docs/spec/rds.md");
         let rows = spec.lines().filter_map(|line| line.strip_prefix("| net.rds."));
         let named: Vec<&str> = rows.filter_map(|row| row.split(' ').next()).collect();
         assert_eq!(named.len(), 7, "{named:?}");
