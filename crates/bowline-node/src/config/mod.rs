@@ -2,3 +2,6 @@
 
 pub mod access;
 pub(crate) mod entry;
+mod file;
+
+pub use file::{Config, EXAMPLE, Poll};

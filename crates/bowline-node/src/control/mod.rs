@@ -18,7 +18,7 @@
 //! `set` work on the socket too, with `--control`.
 
 pub mod snapshot;
-pub mod tree;
+pub(crate) mod tree;
 
 use std::{
     fs, io, iter,
@@ -51,7 +51,7 @@ const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
 /// Listens at the first of these places that no node of another network namespace has, in folders
 /// that are made where they are missing.
-pub fn listen(paths: &[PathBuf]) -> Outcome<Place> {
+pub(crate) fn listen(paths: &[PathBuf]) -> Outcome<Place> {
     let mut failure = Failure::usage("no place for a control socket");
     for path in paths {
         failure = match listen_at(path) {
@@ -101,7 +101,7 @@ fn is_known_as_ours(path: &Path) -> bool {
 }
 
 /// Serves the tree of a node at its control socket until the result is dropped.
-pub fn serve(place: &Place, tree: Tree) -> Outcome<Server> {
+pub(crate) fn serve(place: &Place, tree: Tree) -> Outcome<Server> {
     place
         .serve(tree)
         .map_err(|error| Failure::failed(format!("cannot start the control thread: {error}")))
@@ -257,7 +257,7 @@ pub fn folder() -> PathBuf {
 
 /// Returns the places of the control socket of a node with these addresses, in this order: the
 /// usual one, and one beside it where a node of another network namespace has that.
-pub fn default_paths(addresses: &[Address]) -> Vec<PathBuf> {
+pub(crate) fn default_paths(addresses: &[Address]) -> Vec<PathBuf> {
     let usual = addresses.first().map_or_else(|| "any".to_owned(), Address::to_string);
     let beside = numbered(&usual);
     iter::once(usual).chain(beside).map(|name| folder().join(format!("{name}.sock"))).collect()

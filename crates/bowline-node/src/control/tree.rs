@@ -55,7 +55,7 @@ static COUNTERS_OF_TCP: LazyLock<Vec<AttrDef>> = LazyLock::new(|| {
 });
 
 /// Returns the tree of a node that starts now.
-pub fn tree(node: Node, facts: NodeFacts, disks: &Arc<HostDisks>) -> Tree {
+pub(crate) fn tree(node: Node, facts: NodeFacts, disks: &Arc<HostDisks>) -> Tree {
     let proc = proc(&node);
     let object = NodeObject { node, facts, started: Instant::now() };
     let class = Dir::new().with("node", Arc::new(object));

@@ -58,7 +58,7 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// The disks of a node.
-pub struct HostDisks {
+pub(crate) struct HostDisks {
     settings: Settings,
     /// Addresses of the node; none stands for all.
     node: Vec<Address>,
@@ -104,7 +104,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Settings {
     /// Listens where the commands look for disks of this machine. A node at these addresses whose
     /// file names no disks does without, if it may not have a socket there.
-    pub fn listen(&self, node: &[Address]) -> Option<Place> {
+    pub(crate) fn listen(&self, node: &[Address]) -> Option<Place> {
         let name = node.first().map_or_else(|| "any".to_owned(), Address::to_string);
         let path = folder().join(format!("node-{name}-{}.sock", std::process::id()));
         sweep(&folder());
@@ -128,7 +128,7 @@ impl HostDisks {
     ///
     /// `taken` are those that the node's RDS has a soft RDMA device at. A node that `is_confined`
     /// can neither open files nor mount.
-    pub fn new(
+    pub(crate) fn new(
         settings: Settings,
         node: &[Address],
         taken: &[Address],
@@ -156,13 +156,13 @@ impl HostDisks {
     }
 
     /// Gives the disks a share in the soft device of the node's RDS.
-    pub fn share(&self, device: Arc<dyn Device>) {
+    pub(crate) fn share(&self, device: Arc<dyn Device>) {
         lock(&self.parts).of_rds = Some(device);
     }
 
     /// Serves the exports and maps the disks of the file; waits until each of these was tried once,
     /// for a limited time. An export or a disk that fails is told of, and stops no other.
-    pub fn start(self: &Arc<Self>, stop: &Stop) -> Outcome {
+    pub(crate) fn start(self: &Arc<Self>, stop: &Stop) -> Outcome {
         if !self.settings.exports.is_empty() {
             self.serve_file()?;
         }
@@ -359,7 +359,7 @@ impl HostDisks {
     }
 
     /// Prints what has happened to exports, disks and paths since the last call.
-    pub fn log(&self) {
+    pub(crate) fn log(&self) {
         if let Some(served) = self.served() {
             served.log();
         }
@@ -371,14 +371,14 @@ impl HostDisks {
     }
 
     /// Reads the sizes of all exports anew.
-    pub fn resize(&self) {
+    pub(crate) fn resize(&self) {
         if let Some(served) = self.served() {
             served.resize();
         }
     }
 
     /// Returns how many disks there are, as part of a line; nothing where there are none.
-    pub fn status(&self) -> String {
+    pub(crate) fn status(&self) -> String {
         let mapped = bowline_rnbd_driver::tree::Disks::disks(self).len();
         let exports = bowline_rnbd_driver::tree::Exports::exports(self).len();
         let all = self.settings.maps.len().max(mapped);
@@ -388,7 +388,7 @@ impl HostDisks {
     }
 
     /// Serves the control tree of the disks.
-    pub fn control(self: &Arc<Self>, place: &Place) -> Option<Server> {
+    pub(crate) fn control(self: &Arc<Self>, place: &Place) -> Option<Server> {
         place
             .serve(self.tree())
             .inspect_err(|error| self.settings.no_control(place.path(), error))
@@ -396,7 +396,7 @@ impl HostDisks {
     }
 
     /// Writes the metrics of what was started.
-    pub fn metrics(&self, out: &mut Exposition) {
+    pub(crate) fn metrics(&self, out: &mut Exposition) {
         let parts = lock(&self.parts);
         let Some(engine) = parts.engine.clone() else { return };
         let (served, disks) = (parts.served.clone(), parts.disks.clone());
@@ -411,12 +411,12 @@ impl HostDisks {
     }
 
     /// Returns the longest time that [`close`](Self::close) waits for servers.
-    pub fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         if self.disks().is_some() { UNMAP_PATIENCE } else { Duration::ZERO }
     }
 
     /// Unmaps all disks, and closes the sessions of all clients.
-    pub fn close(&self, stop: &Stop) {
+    pub(crate) fn close(&self, stop: &Stop) {
         *lock(&self.ended) = true;
         self.ending.notify_all();
         if let Some(disks) = self.disks() {

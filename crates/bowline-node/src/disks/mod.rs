@@ -25,9 +25,11 @@ pub use client::{ClientObjects, UNMAP_PATIENCE, client_classes, report_all, unma
 pub use device::{DeviceConfig, Route, RouteConfig};
 pub use exported::{Export, ServingConfig};
 pub use front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping, map_options};
-pub use host::HostDisks;
 pub use mapping::{MapConfig, refused};
 pub use paths::{no_address, no_path, path_spec, prefixed, session_name};
 pub use served::{Served, server_classes, server_modules};
-pub use settings::{Settings, Tables};
+pub use settings::Settings;
 pub use trouble::Trouble;
+
+pub(crate) use host::HostDisks;
+pub(crate) use settings::Tables;

@@ -82,7 +82,7 @@ impl Map {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The file has one of the tables, if only an empty `[disks]`.
-    pub are_named: bool,
+    pub(crate) are_named: bool,
     pub(super) shared: Shared,
     /// Settings of the server, from what is shared.
     pub(super) config: ServerConfig,
@@ -92,13 +92,13 @@ pub struct Settings {
 
 /// The tables of the file.
 #[derive(Debug, Default)]
-pub struct Tables {
+pub(crate) struct Tables {
     /// `[disks]`.
-    pub disks: Option<Spanned<Table>>,
+    pub(crate) disks: Option<Spanned<Table>>,
     /// `[[export]]`.
-    pub export: Vec<Spanned<Table>>,
+    pub(crate) export: Vec<Spanned<Table>>,
     /// `[[map]]`.
-    pub map: Vec<Spanned<Table>>,
+    pub(crate) map: Vec<Spanned<Table>>,
 }
 
 /// A mistake: where its table begins in the file, in bytes, and what it is.
@@ -106,7 +106,7 @@ type Mistake = (usize, String);
 
 impl Settings {
     /// Parses the tables of a file.
-    pub fn parse(tables: &Tables) -> Result<Self, Mistake> {
+    pub(crate) fn parse(tables: &Tables) -> Result<Self, Mistake> {
         let at = |table: &Spanned<Table>| table.span().start;
         let empty = Table::new();
         let (begin, table) =
@@ -150,12 +150,12 @@ impl Settings {
     }
 
     /// Sets what the file says of the soft device of disks.
-    pub fn configure(&self, config: &mut SoftConfig) {
+    pub(crate) fn configure(&self, config: &mut SoftConfig) {
         self.shared.device.configure(config);
     }
 
     /// Returns the settings of a node without a file.
-    pub fn none() -> Result<Self, Failure> {
+    pub(crate) fn none() -> Result<Self, Failure> {
         Self::parse(&Tables::default()).map_err(|(_, text)| Failure::Failed(text))
     }
 }

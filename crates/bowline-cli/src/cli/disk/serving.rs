@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use bowline_ctl::{Server, Tree, folder, fusefs, sweep};
-use bowline_node::{Failure, Outcome, metrics, mount::mounted};
+use bowline_node::{Failure, Outcome, metrics, mount::mounted, options::MetricsOptions};
 use bowline_rtrs_driver::tree::Files;
-
-use crate::cli::metrics::MetricsOptions;
 
 /// Options of controlling the process.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,11 +1,8 @@
-//! RDS: a node as a service, its control tree and socket, and the equivalents of the rds-tools
-//! commands.
+//! RDS: the equivalents of the rds-tools commands, and commands for a node that runs.
 
 pub(crate) mod admin;
-pub(crate) mod config;
 pub(crate) mod info;
 mod libc;
-pub(crate) mod node;
 pub(crate) mod over_rdma;
 pub(crate) mod ping;
 pub(crate) mod pipe;

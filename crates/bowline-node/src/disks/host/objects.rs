@@ -37,7 +37,7 @@ impl Node for Blocks {
 
 impl HostDisks {
     /// Adds the disks to a tree.
-    pub fn objects(self: &Arc<Self>, sys: Sys) -> Sys {
+    pub(crate) fn objects(self: &Arc<Self>, sys: Sys) -> Sys {
         let shared = &self.settings.shared;
         let sys = client_classes(sys, self, Files::All);
         let sys = server_classes(sys, self, Files::All);
@@ -50,7 +50,7 @@ impl HostDisks {
     }
 
     /// Returns a tree of the disks alone.
-    pub fn tree(self: &Arc<Self>) -> Tree {
+    pub(crate) fn tree(self: &Arc<Self>) -> Tree {
         self.objects(Sys::new().proc(namespaces::proc())).tree()
     }
 }

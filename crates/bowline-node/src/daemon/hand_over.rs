@@ -13,14 +13,14 @@ use std::{
 use bowline::rds::Node;
 use bowline_base::Errno;
 use bowline_host::{HandOver, HostState, Predecessor};
-use bowline_node::{
+
+use super::sandbox::Places;
+use crate::{
     Failure, Outcome,
+    over_rdma::SoftPort,
     programs::{self, Programs},
     service_manager::Supervisor,
 };
-
-use super::sandbox::Places;
-use bowline_node::over_rdma::SoftPort;
 
 /// Names under which descriptors are kept by a service manager.
 pub(super) const STORED: [&str; 2] = [STATE, PROGRAMS];
@@ -144,11 +144,11 @@ pub(super) fn taken_back(all: HandOver) -> Outcome<Taken> {
 }
 
 /// Who gets what a node hands over.
-pub(super) enum Keeper<'a> {
+pub(super) enum Keeper {
     /// The node that goes on.
     Node(UnixStream),
     /// The service manager, for the next process of the service.
-    Manager(&'a Supervisor),
+    Manager,
 }
 
 /// Gives all that this node has to a keeper; returns it if that one does not take it.
@@ -160,18 +160,19 @@ pub(super) fn send(
     soft: SoftPort,
     programs: Programs,
     places: &mut Places,
-    keeper: Keeper<'_>,
+    keeper: Keeper,
+    supervisor: &Supervisor,
 ) -> Outcome<Option<HandOver>> {
     let to = match keeper {
         Keeper::Node(_) => "another node",
-        Keeper::Manager(_) => "the service manager",
+        Keeper::Manager => "the service manager",
     };
     say!("handing over to {to}");
     let all = || -> io::Result<HandOver> {
         // The manager's next process makes its own: until then commands are told that no node runs.
         let others = match keeper {
             Keeper::Node(_) => places.for_successor()?,
-            Keeper::Manager(_) => Vec::new(),
+            Keeper::Manager => Vec::new(),
         };
         let mut all = programs.hand_over(others)?;
         let mut out = all.writer()?;
@@ -187,7 +188,7 @@ pub(super) fn send(
     })?;
     let sent = match keeper {
         Keeper::Node(successor) => all.send(&successor).map(|()| places.leave()),
-        Keeper::Manager(supervisor) => {
+        Keeper::Manager => {
             supervisor.stopping(Duration::ZERO, "handing over");
             let programs: Vec<_> = all.programs.iter().map(AsFd::as_fd).collect();
             supervisor

@@ -33,7 +33,7 @@ use rustix::{
 };
 
 use super::*;
-use crate::cli::rds::{config, node::Args};
+use crate::config::Config;
 
 const NOBODY: u32 = 65_534;
 
@@ -46,17 +46,14 @@ struct Scene {
 
 impl Scene {
     fn new(folder: PathBuf) -> Self {
-        Self::with(folder, Args::default())
+        Self::with(folder, Config::default())
     }
 
-    fn with(folder: PathBuf, args: Args) -> Self {
-        let args = Args {
-            address: vec!["127.0.0.1".parse().expect("an address")],
-            control: Some(folder.join("own/control.sock")),
-            programs: Some(folder.join("own/host.sock")),
-            ..args
-        };
-        let settings = Settings::merge(args, config::File::default()).expect("settings");
+    fn with(folder: PathBuf, mut config: Config) -> Self {
+        config.address = vec!["127.0.0.1".parse().expect("an address")];
+        config.control = Some(folder.join("own/control.sock"));
+        config.programs = Some(folder.join("own/host.sock"));
+        let settings = Settings::new(config).expect("settings");
         let places = Places::listen(&settings, false, None).expect("sockets");
         Self { folder, settings, places }
     }
@@ -207,7 +204,7 @@ apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     chown(&folder, Some(NOBODY), None).expect("an owner");
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).expect("a mode");
     let place = SocketAddr::from(([127, 0, 0, 1], 17));
-    let mut scene = Scene::with(folder, Args::default());
+    let mut scene = Scene::with(folder, Config::default());
     scene.settings.metrics.place = Some(place);
     let Some(confinement) = scene.confined() else { return };
     let on = confinement.on().expect("it is confined");
@@ -235,7 +232,11 @@ apart!(a_congestion_control_of_root_is_root_s, |folder| {
     let Some(other) = others.find(|name| !allowed.contains(name)) else {
         return skipped::because("everybody may choose all congestion controls");
     };
-    let with = |name: &str| Args { congestion_control: Some(name.into()), ..Args::default() };
+    let with = |name: &str| {
+        let mut config = Config::default();
+        config.congestion_control = Some(name.into());
+        config
+    };
     assert!(capabilities(&Scene::with(folder.clone(), with(&allowed[0])).settings).is_empty());
     let scene = Scene::with(folder, with(&other));
     let Some(confinement) = scene.confined() else { return };

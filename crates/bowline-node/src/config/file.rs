@@ -8,62 +8,104 @@ use std::{
 };
 
 use bowline::rds::PollMode;
-use bowline_node::{
+use serde::Deserialize;
+use toml::{Spanned, Table};
+
+use super::access::{Access, Network};
+use crate::{
     Failure, Outcome,
-    config::access::{Access, Network},
     disks::{Settings, Tables},
     over_rdma::DeviceName,
     values::{Address, Size, own_list},
 };
-use serde::Deserialize;
-use toml::{Spanned, Table};
 
 /// A commented file with every key; `bowline node --example-config` prints it.
-pub(crate) const EXAMPLE: &str = include_str!("example.toml");
+pub const EXAMPLE: &str = include_str!("example.toml");
 
-/// Contents of the file; what is absent keeps its default.
+/// Contents of the file, over which options are laid; what is absent keeps its default.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct File {
+pub struct Config {
+    /// Addresses to serve; none stands for every local one.
     #[serde(deserialize_with = "own_list")]
-    pub(crate) address: Vec<Address>,
-    pub(crate) rdma: Vec<DeviceName>,
-    pub(crate) paths: Option<u8>,
-    pub(crate) send_buffer: Option<Size>,
-    pub(crate) recv_buffer: Option<Size>,
-    pub(crate) max_message: Option<Size>,
-    pub(crate) memory: Option<Size>,
-    pub(crate) poll: Option<Poll>,
-    pub(crate) congestion_control: Option<String>,
-    pub(crate) end_to_end: Option<bool>,
-    pub(crate) echo: Vec<u16>,
-    pub(crate) sink: Vec<u16>,
-    pub(crate) control: Option<PathBuf>,
-    pub(crate) programs: Option<PathBuf>,
-    pub(crate) tree: Option<PathBuf>,
-    pub(crate) metrics: Option<SocketAddr>,
-    pub(crate) metrics_host: Vec<String>,
-    pub(crate) drain: Option<f64>,
-    pub(crate) sandbox: Option<bool>,
-    pub(crate) allow_peer: Vec<Network>,
-    pub(crate) deny_peer: Vec<Network>,
-    pub(crate) access: Access,
-    pub(crate) sysctl: BTreeMap<String, i64>,
-    disks: Option<Spanned<Table>>,
-    export: Vec<Spanned<Table>>,
-    map: Vec<Spanned<Table>>,
+    pub address: Vec<Address>,
+    /// Devices over which RDS is spoken, beside TCP.
+    pub rdma: Vec<DeviceName>,
+    /// Paths to a peer, 8 or 1.
+    pub paths: Option<u8>,
+    /// Send buffer of a new socket.
+    pub send_buffer: Option<Size>,
+    /// Receive buffer of a new socket.
+    pub recv_buffer: Option<Size>,
+    /// Longest message.
+    pub max_message: Option<Size>,
+    /// Memory that peers together may make the node take.
+    pub memory: Option<Size>,
+    /// How a waiting thread waits.
+    pub poll: Option<Poll>,
+    /// TCP congestion control.
+    pub congestion_control: Option<String>,
+    /// Acknowledge end to end.
+    pub end_to_end: Option<bool>,
+    /// Ports of echo services.
+    pub echo: Vec<u16>,
+    /// Ports of sinks.
+    pub sink: Vec<u16>,
+    /// Place of the control socket.
+    pub control: Option<PathBuf>,
+    /// Place at which programs are served.
+    pub programs: Option<PathBuf>,
+    /// Folder below which the node is shown as files.
+    pub tree: Option<PathBuf>,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
+    /// Names by which clients may ask for metrics.
+    pub metrics_host: Vec<String>,
+    /// Longest wait at the end, in seconds.
+    pub drain: Option<f64>,
+    /// Give up what the node does not need.
+    pub sandbox: Option<bool>,
+    /// Peers that may connect and be sent to; none stands for all.
+    pub allow_peer: Vec<Network>,
+    /// Peers that may not.
+    pub deny_peer: Vec<Network>,
+    /// Who may do what.
+    pub access: Access,
+    /// Settings by the names of the kernel's sysctls.
+    pub sysctl: BTreeMap<String, i64>,
+    #[serde(rename = "disks")]
+    disk_table: Option<Spanned<Table>>,
+    #[serde(rename = "export")]
+    export_tables: Vec<Spanned<Table>>,
+    #[serde(rename = "map")]
+    map_tables: Vec<Spanned<Table>>,
     /// What the last three say.
     #[serde(skip)]
-    pub(crate) services: Option<Settings>,
+    pub disks: Option<Settings>,
+    /// What only options say: further settings, after those of the file.
+    #[serde(skip)]
+    pub sysctl_after: Vec<(String, i64)>,
+    /// Have no control socket.
+    #[serde(skip)]
+    pub no_control: bool,
+    /// Serve no programs.
+    #[serde(skip)]
+    pub no_programs: bool,
+    /// Go on in the place of the node that serves programs at the same place.
+    #[serde(skip)]
+    pub replace: bool,
+    /// At the end, leave programs' sockets with the service manager.
+    #[serde(skip)]
+    pub keep_programs: bool,
 }
 
-impl File {
+impl Config {
     /// Reads a file.
     ///
     /// # Errors
     ///
     /// A usage failure that names the file and the line.
-    pub(crate) fn read(path: &Path) -> Outcome<Self> {
+    pub fn read(path: &Path) -> Outcome<Self> {
         let text = fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
         Self::parse(&text).map_err(|(line, text)| {
@@ -84,20 +126,21 @@ impl File {
             (line(at), error.message().replace('\n', " "))
         })?;
         let tables = Tables {
-            disks: file.disks.take(),
-            export: std::mem::take(&mut file.export),
-            map: std::mem::take(&mut file.map),
+            disks: file.disk_table.take(),
+            export: std::mem::take(&mut file.export_tables),
+            map: std::mem::take(&mut file.map_tables),
         };
-        let services = Settings::parse(&tables).map_err(|(at, text)| (line(at), text))?;
-        file.services = Some(services);
+        let disks = Settings::parse(&tables).map_err(|(at, text)| (line(at), text))?;
+        file.disks = Some(disks);
         Ok(file)
     }
 }
 
 /// How a waiting thread waits.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, clap::ValueEnum)]
+#[cfg_attr(feature = "options", derive(clap::ValueEnum))]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Poll {
+pub enum Poll {
     /// Spin for about one wake-up, then sleep
     Adaptive,
     /// Never sleep
@@ -122,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_example_is_a_valid_file() {
-        let file = File::parse(EXAMPLE).expect("the example parses");
+        let file = Config::parse(EXAMPLE).expect("the example parses");
         assert_eq!(file.paths, Some(8));
         assert_eq!(file.rdma, []);
         assert_eq!(file.max_message, Some(Size(1 << 20)));
@@ -147,8 +190,8 @@ mod tests {
         let text: String = disks.lines().map(plain).collect();
         let text = format!("[disks]\n{text}");
         let file =
-            File::parse(&text).map_err(|(line, why)| format!("{why}, line {line} of {text}"));
-        let told = format!("{:?}", file.expect("all are options").services);
+            Config::parse(&text).map_err(|(line, why)| format!("{why}, line {line} of {text}"));
+        let told = format!("{:?}", file.expect("all are options").disks);
         for wanted in ["\"scratch\"", "1073741824", "\"disk0\"", "Queue(30s)", "\"/srv/disks\""] {
             assert!(told.contains(wanted), "{wanted} in {told}");
         }
@@ -165,7 +208,7 @@ mod tests {
             ("address = [\"10.0.0\"]\n", 1, "IP"),
             ("paths = 8\nrdma = [\"soft\", \"10.0.0.1\"]\n", 2, "10.0.0.1"),
         ] {
-            let (at, message) = File::parse(text).expect_err(text);
+            let (at, message) = Config::parse(text).expect_err(text);
             assert_eq!(at, line, "{text} {message}");
             assert!(message.contains(word), "{text} {message}");
         }

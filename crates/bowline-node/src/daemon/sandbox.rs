@@ -7,18 +7,18 @@ use std::{
 };
 
 use bowline_ctl::Place;
-use bowline_node::{
-    Outcome,
-    confine::{Confinement, Needs, confine},
-    control, programs,
-};
 use bowline_wire::rds::TCP_PORT;
 use rustix::{
     net::{AddressFamily, SocketType, socket, sockopt::set_tcp_congestion},
     thread::CapabilitySet,
 };
 
-use super::{Settings, hand_over::Taken};
+use super::{hand_over::Taken, settings::Settings};
+use crate::{
+    Outcome,
+    confine::{Confinement, Needs, confine},
+    control, programs,
+};
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
 /// namespace, and how many processors there are.

@@ -20,7 +20,8 @@ use std::{
 };
 
 use bowline::rds::{Error, Interest, Message, Node, Socket};
-use bowline_node::shares::{Amount, Bounds, Lack, Shares};
+
+use crate::shares::{Amount, Bounds, Lack, Shares};
 
 /// Messages taken at once.
 const BATCH: usize = 256;
@@ -29,7 +30,7 @@ const TRIES: usize = 1024;
 /// Default send buffer of the socket in bytes, and number of messages: what is kept for all
 /// receivers.
 pub(super) const SEND_BUFFER: usize = 256 << 20;
-pub(super) const MESSAGES_TOTAL: usize = 1 << 19;
+pub(in crate::daemon) const MESSAGES_TOTAL: usize = 1 << 19;
 /// One receiver's share is this fraction of the send buffer, with a minimum; the receivers of one
 /// host share twice as much.
 const RECEIVER_PART: usize = 32;
