@@ -13,6 +13,7 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 use bowline_node::{Failure, Outcome, options};
 use clap::{CommandFactory, Parser, Subcommand};
 
+#[cfg(feature = "bench")]
 mod bench;
 mod common;
 mod disk;
@@ -20,6 +21,7 @@ mod quickstart;
 mod rdma;
 mod rds;
 mod rtrs;
+#[cfg(feature = "sim")]
 mod sim;
 mod tool;
 
@@ -58,7 +60,9 @@ enum Command {
     Rtrs(rtrs::Args),
     #[command(hide = true)]
     RdmaCore(rdma::OthersArgs),
+    #[cfg(feature = "bench")]
     Bench(bench::Args),
+    #[cfg(feature = "sim")]
     Sim(sim::Args),
     #[command(hide = true)]
     Man(common::manual::ManArgs),
@@ -88,7 +92,9 @@ impl Command {
             Self::Rnbd(_) => "rnbd",
             Self::Rtrs(_) => "rtrs",
             Self::RdmaCore(_) => "rdma-core",
+            #[cfg(feature = "bench")]
             Self::Bench(_) => "bench",
+            #[cfg(feature = "sim")]
             Self::Sim(_) => "sim",
             Self::Man(_) => "man",
             Self::Completions(_) => "completions",
@@ -116,7 +122,9 @@ impl Command {
             Self::Rnbd(args) => disk::run(*args),
             Self::Rtrs(args) => rtrs::run(args),
             Self::RdmaCore(args) => rdma::run_others(&args),
+            #[cfg(feature = "bench")]
             Self::Bench(args) => bench::run(args),
+            #[cfg(feature = "sim")]
             Self::Sim(args) => sim::run(&args),
             Self::Man(args) => common::manual::run_man(&args),
             Self::Completions(args) => common::manual::run_completions(&args),
