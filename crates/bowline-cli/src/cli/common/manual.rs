@@ -4,7 +4,7 @@ mod more;
 
 use std::{fs, io, path::PathBuf};
 
-use bowline_node::{Failure, Outcome};
+use bowline_node::{Failure, Outcome, log, options};
 use clap_complete::Shell;
 use clap_mangen::{
     Man,
@@ -26,6 +26,9 @@ pub(crate) struct ManArgs {
 pub(crate) struct CompletionArgs {
     /// bash, zsh, fish, elvish or powershell
     shell: Shell,
+    /// The program: bowline, or bowline-node, which the service starts
+    #[arg(long, value_name = "PROGRAM", default_value = "bowline", value_parser = ["bowline", "bowline-node"])]
+    of: String,
 }
 
 /// Writes `bowline.1`, and one page per word and per word below a word.
@@ -129,10 +132,12 @@ fn gather(command: &clap::Command, prefix: &str, pages: &mut Vec<clap::Command>)
 /// Prints the completion script.
 pub(crate) fn run_completions(args: &CompletionArgs) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut definition(), "bowline", &mut script);
-    bowline_node::log::text(&String::from_utf8_lossy(&script));
-    if args.shell == Shell::Bash {
-        bowline_node::log::text(include_str!("rnbd.bash"));
+    let is_daemon = args.of == "bowline-node";
+    let mut program = if is_daemon { options::definition() } else { definition() };
+    clap_complete::generate(args.shell, &mut program, &args.of, &mut script);
+    log::text(&String::from_utf8_lossy(&script));
+    if args.shell == Shell::Bash && !is_daemon {
+        log::text(include_str!("rnbd.bash"));
     }
     Ok(())
 }
