@@ -68,7 +68,9 @@ fn pages(dist: &Path) -> Result<(), Outcome> {
     let command = || Command::new(release().join("bowline"));
     done(status(command().arg("man").arg(&man)))?;
     for program in ["bowline", "bowline-node"] {
-        for (shell, before, behind) in [("bash", "", ".bash"), ("zsh", "_", ""), ("fish", "", ".fish")] {
+        for (shell, before, behind) in
+            [("bash", "", ".bash"), ("zsh", "_", ""), ("fish", "", ".fish")]
+        {
             let file = completions.join(format!("{before}{program}{behind}"));
             let file = fs::File::create(file).map_err(failed)?;
             let words = ["completions", shell, "--of", program];

@@ -71,7 +71,11 @@ pub(crate) fn check() -> Outcome {
     let problems = metadata().and_then(|metadata| {
         let mut problems = edges(&metadata)?;
         problems.extend(core_sources()?);
-        problems.extend(linked("the daemon", &linked_by(&["--features", "options"])?, &NOT_IN_DAEMON));
+        problems.extend(linked(
+            "the daemon",
+            &linked_by(&["--features", "options"])?,
+            &NOT_IN_DAEMON,
+        ));
         problems.extend(linked("its library", &linked_by(&[])?, &NOT_IN_LIBRARY));
         Ok(problems)
     });

@@ -1,4 +1,7 @@
-//! The options of the daemon, of `bowline node` and of `bowline-node`, and the program of that name.
+//! The options of the daemon, of `bowline node` and of `bowline-node`, and the program of that
+//! name.
+
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help texts, brackets are no links")]
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 

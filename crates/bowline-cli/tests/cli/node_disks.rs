@@ -167,7 +167,9 @@ fn exports_and_disks_come_and_go_while_a_node_runs() {
     assert!(greets(&nbd));
     use_disks("map disk1 from s1 ro").exits(0);
     use_disks("map disk1 from s1 ro").exits(EXISTS);
-    use_disks("map disk9 from s1 nbds=/x").exits(INVALID).complains(&["no nbds here"]);
+    use_disks("map disk9 from s1 nbds=/x")
+        .exits(INVALID)
+        .complains(&["unknown key `nbds`; known keys: access"]);
     // Nobody answers there, and that is no reason for others to wait.
     use_disks("map disk1 from s9 ip:127.210.3.2@ip:127.210.3.9 connect-timeout=1").exits(TIMED_OUT);
     serve("unexport disk2").exits(BUSY).complains(&["it is open", "`unexport disk2 force`"]);

@@ -1,6 +1,6 @@
 //! The control socket of a running node, and the requests of the commands that talk to it.
 //!
-//! The node serves its [control tree](super::tree) by the server that all processes of bowline
+//! The node serves its control tree (`tree.rs`) by the server that all processes of bowline
 //! have, [`bowline_ctl::Server`]; its module describes the protocol and the limits of clients. A
 //! request of these commands is one file of the tree, below `/class/rds/node`:
 //!

@@ -192,8 +192,8 @@ impl Daemon {
         )))
     }
 
-    /// Ends the node and gives all that it has to a keeper. Where that one does not take it, another
-    /// node of this process goes on.
+    /// Ends the node and gives all that it has to a keeper. Where that one does not take it,
+    /// another node of this process goes on.
     fn hand_over(self, keeper: Keeper, programs: Programs) -> Outcome<Option<Self>> {
         let Self { process, mut places, serving, .. } = self;
         let Process { settings, supervisor, stop, .. } = &process;

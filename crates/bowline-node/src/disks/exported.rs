@@ -50,7 +50,7 @@ pub struct Export {
     /// Logical block size.
     #[serde(deserialize_with = "block_size")]
     pub block: u32,
-    /// Who may open it: MODE[@SESSION], of a folder's file EXPORT=MODE[@SESSION].
+    /// Who may open it: `MODE[@SESSION]`, of a folder's file `EXPORT=MODE[@SESSION]`.
     pub grant: Vec<String>,
 }
 

@@ -1,9 +1,9 @@
 //! Disks over RTRS, of a node and of the commands that serve or map some by themselves.
 //!
 //! ```text
-//! exports: Export -> Served (exports, log)               --.
-//! maps:    MapConfig -> DiskFrontEnds (disks, front ends) --+-> DeviceConfig (devices, engine) -> rnbd-driver
-//! node:    Settings -> HostDisks -> Served, DiskFrontEnds       one device for all of them
+//! exports: Export -> Served (exports, log)                --.
+//! maps:    MapConfig -> DiskFrontEnds (disks, front ends) --+-> Engine -> rnbd-driver
+//! node:    Settings -> HostDisks -> Served, DiskFrontEnds      one device for all of them
 //! ```
 
 mod client;
