@@ -119,15 +119,15 @@ impl Command {
             Self::Rping(args) => rdma::run_rping(&args),
             Self::Perf(args) => rdma::run_perf(&args),
             Self::CmListen(args) => rdma::run_cm_listen(&args),
-            Self::Rnbd(args) => disk::run(*args),
-            Self::Rtrs(args) => rtrs::run(args),
+            Self::Rnbd(args) => disk::run(*args, definition),
+            Self::Rtrs(args) => rtrs::run(args, definition),
             Self::RdmaCore(args) => rdma::run_others(&args),
             #[cfg(feature = "bench")]
             Self::Bench(args) => bench::run(args),
             #[cfg(feature = "sim")]
             Self::Sim(args) => sim::run(&args),
-            Self::Man(args) => common::manual::run_man(&args),
-            Self::Completions(args) => common::manual::run_completions(&args),
+            Self::Man(args) => common::manual::run_man(&args, definition()),
+            Self::Completions(args) => common::manual::run_completions(&args, definition()),
         }
     }
 }

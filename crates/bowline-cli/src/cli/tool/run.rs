@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
 use bowline_node::{
-    disks::{no_address, session_name},
+    disks::{map_options, no_address, session_name},
     log,
     values::route_to,
 };
@@ -22,7 +22,6 @@ use super::{
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
-use crate::cli::disk::check_map_options;
 
 /// Carries out a parsed command.
 pub(super) fn run(
@@ -268,7 +267,8 @@ impl Run<'_> {
         }
         let (own, mut arguments): (Vec<String>, Vec<String>) =
             names[3..].iter().cloned().partition(|word| word.contains('='));
-        check_map_options(&own).map_err(Refusal::usage)?;
+        // Mistakes are reported before anything is sent.
+        map_options(&own).map_err(Refusal::usage)?;
         let own: String = own.iter().map(|word| format!(" {word}")).collect();
         let access = match arguments.last().map(|word| word.to_ascii_lowercase()).as_deref() {
             Some(word @ ("ro" | "rw" | "migration")) => {
