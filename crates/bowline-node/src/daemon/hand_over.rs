@@ -27,68 +27,68 @@ pub(super) const STORED: [&str; 2] = [STATE, PROGRAMS];
 const STATE: &str = "bowline-state";
 const PROGRAMS: &str = "bowline-programs";
 
-/// What a node has taken over.
-pub(super) struct Taken {
+/// State that this process inherits from another node, or from itself.
+pub(super) struct InheritedState {
     pub(super) host: HostState,
     /// Listeners of the node.
     pub(super) listeners: Vec<OwnedFd>,
     /// State of the node.
     pub(super) state: Box<dyn Read>,
-    pub(super) from: From,
+    pub(super) source: StateSource,
 }
 
-/// Who has everything until this process begins.
-pub(super) enum From {
-    /// The node before, which serves programs at this path, and waits.
-    Node(Predecessor, PathBuf),
-    /// The manager.
-    Store,
-    /// This process itself.
-    Here,
+/// Where the state comes from; that copy is dropped at [`commit`](Self::commit).
+pub(super) enum StateSource {
+    /// A running node that serves programs at this path, and waits.
+    OtherNode(Predecessor, PathBuf),
+    /// The service manager's store of descriptors.
+    FdStore,
+    /// This process: a hand-over failed.
+    Reclaimed,
 }
 
-impl Taken {
-    /// Tells whose place this process takes.
+impl InheritedState {
+    /// Logs whose place this process takes.
     pub(super) fn announce(&self) {
-        match &self.from {
-            From::Node(_, place) => {
+        match &self.source {
+            StateSource::OtherNode(_, place) => {
                 say!("taking the place of the node that served programs at {}", place.display());
             }
-            From::Store => say!("going on with the programs of before"),
-            From::Here => {}
+            StateSource::FdStore => say!("going on with the programs of before"),
+            StateSource::Reclaimed => {}
         }
     }
 }
 
-impl From {
-    /// This process begins, so that what the other one has is out of date.
+impl StateSource {
+    /// Drops the source's copy, since this process begins to change the state.
     pub(super) fn commit(self, supervisor: &Supervisor) -> io::Result<()> {
         match self {
-            Self::Node(former, _) => former.dismiss(),
-            Self::Store => {
+            Self::OtherNode(predecessor, _) => predecessor.dismiss(),
+            Self::FdStore => {
                 forget(supervisor);
                 Ok(())
             }
-            Self::Here => Ok(()),
+            Self::Reclaimed => Ok(()),
         }
     }
 }
 
-/// What a node starts with, and what it calls when it begins.
-pub(super) struct FormerNode<'a> {
+/// Saved state that a node starts with, and what it calls when it begins.
+pub(super) struct SavedNode<'a> {
     pub(super) state: Box<dyn Read>,
     pub(super) listeners: Vec<OwnedFd>,
     pub(super) commit: Box<dyn FnOnce() -> io::Result<()> + 'a>,
 }
 
-fn opened(all: HandOver, from: From) -> io::Result<Taken> {
+fn opened(all: HandOver, source: StateSource) -> io::Result<InheritedState> {
     let (host, listeners, state) = all.open()?;
-    Ok(Taken { host, listeners, state: Box::new(state), from })
+    Ok(InheritedState { host, listeners, state: Box::new(state), source })
 }
 
-/// Takes what the node has that serves programs at `place`, or at the default one; that node ends
-/// when this one begins. `None`: there is no such node.
-pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<Taken>> {
+/// Receives the state of the node that serves programs at `place`, or at the default one; that node
+/// ends when this one begins. `None`: there is no such node.
+pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<InheritedState>> {
     let place = place.map_or_else(programs::default_path, Path::to_owned);
     let received = HandOver::receive(&place).map_err(|error| {
         let what = match error.raw_os_error().map(Errno) {
@@ -102,28 +102,29 @@ pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<Taken>> {
         };
         Failure::failed(format!("cannot replace the node at {}: {what}", place.display()))
     })?;
-    let Some((all, former)) = received else { return Ok(None) };
-    let taken = opened(all, From::Node(former, place.clone())).map_err(|error| {
-        Failure::failed(format!("what the node at {} handed over: {error}", place.display()))
-    })?;
-    Ok(Some(taken))
+    let Some((all, predecessor)) = received else { return Ok(None) };
+    let inherited =
+        opened(all, StateSource::OtherNode(predecessor, place.clone())).map_err(|error| {
+            Failure::failed(format!("what the node at {} handed over: {error}", place.display()))
+        })?;
+    Ok(Some(inherited))
 }
 
 /// Takes what an earlier process of this service has left with its manager; `None`: nothing, or
 /// nothing that can be used.
-pub(super) fn stored(stored: Vec<(String, OwnedFd)>) -> Option<Taken> {
+pub(super) fn stored(stored: Vec<(String, OwnedFd)>) -> Option<InheritedState> {
     if stored.is_empty() {
         return None;
     }
     let (mut states, programs): (Vec<_>, Vec<_>) =
         stored.into_iter().partition(|(name, _)| name == STATE);
     let programs = programs.into_iter().map(|(_, descriptor)| descriptor).collect();
-    let taken = match states.pop() {
-        Some((_, state)) => opened(HandOver { state, programs }, From::Store),
+    let inherited = match states.pop() {
+        Some((_, state)) => opened(HandOver { state, programs }, StateSource::FdStore),
         None => Err(io::ErrorKind::NotFound.into()),
     };
-    match taken {
-        Ok(taken) => Some(taken),
+    match inherited {
+        Ok(inherited) => Some(inherited),
         Err(error) => {
             note!("bowline node: programs have lost their sockets: what was kept: {error}");
             None
@@ -136,43 +137,43 @@ pub(super) fn forget(supervisor: &Supervisor) {
     STORED.iter().for_each(|name| supervisor.forget(name));
 }
 
-/// Takes back what could not be handed over.
-pub(super) fn taken_back(all: HandOver) -> Outcome<Taken> {
-    opened(all, From::Here).map_err(|error| {
+/// Reclaims state that could not be handed over.
+pub(super) fn reclaimed(all: HandOver) -> Outcome<InheritedState> {
+    opened(all, StateSource::Reclaimed).map_err(|error| {
         Failure::failed(format!("cannot go on: {error}; programs have lost their sockets"))
     })
 }
 
-/// Who gets what a node hands over.
-pub(super) enum Keeper {
-    /// The node that goes on.
+/// Who receives the state of a node that ends.
+pub(super) enum Successor {
+    /// Another node.
     Node(UnixStream),
     /// The service manager, for the next process of the service.
     Manager,
 }
 
-/// Gives all that this node has to a keeper; returns it if that one does not take it.
+/// Sends the state of this node to its successor; returns it if that one does not accept it.
 ///
-/// The soft RDMA device ends before, since its UDP port is for one process at a time: the keeper
+/// The soft RDMA device ends before, since its UDP port is for one process at a time: the successor
 /// opens one of its own.
 pub(super) fn send(
     node: Node,
     soft: SoftPort,
     programs: Programs,
     places: &mut Places,
-    keeper: Keeper,
+    successor: Successor,
     supervisor: &Supervisor,
 ) -> Outcome<Option<HandOver>> {
-    let to = match keeper {
-        Keeper::Node(_) => "another node",
-        Keeper::Manager => "the service manager",
+    let to = match successor {
+        Successor::Node(_) => "another node",
+        Successor::Manager => "the service manager",
     };
     say!("handing over to {to}");
     let all = || -> io::Result<HandOver> {
         // The manager's next process makes its own: until then commands are told that no node runs.
-        let others = match keeper {
-            Keeper::Node(_) => places.for_successor()?,
-            Keeper::Manager => Vec::new(),
+        let others = match successor {
+            Successor::Node(_) => places.for_successor()?,
+            Successor::Manager => Vec::new(),
         };
         let mut all = programs.hand_over(others)?;
         let mut out = all.writer()?;
@@ -186,9 +187,9 @@ pub(super) fn send(
     let all = all().map_err(|error| {
         Failure::failed(format!("cannot hand over: {error}; programs have lost their sockets"))
     })?;
-    let sent = match keeper {
-        Keeper::Node(successor) => all.send(&successor).map(|()| places.leave()),
-        Keeper::Manager => {
+    let sent = match successor {
+        Successor::Node(node) => all.send(&node).map(|()| places.leave()),
+        Successor::Manager => {
             supervisor.stopping(Duration::ZERO, "handing over");
             let programs: Vec<_> = all.programs.iter().map(AsFd::as_fd).collect();
             supervisor

@@ -28,11 +28,11 @@ use bowline_wire::rds::TCP_PORT;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::{
-    hand_over::{Keeper, Taken},
+    hand_over::{InheritedState, Successor},
     sandbox::Places,
     services::{Running, Service},
-    settings::{Begun, Built, Settings},
-    watch::{Looks, watch},
+    settings::{Built, Settings, Started},
+    watch::{Watched, watch},
 };
 use crate::{
     Failure, Outcome,
@@ -113,22 +113,22 @@ impl Daemon {
         let (replace, keep_programs) = (config.replace, config.keep_programs);
         let mut settings = Settings::new(config)?;
         let supervisor = Supervisor::of_this_process();
-        let mut taken = hand_over::stored(passed.stored);
-        if taken.is_none() && replace && settings.programs.is_some() {
+        let mut inherited = hand_over::stored(passed.stored);
+        if inherited.is_none() && replace && settings.programs.is_some() {
             let place = settings.programs.as_ref().and_then(Option::as_deref);
-            taken = hand_over::receive(place)?;
+            inherited = hand_over::receive(place)?;
         }
         let listener = passed.listener;
         let is_managers = listener.is_some();
-        let mut places = Places::listen(&settings, is_managers, taken.as_mut())?;
+        let mut places = Places::listen(&settings, is_managers, inherited.as_mut())?;
         settings.rdma.make_sockets();
         let confinement = sandbox::enter(&settings);
         let stop = Stop::install_with(Duty::Service { json: false })?;
         let hangups = hangups()?;
         let process = Process { settings, confinement, supervisor, stop, hangups, is_managers };
-        taken.iter().for_each(Taken::announce);
+        inherited.iter().for_each(InheritedState::announce);
         let keep_programs = keep_programs && process.supervisor.is_there();
-        let serving = process.serve(&mut places, listener, taken)?;
+        let serving = process.serve(&mut places, listener, inherited)?;
         Ok(Self { process, places, serving, keep_programs })
     }
 
@@ -143,23 +143,24 @@ impl Daemon {
         loop {
             let Process { supervisor, stop, hangups, .. } = &self.process;
             let started = self.serving.disks.start(stop);
-            let mut keeper = None;
+            let mut successor = None;
             if started.is_ok() {
                 say!(
                     "ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM"
                 );
-                keeper = watch(&self.serving.looks(), stop, hangups, supervisor).map(Keeper::Node);
-                if self.keep_programs && keeper.is_none() {
-                    keeper = Some(Keeper::Manager);
+                successor =
+                    watch(&self.serving.watched(), stop, hangups, supervisor).map(Successor::Node);
+                if self.keep_programs && successor.is_none() {
+                    successor = Some(Successor::Manager);
                 }
             }
-            let programs = keeper.as_ref().and_then(|_| self.serving.programs.take());
-            let (Some(keeper), Some(programs)) = (keeper, programs) else {
+            let programs = successor.as_ref().and_then(|_| self.serving.programs.take());
+            let (Some(successor), Some(programs)) = (successor, programs) else {
                 let stopped = self.stop();
                 return started.and(stopped);
             };
             // A hand-over that fails leaves everything here, and the node goes on.
-            match self.hand_over(keeper, programs)? {
+            match self.hand_over(successor, programs)? {
                 Some(daemon) => self = daemon,
                 None => return Ok(()),
             }
@@ -192,9 +193,9 @@ impl Daemon {
         )))
     }
 
-    /// Ends the node and gives all that it has to a keeper. Where that one does not take it,
-    /// another node of this process goes on.
-    fn hand_over(self, keeper: Keeper, programs: Programs) -> Outcome<Option<Self>> {
+    /// Ends the node and sends its state to a successor. If that one does not accept it, another
+    /// node of this process resumes.
+    fn hand_over(self, successor: Successor, programs: Programs) -> Outcome<Option<Self>> {
         let Self { process, mut places, serving, .. } = self;
         let Process { settings, supervisor, stop, .. } = &process;
         let Serving {
@@ -209,7 +210,7 @@ impl Daemon {
             metrics,
             ..
         } = serving;
-        if matches!(keeper, Keeper::Manager) {
+        if matches!(successor, Successor::Manager) {
             // Perhaps nobody goes on.
             supervisor.stopping(settings.drain + disks.patience(), "draining");
             node.driver().drain(settings.drain);
@@ -220,10 +221,10 @@ impl Daemon {
         drop((control, disk_control, files, metrics));
         disks.close(stop);
         drop(disks);
-        let back = hand_over::send(node, port, programs, &mut places, keeper, supervisor)?;
+        let back = hand_over::send(node, port, programs, &mut places, successor, supervisor)?;
         let Some(back) = back else { return Ok(None) };
-        let taken = hand_over::taken_back(back)?;
-        let serving = process.serve(&mut places, None, Some(taken))?;
+        let inherited = hand_over::reclaimed(back)?;
+        let serving = process.serve(&mut places, None, Some(inherited))?;
         Ok(Some(Self { process, places, serving, keep_programs: false }))
     }
 }
@@ -234,19 +235,19 @@ impl Process {
         &self,
         places: &mut Places,
         mut listener: Option<UnixListener>,
-        taken: Option<Taken>,
+        inherited: Option<InheritedState>,
     ) -> Outcome<Serving> {
         let settings = &self.settings;
         let disks = {
             let is_confined = sandbox::is_wanted(settings);
-            let taken = settings.rdma.soft();
-            HostDisks::new(settings.disks.clone(), &settings.addresses, taken, is_confined)?
+            let in_use = settings.rdma.soft();
+            HostDisks::new(settings.disks.clone(), &settings.addresses, in_use, is_confined)?
         };
         let (former, Built { node, port, of_disks }) =
-            match settings.begin(taken, &self.supervisor)? {
-                Begun::Anew(built) => (None, built),
-                Begun::On(host, built) => (Some(host), built),
-                Begun::Without(lost, built) => {
+            match settings.begin(inherited, &self.supervisor)? {
+                Started::Fresh(built) => (None, built),
+                Started::Resumed(host, built) => (Some(host), built),
+                Started::WithListener(lost, built) => {
                     listener = listener.or(lost);
                     (None, built)
                 }
@@ -297,13 +298,13 @@ impl Process {
         if self.settings.programs.is_none() {
             return Ok(None);
         }
-        let (policy, usual) = (self.settings.policy.clone(), self.settings.usual);
+        let (policy, quota) = (self.settings.policy.clone(), self.settings.default_quota);
         let programs = match (former, listener, place) {
             (Some(former), listener, _) => {
-                Programs::resume(node, listener, self.is_managers, former, policy, usual)?
+                Programs::resume(node, listener, self.is_managers, former, policy, quota)?
             }
-            (None, Some(listener), _) => Programs::start_passed(node, listener, policy, usual)?,
-            (None, None, Some(place)) => Programs::start(node, place, policy, usual)?,
+            (None, Some(listener), _) => Programs::start_passed(node, listener, policy, quota)?,
+            (None, None, Some(place)) => Programs::start(node, place, policy, quota)?,
             (None, None, None) => return Ok(None),
         };
         Ok(Some(programs))
@@ -325,9 +326,9 @@ fn services(settings: &Settings, node: &Node, over: &Arc<AtomicBool>) -> Outcome
 }
 
 impl Serving {
-    /// Returns what is looked at while the node runs.
-    fn looks(&self) -> Looks<'_> {
-        Looks {
+    /// Returns what is watched while the node runs.
+    fn watched(&self) -> Watched<'_> {
+        Watched {
             node: &self.node,
             services: &self.services,
             programs: self.programs.as_ref(),

@@ -13,7 +13,7 @@ use rustix::{
     thread::CapabilitySet,
 };
 
-use super::{hand_over::Taken, settings::Settings};
+use super::{hand_over::InheritedState, settings::Settings};
 use crate::{
     Outcome,
     confine::{Confinement, Needs, confine},
@@ -38,8 +38,8 @@ const CONGESTION_CONTROLS: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_con
 #[derive(Default)]
 pub(super) struct Places {
     pub(super) control: Option<Place>,
-    /// That of commands for disks, which hear there why the node has none; without it they hear of
-    /// no node.
+    /// Disk commands look for a socket in this folder; a node without disks answers there with the
+    /// reason.
     pub(super) disks: Option<Place>,
     pub(super) programs: Option<programs::Place>,
 }
@@ -50,7 +50,7 @@ impl Places {
     pub(super) fn listen(
         settings: &Settings,
         is_passed: bool,
-        mut taken: Option<&mut Taken>,
+        mut inherited: Option<&mut InheritedState>,
     ) -> Outcome<Self> {
         let mut places = Self::default();
         if let Some(given) = &settings.control {
@@ -58,9 +58,9 @@ impl Places {
                 || control::default_paths(&settings.addresses),
                 |path| vec![path.clone()],
             );
-            let former = taken.as_mut().and_then(|taken| {
+            let former = inherited.as_mut().and_then(|inherited| {
                 let place = |path: &PathBuf| {
-                    let listener = taken.host.take_other(&full(path))?;
+                    let listener = inherited.host.take_other(&full(path))?;
                     Some(Place::resume(path, listener))
                 };
                 paths.iter().find_map(place)
@@ -68,7 +68,7 @@ impl Places {
             places.control = Some(former.map_or_else(|| control::listen(&paths), Ok)?);
             places.disks = settings.disks.listen(&settings.addresses);
         }
-        if let (Some(path), false) = (&settings.programs, is_passed || taken.is_some()) {
+        if let (Some(path), false) = (&settings.programs, is_passed || inherited.is_some()) {
             places.programs = programs::Place::listen(path.as_deref(), &settings.policy)?;
         }
         Ok(places)

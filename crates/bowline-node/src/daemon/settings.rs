@@ -7,7 +7,7 @@ use bowline_host::{HostState, Policy, Quota};
 use bowline_verbs::{Device, SharedDevice};
 
 use super::{
-    hand_over::{self, FormerNode, From, Taken},
+    hand_over::{self, InheritedState, SavedNode, StateSource},
     sandbox,
     services::ECHO_MESSAGES,
 };
@@ -48,7 +48,7 @@ pub(super) struct Settings {
     pub(super) policy: Policy,
     /// Limits and buffers of the node.
     pub(super) limits: Limits,
-    pub(super) usual: Quota,
+    pub(super) default_quota: Quota,
     pub(super) tree: Option<PathBuf>,
     pub(super) metrics: metrics::Settings,
     pub(super) drain: Duration,
@@ -104,8 +104,8 @@ impl Settings {
         if !config.echo.is_empty() {
             limits.send_messages_per_socket = ECHO_MESSAGES;
         }
-        let usual = usual_quota(&limits, send_buffer, recv_buffer);
-        let policy = config.access.policy(usual)?;
+        let quota = default_quota(&limits, send_buffer, recv_buffer);
+        let policy = config.access.policy(quota)?;
         Ok(Self {
             paths,
             send_buffer,
@@ -114,7 +114,7 @@ impl Settings {
             peers,
             policy,
             limits,
-            usual,
+            default_quota: quota,
             poll: config.poll,
             congestion_control: config.congestion_control,
             end_to_end: config.end_to_end.unwrap_or(true),
@@ -134,17 +134,17 @@ impl Settings {
     }
 
     /// Starts the node, with what was handed over to it.
-    fn build(&self, former: Option<FormerNode<'_>>) -> Outcome<Built> {
+    fn build(&self, former: Option<SavedNode<'_>>) -> Outcome<Built> {
         let mut builder = Node::builder().end_to_end(self.end_to_end);
         if let Some(paths) = self.paths {
             builder = builder.paths(Paths::try_from(paths)?);
         }
         // Those of programs stay as a kernel's, whatever the longest message is.
-        let usual = bowline_rds::Config::default();
-        let bytes = |asked: Option<u64>, usual| asked.map_or(usual, |bytes| bytes as usize);
+        let defaults = bowline_rds::Config::default();
+        let bytes = |asked: Option<u64>, default| asked.map_or(default, |bytes| bytes as usize);
         builder = builder
-            .default_send_buffer(bytes(self.send_buffer, usual.send_buffer))
-            .default_recv_buffer(bytes(self.recv_buffer, usual.recv_buffer));
+            .default_send_buffer(bytes(self.send_buffer, defaults.send_buffer))
+            .default_recv_buffer(bytes(self.recv_buffer, defaults.recv_buffer));
         if let Some(bytes) = self.max_message {
             builder = builder.max_message_bytes(bytes);
         }
@@ -180,7 +180,7 @@ impl Settings {
         };
         let builder = self.rdma.add_to(builder, of_rds);
         let node = node_on(builder, &self.addresses, |builder| match former {
-            Some(FormerNode { state, listeners, commit }) => {
+            Some(SavedNode { state, listeners, commit }) => {
                 builder.resume(state, listeners, commit)
             }
             None => builder.build(),
@@ -193,34 +193,38 @@ impl Settings {
 
     /// Starts the node, with what was taken over. What a manager has kept may be of no use: then
     /// programs have lost their sockets.
-    pub(super) fn begin(&self, taken: Option<Taken>, supervisor: &Supervisor) -> Outcome<Begun> {
-        let Some(Taken { host, listeners, state, from }) =
-            taken.filter(|_| self.programs.is_some())
+    pub(super) fn begin(
+        &self,
+        inherited: Option<InheritedState>,
+        supervisor: &Supervisor,
+    ) -> Outcome<Started> {
+        let Some(InheritedState { host, listeners, state, source }) =
+            inherited.filter(|_| self.programs.is_some())
         else {
-            return Ok(Begun::Anew(self.build(None)?));
+            return Ok(Started::Fresh(self.build(None)?));
         };
-        let is_stored = matches!(from, From::Store);
-        let commit = Box::new(|| from.commit(supervisor));
-        let former = FormerNode { state, listeners, commit };
+        let is_stored = matches!(source, StateSource::FdStore);
+        let commit = Box::new(|| source.commit(supervisor));
+        let former = SavedNode { state, listeners, commit };
         match self.build(Some(former)) {
             Err(failure) if is_stored => {
                 note!("bowline node: programs have lost their sockets: {failure}");
                 hand_over::forget(supervisor);
-                Ok(Begun::Without(host.listener().ok(), self.build(None)?))
+                Ok(Started::WithListener(host.listener().ok(), self.build(None)?))
             }
-            node => Ok(Begun::On(host, node?)),
+            node => Ok(Started::Resumed(host, node?)),
         }
     }
 }
 
 /// How a node begins.
-pub(super) enum Begun {
+pub(super) enum Started {
     /// With nothing of another.
-    Anew(Built),
+    Fresh(Built),
     /// In another's place, with its programs.
-    On(HostState, Built),
+    Resumed(HostState, Built),
     /// With no more than the socket at which another served programs.
-    Without(Option<UnixListener>, Built),
+    WithListener(Option<UnixListener>, Built),
 }
 
 /// A node that was started.
@@ -232,7 +236,7 @@ pub(super) struct Built {
 }
 
 /// What a user may have of a node with these limits.
-fn usual_quota(limits: &Limits, send_buffer: Option<u64>, recv_buffer: Option<u64>) -> Quota {
+fn default_quota(limits: &Limits, send_buffer: Option<u64>, recv_buffer: Option<u64>) -> Quota {
     let mut config = bowline_rds::Config { limits: limits.clone(), ..Default::default() };
     config.send_buffer = send_buffer.map_or(config.send_buffer, |bytes| bytes as usize);
     config.recv_buffer = recv_buffer.map_or(config.recv_buffer, |bytes| bytes as usize);

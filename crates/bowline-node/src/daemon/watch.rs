@@ -18,8 +18,8 @@ use crate::{
 /// Time between looks at what happened.
 const EVENT_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is looked at while the node runs.
-pub(super) struct Looks<'a> {
+/// What is watched while the node runs.
+pub(super) struct Watched<'a> {
     pub(super) node: &'a Node,
     pub(super) services: &'a [Running],
     pub(super) programs: Option<&'a Programs>,
@@ -30,16 +30,16 @@ pub(super) struct Looks<'a> {
 /// the connection to it. Reads sizes of exports anew when asked to. The watchdog hears of it after
 /// each look, for which the node has to answer: one that is stuck is not kept alive.
 pub(super) fn watch(
-    looks: &Looks<'_>,
+    watched: &Watched<'_>,
     stop: &Stop,
     hangups: &AtomicBool,
     supervisor: &Supervisor,
 ) -> Option<UnixStream> {
-    let mut told = looks.status();
-    supervisor.ready(&told);
+    let mut shown = watched.status();
+    supervisor.ready(&shown);
     loop {
         let time = supervisor.pause(EVENT_PAUSE);
-        match looks.programs {
+        match watched.programs {
             // What fails here is tried again.
             Some(programs) => {
                 let _ = stop.wait_for_any([programs.successor_bell()], time);
@@ -48,29 +48,29 @@ pub(super) fn watch(
                 stop.wait(Some(time));
             }
         }
-        looks.log();
+        watched.log();
         if stop.asked() {
             return None;
         }
-        if let Some(successor) = looks.programs.and_then(Programs::take_successor) {
+        if let Some(successor) = watched.programs.and_then(Programs::take_successor) {
             return Some(successor);
         }
         // Relaxed: the flag publishes nothing but itself.
         if hangups.swap(false, Ordering::Relaxed) {
             supervisor.reloading();
-            looks.disks.resize();
-            supervisor.ready(&told);
+            watched.disks.resize();
+            supervisor.ready(&shown);
         }
-        let status = looks.status();
-        if told != status {
+        let status = watched.status();
+        if shown != status {
             supervisor.status(&status);
-            told = status;
+            shown = status;
         }
         supervisor.beat();
     }
 }
 
-impl Looks<'_> {
+impl Watched<'_> {
     /// Returns how many peers and disks there are, in one line.
     fn status(&self) -> String {
         let info = self.node.driver().with_core(|core, _| core.info_without_messages());
@@ -91,7 +91,10 @@ impl Looks<'_> {
         for Running { place, service, dropped, .. } in self.services {
             let count = dropped.swap(0, Ordering::Relaxed);
             if count > 0 {
-                say!("{} on {place}: answers dropped that nobody takes ({count})", service.name());
+                say!(
+                    "{} on {place}: {count} replies dropped: the clients do not read",
+                    service.name()
+                );
             }
         }
         let mut lines: Vec<(String, u32)> = Vec::new();
