@@ -27,9 +27,9 @@ const PROGRAM: &str = "bowline-node";
 ///
 /// It answers pings of other hosts at once; --echo and --sink give them sockets to talk to.
 ///
-/// What happens to peers is told on standard output with the time (unless the journal has it), at
-/// most 100 lines at once and 10 a second. A disk that is full, or a pipe that nobody reads, costs
-/// lines and stops nothing; how many is told when there is room again.
+/// Events of peers are logged to standard output with the time (unless the journal has it), at most
+/// 100 lines at once and 10 a second. If the log cannot be written, lines are dropped and counted;
+/// the node keeps running.
 ///
 /// Messages between two nodes come once and in order while both sockets live. What was begun on a
 /// connection to a machine that went off without a word is lost with it, even if its socket is
@@ -87,9 +87,8 @@ pub struct Args {
     /// Change a setting, named as the kernel's sysctl; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     sysctl: Vec<(String, i64)>,
-    /// Send everything that comes to this port back; may be repeated. Of the answers that a socket
-    /// does not take, 8 MiB or 16384 are kept and the others dropped; with --send-buffer a 32nd of
-    /// it
+    /// Send everything that comes to this port back; may be repeated. At most 8 MiB or 16384 replies
+    /// are queued for a slow client, or 1/32 of --send-buffer; more are dropped
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
     /// Take everything that comes to this port; may be repeated

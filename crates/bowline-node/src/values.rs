@@ -127,7 +127,7 @@ pub fn interval(text: &str) -> Result<Duration, String> {
 /// Parses a time above zero.
 pub fn some_time(text: &str) -> Result<Duration, String> {
     match interval(text)? {
-        Duration::ZERO => Err(format!("\"{text}\" is no time; give more than 0")),
+        Duration::ZERO => Err("the time must be greater than 0".to_owned()),
         time => Ok(time),
     }
 }
@@ -417,6 +417,14 @@ mod tests {
     fn path_mtus_are_those_of_the_protocol() {
         assert_eq!(mtu("4k"), Ok(Mtu::M4096));
         assert!(mtu("1500").is_err());
+    }
+
+    #[test]
+    fn some_time_is_longer_than_nothing() {
+        assert_eq!(some_time("1ms"), Ok(Duration::from_millis(1)));
+        for text in ["0", "0ms", "1e-12", "-1", "x"] {
+            assert!(some_time(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -122,8 +122,8 @@ pub(super) struct MapArgs {
     /// 2, 4 .. 30 s, a quarter more or less, and about 8 s at most while no path is connected
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     reconnect_delay: Option<Duration>,
-    /// Time between heartbeats to the server, of which five may fail; kernels do not bear less than
-    /// a second
+    /// Time between heartbeats to the server; the path ends after five missed ones. Linux servers
+    /// need at least a second
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = some_time)]
     heartbeat: Duration,
     /// Memory that the server can write to: only that of reads in flight, with a key for each
