@@ -87,8 +87,8 @@ pub struct Args {
     /// Change a setting, named as the kernel's sysctl; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     sysctl: Vec<(String, i64)>,
-    /// Send everything that comes to this port back; may be repeated. At most 8 MiB or 16384 replies
-    /// are queued for a slow client, or 1/32 of --send-buffer; more are dropped
+    /// Send everything that comes to this port back; may be repeated. At most 8 MiB or 16384
+    /// replies are queued for a slow client, or 1/32 of --send-buffer; more are dropped
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
     /// Take everything that comes to this port; may be repeated
