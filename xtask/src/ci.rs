@@ -28,12 +28,18 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 22] = [
+const STEPS: [Step; 23] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
         &["clippy", "--workspace", "--all-targets", ALL, "--locked", "--", "-D", "warnings"],
         600,
+    ),
+    // What a package has of the command.
+    step(
+        "installed",
+        &["check", "--package", "bowline-cli", "--no-default-features", "--locked"],
+        300,
     ),
     step("test", &["test", "--workspace", ALL, "--locked"], 1200),
     // Sixteen seconds of what the step before has shown for eight; the same features, so

@@ -104,9 +104,9 @@ impl Place {
 
 impl Programs {
     /// Serves programs at this place.
-    pub fn start(node: &Node, place: Place, policy: Policy, usual: Quota) -> Outcome<Self> {
+    pub fn start(node: &Node, place: Place, policy: Policy, default_quota: Quota) -> Outcome<Self> {
         let Place { path, file, listener } = place;
-        let host = Host::start(node.driver().clone(), listener, policy, usual);
+        let host = Host::start(node.driver().clone(), listener, policy, default_quota);
         let host = host.map_err(|error| cannot_serve(&path, &error))?;
         Ok(Self { path, file: Some(file), host })
     }
@@ -118,11 +118,11 @@ impl Programs {
         node: &Node,
         listener: UnixListener,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> Outcome<Self> {
         let serve = || -> io::Result<Self> {
             let path = path_of(&listener.local_addr()?);
-            let host = Host::start(node.driver().clone(), listener, policy, usual)?;
+            let host = Host::start(node.driver().clone(), listener, policy, default_quota)?;
             Ok(Self { path, file: None, host })
         };
         serve().map_err(|error| {
@@ -139,10 +139,10 @@ impl Programs {
         is_managers: bool,
         former: HostState,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> Outcome<Self> {
         let resume = || {
-            let host = Host::resume(node.driver().clone(), former, passed, policy, usual)?;
+            let host = Host::resume(node.driver().clone(), former, passed, policy, default_quota)?;
             let path = path_of(&host.address());
             // Without a file there is nothing to remove in the end.
             let file = if is_managers { None } else { SocketFile::at(&path).ok() };

@@ -8,6 +8,7 @@ use std::{
 };
 
 use bowline_roce::Congestion;
+use bowline_verbs::Mtu;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{Failure, Outcome};
@@ -85,6 +86,13 @@ pub fn number32(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| format!("{text} is too large"))
 }
 
+/// Parses a path MTU.
+pub fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = number(text)?;
+    let found = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() as u64 == bytes);
+    found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
+}
+
 /// Parses what limits the packets in flight.
 pub fn congestion(text: &str) -> Result<Congestion, String> {
     let fixed = text.strip_prefix("fixed:").map(str::parse);
@@ -114,6 +122,14 @@ pub fn interval(text: &str) -> Result<Duration, String> {
         return Err(bad());
     }
     Ok(Duration::from_secs_f64(value * scale))
+}
+
+/// Parses a time above zero.
+pub fn some_time(text: &str) -> Result<Duration, String> {
+    match interval(text)? {
+        Duration::ZERO => Err("the time must be greater than 0".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// An address, and for a link-local one its scope: the index of its interface, if given.
@@ -394,6 +410,20 @@ mod tests {
         }
         for text in ["", "k", "-1", "1x", "0x", "1.5", "99999999999999999999", "99999999999g"] {
             assert!(number(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn path_mtus_are_those_of_the_protocol() {
+        assert_eq!(mtu("4k"), Ok(Mtu::M4096));
+        assert!(mtu("1500").is_err());
+    }
+
+    #[test]
+    fn some_time_is_longer_than_nothing() {
+        assert_eq!(some_time("1ms"), Ok(Duration::from_millis(1)));
+        for text in ["0", "0ms", "1e-12", "-1", "x"] {
+            assert!(some_time(text).is_err(), "{text}");
         }
     }
 

@@ -42,11 +42,11 @@ pub(crate) struct Args {
     words: Vec<String>,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Outcome {
+/// Runs the command; `definition` is that of the whole command line, for the help page.
+pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
     if args.complete {
         disk::complete_sessions(&args.words);
         return Ok(());
     }
-    disk::run_tool(disk::ToolTarget::Sessions, args.words, args.control, args.manner)
+    disk::run_tool(disk::ToolTarget::Sessions, args.words, args.control, args.manner, definition)
 }

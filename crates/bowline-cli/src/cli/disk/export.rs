@@ -14,6 +14,10 @@ use std::{
 use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome,
+    disks::{
+        DeviceConfig, Export, Served, ServingConfig, server_classes, server_modules,
+        values::granted,
+    },
     log::Duty,
     metrics, namespaces,
     service_manager::Supervisor,
@@ -26,10 +30,8 @@ use bowline_rnbd_driver::{
 };
 
 use super::{
-    exported::{Export, Serving, Storage, granted},
-    served::{Served, server_classes, server_modules},
+    options::{DeviceArgs, ServingArgs, StorageArgs},
     serving::Controls,
-    side::Side,
 };
 
 /// How often the process checks whether its input has ended.
@@ -66,7 +68,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     #[command(flatten)]
-    storage: Storage,
+    storage: StorageArgs,
     /// Allow sessions of this name to open an export in this mode (* stands for anything; without
     /// @SESSION, all sessions); repeat it for more. An export with grants is open to no other
     /// session, one without to every session. Below --dir, EXPORT is the name that clients use for
@@ -77,12 +79,12 @@ pub(super) struct Args {
     #[arg(short = 'I', long, value_name = "ADDRESS")]
     address: Vec<String>,
     #[command(flatten)]
-    serving: Serving,
+    serving: ServingArgs,
     /// End when the standard input ends, for programs that start this one
     #[arg(long)]
     until_input_ends: bool,
     #[command(flatten)]
-    side: Side,
+    device: DeviceArgs,
     #[command(flatten)]
     controls: Controls,
 }
@@ -92,14 +94,19 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let hangups = hangups()?;
     let (exports, said) = args.exports()?;
-    let config = args.serving.config(args.side.path_dead)?;
-    let addresses = args.side.places(&args.address)?;
-    let engine = args.side.engine(&addresses)?;
-    let places = args.side.with_port(&addresses);
+    let device = DeviceConfig::from(&args.device);
+    let config = ServingConfig::from(&args.serving).config(device.path_dead)?;
+    let addresses = device.places(&args.address)?;
+    let engine = device.engine(&addresses)?;
+    let places = device.with_port(&addresses);
     let served = Served::open(&engine, &places, config, exports, said)?;
     let metrics = metrics::exports(Arc::clone(&engine), Arc::clone(served.server()));
-    let controlled =
-        args.controls.serve(&args.tree(&served), control.as_deref(), "export", metrics)?;
+    let controlled = args.controls.serve(
+        &args.tree(&served, device.port),
+        control.as_deref(),
+        "export",
+        metrics,
+    )?;
     let names: Vec<String> = places.iter().map(ToString::to_string).collect();
     say!("listening on {}", names.join(", "));
     served.announce();
@@ -152,14 +159,8 @@ impl Args {
 
     /// Opens everything that is to be exported; returns it, and what was said of it.
     fn exports(&self) -> Outcome<(Exports, Vec<Export>)> {
-        let empty = Export {
-            name: None,
-            memory: None,
-            file: None,
-            dir: None,
-            storage: self.storage,
-            grant: Vec::new(),
-        };
+        let StorageArgs { ro, buffered, block } = self.storage;
+        let empty = Export { ro, buffered, block, ..Export::default() };
         let mut said = Vec::new();
         for (name, size) in &self.memory {
             let bytes = number(size).map_err(Failure::Usage)?;
@@ -186,10 +187,10 @@ impl Args {
         Ok((exports, said))
     }
 
-    fn tree(&self, served: &Arc<Served>) -> Tree {
+    fn tree(&self, served: &Arc<Served>, port: u16) -> Tree {
         let sys =
             server_classes(Sys::new().proc(namespaces::proc()), served, self.controls.files());
-        let (config, port) = (served.server().rtrs().config(), self.side.port);
+        let config = served.server().rtrs().config();
         server_modules(sys, config, served.invalidates(), self.dir.as_deref(), port)
             .blocks(exports_node(Arc::<Served>::clone(served)))
             .tree()

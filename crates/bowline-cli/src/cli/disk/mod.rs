@@ -2,39 +2,22 @@
 //! running processes, as the tool that administers the kernel modules does.
 //!
 //! ```text
-//! export --> served (exports, log)      --.
-//! map    --> front_ends (disks)         --+-> side (devices, engine) -> rnbd-driver
-//! verify --------------------------------'
-//! bowline node -> settings -> host -> served, front_ends      one device for all of them
+//! export, map, verify -> options (clap) -> bowline_node::disks
 //!
 //! trees of these -> control socket, files
 //! list, show, .. -> tool -> control sockets of all of these, or trees of files
 //! ```
 
-mod clients;
 mod export;
-mod exported;
-mod front_ends;
-mod host;
 pub(super) mod load;
-mod lost;
 mod map;
-mod served;
+mod options;
 mod serving;
-mod settings;
-mod side;
-mod trouble;
 mod verify;
-mod watch;
-mod words;
 
 use std::path::PathBuf;
 
 use bowline_node::{Failure, Outcome};
-
-pub(super) use host::HostDisks;
-pub(super) use serving::mounted;
-pub(super) use settings::{Settings, Tables};
 
 use super::tool::{self, Place, RunOptions};
 
@@ -127,8 +110,8 @@ enum Word {
     Others(Vec<String>),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Outcome {
+/// Runs the command; `definition` is that of the whole command line, for the help page.
+pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
     let Args { control, manner, complete, word } = args;
     let words = match word {
         None => Vec::new(),
@@ -167,33 +150,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         tool::complete(&words, &words, |_| true);
         return Ok(());
     }
-    run_tool(ToolTarget::Disks, words, control, manner)
-}
-
-/// Checks the options of a command that maps a disk: mistakes are reported before anything is sent.
-pub(super) fn check_map_options(words: &[String]) -> Result<(), String> {
-    front_ends::Manner::of_words(words).map(drop)
-}
-
-/// Returns the text that adds an export to a server, which may run in another folder.
-pub(super) fn export_text(name: &str, words: &[String]) -> Result<String, String> {
-    let absolute = |word: &String| match word.split_once('=') {
-        Some((key @ ("file" | "dir"), path)) => {
-            let path = std::path::absolute(path).map_err(|error| format!("{word}: {error}"))?;
-            Ok(format!("{key}={}", path.display()))
-        }
-        _ => Ok(word.clone()),
-    };
-    let words = words.iter().map(absolute).collect::<Result<Vec<String>, String>>()?;
-    let all: Vec<String> = [format!("name={name}")].into_iter().chain(words).collect();
-    if let Some(word) = all.iter().find(|word| word.contains(char::is_whitespace)) {
-        return Err(format!(
-            "\"{word}\" has a blank, which only [[export]] of a node's configuration can have"
-        ));
-    }
-    let text = all.join(" ");
-    served::export_of_text(&text)?;
-    Ok(text)
+    run_tool(ToolTarget::Disks, words, control, manner, definition)
 }
 
 /// The object of commands that name none; also selects the command's help page.
@@ -211,6 +168,7 @@ pub(crate) fn run_tool(
     arguments: Vec<String>,
     mut control: Option<PathBuf>,
     mut options: Options,
+    definition: fn() -> clap::Command,
 ) -> Outcome {
     let mut kept: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter();
@@ -222,8 +180,8 @@ pub(crate) fn run_tool(
             "-d" | "--debug" => options.debug = true,
             "-s" | "--simulate" => options.simulate = true,
             "-v" | "--verbose" => options.verbose = true,
-            "-h" | "--help" => return help(target),
-            "help" if kept.is_empty() => return help(target),
+            "-h" | "--help" => return help(target, definition),
+            "help" if kept.is_empty() => return help(target, definition),
             "--control" => control = Some(place(&word, rest.next())?),
             "--sysfs" => options.sysfs.push(place(&word, rest.next())?),
             // As in the original tool: the word before all others.
@@ -266,12 +224,12 @@ fn with_target(mut arguments: Vec<String>) -> Vec<String> {
 }
 
 /// Prints the help page.
-fn help(target: ToolTarget) -> Outcome {
+fn help(target: ToolTarget, definition: fn() -> clap::Command) -> Outcome {
     let name = match target {
         ToolTarget::Disks => "rnbd",
         ToolTarget::Sessions => "rtrs",
     };
-    let mut definition = super::definition();
+    let mut definition = definition();
     definition.build();
     let page = definition.find_subcommand_mut(name).map(clap::Command::render_long_help);
     bowline_node::log::text(&page.map(|page| page.to_string()).unwrap_or_default());

@@ -13,17 +13,18 @@ use bowline_block::{
 use bowline_ctl::address_text;
 use bowline_node::{
     Failure, Outcome,
+    disks::{DeviceConfig, MapConfig, unmap_all},
     log::{Progress, bytes, count},
     signals::Stop,
-    values::number,
+    values::{number, some_time},
 };
 use bowline_rnbd_driver::client::{Client, Disk};
 use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
 use super::{
     load::{BYTES_MIN, Load, Report, Shape},
-    map::{How, mapped, unmap_all},
-    side::{Further, Side, Towards, some_time},
+    map::mapped,
+    options::{DeviceArgs, Further, MapArgs, RouteArgs},
 };
 
 /// Read and write a disk at random and compare every byte; its contents are lost.
@@ -40,13 +41,13 @@ pub(super) struct Args {
     #[arg(long, conflicts_with = "from")]
     file: bool,
     #[command(flatten)]
-    towards: Towards,
+    route: RouteArgs,
     #[command(flatten)]
     further: Further,
     #[command(flatten)]
-    how: How,
+    how: MapArgs,
     #[command(flatten)]
-    side: Side,
+    device_options: DeviceArgs,
     /// How long to read and write at random
     #[arg(short = 'T', long, value_name = "TIME", default_value = "10", value_parser = some_time)]
     time: Duration,
@@ -80,9 +81,9 @@ pub(super) fn run(args: &Args) -> Outcome {
         let backend = open(spec).map_err(failed)?;
         return verify(args, LocalDevice::new(&args.device, backend), None, &stop);
     }
-    let mut route = args.towards.route()?;
-    args.further.add_to(&mut route)?;
-    let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop, |_, _| {})?;
+    let route = args.route.route(&args.further)?;
+    let (how, local) = (MapConfig::from(&args.how), DeviceConfig::from(&args.device_options));
+    let (client, disk) = mapped(&args.device, route, &how, &local, &stop, |_, _| {})?;
     let device: Arc<dyn BlockDevice> = disk.clone();
     let result = verify(args, device, Some((&client, &disk)), &stop);
     unmap_all(&client, &stop, || client.close());

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use bowline_node::{
     Failure, Outcome,
+    control::Client,
     values::{Address, setting},
 };
 use bowline_rds::SYSCTL_NAMES;
-
-use super::control::Client;
 
 /// Show or change settings of a running node, named as the kernel's sysctls.
 #[derive(Debug, clap::Args)]

@@ -16,11 +16,12 @@ use bowline::rds::{Interest, Node, Socket};
 use bowline_base::Errno;
 use bowline_node::{
     Failure, Outcome,
+    control::Client,
     signals::Stop,
     values::{Address, Family, address, interval, joined, number, number32, route_to, with_link},
 };
 
-use super::{control::Client, over_rdma::RdmaOption};
+use super::over_rdma::RdmaOption;
 use crate::cli::common::histogram::Histogram;
 
 /// Sockets by default, and at most, as rds-ping 2.3 has it.

@@ -18,15 +18,13 @@ use bowline::rds::{ErrorKind, Message, Node, Socket};
 use bowline_node::{
     Failure, Outcome,
     log::{Progress, bytes},
+    shares::{Amount, Bounds, Shares},
     signals::Stop,
     values::{Address, endpoint, interval, joined, number, own_endpoint, sender, towards},
 };
 use output::Output;
 
-use super::{
-    over_rdma::RdmaOption,
-    shares::{Amount, Bounds, Shares},
-};
+use super::over_rdma::RdmaOption;
 
 const SLICE: Duration = Duration::from_millis(100);
 const MESSAGE_BYTES_MAX: u64 = 1 << 20;

@@ -9,7 +9,10 @@ use std::{
 };
 
 use bowline_ctl::{Client, Errno, Json, Op, folders};
-use bowline_node::namespaces::Whose;
+use bowline_node::{
+    control::{looked_in, none_here},
+    namespaces::Whose,
+};
 
 use super::{
     Refusal,
@@ -17,7 +20,6 @@ use super::{
     format::{Cell, Item},
     sysfs,
 };
-use crate::cli::rds::control::{looked_in, none_here};
 
 /// How long a process may take to accept a connection, and to answer a read. Commands may take any
 /// time.

@@ -6,19 +6,22 @@ mod stats;
 use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
-use bowline_node::{log, values::route_to};
+use bowline_node::{
+    disks::{map_options, no_address, session_name},
+    log,
+    values::route_to,
+};
 use bowline_rnbd_driver::tree::MapSpec;
 use serde_json::{Map, Value, json};
 
 use super::{
     Refusal, RunOptions,
-    arguments::{address, addresses, no_address, path_order, path_text, sectors, session_name},
+    arguments::{address, addresses, path_order, path_text, sectors},
     columns::{Mode, Target, all, chosen},
     format::{Format, Group, Look, csv, json, sheet, table, xml},
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
-use crate::cli::disk::check_map_options;
 
 /// Carries out a parsed command.
 pub(super) fn run(
@@ -264,7 +267,8 @@ impl Run<'_> {
         }
         let (own, mut arguments): (Vec<String>, Vec<String>) =
             names[3..].iter().cloned().partition(|word| word.contains('='));
-        check_map_options(&own).map_err(Refusal::usage)?;
+        // Mistakes are reported before anything is sent.
+        map_options(&own).map_err(Refusal::usage)?;
         let own: String = own.iter().map(|word| format!(" {word}")).collect();
         let access = match arguments.last().map(|word| word.to_ascii_lowercase()).as_deref() {
             Some(word @ ("ro" | "rw" | "migration")) => {

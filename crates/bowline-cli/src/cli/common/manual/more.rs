@@ -81,7 +81,7 @@ pub(super) fn more(name: &str) -> More {
                     "Be the other side: 10 s of messages of 8 KiB.",
                 ),
             ],
-            see_also: &["ping", "bench"],
+            see_also: &["ping"],
             ..More::default()
         },
         "send" | "recv" => More {
@@ -146,6 +146,10 @@ const NODE: More = More {
         ("bowline node --rdma=rxe0", "The same over a device of rdma-core, at its addresses."),
     ],
     files: &[
+        (
+            "/usr/bin/bowline-node",
+            "The node alone, with the same options: what the service bowline-node.service starts.",
+        ),
         ("/etc/bowline/node.toml", "Configuration of the service bowline-node.service."),
         CONTROL,
         (

@@ -23,7 +23,7 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_node::{
-    Failure, Outcome, log,
+    Failure, Outcome, control, log,
     signals::Stop,
     values::{Family, address, number, number32},
 };
@@ -35,7 +35,7 @@ use self::{
     report::{RULE, Rates, Totals, heading, histogram_lines, perfdata_heading, round_trips},
     task::{Setup, Tally, Task},
 };
-use super::{control, over_rdma::RdmaOption};
+use super::over_rdma::RdmaOption;
 
 /// Longest message of RDS, bytes.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;

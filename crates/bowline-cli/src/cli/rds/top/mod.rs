@@ -18,13 +18,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_node::{Failure, Outcome, log, signals::Stop, values::interval};
+use bowline_node::{Failure, Outcome, control::Client, log, signals::Stop, values::interval};
 
 use self::{
     screen::Screen,
     view::{Sample, View},
 };
-use super::control::Client;
 
 /// Shortest time between two looks.
 const DELAY_MIN: Duration = Duration::from_millis(100);
