@@ -176,7 +176,7 @@ fn a_node_answers_pings_and_questions_and_stops_when_told() {
 
     node.signal("-TERM");
     let done = node.finish().exits(0);
-    assert!(done.out.contains("stopped; peers have everything"), "{done:?}");
+    assert!(done.out.contains("stopped; peers have acknowledged everything"), "{done:?}");
     run(&folder, &["info"]).exits(1).complains(&["no node runs here"]);
 }
 

@@ -154,7 +154,7 @@ fn a_node_has_rds_and_disks_on_one_device() {
     first.expect("disks are served at 127.88.6.1:").expect("ready");
     used();
     let mut second = start(&folder, &words);
-    second.expect("taking the place").expect("disks are served at 127.88.6.1:").expect("ready");
+    second.expect("replacing the node").expect("disks are served at 127.88.6.1:").expect("ready");
     first.finish().exits(0);
     used();
     second.signal("-INT");
@@ -194,7 +194,7 @@ fn a_node_over_rdma_is_replaced_without_loss() {
     let mut program = start(&folder, &["run", "--", "python3", "-c", &program]);
     program.expect("transport 0");
     let mut second = start(&folder, &words);
-    second.expect("taking the place").expect("ready").expect("127.88.5.2: paths up");
+    second.expect("replacing the node").expect("ready").expect("127.88.5.2: paths up");
     assert!(first.finish().exits(0).out.contains("handed over"));
     fs::write(&end, "").expect("a file");
     program.expect("all came");

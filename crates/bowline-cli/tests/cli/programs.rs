@@ -89,7 +89,7 @@ fn programs_of_two_machines_lose_nothing_when_nodes_are_replaced() {
         r#"
         replace() {
             begin $1$3 $4 "$BOWLINE" node --address $2 --programs "$AT/$1.host" --control "$AT/$1.sock" --replace
-            heard $1$3 "^taking the place"
+            heard $1$3 "^replacing the node"
             heard $1$3 ready
             wait $(cat "$AT/$5.pid") || fail "$5 ended badly"
             heard $5 "handed over"
@@ -173,7 +173,7 @@ fn a_node_without_a_manager_keeps_nothing() {
     node.expect("ready");
     node.signal("-TERM");
     let done = node.finish().exits(0);
-    assert!(done.out.contains("peers have everything"), "{done:?}");
+    assert!(done.out.contains("peers have acknowledged everything"), "{done:?}");
 }
 
 /// What can be seen to be wrong before costs the former node nothing.

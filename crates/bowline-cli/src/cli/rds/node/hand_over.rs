@@ -52,9 +52,9 @@ impl Taken {
     pub(super) fn announce(&self) {
         match &self.from {
             From::Node(_, place) => {
-                say!("taking the place of the node that served programs at {}", place.display());
+                say!("replacing the node that served programs at {}", place.display());
             }
-            From::Store => say!("going on with the programs of before"),
+            From::Store => say!("resuming with the programs of the previous process"),
             From::Here => {}
         }
     }
@@ -93,8 +93,8 @@ pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<Taken>> {
     let received = HandOver::receive(&place).map_err(|error| {
         let what = match error.raw_os_error().map(Errno) {
             Some(Errno::EPROTONOSUPPORT) => {
-                "it is of a version that cannot hand over to this one; stop it and start this one, \
-                 and start its programs anew"
+                "its version cannot hand over to this one; stop it, start this one, and restart \
+                 its programs"
                     .to_owned()
             }
             Some(Errno::EACCES) => "it belongs to another user".to_owned(),
@@ -104,7 +104,7 @@ pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<Taken>> {
     })?;
     let Some((all, former)) = received else { return Ok(None) };
     let taken = opened(all, From::Node(former, place.clone())).map_err(|error| {
-        Failure::failed(format!("what the node at {} handed over: {error}", place.display()))
+        Failure::failed(format!("invalid state from the node at {}: {error}", place.display()))
     })?;
     Ok(Some(taken))
 }
@@ -125,7 +125,7 @@ pub(super) fn stored(stored: Vec<(String, OwnedFd)>) -> Option<Taken> {
     match taken {
         Ok(taken) => Some(taken),
         Err(error) => {
-            note!("bowline node: programs have lost their sockets: what was kept: {error}");
+            note!("bowline node: programs have lost their sockets: invalid stored state: {error}");
             None
         }
     }
@@ -139,7 +139,7 @@ pub(super) fn forget(supervisor: &Supervisor) {
 /// Takes back what could not be handed over.
 pub(super) fn taken_back(all: HandOver) -> Outcome<Taken> {
     opened(all, From::Here).map_err(|error| {
-        Failure::failed(format!("cannot go on: {error}; programs have lost their sockets"))
+        Failure::failed(format!("cannot resume: {error}; programs have lost their sockets"))
     })
 }
 
@@ -202,7 +202,7 @@ pub(super) fn send(
             Ok(None)
         }
         Err(error) => {
-            note!("bowline node: {to} has not taken over, and this node goes on: {error}");
+            note!("bowline node: {to} did not take over, this node resumes: {error}");
             Ok(Some(all))
         }
     }
