@@ -49,7 +49,7 @@ const ANSWER_BYTES_MAX: u64 = 4 << 30;
 /// Listens at the first of these places that no node of another network namespace has, in folders
 /// that are made where they are missing.
 pub(super) fn listen(paths: &[PathBuf]) -> Outcome<Place> {
-    let mut failure = Failure::usage("no place for a control socket");
+    let mut failure = Failure::usage("no path for a control socket");
     for path in paths {
         failure = match listen_at(path) {
             Ok(place) => return Ok(place),
@@ -70,7 +70,7 @@ enum Refused {
 fn listen_at(path: &Path) -> Result<Place, Refused> {
     bowline_ctl::create_folder_of(path).map_err(|error| {
         Refused::Other(Failure::failed(format!(
-            "cannot use {}: {error}; choose another place with --control PATH, or --no-control",
+            "cannot use {}: {error}; choose another path with --control PATH, or --no-control",
             bowline_ctl::folder_of(path).display()
         )))
     })?;
@@ -81,13 +81,13 @@ fn listen_at(path: &Path) -> Result<Place, Refused> {
     Place::listen(path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse if bowline_ctl::is_socket(path) => {
             Refused::InUse(Failure::failed(format!(
-                "another node has {}, or one of another user has left it; stop it, remove the \
-                 file, or choose --control PATH",
+                "{} is in use by another node, or was left by a node of another user; stop it, \
+                 remove the file, or choose another path with --control PATH",
                 path.display()
             )))
         }
         _ => Refused::Other(Failure::failed(format!(
-            "cannot listen on {}: {error}; choose another place with --control PATH",
+            "cannot listen on {}: {error}; choose another path with --control PATH",
             path.display()
         ))),
     })
@@ -139,12 +139,12 @@ impl Client {
         self.tree.ask(op, &format!("{NODE}/{file}")).map_err(|error| {
             Failure::failed(match error.kind() {
                 io::ErrorKind::InvalidData => {
-                    format!("the node on {path} answers in another way: {error}; update the older")
+                    format!("the node on {path} sent an invalid reply: {error}; update the older of the two")
                 }
                 io::ErrorKind::UnexpectedEof => format!(
-                    "the node on {path} broke off: end of the connection; look at its output"
+                    "the node on {path} closed the connection; look at its output"
                 ),
-                _ => format!("the node on {path} broke off: {error}; look at its output"),
+                _ => format!("lost the connection to the node on {path}: {error}; look at its output"),
             })
         })
     }
@@ -153,7 +153,7 @@ impl Client {
     fn refused(&self, file: &str, errno: Errno) -> Failure {
         let path = self.path.display();
         Failure::failed(format!(
-            "the process on {path} is no node: {NODE}/{file}: {}; choose a node with --control \
+            "the process on {path} is not a node: {NODE}/{file}: {}; choose a node with --control \
              PATH",
             errno.strerror()
         ))
@@ -219,7 +219,9 @@ impl Client {
     fn document(&mut self, file: &str) -> Outcome<Snapshot> {
         let answer = self.ask(Op::Text, file)?.map_err(|errno| self.refused(file, errno))?;
         serde_json::from_str(answer.as_str().unwrap_or_default()).map_err(|error| {
-            Failure::failed(format!("the node answers in another way: {error}; update the older"))
+            Failure::failed(format!(
+                "the node sent an invalid reply: {error}; update the older of the two"
+            ))
         })
     }
 
@@ -364,7 +366,7 @@ fn only_node() -> Outcome<Client> {
     here.pop().ok_or_else(|| {
         Failure::failed(if !silent.is_empty() {
             let silent = listed(silent.iter().map(PathBuf::as_path));
-            format!("no node answers here; one runs that does not answer: {silent}")
+            format!("nodes here do not answer: {silent}")
         } else if !elsewhere.is_empty() {
             none_here("node", &elsewhere)
         } else if let Some(place) = place_of_another() {

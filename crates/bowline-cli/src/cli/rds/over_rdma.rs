@@ -51,7 +51,7 @@ impl FromStr for DeviceName {
         match text.split_once('@') {
             Some((SOFT, address)) => own(address).map(|address| Self::Soft(Some(address))),
             Some((name, _)) => Err(format!(
-                "a device of rdma-core has the addresses that it has: name {name} alone"
+                "a device of rdma-core serves all of its addresses: give {name} without an address"
             )),
             None if text == SOFT => Ok(Self::Soft(None)),
             None if text.is_empty() || text.parse::<Address>().is_ok() => {
