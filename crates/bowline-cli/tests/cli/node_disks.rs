@@ -208,7 +208,7 @@ fn a_bad_entry_is_named_with_its_line() {
         ("[[map]]\ndevice = \"d\"\nfrom = \"s\"\npath = [\"x\"]\n", ["\"x\" is not a path", "(d)"]),
         (
             "[[export]]\nname = \"a\"\nmemory = 4096\n[[export]]\nname = \"a\"\nfile = \"/x\"\n",
-            [":5: [[export]] number 2 (a): ", "another entry has this name"],
+            [":5: [[export]] number 2 (a): ", "another entry has the same name"],
         ),
         (
             "[[map]]\ndevice = \"d\"\nfrom = \"s\"\nnbd = \"/n\"\n\

@@ -114,7 +114,7 @@ fn the_quickstart_does_not_pass_when_a_node_dies_or_the_user_stops_it() {
         if kill {
             assert!(done.out.contains("the second process ended"), "{done:?}");
         } else {
-            done.complains(&["nothing is proven"]);
+            done.complains(&["without a result"]);
         }
     }
 }

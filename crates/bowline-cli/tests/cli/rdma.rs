@@ -253,7 +253,7 @@ fn no_time_to_wait_is_a_usage_error() {
     let folder = Folder::new();
     for word in ["perf", "rping"] {
         let done = run(&folder, &[word, "-s", "-I", "127.41.28.1", "-W", "0"]).exits(2);
-        done.complains(&["give more than 0"]);
+        done.complains(&["greater than 0"]);
     }
 }
 

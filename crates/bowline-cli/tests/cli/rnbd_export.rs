@@ -157,8 +157,10 @@ fn what_is_no_whole_block_is_told_to_be_left_out() {
     server.signal("-HUP");
     server.expect("export b bytes=2048");
     let told = end(server);
-    let told: Vec<&str> =
-        told.lines().map(|line| line.split_once(" are left out").expect("left out").0).collect();
+    let told: Vec<&str> = told
+        .lines()
+        .map(|line| line.split_once(" are not exported").expect("a remainder").0)
+        .collect();
     let all = [
         "export a: its last 488 of 1000 bytes",
         "export b: its last 100 of 100 bytes",
@@ -190,9 +192,9 @@ fn a_file_that_is_not_there_any_more_is_told_of() {
     told(&mut server, 8192);
     let note = |what: &str| {
         let path = path.display();
-        format!("export r: {path} {what}; the one opened at the start is served\n")
+        format!("export r: {path} {what}; the file opened at the start is still served\n")
     };
-    assert_eq!(end(server), note("is another file now") + &note("is gone"));
+    assert_eq!(end(server), note("was replaced by another file") + &note("is gone"));
 }
 
 #[test]

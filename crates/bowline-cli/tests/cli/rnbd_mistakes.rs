@@ -151,7 +151,7 @@ fn a_name_that_is_taken_is_told_with_a_way_out() {
     let words = ["rnbd", "map", "disk1", "--from", "s1", "--path", other, "--no-control"];
     let done = run(&folder, &words).exits(256 - 104);
     assert!(!done.err.contains("no server"), "{done:?}");
-    done.complains(&["refused the connection", "has the name", "--from NAME --path 127.61.8.12@"]);
+    done.complains(&["refused the connection", "uses the name", "--from NAME --path 127.61.8.12@"]);
     drop(first);
     end(server);
 }

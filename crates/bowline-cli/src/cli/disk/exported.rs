@@ -123,29 +123,29 @@ pub(super) fn left_out(whole: u64, bytes: u64) -> Option<String> {
     // More than a block is no remainder: the file has grown since.
     let left = whole.checked_sub(bytes).filter(|left| (1..BLOCK_MAX).contains(left))?;
     Some(format!(
-        "its last {left} of {whole} bytes are left out, since disks consist of whole blocks (--block)"
+        "the last {left} of its {whole} bytes are not exported, since disks consist of whole blocks (--block)"
     ))
 }
 
 /// Options of a server, which all its exports share.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Serving {
-    /// Do not withdraw keys while requests are carried out: faster, for trusted clients
+    /// Do not invalidate memory keys while a request is executed: faster, for trusted clients
     #[arg(long)]
     pub(super) no_invalidate: bool,
     /// Queue depth of a session
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     queue_depth: u16,
-    /// Largest request in bytes, its message included
+    /// Largest request in bytes, including its message
     #[arg(long, value_name = "BYTES", default_value = "128k", value_parser = number32)]
     chunk: u32,
-    /// Memory for the requests of all sessions together. A session needs its queue depth times its
-    /// largest request, 64 MiB by default, and takes it as it is used; a session that does not fit
-    /// is refused
+    /// Memory for the requests of all sessions together. A session reserves its queue depth times
+    /// its largest request, 64 MiB by default, which is allocated as it is used; a session that
+    /// does not fit is refused
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     session_memory: u64,
-    /// Clients that are admitted: an address or a network, and a pattern of their session names;
-    /// without it, all
+    /// Accept these clients only: an address or a network, with a pattern of session names; may be
+    /// repeated. Without it, all clients
     #[arg(long, value_name = "ADDRESS[/BITS][=SESSION]", value_parser = allowed)]
     allow: Vec<AllowRule>,
 }
@@ -158,8 +158,8 @@ impl Serving {
         let max_io = self.chunk.saturating_sub(header);
         let geometry = Geometry::new(self.queue_depth, max_io, header).map_err(|error| {
             Failure::usage(format!(
-                "--queue-depth {} with --chunk {}: {error}; chunks have 8192 bytes at least, and all \
-                 of a session 256 MiB at most",
+                "--queue-depth {} with --chunk {}: {error}; a chunk has at least 8192 bytes, and \
+                 those of a session at most 256 MiB",
                 self.queue_depth, self.chunk
             ))
         })?;

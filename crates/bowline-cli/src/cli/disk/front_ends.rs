@@ -95,7 +95,7 @@ impl Manner {
     pub(super) fn of_words(words: &[String]) -> Result<Self, String> {
         let pairs = words::of_words(words.iter().map(String::as_str))?;
         if pairs.iter().any(|(name, _)| name == "access") {
-            return Err("the access mode is a word of its own: ro, rw or migration".to_owned());
+            return Err("give the access mode as a separate word: ro, rw or migration".to_owned());
         }
         words::parse(&pairs)
     }

@@ -46,16 +46,16 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
 /// How long the end of the process waits for a server that does not answer an unmap.
 pub(super) const UNMAP_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Map a disk of a server: in this process with --from, or in the client that runs here with the
-/// argument from.
+/// Map a disk of a server: with --from in this process, with the word from in the client that runs
+/// here.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the front ends that were \
-                  opened, and there is one for each disk that is mapped later by commands; then there is one line \
-                  for each change of any of them, as `rnbd0 offline`: offline, online, bytes=N, gone (it will not \
-                  come back), unmapped. Paths that are lost or back are told on standard error. Ends with SIGINT or \
-                  SIGTERM, or when no disk has been mapped for a second; unmount what is mounted from the disks before \
-                  you end it, or what was not written back is lost."
+                  opened; each disk that a command maps later has such a line, too. Each change of a disk is one \
+                  line, such as `rnbd0 offline`: offline, online, bytes=N, gone (it will not come back), unmapped. \
+                  Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
+                  disk has been mapped for a second. Unmount file systems on the disks first, or data that was not \
+                  written back is lost."
 )]
 pub(super) struct Args {
     /// Name of the disk on the server
@@ -72,7 +72,7 @@ pub(super) struct Args {
     how: How,
     #[command(flatten)]
     front_ends: front_ends::Options,
-    /// Go on when no disk is mapped any more, and wait for commands to map some
+    /// Keep running when no disk is mapped, and wait for commands that map one
     #[arg(long)]
     stay: bool,
     #[command(flatten)]
@@ -89,44 +89,45 @@ pub(super) struct How {
     access: Access,
     /// What happens to requests while no path is connected: they fail, or wait up to TIME; a forced
     /// unmap and the end of the process end the wait. If the server's machine (not just its
-    /// process) goes down meanwhile, data written and not flushed is lost silently
+    /// process) goes down during that time, data written and not flushed is lost silently
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
-    /// Longest time of a request, and half the longest wait for a server that does not answer when
-    /// the disk is unmapped; without it, no limit. Costs a copy of all data
+    /// Time limit of a request; an unmap waits at most twice as long for a server that does not
+    /// answer. Without it, no limit. Costs a copy of all data
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
-    /// How paths are chosen: round-robin, min-inflight or min-latency
+    /// How a path is chosen: round-robin, min-inflight or min-latency
     #[arg(long, value_name = "POLICY", default_value = "min-inflight", value_parser = policy)]
     policy: Policy,
     /// Longest wait for each step of connecting
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
     connect_timeout: Duration,
-    /// Attempts to connect a lost path again, -1: for ever; can be changed later, as
+    /// Attempts to reconnect a lost path, -1 for no limit; can be changed later, as
     /// max_reconnect_attempts
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true,
           value_parser = clap::value_parser!(i16).range(-1..=9999))]
     max_reconnects: i16,
-    /// Time before each of these attempts, as kernels have it; without it, at once, then after 1,
-    /// 2, 4 .. 30 s, a quarter more or less, and about 8 s at most while no path is connected
+    /// Fixed delay before each of these attempts, as in kernels. Without it, no delay at first,
+    /// then 1, 2, 4 .. 30 s, each up to a quarter more or less, and at most about 8 s while no path
+    /// is connected
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     reconnect_delay: Option<Duration>,
-    /// Time between heartbeats to the server, of which five may fail; kernels do not bear less than
-    /// a second
+    /// Time between heartbeats to the server; the path ends after five missed ones. Linux servers
+    /// need at least 1 s
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = some_time)]
     heartbeat: Duration,
-    /// Memory that the server can write to: only that of reads in flight, with a key for each
-    /// (request), or all memory used for requests (memory), which is faster
+    /// Memory that the server can write to: request: only the buffers of reads in flight, each with
+    /// its own key; memory: all memory for requests, with one key, which is faster
     #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
     read_keys: ReadKeys,
-    /// Connections of each path for IO; without it, as many as suit the device
+    /// IO connections of each path; without it, as many as suit the device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..4096))]
     connections: Option<u16>,
-    /// Do not ask the server to write zeroes by itself: for kernels before 5.18
+    /// Do not send requests to write zeroes, which kernels before 5.18 do not know
     #[arg(long)]
     no_write_zeroes: bool,
-    /// Have the server itself write zeroes that must keep their space, instead of sending them: for
-    /// servers of bowline and kernels of protocol 2.2; others would give the space up
+    /// Send requests to write zeroes without deallocating, instead of data: for bowline servers and
+    /// kernels of protocol 2.2; others would deallocate the blocks
     #[arg(long)]
     nounmap: bool,
 }
@@ -235,7 +236,7 @@ pub(super) fn refused(
         Errno::ETIMEDOUT => {
             let fault = route.paths.iter().find_map(|(src, dst)| engine.fault((*src)?, *dst));
             let why = fault.map_or_else(
-                || "does a server run there, and does UDP port 4791 get through?".to_owned(),
+                || "is a server running there, and does a firewall block UDP port 4791?".to_owned(),
                 |fault| fault.to_string(),
             );
             format!(
@@ -250,31 +251,29 @@ pub(super) fn refused(
                     format!("no server on port {port}")
                 }
                 Some(Refusal::Manager(RejectReason::STALE_CONNECTION)) => {
-                    "it has not forgotten an earlier connection of this machine; try again"
-                        .to_owned()
+                    "it still has an earlier connection of this machine; try again".to_owned()
                 }
                 Some(Refusal::Manager(RejectReason::INVALID_MTU)) => {
                     "the path MTU is too large for it; give a smaller --mtu".to_owned()
                 }
                 Some(Refusal::Manager(reason)) => reason.to_string(),
-                Some(Refusal::Answer(why)) => format!(
-                    "what answers on port {port} is no RTRS server, or none of version 2: {why}"
-                ),
+                Some(Refusal::Answer(why)) =>
+                    format!("port {port} is not an RTRS server of version 2: {why}"),
                 Some(Refusal::Server(_)) => format!(
-                    "the server on port {port} has not noticed that an earlier path of this session is lost, is \
-                     ending, or speaks another version"
+                    "the server on port {port} has not noticed yet that an earlier path of this session is lost, or it \
+                     is ending, or it has another protocol version"
                 ),
                 None => format!(
-                    "it does not admit a session {session} from here: another machine, or another client of this \
-                     one, has the name (choose one with --from NAME --path {}), or --allow leaves it out",
+                    "it does not accept a session {session} from here: another machine or another client of this one \
+                     uses the name (choose another with --from NAME --path {}), or its --allow does not include it",
                     route.path_text()
                 ),
             }
         ),
         Errno::ENOENT => format!("{servers} has no disk {device} for session {session}"),
         Errno::EPERM if error.is_of_session() => format!(
-            "{one_of}{servers} does not admit a client at the address this path comes from: its --allow leaves \
-             that out"
+            "{one_of}{servers} does not accept clients from the source address of this path: its --allow does not \
+             include it"
         ),
         Errno::EPERM => format!(
             "{servers} does not open {device} for {}: another session has it open for writing",

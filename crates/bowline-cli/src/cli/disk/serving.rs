@@ -59,7 +59,7 @@ impl Controls {
             let served = Server::start(place, tree.clone());
             Some(served.map_err(|error| {
                 Failure::failed(format!(
-                    "cannot listen on {}: {error}; choose another place with --control SOCKET, or \
+                    "cannot listen on {}: {error}; choose another path with --control SOCKET, or \
                      --no-control",
                     place.display()
                 ))
@@ -90,7 +90,7 @@ pub(super) fn no_mount(dir: &Path, error: &io::Error) -> String {
     let text = format!("cannot mount {}: {error}", dir.display());
     // A folder that cannot be used has nothing to do with FUSE.
     if error.kind() != io::ErrorKind::ResourceBusy && dir.is_dir() {
-        format!("{text}; FUSE needs /dev/fuse, and fusermount3 for others than root")
+        format!("{text}; FUSE needs /dev/fuse, and for users other than root fusermount3")
     } else {
         text
     }

@@ -27,15 +27,15 @@ const SOFT: &str = "soft";
 /// Device options that client and server share.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Side {
-    /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0;
-    /// repeat it for several of these
+    /// RDMA device: soft is RoCE in this process; any other name is a device of rdma-core, such as
+    /// rxe0; may be repeated for these
     #[arg(long = "device", value_name = "NAME", default_value = SOFT)]
     providers: Vec<String>,
     /// Port of the server
     #[arg(short, long, value_name = "PORT", default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) port: u16,
-    /// Time without an answer after which a path is dead (soft device); the last paths of a
-    /// kernel's client have half a minute
+    /// Time without a reply after which a path is dead (soft device); the last path of a kernel
+    /// client has half a minute
     #[arg(long, value_name = "TIME", default_value = "3", value_parser = some_time)]
     pub(super) path_dead: Duration,
     /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, that of the interface
@@ -103,7 +103,7 @@ impl Side {
             found = all.map(Address::from).collect();
         }
         if found.is_empty() {
-            return Err(Failure::failed("no address but loopback; give one with --address"));
+            return Err(Failure::failed("no address except loopback; give one with --address"));
         }
         Ok(found)
     }
@@ -117,12 +117,12 @@ impl Side {
 /// Options of a client's session and its paths.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Towards {
-    /// The server: a host name or address, or with --path the name of the session. Without --path
-    /// the session is called HOST_ADDRESS@SERVER, of this machine and its source address
+    /// The server: a host name or address, or with --path the session name. Without --path the
+    /// session name is HOST_ADDRESS@SERVER, with the name and source address of this machine
     #[arg(long, value_name = "SERVER")]
     from: Option<String>,
-    /// A path: DESTINATION or SOURCE@DESTINATION, link-local ones with their interface, as
-    /// fe80::1%eth0; repeat it for more, or leave it out to use the route to the server
+    /// A path: DESTINATION or SOURCE@DESTINATION, link-local addresses with their interface, as
+    /// fe80::1%eth0; may be repeated. Without it, one path along the route to the server
     #[arg(long, value_name = "PATH", requires = "from")]
     path: Vec<String>,
 }
@@ -130,7 +130,7 @@ pub(super) struct Towards {
 /// The option of a client that has a device of its own.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Further {
-    /// A further local address, for paths that are added later
+    /// Another local address, for paths that are added later; may be repeated
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     address: Vec<String>,
 }
@@ -227,7 +227,7 @@ fn one_link_each(own: &[Address]) -> Outcome {
     let is_of_another = |one: &Address| own.iter().any(|other| other.ip == one.ip && other != one);
     match own.iter().find(|one| is_of_another(one)) {
         Some(one) => Err(Failure::usage(format!(
-            "{} on two links: a process can have it on one of them; give the others other addresses",
+            "{} is on two links, but a process can use it on one of them only; give the other link another address",
             one.ip
         ))),
         None => Ok(()),
@@ -237,7 +237,7 @@ fn one_link_each(own: &[Address]) -> Outcome {
 /// Parses a time above zero.
 pub(super) fn some_time(text: &str) -> Result<Duration, String> {
     match interval(text)? {
-        Duration::ZERO => Err(format!("\"{text}\" is no time; give more than 0")),
+        Duration::ZERO => Err(format!("the time must be greater than 0")),
         time => Ok(time),
     }
 }

@@ -56,13 +56,13 @@ pub(super) fn parse<T: Args>(pairs: &Pairs) -> Result<T, String> {
         let Some(option) = option else {
             let known: Vec<&str> =
                 command.get_arguments().filter_map(|option| option.get_long()).collect();
-            return Err(format!("there is no {name} here, but {}", known.join(", ")));
+            return Err(format!("unknown key `{name}`; known keys: {}", known.join(", ")));
         };
         match (option.get_action().takes_values(), value.as_str()) {
             (true, value) => words.push(format!("--{name}={value}")),
             (false, "true") => words.push(format!("--{name}")),
             (false, "false") => {}
-            (false, _) => return Err(format!("{name} is true or false, not \"{value}\"")),
+            (false, _) => return Err(format!("{name} must be true or false, not \"{value}\"")),
         }
     }
     let matches = command.try_get_matches_from_mut(words).map_err(|error| first_line(&error))?;
@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn mistakes_name_the_option() {
         for (text, wanted) in [
-            ("stay = false", "there is no stay here, but ublk, outage, path"),
-            ("ublk = 1", "ublk is true or false, not \"1\""),
+            ("stay = false", "unknown key `stay`; known keys: ublk, outage, path"),
+            ("ublk = 1", "ublk must be true or false, not \"1\""),
             ("outage = true", "invalid value 'true' for '--outage <OUTAGE>'"),
             ("outage = [1, 2]", "'--outage <OUTAGE>' cannot be used multiple times"),
             ("path = { a = 1 }", "path cannot be a table"),
