@@ -12,12 +12,13 @@ use bowline_node::{
 pub(crate) struct MetricsOptions {
     /// Serve metrics for Prometheus over HTTP at this address and port, as 127.0.0.1:9465, below
     /// /metrics. There is no authentication: whoever reaches the address can read the names of
-    /// peers, sessions and disks, so keep it on loopback or behind a proxy. Clients ask by an IP
-    /// address, localhost, the name of this host, or one of --metrics-host
+    /// peers, sessions and disks, so keep it on loopback or behind a proxy. Requests must name an
+    /// IP address, localhost, the name of this host, or a name given with --metrics-host
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
-    /// Serve metrics to clients that ask by this name of the host as well; may be repeated. Others
-    /// are refused: a web page could have its own name lead here, and a browser would let it read
+    /// Also accept requests for metrics with this host name; may be repeated. Requests with other
+    /// names are refused, because a web page could point its own name here (DNS rebinding) and read
+    /// the reply in a browser
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     metrics_host: Vec<String>,
 }

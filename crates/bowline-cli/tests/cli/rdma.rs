@@ -176,7 +176,7 @@ fn what_makes_no_sense_is_not_measured() {
         (&["--duration", "0"], "at least 1 ms"),
         (&["--count", "5", "--duration", "1"], "cannot be used with"),
         (&["--size", "65m"], "above"),
-        (&["--op", "atomic", "--size", "16"], "atomics are of 8 bytes"),
+        (&["--op", "atomic", "--size", "16"], "atomics have 8 bytes"),
         (&["--depth", "0"], "between 1 and 4096"),
         (&["--mtu", "1500"], "not 256, 512, 1024, 2048 or 4096"),
         (&["--persistent"], "cannot be used with"),

@@ -279,7 +279,7 @@ fn mounted_files_and_sockets_say_and_do_the_same() {
             assert_eq!(tree.out(&words), near(&words).exits(0).out);
         }
     }
-    assert!(tree.run("-v list").exits(0).err.starts_with("looks at "));
+    assert!(tree.run("-v list").exits(0).err.starts_with("reading "));
     let second = "ip:127.44.1.12@ip:127.44.1.2";
     tree.out(&format!("add s1 {second}"));
     tree.run(&format!("add s1 {second}")).exits(239);

@@ -17,11 +17,11 @@ use super::local::{addresses, soft};
 /// RoCE's UDP port [OUT-1].
 const PORT: u16 = 4791;
 
-/// List the RDMA devices that can be used here.
+/// List the RDMA devices of this machine.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The provider soft needs no hardware: an address of this machine, with its \
-    UDP port 4791 free, is a device. Those of rdma-core are named with --device."
+    after_help = "The provider soft needs no hardware: each address of this machine whose UDP \
+    port 4791 is free is a device. Use a device of rdma-core with --device NAME."
 )]
 pub(crate) struct Args {
     /// Print a JSON object
@@ -94,8 +94,8 @@ fn wanted() -> usize {
 fn small_buffer(bytes: usize, wanted: usize) -> Option<String> {
     (bytes < wanted).then(|| {
         format!(
-            "receive buffers get {} of the {} wanted; what comes while one is full is lost and sent \
-             again. The limit is raised by: sysctl -w net.core.rmem_max={wanted}",
+            "receive buffers have {} instead of {}; packets that arrive while one is full are lost \
+             and sent again. Raise the limit with: sysctl -w net.core.rmem_max={wanted}",
             kib(bytes),
             kib(wanted)
         )

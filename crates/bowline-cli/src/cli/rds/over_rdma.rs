@@ -159,7 +159,7 @@ impl Devices {
         if names.contains(&DeviceName::Soft(None)) && node.is_empty() {
             node.extend(addresses().into_iter().filter(|a| !a.is_loopback()).map(Address::from));
             if node.is_empty() {
-                return Err(Failure::failed("no address but loopback; give one with --address"));
+                return Err(Failure::failed("no address except loopback; give one with --address"));
             }
         }
         let of_node = node.clone();

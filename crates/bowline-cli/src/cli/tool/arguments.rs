@@ -73,7 +73,7 @@ fn no_path(errno: Errno, text: &str) -> Refusal {
 pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
     values::address(bare, Family::Any).map_err(|_| {
-        Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
+        Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; give a path"))
     })
 }
 
@@ -114,8 +114,8 @@ pub(crate) fn session_name(server: &str, from: Option<IpAddr>) -> String {
 pub(crate) fn no_address(name: &str) -> Result<(), Refusal> {
     SessionName::new(name).map(drop).map_err(|error| {
         Refusal::usage(format!(
-            "{error}: where a path is given, a name of the session is wanted in place of the server's, with \
-             neither . nor / in it, such as {}@{}",
+            "{error}: together with a path, give a session name instead of the server, without . and /, such as \
+             {}@{}",
             own_name(),
             name.replace(['.', ':', '/'], "-")
         ))
@@ -145,7 +145,7 @@ pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
         let (below, above) = (bytes - bytes % 512, (bytes - bytes % 512).checked_add(512));
         let above = above.map(|above| format!(" and {above}")).unwrap_or_default();
         let text = format!(
-            "{bytes} bytes are no whole sectors of 512 bytes; the nearest sizes are {below}{above}"
+            "{bytes} bytes are not a multiple of 512; the nearest sizes are {below}{above}"
         );
         return Err(Refusal::usage(text));
     }

@@ -115,10 +115,10 @@ impl Verb {
             .map(|(mode, target)| format!("{} {}", mode.name(), target.name()))
             .collect();
         if fitting.is_empty() {
-            return format!("{word} is about all devices, sessions and paths: leave out {said}");
+            return format!("{word} covers all devices, sessions and paths: leave out {said}");
         }
         format!(
-            "there is no {word} for {said}; say before the word what is meant: {}",
+            "there is no {word} for {said}; put one of these before the word: {}",
             fitting.join(", ")
         )
     }
