@@ -25,7 +25,7 @@ fn free_pair(is_free: impl Fn(Ipv4Addr) -> bool) -> (Ipv4Addr, Ipv4Addr) {
 
 /// Says whether a measurement failed because somebody took an address after it was found free.
 pub(crate) fn is_collision(error: &str) -> bool {
-    error.contains(&format!(":{RDS_PORT} is taken"))
+    error.contains(&format!(":{RDS_PORT} is in use"))
         || (error.contains(&format!("UDP port {ROCE_PORT} of ")) && error.contains("is in use"))
 }
 

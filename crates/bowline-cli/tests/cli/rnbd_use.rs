@@ -350,7 +350,7 @@ fn the_folder_of_a_disk_is_never_that_of_another() {
         let place = dir.to_str().expect("a plain path");
         let done = run(&folder, &[&words[..], &[front_end, place]].concat()).exits(1);
         assert!(!done.err.contains("FUSE"), "FUSE is not what is wrong: {done:?}");
-        done.complains(&[place, "mounted already"]);
+        done.complains(&[place, "has mounted it"]);
     }
     assert!(dir.join("rnbd0").exists());
     run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);

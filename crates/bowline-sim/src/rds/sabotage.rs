@@ -313,7 +313,7 @@ mod tests {
         caught_over_rdma(Sabotage::RdmaOverdraw, &["no receive posted", "broke a rule"]);
         caught_over_rdma(Sabotage::RdmaOpAgain, &["carried out twice", "is not true", "counts"]);
         caught_over_rdma(Sabotage::RdmaTellTwice, &["told twice", " times, of "]);
-        caught_over_rdma(Sabotage::RdmaKeep, &["not released", "cannot be used"]);
+        caught_over_rdma(Sabotage::RdmaKeep, &["not released", "invalid control messages"]);
         caught_over_rdma(Sabotage::RdmaNoAnswer, &["before all has come"]);
         caught_over_rdma(Sabotage::RdmaOneTos, &["of another type"]);
     }

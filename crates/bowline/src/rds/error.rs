@@ -210,10 +210,10 @@ impl fmt::Display for HostError {
         match self {
             Self::Absent(why) => write!(
                 f,
-                "no node serves programs of this host, {why}: start one with `bowline node`"
+                "no node serves programs of this host ({why}): start one with `bowline node`"
             ),
             Self::Version => f.write_str(
-                "the host's node is of another version: restart it with the one of this program",
+                "the host's node has another version: restart it with the version of this program",
             ),
             Self::Refused(Errno::EACCES) => f.write_str(
                 "the host's node does not serve this user: see `--allow-user` of `bowline node`",
@@ -225,14 +225,14 @@ impl fmt::Display for HostError {
             ),
             Self::Call(Errno::ECONNREFUSED) => Core::PeerEnded.fmt(f),
             Self::Ended => f.write_str(
-                "the host's node has ended, and this socket with it: start one with `bowline \
-                 node`, and look for it again",
+                "the host's node has ended, and this socket with it: start a node with `bowline \
+                 node` and open a new socket",
             ),
             Self::OwnersAffair => f.write_str(
-                "that is up to whoever runs the host's node: use the command `bowline` there",
+                "only the owner of the host's node can do that, with the command `bowline`",
             ),
             Self::NotForIts => f.write_str(
-                "sockets of the host's node do not have that: see the documentation of the call",
+                "sockets of the host's node do not support this: see the documentation of the call",
             ),
             Self::Call(errno) => errno.fmt(f),
         }
