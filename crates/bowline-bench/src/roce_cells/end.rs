@@ -185,8 +185,7 @@ impl End {
     /// Takes completions, waiting as the cell says, but not for long; none are left in `out` when
     /// nothing came.
     ///
-    /// # Errors
-    /// Tells of a request that did not complete well.
+    /// # Errors Reports a request that failed.
     pub(super) fn take(&self, out: &mut Vec<Completion>) -> Result<(), String> {
         out.clear();
         loop {
