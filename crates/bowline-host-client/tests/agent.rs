@@ -134,7 +134,7 @@ impl Memory {
 
 fn get_mr(at: u64, len: u64, key_at: u64) -> Reach {
     let value: Vec<u8> = [at, len, key_at, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
-    Reach::of_option(SOL_RDS, RDS_GET_MR, &value).expect("memory")
+    Reach::for_option(SOL_RDS, RDS_GET_MR, &value).expect("memory")
 }
 
 /// An operation that reads here, or writes.
@@ -144,7 +144,7 @@ fn operation(pieces: &[u64], reads: bool) -> Reach {
     let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let mut bytes = Vec::new();
     put_cmsg(&mut bytes, usize::MAX, SOL_RDS, RDS_CMSG_RDMA_ARGS, &data);
-    Reach::of_control(&bytes).expect("memory")
+    Reach::for_control(&bytes).expect("memory")
 }
 
 fn give(node: u64, socket: u64, reach: &Reach) -> Given {
@@ -424,9 +424,9 @@ fn a_malformed_message_ends_the_connection_and_all_that_was_given_over_it() {
         comes_about(|| {
             let given = give(3, 7, &get_mr(at + 8, 8, 0));
             let node = Hostile::of(&given);
-            let goes_on = node.send(&head(1, at + 8, 8)).is_ok() && !node.receive().is_empty();
-            again = goes_on.then_some((given, node));
-            goes_on
+            let answers = node.send(&head(1, at + 8, 8)).is_ok() && !node.receive().is_empty();
+            again = answers.then_some((given, node));
+            answers
         });
         let (_given, node) = again.unwrap();
         assert_eq!(node.read(at, 8), Err(EFAULT), "what was given before");

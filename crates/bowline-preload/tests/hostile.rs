@@ -343,18 +343,18 @@ fn a_node_is_not_that_of_another_user_whatever_number_it_tells() {
     }
     let folder = Folder::new("number");
     let place = folder.join("host.sock");
-    let (of_root, of_anna) = (willing(), willing());
-    of_anna.listen_as(ANNA, &place);
-    let input = Stdio::from(of_root.socket(SocketType::SEQPACKET));
+    let (root_node, anna_node) = (willing(), willing());
+    anna_node.listen_as(ANNA, &place);
+    let input = Stdio::from(root_node.socket(SocketType::SEQPACKET));
     let mut program = Program::start(0, &["both"], input, |command| {
         command.env("BOWLINE_RDS_SOCKET", &place);
     });
     assert_eq!(program.line(), "used");
-    let asked = of_root.loot.lock().unwrap().requests;
+    let asked = root_node.loot.lock().unwrap().requests;
     assert_eq!(program.line(), "made");
-    assert_eq!(of_root.loot.lock().unwrap().requests, asked, "about the socket of the other");
+    assert_eq!(root_node.loot.lock().unwrap().requests, asked, "about the socket of the other");
     // To make it, and to bind it.
-    assert!(of_anna.loot.lock().unwrap().requests >= 2);
+    assert!(anna_node.loot.lock().unwrap().requests >= 2);
 }
 
 /// Descriptors that come with an answer that is none are not the program's to keep.
@@ -619,9 +619,9 @@ fn lies_of(name: &str, listen: impl FnOnce(&FalseNode, &Path)) -> FalseNode {
     println!("seed {seed}");
     let place = folder.join("host.sock");
     let random = Arc::new(Mutex::new(Random(seed)));
-    let of_node = Arc::clone(&random);
+    let node_random = Arc::clone(&random);
     let node = FalseNode::new(move |node, head| {
-        let mut random = of_node.lock().unwrap();
+        let mut random = node_random.lock().unwrap();
         memory_of_programs::ask_for_anything(node, &mut random);
         Some(match head.op {
             Op::Hello if random.below(8) > 0 => (welcome(), Vec::new()),
