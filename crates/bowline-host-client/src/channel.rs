@@ -67,8 +67,8 @@ impl<D: Descriptors> Channel<D> {
     /// Opens a channel to the node of this host: where the environment says, else to the node that
     /// serves the network namespace of the calling thread.
     ///
-    /// # Errors Those of [`open`](Self::open); EAFNOSUPPORT when the only nodes serve other
-    /// namespaces.
+    /// # Errors
+    /// Those of [`open`](Self::open); EAFNOSUPPORT when the only nodes serve other namespaces.
     pub fn open_to_host() -> Result<(Self, Welcome), c_int> {
         let mut failure = libc::ENOENT;
         for place in trust::places() {
@@ -92,10 +92,11 @@ impl<D: Descriptors> Channel<D> {
 
     /// Opens a channel to the node at a path, and greets.
     ///
-    /// # Errors Those of `connect(2)`; EACCES as well when whoever listens there is neither root,
-    /// nor this user, nor the owner of the file; others that [`is_refusal`] tells; EPROTONOSUPPORT
-    /// when the node speaks another version; ETIMEDOUT when it does not greet; ENETDOWN when it
-    /// ends during the call.
+    /// # Errors
+    /// Those of `connect(2)`; EACCES as well when whoever listens there is neither root, nor this
+    /// user, nor the owner of the file; others that [`is_refusal`] tells; EPROTONOSUPPORT when the
+    /// node speaks another version; ETIMEDOUT when it does not greet; ENETDOWN when it ends during
+    /// the call.
     pub fn open(path: &[u8]) -> Result<(Self, Welcome), c_int> {
         Self::open_at(&Place::named(path))
     }
@@ -132,9 +133,10 @@ impl<D: Descriptors> Channel<D> {
     /// Makes a channel to the node that made a socket, wherever that node is: the socket itself
     /// carries one end to the node. The channel may name this socket.
     ///
-    /// # Errors ENOTSOCK when there is no greeting, or none of a trusted user (a program may have
-    /// made the pair and given its other end away); ENETDOWN when the node has ended; EMFILE; those
-    /// of [`open`](Self::open) but `connect(2)`'s.
+    /// # Errors
+    /// ENOTSOCK when there is no greeting, or none of a trusted user (a program may have made the
+    /// pair and given its other end away); ENETDOWN when the node has ended; EMFILE; those of
+    /// [`open`](Self::open) but `connect(2)`'s.
     pub fn offer(socket: c_int) -> Result<(Self, Welcome), c_int> {
         let (ours, theirs) = system::stream_pair()?;
         let mut channel = Self::new(ours);

@@ -8,7 +8,8 @@ use crate::system;
 
 /// Maps the memory of a socket and closes its descriptor.
 ///
-/// # Errors EPROTO for an invalid memory file; those of `mmap(2)`.
+/// # Errors
+/// EPROTO for an invalid memory file; those of `mmap(2)`.
 pub fn map(memory: c_int) -> Result<Area, c_int> {
     let mapped = map_area(memory);
     system::close(memory);
@@ -34,7 +35,8 @@ fn map_area(memory: c_int) -> Result<Area, c_int> {
 
 /// Unmaps memory.
 ///
-/// # Safety The memory came from [`map`], and nothing uses it or a copy of it any more.
+/// # Safety
+/// The memory came from [`map`], and nothing uses it or a copy of it any more.
 pub unsafe fn unmap(area: Area) {
     // SAFETY: it was mapped with this length, and as the caller promises.
     unsafe { system::unmap(area.base(), AREA_LEN) };

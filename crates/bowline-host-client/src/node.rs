@@ -68,8 +68,8 @@ impl<D: Descriptors> Node<D> {
 
     /// Takes an idle channel, or makes one through `socket`, a socket of this node.
     ///
-    /// # Errors ENETDOWN when the node has ended, whatever error its socket gives; errors of
-    /// [`is_refusal`].
+    /// # Errors
+    /// ENETDOWN when the node has ended, whatever error its socket gives; errors of [`is_refusal`].
     pub fn channel(&self, socket: c_int) -> Result<Channel<D>, c_int> {
         self.idle_channel().map_or_else(|| self.new_channel(socket).map(|(new, _)| new), Ok)
     }
@@ -129,7 +129,8 @@ impl<D: Descriptors> Node<D> {
     /// Asks the node which of its sockets a descriptor is; returns the handle, and a descriptor of
     /// the socket's memory.
     ///
-    /// # Errors ENOTSOCK when the descriptor is not a socket of the node; those of
+    /// # Errors
+    /// ENOTSOCK when the descriptor is not a socket of the node; those of
     /// [`channel`](Self::channel).
     pub fn attach(&self, fd: c_int) -> Result<(SocketHandle, c_int), c_int> {
         let mut channel = self.channel(fd)?;
@@ -140,8 +141,9 @@ impl<D: Descriptors> Node<D> {
 
     /// Opens a socket over a channel to the node; the channel is kept.
     ///
-    /// # Errors The node's error; EMFILE when there are no descriptors left; EPROTO for an invalid
-    /// reply; ENETDOWN when the node has ended.
+    /// # Errors
+    /// The node's error; EMFILE when there are no descriptors left; EPROTO for an invalid reply;
+    /// ENETDOWN when the node has ended.
     pub fn open(&self, mut channel: Channel<D>) -> Result<Opened, c_int> {
         let request = Request::Open { kind: libc::SOCK_SEQPACKET, protocol: 0 };
         let asked = channel.send(&request, &[], None);

@@ -298,7 +298,8 @@ impl<D: Descriptors> Socket<'_, D> {
 
     /// `bind(2)`.
     ///
-    /// # Errors The node's error, here and below; ENETDOWN when the node has ended.
+    /// # Errors
+    /// The node's error, here and below; ENETDOWN when the node has ended.
     pub fn bind(&self, name: &[u8]) -> Result<c_int, c_int> {
         self.short(Call::Bind(name)).map(|_| 0)
     }

@@ -183,7 +183,7 @@ fn a_program_gives_memory_to_as_many_nodes_as_it_lives_to_see() {
         agent::take_back(number, None);
     }
     assert_eq!(node.read(at + 8, 8).map(|bytes| bytes.len()), Ok(8), "what is given stays so");
-    // At the same time there may be so many.
+    // At the same time this many may exist.
     let more: Vec<_> = (2001..2000 + AT_A_TIME).map(|number| give(number, 7, &reach)).collect();
     assert_eq!(agent::give::<Plain>(3000, 7, &reach).map(drop), Err(libc::EMFILE));
     drop(more);
@@ -238,7 +238,7 @@ fn a_node_reads_and_writes_what_was_given_and_nothing_beside_it() {
     let others: Vec<u64> = (0..64).filter(|n| ![3, 13, 14, 32].contains(n)).collect();
     assert!(others.iter().all(|n| memory.0[*n as usize] == n * 0x0101_0101), "unchanged");
 
-    // RDS_FREE_MR of other keys and of other sockets is none of it.
+    // RDS_FREE_MR of other keys and of other sockets does not count.
     for (socket, cookie) in [(7, 8), (8, 7)] {
         agent::take_back(socket, Some(cookie));
     }
@@ -518,7 +518,7 @@ impl Slow {
     }
 
     fn ioctl(&self, request: libc::c_ulong, mut words: [u64; 4]) {
-        // SAFETY: what the requests read and write has at most so many bytes.
+        // SAFETY: the requests read and write at most this many bytes.
         let done =
             unsafe { libc::ioctl(self.faults.as_raw_fd(), request as _, words.as_mut_ptr()) };
         assert_eq!(done, 0, "{}", io::Error::last_os_error());

@@ -143,7 +143,8 @@ fn size(result: Result<usize, c_int>) -> ssize_t {
     result.map_or_else(|errno| fail(errno) as ssize_t, |n| n as ssize_t)
 }
 
-/// # Safety `from` is readable for `len` bytes, or null.
+/// # Safety
+/// `from` is readable for `len` bytes, or null.
 unsafe fn bytes<'a>(from: *const c_void, len: usize) -> &'a [u8] {
     if from.is_null() || len == 0 {
         return &[];

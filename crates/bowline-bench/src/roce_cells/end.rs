@@ -185,7 +185,8 @@ impl End {
     /// Takes completions, waiting as the cell says, but not for long; none are left in `out` when
     /// nothing came.
     ///
-    /// # Errors Reports a request that failed.
+    /// # Errors
+    /// A request failed.
     pub(super) fn take(&self, out: &mut Vec<Completion>) -> Result<(), String> {
         out.clear();
         loop {
