@@ -383,7 +383,7 @@ mod tests {
         for (reason, text) in [
             (InvalidReason::AttrMissing(QpAttrName::Access), "access is needed"),
             (InvalidReason::AttrNotAllowed(QpAttrName::Qkey), "qkey cannot be changed now"),
-            (InvalidReason::AttrNotAllowed(QpAttrName::SqDraining), "sq_draining is only told"),
+            (InvalidReason::AttrNotAllowed(QpAttrName::SqDraining), "sq_draining is read-only"),
             (InvalidReason::AttrValue(QpAttrName::Port), "there is one port, and it has number 1"),
             (
                 too_large(QpAttrName::MinRnrTimer, 31, 40),

@@ -155,7 +155,7 @@ fn exports_and_disks_come_and_go_while_a_node_runs() {
     assert_eq!(serve("exports").exits(0).out, exports);
     serve("export disk1 memory=1MiB").exits(EXISTS).complains(&["an export of this name"]);
     serve("export disk3 file=/nowhere/x").exits(NOT_FOUND);
-    serve("export disk3 memory=1MiB bock=512").exits(INVALID).complains(&["no bock here, but"]);
+    serve("export disk3 memory=1MiB bock=512").exits(INVALID).complains(&["unknown key `bock`"]);
     serve("export disk3").exits(2);
     serve("unexport disk3").exits(NOT_FOUND);
 
@@ -189,7 +189,7 @@ fn exports_and_disks_come_and_go_while_a_node_runs() {
 fn a_bad_entry_is_named_with_its_line() {
     let folder = Folder::new();
     for (tables, parts) in [
-        ("[disks]\nqueue = 5\n", ["127.210.4.1.toml:2: [disks]: there is no queue here"; 2]),
+        ("[disks]\nqueue = 5\n", ["127.210.4.1.toml:2: [disks]: unknown key `queue`"; 2]),
         ("[disks]\nchunk = 1\n", [":2: [disks]: --queue-depth 512 with --chunk 1", "8192"]),
         (
             "[[export]]\nname = \"a\"\n",
@@ -213,9 +213,9 @@ fn a_bad_entry_is_named_with_its_line() {
         (
             "[[map]]\ndevice = \"d\"\nfrom = \"s\"\nnbd = \"/n\"\n\
              [[map]]\ndevice = \"e\"\nfrom = \"s\"\nnbd = \"/n\"\n",
-            [":6: [[map]] number 2 (e): ", "another entry has /n"],
+            [":6: [[map]] number 2 (e): ", "another entry uses /n"],
         ),
-        ("[[map]]\nstayy = false\n", ["there is no stayy here, but device, from", "stay"]),
+        ("[[map]]\nstayy = false\n", ["unknown key `stayy`; known keys: device, from", "stay"]),
         ("[[maps]]\n", [":2: unknown field `maps`", "map"]),
     ] {
         begin(&folder, "127.210.4.1", tables).finish().exits(2).complains(&parts);

@@ -192,7 +192,7 @@ fn requests_are_shown_and_refused() {
     let mut looker = serve_nobody(&folder, &["cm-listen", "--count", "2"], "127.41.32.1");
     for (word, data) in [("rping", "no data"), ("perf", "data 62777066")] {
         let done = run(&folder, &[word, "-c", "127.41.32.1", "-I", "127.41.32.2"]).exits(1);
-        assert!(done.err.contains("refused: bowline cm-listen only looks"), "{done:?}");
+        assert!(done.err.contains("refused: bowline cm-listen only listens"), "{done:?}");
         looker.expect(data);
     }
     assert!(looker.said().contains("127.41.32.2:"), "{}", looker.said());

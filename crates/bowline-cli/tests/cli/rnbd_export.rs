@@ -72,7 +72,9 @@ fn exports_are_listed_whether_anybody_has_them_open_or_not() {
     assert_eq!(list, "\"s1\",\"disk1\",\"disk1\",\"ro\"\n,\"disk0\",\"disk0\",\n");
     let shown = run(&folder, &["rnbd", "server", "show", "disk0"]).exits(0).out;
     assert!(shown.contains("disk0"), "{shown}");
-    run(&folder, &["rnbd", "close", "disk0"]).exits(256 - 2).complains(&["nobody has disk0 open"]);
+    run(&folder, &["rnbd", "close", "disk0"])
+        .exits(256 - 2)
+        .complains(&["no session has disk0 open"]);
     end(client);
     end(server);
 }
@@ -89,7 +91,7 @@ fn sessions_for_which_there_is_no_memory_are_refused_and_the_server_says_so() {
     let path = "127.46.8.12@127.46.8.1";
     let refused = run(&folder, &["rnbd", "map", "disk0", "--from", "s2", "--path", path]);
     refused.exits(256 - 12);
-    server.until_told("1 of them for want of room: --session-memory is for 1 of 64 MiB");
+    server.until_told("1 of them because --session-memory is full: it has room for 1 of 64 MiB");
     end(first);
     end(server);
 }
@@ -162,9 +164,9 @@ fn what_is_no_whole_block_is_told_to_be_left_out() {
         .map(|line| line.split_once(" are not exported").expect("a remainder").0)
         .collect();
     let all = [
-        "export a: its last 488 of 1000 bytes",
-        "export b: its last 100 of 100 bytes",
-        "export b: its last 1 of 1537 bytes",
+        "export a: the last 488 of its 1000 bytes",
+        "export b: the last 100 of its 100 bytes",
+        "export b: the last 1 of its 1537 bytes",
     ];
     assert_eq!(told, all);
 }

@@ -449,7 +449,7 @@ fn scripts_for_a_kernel_work_on_mounted_files() {
          sessname,mapping_path,devname,access_mode\n\
          \"s1\",\"disk0\",\"disk0\",\"rw\"\n"
     );
-    assert!(done.err.ends_with("error: nobody has disk0 open\n"), "{}", done.err);
+    assert!(done.err.ends_with("error: no session has disk0 open\n"), "{}", done.err);
     pair.end();
 }
 
