@@ -106,8 +106,8 @@ mod tests {
         };
         assert_eq!(
             text(&request),
-            "10.0.0.2:40000 to 10.0.0.1:7174: queue pair 0x000123, answers 16 reads and asks 1 at \
-             once, data 1b5b324a627722 \"\\x1b[2Jbw\\\"\"; refused"
+            "10.0.0.2:40000 to 10.0.0.1:7174: queue pair 0x000123, responder resources 16, \
+             initiator depth 1, data 1b5b324a627722 \"\\x1b[2Jbw\\\"\"; refused"
         );
         assert_eq!(object(&request)["private_data"], "1b5b324a627722");
         let request = ConnRequest { private_data: vec![0; 56], ..request };

@@ -253,7 +253,7 @@ mod tests {
     fn a_small_receive_buffer_is_told_with_its_remedy() {
         assert_eq!(small_buffer(8 << 20, 8 << 20), None);
         let text = small_buffer(212_992, 8 << 20).unwrap();
-        assert!(text.contains("208 KiB of the 8192 KiB"), "{text}");
+        assert!(text.contains("208 KiB instead of 8192 KiB"), "{text}");
         assert!(text.ends_with("sysctl -w net.core.rmem_max=8388608"), "{text}");
     }
 
