@@ -109,7 +109,7 @@ fn the_paths_of_disks_have_scopes() {
         "$BOWLINE" rnbd unmap rnbd0
         wait $(cat "$AT/near.pid")
         rc=0; "$BOWLINE" rnbd map d0 --from s1 --path "fe80::1%v1@fe80::2%v1" --path "fe80::1%v0@fe80::2%v0" --nbd "$AT/disk" > "$AT/near.out" 2>&1 || rc=$?
-        [ $rc = 2 ] && grep -q "fe80::1 on two links" "$AT/near.out" || fail "two links: $rc"
+        [ $rc = 2 ] && grep -q "fe80::1 is on two links" "$AT/near.out" || fail "two links: $rc"
     "#;
     let Some(done) = apart(&folder, &format!("{TWO_LINKS}\n{script}")) else { return };
     succeeded(&done);

@@ -165,7 +165,7 @@ fn exports_and_disks_come_and_go_while_a_node_runs() {
     assert!(greets(&nbd));
     use_disks("map disk1 from s1 ro").exits(0);
     use_disks("map disk1 from s1 ro").exits(EXISTS);
-    use_disks("map disk9 from s1 nbds=/x").exits(INVALID).complains(&["no nbds here"]);
+    use_disks("map disk9 from s1 nbds=/x").exits(INVALID).complains(&["unknown key `nbds`"]);
     // Nobody answers there, and that is no reason for others to wait.
     use_disks("map disk1 from s9 ip:127.210.3.2@ip:127.210.3.9 connect-timeout=1").exits(TIMED_OUT);
     serve("unexport disk2").exits(BUSY).complains(&["it is open", "`unexport disk2 force`"]);
@@ -234,7 +234,7 @@ fn what_fails_at_the_start_stops_nothing_else() {
     // The third disk of the file has the third name, whether the others are there or not.
     assert!(node.said().contains("mapped there bytes=4096 at rnbd2"), "{}", node.said());
     node.until_told("not exported: export gone of /nowhere/x: No such file");
-    node.until_told("not mapped: a from s1: 127.210.5.2 is no address of the node's disks");
+    node.until_told("not mapped: a from s1: 127.210.5.2 is not an address of the node's disks");
     node.until_told("not mapped: b from s2: no answer from 127.210.5.9 within 1 s");
     // It ends at once although one is still being tried.
     end(node);

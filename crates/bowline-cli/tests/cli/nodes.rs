@@ -283,7 +283,7 @@ fn the_control_socket_has_a_version_and_refuses_what_it_does_not_know() {
     assert_eq!(list["ok"][0]["name"], "node");
     let newer = ask(r#"{"version":2,"op":"list","path":"/class/rds"}"#);
     assert_eq!((&newer["ok"], &newer["version"]), (&false.into(), &1.into()));
-    assert!(newer["error"].as_str().is_some_and(|text| text.contains("the server is older")));
+    assert!(newer["error"].as_str().is_some_and(|text| text.contains("update the server")));
     for line in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":1,"op":"fly","path":"/"}"#] {
         assert_eq!(ask(line)["ok"], false, "{line}");
     }

@@ -233,7 +233,7 @@ fn whoever_has_a_file_open_that_was_replaced_can_be_closed() {
     // Both sessions have opened it under this name, and the error names both.
     let refused = words("server close a.img").exits(234);
     refused.complains(&["several sessions have a.img open", ": s1, s2"]);
-    words("server close a.img s3").exits(254).complains(&["nobody has a.img open"]);
+    words("server close a.img s3").exits(254).complains(&["no session has a.img open"]);
     words("server close a.img s2").exits(0);
     assert_eq!(list(), "\"s1\",\"a.img\"\n");
     words("set class/rnbd-server/ctl/devices/a.img/sessions/s1/force_close 1").exits(0);

@@ -137,7 +137,7 @@ fn a_session_that_is_not_admitted_is_told_so() {
     let server = export(&folder, 3, &["--allow", "127.61.99.0/24"]);
     let done = map(&folder, 3, &[]).finish().exits(256 - 1);
     assert!(!done.err.contains("writing"), "{done:?}");
-    done.complains(&["127.61.3.1 does not admit", "--allow"]);
+    done.complains(&["127.61.3.1 does not accept", "--allow"]);
     end(server);
 }
 

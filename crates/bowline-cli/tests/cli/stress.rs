@@ -260,7 +260,7 @@ fn messages_of_strangers_are_ignored() {
     for side in [active, passive] {
         let done = side.finish().exits(0);
         assert_eq!(done.err.matches("127.41.24.3:4501").count(), 1, "told once: {done:?}");
-        assert!(done.err.contains("3 messages of others"), "{done:?}");
+        assert!(done.err.contains("3 messages from others"), "{done:?}");
         let average = done.out.lines().last().and_then(|l| l.strip_suffix("  (average)"));
         let sent = average.and_then(|line| line.split_whitespace().nth(1)).expect("a rate");
         assert!(sent.parse::<f64>().expect("a number") > 0.0, "{done:?}");
