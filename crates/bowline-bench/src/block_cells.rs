@@ -31,7 +31,7 @@ use crate::sys;
 pub(crate) use rtrs::large_chunks;
 pub(crate) use server::version as peer_version;
 
-/// Every so many bytes the store says where they are.
+/// The store contains its own offsets at this interval, in bytes.
 const SECTOR: usize = 512;
 /// How long a side sleeps, or waits for answers, before it looks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);

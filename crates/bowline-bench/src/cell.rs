@@ -167,7 +167,7 @@ impl Subject {
     }
 
     /// Finds the subject that an entry's label names, however it is bound or set up.
-    pub(crate) fn of_label(label: &str) -> Option<Self> {
+    pub(crate) fn from_label(label: &str) -> Option<Self> {
         let plain =
             ["-unbound", "-as-is", "-one-cpu"].iter().find_map(|end| label.strip_suffix(end));
         Self::parse(plain.unwrap_or(label))
@@ -333,7 +333,7 @@ impl Kind {
         matches!(self, Self::IoRead | Self::IoWrite) || self.loses_a_path()
     }
 
-    /// Says whether one of several paths is lost meanwhile.
+    /// Tells whether one of several paths is lost during the measurement.
     pub(crate) const fn loses_a_path(self) -> bool {
         matches!(self, Self::IoReset | Self::IoCut)
     }
@@ -406,11 +406,11 @@ pub(crate) struct Cell {
     pub(crate) buffer: usize,
     /// Node addresses of receiver and sender.
     pub(crate) nodes: (Ipv4Addr, Ipv4Addr),
-    /// Path MTU of a device; 0 where there is none.
+    /// Path MTU of a device; 0 without a device.
     pub(crate) mtu: usize,
-    /// Work requests outstanding on each queue pair; 0 where there are none.
+    /// Work requests outstanding on each queue pair; 0 without queue pairs.
     pub(crate) depth: usize,
-    /// Both sides lose one received packet in so many, at random; 0: none.
+    /// Both sides lose one of this many received packets, at random; 0: none.
     pub(crate) drop_one_in: u32,
     /// The sides are in networks of their own and reach each other by the addresses of `nodes`.
     /// Each request is timed; the store is small, since some have it filled over the network.

@@ -150,7 +150,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         return Ok(0);
     }
     if blocks.is_empty() {
-        return Err("no cell has such a name; see --list".into());
+        return Err("no cell has this name; see --list".into());
     }
 
     head.lines().iter().for_each(|line| println!("{line}"));
@@ -180,7 +180,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     }
     print!("{}", report::legend(&blocks));
     outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
-    let missing = |label: &str| match Subject::of_label(label) {
+    let missing = |label: &str| match Subject::from_label(label) {
         Some(s) if s.is_peer() => peers.missing(s).map(str::to_owned),
         _ => None,
     };
@@ -255,7 +255,7 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
         lines.push(format!("each side loses one packet in {} it receives", options.drop_one_in));
     }
     if !options.as_targets_say() {
-        lines.push("targets are not judged: they are about other settings".into());
+        lines.push("targets are not judged: they are for other settings".into());
     }
     if cc == "bbr" {
         lines.push(

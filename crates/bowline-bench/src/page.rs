@@ -107,13 +107,12 @@ fn run(options: &Options) -> Result<i32, String> {
         let old = std::fs::read_to_string(&path).map_err(|e| format!("{page}: {e}"))?;
         let new = splice(&old, &tables(&machines)).map_err(|why| format!("{page}: {why}"))?;
         if new == old {
-            println!("{page} says what the recorded runs say");
+            println!("{page} is up to date");
         } else if options.check {
             agree = false;
             let alike = old.lines().zip(new.lines()).take_while(|(old, new)| old == new).count();
             println!(
-                "{page}: from line {} on it does not say what the recorded runs say; \
-                 bowline bench report writes it anew",
+                "{page}: out of date from line {} on; `bowline bench report` updates it",
                 alike + 1
             );
         } else {

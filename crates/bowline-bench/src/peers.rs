@@ -148,14 +148,14 @@ impl Peers {
             .map_err(|e| format!("no C compiler ({}: {e})", compiler.display()))?;
         if !out.status.success() {
             let text = String::from_utf8_lossy(&out.stderr);
-            let line = text.lines().find(|l| l.contains("error")).unwrap_or("it says nothing");
+            let line = text.lines().find(|l| l.contains("error")).unwrap_or("without a message");
             return Err(format!("{name}.c does not compile: {line}"));
         }
         let out = Command::new(&program).arg("version").output();
         let out = out.map_err(|e| format!("{name} does not run: {e}"))?;
         let version = String::from_utf8_lossy(&out.stdout).trim().to_owned();
         if version.is_empty() {
-            return Err(format!("{name} does not tell its version"));
+            return Err(format!("{name} does not print its version"));
         }
         Ok((program, version))
     }

@@ -161,7 +161,7 @@ impl Process {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Halts it, or has it go on. That it has ended is noticed elsewhere, by the end of its output.
+    /// Stops or continues the process. Its end shows elsewhere, as the end of its output.
     pub(crate) fn halt(&self, halted: bool) {
         let signal = if halted { libc::SIGSTOP } else { libc::SIGCONT };
         let info = ptr::null::<libc::siginfo_t>();

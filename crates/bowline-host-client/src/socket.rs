@@ -1,4 +1,4 @@
-//! What each call on an RDS socket asks the node, and what it makes of the answer.
+//! Calls on an RDS socket: their requests to the node, and their results from the replies.
 
 use core::ffi::c_int;
 use core::marker::PhantomData;
@@ -17,7 +17,7 @@ use crate::reach::{self, Reach};
 use crate::system;
 use crate::trust;
 
-/// Wake tokens that are sent at most to fill a socket; fewer do.
+/// Largest number of wake tokens sent to fill a socket; fewer are enough.
 const FILL_MAX: usize = 16;
 /// SO_RCVTIMEO, in both of its forms.
 const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
@@ -25,22 +25,22 @@ const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
 /// An RDS socket of this process.
 #[derive(Debug)]
 pub struct Socket<'a, D: Descriptors> {
-    /// Its descriptor.
+    /// Descriptor of the socket.
     pub fd: c_int,
-    /// The node whose socket it is.
+    /// The node that serves the socket.
     pub node: &'a Node<D>,
-    /// What the node calls it.
+    /// The node's handle of the socket.
     pub handle: SocketHandle,
 }
 
-/// A call with all that may go along.
+/// A call with all its parameters.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     call: Call<'a>,
-    /// A message, behind what the call says.
+    /// A message that follows the request.
     pieces: &'a [libc::iovec],
     may_wait: bool,
-    /// Memory of this process that it is about.
+    /// Memory of this process that the call refers to.
     memory: Option<&'a Reach>,
 }
 
@@ -51,10 +51,10 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// What was received.
+/// A received message or notification.
 #[derive(Debug)]
 pub struct Message {
-    /// What the call returns.
+    /// Return value of the call.
     pub len: usize,
     /// Flags of the message, as `recvmsg` has them.
     pub flags: c_int,
@@ -66,13 +66,13 @@ pub struct Message {
 
 /// Where the payload of a message goes.
 pub trait To {
-    /// Bytes that have room there.
+    /// Room in bytes.
     fn room(&self) -> usize;
-    /// Copies a payload of so many bytes, which have room, out of a ring. The last of several
-    /// copies counts.
+    /// Copies a payload of `len` bytes, which fit, out of a ring. The last of several copies
+    /// counts.
     fn copy(&mut self, area: &Area, place: Place, len: usize);
-    /// Memory for a payload of so many bytes, for as many as have room. It is written to before
-    /// anything else is done here.
+    /// Memory for a payload of `len` bytes, as far as they fit. The caller writes to it before it
+    /// calls anything else here.
     fn pieces(&mut self, len: usize) -> Vec<libc::iovec>;
 }
 
@@ -119,7 +119,7 @@ impl To for Pieces<'_> {
     }
 }
 
-/// A whole message, however long it is.
+/// A whole message of any length.
 impl To for Vec<u8> {
     fn room(&self) -> usize {
         usize::MAX
@@ -137,8 +137,9 @@ impl To for Vec<u8> {
 }
 
 impl<D: Descriptors> Socket<'_, D> {
-    /// A channel for a request. One about memory of this process goes over a channel over which the
-    /// node has been given that: it was made through this socket, so that nobody else gets it.
+    /// A channel for a request. A request about memory of this process needs a channel over which
+    /// the node was given that memory; it was made through this socket, so that no other process
+    /// gets it.
     fn channel_for(&self, asked: &Asked<'_>) -> Result<Channel<D>, c_int> {
         let Some(reach) = asked.memory else {
             return self.node.channel(self.fd);
@@ -149,7 +150,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let maker = trust::maker(self.fd).ok_or(libc::EBADF)?;
         let (mut channel, welcome) = self.node.new_channel(self.fd)?;
         let greeter = welcome.greeter;
-        // Both: whoever has made the pair may have given its other end away.
+        // Both are checked: whoever made the pair may have given its other end away.
         let shown = if [maker, greeter].iter().all(|one| trust::may_have_memory(one.user)) {
             let memory = system::open_memory()?;
             let shown = channel.show_memory(&welcome, memory);
@@ -160,29 +161,29 @@ impl<D: Descriptors> Socket<'_, D> {
         };
         match shown {
             Err(libc::ENETDOWN) => Err(libc::ENETDOWN),
-            // A node that does not want it says so again in the answer to the request.
+            // A node that refuses it also refuses the request.
             _ => Ok(channel),
         }
     }
 
-    /// Gives a node what a request is about.
+    /// Gives a node the memory of a request.
     fn give(&self, node: u64, reach: &Reach) -> Result<Given, c_int> {
         let socket = agent::socket_of(self.fd).ok_or(libc::EBADF)?;
         let given = agent::give::<D>(node, socket, reach)?;
-        // Closed meanwhile, by another thread: perhaps before there was something to take back.
+        // Another thread has closed the socket, perhaps before the memory was given.
         let is_open = agent::socket_of(self.fd) == Some(socket);
         if is_open { Ok(given) } else { Err(libc::EBADF) }
     }
 
-    /// Takes the region with a key back from a node that has an agent give it.
+    /// Withdraws the region with a key from a node that uses it through the agent.
     fn free_memory(&self, cookie: u64) {
         if let Some(socket) = agent::socket_of(self.fd) {
             agent::take_back(socket, Some(cookie));
         }
     }
 
-    /// Asks the node; returns the channel from which the rest of the answer is to be read. A
-    /// channel that is new to the socket is made known first.
+    /// Sends a request; returns the channel, from which the rest of the reply must be read. A
+    /// channel that is new to the socket is attached first.
     fn ask(&self, asked: &Asked<'_>) -> Result<(Channel<D>, Reply, Lengths), c_int> {
         let mut handle = self.handle;
         let mut is_known = false;
@@ -202,7 +203,7 @@ impl<D: Descriptors> Socket<'_, D> {
                 continue;
             }
             match reply {
-                // The length that is needed comes along, with what there is.
+                // The reply has the length that is needed, and the value as far as it fits.
                 Reply::Failed { needed, .. } if needed != 0 => {}
                 Reply::Failed { errno, fill, .. } => {
                     channel.skip(lengths)?;
@@ -218,8 +219,8 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Asks the node, of whose answer the numbers are all that is wanted. A call whose answer does
-    /// not come whole has failed: the node keeps nothing that it was given for it.
+    /// Sends a request and returns the numbers of its reply only. Without a whole reply the call
+    /// has failed: the node then keeps none of the memory given for it.
     fn call(&self, asked: &Asked<'_>) -> Result<Reply, c_int> {
         let (mut channel, reply, lengths) = self.ask(asked)?;
         channel.skip(lengths)?;
@@ -228,8 +229,8 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(reply)
     }
 
-    /// Makes the socket unwritable, as the node asks: what the descriptor shows is up to whoever
-    /// has it.
+    /// Makes the socket unwritable on the node's request, since only the holder of the descriptor
+    /// can do that.
     fn fill(&self) {
         for _ in 0..FILL_MAX {
             if !system::is_writable(self.fd) {
@@ -242,7 +243,7 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Tells the node that something is new in the memory of this socket.
+    /// Wakes the node: the memory of this socket has changed.
     fn wake(&self) -> Result<(), c_int> {
         let mut channel = self.node.channel(self.fd)?;
         channel.wake(self.handle)?;
@@ -250,7 +251,7 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(())
     }
 
-    /// Something was received: if it was the last, the socket is not readable any more.
+    /// Called after a receive: if that was the last message, the socket is no longer readable.
     fn received(&self, area: &Area) {
         while area.has_wake_token() && area.has_nothing() {
             let mut token = [0; WAKE_TOKEN_LEN];
@@ -261,8 +262,8 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// A wake token was taken from the socket. If there is still something to receive, the node is
-    /// to send another: others wait for it, and `poll` shows it.
+    /// Called after a wake token was taken. If there is still a message, the node sends another
+    /// token, for other waiting threads and for `poll`.
     fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
         area.wake_token_taken(u32::from_ne_bytes(token));
         if !area.has_nothing() {
@@ -298,7 +299,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// `bind(2)`.
     ///
     /// # Errors
-    /// What the node says, here and below; ENETDOWN when it is gone.
+    /// The node's error, here and below; ENETDOWN when the node has ended.
     pub fn bind(&self, name: &[u8]) -> Result<c_int, c_int> {
         self.short(Call::Bind(name)).map(|_| 0)
     }
@@ -325,14 +326,14 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
-        let reach = Reach::of_option(level, name, value);
+        let reach = Reach::for_option(level, name, value);
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         if let Some(cookie) = reach::freed(level, name, value) {
             self.free_memory(cookie);
         }
         let call = Call::SetOption { level, option: name, value, may_write };
         self.call(&Asked { memory: reach.as_ref(), ..Asked::of(call) })?;
-        // Waiting is up to the descriptor.
+        // Blocking is a property of the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
             system::set_receive_timeout(self.fd, name, value);
         }
@@ -351,7 +352,7 @@ impl<D: Descriptors> Socket<'_, D> {
         room: usize,
     ) -> Result<(Vec<u8>, c_int, c_int), c_int> {
         let (reply, _, value) = self.short(Call::GetOption { level, option: name, room })?;
-        // Only an error tells of more than there was room for.
+        // Only an error reports a length beyond the room.
         let (returned, len, most) = match reply {
             Reply::Value { returned, len } => (returned, len, room),
             Reply::Failed { errno, needed, .. } => (-errno, needed, usize::MAX),
@@ -401,7 +402,7 @@ impl<D: Descriptors> Socket<'_, D> {
         }
         let may_wait = !self.is_nonblocking(flags);
         let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
-        let reach = Reach::of_control(control);
+        let reach = Reach::for_control(control);
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         // The message is in pieces.
         let call = Call::Send(SendCall { flags, may_write, name, control, payload: &[] });
@@ -416,7 +417,7 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(sent.min(len))
     }
 
-    /// Pushes a message to the ring of sends. Returns `false` when the node has to be asked.
+    /// Pushes a message to the ring of sends. Returns `false` if it needs a request instead.
     ///
     /// # Safety
     /// As for [`send`](Self::send).
@@ -427,7 +428,7 @@ impl<D: Descriptors> Socket<'_, D> {
         payload: &[libc::iovec],
     ) -> Result<bool, c_int> {
         const PIECES: usize = 8;
-        // Where there is nothing, the system says EFAULT.
+        // For memory that does not exist the kernel says EFAULT.
         let is_nothing = |piece: &libc::iovec| piece.iov_base.is_null() && piece.iov_len > 0;
         if payload.len() > PIECES || payload.iter().any(is_nothing) {
             return Ok(false);
@@ -496,7 +497,7 @@ impl<D: Descriptors> Socket<'_, D> {
             if area.has_more() {
                 match self.receive_from_node(flags, control_room, to) {
                     Err(libc::EAGAIN) if area.has_message() || !area.has_more() => continue,
-                    // What there is needs room for control messages, which this call does not have.
+                    // The next message has control messages, for which this call has no room.
                     Err(libc::EAGAIN) if self.is_nonblocking(flags) => return Err(libc::EAGAIN),
                     Err(libc::EAGAIN) if waited => system::pause(),
                     Err(libc::EAGAIN) => {}
@@ -515,7 +516,7 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Receives what does not go through the ring, without waiting.
+    /// Receives by a request instead of the ring, without waiting.
     fn receive_from_node(
         &self,
         flags: c_int,
@@ -526,7 +527,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let control_room = control_room.min(CONTROL_MAX);
         let call = Call::Receive { flags, control_room, room };
         let (mut channel, reply, lengths) = self.ask(&Asked::of(call))?;
-        let Reply::Received { len: whole, flags: of_message } = reply else {
+        let Reply::Received { len: whole, flags: message_flags } = reply else {
             return Err(libc::EPROTO);
         };
         let name = channel.take_bytes(lengths.name)?;
@@ -538,11 +539,11 @@ impl<D: Descriptors> Socket<'_, D> {
             return Err(libc::EPROTO);
         }
         let len = if flags & libc::MSG_TRUNC != 0 { whole } else { whole.min(room) };
-        Ok(Message { len, flags: of_message, name, control })
+        Ok(Message { len, flags: message_flags, name, control })
     }
 
-    /// Waits until the descriptor shows one of `events`, of POLLIN and POLLOUT, at most `limit`;
-    /// returns those that it shows.
+    /// Waits at most `limit` until the descriptor is ready for one of `events` (POLLIN, POLLOUT);
+    /// returns the ready ones.
     ///
     /// # Errors
     /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
@@ -560,7 +561,7 @@ impl<D: Descriptors> Socket<'_, D> {
             if ready & libc::POLLIN == 0 || !area.has_nothing() {
                 return Ok(ready);
             }
-            // A wake token for what another thread has received meanwhile.
+            // The wake token is for a message that another thread has received.
             match self.take_wake_token(area, libc::MSG_DONTWAIT) {
                 Ok(()) | Err(libc::EAGAIN) => {}
                 Err(errno) => return Err(errno),
@@ -568,7 +569,7 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Waits until the node has acknowledgements of all that was sent, at most `limit`.
+    /// Waits at most `limit` until all messages sent are acknowledged.
     ///
     /// # Errors
     /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
@@ -577,7 +578,7 @@ impl<D: Descriptors> Socket<'_, D> {
         self.call(&Asked { may_wait: true, ..Asked::of(Call::Flush(limit)) }).map(drop)
     }
 
-    /// Cancels all that was sent and is not acknowledged.
+    /// Cancels all messages sent and not acknowledged.
     ///
     /// # Errors
     /// ENOTCONN when the socket is not bound; ENETDOWN when the node is gone.

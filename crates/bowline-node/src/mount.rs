@@ -16,7 +16,7 @@ pub(crate) fn no_mount(dir: &Path, error: &io::Error) -> String {
     let text = format!("cannot mount {}: {error}", dir.display());
     // A folder that cannot be used has nothing to do with FUSE.
     if error.kind() != io::ErrorKind::ResourceBusy && dir.is_dir() {
-        format!("{text}; FUSE needs /dev/fuse, and fusermount3 for others than root")
+        format!("{text}; FUSE needs /dev/fuse, and for users other than root fusermount3")
     } else {
         text
     }

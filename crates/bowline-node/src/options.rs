@@ -31,39 +31,38 @@ const PROGRAM: &str = "bowline-node";
 /// 100 lines at once and 10 a second. If the log cannot be written, lines are dropped and counted;
 /// the node keeps running.
 ///
-/// Messages between two nodes come once and in order while both sockets live. What was begun on a
-/// connection to a machine that went off without a word is lost with it, even if its socket is
-/// bound again by then.
+/// Messages between two nodes arrive once and in order while both sockets are open. If the peer's
+/// machine goes down, messages in flight to it are lost, even if its socket is bound again later.
 ///
 /// The node also exports disks and maps those of other machines, over RDMA at its addresses (UDP
 /// port 4791): [[export]] and [[map]] in the file of --config, and `bowline rnbd export`,
-/// `unexport`, `map` and `unmap` while it runs. --example-config tells of them. It counts as
-/// started, for a service manager too, when each disk of the file is mapped or was tried once.
-/// SIGHUP has the sizes of exports read anew.
+/// `unexport`, `map` and `unmap` while it runs. --example-config explains both. The node is ready,
+/// for a service manager too, once each disk of the file is mapped or one attempt to map it has
+/// failed. On SIGHUP it reads the sizes of exports again.
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
-    /// Read settings from a TOML file; options given here win
+    /// Read settings from a TOML file; options on the command line take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print a commented configuration file and exit
     #[arg(long)]
     example_config: bool,
-    /// Address to serve, a link-local one with its interface, as fe80::1%eth0; repeat it for more,
-    /// leave it out for every local address
+    /// Address to serve, a link-local one with its interface, as fe80::1%eth0; may be repeated.
+    /// Without it, every local address
     #[arg(long, value_name = "ADDRESS", value_parser = own)]
     address: Vec<Address>,
-    /// Speak RDS over RDMA as well, which sockets then use: soft is RoCEv2 in this process, UDP
-    /// port 4791, at all addresses of the node; soft@ADDRESS is that at this address only, and the
-    /// others are on TCP; any other name is a device of rdma-core, such as rxe0, whose addresses
-    /// become the node's. Repeat it for more
+    /// Speak RDS over RDMA too; sockets at the device's addresses then use RDMA. soft is RoCEv2 in
+    /// this process (UDP port 4791) at all addresses of the node; soft@ADDRESS is the same at this
+    /// address only, and the other addresses use TCP; any other name is a device of rdma-core, such
+    /// as rxe0, whose addresses become the node's. May be repeated
     #[arg(long, value_name = "DEVICE", num_args = 0..=1, require_equals = true, default_missing_value = "soft")]
     rdma: Vec<DeviceName>,
     /// Paths to a peer, 8 or 1
     #[arg(long, value_name = "N")]
     paths: Option<u8>,
-    /// Send buffer of a new socket: what peers have not acknowledged yet. A long route needs its
-    /// rate times its round trip, 8m for 1 Gb/s at 60 ms. Without it, that of an echo service is
-    /// 256 MiB
+    /// Send buffer of a new socket: bytes that peers have not acknowledged yet. A long route needs
+    /// its rate times its round-trip time, 8m for 1 Gb/s at 60 ms. Without this option an echo
+    /// service has 256 MiB
     #[arg(long, value_name = "BYTES", value_parser = number)]
     send_buffer: Option<u64>,
     /// Receive buffer of a new socket
@@ -72,7 +71,7 @@ pub struct Args {
     /// Longest message
     #[arg(long, value_name = "BYTES", value_parser = number)]
     max_message: Option<u64>,
-    /// Memory that peers together may make the node take [default: 1 GiB]
+    /// Most memory for data that peers send, all peers together [default: 1 GiB]
     #[arg(long, value_name = "BYTES", value_parser = number)]
     memory: Option<u64>,
     /// How a waiting thread waits
@@ -91,46 +90,47 @@ pub struct Args {
     /// replies are queued for a slow client, or 1/32 of --send-buffer; more are dropped
     #[arg(long, value_name = "PORT")]
     echo: Vec<u16>,
-    /// Take everything that comes to this port; may be repeated
+    /// Receive and discard everything that is sent to this port; may be repeated
     #[arg(long, value_name = "PORT")]
     sink: Vec<u16>,
-    /// Place of the control socket [default: ADDRESS.sock in $XDG_RUNTIME_DIR/bowline or
+    /// Path of the control socket [default: ADDRESS.sock in $XDG_RUNTIME_DIR/bowline or
     /// /run/bowline; ADDRESS-NUMBER.sock, with the number of the network namespace, if a node of
-    /// another namespace has that]
+    /// another namespace uses that name]
     #[arg(long, value_name = "PATH", conflicts_with = "no_control")]
     control: Option<PathBuf>,
     /// Run without a control socket
     #[arg(long)]
     no_control: bool,
-    /// Place at which programs of `bowline run` are served [default: host-NUMBER.sock, with the
-    /// number of the network namespace, in bowline/rds in $XDG_RUNTIME_DIR or /run, and host.sock
-    /// there as well, if no other node has that]. A socket that a service manager has passed
-    /// (LISTEN_FDS) comes first
+    /// Path of the socket at which programs of `bowline run` connect [default: host-NUMBER.sock,
+    /// with the number of the network namespace, in bowline/rds in $XDG_RUNTIME_DIR or /run, and
+    /// host.sock there too if no other node uses that name]. A socket passed by the service manager
+    /// (LISTEN_FDS) takes precedence
     #[arg(long, value_name = "PATH", conflicts_with = "no_programs")]
     programs: Option<PathBuf>,
-    /// Serve no programs
+    /// Do not serve programs
     #[arg(long)]
     no_programs: bool,
-    /// Go on in the place of the node that serves programs at the same place, which ends: they keep
-    /// their sockets, and peers see a short cut. Without one, start as usual
+    /// Replace the running node that serves programs at the same path: it hands its programs over
+    /// and ends. They keep their sockets; connections to peers are cut for a moment. If there is no
+    /// such node, just start
     #[arg(long, conflicts_with = "no_programs")]
     replace: bool,
-    /// At the end, leave programs' sockets with the service manager for its next start of this
-    /// node: needs FileDescriptorStoreMax= in the unit. Programs notice nothing of a restart then
+    /// At the end, store the sockets of programs with the service manager, so that programs keep
+    /// them over a restart of the service. Needs FileDescriptorStoreMax= in the unit
     #[arg(long, conflicts_with = "no_programs")]
     keep_programs: bool,
-    /// Serve programs of this user as well, by name or number, * for everybody; may be repeated.
-    /// Without it: those of root and of the node's own user
+    /// Also serve programs of this user, by name or number, * for all users; may be repeated.
+    /// Programs of root and of the node's own user are always served
     #[arg(long, value_name = "USER")]
     allow_user: Vec<String>,
-    /// Serve programs of those in this group as well; may be repeated
+    /// Also serve programs of the users in this group; may be repeated
     #[arg(long, value_name = "GROUP")]
     allow_group: Vec<String>,
-    /// Let only these peers connect and be sent to: an address or a network, as 10.0.0.0/8 or
-    /// fd00::1; may be repeated
+    /// Communicate with these peers only: an address or a network, as 10.0.0.0/8 or fd00::1; may be
+    /// repeated
     #[arg(long, value_name = "NETWORK", value_parser = network)]
     allow_peer: Vec<Network>,
-    /// Do not let these peers connect nor be sent to, although they are allowed; may be repeated
+    /// Do not communicate with these peers, even if --allow-peer names them; may be repeated
     #[arg(long, value_name = "NETWORK", value_parser = network)]
     deny_peer: Vec<Network>,
     /// Show the node as files below this folder, as under /sys; needs FUSE
@@ -138,13 +138,14 @@ pub struct Args {
     tree: Option<PathBuf>,
     #[command(flatten)]
     metrics: MetricsOptions,
-    /// Longest wait at the end until peers have everything [default: 5]
+    /// At the end, wait at most this long until peers have acknowledged everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
-    /// Keep access to files, ports and system calls, and capabilities, that the node does not need.
-    /// With --tree, a node of root keeps access to files and the right to mount, and one of another
-    /// user keeps all, since fusermount3 needs it. A node with disks in its configuration keeps all
-    /// as well; one without takes disks by command only with this option
+    /// Do not restrict this process to the files, ports, system calls and capabilities that it
+    /// needs. A node with --tree is restricted less: one of root keeps access to files and the
+    /// right to mount, one of another user everything, because fusermount3 needs it. A node with
+    /// disks in its configuration is not restricted; a node without needs this option before
+    /// commands can add disks
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -154,12 +155,13 @@ pub struct Args {
 pub struct MetricsOptions {
     /// Serve metrics for Prometheus over HTTP at this address and port, as 127.0.0.1:9465, below
     /// /metrics. There is no authentication: whoever reaches the address can read the names of
-    /// peers, sessions and disks, so keep it on loopback or behind a proxy. Clients ask by an IP
-    /// address, localhost, the name of this host, or one of --metrics-host
+    /// peers, sessions and disks, so keep it on loopback or behind a proxy. Requests must name an
+    /// IP address, localhost, the name of this host, or a name given with --metrics-host
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
-    /// Serve metrics to clients that ask by this name of the host as well; may be repeated. Others
-    /// are refused: a web page could have its own name lead here, and a browser would let it read
+    /// Also accept requests for metrics with this host name; may be repeated. Requests with other
+    /// names are refused, because a web page could point its own name here (DNS rebinding) and read
+    /// the reply in a browser
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     metrics_host: Vec<String>,
 }

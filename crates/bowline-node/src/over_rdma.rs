@@ -50,7 +50,7 @@ impl FromStr for DeviceName {
         match text.split_once('@') {
             Some((SOFT, address)) => own(address).map(|address| Self::Soft(Some(address))),
             Some((name, _)) => Err(format!(
-                "a device of rdma-core has the addresses that it has: name {name} alone"
+                "a device of rdma-core serves all of its addresses: give {name} without an address"
             )),
             None if text == SOFT => Ok(Self::Soft(None)),
             None if text.is_empty() || text.parse::<Address>().is_ok() => {
@@ -119,7 +119,7 @@ impl Devices {
         if names.contains(&DeviceName::Soft(None)) && node.is_empty() {
             node.extend(addresses().into_iter().filter(|a| !a.is_loopback()).map(Address::from));
             if node.is_empty() {
-                return Err(Failure::failed("no address but loopback; give one with --address"));
+                return Err(Failure::failed("no address except loopback; give one with --address"));
             }
         }
         let of_node = node.clone();

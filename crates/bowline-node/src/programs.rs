@@ -126,7 +126,9 @@ impl Programs {
             Ok(Self { path, file: None, host })
         };
         serve().map_err(|error| {
-            Failure::failed(format!("cannot serve programs at the socket passed: {error}"))
+            Failure::failed(format!(
+                "cannot serve programs at the socket that the service manager passed: {error}"
+            ))
         })
     }
 
@@ -149,7 +151,7 @@ impl Programs {
             Ok(Self { path, file, host })
         };
         resume().map_err(|error: io::Error| {
-            Failure::failed(format!("cannot go on with the programs of another node: {error}"))
+            Failure::failed(format!("cannot take over the programs of another node: {error}"))
         })
     }
 
@@ -188,7 +190,7 @@ impl Programs {
 
 fn cannot_serve(place: &Path, error: &io::Error) -> Failure {
     Failure::failed(format!(
-        "cannot serve programs at {}: {error}; choose another place with --programs, or use \
+        "cannot serve programs at {}: {error}; choose another path with --programs, or use \
          --no-programs",
         place.display()
     ))
@@ -218,8 +220,8 @@ fn note_closed_folders(place: &Path) {
     let is_closed = |folder: &&Path| fs::metadata(folder).is_ok_and(|f| f.mode() & 0o001 == 0);
     if let Some(folder) = place.ancestors().skip(1).find(is_closed) {
         note!(
-            "bowline node: other users may not reach {}: {} is not open to all; choose another \
-             place with --programs",
+            "bowline node: other users cannot reach {}: {} is not accessible to them; choose \
+             another path with --programs",
             place.display(),
             folder.display()
         );

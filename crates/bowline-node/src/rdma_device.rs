@@ -39,7 +39,7 @@ pub fn not_opened(addresses: &[Address], error: Error) -> Failure {
         Error::AddrNotAvailable => {
             let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             format!(
-                "this machine has not all of these addresses: {}; see `ip address`",
+                "this machine does not have all of these addresses: {}; see `ip address`",
                 names.join(", ")
             )
         }

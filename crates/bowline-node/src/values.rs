@@ -100,7 +100,7 @@ pub fn congestion(text: &str) -> Result<Congestion, String> {
         ("auto", _) => Ok(Congestion::Auto),
         ("delay", _) => Ok(Congestion::Delay),
         (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
-        _ => Err("auto, delay, or fixed: and 16 to 4096 packets".to_owned()),
+        _ => Err("must be auto, delay, or fixed:PACKETS with 16 to 4096 packets".to_owned()),
     }
 }
 
@@ -207,9 +207,7 @@ pub fn own(text: &str) -> Result<Address, String> {
 /// Refuses a link-local address without its interface.
 pub fn with_link(address: Address) -> Result<Address, String> {
     if is_link_local(address.ip) && address.link.is_none() {
-        return Err(format!(
-            "{address} is of one link only: name the interface, as in {address}%eth0"
-        ));
+        return Err(format!("{address} is link-local: name the interface, as in {address}%eth0"));
     }
     Ok(address)
 }
@@ -267,7 +265,7 @@ pub fn joined(local: &mut Address, remote: &mut Address) -> Outcome {
     if let (Some(one), Some(other)) = (local.link, remote.link)
         && one != other
     {
-        return Err(Failure::usage(format!("{local} and {remote} are of different links")));
+        return Err(Failure::usage(format!("{local} and {remote} are on different links")));
     }
     let link = local.link.or(remote.link);
     for address in [local, remote] {
@@ -328,12 +326,12 @@ pub fn route_to(remote: impl Into<Address>) -> Outcome<Address> {
         Ok(local) => Ok(local.into()),
         Err(_) if is_link_local(remote.ip) && remote.link.is_none() => {
             Err(Failure::failed(format!(
-                "no route to {remote}, which is of one link only: name the interface, as in {remote}%eth0, or the \
-                 local address with -I"
+                "no route to {remote}, which is link-local: name the interface, as in {remote}%eth0, or the local \
+                 address with -I"
             )))
         }
         Err(error) => Err(Failure::failed(format!(
-            "no route to {remote}: {error}; name the local address with -I"
+            "no route to {remote}: {error}; give the local address with -I"
         ))),
     }
 }

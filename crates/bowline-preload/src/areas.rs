@@ -1,7 +1,6 @@
 //! Shared memory of the RDS sockets of this process, by number of the descriptor.
 //!
-//! Calls use it while other threads close descriptors: the last to use memory that was retired
-//! unmaps it.
+//! Calls use it while other threads close descriptors; the last user of retired memory unmaps it.
 
 use core::ffi::c_int;
 use core::ptr::{self, NonNull};
@@ -15,7 +14,7 @@ use crate::table::KNOWN_MAX;
 struct Slot {
     users: AtomicU32,
     mapped: AtomicPtr<u8>,
-    /// Mapped for a descriptor that was closed.
+    /// Still mapped for a closed descriptor.
     retired: AtomicPtr<u8>,
 }
 
@@ -40,7 +39,7 @@ impl Slot {
 
     fn unmap_retired(&self) {
         loop {
-            // Whoever uses it has counted itself before it was retired.
+            // Every user was counted before the memory was retired.
             let retired = self.retired.swap(ptr::null_mut(), Ordering::SeqCst);
             let Some(base) = NonNull::new(retired) else { return };
             if self.users.load(Ordering::SeqCst) == 0 {
@@ -50,7 +49,7 @@ impl Slot {
                 return unsafe { memory::unmap(area) };
             }
             self.retired.store(retired, Ordering::SeqCst);
-            // The last of them may have left meanwhile.
+            // The last user may have left in the meantime.
             if self.users.load(Ordering::SeqCst) != 0 {
                 return;
             }
@@ -81,7 +80,7 @@ impl Drop for InUse {
 /// The memory of a descriptor, if it is mapped.
 pub(crate) fn of(fd: c_int) -> Option<InUse> {
     let slot = slot(fd)?;
-    // Whoever retires it sees this user, or this user sees that it is retired.
+    // Either the retiring thread sees this user, or this user sees that the memory is retired.
     slot.users.fetch_add(1, Ordering::SeqCst);
     match NonNull::new(slot.mapped.load(Ordering::SeqCst)) {
         Some(base) => {
@@ -97,7 +96,7 @@ pub(crate) fn of(fd: c_int) -> Option<InUse> {
     }
 }
 
-/// Maps the memory that came for a descriptor; `memory` is closed.
+/// Maps the memory of a descriptor; closes `memory`.
 pub(crate) fn map(fd: c_int, memory: c_int) -> Result<(), c_int> {
     let area = memory::map(memory)?;
     let installed = slot(fd).is_some_and(|slot| {
@@ -105,21 +104,20 @@ pub(crate) fn map(fd: c_int, memory: c_int) -> Result<(), c_int> {
         slot.mapped.compare_exchange(none, base, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     });
     if !installed {
-        // Another thread was quicker, or the number is above all that are known.
-        // SAFETY: nobody else has it.
+        // Another thread was faster, or the number is beyond the table. SAFETY: nobody else has it.
         unsafe { memory::unmap(area) };
     }
     if slot(fd).is_some() { Ok(()) } else { Err(libc::EMFILE) }
 }
 
-/// A descriptor was closed or replaced.
+/// Called when a descriptor was closed or replaced.
 pub(crate) fn retire(fd: c_int) {
     let Some(slot) = slot(fd) else { return };
     if slot.mapped.load(Ordering::Relaxed).is_null() {
         return;
     }
     let base = slot.mapped.swap(ptr::null_mut(), Ordering::SeqCst);
-    // What was retired before and still has users stays mapped to the end of the process.
+    // Memory retired before that still has users stays mapped until the process ends.
     slot.retired.store(base, Ordering::SeqCst);
     if slot.users.load(Ordering::SeqCst) == 0 {
         slot.unmap_retired();

@@ -1,8 +1,8 @@
-//! The C library's functions on descriptors. Each looks whether its descriptor is an RDS socket,
-//! and calls the function that it hides if not.
+//! The C library's functions on descriptors. Each checks whether its descriptor is an RDS socket,
+//! and calls the replaced function if not.
 //!
-//! SAFETY of every block here: pointers and lengths are those of the caller of a C function, who
-//! promises what that function wants of them.
+//! SAFETY of every block here: pointers and lengths come from the caller of a C function, who
+//! promises the conditions of that function.
 #![allow(
     clippy::missing_safety_doc,
     clippy::multiple_unsafe_ops_per_block,
@@ -26,9 +26,9 @@ use crate::real::{fail, hidden};
 use crate::table::{self, Rds};
 use crate::{areas, nodes};
 
-/// Longest value of an option that is looked at, bytes; none is as long.
+/// Longest option value that is read, in bytes; all are shorter.
 const OPTION_MAX: usize = 4096;
-/// Longest name that is looked at, bytes: a `sockaddr_storage`.
+/// Longest name that is read, in bytes: a `sockaddr_storage`.
 const NAME_MAX: usize = 128;
 
 /// Functions whose first argument is a descriptor, and what they do when it is an RDS socket.
@@ -79,7 +79,7 @@ functions! {
         |rds| size(unsafe { send_one(&rds, msg, flags) });
     fn sendmmsg(fd, msgs: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int =
         |rds| unsafe { send_many(&rds, msgs, count, flags) };
-    // The system adds MSG_EOR to what is written to a socket of packets, which RDS does not take.
+    // The kernel adds MSG_EOR to a write on a packet socket, a flag that RDS refuses.
     fn write(fd, from: *const c_void, len: usize) -> ssize_t =
         |_| fail(libc::EOPNOTSUPP) as ssize_t;
     fn writev(fd, from: *const iovec, count: c_int) -> ssize_t =
@@ -144,7 +144,7 @@ fn size(result: Result<usize, c_int>) -> ssize_t {
 }
 
 /// # Safety
-/// `from` is readable for so many bytes, or null.
+/// `from` is readable for `len` bytes, or null.
 unsafe fn bytes<'a>(from: *const c_void, len: usize) -> &'a [u8] {
     if from.is_null() || len == 0 {
         return &[];
@@ -171,7 +171,7 @@ const fn piece(base: *const c_void, len: usize) -> iovec {
     iovec { iov_base: base.cast_mut(), iov_len: len }
 }
 
-/// Gives a name to a caller, cut to its room; the whole length is told.
+/// Copies a name to the caller, cut to the caller's room; stores the whole length.
 ///
 /// # Safety
 /// Pointers are null, or valid as for `getsockname`.
@@ -295,7 +295,7 @@ unsafe fn receive_many(
         if flags & libc::MSG_WAITFORONE != 0 {
             own |= libc::MSG_DONTWAIT;
         }
-        // As in the system, the limit is looked at after each message only.
+        // As in the kernel, the limit is checked only after each message.
         if limit.is_some_and(|limit| begun.elapsed() >= limit) {
             return n as c_int + 1;
         }
@@ -318,7 +318,7 @@ unsafe fn get_option(
     let Ok(room) = usize::try_from(unsafe { *len }.cast_signed()) else {
         return fail(libc::EINVAL);
     };
-    let (found, told, returned) = match rds.get_option(level, name, room) {
+    let (found, needed, returned) = match rds.get_option(level, name, room) {
         Ok(found) => found,
         Err(errno) => return fail(errno),
     };
@@ -326,11 +326,11 @@ unsafe fn get_option(
     if n > 0 && !value.is_null() {
         unsafe { core::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), n) };
     }
-    unsafe { *len = told.cast_unsigned() };
+    unsafe { *len = needed.cast_unsigned() };
     if returned < 0 { fail(-returned) } else { returned }
 }
 
-// What follows has something to do for other descriptors as well.
+// The functions below have work for other descriptors, too.
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -353,7 +353,7 @@ pub unsafe extern "C" fn socketpair(
     let made: c_int =
         hidden!(socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int);
     if made == 0 {
-        // Who gets the other end may give it a name as a node does.
+        // The receiver of the other end may give it a name like that of a node.
         unsafe { core::slice::from_raw_parts(pair, 2) }.iter().for_each(|fd| table::set_other(*fd));
     }
     made
@@ -407,7 +407,7 @@ pub unsafe extern "C" fn recvmmsg(
     }
 }
 
-/// Forgets what was known of the descriptors that came with a message.
+/// Forgets the table entries of descriptors that came with a message.
 ///
 /// # Safety
 /// `msg` was filled in by the system.
@@ -454,7 +454,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_vo
     }
 }
 
-/// A descriptor was made of another: what its number meant before is forgotten.
+/// Called when a descriptor was duplicated: forgets the previous meaning of its number.
 fn is_copy(made: c_int) -> c_int {
     if made >= 0 {
         table::forget(made);
@@ -462,7 +462,7 @@ fn is_copy(made: c_int) -> c_int {
     made
 }
 
-/// The program takes a number that may be a channel's, or a socket's.
+/// Called before the program takes a number that may belong to a channel or a socket.
 fn make_way(fd: c_int) -> Closing {
     if table::is_ours(fd) {
         nodes::close_idle();
@@ -471,7 +471,7 @@ fn make_way(fd: c_int) -> Closing {
     Closing::one(fd)
 }
 
-/// The program takes, or closes, numbers that the agent of its memory may have.
+/// Called before the program takes or closes numbers that the agent may use.
 fn make_way_of_agent(first: c_uint, last: c_uint) {
     if table::is_this_process() {
         agent::make_way(first, last);
@@ -509,7 +509,7 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if table::is_ours(fd) {
-        // The program has no such descriptor.
+        // The program does not have such a descriptor.
         return fail(libc::EBADF);
     }
     let _closing = Closing::one(fd);
@@ -546,7 +546,7 @@ pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
     hidden!(fclose(file: *mut libc::FILE) -> c_int)
 }
 
-/// Functions that close the descriptor of a file, and give it another, which may have the number.
+/// Functions that close the descriptor of a file and open another, which may get the same number.
 macro_rules! reopening {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,10 +1,10 @@
-//! The functions that this library hides.
+//! The C library's functions that this library replaces.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the C library behind ours, found at its first use.
+/// A replaced function of the C library, looked up at its first use.
 pub(crate) struct Hidden {
     name: &'static core::ffi::CStr,
     found: AtomicPtr<c_void>,
@@ -15,7 +15,7 @@ impl Hidden {
         Self { name, found: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Its address; null if the C library does not have it.
+    /// Address of the function; null if the C library does not have it.
     #[inline]
     pub(crate) fn address(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl Hidden {
     }
 }
 
-/// Calls the function behind ours: `hidden!(close(fd: c_int) -> c_int)`. It fails with ENOSYS where
+/// Calls the replaced function: `hidden!(close(fd: c_int) -> c_int)`. It fails with ENOSYS where
 /// the C library has no such function.
 macro_rules! hidden {
     ($name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty) => {{
@@ -67,8 +67,8 @@ pub(crate) fn fail(errno: c_int) -> c_int {
     -1
 }
 
-/// Leaves `errno` as it is, whatever system calls this library makes meanwhile: programs look at it
-/// after other calls that have gone well, as after a `close` on the way out of an error.
+/// Restores `errno` after system calls of this library: programs read it after other calls that
+/// succeed, such as a `close` on the way out of an error.
 pub(crate) struct KeptErrno(c_int);
 
 impl KeptErrno {

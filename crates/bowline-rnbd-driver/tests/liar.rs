@@ -52,8 +52,12 @@ fn geometry() -> Geometry {
 
 /// Accepts all connections of a path, and sends the addresses of the chunks.
 fn accept(raw: &mut Raw) -> Vec<Conn> {
-    let rsp =
-        ConRsp { geometry: geometry(), new_rkey: false, counted_keys: false, heeds_notice: false };
+    let rsp = ConRsp {
+        geometry: geometry(),
+        new_rkey: false,
+        counted_keys: false,
+        accepts_notice: false,
+    };
     let answer = ConAnswer::Accepted(rsp).emit();
     let mut conns = Vec::new();
     loop {

@@ -25,7 +25,7 @@ when it ends, however it ends. Without root every cell is skipped. Nothing outsi
                       the router queues (default 1g-256k)
   --mtu LIST          some of 1500, 9000 (default 1500)
   --clients LIST      some of 1, 2, 4 (default 1)
-  --beside LIST       what goes on meanwhile, some of nothing, tcp, busy (default: all of them for
+  --beside LIST       load during the measurement, some of nothing, tcp, busy (default: all of them for
                       writes of 4 KiB, tcp for RDMA WRITE of 1 MiB)
   --only WORK[,WORK]  only what begins so: rdma-write, rdma-read, rnbd-write, rnbd-read, rds; or in
                       full: rnbd-write/4096x32

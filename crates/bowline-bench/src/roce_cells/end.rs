@@ -186,7 +186,7 @@ impl End {
     /// nothing came.
     ///
     /// # Errors
-    /// Tells of a request that did not complete well.
+    /// A request failed.
     pub(super) fn take(&self, out: &mut Vec<Completion>) -> Result<(), String> {
         out.clear();
         loop {

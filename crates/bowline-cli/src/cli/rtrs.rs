@@ -18,7 +18,7 @@ use super::disk;
                   folder of it, of each process that runs here.\n\
                   get FILE, set FILE VALUE: one file of the tree, named from its root, as \
                   class/rtrs-client/s1/max_reconnect_attempts; its error is the exit status.\n\
-                  --json anywhere behind list, show, dump, policy, stats or get prints JSON.\n\
+                  --json anywhere after list, show, dump, policy, stats or get prints JSON.\n\
                   help, version.\n\
                   Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]

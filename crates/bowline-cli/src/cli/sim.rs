@@ -23,60 +23,60 @@ const SEEDS: u64 = 1_000;
 /// Lines of the trace kept without `--trace`.
 const LAST_LINES: usize = 60;
 
-/// Search for mistakes: clusters in virtual time, with faults, drawn from seeds.
+/// Search for bugs: run clusters in virtual time, with faults, generated from seeds.
 ///
-/// The same seed gives the same run on every machine. A seed that fails is printed at once (but
-/// with --json), with the command that runs it again; an interrupt ends the search with what was
-/// found. Without --roce or --rtrs the nodes speak RDS over TCP and RDMA.
+/// The same seed gives the same run on every machine. A seed that fails is printed at once, with
+/// the command that runs it again (at the end with --json). An interrupt ends the search and prints
+/// the results so far. Without --roce or --rtrs the nodes speak RDS over TCP and RDMA.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 every promise was kept, 1 one was broken or the search interrupted, 2 usage. A goal that a cell misses is no promise."
+    after_help = "Exit status: 0 no failure, 1 a failure or an interrupted search, 2 usage. A goal that a cell misses is not a failure."
 )]
 pub(crate) struct Args {
-    /// RoCEv2 devices and the connections between them instead of RDS nodes
+    /// Simulate RoCEv2 devices and the connections between them instead of RDS nodes
     #[arg(long)]
     roce: bool,
-    /// RTRS sessions and RNBD disks over RoCEv2 devices
+    /// Simulate RTRS sessions and RNBD disks over RoCEv2 devices
     #[arg(long, conflicts_with = "roce")]
     rtrs: bool,
     /// Run this seed only
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
-    /// Run a plan that was kept, of whichever simulator
+    /// Run a saved plan, of any of the simulators
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "from", "scenario", "roce", "rtrs"])]
     plan: Option<PathBuf>,
-    /// Write what seeds that fail have drawn into files here, to be run with --plan; with --seed
-    /// that of the seed, whether it fails or not
+    /// Save the plans of seeds that fail in this folder, for --plan; with --seed, save its plan in
+    /// any case
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Run this many seeds [default: 1000, of cells 1]
+    /// Run this many seeds [default: 1000, with --cells 1]
     #[arg(long, value_name = "N", value_parser = number)]
     seeds: Option<u64>,
-    /// Run seeds for this many seconds instead of a number of them
+    /// Run seeds for this many seconds instead of a number of seeds
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "seed", "plan"])]
     seconds: Option<u64>,
-    /// First of the seeds
+    /// First seed
     #[arg(long, value_name = "N", default_value = "1", value_parser = number)]
     from: u64,
-    /// Force a scenario instead of the one a seed draws
+    /// Use this scenario instead of the one that a seed generates
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
-    /// With --roce: instead of drawn clusters the cells of congestion control whose names contain
-    /// TEXT, all without one. They are networks whose ports have a rate, a short queue and a delay,
-    /// up to 400 Gb/s; each line tells the share of the link that was used, that of a foreign TCP
-    /// flow, fairness, percentiles, and which goals are missed
+    /// With --roce: run the cells of congestion control whose names contain TEXT (without it all)
+    /// instead of generated clusters. A cell is a network whose ports have a rate up to 400 Gb/s, a
+    /// short queue and a delay; each line has the share of the link that was used, that of a
+    /// competing TCP flow, fairness, percentiles, and the goals that were missed
     #[arg(long, value_name = "TEXT", requires = "roce", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = ["keep", "seconds", "scenario", "trace", "coverage"])]
     cells: Option<String>,
-    /// What limits the packets in flight in cells: delay, of queues on the way, or fixed:PACKETS of
-    /// each queue pair; what a cell must not fall below holds for delay
+    /// Congestion control in cells: delay, or fixed:PACKETS in flight for each queue pair; the
+    /// goals of a cell are those for delay
     #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
         value_parser = congestion)]
     congestion: Congestion,
     /// Print every step (with --seed or --plan)
     #[arg(long)]
     trace: bool,
-    /// Print which states, transitions and faults the runs came to, and how many runs did
+    /// Print which states, transitions and faults were reached, and by how many runs
     #[arg(long)]
     coverage: bool,
     /// Threads [default: one per processor]
@@ -145,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             }
         }
         (None, Some(file)) => run_plan(args, file, mode),
-        (None, None) if args.trace => Err(Failure::usage("--trace goes with --seed or --plan")),
+        (None, None) if args.trace => Err(Failure::usage("--trace needs --seed or --plan")),
         (None, None) => run_range(args),
     }
 }

@@ -212,12 +212,12 @@ fn a_bad_entry_is_named_with_its_line() {
         ("[[map]]\ndevice = \"d\"\nfrom = \"s\"\npath = [\"x\"]\n", ["\"x\" is not a path", "(d)"]),
         (
             "[[export]]\nname = \"a\"\nmemory = 4096\n[[export]]\nname = \"a\"\nfile = \"/x\"\n",
-            [":5: [[export]] number 2 (a): ", "another entry has this name"],
+            [":5: [[export]] number 2 (a): ", "another entry has the same name"],
         ),
         (
             "[[map]]\ndevice = \"d\"\nfrom = \"s\"\nnbd = \"/n\"\n\
              [[map]]\ndevice = \"e\"\nfrom = \"s\"\nnbd = \"/n\"\n",
-            [":6: [[map]] number 2 (e): ", "another entry has /n"],
+            [":6: [[map]] number 2 (e): ", "another entry uses /n"],
         ),
         ("[[map]]\nstayy = false\n", ["unknown key `stayy`; known keys: device, from", "stay"]),
         ("[[maps]]\n", [":2: unknown field `maps`", "map"]),
@@ -238,7 +238,7 @@ fn what_fails_at_the_start_stops_nothing_else() {
     // The third disk of the file has the third name, whether the others are there or not.
     assert!(node.said().contains("mapped there bytes=4096 at rnbd2"), "{}", node.said());
     node.until_told("not exported: export gone of /nowhere/x: No such file");
-    node.until_told("not mapped: a from s1: 127.210.5.2 is no address of the node's disks");
+    node.until_told("not mapped: a from s1: 127.210.5.2 is not an address of the node's disks");
     node.until_told("not mapped: b from s2: no answer from 127.210.5.9 within 1 s");
     // It ends at once although one is still being tried.
     end(node);

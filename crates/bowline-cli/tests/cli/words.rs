@@ -12,7 +12,7 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["ping", "-Q", "256", "127.0.0.1"], 2, &["256"]),
         (&["ping", "-n", "33", "127.0.0.1"], 2, &["33", "sockets", "--numeric"]),
         (&["recv", "-s", "127.0.0.1:7", "--from", "nobody"], 2, &["nobody", "ADDRESS:PORT"]),
-        (&["ping", "-I", "127.0.0.1", "::1"], 2, &["family"]),
+        (&["ping", "-I", "127.0.0.1", "::1"], 2, &["different address families"]),
         // As rds-info does.
         (&["info", "-x"], 1, &["-x", "bowline info --help"]),
         (&["stress", "-q", "10"], 2, &["-q 10", "63"]),

@@ -1,5 +1,5 @@
-//! Memory of this process by its addresses, which may be any: where there is nothing, an error says
-//! so, and no signal.
+//! Access to memory of this process at any address: if nothing is mapped there, the result is an
+//! error, not a signal.
 
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr;
@@ -19,9 +19,9 @@ fn transfer(call: c_long, pid: c_int, at: u64, own: *mut u8, len: usize) -> Resu
     let there = libc::iovec { iov_base: base, iov_len: len };
     let (own, there) = (&raw const own, &raw const there);
     let one: c_long = 1;
-    // SAFETY: `own` is memory of the caller for so many bytes; of the other address the system
-    // finds out itself whether there is something, and fails if not. Who asks for a write knows
-    // that the program has given the memory for that: nothing else of this library lies there.
+    // SAFETY: `own` is memory of the caller of this length; the kernel checks the other address and
+    // fails if it is not mapped. The caller of a write knows that the program has given the memory
+    // for that: no object of this library lies there.
     let done = unsafe { libc::syscall(call, pid, own, one, there, one, 0 as c_long) };
     if system::result(done)? == len { Ok(()) } else { Err(libc::EFAULT) }
 }
@@ -31,7 +31,8 @@ pub(crate) fn read(pid: c_int, at: u64, to: &mut [u8]) -> Result<(), c_int> {
     transfer(READ, pid, at, to.as_mut_ptr(), to.len())
 }
 
-/// Copies bytes into this process. Those before what cannot be written may have been.
+/// Copies bytes into this process. On an error, bytes before the faulty address may have been
+/// written.
 pub(super) fn write(pid: c_int, at: u64, from: &[u8]) -> Result<(), c_int> {
     transfer(WRITE, pid, at, from.as_ptr().cast_mut(), from.len())
 }
@@ -44,7 +45,7 @@ pub(super) fn probe(pid: c_int) -> Result<(), c_int> {
     if found == word.to_ne_bytes() { Ok(()) } else { Err(libc::EFAULT) }
 }
 
-/// What is compared and stored where, and what was there.
+/// Operands, address and previous value of a swap.
 struct Swap {
     at: u64,
     expected: u64,
@@ -52,13 +53,13 @@ struct Swap {
     found: AtomicU64,
 }
 
-/// Compares 8 aligned bytes and if they are as expected replaces them, as one step for all threads
-/// of the program as well; returns those of before.
+/// Compares 8 aligned bytes and replaces them if they are as expected, atomically also for the
+/// threads of the program; returns the previous bytes.
 ///
-/// Only a processor's instruction is one step, and where memory is not there, or not any more, an
-/// instruction brings a signal. So a process of its own does it, which has this memory, and its own
-/// handling of signals; the calling thread stands still until it has ended. Where the system does
-/// not allow another process, reading and writing are two steps.
+/// Only a processor instruction is atomic, and an instruction raises a signal if the memory is not
+/// mapped. So a child process that shares this memory, with its own signal handlers, executes it;
+/// the calling thread waits until that process has ended. If the system does not allow a child
+/// process, the bytes are read and written in two steps.
 pub(super) fn swap(
     pid: c_int,
     at: u64,
@@ -66,7 +67,7 @@ pub(super) fn swap(
     stack: &mut [u8; SWAP_STACK],
 ) -> Result<u64, c_int> {
     let swap = Swap { at, expected, new, found: AtomicU64::new(0) };
-    // Present and writable: what is no memory at all needs no process to find out.
+    // Checked first, so that an address without memory needs no child process.
     if !at.is_multiple_of(8) || !system::populate(at, 8, true) {
         return Err(libc::EFAULT);
     }
@@ -75,7 +76,7 @@ pub(super) fn swap(
     let top = top.wrapping_sub(top.addr() % 16).cast::<c_void>();
     let job = ptr::from_ref(&swap).cast_mut().cast::<c_void>();
     // SAFETY: the stack is the new process's alone, and both it and `swap` outlive it: with
-    // CLONE_VFORK this thread goes on when it has ended.
+    // CLONE_VFORK this thread continues when it has ended.
     let child = unsafe { libc::clone(swap_in_child, top, flags, job) };
     if child < 0 {
         return swap_in_two_steps(pid, &swap);
@@ -90,8 +91,8 @@ pub(super) fn swap(
     };
     match waited {
         Ok(_) if status == 0 => Ok(swap.found.load(Ordering::Acquire)),
-        // It has failed; or the program waits for whatever processes there are, and has taken its
-        // end, so that nobody knows.
+        // The child failed; or the program waits for any child and has reaped this one, so its
+        // status is lost.
         _ => Err(libc::EFAULT),
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn give_up(needs: &Needs, confinement: &mut Confinement) {
     let kept: Vec<_> = kept.iter().map(|(one, why)| format!("{} {why}", name(*one))).collect();
     let what = match kept.as_slice() {
         [] => "no capabilities".to_owned(),
-        some => format!("no capabilities but {}", some.join(" and ")),
+        some => format!("no capabilities except {}", some.join(" and ")),
     };
     confinement.note(&what, done);
 }

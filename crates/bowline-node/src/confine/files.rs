@@ -32,23 +32,23 @@ pub(super) fn restrict(needs: &Needs, confinement: &mut Confinement) {
     let abi = match status {
         LandlockStatus::Available { effective_abi, .. } => effective_abi,
         LandlockStatus::NotEnabled => {
-            return confinement.note("Landlock", Err("it is off in this kernel"));
+            return confinement.note("Landlock", Err("disabled in this kernel"));
         }
         LandlockStatus::NotImplemented => {
-            return confinement.note("Landlock", Err("this kernel has none"));
+            return confinement.note("Landlock", Err("this kernel does not have it"));
         }
     };
     confinement.note(&format!("Landlock ABI {}", abi as i32), Ok::<_, &str>(()));
     if needs.mounts {
-        let why = "who mounts cannot be restricted to some";
+        let why = "Landlock cannot restrict paths of a process that mounts";
         confinement.note("paths", Err(why));
     }
     for (what, since) in [
         ("truncation", ABI::V3),
         ("TCP ports", ABI::V4),
-        ("ioctls of devices", ABI::V5),
+        ("device ioctls", ABI::V5),
         ("signals", ABI::V6),
-        ("abstract names of sockets", ABI::V6),
+        ("abstract sockets", ABI::V6),
     ] {
         if abi < since {
             confinement.note(what, Err(format!("needs Landlock ABI {}", since as i32)));

@@ -107,8 +107,11 @@ impl Daemon {
     /// What of the configuration cannot be had, and what to do.
     pub fn start(config: Config) -> Outcome<Self> {
         // First, before anything else could get its number.
-        let passed = passed(&hand_over::STORED)
-            .map_err(|error| Failure::failed(format!("cannot take the socket passed: {error}")))?;
+        let passed = passed(&hand_over::STORED).map_err(|error| {
+            Failure::failed(format!(
+                "cannot use the socket that the service manager passed: {error}"
+            ))
+        })?;
         raise_descriptors();
         let (replace, keep_programs) = (config.replace, config.keep_programs);
         let mut settings = Settings::new(config)?;
@@ -175,7 +178,7 @@ impl Daemon {
     pub fn stop(self) -> Outcome {
         let Self { process: Process { settings, supervisor, stop, .. }, serving, .. } = self;
         let patience = settings.drain.as_secs_f64();
-        let last = format!("stopping: up to {patience} s for what peers do not have yet");
+        let last = format!("stopping: waiting up to {patience} s for acknowledgements of peers");
         supervisor.stopping(settings.drain + serving.disks.patience(), &last);
         say!("{last}");
         let Serving { node, disks, services, over, programs, .. } = serving;
@@ -185,11 +188,11 @@ impl Daemon {
         let drained = node.shutdown(settings.drain);
         services.into_iter().for_each(Running::join);
         if drained {
-            say!("stopped; peers have everything");
+            say!("stopped; peers have acknowledged everything");
             return Ok(());
         }
         Err(Failure::failed(format!(
-            "stopped before peers had everything, after {patience} s; give them longer with --drain"
+            "stopped after {patience} s before peers had acknowledged everything; allow more time with --drain"
         )))
     }
 

@@ -103,10 +103,10 @@ fn full(path: &Path) -> PathBuf {
 /// A node may bind any TCP port, since the port that it dials from tells the path.
 pub(super) fn enter(settings: &Settings) -> Confinement {
     if !settings.sandbox {
-        return Confinement::none("the settings say so");
+        return Confinement::none("disabled by --no-sandbox or by sandbox = false");
     }
     if settings.disks.are_named {
-        return Confinement::none("files and devices of disks may be anywhere");
+        return Confinement::none("the configuration has disks, whose files may be anywhere");
     }
     if settings.rdma.are_of_system() {
         return Confinement::none("devices of rdma-core need files of the system");

@@ -72,7 +72,7 @@ impl Settings {
         let twice = |a: &Address| addresses.iter().find(|b| a.ip == b.ip && a.link != b.link);
         if let Some((one, other)) = addresses.iter().find_map(|a| Some((a, twice(a)?))) {
             return Err(Failure::usage(format!(
-                "{one} and {other} are one address on two links: give each link a node of its own"
+                "{one} and {other} are one address on two links: start one node for each link"
             )));
         }
         let paths = config.paths;
@@ -94,9 +94,7 @@ impl Settings {
             return Err(Failure::usage("the drain time must be 0 to 86400 seconds"));
         }
         if addresses.is_empty() && !(config.echo.is_empty() && config.sink.is_empty()) {
-            return Err(Failure::usage(
-                "echo and sink need to know where: name the node's --address",
-            ));
+            return Err(Failure::usage("echo and sink need an address: give the node --address"));
         }
         let peers = access::peers(&config.allow_peer, &config.deny_peer);
         let (send_buffer, recv_buffer) = (size(config.send_buffer), size(config.recv_buffer));

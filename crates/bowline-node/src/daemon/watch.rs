@@ -107,7 +107,7 @@ impl Watched<'_> {
                 }
                 Event::Misbehaved { remote, what } => format!("peer {remote} broke a rule: {what}"),
                 Event::PeerRestarted { remote } => format!("peer {remote} has restarted"),
-                Event::PeerEnded { remote, .. } => format!("peer {remote} has ended in good order"),
+                Event::PeerEnded { remote, .. } => format!("peer {remote} has shut down"),
                 Event::Refused { remote, why } => {
                     format!("peer {remote}: connection refused, {why}")
                 }

@@ -11,7 +11,7 @@ pub(super) fn lines(
     missed: u64,
     from: impl Fn(&str) -> Option<IpAddr>,
 ) -> Vec<String> {
-    let left_out = (missed > 0).then(|| format!("clients: {missed} events more, not told of"));
+    let left_out = (missed > 0).then(|| format!("clients: {missed} more events, not logged"));
     left_out.into_iter().chain(events.iter().map(|event| line(event, &from))).collect()
 }
 
@@ -48,7 +48,7 @@ mod tests {
         let change = ClientChange::Refused(name, Access::Rw, Errno::ENOENT);
         let event = ClientEv { session_name: "s".to_owned(), change };
         let all = lines(&[event], 3, |_| None);
-        assert_eq!(all[0], "clients: 3 events more, not told of");
+        assert_eq!(all[0], "clients: 3 more events, not logged");
         let told = "session s: may not open a\\nsession root: connected\u{fffd} rw: ";
         assert_eq!(all[1], format!("{told}No such file or directory"));
         assert_eq!(all.len(), 2);

@@ -124,7 +124,7 @@ impl DeviceConfig {
             found = all.map(Address::from).collect();
         }
         if found.is_empty() {
-            return Err(Failure::failed("no address but loopback; give one with --address"));
+            return Err(Failure::failed("no address except loopback; give one with --address"));
         }
         Ok(found)
     }

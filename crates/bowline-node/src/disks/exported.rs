@@ -159,7 +159,7 @@ pub(super) fn left_out(whole: u64, bytes: u64) -> Option<String> {
     // More than a block is no remainder: the file has grown since.
     let left = whole.checked_sub(bytes).filter(|left| (1..BLOCK_MAX).contains(left))?;
     Some(format!(
-        "its last {left} of {whole} bytes are left out, since disks consist of whole blocks (--block)"
+        "the last {left} of its {whole} bytes are not exported, since disks consist of whole blocks (--block)"
     ))
 }
 
@@ -208,8 +208,8 @@ impl ServingConfig {
         let max_io = self.chunk.saturating_sub(header);
         let geometry = Geometry::new(self.queue_depth, max_io, header).map_err(|error| {
             Failure::usage(format!(
-                "--queue-depth {} with --chunk {}: {error}; chunks have 8192 bytes at least, and all \
-                 of a session 256 MiB at most",
+                "--queue-depth {} with --chunk {}: {error}; a chunk has at least 8192 bytes, and \
+                 those of a session at most 256 MiB",
                 self.queue_depth, self.chunk
             ))
         })?;

@@ -115,7 +115,7 @@ impl Settings {
     fn no_control(&self, path: &Path, error: &io::Error) {
         if !(self.exports.is_empty() && self.maps.is_empty()) {
             note!(
-                "bowline node: cannot listen on {}: {error}; commands for disks have to name the \
+                "bowline node: cannot listen on {}: {error}; give commands for disks the \
                  node's own socket with --control",
                 path.display()
             );
@@ -249,7 +249,7 @@ impl HostDisks {
             return Err(Failure::failed("the node is stopping"));
         }
         if self.is_confined {
-            let hint = "this node has given up the right to open files: start it with [disks] in \
+            let hint = "this node is restricted and cannot open files: start it with [disks] in \
                         its configuration file, or with --no-sandbox";
             return Err(Failure::Errno(Errno::EPERM, hint.to_owned()));
         }
@@ -271,9 +271,9 @@ impl HostDisks {
             }
             (Some(both), _) if shared.device.is_soft() => {
                 return Err(Failure::failed(format!(
-                    "UDP port 4791 of {both} is for RDS over RDMA of this node, which not all \
-                     addresses of its disks are on: give address of [disks] in its configuration \
-                     file, with addresses of rdma or with others, but not both"
+                    "RDS over RDMA of this node uses UDP port 4791 of {both}, but not of all addresses \
+                     of its disks: set address of [disks] in its configuration file, either to \
+                     addresses with RDS over RDMA or to addresses without it"
                 )));
             }
             _ => shared.device.engine(&addresses)?,
@@ -295,7 +295,7 @@ impl HostDisks {
                 Err(failure) => Some(failure.to_string()),
             };
             if let Some(text) = failure.as_ref().filter(|text| told.as_ref() != Some(*text)) {
-                let then = if map.stay { "; it is tried again" } else { "" };
+                let then = if map.stay { "; trying again" } else { "" };
                 note!(
                     "bowline node: not mapped: {} from {}: {text}{then}",
                     map.device,
@@ -321,7 +321,7 @@ impl HostDisks {
         let own = lock(&self.parts).addresses.clone();
         if let Some(other) = route.own.iter().find(|one| own.iter().all(|own| own.ip != one.ip)) {
             return Err(Failure::failed(format!(
-                "{other} is no address of the node's disks; name one of theirs in path, as \
+                "{other} is not an address of the node's disks; give one of these in path, as \
                  \"SOURCE@DESTINATION\", or add it to address of [disks]"
             )));
         }

@@ -128,7 +128,7 @@ pub fn refused(
         Errno::ETIMEDOUT => {
             let fault = route.paths.iter().find_map(|(src, dst)| engine.fault((*src)?, *dst));
             let why = fault.map_or_else(
-                || "does a server run there, and does UDP port 4791 get through?".to_owned(),
+                || "is a server running there, and does a firewall block UDP port 4791?".to_owned(),
                 |fault| fault.to_string(),
             );
             format!(
@@ -143,31 +143,29 @@ pub fn refused(
                     format!("no server on port {port}")
                 }
                 Some(Refusal::Manager(RejectReason::STALE_CONNECTION)) => {
-                    "it has not forgotten an earlier connection of this machine; try again"
-                        .to_owned()
+                    "it still has an earlier connection of this machine; try again".to_owned()
                 }
                 Some(Refusal::Manager(RejectReason::INVALID_MTU)) => {
                     "the path MTU is too large for it; give a smaller --mtu".to_owned()
                 }
                 Some(Refusal::Manager(reason)) => reason.to_string(),
-                Some(Refusal::Answer(why)) => format!(
-                    "what answers on port {port} is no RTRS server, or none of version 2: {why}"
-                ),
+                Some(Refusal::Answer(why)) =>
+                    format!("port {port} is not an RTRS server of version 2: {why}"),
                 Some(Refusal::Server(_)) => format!(
-                    "the server on port {port} has not noticed that an earlier path of this session is lost, is \
-                     ending, or speaks another version"
+                    "the server on port {port} has not noticed yet that an earlier path of this session is lost, or it \
+                     is ending, or it has another protocol version"
                 ),
                 None => format!(
-                    "it does not admit a session {session} from here: another machine, or another client of this \
-                     one, has the name (choose one with --from NAME --path {}), or --allow leaves it out",
+                    "it does not accept a session {session} from here: another machine or another client of this one \
+                     uses the name (choose another with --from NAME --path {}), or its --allow does not include it",
                     route.path_text()
                 ),
             }
         ),
         Errno::ENOENT => format!("{servers} has no disk {device} for session {session}"),
         Errno::EPERM if error.is_of_session() => format!(
-            "{one_of}{servers} does not admit a client at the address this path comes from: its --allow leaves \
-             that out"
+            "{one_of}{servers} does not accept clients from the source address of this path: its --allow does not \
+             include it"
         ),
         Errno::EPERM => format!(
             "{servers} does not open {device} for {}: another session has it open for writing",

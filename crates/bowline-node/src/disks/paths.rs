@@ -55,8 +55,8 @@ pub fn session_name(server: &str, from: Option<IpAddr>) -> String {
 pub fn no_address(name: &str) -> Result<(), Trouble> {
     SessionName::new(name).map(drop).map_err(|error| {
         let text = format!(
-            "{error}: where a path is given, a name of the session is wanted in place of the server's, with \
-             neither . nor / in it, such as {}@{}",
+            "{error}: together with a path, give a session name instead of the server, without . and /, such as \
+             {}@{}",
             own_name(),
             name.replace(['.', ':', '/'], "-")
         );

@@ -69,8 +69,8 @@ impl Served {
         let exposed = if refreshes { without_refresh(devices) } else { Vec::new() };
         if !exposed.is_empty() {
             note!(
-                "keys are not withdrawn while requests are worked on: {} cannot do so; clients have to be trusted, \
-                 as with --no-invalidate",
+                "memory keys are not invalidated while requests are executed, because {} cannot do so: serve trusted \
+                 clients only, as with --no-invalidate",
                 exposed.join(", ")
             );
         }
@@ -122,7 +122,7 @@ impl Served {
     fn remove(&self, name: &str, force: bool) -> Result<(), Errno> {
         self.server.remove(name, force).map_err(|error| error.errno())?;
         lock(&self.exports).retain(|export| export.name.as_deref() != Some(name));
-        say!("export {name} taken away");
+        say!("export {name} removed");
         Ok(())
     }
 
@@ -258,11 +258,14 @@ fn client_address(server: &ExportServer, session: &str) -> Option<IpAddr> {
 fn moved_text(file: &Moved) -> String {
     let Moved { export, path, missing } = file;
     let what = match missing {
-        None => "is another file now".to_owned(),
+        None => "was replaced by another file".to_owned(),
         Some(Errno::ENOENT | Errno::ENOTDIR) => "is gone".to_owned(),
-        Some(errno) => format!("cannot be looked at: {errno}"),
+        Some(errno) => format!("cannot be read: {errno}"),
     };
-    format!("export {export}: {} {what}; the one opened at the start is served", path.display())
+    format!(
+        "export {export}: {} {what}; the file opened at the start is still served",
+        path.display()
+    )
 }
 
 /// Clients that break rules, or are not admitted: logged at intervals, and counted in between, so
@@ -297,7 +300,7 @@ impl Offences {
         let config = server.rtrs().config();
         let full = (full > 0).then(|| {
             format!(
-                " ({full} of them for want of room: --session-memory is for {} of {} MiB)",
+                " ({full} of them because --session-memory is full: it has room for {} of {} MiB)",
                 config.sessions_max(),
                 config.session_bytes() >> 20
             )
@@ -305,7 +308,7 @@ impl Offences {
         let last = server.rtrs().last_offence().filter(|_| violated + paths > 0);
         let last = last.map(|last| format!("; the last: {}: {}", last.remote, last.reason));
         Some(format!(
-            "clients: {violated} paths closed for breaking rules, {paths} not admitted, {requests} connections \
+            "clients: {violated} paths closed for protocol violations, {paths} not accepted, {requests} connections \
              refused{}{}",
             full.unwrap_or_default(),
             last.unwrap_or_default()

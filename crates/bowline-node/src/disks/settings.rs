@@ -123,7 +123,7 @@ impl Settings {
             let export = Entry::of_table(table.get_ref())
                 .and_then(Export::of_entry)
                 .and_then(|export| match exports.iter().find(|e| is_same(e, &export)) {
-                    Some(_) => Err("another entry has this name, or a folder too".to_owned()),
+                    Some(_) => Err("another entry has the same name, or also a folder".to_owned()),
                     None => Ok(export),
                 })
                 .map_err(|text| (at(table), named("export", number, table, "name", text)))?;
@@ -137,7 +137,7 @@ impl Settings {
                     let place =
                         maps.iter().find_map(|other| map.front_ends.shared_with(&other.front_ends));
                     match place.map(|place| place.display().to_string()) {
-                        Some(place) => Err(format!("another entry has {place}")),
+                        Some(place) => Err(format!("another entry uses {place}")),
                         None => Ok(map),
                     }
                 })

@@ -68,7 +68,7 @@ impl Settings {
         let hosts = host::Hosts::new(self.hosts.clone());
         let server = Server::start(place, hosts, source).map_err(|error| {
             Failure::failed(format!(
-                "cannot serve metrics at {place}: {error}; choose another place with --metrics \
+                "cannot serve metrics at {place}: {error}; choose another address with --metrics \
                  ADDRESS:PORT"
             ))
         })?;

@@ -80,10 +80,10 @@ fn explain(address: IpAddr, holder: &Holder, socket: Option<PathBuf>) -> String 
         ),
         Some("map") => (
             "`rnbd map`",
-            "`bowline rnbd map DEVICE from SERVER` maps a further disk in it; to export disks at the same \
+            "`bowline rnbd map DEVICE from SERVER` maps another disk in it; to export disks at the same \
              address, let `bowline node` do both",
         ),
-        _ => (name.as_str(), "an address is for one process, so stop that one"),
+        _ => (name.as_str(), "only one process can use an address, so stop that one"),
     };
     let place = place.map_or_else(String::new, |place| format!(" at {place}"));
     format!(
@@ -109,8 +109,8 @@ mod tests {
         assert!(text("bowline", Some("/r/map-12.sock")).contains("disk in it; to export disks"));
         assert_eq!(
             text("other", None),
-            "UDP port 4791 of 10.0.0.1 is in use by process 12, other: an address is for one process, so stop \
-             that one; or give another address"
+            "UDP port 4791 of 10.0.0.1 is in use by process 12, other: only one process can use an address, so \
+             stop that one; or give another address"
         );
     }
 }

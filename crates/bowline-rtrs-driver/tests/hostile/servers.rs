@@ -51,7 +51,7 @@ fn answer(new_rkey: bool) -> [u8; 56] {
         geometry: geometry(),
         new_rkey,
         counted_keys: false,
-        heeds_notice: false,
+        accepts_notice: false,
     })
     .emit()
 }

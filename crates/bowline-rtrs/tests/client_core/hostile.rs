@@ -173,7 +173,7 @@ fn tables_of_chunks_that_make_no_sense_are_refused() {
 fn answers_to_a_connect_that_make_no_sense_are_refused() {
     let geometry = Rig::new(config(), false).geometry;
     let answer = |new_rkey, counted_keys| {
-        ConAnswer::Accepted(ConRsp { geometry, new_rkey, counted_keys, heeds_notice: false })
+        ConAnswer::Accepted(ConRsp { geometry, new_rkey, counted_keys, accepts_notice: false })
             .emit()
             .to_vec()
     };

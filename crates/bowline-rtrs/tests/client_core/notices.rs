@@ -13,7 +13,7 @@ fn rig(paths: u8) -> Rig {
     let mut config = config();
     config.io_connections = 2;
     let mut rig = Rig::new(config, true);
-    rig.heeds_notice = true;
+    rig.accepts_notice = true;
     assert_eq!(rig.open(paths), Ok(()));
     rig
 }
@@ -77,7 +77,7 @@ fn a_path_without_requests_needs_no_notice() {
 
 // tests [RT-101]: kernels are sent no notices
 #[test]
-fn a_server_that_does_not_heed_notices_gets_none() {
+fn a_server_that_does_not_accept_notices_gets_none() {
     let mut rig = Rig::opened(true, 2);
     let memory = rig.memory();
     let permit = rig.permit();
@@ -100,7 +100,7 @@ fn a_server_that_does_not_heed_notices_gets_none() {
 fn notice_is_not_lost_for_want_of_room() {
     let attr = PortAttr { max_qp_wr: 24, ..ATTR };
     let mut rig = Rig::of_device(config(), true, attr, 0x77);
-    rig.heeds_notice = true;
+    rig.accepts_notice = true;
     assert_eq!(rig.open(3), Ok(()));
     let memory = rig.memory();
     rig.sends_complete = false;

@@ -79,7 +79,7 @@ pub(crate) struct Rig {
     /// The server does not send keys to clients that count them.
     pub(crate) counted: bool,
     /// The server accepts notices.
-    pub(crate) heeds_notice: bool,
+    pub(crate) accepts_notice: bool,
     pub(crate) geometry: Geometry,
     pub(crate) buffers: BTreeMap<RegionId, Arc<Buffer>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
@@ -155,7 +155,7 @@ impl Rig {
             drains: true,
             refresh,
             counted: false,
-            heeds_notice: false,
+            accepts_notice: false,
             geometry: Geometry::of_chunk(64, CHUNK, 4096).unwrap(),
             buffers: BTreeMap::new(),
             conns: BTreeMap::new(),
@@ -300,8 +300,8 @@ impl Rig {
                 self.conns.get_mut(&conn).unwrap().established = true;
                 let (geometry, counted_keys) = (self.geometry, self.counted);
                 let new_rkey = self.refresh && !counted_keys;
-                let heeds_notice = self.heeds_notice;
-                let rsp = ConRsp { geometry, new_rkey, counted_keys, heeds_notice };
+                let accepts_notice = self.accepts_notice;
+                let rsp = ConRsp { geometry, new_rkey, counted_keys, accepts_notice };
                 let private = ConAnswer::Accepted(rsp).emit().to_vec();
                 Input::Established { conn, private }
             }

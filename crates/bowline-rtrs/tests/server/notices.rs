@@ -107,7 +107,7 @@ fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
 fn who_has_not_agreed_gives_no_notice() {
     let mut rig = Rig::new();
     let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
-    assert!(!a.heeds_notice && !b.heeds_notice);
+    assert!(!a.accepts_notice && !b.accepts_notice);
     for cid in 0..2 {
         let told = notice(&mut rig, &b, cid, generation(2, 1));
         rig.deliver(&[told]);
@@ -123,7 +123,7 @@ fn who_has_not_agreed_gives_no_notice() {
     // This is agreed for each path: other paths of the session may use notices.
     rig.gives_notice = true;
     let d = rig.path(1, 5, "10.0.0.5", 1);
-    assert!(d.heeds_notice);
+    assert!(d.accepts_notice);
     let told = notice(&mut rig, &d, 0, generation(2, 1));
     rig.deliver(&[told]);
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);

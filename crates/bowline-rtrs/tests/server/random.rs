@@ -127,7 +127,7 @@ impl Play {
 
     fn remember(&mut self, path: Path) {
         if let Some(known) = self.paths.iter().find(|known| known.id == path.id) {
-            let told = |path: &Path| (path.new_rkey, path.counted_keys, path.heeds_notice);
+            let told = |path: &Path| (path.new_rkey, path.counted_keys, path.accepts_notice);
             let what = "as the first connection was told [RT-99, RT-101]";
             assert_eq!(told(known), told(&path), "{what}");
             return;

@@ -56,14 +56,14 @@ pub(crate) struct Path {
     pub(crate) new_rkey: bool,
     pub(crate) counted_keys: bool,
     /// Whether the server accepts its notices.
-    pub(crate) heeds_notice: bool,
+    pub(crate) accepts_notice: bool,
 }
 
 impl Path {
     /// Makes a path from the answer to a connection request.
     pub(crate) fn new(id: PathId, rsp: &ConRsp) -> Self {
-        let &ConRsp { new_rkey, counted_keys, heeds_notice, .. } = rsp;
-        Self { id, chunks: Vec::new(), new_rkey, counted_keys, heeds_notice }
+        let &ConRsp { new_rkey, counted_keys, accepts_notice, .. } = rsp;
+        Self { id, chunks: Vec::new(), new_rkey, counted_keys, accepts_notice }
     }
 
     pub(crate) fn conn(&self, cid: u16) -> ConnId {

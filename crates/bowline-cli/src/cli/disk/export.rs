@@ -37,50 +37,52 @@ use super::{
 /// How often the process checks whether its input has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serve disks to RNBD clients, those of the Linux kernel included.
+/// Serve disks to RNBD clients, including those of the Linux kernel.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`, then there is one line per \
-                  export. A client that opens a file or block device gets the size it has then. On SIGHUP all sizes \
-                  are looked at again, and `export NAME bytes=N` is printed for each that has changed; IO of clients \
-                  that have it open is judged by the new size, but they use more only after `rnbd resize` there, or \
-                  when they open it again. Exports are added with `rnbd export NAME file=PATH` and \
-                  taken away with `rnbd unexport NAME`. A file of --file that is deleted, or replaced by another of its name, is \
-                  served as it was opened until the end; SIGHUP has that told on standard error. Sessions that come and go, what \
-                  they open and close or may not open, and paths that are lost or back are told there, too, with the time \
-                  (unless the journal has it), at most 100 lines at once and 10 a second. Ends with SIGINT or SIGTERM."
+    after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`; then there is one line per \
+                  export. A client that opens a file or block device gets its size at that time. On SIGHUP all \
+                  sizes are read again, and `export NAME bytes=N` is printed for each that has changed. Requests of \
+                  clients that have it open are then checked against the new size, but these clients use more space \
+                  only after `rnbd resize` there, or when they open it again. `rnbd export NAME file=PATH` adds an \
+                  export, `rnbd unexport NAME` removes one. A file of --file that is deleted or replaced is served as \
+                  it was opened until the process ends; SIGHUP logs that on standard error. Logged there, too: \
+                  sessions that connect and disconnect, exports that they open, close or may not open, and paths that \
+                  are lost or back, with the time (unless the journal adds it), at most 100 lines at once and 10 a \
+                  second. Ends with SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
-    /// An export to add to the server that runs here, and its options; see `rnbd --help`
+    /// Name of an export to add to the running server; see `rnbd --help`
     #[arg(value_name = "NAME", requires = "words", conflicts_with_all = ["memory", "file", "dir"])]
     name: Option<String>,
-    /// file=PATH or memory=BYTES, and options
+    /// file=PATH or memory=BYTES, and options of the export
     #[arg(value_name = "OPTION=VALUE")]
     words: Vec<String>,
-    /// An export of memory, zero at first and lost at the end; repeat it for more
+    /// Export memory, zero at the start and lost at the end; may be repeated
     #[arg(long, value_name = "NAME=BYTES", value_parser = named)]
     memory: Vec<(String, String)>,
-    /// An export of a file or block device; repeat it for more
+    /// Export a file or block device; may be repeated
     #[arg(long, value_name = "NAME=PATH", value_parser = named)]
     file: Vec<(String, String)>,
-    /// Every file and block device below a folder is an export; %SESSNAME% in the name stands for
-    /// that of the session
+    /// Export every file and block device below a folder; %SESSNAME% in the path stands for the
+    /// session name
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     #[command(flatten)]
     storage: StorageArgs,
-    /// Allow sessions of this name to open an export in this mode (* stands for anything; without
-    /// @SESSION, all sessions); repeat it for more. An export with grants is open to no other
-    /// session, one without to every session. Below --dir, EXPORT is the name that clients use for
-    /// the file. A grant applies to the file under its other names too
+    /// Allow sessions of this name to open an export in this mode (* matches anything; without
+    /// @SESSION, all sessions); may be repeated. An export with grants is closed to other sessions,
+    /// one without is open to all. For a file below --dir, EXPORT is the name that clients use; the
+    /// grant applies to the file's other names too
     #[arg(long, value_name = "EXPORT=ro|rw|migration[@SESSION]", value_parser = granted)]
     grant: Vec<Grant>,
-    /// Address to listen on; repeat it for more paths; without it, all addresses but loopback
+    /// Address to listen on; may be repeated, for more paths. Without it, all addresses except
+    /// loopback
     #[arg(short = 'I', long, value_name = "ADDRESS")]
     address: Vec<String>,
     #[command(flatten)]
     serving: ServingArgs,
-    /// End when the standard input ends, for programs that start this one
+    /// Exit at the end of standard input, for programs that start this one
     #[arg(long)]
     until_input_ends: bool,
     #[command(flatten)]

@@ -42,16 +42,16 @@ const IDLE_CHECKS: u32 = 10;
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
-/// Map a disk of a server: in this process with --from, or in the client that runs here with the
-/// argument from.
+/// Map a disk of a server: with --from in this process, with the word from in the client that runs
+/// here.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the front ends that were \
-                  opened, and there is one for each disk that is mapped later by commands; then there is one line \
-                  for each change of any of them, as `rnbd0 offline`: offline, online, bytes=N, gone (it will not \
-                  come back), unmapped. Paths that are lost or back are told on standard error. Ends with SIGINT or \
-                  SIGTERM, or when no disk has been mapped for a second; unmount what is mounted from the disks before \
-                  you end it, or what was not written back is lost."
+                  opened; each disk that a command maps later has such a line, too. Each change of a disk is one \
+                  line, such as `rnbd0 offline`: offline, online, bytes=N, gone (it will not come back), unmapped. \
+                  Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
+                  disk has been mapped for a second. Unmount file systems on the disks first, or data that was not \
+                  written back is lost."
 )]
 pub(super) struct Args {
     /// Name of the disk on the server
@@ -68,7 +68,7 @@ pub(super) struct Args {
     how: MapArgs,
     #[command(flatten)]
     front_ends: FrontEndArgs,
-    /// Go on when no disk is mapped any more, and wait for commands to map some
+    /// Keep running when no disk is mapped, and wait for commands that map one
     #[arg(long)]
     stay: bool,
     #[command(flatten)]

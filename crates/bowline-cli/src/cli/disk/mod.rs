@@ -21,7 +21,7 @@ use bowline_node::{Failure, Outcome};
 
 use super::tool::{self, Place, RunOptions};
 
-/// Block devices over RTRS: export disks, map them, look at them.
+/// Block devices over RTRS: export, map and inspect disks.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = false,
@@ -29,7 +29,7 @@ use super::tool::{self, Place, RunOptions};
     subcommand_value_name = "WORD",
     subcommand_help_heading = "Words",
     after_help = "Other words: [client|server|both] [device|session|path] COMMAND [NAME..] [OPTION..]; what is \
-clear may be left out. They work on what runs here, on a kernel's own tree and on one of --tree.\n  \
+clear may be left out. They work on the processes that run here, on a kernel's own tree and on one of --tree.\n  \
 list [FIELDS] [csv|json|xml] [B|K|M|G|T|P|E] [notree] [noheaders] [nototals]\n  \
 show NAME [FIELDS] [csv|json|xml] [UNIT]     one device, session or path\n  \
 dump [csv|json|xml]                          everything\n  \
@@ -41,16 +41,16 @@ close DEVICE [SESSION] [force]               on the server\n  \
 export NAME file=PATH|memory=BYTES [OPTION=VALUE..], unexport NAME [force]     of the server that runs here\n  \
 policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n  \
 tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
---json anywhere behind list, show, dump, policy, stats or get prints JSON.\n\
+--json anywhere after list, show, dump, policy, stats or get prints JSON.\n\
 OPTION of map is one of `rnbd map`, as nbd=/run/a.sock, outage=60 or ublk=true; of export: ro=true, \
-buffered=true, block=4096, grant=rw@host*. FIELDS are keys with commas, +KEYS or -KEYS to change the usual ones, or all. PATH is \
+buffered=true, block=4096, grant=rw@host*. FIELDS are keys with commas, +KEYS or -KEYS to change the default ones, or all. PATH is \
 [SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
 class/rtrs-client/s1/max_reconnect_attempts.\n\
 Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
 pub(crate) struct Args {
-    /// Control socket: of the process to talk to, or of this one if it serves; without it, all
-    /// processes that run in this network namespace
+    /// Control socket: of the process to ask, or of this process if it serves disks; without it,
+    /// all processes of this network namespace
     #[arg(long, value_name = "SOCKET", global = true)]
     control: Option<PathBuf>,
     #[command(flatten)]
@@ -65,14 +65,14 @@ pub(crate) struct Args {
 /// Options before the arguments of a command, or after them.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Read a tree of files with the names of /sys instead, such as one of --tree; repeat it for
-    /// more; without it, /sys is read if no process answers
+    /// Read a folder with files named as in /sys instead, such as one of --tree; may be repeated.
+    /// Without it, /sys is read if no process answers
     #[arg(long, value_name = "FOLDER", conflicts_with = "control")]
     sysfs: Vec<PathBuf>,
-    /// Print every write to a control file before it is done
+    /// Print every write to a control file before it happens
     #[arg(short, long)]
     debug: bool,
-    /// Print every write to a control file, and do none
+    /// Print every write to a control file, but do not write
     #[arg(short, long)]
     simulate: bool,
     /// Print which sockets and trees are read
@@ -93,7 +93,7 @@ impl Options {
         match given.iter().find(|(given, _)| *given) {
             None => Ok(()),
             Some((_, option)) => Err(Failure::usage(format!(
-                "{option} is for words that work on a control tree: {word} does its work itself, and would not heed it"
+                "{option} applies to words that use a control tree, which {word} does not"
             ))),
         }
     }
@@ -104,7 +104,7 @@ enum Word {
     Export(export::Args),
     Map(map::Args),
     Verify(verify::Args),
-    /// Print what the servers of this machine serve: size, and who has it open
+    /// Print the exports of the servers of this machine: size, and the sessions that have them open
     Exports,
     #[command(external_subcommand)]
     Others(Vec<String>),
@@ -127,7 +127,7 @@ pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
         Some(Word::Verify(args)) => {
             manner.refuse_any("verify")?;
             if control.is_some() {
-                return Err(Failure::usage("verify has no control socket: leave --control out"));
+                return Err(Failure::usage("verify has no control socket: leave out --control"));
             }
             return verify::run(&args);
         }
@@ -173,7 +173,7 @@ pub(crate) fn run_tool(
     let mut kept: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter();
     let place = |option: &str, place: Option<String>| {
-        place.map(PathBuf::from).ok_or_else(|| Failure::usage(format!("{option} needs a place")))
+        place.map(PathBuf::from).ok_or_else(|| Failure::usage(format!("{option} needs a path")))
     };
     while let Some(word) = rest.next() {
         match word.as_str() {

@@ -100,44 +100,45 @@ pub(super) struct MapArgs {
     access: Access,
     /// What happens to requests while no path is connected: they fail, or wait up to TIME; a forced
     /// unmap and the end of the process end the wait. If the server's machine (not just its
-    /// process) goes down meanwhile, data written and not flushed is lost silently
+    /// process) goes down during that time, data written and not flushed is lost silently
     #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
     outage: Outage,
-    /// Longest time of a request, and half the longest wait for a server that does not answer when
-    /// the disk is unmapped; without it, no limit. Costs a copy of all data
+    /// Time limit of a request; an unmap waits at most twice as long for a server that does not
+    /// answer. Without it, no limit. Costs a copy of all data
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
-    /// How paths are chosen: round-robin, min-inflight or min-latency
+    /// How a path is chosen: round-robin, min-inflight or min-latency
     #[arg(long, value_name = "POLICY", default_value = "min-inflight", value_parser = policy)]
     policy: Policy,
     /// Longest wait for each step of connecting
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
     connect_timeout: Duration,
-    /// Attempts to connect a lost path again, -1: for ever; can be changed later, as
+    /// Attempts to reconnect a lost path, -1 for no limit; can be changed later, as
     /// max_reconnect_attempts
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true,
           value_parser = clap::value_parser!(i16).range(-1..=9999))]
     max_reconnects: i16,
-    /// Time before each of these attempts, as kernels have it; without it, at once, then after 1,
-    /// 2, 4 .. 30 s, a quarter more or less, and about 8 s at most while no path is connected
+    /// Fixed delay before each of these attempts, as in kernels. Without it, no delay at first,
+    /// then 1, 2, 4 .. 30 s, each up to a quarter more or less, and at most about 8 s while no path
+    /// is connected
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     reconnect_delay: Option<Duration>,
     /// Time between heartbeats to the server; the path ends after five missed ones. Linux servers
     /// need at least a second
     #[arg(long, value_name = "TIME", default_value = "5", value_parser = some_time)]
     heartbeat: Duration,
-    /// Memory that the server can write to: only that of reads in flight, with a key for each
-    /// (request), or all memory used for requests (memory), which is faster
+    /// Memory that the server can write to: request: only the buffers of reads in flight, each with
+    /// its own key; memory: all memory for requests, with one key, which is faster
     #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
     read_keys: ReadKeys,
-    /// Connections of each path for IO; without it, as many as suit the device
+    /// IO connections of each path; without it, as many as suit the device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..4096))]
     connections: Option<u16>,
-    /// Do not ask the server to write zeroes by itself: for kernels before 5.18
+    /// Do not send requests to write zeroes, which kernels before 5.18 do not know
     #[arg(long)]
     no_write_zeroes: bool,
-    /// Have the server itself write zeroes that must keep their space, instead of sending them: for
-    /// servers of bowline and kernels of protocol 2.2; others would give the space up
+    /// Send requests to write zeroes without deallocating, instead of data: for bowline servers and
+    /// kernels of protocol 2.2; others would deallocate the blocks
     #[arg(long)]
     nounmap: bool,
 }
@@ -205,22 +206,22 @@ pub(super) struct StorageArgs {
 /// Options of a server, which all its exports share.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ServingArgs {
-    /// Do not withdraw keys while requests are carried out: faster, for trusted clients
+    /// Do not invalidate memory keys while a request is executed: faster, for trusted clients
     #[arg(long)]
     no_invalidate: bool,
     /// Queue depth of a session
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     queue_depth: u16,
-    /// Largest request in bytes, its message included
+    /// Largest request in bytes, including its message
     #[arg(long, value_name = "BYTES", default_value = "128k", value_parser = number32)]
     chunk: u32,
-    /// Memory for the requests of all sessions together. A session needs its queue depth times its
-    /// largest request, 64 MiB by default, and takes it as it is used; a session that does not fit
-    /// is refused
+    /// Memory for the requests of all sessions together. A session reserves its queue depth times
+    /// its largest request, 64 MiB by default, which is allocated as it is used; a session that
+    /// does not fit is refused
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     session_memory: u64,
-    /// Clients that are admitted: an address or a network, and a pattern of their session names;
-    /// without it, all
+    /// Accept these clients only: an address or a network, with a pattern of session names; may be
+    /// repeated. Without it, all clients
     #[arg(long, value_name = "ADDRESS[/BITS][=SESSION]", value_parser = allowed)]
     allow: Vec<AllowRule>,
 }

@@ -54,7 +54,7 @@ impl Controls {
             let served = Server::start(place, tree.clone());
             Some(served.map_err(|error| {
                 Failure::failed(format!(
-                    "cannot listen on {}: {error}; choose another place with --control SOCKET, or \
+                    "cannot listen on {}: {error}; choose another path with --control SOCKET, or \
                      --no-control",
                     place.display()
                 ))

@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use super::local::soft;
 
-/// List the RDMA devices that can be used here.
+/// List the RDMA devices of this machine.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The provider soft needs no hardware: an address of this machine, with its \
-    UDP port 4791 free, is a device. Those of rdma-core are named with --device."
+    after_help = "The provider soft needs no hardware: each address of this machine whose UDP \
+    port 4791 is free is a device. Use a device of rdma-core with --device NAME."
 )]
 pub(crate) struct Args {
     /// Print a JSON object
@@ -85,8 +85,8 @@ fn wanted() -> usize {
 fn small_buffer(bytes: usize, wanted: usize) -> Option<String> {
     (bytes < wanted).then(|| {
         format!(
-            "receive buffers get {} of the {} wanted; what comes while one is full is lost and sent \
-             again. The limit is raised by: sysctl -w net.core.rmem_max={wanted}",
+            "receive buffers have {} instead of {}; packets that arrive while one is full are lost \
+             and sent again. Raise the limit with: sysctl -w net.core.rmem_max={wanted}",
             kib(bytes),
             kib(wanted)
         )
@@ -178,7 +178,7 @@ mod tests {
     fn a_small_receive_buffer_is_told_with_its_remedy() {
         assert_eq!(small_buffer(8 << 20, 8 << 20), None);
         let text = small_buffer(212_992, 8 << 20).unwrap();
-        assert!(text.contains("208 KiB of the 8192 KiB"), "{text}");
+        assert!(text.contains("208 KiB instead of 8192 KiB"), "{text}");
         assert!(text.ends_with("sysctl -w net.core.rmem_max=8388608"), "{text}");
     }
 }

@@ -21,27 +21,28 @@ const SOFT: &str = "soft";
 /// Options for the local side, common to all commands that connect.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Local {
-    /// The device: soft is RoCE in this process; any other name is one of rdma-core, such as rxe0
+    /// RDMA device: soft is RoCE in this process; any other name is a device of rdma-core, such as
+    /// rxe0
     #[arg(long, value_name = "NAME", default_value = SOFT)]
     device: String,
     /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one
-    /// that routing picks, for a server all of them
+    /// that the route has; a server uses all
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     address: Option<String>,
     /// Port of the connection manager
     #[arg(short, long, value_name = "PORT", default_value = "7174", value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, what the interface carries
+    /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, that of the interface
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     mtu: Option<Mtu>,
-    /// What limits the packets in flight: delay, of queues on the way; fixed:PACKETS of each
-    /// queue pair; or auto: delay, and fixed:240 within a host
+    /// Congestion control: delay, which limits packets in flight by queueing delay; fixed:PACKETS
+    /// in flight for each queue pair; or auto, which is delay, and fixed:240 within a host
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = congestion)]
     congestion: Congestion,
     /// Longest wait for the peer
     #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = some_time)]
     pub(super) timeout: Duration,
-    /// Look for packets and completions without sleeping
+    /// Poll for packets and completions without sleeping
     #[arg(long)]
     pub(super) poll: bool,
     /// Write all packets into a file, pcapng
@@ -81,7 +82,7 @@ impl Local {
             }
         };
         if addresses.is_empty() && self.device == SOFT {
-            return Err(Failure::failed("no address but loopback; give one with --address"));
+            return Err(Failure::failed("no address except loopback; give one with --address"));
         }
         let device = self.open(&addresses)?;
         if addresses.is_empty() {

@@ -51,7 +51,7 @@ impl From<Error> for Ended {
 impl From<Ended> for Failure {
     fn from(ended: Ended) -> Self {
         match ended {
-            Ended::Stopped => Self::failed("stopped before it was done"),
+            Ended::Stopped => Self::failed("stopped before the end"),
             Ended::Left => Self::failed("the peer has ended the connection"),
             Ended::Failed(text) => Self::Failed(text),
         }

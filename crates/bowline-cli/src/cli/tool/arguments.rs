@@ -43,7 +43,7 @@ pub(super) fn path_text(text: &str) -> Result<String, Refusal> {
 pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
     values::address(bare, Family::Any).map_err(|_| {
-        Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
+        Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; give a path"))
     })
 }
 
@@ -83,7 +83,7 @@ pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
         let (below, above) = (bytes - bytes % 512, (bytes - bytes % 512).checked_add(512));
         let above = above.map(|above| format!(" and {above}")).unwrap_or_default();
         let text = format!(
-            "{bytes} bytes are no whole sectors of 512 bytes; the nearest sizes are {below}{above}"
+            "{bytes} bytes are not a multiple of 512; the nearest sizes are {below}{above}"
         );
         return Err(Refusal::usage(text));
     }

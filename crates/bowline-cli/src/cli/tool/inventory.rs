@@ -80,13 +80,13 @@ impl Inventory {
         let (mut unresponsive, mut elsewhere) = (Vec::new(), Vec::new());
         let sources = match place {
             Place::Socket(place) => vec![socket(place).map_err(|error| {
-                Refusal::system(&error, format!("nobody answers on {}", place.display()))
+                Refusal::system(&error, format!("no process answers on {}", place.display()))
             })?],
             Place::Files(roots) => {
                 let all = roots.iter().map(|root| {
                     files(root).map_err(|error| {
                         let root = root.display();
-                        Refusal::system(&error, format!("{root} is no tree as /sys is"))
+                        Refusal::system(&error, format!("{root} is not a tree like /sys"))
                     })
                 });
                 all.collect::<Result<_, _>>()?
@@ -235,7 +235,7 @@ impl Inventory {
             return Err(Refusal::new(
                 Errno::ETIMEDOUT,
                 format!(
-                    "{} does not answer, and may have {shown} as well; choose a process with --control",
+                    "{} does not answer, and may have {shown} too; choose a process with --control",
                     other.display()
                 ),
             ));
@@ -250,7 +250,10 @@ impl Inventory {
                 let limit = if matches!(op, Op::Write(_)) { None } else { Some(PROBE_TIMEOUT) };
                 let answer = client.set_limit(limit).and_then(|()| client.ask(op, path));
                 let answer = answer.map_err(|error| {
-                    Refusal::system(&error, format!("{} broke off", source.place.display()))
+                    Refusal::system(
+                        &error,
+                        format!("lost the connection to {}", source.place.display()),
+                    )
                 })?;
                 answer
                     .map(|json| json.as_str().unwrap_or_default().to_owned())
@@ -291,7 +294,7 @@ fn here(unresponsive: &mut Vec<PathBuf>, elsewhere: &mut Vec<PathBuf>) -> Vec<So
             // Sockets of another user, in the folder of services.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => {
-                note!("{} does not answer and is left out: {error}", place.display());
+                note!("{} does not answer and is skipped: {error}", place.display());
                 unresponsive.push(place.clone());
             }
         }

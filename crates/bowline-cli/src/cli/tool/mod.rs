@@ -105,7 +105,7 @@ pub(super) fn run(arguments: &[String], run_options: RunOptions<'_>) -> Outcome 
     let mut inventory = inventory::Inventory::collect(run_options.place)?;
     if run_options.verbose || request.options.verbose {
         for place in inventory.places() {
-            note!("looks at {}", place.display());
+            note!("reading {}", place.display());
         }
     }
     run::run(&request, &mut inventory, run_options)?;

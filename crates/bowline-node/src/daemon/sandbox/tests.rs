@@ -208,7 +208,7 @@ apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     scene.settings.metrics.place = Some(place);
     let Some(confinement) = scene.confined() else { return };
     let on = confinement.on().expect("it is confined");
-    let kept = "no capabilities but NET_BIND_SERVICE for metrics at port 17,";
+    let kept = "no capabilities except NET_BIND_SERVICE for metrics at port 17,";
     assert!(on.contains(kept), "{on}");
     let bits = CapabilitySet::NET_BIND_SERVICE;
     let wanted = [("CapInh", 0), ("CapPrm", bits.bits()), ("CapEff", bits.bits())];

@@ -6,8 +6,8 @@ use bowline_node::disks::Export;
 use super::{Mode, Refusal, Run};
 
 /// What a node says that takes no disks.
-pub(super) const CONFINED: &str = "a node that has given up access to files takes no disks: start it with a [disks] table in its \
-     configuration file, or with --no-sandbox";
+pub(super) const CONFINED: &str = "a restricted node cannot add disks: start it with a [disks] table in its configuration file, or \
+     with --no-sandbox";
 
 impl Run<'_> {
     /// `NAME file=PATH|memory=BYTES [OPTION=VALUE..]`.
@@ -17,9 +17,9 @@ impl Run<'_> {
         let source = match self.changeable(servers).as_slice() {
             [one] => *one,
             [] => {
-                let none = self.inventory.none_here("server that takes exports");
+                let none = self.inventory.none_here("server that accepts exports");
                 return Err(Refusal::missing(none.unwrap_or_else(|| {
-                    "no server that takes exports runs here; start one with `bowline node`, or `bowline rnbd export \
+                    "no server that accepts exports runs here; start one with `bowline node`, or `bowline rnbd export \
                      --file NAME=PATH -I ADDRESS`"
                         .to_owned()
                 })));
@@ -30,7 +30,7 @@ impl Run<'_> {
             match refusal.errno {
                 Errno::EEXIST => refusal.with("it has an export of this name"),
                 Errno::EPERM => refusal.with(CONFINED),
-                _ => refusal.with("the server's own output says more"),
+                _ => refusal.with("see the output of the server"),
             }
         })
     }
@@ -85,7 +85,7 @@ fn export_text(name: &str, words: &[String]) -> Result<String, String> {
     let all: Vec<String> = [format!("name={name}")].into_iter().chain(words).collect();
     if let Some(word) = all.iter().find(|word| word.contains(char::is_whitespace)) {
         return Err(format!(
-            "\"{word}\" has a blank, which only [[export]] of a node's configuration can have"
+            "\"{word}\" has a blank; only [[export]] in a node's configuration can have blanks"
         ));
     }
     let text = all.join(" ");
