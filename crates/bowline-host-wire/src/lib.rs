@@ -25,6 +25,7 @@ mod receives;
 mod reply;
 mod request;
 mod sends;
+mod sync;
 
 pub use area::{AREA_LEN, Area, DESTINATIONS, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX};
 pub use frame::{CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Lengths, Malformed, NAME_MAX, Op};

@@ -5,13 +5,14 @@
 
 #![allow(unsafe_code, reason = "memory of a program that it points at")]
 
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::Ordering;
 
 use crate::area::{
     Area, PAD, Place, RECEIVES, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, at, entry_len,
     is_aligned,
 };
 use crate::sends::Broken;
+use crate::sync::fence;
 
 const HEAD: usize = 48;
 const NAME: usize = 16;

@@ -5,13 +5,14 @@
 
 #![allow(unsafe_code, reason = "payload that a program points at")]
 
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::Ordering;
 
 use crate::area::{
     ALIGN, Area, DESTINATIONS, PAD, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, SENDS, at,
     entry_len, is_aligned,
 };
 use crate::ids::LockOwner;
+use crate::sync::{fence, spin_loop};
 
 const HEAD: usize = 16;
 /// In the lock while the node changes a destination.
@@ -116,7 +117,7 @@ impl Area {
             if lock.compare_exchange_weak(0, owner, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return true;
             }
-            core::hint::spin_loop();
+            spin_loop();
         }
         false
     }
