@@ -84,7 +84,7 @@ impl Area {
                 self.advance(head, next)
             };
             if is_ours {
-                let at = self.u64(at::NOTICE).load(Ordering::Relaxed);
+                let at = self.u64(at::NOTICE).load(Ordering::SeqCst);
                 let notice = !peek && head < at && at <= next;
                 return Ok(Some(Received { len, name, name_len, notice }));
             }
@@ -93,7 +93,7 @@ impl Area {
 
     fn advance(&self, from: u64, to: u64) -> bool {
         let taken = self.u64(at::TAKEN);
-        taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        taken.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
     /// Tells whether there is something to take.
@@ -206,7 +206,7 @@ impl Receives {
 
     /// Asks for a request to wake when programs have got so far.
     pub fn notice_at(&mut self, position: Option<u64>) {
-        self.area.u64(at::NOTICE).store(position.unwrap_or(u64::MAX), Ordering::Release);
+        self.area.u64(at::NOTICE).store(position.unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
     /// Tells whether everything that was pushed is taken, as far as programs say.
