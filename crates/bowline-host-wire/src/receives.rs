@@ -62,7 +62,8 @@ impl Area {
                 && (len == PAD || place.has(step));
             if !fits {
                 // Another may have taken it, and the node have used its place again.
-                if self.u64(at::TAKEN).load(Ordering::Acquire) == head {
+                fence(Ordering::Acquire);
+                if self.u64(at::TAKEN).load(Ordering::Relaxed) == head {
                     return Err(Broken);
                 }
                 continue;
@@ -172,6 +173,7 @@ impl Receives {
             return Err(Broken);
         }
         self.head = head;
+        fence(Ordering::Release);
         Ok(head)
     }
 
