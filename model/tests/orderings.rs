@@ -21,6 +21,7 @@ mod rings;
 mod sends;
 #[path = "../../crates/bowline-host-wire/src/tokens.rs"]
 mod tokens;
+mod weak;
 
 /// As in `bowline-host-wire`.
 const WAKE_TOKEN_LEN: usize = 4;
@@ -46,23 +47,9 @@ mod sync {
 }
 
 mod hook {
-    use std::cell::Cell;
-    use std::panic::Location;
-    use std::sync::atomic::Ordering;
+    pub(crate) use crate::weak::{fence, ordered};
 
     pub(crate) const LOOKS: bool = false;
-
-    /// Lines of the rings by what they contain. The orderings there, and in the lines below them,
-    /// are left out.
-    pub(crate) type Lines = &'static [&'static str];
-
-    thread_local! {
-        static WEAKENED: Cell<Lines> = const { Cell::new(&[]) };
-    }
-
-    pub(crate) fn weaken(lines: Lines) {
-        WEAKENED.set(lines);
-    }
 
     pub(crate) fn is_dead() -> bool {
         false
@@ -74,42 +61,6 @@ mod hook {
 
     pub(crate) fn forgets(_at: usize) -> bool {
         false
-    }
-
-    const RECEIVES: &str = include_str!("../../crates/bowline-host-wire/src/receives.rs");
-    const SENDS: &str = include_str!("../../crates/bowline-host-wire/src/sends.rs");
-
-    #[track_caller]
-    fn is_weakened() -> bool {
-        let weakened = WEAKENED.get();
-        if weakened.is_empty() {
-            return false;
-        }
-        let at = Location::caller();
-        let file = if at.file().ends_with("sends.rs") { SENDS } else { RECEIVES };
-        // Of a fence, the line before says which it is.
-        let mut lines = file.lines().skip(at.line() as usize - 2).take(2);
-        lines.any(|line| weakened.iter().any(|part| line.contains(part)))
-    }
-
-    #[track_caller]
-    pub(crate) fn ordered<T>(order: Ordering, step: impl FnOnce(Ordering) -> T) -> T {
-        if is_weakened() {
-            return step(Ordering::Relaxed);
-        }
-        // The checker knows one order of all such fences, but not of such steps. A fence before
-        // each is how they are made where a processor has fences only.
-        if order == Ordering::SeqCst {
-            loom::sync::atomic::fence(order);
-        }
-        step(order)
-    }
-
-    #[track_caller]
-    pub(crate) fn fence(order: Ordering) {
-        if !is_weakened() {
-            loom::sync::atomic::fence(order);
-        }
     }
 }
 
@@ -123,16 +74,10 @@ use ids::LockOwner;
 use receives::Receives;
 use rings::{Mistake, Node, Socket};
 use sends::{Piece, Pushed, Sends};
+use weak::{Lines, Model, check, missed};
 
 /// Most places of an order at which a thread is interrupted.
 const SWITCHES: usize = 3;
-
-fn check(switches: usize, model: fn()) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(switches);
-    builder.max_branches = 10_000;
-    builder.check(model);
-}
 
 /// The memory of a socket.
 struct Memory {
@@ -341,34 +286,35 @@ fn serve(program: fn(&Socket), node: fn(&Socket)) {
 
 #[test]
 fn a_node_gets_what_a_program_sends() {
-    check(SWITCHES, || {
-        serve(
-            |socket| (0..2).for_each(|n| socket.send(1, n)),
-            |socket| {
-                let mut node = Node::new(socket, 400, true).knows_destination();
-                node.run(|node| node.sent.len() == 2);
-                assert_eq!(node.sent, [0, 1]);
-            },
-        );
-    });
+    check((send_and_serve, SWITCHES));
+}
+
+fn send_and_serve() {
+    serve(
+        |socket| (0..2).for_each(|n| socket.send(1, n)),
+        |socket| {
+            let mut node = Node::new(socket, 400, true).knows_destination();
+            node.run(|node| node.sent.len() == 2);
+            assert_eq!(node.sent, [0, 1]);
+        },
+    );
 }
 
 #[test]
 fn a_program_gets_what_comes_for_it() {
-    check(2, || {
-        serve(
-            |socket| socket.receive(1, 2, true),
-            |socket| {
-                let mut node = Node::new(socket, 400, true).receives(2, &[0, 1], 1);
-                node.run(|node| node.is_done);
-                assert_eq!(socket.received(1), [0, 1]);
-            },
-        );
-    });
+    check((receive_and_serve, 2));
 }
 
-/// A model, and how often its threads are interrupted at most.
-type Model = (fn(), usize);
+fn receive_and_serve() {
+    serve(
+        |socket| socket.receive(1, 2, true),
+        |socket| {
+            let mut node = Node::new(socket, 400, true).receives(2, &[0, 1], 1);
+            node.run(|node| node.is_done);
+            assert_eq!(socket.received(1), [0, 1]);
+        },
+    );
+}
 
 const SENDING: Model = (sending, SWITCHES);
 const SENDING_AT_ONCE: Model = (sending_at_once, SWITCHES);
@@ -395,12 +341,12 @@ fn orderings_are_enough() {
         TOKEN,
         MORE,
     ];
-    models.into_iter().for_each(|(model, switches)| check(switches, model));
+    models.into_iter().for_each(check);
 }
 
 /// Orderings whose lack is found, each with the model that finds it. Where two do the same, both are
 /// left out.
-const NEEDED: [(Model, hook::Lines); 19] = [
+const NEEDED: [(Model, Lines); 19] = [
     (SENDING, &["at::SENDS).store(room.end"]),
     (SENDING, &["let tail = self.area.u64(at::SENDS).load"]),
     (SENDING_AT_ONCE, &["lock.compare_exchange_weak(0, owner"]),
@@ -424,15 +370,6 @@ const NEEDED: [(Model, hook::Lines); 19] = [
 
 #[test]
 fn an_ordering_that_is_left_out_is_found() {
-    // Only that of the last one that is not found is of interest.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| ()));
-    let is_found = |((model, switches), lines): &(Model, hook::Lines)| {
-        hook::weaken(lines);
-        std::panic::catch_unwind(|| check(*switches, *model)).is_err()
-    };
-    let missed: Vec<_> =
-        NEEDED.iter().filter(|one| !is_found(one)).map(|(_, lines)| lines).collect();
-    std::panic::set_hook(hook);
+    let missed = missed(&NEEDED);
     assert!(missed.is_empty(), "{missed:#?}");
 }
