@@ -180,13 +180,22 @@ fn opening_and_closing() {
     assert!(descriptor.are_unmapped());
 }
 
+/// Two threads close the same number, while a third one has a call.
+fn closing_twice() {
+    let descriptor = Descriptor::new();
+    descriptor.map(0);
+    run(&descriptor, &[Descriptor::use_it, Descriptor::retire, Descriptor::retire]);
+    assert!(descriptor.are_unmapped(), "one of them takes it away");
+}
+
 const CLOSING: Model = (closing_in_use, 2);
 const ANOTHER: Model = (a_new_descriptor_of_the_number, 3);
 const OPENING: Model = (opening_and_closing, 3);
+const TWICE: Model = (closing_twice, 2);
 
 #[test]
 fn memory_is_there_while_it_is_used_and_no_longer() {
-    [CLOSING, ANOTHER, OPENING].into_iter().for_each(check);
+    [CLOSING, ANOTHER, OPENING, TWICE].into_iter().for_each(check);
 }
 
 /// Orderings whose lack is found, each with the model that finds it. Where two do the same, both are

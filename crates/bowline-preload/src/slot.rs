@@ -55,6 +55,10 @@ impl Slot {
         }
         // Pairs with `enter`, as the look at users below.
         let base = self.mapped.swap(ptr::null_mut(), Ordering::SeqCst);
+        // Another may have taken it meanwhile.
+        if base.is_null() {
+            return;
+        }
         // What was retired before and still has users stays mapped to the end of the process.
         self.retired.swap(base, Ordering::SeqCst);
         if self.users.load(Ordering::SeqCst) == 0 {
