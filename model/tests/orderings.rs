@@ -362,9 +362,9 @@ const NEEDED: [(Model, Lines); 19] = [
     (LOOKING, &["copy(place.skip(HEAD), len);"]),
     (NOTICE, &["at::NOTICE).load"]),
     (NOTICE, &["let head = self.area.u64(at::TAKEN).load"]),
-    (TOKEN, &["taken.fetch_update", "pub fn has_nothing"]),
+    (TOKEN, &["taken.fetch_update", "Behind `wake_token_taken`"]),
     (TOKEN, &["at::PUSHED).store(self.tail", "self.token != "]),
-    (MORE, &["taken.fetch_update", "pub fn has_nothing"]),
+    (MORE, &["taken.fetch_update", "Behind `wake_token_taken`"]),
     (MORE, &["self.token != "]),
 ];
 

@@ -16,6 +16,10 @@
 //! Each number has one writer, but for the lock and the sleep. Positions in a ring count bytes from
 //! the beginning and never wrap. Either side may find anything here: it trusts only what it has
 //! written itself and kept a copy of, and looks at a number of the other once.
+//!
+//! What is in the rings, names, and what only programs write are accessed Relaxed: a position, or
+//! the lock, orders them. Which access pairs with which stands at each. `model/` runs both sides in
+//! all orders of a few steps, and without one or the other of these orderings.
 
 #![allow(unsafe_code, reason = "memory that is shared between processes")]
 
@@ -129,6 +133,7 @@ impl Area {
 
     /// Says what memory this is; the node does, once.
     pub fn mark(&self) {
+        // Relaxed: programs get the memory later, by a message.
         self.u64(0).store(MAGIC, Ordering::Relaxed);
     }
 
