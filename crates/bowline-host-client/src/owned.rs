@@ -112,6 +112,7 @@ impl OwnedSocket {
             }
             match once(&socket, &self.memory.0) {
                 Err(libc::EINTR) => {}
+                // Pairs with `close`: either that has it taken back, or it is seen here.
                 done if self.closed.load(Ordering::Acquire) => {
                     // It may have given some after the others had it taken back.
                     self.take_memory_back();
@@ -269,6 +270,7 @@ impl OwnedSocket {
 
     /// Closes the socket now: waits of other threads end.
     pub fn close(&self) {
+        // Pairs with the looks in `call`.
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.take_memory_back();
             // The node takes that for the end of the last descriptor.
