@@ -198,8 +198,8 @@ fn memory_is_there_while_it_is_used_and_no_longer() {
     [CLOSING, ANOTHER, OPENING, TWICE].into_iter().for_each(check);
 }
 
-/// Orderings whose lack is found, each with the model that finds it. Where two do the same, both are
-/// left out.
+/// Orderings whose lack is found, each with the model that finds it. Where two do the same, both
+/// are left out.
 const NEEDED: [(Model, Lines); 5] = [
     (CLOSING, &["self.users.fetch_add"]),
     (CLOSING, &["self.mapped.load(Ordering::SeqCst)"]),

@@ -344,8 +344,8 @@ fn orderings_are_enough() {
     models.into_iter().for_each(check);
 }
 
-/// Orderings whose lack is found, each with the model that finds it. Where two do the same, both are
-/// left out.
+/// Orderings whose lack is found, each with the model that finds it. Where two do the same, both
+/// are left out.
 const NEEDED: [(Model, Lines); 19] = [
     (SENDING, &["at::SENDS).store(room.end"]),
     (SENDING, &["let tail = self.area.u64(at::SENDS).load"]),

@@ -9,8 +9,8 @@ use crate::sync::{AtomicPtr, AtomicU32};
 /// The memory of one descriptor.
 ///
 /// A user counts itself and then looks what is mapped; who retires memory takes it from there and
-/// then looks who uses it. All accesses are in one order, so one of the two sees the other: the user
-/// that nothing is mapped any more, or the other that there is a user.
+/// then looks who uses it. All accesses are in one order, so one of the two sees the other: the
+/// user that nothing is mapped any more, or the other that there is a user.
 pub(crate) struct Slot {
     pub(crate) users: AtomicU32,
     pub(crate) mapped: AtomicPtr<u8>,

@@ -27,9 +27,9 @@ const STACK: usize = 64 << 10;
 const PATIENCE_MS: u32 = 1000;
 
 /// This and all below are in one order (SeqCst), in three pairs: an access that begins and the look
-/// at the table, with a range that is taken out and the look at accesses; a thread that counts itself
-/// in `WAKING` and looks at the state, with the agent that changes it and looks at `WAKING`; and each
-/// state that is stored with the loads of it, for the descriptor in `WAKE`.
+/// at the table, with a range that is taken out and the look at accesses; a thread that counts
+/// itself in `WAKING` and looks at the state, with the agent that changes it and looks at `WAKING`;
+/// and each state that is stored with the loads of it, for the descriptor in `WAKE`.
 static STATE: AtomicU32 = AtomicU32::new(NONE);
 /// The process whose thread it is.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
