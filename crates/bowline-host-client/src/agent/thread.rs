@@ -19,6 +19,8 @@ const NONE: u32 = 0;
 const STARTING: u32 = 1;
 const RUNNING: u32 = 2;
 const ENDING: u32 = 3;
+/// It is about to close the descriptor that wakes it.
+const ENDED: u32 = 4;
 
 /// Bytes of its stack; what is large it has elsewhere.
 const STACK: usize = 64 << 10;
@@ -201,7 +203,7 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
             connections::open().for_each(|(number, _)| connections::end(number));
         }
         let is_left = connections::close_ended::<D>();
-        if is_ending && !is_left && WAKING.load(SeqCst) == 0 {
+        if is_ending && !is_left {
             break;
         }
         let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -223,7 +225,12 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
             }
         }
     }
-    close_wake::<D>();
+    // The order matters: nobody begins to wake one that has ended, and its number may be another's
+    // when it is closed.
+    STATE.store(ENDED, SeqCst);
+    if wait_until(|| WAKING.load(SeqCst) == 0) {
+        close_wake::<D>();
+    }
     STATE.store(NONE, SeqCst);
 }
 
