@@ -1,6 +1,6 @@
 //! The hand-over of `bowline-wait`, and the rings of `bowline-host-wire`, run by a scheduler that
-//! chooses which thread goes on at each lock, counter, sleep and wake-up: the same source files, with
-//! the scheduler's locks, atomics and threads.
+//! chooses which thread goes on at each lock, counter, sleep and wake-up: the same source files,
+//! with the scheduler's locks, atomics and threads.
 //!
 //! No sleep ends by time here, but for the short nap of RTRS's background thread, which is there to
 //! end. A wake-up that is lost, or a lead that nobody takes, is therefore a deadlock; the scheduler
@@ -12,8 +12,8 @@
 //! `tests/`, where memory is weak.
 //!
 //! RTRS runs the loops of its driver, which are in `bowline-wait`. Those of RDS, RoCE and the host
-//! are full of system calls and stay in their drivers; the models have short ones in their place, whose
-//! steps carry the names of the driver's functions, around the driver's own types.
+//! are full of system calls and stay in their drivers; the models have short ones in their place,
+//! whose steps carry the names of the driver's functions, around the driver's own types.
 //!
 //! Each model can make mistakes on purpose, and has a test that shows that they are found.
 
