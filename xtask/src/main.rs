@@ -49,7 +49,7 @@ runs
   bench [arguments]  the benchmarks, e.g. rds --quick; --help tells the others
   fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
   hostile [--seconds N] hostile programs, nodes and users against the others; N seconds each (20)
-  model              the hand-over between threads that wait, in thousands of orders; a minute
+  model              what threads and processes hand to one another, in thousands of orders; a minute
   miri               what is unsafe and needs no system, under Miri; needs nightly and miri
   interop [args]     scenarios against a kernel in QEMU: interop/run, which tells of --list and
                      --only NAME with --help; needs root, a Debian host and /dev/net/tun

@@ -48,6 +48,7 @@ impl<D: Descriptors> Node<D> {
     /// Tells whether this is the node of this greeting; a vacant entry becomes that node.
     pub fn claim(&self, welcome: &Welcome) -> bool {
         let is = |word: &AtomicU64, wanted: u64| {
+            // Number and user pair with themselves: each is written once, and means nothing else.
             let known = word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire);
             known.map_or_else(|known| known == wanted, |_| true)
         };
@@ -86,6 +87,8 @@ impl<D: Descriptors> Node<D> {
 
     fn idle_where(&self, wanted: impl Fn(u64) -> bool) -> Option<Channel<D>> {
         for idle in &self.idle {
+            // Relaxed: a hint. The exchange pairs with that in `keep`, for what the channel's last
+            // user has done with it.
             let word = idle.load(Ordering::Relaxed);
             if word != NONE
                 && wanted(word)
@@ -116,6 +119,7 @@ impl<D: Descriptors> Node<D> {
         }
         let mut word = channel.into_word();
         for idle in &self.idle {
+            // Relaxed: a hint. The exchange pairs with that in `idle_where`.
             if idle.load(Ordering::Relaxed) == NONE {
                 word = idle.swap(word, Ordering::AcqRel);
                 if word == NONE {

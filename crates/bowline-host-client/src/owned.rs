@@ -113,6 +113,7 @@ impl OwnedSocket {
             }
             match once(&socket, &self.memory.0) {
                 Err(libc::EINTR) => {}
+                // Pairs with `close`: either that has it taken back, or it is seen here.
                 done if self.closed.load(Ordering::Acquire) => {
                     // This call may have given memory after [`close`](Self::close) took it back.
                     self.take_memory_back();
@@ -270,6 +271,7 @@ impl OwnedSocket {
 
     /// Closes the socket now: waits of other threads end.
     pub fn close(&self) {
+        // Pairs with the looks in `call`.
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.take_memory_back();
             // For the node this is the close of the last descriptor.

@@ -6,8 +6,8 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_host_wire::{
-    Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, Pushed, Reply, Request, SendCall,
-    SocketHandle, WAKE_TOKEN_LEN, name,
+    Area, CONTROL_MAX, Call, Lengths, NAME_MAX, Piece, Place, ProgramEnd, Pushed, Reply, Request,
+    SendCall, SocketHandle, WAKE_TOKEN_LEN, name,
 };
 
 use crate::agent::{self, Given};
@@ -136,6 +136,25 @@ impl To for Vec<u8> {
     }
 }
 
+impl<D: Descriptors> ProgramEnd for Socket<'_, D> {
+    type Error = c_int;
+
+    fn take_token(&self, waits: bool) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
+        let mut token = [0; WAKE_TOKEN_LEN];
+        match system::recv(self.fd, &mut token, if waits { 0 } else { libc::MSG_DONTWAIT }) {
+            Ok(WAKE_TOKEN_LEN) => Ok(token),
+            // The node has closed its end, which may have had unread tokens.
+            Ok(_) | Err(libc::ECONNRESET) => Err(libc::ENETDOWN),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn wake_node(&self) {
+        // A node that is gone is noticed by the next call.
+        let _ = self.wake();
+    }
+}
+
 impl<D: Descriptors> Socket<'_, D> {
     /// A channel for a request. A request about memory of this process needs a channel over which
     /// the node was given that memory; it was made through this socket, so that no other process
@@ -248,38 +267,6 @@ impl<D: Descriptors> Socket<'_, D> {
         let mut channel = self.node.channel(self.fd)?;
         channel.wake(self.handle)?;
         self.node.keep(channel);
-        Ok(())
-    }
-
-    /// Called after a receive: if that was the last message, the socket is no longer readable.
-    fn received(&self, area: &Area) {
-        while area.has_wake_token() && area.has_nothing() {
-            let mut token = [0; WAKE_TOKEN_LEN];
-            if system::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(WAKE_TOKEN_LEN) {
-                return;
-            }
-            self.wake_token_taken(area, token);
-        }
-    }
-
-    /// Called after a wake token was taken. If there is still a message, the node sends another
-    /// token, for other waiting threads and for `poll`.
-    fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
-        area.wake_token_taken(u32::from_ne_bytes(token));
-        if !area.has_nothing() {
-            let _ = self.wake();
-        }
-    }
-
-    /// Takes a wake token from the socket, or waits for one.
-    fn take_wake_token(&self, area: &Area, flags: c_int) -> Result<(), c_int> {
-        let mut token = [0; WAKE_TOKEN_LEN];
-        match system::recv(self.fd, &mut token, flags & libc::MSG_DONTWAIT) {
-            Ok(WAKE_TOKEN_LEN) => self.wake_token_taken(area, token),
-            // The node has closed its end, which may have had unread tokens.
-            Ok(_) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
-            Err(errno) => return Err(errno),
-        }
         Ok(())
     }
 
@@ -470,7 +457,7 @@ impl<D: Descriptors> Socket<'_, D> {
             match self.receive_from_node(flags, control_room, to) {
                 Err(libc::EAGAIN) => {}
                 done => {
-                    self.received(area);
+                    area.received(self);
                     return done;
                 }
             }
@@ -480,9 +467,9 @@ impl<D: Descriptors> Socket<'_, D> {
             let taken = area.take(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
             if let Some(taken) = taken {
                 if taken.notice {
-                    let _ = self.wake();
+                    self.wake_node();
                 }
-                self.received(area);
+                area.received(self);
                 if !name::is_given(&taken.name[..taken.name_len]) {
                     return Err(libc::EIO);
                 }
@@ -502,12 +489,12 @@ impl<D: Descriptors> Socket<'_, D> {
                     Err(libc::EAGAIN) if waited => system::pause(),
                     Err(libc::EAGAIN) => {}
                     done => {
-                        self.received(area);
+                        area.received(self);
                         return done;
                     }
                 }
             }
-            match self.take_wake_token(area, flags) {
+            match area.take_wake_token(self, flags & libc::MSG_DONTWAIT == 0) {
                 Err(libc::EAGAIN) if area.has_message() => {}
                 Err(libc::EAGAIN) if !self.is_nonblocking(flags) => return Err(libc::ETIMEDOUT),
                 done => done?,
@@ -562,7 +549,7 @@ impl<D: Descriptors> Socket<'_, D> {
                 return Ok(ready);
             }
             // The wake token is for a message that another thread has received.
-            match self.take_wake_token(area, libc::MSG_DONTWAIT) {
+            match area.take_wake_token(self, false) {
                 Ok(()) | Err(libc::EAGAIN) => {}
                 Err(errno) => return Err(errno),
             }

@@ -119,6 +119,7 @@ pub fn wanted_namespace() -> u64 {
 
 /// Records that a node was found at a path of this owner.
 pub(crate) fn found(owner: u32) {
+    // Relaxed: a number that stands for itself.
     FOUND.store(u64::from(owner) + 1, Ordering::Relaxed);
 }
 

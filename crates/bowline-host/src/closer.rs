@@ -50,6 +50,7 @@ pub(crate) fn is_behind(owner: Owner) -> bool {
 
 /// Tells whether there is such a user.
 pub(crate) fn is_any_behind() -> bool {
+    // Relaxed: a hint, which the lock of a lane confirms.
     ALL.behind.load(Ordering::Relaxed) > 0
 }
 

@@ -162,6 +162,7 @@ impl Host {
     }
 
     fn end(&self) -> Option<Service> {
+        // Relaxed: the lock in `ring` orders it before what the thread sees when it is awake.
         self.stop.store(true, Ordering::Relaxed);
         self.ready.ring();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -284,6 +284,11 @@ impl Rings {
         !self.lent.is_empty()
     }
 
+    /// Tells whether there is something to receive that is not lent.
+    pub(crate) fn has_more(&self) -> bool {
+        self.more
+    }
+
     /// Tells whether a program finds something to receive in the ring.
     pub(crate) fn has_in_ring(&self) -> bool {
         !self.receives.is_empty()

@@ -142,7 +142,10 @@ impl Service {
     /// Checks all sockets whose programs may have taken messages or pushed without a request to
     /// wake, or taken a wake token without saying so before they ended.
     pub(crate) fn check_idle(&mut self) {
-        let has = |socket: &HostSocket| socket.rings.has_lent() || socket.rings.has_work();
+        let has = |socket: &HostSocket| {
+            let rings = &socket.rings;
+            rings.has_lent() || rings.has_more() || rings.has_work()
+        };
         let idle = self.sockets.iter().filter(|(_, (socket, _))| has(socket));
         let handles: Vec<SocketHandle> = idle.map(|(handle, _)| *handle).collect();
         for handle in handles {

@@ -26,4 +26,6 @@ mod calls;
 mod closing;
 mod nodes;
 mod real;
+mod slot;
+mod sync;
 mod table;

@@ -55,6 +55,7 @@ pub(crate) fn of(welcome: &Welcome) -> Result<&'static Node, c_int> {
 /// namespace, as a kernel's socket belongs to that namespace.
 fn host_node() -> Result<(&'static Node, Channel<Hidden>), c_int> {
     let namespace = wanted_namespace();
+    // Pairs with the store below: the node that it names has been claimed.
     let last = LAST_FOUND.load(Ordering::Acquire);
     if last >> 8 == namespace
         && let Some(node) = (last as u8).checked_sub(1).and_then(get)
@@ -64,6 +65,7 @@ fn host_node() -> Result<(&'static Node, Channel<Hidden>), c_int> {
     }
     let (channel, welcome) = Channel::open_to_host()?;
     let node = of(&welcome)?;
+    // Pairs with the load above.
     LAST_FOUND.store(namespace << 8 | u64::from(index(node) + 1), Ordering::Release);
     Ok((node, channel))
 }

@@ -18,6 +18,7 @@ impl Hidden {
     /// Address of the function; null if the C library does not have it.
     #[inline]
     pub(crate) fn address(&self) -> *mut c_void {
+        // Relaxed: the linker has the function ready, and each thread that looks finds the same.
         let found = self.found.load(Ordering::Relaxed);
         if found.is_null() { self.find() } else { found }
     }

@@ -26,13 +26,16 @@ const OURS: u64 = 2;
 /// An RDS socket: handle in the upper 48 bits, number of the node in 8 bits, this below.
 const RDS: u64 = 3;
 
+/// A word is stored Release, when the node that it names is claimed and the memory is mapped, and
+/// loaded Acquire where these are used. Relaxed are looks whether anything is known.
 static TABLE: [AtomicU64; KNOWN_MAX] = [const { AtomicU64::new(UNKNOWN) }; KNOWN_MAX];
 
-/// All entries from this number on are unknown.
+/// No descriptor at or above has been looked at. Relaxed: who closes a range of descriptors while
+/// others find out about some of them gets either order.
 static END: AtomicUsize = AtomicUsize::new(0);
 
 /// The process that the table describes. The child of a `vfork` has its parent's memory, but
-/// descriptors of its own.
+/// descriptors of its own. Relaxed: it changes in a process that has one thread.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 /// An RDS socket of this process.

@@ -1,5 +1,9 @@
 //! Connections to nodes, one for each node: a socket pair. This process also keeps the node's end,
 //! to send it with each call.
+//!
+//! All accesses are in one order (SeqCst). So a call that counts itself and then looks at the state
+//! (`use_for`) pairs with whoever changes the state and then looks at the users (`give_up`,
+//! `close_ended`); and a state that is stored pairs with the loads of it, for the descriptors.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};

@@ -90,6 +90,7 @@ pub(super) fn swap(
         }
     };
     match waited {
+        // Pairs with the store in `swap_in_child`; the end of that process orders them as well.
         Ok(_) if status == 0 => Ok(swap.found.load(Ordering::Acquire)),
         // The child failed; or the program waits for any child and has reaped this one, so its
         // status is lost.
@@ -138,6 +139,7 @@ extern "C" fn swap_in_child(job: *mut c_void) -> c_int {
     // SAFETY: aligned, and memory that the program lets others change at any time, only ever looked
     // at by atomic or by the program's own accesses; if it is gone this process ends by `fail`.
     let word = unsafe { AtomicU64::from_ptr(at) };
+    // Pairs with whatever the program does with this word: it is as an atomic of the card.
     let order = (Ordering::AcqRel, Ordering::Acquire);
     let found = word.compare_exchange(swap.expected, swap.new, order.0, order.1);
     swap.found.store(found.unwrap_or_else(|found| found), Ordering::Release);

@@ -2,6 +2,11 @@
 //!
 //! There is no lock. An entry of the table has a stamp that changes each time the entry is filled:
 //! values read from an entry are valid if its stamp is the same afterwards (a sequence lock).
+//!
+//! All accesses are in one order (SeqCst). So who takes a range out and then looks at the accesses
+//! under way (`thread::wait_for_access`) pairs with the agent, which says that it begins one and
+//! then looks here; and the stamp pairs with itself, around what is read and what is filled in.
+//! Relaxed are failures of exchanges, which are not used, and `last`, which is a hint.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};

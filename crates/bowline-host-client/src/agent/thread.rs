@@ -19,6 +19,8 @@ const NONE: u32 = 0;
 const STARTING: u32 = 1;
 const RUNNING: u32 = 2;
 const ENDING: u32 = 3;
+/// It is about to close the descriptor that wakes it.
+const ENDED: u32 = 4;
 
 /// Bytes of its stack; large buffers are elsewhere.
 const STACK: usize = 64 << 10;
@@ -26,6 +28,10 @@ const STACK: usize = 64 << 10;
 /// takes long only if the program's own memory is slow.
 const PATIENCE_MS: u32 = 1000;
 
+/// This and all below are in one order (SeqCst), in three pairs: an access that begins and the look
+/// at the table, with a range that is taken out and the look at accesses; a thread that counts
+/// itself in `WAKING` and looks at the state, with the agent that changes it and looks at `WAKING`;
+/// and each state that is stored with the loads of it, for the descriptor in `WAKE`.
 static STATE: AtomicU32 = AtomicU32::new(NONE);
 /// The process whose thread it is.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -198,7 +204,7 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
             connections::open().for_each(|(number, _)| connections::end(number));
         }
         let is_left = connections::close_ended::<D>();
-        if is_ending && !is_left && WAKING.load(SeqCst) == 0 {
+        if is_ending && !is_left {
             break;
         }
         let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -220,7 +226,12 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
             }
         }
     }
-    close_wake::<D>();
+    // The order matters: nobody begins to wake one that has ended, and its number may be another's
+    // when it is closed.
+    STATE.store(ENDED, SeqCst);
+    if wait_until(|| WAKING.load(SeqCst) == 0) {
+        close_wake::<D>();
+    }
     STATE.store(NONE, SeqCst);
 }
 
