@@ -91,8 +91,9 @@ pub fn congestion(text: &str) -> Result<Congestion, String> {
     match (text, fixed) {
         ("auto", _) => Ok(Congestion::Auto),
         ("delay", _) => Ok(Congestion::Delay),
+        ("cubic", _) => Ok(Congestion::Cubic),
         (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
-        _ => Err("auto, delay, or fixed: and 16 to 4096 packets".to_owned()),
+        _ => Err("auto, delay, cubic, or fixed: and 16 to 4096 packets".to_owned()),
     }
 }
 

@@ -68,8 +68,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT", requires = "roce", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = ["keep", "seconds", "scenario", "trace", "coverage"])]
     cells: Option<String>,
-    /// What limits the packets in flight in cells: delay, of queues on the way, or fixed:PACKETS of
-    /// each queue pair; what a cell must not fall below holds for delay
+    /// What limits the packets in flight in cells: delay, of queues on the way; fixed:PACKETS of
+    /// each queue pair; or cubic, as TCP's; what a cell must not fall below holds for delay
     #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
         value_parser = congestion)]
     congestion: Congestion,

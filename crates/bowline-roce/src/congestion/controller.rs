@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 
+use super::cubic::Cubic;
 use super::delay::DelayController;
 use super::fixed::FixedWindow;
 #[cfg(test)]
@@ -145,6 +146,7 @@ pub(crate) enum Control {
     Unlimited(Unlimited),
     Fixed(FixedWindow),
     Delay(Box<DelayController>),
+    Cubic(Box<Cubic>),
     #[cfg(test)]
     Mock(Box<Mock>),
 }
@@ -156,6 +158,7 @@ macro_rules! each {
             Control::Unlimited($inner) => $call,
             Control::Fixed($inner) => $call,
             Control::Delay($inner) => $call,
+            Control::Cubic($inner) => $call,
             #[cfg(test)]
             Control::Mock($inner) => $call,
         }

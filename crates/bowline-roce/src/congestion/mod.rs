@@ -16,6 +16,7 @@
 //! line, and those in line are let through one by one.
 
 mod controller;
+mod cubic;
 mod delay;
 mod fixed;
 #[cfg(test)]
@@ -24,6 +25,7 @@ mod pacer;
 mod path;
 mod round_trip;
 mod unlimited;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -34,6 +36,7 @@ use bowline_verbs::{PathStats, Qpn};
 pub(crate) use self::controller::{
     Acknowledged, Cause, Control, Controller, Extent, Lost, Room, Route, TimedOut,
 };
+use self::cubic::Cubic;
 use self::delay::DelayController;
 use self::fixed::FixedWindow;
 #[cfg(test)]
@@ -53,6 +56,9 @@ pub enum Congestion {
     Delay,
     /// A number of packets of each queue pair, 16 to 4096, that only losses reduce.
     Fixed(u32),
+    /// As TCP does it (RFC 9438), for all queue pairs to a destination together. For comparison:
+    /// queues are filled until packets are lost.
+    Cubic,
 }
 
 /// Packets of the window within a host.
@@ -74,6 +80,7 @@ impl Congestion {
     fn of_path(self, now: Instant) -> Control {
         match self {
             Self::Delay => Control::Delay(Box::new(DelayController::new(now))),
+            Self::Cubic => Control::Cubic(Box::new(Cubic::new(now))),
             Self::Auto | Self::Fixed(_) => Control::Unlimited(Unlimited),
         }
     }
@@ -82,7 +89,7 @@ impl Congestion {
     pub(crate) fn of_queue_pair(self) -> Control {
         match self {
             Self::Fixed(packets) => Control::Fixed(FixedWindow::new(packets)),
-            Self::Auto | Self::Delay => Control::Unlimited(Unlimited),
+            Self::Auto | Self::Delay | Self::Cubic => Control::Unlimited(Unlimited),
         }
     }
 }
