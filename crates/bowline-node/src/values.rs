@@ -92,8 +92,9 @@ pub fn congestion(text: &str) -> Result<Congestion, String> {
         ("auto", _) => Ok(Congestion::Auto),
         ("delay", _) => Ok(Congestion::Delay),
         ("cubic", _) => Ok(Congestion::Cubic),
+        ("swift", _) => Ok(Congestion::Swift),
         (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
-        _ => Err("auto, delay, cubic, or fixed: and 16 to 4096 packets".to_owned()),
+        _ => Err("auto, delay, cubic, swift, or fixed: and 16 to 4096 packets".to_owned()),
     }
 }
 

@@ -69,7 +69,8 @@ pub(crate) struct Args {
         conflicts_with_all = ["keep", "seconds", "scenario", "trace", "coverage"])]
     cells: Option<String>,
     /// What limits the packets in flight in cells: delay, of queues on the way; fixed:PACKETS of
-    /// each queue pair; or cubic, as TCP's; what a cell must not fall below holds for delay
+    /// each queue pair; or, for comparison, cubic and swift, as published; what a cell must
+    /// not fall below holds for delay
     #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
         value_parser = congestion)]
     congestion: Congestion,

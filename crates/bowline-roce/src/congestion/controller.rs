@@ -21,6 +21,7 @@ use super::fixed::FixedWindow;
 #[cfg(test)]
 use super::mock::Mock;
 use super::round_trip::RoundTrip;
+use super::swift::Swift;
 use super::unlimited::Unlimited;
 
 /// Whether the window limits the sender.
@@ -147,6 +148,7 @@ pub(crate) enum Control {
     Fixed(FixedWindow),
     Delay(Box<DelayController>),
     Cubic(Box<Cubic>),
+    Swift(Box<Swift>),
     #[cfg(test)]
     Mock(Box<Mock>),
 }
@@ -159,6 +161,7 @@ macro_rules! each {
             Control::Fixed($inner) => $call,
             Control::Delay($inner) => $call,
             Control::Cubic($inner) => $call,
+            Control::Swift($inner) => $call,
             #[cfg(test)]
             Control::Mock($inner) => $call,
         }

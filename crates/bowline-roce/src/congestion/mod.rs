@@ -24,6 +24,7 @@ mod mock;
 mod pacer;
 mod path;
 mod round_trip;
+mod swift;
 mod unlimited;
 mod usage;
 
@@ -43,6 +44,7 @@ use self::fixed::FixedWindow;
 pub(crate) use self::mock::{Call, Mock};
 pub(crate) use self::path::Path;
 pub(crate) use self::round_trip::{DeviationWeight, RoundTrip};
+use self::swift::Swift;
 pub(crate) use self::unlimited::Unlimited;
 
 /// How the window of packets in flight is determined.
@@ -59,6 +61,9 @@ pub enum Congestion {
     /// As TCP does it (RFC 9438), for all queue pairs to a destination together. For comparison:
     /// queues are filled until packets are lost.
     Cubic,
+    /// As Swift does it (SIGCOMM 2020), for all queue pairs to a destination together. For
+    /// comparison: a target of 25 us, that of fast networks.
+    Swift,
 }
 
 /// Packets of the window within a host.
@@ -81,6 +86,7 @@ impl Congestion {
         match self {
             Self::Delay => Control::Delay(Box::new(DelayController::new(now))),
             Self::Cubic => Control::Cubic(Box::new(Cubic::new(now))),
+            Self::Swift => Control::Swift(Box::new(Swift::new(now))),
             Self::Auto | Self::Fixed(_) => Control::Unlimited(Unlimited),
         }
     }
@@ -89,7 +95,7 @@ impl Congestion {
     pub(crate) fn of_queue_pair(self) -> Control {
         match self {
             Self::Fixed(packets) => Control::Fixed(FixedWindow::new(packets)),
-            Self::Auto | Self::Delay | Self::Cubic => Control::Unlimited(Unlimited),
+            Self::Auto | Self::Delay | Self::Cubic | Self::Swift => Control::Unlimited(Unlimited),
         }
     }
 }

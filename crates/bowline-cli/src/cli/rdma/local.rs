@@ -38,7 +38,7 @@ pub(super) struct Local {
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     mtu: Option<Mtu>,
     /// What limits the packets in flight: delay, of queues on the way; fixed:PACKETS of each
-    /// queue pair; auto: delay, and fixed:240 within a host; or cubic, for comparison
+    /// queue pair; auto: delay, and fixed:240 within a host; or, for comparison, cubic or swift
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = congestion)]
     congestion: Congestion,
     /// Longest wait for the peer

@@ -123,7 +123,9 @@ impl Table {
     fn add(&mut self, cell: &Cell, seed: u64, report: &Report, took: Duration) {
         let missed = cell.missed(report);
         let broken = match self.congestion {
-            Congestion::Fixed(_) | Congestion::Cubic => report.failure.iter().cloned().collect(),
+            Congestion::Fixed(_) | Congestion::Cubic | Congestion::Swift => {
+                report.failure.iter().cloned().collect()
+            }
             Congestion::Auto | Congestion::Delay => cell.broken(report),
         };
         self.runs += 1;
