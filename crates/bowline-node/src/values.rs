@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use bowline_roce::Congestion;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{Failure, Outcome};
@@ -83,19 +82,6 @@ impl<'de> Deserialize<'de> for Size {
 /// Parses a [`number`] that must fit 32 bits.
 pub fn number32(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| format!("{text} is too large"))
-}
-
-/// Parses what limits the packets in flight.
-pub fn congestion(text: &str) -> Result<Congestion, String> {
-    let fixed = text.strip_prefix("fixed:").map(str::parse);
-    match (text, fixed) {
-        ("auto", _) => Ok(Congestion::Auto),
-        ("delay", _) => Ok(Congestion::Delay),
-        ("cubic", _) => Ok(Congestion::Cubic),
-        ("swift", _) => Ok(Congestion::Swift),
-        (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
-        _ => Err("auto, delay, cubic, swift, or fixed: and 16 to 4096 packets".to_owned()),
-    }
 }
 
 /// Parses a length of time: seconds with an optional fraction, or a number with `ms`, `msec`,

@@ -10,7 +10,7 @@ use bowline_node::{
     Failure, Outcome,
     log::{self, Progress, count},
     signals::Stop,
-    values::{congestion, number},
+    values::number,
 };
 use bowline_roce::Congestion;
 use bowline_sim::{
@@ -71,8 +71,7 @@ pub(crate) struct Args {
     /// What limits the packets in flight in cells: delay, of queues on the way; fixed:PACKETS of
     /// each queue pair; or, for comparison, cubic and swift, as published; what a cell must
     /// not fall below holds for delay
-    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
-        value_parser = congestion)]
+    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay")]
     congestion: Congestion,
     /// Print every step (with --seed or --plan)
     #[arg(long)]

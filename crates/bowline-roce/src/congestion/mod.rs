@@ -29,7 +29,9 @@ mod unlimited;
 mod usage;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use bowline_base::Instant;
 use bowline_verbs::{PathStats, Qpn};
@@ -64,6 +66,34 @@ pub enum Congestion {
     /// As Swift does it (SIGCOMM 2020), for all queue pairs to a destination together. For
     /// comparison: a target of 25 us, that of fast networks.
     Swift,
+}
+
+impl fmt::Display for Congestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Delay => f.write_str("delay"),
+            Self::Fixed(packets) => write!(f, "fixed:{packets}"),
+            Self::Cubic => f.write_str("cubic"),
+            Self::Swift => f.write_str("swift"),
+        }
+    }
+}
+
+impl FromStr for Congestion {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fixed = text.strip_prefix("fixed:").map(str::parse);
+        match (text, fixed) {
+            ("auto", _) => Ok(Self::Auto),
+            ("delay", _) => Ok(Self::Delay),
+            ("cubic", _) => Ok(Self::Cubic),
+            ("swift", _) => Ok(Self::Swift),
+            (_, Some(Ok(packets @ 16..=4096))) => Ok(Self::Fixed(packets)),
+            _ => Err("auto, delay, cubic, swift, or fixed: and 16 to 4096 packets"),
+        }
+    }
 }
 
 /// Packets of the window within a host.
@@ -195,5 +225,32 @@ impl Paths {
             .map(|id| self.get(*id))
             .filter(|path| !path.is_unused())
             .map(Path::stats)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again_and_nothing_else() {
+        let all = [Congestion::Auto, Congestion::Delay, Congestion::Cubic, Congestion::Swift];
+        for how in all.into_iter().chain([16, 240, 4096].map(Congestion::Fixed)) {
+            assert_eq!(how.to_string().parse(), Ok(how));
+        }
+        for text in ["", "fixed", "fixed:", "fixed:15", "fixed:4097", "fixed:-1", "Delay", "reno"] {
+            assert!(text.parse::<Congestion>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn who_was_chosen_controls_the_path_or_its_queue_pairs() {
+        let now = Instant::from_nanos(1);
+        for how in [Congestion::Delay, Congestion::Cubic, Congestion::Swift] {
+            assert!(how.of_path(now).window().is_some(), "{how}");
+            assert_eq!(how.of_queue_pair().window(), None, "{how}");
+        }
+        assert_eq!(Congestion::Fixed(64).of_path(now).window(), None);
+        assert_eq!(Congestion::Fixed(64).of_queue_pair().window(), Some(64));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bowline_node::{
     Failure, Outcome,
-    values::{Address, Family, address, congestion, interval, joined, number, number32, route_to},
+    values::{Address, Family, address, interval, joined, number, number32, route_to},
 };
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce::Congestion;
@@ -39,7 +39,7 @@ pub(super) struct Local {
     mtu: Option<Mtu>,
     /// What limits the packets in flight: delay, of queues on the way; fixed:PACKETS of each
     /// queue pair; auto: delay, and fixed:240 within a host; or, for comparison, cubic or swift
-    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = congestion)]
+    #[arg(long, value_name = "HOW", default_value = "auto")]
     congestion: Congestion,
     /// Longest wait for the peer
     #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = wait)]
