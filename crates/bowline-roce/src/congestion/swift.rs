@@ -24,18 +24,17 @@ const BETA: f64 = 0.8;
 const LEFT_MIN: f64 = 0.5;
 /// The base target, here without the distance.
 const BASE: Duration = Duration::from_micros(25);
-/// fs_range: what flow scaling adds for the smallest windows. The paper leaves it to operators:
-/// four times the base, as the delay controller has it.
+/// fs_range: what flow scaling adds for the smallest windows. Chosen: four times the base, as the
+/// delay controller has it.
 const SCALED: Duration = Duration::from_micros(100);
 /// fs_min_cwnd and fs_max_cwnd: windows between which the target is scaled, in packets.
 const SCALED_FROM: f64 = 0.1;
 const SCALED_TO: f64 = 100.0;
-/// RETX_RESET_THRESHOLD: time-outs in a row that leave the smallest window. Chosen; the paper gives
-/// no number.
+/// RETX_RESET_THRESHOLD: time-outs in a row that leave the smallest window. Chosen.
 const RESET_AFTER: u32 = 5;
 /// min_cwnd: a packet in a thousand round trips.
 const WINDOW_MIN: f64 = 0.001;
-/// The first window, of which the paper says nothing (RFC 6928).
+/// The first window. Chosen, as in RFC 6928.
 const WINDOW: f64 = 10.0;
 /// Largest window, in bytes: that of the delay controller.
 const BYTES_MAX: f64 = (256 << 20) as f64;
