@@ -106,8 +106,13 @@ impl Controller for Swift {
         Some(paced(self.window, false) * self.packet)
     }
 
+    /// Queue pairs of a path may have packets of different sizes: its bytes stay as they are. The
+    /// first window is a number of packets.
     fn set_packet(&mut self, packet: u64) {
-        self.packet = packet as f64;
+        let before = std::mem::replace(&mut self.packet, packet as f64);
+        if self.window != WINDOW {
+            self.set(self.window * before / self.packet);
+        }
     }
 
     #[inline]
@@ -249,9 +254,20 @@ mod tests {
         path.lose();
         path.time_out(1);
         assert_eq!(path.control.window, 100.0);
-        path.now = path.now + us(1000);
+        let round_trip = path.round_trip.smoothed().unwrap();
+        path.now = path.now + (round_trip - us(2));
+        path.lose();
+        assert_eq!(path.control.window, 100.0);
+        path.now = path.now + us(1);
         path.lose();
         assert_eq!(path.control.window, 50.0);
+    }
+
+    #[test]
+    fn the_window_is_256_mib_at_most() {
+        let mut path = Path::of(268_435.0);
+        path.round(us(20), Room::Full);
+        assert_eq!(path.control.window(), Some(256 << 20));
     }
 
     #[test]
@@ -277,6 +293,16 @@ mod tests {
         path.time_out(5);
         assert_eq!(path.control.window(), Some(PACKET / 1000));
         assert_eq!(path.control.pacing(), Some(PACKET as f64 / 1000.0), "paced exactly");
+    }
+
+    #[test]
+    fn packets_of_another_size_leave_the_bytes_as_they_are_but_for_the_first_window() {
+        let mut path = Path::of(WINDOW);
+        path.control.set_packet(4 * PACKET);
+        assert_eq!(path.control.window(), Some(40 * PACKET));
+        path.control.window = 100.0;
+        path.control.set_packet(PACKET);
+        assert_eq!(path.control.window(), Some(400 * PACKET));
     }
 
     #[test]
