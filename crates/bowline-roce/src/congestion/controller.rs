@@ -139,6 +139,12 @@ pub(crate) trait Controller: Debug {
 
     /// The peer has notified this sender of congestion [CC-7].
     fn marked(&mut self, _now: Instant) {}
+
+    /// Whether a notification makes the window smaller: who does not heed marks must not ask ports
+    /// to mark instead of dropping [CC-5].
+    fn heeds_marks(&self) -> bool {
+        true
+    }
 }
 
 /// Any controller, without a call by address on the way of each packet.
@@ -207,5 +213,10 @@ impl Controller for Control {
 
     fn marked(&mut self, now: Instant) {
         each!(self, inner => inner.marked(now));
+    }
+
+    #[inline]
+    fn heeds_marks(&self) -> bool {
+        each!(self, inner => inner.heeds_marks())
     }
 }

@@ -243,12 +243,19 @@ mod tests {
         }
     }
 
+    // tests [CC-5]
     #[test]
     fn who_was_chosen_controls_the_path_or_its_queue_pairs() {
         let now = Instant::from_nanos(1);
         for how in [Congestion::Delay, Congestion::Cubic, Congestion::Swift] {
             assert!(how.of_path(now).window().is_some(), "{how}");
             assert_eq!(how.of_queue_pair().window(), None, "{how}");
+        }
+        // Who does not heed marks sends no ECT.
+        let marks =
+            [(Congestion::Delay, true), (Congestion::Cubic, true), (Congestion::Swift, false)];
+        for (how, heeds) in marks.into_iter().chain([(Congestion::Fixed(64), false)]) {
+            assert_eq!(how.of_path(now).heeds_marks(), heeds, "{how}");
         }
         assert_eq!(Congestion::Fixed(64).of_path(now).window(), None);
         assert_eq!(Congestion::Fixed(64).of_queue_pair().window(), Some(64));

@@ -150,6 +150,10 @@ impl Controller for Swift {
             self.shrink(now, round_trip.smoothed().unwrap_or_default(), LEFT_MIN);
         }
     }
+
+    fn heeds_marks(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]
