@@ -212,6 +212,7 @@ fn engine_at(role: &Role, addrs: Vec<IpAddr>) -> Result<(Arc<SoftDevice>, Arc<En
         Wait::Sleep => (Poll::Adaptive, PollMode::Sleep),
     };
     let mut config = SoftConfig { addrs, poll: device_poll, ..SoftConfig::default() };
+    config.core.congestion = role.cell.congestion;
     if role.cell.takes_turns() {
         // Whoever is halted for the turns of others has not gone.
         config.core.give_up = GiveUp::After(HALTED_MAX);

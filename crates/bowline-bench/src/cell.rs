@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
+use bowline_roce::Congestion;
+
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
@@ -397,6 +399,8 @@ pub(crate) struct Cell {
     pub(crate) path_dead_ms: u64,
     /// Congestion control; empty means the subject's own choice.
     pub(crate) cc: String,
+    /// What limits the packets that a device has in flight.
+    pub(crate) congestion: Congestion,
     /// CPU of the receiver and of the sender.
     pub(crate) pin: Option<(usize, usize)>,
     pub(crate) warm_ms: u64,
@@ -461,6 +465,7 @@ impl Cell {
             format!("policy={}", self.policy),
             format!("path_dead_ms={}", self.path_dead_ms),
             format!("cc={}", self.cc),
+            format!("congestion={}", self.congestion),
             format!("rx_pin={rx_pin}"),
             format!("tx_pin={tx_pin}"),
             format!("warm_ms={}", self.warm_ms),
@@ -493,6 +498,7 @@ impl Cell {
             policy: u8::try_from(words.number("policy")?).map_err(|_| bad("policy"))?,
             path_dead_ms: words.number("path_dead_ms")?,
             cc: words.text("cc").to_owned(),
+            congestion: words.text("congestion").parse().map_err(|_| bad("congestion"))?,
             pin,
             warm_ms: words.number("warm_ms")?,
             window_ms: words.number("window_ms")?,
@@ -562,6 +568,7 @@ mod tests {
             policy: 1,
             path_dead_ms: 500,
             cc: "cubic".into(),
+            congestion: Congestion::Fixed(64),
             pin: Some((1, 0)),
             warm_ms: 150,
             window_ms: 250,

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use bowline_roce::Congestion;
 use bowline_verbs::Mtu;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
@@ -91,17 +90,6 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
     let bytes = number(text)?;
     let found = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() as u64 == bytes);
     found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
-}
-
-/// Parses what limits the packets in flight.
-pub fn congestion(text: &str) -> Result<Congestion, String> {
-    let fixed = text.strip_prefix("fixed:").map(str::parse);
-    match (text, fixed) {
-        ("auto", _) => Ok(Congestion::Auto),
-        ("delay", _) => Ok(Congestion::Delay),
-        (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
-        _ => Err("must be auto, delay, or fixed:PACKETS with 16 to 4096 packets".to_owned()),
-    }
 }
 
 /// Parses a length of time: seconds with an optional fraction, or a number with `ms`, `msec`,

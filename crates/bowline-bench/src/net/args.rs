@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bowline_roce::Congestion;
+
 use super::plan::{Beside, CLIENTS, LINKS, MTUS, USUAL_LINK, WORKS};
 use crate::args::{bad, number, seconds};
 
@@ -30,6 +32,8 @@ when it ends, however it ends. Without root every cell is skipped. Nothing outsi
   --only WORK[,WORK]  only what begins so: rdma-write, rdma-read, rnbd-write, rnbd-read, rds; or in
                       full: rnbd-write/4096x32
   --cc NAME           congestion control of TCP, nbdkit and RDS (default cubic)
+  --congestion HOW    what limits the packets of RDMA and RNBD in flight: auto, delay, fixed:PACKETS
+                      or, for comparison, cubic, swift (default auto)
   --json FILE         write every raw measurement to FILE (- for standard output)
   --list              print the names of the cells and end
 
@@ -55,6 +59,7 @@ pub(crate) struct Options {
     pub(crate) beside: Option<Vec<Beside>>,
     only: Vec<String>,
     pub(crate) cc: String,
+    pub(crate) congestion: Congestion,
     pub(crate) json: Option<PathBuf>,
     pub(crate) list: bool,
     full: bool,
@@ -74,6 +79,7 @@ impl Options {
             beside: None,
             only: Vec::new(),
             cc: "cubic".into(),
+            congestion: Congestion::default(),
             json: None,
             list: false,
             full,
@@ -119,6 +125,10 @@ impl Options {
                 }
                 "--only" => options.only.extend(value()?.split(',').map(str::to_owned)),
                 "--cc" => options.cc = value()?,
+                "--congestion" => {
+                    let text = value()?;
+                    options.congestion = text.parse().map_err(|known| bad(name, &text, known))?;
+                }
                 "--json" => options.json = Some(value()?.into()),
                 _ => {
                     return Err(format!("unknown option {word}; see bowline bench net --help"));
@@ -170,6 +180,7 @@ mod tests {
         assert!(full.limit > parse("").unwrap().limit);
         let beside = parse("--beside=busy,tcp").unwrap().beside;
         assert_eq!(beside, Some(vec![Beside::Busy, Beside::Tcp]));
+        assert_eq!(parse("--congestion swift").unwrap().congestion, Congestion::Swift);
     }
 
     #[test]
@@ -180,6 +191,7 @@ mod tests {
             ("--clients 3", "some of 1,2,4"),
             ("--beside udp", "some of nothing,tcp,busy"),
             ("--only rdma-send", "rdma-write/1048576"),
+            ("--congestion reno", "auto, delay, cubic, swift"),
             ("--rounds 0", "a number from 1"),
             ("--frobnicate", "bench net --help"),
         ] {

@@ -10,7 +10,7 @@ use bowline_node::{
     Failure, Outcome,
     log::{self, Progress, count},
     signals::Stop,
-    values::{congestion, number},
+    values::number,
 };
 use bowline_roce::Congestion;
 use bowline_sim::{
@@ -68,10 +68,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT", requires = "roce", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = ["keep", "seconds", "scenario", "trace", "coverage"])]
     cells: Option<String>,
-    /// Congestion control in cells: delay, or fixed:PACKETS in flight for each queue pair; the
-    /// goals of a cell are those for delay
-    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
-        value_parser = congestion)]
+    /// Congestion control in cells: delay; fixed:PACKETS in flight for each queue pair; or, for
+    /// comparison, cubic or swift, as published. The goals of a cell are those for delay
+    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay")]
     congestion: Congestion,
     /// Print every step (with --seed or --plan)
     #[arg(long)]

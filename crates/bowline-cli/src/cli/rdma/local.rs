@@ -8,7 +8,7 @@ use std::time::Duration;
 use bowline_node::{
     Failure, Outcome,
     rdma_device::{addresses, not_opened, soft_config},
-    values::{Address, Family, address, congestion, joined, mtu, number32, route_to, some_time},
+    values::{Address, Family, address, joined, mtu, number32, route_to, some_time},
 };
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce::Congestion;
@@ -36,8 +36,9 @@ pub(super) struct Local {
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     mtu: Option<Mtu>,
     /// Congestion control: delay, which limits packets in flight by queueing delay; fixed:PACKETS
-    /// in flight for each queue pair; or auto, which is delay, and fixed:240 within a host
-    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = congestion)]
+    /// in flight for each queue pair; auto, which is delay, and fixed:240 within a host; or, for
+    /// comparison, cubic or swift
+    #[arg(long, value_name = "HOW", default_value = "auto")]
     congestion: Congestion,
     /// Longest wait for the peer
     #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = some_time)]
