@@ -249,6 +249,14 @@ impl Lab {
     }
 }
 
+/// A node with a socket, and a peer whose connection is up.
+fn with_peer() -> (Lab, SocketId, RdmaLinkId) {
+    let mut lab = Lab::new();
+    let socket = lab.socket(PORT);
+    let link = lab.connected(LOW);
+    (lab, socket, link)
+}
+
 fn header(sent: &Sent) -> Header {
     assert!(checksum_ok(&sent.header));
     Header::from_bytes(&sent.header)

@@ -56,9 +56,7 @@ fn every_ninth_message_asks_for_an_acknowledgement() {
 // tests [IB-65], [IB-66], [IB-67], [IB-70]
 #[test]
 fn acknowledgements_merge_ride_along_and_are_outstanding_one_at_a_time() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     // Not asked, not sent.
     lab.feed(link, &[message(1, b"x"), message(2, b"x")]);
     assert!(lab.posted(link).is_empty());
@@ -151,9 +149,7 @@ fn the_last_frame_of_a_message_has_a_completion_and_others_in_between() {
 // tests [IB-91]
 #[test]
 fn what_found_the_queue_full_is_sent_when_requests_complete() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     for _ in 0..300 {
         lab.send(socket, LOW, b"x");
     }
@@ -188,9 +184,7 @@ fn what_found_the_queue_full_is_sent_when_requests_complete() {
 // tests [IB-91]
 #[test]
 fn room_that_comes_while_the_driver_posts_is_used() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     for _ in 0..300 {
         lab.send(socket, LOW, b"x");
     }
