@@ -51,7 +51,7 @@ fn with_bowline() -> (Lab, SocketId, LinkId) {
 }
 
 /// A message is being written: the peer has it all, and says so, before the driver reports the
-/// write of so many bytes, which are returned.
+/// write, whose length is returned.
 fn acknowledged_during_a_write(lab: &mut Lab, s: SocketId, link: LinkId) -> usize {
     let sent = lab.send_slow(s, "10.0.0.1:5000", &[7; 1000]);
     assert_eq!(sent.link, Some(link));

@@ -480,7 +480,7 @@ pub(crate) fn at(local: &str, port: u16) -> Scene {
 }
 
 impl Scene {
-    /// The node has so many paths to a peer.
+    /// The node has this many paths to a peer.
     pub(crate) fn paths(mut self, paths: u8) -> Self {
         self.config.paths = paths;
         self

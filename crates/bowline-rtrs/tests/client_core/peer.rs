@@ -602,7 +602,7 @@ impl Rig {
         Written { permit, memory }
     }
 
-    /// Submits so many writes, tagged from 0, with a permit each; returns the permits.
+    /// Submits `count` writes, tagged from 0, with a permit each; returns the permits.
     pub(crate) fn write_many(&mut self, count: u64) -> Vec<Permit> {
         let memory = self.memory();
         let permits: Vec<_> = (0..count).map(|_| self.permit()).collect();

@@ -108,12 +108,12 @@ impl<'a> Io<'a> {
         Self { data, ..self }
     }
 
-    /// A read of so many bytes, into no memory of the client.
+    /// A read of `len` bytes, into no memory of the client.
     pub(crate) fn reads(self, len: u32) -> Self {
         Self { read: Some(Read { len, to: None, invalidate: false }), ..self }
     }
 
-    /// What is read goes to so much memory of the client.
+    /// What is read goes to `len` bytes of memory of the client.
     pub(crate) fn to(mut self, len: u32) -> Self {
         self.read.as_mut().expect("a read").to = Some(len);
         self

@@ -50,7 +50,7 @@ impl<E, S: Default> Base<E, S> {
         self.schedule(delay, event);
     }
 
-    /// Takes the next event and moves the clock to it. That there is none is a broken promise.
+    /// Takes the next event and moves the clock to it. An empty queue is a broken promise.
     pub(crate) fn next_event(&mut self) -> Option<E> {
         let Some((at, event)) = self.queue.pop() else {
             self.fail(|| "nothing left to happen".into());
