@@ -6,7 +6,7 @@ use bowline_verbs::{Remote, SendOp, Status, next_key};
 use bowline_wire::rtrs::{Desc, Imm, Uuid, emit_info_req, read_hdr, write_hdr};
 
 use crate::common::{at, eventually, ip};
-use crate::raw::{Conn, Ids, Outcome, Path, Raw};
+use crate::raw::{Conn, Ids, Outcome, Path, Raw, raw};
 use crate::scene::{CHUNK, DEPTH, ELSEWHERE, End, Scene, config};
 
 const ENXIO: u16 = 6;
@@ -374,7 +374,7 @@ fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
     for (net, always_invalidate) in [(240, true), (241, false)] {
         let mut scene = Scene::new(net, config(always_invalidate));
         let to = scene.to();
-        let mut other = Raw::new(ip(net, 67));
+        let mut other = raw(ip(net, 67));
         let ids = Ids::new();
         let path = scene.raw.path(to, &ids, 2, "hostile");
         let second = other.path(to, &Ids::into(ids.session), 2, "hostile");
@@ -418,7 +418,7 @@ fn keys_of_others_open_nothing() {
     for (net, always_invalidate) in [(77, true), (78, false)] {
         let mut scene = Scene::new(net, config(always_invalidate));
         let to = scene.to();
-        let mut other = Raw::new(ip(net, 2));
+        let mut other = raw(ip(net, 2));
         let theirs = other.path(to, &Ids::new(), 2, "other");
         keep(&mut other, &theirs, theirs.conns[1], 0);
         eventually("kept", || scene.guard.held.lock().unwrap().len() == 2);
@@ -540,7 +540,7 @@ fn a_session_is_joined_only_by_whom_the_list_admits() {
     let path = scene.raw.path(to, &Ids::new(), 1, "guest-1");
     scene.raw.leave(&path.conns);
     // From an address that is not listed.
-    let mut stranger = Raw::new(ip(80, 67));
+    let mut stranger = raw(ip(80, 67));
     for ids in [Ids::into(session), Ids::new()] {
         match stranger.connect(to, ids.port, &ids.request(0, 1).emit()) {
             Outcome::Refused(errno) => assert_eq!(errno, EPERM),
