@@ -12,9 +12,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::block_cells;
-use crate::cell::{Kind, Subject};
+use crate::cell::{Cell, Kind, Subject};
 use crate::payload::{Checker, Loss, Maker};
-use crate::role::{Laps, Role, Side, done, stopping};
+use crate::role::{Laps, Role, Sides, done, stopping};
 use crate::sys::{
     self, NanoKind, NanoSocket, ZmqContext, ZmqKind, ZmqSocket, nanomsg_version, zmq_version,
 };
@@ -204,19 +204,15 @@ pub(crate) fn private_dir() -> Result<PathBuf, String> {
     Ok(dir)
 }
 
-/// Runs one side of a peer that runs inside the bench's processes.
-pub(crate) fn run(role: Role) -> Result<(), String> {
-    match (role.cell.subject, role.cell.kind, role.side) {
-        (Subject::Zmq, Kind::Stream, Side::Rx) => zmq_rx(role),
-        (Subject::Zmq, Kind::Stream, Side::Tx) => zmq_tx(role),
-        (Subject::Zmq, Kind::Rtt, Side::Rx) => zmq_answer(role),
-        (Subject::Zmq, Kind::Rtt, Side::Tx) => zmq_ask(role),
-        (Subject::Nano, Kind::Stream, Side::Rx) => nano_rx(role),
-        (Subject::Nano, Kind::Stream, Side::Tx) => nano_tx(role),
-        (Subject::Nano, Kind::Rtt, Side::Rx) => nano_answer(role),
-        (Subject::Nano, Kind::Rtt, Side::Tx) => nano_ask(role),
-        (subject, kind, _) => Err(format!("{} has no cell {}", subject.name(), kind.name())),
-    }
+/// The sides of a peer that runs inside the bench's processes.
+pub(crate) fn sides(cell: &Cell) -> Option<Sides> {
+    Some(match (cell.subject, cell.kind) {
+        (Subject::Zmq, Kind::Stream) => Sides(zmq_rx, zmq_tx),
+        (Subject::Zmq, Kind::Rtt) => Sides(zmq_answer, zmq_ask),
+        (Subject::Nano, Kind::Stream) => Sides(nano_rx, nano_tx),
+        (Subject::Nano, Kind::Rtt) => Sides(nano_answer, nano_ask),
+        _ => return None,
+    })
 }
 
 /// Gives the library's I/O threads time to connect, then sets what they opened.
