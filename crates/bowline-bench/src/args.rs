@@ -338,11 +338,14 @@ impl Options {
     }
 }
 
-/// Hands each argument to `take`: as it is, its name, and what reads its value, which follows `=` or
-/// is the next argument.
+/// Reads the value of an argument.
+type Value<'a> = dyn FnMut() -> Result<String, String> + 'a;
+
+/// Hands each argument to `take`: as it is, its name, and what reads its value, which follows `=`
+/// or is the next argument.
 pub(crate) fn each_option(
     args: &[String],
-    mut take: impl FnMut(&str, &str, &mut dyn FnMut() -> Result<String, String>) -> Result<(), String>,
+    mut take: impl FnMut(&str, &str, &mut Value<'_>) -> Result<(), String>,
 ) -> Result<(), String> {
     let mut words = args.iter();
     while let Some(word) = words.next() {

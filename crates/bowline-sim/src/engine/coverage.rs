@@ -75,8 +75,8 @@ macro_rules! table {
 }
 pub(crate) use table;
 
-/// Names what happens: by an enum, or by a list of all names and a function from what happens to its
-/// name, if it has one.
+/// Names what happens: by an enum, or by a list of all names and a function from what happens to
+/// its name, if it has one.
 macro_rules! named {
     ($(#[$about:meta])* $vis:vis enum $what:ident { $($variant:ident = $name:literal,)+ }) => {
         $(#[$about])*
