@@ -4,6 +4,7 @@
 
 mod door;
 mod failover;
+#[cfg(feature = "rivals")]
 mod iscsi;
 mod nbd;
 mod rnbd;
@@ -45,6 +46,7 @@ pub(crate) fn sides(cell: &Cell) -> Option<Sides> {
         Subject::RrTcp => Sides(rr_tcp::serve, rr_tcp::ask),
         Subject::Nbdkit => Sides(nbd::serve_nbdkit, nbd::ask),
         Subject::QemuNbd => Sides(nbd::serve_qemu, nbd::ask),
+        #[cfg(feature = "rivals")]
         Subject::Tgt => Sides(iscsi::serve, iscsi::ask),
         Subject::Rtrs if cell.kind.loses_a_path() => Sides(rtrs::serve, failover::ask),
         Subject::Rtrs | Subject::RtrsKept => Sides(rtrs::serve, rtrs::ask),

@@ -122,6 +122,12 @@ impl Subject {
             || self.is_peer_of_storage()
     }
 
+    /// Says whether this is a peer whose comparison is on record, which only builds with the
+    /// feature `rivals` measure again.
+    pub(crate) const fn is_rival(self) -> bool {
+        matches!(self, Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx | Self::Tgt)
+    }
+
     /// Says whether this is other people's server of storage.
     pub(crate) const fn is_peer_of_storage(self) -> bool {
         matches!(self, Self::Nbdkit | Self::QemuNbd | Self::Tgt)
@@ -222,8 +228,8 @@ named! {
         IoWrite = "io-write",
         /// One read of a store after the other.
         IoPing = "io-ping",
-        /// One write after the other to a large store that nobody has written to, by a unix socket or
-        /// a file of the sender's machine.
+        /// One write after the other to a large store that nobody has written to, by a unix socket
+        /// or a file of the sender's machine.
         DoorWrite = "door-write",
         /// Reads of a store over several paths, of which the server resets one.
         IoReset = "io-reset",
