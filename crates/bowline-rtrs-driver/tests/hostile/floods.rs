@@ -129,8 +129,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     let grown = resident().saturating_sub(resident_then);
     assert!(grown < 8 << 20, "{grown} bytes more");
     scene.raw.leave(&path.conns);
-    scene.alone("it leaves");
-    scene.check("a flood of heartbeats");
+    scene.settles("a flood of heartbeats");
 
     // Immediates of unknown kinds have no effect, and are counted.
     let path = scene.raw.path(scene.to(), &Ids::new(), 2, "hostile");
@@ -139,9 +138,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     let ignored = scene.counters().immediates_ignored - before.immediates_ignored;
     assert_eq!(ignored, COUNT as u64 / 3);
     scene.raw.leave(&path.conns);
-    scene.alone("it leaves");
-    scene.check("a flood of the unknown");
-    scene.finish();
+    scene.ends("a flood of the unknown");
 }
 
 // tests [RT-53], [RT-67] 3: requests whose answers the client does not receive
@@ -265,7 +262,5 @@ fn forged_requests_keep_nobody_out() {
     let path = scene.raw.path(to, &Ids::new(), 2, "honest");
     scene.works(&path, path.conns[1], "a request in the flood");
     scene.raw.leave(&path.conns);
-    scene.alone("the forged ones are forgotten");
-    scene.check("forged requests");
-    scene.finish();
+    scene.ends("forged requests");
 }

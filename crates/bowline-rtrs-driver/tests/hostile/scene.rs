@@ -256,6 +256,18 @@ impl Scene {
         eventually(what, || self.server.sessions().len() == 1);
     }
 
+    /// Waits until the honest client is alone, and asserts that nothing of it has changed.
+    pub(crate) fn settles(&self, what: &str) {
+        self.alone(what);
+        self.check(what);
+    }
+
+    /// The same at the end of a test.
+    pub(crate) fn ends(self, what: &str) {
+        self.settles(what);
+        self.finish();
+    }
+
     /// A client connects normally and does something; checks the outcome.
     pub(crate) fn attack(
         &mut self,
