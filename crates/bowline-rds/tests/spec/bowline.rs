@@ -96,9 +96,7 @@ fn the_larger_side_begins_with_a_knock() {
 #[test]
 fn the_probe_fills_the_extension_area() {
     let mut lab = Lab::new(Config { max_message: 3 << 20, ..config(A) });
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, "10.0.0.2:5000", b"x").expect("sent");
-    let link = lab.establish();
+    let (_, link) = lab.dial("10.0.0.1:4000", "10.0.0.2:5000", b"x");
     let probe = lab.frames(link).into_iter().find(|f| f.header.is_probe_ping()).expect("a probe");
     assert_eq!(probe.header.ext, [5, 0, 8, 6, 0, 0, 0x11, 0x11, 8, 0, 0x42, 0x10, 0, 0x30, 0, 0]);
 }

@@ -198,9 +198,7 @@ fn peers_that_are_not_on_the_list_get_no_connection() {
 fn a_process_that_was_stopped_trusts_no_connection_before_it_has_looked() {
     let mut lab = Lab::smaller();
     lab.slow_checks = true;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     // What tells that the peer goes by TCP came on another connection of another path.
     lab.node.handle_tcp_acked(lab.now, link, 0);
     lab.ms(5000);
@@ -516,9 +514,7 @@ fn queued_pongs_are_bounded() {
 fn dialling() -> (Lab, bowline_rds::SocketId, LinkId) {
     let mut lab = Lab::smaller();
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:11000");
-    lab.send(s, FAR, b"early").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:11000", FAR, b"early");
     (lab, s, link)
 }
 
@@ -581,9 +577,7 @@ fn messages_started_for_the_new_process_survive_its_greeting() {
         |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
     let mut lab = Lab::new(Config { paths: 1, ..config(A) });
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"for the first").expect("sent");
-    let first = lab.establish();
+    let (s, first) = lab.dial("10.0.0.1:4000", FAR, b"for the first");
     lab.deliver(first, &[map_of(&[]), pong_with(1, probe(0x10))]);
     lab.fail(first, CloseReason::Reset);
     lab.ms(0);
@@ -799,9 +793,7 @@ fn a_changed_generation_drops_what_was_started_for_the_earlier_process() {
 #[test]
 fn numbers_begin_where_they_are_told_to() {
     let mut lab = Lab::new(Config { first_sequence: 1 << 60, ..config(A) });
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (_, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     let numbers: Vec<_> = lab.frames(link).iter().map(|f| f.header.sequence).collect();
     assert!(numbers.contains(&(1 << 60)) && numbers.contains(&((1 << 60) + 1)), "{numbers:?}");
 }

@@ -39,9 +39,7 @@ fn a_forgotten_peer_is_not_sent_old_numbers() {
     let mut small = config(A);
     small.limits.peers = 1;
     let mut lab = Lab::new(small);
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"one").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:4000", FAR, b"one");
     let before = lab.data_frames(link)[0].header.sequence;
     lab.deliver(link, &[map_of(&[]), hello(7, 0, before)]);
     lab.ms(20);

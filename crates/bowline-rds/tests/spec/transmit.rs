@@ -179,9 +179,7 @@ fn started_messages_come_again_flagged_and_the_others_plain() {
 fn maps_are_never_repeated_but_probes_are() {
     let mut lab = Lab::new(Config { paths: 1, ..config(A) });
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (_, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     // Number 0 is the greeting, made anew for each connection [R-2010].
     let numbered = |f: &&Frame| f.header.is_probe_ping() && f.header.sequence != 0;
     let frames = lab.frames(link);
@@ -205,9 +203,7 @@ fn maps_are_never_repeated_but_probes_are() {
 fn a_probe_that_is_repeated_is_followed_by_one_that_a_kernel_answers() {
     let mut lab = Lab::new(Config { paths: 1, ..config(A) });
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     lab.frames(link);
     lab.fail(link, CloseReason::Eof);
     lab.send(s, FAR, b"new").expect("queued");

@@ -309,6 +309,13 @@ impl Lab {
         link
     }
 
+    /// A socket at one address sends to another, and the node connects for it.
+    pub(crate) fn dial(&mut self, at: &str, to: &str, payload: &[u8]) -> (SocketId, LinkId) {
+        let socket = self.bound(at);
+        self.send(socket, to, payload).expect("queued");
+        (socket, self.establish())
+    }
+
     pub(crate) fn establish_link(&mut self, link: LinkId) {
         self.connects.retain(|(l, ..)| *l != link);
         self.next_port += 1;

@@ -150,6 +150,14 @@ impl Lab {
         link
     }
 
+    /// The same peer connects again after a connection of it has ended; the map is not taken.
+    fn reconnected(&mut self, ended: RdmaLinkId) -> RdmaLinkId {
+        self.closed(ended);
+        let link = self.request(LOW).expect("accepted").link;
+        self.up(link);
+        link
+    }
+
     fn up(&mut self, link: RdmaLinkId) {
         self.side.node.handle_rdma_established(self.now, link, None);
         self.collect();

@@ -21,14 +21,10 @@ fn every_ninth_message_asks_for_an_acknowledgement() {
     assert_eq!(asked(&mut lab, link, 28), [1, 10, 19, 28]);
     lab.feed(link, &[ack(28)]);
     // After a reconnect the counters start full.
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     assert_eq!(asked(&mut lab, link, 18), [37, 46]);
     // What is sent again asks, and says so.
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     let again = headers(&lab.frames(link));
     let both = Flags::ACK_REQUIRED.with(Flags::RETRANSMITTED);
     assert_eq!(again.len(), 2 + 18);
@@ -36,9 +32,7 @@ fn every_ninth_message_asks_for_an_acknowledgement() {
     lab.feed(link, &[ack(46)]);
     // Bytes count too, and half of the send buffer.
     lab.side.node.set_sysctl(lab.now, "max_unacked_bytes", 10_000).expect("a setting");
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     assert_eq!(lab.frames(link).len(), 2);
     for len in [4000, 4000, 2001, 4000] {
         lab.send(socket, LOW, &pattern(len));
@@ -95,9 +89,7 @@ fn acknowledgements_merge_ride_along_and_are_outstanding_one_at_a_time() {
     one.extend(headers(&lab.posted(link)));
     assert_eq!(one.iter().map(|header| header.ack).collect::<Vec<_>>(), [8, 8]);
     // After a reconnect it begins from 0.
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     assert!(headers(&lab.frames(link)).iter().all(|header| header.ack == 0));
 }
 
