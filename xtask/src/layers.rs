@@ -11,12 +11,12 @@ use crate::run::{self, Outcome};
 /// edge.
 const LAYERS: [(&str, u8); 27] = [
     ("bowline-base", 0),
-    ("bowline-testkit", 0),
     ("bowline-crc", 0),
     ("bowline-wait", 0),
     ("bowline-host-wire", 0),
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
+    ("bowline-testkit", 2),
     ("bowline-rds", 2),
     ("bowline-roce", 2),
     ("bowline-rtrs", 2),

@@ -280,16 +280,7 @@ impl Options {
     pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
         let (rds, roce) = (suite == Suite::Rds, suite == Suite::Roce);
         let mut options = Self::defaults();
-        let mut words = args.iter();
-        while let Some(word) = words.next() {
-            let (name, inline) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (word.as_str(), None),
-            };
-            let mut value = || {
-                let next = inline.clone().or_else(|| words.next().cloned());
-                next.ok_or_else(|| format!("{name} needs a value"))
-            };
+        each_option(args, |word, name, value| {
             match name {
                 "--quick" => {
                     options.quick = true;
@@ -331,7 +322,8 @@ impl Options {
                     return Err(format!("unknown option {word}; see bowline bench {suite} --help"));
                 }
             }
-        }
+            Ok(())
+        })?;
         Ok(options)
     }
 
@@ -344,6 +336,30 @@ impl Options {
     pub(crate) fn wants(&self, cell: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| cell.starts_with(only.as_str()))
     }
+}
+
+/// Reads the value of an argument.
+type Value<'a> = dyn FnMut() -> Result<String, String> + 'a;
+
+/// Hands each argument to `take`: as it is, its name, and what reads its value, which follows `=`
+/// or is the next argument.
+pub(crate) fn each_option(
+    args: &[String],
+    mut take: impl FnMut(&str, &str, &mut Value<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut words = args.iter();
+    while let Some(word) = words.next() {
+        let (name, inline) = match word.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
+            _ => (word.as_str(), None),
+        };
+        let mut value = || {
+            let next = inline.clone().or_else(|| words.next().cloned());
+            next.ok_or_else(|| format!("{name} needs a value"))
+        };
+        take(word, name, &mut value)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn bad(name: &str, value: &str, expected: &str) -> String {

@@ -51,9 +51,10 @@ mod turns;
 use std::path::Path;
 
 use args::{Options, PeerChoice, Suite};
-use cell::Subject;
+use cell::{Cell, Subject};
 use peers::{Found, Peers};
 use plan::Setting;
+use role::{Side, Sides};
 
 /// The argument that makes this program one side of a measurement.
 pub(crate) const ROLE_ARGUMENT: &str = "__role";
@@ -98,15 +99,13 @@ fn help(text: &str) -> i32 {
 }
 
 fn role_main(args: &[String]) -> i32 {
-    let result = role::Role::start(args).and_then(|role| match role.cell.subject {
-        subject if subject.is_bowline() => bowline_cells::run(role),
-        Subject::BowlineRdma => bowline_cells::run(role),
-        Subject::Zmq | Subject::Nano => peers::run(role),
-        Subject::Futex => anchors::run(role),
-        subject if subject.is_of_host() => host_cells::run(role),
-        Subject::Roce => roce_cells::run(role),
-        subject if subject.is_block() => block_cells::run(role),
-        _ => anchors::run(role),
+    let result = role::Role::start(args).and_then(|role| {
+        let (subject, kind) = (role.cell.subject, role.cell.kind);
+        match (sides(&role.cell), role.side) {
+            (Some(Sides(rx, _)), Side::Rx) => rx(role),
+            (Some(Sides(_, tx)), Side::Tx) => tx(role),
+            (None, _) => Err(format!("{} has no cell {}", subject.name(), kind.name())),
+        }
     });
     match result {
         Ok(()) => 0,
@@ -114,6 +113,20 @@ fn role_main(args: &[String]) -> i32 {
             role::say(&format!("error {why}"));
             1
         }
+    }
+}
+
+/// The sides of a cell, if its subject has such a one.
+fn sides(cell: &Cell) -> Option<Sides> {
+    match cell.subject {
+        subject if subject.is_bowline() => bowline_cells::sides(cell),
+        Subject::BowlineRdma => bowline_cells::sides(cell),
+        Subject::Zmq | Subject::Nano => peers::sides(cell),
+        Subject::Futex => anchors::sides(cell),
+        subject if subject.is_of_host() => host_cells::sides(cell),
+        Subject::Roce => roce_cells::sides(cell),
+        subject if subject.is_block() => block_cells::sides(cell),
+        _ => anchors::sides(cell),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bowline_roce::Congestion;
 
 use super::plan::{Beside, CLIENTS, LINKS, MTUS, USUAL_LINK, WORKS};
-use crate::args::{bad, number, seconds};
+use crate::args::{bad, each_option, number, seconds};
 
 /// Help text.
 pub(crate) const HELP: &str = "\
@@ -92,16 +92,7 @@ impl Options {
     /// Says which argument is wrong.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
         let mut options = Self::defaults(args.iter().any(|word| word == "--full"));
-        let mut words = args.iter();
-        while let Some(word) = words.next() {
-            let (name, inline) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (word.as_str(), None),
-            };
-            let mut value = || {
-                let next = inline.clone().or_else(|| words.next().cloned());
-                next.ok_or_else(|| format!("{name} needs a value"))
-            };
+        each_option(args, |word, name, value| {
             match name {
                 "--full" => {}
                 "--list" => options.list = true,
@@ -134,7 +125,8 @@ impl Options {
                     return Err(format!("unknown option {word}; see bowline bench net --help"));
                 }
             }
-        }
+            Ok(())
+        })?;
         match WORKS.iter().any(|work| options.wants(work.name)) {
             true => Ok(options),
             false => {

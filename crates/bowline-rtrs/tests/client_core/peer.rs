@@ -65,6 +65,13 @@ impl Io {
     }
 }
 
+/// What a request was submitted with.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) permit: Permit,
+    pub(crate) memory: RegionId,
+}
+
 pub(crate) struct Rig {
     pub(crate) session: Session,
     pub(crate) now: Instant,
@@ -542,6 +549,12 @@ impl Rig {
         self.session.handle_done(self.now, &[one]);
     }
 
+    /// The queue pair of a connection fails, and the client deals with it.
+    pub(crate) fn lose(&mut self, conn: ConnId) {
+        self.break_conn(conn);
+        self.pump();
+    }
+
     /// Lets time pass, and runs the timers that are due.
     pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
@@ -580,6 +593,23 @@ impl Rig {
         let result = self.session.request(self.now, Dir::Write, permit, b"message", &data, tag);
         self.pump();
         result
+    }
+
+    /// Submits a write with a permit and memory of its own.
+    pub(crate) fn write_one(&mut self, tag: u64) -> Written {
+        let (memory, permit) = (self.memory(), self.permit());
+        self.write(&permit, memory, tag).unwrap();
+        Written { permit, memory }
+    }
+
+    /// Submits `count` writes, tagged from 0, with a permit each; returns the permits.
+    pub(crate) fn write_many(&mut self, count: u64) -> Vec<Permit> {
+        let memory = self.memory();
+        let permits: Vec<_> = (0..count).map(|_| self.permit()).collect();
+        for (tag, permit) in (0..).zip(&permits) {
+            self.write(permit, memory, tag).unwrap();
+        }
+        permits
     }
 
     pub(crate) fn state(&self, path: usize) -> PathState {

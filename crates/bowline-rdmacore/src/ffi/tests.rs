@@ -1,10 +1,10 @@
-//! Tests that the declarations of [`ffi`](crate::ffi) are those of the installed C headers.
+//! Tests that the declarations are those of the installed C headers.
 
 use core::mem::{align_of, offset_of, size_of};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use crate::ffi::{
+use super::{
     AhAttr, CAP_WINDOWS, CompChannel, ContextOps, EventChannel, GID_ROCE_V2, GidEntry,
     IbvAsyncEvent, IbvContext, IbvCq, IbvDeviceAttr, IbvMr, IbvMw, IbvMwBind, IbvPd, IbvQp,
     IbvQpAttr, IbvQpCap, IbvRecvWr, IbvSendWr, MwBindInfo, OPTION_ID, OPTION_ID_TOS, PORT_ACTIVE,
