@@ -8,9 +8,9 @@
 //! ```
 //! All amounts are packets, as the RFC's are segments; names in comments are the RFC's. What the
 //! RFC leaves open: slow start is that of RFC 5681, without HyStart++. What differs: the sender is
-//! paced, since here an acknowledgement is that of up to 80 packets, where TCP's is that of two; and
-//! a window is not reduced because nothing was sent for a while (RFC 5681, section 4.1), as that of
-//! the delay controller is not.
+//! paced, since here an acknowledgement is that of up to 80 packets, where TCP's is that of two;
+//! and a window is not reduced because nothing was sent for a while (RFC 5681, section 4.1), as
+//! that of the delay controller is not.
 
 use std::time::Duration;
 
