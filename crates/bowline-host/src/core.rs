@@ -17,7 +17,6 @@ use bowline_host_wire::{
 };
 use bowline_rds::{Interest, Node, Readiness, Received, RecvOpts, SendMsg, SocketId};
 use bowline_rds_driver::{Error, RdmaMemory};
-
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::accounts::{Accounts, Charge};

@@ -19,7 +19,7 @@ use super::shared::Shared;
 use super::world::Hosts;
 use crate::engine::queue::MS;
 
-use bowline_wire::rds::uapi::{MSG_DONTWAIT, SO_SNDTIMEO, SOCK_SEQPACKET, SOL_SOCKET};
+use bowline_wire::rds::uapi::{MSG_DONTWAIT, SO_RCVBUF, SO_SNDTIMEO, SOCK_SEQPACKET, SOL_SOCKET};
 
 /// The node is gone.
 pub(super) const ENETDOWN: i32 = 100;
@@ -48,6 +48,8 @@ pub(super) struct Socket {
     pub(super) memory: Rc<HeapMemory>,
     handle: SocketHandle,
     pub(super) addr: SocketAddr,
+    /// Where it is connected to; not changed any more once several processes have it.
+    pub(super) connected: Rc<Cell<Option<(u32, SocketAddr)>>>,
 }
 
 impl Socket {
@@ -73,6 +75,8 @@ pub(super) struct Outgoing {
     pub(super) may_wait: bool,
     /// Asks the node in any case.
     pub(super) by_request: bool,
+    /// Names no destination: the socket is connected to it.
+    pub(super) is_unnamed: bool,
 }
 
 /// A program's view of the world.
@@ -275,7 +279,8 @@ impl Client {
         // Until it is bound nobody sends to it.
         self.process.sockets.borrow_mut().insert(number);
         self.shared.memories.borrow_mut().insert(number, (handle, Rc::downgrade(&memory)));
-        let socket = Socket { number, end, memory, handle, addr };
+        let connected = Rc::default();
+        let socket = Socket { number, end, memory, handle, addr, connected };
         let (raw, len) = name::raw(addr);
         self.short(&socket, "bind", Call::Bind(&raw[..len])).await?;
         self.shared.count(|stats| stats.sockets += 1);
@@ -331,6 +336,8 @@ impl Client {
             self.send_request(&channel, &Request::Call(handle, call), message, None).await?;
             if !may_wait {
                 self.asks(what, &channel);
+            } else if self.shared.chance(150) {
+                self.interrupt(&channel).await?;
             }
             let whole = self.reply(&mut channel, what).await;
             *self.process.asked.borrow_mut() = None;
@@ -351,6 +358,41 @@ impl Client {
                 _ => return Ok(whole),
             }
         }
+    }
+
+    /// A signal comes after a time, unless there is an answer.
+    async fn interrupt(&self, channel: &Channel) -> Result<(), i32> {
+        let limit = Some(self.shared.now.get() + 1 + self.shared.below(10 * MS));
+        let stream = Rc::clone(&channel.stream);
+        self.process.until("send", limit, move || stream.is_readable()).await;
+        if channel.stream.is_readable() && self.shared.chance(500) {
+            return Ok(());
+        }
+        self.shared.hit("a program does", "interrupt a call");
+        self.send_request(channel, &Request::Interrupt, &[], None).await
+    }
+
+    /// Connects a socket to another.
+    pub(super) async fn connect_to(
+        &self,
+        socket: &Socket,
+        to: u32,
+        addr: SocketAddr,
+    ) -> Result<(), i32> {
+        let (raw, len) = name::raw(addr);
+        socket.connected.set(None);
+        self.short(socket, "connect", Call::Connect(&raw[..len])).await?;
+        socket.connected.set(Some((to, addr)));
+        Ok(())
+    }
+
+    /// Gives a socket a receive buffer of another size.
+    pub(super) async fn resize(&self, socket: &Socket, bytes: usize) -> Result<(), i32> {
+        let value = (bytes as i32).to_ne_bytes();
+        let (level, option) = (SOL_SOCKET, SO_RCVBUF);
+        self.shared.judge.borrow_mut().resizes(socket.number, bytes);
+        let call = Call::SetOption { level, option, value: &value, may_write: true };
+        self.short(socket, "option", call).await.map(drop)
     }
 
     /// Asks for the name of a socket.
@@ -416,7 +458,7 @@ impl Client {
         let seq = self.shared.judge.borrow().next(key);
         let bytes = payload(key, seq, message.len);
         let (raw, len) = name::raw(message.addr);
-        let raw = &raw[..len];
+        let raw = &raw[..if message.is_unnamed { 0 } else { len }];
         if !message.by_request {
             let channel = self.channel().await?;
             self.process.turn().await;

@@ -114,6 +114,12 @@ impl Judge {
         !record.is_unsure || now - since > HEALS
     }
 
+    /// A socket may have a receive buffer of so many bytes from now on.
+    pub(super) fn resizes(&mut self, socket: u32, bytes: usize) {
+        let record = self.socket(socket);
+        record.recv_buffer = record.recv_buffer.max(bytes);
+    }
+
     /// Number of the next message of a flow.
     pub(super) fn next(&self, key: FlowKey) -> u32 {
         self.flows.get(&key).map_or(0, |flow| flow.accepted)
@@ -141,9 +147,9 @@ impl Judge {
         if !is_there {
             to.unread += len;
         }
-        // Each sender may have credit for what there is room for, and one message more is always
-        // accepted.
-        let most = (1 + to.senders.len()) * (to.recv_buffer + to.longest);
+        // Each sender may have credit for what there is room for, one message more is always
+        // accepted, and each process may be about to receive one.
+        let most = (1 + to.senders.len()) * (to.recv_buffer + to.longest) + to.holders * to.longest;
         if to.holders > 0 && !to.is_spoiled && !is_spoiled && to.unread > most {
             return Err(format!("{} bytes wait for {}, of {most} at most", to.unread, to.addr));
         }

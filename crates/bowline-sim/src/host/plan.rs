@@ -189,6 +189,12 @@ impl Plan {
             let liar = rng.index(processes.len());
             processes[liar].lies = rng.pick(&[30, 100, 400]);
         }
+        if scenario == S::Full && rng.chance(500) {
+            // One that sends much at once, and the others are slow.
+            processes.iter_mut().for_each(|process| process.pause = 300 * MS);
+            let first = &mut processes[0];
+            (first.calls, first.receives, first.waits, first.pause) = (300, 0, 0, 0);
+        }
         let mut faults = Vec::new();
         if is(S::Crash) && rng.chance(if swarm { 300 } else { 1000 }) {
             let what = Fault::Crash { away: rng.magnitude(MS, SEC) };

@@ -1,5 +1,6 @@
 //! What the program of a process does: a loop of calls drawn from its plan.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use bowline_host_wire::RING_MESSAGE_MAX;
@@ -12,6 +13,7 @@ use super::shared::Shared;
 use super::world::Hosts;
 use crate::engine::queue::MS;
 
+const EINTR: i32 = 4;
 const ENOBUFS: i32 = 105;
 const EMFILE: i32 = 24;
 const ETIMEDOUT: i32 = 110;
@@ -175,7 +177,7 @@ impl Program {
         match shared.below(1000) {
             0..20 => self.client.local_name(&socket).await,
             20..40 => match self.client.flush(&socket).await {
-                Err(ETIMEDOUT | ENOTCONN) => Ok(()),
+                Err(ETIMEDOUT | ENOTCONN | EINTR) => Ok(()),
                 done => done,
             },
             40..50 if self.sockets.len() > 1 => {
@@ -184,6 +186,16 @@ impl Program {
                 let socket = self.sockets.swap_remove(at);
                 self.client.close(socket);
                 Ok(())
+            }
+            50..70 if !shared.judge.borrow_mut().socket(socket.number).is_shared => {
+                shared.hit("a program does", "connect a socket");
+                let (to, addr) = self.destination();
+                self.client.connect_to(&socket, to, addr).await
+            }
+            70..80 => {
+                shared.hit("a program does", "change a buffer");
+                let bytes = shared.rng.borrow_mut().magnitude(2304, 60_000) as usize;
+                self.client.resize(&socket, bytes).await
             }
             _ if shared.chance(self.plan.receives) => {
                 let waits = shared.chance(self.plan.waits);
@@ -200,14 +212,18 @@ impl Program {
         }
     }
 
+    /// A socket that was bound, one of those that came last.
+    fn destination(&self) -> (u32, SocketAddr) {
+        let open = self.client.hosts.open.borrow();
+        let back = self.shared().below(open.len().min(8) as u64) as usize;
+        open[open.len() - 1 - back]
+    }
+
     async fn send(&self, socket: &Socket) -> Result<(), i32> {
         let shared = self.shared();
-        let (to, addr) = {
-            let open = self.client.hosts.open.borrow();
-            // Those that came last, mostly.
-            let back = shared.below(open.len().min(8) as u64) as usize;
-            open[open.len() - 1 - back]
-        };
+        let connected = socket.connected.get().filter(|_| shared.chance(500));
+        let (to, addr) = connected.unwrap_or_else(|| self.destination());
+        let is_unnamed = connected.is_some();
         let buffer = self.client.hosts.all[self.plan.node].send_buffer;
         let most = buffer.min(self.plan.len_max) as u64;
         let is_long = buffer > RING_MESSAGE_MAX && shared.chance(self.plan.longs);
@@ -218,7 +234,7 @@ impl Program {
         } as usize;
         let may_wait = shared.chance(self.plan.waits);
         let by_request = shared.chance(self.plan.asks);
-        let message = Outgoing { to, addr, len, may_wait, by_request };
+        let message = Outgoing { to, addr, len, may_wait, by_request, is_unnamed };
         match self.client.send(socket, message).await {
             Err(EAGAIN | ENOBUFS) => {
                 shared.hit("a send is", "refused");
@@ -228,6 +244,10 @@ impl Program {
                 } else {
                     self.client.until_writable(socket, limit).await;
                 }
+                Ok(())
+            }
+            Err(EINTR) if may_wait => {
+                shared.hit("a send is", "interrupted");
                 Ok(())
             }
             Err(ETIMEDOUT) if self.plan.send_timeout > 0 => {
