@@ -174,7 +174,11 @@ impl Client {
         let Some(emitted) = request.emit(message.len()) else { return Err(EPROTO) };
         let mut bytes = emitted.parts().concat();
         bytes.extend_from_slice(message);
-        let mut given: Vec<Fd> = descriptor.into_iter().collect();
+        self.write(channel, &bytes, descriptor.into_iter().collect()).await
+    }
+
+    /// Writes to a channel, with descriptors at the beginning.
+    async fn write(&self, channel: &Channel, bytes: &[u8], mut given: Vec<Fd>) -> Result<(), i32> {
         let mut sent = 0;
         while sent < bytes.len() {
             self.process.turn().await;
@@ -442,9 +446,12 @@ impl Client {
     /// Sends many requests whose answers it reads later, if it reads them.
     pub(super) async fn flood(&self, socket: &Socket, count: u64) -> Result<(), i32> {
         let mut channel = self.channel().await?;
+        let mut bytes = Vec::new();
         for _ in 0..count {
-            self.send_request(&channel, &Request::Wake(socket.handle), &[], None).await?;
+            let wake = Request::Wake(socket.handle).emit(0);
+            bytes.extend(wake.iter().flat_map(|wake| wake.parts().concat()));
         }
+        self.write(&channel, &bytes, Vec::new()).await?;
         let call = Request::Call(socket.handle, Call::LocalName);
         self.send_request(&channel, &call, &[], None).await?;
         self.reply(&mut channel, "name behind many requests").await?;

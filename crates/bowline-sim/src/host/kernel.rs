@@ -68,6 +68,9 @@ pub(super) enum Kind {
     Packet,
 }
 
+/// Who is told of what happens on an end, and as what.
+type Watch = (Rc<Events>, Token);
+
 /// A connected pair of unix sockets.
 #[derive(Debug)]
 struct Pair {
@@ -78,7 +81,7 @@ struct Pair {
     /// What waits for each end.
     inboxes: [RefCell<VecDeque<Message>>; 2],
     gone: [Cell<bool>; 2],
-    watches: [RefCell<Option<(Rc<Events>, Token)>>; 2],
+    watches: [RefCell<Option<Watch>>; 2],
     /// Who is at the other end of each.
     peers: [Cell<Credentials>; 2],
 }

@@ -63,6 +63,9 @@ impl Bell for BellOf {
 /// Who waits for a socket, and for what.
 type Waiters = HashMap<SocketId, Vec<(Interest, Waker)>>;
 
+/// A message that is held back: its socket, destination and bytes.
+type Held = (SocketId, Option<SocketAddr>, Vec<u8>);
+
 /// The RDS node, and who waits for its sockets.
 pub(super) struct RdsNode {
     pub(super) node: RefCell<Node>,
@@ -71,7 +74,7 @@ pub(super) struct RdsNode {
     pub(super) outputs: RefCell<Vec<Output>>,
     pub(super) shared: Rc<Shared>,
     /// A message that is sent later than the next.
-    held: RefCell<Option<(SocketId, Option<SocketAddr>, Vec<u8>)>>,
+    held: RefCell<Option<Held>>,
     sends: Cell<u64>,
 }
 

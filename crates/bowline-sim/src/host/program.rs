@@ -171,7 +171,7 @@ impl Program {
         }
         if shared.chance(self.plan.floods) {
             shared.hit("a program does", "send many requests at once");
-            let count = shared.rng.borrow_mut().magnitude(1, 200);
+            let count = shared.rng.borrow_mut().magnitude(1, 400);
             return self.client.flood(&socket, count).await;
         }
         match shared.below(1000) {
