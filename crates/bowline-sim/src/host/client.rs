@@ -278,7 +278,7 @@ impl Client {
         let addr = SocketAddr::new(host.addr, host.next_port());
         let number = {
             let mut judge = self.shared.judge.borrow_mut();
-            judge.opened(addr, self.process.node, host.recv_buffer)
+            judge.opened(addr, self.process.node, (host.send_buffer, host.recv_buffer))
         };
         // Until it is bound nobody sends to it.
         self.process.sockets.borrow_mut().insert(number);

@@ -37,6 +37,7 @@ pub(super) struct SocketRecord {
     senders: BTreeSet<u32>,
     /// Something was taken since everything was last at rest.
     pub(super) was_taken: bool,
+    send_buffer: usize,
     recv_buffer: usize,
     longest: usize,
 }
@@ -79,7 +80,13 @@ pub(super) fn payload(key: FlowKey, seq: u32, len: usize) -> Vec<u8> {
 }
 
 impl Judge {
-    pub(super) fn opened(&mut self, addr: SocketAddr, node: usize, recv_buffer: usize) -> u32 {
+    /// A socket was opened, with buffers to send and to receive of so many bytes.
+    pub(super) fn opened(
+        &mut self,
+        addr: SocketAddr,
+        node: usize,
+        (send_buffer, recv_buffer): (usize, usize),
+    ) -> u32 {
         self.sockets.push(SocketRecord {
             addr,
             node,
@@ -92,6 +99,7 @@ impl Judge {
             unread: 0,
             senders: BTreeSet::new(),
             was_taken: false,
+            send_buffer,
             recv_buffer,
             longest: 0,
         });
@@ -149,7 +157,13 @@ impl Judge {
         }
         // Each sender may have credit for what there is room for, one message more is always
         // accepted, and each process may be about to receive one.
-        let most = (1 + to.senders.len()) * (to.recv_buffer + to.longest) + to.holders * to.longest;
+        let local = (1 + to.senders.len()) * (to.recv_buffer + to.longest);
+        let in_hands = to.holders * to.longest;
+        // Between nodes what fills a sender's buffer is on its way.
+        let to = &self.sockets[key.2 as usize];
+        let senders = to.senders.iter().map(|from| &self.sockets[*from as usize]);
+        let remote = senders.filter(|from| from.node != to.node);
+        let most = local + in_hands + remote.map(|from| from.send_buffer).sum::<usize>();
         if to.holders > 0 && !to.is_spoiled && !is_spoiled && to.unread > most {
             return Err(format!("{} bytes wait for {}, of {most} at most", to.unread, to.addr));
         }
