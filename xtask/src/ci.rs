@@ -73,6 +73,7 @@ const STEPS: [Step; 23] = [
     step("sim roce", &["xtask", "sim", "--roce", "--seeds", "9000"], 600),
     step("sim cells", &["xtask", "sim", "--roce", "--cells", "--seeds", "2"], 600),
     step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "6000"], 600),
+    step("sim host", &["xtask", "sim", "--host", "--seeds", "12000"], 600),
     // Every mishap at every datagram of four stories.
     step(
         "sim each",

@@ -30,7 +30,7 @@ const LAYERS: [(&str, u8); 27] = [
     ("bowline-rdmacore", 3),
     ("bowline-rtrs-driver", 4),
     ("bowline-block", 3),
-    ("bowline-sim", 3),
+    ("bowline-sim", 5),
     ("bowline-rnbd-driver", 5),
     ("bowline", 6),
     ("bowline-bench", 7),
@@ -203,12 +203,12 @@ mod tests {
     #[test]
     fn rejects_an_edge_that_goes_up_or_sideways() {
         let json = r#"{"packages":[{"name":"bowline-rds-driver","dependencies":[]},
-            {"name":"bowline-sim","dependencies":[{"name":"bowline-rds-driver","kind":null}]},
+            {"name":"bowline-verbs","dependencies":[{"name":"bowline-rds-driver","kind":null}]},
             {"name":"bowline-wire","dependencies":[{"name":"bowline-sim","kind":"dev"}]}]}"#;
         assert_eq!(
             problems(json),
             [
-                "bowline-sim -> bowline-rds-driver (normal) does not go down",
+                "bowline-verbs -> bowline-rds-driver (normal) does not go down",
                 "bowline-wire -> bowline-sim (dev) does not go down"
             ]
         );

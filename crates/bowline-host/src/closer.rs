@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const STACK: usize = 64 << 10;
 
 /// Whose descriptors they are: a user's who is known here, or all strangers' together.
-pub(crate) type Owner = Option<u32>;
+pub type Owner = Option<u32>;
 
 /// What this process has to close, whichever of its nodes took it.
 static ALL: LazyLock<Arc<Closer>> = LazyLock::new(Arc::default);

@@ -1,5 +1,5 @@
-//! `bowline sim`: whole clusters of nodes, RoCEv2 devices, or sessions and disks over them, in
-//! virtual time, with faults, each drawn from a seed.
+//! `bowline sim`: whole clusters of nodes, RoCEv2 devices, sessions and disks over them, or nodes
+//! and the programs of their hosts, in virtual time, with faults, each drawn from a seed.
 
 mod cells;
 
@@ -14,8 +14,8 @@ use bowline_node::{
 };
 use bowline_roce::Congestion;
 use bowline_sim::{
-    Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, rds, roce, rtrs,
-    simulator_of,
+    Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, host, rds, roce,
+    rtrs, simulator_of,
 };
 
 /// Seeds that are run where no number is given.
@@ -27,7 +27,7 @@ const LAST_LINES: usize = 60;
 ///
 /// The same seed gives the same run on every machine. A seed that fails is printed at once, with
 /// the command that runs it again (at the end with --json). An interrupt ends the search and prints
-/// the results so far. Without --roce or --rtrs the nodes speak RDS over TCP and RDMA.
+/// the results so far. Without --roce, --rtrs or --host the nodes speak RDS over TCP and RDMA.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Exit status: 0 no failure, 1 a failure or an interrupted search, 2 usage. A goal that a cell misses is not a failure."
@@ -39,11 +39,14 @@ pub(crate) struct Args {
     /// Simulate RTRS sessions and RNBD disks over RoCEv2 devices
     #[arg(long, conflicts_with = "roce")]
     rtrs: bool,
+    /// Simulate nodes and the programs of their hosts, which share memory with them
+    #[arg(long, conflicts_with_all = ["roce", "rtrs"])]
+    host: bool,
     /// Run this seed only
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
     /// Run a saved plan, of any of the simulators
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "from", "scenario", "roce", "rtrs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "from", "scenario", "roce", "rtrs", "host"])]
     plan: Option<PathBuf>,
     /// Save the plans of seeds that fail in this folder, for --plan; with --seed, save its plan in
     /// any case
@@ -94,6 +97,7 @@ enum World {
     Rds(rds::Options),
     Roce(roce::Options),
     Rtrs(rtrs::Options),
+    Host(host::Options),
 }
 
 fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
@@ -113,6 +117,11 @@ fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
         let found = name.map(|n| rtrs::Scenario::from_name(n).ok_or_else(|| choose(names())));
         let options = rtrs::Options::default().with_trace(trace).with_time(time);
         Ok(World::Rtrs(options.with_scenario(found.transpose()?)))
+    } else if args.host {
+        let names = || host::Scenario::ALL.iter().map(|s| s.name()).collect();
+        let found = name.map(|n| host::Scenario::from_name(n).ok_or_else(|| choose(names())));
+        let options = host::Options::default().with_trace(trace).with_time(time);
+        Ok(World::Host(options.with_scenario(found.transpose()?)))
     } else {
         let names = || rds::Scenario::ALL.iter().map(|s| s.name()).collect();
         let found = name.map(|n| rds::Scenario::from_name(n).ok_or_else(|| choose(names())));
@@ -133,6 +142,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 World::Rds(options) => rds::keep(seed, &options),
                 World::Roce(options) => roce::keep(seed, &options),
                 World::Rtrs(options) => rtrs::keep(seed, &options),
+                World::Host(options) => host::keep(seed, &options),
             };
             if let Some(dir) = &args.keep {
                 write_plan(dir, seed, &plan)?;
@@ -141,6 +151,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 World::Rds(options) => show_one(args, rds::run(seed, &options)),
                 World::Roce(options) => show_one(args, roce::run(seed, &options)),
                 World::Rtrs(options) => show_one(args, rtrs::run(seed, &options)),
+                World::Host(options) => show_one(args, host::run(seed, &options)),
             }
         }
         (None, Some(file)) => run_plan(args, file, mode),
@@ -156,6 +167,7 @@ fn run_plan(args: &Args, file: &Path, mode: TraceMode) -> Outcome {
     let wrong = |error| Failure::usage(format!("--plan {name}: {error}"));
     match simulator_of(&text).map_err(wrong)?.as_str() {
         "roce" => show_one(args, roce::run_kept(&text, &name, mode).map_err(wrong)?),
+        "host" => show_one(args, host::run_kept(&text, &name, mode).map_err(wrong)?),
         "rtrs" => show_one(args, rtrs::run_kept(&text, &name, mode).map_err(wrong)?),
         _ => show_one(args, rds::run_kept(&text, &name, mode).map_err(wrong)?),
     }
@@ -205,6 +217,9 @@ fn run_range(args: &Args) -> Outcome {
         }
         World::Rtrs(options) => {
             search.end(&rtrs::run_many(seeds, threads, &options, |event| search.on_event(&event)))
+        }
+        World::Host(options) => {
+            search.end(&host::run_many(seeds, threads, &options, |event| search.on_event(&event)))
         }
         World::Roce(options) => {
             search.end(&roce::run_many(seeds, threads, &options, |event| search.on_event(&event)))

@@ -181,7 +181,12 @@ fn a_plan_of_the_simulator_is_kept_and_runs_again() {
     let folder = Folder::new();
     let kept = folder.path().join("kept");
     let dir = kept.to_str().expect("a plain path");
-    for (kind, file) in [("", "rds-9.json"), ("--roce", "roce-9.json"), ("--rtrs", "rtrs-9.json")] {
+    for (kind, file) in [
+        ("", "rds-9.json"),
+        ("--roce", "roce-9.json"),
+        ("--rtrs", "rtrs-9.json"),
+        ("--host", "host-9.json"),
+    ] {
         let words: Vec<&str> = ["sim", "--seed", "9", "--keep", dir, "--json", kind]
             .into_iter()
             .filter(|w| !w.is_empty())

@@ -1,4 +1,4 @@
-//! Parts that the three simulators share: seeds and random numbers, virtual time, traces, kept
+//! Parts that the four simulators share: seeds and random numbers, virtual time, traces, kept
 //! plans, coverage, and the search over many seeds.
 
 pub(crate) mod base;
