@@ -92,10 +92,10 @@ def check_frames(c, pcap):
 
 
 class Roce:
-    """rxe on the guest's interface for the length of a case; a capture and its audit."""
+    """rxe on the guest's interface for the length of a case; a capture and its audit, unless a rate is measured."""
 
-    def __init__(self, c, mtu=1500, loss=False):
-        self.c, self.mtu, self.loss = c, mtu, loss
+    def __init__(self, c, mtu=1500, loss=False, audited=True):
+        self.c, self.mtu, self.loss, self.audited = c, mtu, loss, audited
         self.log, self.program, self.tools = c.log, c.w.bowline(), []
         self.pcap = c.log + ".roce.pcap"
 
@@ -106,17 +106,19 @@ class Roce:
         if self.loss:
             self.c.guest(LOSS)
         # at the guest's link a batch has become frames
-        cap_start("a", self.pcap, 65535, ["udp", "port", "4791"])
+        if self.audited:
+            cap_start("a", self.pcap, 65535, ["udp", "port", "4791"])
         return self
 
     def __exit__(self, kind, error, trace):
         for t in self.tools:
             t.kill()
-        cap_stop("a", quiet=True)
+        if self.audited:
+            cap_stop("a", quiet=True)
         guest_run("a", "tc qdisc del dev eth0 root; tc qdisc del dev eth0 clsact; rdma link del rxe0; "
                   "ip link set eth0 mtu 1500")
         self.links(1500)
-        if kind is None:
+        if kind is None and self.audited:
             self.check()
             if not self.c.w.capture:
                 os.unlink(self.pcap)
@@ -251,6 +253,64 @@ def verbs_4096(c):
 def verbs_loss(c):
     """The same with 1 % of all packets lost in each direction."""
     verbs(c, 1500, loss=True)
+
+
+FIXED, SWIFT = "fixed:240", "swift"
+# the window between hosts, and others to compare with; in turn, since the load of the host changes
+CONTROLLERS = (FIXED, "delay", "cubic")
+CONTROLLER_ROUNDS, WRITES = 7, 300
+# What each of them must have of the fixed window's rate. For delay that the window moves at all: it has 0.6 on a quiet
+# machine, 0.14 with a dozen programs on the emulated processor's (bench/notes/2026-11-29-controllers-compared.md).
+CONTROLLER_GOALS = {"delay": 0.1, "cubic": 0.5}
+REPAIRS = ("timeouts", "packets_resent")
+
+
+def write_rate(r, how):
+    """Writes of 64 KiB, eight at a time, to the kernel. -> MB/s, and what was sent again or dropped"""
+    lines = r.client("perf", "--op", "write", "--size", "65536", "--depth", "8", "--count", str(WRITES),
+                     "--congestion", how, "--json")
+    done = json.loads(lines[-1])
+    return dict(rate=done["gigabytes_per_second"] * 1000, window=done["peers"][0]["window"],
+                **{name: done["counters"][name] for name in REPAIRS})
+
+
+def dropped(c):
+    """Datagrams that the kernel's sockets had no room for."""
+    return int(c.guest("nstat -asz UdpRcvbufErrors | awk '/Udp/ { print $2 }'"))
+
+
+@scenario("controllers", dirs=("n>k",), orders=("lo",), timeout=240, bare=True, tool=True, self_check=NO_SELF_CHECK)
+def controllers(c):
+    """Writes of 64 KiB, eight at a time, to the kernel's rxe with each congestion controller: rates beside that of the
+    fixed window, time-outs, and packets sent again. The kernel's processor is the bottleneck, and its sockets drop
+    nothing."""
+    got = {how: [] for how in CONTROLLERS}
+    with Roce(c, audited=False) as r:
+        before = dropped(c)
+        r.kernel_serves("python3 -B /lab/roce-perf.py server %s %d %d"
+                        % (c.k_addr, PORT, CONTROLLER_ROUNDS * len(CONTROLLERS)), "/tmp/perf")
+        for _ in range(CONTROLLER_ROUNDS):
+            for how in CONTROLLERS:
+                got[how].append(write_rate(r, how))
+                c.messages += WRITES
+        # Swift's target is below what this processor adds: it may not even end.
+        r.kernel_serves("python3 -B /lab/roce-perf.py server %s %d" % (c.k_addr, PORT), "/tmp/perf")
+        try:
+            got[SWIFT] = [write_rate(r, SWIFT)]
+        except Wrong:
+            c.note("swift: nothing arrives")
+        lost = dropped(c) - before
+    c.save("rounds", got)
+    slow = []
+    for how, rounds in got.items():
+        ratio = statistics.median(x["rate"] / fixed["rate"] for x, fixed in zip(rounds, got[FIXED]))
+        c.note("%s: %.1f MB/s (%.2f), %s time-outs, %s packets sent again" % (
+            how, statistics.median(x["rate"] for x in rounds), ratio,
+            *("/".join(str(x[name]) for x in rounds) for name in REPAIRS)))
+        if ratio < CONTROLLER_GOALS.get(how, 0):
+            slow.append(how)
+    want(lost == 0, "%d datagrams dropped by the kernel; %s", lost, "; ".join(c.notes))
+    want(not slow, "too slow beside the fixed window: %s; %s", ", ".join(slow), "; ".join(c.notes))
 
 
 @scenario("rping", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=90, bare=True, ci=True, tool=True,

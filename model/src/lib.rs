@@ -1,5 +1,6 @@
-//! The hand-over of `bowline-wait`, run by a scheduler that chooses which thread goes on at each
-//! lock, counter, sleep and wake-up: the same source files, with the scheduler's locks and threads.
+//! The hand-over of `bowline-wait`, and the rings of `bowline-host-wire`, run by a scheduler that
+//! chooses which thread goes on at each lock, counter, sleep and wake-up: the same source files,
+//! with the scheduler's locks, atomics and threads.
 //!
 //! No sleep ends by time here, but for the short nap of RTRS's background thread, which is there to
 //! end. A wake-up that is lost, or a lead that nobody takes, is therefore a deadlock; the scheduler
@@ -7,11 +8,12 @@
 //!
 //! Orders are drawn from a seed, so each run tries the same ones. Half of them are drawn evenly; in
 //! the others, threads are switched at few places, which finds what needs particular switches.
-//! Memory is sequentially consistent: what is relaxed in the code only counts.
+//! Memory is sequentially consistent: what is relaxed in the code only counts, or is checked in
+//! `tests/`, where memory is weak.
 //!
-//! RTRS runs the loops of its driver, which are in `bowline-wait`. Those of RDS and RoCE are full
-//! of system calls and stay in their drivers; the models have short ones in their place, whose
-//! steps carry the names of the driver's functions, around the driver's own types.
+//! RTRS runs the loops of its driver, which are in `bowline-wait`. Those of RDS, RoCE and the host
+//! are full of system calls and stay in their drivers; the models have short ones in their place,
+//! whose steps carry the names of the driver's functions, around the driver's own types.
 //!
 //! Each model can make mistakes on purpose, and has a test that shows that they are found.
 
@@ -19,27 +21,53 @@
 
 // `sync`, which these use, is the only module that differs. A model need not use all there is.
 #[allow(dead_code)]
+#[path = "../../crates/bowline-host-wire/src/area.rs"]
+mod area;
+#[allow(dead_code)]
 #[path = "../../crates/bowline-wait/src/device_leads.rs"]
 mod device_leads;
 #[allow(dead_code)]
 #[path = "../../crates/bowline-wait/src/followers.rs"]
 mod followers;
+#[allow(dead_code)]
+#[path = "../../crates/bowline-host-wire/src/ids.rs"]
+mod ids;
 #[path = "../../crates/bowline-wait/src/lead.rs"]
 mod lead;
+#[allow(dead_code)]
+#[path = "../../crates/bowline-host-wire/src/receives.rs"]
+mod receives;
+#[allow(dead_code)]
+#[path = "../../crates/bowline-host-wire/src/sends.rs"]
+mod sends;
+#[path = "../../crates/bowline-host-wire/src/tokens.rs"]
+mod tokens;
 #[path = "../../crates/bowline-wait/src/waiter.rs"]
 mod waiter;
 
+mod cells;
+mod hook;
+mod host;
 mod net;
 mod rds;
+mod rings;
 mod roce;
 mod rtrs;
 
 /// In place of the standard library's.
 mod sync {
-    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
-    pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+    pub(crate) use shuttle::sync::atomic::{
+        AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
+    };
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use shuttle::thread::{Thread, current, park};
     use std::time::Duration;
+
+    pub(crate) use crate::cells::{U8, U32, U64, fence, u8, u32, u64};
+
+    /// So short that a few messages go around.
+    pub(crate) const RING_LEN: usize = 256;
+    pub(crate) const DESTINATIONS: usize = 2;
 
     /// The longest sleep that ends by itself.
     const SHORT: Duration = Duration::from_millis(2);
@@ -47,6 +75,18 @@ mod sync {
     pub(crate) fn park_timeout(limit: Duration) {
         if limit <= SHORT { shuttle::thread::yield_now() } else { park() }
     }
+
+    pub(crate) fn spin_loop() {
+        shuttle::hint::spin_loop();
+    }
+}
+
+/// As in `bowline-host-wire`.
+const WAKE_TOKEN_LEN: usize = 4;
+
+/// A message of a ring. Some are too long for it.
+fn message(n: u8) -> Vec<u8> {
+    vec![n; if n % 8 == 7 { sync::RING_LEN / 4 + 8 } else { 8 + 8 * usize::from(n % 3) }]
 }
 
 use std::sync::Arc;

@@ -28,12 +28,18 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 22] = [
+const STEPS: [Step; 24] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
         &["clippy", "--workspace", "--all-targets", ALL, "--locked", "--", "-D", "warnings"],
         600,
+    ),
+    // What a package has of the command.
+    step(
+        "installed",
+        &["check", "--package", "bowline-cli", "--no-default-features", "--locked"],
+        300,
     ),
     step("test", &["test", "--workspace", ALL, "--locked"], 1200),
     // Sixteen seconds of what the step before has shown for eight; the same features, so
@@ -57,7 +63,7 @@ const STEPS: [Step; 22] = [
     Step { name: "doc", cargo: &api::DOC, env: Some(api::DOC_FLAGS), limit: 300 },
     step("api", &["xtask", "api"], 120),
     step("check", &["xtask", "check"], 60),
-    step("model", &["xtask", "model"], 300),
+    step("model", &["xtask", "model"], 420),
     step("deny", &["xtask", "deny"], 60),
     step("publish", &["xtask", "publish"], 120),
     step("musl", &["xtask", "musl"], 600),
@@ -67,6 +73,7 @@ const STEPS: [Step; 22] = [
     step("sim roce", &["xtask", "sim", "--roce", "--seeds", "9000"], 600),
     step("sim cells", &["xtask", "sim", "--roce", "--cells", "--seeds", "2"], 600),
     step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "6000"], 600),
+    step("sim host", &["xtask", "sim", "--host", "--seeds", "6000"], 600),
     // Every mishap at every datagram of four stories.
     step(
         "sim each",

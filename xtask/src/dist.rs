@@ -7,6 +7,11 @@ use std::process::{Command, Stdio};
 use crate::repo;
 use crate::run::{Outcome, cargo, status};
 
+/// What is installed of the command: not what is for those who have the sources.
+const COMMAND: &[&str] = &["--package", "bowline-cli", "--no-default-features"];
+/// The daemon.
+const DAEMON: &[&str] = &["--package", "bowline-node", "--features", "options"];
+
 /// Writes manual pages and completions, and with `--deb` the Debian package.
 pub(crate) fn run(rest: &[String]) -> Outcome {
     let package = match rest {
@@ -40,11 +45,14 @@ pub(crate) fn test() -> Outcome {
 }
 
 fn build(with_preload: bool) -> Result<(), Outcome> {
-    let mut build = cargo(&["build", "--release", "--locked", "--package", "bowline-cli"]);
+    // Each by itself: built together, they would have the features of all.
+    let mut packages = vec![COMMAND, DAEMON];
     if with_preload {
-        build.args(["--package", "bowline-preload"]);
+        packages.push(&["--package", "bowline-preload"]);
     }
-    done(status(&mut build))
+    packages.into_iter().try_for_each(|package| {
+        done(status(cargo(&["build", "--release", "--locked"]).args(package)))
+    })
 }
 
 /// Writes man pages and completions as the command itself describes them; those of before are gone.
@@ -59,9 +67,15 @@ fn pages(dist: &Path) -> Result<(), Outcome> {
     }
     let command = || Command::new(release().join("bowline"));
     done(status(command().arg("man").arg(&man)))?;
-    for (shell, file) in [("bash", "bowline.bash"), ("zsh", "_bowline"), ("fish", "bowline.fish")] {
-        let file = fs::File::create(completions.join(file)).map_err(failed)?;
-        done(status(command().args(["completions", shell]).stdout(file)))?;
+    for program in ["bowline", "bowline-node"] {
+        for (shell, before, behind) in
+            [("bash", "", ".bash"), ("zsh", "_", ""), ("fish", "", ".fish")]
+        {
+            let file = completions.join(format!("{before}{program}{behind}"));
+            let file = fs::File::create(file).map_err(failed)?;
+            let words = ["completions", shell, "--of", program];
+            done(status(command().args(words).stdout(file)))?;
+        }
     }
     Ok(())
 }

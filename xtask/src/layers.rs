@@ -11,12 +11,12 @@ use crate::run::{self, Outcome};
 /// edge.
 const LAYERS: [(&str, u8); 27] = [
     ("bowline-base", 0),
-    ("bowline-testkit", 0),
     ("bowline-crc", 0),
     ("bowline-wait", 0),
     ("bowline-host-wire", 0),
     ("bowline-wire", 1),
     ("bowline-verbs", 1),
+    ("bowline-testkit", 2),
     ("bowline-rds", 2),
     ("bowline-roce", 2),
     ("bowline-rtrs", 2),
@@ -30,7 +30,7 @@ const LAYERS: [(&str, u8); 27] = [
     ("bowline-rdmacore", 3),
     ("bowline-rtrs-driver", 4),
     ("bowline-block", 3),
-    ("bowline-sim", 3),
+    ("bowline-sim", 5),
     ("bowline-rnbd-driver", 5),
     ("bowline", 6),
     ("bowline-bench", 7),
@@ -60,11 +60,23 @@ const NOT_IN_CORES: [&str; 9] = [
 /// Crates from elsewhere that a core must not depend on.
 const NO_CORE_DEPENDENCY: [&str; 6] = ["libc", "mio", "nix", "rustix", "socket2", "tokio"];
 
+/// What the daemon does not link: it is confined, and has what it needs only.
+const NOT_IN_DAEMON: [&str; 5] =
+    ["bowline-bench", "bowline-cli", "bowline-sim", "clap_complete", "clap_mangen"];
+/// What the library of the daemon does without, since it parses no command line.
+const NOT_IN_LIBRARY: [&str; 1] = ["clap"];
+
 /// Reads `cargo metadata` and the sources of the cores, and reports every violation.
 pub(crate) fn check() -> Outcome {
     let problems = metadata().and_then(|metadata| {
         let mut problems = edges(&metadata)?;
         problems.extend(core_sources()?);
+        problems.extend(linked(
+            "the daemon",
+            &linked_by(&["--features", "options"])?,
+            &NOT_IN_DAEMON,
+        ));
+        problems.extend(linked("its library", &linked_by(&[])?, &NOT_IN_LIBRARY));
         Ok(problems)
     });
     match problems {
@@ -81,6 +93,28 @@ fn metadata() -> Result<Value, String> {
         return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
     serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
+}
+
+/// Returns the packages that the daemon links, a line each.
+fn linked_by(features: &[&str]) -> Result<String, String> {
+    let tree = ["tree", "--locked", "--package", "bowline-node", "--edges", "normal"];
+    let format = ["--prefix", "none", "--format", "{p}"];
+    let mut command = run::cargo(&tree);
+    let output = command.args(format).args(features).output();
+    let output = output.map_err(|error| format!("cargo tree: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo tree: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns a problem for each package of `list` that must not be there.
+fn linked(who: &str, list: &str, unwanted: &[&str]) -> Vec<String> {
+    let names = list.lines().filter_map(|line| line.split_whitespace().next());
+    let mut found: Vec<&str> = names.filter(|name| unwanted.contains(name)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found.into_iter().map(|name| format!("{who} links {name}")).collect()
 }
 
 fn edges(metadata: &Value) -> Result<Vec<String>, String> {
@@ -151,6 +185,15 @@ mod tests {
     }
 
     #[test]
+    fn what_the_daemon_must_not_link_is_found_once() {
+        let list = "bowline-node v0.1.0 (/w)\nbowline-sim v0.1.0 (/w)\nclap v4.6.7\n\
+                    bowline-sim v0.1.0 (/w) (*)\nclap_lex v1.1.1\n";
+        assert_eq!(linked("it", list, &NOT_IN_DAEMON), ["it links bowline-sim"]);
+        assert_eq!(linked("it", list, &NOT_IN_LIBRARY), ["it links clap"]);
+        assert!(linked("it", "bowline-node v0.1.0 (/w)\n", &NOT_IN_DAEMON).is_empty());
+    }
+
+    #[test]
     fn accepts_an_edge_that_goes_down() {
         let json = r#"{"packages":[{"name":"bowline-wire","dependencies":[]},
             {"name":"bowline-rds","dependencies":[{"name":"bowline-wire","kind":null}]}]}"#;
@@ -160,12 +203,12 @@ mod tests {
     #[test]
     fn rejects_an_edge_that_goes_up_or_sideways() {
         let json = r#"{"packages":[{"name":"bowline-rds-driver","dependencies":[]},
-            {"name":"bowline-sim","dependencies":[{"name":"bowline-rds-driver","kind":null}]},
+            {"name":"bowline-verbs","dependencies":[{"name":"bowline-rds-driver","kind":null}]},
             {"name":"bowline-wire","dependencies":[{"name":"bowline-sim","kind":"dev"}]}]}"#;
         assert_eq!(
             problems(json),
             [
-                "bowline-sim -> bowline-rds-driver (normal) does not go down",
+                "bowline-verbs -> bowline-rds-driver (normal) does not go down",
                 "bowline-wire -> bowline-sim (dev) does not go down"
             ]
         );

@@ -1,4 +1,4 @@
-//! A crate or a note that no page lists is one that nobody finds.
+//! A crate, a note or a thread that no page lists is one that nobody finds.
 
 use crate::repo;
 use crate::run::Outcome;
@@ -7,9 +7,14 @@ use crate::run::Outcome;
 const PAGES: [&str; 2] = ["README.md", "ARCHITECTURE.md"];
 /// The page that links every note of measurements.
 const BENCH: &str = "bench/README.md";
+/// The page with the table of threads.
+const THREADS: &str = "ARCHITECTURE.md";
+/// What stands before the name of a thread in the code, white space left out.
+const NAMED: [&str; 4] =
+    ["Builder::new().name(\"", "named(\"bowline-", ".spawn(\"bowline-", "Acceptor::open(\""];
 
-/// Fails on a crate that README or ARCHITECTURE does not name, and on a note that the bench's page
-/// does not link.
+/// Fails on a crate that README or ARCHITECTURE does not name, on a note that the bench's page does
+/// not link, and on a thread that ARCHITECTURE does not have in its table.
 pub(crate) fn check() -> Outcome {
     let names = match repo::files() {
         Ok(names) => names,
@@ -25,6 +30,12 @@ pub(crate) fn check() -> Outcome {
     let text = page(BENCH);
     let missing = notes(&names).filter(|note| !text.contains(&format!("]({note})")));
     problems.extend(missing.map(|note| format!("{BENCH} does not link {note}")));
+    let text = page(THREADS);
+    for name in names.iter().filter(|name| is_production_code(name)) {
+        let missing = threads(&page(name)).into_iter().filter(|thread| !text.contains(thread));
+        problems
+            .extend(missing.map(|thread| format!("{THREADS} has no thread {thread} of {name}")));
+    }
     if problems.is_empty() { Outcome::Passed } else { Outcome::Failed(problems.join("\n")) }
 }
 
@@ -37,6 +48,25 @@ fn crates(files: &[String]) -> impl Iterator<Item = &str> {
 fn notes(files: &[String]) -> impl Iterator<Item = &str> {
     let names = files.iter().filter_map(|file| file.strip_prefix("bench/"));
     names.filter(|file| file.starts_with("notes/") && file.ends_with(".md"))
+}
+
+fn is_production_code(name: &str) -> bool {
+    name.starts_with("crates/") && name.ends_with(".rs") && !repo::is_test_file(name)
+}
+
+/// The threads to which code gives a name, as the page has them.
+fn threads(code: &str) -> Vec<String> {
+    let lines = code.lines().take(repo::code_lines(code));
+    let lines = lines.filter(|line| !line.trim_start().starts_with("//"));
+    let dense: String = lines.flat_map(str::split_whitespace).collect();
+    let mut all = Vec::new();
+    for before in NAMED {
+        for (at, _) in dense.match_indices(before) {
+            let name = &dense[at + before.find('"').map_or(0, |quote| quote + 1)..];
+            all.extend(name.split_once('"').map(|(name, _)| format!("`{name}`")));
+        }
+    }
+    all
 }
 
 /// Tells whether a text has the name of a crate, and not only a longer one that begins with it.
@@ -54,6 +84,23 @@ mod tests {
         assert!(names_crate("the crate `bowline-rds`", "bowline-rds"));
         assert!(!names_crate("the crate bowline-rds-driver", "bowline-rds"));
         assert!(names_crate("bowline-rds-driver, bowline-rds", "bowline-rds"));
+    }
+
+    #[test]
+    fn threads_are_found_where_they_get_their_names() {
+        let code = "fn a() {
+                // Builder::new().name(\"no\")
+                thread::Builder::new()
+                    .name(\"log\".into()).spawn(f);
+                engine.spawn(\"bowline-rtrs\", f);
+                Acceptor::open(\"bowline-nbd\", f);
+                thread::Builder::new().name(given).spawn(f);
+            }
+            #[cfg(test)]
+            mod tests {
+                fn b() { Builder::new().name(\"test\"); }
+            }";
+        assert_eq!(threads(code), ["`log`", "`bowline-rtrs`", "`bowline-nbd`"]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod repo;
 mod rules;
 mod run;
 mod search;
+mod words;
 
 use std::process::ExitCode;
 
@@ -25,11 +26,13 @@ const HELP: &str = "\
 usage: cargo xtask VERB [arguments]
 
 checks of the repository
-  check              layers, rules --summary, links, tests that SECURITY.md names, width of comments;
-                     warns about long files
+  check              layers, rules --summary, links, tests that SECURITY.md names, listed crates,
+                     words to avoid, width of comments; warns about long files
   layers             dependencies between crates go down only; cores do no I/O
   rules [--summary]  every rule of docs/spec with the code and the tests that cite it
   links              links and file names in the documentation exist
+  words [--accept]   no more uses than recorded of the words that docs/style.md lists; --accept
+                     records fewer, and uses that moved to another crate
   api [--accept]     the public interface of the library is as docs/api has it, and every type of
                      it has a name; --accept keeps the present one
   publish            every published crate can be packaged; docs/release.md tells the rest
@@ -46,7 +49,7 @@ runs
   bench [arguments]  the benchmarks, e.g. rds --quick; --help tells the others
   fuzz [--seconds N] every fuzz target for N seconds (20); needs nightly and cargo-fuzz
   hostile [--seconds N] hostile programs, nodes and users against the others; N seconds each (20)
-  model              the hand-over between threads that wait, in thousands of orders; a minute
+  model              what threads and processes hand to one another, in thousands of orders; a minute
   miri               what is unsafe and needs no system, under Miri; needs nightly and miri
   interop [args]     scenarios against a kernel in QEMU: interop/run, which tells of --list and
                      --only NAME with --help; needs root, a Debian host and /dev/net/tun
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
             _ => Outcome::Usage("rules takes only --summary".into()),
         },
         Some("links") => no_args(rest, links::check),
+        Some("words") => words::run(rest),
         Some("api") => api::run(rest),
         Some("publish") => no_args(rest, publish::check),
         Some("musl") => no_args(rest, run::musl),
@@ -131,6 +135,7 @@ fn check() -> Outcome {
         ("links", links::check),
         ("listed", listed::check),
         ("proofs", proofs::check),
+        ("words", words::check),
         ("comments", repo::check_comment_width),
         ("sizes", repo::warn_long_files),
     ];

@@ -185,7 +185,7 @@ pub(crate) fn bench(args: &[String]) -> Outcome {
     status(cargo(&run).args(args))
 }
 
-/// Runs the hand-over between waiting threads in many orders, the same each time.
+/// Runs what threads and processes hand to one another in many orders, the same each time.
 pub(crate) fn model() -> Outcome {
     let manifest = repo::root().join("model/Cargo.toml");
     let mut test = cargo(&["test", "--locked", "--manifest-path"]);

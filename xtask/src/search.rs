@@ -7,11 +7,12 @@ use crate::repo;
 use crate::run::{self, Outcome};
 
 /// The simulators, as `bowline sim` is told of them. RDMA is seldom among what the first draws.
-const SIMULATORS: [(&str, &[&str]); 4] = [
+const SIMULATORS: [(&str, &[&str]); 5] = [
     ("rds", &[]),
     ("rds over RDMA", &["--scenario", "rdma"]),
     ("roce", &["--roce"]),
     ("rtrs", &["--rtrs"]),
+    ("host", &["--host"]),
 ];
 /// Where plans of seeds that failed are written; those worth keeping go to crates/bowline-sim/kept.
 const KEEP: &str = "target/sim-failures";

@@ -9,36 +9,28 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-use crate::cell::{Kind, Subject};
-use crate::role::{Role, Side};
+use crate::cell::{Cell, Kind, Subject};
+use crate::role::{Role, Sides};
 use crate::sys;
 
 pub(crate) use gso::{RING, abilities as gso_abilities, window as gso_window};
 
-/// Runs one side of an anchor.
-pub(crate) fn run(role: Role) -> Result<(), String> {
-    match (role.cell.kind, role.side, role.cell.subject) {
-        (Kind::Stream, Side::Rx, Subject::Udp) => stream::udp_rx(role),
-        (Kind::Stream, Side::Tx, Subject::Udp) => stream::udp_tx(role),
-        (Kind::Stream, Side::Rx, Subject::UdpGso) => gso::rx(role),
-        (Kind::Stream, Side::Tx, Subject::UdpGso) => gso::tx(role),
-        (Kind::Stream, Side::Rx, Subject::Seqp) => stream::seqp_rx(role),
-        (Kind::Stream, Side::Tx, Subject::Seqp) => stream::seqp_tx(role),
-        (Kind::Stream, Side::Rx, _) => stream::tcp_rx(role),
-        (Kind::Stream, Side::Tx, Subject::Tcpz) => stream::tcpz_tx(role),
-        (Kind::Stream, Side::Tx, Subject::Tcp1) => stream::tcp1_tx(role),
-        (Kind::Stream, Side::Tx, Subject::Tcpk) => stream::tcpk_tx(role),
-        (Kind::Stream, Side::Tx, _) => stream::tcpb_tx(role),
-        (Kind::Rtt, Side::Rx, Subject::Udp) => rtt::udp_rx(role),
-        (Kind::Rtt, Side::Tx, Subject::Udp) => rtt::udp_tx(role),
-        (Kind::Rtt, Side::Rx, Subject::Futex) => futex::answer(role),
-        (Kind::Rtt, Side::Tx, Subject::Futex) => futex::ask(role),
-        (Kind::Rtt, Side::Rx, Subject::Seqp) => rtt::seqp_rx(role),
-        (Kind::Rtt, Side::Tx, Subject::Seqp) => rtt::seqp_tx(role),
-        (Kind::Rtt, Side::Rx, _) => rtt::tcp_rx(role),
-        (Kind::Rtt, Side::Tx, _) => rtt::tcp_tx(role),
-        (kind, _, subject) => Err(format!("{} has no cell {}", subject.name(), kind.name())),
-    }
+/// The sides of an anchor.
+pub(crate) fn sides(cell: &Cell) -> Option<Sides> {
+    Some(match (cell.kind, cell.subject) {
+        (Kind::Stream, Subject::Udp) => Sides(stream::udp_rx, stream::udp_tx),
+        (Kind::Stream, Subject::UdpGso) => Sides(gso::rx, gso::tx),
+        (Kind::Stream, Subject::Seqp) => Sides(stream::seqp_rx, stream::seqp_tx),
+        (Kind::Stream, Subject::Tcpz) => Sides(stream::tcp_rx, stream::tcpz_tx),
+        (Kind::Stream, Subject::Tcp1) => Sides(stream::tcp_rx, stream::tcp1_tx),
+        (Kind::Stream, Subject::Tcpk) => Sides(stream::tcp_rx, stream::tcpk_tx),
+        (Kind::Stream, _) => Sides(stream::tcp_rx, stream::tcpb_tx),
+        (Kind::Rtt, Subject::Udp) => Sides(rtt::udp_rx, rtt::udp_tx),
+        (Kind::Rtt, Subject::Futex) => Sides(futex::answer, futex::ask),
+        (Kind::Rtt, Subject::Seqp) => Sides(rtt::seqp_rx, rtt::seqp_tx),
+        (Kind::Rtt, _) => Sides(rtt::tcp_rx, rtt::tcp_tx),
+        _ => return None,
+    })
 }
 
 /// Names the call that failed.

@@ -62,7 +62,7 @@ impl Suite {
 
 /// Help text of the command.
 pub(crate) const HELP: &str = "\
-bowline bench: measures this machine and says whether the ratios that must be reached are reached
+bowline bench: measures this machine and checks its targets
 
 Usage: bowline bench SUITE [OPTIONS]
        bowline bench report [OPTIONS]
@@ -88,7 +88,7 @@ Usage: bowline bench rds [OPTIONS]
   --quick             1 round, 3 sizes, no library peers; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin so: stream, many, rtt-spin, rtt-sleep, paths,
+  --only CELL[,CELL]  only cells whose names begin with: stream, many, rtt-spin, rtt-sleep, paths,
                       slow, cc, sockets, nodes, idle, host, rdma; or in full:
                       stream/64
   --peers LIST        auto (default), none, or some of zmq,nanomsg,ofi-net,ofi-rxm,ucx
@@ -99,7 +99,7 @@ Usage: bowline bench rds [OPTIONS]
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
   --host              measure programs on plain RDS sockets, too: on nodes of this host beside
                       nodes of their own, unix sockets, a futex, TCP from Python, and a pipe with
-                      and without the library that programs are preloaded with
+                      and without the preloaded library
   --rdma              measure RDS over RDMA, too, on soft devices: messages and round trips beside
                       the same over TCP, remote writes beside those of bare verbs
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
@@ -108,8 +108,8 @@ Usage: bowline bench rds [OPTIONS]
   --save DIR          write every raw measurement into DIR, in a file named by date and commit
   --list              print the names of all cells and end
 
-Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
-2 the command line or the machine is not right.
+Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
+machine is not suitable.
 ";
 
 const HELP_ROCE: &str = "\
@@ -120,12 +120,12 @@ Usage: bowline bench roce [OPTIONS]
   --quick             1 round, the cells of the targets only; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin so: bulk, send, ping, loss, write, atomic;
+  --only CELL[,CELL]  only cells whose names begin with: bulk, send, ping, loss, write, atomic;
                       or in full: bulk/4096
   --mtu BYTES         path MTU of all cells: 256, 512, 1024, 2048 or 4096 (default: 4096, and
                       1024 in a cell of its own); targets are not judged then
-  --loss PERCENT      each side loses so many of the packets it receives, at random, in all
-                      cells; targets are not judged then
+  --loss PERCENT      each side drops this share of the packets it receives, at random, in
+                      all cells; targets are not judged then
   --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
   --cc NAME           congestion control of the TCP anchor: default (the system's), cubic, reno;
                       without it cubic where the kernel has it
@@ -137,8 +137,8 @@ Usage: bowline bench roce [OPTIONS]
                       and suite
   --list              print the names of all cells and end
 
-Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
-2 the command line or the machine is not right.
+Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
+machine is not suitable.
 ";
 
 const HELP_RTRS: &str = "\
@@ -150,7 +150,7 @@ Usage: bowline bench rtrs [OPTIONS]
   --quick             1 round, the cells of most targets only, of the peers nbdkit; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep, failover;
+  --only CELL[,CELL]  only cells whose names begin with: read, write, ping-spin, ping-sleep, failover;
                       or in full: read/4096x32
   --peers LIST        auto (default), none, or nbdkit
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
@@ -161,11 +161,11 @@ Usage: bowline bench rtrs [OPTIONS]
                       and suite
   --list              print the names of all cells and end
 
-The servers of others are measured when they are installed, with the processor time of their
-processes; nbdkit and qemu-nbd are asked by a client of this program.
+Other servers are measured if they are installed, with the processor time of their processes;
+nbdkit and qemu-nbd with a client of this program.
 
-Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
-2 the command line or the machine is not right.
+Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
+machine is not suitable.
 ";
 
 const HELP_RNBD: &str = "\
@@ -177,7 +177,7 @@ Usage: bowline bench rnbd [OPTIONS]
   --quick             1 round, the cells of the targets only, of the peers nbdkit; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin so: read, write, ping-spin, ping-sleep,
+  --only CELL[,CELL]  only cells whose names begin with: read, write, ping-spin, ping-sleep,
                       door-write; or in full: read/4096x32
   --peers LIST        auto (default), none, or some of nbdkit,qemu-nbd,tgt
   --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
@@ -188,11 +188,11 @@ Usage: bowline bench rnbd [OPTIONS]
                       and suite
   --list              print the names of all cells and end
 
-The servers of others are measured when they are installed, with the processor time of their
-processes; nbdkit and qemu-nbd are asked by a client of this program, tgtd by iscsi-perf.
+Other servers are measured if they are installed, with the processor time of their processes;
+nbdkit and qemu-nbd with a client of this program, tgtd with iscsi-perf.
 
-Exit status: 0 every target that must be met is, 1 one is not, 3 some could not be decided,
-2 the command line or the machine is not right.
+Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
+machine is not suitable.
 ";
 
 /// Which congestion control to ask for.
@@ -232,7 +232,7 @@ pub(crate) struct Options {
     pub(crate) rdma: bool,
     /// Path MTU of all cells instead of each its own.
     pub(crate) mtu: Option<usize>,
-    /// Both sides lose one received packet in so many, in all cells; 0: only in those of loss.
+    /// Both sides lose one of this many received packets, in all cells; 0: only in those of loss.
     pub(crate) drop_one_in: u32,
     /// CPUs of receiver and sender.
     pub(crate) pin: Option<(usize, usize)>,
@@ -280,16 +280,7 @@ impl Options {
     pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
         let (rds, roce) = (suite == Suite::Rds, suite == Suite::Roce);
         let mut options = Self::defaults();
-        let mut words = args.iter();
-        while let Some(word) = words.next() {
-            let (name, inline) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (word.as_str(), None),
-            };
-            let mut value = || {
-                let next = inline.clone().or_else(|| words.next().cloned());
-                next.ok_or_else(|| format!("{name} needs a value"))
-            };
+        each_option(args, |word, name, value| {
             match name {
                 "--quick" => {
                     options.quick = true;
@@ -331,7 +322,8 @@ impl Options {
                     return Err(format!("unknown option {word}; see bowline bench {suite} --help"));
                 }
             }
-        }
+            Ok(())
+        })?;
         Ok(options)
     }
 
@@ -344,6 +336,30 @@ impl Options {
     pub(crate) fn wants(&self, cell: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| cell.starts_with(only.as_str()))
     }
+}
+
+/// Reads the value of an argument.
+type Value<'a> = dyn FnMut() -> Result<String, String> + 'a;
+
+/// Hands each argument to `take`: as it is, its name, and what reads its value, which follows `=`
+/// or is the next argument.
+pub(crate) fn each_option(
+    args: &[String],
+    mut take: impl FnMut(&str, &str, &mut Value<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut words = args.iter();
+    while let Some(word) = words.next() {
+        let (name, inline) = match word.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
+            _ => (word.as_str(), None),
+        };
+        let mut value = || {
+            let next = inline.clone().or_else(|| words.next().cloned());
+            next.ok_or_else(|| format!("{name} needs a value"))
+        };
+        take(word, name, &mut value)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn bad(name: &str, value: &str, expected: &str) -> String {

@@ -4,6 +4,7 @@
 
 mod door;
 mod failover;
+#[cfg(feature = "rivals")]
 mod iscsi;
 mod nbd;
 mod rnbd;
@@ -25,40 +26,35 @@ use bowline_rtrs_driver::{Engine, EngineConfig, Poll};
 use bowline_verbs::Buffer;
 
 use crate::cell::{Cell, Kind, Subject, Wait};
-use crate::role::{Laps, Meter, Probe, Role, Side};
+use crate::role::{Laps, Meter, Probe, Role, Side, Sides};
 use crate::sys;
 
 pub(crate) use rtrs::large_chunks;
 pub(crate) use server::version as peer_version;
 
-/// Every so many bytes the store says where they are.
+/// The store contains its own offsets at this interval, in bytes.
 const SECTOR: usize = 512;
 /// How long a side sleeps, or waits for answers, before it looks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);
 /// How long a side may be halted for the turns of others.
 const HALTED_MAX: Duration = Duration::from_secs(60);
 
-/// Runs one side of a cell.
-pub(crate) fn run(role: Role) -> Result<(), String> {
-    match (role.cell.subject, role.side) {
-        (Subject::RrUdp | Subject::RrUdpCrc, Side::Rx) => rr::serve(role),
-        (Subject::RrUdp | Subject::RrUdpCrc, Side::Tx) => rr::ask(role),
-        (Subject::RrTcp, Side::Rx) => rr_tcp::serve(role),
-        (Subject::RrTcp, Side::Tx) => rr_tcp::ask(role),
-        (_, Side::Tx) if role.cell.kind == Kind::DoorWrite => door::ask(role),
-        (Subject::Nbdkit, Side::Rx) => nbd::serve_nbdkit(role),
-        (Subject::QemuNbd, Side::Rx) => nbd::serve_qemu(role),
-        (Subject::Nbdkit | Subject::QemuNbd, Side::Tx) => nbd::ask(role),
-        (Subject::Tgt, Side::Rx) => iscsi::serve(role),
-        (Subject::Tgt, Side::Tx) => iscsi::ask(role),
-        (Subject::Rtrs | Subject::RtrsKept, Side::Rx) => rtrs::serve(role),
-        (Subject::Rtrs, Side::Tx) if role.cell.kind.loses_a_path() => failover::ask(role),
-        (Subject::Rtrs | Subject::RtrsKept, Side::Tx) => rtrs::ask(role),
-        (Subject::DoorNbd | Subject::DoorFuse, Side::Rx) => door::serve(role),
-        (Subject::Rnbd, Side::Rx) => rnbd::serve(role),
-        (Subject::Rnbd, Side::Tx) => rnbd::ask(role),
-        (subject, _) => Err(format!("{} has no cell {}", subject.name(), role.cell.kind.name())),
-    }
+/// The sides of a cell.
+pub(crate) fn sides(cell: &Cell) -> Option<Sides> {
+    let Sides(serve, ask) = match cell.subject {
+        Subject::RrUdp | Subject::RrUdpCrc => Sides(rr::serve, rr::ask),
+        Subject::RrTcp => Sides(rr_tcp::serve, rr_tcp::ask),
+        Subject::Nbdkit => Sides(nbd::serve_nbdkit, nbd::ask),
+        Subject::QemuNbd => Sides(nbd::serve_qemu, nbd::ask),
+        #[cfg(feature = "rivals")]
+        Subject::Tgt => Sides(iscsi::serve, iscsi::ask),
+        Subject::Rtrs if cell.kind.loses_a_path() => Sides(rtrs::serve, failover::ask),
+        Subject::Rtrs | Subject::RtrsKept => Sides(rtrs::serve, rtrs::ask),
+        Subject::DoorNbd | Subject::DoorFuse => Sides(door::serve, door::ask),
+        Subject::Rnbd => Sides(rnbd::serve, rnbd::ask),
+        _ => return None,
+    };
+    Some(Sides(serve, if cell.kind == Kind::DoorWrite { door::ask } else { ask }))
 }
 
 /// Fills memory: every sector begins with its offset.
@@ -212,6 +208,7 @@ fn engine_at(role: &Role, addrs: Vec<IpAddr>) -> Result<(Arc<SoftDevice>, Arc<En
         Wait::Sleep => (Poll::Adaptive, PollMode::Sleep),
     };
     let mut config = SoftConfig { addrs, poll: device_poll, ..SoftConfig::default() };
+    config.core.congestion = role.cell.congestion;
     if role.cell.takes_turns() {
         // Whoever is halted for the turns of others has not gone.
         config.core.give_up = GiveUp::After(HALTED_MAX);

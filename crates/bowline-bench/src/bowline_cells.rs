@@ -12,38 +12,27 @@ use bowline::rds::{Error, Node, PollMode};
 use bowline::verbs::{Device, SoftConfig, SoftDevice};
 
 use crate::cell::{Cell, Kind, Subject, Wait};
-use crate::role::{Probe, Role, Side};
+use crate::role::{Probe, Sides};
 
 /// Port of the receiver's first socket; the others follow.
 const RX_PORT: u16 = 4000;
 /// Port of the sender's first socket; the others follow.
 const TX_PORT: u16 = 20000;
 
-/// Runs one side of a bowline cell.
-pub(crate) fn run(role: Role) -> Result<(), String> {
-    let batch = role.cell.subject == Subject::BowlineBatch;
-    match (role.cell.kind, role.side) {
-        (Kind::Stream, Side::Rx) if batch => flows::batch_rx(role),
-        (Kind::Stream, Side::Tx) if batch => flows::batch_tx(role),
-        (Kind::Stream, Side::Rx) => flows::stream_rx(role),
-        (Kind::Stream, Side::Tx) if role.cell.subject == Subject::BowlineShared => {
-            flows::shared_tx(role)
-        }
-        (Kind::Stream, Side::Tx) => flows::stream_tx(role),
-        (Kind::Rtt, Side::Rx) => flows::answer(role),
-        (Kind::Rtt, Side::Tx) => flows::ask(role),
-        (Kind::AllAwake | Kind::OneAsleep, Side::Rx) => extras::pairs_rx(role),
-        (Kind::AllAwake | Kind::OneAsleep, Side::Tx) => extras::pairs_tx(role),
-        (Kind::Sockets | Kind::Nodes, Side::Rx) => extras::fan_rx(role),
-        (Kind::Sockets | Kind::Nodes, Side::Tx) => extras::fan_tx(role),
-        (Kind::IdleSockets, Side::Rx) => extras::idle_sockets(role),
-        (Kind::IdleSockets, Side::Tx) => extras::nothing(role),
-        (Kind::IdleConnections, Side::Rx) => extras::idle_rx(role),
-        (Kind::IdleConnections, Side::Tx) => extras::idle_tx(role),
-        (Kind::Write, Side::Rx) => rdma::written(role),
-        (Kind::Write, Side::Tx) => rdma::write(role),
-        (kind, _) => Err(format!("RDS has no cell {}", kind.name())),
-    }
+/// The sides of a bowline cell.
+pub(crate) fn sides(cell: &Cell) -> Option<Sides> {
+    Some(match (cell.kind, cell.subject) {
+        (Kind::Stream, Subject::BowlineBatch) => Sides(flows::batch_rx, flows::batch_tx),
+        (Kind::Stream, Subject::BowlineShared) => Sides(flows::stream_rx, flows::shared_tx),
+        (Kind::Stream, _) => Sides(flows::stream_rx, flows::stream_tx),
+        (Kind::Rtt, _) => Sides(flows::answer, flows::ask),
+        (Kind::AllAwake | Kind::OneAsleep, _) => Sides(extras::pairs_rx, extras::pairs_tx),
+        (Kind::Sockets | Kind::Nodes, _) => Sides(extras::fan_rx, extras::fan_tx),
+        (Kind::IdleSockets, _) => Sides(extras::idle_sockets, extras::nothing),
+        (Kind::IdleConnections, _) => Sides(extras::idle_rx, extras::idle_tx),
+        (Kind::Write, _) => Sides(rdma::written, rdma::write),
+        _ => return None,
+    })
 }
 
 /// Builds the node of one side.

@@ -4,170 +4,115 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-/// Who is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Subject {
-    /// Framed TCP, staged up to 64 KiB: the ceiling of everything that frames over TCP.
-    Tcpb,
-    /// Framed TCP, one write per message.
-    Tcp1,
-    /// Framed TCP, gathered by the kernel from the messages themselves.
-    Tcpz,
-    /// Framed TCP, one write per message, from a copy that is kept for a retransmission.
-    Tcpk,
-    /// One UDP datagram per message, unreliable.
-    Udp,
-    /// UDP in bursts that the kernel cuts and merges, with checksum, copies, window and
-    /// acknowledgements: the ceiling of RoCEv2 in userspace.
-    UdpGso,
-    /// Unix sockets that keep message boundaries.
-    Seqp,
-    /// bowline, one call per message.
-    Bowline,
-    /// bowline, calls that carry many messages.
-    BowlineBatch,
-    /// bowline, from buffers that it shares with the sender instead of copying.
-    BowlineShared,
-    /// The same as `Bowline` over RDMA, on soft devices.
-    BowlineRdma,
-    /// A program's plain RDS sockets; each side's are those of a node of its own.
-    Host,
-    /// The same on one node.
-    HostOne,
-    /// A program in Python on the same sockets, each side on a node of its own.
-    HostPython,
-    /// The same program over TCP, each message with its length.
-    TcpPython,
-    /// A word in shared memory that is set, and waited for.
-    Futex,
-    /// A pipe within a process.
-    Pipe,
-    /// The same in a process that has the library for RDS sockets loaded.
-    PipePreloaded,
-    /// bowline's RDMA verbs over RoCEv2, soft device.
-    Roce,
-    /// bowline's RTRS.
-    Rtrs,
-    /// The same; clients keep the keys of chunks that the server owns.
-    RtrsKept,
-    /// bowline's RNBD.
-    Rnbd,
-    /// The same through the NBD socket of a mapped disk.
-    DoorNbd,
-    /// The same through its file (FUSE).
-    DoorFuse,
-    /// Requests and answers over UDP, in bursts: the ceiling of RTRS.
-    RrUdp,
-    /// The same with a checksum of each segment, computed and checked.
-    RrUdpCrc,
-    /// Requests and answers over TCP, as many in a write as there are.
-    RrTcp,
-    /// nbdkit's memory plugin over TCP.
-    Nbdkit,
-    /// qemu-nbd over TCP, with a file in memory.
-    QemuNbd,
-    /// tgtd over TCP, with a file in memory, and iscsi-perf.
-    Tgt,
-    /// ZeroMQ, DEALER to ROUTER.
-    Zmq,
-    /// nanomsg, PUSH to PULL (PAIR for round trips).
-    Nano,
-    /// libfabric reliable datagrams over its `net` provider.
-    OfiNet,
-    /// libfabric reliable datagrams over `tcp;ofi_rxm`.
-    OfiRxm,
-    /// UCX active messages over TCP.
-    Ucx,
+use bowline_roce::Congestion;
+
+/// Declares an enum whose variants have names: those in arguments, tables and result files.
+macro_rules! named {
+    ($(#[$about:meta])* $what:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub(crate) enum $what {
+            $($(#[$doc])* $variant,)+
+        }
+
+        impl $what {
+            /// All, in the order of the tables.
+            pub(crate) const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            pub(crate) const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// Finds one by its name.
+            pub(crate) fn parse(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|it| it.name() == name)
+            }
+        }
+    };
+}
+
+named! {
+    /// Who is measured.
+    Subject {
+        /// bowline, one call per message.
+        Bowline = "bowline",
+        /// bowline, calls that carry many messages.
+        BowlineBatch = "bowline-batch",
+        /// bowline, from buffers that it shares with the sender instead of copying.
+        BowlineShared = "bowline-shared",
+        /// The same as `Bowline` over RDMA, on soft devices.
+        BowlineRdma = "bowline-rdma",
+        /// A program's plain RDS sockets; each side's are those of a node of its own.
+        Host = "host",
+        /// The same on one node.
+        HostOne = "host-one",
+        /// A program in Python on the same sockets, each side on a node of its own.
+        HostPython = "host-python",
+        /// The same program over TCP, each message with its length.
+        TcpPython = "tcp-python",
+        /// A word in shared memory that is set, and waited for.
+        Futex = "futex",
+        /// A pipe within a process.
+        Pipe = "pipe",
+        /// The same in a process that has the library for RDS sockets loaded.
+        PipePreloaded = "pipe-preloaded",
+        /// bowline's RDMA verbs over RoCEv2, soft device.
+        Roce = "bowline-roce",
+        /// bowline's RTRS.
+        Rtrs = "rtrs",
+        /// The same; clients keep the keys of chunks that the server owns.
+        RtrsKept = "rtrs-kept",
+        /// bowline's RNBD.
+        Rnbd = "rnbd",
+        /// The same through the NBD socket of a mapped disk.
+        DoorNbd = "door-nbd",
+        /// The same through its file (FUSE).
+        DoorFuse = "door-fuse",
+        /// Requests and answers over UDP, in bursts: the ceiling of RTRS.
+        RrUdp = "rr-udp",
+        /// The same with a checksum of each segment, computed and checked.
+        RrUdpCrc = "rr-udp-crc",
+        /// Requests and answers over TCP, as many in a write as there are.
+        RrTcp = "rr-tcp",
+        /// nbdkit's memory plugin over TCP.
+        Nbdkit = "nbdkit",
+        /// qemu-nbd over TCP, with a file in memory.
+        QemuNbd = "qemu-nbd",
+        /// tgtd over TCP, with a file in memory, and iscsi-perf.
+        Tgt = "tgt",
+        /// Framed TCP, staged up to 64 KiB: the ceiling of everything that frames over TCP.
+        Tcpb = "tcpb",
+        /// Framed TCP, gathered by the kernel from the messages themselves.
+        Tcpz = "tcpz",
+        /// Framed TCP, one write per message.
+        Tcp1 = "tcp1",
+        /// Framed TCP, one write per message, from a copy that is kept for a retransmission.
+        Tcpk = "tcpk",
+        /// One UDP datagram per message, unreliable.
+        Udp = "udp",
+        /// UDP in bursts that the kernel cuts and merges, with checksum, copies, window and
+        /// acknowledgements: the ceiling of RoCEv2 in userspace.
+        UdpGso = "udp-gso",
+        /// Unix sockets that keep message boundaries.
+        Seqp = "seqp",
+        /// ZeroMQ, DEALER to ROUTER.
+        Zmq = "zmq",
+        /// nanomsg, PUSH to PULL (PAIR for round trips).
+        Nano = "nanomsg",
+        /// libfabric reliable datagrams over its `net` provider.
+        OfiNet = "ofi-net",
+        /// libfabric reliable datagrams over `tcp;ofi_rxm`.
+        OfiRxm = "ofi-rxm",
+        /// UCX active messages over TCP.
+        Ucx = "ucx",
+    }
 }
 
 impl Subject {
-    /// Every subject, in the order of the tables.
-    pub(crate) const ALL: [Self; 35] = [
-        Self::Bowline,
-        Self::BowlineBatch,
-        Self::BowlineShared,
-        Self::BowlineRdma,
-        Self::Host,
-        Self::HostOne,
-        Self::HostPython,
-        Self::TcpPython,
-        Self::Futex,
-        Self::Pipe,
-        Self::PipePreloaded,
-        Self::Roce,
-        Self::Rtrs,
-        Self::RtrsKept,
-        Self::Rnbd,
-        Self::DoorNbd,
-        Self::DoorFuse,
-        Self::RrUdp,
-        Self::RrUdpCrc,
-        Self::RrTcp,
-        Self::Nbdkit,
-        Self::QemuNbd,
-        Self::Tgt,
-        Self::Tcpb,
-        Self::Tcpz,
-        Self::Tcp1,
-        Self::Tcpk,
-        Self::Udp,
-        Self::UdpGso,
-        Self::Seqp,
-        Self::Zmq,
-        Self::Nano,
-        Self::OfiNet,
-        Self::OfiRxm,
-        Self::Ucx,
-    ];
-
-    /// The name used in arguments, tables and result files.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Tcpb => "tcpb",
-            Self::Tcp1 => "tcp1",
-            Self::Tcpz => "tcpz",
-            Self::Tcpk => "tcpk",
-            Self::Udp => "udp",
-            Self::UdpGso => "udp-gso",
-            Self::Seqp => "seqp",
-            Self::Bowline => "bowline",
-            Self::BowlineBatch => "bowline-batch",
-            Self::BowlineShared => "bowline-shared",
-            Self::BowlineRdma => "bowline-rdma",
-            Self::Host => "host",
-            Self::HostOne => "host-one",
-            Self::HostPython => "host-python",
-            Self::TcpPython => "tcp-python",
-            Self::Futex => "futex",
-            Self::Pipe => "pipe",
-            Self::PipePreloaded => "pipe-preloaded",
-            Self::Roce => "bowline-roce",
-            Self::Rtrs => "rtrs",
-            Self::RtrsKept => "rtrs-kept",
-            Self::Rnbd => "rnbd",
-            Self::DoorNbd => "door-nbd",
-            Self::DoorFuse => "door-fuse",
-            Self::RrUdp => "rr-udp",
-            Self::RrUdpCrc => "rr-udp-crc",
-            Self::RrTcp => "rr-tcp",
-            Self::Nbdkit => "nbdkit",
-            Self::QemuNbd => "qemu-nbd",
-            Self::Tgt => "tgt",
-            Self::Zmq => "zmq",
-            Self::Nano => "nanomsg",
-            Self::OfiNet => "ofi-net",
-            Self::OfiRxm => "ofi-rxm",
-            Self::Ucx => "ucx",
-        }
-    }
-
-    /// Finds a subject by its name.
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|s| s.name() == name)
-    }
-
     /// Finds the subject that an entry's label names, however it is bound or set up.
-    pub(crate) fn of_label(label: &str) -> Option<Self> {
+    pub(crate) fn from_label(label: &str) -> Option<Self> {
         let plain =
             ["-unbound", "-as-is", "-one-cpu"].iter().find_map(|end| label.strip_suffix(end));
         Self::parse(plain.unwrap_or(label))
@@ -177,6 +122,12 @@ impl Subject {
     pub(crate) const fn is_peer(self) -> bool {
         matches!(self, Self::Zmq | Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx)
             || self.is_peer_of_storage()
+    }
+
+    /// Says whether this is a peer whose comparison is on record, which only builds with the
+    /// feature `rivals` measure again.
+    pub(crate) const fn is_rival(self) -> bool {
+        matches!(self, Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx | Self::Tgt)
     }
 
     /// Says whether this is other people's server of storage.
@@ -238,91 +189,58 @@ impl Subject {
     }
 }
 
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    /// Messages one way; `flows` sockets (or connections) send to one.
-    Stream,
-    /// Request and answer of the same size.
-    Rtt,
-    /// `flows` pairs of sockets; every receiver reads.
-    AllAwake,
-    /// `flows` pairs of sockets; the first receiver never reads.
-    OneAsleep,
-    /// One socket sends to `flows` sockets of one node in turn.
-    Sockets,
-    /// One socket sends to `flows` nodes in turn.
-    Nodes,
-    /// Memory of `flows` bound sockets that do nothing.
-    IdleSockets,
-    /// Memory of `flows` connections that do nothing.
-    IdleConnections,
-    /// RDMA writes, of which some have an immediate.
-    Write,
-    /// RDMA reads; the receiver asks.
-    Read,
-    /// Sends.
-    Send,
-    /// Sends with an immediate.
-    SendImm,
-    /// Fetch and add of 8 bytes; the receiver asks.
-    Atomic,
-    /// One fetch and add after the other.
-    PingAtomic,
-    /// A send, answered by one.
-    PingSend,
-    /// A write with immediate, answered by one.
-    PingWrite,
-    /// Reads of a store; the sender asks and counts.
-    IoRead,
-    /// Writes to a store; the sender asks and counts.
-    IoWrite,
-    /// One read of a store after the other.
-    IoPing,
-    /// One write after the other to a large store that nobody has written to, by a unix socket or
-    /// a file of the sender's machine.
-    DoorWrite,
-    /// Reads of a store over several paths, of which the server resets one.
-    IoReset,
-    /// The same; one path carries nothing any more, and nobody says so.
-    IoCut,
+named! {
+    /// What is measured.
+    Kind {
+        /// Messages one way; `flows` sockets (or connections) send to one.
+        Stream = "stream",
+        /// Request and answer of the same size.
+        Rtt = "rtt",
+        /// `flows` pairs of sockets; every receiver reads.
+        AllAwake = "all-awake",
+        /// `flows` pairs of sockets; the first receiver never reads.
+        OneAsleep = "one-asleep",
+        /// One socket sends to `flows` sockets of one node in turn.
+        Sockets = "sockets",
+        /// One socket sends to `flows` nodes in turn.
+        Nodes = "nodes",
+        /// Memory of `flows` bound sockets that do nothing.
+        IdleSockets = "idle-sockets",
+        /// Memory of `flows` connections that do nothing.
+        IdleConnections = "idle-connections",
+        /// RDMA writes, of which some have an immediate.
+        Write = "write",
+        /// RDMA reads; the receiver asks.
+        Read = "read",
+        /// Sends.
+        Send = "send",
+        /// Sends with an immediate.
+        SendImm = "send-imm",
+        /// Fetch and add of 8 bytes; the receiver asks.
+        Atomic = "atomic",
+        /// One fetch and add after the other.
+        PingAtomic = "ping-atomic",
+        /// A send, answered by one.
+        PingSend = "ping-send",
+        /// A write with immediate, answered by one.
+        PingWrite = "ping-write",
+        /// Reads of a store; the sender asks and counts.
+        IoRead = "io-read",
+        /// Writes to a store; the sender asks and counts.
+        IoWrite = "io-write",
+        /// One read of a store after the other.
+        IoPing = "io-ping",
+        /// One write after the other to a large store that nobody has written to, by a unix socket
+        /// or a file of the sender's machine.
+        DoorWrite = "door-write",
+        /// Reads of a store over several paths, of which the server resets one.
+        IoReset = "io-reset",
+        /// The same; one path carries nothing any more, and nobody says so.
+        IoCut = "io-cut",
+    }
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 22] = [
-        (Self::Stream, "stream"),
-        (Self::Rtt, "rtt"),
-        (Self::AllAwake, "all-awake"),
-        (Self::OneAsleep, "one-asleep"),
-        (Self::Sockets, "sockets"),
-        (Self::Nodes, "nodes"),
-        (Self::IdleSockets, "idle-sockets"),
-        (Self::IdleConnections, "idle-connections"),
-        (Self::Write, "write"),
-        (Self::Read, "read"),
-        (Self::Send, "send"),
-        (Self::SendImm, "send-imm"),
-        (Self::Atomic, "atomic"),
-        (Self::PingAtomic, "ping-atomic"),
-        (Self::PingSend, "ping-send"),
-        (Self::PingWrite, "ping-write"),
-        (Self::IoRead, "io-read"),
-        (Self::IoWrite, "io-write"),
-        (Self::IoPing, "io-ping"),
-        (Self::DoorWrite, "door-write"),
-        (Self::IoReset, "io-reset"),
-        (Self::IoCut, "io-cut"),
-    ];
-
-    /// The name used in arguments and result files.
-    pub(crate) fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(k, _)| *k == self).map_or("?", |(_, n)| n)
-    }
-
-    fn parse(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(_, n)| *n == name).map(|(k, _)| *k)
-    }
-
     /// Says whether the sender counts, because it asks.
     pub(crate) fn is_counted_by_sender(self) -> bool {
         self.is_round_trip() || self.is_of_storage() || self == Self::IdleConnections
@@ -333,7 +251,7 @@ impl Kind {
         matches!(self, Self::IoRead | Self::IoWrite) || self.loses_a_path()
     }
 
-    /// Says whether one of several paths is lost meanwhile.
+    /// Tells whether one of several paths is lost during the measurement.
     pub(crate) const fn loses_a_path(self) -> bool {
         matches!(self, Self::IoReset | Self::IoCut)
     }
@@ -352,30 +270,15 @@ impl Kind {
     }
 }
 
-/// How a waiting thread waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Wait {
-    /// Spins for a while, then sleeps; bowline's default.
-    Adaptive,
-    /// Never sleeps.
-    Spin,
-    /// Sleeps at once.
-    Sleep,
-}
-
-impl Wait {
-    /// The name used in arguments, tables and result files.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Adaptive => "adaptive",
-            Self::Spin => "spin",
-            Self::Sleep => "sleep",
-        }
-    }
-
-    /// Finds a way of waiting by its name.
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        [Self::Adaptive, Self::Spin, Self::Sleep].into_iter().find(|w| w.name() == name)
+named! {
+    /// How a waiting thread waits.
+    Wait {
+        /// Spins for a while, then sleeps; bowline's default.
+        Adaptive = "adaptive",
+        /// Never sleeps.
+        Spin = "spin",
+        /// Sleeps at once.
+        Sleep = "sleep",
     }
 }
 
@@ -397,6 +300,8 @@ pub(crate) struct Cell {
     pub(crate) path_dead_ms: u64,
     /// Congestion control; empty means the subject's own choice.
     pub(crate) cc: String,
+    /// What limits the packets that a device has in flight.
+    pub(crate) congestion: Congestion,
     /// CPU of the receiver and of the sender.
     pub(crate) pin: Option<(usize, usize)>,
     pub(crate) warm_ms: u64,
@@ -406,11 +311,11 @@ pub(crate) struct Cell {
     pub(crate) buffer: usize,
     /// Node addresses of receiver and sender.
     pub(crate) nodes: (Ipv4Addr, Ipv4Addr),
-    /// Path MTU of a device; 0 where there is none.
+    /// Path MTU of a device; 0 without a device.
     pub(crate) mtu: usize,
-    /// Work requests outstanding on each queue pair; 0 where there are none.
+    /// Work requests outstanding on each queue pair; 0 without queue pairs.
     pub(crate) depth: usize,
-    /// Both sides lose one received packet in so many, at random; 0: none.
+    /// Both sides lose one of this many received packets, at random; 0: none.
     pub(crate) drop_one_in: u32,
     /// The sides are in networks of their own and reach each other by the addresses of `nodes`.
     /// Each request is timed; the store is small, since some have it filled over the network.
@@ -461,6 +366,7 @@ impl Cell {
             format!("policy={}", self.policy),
             format!("path_dead_ms={}", self.path_dead_ms),
             format!("cc={}", self.cc),
+            format!("congestion={}", self.congestion),
             format!("rx_pin={rx_pin}"),
             format!("tx_pin={tx_pin}"),
             format!("warm_ms={}", self.warm_ms),
@@ -493,6 +399,7 @@ impl Cell {
             policy: u8::try_from(words.number("policy")?).map_err(|_| bad("policy"))?,
             path_dead_ms: words.number("path_dead_ms")?,
             cc: words.text("cc").to_owned(),
+            congestion: words.text("congestion").parse().map_err(|_| bad("congestion"))?,
             pin,
             warm_ms: words.number("warm_ms")?,
             window_ms: words.number("window_ms")?,
@@ -562,6 +469,7 @@ mod tests {
             policy: 1,
             path_dead_ms: 500,
             cc: "cubic".into(),
+            congestion: Congestion::Fixed(64),
             pin: Some((1, 0)),
             warm_ms: 150,
             window_ms: 250,
@@ -586,8 +494,8 @@ mod tests {
         for subject in Subject::ALL {
             assert_eq!(Subject::parse(subject.name()), Some(subject));
         }
-        for (kind, name) in Kind::ALL {
-            assert_eq!(Kind::parse(name), Some(kind));
+        for kind in Kind::ALL {
+            assert_eq!(Kind::parse(kind.name()), Some(kind));
         }
         assert_eq!(Wait::parse("spinning"), None);
     }

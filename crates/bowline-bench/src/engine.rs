@@ -23,10 +23,10 @@ const TRIES: u32 = 3;
 /// A peer leaves the common settings only for a gain of more than a tenth: less may be chance.
 const BETTER: f64 = 1.1;
 
-/// How often addresses may turn out to have been taken meanwhile.
+/// How often a measurement is repeated because another process took its addresses.
 const COLLISIONS: u32 = 4;
 
-/// A line that tells what is going on, on standard error.
+/// A progress line on standard error.
 pub(crate) struct Progress {
     terminal: bool,
     last: Option<Instant>,
@@ -36,7 +36,7 @@ impl Progress {
     /// How often a line is written where it cannot be overwritten.
     const EVERY: Duration = Duration::from_secs(5);
 
-    /// Nothing has been told yet.
+    /// No line has been printed yet.
     pub(crate) fn new() -> Self {
         Self { terminal: std::io::stderr().is_terminal(), last: None }
     }
@@ -207,7 +207,7 @@ impl<'a> Engine<'a> {
             let foreign = |of: &[Result<Sample, String>]| {
                 of.iter().flatten().map(|sample| sample.foreign).fold(0.0, f64::max)
             };
-            // What fails is told, not measured again.
+            // A failure is reported, not measured again.
             let failed = results.iter().any(Result::is_err);
             let quiet = !results.iter().flatten().any(Sample::is_disturbed);
             if failed || best.is_empty() || foreign(&results) <= foreign(&best) {
@@ -253,7 +253,7 @@ impl<'a> Engine<'a> {
         result
     }
 
-    /// How long the run may take. Longer windows and more rounds than usual were asked for
+    /// How long the run may take. Longer windows and more rounds than the defaults were asked for
     /// knowingly.
     fn limit(&self) -> Duration {
         let (limit, rounds) = if self.options.quick { (QUICK_LIMIT, 1) } else { (RUN_LIMIT, 5) };

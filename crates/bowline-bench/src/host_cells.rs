@@ -14,25 +14,22 @@ use std::process::Command;
 
 pub(crate) use nodes::HostNodes;
 
-use crate::cell::{Kind, Subject};
-use crate::role::{Role, Side};
+use crate::cell::{Cell, Kind, Subject};
+use crate::role::Sides;
 
 /// A side in Python; it speaks as [`crate::role`] says.
 const PYTHON: &str = include_str!("host_cells/side.py");
 
-/// Runs one side of a cell of this host.
-pub(crate) fn run(role: Role) -> Result<(), String> {
-    match (role.cell.kind, role.side, role.cell.subject) {
-        (Kind::Stream, Side::Rx, Subject::Pipe | Subject::PipePreloaded) => {
-            pipe::write_and_read(role)
+/// The sides of a cell of this host.
+pub(crate) fn sides(cell: &Cell) -> Option<Sides> {
+    Some(match (cell.kind, cell.subject) {
+        (Kind::Stream, Subject::Pipe | Subject::PipePreloaded) => {
+            Sides(pipe::write_and_read, pipe::nothing)
         }
-        (Kind::Stream, Side::Tx, Subject::Pipe | Subject::PipePreloaded) => pipe::nothing(role),
-        (Kind::Stream, Side::Rx, _) => flows::stream_rx(role),
-        (Kind::Stream, Side::Tx, _) => flows::stream_tx(role),
-        (Kind::Rtt, Side::Rx, _) => flows::answer(role),
-        (Kind::Rtt, Side::Tx, _) => flows::ask(role),
-        (kind, _, subject) => Err(format!("{} has no cell {}", subject.name(), kind.name())),
-    }
+        (Kind::Stream, _) => Sides(flows::stream_rx, flows::stream_tx),
+        (Kind::Rtt, _) => Sides(flows::answer, flows::ask),
+        _ => return None,
+    })
 }
 
 /// A command that starts a side in Python, without its arguments.

@@ -51,9 +51,10 @@ mod turns;
 use std::path::Path;
 
 use args::{Options, PeerChoice, Suite};
-use cell::Subject;
+use cell::{Cell, Subject};
 use peers::{Found, Peers};
 use plan::Setting;
+use role::{Side, Sides};
 
 /// The argument that makes this program one side of a measurement.
 pub(crate) const ROLE_ARGUMENT: &str = "__role";
@@ -98,15 +99,13 @@ fn help(text: &str) -> i32 {
 }
 
 fn role_main(args: &[String]) -> i32 {
-    let result = role::Role::start(args).and_then(|role| match role.cell.subject {
-        subject if subject.is_bowline() => bowline_cells::run(role),
-        Subject::BowlineRdma => bowline_cells::run(role),
-        Subject::Zmq | Subject::Nano => peers::run(role),
-        Subject::Futex => anchors::run(role),
-        subject if subject.is_of_host() => host_cells::run(role),
-        Subject::Roce => roce_cells::run(role),
-        subject if subject.is_block() => block_cells::run(role),
-        _ => anchors::run(role),
+    let result = role::Role::start(args).and_then(|role| {
+        let (subject, kind) = (role.cell.subject, role.cell.kind);
+        match (sides(&role.cell), role.side) {
+            (Some(Sides(rx, _)), Side::Rx) => rx(role),
+            (Some(Sides(_, tx)), Side::Tx) => tx(role),
+            (None, _) => Err(format!("{} has no cell {}", subject.name(), kind.name())),
+        }
     });
     match result {
         Ok(()) => 0,
@@ -114,6 +113,20 @@ fn role_main(args: &[String]) -> i32 {
             role::say(&format!("error {why}"));
             1
         }
+    }
+}
+
+/// The sides of a cell, if its subject has such a one.
+fn sides(cell: &Cell) -> Option<Sides> {
+    match cell.subject {
+        subject if subject.is_bowline() => bowline_cells::sides(cell),
+        Subject::BowlineRdma => bowline_cells::sides(cell),
+        Subject::Zmq | Subject::Nano => peers::sides(cell),
+        Subject::Futex => anchors::sides(cell),
+        subject if subject.is_of_host() => host_cells::sides(cell),
+        Subject::Roce => roce_cells::sides(cell),
+        subject if subject.is_block() => block_cells::sides(cell),
+        _ => anchors::sides(cell),
     }
 }
 
@@ -150,7 +163,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         return Ok(0);
     }
     if blocks.is_empty() {
-        return Err("no cell has such a name; see --list".into());
+        return Err("no cell has this name; see --list".into());
     }
 
     head.lines().iter().for_each(|line| println!("{line}"));
@@ -180,7 +193,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     }
     print!("{}", report::legend(&blocks));
     outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
-    let missing = |label: &str| match Subject::of_label(label) {
+    let missing = |label: &str| match Subject::from_label(label) {
         Some(s) if s.is_peer() => peers.missing(s).map(str::to_owned),
         _ => None,
     };
@@ -255,7 +268,7 @@ fn roce_conditions(options: &Options, setting: &Setting) -> Vec<String> {
         lines.push(format!("each side loses one packet in {} it receives", options.drop_one_in));
     }
     if !options.as_targets_say() {
-        lines.push("targets are not judged: they are about other settings".into());
+        lines.push("targets are not judged: they are for other settings".into());
     }
     if cc == "bbr" {
         lines.push(

@@ -96,7 +96,10 @@ fn conditions(options: &Options) -> Vec<String> {
              before they leave a client or the server",
             options.window, options.warm, options.cc
         ),
-        "bowline: soft devices, default settings; path MTU 1024 at MTU 1500, 4096 at 9000".into(),
+        format!(
+            "bowline: soft devices, congestion control {}; path MTU 1024 at MTU 1500, 4096 at 9000",
+            options.congestion
+        ),
     ]
 }
 

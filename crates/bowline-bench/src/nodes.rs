@@ -9,7 +9,8 @@ const ROCE_PORT: u16 = 4791;
 /// Networks to look through; the cells with many nodes use the one after the node's own.
 const NETWORKS: u8 = 100;
 
-/// Returns addresses of receiver and sender that nobody uses now, the usual ones if they are free.
+/// Returns addresses of receiver and sender that nobody uses now, the default ones if they are
+/// free.
 pub(crate) fn free() -> (Ipv4Addr, Ipv4Addr) {
     free_pair(|ip| TcpListener::bind((ip, RDS_PORT)).is_ok())
 }
@@ -25,7 +26,7 @@ fn free_pair(is_free: impl Fn(Ipv4Addr) -> bool) -> (Ipv4Addr, Ipv4Addr) {
 
 /// Says whether a measurement failed because somebody took an address after it was found free.
 pub(crate) fn is_collision(error: &str) -> bool {
-    error.contains(&format!(":{RDS_PORT} is taken"))
+    error.contains(&format!(":{RDS_PORT} is in use"))
         || (error.contains(&format!("UDP port {ROCE_PORT} of ")) && error.contains("is in use"))
 }
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use runs::Machine;
 
+use crate::args::each_option;
 use crate::recorded::Recorded;
 use crate::svg;
 
@@ -52,24 +53,16 @@ impl Options {
     fn parse(args: &[String]) -> Result<Self, String> {
         let mut options = Self { check: false, dir: "bench".into(), svg: None };
         let (mut svg, mut run) = (None, None);
-        let mut words = args.iter();
-        while let Some(word) = words.next() {
-            let (name, inline) = match word.split_once('=') {
-                Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
-                _ => (word.as_str(), None),
-            };
-            let mut value = || {
-                let next = inline.clone().or_else(|| words.next().cloned());
-                next.map(PathBuf::from).ok_or_else(|| format!("{name} needs a value"))
-            };
+        each_option(args, |word, name, value| {
             match name {
                 "--check" => options.check = true,
-                "--dir" => options.dir = value()?,
-                "--svg" => svg = Some(value()?),
+                "--dir" => options.dir = value()?.into(),
+                "--svg" => svg = Some(PathBuf::from(value()?)),
                 _ if !name.starts_with('-') && run.is_none() => run = Some(PathBuf::from(name)),
                 _ => return Err(format!("unknown option {word}; see bowline bench report --help")),
             }
-        }
+            Ok(())
+        })?;
         options.svg = match (svg, run) {
             (Some(svg), Some(run)) => Some((svg, run)),
             (Some(_), None) => return Err("--svg needs a recorded run to draw".into()),
@@ -107,13 +100,12 @@ fn run(options: &Options) -> Result<i32, String> {
         let old = std::fs::read_to_string(&path).map_err(|e| format!("{page}: {e}"))?;
         let new = splice(&old, &tables(&machines)).map_err(|why| format!("{page}: {why}"))?;
         if new == old {
-            println!("{page} says what the recorded runs say");
+            println!("{page} is up to date");
         } else if options.check {
             agree = false;
             let alike = old.lines().zip(new.lines()).take_while(|(old, new)| old == new).count();
             println!(
-                "{page}: from line {} on it does not say what the recorded runs say; \
-                 bowline bench report writes it anew",
+                "{page}: out of date from line {} on; `bowline bench report` updates it",
                 alike + 1
             );
         } else {

@@ -113,6 +113,7 @@ impl Builder<'_> {
             policy: Policy::default() as u8,
             path_dead_ms: 0,
             cc: if bowline { setting.bowline_cc.clone() } else { setting.anchor_cc.clone() },
+            congestion: bowline_roce::Congestion::default(),
             pin: self.options.pin,
             warm_ms: WARM_MS,
             window_ms: self.options.window.as_millis() as u64,

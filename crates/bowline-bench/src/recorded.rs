@@ -76,7 +76,7 @@ impl Recorded {
             return Vec::new();
         }
         let missing = |label: &str| {
-            let peer = Subject::of_label(label)?.name();
+            let peer = Subject::from_label(label)?.name();
             let skipped = format!("peer {peer}: skipped, ");
             self.notes.iter().find_map(|note| Some(note.strip_prefix(&skipped)?.to_owned()))
         };

@@ -304,7 +304,7 @@ pub(crate) fn warning(results: &Results) -> Option<String> {
 /// Says what the names in the tables mean.
 pub(crate) fn legend(blocks: &[Block]) -> String {
     let used = |s: Subject| blocks.iter().flat_map(|b| &b.entries).any(|e| e.cell.subject == s);
-    let mut out = String::from("\nWho is who\n");
+    let mut out = String::from("\nLegend\n");
     for (subject, text) in [
         (Subject::Bowline, "send_to and recv_from, one call per message"),
         (Subject::BowlineBatch, "send_batch and recv_batch, up to 64 messages a call"),
@@ -378,7 +378,7 @@ pub(crate) fn json(
 fn outcome_json(o: &Outcome) -> Json {
     let number = |f: Option<f64>| f.map_or(Json::Null, Json::Float);
     let against = match o.target.against {
-        Against::Best(labels) | Against::Twin(labels) => {
+        Against::Best(labels) | Against::SameIndex(labels) => {
             Json::List(labels.iter().map(|l| Json::text(*l)).collect())
         }
         Against::Limit(_) => Json::Null,

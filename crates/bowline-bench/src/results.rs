@@ -7,7 +7,7 @@ use crate::run::Sample;
 use crate::stats::median;
 use crate::targets::{ANCHOR_LIMIT, Against, Metric, Round, Target};
 
-/// One measurement, or why there is none.
+/// One measurement, or why it failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) block: String,
@@ -161,9 +161,9 @@ fn ratio_of_round(target: &Target, records: &[&Record]) -> Option<Round> {
     let rival = match target.against {
         Against::Limit(_) => None,
         Against::Best(labels) => Some(best_of(records, labels, target.metric)?),
-        Against::Twin(labels) => {
-            let twin = labels.get(own.at..=own.at)?;
-            Some(best_of(records, twin, target.metric)?)
+        Against::SameIndex(labels) => {
+            let rival = labels.get(own.at..=own.at)?;
+            Some(best_of(records, rival, target.metric)?)
         }
     };
     let rivals = rival.iter().flat_map(|rival| &rival.samples);

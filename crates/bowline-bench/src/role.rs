@@ -54,6 +54,12 @@ pub(crate) enum Side {
     Tx,
 }
 
+/// The receiving and the sending side of a cell.
+pub(crate) struct Sides(
+    pub(crate) fn(Role) -> Result<(), String>,
+    pub(crate) fn(Role) -> Result<(), String>,
+);
+
 /// A started side.
 #[derive(Debug)]
 pub(crate) struct Role {

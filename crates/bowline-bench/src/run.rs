@@ -47,7 +47,7 @@ pub(crate) struct Sample {
     pub(crate) words: Words,
     /// All fields of the other side's result, which covers its whole run.
     pub(crate) other: Words,
-    /// Share of the machine that other processes used meanwhile.
+    /// Share of the machine that other processes used during the measurement.
     pub(crate) foreign: f64,
     /// Number of measurements until the machine was quiet enough.
     pub(crate) tries: u32,

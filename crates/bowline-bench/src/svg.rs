@@ -42,11 +42,11 @@ pub(crate) fn page(
 
     let of = |figure: Figure| blocks.iter().filter(move |b| b.figure == figure);
     let starts = |b: &&Block, words: &[&str]| words.iter().any(|w| b.id.starts_with(w));
-    let of_storage = |b: &&Block| b.entries.iter().any(|e| e.cell.kind.is_of_storage());
+    let is_storage = |b: &&Block| b.entries.iter().any(|e| e.cell.kind.is_of_storage());
     let (requests, one_way): (Vec<&Block>, Vec<&Block>) =
-        of(Figure::Rate).filter(|b| of_storage(b) || starts(b, ONE_WAY)).partition(of_storage);
+        of(Figure::Rate).filter(|b| is_storage(b) || starts(b, ONE_WAY)).partition(is_storage);
     let shared: Vec<&Block> =
-        of(Figure::Rate).filter(|b| !of_storage(b) && !starts(b, ONE_WAY)).collect();
+        of(Figure::Rate).filter(|b| !is_storage(b) && !starts(b, ONE_WAY)).collect();
     let round: Vec<&Block> = of(Figure::Latency).collect();
     let growth: Vec<&Block> = of(Figure::Curve).collect();
 

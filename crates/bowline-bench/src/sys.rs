@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod dl;
+#[cfg(feature = "rivals")]
 mod nanomsg;
 mod network;
 mod rds;
@@ -21,6 +22,7 @@ use std::process::Command;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 
+#[cfg(feature = "rivals")]
 pub(crate) use nanomsg::{NanoKind, NanoSocket, nanomsg_version};
 pub(crate) use network::Network;
 pub(crate) use rds::RdsSocket;
@@ -62,6 +64,7 @@ pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
 }
 
 /// Returns the CPU time, in nanoseconds, of those children of this process that it has seen end.
+#[cfg(feature = "rivals")]
 pub(crate) fn children_cpu_ns() -> u64 {
     // SAFETY: all zero is a valid rusage.
     let mut used: libc::rusage = unsafe { mem::zeroed() };
@@ -161,7 +164,7 @@ impl Process {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Halts it, or has it go on. That it has ended is noticed elsewhere, by the end of its output.
+    /// Stops or continues the process. Its end shows elsewhere, as the end of its output.
     pub(crate) fn halt(&self, halted: bool) {
         let signal = if halted { libc::SIGSTOP } else { libc::SIGCONT };
         let info = ptr::null::<libc::siginfo_t>();

@@ -62,10 +62,10 @@ pub(crate) type Labels = &'static [&'static str];
 /// What a figure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Against {
-    /// The best of these, of the same round.
+    /// The best of these rivals, in the same round.
     Best(Labels),
-    /// Of the same round the one that stands where the better one of its own stands.
-    Twin(Labels),
+    /// The rival at the index of our better entry, in the same round.
+    SameIndex(Labels),
     /// A number.
     Limit(f64),
 }
@@ -82,7 +82,7 @@ pub(crate) struct Target {
     pub(crate) against: Against,
     pub(crate) must: f64,
     pub(crate) goal: f64,
-    /// Bare sockets that do what the figure asks for and no more, and what they are compared with.
+    /// Bare sockets that do only the minimum for the figure, and their rivals.
     pub(crate) ceiling: Option<(Labels, Against)>,
 }
 
@@ -94,8 +94,8 @@ impl Target {
         self.own.iter().chain(self.rivals()).chain(ceiling).copied()
     }
 
-    /// The target that the ceiling would have, were it bowline.
-    fn of_ceiling(&self) -> Option<Self> {
+    /// The target that judges the ceiling instead of bowline.
+    fn ceiling_target(&self) -> Option<Self> {
         self.ceiling.map(|(own, against)| Self { own, against, ..*self })
     }
 
@@ -106,7 +106,7 @@ impl Target {
     /// The labels of what the figure is compared with.
     pub(crate) fn rivals(&self) -> impl Iterator<Item = &&'static str> {
         match self.against {
-            Against::Best(labels) | Against::Twin(labels) => labels.iter(),
+            Against::Best(labels) | Against::SameIndex(labels) => labels.iter(),
             Against::Limit(_) => [].iter(),
         }
     }
@@ -115,7 +115,7 @@ impl Target {
     pub(crate) fn against_text(&self) -> String {
         match self.against {
             Against::Best(labels) => labels.join("|"),
-            Against::Twin(labels) => format!("{} alike", labels.first().unwrap_or(&"")),
+            Against::SameIndex(labels) => format!("{} alike", labels.first().unwrap_or(&"")),
             Against::Limit(_) => "absolute".into(),
         }
     }
@@ -215,7 +215,7 @@ const ABSOLUTE: Against = Against::Limit(1.0);
 /// RTRS, polling and sleeping, for the better of the two.
 const OWN: Labels = &["rtrs", "rtrs-adaptive"];
 /// The same without a refresh of keys.
-const KEPT: Against = Against::Twin(&["rtrs-kept-keys", "rtrs-kept-keys-adaptive"]);
+const KEPT: Against = Against::SameIndex(&["rtrs-kept-keys", "rtrs-kept-keys-adaptive"]);
 /// A request and an answer. What connects a session is counted too, and is less than the hundredth.
 const TWO_PACKETS: (f64, f64) = (2.01, 2.01);
 
@@ -365,7 +365,7 @@ pub(crate) fn judge(
             let rounds = results.rounds(&target);
             let error = target.own.iter().find_map(|label| results.error(target.block, label));
             let absent = target.rivals().filter_map(|label| missing(label)).next();
-            let ceiling = target.of_ceiling().map(|t| results.rounds(&t)).unwrap_or_default();
+            let ceiling = target.ceiling_target().map(|t| results.rounds(&t)).unwrap_or_default();
             let good = ceiling.iter().filter(|r| !r.disturbed);
             let ceiling = crate::stats::median(good.map(|r| r.ratio));
             judge_one(target, &rounds, ceiling, error, absent)
@@ -433,7 +433,7 @@ fn meets(figure: f64, must: f64, smaller: bool) -> bool {
     if smaller { figure <= must } else { figure >= must }
 }
 
-/// Tells whether a figure that varies from round to round is reached. Of all rounds so many were
+/// Tells whether a figure that varies from round to round is reached; `good` of `all` rounds were
 /// not disturbed.
 pub(crate) fn decide_by_rounds(
     must: f64,

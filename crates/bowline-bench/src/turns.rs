@@ -1,33 +1,33 @@
-//! Cells measured side by side: their processes are all there, and take turns on the CPUs.
+//! Cells measured side by side: all their processes exist, and take turns on the CPUs.
 //!
 //! ```text
-//!   bare sockets  ==....==....==....      == goes on
+//!   bare sockets  ==....==....==....      == runs
 //!   bowline       ..==....==....==..      .. halted by a signal
 //!   a peer        ....==....==....==
 //! ```
 //!
-//! A machine, and more so a virtual one, is fast now and slow a second later. What was measured one
-//! after the other differs by that, what was measured in turns does not. What a turn begins with,
-//! caches full of others' memory, is not counted. A turn is over when the counting side says so:
-//! where others have the CPUs, it lasts longer.
+//! The speed of a machine changes from second to second, most of all that of a virtual one. Figures
+//! measured one after the other differ by that, figures measured in turns do not. The beginning of
+//! a turn, while caches hold memory of others, is not counted. The counting side ends a turn; if
+//! other programs use the CPUs, the turn takes longer.
 
 use std::time::Duration;
 
 use crate::run::{Launcher, RESULT_LIMIT, Run, Sample};
 use crate::sys::Process;
 
-/// What is counted of a turn, and what is not of its beginning: after that the caches are its own.
+/// Counted part of a turn, and its uncounted beginning, in which caches fill again.
 pub(crate) const COUNTED: Duration = Duration::from_millis(40);
 pub(crate) const LEAD: Duration = Duration::from_millis(10);
 /// How long a cell may take until it is warm.
 const WARM_LIMIT: Duration = Duration::from_secs(20);
-/// How long a turn may take in which hardly anything is answered.
+/// Longest time of a turn with hardly any replies.
 const TURN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A cell that takes part.
 struct Party {
     run: Run,
-    /// Its processes: who asks, and who answers.
+    /// The asking process, and the answering ones.
     asks: Process,
     answer: Vec<Process>,
 }
@@ -42,7 +42,7 @@ impl Party {
         Ok(Self { asks: find(tx)?, answer, run })
     }
 
-    /// Halts its processes, or has them go on: who asks is halted first and goes on last.
+    /// Stops or continues its processes: the asking side is stopped first and continued last.
     fn halt(&self, halted: bool) {
         if halted {
             self.asks.halt(true);
@@ -86,7 +86,7 @@ pub(crate) fn measure<T>(
     start: impl FnMut(&mut T) -> Result<Run, String>,
 ) -> Vec<Result<Sample, String>> {
     let runs: Vec<Result<Run, String>> = cells.iter_mut().map(start).collect();
-    // One after the other, and soon: who is halted meanwhile has requests that wait.
+    // One after the other, without delay: requests of stopped processes wait.
     let warm = |run: Result<Run, String>| run.and_then(Party::new).and_then(Party::warm);
     let mut parties: Vec<Result<Party, String>> = runs.into_iter().map(warm).collect();
     let pids = parties.iter().flatten().flat_map(|party| party.run.pids.clone()).collect();

@@ -1,4 +1,4 @@
-//! Offers a file or a block device at a unix socket, by NBD, until it is told to stop.
+//! Offers a file or a block device at a unix socket, by NBD, until it is asked to stop.
 //!
 //! ```text
 //! cargo run -p bowline-block --example nbd_file -- disk.img /tmp/disk.sock

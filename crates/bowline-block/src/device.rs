@@ -11,7 +11,7 @@ use bowline_verbs::Mem;
 
 /// A disk: takes requests, and delivers results by [`DiskDone`].
 ///
-/// Requests in flight at the same time may be carried out in any order.
+/// Requests in flight at the same time may be executed in any order.
 pub trait BlockDevice: Send + Sync {
     /// Returns the present limits: the size changes with [`DiskEvent::Resized`].
     fn limits(&self) -> Limits;
@@ -31,7 +31,7 @@ pub trait BlockDevice: Send + Sync {
     fn submit(&self, reqs: &mut Vec<DiskIo>);
 
     /// Ends waiting requests that are no longer wanted ([`DiskDone::is_wanted`]), unless a part of
-    /// them may be in flight; those end as usual. Does nothing on a disk whose requests do not wait
+    /// them may be in flight; those end normally. Does nothing on a disk whose requests do not wait
     /// for long.
     fn cancel_unwanted(&self) {}
 

@@ -129,7 +129,7 @@ impl DiskHandle {
     /// Writes as [`write_at`](Self::write_at), in a task of any runtime. The bytes are copied, and
     /// the request is sent, when this is polled first.
     ///
-    /// Cancel safe as a request can be: dropped after it was polled, the write goes on by itself,
+    /// Cancel safe as a request can be: dropped after it was polled, the write continues by itself,
     /// once and with these bytes. Nobody learns whether it succeeds; a later
     /// [`flush_async`](Self::flush_async) need not wait for it.
     ///
@@ -148,7 +148,7 @@ impl DiskHandle {
     /// Makes all writes durable that were answered, as [`flush`](Self::flush), in a task of any
     /// runtime.
     ///
-    /// Cancel safe: dropped before it is ready, the flush goes on by itself.
+    /// Cancel safe: dropped before it is ready, the flush continues by itself.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).

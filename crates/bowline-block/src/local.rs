@@ -61,7 +61,7 @@ impl LocalDevice {
         Arc::new(Self { name: name.to_owned(), shared, as_done })
     }
 
-    /// Reads the size of the store anew, and reports a change to listeners.
+    /// Reads the size of the store again, and reports a change to listeners.
     ///
     /// # Errors
     /// Errors of reading the size.
@@ -314,14 +314,14 @@ mod tests {
         let spec = BackendSpec::File { fd, read_only: false, block: 4096, direct: false };
         let disk = LocalDevice::new("disk", open(spec).unwrap());
         let mem = disk.memory(4096).unwrap();
-        let (send, told) = channel();
+        let (send, reported) = channel();
         let clumsy: Arc<dyn DiskDone> = Arc::new(Clumsy(Mutex::new(send)));
         // The second request is unaligned and refused inside the call; the third is aligned.
         for offset in [0, 100, 4096] {
             let (op, mem, done) = (IoOp::Write, Some((mem.region, 0)), clumsy.clone());
             let (len, fua, nounmap, tag) = (4096, false, false, 0);
             disk.submit(&mut vec![DiskIo { op, offset, len, fua, nounmap, mem, tag, done }]);
-            told.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+            reported.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
         }
         let (send, ended) = channel();
         let user = disk.clone();

@@ -16,7 +16,7 @@ fn store() -> Arc<LocalDevice> {
     LocalDevice::new("disk0", open(BackendSpec::Memory { bytes: 1 << 20, block: 512 }).unwrap())
 }
 
-/// A disk that keeps requests until it is told to carry them out.
+/// A disk that keeps requests until it is told to execute them.
 struct Slow {
     disk: Arc<LocalDevice>,
     kept: Mutex<Vec<DiskIo>>,
@@ -28,7 +28,7 @@ impl Slow {
         Arc::new(Self { disk: store(), kept: Mutex::default(), registrations: AtomicUsize::new(0) })
     }
 
-    fn go_on(&self) {
+    fn resume(&self) {
         self.disk.submit(&mut self.kept.lock().unwrap());
     }
 }
@@ -91,7 +91,7 @@ fn registered_memory_is_used_again_as_far_as_it_is_long_enough() {
         let bytes = vec![1; len];
         let mut write = pin!(handle.write_at_async(0, &bytes, Durable::Later));
         assert!(poll(write.as_mut()).is_pending());
-        slow.go_on();
+        slow.resume();
         assert_eq!(poll(write), Poll::Ready(Ok(())));
         slow.registrations.load(SeqCst)
     };
@@ -99,7 +99,7 @@ fn registered_memory_is_used_again_as_far_as_it_is_long_enough() {
 }
 
 #[test]
-fn a_dropped_write_is_carried_out_once_with_its_bytes() {
+fn a_dropped_write_is_executed_once_with_its_bytes() {
     let slow = Slow::new();
     let handle = DiskHandle::new(slow.clone());
     {
@@ -113,7 +113,7 @@ fn a_dropped_write_is_carried_out_once_with_its_bytes() {
     let mut next = pin!(handle.write_at_async(512, &other, Durable::Later));
     assert!(poll(next.as_mut()).is_pending());
     assert_eq!(slow.kept.lock().unwrap().len(), 2);
-    slow.go_on();
+    slow.resume();
     assert_eq!(poll(next), Poll::Ready(Ok(())));
     let mut out = [1; 1024];
     let disk = DiskHandle::new(slow.disk.clone());
@@ -134,7 +134,7 @@ fn a_dropped_read_leaves_the_buffer_and_its_memory_alone() {
     {
         let mut read = pin!(handle.read_at_async(512, &mut second));
         assert!(poll(read.as_mut()).is_pending());
-        slow.go_on();
+        slow.resume();
         assert_eq!(poll(read), Poll::Ready(Ok(())));
     }
     assert_eq!((out, second), ([1; 512], [0; 512]));

@@ -577,7 +577,7 @@ fn requests_that_outlive_their_clients_count() {
     assert!(is_greeted(&another), "their requests are over");
 }
 
-/// Queued requests of a client that has hung up are not carried out, and its place goes to another
+/// Queued requests of a client that has hung up are not executed, and its place goes to another
 /// client.
 #[test]
 fn a_client_that_hangs_up_ends_with_what_it_asked_for() {
@@ -618,7 +618,7 @@ fn changes_before_a_goodbye_are_made_though_nobody_waits_for_the_answer() {
     client.0.write_all(&said).expect("said");
     drop(client);
     until("both are made", || faulty.seen.lock().expect("whole").len() == 2);
-    // Its place is free, although the disk still carries out one of its requests.
+    // Its place is free, although the disk still executes one of its requests.
     let next = Client::connect(&served);
     assert_eq!(served.server.connections(), 2);
     faulty.let_go();

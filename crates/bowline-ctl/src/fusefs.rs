@@ -107,13 +107,13 @@ pub fn folder(dir: &Path) -> io::Result<()> {
     if is_dead() && (!is_bowline_mount(dir) || !detached(dir) || is_dead()) {
         return Err(io::Error::new(
             io::ErrorKind::NotConnected,
-            "a mount that nobody serves any more is there: `umount -l` takes it away",
+            "a stale mount is in the way: remove it with `umount -l`",
         ));
     }
     if is_bowline_mount(dir) {
         return Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
-            "a bowline that runs has it mounted already: choose another folder",
+            "a running bowline has mounted it: choose another folder",
         ));
     }
     fs::create_dir_all(dir)

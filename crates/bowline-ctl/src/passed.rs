@@ -64,7 +64,7 @@ pub fn passed(stored: &[&str]) -> io::Result<Passed> {
         if stored.contains(&name) {
             passed.stored.push((name.to_owned(), descriptor));
         } else if passed.listener.replace(listener(descriptor)?).is_some() {
-            return Err(unusable("several were passed, and one is served"));
+            return Err(unusable("more than one socket was passed"));
         }
     }
     Ok(passed)
@@ -73,7 +73,7 @@ pub fn passed(stored: &[&str]) -> io::Result<Passed> {
 fn listener(socket: OwnedFd) -> io::Result<UnixListener> {
     let is_unix = sockopt::socket_domain(&socket)? == AddressFamily::UNIX;
     if !is_unix || !sockopt::socket_acceptconn(&socket)? {
-        return Err(unusable("it is no listening unix socket"));
+        return Err(unusable("it is not a listening unix socket"));
     }
     Ok(socket.into())
 }

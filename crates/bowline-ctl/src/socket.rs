@@ -233,8 +233,8 @@ fn serve_client(
         let complete = line.ends_with(b"\n");
         let answer = match std::str::from_utf8(&line) {
             Ok(line) if complete => answer(line, tree, &caller),
-            Ok(_) => refusal("a request is one line of at most 65536 bytes"),
-            Err(_) => refusal("a request is UTF-8"),
+            Ok(_) => refusal("a request must be one line of at most 65536 bytes"),
+            Err(_) => refusal("a request must be UTF-8"),
         };
         // A client that does not read its answer counts as idle.
         connection.set_idle(true);
@@ -264,18 +264,20 @@ fn answer(line: &str, tree: &Tree, caller: &Caller) -> Json {
     };
     if let Some(version) = request.member("version") {
         let Some(version) = version.as_i64() else {
-            return refusal("the version of a request is a number");
+            return refusal("the version of a request must be a number");
         };
         if version != VERSION {
             let older = if version < VERSION { "client" } else { "server" };
             return refusal(&format!(
-                "version {version} was asked for and {VERSION} is spoken here; the {older} is older"
+                "the request has version {version}, this process {VERSION}: update the {older}"
             ));
         }
     }
     let text = |name| request.member(name).and_then(Json::as_str);
     let (Some(op), Some(path)) = (text("op"), text("path")) else {
-        return refusal("a request has the members op and path; a bowline that sent this is older");
+        return refusal(
+            "a request must have the members op and path; if bowline sent this, it is older",
+        );
     };
     let result = match op {
         "read" => tree.read(path).map(|value| value.to_json()),
@@ -289,7 +291,7 @@ fn answer(line: &str, tree: &Tree, caller: &Caller) -> Json {
             }
             None => return refusal("op write needs the member value"),
         },
-        _ => return refusal("op is read, text, write, list or dump"),
+        _ => return refusal("op must be read, text, write, list or dump"),
     };
     match result {
         Ok(value) => Json::Object(vec![("ok".to_owned(), value)]),

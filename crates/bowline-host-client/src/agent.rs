@@ -1,10 +1,11 @@
-//! What of this process's memory a node of another user may use: the ranges that calls have named,
-//! and nothing else.
+//! Memory of this process that a node of another user may use: only the ranges that calls have
+//! named.
 //!
-//! A node of root's or of the program's own user, who could look at its memory in any case, gets a
-//! descriptor of `/proc/self/mem`. Any other gets one end of a pair of sockets whose other end a
-//! thread of this process has, its *agent*. The node asks it for bytes, and the agent looks for
-//! each request whether they lie in a range that a call has given, for reading or for writing.
+//! A node of root or of the program's own user, which could read the program's memory in any case,
+//! gets a descriptor of `/proc/self/mem`. Any other node gets one end of a socket pair; a thread of
+//! this process, the *agent*, has the other end. The node asks the agent to read and write bytes,
+//! and the agent checks for each request whether they lie in a range that a call has given for that
+//! access.
 //!
 //! ```text
 //!   table      the ranges, and to whom they were given
@@ -12,7 +13,7 @@
 //!   thread     the agent
 //! ```
 //!
-//! How long a range is the node's:
+//! How long the node may use a range:
 //!
 //! | range | until |
 //! |---|---|
@@ -20,13 +21,13 @@
 //! | a region | RDS_FREE_MR of its key |
 //! | local memory of an operation | the operation has ended: the node says so |
 //!
-//! and each of them at most until this process has closed its last descriptor of the socket, or the
-//! node ends the connection, or gives the range back. Which socket, and which key, the system and
-//! the program's memory say, never the node. The calls that take a range back return when nothing
-//! is written there any more; what was read before and not sent yet is not sent.
+//! Each range ends at the latest when this process closes its last descriptor of the socket, when
+//! the node ends the connection, or when the node returns the range. The kernel and the program's
+//! memory, never the node, decide which socket and which key that is. A call that withdraws a range
+//! returns after the last write to it; bytes that were read and not sent yet are not sent.
 //!
-//! There is no lock, and the child of a `fork` begins anew: it has no agent until it needs one, and
-//! the memory that it has copies of is given by its parent alone.
+//! There is no lock, and the child of a `fork` starts without an agent: it makes one when it needs
+//! it, and ranges that its parent gave stay the parent's.
 
 mod connections;
 pub(crate) mod own;
@@ -45,14 +46,14 @@ use crate::system;
 
 pub use crate::reach::{Access, Range, Reach, Stays};
 
-/// Most ranges that a process has given at a time.
+/// Most ranges that a process may have given at a time.
 const RANGES_MAX: usize = 16 << 10;
 
 static TABLE: Table<RANGES_MAX> = Table::new();
 static GRANTS: AtomicU64 = AtomicU64::new(1);
 
-/// Memory that was given to a node for one call. When this is dropped the call is over, and has
-/// failed unless [`accept`](Self::accept) was called: then nothing of it is the node's any more.
+/// Memory given to a node for one call. Dropping it ends the call; unless [`accept`](Self::accept)
+/// was called, the call has failed and the memory is withdrawn.
 #[derive(Debug)]
 pub struct Given {
     connection: &'static Connection,
@@ -68,14 +69,15 @@ impl Given {
         self.descriptor
     }
 
-    /// The number by which the node gives the memory back.
+    /// Number with which the node returns the memory.
     pub const fn number(&self) -> u64 {
         self.owner.grant
     }
 
-    /// The node has accepted the call: what outlives it stays given. The key of a region is what
-    /// the program finds, since that is what it will free; the node writes there no more. A region
-    /// that was to have a key and has none, which nobody could free, is not given.
+    /// Records that the node has accepted the call: ranges that outlive the call stay given. The
+    /// key of a region is read from the program's memory, because the program will free that key;
+    /// the node cannot write there any more. A region without the key it should have, which could
+    /// not be freed, is withdrawn.
     pub fn accept(&mut self) {
         self.is_accepted = true;
         let grant = self.owner.grant;
@@ -106,8 +108,8 @@ fn take_out(which: impl Fn(&table::Entry) -> bool) {
     }
 }
 
-/// Gives a node the memory that a call is about. `node` is which it is by the system's word, not by
-/// the node's, and `socket` which socket of this process ([`socket_of`]).
+/// Gives a node the memory that a call refers to. `node` is the kernel's identity of the node,
+/// `socket` that of the socket ([`socket_of`]).
 ///
 /// # Errors
 /// EFAULT where the system does not let a process read its own memory by address
@@ -121,18 +123,18 @@ pub fn give<D: Descriptors>(node: u64, socket: u64, reach: &Reach) -> Result<Giv
     let owner = Owner { connection: number, socket, grant };
     let key_at = reach.key_at();
     let given = Given { connection, descriptor, owner, key_at, is_accepted: false };
-    // What is there of it goes with `given`.
+    // Ranges added so far are withdrawn when `given` is dropped.
     if TABLE.add(owner, reach.ranges()) { Ok(given) } else { Err(libc::EAGAIN) }
 }
 
-/// The number by which this module knows a socket, whatever its node calls it: the system gives
-/// each one of its own, which all descriptors of the socket have. `None` for what is no socket.
+/// Returns this module's identity of a socket: the kernel's unique number, which all descriptors of
+/// the socket share. `None` if the descriptor is not a socket.
 pub fn socket_of(fd: c_int) -> Option<u64> {
     system::cookie(fd)
 }
 
-/// Takes memory back of a socket: with `cookie` the regions with its key (RDS_FREE_MR, before the
-/// node is asked); without, all that was given for the socket, which this process closes.
+/// Withdraws memory of a socket: with `cookie` the regions with its key (RDS_FREE_MR, before the
+/// request to the node); without, all ranges of the socket, which this process closes.
 pub fn take_back(socket: u64, cookie: Option<u64>) {
     if !thread::is_running() {
         return;
@@ -143,13 +145,13 @@ pub fn take_back(socket: u64, cookie: Option<u64>) {
     });
 }
 
-/// Tells whether memory may be given: otherwise it does not matter what is closed.
+/// Tells whether ranges may be given: otherwise closing descriptors has no effect here.
 pub fn may_give() -> bool {
     thread::is_running()
 }
 
-/// This process has closed a descriptor of a socket. With the last one all is taken back that is
-/// given for the socket.
+/// Called after this process has closed a descriptor of a socket. The last one withdraws all ranges
+/// of the socket.
 pub fn has_closed(socket: u64) {
     let is_given = || TABLE.any(|entry| entry.owner.socket == socket);
     if thread::is_running() && is_given() && !system::has_descriptor(socket) {
@@ -157,10 +159,10 @@ pub fn has_closed(socket: u64) {
     }
 }
 
-/// This process has closed descriptors, whichever they were. All is taken back that is given for
-/// sockets of which it has none any more.
+/// Called after this process has closed any descriptors. Withdraws the ranges of sockets without a
+/// descriptor.
 pub fn has_closed_some() {
-    /// Places for sockets that were found to be there, so as to look for few of them twice.
+    /// Sockets known to have a descriptor, so that few are searched twice.
     const KEPT: usize = 64;
     if !thread::is_running() {
         return;
@@ -177,9 +179,8 @@ pub fn has_closed_some() {
     });
 }
 
-/// Takes everything back and closes the descriptors of this module, if one of them has a number of
-/// this range: before calls that would close it behind our back, after which it would be the
-/// program's.
+/// Withdraws everything and closes the descriptors of this module if one of them is in this range.
+/// Called before calls that close the range, after which the number would belong to the program.
 pub fn make_way(first: u32, last: u32) {
     let is_in = |fd: c_int| u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd));
     if thread::is_running() && thread::descriptors().any(is_in) {

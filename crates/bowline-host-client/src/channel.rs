@@ -1,4 +1,4 @@
-//! Channels to a node: requests and their answers.
+//! Channels to a node: requests and their replies.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -15,18 +15,18 @@ use crate::agent::Given;
 use crate::system::{self, Process};
 use crate::trust::{self, Place};
 
-/// How long a node may take for a whole greeting, or for the rest of an answer once it has begun:
-/// longer than a hand-over to another process takes.
+/// Longest time for a whole greeting, or for the rest of a reply that has begun: longer than a
+/// hand-over to another process takes.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// In the word of a channel, beside the number of its descriptor: it has shown memory.
+/// Flag in the word of a channel, beside its descriptor: the node has been given memory over it.
 const SHOWN: u32 = 1 << 31;
 
-/// What a process does about the descriptors of its channels.
+/// Hooks of a process for the descriptors of its channels.
 pub trait Descriptors {
-    /// A channel was made; returns the descriptor that it is to have.
+    /// Called for a new channel; returns the descriptor that it uses.
     fn opened(fd: c_int) -> c_int;
-    /// The descriptor of a channel is about to be closed.
+    /// Called before the descriptor of a channel is closed.
     fn closes(fd: c_int);
     /// Tells whether channels stay open for the next call. Where not, each call makes one.
     fn are_kept() -> bool {
@@ -34,7 +34,7 @@ pub trait Descriptors {
     }
 }
 
-/// Tells whether an error is that of a node which lets this process have no channel.
+/// Tells whether an error means that the node refuses a channel to this process.
 pub const fn is_refusal(errno: c_int) -> bool {
     matches!(errno, libc::EACCES | libc::EMFILE | libc::ENFILE)
 }
@@ -42,27 +42,27 @@ pub const fn is_refusal(errno: c_int) -> bool {
 /// A connection to a node, used by one call at a time.
 pub struct Channel<D: Descriptors> {
     fd: c_int,
-    /// What it is in locks; 0 until the node has greeted.
+    /// The channel's identity in locks; 0 before the greeting.
     owner: LockOwner,
-    /// When the greeting, or what has begun of an answer, must be there; `None` while nothing has.
+    /// Deadline of the greeting, or of a reply that has begun; `None` while none is due.
     until: Option<Instant>,
-    /// The node has been given memory of this process over it.
+    /// The node has been given memory of this process over this channel.
     has_shown: bool,
-    /// What of its memory the node has been given for the call under way.
+    /// Memory given to the node for the current call.
     given: Option<Given>,
     descriptors: PhantomData<fn() -> D>,
 }
 
-/// What a node says to a new channel.
+/// The greeting of a node on a new channel.
 #[derive(Clone, Copy, Debug)]
 pub struct Welcome {
     /// Number of the node.
     pub node: NodeId,
-    /// Its network namespace, 0 if it does not know.
+    /// Network namespace of the node, 0 if unknown.
     pub namespace: u64,
-    /// What it can do beside what its version says.
+    /// Features of the node beyond its version.
     pub features: Features,
-    /// Who has greeted.
+    /// The process that sent the greeting.
     pub(crate) greeter: Process,
     nonce: [u8; NONCE_LEN],
 }
@@ -72,13 +72,12 @@ impl<D: Descriptors> Channel<D> {
     /// serves the network namespace of the calling thread.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open); EAFNOSUPPORT when the nodes that there are serve other
-    /// namespaces.
+    /// Those of [`open`](Self::open); EAFNOSUPPORT when the only nodes serve other namespaces.
     pub fn open_to_host() -> Result<(Self, Welcome), c_int> {
         let mut failure = libc::ENOENT;
         for place in trust::places() {
             if place.is_left_out() {
-                // Not waited for: it may stand still.
+                // No wait for a place in its queue: that node may be stuck.
                 failure = if failure == libc::ENOENT { libc::EAFNOSUPPORT } else { failure };
                 continue;
             }
@@ -86,7 +85,8 @@ impl<D: Descriptors> Channel<D> {
                 Ok((channel, welcome)) if place.is_for(&welcome) => return Ok((channel, welcome)),
                 Ok(_) => failure = libc::EAFNOSUPPORT,
                 Err(libc::ENOENT) => {}
-                // A node that refuses this user is not hidden by another that is not there.
+                // The error of a node that refuses this user takes precedence over that of a
+                // missing node.
                 Err(errno) if !is_refusal(failure) => failure = errno,
                 Err(_) => {}
             }
@@ -99,8 +99,8 @@ impl<D: Descriptors> Channel<D> {
     /// # Errors
     /// Those of `connect(2)`; EACCES as well when whoever listens there is neither root, nor this
     /// user, nor the owner of the file; others that [`is_refusal`] tells; EPROTONOSUPPORT when the
-    /// node speaks another version; ETIMEDOUT when it says nothing; ENETDOWN when it ends
-    /// meanwhile.
+    /// node speaks another version; ETIMEDOUT when it does not greet; ENETDOWN when it ends during
+    /// the call.
     pub fn open(path: &[u8]) -> Result<(Self, Welcome), c_int> {
         Self::open_at(&Place::named(path))
     }
@@ -134,23 +134,23 @@ impl<D: Descriptors> Channel<D> {
         Ok((channel, welcome))
     }
 
-    /// Makes a channel to the node that has made a socket, wherever that node is: one end goes to
-    /// it through the socket itself. It may name this socket.
+    /// Makes a channel to the node that made a socket, wherever that node is: the socket itself
+    /// carries one end to the node. The channel may name this socket.
     ///
     /// # Errors
-    /// ENOTSOCK when nobody greets, or no user whose node is believed: the pair may have been made
-    /// by a program that has given its other end away; ENETDOWN when the node is gone; EMFILE;
-    /// those of [`open`](Self::open) but `connect(2)`'s.
+    /// ENOTSOCK when there is no greeting, or none of a trusted user (a program may have made the
+    /// pair and given its other end away); ENETDOWN when the node has ended; EMFILE; those of
+    /// [`open`](Self::open) but `connect(2)`'s.
     pub fn offer(socket: c_int) -> Result<(Self, Welcome), c_int> {
         let (ours, theirs) = system::stream_pair()?;
         let mut channel = Self::new(ours);
-        // Before anybody can have written.
+        // Set before the other side can have written.
         system::ask_for_senders(channel.fd, true);
         system::let_descriptors_come(channel.fd, false);
         let sent = loop {
             match system::send_offer(socket, &offer(VERSION), theirs) {
                 Err(libc::EINTR) if !channel.is_late() => {}
-                // Others offer channels at this moment; the node takes them at once.
+                // Other threads are offering channels; the node takes them at once.
                 Err(libc::EAGAIN | libc::ETOOMANYREFS) if !channel.is_late() => system::pause(),
                 sent => break sent,
             }
@@ -174,7 +174,7 @@ impl<D: Descriptors> Channel<D> {
         }
     }
 
-    /// A channel that has not greeted, and is to do so in time.
+    /// A channel that waits for its greeting.
     fn new(fd: c_int) -> Self {
         let fd = D::opened(fd);
         let until = Some(Instant::now() + LIMIT);
@@ -196,14 +196,14 @@ impl<D: Descriptors> Channel<D> {
         self.left().is_zero()
     }
 
-    /// Connects; a place in the node's queue may take a while.
+    /// Connects; the node's listen queue may be full for a while.
     fn connect(&self, name: &libc::sockaddr_un, len: usize) -> Result<(), c_int> {
         loop {
             let left = self.left();
             if left.is_zero() {
                 return Err(libc::ETIMEDOUT);
             }
-            // A limit of no microsecond would be none.
+            // Zero microseconds would mean no limit.
             system::limit_sends(self.fd, left.max(Duration::from_millis(1)));
             match system::connect(self.fd, name, len) {
                 Err(libc::EINTR | libc::EAGAIN) => {}
@@ -218,15 +218,15 @@ impl<D: Descriptors> Channel<D> {
     fn greet(&mut self) -> Result<(), c_int> {
         let hello = Request::Hello { version: VERSION, features: Features::OWN };
         match self.send(&hello, &[], None) {
-            // A node that turns this process away has answered before it ended the channel.
+            // A node that refuses this process has replied before it closed the channel.
             Ok(()) | Err(libc::ENETDOWN) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Reads the greeting of a node that is believed.
+    /// Reads the greeting of a trusted node.
     fn welcome(&mut self, greeter: Process) -> Result<Welcome, c_int> {
-        // Where descriptors come there is room for nothing else.
+        // The buffer for descriptors has room for nothing else.
         system::ask_for_senders(self.fd, false);
         let (reply, lengths) = self.head(false)?;
         let (node, owner, features) = match reply {
@@ -243,7 +243,7 @@ impl<D: Descriptors> Channel<D> {
         Ok(Welcome { node, namespace, features, greeter, nonce })
     }
 
-    /// Waits for the first byte of a greeting, and tells who has sent it.
+    /// Waits for the first byte of a greeting; returns the process that sent it.
     fn greeter(&mut self) -> Result<Process, c_int> {
         loop {
             match system::first_sender(self.fd) {
@@ -256,21 +256,21 @@ impl<D: Descriptors> Channel<D> {
         }
     }
 
-    /// This channel in the lock of [`bowline_host_wire::Area::push`].
+    /// The owner word of this channel in the lock of [`bowline_host_wire::Area::push`].
     pub const fn owner(&self) -> LockOwner {
         self.owner
     }
 
-    /// Tells of the word of a channel whether the node has been given memory over it.
+    /// Tells whether the node has been given memory over the channel of a word.
     pub(crate) const fn word_has_shown(word: u64) -> bool {
         word as u32 & SHOWN != 0
     }
 
-    pub(crate) fn of_word(word: u64) -> Option<Self> {
+    pub(crate) fn from_word(word: u64) -> Option<Self> {
         let owner = LockOwner((word >> 32) as u32);
         let fd = (word as u32 & !SHOWN) as c_int;
         let has_shown = Self::word_has_shown(word);
-        // Not made for a word that is none: it would be dropped, which closes its descriptor.
+        // No channel is made for [`NONE`]: dropping it would close a descriptor.
         let (given, until) = (None, None);
         let descriptors = PhantomData;
         (owner != LockOwner(0)).then(|| Self { fd, owner, until, has_shown, given, descriptors })
@@ -298,8 +298,8 @@ impl<D: Descriptors> Drop for Channel<D> {
 }
 
 impl<D: Descriptors> Channel<D> {
-    /// Names a socket by its descriptor, so that this channel may speak of it; returns its handle,
-    /// and a descriptor of its memory.
+    /// Attaches a socket to this channel by its descriptor; returns the handle, and a descriptor of
+    /// the socket's memory.
     pub(crate) fn attach(&mut self, fd: c_int) -> Result<(SocketHandle, c_int), c_int> {
         self.send(&Request::Attach, &[], Some(fd))?;
         match self.reply_with_descriptors()? {
@@ -312,9 +312,9 @@ impl<D: Descriptors> Channel<D> {
     }
 
     /// Lets the node use all memory of this process for RDMA, by a descriptor that gives access to
-    /// it. The channel is new, and was made through a socket of the node that is to have it.
+    /// it. The channel is new, and was made through a socket of that node.
     pub(crate) fn show_memory(&mut self, welcome: &Welcome, memory: c_int) -> Result<(), c_int> {
-        // Where the node reads it, as a proof of whose memory it is.
+        // The node reads the nonce there, as a proof of whose memory it is.
         let nonce = welcome.nonce;
         let shown = self.show(0, nonce.as_ptr().expose_provenance() as u64, memory);
         core::hint::black_box(&nonce);
@@ -322,8 +322,8 @@ impl<D: Descriptors> Channel<D> {
         shown
     }
 
-    /// Lets the node use what is given for one call. The channel is as for
-    /// [`show_memory`](Self::show_memory), and for this call only.
+    /// Lets the node use the memory given for one call. The channel is as for
+    /// [`show_memory`](Self::show_memory), and used for this call only.
     pub(crate) fn show_given(&mut self, given: Given) -> Result<(), c_int> {
         let shown = self.show(given.number(), 0, given.descriptor());
         self.given = Some(given);
@@ -337,24 +337,24 @@ impl<D: Descriptors> Channel<D> {
         reply.errno().map_or(Ok(()), Err)
     }
 
-    /// The node has accepted the call that it was given memory for.
+    /// Records that the node has accepted the call for which it was given memory.
     pub(crate) fn accept(&mut self) {
         if let Some(given) = &mut self.given {
             given.accept();
         }
     }
 
-    /// Tells whether the channel is of use for one call only.
+    /// Tells whether the channel is for one call only.
     pub(crate) const fn is_for_one_call(&self) -> bool {
         self.given.is_some()
     }
 
-    /// Tells the node that something is new in the memory of a socket.
+    /// Wakes the node: the memory of a socket has changed.
     pub(crate) fn wake(&mut self, handle: SocketHandle) -> Result<(), c_int> {
         self.send(&Request::Wake(handle), &[], None)
     }
 
-    /// Sends a request, and pieces of a message behind it. An error leaves the channel useless.
+    /// Sends a request, followed by pieces of a message. After an error the channel cannot be used.
     pub(crate) fn send(
         &mut self,
         request: &Request<'_>,
@@ -392,8 +392,8 @@ impl<D: Descriptors> Channel<D> {
         Ok(())
     }
 
-    /// Waits for the reply, and tells how long the parts are that come with it. A request that
-    /// `may_wait` is ended by a signal.
+    /// Waits for the reply; returns it with the lengths of its parts. With `may_wait` a signal ends
+    /// the wait.
     pub(crate) fn reply(&mut self, may_wait: bool) -> Result<(Reply, Lengths), c_int> {
         self.until = None;
         self.head(may_wait)
@@ -424,8 +424,8 @@ impl<D: Descriptors> Channel<D> {
         Ok((reply, lengths))
     }
 
-    /// Waits for more of an answer that has begun, or is due: a node writes them whole. All that is
-    /// waited for in one answer has one limit.
+    /// Waits for the rest of a reply that has begun or is due: a node writes each reply at once.
+    /// One time limit covers the whole reply.
     fn wait_for_rest(&mut self) -> Result<(), c_int> {
         self.until.get_or_insert_with(|| Instant::now() + LIMIT);
         loop {
@@ -439,7 +439,7 @@ impl<D: Descriptors> Channel<D> {
         }
     }
 
-    /// Reads bytes of an answer to where they are wanted; what does not fit is lost.
+    /// Reads bytes of a reply into `to`; bytes that do not fit are discarded.
     pub(crate) fn take(&mut self, len: usize, mut to: Vec<libc::iovec>) -> Result<(), c_int> {
         let mut left = len;
         while left > 0 {
@@ -464,12 +464,12 @@ impl<D: Descriptors> Channel<D> {
         Ok(())
     }
 
-    /// Reads all that is left of an answer, which nobody wants.
+    /// Discards the rest of a reply.
     pub(crate) fn skip(&mut self, lengths: Lengths) -> Result<(), c_int> {
         self.take(lengths.name + lengths.control + lengths.payload, Vec::new())
     }
 
-    /// Reads bytes of an answer.
+    /// Reads bytes of a reply.
     pub(crate) fn take_bytes(&mut self, len: usize) -> Result<Vec<u8>, c_int> {
         let mut bytes = vec![0; len];
         let piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
@@ -477,17 +477,17 @@ impl<D: Descriptors> Channel<D> {
         Ok(bytes)
     }
 
-    /// Waits for a whole reply with descriptors, two at most, which no node delays.
+    /// Waits for a whole reply with at most two descriptors; no node delays such a reply.
     pub(crate) fn reply_with_descriptors(
         &mut self,
     ) -> Result<(Reply, [Option<Descriptor>; 2]), c_int> {
         self.until = None;
         // A head of 16 bytes, and two numbers.
         let mut control = [0; 3];
-        // The descriptors come with the first byte, which stays for the answer.
+        // The descriptors come with the first byte, which stays in the queue for the reply.
         let came = loop {
             match system::look_at_first(self.fd, &mut control) {
-                Ok(Some(len)) => break Descriptor::of_control(&control, len),
+                Ok(Some(len)) => break Descriptor::from_control(&control, len),
                 Ok(None) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
                 Err(libc::EAGAIN) => self.wait_for_rest()?,
                 Err(libc::EINTR) => {}
@@ -500,12 +500,12 @@ impl<D: Descriptors> Channel<D> {
     }
 }
 
-/// A descriptor that came with an answer, which is closed unless somebody takes its number.
+/// A descriptor that came with a reply; closed when dropped, unless its number was taken.
 pub(crate) struct Descriptor(c_int);
 
 impl Descriptor {
-    /// Those in control messages of so many bytes.
-    fn of_control(control: &[u64; 3], len: usize) -> [Option<Self>; 2] {
+    /// Returns the descriptors in `len` bytes of control messages.
+    fn from_control(control: &[u64; 3], len: usize) -> [Option<Self>; 2] {
         let [message_len, kind, numbers] = *control;
         let is_some = len >= 20 && kind == system::control_kind(libc::SCM_RIGHTS);
         let bytes = if is_some { (message_len as usize).saturating_sub(16) } else { 0 };
@@ -531,14 +531,14 @@ impl Drop for Descriptor {
 }
 
 impl Place {
-    /// Tells whether the node at this place is the one to use.
+    /// Tells whether the node at this path serves the namespace that is wanted.
     fn is_for(&self, welcome: &Welcome) -> bool {
         let own = if self.is_default { system::network_namespace() } else { 0 };
         own == 0 || welcome.namespace == 0 || own == welcome.namespace
     }
 }
 
-/// Leaves out the first bytes of pieces.
+/// Removes the first bytes of pieces.
 fn skip(pieces: &mut Vec<libc::iovec>, mut n: usize) {
     let mut whole = 0;
     for piece in pieces.iter_mut() {
@@ -553,7 +553,7 @@ fn skip(pieces: &mut Vec<libc::iovec>, mut n: usize) {
     pieces.drain(..whole);
 }
 
-/// Leaves out what is behind the first bytes of pieces.
+/// Keeps the first bytes of pieces only.
 fn limit(pieces: &mut Vec<libc::iovec>, mut len: usize) {
     pieces.retain_mut(|piece| {
         piece.iov_len = piece.iov_len.min(len);

@@ -1,6 +1,6 @@
-//! The program's side of what [`bowline_host_wire`] describes: channels to the node of the host,
-//! and calls on its sockets. The preload library has it for programs that know nothing of bowline,
-//! the library `bowline` for those that do.
+//! The client side of the protocol in [`bowline_host_wire`]: channels to the node of the host, and
+//! calls on its sockets. Used by the preload library, for unmodified programs, and by the library
+//! `bowline`.
 //!
 //! ```text
 //!   owned      a socket that belongs to its owner alone, safe to use    (bowline)
@@ -13,8 +13,8 @@
 //!   system     system calls as they are
 //! ```
 //!
-//! System calls are made past the C library's functions: the preload library hides those, and a
-//! program that uses `bowline` may have been started with it. Nothing here takes a lock.
+//! System calls do not go through the C library's functions, because the preload library replaces
+//! those, and a program that uses `bowline` may run with that library. Nothing here takes a lock.
 
 #![allow(unsafe_code, reason = "system calls, and memory of programs that they point at")]
 

@@ -6,10 +6,10 @@ use bowline_host_wire::{AREA_LEN, Area};
 
 use crate::system;
 
-/// Maps memory that came for a socket; its descriptor is closed.
+/// Maps the memory of a socket and closes its descriptor.
 ///
 /// # Errors
-/// EPROTO for memory that is none of a node; those of `mmap(2)`.
+/// EPROTO for an invalid memory file; those of `mmap(2)`.
 pub fn map(memory: c_int) -> Result<Area, c_int> {
     let mapped = map_area(memory);
     system::close(memory);
@@ -17,8 +17,8 @@ pub fn map(memory: c_int) -> Result<Area, c_int> {
 }
 
 fn map_area(memory: c_int) -> Result<Area, c_int> {
-    // Memory that is shorter, can become shorter, or may be had later only, would end the program
-    // at an access.
+    // An access to memory that is shorter, shrinks later or cannot be allocated would kill the
+    // program (SIGBUS).
     if !system::is_whole_memory(memory, AREA_LEN) {
         return Err(libc::EPROTO);
     }
@@ -33,10 +33,10 @@ fn map_area(memory: c_int) -> Result<Area, c_int> {
     Err(libc::EPROTO)
 }
 
-/// Gives memory back.
+/// Unmaps memory.
 ///
 /// # Safety
-/// It came from [`map`], and nothing uses it or a copy of it any more.
+/// The memory came from [`map`], and nothing uses it or a copy of it any more.
 pub unsafe fn unmap(area: Area) {
     // SAFETY: it was mapped with this length, and as the caller promises.
     unsafe { system::unmap(area.base(), AREA_LEN) };

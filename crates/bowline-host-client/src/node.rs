@@ -10,12 +10,12 @@ use bowline_host_wire::{NodeId, Reply, Request, SocketHandle};
 use crate::channel::{Channel, Descriptors, Welcome, is_refusal};
 use crate::trust;
 
-/// Channels of a node that are kept for the next call.
+/// Largest number of idle channels kept for later calls.
 const IDLE_MAX: usize = 32;
 const NONE: u64 = 0;
 
-/// A node, and channels to it that are not in use. It is one by the number that it tells and by the
-/// user that it runs as, which the system tells: another user's could tell the same number.
+/// A node, and idle channels to it. A node is identified by its number, from its greeting, and by
+/// the user that it runs as, from the kernel: a node of another user could claim the same number.
 pub struct Node<D: Descriptors> {
     /// 0: none yet.
     number: AtomicU64,
@@ -29,25 +29,26 @@ pub struct Node<D: Descriptors> {
 /// A socket that a node has made. Its descriptors are the caller's to close.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// What the node calls the socket.
+    /// The node's handle of the socket.
     pub handle: SocketHandle,
-    /// Descriptor of the socket, which is closed at an `exec`.
+    /// Descriptor of the socket, close-on-exec.
     pub fd: c_int,
     /// Descriptor of its memory.
     pub memory: c_int,
 }
 
 impl<D: Descriptors> Node<D> {
-    /// A place for a node.
+    /// An entry without a node.
     pub const fn vacant() -> Self {
         let idle = [const { AtomicU64::new(NONE) }; IDLE_MAX];
         let (number, user) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { number, user, idle, channels: PhantomData }
     }
 
-    /// Tells whether this is the node that greets so; a vacant place becomes its.
+    /// Tells whether this is the node of this greeting; a vacant entry becomes that node.
     pub fn claim(&self, welcome: &Welcome) -> bool {
         let is = |word: &AtomicU64, wanted: u64| {
+            // Number and user pair with themselves: each is written once, and means nothing else.
             let known = word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire);
             known.map_or_else(|known| known == wanted, |_| true)
         };
@@ -58,19 +59,18 @@ impl<D: Descriptors> Node<D> {
         u64::from(user) + 1 == self.user.load(Ordering::Acquire)
     }
 
-    /// Tells whether this is the node that greets so, or root goes on with it.
-    pub(crate) fn goes_on_as(&self, welcome: &Welcome) -> bool {
+    /// Tells whether this is the node of this greeting, or a process of root that has taken it
+    /// over.
+    pub(crate) fn resumes_as(&self, welcome: &Welcome) -> bool {
         let user = welcome.greeter.user;
         (user == 0 || self.is_of(user))
             && welcome.node == NodeId(self.number.load(Ordering::Acquire))
     }
 
-    /// Takes a channel that is not in use, or makes one through `socket`, which is one of this
-    /// node's.
+    /// Takes an idle channel, or makes one through `socket`, a socket of this node.
     ///
     /// # Errors
-    /// ENETDOWN when the node is gone, whatever the system says of its socket; errors that
-    /// [`is_refusal`] tells.
+    /// ENETDOWN when the node has ended, whatever error its socket gives; errors of [`is_refusal`].
     pub fn channel(&self, socket: c_int) -> Result<Channel<D>, c_int> {
         self.idle_channel().map_or_else(|| self.new_channel(socket).map(|(new, _)| new), Ok)
     }
@@ -80,7 +80,7 @@ impl<D: Descriptors> Node<D> {
         self.idle_where(|_| true)
     }
 
-    /// Takes a channel that is not in use, over which the node has been given memory.
+    /// Takes an idle channel over which the node has been given memory.
     pub(crate) fn idle_channel_that_has_shown(&self) -> Option<Channel<D>> {
         self.idle_where(Channel::<D>::word_has_shown)
     }
@@ -90,10 +90,12 @@ impl<D: Descriptors> Node<D> {
             return None;
         }
         for idle in &self.idle {
+            // Relaxed: a hint. The exchange pairs with that in `keep`, for what the channel's last
+            // user has done with it.
             let word = idle.load(Ordering::Relaxed);
             if word != NONE
                 && wanted(word)
-                && let Some(channel) = Channel::of_word(idle.swap(NONE, Ordering::AcqRel))
+                && let Some(channel) = Channel::from_word(idle.swap(NONE, Ordering::AcqRel))
             {
                 return Some(channel);
             }
@@ -107,19 +109,20 @@ impl<D: Descriptors> Node<D> {
     /// As [`channel`](Self::channel).
     pub(crate) fn new_channel(&self, socket: c_int) -> Result<(Channel<D>, Welcome), c_int> {
         match Channel::offer(socket) {
-            Ok((channel, welcome)) if self.goes_on_as(&welcome) => Ok((channel, welcome)),
+            Ok((channel, welcome)) if self.resumes_as(&welcome) => Ok((channel, welcome)),
             Err(errno) if is_refusal(errno) => Err(errno),
             _ => Err(libc::ENETDOWN),
         }
     }
 
-    /// Gives a channel back.
+    /// Returns a channel to the idle ones.
     pub fn keep(&self, channel: Channel<D>) {
         if channel.is_for_one_call() || !D::are_kept() {
             return;
         }
         let mut word = channel.into_word();
         for idle in &self.idle {
+            // Relaxed: a hint. The exchange pairs with that in `idle_where`.
             if idle.load(Ordering::Relaxed) == NONE {
                 word = idle.swap(word, Ordering::AcqRel);
                 if word == NONE {
@@ -127,14 +130,15 @@ impl<D: Descriptors> Node<D> {
                 }
             }
         }
-        drop(Channel::<D>::of_word(word));
+        drop(Channel::<D>::from_word(word));
     }
 
-    /// Asks the node which of its sockets a descriptor is; returns its handle, and a descriptor of
-    /// its memory.
+    /// Asks the node which of its sockets a descriptor is; returns the handle, and a descriptor of
+    /// the socket's memory.
     ///
     /// # Errors
-    /// ENOTSOCK when it is none; those of [`channel`](Self::channel).
+    /// ENOTSOCK when the descriptor is not a socket of the node; those of
+    /// [`channel`](Self::channel).
     pub fn attach(&self, fd: c_int) -> Result<(SocketHandle, c_int), c_int> {
         let mut channel = self.channel(fd)?;
         let attached = channel.attach(fd)?;
@@ -142,11 +146,11 @@ impl<D: Descriptors> Node<D> {
         Ok(attached)
     }
 
-    /// Asks the node for a socket, over a channel to it, which is kept.
+    /// Opens a socket over a channel to the node; the channel is kept.
     ///
     /// # Errors
-    /// What the node says; EMFILE when there are no descriptors left; EPROTO when what comes is
-    /// none that a node makes; ENETDOWN when it is gone.
+    /// The node's error; EMFILE when there are no descriptors left; EPROTO for an invalid reply;
+    /// ENETDOWN when the node has ended.
     pub fn open(&self, mut channel: Channel<D>) -> Result<Opened, c_int> {
         let request = Request::Open { kind: libc::SOCK_SEQPACKET, protocol: 0 };
         let asked = channel.send(&request, &[], None);
@@ -154,7 +158,7 @@ impl<D: Descriptors> Node<D> {
         let (reply, came) = match reply {
             Ok(reply) => reply,
             Err(errno) => {
-                // A node that was started anew has ended the others as well.
+                // A restarted node has ended the other channels as well.
                 drop(channel);
                 self.forget_channels();
                 return Err(errno);
@@ -177,7 +181,7 @@ impl<D: Descriptors> Node<D> {
     /// The node may be another one by now.
     pub fn forget_channels(&self) {
         for idle in &self.idle {
-            drop(Channel::<D>::of_word(idle.swap(NONE, Ordering::AcqRel)));
+            drop(Channel::<D>::from_word(idle.swap(NONE, Ordering::AcqRel)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A socket of the host's node that belongs to its owner alone.
+//! A socket of the host's node with a single owner.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::memory;
 use crate::node::Node;
 use crate::socket::{Message, Pieces, Socket};
 
-/// Channels whose descriptors nobody closes but their owner.
+/// Channels whose descriptors only their owner closes.
 #[derive(Clone, Copy, Debug)]
 struct Own;
 
@@ -28,11 +28,11 @@ impl Descriptors for Own {
     fn closes(_fd: c_int) {}
 }
 
-/// The node of a host. Copies are of the same.
+/// The node of a host. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Host {
     node: Arc<Node<Own>>,
-    /// Where it was to be looked for, if that was said.
+    /// Path of the node, if given.
     place: Option<Arc<[u8]>>,
 }
 
@@ -46,7 +46,7 @@ pub struct OwnedSocket {
     closed: AtomicBool,
 }
 
-/// Memory of one socket, which only it uses.
+/// Memory of one socket, used by that socket only.
 #[derive(Debug)]
 struct Memory(Area);
 
@@ -71,14 +71,14 @@ impl Host {
         Ok(Self { node: Arc::new(node), place: place.map(Arc::from) })
     }
 
-    /// A channel for a new socket. A node that was started anew is another one.
+    /// A channel for a new socket. A restarted node is a different node.
     fn channel(&self) -> Result<Channel<Own>, c_int> {
         if let Some(channel) = self.node.idle_channel() {
             return Ok(channel);
         }
         let opened = self.place.as_deref().map_or_else(Channel::open_to_host, Channel::open);
         match opened {
-            Ok((channel, welcome)) if self.node.goes_on_as(&welcome) => Ok(channel),
+            Ok((channel, welcome)) if self.node.resumes_as(&welcome) => Ok(channel),
             Err(errno) if is_refusal(errno) => Err(errno),
             _ => Err(libc::ENETDOWN),
         }
@@ -98,7 +98,8 @@ impl Host {
     }
 }
 
-/// Calls again that signals have interrupted, and tells of a socket that was closed meanwhile.
+/// Calls are repeated when a signal interrupts them, and report a socket that was closed during the
+/// call.
 impl OwnedSocket {
     fn call<T>(
         &self,
@@ -112,8 +113,9 @@ impl OwnedSocket {
             }
             match once(&socket, &self.memory.0) {
                 Err(libc::EINTR) => {}
+                // Pairs with `close`: either that has it taken back, or it is seen here.
                 done if self.closed.load(Ordering::Acquire) => {
-                    // It may have given some after the others had it taken back.
+                    // This call may have given memory after [`close`](Self::close) took it back.
                     self.take_memory_back();
                     return done.map_err(|_| libc::EBADF);
                 }
@@ -252,7 +254,7 @@ impl OwnedSocket {
         self.call(|socket, _| socket.cancel_all())
     }
 
-    /// What was given of this process's memory for the socket is the node's no more.
+    /// Withdraws the memory that this process has given for the socket.
     fn take_memory_back(&self) {
         if let Some(socket) = agent::socket_of(self.fd.as_raw_fd()) {
             agent::take_back(socket, None);
@@ -269,15 +271,16 @@ impl OwnedSocket {
 
     /// Closes the socket now: waits of other threads end.
     pub fn close(&self) {
+        // Pairs with the looks in `call`.
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.take_memory_back();
-            // The node takes that for the end of the last descriptor.
+            // For the node this is the close of the last descriptor.
             crate::system::shutdown(self.fd.as_raw_fd());
         }
     }
 }
 
-/// What is left of a time limit that begins now.
+/// Returns the remaining time of a limit that begins now.
 fn left_of(limit: Option<Duration>) -> impl Fn() -> Option<Duration> {
     let begun = Instant::now();
     move || limit.map(|limit| limit.saturating_sub(begun.elapsed()))

@@ -1,6 +1,6 @@
-//! The memory of this process that a call is about: what a node may be given of it, and whether
-//! this process may write there. The node, which writes there in its place, would be let by
-//! `/proc/self/mem`; a kernel is not.
+//! Memory of this process that a call refers to: the ranges that a node may use, and whether this
+//! process itself may write there. The check is needed because the node writes through
+//! `/proc/self/mem`, which ignores write protection; a kernel would not.
 
 use core::ffi::c_int;
 
@@ -9,22 +9,22 @@ use bowline_wire::rds::uapi::*;
 use crate::agent::own;
 use crate::system;
 
-/// Control messages of a socket that tell when a message came.
+/// Control messages with the time at which a message arrived.
 const TIMES: [c_int; 4] = [SO_TIMESTAMP, SO_TIMESTAMPNS, SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW];
 
-/// Longest memory that is looked at, bytes; the node refuses more than 1 MiB.
+/// Longest memory that is checked, in bytes; the node refuses more than 1 MiB.
 const LEN_MAX: u64 = 2 << 20;
 const PIECES_MAX: u64 = 1024;
-/// Most ranges of one call. Only calls that the node refuses for another reason have more: it takes
-/// one operation and one atomic.
+/// Most ranges of one call. The node refuses any call with more: a call has at most one operation
+/// and one atomic.
 const RANGES_MAX: usize = 4096;
 
-/// What may be done with a range.
+/// Access to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It may be read.
+    /// Read.
     Read = 1,
-    /// It may be written.
+    /// Write.
     Write = 2,
     /// Both.
     Both = 3,
@@ -36,12 +36,13 @@ impl Access {
     }
 }
 
-/// How long a range is the node's to use, unless its socket is closed or it gives it back before.
+/// How long the node may use a range, unless the socket is closed or the node returns the range
+/// before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stays {
     /// As long as the call.
     Call,
-    /// Until its key is given back (`RDS_FREE_MR`).
+    /// Until its key is freed (`RDS_FREE_MR`).
     Region,
     /// Until the operation has ended.
     Operation,
@@ -54,13 +55,13 @@ pub struct Range {
     pub at: u64,
     /// Bytes, at least one; they do not wrap around.
     pub len: u64,
-    /// What the call lets the node do there.
+    /// Access that the call gives the node.
     pub access: Access,
     /// How long.
     pub stays: Stays,
 }
 
-/// The memory that one call is about.
+/// The memory that one call refers to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     ranges: Vec<Range>,
@@ -69,8 +70,8 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// The memory that an option is about; `None` if it is about none, and the node can do without.
-    pub fn of_option(level: c_int, name: c_int, value: &[u8]) -> Option<Self> {
+    /// Returns the memory that an option refers to, if any.
+    pub fn for_option(level: c_int, name: c_int, value: &[u8]) -> Option<Self> {
         let args = match (level, name, value.len()) {
             (SOL_RDS, RDS_GET_MR, RDS_GET_MR_ARGS_LEN) => value,
             (SOL_RDS, RDS_GET_MR_FOR_DEST, RDS_GET_MR_FOR_DEST_ARGS_LEN) => {
@@ -83,9 +84,8 @@ impl Reach {
         Some(reach)
     }
 
-    /// The memory that control messages are about; `None` if they are about none, and the node can
-    /// do without.
-    pub fn of_control(bytes: &[u8]) -> Option<Self> {
+    /// Returns the memory that control messages refer to, if any.
+    pub fn for_control(bytes: &[u8]) -> Option<Self> {
         let mut reach = None::<Self>;
         let cmsgs = Cmsgs::new(bytes).map_while(Result::ok);
         for Cmsg { kind, data, .. } in cmsgs.filter(|cmsg| cmsg.level == SOL_RDS) {
@@ -117,13 +117,13 @@ impl Reach {
         &self.ranges
     }
 
-    /// Where the key of a region is stored, if anywhere.
+    /// Address at which the key of a region is stored, if any.
     pub(crate) fn key_at(&self) -> Option<u64> {
         Some(self.key_at).filter(|at| *at != 0)
     }
 
-    /// Tells whether this process may write wherever the node is to. What is empty, or so long that
-    /// the node refuses it, is not looked at.
+    /// Tells whether this process may write to all ranges that the node writes to. Empty ranges,
+    /// and ranges so long that the node refuses them, are not checked.
     pub fn is_writable(&self) -> bool {
         let writes = |range: &&Range| range.access.includes(Access::Write);
         self.ranges.iter().filter(writes).all(|range| system::populate(range.at, range.len, true))
@@ -175,14 +175,14 @@ impl Reach {
     }
 }
 
-/// The key of the memory that an option takes back from peers, if it does.
+/// Returns the key of the region that an option frees, if it frees one.
 pub(crate) fn freed(level: c_int, name: c_int, value: &[u8]) -> Option<u64> {
     let frees = (level, name) == (SOL_RDS, RDS_FREE_MR);
     free_mr_cookie(value).filter(|cookie| frees && *cookie != 0)
 }
 
-/// Tells whether control messages that came with a message are some that RDS has: others, such as
-/// descriptors, mean things to a program that no node may say.
+/// Tells whether the control messages of a received message are those of RDS. Others, such as
+/// descriptors, must not come from a node.
 pub(crate) fn is_control_of_rds(bytes: &[u8]) -> bool {
     let is_of_rds = |cmsg: Cmsg<'_>| match cmsg.level {
         SOL_RDS => true,
@@ -209,11 +209,11 @@ mod tests {
     }
 
     fn option(level: c_int, name: c_int, value: &[u8]) -> bool {
-        Reach::of_option(level, name, value).is_none_or(|reach| reach.is_writable())
+        Reach::for_option(level, name, value).is_none_or(|reach| reach.is_writable())
     }
 
     fn control(bytes: &[u8]) -> bool {
-        Reach::of_control(bytes).is_none_or(|reach| reach.is_writable())
+        Reach::for_control(bytes).is_none_or(|reach| reach.is_writable())
     }
 
     // tests [RDMA-3] [RDMA-12] [ATOM-4]
@@ -250,28 +250,28 @@ mod tests {
         use Access::{Both, Read, Write};
         use Stays::{Call, Operation, Region};
         let range = |at, len, access, stays| Range { at, len, access, stays };
-        let got = |value: [u64; 4]| Reach::of_option(SOL_RDS, RDS_GET_MR, &get_mr(value)).unwrap();
+        let got = |value: [u64; 4]| Reach::for_option(SOL_RDS, RDS_GET_MR, &get_mr(value)).unwrap();
         let region = [range(0x1234_5000, 100, Both, Region), range(0x9008, 8, Write, Call)];
         assert_eq!(got([0x1234_5000, 100, 0x9008, 0]).ranges(), region);
         assert_eq!(got([0x1234_5000, 100, 0, 0]).ranges(), &region[..1]);
         for (at, len) in [(5, 0), (u64::MAX - 4, 8), (4096, LEN_MAX + 1)] {
             assert_eq!(got([at, len, 0, 0]), Reach::default(), "refused by the node");
         }
-        // Of several the node takes none; there is one key for a call.
+        // The node refuses several; a call has one key.
         let map = |at| cmsg(RDS_CMSG_RDMA_MAP, &[at, 100, 0x9008, 0]);
-        let two = Reach::of_control(&[map(0x1234_5000), map(0x5678_5000)].concat()).unwrap();
+        let two = Reach::for_control(&[map(0x1234_5000), map(0x5678_5000)].concat()).unwrap();
         assert_eq!(two.ranges(), region);
 
         let dest = [&[7; 128][..], &get_mr([0x1234_5000, 100, 0x9008, 0])].concat();
-        let for_dest = Reach::of_option(SOL_RDS, RDS_GET_MR_FOR_DEST, &dest).unwrap();
+        let for_dest = Reach::for_option(SOL_RDS, RDS_GET_MR_FOR_DEST, &dest).unwrap();
         assert_eq!(for_dest.ranges(), region);
-        assert_eq!(Reach::of_option(SOL_RDS, 3, &[0; 16]), None);
-        assert_eq!(Reach::of_control(&cmsg(2, &[7])), None);
+        assert_eq!(Reach::for_option(SOL_RDS, 3, &[0; 16]), None);
+        assert_eq!(Reach::for_control(&cmsg(2, &[7])), None);
 
         let pieces = [4096_u64, 10, 4106, 20, 9000, 5, 9100, 0, 9200, u64::MAX];
         let vector = (&raw const pieces) as u64;
         let args = |count, flags| {
-            Reach::of_control(&cmsg(RDS_CMSG_RDMA_ARGS, &[0, 0, 128, vector, count, flags, 0]))
+            Reach::for_control(&cmsg(RDS_CMSG_RDMA_ARGS, &[0, 0, 128, vector, count, flags, 0]))
                 .unwrap()
         };
         let expect = |count: u64, access| {
@@ -283,20 +283,20 @@ mod tests {
         assert_eq!(args(5, 0).ranges(), expect(5, Write));
         assert_eq!(args(3, RDS_RDMA_READWRITE).ranges(), expect(3, Read));
         assert_eq!(args(1025, RDS_RDMA_READWRITE), Reach::default());
-        let atomic = Reach::of_control(&cmsg(6, &[0, 0x7000, 0, 0, 0, 0, 0, 0, 0])).unwrap();
+        let atomic = Reach::for_control(&cmsg(6, &[0, 0x7000, 0, 0, 0, 0, 0, 0, 0])).unwrap();
         assert_eq!(atomic.ranges(), [range(0x7000, 8, Write, Operation)]);
     }
 
     #[test]
     fn a_program_gives_memory_for_what_is_about_memory_only() {
-        let option = |level, name, len| Reach::of_option(level, name, &vec![7; len]).is_some();
+        let option = |level, name, len| Reach::for_option(level, name, &vec![7; len]).is_some();
         assert!(option(SOL_RDS, RDS_GET_MR, 32) && option(SOL_RDS, RDS_GET_MR_FOR_DEST, 160));
         assert!(
             !option(1, RDS_GET_MR, 32)
                 && !option(SOL_RDS, 1, 32)
                 && !option(SOL_RDS, RDS_GET_MR, 31)
         );
-        let control = |bytes: &[u8]| Reach::of_control(bytes).is_some();
+        let control = |bytes: &[u8]| Reach::for_control(bytes).is_some();
         for kind in [RDS_CMSG_RDMA_ARGS, RDS_CMSG_RDMA_MAP, 6, 7, 8, 9] {
             let about = [cmsg(12, &[7]), cmsg(kind, &[0; 9])].concat();
             assert!(control(&about), "{kind}");

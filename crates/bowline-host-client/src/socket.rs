@@ -1,4 +1,4 @@
-//! What each call on an RDS socket asks the node, and what it makes of the answer.
+//! Calls on an RDS socket: their requests to the node, and their results from the replies.
 
 use core::ffi::c_int;
 use core::marker::PhantomData;
@@ -6,8 +6,8 @@ use core::ptr;
 use core::time::Duration;
 
 use bowline_host_wire::{
-    Area, CONTROL_MAX, Call, FILL_MAX, Lengths, NAME_MAX, Piece, Place, Pushed, Reply, Request,
-    SendCall, SocketHandle, WAKE_TOKEN_LEN, name,
+    Area, CONTROL_MAX, Call, FILL_MAX, Lengths, NAME_MAX, Piece, Place, ProgramEnd, Pushed, Reply,
+    Request, SendCall, SocketHandle, WAKE_TOKEN_LEN, name,
 };
 
 use crate::agent::{self, Given};
@@ -55,22 +55,22 @@ fn is_of_any_socket(level: c_int, name: c_int) -> bool {
 /// An RDS socket of this process.
 #[derive(Debug)]
 pub struct Socket<'a, D: Descriptors> {
-    /// Its descriptor.
+    /// Descriptor of the socket.
     pub fd: c_int,
-    /// The node whose socket it is.
+    /// The node that serves the socket.
     pub node: &'a Node<D>,
-    /// What the node calls it.
+    /// The node's handle of the socket.
     pub handle: SocketHandle,
 }
 
-/// A call with all that may go along.
+/// A call with all its parameters.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     call: Call<'a>,
-    /// A message, behind what the call says.
+    /// A message that follows the request.
     pieces: &'a [libc::iovec],
     may_wait: bool,
-    /// Memory of this process that it is about.
+    /// Memory of this process that the call refers to.
     memory: Option<&'a Reach>,
     /// The socket's own, of a call after which it may be full.
     area: Option<&'a Area>,
@@ -83,10 +83,10 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// What was received.
+/// A received message or notification.
 #[derive(Debug)]
 pub struct Message {
-    /// What the call returns.
+    /// Return value of the call.
     pub len: usize,
     /// Flags of the message, as `recvmsg` has them.
     pub flags: c_int,
@@ -98,13 +98,13 @@ pub struct Message {
 
 /// Where the payload of a message goes.
 pub trait To {
-    /// Bytes that have room there.
+    /// Room in bytes.
     fn room(&self) -> usize;
-    /// Copies a payload of so many bytes, which have room, out of a ring. The last of several
-    /// copies counts.
+    /// Copies a payload of `len` bytes, which fit, out of a ring. The last of several copies
+    /// counts.
     fn copy(&mut self, area: &Area, place: Place, len: usize);
-    /// Memory for a payload of so many bytes, for as many as have room. It is written to before
-    /// anything else is done here.
+    /// Memory for a payload of `len` bytes, as far as they fit. The caller writes to it before it
+    /// calls anything else here.
     fn pieces(&mut self, len: usize) -> Vec<libc::iovec>;
 }
 
@@ -151,7 +151,7 @@ impl To for Pieces<'_> {
     }
 }
 
-/// A whole message, however long it is.
+/// A whole message of any length.
 impl To for Vec<u8> {
     fn room(&self) -> usize {
         usize::MAX
@@ -168,9 +168,29 @@ impl To for Vec<u8> {
     }
 }
 
+impl<D: Descriptors> ProgramEnd for Socket<'_, D> {
+    type Error = c_int;
+
+    fn take_token(&self, waits: bool) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
+        let mut token = [0; WAKE_TOKEN_LEN];
+        match system::recv(self.fd, &mut token, if waits { 0 } else { libc::MSG_DONTWAIT }) {
+            Ok(WAKE_TOKEN_LEN) => Ok(token),
+            // The node has closed its end, which may have had unread tokens.
+            Ok(_) | Err(libc::ECONNRESET) => Err(libc::ENETDOWN),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn wake_node(&self) {
+        // A node that is gone is noticed by the next call.
+        let _ = self.wake();
+    }
+}
+
 impl<D: Descriptors> Socket<'_, D> {
-    /// A channel for a request. One about memory of this process goes over a channel over which the
-    /// node has been given that: it was made through this socket, so that nobody else gets it.
+    /// A channel for a request. A request about memory of this process needs a channel over which
+    /// the node was given that memory; it was made through this socket, so that no other process
+    /// gets it.
     fn channel_for(&self, asked: &Asked<'_>) -> Result<Channel<D>, c_int> {
         let Some(reach) = asked.memory else {
             return self.node.channel(self.fd);
@@ -181,7 +201,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let maker = trust::maker(self.fd).ok_or(libc::EBADF)?;
         let (mut channel, welcome) = self.node.new_channel(self.fd)?;
         let greeter = welcome.greeter;
-        // Both: whoever has made the pair may have given its other end away.
+        // Both are checked: whoever made the pair may have given its other end away.
         let shown = if [maker, greeter].iter().all(|one| trust::may_have_memory(one.user)) {
             let memory = system::open_memory()?;
             let shown = channel.show_memory(&welcome, memory);
@@ -192,29 +212,29 @@ impl<D: Descriptors> Socket<'_, D> {
         };
         match shown {
             Err(libc::ENETDOWN) => Err(libc::ENETDOWN),
-            // A node that does not want it says so again in the answer to the request.
+            // A node that refuses it also refuses the request.
             _ => Ok(channel),
         }
     }
 
-    /// Gives a node what a request is about.
+    /// Gives a node the memory of a request.
     fn give(&self, node: u64, reach: &Reach) -> Result<Given, c_int> {
         let socket = agent::socket_of(self.fd).ok_or(libc::EBADF)?;
         let given = agent::give::<D>(node, socket, reach)?;
-        // Closed meanwhile, by another thread: perhaps before there was something to take back.
+        // Another thread has closed the socket, perhaps before the memory was given.
         let is_open = agent::socket_of(self.fd) == Some(socket);
         if is_open { Ok(given) } else { Err(libc::EBADF) }
     }
 
-    /// Takes the region with a key back from a node that has an agent give it.
+    /// Withdraws the region with a key from a node that uses it through the agent.
     fn free_memory(&self, cookie: u64) {
         if let Some(socket) = agent::socket_of(self.fd) {
             agent::take_back(socket, Some(cookie));
         }
     }
 
-    /// Asks the node; returns the channel from which the rest of the answer is to be read. A
-    /// channel that is new to the socket is made known first.
+    /// Sends a request; returns the channel, from which the rest of the reply must be read. A
+    /// channel that is new to the socket is attached first.
     fn ask(&self, asked: &Asked<'_>) -> Result<(Channel<D>, Reply, Lengths), c_int> {
         let mut handle = self.handle;
         let mut is_known = false;
@@ -243,7 +263,7 @@ impl<D: Descriptors> Socket<'_, D> {
                 continue;
             }
             match reply {
-                // The length that is needed comes along, with what there is.
+                // The reply has the length that is needed, and the value as far as it fits.
                 Reply::Failed { needed, .. } if needed != 0 => {}
                 Reply::Failed { errno, fill, .. } => {
                     channel.skip(lengths)?;
@@ -259,8 +279,8 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Asks the node, of whose answer the numbers are all that is wanted. A call whose answer does
-    /// not come whole has failed: the node keeps nothing that it was given for it.
+    /// Sends a request and returns the numbers of its reply only. Without a whole reply the call
+    /// has failed: the node then keeps none of the memory given for it.
     fn call(&self, asked: &Asked<'_>) -> Result<Reply, c_int> {
         let (mut channel, reply, lengths) = self.ask(asked)?;
         channel.skip(lengths)?;
@@ -269,8 +289,8 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(reply)
     }
 
-    /// Makes the socket unwritable, as the node asks: what the descriptor shows is up to whoever
-    /// has it.
+    /// Makes the socket unwritable on the node's request, since only the holder of the descriptor
+    /// can do that.
     fn fill(&self, area: &Area) {
         for _ in 0..FILL_MAX {
             if !system::is_writable(self.fd) {
@@ -283,43 +303,11 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Tells the node that something is new in the memory of this socket.
+    /// Wakes the node: the memory of this socket has changed.
     fn wake(&self) -> Result<(), c_int> {
         let mut channel = self.node.channel(self.fd)?;
         channel.wake(self.handle)?;
         self.node.keep(channel);
-        Ok(())
-    }
-
-    /// Something was received: if it was the last, the socket is not readable any more.
-    fn received(&self, area: &Area) {
-        while area.has_wake_token() && area.has_nothing() {
-            let mut token = [0; WAKE_TOKEN_LEN];
-            if system::recv(self.fd, &mut token, libc::MSG_DONTWAIT) != Ok(WAKE_TOKEN_LEN) {
-                return;
-            }
-            self.wake_token_taken(area, token);
-        }
-    }
-
-    /// A wake token was taken from the socket. If there is still something to receive, the node is
-    /// to send another: others wait for it, and `poll` shows it.
-    pub fn wake_token_taken(&self, area: &Area, token: [u8; WAKE_TOKEN_LEN]) {
-        area.wake_token_taken(u32::from_ne_bytes(token));
-        if !area.has_nothing() {
-            let _ = self.wake();
-        }
-    }
-
-    /// Takes a wake token from the socket, or waits for one.
-    fn take_wake_token(&self, area: &Area, flags: c_int) -> Result<(), c_int> {
-        let mut token = [0; WAKE_TOKEN_LEN];
-        match system::recv(self.fd, &mut token, flags & libc::MSG_DONTWAIT) {
-            Ok(WAKE_TOKEN_LEN) => self.wake_token_taken(area, token),
-            // The node has closed its end, which may have had unread tokens.
-            Ok(_) | Err(libc::ECONNRESET) => return Err(libc::ENETDOWN),
-            Err(errno) => return Err(errno),
-        }
         Ok(())
     }
 
@@ -339,7 +327,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// `bind(2)`.
     ///
     /// # Errors
-    /// What the node says, here and below; ENETDOWN when it is gone.
+    /// The node's error, here and below; ENETDOWN when the node has ended.
     pub fn bind(&self, name: &[u8]) -> Result<c_int, c_int> {
         self.short(Call::Bind(name)).map(|_| 0)
     }
@@ -369,14 +357,14 @@ impl<D: Descriptors> Socket<'_, D> {
         if is_of_any_socket(level, name) {
             return system::set_any_option(self.fd, (level, name), value).map(|()| 0);
         }
-        let reach = Reach::of_option(level, name, value);
+        let reach = Reach::for_option(level, name, value);
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         if let Some(cookie) = reach::freed(level, name, value) {
             self.free_memory(cookie);
         }
         let call = Call::SetOption { level, option: name, value, may_write };
         self.call(&Asked { memory: reach.as_ref(), ..Asked::of(call) })?;
-        // Waiting is up to the descriptor.
+        // Blocking is a property of the descriptor.
         if level == libc::SOL_SOCKET && RECEIVE_TIMEOUT.contains(&name) {
             system::set_receive_timeout(self.fd, name, value);
         }
@@ -401,7 +389,7 @@ impl<D: Descriptors> Socket<'_, D> {
             return Ok((value, len as c_int, 0));
         }
         let (reply, _, value) = self.short(Call::GetOption { level, option: name, room })?;
-        // Only an error tells of more than there was room for.
+        // Only an error reports a length beyond the room.
         let (returned, len, most) = match reply {
             Reply::Value { returned, len } => (returned, len, room),
             Reply::Failed { errno, needed, .. } => (-errno, needed, usize::MAX),
@@ -452,7 +440,7 @@ impl<D: Descriptors> Socket<'_, D> {
         }
         let may_wait = !self.is_nonblocking(flags);
         let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
-        let reach = Reach::of_control(control);
+        let reach = Reach::for_control(control);
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         // The message is in pieces.
         let call = Call::Send(SendCall { flags, may_write, name, control, payload: &[] });
@@ -468,7 +456,7 @@ impl<D: Descriptors> Socket<'_, D> {
         Ok(sent.min(len))
     }
 
-    /// Pushes a message to the ring of sends. Returns `false` when the node has to be asked.
+    /// Pushes a message to the ring of sends. Returns `false` if it needs a request instead.
     ///
     /// # Safety
     /// As for [`send`](Self::send).
@@ -479,7 +467,7 @@ impl<D: Descriptors> Socket<'_, D> {
         payload: &[libc::iovec],
     ) -> Result<bool, c_int> {
         const PIECES: usize = 8;
-        // Where there is nothing, the system says EFAULT.
+        // For memory that does not exist the kernel says EFAULT.
         let is_nothing = |piece: &libc::iovec| piece.iov_base.is_null() && piece.iov_len > 0;
         if payload.len() > PIECES || payload.iter().any(is_nothing) {
             return Ok(false);
@@ -521,7 +509,7 @@ impl<D: Descriptors> Socket<'_, D> {
             match self.receive_from_node(flags, control_room, to) {
                 Err(libc::EAGAIN) => {}
                 done => {
-                    self.received(area);
+                    area.received(self);
                     return done;
                 }
             }
@@ -531,9 +519,9 @@ impl<D: Descriptors> Socket<'_, D> {
             let taken = area.take(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
             if let Some(taken) = taken {
                 if taken.notice {
-                    let _ = self.wake();
+                    self.wake_node();
                 }
-                self.received(area);
+                area.received(self);
                 if !name::is_given(&taken.name[..taken.name_len]) {
                     return Err(libc::EIO);
                 }
@@ -548,17 +536,17 @@ impl<D: Descriptors> Socket<'_, D> {
             if area.has_more() {
                 match self.receive_from_node(flags, control_room, to) {
                     Err(libc::EAGAIN) if area.has_message() || !area.has_more() => continue,
-                    // What there is needs room for control messages, which this call does not have.
+                    // The next message has control messages, for which this call has no room.
                     Err(libc::EAGAIN) if self.is_nonblocking(flags) => return Err(libc::EAGAIN),
                     Err(libc::EAGAIN) if waited => system::pause(),
                     Err(libc::EAGAIN) => {}
                     done => {
-                        self.received(area);
+                        area.received(self);
                         return done;
                     }
                 }
             }
-            match self.take_wake_token(area, flags) {
+            match area.take_wake_token(self, flags & libc::MSG_DONTWAIT == 0) {
                 Err(libc::EAGAIN) if area.has_message() => {}
                 Err(libc::EAGAIN) if !self.is_nonblocking(flags) => return Err(libc::ETIMEDOUT),
                 done => done?,
@@ -567,7 +555,7 @@ impl<D: Descriptors> Socket<'_, D> {
         }
     }
 
-    /// Receives what does not go through the ring, without waiting.
+    /// Receives by a request instead of the ring, without waiting.
     fn receive_from_node(
         &self,
         flags: c_int,
@@ -578,7 +566,7 @@ impl<D: Descriptors> Socket<'_, D> {
         let control_room = control_room.min(CONTROL_MAX);
         let call = Call::Receive { flags, control_room, room };
         let (mut channel, reply, lengths) = self.ask(&Asked::of(call))?;
-        let Reply::Received { len: whole, flags: of_message } = reply else {
+        let Reply::Received { len: whole, flags: message_flags } = reply else {
             return Err(libc::EPROTO);
         };
         let name = channel.take_bytes(lengths.name)?;
@@ -590,11 +578,11 @@ impl<D: Descriptors> Socket<'_, D> {
             return Err(libc::EPROTO);
         }
         let len = if flags & libc::MSG_TRUNC != 0 { whole } else { whole.min(room) };
-        Ok(Message { len, flags: of_message, name, control })
+        Ok(Message { len, flags: message_flags, name, control })
     }
 
-    /// Waits until the descriptor shows one of `events`, of POLLIN and POLLOUT, at most `limit`;
-    /// returns those that it shows.
+    /// Waits at most `limit` until the descriptor is ready for one of `events` (POLLIN, POLLOUT);
+    /// returns the ready ones.
     ///
     /// # Errors
     /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
@@ -612,15 +600,15 @@ impl<D: Descriptors> Socket<'_, D> {
             if ready & libc::POLLIN == 0 || !area.has_nothing() {
                 return Ok(ready);
             }
-            // A wake token for what another thread has received meanwhile.
-            match self.take_wake_token(area, libc::MSG_DONTWAIT) {
+            // The wake token is for a message that another thread has received.
+            match area.take_wake_token(self, false) {
                 Ok(()) | Err(libc::EAGAIN) => {}
                 Err(errno) => return Err(errno),
             }
         }
     }
 
-    /// Waits until the node has acknowledgements of all that was sent, at most `limit`.
+    /// Waits at most `limit` until all messages sent are acknowledged.
     ///
     /// # Errors
     /// ETIMEDOUT after `limit`; EINTR when a signal has ended the wait; ENETDOWN when the node is
@@ -629,7 +617,7 @@ impl<D: Descriptors> Socket<'_, D> {
         self.call(&Asked { may_wait: true, ..Asked::of(Call::Flush(limit)) }).map(drop)
     }
 
-    /// Cancels all that was sent and is not acknowledged.
+    /// Cancels all messages sent and not acknowledged.
     ///
     /// # Errors
     /// ENOTCONN when the socket is not bound; ENETDOWN when the node is gone.

@@ -1,4 +1,4 @@
-//! System calls as they are.
+//! Thin wrappers of system calls.
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 use core::ptr::{self, NonNull};
@@ -7,7 +7,7 @@ use std::ffi::CString;
 
 use crate::agent::own;
 
-/// Makes a system call, whatever the C library's functions do: the preload library hides those.
+/// Makes a system call without the C library, whose functions the preload library replaces.
 macro_rules! system {
     ($number:ident $(, $arg:expr)*) => {{
         let args = [$($crate::system::Word::word($arg)),*];
@@ -152,7 +152,7 @@ pub fn clear_cloexec(fd: c_int) {
     let _ = system!(SYS_fcntl, fd, libc::F_SETFD, 0);
 }
 
-/// Moves a descriptor out of the way of the program's, if there are so many.
+/// Moves a descriptor to a high number, out of the way of the program's, if the limit allows.
 pub fn move_up(fd: c_int) -> c_int {
     const ABOVE: c_int = 900;
     match system!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, ABOVE) {
@@ -164,9 +164,10 @@ pub fn move_up(fd: c_int) -> c_int {
     }
 }
 
-/// Tells whether a memory file has so many bytes, of pages of the default size, and always will.
+/// Tells whether a memory file has `len` bytes in pages of the default size, and is sealed against
+/// shrinking.
 pub(crate) fn is_whole_memory(fd: c_int, len: usize) -> bool {
-    // What a file of huge pages lacks at an access ends the program.
+    // If a huge page is missing at an access, the program is killed.
     const USUAL_PAGE_MAX: i128 = 64 << 10;
     let wanted = libc::F_SEAL_SHRINK as usize;
     let is_sealed = system!(SYS_fcntl, fd, libc::F_GET_SEALS, 0).is_ok_and(|s| s & wanted != 0);
@@ -193,7 +194,7 @@ pub(crate) fn owner(path: &[u8]) -> Result<u32, c_int> {
     Ok(stat(libc::AT_FDCWD, &path, 0)?.st_uid)
 }
 
-/// Who owns a file itself, also of a symbolic link, and its mode.
+/// Returns the owner and mode of a file, of a symbolic link itself.
 pub(crate) fn owner_and_mode(path: &[u8]) -> Result<(u32, u32), c_int> {
     let path = CString::new(path).map_err(|_| libc::ENOENT)?;
     let found = stat(libc::AT_FDCWD, &path, libc::AT_SYMLINK_NOFOLLOW)?;
@@ -238,7 +239,7 @@ pub(crate) fn option(fd: c_int, name: c_int) -> Result<c_int, c_int> {
     get_option(fd, name, &mut value).map(|()| value)
 }
 
-/// A process, and the user whom the system says that it has.
+/// A process and its user, as the kernel reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) user: u32,
@@ -246,14 +247,14 @@ pub(crate) struct Process {
     pub(crate) number: u32,
 }
 
-/// Who was at the other end of a unix socket when it was connected, or listened.
+/// Returns the process at the other end of a unix socket when it was connected or listened.
 pub(crate) fn peer(fd: c_int) -> Result<Process, c_int> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     get_option(fd, libc::SO_PEERCRED, &mut peer)?;
     Ok(Process { user: peer.uid, number: peer.pid.cast_unsigned() })
 }
 
-/// The number that the system gives to each socket once, by whichever descriptor of it.
+/// Returns the kernel's unique number of a socket (SO_COOKIE), the same for all its descriptors.
 pub(crate) fn cookie(fd: c_int) -> Option<u64> {
     let mut cookie = 0_u64;
     get_option(fd, libc::SO_COOKIE, &mut cookie).ok().map(|()| cookie)
@@ -264,12 +265,12 @@ fn set_option<T>(fd: c_int, name: c_int, value: &T) {
     let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, ptr::from_ref(value), len);
 }
 
-/// Has the system tell on a unix socket who sends, or not.
+/// Sets whether a unix socket receives the credentials of senders.
 pub(crate) fn ask_for_senders(fd: c_int, asks: bool) {
     set_option(fd, libc::SO_PASSCRED, &c_int::from(asks));
 }
 
-/// Has the system let descriptors come over a unix socket, or not (before Linux 6.16 they may).
+/// Sets whether a unix socket accepts descriptors (before Linux 6.16 it always does).
 pub(crate) fn let_descriptors_come(fd: c_int, may_come: bool) {
     const SO_PASSRIGHTS: c_int = 83;
     set_option(fd, SO_PASSRIGHTS, &c_int::from(may_come));
@@ -290,8 +291,8 @@ pub(crate) fn message(pieces: &mut [libc::iovec], control: &mut [u64]) -> libc::
     msg
 }
 
-/// Looks at the first byte that has come, which stays there, and takes the control messages that
-/// came with it, as many as have room; returns their bytes, or `None` at the end of the stream.
+/// Peeks at the first byte and receives the control messages that came with it, as far as they fit;
+/// returns their bytes, or `None` at the end of the stream.
 ///
 /// # Errors
 /// EAGAIN when there is nothing; others of `recvmsg(2)`.
@@ -305,8 +306,8 @@ pub(crate) fn look_at_first(fd: c_int, control: &mut [u64]) -> Result<Option<usi
     Ok((got > 0).then_some(msg.msg_controllen as usize))
 }
 
-/// Tells who has sent the first byte on a unix socket that asks for senders; `None` at the end of
-/// the stream.
+/// Returns the sender of the first byte on a unix socket that receives credentials; `None` at the
+/// end of the stream.
 ///
 /// # Errors
 /// As [`look_at_first`].
@@ -330,7 +331,7 @@ pub(crate) const fn control_kind(kind: c_int) -> u64 {
 
 /// Tells whether this process has a descriptor of a socket, by its [`cookie`].
 pub(crate) fn has_descriptor(socket: u64) -> bool {
-    /// Numbers above are looked at by no process that does not raise its limit on purpose.
+    /// Larger numbers exist only in processes that raise their limit on purpose.
     const NUMBERS_MAX: u64 = 1 << 16;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let none = ptr::null::<c_void>();
@@ -339,15 +340,15 @@ pub(crate) fn has_descriptor(socket: u64) -> bool {
     (0..end as c_int).any(|fd| cookie(fd) == Some(socket))
 }
 
-/// The network namespace of the calling thread, by the number that the system gives to each once;
-/// 0 where it does not tell (before Linux 5.14).
+/// Returns the kernel's unique number of the calling thread's network namespace; 0 before Linux
+/// 5.14.
 pub(crate) fn network_namespace() -> u64 {
     const SO_NETNS_COOKIE: c_int = 71;
     let Ok(socket) = unix_stream() else { return 0 };
     let mut cookie = 0_u64;
-    let told = get_option(socket, SO_NETNS_COOKIE, &mut cookie);
+    let result = get_option(socket, SO_NETNS_COOKIE, &mut cookie);
     close(socket);
-    told.map_or(0, |()| cookie)
+    result.map_or(0, |()| cookie)
 }
 
 /// Maps the beginning of a memory file, readable and writable.
@@ -358,8 +359,8 @@ pub(crate) fn map_shared(fd: c_int, len: usize) -> Result<NonNull<u8>, c_int> {
     NonNull::new(ptr::with_exposed_provenance_mut(address)).ok_or(libc::ENOMEM)
 }
 
-/// Makes memory of this process present, to be written or read; tells whether it may be. Where the
-/// system cannot tell (before Linux 5.14), everything may.
+/// Faults memory of this process in, for writing or reading; tells whether that is allowed. Before
+/// Linux 5.14 the kernel cannot tell, and the result is true.
 pub(crate) fn populate(at: u64, len: u64, write: bool) -> bool {
     const MADV_POPULATE_READ: c_int = 22;
     const MADV_POPULATE_WRITE: c_int = 23;
@@ -368,7 +369,7 @@ pub(crate) fn populate(at: u64, len: u64, write: bool) -> bool {
     let advise = |at: u64, len: u64| system!(SYS_madvise, at - at % PAGE, at % PAGE + len, advice);
     match advise(at, len) {
         Err(libc::ENOMEM | libc::EFAULT) => false,
-        // Of memory that may not be written, or of an advice that is not known.
+        // EINVAL: the memory may not be written, or the kernel does not know the advice.
         Err(libc::EINVAL) => advise((&raw const advice) as u64, 1).is_err(),
         _ => true,
     }
@@ -403,7 +404,7 @@ pub unsafe fn unmap(base: NonNull<u8>, len: usize) {
     let _ = system!(SYS_munmap, base.as_ptr(), len);
 }
 
-/// Lets receives on the descriptor itself end after a time, as on a socket of the system.
+/// Sets the receive time-out of the descriptor itself, as on a kernel's socket.
 pub(crate) fn set_receive_timeout(fd: c_int, name: c_int, value: &[u8]) {
     let len = value.len() as libc::socklen_t;
     let _ = system!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, value.as_ptr(), len);
@@ -414,7 +415,7 @@ pub(crate) fn unix_stream() -> Result<c_int, c_int> {
     system!(SYS_socket, libc::AF_UNIX, kind, 0).map(|fd| fd as c_int)
 }
 
-/// Two connected stream sockets.
+/// Makes two connected stream sockets.
 pub(crate) fn stream_pair() -> Result<(c_int, c_int), c_int> {
     let mut pair = [0; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
@@ -422,7 +423,7 @@ pub(crate) fn stream_pair() -> Result<(c_int, c_int), c_int> {
     Ok((pair[0], pair[1]))
 }
 
-/// Lets sends and connects on a socket end after a time; zero: they wait for ever.
+/// Sets the send and connect time-out of a socket; zero: no limit.
 pub(crate) fn limit_sends(fd: c_int, limit: Duration) {
     let limit = libc::timeval {
         tv_sec: limit.as_secs().min(u64::from(u32::MAX)).cast_signed(),
@@ -431,7 +432,7 @@ pub(crate) fn limit_sends(fd: c_int, limit: Duration) {
     set_option(fd, libc::SO_SNDTIMEO, &limit);
 }
 
-/// Sends bytes on a socket, with a descriptor and with who sends it.
+/// Sends bytes on a socket, with a descriptor and the sender's credentials.
 pub(crate) fn send_offer(fd: c_int, bytes: &[u8], descriptor: c_int) -> Result<(), c_int> {
     const RIGHTS: u64 = 16 + 4;
     const CREDENTIALS: u64 = 16 + 12;
@@ -456,7 +457,7 @@ pub(crate) fn connect(fd: c_int, name: &libc::sockaddr_un, len: usize) -> Result
     system!(SYS_connect, fd, ptr::from_ref(name), len).map(drop)
 }
 
-/// The name of what a socket is connected to; returns its length.
+/// Gets the name of a socket's peer; returns its length.
 ///
 /// # Errors
 /// Those of `getpeername(2)`.
@@ -484,7 +485,7 @@ pub(crate) fn recv(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c
     system!(SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), flags, none, none)
 }
 
-/// Ends both directions of a socket, whoever else has it.
+/// Shuts down both directions of a socket, for all its descriptors.
 pub(crate) fn shutdown(fd: c_int) {
     let _ = system!(SYS_shutdown, fd, libc::SHUT_RDWR);
 }
@@ -500,7 +501,7 @@ pub fn pause() {
 pub(crate) fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, c_int> {
     let mut one = libc::pollfd { fd, events, revents: 0 };
     let limit = limit.map(|limit| libc::timespec {
-        // Centuries will do.
+        // The limit is cut to what the call can take.
         tv_sec: limit.as_secs().min(u64::from(u32::MAX)).cast_signed(),
         tv_nsec: limit.subsec_nanos().into(),
     });
@@ -603,7 +604,7 @@ pub fn write(fd: c_int, bytes: &[u8]) -> Result<usize, c_int> {
     system!(SYS_write, fd, bytes.as_ptr(), bytes.len())
 }
 
-/// Tells whether a descriptor takes something to write.
+/// Tells whether a descriptor is writable.
 pub(crate) fn is_writable(fd: c_int) -> bool {
     let ready = poll(fd, libc::POLLOUT, Some(Duration::ZERO));
     ready.is_ok_and(|ready| ready & libc::POLLOUT != 0)

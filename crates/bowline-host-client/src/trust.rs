@@ -1,27 +1,27 @@
-//! Whose node a process believes. What a stranger says of himself, such as the name of a socket,
-//! counts for nothing: the kernel tells who made a descriptor, and who listens at a place.
+//! Which nodes a process trusts. Claims of the other side, such as the name of a socket, do not
+//! count: the kernel knows who made a descriptor, and who listens at a path.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::system::{self, Process};
 
-/// The user that stands for those whom a user namespace does not know.
+/// The user number of all users that are not mapped in a user namespace (overflow UID).
 const NOBODY: u32 = 65_534;
-/// Folders and file of a node, below a folder of runtime files.
+/// Path of a node's socket below a folder of runtime files.
 const FOLDER: &[u8] = b"/bowline/rds/host";
 
-/// Variable that says where the node serves programs.
+/// Environment variable with the path of the node's socket.
 const PLACE: &CStr = c"BOWLINE_RDS_SOCKET";
 
-/// Owner of a place where a node was found, plus one. It stays known when the file is gone.
+/// Owner of a path at which a node was found, plus one; kept when the file is deleted.
 static FOUND: AtomicU64 = AtomicU64::new(0);
 
-/// Where a node may serve this process.
+/// A path at which a node may serve this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) path: Vec<u8>,
-    /// It counts for the namespace of the calling thread only, and not whatever the node's is.
+    /// Only a node of the calling thread's namespace counts here.
     pub(crate) is_default: bool,
     /// Beside it a node of this namespace has a place with the number of that.
     is_second: bool,
@@ -31,7 +31,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// One that somebody has named for its node.
+    /// A path that the caller has given for its node.
     pub(crate) fn named(path: &[u8]) -> Self {
         Self { path: path.to_vec(), is_default: false, is_second: false, is_of_user: false }
     }
@@ -43,7 +43,7 @@ impl Place {
         self.is_second && system::has_second_name(&self.path)
     }
 
-    /// Who is believed here beside root and the own user: the owner of the file.
+    /// The user trusted here besides root and the own user: the owner of the file.
     ///
     /// # Errors
     /// Those of `stat(2)`.
@@ -53,7 +53,7 @@ impl Place {
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // Who has started a program that gains privileges does not choose for it.
+    // The environment of a program that gains privileges belongs to another user, and is ignored.
     // SAFETY: a question about this process.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
@@ -66,8 +66,8 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
     value.filter(|value| !value.is_empty())
 }
 
-/// The places at which to look for the node of the calling thread, in this order: where the
-/// environment says, else below the user's folder of runtime files and below `/run`.
+/// Returns the paths at which to look for the node of the calling thread, in order: that of the
+/// environment, else those below the user's folder of runtime files and below `/run`.
 ///
 /// A folder of runtime files that belongs to another user than root, as after `sudo -E`, is left
 /// out, and one where others may have put what is there, as `/tmp`. Of one that counts they may
@@ -86,7 +86,7 @@ pub(crate) fn places() -> Vec<Place> {
             let path = [runtime, FOLDER, suffix].concat();
             Place { path, is_default: true, is_second, is_of_user }
         };
-        // That of this namespace first: another's may stand still.
+        // The node of this namespace first: another may be stuck.
         if namespace != 0 {
             all.push(named(format!("-{namespace}.sock").as_bytes(), false));
         }
@@ -117,47 +117,48 @@ pub fn wanted_namespace() -> u64 {
     if variable(PLACE).is_some() { 0 } else { system::network_namespace() }
 }
 
-/// A node was found at a place of this owner.
+/// Records that a node was found at a path of this owner.
 pub(crate) fn found(owner: u32) {
+    // Relaxed: a number that stands for itself.
     FOUND.store(u64::from(owner) + 1, Ordering::Relaxed);
 }
 
-/// Tells whether a user is root or the own one.
+/// Tells whether a user is root or this process's own.
 pub(crate) fn is_friend(user: u32) -> bool {
     user == 0 || user == system::geteuid()
 }
 
-/// Tells whether a node of a user is believed: root's, the own user's, and that of whoever owns the
-/// place where this process is to look for its node, if that is none below a user's folder.
+/// Tells whether a node of a user is trusted: root, the own user, and the owner of the path at
+/// which this process looks for its node, unless that path is below a user's folder.
 pub(crate) fn is_trusted(user: u32) -> bool {
     is_friend(user)
         || FOUND.load(Ordering::Relaxed) == u64::from(user) + 1
         || places().iter().any(|place| place.believed() == Ok(Some(user)))
 }
 
-/// Tells whether a node of a user may have all memory of this process, which it could have anyway.
+/// Tells whether a node of a user may use all memory of this process: it could read it anyway.
 pub(crate) fn may_have_memory(user: u32) -> bool {
     user == 0 || (user == system::geteuid() && user != NOBODY)
 }
 
-/// Who made a socket of the kind that nodes make, by whatever name it goes; `None` for others.
+/// Returns the user who made a socket of the kind that nodes make, whatever its name; `None` for
+/// other sockets.
 ///
-/// The kernel has noted it when the pair was made, whoever has either end now.
+/// The kernel recorded it when the pair was made, whoever has either end now.
 pub(crate) fn maker(fd: c_int) -> Option<Process> {
     let is_pair = system::option(fd, libc::SO_TYPE) == Ok(libc::SOCK_SEQPACKET)
         && system::option(fd, libc::SO_DOMAIN) == Ok(libc::AF_UNIX);
     if is_pair { system::peer(fd).ok() } else { None }
 }
 
-/// What the agent calls a node that has greeted: what the kernel says of it, since a node could say
-/// that it is another.
+/// The agent's identity of a node that has greeted: that of the kernel, since a node could claim to
+/// be another one.
 pub(crate) fn number_of(greeter: Process) -> u64 {
     u64::from(greeter.user) << 32 | u64::from(greeter.number)
 }
 
-/// Tells whether a descriptor whose peer has the name of a node's socket may be one of a node that
-/// this process believes: whether the maker of the pair is one. Who has the other end now is told
-/// when it greets.
+/// Tells whether a descriptor whose peer has the name of a node's socket may belong to a trusted
+/// node: whether the maker of the pair is trusted. The greeting shows who has the other end now.
 pub fn is_socket_of_node(fd: c_int) -> bool {
     maker(fd).is_some_and(|maker| is_trusted(maker.user))
 }

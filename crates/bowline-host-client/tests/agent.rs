@@ -134,7 +134,7 @@ impl Memory {
 
 fn get_mr(at: u64, len: u64, key_at: u64) -> Reach {
     let value: Vec<u8> = [at, len, key_at, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
-    Reach::of_option(SOL_RDS, RDS_GET_MR, &value).expect("memory")
+    Reach::for_option(SOL_RDS, RDS_GET_MR, &value).expect("memory")
 }
 
 /// An operation that reads here, or writes.
@@ -144,7 +144,7 @@ fn operation(pieces: &[u64], reads: bool) -> Reach {
     let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let mut bytes = Vec::new();
     put_cmsg(&mut bytes, usize::MAX, SOL_RDS, RDS_CMSG_RDMA_ARGS, &data);
-    Reach::of_control(&bytes).expect("memory")
+    Reach::for_control(&bytes).expect("memory")
 }
 
 fn give(node: u64, socket: u64, reach: &Reach) -> Given {
@@ -183,7 +183,7 @@ fn a_program_gives_memory_to_as_many_nodes_as_it_lives_to_see() {
         agent::take_back(number, None);
     }
     assert_eq!(node.read(at + 8, 8).map(|bytes| bytes.len()), Ok(8), "what is given stays so");
-    // At the same time there may be so many.
+    // At the same time this many may exist.
     let more: Vec<_> = (2001..2000 + AT_A_TIME).map(|number| give(number, 7, &reach)).collect();
     assert_eq!(agent::give::<Plain>(3000, 7, &reach).map(drop), Err(libc::EMFILE));
     drop(more);
@@ -238,7 +238,7 @@ fn a_node_reads_and_writes_what_was_given_and_nothing_beside_it() {
     let others: Vec<u64> = (0..64).filter(|n| ![3, 13, 14, 32].contains(n)).collect();
     assert!(others.iter().all(|n| memory.0[*n as usize] == n * 0x0101_0101), "unchanged");
 
-    // RDS_FREE_MR of other keys and of other sockets is none of it.
+    // RDS_FREE_MR of other keys and of other sockets does not count.
     for (socket, cookie) in [(7, 8), (8, 7)] {
         agent::take_back(socket, Some(cookie));
     }
@@ -424,9 +424,9 @@ fn a_malformed_message_ends_the_connection_and_all_that_was_given_over_it() {
         comes_about(|| {
             let given = give(3, 7, &get_mr(at + 8, 8, 0));
             let node = Hostile::of(&given);
-            let goes_on = node.send(&head(1, at + 8, 8)).is_ok() && !node.receive().is_empty();
-            again = goes_on.then_some((given, node));
-            goes_on
+            let answers = node.send(&head(1, at + 8, 8)).is_ok() && !node.receive().is_empty();
+            again = answers.then_some((given, node));
+            answers
         });
         let (_given, node) = again.unwrap();
         assert_eq!(node.read(at, 8), Err(EFAULT), "what was given before");
@@ -518,7 +518,7 @@ impl Slow {
     }
 
     fn ioctl(&self, request: libc::c_ulong, mut words: [u64; 4]) {
-        // SAFETY: what the requests read and write has at most so many bytes.
+        // SAFETY: the requests read and write at most this many bytes.
         let done =
             unsafe { libc::ioctl(self.faults.as_raw_fd(), request as _, words.as_mut_ptr()) };
         assert_eq!(done, 0, "{}", io::Error::last_os_error());

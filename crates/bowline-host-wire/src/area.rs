@@ -16,14 +16,20 @@
 //! Each number has one writer, but for the lock and the sleep. Positions in a ring count bytes from
 //! the beginning and never wrap. Either side may find anything here: it trusts only what it has
 //! written itself and kept a copy of, and looks at a number of the other once.
+//!
+//! What is in the rings, names, and what only programs write are accessed Relaxed: a position, or
+//! the lock, orders them. Which access pairs with which stands at each. `model/` runs both sides in
+//! all orders of a few steps, and without one or the other of these orderings.
 
 #![allow(unsafe_code, reason = "memory that is shared between processes")]
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+
+use crate::sync::{self, U8, U32, U64};
 
 /// Length of each ring in bytes.
-pub const RING_LEN: usize = 256 << 10;
+pub const RING_LEN: usize = sync::RING_LEN;
 
 /// Length of the shared memory in bytes.
 pub const AREA_LEN: usize = FRONT + 2 * RING_LEN;
@@ -35,7 +41,7 @@ pub const RING_MESSAGE_MAX: usize = RING_LEN / 4;
 pub const FILL_TOKEN_LEN: usize = 8;
 
 /// Destinations for which a program may have credit.
-pub const DESTINATIONS: usize = 8;
+pub const DESTINATIONS: usize = sync::DESTINATIONS;
 
 /// Longest name of a destination or sender, bytes: a `sockaddr_in6`.
 pub const RING_NAME_MAX: usize = 28;
@@ -48,7 +54,7 @@ pub(crate) const ALIGN: usize = 16;
 /// Length in an entry that says that the next entry is at the start of the ring.
 pub(crate) const PAD: u32 = u32::MAX;
 /// An empty ring whose next entry lies above starts anew: what is used of it stays in the cache.
-const RESTART_ABOVE: usize = 64 << 10;
+const RESTART_ABOVE: usize = RING_LEN / 4;
 
 /// The shared memory of one socket, mapped.
 #[derive(Clone, Copy, Debug)]
@@ -130,11 +136,13 @@ impl Area {
 
     /// Says what memory this is; the node does, once.
     pub fn mark(&self) {
+        // Relaxed: programs get the memory later, by a message.
         self.u64(0).store(MAGIC, Ordering::Relaxed);
     }
 
     /// Says with what programs fill the socket; the node does, once, with a random number.
     pub fn set_fill_token(&self, token: u64) {
+        // Relaxed: as in `mark`.
         self.u64(8).store(token, Ordering::Relaxed);
     }
 
@@ -155,32 +163,27 @@ impl Area {
         self.u64(0).load(Ordering::Relaxed) == MAGIC
     }
 
-    pub(crate) fn u64(&self, at: usize) -> &AtomicU64 {
+    pub(crate) fn u64(&self, at: usize) -> U64<'_> {
         debug_assert!(at + 8 <= AREA_LEN && at.is_multiple_of(8), "a number within the area");
-        // SAFETY: all callers pass constants, or places within a ring, that lie in the memory.
-        let word = unsafe { self.0.add(at) }.cast::<AtomicU64>();
-        // SAFETY: it is mapped and aligned; every access to it is atomic.
-        unsafe { word.as_ref() }
+        // SAFETY: all callers pass constants, or places within a ring, that lie in the memory. It
+        // is mapped and aligned, and nothing but areas accesses it in this process.
+        unsafe { sync::u64(self.0, at) }
     }
 
-    pub(crate) fn u32(&self, at: usize) -> &AtomicU32 {
+    pub(crate) fn u32(&self, at: usize) -> U32<'_> {
         debug_assert!(at + 4 <= AREA_LEN && at.is_multiple_of(4), "a number within the area");
         // SAFETY: as in `u64`.
-        let word = unsafe { self.0.add(at) }.cast::<AtomicU32>();
-        // SAFETY: as in `u64`.
-        unsafe { word.as_ref() }
+        unsafe { sync::u32(self.0, at) }
     }
 
-    fn u8(&self, at: usize) -> &AtomicU8 {
+    fn u8(&self, at: usize) -> U8<'_> {
         debug_assert!(at < AREA_LEN, "a byte within the area");
         // SAFETY: as in `u64`.
-        let byte = unsafe { self.0.add(at) }.cast::<AtomicU8>();
-        // SAFETY: as in `u64`.
-        unsafe { byte.as_ref() }
+        unsafe { sync::u8(self.0, at) }
     }
 
     /// A number at the beginning of an entry, or behind it.
-    pub(crate) fn number(&self, place: Place) -> &AtomicU32 {
+    pub(crate) fn number(&self, place: Place) -> U32<'_> {
         self.u32(place.ring.0 + place.offset)
     }
 

@@ -27,6 +27,8 @@ mod receives;
 mod reply;
 mod request;
 mod sends;
+mod sync;
+mod tokens;
 
 pub use area::{
     AREA_LEN, Area, DESTINATIONS, FILL_TOKEN_LEN, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX,
@@ -37,6 +39,7 @@ pub use receives::{Received, Receives, SavedReceives};
 pub use reply::{Features, Reply};
 pub use request::{Call, Emitted, Invalid, Request, SendCall};
 pub use sends::{Broken, Piece, Pushed, QueuedSend, SavedSends, Sends};
+pub use tokens::ProgramEnd;
 
 /// Version of what this crate describes; the first thing that the two sides compare.
 pub const VERSION: i32 = 3;

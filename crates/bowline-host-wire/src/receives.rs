@@ -5,13 +5,14 @@
 
 #![allow(unsafe_code, reason = "memory of a program that it points at")]
 
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::Ordering;
 
 use crate::area::{
     Area, PAD, Place, RECEIVES, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, at, entry_len,
     is_aligned,
 };
 use crate::sends::Broken;
+use crate::sync::fence;
 
 const HEAD: usize = 48;
 const NAME: usize = 16;
@@ -41,7 +42,9 @@ impl Area {
         mut copy: impl FnMut(Place, usize),
     ) -> Result<Option<Received>, Broken> {
         loop {
+            // Pairs with `advance` of another program.
             let head = self.u64(at::TAKEN).load(Ordering::Acquire);
+            // Pairs with `publish`: who sees the position sees the entries before it.
             let tail = self.u64(at::PUSHED).load(Ordering::Acquire);
             if head == tail {
                 return Ok(None);
@@ -60,8 +63,10 @@ impl Area {
                 && step as u64 <= there
                 && (len == PAD || place.has(step));
             if !fits {
-                // Another may have taken it, and the node have used its place again.
-                if self.u64(at::TAKEN).load(Ordering::Acquire) == head {
+                // Pairs with the fence in `reclaim`, where what was read of the entry is newer:
+                // another may have taken it, and the node have used its place again.
+                fence(Ordering::Acquire);
+                if self.u64(at::TAKEN).load(Ordering::Relaxed) == head {
                     return Err(Broken);
                 }
                 continue;
@@ -75,6 +80,7 @@ impl Area {
             let mut name = [0; RING_NAME_MAX];
             let name_len = name_len.min(RING_NAME_MAX);
             self.copy_out(place.skip(NAME), &mut name[..name_len]);
+            // Pairs with the fence in `reclaim`, as above.
             copy(place.skip(HEAD), len);
             fence(Ordering::Acquire);
             let is_ours = if peek {
@@ -83,7 +89,9 @@ impl Area {
                 self.advance(head, next)
             };
             if is_ours {
-                let at = self.u64(at::NOTICE).load(Ordering::Relaxed);
+                // Behind `advance`, in one order with the node's `notice_at` and then `reclaim`:
+                // either this sees that the node is to be told, or the node what was taken.
+                let at = self.u64(at::NOTICE).load(Ordering::SeqCst);
                 let notice = !peek && head < at && at <= next;
                 return Ok(Some(Received { len, name, name_len, notice }));
             }
@@ -91,18 +99,21 @@ impl Area {
     }
 
     fn advance(&self, from: u64, to: u64) -> bool {
+        // Pairs with the load in `reclaim`: the node writes behind what was read here.
         let taken = self.u64(at::TAKEN);
-        taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        taken.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
     /// Tells whether there is something to take.
     pub fn has_message(&self) -> bool {
+        // As in `has_nothing`.
         fence(Ordering::SeqCst);
         self.u64(at::TAKEN).load(Ordering::Relaxed) != self.u64(at::PUSHED).load(Ordering::Acquire)
     }
 
     /// Tells whether there is nothing to take, nor more at the node.
     pub fn has_nothing(&self) -> bool {
+        // Behind `wake_token_taken`, in one order with `publish` and then `next_wake_token`.
         fence(Ordering::SeqCst);
         self.u64(at::TAKEN).load(Ordering::Relaxed) == self.u64(at::PUSHED).load(Ordering::Acquire)
             && !self.has_more()
@@ -110,11 +121,14 @@ impl Area {
 
     /// Tells whether the node has something to receive that does not go through the ring.
     pub fn has_more(&self) -> bool {
+        // Pairs with `publish`. What there is comes over a channel.
         self.u32(at::MORE).load(Ordering::Acquire) != 0
     }
 
     /// Tells whether the socket shows a wake token that nobody has taken.
     pub fn has_wake_token(&self) -> bool {
+        // Pairs with `next_wake_token` and `wake_token_taken`. Whoever is wrong receives from the
+        // socket, where the token is, or is not.
         self.u32(at::WAKE_TOKEN).load(Ordering::SeqCst)
             != self.u32(at::WAKE_TOKEN_TAKEN).load(Ordering::SeqCst)
     }
@@ -123,6 +137,8 @@ impl Area {
     pub fn wake_token_taken(&self, token: u32) {
         // Another may have taken a later one, and been quicker to say so.
         let newer = |known: u32| (token.wrapping_sub(known).cast_signed() > 0).then_some(token);
+        // In one order with `publish` and then `next_wake_token` of the node. What follows here is
+        // `has_nothing`: either that sees what was published, or the node that the token is gone.
         let taken = self.u32(at::WAKE_TOKEN_TAKEN);
         let _ = taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, newer);
         fence(Ordering::SeqCst);
@@ -156,6 +172,7 @@ impl Receives {
 
     /// The ring of an area that is new.
     pub fn new(area: Area) -> Self {
+        // Relaxed: programs get the memory later, by a message.
         area.u64(at::NOTICE).store(u64::MAX, Ordering::Relaxed);
         Self { area, tail: 0, head: 0, token: 0 }
     }
@@ -165,12 +182,16 @@ impl Receives {
     /// # Errors
     /// [`Broken`].
     pub fn reclaim(&mut self) -> Result<u64, Broken> {
+        // Pairs with `Area::advance`. Behind `notice_at`; see `Area::take`.
         let head = self.area.u64(at::TAKEN).load(Ordering::SeqCst);
         let step = head.wrapping_sub(self.head);
         if step > self.tail - self.head || !is_aligned(step) {
             return Err(Broken);
         }
+        // Pairs with the fences in `Area::take`: who reads what is written there from now on sees
+        // that the place was taken.
         self.head = head;
+        fence(Ordering::Release);
         Ok(head)
     }
 
@@ -199,17 +220,21 @@ impl Receives {
 
     /// Shows programs what was pushed, and whether there is more that does not fit.
     pub fn publish(&mut self, more: bool) {
+        // Pairs with the loads in `Area::take` and `has_nothing`. Before `next_wake_token`, in one
+        // order with `Area::wake_token_taken`.
         self.area.u64(at::PUSHED).store(self.tail, Ordering::SeqCst);
         self.area.u32(at::MORE).store(u32::from(more), Ordering::SeqCst);
     }
 
     /// Asks for a request to wake when programs have got so far.
     pub fn notice_at(&mut self, position: Option<u64>) {
-        self.area.u64(at::NOTICE).store(position.unwrap_or(u64::MAX), Ordering::Release);
+        // Before `reclaim`, in one order with `Area::take`.
+        self.area.u64(at::NOTICE).store(position.unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
     /// Tells whether everything that was pushed is taken, as far as programs say.
     pub fn is_empty(&self) -> bool {
+        // Pairs with `Area::advance`.
         self.area.u64(at::TAKEN).load(Ordering::SeqCst) == self.tail
     }
 
@@ -219,6 +244,7 @@ impl Receives {
             return None;
         }
         self.token = self.token.wrapping_add(1).max(1);
+        // Pairs with `Area::has_wake_token`, here and below.
         self.area.u32(at::WAKE_TOKEN).store(self.token, Ordering::SeqCst);
         Some(self.token)
     }
@@ -231,11 +257,13 @@ impl Receives {
 
     /// Tells whether a wake token was sent that no program says to have taken.
     pub fn has_wake_token(&self) -> bool {
+        // Behind `publish`, in one order with `Area::wake_token_taken`.
         self.token != self.area.u32(at::WAKE_TOKEN_TAKEN).load(Ordering::SeqCst)
     }
 
     /// The last wake token is gone, whatever programs say.
     pub fn wake_token_is_gone(&mut self) {
+        // Programs write here as well, but nothing that is newer.
         self.area.u32(at::WAKE_TOKEN_TAKEN).store(self.token, Ordering::SeqCst);
     }
 }

@@ -5,13 +5,14 @@
 
 #![allow(unsafe_code, reason = "payload that a program points at")]
 
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::Ordering;
 
 use crate::area::{
     ALIGN, Area, DESTINATIONS, PAD, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX, SENDS, at,
     entry_len, is_aligned,
 };
 use crate::ids::LockOwner;
+use crate::sync::{fence, spin_loop};
 
 const HEAD: usize = 16;
 /// In the lock while the node changes a destination.
@@ -55,9 +56,11 @@ impl Area {
         if !done {
             return Pushed::Ask;
         }
-        // Either the node sees the message before it sleeps, or the program sees that it sleeps.
+        // Pairs with the fence in `set_asleep`:
+        // either the node sees the message before it sleeps, or the program sees that it sleeps.
         fence(Ordering::SeqCst);
         let asleep = self.u32(at::ASLEEP);
+        // Of several programs one wakes the node. What it does then goes over its channel.
         let must_wake =
             asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0;
         if must_wake { Pushed::Wake } else { Pushed::Done }
@@ -70,6 +73,7 @@ impl Area {
             return false;
         };
         let slot = at::destination(destination);
+        // What programs write, the lock orders. Credit pairs with `set_credit` and `set_credit_to`.
         let to_it = self.u64(slot + 8).load(Ordering::Relaxed);
         let bytes = self.u64(at::SENT_BYTES).load(Ordering::Relaxed).wrapping_add(len as u64);
         if to_it > self.u64(slot).load(Ordering::Acquire)
@@ -78,6 +82,7 @@ impl Area {
             return false;
         }
         let tail = self.u64(at::SENDS).load(Ordering::Relaxed);
+        // Pairs with `Sends::advance`: the node has read what was there before this writes over it.
         let head = self.u64(at::SENDS_POPPED).load(Ordering::Acquire);
         if !is_aligned(tail) {
             return false; // the node will find what is wrong
@@ -95,6 +100,7 @@ impl Area {
         }
         self.u64(slot + 8).store(to_it.wrapping_add(len as u64), Ordering::Relaxed);
         self.u64(at::SENT_BYTES).store(bytes, Ordering::Relaxed);
+        // Pairs with the loads in `peek` and `set_destination`: who sees it sees the entry.
         self.u64(at::SENDS).store(room.end, Ordering::Release);
         true
     }
@@ -111,17 +117,18 @@ impl Area {
 
     fn lock(&self, LockOwner(owner): LockOwner) -> bool {
         let lock = self.u32(at::LOCK);
-        // Others hold it for the time of a copy.
+        // Others hold it for the time of a copy. Pairs with `unlock`, and with `owner_is_gone`.
         for _ in 0..64 {
             if lock.compare_exchange_weak(0, owner, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return true;
             }
-            core::hint::spin_loop();
+            spin_loop();
         }
         false
     }
 
     fn unlock(&self) {
+        // Pairs with the next `lock`, or with that in `set_destination`.
         self.u32(at::LOCK).store(0, Ordering::Release);
     }
 }
@@ -201,6 +208,7 @@ impl Sends {
     /// [`Broken`].
     pub fn peek(&mut self) -> Result<Option<QueuedSend>, Broken> {
         loop {
+            // Pairs with the store at the end of `push_locked`.
             let tail = self.area.u64(at::SENDS).load(Ordering::Acquire);
             let there = usize::try_from(tail.wrapping_sub(self.head)).map_err(|_| Broken)?;
             if there == 0 {
@@ -244,6 +252,7 @@ impl Sends {
 
     fn advance(&mut self, to: u64) {
         self.head = to;
+        // Pairs with the load in `push_locked`, which makes room of what was read here.
         self.area.u64(at::SENDS_POPPED).store(to, Ordering::Release);
     }
 
@@ -251,6 +260,7 @@ impl Sends {
     pub fn set_credit(&mut self, room: usize) {
         let limit = self.done.saturating_add(room as u64);
         self.limit = self.limit.max(limit);
+        // Pairs with the load in `push_locked`. An older one is as good: it was given once.
         self.area.u64(at::CREDIT).store(limit, Ordering::Release);
     }
 
@@ -263,6 +273,7 @@ impl Sends {
             None => credit.done.saturating_sub(1),
         };
         credit.limit = credit.limit.max(limit);
+        // As in `set_credit`.
         self.area.u64(at::destination(destination)).store(limit, Ordering::Release);
     }
 
@@ -271,12 +282,14 @@ impl Sends {
     pub fn set_destination(&mut self, destination: usize, name: &[u8]) -> bool {
         let area = self.area;
         let Some(credit) = self.credits.get_mut(destination) else { return false };
+        // Pairs with `unlock`: what was pushed under the lock is seen.
         let lock = area.u32(at::LOCK);
         if name.len() > RING_NAME_MAX
             || lock.compare_exchange(0, NODE, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             return false;
         }
+        // A program that pushes without the lock is not honest, and may be missed.
         let is_empty = area.u64(at::SENDS).load(Ordering::Acquire) == self.head;
         if is_empty {
             let slot = at::destination(destination);
@@ -295,17 +308,21 @@ impl Sends {
 
     /// Tells whether nothing is pushed.
     pub fn is_empty(&self) -> bool {
+        // Behind the fence in `set_asleep`, where that matters.
         self.area.u64(at::SENDS).load(Ordering::SeqCst) == self.head
     }
 
     /// The node is about to sleep, or is awake. After it has said so, it looks once more.
     pub fn set_asleep(&self, asleep: bool) {
+        // Pairs with the fence at the end of `Area::push`.
         self.area.u32(at::ASLEEP).store(u32::from(asleep), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// The process of a channel is gone, perhaps in the middle of a push.
     pub fn owner_is_gone(&self, LockOwner(owner): LockOwner) {
+        // Pairs with the next `lock`. The system has told that the process is gone, so what it has
+        // written is seen.
         let lock = self.area.u32(at::LOCK);
         let _ = lock.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -9,6 +9,8 @@ use bowline_host_wire::{
     AREA_LEN, Area, LockOwner, Piece, Pushed, RING_LEN, RING_MESSAGE_MAX, Receives, Sends,
 };
 
+mod checks;
+
 /// Memory of an area.
 struct Memory(NonNull<u64>);
 
@@ -206,6 +208,32 @@ fn tokens_are_counted_whoever_takes_them_first() {
     area.wake_token_taken(two);
     area.wake_token_taken(one);
     assert!(!area.has_wake_token() && !receives.has_wake_token());
+}
+
+/// Drawn steps, of which every fourth run has some of somebody who writes anything.
+#[test]
+fn what_goes_in_comes_out_whatever_is_done_when() {
+    let mut random = 1u64;
+    let mut draw = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for run in 0..if cfg!(miri) { 2 } else { 400 } {
+        let lies = run % 4 == 3;
+        let len = draw() % 400;
+        let steps: Vec<checks::Step> = (0..len)
+            .map(|_| {
+                let what = (draw() >> 20) as u8;
+                let short = draw().is_multiple_of(2) || cfg!(miri);
+                let what = if what.is_multiple_of(16) && !lies { 15 } else { what };
+                let b = draw() >> 8;
+                (what, (draw() >> 30) as u32, if short { b % 400 } else { b })
+            })
+            .collect();
+        checks::run(&steps);
+    }
 }
 
 /// Whatever is in the memory: neither side goes beyond it, panics, or goes round without end.

@@ -158,8 +158,13 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    pub(crate) fn new(policy: Policy, default_quota: Quota, refusals: Arc<Refusals>) -> Self {
-        let own = rustix::process::geteuid().as_raw();
+    /// Those of a node that runs as the user `own`.
+    pub(crate) fn new(
+        own: u32,
+        policy: Policy,
+        default_quota: Quota,
+        refusals: Arc<Refusals>,
+    ) -> Self {
         let default_quota = policy.quota.unwrap_or(default_quota);
         let guests = Guests::new(policy.attach.clone());
         let usage = HashMap::new();
@@ -331,6 +336,17 @@ impl Accounts {
         self.is_trusted(caller.user) || self.policy.may_inspect(caller)
     }
 
+    /// What users have, in the order of their numbers.
+    pub(crate) fn usage(&self) -> Vec<(u32, [usize; 5])> {
+        let of = |usage: &Usage| {
+            let Usage { sockets, channels, send_bytes, recv_bytes, held } = *usage;
+            [sockets, channels, send_bytes, recv_bytes, held]
+        };
+        let mut all: Vec<_> = self.usage.iter().map(|(user, usage)| (*user, of(usage))).collect();
+        all.sort_unstable();
+        all
+    }
+
     fn change(&mut self, user: u32, change: impl FnOnce(&mut Usage)) {
         let Some(usage) = self.usage.get_mut(&user) else { return };
         change(usage);
@@ -344,11 +360,12 @@ impl Accounts {
 mod tests {
     use super::*;
 
+    const OWN: u32 = 77_000;
     const OTHER: u32 = 77_001;
 
     fn accounts(quota: Quota) -> Accounts {
         let policy = Policy { quota: Some(quota), ..Policy::default() };
-        Accounts::new(policy, Quota::NONE, Arc::default())
+        Accounts::new(OWN, policy, Quota::NONE, Arc::default())
     }
 
     #[test]

@@ -198,6 +198,7 @@ impl Agent {
     /// The memory is gone for good. The program learns of it, and makes another pair when it needs
     /// one.
     fn give_up(&self) {
+        // Pairs with the loads in `tell` and `ask`. One that misses it finds the socket shut down.
         self.gone.store(true, Ordering::Release);
         let _ = shutdown(&self.socket, Shutdown::Both);
     }

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketType};
 
 use crate::caller::Credentials;
 use crate::closer::{self, Owner, Passed};
+use crate::core::Arrival;
 
 /// Most descriptors that the system passes with one message. There is room for all: it would close
 /// others itself, in the thread that receives.
@@ -24,16 +25,6 @@ const SCM_PIDFD: libc::c_int = 4;
 /// What `fstatfs` says of a file of procfs.
 pub(crate) const PROC_SUPER_MAGIC: i128 = 0x9fa0;
 
-/// What came.
-#[derive(Debug)]
-pub(crate) struct Arrival {
-    pub(crate) len: usize,
-    /// As those of whoever has sent them.
-    pub(crate) descriptors: Vec<Passed>,
-    /// Who has sent it, if the socket asks for that.
-    pub(crate) sender: Option<Credentials>,
-}
-
 /// Receives what is there, without waiting. Where the system does not say who has sent it, that was
 /// `otherwise`.
 ///
@@ -44,7 +35,7 @@ pub(crate) fn receive(
     socket: impl AsFd,
     to: &mut [u8],
     otherwise: Owner,
-) -> Result<Arrival, Errno> {
+) -> Result<Arrival<Passed>, Errno> {
     receive_pieces(socket, &mut [IoSliceMut::new(to)], otherwise)
 }
 
@@ -53,7 +44,7 @@ pub(crate) fn receive_pieces(
     socket: impl AsFd,
     pieces: &mut [IoSliceMut<'_>],
     otherwise: Owner,
-) -> Result<Arrival, Errno> {
+) -> Result<Arrival<Passed>, Errno> {
     if closer::is_any_behind()
         && let Some(sender) = next(&socket, otherwise)?
         && closer::is_behind(owner(sender, otherwise))

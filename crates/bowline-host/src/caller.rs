@@ -17,11 +17,13 @@ const GROUPS_USUAL: usize = 64;
 /// What the system tells, as its `struct ucred`. The one of `rustix` has a number of a process that
 /// cannot be 0, and so no value for a process that this one cannot see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Credentials {
+pub struct Credentials {
     /// 0 stands for every process outside the PID namespace of this one.
-    pub(crate) process: i32,
-    pub(crate) user: u32,
-    pub(crate) group: u32,
+    pub process: i32,
+    /// The effective user.
+    pub user: u32,
+    /// The effective group.
+    pub group: u32,
 }
 
 impl Credentials {
@@ -52,12 +54,13 @@ impl Credentials {
 
 /// The user and groups of a process when it connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Caller {
+pub struct Caller {
     /// As in [`Credentials`].
-    pub(crate) process: i32,
-    pub(crate) user: u32,
+    pub process: i32,
+    /// The effective user.
+    pub user: u32,
     /// The effective group, and the supplementary ones.
-    pub(crate) groups: Vec<u32>,
+    pub groups: Vec<u32>,
 }
 
 impl Caller {

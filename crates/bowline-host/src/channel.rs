@@ -1,26 +1,15 @@
 //! A channel: requests of one process, one after the other, and their answers.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use bowline_base::{Instant, entropy};
+use bowline_base::{Errno, Instant};
 use bowline_host_wire::{FRAME_MAX, Frame, HEAD_LEN, Head, Malformed, NONCE_LEN, Op, SocketHandle};
-use rustix::io::Errno as SystemErrno;
-use rustix::net::sockopt::set_socket_passcred;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use serde::{Deserialize, Serialize};
 
-use crate::arrivals::{self, Arrival};
 use crate::caller::Caller;
-use crate::closer::Passed;
+use crate::core::{Arrival, Descriptor};
 use crate::rdma::ProcessMemory;
 
 /// Most bytes of memory that an idle channel keeps for requests, and for answers.
 const KEPT: usize = 256 << 10;
-
-/// How the node writes to programs. A channel that a program has offered shares its flags with the
-/// program, which may let writes wait.
-pub(crate) const AT_ONCE: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 /// A request that waits until it can be executed.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -32,8 +21,8 @@ pub(crate) struct Waiting {
 
 /// One channel.
 #[derive(Debug)]
-pub(crate) struct Channel {
-    stream: Passed,
+pub(crate) struct Channel<D> {
+    stream: D,
     /// The process that opened it.
     pub(crate) caller: Caller,
     /// Other processes have sent on it as well.
@@ -42,7 +31,7 @@ pub(crate) struct Channel {
     input: Vec<u8>,
     start: usize,
     /// What came with the last of them, if a request may want it.
-    descriptor: Option<Passed>,
+    descriptor: Option<D>,
     /// Bytes of an answer that the process has not taken yet.
     output: Vec<u8>,
     written: usize,
@@ -78,16 +67,14 @@ impl SavedChannel {
     }
 }
 
-impl Channel {
+impl<D: Descriptor> Channel<D> {
     /// A channel that has not greeted.
-    pub(crate) fn new(stream: Passed, caller: Caller) -> Result<Self, SystemErrno> {
-        rustix::io::ioctl_fionbio(&stream, true)?;
-        // Who sends on it, the system is to say: it may not be who has opened it.
-        set_socket_passcred(&stream, true)?;
+    pub(crate) fn new(stream: D, caller: Caller, random: [u64; 2]) -> Result<Self, Errno> {
+        stream.prepare()?;
         let mut nonce = [0; NONCE_LEN];
         let (first, second) = nonce.split_at_mut(NONCE_LEN / 2);
-        first.copy_from_slice(&entropy::random_u64().to_ne_bytes());
-        second.copy_from_slice(&entropy::random_u64().to_ne_bytes());
+        first.copy_from_slice(&random[0].to_ne_bytes());
+        second.copy_from_slice(&random[1].to_ne_bytes());
         Ok(Self {
             stream,
             caller,
@@ -120,20 +107,19 @@ impl Channel {
 
     /// Resumes a channel that another process had.
     pub(crate) fn resume(
-        stream: Passed,
-        descriptor: Option<Passed>,
+        stream: D,
+        descriptor: Option<D>,
         saved: SavedChannel,
-    ) -> Result<Self, SystemErrno> {
+    ) -> Result<Self, Errno> {
         let SavedChannel { input, output, greeted, nonce, caller, waiting } = saved;
-        let new = Self::new(stream, caller)?;
+        let new = Self::new(stream, caller, [0; 2])?;
         Ok(Self { input, output, greeted, nonce, waiting, descriptor, ..new })
     }
 
-    /// The descriptors of the channel: its own, and that of a socket that came with a request which
-    /// is not executed yet.
-    pub(crate) fn into_descriptors(self) -> (OwnedFd, Option<OwnedFd>) {
-        let of_node = self.descriptor.filter(|one| arrivals::may_be_socket_of_node(one));
-        (self.stream.into_inner(), of_node.map(Passed::into_inner))
+    /// The descriptors of the channel: its own, and what came with a request which is not executed
+    /// yet.
+    pub(crate) fn into_descriptors(self) -> (D, Option<D>) {
+        (self.stream, self.descriptor)
     }
 
     /// Ends the channel.
@@ -146,12 +132,12 @@ impl Channel {
         self.descriptor.is_some()
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+    pub(crate) const fn stream(&self) -> &D {
+        &self.stream
     }
 
     /// Reads what is there, up to a whole request. `Ok(false)`: the process has closed it.
-    pub(crate) fn fill(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
+    pub(crate) fn fill(&mut self, scratch: &mut [u8]) -> Result<bool, Errno> {
         while !self.is_full() {
             match self.receive(scratch) {
                 Ok((0, _)) => return Ok(false),
@@ -161,9 +147,9 @@ impl Channel {
                         return Ok(true);
                     }
                 }
-                Err(SystemErrno::INTR) => {}
-                Err(SystemErrno::AGAIN) => return Ok(true),
-                Err(error) => return Err(error.into()),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(true),
+                Err(error) => return Err(error),
             }
         }
         Ok(true)
@@ -177,20 +163,19 @@ impl Channel {
     /// Reads once; returns how much, and whether that may be all there is: the system ends a read
     /// behind descriptors, and where another sends, who does not if the channel is one process's.
     /// More descriptors than a request takes are an error.
-    fn receive(&mut self, scratch: &mut [u8]) -> Result<(usize, bool), SystemErrno> {
+    fn receive(&mut self, scratch: &mut [u8]) -> Result<(usize, bool), Errno> {
         let otherwise = Some(self.caller.user);
-        let Arrival { len, mut descriptors, sender } =
-            arrivals::receive(&self.stream, scratch, otherwise)?;
+        let Arrival { len, mut descriptors, sender } = self.stream.receive(scratch, otherwise)?;
         self.is_shared |= sender.is_some_and(|sender| sender.process != self.caller.process);
         let is_all = descriptors.is_empty() && !self.is_shared;
         match (descriptors.pop(), &self.descriptor) {
             (None, _) => {}
-            (Some(one), None) if descriptors.is_empty() && arrivals::may_be_wanted(&one) => {
+            (Some(one), None) if descriptors.is_empty() && one.may_be_wanted() => {
                 self.descriptor = Some(one);
             }
             // No request takes so many, or such a one: as the other end of this channel, which then
             // never ended.
-            _ => return Err(SystemErrno::BADMSG),
+            _ => return Err(Errno::EINVAL),
         }
         Ok((len, is_all))
     }
@@ -219,7 +204,7 @@ impl Channel {
     }
 
     /// The descriptor that came with the request.
-    pub(crate) fn take_descriptor(&mut self) -> Option<Passed> {
+    pub(crate) fn take_descriptor(&mut self) -> Option<D> {
         self.descriptor.take()
     }
 
@@ -238,11 +223,11 @@ impl Channel {
         name: &[u8],
         control: &[u8],
         payload: &[&[u8]],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> io::Result<()> {
+        given: &[D::Given],
+    ) -> Result<(), Errno> {
         let len = payload.iter().map(|p| p.len()).sum();
         let Some(head) = head.emit(name.len(), control.len(), len) else {
-            return Err(io::ErrorKind::InvalidData.into());
+            return Err(Errno::EMSGSIZE);
         };
         let parts = [&head[..], name, control].into_iter().chain(payload.iter().copied());
         let mut bytes = std::mem::take(&mut self.output);
@@ -250,24 +235,20 @@ impl Channel {
         parts.for_each(|part| bytes.extend_from_slice(part));
         self.output = bytes;
         self.written = 0;
-        if !descriptors.is_empty() {
-            let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(descriptors));
-            let pieces = [io::IoSlice::new(&self.output)];
-            self.written = sendmsg(&self.stream, &pieces, &mut control, AT_ONCE)?;
+        if !given.is_empty() {
+            self.written = self.stream.send(&self.output, given)?;
         }
         self.flush()
     }
 
     /// Writes what is left of an answer.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> Result<(), Errno> {
         while self.is_answering() {
-            match send(&self.stream, &self.output[self.written..], AT_ONCE) {
+            match self.stream.send(&self.output[self.written..], &[]) {
                 Ok(n) => self.written += n,
-                Err(SystemErrno::AGAIN) => break,
-                Err(SystemErrno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(Errno::EAGAIN) => break,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error),
             }
         }
         if !self.is_answering() && self.output.capacity() > KEPT {

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const STACK: usize = 64 << 10;
 
 /// Whose descriptors they are: a user's who is known here, or all strangers' together.
-pub(crate) type Owner = Option<u32>;
+pub type Owner = Option<u32>;
 
 /// What this process has to close, whichever of its nodes took it.
 static ALL: LazyLock<Arc<Closer>> = LazyLock::new(Arc::default);
@@ -50,6 +50,7 @@ pub(crate) fn is_behind(owner: Owner) -> bool {
 
 /// Tells whether there is such a user.
 pub(crate) fn is_any_behind() -> bool {
+    // Relaxed: a hint, which the lock of a lane confirms.
     ALL.behind.load(Ordering::Relaxed) > 0
 }
 

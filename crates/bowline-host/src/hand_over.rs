@@ -1,7 +1,7 @@
 //! What a node hands over to another process of its host, which resumes in its place: programs keep
 //! their sockets and channels and notice nothing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -18,7 +18,6 @@ use bowline_host_wire::{
     ChannelId, HAND_OVER_VERSION, HEAD_LEN, Head, NodeId, Op, Reply, Request, SocketHandle, VERSION,
 };
 use bowline_rds::SAVED_FORMAT;
-use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::{socket_acceptconn, socket_cookie, socket_domain, socket_type};
@@ -28,13 +27,15 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::arrivals;
 use crate::caller::Credentials;
-use crate::channel::{Channel, SavedChannel};
+use crate::channel::SavedChannel;
 use crate::closer::Passed;
-use crate::memory;
+use crate::core::{ChannelPart, Core, Outside, Parts, Set, SocketPart};
+use crate::memory::{self, Memory};
 use crate::namespace::network_namespace;
 use crate::service::Service;
-use crate::socket::{HostSocket, SavedSocket};
+use crate::socket::SavedSocket;
 
 /// What two nodes must have in common: the versions, and the format of the node's own state.
 const WANTED: (i32, i32, i64) = (VERSION, HAND_OVER_VERSION, SAVED_FORMAT as i64);
@@ -108,7 +109,7 @@ struct ChannelPlace {
     /// A socket that came with a request.
     descriptor: Option<Identity>,
     /// Sockets that it may name.
-    known: HashSet<SocketHandle>,
+    known: Set<SocketHandle>,
     state: SavedChannel,
 }
 
@@ -403,7 +404,7 @@ impl Successor {
     }
 }
 
-impl Service {
+impl<O: Outside> Core<O> {
     /// Another node asks for everything. On success the stream leaves the channel table and carries
     /// the hand-over.
     pub(crate) fn name_successor(
@@ -415,50 +416,56 @@ impl Service {
         if !self.accounts.is_trusted(channel.caller.user) {
             return Err(Errno::EACCES);
         }
-        if asked != WANTED {
-            return Err(Errno::EPROTONOSUPPORT);
-        }
-        let stream = channel.fd().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
-        if self.successor.put(stream.into()) { Ok(()) } else { Err(Errno::EALREADY) }
+        self.outside.name_successor(channel.stream(), asked)
     }
+}
 
+/// What another node asks of this one.
+pub(crate) fn name_successor(
+    successor: &Successor,
+    stream: impl AsFd,
+    asked: (i32, i32, i64),
+) -> Result<(), Errno> {
+    if asked != WANTED {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    let stream = stream.as_fd().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
+    if successor.put(stream.into()) { Ok(()) } else { Err(Errno::EALREADY) }
+}
+
+impl Service {
     /// Takes apart what programs have of this node, for another process.
-    pub(crate) fn hand_over(
-        mut self,
-        others: Vec<(PathBuf, UnixListener)>,
-    ) -> io::Result<HandOver> {
+    pub(crate) fn hand_over(self, others: Vec<(PathBuf, UnixListener)>) -> io::Result<HandOver> {
         let mut all = HandOver::new()?;
         let others = others.into_iter().map(|(name, listener)| {
             Ok((name.into_os_string().into_vec(), all.keep(listener.into())?))
         });
         let others = others.collect::<io::Result<_>>()?;
+        let (number, namespace) = (self.core.number, self.core.namespace);
+        let parts = self.core.take_apart();
         let mut saved = SavedHost {
             versions: (VERSION, HAND_OVER_VERSION),
-            number: self.number,
-            next: self.next,
-            namespace: self.namespace,
+            number,
+            next: parts.next,
+            namespace,
             listener: all.keep(self.listener.into())?,
             others,
             channels: Vec::new(),
             sockets: Vec::new(),
         };
-        for (number, channel) in self.channels {
-            let state = channel.saved();
-            let (stream, descriptor) = channel.into_descriptors();
+        for ChannelPart { number, stream, descriptor, known, state } in parts.channels {
+            let of_node = descriptor.filter(|one| arrivals::may_be_socket_of_node(one));
             saved.channels.push(ChannelPlace {
                 number,
-                stream: all.keep(stream)?,
-                descriptor: descriptor.map(|one| all.keep(one)).transpose()?,
-                known: self.known.remove(&number).unwrap_or_default(),
+                stream: all.keep(stream.into_inner())?,
+                descriptor: of_node.map(|one| all.keep(one.into_inner())).transpose()?,
+                known,
                 state,
             });
         }
-        for (handle, (socket, _)) in self.sockets {
-            // Whoever pushes from now on says so in the channel.
-            socket.rings.set_asleep(true);
-            let state = socket.saved();
-            let (end, memory) = socket.into_descriptors()?;
-            let (end, memory) = (all.keep(end)?, all.keep(memory)?);
+        for SocketPart { handle, end, memory, state } in parts.sockets {
+            let memory = memory.descriptor().try_clone_to_owned()?;
+            let (end, memory) = (all.keep(end.into_inner())?, all.keep(memory)?);
             saved.sockets.push(SocketPlace { handle, end, memory, state });
         }
         let bytes = rmp_serde::to_vec_named(&saved).map_err(io::Error::other)?;
@@ -470,99 +477,45 @@ impl Service {
         Ok(all)
     }
 
-    /// Resumes what another process had. A socket or channel that cannot be taken is closed: its
-    /// user may not have it any more, or there are no descriptors left.
+    /// Resumes what another process had. A socket or channel that cannot be taken is closed.
     pub(crate) fn resume(&mut self, mut state: HostState) {
-        self.next = state.saved.next;
+        let mut lost = Vec::new();
+        let mut parts = Parts { next: state.saved.next, channels: Vec::new(), sockets: Vec::new() };
         for SocketPlace { handle, end, memory, state: socket } in
             std::mem::take(&mut state.saved.sockets)
         {
             let id = socket.id;
-            if state
-                .take(end)
-                .and_then(|end| Ok((end, state.take(memory)?)))
-                .and_then(|(end, memory)| self.resume_socket(handle, end, memory, socket))
-                .is_err()
-            {
-                self.driver.close(id);
+            let taken = state.take(end).and_then(|end| Ok((end, state.take(memory)?)));
+            match taken.and_then(|(end, memory)| Ok((end, Memory::resume(memory.into_inner())?))) {
+                Ok((end, memory)) => {
+                    parts.sockets.push(SocketPart { handle, end, memory, state: socket });
+                }
+                Err(_) => self.core.rds.close(id),
             }
         }
-        for place in std::mem::take(&mut state.saved.channels) {
-            let number = place.number;
-            if self.resume_channel(&mut state, place).is_err() {
-                self.end_channel(number);
+        for ChannelPlace { number, stream, descriptor, known, state: channel } in
+            std::mem::take(&mut state.saved.channels)
+        {
+            let taken = state.take(stream).and_then(|stream| {
+                Ok((stream, descriptor.map(|one| state.take(one)).transpose()?))
+            });
+            match taken {
+                Ok((stream, descriptor)) => {
+                    let state = channel;
+                    parts.channels.push(ChannelPart { number, stream, descriptor, known, state });
+                }
+                Err(_) => lost.push(number),
             }
         }
-        let lost = |channel: &Channel| {
-            channel.waiting.is_some_and(|waiting| !self.sockets.contains_key(&waiting.handle))
-        };
-        let waiting = self.channels.iter().filter(|(_, channel)| lost(channel));
-        for number in waiting.map(|(number, _)| *number).collect::<Vec<_>>() {
-            if !self.end_wait(number, Errno::EBADF) {
-                self.end_channel(number);
-            }
-        }
-        let handles: Vec<SocketHandle> = self.sockets.keys().copied().collect();
-        for handle in handles {
-            self.activate(handle);
-            self.socket_is_ready(handle);
-        }
-    }
-
-    fn resume_socket(
-        &mut self,
-        handle: SocketHandle,
-        end: Passed,
-        memory: Passed,
-        saved: SavedSocket,
-    ) -> io::Result<()> {
-        let (id, user) = (saved.id, saved.user);
-        let (end, memory) = (end.owned_by(Some(user)), memory.into_inner());
-        let sizes = |driver: &Driver| {
-            driver.with_core(|core, _| Ok((core.send_buffer(id)?, core.recv_buffer(id)?)))
-        };
-        let (send, recv) =
-            sizes(&self.driver).map_err(|error: bowline_rds::Error| io::Error::other(error))?;
-        let system = |errno: Errno| io::Error::from_raw_os_error(errno.0);
-        let charge = self.accounts.open_socket(user, send, recv).map_err(system)?;
-        let added = match HostSocket::resume(end, memory, charge, saved) {
-            Ok(socket) => self.add_socket(handle, socket),
-            Err(failed) => Err(failed),
-        };
-        added.map_err(|(errno, charge)| {
-            self.accounts.close_socket(&charge);
-            errno.into()
-        })
-    }
-
-    fn resume_channel(&mut self, all: &mut HostState, place: ChannelPlace) -> io::Result<()> {
-        let ChannelPlace { number, stream, descriptor, known, state } = place;
-        let owner = Some(state.caller().user);
-        let stream = all.take(stream)?.owned_by(owner);
-        let descriptor = descriptor.map(|one| all.take(one)).transpose()?;
-        let descriptor = descriptor.map(|one| one.owned_by(owner));
-        let system = |errno: Errno| io::Error::from_raw_os_error(errno.0);
-        self.accounts.open_channel(state.caller()).map_err(system)?;
-        let user = state.caller().user;
-        let waiting = state.waiting;
-        let watched = Channel::resume(stream, descriptor, state)
-            .and_then(|channel| self.watch_channel(number, channel));
-        if let Err(errno) = watched {
-            self.accounts.close_channel(user, 0);
-            return Err(errno.into());
-        }
-        self.known.insert(number, known);
-        match waiting {
-            Some(waiting) => self.resume_wait(number, waiting),
-            None => self.resume_requests(number),
-        }
-        Ok(())
+        self.core.resume(parts);
+        lost.into_iter().for_each(|number| self.core.end_channel(number));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     /// Nodes from before have written them so.
     #[test]

@@ -21,7 +21,10 @@ mod caller;
 mod channel;
 mod closer;
 mod control;
+#[doc(hidden)]
+pub mod core;
 mod hand_over;
+mod heap;
 mod library;
 mod memory;
 mod names;
@@ -36,6 +39,7 @@ mod rights;
 mod rings;
 mod service;
 mod socket;
+mod system;
 mod turns;
 
 use std::io;
@@ -58,6 +62,7 @@ pub use namespace::{namespace_at, network_namespace};
 pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;
+use system::Eventfd;
 
 /// Sockets of a node for the programs of its host, until it is dropped.
 #[derive(Debug)]
@@ -66,7 +71,7 @@ pub struct Host {
     thread: Mutex<Option<JoinHandle<Service>>>,
     refusals: Arc<Refusals>,
     successor: Arc<Successor>,
-    ready: Arc<Ready>,
+    ready: Arc<Ready<Eventfd>>,
     address: SocketAddr,
 }
 
@@ -115,13 +120,14 @@ impl Host {
         let stop = Arc::new(AtomicBool::new(false));
         let refusals = Arc::<Refusals>::default();
         let successor = Arc::new(Successor::new()?);
-        let accounts = Accounts::new(policy, default_quota, Arc::clone(&refusals));
+        let own = rustix::process::geteuid().as_raw();
+        let accounts = Accounts::new(own, policy, default_quota, Arc::clone(&refusals));
         let (stopped, asked) = (Arc::clone(&stop), Arc::clone(&successor));
         let mut service = Service::new(driver, accounts, listener, number, stopped, asked)?;
         if let Some(state) = state {
             service.resume(state);
         }
-        let ready = Arc::clone(&service.ready);
+        let ready = service.ready();
         let thread =
             std::thread::Builder::new().name("bowline-host".into()).spawn(move || service.run())?;
         let thread = Mutex::new(Some(thread));
@@ -162,6 +168,7 @@ impl Host {
     }
 
     fn end(&self) -> Option<Service> {
+        // Relaxed: the lock in `ring` orders it before what the thread sees when it is awake.
         self.stop.store(true, Ordering::Relaxed);
         self.ready.ring();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

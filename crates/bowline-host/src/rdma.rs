@@ -14,7 +14,7 @@ use bowline_host_wire::{ChannelId, NONCE_LEN, name};
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
 };
-use bowline_rds_driver::{Driver, ForeignMemory, ProcessFile, RdmaMemory};
+use bowline_rds_driver::{ForeignMemory, ProcessFile, RdmaMemory};
 use bowline_wire::rds::uapi::*;
 use rustix::fs::{FileType, OFlags};
 
@@ -23,8 +23,8 @@ use crate::arrivals::PROC_SUPER_MAGIC;
 use crate::caller::Caller;
 use crate::closer::Passed;
 use crate::control::Given;
+use crate::core::{Core, Outside, Rds};
 use crate::requests::Answer;
-use crate::service::{Service, errno};
 
 /// Most pieces of local memory of an operation [RDMA-32].
 const PIECES_MAX: u64 = RDMA_PIECES_MAX as u64;
@@ -36,7 +36,7 @@ const PROOF_MIN: u64 = 1 << 32;
 
 /// What a program says when it shows its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shown<'a> {
+pub struct Shown<'a> {
     /// The process at the other end of the channel.
     pub(crate) caller: &'a Caller,
     /// The address at which the nonce of the channel stands, and the nonce.
@@ -47,7 +47,7 @@ pub(crate) struct Shown<'a> {
 
 /// The memory of a process, or what it gives of it.
 #[derive(Debug)]
-pub(crate) struct ProcessMemory {
+pub struct ProcessMemory {
     memory: Arc<dyn ForeignMemory>,
     /// The same, for devices.
     whole: Arc<RdmaMemory>,
@@ -137,7 +137,7 @@ impl From<Errno> for Refusal {
     }
 }
 
-impl From<Refusal> for Answer {
+impl<G> From<Refusal> for Answer<G> {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Errno(errno) => Self::error(errno),
@@ -157,9 +157,9 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// The message was not sent: what was registered for it is given back [RDMA-13].
-    pub(crate) fn forget(&self, driver: &Driver, id: SocketId) {
+    pub(crate) fn forget(&self, rds: &impl Rds, id: SocketId) {
         if let Some(cookie) = self.mapped {
-            let _ = driver.rdma_free(id, cookie);
+            let _ = rds.rdma_free(id, cookie);
         }
     }
 }
@@ -192,21 +192,21 @@ fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
     if unknown > 0 || keys > 1 || (keys > 0 && ops > 0) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-impl Service {
+impl<O: Outside> Core<O> {
     /// A process shows its memory, which an agent calls `grant`.
     pub(crate) fn show_memory(
         &mut self,
         number: ChannelId,
         grant: u64,
         nonce_at: u64,
-        descriptor: Option<Passed>,
-    ) -> Result<Answer, Errno> {
+        descriptor: Option<O::Descriptor>,
+    ) -> Result<Answer<O::Given>, Errno> {
         let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;
         let proof = (nonce_at, channel.nonce);
         let shown = Shown { caller: &channel.caller, proof, grant };
-        channel.memory = Some(ProcessMemory::new(descriptor, &shown)?);
+        channel.memory = Some(self.outside.process_memory(descriptor, &shown)?);
         Ok(Answer::done())
     }
 
@@ -237,7 +237,7 @@ impl Service {
         if len == 0 || u32::try_from(len).is_err() {
             return Err(Errno::EINVAL.into());
         }
-        self.driver.with_core(|core, _| core.check_region(id, len)).map_err(|e| e.errno())?;
+        self.rds.with_core(|core, _| core.check_region(id, len)).map_err(|e| e.errno())?;
         let process = self.memory(number)?;
         process.check(&[(at, len)])?;
         if !may_write {
@@ -246,10 +246,10 @@ impl Service {
         let range = usize::try_from(at).ok().zip(usize::try_from(end).ok());
         let (start, end) = range.ok_or(Errno::EFAULT)?;
         let use_once = flags & RDS_RDMA_USE_ONCE != 0;
-        let cookie = self.driver.rdma_register(id, &process.whole, start..end, peer, use_once);
-        let cookie = cookie.map_err(|error| errno(&error))?;
+        let cookie = self.rds.rdma_register(id, &process.whole, start..end, peer, use_once);
+        let cookie = cookie.map_err(|error| error.errno())?;
         if cookie_at != 0 && process.store(cookie_at, cookie).is_err() {
-            let _ = self.driver.rdma_free(id, cookie);
+            let _ = self.rds.rdma_free(id, cookie);
             return Err(Errno::EFAULT.into());
         }
         Ok(cookie)
@@ -263,9 +263,9 @@ impl Service {
         name: i32,
         value: &[u8],
         may_write: bool,
-    ) -> Option<Result<Answer, Refusal>> {
+    ) -> Option<Result<Answer<O::Given>, Refusal>> {
         let (_, id) = from;
-        let transport = self.driver.with_core(|core, _| core.transport(id));
+        let transport = self.rds.with_core(|core, _| core.transport(id));
         if transport != Ok(Some(Transport::Ib)) {
             return None;
         }
@@ -280,8 +280,8 @@ impl Service {
                 args(value).and_then(|args| self.register(from, args, peer_of(name), may_write))
             }
             RDS_FREE_MR => free_mr_cookie(value).ok_or(Errno::EINVAL.into()).and_then(|cookie| {
-                let freed = self.driver.rdma_free(id, cookie).map(|()| cookie);
-                freed.map_err(|error| errno(&error).into())
+                let freed = self.rds.rdma_free(id, cookie).map(|()| cookie);
+                freed.map_err(|error| error.errno().into())
             }),
             RDS_GET_MR | RDS_GET_MR_FOR_DEST => Err(Errno::EINVAL.into()),
             _ => return None,
@@ -299,20 +299,20 @@ impl Service {
         may_write: bool,
     ) -> Result<Asked, Refusal> {
         let (_, id) = from;
-        let transport = self.driver.with_core(|core, _| core.transport(id));
+        let transport = self.rds.with_core(|core, _| core.transport(id));
         let speaks_of_memory = given.iter().any(|given| !matches!(given, Given::Plain(_)));
         if !speaks_of_memory || transport != Ok(Some(Transport::Ib)) {
             let control = given.iter().map(Given::kind).collect();
             return Ok(Asked { control, ..Asked::default() });
         }
-        let to = name.or_else(|| self.driver.with_core(|core, _| core.peer_addr(id)).ok());
+        let to = name.or_else(|| self.rds.with_core(|core, _| core.peer_addr(id)).ok());
         check_together(given)?;
         let _work = self.begin(from.0);
         let mut asked = Asked::default();
         let one = |given| self.translate_one(from, to, given, may_write, &mut asked);
         let done = given.iter().try_for_each(one);
         if let Err(refusal) = done {
-            asked.forget(&self.driver, id);
+            asked.forget(&self.rds, id);
             return Err(refusal);
         }
         Ok(asked)

@@ -1,17 +1,23 @@
 //! Sockets on which the node's threads have seen something happen, for the host's thread.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 
 use bowline_host_wire::SocketHandle;
-use rustix::event::{EventfdFlags, eventfd};
 
-/// The list, and a descriptor that wakes the host's thread when something comes on it.
+/// What wakes the host's thread.
+pub trait Bell: Send + Sync + 'static {
+    /// Wakes it, now or when it is about to sleep.
+    fn ring(&self);
+    /// It has been woken.
+    fn silence(&self);
+}
+
+/// The list, and what wakes the host's thread when something comes on it.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct Ready<B> {
     list: Mutex<List>,
-    bell: OwnedFd,
+    bell: B,
 }
 
 #[derive(Debug, Default)]
@@ -21,13 +27,12 @@ struct List {
     asleep: bool,
 }
 
-impl Ready {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { list: Mutex::new(List::default()), bell })
+impl<B: Bell> Ready<B> {
+    pub(crate) fn new(bell: B) -> Self {
+        Self { list: Mutex::new(List::default()), bell }
     }
 
-    pub(crate) fn bell(&self) -> &OwnedFd {
+    pub(crate) const fn bell(&self) -> &B {
         &self.bell
     }
 
@@ -39,8 +44,7 @@ impl Ready {
         let mut list = self.list();
         list.handles.push(handle);
         if std::mem::take(&mut list.asleep) {
-            // It cannot be full: it is emptied at each awakening.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            self.bell.ring();
         }
     }
 
@@ -64,19 +68,19 @@ impl Ready {
     /// The host's thread is awake.
     pub(crate) fn wake_up(&self) {
         if !std::mem::take(&mut self.list().asleep) {
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            self.bell.silence();
         }
     }
 }
 
 /// What wakes the host's thread for one socket.
 #[derive(Debug)]
-pub(crate) struct SocketWaker {
+pub(crate) struct SocketWaker<B> {
     pub(crate) handle: SocketHandle,
-    pub(crate) ready: Arc<Ready>,
+    pub(crate) ready: Arc<Ready<B>>,
 }
 
-impl Wake for SocketWaker {
+impl<B: Bell> Wake for SocketWaker<B> {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -1,57 +1,52 @@
 //! What each request does, and what is answered.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bowline_base::{Errno, Instant, clock, entropy};
+use bowline_base::{Errno, Instant};
 use bowline_host_wire::{
-    Call, ChannelId, Features, Frame, Greeting, Invalid, NAME_PREFIX, Reply, Request, SendCall,
-    SocketHandle, VERSION,
+    Call, ChannelId, Features, Frame, Greeting, Invalid, Reply, Request, SendCall, SocketHandle,
+    VERSION,
 };
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
-use bowline_rds_driver::Blocking;
 use bowline_wire::rds::uapi::{
     MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_ZEROCOPY, SIOCRDSGETTOS,
     SIOCRDSSETTOS, SOCK_SEQPACKET, SOL_RDS, cmsg_space,
 };
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::channel::Waiting;
-use crate::closer::Passed;
 use crate::control::{self, COMPLETION_ROOM, Room, STATUS_ROOM};
+use crate::core::{Core, Descriptor, Opened, Outside, Rds, SharedMemory};
 use crate::names;
 use crate::options::Value;
 use crate::rdma::Asked;
 use crate::rings::Rings;
-use crate::service::{Service, errno};
 use crate::socket::HostSocket;
 
 /// Room for a control message of one number.
 const SMALL_CONTROL: usize = cmsg_space(8);
 
 /// What becomes of a request.
-pub(crate) enum Outcome {
-    Answer(Answer),
+pub(crate) enum Outcome<G> {
+    Answer(Answer<G>),
     Wait(Waiting),
     /// It has no answer.
     Nothing,
 }
 
 /// The answer to a request.
-#[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Answer<G> {
     pub(crate) reply: Reply,
     pub(crate) name: Vec<u8>,
     pub(crate) control: Vec<u8>,
     pub(crate) bytes: Vec<u8>,
     /// So much of a message.
     pub(crate) message: Option<(Rope, usize)>,
-    pub(crate) descriptors: Vec<OwnedFd>,
+    pub(crate) descriptors: Vec<G>,
 }
 
-impl Answer {
+impl<G> Answer<G> {
     /// A reply with nothing but its numbers.
     pub(crate) fn of(reply: Reply) -> Self {
         let (name, control, bytes) = (Vec::new(), Vec::new(), Vec::new());
@@ -68,7 +63,7 @@ impl Answer {
     }
 }
 
-impl From<Value> for Answer {
+impl<G> From<Value> for Answer<G> {
     fn from(value: Value) -> Self {
         let Value { returned, bytes, optlen } = value;
         let len = i32::try_from(optlen.unwrap_or(bytes.len())).unwrap_or(i32::MAX);
@@ -80,14 +75,14 @@ impl From<Value> for Answer {
     }
 }
 
-impl Service {
+impl<O: Outside> Core<O> {
     /// Executes a request of a channel; `descriptor` came along.
     pub(crate) fn execute(
         &mut self,
         number: ChannelId,
         frame: Frame<'_>,
-        descriptor: Option<Passed>,
-    ) -> Outcome {
+        descriptor: Option<O::Descriptor>,
+    ) -> Outcome<O::Given> {
         let request = match Request::parse(&frame) {
             Ok(request) => request,
             Err(Invalid { socket: Some(handle) }) if !self.knows(number, handle) => {
@@ -137,7 +132,7 @@ impl Service {
     }
 
     /// The answer to a greeting.
-    pub(crate) fn hello(&self, number: ChannelId) -> Answer {
+    pub(crate) fn hello(&self, number: ChannelId) -> Answer<O::Given> {
         let nonce =
             self.channels.get(&number).map_or_else(Default::default, |channel| channel.nonce);
         let greeting = Greeting { nonce, namespace: self.namespace };
@@ -150,7 +145,7 @@ impl Service {
     fn new_handle(&self) -> SocketHandle {
         loop {
             // The library has room for so many bits.
-            let handle = SocketHandle(entropy::random_u64() >> 17);
+            let handle = SocketHandle(self.outside.random() >> 17);
             if handle.0 != 0 && !self.sockets.contains_key(&handle) {
                 return handle;
             }
@@ -158,55 +153,52 @@ impl Service {
     }
 
     /// A new socket; the program gets the other end.
-    fn open(&mut self, number: ChannelId, kind: i32, protocol: i32) -> Result<Answer, Errno> {
+    fn open(
+        &mut self,
+        number: ChannelId,
+        kind: i32,
+        protocol: i32,
+    ) -> Result<Answer<O::Given>, Errno> {
         if kind != SOCK_SEQPACKET || protocol != 0 {
             return Err(Errno::ESOCKTNOSUPPORT);
         }
-        let system = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        let (end, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(system)?;
-        // As little room as can be: a few tokens fill it.
-        rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).map_err(system)?;
-        rustix::net::sockopt::set_socket_send_buffer_size(&end, 1).map_err(system)?;
-        let handle = self.new_handle();
-        let unique = entropy::random_u64();
-        let name = [NAME_PREFIX, format!("{unique:016x}").as_bytes()].concat();
-        let name = SocketAddrUnix::new_abstract_name(&name[1..]).map_err(system)?;
-        rustix::net::bind(&end, &name).map_err(system)?;
-        // Who offers a channel on it, the system is to say.
-        rustix::net::sockopt::set_socket_passcred(&end, true).map_err(system)?;
-        let cookie = rustix::net::sockopt::socket_cookie(&theirs).map_err(system)?;
-        let rings = Rings::new().map_err(system)?;
-        let memory = rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
         let (id, charge) = self.socket_for(number)?;
+        let Opened { end, cookie, memory, given } = match self.outside.open() {
+            Ok(opened) => opened,
+            Err(errno) => {
+                self.rds.close(id);
+                self.accounts.close_socket(&charge);
+                return Err(errno);
+            }
+        };
+        let handle = self.new_handle();
         if let Some(process) = self.channels.get(&number).map(|channel| channel.caller.process) {
-            self.driver.with_core(|core, _| core.set_owner(id, process.cast_unsigned()));
+            self.rds.with_core(|core, _| core.set_owner(id, process.cast_unsigned()));
         }
-        let end = Passed::new(Some(charge.user), end);
+        let end = end.owned_by(Some(charge.user));
+        let rings = Rings::new(memory, self.outside.random());
         let socket = HostSocket::new(id, end, cookie, rings, charge);
         if let Err((errno, charge)) = self.add_socket(handle, socket) {
-            self.driver.close(id);
+            self.rds.close(id);
             self.accounts.close_socket(&charge);
-            return Err(system(errno));
+            return Err(errno);
         }
         self.known.entry(number).or_default().insert(handle);
         self.refresh(handle);
-        Ok(Answer { descriptors: vec![theirs, memory], ..Answer::of(Reply::Socket(handle)) })
+        Ok(Answer { descriptors: given, ..Answer::of(Reply::Socket(handle)) })
     }
 
     /// A program shows a descriptor of a socket that another process may have opened.
-    fn attach(&mut self, number: ChannelId, descriptor: Option<Passed>) -> Result<Answer, Errno> {
+    fn attach(
+        &mut self,
+        number: ChannelId,
+        descriptor: Option<O::Descriptor>,
+    ) -> Result<Answer<O::Given>, Errno> {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
-        let cookie = rustix::net::sockopt::socket_cookie(&descriptor);
-        let handle =
-            *self.by_cookie.get(&cookie.map_err(|_| Errno::ENOTSOCK)?).ok_or(Errno::ENOTSOCK)?;
+        let cookie = descriptor.cookie().map_err(|_| Errno::ENOTSOCK)?;
+        let handle = *self.by_cookie.get(&cookie).ok_or(Errno::ENOTSOCK)?;
         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::ENOTSOCK)?;
-        let memory = socket.rings.descriptor().try_clone_to_owned().map_err(|_| Errno::ENFILE)?;
+        let memory = socket.rings.memory().share()?;
         self.known.entry(number).or_default().insert(handle);
         Ok(Answer { descriptors: vec![memory], ..Answer::of(Reply::Socket(handle)) })
     }
@@ -217,7 +209,7 @@ impl Service {
         number: ChannelId,
         handle: SocketHandle,
         call: Call<'_>,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<Answer<O::Given>, Errno> {
         // What was sent before comes first.
         self.drain(handle);
         let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
@@ -236,11 +228,11 @@ impl Service {
             Call::Connect(name) => {
                 let name = names::to_connect(name)?;
                 socket.rings.allow_nothing();
-                self.driver.with_core(|core, _| core.connect(id, name)).map_err(rds)?;
+                self.rds.with_core(|core, _| core.connect(id, name)).map_err(rds)?;
             }
             Call::LocalName => {
                 let (name, peer) = self
-                    .driver
+                    .rds
                     .with_core(|core, _| {
                         core.local_addr(id).map(|name| (name, core.peer_addr(id).ok()))
                     })
@@ -249,7 +241,7 @@ impl Service {
                 return Ok(Answer { name, ..Answer::done() });
             }
             Call::PeerName => {
-                let name = self.driver.with_core(|core, _| core.peer_addr(id)).map_err(rds)?;
+                let name = self.rds.with_core(|core, _| core.peer_addr(id)).map_err(rds)?;
                 return Ok(Answer { name: names::bytes(name), ..Answer::done() });
             }
             Call::SetOption { level, option, value, may_write } => {
@@ -263,7 +255,7 @@ impl Service {
                 let options = &mut socket.options;
                 let most = self.accounts.most(&socket.charge);
                 let (name, value) = ((level, option), (value, most));
-                self.driver.with_core(|core, now| options.set(core, now, id, name, value))?;
+                self.rds.with_core(|core, now| options.set(core, now, id, name, value))?;
                 self.count_buffers(handle);
                 self.refresh(handle);
             }
@@ -274,13 +266,13 @@ impl Service {
                     None => {
                         let (socket, _) = self.sockets.get(&handle).ok_or(Errno::EBADF)?;
                         let options = &socket.options;
-                        self.driver.with_core(|core, _| options.get(core, id, name, room))?
+                        self.rds.with_core(|core, _| options.get(core, id, name, room))?
                     }
                 };
                 return Ok(value.into());
             }
             Call::CancelAll => {
-                self.driver.with_core(|core, now| core.cancel_all(now, id)).map_err(rds)?;
+                self.rds.with_core(|core, now| core.cancel_all(now, id)).map_err(rds)?;
             }
             Call::Ioctl { request, byte } => {
                 let has_sent = socket.has_sent;
@@ -294,8 +286,8 @@ impl Service {
     /// Closes a socket at an address whose last descriptor was closed before this request was made:
     /// the system tells of both in any order. Returns whether there was one.
     fn close_ended(&mut self, name: SocketAddr) -> bool {
-        let is_there = |socket: &HostSocket| {
-            let own = self.driver.with_core(|core, _| core.local_addr(socket.id));
+        let is_there = |socket: &HostSocket<O>| {
+            let own = self.rds.with_core(|core, _| core.local_addr(socket.id));
             own == Ok(Some(name)) && socket.has_ended()
         };
         let ended = self.sockets.iter().find(|(_, (socket, _))| is_there(socket));
@@ -313,20 +305,20 @@ impl Service {
         has_sent: bool,
         request: i32,
         given: Option<u8>,
-    ) -> Result<Answer, Errno> {
-        let transport = self.driver.with_core(|core, _| core.transport(id));
+    ) -> Result<Answer<O::Given>, Errno> {
+        let transport = self.rds.with_core(|core, _| core.transport(id));
         let transport = transport.map_err(|e| e.errno())?;
         let has_tos = matches!(transport, Some(Transport::Tcp | Transport::Ib));
         match request {
             SIOCRDSSETTOS if has_tos && has_sent => Err(Errno::EINVAL),
             SIOCRDSSETTOS if transport == Some(Transport::Ib) => {
                 let tos = given.ok_or(Errno::EFAULT)?;
-                self.driver.with_core(|core, _| core.set_tos(id, tos)).map_err(|e| e.errno())?;
+                self.rds.with_core(|core, _| core.set_tos(id, tos)).map_err(|e| e.errno())?;
                 Ok(Answer::done())
             }
             SIOCRDSSETTOS if has_tos => Ok(Answer::done()),
             SIOCRDSGETTOS => {
-                let tos = self.driver.with_core(|core, _| core.tos(id)).map_err(|e| e.errno())?;
+                let tos = self.rds.with_core(|core, _| core.tos(id)).map_err(|e| e.errno())?;
                 Ok(Answer { bytes: vec![tos], ..Answer::done() })
             }
             _ => Err(Errno::ENOTTY),
@@ -337,13 +329,18 @@ impl Service {
     fn has_both_names(&self, handle: SocketHandle, name: Option<SocketAddr>) -> bool {
         let Some((socket, _)) = self.sockets.get(&handle) else { return true };
         let id = socket.id;
-        self.driver.with_core(|core, _| {
+        self.rds.with_core(|core, _| {
             core.local_addr(id).is_ok_and(|own| own.is_some())
                 && (name.is_some() || core.peer_addr(id).is_ok())
         })
     }
 
-    fn send(&mut self, number: ChannelId, handle: SocketHandle, call: &SendCall<'_>) -> Outcome {
+    fn send(
+        &mut self,
+        number: ChannelId,
+        handle: SocketHandle,
+        call: &SendCall<'_>,
+    ) -> Outcome<O::Given> {
         let SendCall { flags, may_write, .. } = *call;
         let may_wait = flags & MSG_DONTWAIT == 0;
         let known = MSG_DONTWAIT | MSG_ZEROCOPY;
@@ -402,28 +399,28 @@ impl Service {
                 Poll::Ready(Err(bowline_rds::Error::QueueFull.into()))
             }
         } else if may_wait {
-            self.driver.poll_send(socket.id, &message, &cx)
+            self.rds.poll_send(socket.id, &message, &cx)
         } else {
-            Poll::Ready(self.driver.send(socket.id, &message, Blocking::Never))
+            Poll::Ready(self.rds.send(socket.id, &message))
         };
         // The first message to a destination comes here, and not by the ring.
         socket.has_sent |= !matches!(sent, Poll::Ready(Err(_)));
         if !matches!(sent, Poll::Ready(Ok(_))) {
-            asked.forget(&self.driver, id);
+            asked.forget(&self.rds, id);
         }
         let Poll::Ready(sent) = sent else {
-            let deadline = socket.options.send_timeout.map(|limit| clock::now() + limit);
+            let deadline = socket.options.send_timeout.map(|limit| self.outside.now() + limit);
             return self.wait_as_sender(number, handle, deadline);
         };
-        let fill = self.driver.poll_ready(socket.id, Interest::WRITE, &cx).is_pending();
+        let fill = self.rds.poll_ready(socket.id, Interest::WRITE, &cx).is_pending();
         if fill {
-            socket.rings.renew_credit(&self.driver, socket.id);
+            socket.rings.renew_credit(&self.rds, socket.id);
         } else if sent.is_ok() && given.is_empty() && flags & MSG_ZEROCOPY == 0 {
-            socket.rings.allow(&self.driver, socket.id, call.name, name);
+            socket.rings.allow(&self.rds, socket.id, call.name, name);
         }
         let reply = match sent {
             Ok(len) => Reply::Sent { len, fill },
-            Err(error) => Reply::Failed { errno: errno(&error).0, fill, needed: 0 },
+            Err(error) => Reply::Failed { errno: error.errno().0, fill, needed: 0 },
         };
         self.activate(handle);
         Outcome::Answer(Answer::of(reply))
@@ -436,7 +433,7 @@ impl Service {
         number: ChannelId,
         handle: SocketHandle,
         deadline: Option<Instant>,
-    ) -> Outcome {
+    ) -> Outcome<O::Given> {
         if let Some((socket, _)) = self.sockets.get_mut(&handle)
             && !socket.senders.contains(&number)
         {
@@ -452,22 +449,22 @@ impl Service {
         number: ChannelId,
         handle: SocketHandle,
         limit: Option<Duration>,
-    ) -> Outcome {
+    ) -> Outcome<O::Given> {
         // What was sent before comes first.
         self.drain(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
             return Outcome::Answer(Answer::error(Errno::EBADF));
         };
         let flushed = if socket.rings.has_no_sends() {
-            self.driver.poll_flush(socket.id, &Context::from_waker(waker))
+            self.rds.poll_flush(socket.id, &Context::from_waker(waker))
         } else {
             Poll::Pending
         };
         match flushed {
             Poll::Ready(Ok(())) => Outcome::Answer(Answer::done()),
-            Poll::Ready(Err(error)) => Outcome::Answer(Answer::error(errno(&error))),
+            Poll::Ready(Err(error)) => Outcome::Answer(Answer::error(error.errno())),
             Poll::Pending => {
-                let deadline = limit.map(|limit| clock::now() + limit);
+                let deadline = limit.map(|limit| self.outside.now() + limit);
                 self.activate(handle);
                 self.wait_as_sender(number, handle, deadline)
             }
@@ -481,7 +478,7 @@ impl Service {
         flags: i32,
         control_room: usize,
         room: usize,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<Answer<O::Given>, Errno> {
         if flags & MSG_OOB != 0 {
             return Ok(Answer::of(Reply::Received { len: 0, flags: 0 }));
         }
@@ -493,23 +490,23 @@ impl Service {
         let needed = if socket.options.zerocopy { COMPLETION_ROOM } else { SMALL_CONTROL };
         let id = socket.id;
         // The ends of operations come alone, and cut where there is too little room [RDMA-25].
-        let has_status = control_room > 0 && self.driver.with_core(|core, _| core.has_status(id));
+        let has_status = control_room > 0 && self.rds.with_core(|core, _| core.has_status(id));
         let want_control = control_room >= needed || has_status;
         // What is in the ring comes first, but for notifications.
-        let notified = want_control && self.driver.with_core(|core, _| core.has_notification(id));
+        let notified = want_control && self.rds.with_core(|core, _| core.has_notification(id));
         if socket.rings.has_in_ring() && !notified {
             return Err(Errno::EAGAIN);
         }
         let statuses_max = (control_room / STATUS_ROOM).max(1);
         let opts = RecvOpts { peek: flags & MSG_PEEK != 0, want_control, statuses_max };
-        let received = match self.driver.poll_recv(id, opts, &Context::from_waker(waker)) {
-            Poll::Ready(received) => received.map_err(|error| errno(&error))?,
+        let received = match self.rds.poll_recv(id, opts, &Context::from_waker(waker)) {
+            Poll::Ready(received) => received.map_err(|error| error.errno())?,
             Poll::Pending => return Err(Errno::EAGAIN),
         };
         let len = received.data.as_ref().map_or(0, Rope::len);
         let mut control = Room::new(control_room);
         for one in &received.control {
-            control.put_control(one, |at| self.driver.wall_clock(at));
+            control.put_control(one, |at| self.rds.wall_clock(at));
         }
         let (control, mut flags) = control.finish();
         if len > room {

@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use bowline_base::{Errno, entropy};
+use bowline_base::Errno;
 use bowline_host_wire::{ChannelId, SocketHandle};
 use bowline_rds::{InfoTable, SocketId};
 
 use crate::accounts::Charge;
+use crate::core::{Core, Outside, Rds};
 use crate::options;
 use crate::policy::Ports;
-use crate::service::{Service, errno};
 
 /// Ports that are tried for a program that may have some only and wants any of them.
 const TRIES: u64 = 1024;
@@ -21,11 +21,11 @@ fn at_port(mut name: SocketAddr, port: u16) -> SocketAddr {
     name
 }
 
-impl Service {
+impl<O: Outside> Core<O> {
     /// Makes a socket of the core for a program.
     pub(crate) fn socket_for(&mut self, number: ChannelId) -> Result<(SocketId, Charge), Errno> {
         let user = self.channels.get(&number).ok_or(Errno::EBADF)?.caller.user;
-        let made = self.driver.with_core(|core, _| {
+        let made = self.rds.with_core(|core, _| {
             let id = core.socket()?;
             Ok((id, core.send_buffer(id)?, core.recv_buffer(id)?))
         });
@@ -33,7 +33,7 @@ impl Service {
         match self.accounts.open_socket(user, send, recv) {
             Ok(charge) => Ok((id, charge)),
             Err(errno) => {
-                self.driver.close(id);
+                self.rds.close(id);
                 Err(errno)
             }
         }
@@ -66,17 +66,17 @@ impl Service {
     }
 
     /// Brings the node's counter of refusals up to date.
-    pub(crate) fn count_refusals(&self) {
+    pub fn count_refusals(&self) {
         match self.accounts.take_uncounted() {
             0 => {}
-            count => self.driver.with_core(|core, _| core.count_refused_programs(count)),
+            count => self.rds.with_core(|core, _| core.count_refused_programs(count)),
         }
     }
 
     /// The buffers of a socket may have another size now.
     pub(crate) fn count_buffers(&mut self, handle: SocketHandle) {
         let Some((socket, _)) = self.sockets.get_mut(&handle) else { return };
-        let sizes = self.driver.with_core(|core, _| {
+        let sizes = self.rds.with_core(|core, _| {
             Some((core.send_buffer(socket.id).ok()?, core.recv_buffer(socket.id).ok()?))
         });
         if let Some((send, recv)) = sizes {
@@ -93,7 +93,7 @@ impl Service {
         name: SocketAddr,
     ) -> Result<(), Errno> {
         let caller = &self.channels.get(&number).ok_or(Errno::EBADF)?.caller;
-        let bind = |name| self.driver.bind(id, name).map_err(|error| errno(&error));
+        let bind = |name| self.rds.bind(id, name).map_err(|error| error.errno());
         let ports = self.accounts.ports(caller, name.ip());
         let ranges = match &ports {
             Ports::Only(ranges) if !name.ip().is_unspecified() => ranges,
@@ -108,7 +108,7 @@ impl Service {
             return Err(self.accounts.refuse_bind(caller));
         }
         // As R-808 has it, among the ports that the program may have.
-        let first = entropy::random_u64() % count;
+        let first = self.outside.random() % count;
         let ports = (0..count.min(TRIES)).filter_map(|n| {
             let mut at = usize::try_from((first + n) % count).ok()?;
             ranges.iter().find_map(|range| {
@@ -135,14 +135,14 @@ impl Service {
         let table = options::table(option)?;
         let caller = &self.channels.get(&number)?.caller;
         let result = if self.accounts.may_inspect(caller) {
-            self.driver.with_core(|core, _| core.info_option(table))
+            self.rds.with_core(|core, _| core.info_option(table))
         } else {
             let known = self.known.get(&number);
             let shown = self.sockets.iter().filter(|(handle, (socket, _))| {
                 socket.charge.user == caller.user || known.is_some_and(|k| k.contains(handle))
             });
             let shown: HashSet<SocketId> = shown.map(|(_, (socket, _))| socket.id).collect();
-            self.driver.with_core(|core, _| core.info_option_of(table, |id| shown.contains(&id)))
+            self.rds.with_core(|core, _| core.info_option_of(table, |id| shown.contains(&id)))
         };
         Some(result.map_err(|error| error.errno()))
     }

@@ -4,19 +4,16 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
-use bowline_base::entropy;
 use bowline_host_wire::{
     Area, Broken, DESTINATIONS, LockOwner, Receives, SavedReceives, SavedSends, Sends, name,
 };
 use bowline_rds::{Node, SendMsg, SocketId};
-use bowline_rds_driver::{Blocking, Driver};
-use rustix::io::Errno;
+use bowline_rds_driver::Driver;
 use serde::{Deserialize, Serialize};
 
-use crate::memory::Memory;
+use crate::core::{Rds, SharedMemory};
 
 /// Most messages, and bytes of them, that one socket sends before others get their turn.
 const TURN_MESSAGES: usize = 256;
@@ -24,7 +21,7 @@ const TURN_BYTES: usize = 256 << 10;
 
 /// Rings of one socket.
 #[derive(Debug)]
-pub(crate) struct Rings {
+pub(crate) struct Rings<M> {
     sends: Sends,
     receives: Receives,
     /// Position behind each message that is lent, and its length in bytes.
@@ -38,7 +35,7 @@ pub(crate) struct Rings {
     stalled: bool,
     /// There is something to receive that is not lent.
     more: bool,
-    memory: Memory,
+    memory: M,
 }
 
 /// What the node knows of the rings of one socket beside what is in them.
@@ -53,12 +50,12 @@ pub(crate) struct SavedRings {
     more: bool,
 }
 
-impl Rings {
-    pub(crate) fn new() -> Result<Self, Errno> {
-        let memory = Memory::new()?;
+impl<M: SharedMemory> Rings<M> {
+    /// `fill_token`: a number that nobody guesses.
+    pub(crate) fn new(memory: M, fill_token: u64) -> Self {
         let area: Area = memory.area();
-        area.set_fill_token(entropy::random_u64());
-        Ok(Self {
+        area.set_fill_token(fill_token);
+        Self {
             sends: Sends::new(area),
             receives: Receives::new(area),
             lent: VecDeque::new(),
@@ -68,11 +65,15 @@ impl Rings {
             stalled: false,
             more: false,
             memory,
-        })
+        }
     }
 
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.memory.descriptor()
+    pub(crate) const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    pub(crate) fn into_memory(self) -> M {
+        self.memory
     }
 
     /// What another process needs to resume with the same memory.
@@ -89,10 +90,9 @@ impl Rings {
     }
 
     /// Resumes with memory that another process had.
-    pub(crate) fn resume(memory: OwnedFd, saved: SavedRings) -> Result<Self, Errno> {
-        let memory = Memory::resume(memory)?;
+    pub(crate) fn resume(memory: M, saved: SavedRings) -> Self {
         let area = memory.area();
-        Ok(Self {
+        Self {
             sends: Sends::resume(area, saved.sends),
             receives: Receives::resume(area, saved.receives),
             lent_bytes: saved.lent.iter().map(|(_, len)| len).sum(),
@@ -102,13 +102,13 @@ impl Rings {
             stalled: saved.stalled,
             more: saved.more,
             memory,
-        })
+        }
     }
 
     /// Sends what programs have pushed. Returns whether there was anything.
     pub(crate) fn run_sends(
         &mut self,
-        driver: &Driver,
+        rds: &impl Rds,
         id: SocketId,
         cx: &Context<'_>,
         scratch: &mut [u8],
@@ -124,9 +124,9 @@ impl Rings {
             let payload = [IoSlice::new(payload)];
             let promised = queued.has_credit;
             let message = SendMsg { name, payload: &payload, promised, ..SendMsg::default() };
-            if let Err(error) = driver.send(id, &message, Blocking::Never)
+            if let Err(error) = rds.send(id, &message)
                 && Driver::would_block(&error)
-                && driver.poll_send(id, &message, cx).is_pending()
+                && rds.poll_send(id, &message, cx).is_pending()
             {
                 self.stalled = true;
                 break;
@@ -138,7 +138,7 @@ impl Rings {
             bytes += queued.len;
         }
         if messages > 0 {
-            driver.with_core(|core, _| {
+            rds.with_core(|core, _| {
                 self.set_credit(core, id);
                 for (n, _) in touched.iter().enumerate().filter(|(_, touched)| **touched) {
                     self.set_credit_to(core, id, n);
@@ -164,14 +164,14 @@ impl Rings {
     }
 
     /// There may be more room now than there is credit for.
-    pub(crate) fn renew_credit(&mut self, driver: &Driver, id: SocketId) {
-        driver.with_core(|core, _| self.set_credit(core, id));
+    pub(crate) fn renew_credit(&mut self, rds: &impl Rds, id: SocketId) {
+        rds.with_core(|core, _| self.set_credit(core, id));
     }
 
     /// A message to this destination was sent: programs may push the next ones.
     pub(crate) fn allow(
         &mut self,
-        driver: &Driver,
+        rds: &impl Rds,
         id: SocketId,
         raw: &[u8],
         name: Option<SocketAddr>,
@@ -187,7 +187,7 @@ impl Rings {
             }
             None => return,
         };
-        driver.with_core(|core, _| {
+        rds.with_core(|core, _| {
             self.set_credit(core, id);
             self.set_credit_to(core, id, destination);
         });
@@ -227,16 +227,16 @@ impl Rings {
     /// something of either.
     pub(crate) fn push_received(
         &mut self,
-        driver: &Driver,
+        rds: &impl Rds,
         id: SocketId,
         cx: &Context<'_>,
     ) -> Result<bool, Broken> {
-        let released = self.release(driver, id)?;
+        let released = self.release(rds, id)?;
         let mut lent_any = false;
         let more = loop {
             let (receives, lent) = (&mut self.receives, &mut self.lent);
             let sum = &mut self.lent_bytes;
-            let result = driver.poll_lend(id, cx, |from, len, pieces| {
+            let result = rds.poll_lend(id, cx, |from, len, pieces| {
                 let (name, name_len) = name::raw(from);
                 let Some(end) = receives.push(&name[..name_len], len, pieces) else {
                     return false;
@@ -257,18 +257,18 @@ impl Rings {
             self.receives.publish(more);
         }
         if lent_any || released {
-            let buffer = driver.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
+            let buffer = rds.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
             self.set_notice(NOTICE_BYTES.min(buffer / 4));
         }
         Ok(lent_any || released)
     }
 
-    fn release(&mut self, driver: &Driver, id: SocketId) -> Result<bool, Broken> {
+    fn release(&mut self, rds: &impl Rds, id: SocketId) -> Result<bool, Broken> {
         let head = self.receives.reclaim()?;
         let taken = self.lent.iter().take_while(|(end, _)| *end <= head).count();
         if taken > 0 {
             self.lent_bytes -= self.lent.drain(..taken).map(|(_, len)| len).sum::<usize>();
-            driver.with_core(|core, now| core.give_back(now, id, taken));
+            rds.with_core(|core, now| core.give_back(now, id, taken));
         }
         Ok(taken > 0)
     }
@@ -289,6 +289,11 @@ impl Rings {
     /// Tells whether messages are lent that programs may have taken meanwhile.
     pub(crate) fn has_lent(&self) -> bool {
         !self.lent.is_empty()
+    }
+
+    /// Tells whether there is something to receive that is not lent.
+    pub(crate) fn has_more(&self) -> bool {
+        self.more
     }
 
     /// Tells whether a program finds something to receive in the ring.

@@ -1,29 +1,23 @@
 //! The node's side of one socket of a program.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bowline_base::Instant;
+use bowline_base::{Errno, Instant};
 use bowline_host_wire::{ChannelId, OFFER_LEN, WAKE_TOKEN_LEN, offered_version};
 use bowline_rds::SocketId;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno as SystemErrno;
-use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::Charge;
-use crate::arrivals::{self, Arrival};
 use crate::caller::{Caller, Credentials};
-use crate::closer::Passed;
+use crate::core::{Arrival, Descriptor, EDQUOT, Outside};
 use crate::options::Options;
 use crate::rings::{Rings, SavedRings};
 
 /// A socket that programs have.
-#[derive(Debug)]
-pub(crate) struct HostSocket {
+pub(crate) struct HostSocket<O: Outside> {
     pub(crate) id: SocketId,
     /// The node's end of the pair; the programs have the other.
-    end: Passed,
+    end: O::Descriptor,
     /// The system's number of the programs' end, by which a descriptor that they show is known.
     pub(crate) cookie: u64,
     pub(crate) options: Options,
@@ -33,7 +27,7 @@ pub(crate) struct HostSocket {
     pub(crate) has_sent: bool,
     /// Channels whose requests wait for room to send, in their order.
     pub(crate) senders: VecDeque<ChannelId>,
-    pub(crate) rings: Rings,
+    pub(crate) rings: Rings<O::Memory>,
     pub(crate) schedule: Schedule,
     /// Rounds in which something happened since programs were last shown what there is.
     pub(crate) unshown: u32,
@@ -68,12 +62,12 @@ pub(crate) struct SavedSocket {
     rings: SavedRings,
 }
 
-impl HostSocket {
+impl<O: Outside> HostSocket<O> {
     pub(crate) fn new(
         id: SocketId,
-        end: Passed,
+        end: O::Descriptor,
         cookie: u64,
-        rings: Rings,
+        rings: Rings<O::Memory>,
         charge: Charge,
     ) -> Self {
         Self {
@@ -107,17 +101,14 @@ impl HostSocket {
 
     /// Resumes a socket that another process had; `end` is the node's end of its pair.
     pub(crate) fn resume(
-        end: Passed,
-        memory: OwnedFd,
+        end: O::Descriptor,
+        memory: O::Memory,
         charge: Charge,
         saved: SavedSocket,
-    ) -> Result<Self, (SystemErrno, Charge)> {
+    ) -> Self {
         let SavedSocket { id, cookie, options, user: _, has_sent, senders, rings } = saved;
-        let rings = match Rings::resume(memory, rings) {
-            Ok(rings) => rings,
-            Err(errno) => return Err((errno, charge)),
-        };
-        Ok(Self { options, has_sent, senders, ..Self::new(id, end, cookie, rings, charge) })
+        let rings = Rings::resume(memory, rings);
+        Self { options, has_sent, senders, ..Self::new(id, end, cookie, rings, charge) }
     }
 
     /// Closes the socket, with what programs may have sent to it.
@@ -126,13 +117,12 @@ impl HostSocket {
     }
 
     /// The node's end of the pair, and the socket's memory.
-    pub(crate) fn into_descriptors(self) -> std::io::Result<(OwnedFd, OwnedFd)> {
-        let memory = self.rings.descriptor().try_clone_to_owned()?;
-        Ok((self.end.into_inner(), memory))
+    pub(crate) fn into_parts(self) -> (O::Descriptor, O::Memory) {
+        (self.end, self.rings.into_memory())
     }
 
-    pub(crate) fn end(&self) -> BorrowedFd<'_> {
-        self.end.as_fd()
+    pub(crate) const fn end(&self) -> &O::Descriptor {
+        &self.end
     }
 
     /// Makes the programs' end readable, if there is something to receive and it is not.
@@ -140,8 +130,7 @@ impl HostSocket {
         self.unshown = 0;
         let Some(token) = self.rings.wake_token_to_show() else { return };
         let bytes: [u8; WAKE_TOKEN_LEN] = token.to_ne_bytes();
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        if rustix::net::send(&self.end, &bytes, flags).is_err() {
+        if self.end.send(&bytes, &[]).is_err() {
             // There are wake tokens enough: the end is readable.
             self.rings.wake_token_not_sent();
         }
@@ -150,7 +139,7 @@ impl HostSocket {
     /// Sends another wake token, if the last one was taken by a program that has not said so: it
     /// may have ended.
     pub(crate) fn replace_wake_token(&mut self) {
-        if crate::memory::bytes_unread(&self.end) == Some(0) {
+        if self.end.is_all_read() {
             self.rings.wake_token_is_gone();
         }
         self.show_readable();
@@ -158,23 +147,21 @@ impl HostSocket {
 
     /// The last descriptor of it was closed.
     pub(crate) fn has_ended(&self) -> bool {
-        let mut end = [PollFd::new(&self.end, PollFlags::empty())];
-        let ready = rustix::event::poll(&mut end, Some(&Timespec::default()));
-        ready.is_ok() && end[0].revents().contains(PollFlags::HUP)
+        self.end.has_ended()
     }
 
     /// A program has sent more than what makes its end unwritable: a channel, perhaps.
     pub(crate) fn has_offers(&self) -> bool {
-        rustix::io::ioctl_fionread(&self.end).is_ok_and(|unread| unread >= OFFER_LEN as u64)
+        self.end.unread() >= OFFER_LEN as u64
     }
 
     /// Takes what programs have sent on their end to make it unwritable, up to what came with
     /// descriptors.
-    pub(crate) fn make_writable(&mut self) -> Arrived {
+    pub(crate) fn make_writable(&mut self) -> Arrived<O::Descriptor> {
         let mut bytes = [0; 2 * OFFER_LEN];
         // More are left for the next time, since programs may send all the time.
         for _ in 0..64 {
-            match arrivals::receive(&self.end, &mut bytes, Some(self.charge.user)) {
+            match self.end.receive(&mut bytes, Some(self.charge.user)) {
                 Ok(Arrival { len: 0, descriptors, .. }) if descriptors.is_empty() => {
                     return Arrived::End;
                 }
@@ -189,9 +176,9 @@ impl HostSocket {
                         return Arrived::Writing(sender.map_or(0, |sender| sender.process));
                     }
                 }
-                Err(SystemErrno::INTR) => {}
-                Err(SystemErrno::AGAIN) => return Arrived::Tokens,
-                Err(SystemErrno::DQUOT) => return Arrived::Later,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Arrived::Tokens,
+                Err(EDQUOT) => return Arrived::Later,
                 Err(_) => return Arrived::End,
             }
         }
@@ -201,10 +188,10 @@ impl HostSocket {
 
 /// What programs have sent on a socket itself.
 #[derive(Debug)]
-pub(crate) enum Arrived {
+pub(crate) enum Arrived<D> {
     /// What made it unwritable, which is gone now.
     Tokens,
-    Offer(Offer),
+    Offer(Offer<D>),
     /// What a process with this number, 0 for an unknown one, takes for sent.
     Writing(i32),
     /// What comes next is of a user of whom nothing is taken now.
@@ -215,18 +202,18 @@ pub(crate) enum Arrived {
 
 /// What came on the node's end of a socket with descriptors: a channel, if all is right.
 #[derive(Debug)]
-pub(crate) struct Offer {
+pub(crate) struct Offer<D> {
     /// The version that the program speaks; `None` if it was something else.
     version: Option<i32>,
-    descriptors: Vec<Passed>,
+    descriptors: Vec<D>,
     sender: Option<Credentials>,
 }
 
-impl Offer {
+impl<D: Descriptor> Offer<D> {
     /// The end of the channel, who offers it, and the version; `None` for what is no channel.
-    pub(crate) fn channel(mut self) -> Option<(Passed, Caller, i32)> {
+    pub(crate) fn channel(mut self) -> Option<(D, Caller, i32)> {
         let one = self.descriptors.pop().filter(|_| self.descriptors.is_empty())?;
-        let caller = Caller::of_offer(&one, self.sender?)?;
+        let caller = one.offered_by(self.sender?)?;
         Some((one, caller, self.version?))
     }
 }

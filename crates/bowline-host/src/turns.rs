@@ -4,11 +4,11 @@
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bowline_base::{Instant, clock};
+use bowline_base::Instant;
 use bowline_host_wire::SocketHandle;
 use bowline_rds::Interest;
 
-use crate::service::Service;
+use crate::core::{Core, Outside, Rds};
 use crate::socket::{Arrived, HostSocket, Schedule};
 
 /// Rounds without anything to do after which a socket is idle.
@@ -20,10 +20,10 @@ const OFFERS: usize = 64;
 /// Busy rounds after which `POLLIN` is updated, at the latest.
 const POLLIN_UPDATE_ROUNDS: u32 = 4;
 
-impl Service {
+impl<O: Outside> Core<O> {
     /// Gives a turn to each socket that is not idle. Returns whether one of them had something to
     /// do.
-    pub(crate) fn round(&mut self) -> bool {
+    pub fn round(&mut self) -> bool {
         for handle in self.ready.take() {
             self.socket_is_ready(handle);
         }
@@ -33,7 +33,8 @@ impl Service {
         while let Some(handle) = self.active.get(next).copied() {
             let had_work = self.turn(handle);
             busy |= had_work;
-            let retry = |(socket, _): &mut (HostSocket, Waker)| std::mem::take(&mut socket.retry);
+            let retry =
+                |(socket, _): &mut (HostSocket<O>, Waker)| std::mem::take(&mut socket.retry);
             if had_work | self.sockets.get_mut(&handle).is_some_and(retry) {
                 self.resume_senders(handle);
             }
@@ -51,6 +52,7 @@ impl Service {
             }
             if idle_rounds > IDLE_ROUNDS {
                 socket.rings.set_asleep(true);
+                self.outside.pause();
                 if !socket.rings.has_work() {
                     idle.push(handle);
                 }
@@ -82,8 +84,8 @@ impl Service {
     pub(crate) fn turn(&mut self, handle: SocketHandle) -> bool {
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return false };
         let cx = Context::from_waker(waker);
-        let sent = socket.rings.run_sends(&self.driver, socket.id, &cx, &mut self.scratch);
-        let pushed = socket.rings.push_received(&self.driver, socket.id, &cx);
+        let sent = socket.rings.run_sends(&self.rds, socket.id, &cx, &mut self.scratch);
+        let pushed = socket.rings.push_received(&self.rds, socket.id, &cx);
         match (sent, pushed) {
             (Ok(sent), Ok(pushed)) => sent || pushed,
             // The shared memory is corrupt: the socket is closed.
@@ -99,7 +101,7 @@ impl Service {
     pub(crate) fn drain(&mut self, handle: SocketHandle) {
         // So many turns empty a full ring of the shortest messages.
         for _ in 0..64 {
-            let has_work = |(socket, _): &(HostSocket, Waker)| socket.rings.has_work();
+            let has_work = |(socket, _): &(HostSocket<O>, Waker)| socket.rings.has_work();
             if !self.sockets.get(&handle).is_some_and(has_work) {
                 return;
             }
@@ -118,11 +120,12 @@ impl Service {
 
     /// Prepares for sleep: programs see that they have to wake the node, and find what there is to
     /// receive. Returns `false` when something has come meanwhile.
-    pub(crate) fn fall_asleep(&mut self) -> bool {
+    pub fn fall_asleep(&mut self) -> bool {
         let mut may_sleep = self.ready.sleep();
         for at in 0..self.active.len() {
             let Some((socket, _)) = self.sockets.get_mut(&self.active[at]) else { continue };
             socket.rings.set_asleep(true);
+            self.outside.pause();
             may_sleep &= !socket.rings.has_work();
             socket.show_readable();
         }
@@ -130,7 +133,7 @@ impl Service {
     }
 
     /// The node is awake: what is pushed is seen without a request to wake.
-    pub(crate) fn wake_up(&mut self) {
+    pub fn wake_up(&mut self) {
         self.ready.wake_up();
         for at in 0..self.active.len() {
             if let Some((socket, _)) = self.sockets.get(&self.active[at]) {
@@ -142,7 +145,10 @@ impl Service {
     /// Checks all sockets whose programs may have taken messages or pushed without a request to
     /// wake, or taken a wake token without saying so before they ended.
     pub(crate) fn check_idle(&mut self) {
-        let has = |socket: &HostSocket| socket.rings.has_lent() || socket.rings.has_work();
+        let has = |socket: &HostSocket<O>| {
+            let rings = &socket.rings;
+            rings.has_lent() || rings.has_more() || rings.has_work()
+        };
         let idle = self.sockets.iter().filter(|(_, (socket, _))| has(socket));
         let handles: Vec<SocketHandle> = idle.map(|(handle, _)| *handle).collect();
         for handle in handles {
@@ -162,14 +168,14 @@ impl Service {
         self.turn(handle);
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else { return };
         let cx = Context::from_waker(waker);
-        let ready = self.driver.poll_ready(socket.id, Interest::WRITE, &cx);
+        let ready = self.rds.poll_ready(socket.id, Interest::WRITE, &cx);
         if matches!(ready, Poll::Ready(Ok(_))) {
-            socket.rings.renew_credit(&self.driver, socket.id);
+            socket.rings.renew_credit(&self.rds, socket.id);
         }
         if ready.is_ready() || socket.has_offers() {
             self.make_writable(handle);
         } else if socket.full_since.is_none() {
-            socket.full_since = Some(clock::now());
+            socket.full_since = Some(self.outside.now());
         }
     }
 
@@ -184,7 +190,7 @@ impl Service {
                 Arrived::Offer(offer) => self.take_offer(handle, offer),
                 Arrived::Tokens => return,
                 Arrived::Later => {
-                    socket.full_since = Some(clock::now());
+                    socket.full_since = Some(self.outside.now());
                     return;
                 }
                 Arrived::Writing(process) => {
@@ -200,7 +206,7 @@ impl Service {
     /// Takes what programs have sent on sockets that are full for long: among it may be descriptors
     /// without which these or others would have ended.
     pub(crate) fn check_full(&mut self) {
-        let now = clock::now();
+        let now = self.outside.now();
         let is_long = |since: Instant| now.saturating_since(since) >= FULL;
         let full = self.sockets.iter().filter(|(_, (s, _))| s.full_since.is_some_and(is_long));
         for handle in full.map(|(handle, _)| *handle).collect::<Vec<_>>() {

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 
 use bowline_host::{Host, Policy, Principals, Quota};
 use bowline_host_wire::{
-    AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, VERSION, offer,
+    AREA_LEN, CONTROL_MAX, FRAME_MAX, Frame, HEAD_LEN, Head, Op, RING_LEN, RING_MESSAGE_MAX,
+    VERSION, offer,
 };
 use bowline_rds::Config;
 use bowline_rds_driver::{Driver, DriverConfig};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, UCred, recvmsg, sendmsg,
@@ -376,6 +378,7 @@ fn is_closed(scene: &Scene, channel: &mut UnixStream, handle: i64) -> bool {
 /// Where the numbers are that a program writes; see `bowline_host_wire::Area`.
 const SENDS: u64 = 192;
 const LOCK: u64 = 208;
+const PUSHED: u64 = 256;
 const TAKEN: u64 = 320;
 const TOKEN_TAKEN: u64 = 328;
 const RING: u64 = 4096;
@@ -472,6 +475,29 @@ fn noise_in_memory_is_harmless() {
         assert!(memory.set_len(0).is_err(), "nobody makes it shorter");
     }
     scene.works();
+}
+
+/// A process has taken a wake token and was killed before it said so; others have the socket. What
+/// there is to receive is too long for the ring.
+#[test]
+fn a_wake_token_that_somebody_took_in_silence_comes_again() {
+    let scene = Scene::new(37);
+    let (mut channel, handle, socket, memory) = open_with_destination(&scene);
+    let name = scene.name(7000 + (handle % 50_000) as u16);
+    let long = vec![7; RING_MESSAGE_MAX + 1];
+    let sent = ask(&mut channel, Head::new(Op::Send, handle), &name, &long);
+    assert_eq!(sent, long.len() as i64);
+    // What was sent first went through the ring.
+    let mut position = [0; 8];
+    memory.read_exact_at(&mut position, PUSHED).unwrap();
+    memory.write_all_at(&position, TAKEN).unwrap();
+    let mut others = vec![0; 4];
+    for _ in 0..3 {
+        let mut readable = [PollFd::new(&socket, PollFlags::IN)];
+        let limit = Timespec::try_from(LIMIT).unwrap();
+        assert_eq!(poll(&mut readable, Some(&limit)), Ok(1), "there is something to receive");
+        assert!(rustix::net::recv(&socket, &mut others, RecvFlags::DONTWAIT).is_ok());
+    }
 }
 
 /// A pair as a program makes it for a channel.

@@ -25,6 +25,25 @@ impl Failure {
         Self::Failed(text.into())
     }
 
+    /// Says why the program `name` failed, in one line; returns the exit status.
+    pub fn report(&self, name: &str) -> u8 {
+        match self {
+            Self::Usage(text) => {
+                note!("{name}: {text}");
+                2
+            }
+            Self::Failed(text) => {
+                note!("{name}: {text}");
+                1
+            }
+            Self::Errno(errno, text) => {
+                note!("error: {text}");
+                errno.neg() as u8
+            }
+            Self::Reported => 1,
+        }
+    }
+
     /// Returns a mistake of the user with a text of one line.
     pub fn usage(text: impl Into<String>) -> Self {
         Self::Usage(text.into())

@@ -7,11 +7,21 @@
 #[macro_use]
 pub mod log;
 pub mod config;
+pub mod confine;
+pub mod control;
+pub mod daemon;
+pub mod disks;
 mod failure;
 pub mod metrics;
+pub mod mount;
 pub mod namespaces;
+#[cfg(feature = "options")]
+pub mod options;
+pub mod over_rdma;
 pub mod programs;
+pub mod rdma_device;
 pub mod service_manager;
+pub mod shares;
 pub mod signals;
 pub mod values;
 

@@ -104,9 +104,9 @@ impl Place {
 
 impl Programs {
     /// Serves programs at this place.
-    pub fn start(node: &Node, place: Place, policy: Policy, usual: Quota) -> Outcome<Self> {
+    pub fn start(node: &Node, place: Place, policy: Policy, default_quota: Quota) -> Outcome<Self> {
         let Place { path, file, listener } = place;
-        let host = Host::start(node.driver().clone(), listener, policy, usual);
+        let host = Host::start(node.driver().clone(), listener, policy, default_quota);
         let host = host.map_err(|error| cannot_serve(&path, &error))?;
         Ok(Self { path, file: Some(file), host })
     }
@@ -118,15 +118,17 @@ impl Programs {
         node: &Node,
         listener: UnixListener,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> Outcome<Self> {
         let serve = || -> io::Result<Self> {
             let path = path_of(&listener.local_addr()?);
-            let host = Host::start(node.driver().clone(), listener, policy, usual)?;
+            let host = Host::start(node.driver().clone(), listener, policy, default_quota)?;
             Ok(Self { path, file: None, host })
         };
         serve().map_err(|error| {
-            Failure::failed(format!("cannot serve programs at the socket passed: {error}"))
+            Failure::failed(format!(
+                "cannot serve programs at the socket that the service manager passed: {error}"
+            ))
         })
     }
 
@@ -139,17 +141,17 @@ impl Programs {
         is_managers: bool,
         former: HostState,
         policy: Policy,
-        usual: Quota,
+        default_quota: Quota,
     ) -> Outcome<Self> {
         let resume = || {
-            let host = Host::resume(node.driver().clone(), former, passed, policy, usual)?;
+            let host = Host::resume(node.driver().clone(), former, passed, policy, default_quota)?;
             let path = path_of(&host.address());
             // Without a file there is nothing to remove in the end.
             let file = if is_managers { None } else { SocketFile::at(&path).ok() };
             Ok(Self { path, file, host })
         };
         resume().map_err(|error: io::Error| {
-            Failure::failed(format!("cannot go on with the programs of another node: {error}"))
+            Failure::failed(format!("cannot take over the programs of another node: {error}"))
         })
     }
 
@@ -188,7 +190,7 @@ impl Programs {
 
 fn cannot_serve(place: &Path, error: &io::Error) -> Failure {
     Failure::failed(format!(
-        "cannot serve programs at {}: {error}; choose another place with --programs, or use \
+        "cannot serve programs at {}: {error}; choose another path with --programs, or use \
          --no-programs",
         place.display()
     ))
@@ -218,8 +220,8 @@ fn note_closed_folders(place: &Path) {
     let is_closed = |folder: &&Path| fs::metadata(folder).is_ok_and(|f| f.mode() & 0o001 == 0);
     if let Some(folder) = place.ancestors().skip(1).find(is_closed) {
         note!(
-            "bowline node: other users may not reach {}: {} is not open to all; choose another \
-             place with --programs",
+            "bowline node: other users cannot reach {}: {} is not accessible to them; choose \
+             another path with --programs",
             place.display(),
             folder.display()
         );

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use bowline_roce::Congestion;
+use bowline_verbs::Mtu;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{Failure, Outcome};
@@ -85,15 +85,11 @@ pub fn number32(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| format!("{text} is too large"))
 }
 
-/// Parses what limits the packets in flight.
-pub fn congestion(text: &str) -> Result<Congestion, String> {
-    let fixed = text.strip_prefix("fixed:").map(str::parse);
-    match (text, fixed) {
-        ("auto", _) => Ok(Congestion::Auto),
-        ("delay", _) => Ok(Congestion::Delay),
-        (_, Some(Ok(packets @ 16..=4096))) => Ok(Congestion::Fixed(packets)),
-        _ => Err("auto, delay, or fixed: and 16 to 4096 packets".to_owned()),
-    }
+/// Parses a path MTU.
+pub fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = number(text)?;
+    let found = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() as u64 == bytes);
+    found.ok_or_else(|| format!("\"{text}\" is not 256, 512, 1024, 2048 or 4096"))
 }
 
 /// Parses a length of time: seconds with an optional fraction, or a number with `ms`, `msec`,
@@ -114,6 +110,14 @@ pub fn interval(text: &str) -> Result<Duration, String> {
         return Err(bad());
     }
     Ok(Duration::from_secs_f64(value * scale))
+}
+
+/// Parses a time above zero.
+pub fn some_time(text: &str) -> Result<Duration, String> {
+    match interval(text)? {
+        Duration::ZERO => Err("the time must be greater than 0".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// An address, and for a link-local one its scope: the index of its interface, if given.
@@ -191,9 +195,7 @@ pub fn own(text: &str) -> Result<Address, String> {
 /// Refuses a link-local address without its interface.
 pub fn with_link(address: Address) -> Result<Address, String> {
     if is_link_local(address.ip) && address.link.is_none() {
-        return Err(format!(
-            "{address} is of one link only: name the interface, as in {address}%eth0"
-        ));
+        return Err(format!("{address} is link-local: name the interface, as in {address}%eth0"));
     }
     Ok(address)
 }
@@ -251,7 +253,7 @@ pub fn joined(local: &mut Address, remote: &mut Address) -> Outcome {
     if let (Some(one), Some(other)) = (local.link, remote.link)
         && one != other
     {
-        return Err(Failure::usage(format!("{local} and {remote} are of different links")));
+        return Err(Failure::usage(format!("{local} and {remote} are on different links")));
     }
     let link = local.link.or(remote.link);
     for address in [local, remote] {
@@ -312,12 +314,12 @@ pub fn route_to(remote: impl Into<Address>) -> Outcome<Address> {
         Ok(local) => Ok(local.into()),
         Err(_) if is_link_local(remote.ip) && remote.link.is_none() => {
             Err(Failure::failed(format!(
-                "no route to {remote}, which is of one link only: name the interface, as in {remote}%eth0, or the \
-                 local address with -I"
+                "no route to {remote}, which is link-local: name the interface, as in {remote}%eth0, or the local \
+                 address with -I"
             )))
         }
         Err(error) => Err(Failure::failed(format!(
-            "no route to {remote}: {error}; name the local address with -I"
+            "no route to {remote}: {error}; give the local address with -I"
         ))),
     }
 }
@@ -394,6 +396,20 @@ mod tests {
         }
         for text in ["", "k", "-1", "1x", "0x", "1.5", "99999999999999999999", "99999999999g"] {
             assert!(number(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn path_mtus_are_those_of_the_protocol() {
+        assert_eq!(mtu("4k"), Ok(Mtu::M4096));
+        assert!(mtu("1500").is_err());
+    }
+
+    #[test]
+    fn some_time_is_longer_than_nothing() {
+        assert_eq!(some_time("1ms"), Ok(Duration::from_millis(1)));
+        for text in ["0", "0ms", "1e-12", "-1", "x"] {
+            assert!(some_time(text).is_err(), "{text}");
         }
     }
 

@@ -1,8 +1,8 @@
-//! The C library's functions on descriptors. Each looks whether its descriptor is an RDS socket,
-//! and calls the function that it hides if not.
+//! The C library's functions on descriptors. Each checks whether its descriptor is an RDS socket,
+//! and calls the replaced function if not.
 //!
-//! SAFETY of every block here: pointers and lengths are those of the caller of a C function, who
-//! promises what that function wants of them.
+//! SAFETY of every block here: pointers and lengths come from the caller of a C function, who
+//! promises the conditions of that function.
 #![allow(
     clippy::missing_safety_doc,
     clippy::multiple_unsafe_ops_per_block,
@@ -33,7 +33,7 @@ use crate::streams;
 use crate::table::{self, Rds};
 use crate::{areas, nodes, process};
 
-/// Longest value of an option that is looked at, bytes; none is as long.
+/// Longest option value that is read, in bytes; all are shorter.
 const OPTION_MAX: usize = 4096;
 /// Flags of messages that are the system's own: it takes them off.
 const MSG_INTERNAL: c_int = 0x8000000 | 0x100000 | 0x10000;
@@ -135,7 +135,7 @@ pub(crate) fn size(result: Result<usize, c_int>) -> ssize_t {
 }
 
 /// # Safety
-/// `from` is readable for so many bytes, or null.
+/// `from` is readable for `len` bytes, or null.
 unsafe fn bytes<'a>(from: *const c_void, len: usize) -> &'a [u8] {
     if from.is_null() || len == 0 {
         return &[];
@@ -181,7 +181,7 @@ pub(crate) unsafe fn vector<'a>(
     Ok(pieces)
 }
 
-/// Gives a name to a caller, cut to its room; the whole length is told.
+/// Copies a name to the caller, cut to the caller's room; stores the whole length.
 ///
 /// # Safety
 /// Pointers are null, or valid as for `getsockname`.
@@ -285,7 +285,7 @@ unsafe fn receive(
         }
         let token = wait_for_token(rds.fd)?;
         let area = area_of(rds)?;
-        rds.wake_token_taken(&area, token);
+        area.took_wake_token(rds, token);
         is_awake = true;
     }
 }
@@ -470,7 +470,7 @@ unsafe fn receive_many(
         if flags & libc::MSG_WAITFORONE != 0 {
             own |= libc::MSG_DONTWAIT;
         }
-        // As in the system, the limit is looked at after each message only.
+        // As in the kernel, the limit is checked only after each message.
         if limit.is_some_and(|limit| begun.elapsed() >= limit) {
             return n as c_int + 1;
         }
@@ -503,12 +503,12 @@ unsafe fn get_option(
         }
         _ => usize::try_from(room).unwrap_or(0),
     };
-    let (found, told, returned) = match rds.get_option(level, name, room) {
+    let (found, needed, returned) = match rds.get_option(level, name, room) {
         Ok(found) => found,
         Err(errno) => return fail(errno),
     };
     let given = unsafe { store(value, &found[..found.len().min(room)]) }
-        .and_then(|()| unsafe { store(len.cast(), &told.to_ne_bytes()) });
+        .and_then(|()| unsafe { store(len.cast(), &needed.to_ne_bytes()) });
     match given {
         Err(errno) => fail(errno),
         Ok(()) if returned < 0 => fail(-returned),
@@ -516,7 +516,7 @@ unsafe fn get_option(
     }
 }
 
-// What follows has something to do for other descriptors as well.
+// The functions below have work for other descriptors, too.
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -539,7 +539,7 @@ pub unsafe extern "C-unwind" fn socketpair(
     let made: c_int =
         hidden!(socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int);
     if made == 0 {
-        // Who gets the other end may give it a name as a node does.
+        // The receiver of the other end may give it a name like that of a node.
         unsafe { core::slice::from_raw_parts(pair, 2) }.iter().for_each(|fd| table::set_other(*fd));
     }
     made
@@ -593,7 +593,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     }
 }
 
-/// Forgets what was known of the descriptors that came with a message.
+/// Forgets the table entries of descriptors that came with a message.
 ///
 /// # Safety
 /// `msg` was filled in by the system.
@@ -648,7 +648,7 @@ unsafe fn type_of_service(rds: &Rds, number: c_int, arg: *mut c_void) -> Result<
     }
 }
 
-/// A descriptor was made of another: what its number meant before is forgotten.
+/// Called when a descriptor was duplicated: forgets the previous meaning of its number.
 fn is_copy(made: c_int) -> c_int {
     if made >= 0 {
         table::forget(made);
@@ -656,7 +656,7 @@ fn is_copy(made: c_int) -> c_int {
     made
 }
 
-/// The program takes a number that may be a channel's, or a socket's.
+/// Called before the program takes a number that may belong to a channel or a socket.
 fn make_way(fd: c_int) -> Closing {
     if table::is_ours(fd) {
         nodes::close_idle();
@@ -665,7 +665,7 @@ fn make_way(fd: c_int) -> Closing {
     Closing::one(fd)
 }
 
-/// The program takes, or closes, numbers that the agent of its memory may have.
+/// Called before the program takes or closes numbers that the agent may use.
 fn make_way_of_agent(first: c_uint, last: c_uint) {
     if process::is_owner() {
         agent::make_way(first, last);
@@ -703,7 +703,7 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if table::is_ours(fd) {
-        // The program has no such descriptor.
+        // The program does not have such a descriptor.
         return fail(libc::EBADF);
     }
     let _closing = Closing::one(fd);
@@ -742,7 +742,7 @@ pub unsafe extern "C-unwind" fn fclose(file: *mut libc::FILE) -> c_int {
     hidden!(fclose(file: *mut libc::FILE) -> c_int)
 }
 
-/// Functions that close the descriptor of a file, and give it another, which may have the number.
+/// Functions that close the descriptor of a file and open another, which may get the same number.
 macro_rules! reopening {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

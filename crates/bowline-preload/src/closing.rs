@@ -1,8 +1,8 @@
-//! Memory that was given for sockets, when descriptors of theirs are closed.
+//! Withdraws memory that was given for sockets when their descriptors are closed.
 //!
-//! All descriptors count, whether the table knows them or not: a copy that nobody has used yet may
-//! be the last. It is taken back after they were closed, since another thread may just be giving
-//! some: that one looks afterwards whether it still has the socket.
+//! All descriptors count, whether or not the table has them: an unused copy may be the last one.
+//! The memory is withdrawn after the close, because another thread may be giving some at that
+//! moment; that thread checks afterwards whether the process still has the socket.
 
 use core::ffi::c_int;
 
@@ -11,18 +11,18 @@ use bowline_host_client::agent;
 use crate::real::KeptErrno;
 use crate::{process, table};
 
-/// Descriptors that a call closes, until it has.
+/// Descriptors that a call is about to close.
 pub(crate) enum Closing {
-    /// None of sockets that memory is given for.
+    /// No descriptor of a socket with given memory.
     Nothing,
-    /// One of this socket.
+    /// A descriptor of this socket.
     Socket(u64),
     /// Any.
     Some,
 }
 
 impl Closing {
-    /// A call that closes or replaces one.
+    /// For a call that closes or replaces one descriptor.
     pub(crate) fn one(fd: c_int) -> Self {
         let _kept = KeptErrno::new();
         let may_matter = table::is_rds(fd) || agent::may_give();
@@ -30,7 +30,7 @@ impl Closing {
         socket.map_or(Self::Nothing, Self::Socket)
     }
 
-    /// A call that closes several, or one that it has found out itself.
+    /// For a call that closes several, or finds the descriptor itself.
     pub(crate) fn some() -> Self {
         if process::is_owner() { Self::Some } else { Self::Nothing }
     }

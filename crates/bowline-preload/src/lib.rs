@@ -1,6 +1,6 @@
 //! Runs unmodified AF_RDS programs on the RDS node of their host. A program that is started with
 //! this library in `LD_PRELOAD`, as `bowline run` does, gets the sockets that it asks for from
-//! `bowline node`; descriptors that are no RDS sockets go to the system as ever.
+//! `bowline node`; other descriptors go to the system as before.
 //!
 //! ```text
 //!   calls      the C library's functions, by kind of descriptor: ours, or the real one
@@ -22,7 +22,7 @@
 //! What a call on an RDS socket does is in [`bowline_host_client`], which the library `bowline` has
 //! too.
 //!
-//! It has no locks: calls may come from the child of a `fork` of a program with threads.
+//! It has no locks, since calls may come from the child of a `fork` of a program with threads.
 //!
 //! It cannot reach programs that are linked statically, make system calls themselves, or use
 //! io_uring: a node closes a socket that is written to so.
@@ -41,7 +41,9 @@ mod process;
 mod raw;
 mod real;
 mod sanitizer;
+mod slot;
 mod sparse;
 #[cfg(target_env = "gnu")]
 mod streams;
+mod sync;
 mod table;

@@ -13,15 +13,15 @@ use crate::{areas, process, table};
 
 pub(crate) type Node = bowline_host_client::Node<Hidden>;
 
-/// Most nodes that one process has had sockets of: after each start a node is another one, unless
-/// it has gone on with what there was. An index has 8 bits, and 0 stands for none elsewhere.
+/// Most nodes of which one process has had sockets. A restarted node is a different node, unless it
+/// has taken over the state of the previous one. An index has 8 bits; 0 means no node elsewhere.
 const NODES_MAX: usize = 254;
 
 static NODES: [Node; NODES_MAX] = [const { Node::vacant() }; NODES_MAX];
 /// The namespace whose node was found last, above 8 bits of the number of that node, plus one.
 static LAST_FOUND: AtomicU64 = AtomicU64::new(0);
 
-/// Channels that the program does not know of.
+/// Channels that are hidden from the program.
 pub(crate) struct Hidden;
 
 impl Descriptors for Hidden {
@@ -55,15 +55,16 @@ pub(crate) fn index(node: &'static Node) -> u8 {
     ((ptr::from_ref(node).addr() - first) / size_of::<Node>()) as u8
 }
 
-/// The node that has greeted so.
+/// Returns the node of a greeting.
 pub(crate) fn of(welcome: &Welcome) -> Result<&'static Node, c_int> {
     NODES.iter().find(|node| node.claim(welcome)).ok_or(libc::EMFILE)
 }
 
-/// The node of new sockets, and a channel to it. As a kernel's socket is one of the namespace in
-/// which its thread is, the node is that of this namespace.
-fn of_host() -> Result<(&'static Node, Channel<Hidden>), c_int> {
+/// Returns the node of new sockets, and a channel to it: the node of the calling thread's network
+/// namespace, as a kernel's socket belongs to that namespace.
+fn host_node() -> Result<(&'static Node, Channel<Hidden>), c_int> {
     let namespace = wanted_namespace();
+    // Pairs with the store below: the node that it names has been claimed.
     let last = LAST_FOUND.load(Ordering::Acquire);
     if last >> 8 == namespace
         && let Some(node) = (last as u8).checked_sub(1).and_then(get)
@@ -73,6 +74,7 @@ fn of_host() -> Result<(&'static Node, Channel<Hidden>), c_int> {
     }
     let (channel, welcome) = Channel::open_to_host()?;
     let node = of(&welcome)?;
+    // Pairs with the load above.
     LAST_FOUND.store(namespace << 8 | u64::from(index(node) + 1), Ordering::Release);
     Ok((node, channel))
 }
@@ -87,13 +89,13 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
         return Err(libc::ESOCKTNOSUPPORT);
     }
     process::notice();
-    // A node that was started anew ends the channels of before.
+    // A restarted node has ended the previous channels.
     let (node, opened) = match open() {
         Err(libc::ENETDOWN) => open()?,
         done => done?,
     };
     let fd = opened.fd;
-    // What another thread may have found out about the number while it was being closed.
+    // Forgets what another thread may have recorded about the number while it was being closed.
     table::forget(fd);
     if process::is_visitor() {
         system::close(opened.memory);
@@ -113,21 +115,22 @@ pub(crate) fn socket(kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
 
 /// Asks the host's node for a socket.
 fn open() -> Result<(&'static Node, Opened), c_int> {
-    // As a kernel without the module says, unless there is a node that refuses this user.
+    // The error of a kernel without the module, unless a node refuses this user.
     let absent = |errno| if is_refusal(errno) { errno } else { libc::EAFNOSUPPORT };
-    let (node, channel) = of_host().map_err(absent)?;
+    let (node, channel) = host_node().map_err(absent)?;
     Ok((node, node.open(channel)?))
 }
 
-/// Closes the channels that are not in use. For calls that would close them behind our back, after
-/// which their numbers would be the program's.
+/// Closes idle channels. Called before calls that close their numbers, which would then belong to
+/// the program.
 pub(crate) fn close_idle() {
     if process::is_owner() {
         NODES.iter().for_each(Node::forget_channels);
     }
 }
 
-/// The child of a `fork` makes channels of its own: answers on a shared one would go to either.
+/// The child of a `fork` makes its own channels: replies on a shared one could go to either
+/// process.
 pub(crate) extern "C" fn after_fork() {
     process::adopt();
     NODES.iter().for_each(Node::forget_channels);

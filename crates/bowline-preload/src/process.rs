@@ -13,14 +13,14 @@ use crate::nodes;
 use crate::real::fail;
 use crate::real::hidden;
 
-/// The process that the tables describe.
+/// The process that the tables describe. Relaxed: it changes in a process that has one thread.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// A word that is 1, and 0 in each process that has a copy of the memory.
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 /// Children that have the memory of this process while their parent waits for them.
 static VISITORS: AtomicU32 = AtomicU32::new(0);
 
-/// The tables are now those of the calling process.
+/// Makes the tables those of the calling process.
 pub(crate) fn adopt() {
     PROCESS.store(system::getpid(), Ordering::Relaxed);
     VISITORS.store(0, Ordering::Relaxed);

@@ -1,10 +1,10 @@
-//! The functions that this library hides.
+//! The C library's functions that this library replaces.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the C library behind ours, found at its first use.
+/// A replaced function of the C library, looked up at its first use.
 pub(crate) struct Hidden {
     name: &'static core::ffi::CStr,
     found: AtomicPtr<c_void>,
@@ -23,9 +23,10 @@ impl Hidden {
         }
     }
 
-    /// Its address; null if the C library does not have it.
+    /// Address of the function; null if the C library does not have it.
     #[inline]
     pub(crate) fn address(&self) -> *mut c_void {
+        // Relaxed: the linker has the function ready, and each thread that looks finds the same.
         let found = self.found.load(Ordering::Relaxed);
         if found.is_null() { self.find() } else { found }
     }
@@ -40,7 +41,7 @@ impl Hidden {
     }
 }
 
-/// Calls the function behind ours, in which a thread may be cancelled: `hidden!(close(fd: c_int) ->
+/// Calls the replaced function, in which a thread may be cancelled: `hidden!(close(fd: c_int) ->
 /// c_int)`. It fails with ENOSYS where the C library has no such function.
 macro_rules! hidden {
     ($name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty) => {{
@@ -192,8 +193,8 @@ pub(crate) fn errno() -> c_int {
     unsafe { *place }
 }
 
-/// Leaves `errno` as it is, whatever system calls this library makes meanwhile: programs look at it
-/// after other calls that have gone well, as after a `close` on the way out of an error.
+/// Restores `errno` after system calls of this library: programs read it after other calls that
+/// succeed, such as a `close` on the way out of an error.
 pub(crate) struct KeptErrno(c_int);
 
 impl KeptErrno {

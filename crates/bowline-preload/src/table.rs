@@ -1,10 +1,9 @@
 //! Which descriptors of this process are RDS sockets.
 //!
-//! What is known is kept by number of the descriptor, in one word each, so that a call on another
-//! descriptor costs one look. A number is forgotten when its descriptor is closed or replaced, and
-//! found out about again at its next use: an RDS socket has a peer of a certain name, and the
-//! kernel says that it was made by somebody who may make some for this process. Its node is asked
-//! through the socket itself.
+//! The table has one word for each descriptor number, so that a call on another descriptor costs
+//! one load. An entry is forgotten when its descriptor is closed or replaced, and determined again
+//! at the next use: an RDS socket has a peer with a certain name, and was made, as the kernel says,
+//! by a user whom this process trusts. Its node is asked through the socket itself.
 
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,20 +16,23 @@ use crate::real::KeptErrno;
 use crate::sparse::Sparse;
 use crate::{areas, process};
 
-/// Descriptors above cannot be RDS sockets of a process.
+/// Descriptors from this number on cannot be RDS sockets.
 pub(crate) const KNOWN_MAX: usize = 1 << 20;
 
 const UNKNOWN: u64 = 0;
 /// Not an RDS socket.
 const OTHER: u64 = 1;
-/// A channel of this library, which the program does not know of.
+/// A channel of this library, hidden from the program.
 const OURS: u64 = 2;
 /// An RDS socket: handle in the upper 48 bits, number of the node in 8 bits, this below.
 const RDS: u64 = 3;
 
+/// A word is stored Release, when the node that it names is claimed and the memory is mapped, and
+/// loaded Acquire where these are used. Relaxed are looks whether anything is known.
 static TABLE: Sparse<AtomicU64> = Sparse::new();
 
-/// No descriptor at or above has been looked at.
+/// No descriptor at or above has been looked at. Relaxed: who closes a range of descriptors while
+/// others find out about some of them gets either order.
 static END: AtomicUsize = AtomicUsize::new(0);
 
 /// An RDS socket of this process.
@@ -40,7 +42,7 @@ fn cell(fd: c_int) -> Option<&'static AtomicU64> {
     TABLE.get(usize::try_from(fd).ok()?)
 }
 
-/// The word of a descriptor that is about to be known.
+/// The word of a descriptor that is being determined.
 fn new_cell(fd: c_int) -> Option<&'static AtomicU64> {
     if process::is_visitor() {
         return None;
@@ -51,9 +53,9 @@ fn new_cell(fd: c_int) -> Option<&'static AtomicU64> {
     Some(cell)
 }
 
-/// Returns what is known of a descriptor as an RDS socket; `None` if it is something else.
+/// Returns the RDS socket of a descriptor; `None` if the descriptor is something else.
 ///
-/// `Err`: it is one, but its node cannot be reached; the error number for the caller.
+/// `Err`: it is an RDS socket whose node cannot be reached; the error number for the caller.
 #[inline]
 pub(crate) fn find(fd: c_int) -> Option<Result<Rds, c_int>> {
     if process::is_visitor() {
@@ -105,10 +107,10 @@ pub(crate) fn is_something_else(fd: c_int) -> bool {
     true
 }
 
-/// Remembers a descriptor that is open as something else than an RDS socket.
+/// Records that an open descriptor is not an RDS socket.
 pub(crate) fn set_other(fd: c_int) {
     if let Some(cell) = new_cell(fd).filter(|_| system::flags(fd).is_ok()) {
-        // Unless another thread has just made it an RDS socket.
+        // Another thread may just have recorded an RDS socket.
         let _ = cell.compare_exchange(UNKNOWN, OTHER, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
@@ -150,7 +152,7 @@ fn ask(fd: c_int) -> Result<(Rds, c_int), c_int> {
     Ok((Rds { fd, node, handle }, memory))
 }
 
-/// Tells whether the other end of a descriptor has a name as nodes give them, which proves nothing.
+/// Tells whether the peer of a descriptor has a name like those of nodes; this is a hint only.
 fn has_name_of_node(fd: c_int) -> bool {
     // SAFETY: a structure of integers, for which all zeroes are a value.
     let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
@@ -163,7 +165,7 @@ fn has_name_of_node(fd: c_int) -> bool {
     i32::from(name.sun_family) == libc::AF_UNIX && path.is_some_and(begins)
 }
 
-/// Remembers an RDS socket.
+/// Records an RDS socket.
 pub(crate) fn set(fd: c_int, node: &'static Node, handle: SocketHandle) {
     if let Some(cell) = new_cell(fd).filter(|_| handle.0 < 1 << 48) {
         let word = handle.0 << 16 | u64::from(nodes::index(node)) << 8 | RDS;
@@ -171,24 +173,24 @@ pub(crate) fn set(fd: c_int, node: &'static Node, handle: SocketHandle) {
     }
 }
 
-/// Remembers a descriptor of this library.
+/// Records a descriptor of this library.
 pub(crate) fn set_ours(fd: c_int) {
     if let Some(cell) = new_cell(fd) {
         cell.store(OURS, Ordering::Release);
     }
 }
 
-/// Tells whether a descriptor is known as an RDS socket.
+/// Tells whether a descriptor is recorded as an RDS socket.
 pub(crate) fn is_rds(fd: c_int) -> bool {
     cell(fd).is_some_and(|cell| cell.load(Ordering::Acquire) & 0xff == RDS)
 }
 
-/// Tells whether it is a descriptor of this library.
+/// Tells whether a descriptor is one of this library.
 pub(crate) fn is_ours(fd: c_int) -> bool {
     cell(fd).is_some_and(|cell| cell.load(Ordering::Acquire) == OURS)
 }
 
-/// Forgets a descriptor that is closed or replaced.
+/// Forgets a descriptor that was closed or replaced.
 pub(crate) fn forget(fd: c_int) {
     if let Some(cell) = cell(fd).filter(|cell| cell.load(Ordering::Relaxed) != UNKNOWN)
         && !process::is_visitor()

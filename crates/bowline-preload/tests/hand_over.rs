@@ -1,4 +1,4 @@
-//! A node goes on in another's place: programs keep their sockets and lose nothing.
+//! A node takes over from another: programs keep their sockets and lose nothing.
 
 mod scene;
 

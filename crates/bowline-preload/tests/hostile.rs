@@ -343,21 +343,21 @@ fn a_node_is_not_that_of_another_user_whatever_number_it_tells() {
     }
     let folder = Folder::new("number");
     let place = folder.join("host.sock");
-    let (of_root, of_anna) = (willing(), willing());
-    of_anna.listen_as(ANNA, &place);
-    let input = Stdio::from(of_root.socket(SocketType::SEQPACKET));
+    let (root_node, anna_node) = (willing(), willing());
+    anna_node.listen_as(ANNA, &place);
+    let input = Stdio::from(root_node.socket(SocketType::SEQPACKET));
     let mut program = Program::start(0, &["both"], input, |command| {
         command.env("BOWLINE_RDS_SOCKET", &place);
     });
     assert_eq!(program.line(), "used");
-    let asked = of_root.loot.lock().unwrap().requests;
+    let asked = root_node.loot.lock().unwrap().requests;
     assert_eq!(program.line(), "made");
-    assert_eq!(of_root.loot.lock().unwrap().requests, asked, "about the socket of the other");
+    assert_eq!(root_node.loot.lock().unwrap().requests, asked, "about the socket of the other");
     // To make it, and to bind it.
-    assert!(of_anna.loot.lock().unwrap().requests >= 2);
+    assert!(anna_node.loot.lock().unwrap().requests >= 2);
 }
 
-/// Descriptors that come with an answer that is none are not the program's to keep.
+/// Descriptors that come with an invalid reply are closed.
 #[test]
 fn what_comes_along_with_a_broken_answer_is_closed() {
     let folder = Folder::new("along");
@@ -402,7 +402,7 @@ fn a_pair_with_a_silent_end_is_waited_for_once() {
     assert_eq!(program.ends(), Some(0), "it has its message");
 }
 
-/// A node at the usual place whose other name says that it serves another namespace is not asked.
+/// A node at the default path whose other name is of another namespace is not asked.
 #[test]
 fn a_node_of_another_namespace_is_left_alone() {
     let namespace = bowline_host::network_namespace();
@@ -517,13 +517,13 @@ fn a_node_that_says_nothing_is_waited_for_a_while() {
     }
 }
 
-/// Seconds for which random lies are told; `cargo xtask hostile --seconds` sets them.
+/// Seconds of random lies; `cargo xtask hostile --seconds` sets them.
 fn seconds() -> f64 {
     let set = std::env::var("BOWLINE_HOSTILE_SECONDS").ok();
     set.and_then(|text| text.parse().ok()).unwrap_or(5.0)
 }
 
-/// A random number generator whose start is told, so that a failure comes again.
+/// A random number generator whose seed is printed, so that a failure can be repeated.
 struct Random(u64);
 
 impl Random {
@@ -619,9 +619,9 @@ fn lies_of(name: &str, listen: impl FnOnce(&FalseNode, &Path)) -> FalseNode {
     println!("seed {seed}");
     let place = folder.join("host.sock");
     let random = Arc::new(Mutex::new(Random(seed)));
-    let of_node = Arc::clone(&random);
+    let node_random = Arc::clone(&random);
     let node = FalseNode::new(move |node, head| {
-        let mut random = of_node.lock().unwrap();
+        let mut random = node_random.lock().unwrap();
         memory_of_programs::ask_for_anything(node, &mut random);
         Some(match head.op {
             Op::Hello if random.below(8) > 0 => (welcome(), Vec::new()),

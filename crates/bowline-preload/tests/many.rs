@@ -20,7 +20,7 @@ const PROCESSES: usize = 200;
 const SOCKETS: [usize; 2] = [50, 20];
 /// Descriptors that the node needs beyond two for each socket: channels of each process.
 const CHANNELS: usize = 4 * PROCESSES;
-/// Processes that are killed in a usual run, and in a long one.
+/// Processes that are killed in a default run, and in a long one.
 const KILLS: [&str; 2] = ["400", "1000"];
 
 fn alone() -> MutexGuard<'static, ()> {

@@ -11,7 +11,7 @@ use scene::{Scene, finish, script};
 /// Exit status of `cargo xtask` when it cannot do something here and has said why.
 const SKIPPED: i32 = 77;
 
-/// The library for musl, or the reason why there is none.
+/// The library for musl, or the reason why it is missing.
 fn library(folder: &Path) -> Result<PathBuf, String> {
     let library = folder.join("libbowline_preload-musl.so");
     let mut xtask = Command::new(env!("CARGO"));

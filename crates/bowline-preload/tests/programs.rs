@@ -102,7 +102,7 @@ fn killed_processes_leave_nothing_and_hold_up_nobody() {
     scene.is_empty_again();
 }
 
-/// Programs find a node that was started anew, however often that was.
+/// Programs find a node that was restarted any number of times.
 #[test]
 fn sockets_are_made_after_each_start_of_a_node() {
     const TIMES: usize = 20;

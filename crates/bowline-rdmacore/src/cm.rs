@@ -314,7 +314,7 @@ impl Cm {
         let private_data = if data.is_null() {
             Vec::new()
         } else {
-            // SAFETY: the event has so many bytes of data.
+            // SAFETY: the event has this many bytes of data.
             unsafe { core::slice::from_raw_parts(data, len) }.to_vec()
         };
         let happened = LibraryEvent {
@@ -402,7 +402,7 @@ impl Cm {
                         initiator_depth: happened.initiator_depth,
                     }
                 }
-                // The peer is told when the id is destroyed.
+                // Destroying the id notifies the peer.
                 Err(_) => CmEvent::Unreachable { id },
             }),
             (kind::ESTABLISHED, Phase::Accepted) => {

@@ -230,7 +230,7 @@ pub(crate) struct Pd {
     pub(crate) id: PdId,
     pub(crate) context: Arc<Context>,
     raw: NonNull<IbvPd>,
-    /// Address handles by where they lead: datagrams under way need theirs, so they stay.
+    /// Address handles by destination: datagrams in flight need theirs, so they are kept.
     ahs: Mutex<HashMap<IpAddr, NonNull<IbvAh>>>,
 }
 

@@ -179,7 +179,7 @@ impl Cq {
     fn arm(&self, solicited: bool) -> Result<(), Error> {
         // SAFETY: the context is open.
         let arm = unsafe { &*self.context.raw() }.ops.req_notify_cq;
-        // A send that completes is never a solicited one; its error tells of itself.
+        // A completed send is never solicited; an error is reported by its own completion.
         for cq in [self.sends(), self.receives()] {
             // SAFETY: the queue lives as long as `self`.
             let result = unsafe { arm(cq, solicited.into()) };
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_failed_one_only_what_is_valid_is_told() {
+    fn a_failed_completion_has_valid_fields_only() {
         // The opcode is whatever was there.
         let wrong = Wc { opcode: 0x77, status: 5, wc_flags: u32::MAX, ..wc() };
         let done = completion(&wrong, true);

@@ -153,10 +153,10 @@ impl RdmaCoreDevice {
             async_arrived: Condvar::new(),
             context,
         });
-        let (of_thread, until) = (Arc::clone(&inner), Arc::clone(&stop));
+        let (for_thread, until) = (Arc::clone(&inner), Arc::clone(&stop));
         let thread = std::thread::Builder::new()
             .name("bowline-rdma".to_owned())
-            .spawn(move || of_thread.run(&until))
+            .spawn(move || for_thread.run(&until))
             .map_err(|error| {
                 system("starting a thread", error.raw_os_error().unwrap_or(libc::EAGAIN))
             })?;
@@ -192,31 +192,34 @@ impl Inner {
         self.tables.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the events of the connection manager and of the device until told to stop.
+    /// Takes the events of the connection manager and of the device until `stop`.
     fn run(&self, stop: &OwnedFd) {
         // SAFETY: the descriptor is open as long as the context.
         let events = unsafe { BorrowedFd::borrow_raw(self.context.async_fd()) };
-        let (mut of_cm, mut of_device) = (Watch::default(), Watch::default());
+        let (mut cm_watch, mut device_watch) = (Watch::default(), Watch::default());
         loop {
-            // Errors are told of every descriptor, asked for or not, so one that is over is left
-            // out.
+            // `poll` reports errors of every descriptor, asked for or not, so one that has failed
+            // is left out.
             let unless_over = |watch: &Watch, fd| if watch.is_over() { stop.as_fd() } else { fd };
-            let mut fds =
-                [stop.as_fd(), unless_over(&of_cm, self.cm.fd()), unless_over(&of_device, events)]
-                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let mut fds = [
+                stop.as_fd(),
+                unless_over(&cm_watch, self.cm.fd()),
+                unless_over(&device_watch, events),
+            ]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             // An interrupted sleep is one that ended early.
             let _ = poll(&mut fds, None);
             let [stopped, cm, events] = fds.map(|fd| fd.revents());
             if !stopped.is_empty() {
                 return;
             }
-            if of_cm.is_ready(cm) {
+            if cm_watch.is_ready(cm) {
                 let (count, removed) = self.cm.run();
-                if of_cm.took(cm, count) | removed {
+                if cm_watch.took(cm, count) | removed {
                     self.push(AsyncEvent::DeviceFatal);
                 }
             }
-            if of_device.is_ready(events) && of_device.took(events, self.take_async()) {
+            if device_watch.is_ready(events) && device_watch.took(events, self.take_async()) {
                 self.push(AsyncEvent::DeviceFatal);
             }
         }
@@ -275,7 +278,7 @@ impl Inner {
     }
 }
 
-/// Adds an event. A device that fails may tell of each of its queue pairs besides.
+/// Adds an event. A device that fails may also report each of its queue pairs.
 fn keep(events: &mut VecDeque<AsyncEvent>, event: AsyncEvent) {
     if event == AsyncEvent::DeviceFatal && events.contains(&event) {
         return;
@@ -361,7 +364,7 @@ impl Device for RdmaCoreDevice {
         let mr = Mr::new(&pd, buffer, offset, len, iova, access)?;
         let keys = mr.keys();
         let mut tables = self.write();
-        // It may have been removed meanwhile.
+        // The queue pair may have been removed in the meantime.
         tables.pd(id)?;
         tables.mrs.insert(keys.lkey, mr);
         Ok(keys)
@@ -465,7 +468,7 @@ impl Device for RdmaCoreDevice {
         let qp = Qp::new(&init, pd, send_cq, recv_cq, self.attr.mtu)?;
         let qpn = qp.qpn;
         let mut tables = self.write();
-        // What it uses may have been removed meanwhile.
+        // Objects that it uses may have been removed in the meantime.
         let there = tables.pd(init.pd).and(tables.cq(init.send_cq)).and(tables.cq(init.recv_cq));
         if let Err(error) = there {
             // The queue pair is removed when the lock is free.

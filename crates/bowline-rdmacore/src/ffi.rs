@@ -1,5 +1,5 @@
 //! What is used of the C interface of libibverbs and librdmacm: declarations of our own, whose
-//! layout the test `layout` compares with the headers where those are installed.
+//! layout the tests compare with the headers where those are installed.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};
@@ -7,6 +7,9 @@ use core::mem::{offset_of, size_of};
 use bowline_verbs::Sge;
 
 use crate::load::Unavailable;
+
+#[cfg(test)]
+mod tests;
 
 /// `struct ibv_device`, seen only through functions.
 #[derive(Debug)]

@@ -22,8 +22,6 @@ mod cq;
 mod device;
 mod error;
 mod ffi;
-#[cfg(test)]
-mod layout;
 mod load;
 mod mw;
 mod qp;

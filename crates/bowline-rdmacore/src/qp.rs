@@ -179,7 +179,7 @@ impl Qp {
             }
             good += 1;
         }
-        // Those before one that cannot be are posted, as verbs have it.
+        // Requests before an invalid one are posted, as verbs specify.
         let first = list.as_mut_ptr();
         link(first, good, |at, next| {
             // SAFETY: `link` stays within the first `good` elements of `list`.
@@ -546,10 +546,10 @@ mod tests {
         let wanted = mask::STATE | mask::CUR_STATE | mask::SQD_NOTIFY | mask::QKEY;
         assert_eq!((what, out.cur_qp_state, out.en_sqd_async_notify), (wanted, 3, 1));
         out.sq_draining = 1;
-        let (state, told) = present(&out, &gids(), QpType::Ud);
-        assert_eq!((state, told.sq_draining, told.qkey), (QpState::Sqd, Some(true), Some(0x77)));
-        let told = QpAttr { sq_draining: Some(true), ..QpAttr::default() };
-        assert!(attributes(&told, &gids()).is_err());
+        let (state, shown) = present(&out, &gids(), QpType::Ud);
+        assert_eq!((state, shown.sq_draining, shown.qkey), (QpState::Sqd, Some(true), Some(0x77)));
+        let shown = QpAttr { sq_draining: Some(true), ..QpAttr::default() };
+        assert!(attributes(&shown, &gids()).is_err());
         let elsewhere = QpAttr {
             av: attr.av.map(|av| AddressVector { local: "10.0.0.9".parse().unwrap(), ..av }),
             ..attr

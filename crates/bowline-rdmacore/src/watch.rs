@@ -19,7 +19,8 @@ impl Watch {
         !self.over && !revents.is_empty()
     }
 
-    /// So many events were taken after the system had said this. Tells, once, that it is over.
+    /// Records that `count` events were taken after the descriptor was reported so. Returns true
+    /// once, when the descriptor has failed for good.
     pub(crate) fn took(&mut self, revents: PollFlags, count: usize) -> bool {
         self.vain = if count > 0 { 0 } else { self.vain + 1 };
         let broken = revents.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);

@@ -433,7 +433,7 @@ fn windows_are_bound_used_and_invalidated() {
             // rxe's flags do not show the invalidation to programs; a second binding of the window
             // does.
             assert_eq!(got.status, Status::Success);
-            assert!(got.invalidated.is_none_or(|told| told == key), "{got:?}");
+            assert!(got.invalidated.is_none_or(|shown| shown == key), "{got:?}");
             assert_eq!(a.done().status, Status::Success);
         } else {
             b.send(6, SendOp::LocalInv(key), 0, 0);

@@ -80,10 +80,10 @@ impl fmt::Display for Error {
             Self::ShutDown => f.write_str("the node is shut down: build a new one"),
             Self::PortTaken { addr } => write!(
                 f,
-                "{addr} is taken, by the kernel's rds_tcp module or another node: unload the \
+                "{addr} is in use by the kernel's rds_tcp module or another node: unload the \
                  module, give this node another address, or run it in its own network namespace"
             ),
-            Self::HandOver { why } => write!(f, "what was handed over cannot be used: {why}"),
+            Self::HandOver { why } => write!(f, "invalid state handed over: {why}"),
             Self::Rdma { why, .. } => write!(f, "RDMA device: {why}"),
             Self::Os { what, errno } => {
                 write!(f, "{what}: {}", std::io::Error::from_raw_os_error(errno.0))

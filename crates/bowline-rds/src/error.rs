@@ -196,7 +196,7 @@ impl fmt::Display for Error {
             Self::Congested => "the destination port is congested: wait and send again",
             Self::HandshakePending => "the peer is not known yet: wait and send again",
             Self::Empty => "nothing to receive yet",
-            Self::BadControl => "the control messages cannot be used, or not together",
+            Self::BadControl => "invalid control messages, or an invalid combination of them",
             Self::NotSupported => "the transport does not support this",
             Self::NoSuchOption => "no such option on this transport",
             Self::BadValue => "the value is outside its range",
@@ -204,13 +204,13 @@ impl fmt::Display for Error {
             Self::TooManySockets => "the node has as many sockets as its limit allows",
             Self::TooManyRegions => "the node has as many regions of memory as its limit allows",
             Self::TooManyStatuses => {
-                "too many ends of operations or of sends without a copy were not received: receive \
+                "too many completions of operations or of zero-copy sends are queued: receive \
                  them and send again"
             }
             Self::TooManyPeers => "the node has as many peers as its limit allows",
             Self::PeerEnded => {
-                "the peer's node has ended, and has not acknowledged everything: what it did not \
-                 take waits for another node there"
+                "the peer's node has ended without acknowledging everything: the rest waits for \
+                 another node there"
             }
             Self::PeerNotPermitted => "the node's list of peers does not permit this destination",
         };

@@ -221,9 +221,7 @@ fn addresses_that_were_bound_once_are_forgotten() {
 #[test]
 fn short_messages_do_not_keep_the_buffers_they_came_in() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut lab = Lab::larger();
-    let link = lab.bowline(A, 7, 0);
-    let slow = lab.bound("10.0.0.2:5000");
+    let (mut lab, slow, link) = at(B, 5000).bowline();
     let mut pool = RxPool::default();
     let before = bytes();
     let count = 3000;

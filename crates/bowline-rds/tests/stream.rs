@@ -55,9 +55,7 @@ fn frame() -> impl Strategy<Value = Frame> {
 
 /// What a stream cut at these places delivers and is answered with.
 fn outcome(stream: &[u8], cuts: &[usize]) -> (Vec<Vec<u8>>, u64, u64) {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     let mut at = 0;
     for cut in cuts.iter().copied().chain([stream.len()]) {
         if cut > at {

@@ -672,7 +672,9 @@ impl Dispatcher {
             None => None,
         };
         let export = OpenExport { backend, region, label: found.label.into(), read_only };
-        let id = self.lock().table.insert(found.identity, export, &exports)?;
+        let inserted = self.lock().table.insert(found.identity, export, &exports);
+        // Dropped without the lock.
+        let id = inserted.map_err(|(errno, _refused)| errno)?;
         // Other clients may have it open already, for reading.
         self.lock().core.set_limits(id, limits);
         Ok((id, limits))

@@ -116,7 +116,7 @@ fn flushes_and_data_reach_storage_one_after_the_other_and_then_comes_the_answer(
                 });
                 for (step, what) in steps.iter().enumerate().take(fails + 1) {
                     asked(disk, *what, read);
-                    disk.go_on(if step == fails { -EIO } else { 0 });
+                    disk.resume(if step == fails { -EIO } else { 0 });
                 }
                 let errno = if fails < steps.len() { -EIO } else { 0 };
                 assert_eq!(disk.news(), News::Answered(REQUEST, errno));
@@ -170,21 +170,21 @@ fn reach_the_disk(net: u8, exports: Exports, below: &Arc<Cached>) {
     let (early, late) = (8192, 65_536);
     let sent = write(early, Durable::Later);
     asked(below, News::write(early, LEN), read);
-    below.go_on(0);
+    below.resume(0);
     done(sent);
     assert_eq!(below.durable(early, LEN), vec![0; LEN as usize]);
     let flusher = Arc::clone(&disk);
     let sent = begin(below, move || sync::flush(&*flusher).map_err(|errno| errno.0));
     asked(below, News::flush(), read);
-    below.go_on(0);
+    below.resume(0);
     done(sent);
     assert_eq!(below.durable(early, LEN), bytes);
 
     let sent = write(late, Durable::Now);
     asked(below, News::write(late, LEN), read);
-    below.go_on(0);
+    below.resume(0);
     asked(below, News::flush(), read);
-    below.go_on(0);
+    below.resume(0);
     done(sent);
     assert_eq!(below.durable(late, LEN), bytes);
     rig.client.unmap(&disk).unwrap();

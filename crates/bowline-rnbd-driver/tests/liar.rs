@@ -1,40 +1,22 @@
 //! A server whose answers are too short or describe no valid disk: the disk is not mapped, and
 //! another disk of the session is not affected [NB-3] [NB-9] [NB-30].
 
-#[path = "../../bowline-rtrs-driver/tests/hostile/raw.rs"]
-#[allow(dead_code, reason = "its own tests use more of it")]
-mod raw;
-
-/// Helpers for the scripted peer, from the tests of RTRS.
-mod common {
-    use std::net::IpAddr;
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    use bowline_roce_driver::{SoftConfig, SoftDevice};
-
-    pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-    pub(crate) fn device(addrs: &[IpAddr]) -> Arc<SoftDevice> {
-        let config = SoftConfig { addrs: addrs.to_vec(), ..SoftConfig::default() };
-        Arc::new(SoftDevice::open(config).unwrap())
-    }
-}
-
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use bowline_block::sync;
 use bowline_block::{BlockDevice, Errno};
 use bowline_rnbd_driver::{Client, MapOptions};
+use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT};
+use bowline_testkit::rtrs_peer::{Conn, Raw};
 use bowline_verbs::{Device, RecvWr, Remote, SendOp, Status};
 use bowline_wire::rnbd::{OpenRsp, Request, emit_sess_info_rsp, parse};
 use bowline_wire::rtrs::{
     ConAnswer, ConReq, ConRsp, Desc, Geometry, Imm, IoHdr, emit_info_rsp, parse_io,
 };
-use raw::{Conn, Raw};
 
 const DEPTH: u16 = 8;
 const CHUNK: u32 = 8192;
@@ -46,14 +28,23 @@ fn ip(host: u8) -> IpAddr {
     IpAddr::from([127, 80, 111, host])
 }
 
+fn device(addr: IpAddr) -> Arc<SoftDevice> {
+    let config = SoftConfig { addrs: vec![addr], ..SoftConfig::default() };
+    Arc::new(SoftDevice::open(config).unwrap())
+}
+
 fn geometry() -> Geometry {
     Geometry::of_chunk(DEPTH, CHUNK, 4096).unwrap()
 }
 
 /// Accepts all connections of a path, and sends the addresses of the chunks.
-fn accept(raw: &mut Raw) -> Vec<Conn> {
-    let rsp =
-        ConRsp { geometry: geometry(), new_rkey: false, counted_keys: false, heeds_notice: false };
+fn accept(raw: &mut Raw<SoftDevice>) -> Vec<Conn> {
+    let rsp = ConRsp {
+        geometry: geometry(),
+        new_rkey: false,
+        counted_keys: false,
+        accepts_notice: false,
+    };
     let answer = ConAnswer::Accepted(rsp).emit();
     let mut conns = Vec::new();
     loop {
@@ -103,7 +94,7 @@ fn answer(request: &Request<'_>, deaf: bool) -> Option<Vec<u8>> {
 
 /// Answers one message with success. A `deaf` server ignores CLOSE. Returns false when the
 /// connection ended before a message came.
-fn serve(raw: &mut Raw, conns: &[Conn], deaf: bool) -> bool {
+fn serve(raw: &mut Raw<SoftDevice>, conns: &[Conn], deaf: bool) -> bool {
     let Some(got) = raw.recv(1).filter(|got| got.status == Status::Success) else { return false };
     let Some(Imm::Request(payload)) = got.imm.map(Imm::from_u32) else { return true };
     let conn = *conns.iter().find(|conn| conn.qp == got.qpn).unwrap();
@@ -136,10 +127,10 @@ impl Drop for Ends<'_> {
 /// Runs a test with a client of a scripted server, at addresses of this test.
 fn with_server(host: u8, deaf: bool, test: impl FnOnce(&Client, MapOptions)) {
     let (own, server) = (ip(host), ip(host + 1));
-    let mut raw = Raw::new(server);
+    let mut raw = Raw::on(device(server), server);
     raw.dev.listen((server, PORT).into()).unwrap();
-    let engine = Engine::new(vec![common::device(&[own]) as _], EngineConfig::default()).unwrap();
-    let client = Client::new(std::sync::Arc::clone(&engine), MapOptions::new("default"));
+    let engine = Engine::new(vec![device(own) as _], EngineConfig::default()).unwrap();
+    let client = Client::new(Arc::clone(&engine), MapOptions::new("default"));
     let mut options = MapOptions::new("prey").path(Some(own), server);
     options.max_reconnects = 0;
     let over = AtomicBool::new(false);

@@ -29,13 +29,13 @@ mod fault;
 mod helper;
 mod identity;
 mod loss;
-#[cfg(test)]
-mod marks;
 mod receive;
 mod send;
 mod shared;
 mod stats;
 mod sys;
+#[cfg(test)]
+mod tests;
 mod udp;
 mod wait;
 

@@ -1,10 +1,12 @@
 //! State shared by all threads, and the leader, which reads the network.
 //!
-//! Locks, in the order in which they are taken: `rx` (reading and handling, so that packets are
-//! handled in the order they arrived), `tx` (sending, so that packets leave in the order they were
-//! made), `state` (the core). Data paths only try the first two. The last is never held over a
-//! system call, with two exceptions: a write to an event descriptor, and a receive without waiting
-//! into memory that peers write, which must not be taken back from them during the call.
+//! Locks: `rx` (reading and handling, so that packets are handled in the order they arrived) or
+//! `tx` (sending, so that packets leave in the order they were made), then `state` (the core). No
+//! thread holds the first two together, and data paths only try them. The last is never held over a
+//! system call, with three exceptions: a write to an event descriptor; a receive without waiting
+//! into memory that peers write, which must not be taken back from them during the call; and a copy
+//! to or from memory of another process (`bowline_verbs::ForeignMemory`), which takes as long as
+//! its implementation lets that process take.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;

@@ -9,7 +9,8 @@
 //! Locks, in the order in which they are taken: `devices`, which data paths only try, then `state`.
 //! While one thread carries out the core's orders, other threads leave the work they add to it:
 //! under load the requests of many threads go out with one call. The state is never locked while a
-//! device is called or a callback of the program runs.
+//! callback of the program runs, nor while a device is called, with one exception: a server
+//! invalidates the keys of requests under it, which changes a table and waits for nothing [RT-44].
 
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -87,10 +87,7 @@ fn an_engine_has_several_devices() {
     };
     let (client_engine, server_engine) = (engine(&devices), engine(&servers));
     let store = Store::new();
-    let everywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-    let config = ServerConfig::default();
-    let server =
-        Server::open(&server_engine, &everywhere, config, Arc::clone(&store) as _).unwrap();
+    let server = common::serve(&server_engine, Arc::clone(&store) as _);
     let paths = [(Some(ip(NET, 1)), ip(NET, 101)), (Some(ip(NET, 2)), ip(NET, 102))];
     let builder = SessionBuilder::new("two").unwrap().paths(&paths).policy(Policy::RoundRobin);
     let session = Session::open(&client_engine, builder).unwrap();

@@ -11,12 +11,13 @@ use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, LinkEv, PathState, PermitKind, Session, SessionBuilder, Wait,
 };
-use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
+use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, HbConfig, PORT, Policy, Poll};
 use bowline_verbs::Device;
 use common::frail::Frail;
 use common::{
-    PATIENCE, Store, at, bytes, device, device_with, engine, eventually, ip, write_and_read,
+    PATIENCE, Slow, Store, at, bytes, device, device_with, engine, eventually, far, ip, serve,
+    write_and_read,
 };
 
 fn engine_of(devices: &[Arc<SoftDevice>]) -> Arc<Engine> {
@@ -28,34 +29,6 @@ fn engine_of(devices: &[Arc<SoftDevice>]) -> Arc<Engine> {
 fn no_heartbeat() -> HbConfig {
     let never = Duration::from_secs(3600);
     HbConfig { interval: never, probe_interval: never, ..HbConfig::default() }
-}
-
-/// Answers no request until it is told to; reads return bytes of 9.
-#[derive(Default)]
-struct Slow(Mutex<Vec<Request>>);
-
-impl Slow {
-    fn asked(&self) -> usize {
-        self.0.lock().unwrap().len()
-    }
-
-    fn answer(&self, server: &Server) {
-        for request in std::mem::take(&mut *self.0.lock().unwrap()) {
-            let chunk = server.chunk(&request).unwrap();
-            chunk.buffer.write(chunk.offset, &vec![9; request.room as usize]);
-            server.respond(&mut std::iter::once((request.op, 0, None)));
-        }
-    }
-}
-
-impl Handler for Slow {
-    fn rdma_ev(&self, _: &Server, requests: &mut Vec<Request>) {
-        self.0.lock().unwrap().append(requests);
-    }
-
-    fn link_ev(&self, _: &Server, _: server::LinkEv) -> Result<(), Errno> {
-        Ok(())
-    }
 }
 
 struct Tell(Mutex<Sender<Completed>>);
@@ -133,12 +106,8 @@ fn moves(
     heartbeat: HbConfig,
     lose: impl Fn(),
 ) {
-    let theirs = device(&[ip(net, 101), ip(net, 102)]);
-    let server_engine = engine(&theirs);
     let slow = Arc::new(Slow::default());
-    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-    let config = ServerConfig::default();
-    let server = Server::open(&server_engine, &anywhere, config, Arc::clone(&slow) as _).unwrap();
+    let far = far(net, Arc::clone(&slow) as _);
     let [first, second] = devices.each_ref().map(|device| device.attr().addrs[0]);
     let engine = Engine::new(devices.into(), EngineConfig::default()).unwrap();
     let builder = SessionBuilder::new("move")
@@ -167,7 +136,7 @@ fn moves(
     assert!(told.try_recv().is_err(), "an end is told while the server can still answer");
     let mut ends = Vec::new();
     eventually("both are answered", || {
-        slow.answer(&server);
+        slow.answer(&far.server);
         ends.extend(told.try_iter());
         ends.len() == 2
     });
@@ -181,25 +150,20 @@ fn moves(
     let done = Done { to: done as _, tag: 5 };
     session.request(Dir::Read, &permits[0], &at(0), &[new.piece(0, 4096)], done).unwrap();
     eventually("it is there", || slow.asked() == 1);
-    slow.answer(&server);
+    slow.answer(&far.server);
     assert_eq!(told.recv_timeout(PATIENCE).unwrap(), Completed { tag: 5, errno: 0 });
     assert_eq!(bytes(&region, 0, 8192), [7; 8192], "nothing is written late");
     permits.into_iter().for_each(|permit| session.put_permit(permit));
     drop((region, new));
     session.close();
-    eventually("nothing is left at the server", || theirs.in_use().qps == 0);
+    eventually("nothing is left at the server", || far.device.in_use().qps == 0);
 }
 
 /// The first device has the thread that looks at the clock for all.
 #[test]
 fn timers_of_a_session_outlive_the_first_device() {
     const NET: u8 = 122;
-    let theirs = device(&[ip(NET, 101), ip(NET, 102)]);
-    let server_engine = engine(&theirs);
-    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-    let _server =
-        Server::open(&server_engine, &anywhere, ServerConfig::default(), Store::new() as _)
-            .unwrap();
+    let _far = far(NET, Store::new());
     let devices = [device(&[ip(NET, 1)]), device(&[ip(NET, 2)])];
     let engine = engine_of(&devices);
     let heartbeat = HbConfig { probe_interval: Duration::from_millis(200), ..HbConfig::default() };
@@ -219,13 +183,8 @@ fn timers_of_a_session_outlive_the_first_device() {
 #[test]
 fn the_last_device_ends_the_session() {
     const NET: u8 = 123;
-    let theirs = device(&[ip(NET, 101), ip(NET, 102)]);
-    let server_engine = engine(&theirs);
     let slow = Arc::new(Slow::default());
-    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-    let server =
-        Server::open(&server_engine, &anywhere, ServerConfig::default(), Arc::clone(&slow) as _)
-            .unwrap();
+    let far = far(NET, Arc::clone(&slow) as _);
     let devices = [device(&[ip(NET, 1)]), device(&[ip(NET, 2)])];
     let engine = engine_of(&devices);
     let (sender, links) = channel();
@@ -251,8 +210,8 @@ fn the_last_device_ends_the_session() {
     assert!(told.try_recv().is_err(), "told once");
     // The request may also have arrived by the other path, when the first device was closed.
     eventually("the server forgets it", || {
-        slow.answer(&server);
-        server.sessions().is_empty()
+        slow.answer(&far.server);
+        far.server.sessions().is_empty()
     });
 }
 
@@ -262,9 +221,7 @@ fn a_server_goes_on_without_one_of_its_devices() {
     for (net, gone) in [(124, 0), (125, 1)] {
         let theirs = [device(&[ip(net, 101)]), device(&[ip(net, 102)])];
         let server_engine = engine_of(&theirs);
-        let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-        let config = ServerConfig::default();
-        let server = Server::open(&server_engine, &anywhere, config, Store::new() as _).unwrap();
+        let server = serve(&server_engine, Store::new());
         let soft = SoftConfig { addrs: vec![ip(net, 1), ip(net, 2)], ..SoftConfig::default() };
         let engine = engine(&device_with(soft));
         let session = Session::open(&engine, two_paths(net, "server")).unwrap();
@@ -335,12 +292,7 @@ fn what_is_opened_later_does_without_a_device_that_is_gone() {
         (137, |_, soft| soft.close()),
         (138, |frail, _| frail.fill_up()),
     ] {
-        let theirs = device(&[ip(net, 101), ip(net, 102)]);
-        let server_engine = engine(&theirs);
-        let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-        let _server =
-            Server::open(&server_engine, &anywhere, ServerConfig::default(), Store::new() as _)
-                .unwrap();
+        let _far = far(net, Store::new());
         let named = |name: &str, host| {
             let (name, addrs) = (name.to_owned(), vec![ip(net, host)]);
             device_with(SoftConfig { name, addrs, ..SoftConfig::default() })

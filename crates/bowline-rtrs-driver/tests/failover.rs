@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use bowline_rtrs_driver::client::{
     LinkEv, PathEv, PathState, PermitKind, Session, SessionBuilder, Wait,
 };
-use bowline_rtrs_driver::server::{self, Handler, Request, Server, ServerConfig};
+use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno, HbConfig, PORT, PathId, Policy};
 use common::load::Load;
 use common::tasks::block_on;
-use common::{PATIENCE, Pair, at, eventually, hasty, ip, write_and_read};
+use common::{PATIENCE, Pair, Slow, at, eventually, hasty, ip, write_and_read};
 
 fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)
@@ -230,25 +230,12 @@ fn requests_are_futures() {
     write_and_read(&session, 0, 4096);
 }
 
-/// Answers no request until it is told to.
-struct Slow(std::sync::Mutex<Vec<Request>>);
-
-impl Handler for Slow {
-    fn rdma_ev(&self, _: &Server, requests: &mut Vec<Request>) {
-        self.0.lock().unwrap().append(requests);
-    }
-
-    fn link_ev(&self, _: &Server, _: server::LinkEv) -> Result<(), Errno> {
-        Ok(())
-    }
-}
-
 /// Permits run out, are waited for and return; answers come from any thread, in any order.
 #[test]
 fn permits_are_waited_for() {
     let pair = Pair::new(56, 1, ServerConfig::default());
     pair.server.close();
-    let handler = Arc::new(Slow(std::sync::Mutex::default()));
+    let handler = Arc::new(Slow::default());
     let config = ServerConfig {
         geometry: bowline_rtrs_driver::Geometry::new(4, 28_672, 4096).unwrap(),
         ..ServerConfig::default()

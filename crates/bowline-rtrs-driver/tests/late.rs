@@ -3,38 +3,16 @@
 mod common;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_roce_driver::SoftDevice;
 use bowline_rtrs_driver::client::{PermitKind, Session, SessionBuilder, Wait};
-use bowline_rtrs_driver::server::{Handler, LinkEv, Request, Server, ServerConfig};
-use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, HbConfig, PORT};
+use bowline_rtrs_driver::server::{Server, ServerConfig};
+use bowline_rtrs_driver::{Dir, Engine, EngineConfig, HbConfig, PORT};
 use bowline_verbs::Device;
 use common::drowsy::Drowsy;
-use common::{at, device, eventually, ip};
-
-/// Answers no request until it is told to.
-#[derive(Default)]
-struct Slow(Mutex<Vec<Request>>);
-
-impl Slow {
-    /// The only one it has.
-    fn one(&self) -> Request {
-        eventually("a request comes", || self.0.lock().unwrap().len() == 1);
-        self.0.lock().unwrap().pop().unwrap()
-    }
-}
-
-impl Handler for Slow {
-    fn rdma_ev(&self, _: &Server, requests: &mut Vec<Request>) {
-        self.0.lock().unwrap().append(requests);
-    }
-
-    fn link_ev(&self, _: &Server, _: LinkEv) -> Result<(), Errno> {
-        Ok(())
-    }
-}
+use common::{Slow, at, device, eventually, ip};
 
 /// Wakes the threads that sleep on a device, at the end of a test.
 struct Alarm(Arc<SoftDevice>);

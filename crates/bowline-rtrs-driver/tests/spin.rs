@@ -2,15 +2,13 @@
 
 mod common;
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use bowline_rtrs_driver::client::{PermitKind, Session, SessionBuilder, Wait};
-use bowline_rtrs_driver::server::{Server, ServerConfig};
-use bowline_rtrs_driver::{Dir, Engine, EngineConfig, PORT, Policy, Poll};
+use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Policy, Poll};
 use bowline_verbs::Device;
-use common::{Store, at, device, engine, ip, write_and_read};
+use common::{Store, at, device, far, ip, write_and_read};
 
 const NET: u8 = 207;
 
@@ -20,12 +18,7 @@ const NET: u8 = 207;
 fn a_thread_that_spins_serves_all_devices() {
     const CALLS: u64 = 2000;
     const THREADS: usize = 3;
-    let theirs = device(&[ip(NET, 101), ip(NET, 102)]);
-    let server_engine = engine(&theirs);
-    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
-    let _server =
-        Server::open(&server_engine, &anywhere, ServerConfig::default(), Store::new() as _)
-            .unwrap();
+    let _far = far(NET, Store::new());
     let devices = [1, 2].map(|host| device(&[ip(NET, host)]) as Arc<dyn Device>);
     let engine = Engine::new(devices.to_vec(), EngineConfig { poll: Poll::Spin }).unwrap();
     let paths = [1, 2].map(|host| (Some(ip(NET, host)), ip(NET, 100 + host)));

@@ -69,8 +69,8 @@ fn what_comes_late_over_a_path_that_was_given_up_does_no_harm() {
         let counters = world.server.counters();
         counters.notices - counters.notices_ignored
     };
-    let heeded: u64 = (0..seeds).map(notices).sum();
-    assert!(heeded > 100, "{heeded} paths closed that were given up");
+    let closed: u64 = (0..seeds).map(notices).sum();
+    assert!(closed > 100, "{closed} paths closed that were given up");
 }
 
 // tests [RT-101]: without notices the late requests corrupt data, and this test notices

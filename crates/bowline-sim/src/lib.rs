@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | [`rds`] | RDS nodes and kernel peers, over TCP and RDMA | messages: once, in order, none lost |
 //! | [`roce`] | RoCEv2 devices and programs that use verbs | requests, memory byte for byte |
+//! | [`host`] | nodes and the programs of their hosts | messages, wake-ups, quotas, answers |
 //! | [`rtrs`] | RTRS sessions and RNBD disks over RoCEv2 | requests, chunks, data of disks |
 //!
 //! A *seed* draws a *plan*: who there is, the network between them, what users do and which faults
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod host;
 pub mod rds;
 pub mod roce;
 pub mod rtrs;

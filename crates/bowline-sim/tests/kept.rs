@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bowline_sim::{Numbers, Outcome, TraceMode, rds, roce, rtrs, simulator_of};
+use bowline_sim::{Numbers, Outcome, TraceMode, host, rds, roce, rtrs, simulator_of};
 
 fn assert_kept<N: Numbers>(name: &str, outcome: &Outcome<N>) {
     assert!(outcome.failure.is_none(), "{name}:\n{}", outcome.report());
@@ -21,6 +21,7 @@ fn kept_plans_keep_every_promise() {
         match simulator_of(&text).expect("a plan").as_str() {
             "rds" => assert_kept(&name, &rds::run_kept(&text, &name, trace).expect("a plan")),
             "roce" => assert_kept(&name, &roce::run_kept(&text, &name, trace).expect("a plan")),
+            "host" => assert_kept(&name, &host::run_kept(&text, &name, trace).expect("a plan")),
             "rtrs" => assert_kept(&name, &rtrs::run_kept(&text, &name, trace).expect("a plan")),
             other => panic!("{name} is for {other}"),
         }
@@ -38,6 +39,9 @@ fn a_kept_plan_runs_as_its_seed_did() {
         let text = roce::keep(seed, &roce::Options::default());
         let again = roce::run_kept(&text, "it", TraceMode::Hash).expect("a plan");
         assert_eq!(roce::run(seed, &roce::Options::default()).trace_hash, again.trace_hash);
+        let text = host::keep(seed, &host::Options::default());
+        let again = host::run_kept(&text, "it", TraceMode::Hash).expect("a plan");
+        assert_eq!(host::run(seed, &host::Options::default()).trace_hash, again.trace_hash);
         let text = rtrs::keep(seed, &rtrs::Options::default());
         let again = rtrs::run_kept(&text, "it", TraceMode::Hash).expect("a plan");
         assert_eq!(rtrs::run(seed, &rtrs::Options::default()).trace_hash, again.trace_hash);

@@ -71,11 +71,11 @@ fn every_fault_over_rdma_happens() {
         ("kernel over RDMA", "is asked to acknowledge"),
         ("kernel over RDMA", "drops a connection for a later request"),
         ("kernel over RDMA", "refuses while it connects"),
-        ("ops", "told: success"),
-        ("ops", "told: remote error"),
-        ("ops", "told: cancelled"),
-        ("ops", "told: dropped"),
-        ("ops", "told: other error"),
+        ("ops", "reported: success"),
+        ("ops", "reported: remote error"),
+        ("ops", "reported: cancelled"),
+        ("ops", "reported: dropped"),
+        ("ops", "reported: other error"),
     ];
     assert_reached(&summary, &faults);
     assert_reached(&summary, &OPERATIONS);

@@ -99,7 +99,7 @@ impl RejectReason {
             7 => "invalid communication instance",
             8 => "nobody listens at this port",
             9 => "invalid transport service",
-            10 => "stale connection: the peer has not forgotten an earlier one of this queue pair",
+            10 => "stale connection: the peer still has an earlier one of this queue pair",
             11 => "the datagram channel does not exist",
             12 => "invalid address",
             13 => "invalid local identifier",

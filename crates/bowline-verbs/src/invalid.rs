@@ -150,15 +150,15 @@ impl fmt::Display for InvalidReason {
             Self::NoReads => "the queue pair may have no read outstanding: its max_rd_atomic is 0",
             Self::InlineRead => "reads and atomics need memory, not inline bytes",
             Self::AtomicOperand => "atomics are of 8 bytes, aligned at the peer",
-            Self::FlushOperand => "a flush has a placement and no bytes of its own",
+            Self::FlushOperand => "a flush needs a placement and has no payload",
             Self::WindowType(MwType::Type1) => "a window of type 1 is bound by bind_mw",
             Self::WindowType(MwType::Type2) => "a window of type 2 is bound by a send request",
             Self::WindowPd => "window and queue pair are of two protection domains",
-            Self::OutsideBuffer => "the region does not lie within the buffer",
+            Self::OutsideBuffer => "the region is not within the buffer",
             Self::RemoteWriteOnly => "a peer may write only where this side may",
             Self::AddressWrap => "the addresses of the region wrap",
-            Self::KeyWithdrawn => "the key is withdrawn already",
-            Self::KeyNotWithdrawn => "the key is not withdrawn",
+            Self::KeyWithdrawn => "the key is invalidated already",
+            Self::KeyNotWithdrawn => "the key is not invalidated",
             Self::NewKey => "the new key must differ in the low byte only",
             Self::NoEntries => "a completion queue needs room for an entry",
             Self::CqOverrun => "the completion queue has overrun",
@@ -189,7 +189,9 @@ impl fmt::Display for InvalidReason {
                 "an attribute is missing, not allowed in this state, or out of range for the device"
             }
             Self::RegionRefused => "the device refuses this region or these rights",
-            Self::RequestRefused => "the device refuses the request, or it is not its time",
+            Self::RequestRefused => {
+                "the device refuses the request, or its state does not allow it"
+            }
         })
     }
 }
@@ -240,9 +242,9 @@ pub enum QpAttrName {
 impl QpAttrName {
     fn write_not_allowed(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::CurState => write!(f, "{self} says nothing for this transition"),
-            Self::SqdNotify => write!(f, "{self} is for the way to SQD"),
-            Self::SqDraining => write!(f, "{self} is only told"),
+            Self::CurState => write!(f, "{self} does not apply to this transition"),
+            Self::SqdNotify => write!(f, "{self} applies to the transition to SQD only"),
+            Self::SqDraining => write!(f, "{self} is read-only"),
             _ => write!(f, "{self} cannot be changed now"),
         }
     }
@@ -381,7 +383,7 @@ mod tests {
         for (reason, text) in [
             (InvalidReason::AttrMissing(QpAttrName::Access), "access is needed"),
             (InvalidReason::AttrNotAllowed(QpAttrName::Qkey), "qkey cannot be changed now"),
-            (InvalidReason::AttrNotAllowed(QpAttrName::SqDraining), "sq_draining is only told"),
+            (InvalidReason::AttrNotAllowed(QpAttrName::SqDraining), "sq_draining is read-only"),
             (InvalidReason::AttrValue(QpAttrName::Port), "there is one port, and it has number 1"),
             (
                 too_large(QpAttrName::MinRnrTimer, 31, 40),

@@ -252,6 +252,8 @@ impl<B> DeviceLeads<B> {
             return true;
         }
         for lead in &self.leads {
+            // Pairs with the store in `help`, behind which that looks at followers and the lead:
+            // either it finds something to do, or it is seen to nap.
             if lead.napping.swap(false, Ordering::SeqCst) || asks {
                 // Another thread may have set the flag; do not clear it.
                 lead.poll_requested.fetch_or(asks, Ordering::SeqCst);
@@ -278,6 +280,7 @@ impl<B> DeviceLeads<B> {
     /// Makes the background threads take completions now.
     pub fn request_polls(&self, devices: &impl Devices<Buffers = B>) {
         for lead in &self.leads {
+            // Pairs with the exchange in `help`; `unpark` follows, so that it does not wait.
             lead.poll_requested.store(true, Ordering::SeqCst);
             Self::wake_helper(devices, lead);
         }
@@ -290,6 +293,7 @@ impl<B> DeviceLeads<B> {
         let mut nap = NAP;
         let mut led = false;
         while !devices.is_gone(device) {
+            // Relaxed, as in `count`. What follows pairs with `pass_on` and `request_polls`.
             let program = lead.program_polls.load(Ordering::Relaxed);
             let poll_requested = lead.poll_requested.swap(false, Ordering::SeqCst);
             let active = program != seen && !poll_requested;
@@ -298,6 +302,7 @@ impl<B> DeviceLeads<B> {
             let Some(mut buffers) = buffers else {
                 // The last thread of the program that stops taking completions wakes this one.
                 nap = if active { NAP } else { (nap * 2).min(NAP_MAX) };
+                // Before `pass_on`, which looks at the leads; pairs with the exchange there.
                 lead.napping.store(nap > NAP, Ordering::SeqCst);
                 led = led && !self.pass_on(devices, true);
                 devices.count_nap();
@@ -306,6 +311,7 @@ impl<B> DeviceLeads<B> {
             };
             nap = NAP;
             led = true;
+            // It does not nap: one that wakes it all the same costs a call.
             lead.napping.store(false, Ordering::SeqCst);
             if devices.drive(device, &mut buffers) == 0 && devices.sleep(device, TICK).is_err() {
                 drop(buffers);
@@ -317,6 +323,7 @@ impl<B> DeviceLeads<B> {
 
     /// Number of requests that have ended and whose callbacks have returned.
     pub fn ended(&self) -> u64 {
+        // Pairs with `add_ended`.
         self.ended.load(Ordering::SeqCst)
     }
 
@@ -345,9 +352,11 @@ impl<B> DeviceLeads<B> {
         seen: u64,
         limit: Option<Duration>,
     ) -> bool {
+        // Before the looks at `ended`, in one order with `add_ended`.
         self.any_waiters.fetch_add(1, Ordering::SeqCst);
         let more = |_: &mut _| (self.ended() != seen).then_some(());
         let more = self.wait(devices, waits, WaitFor::Any, limit, more).is_some();
+        // One that is still counted is woken once in vain.
         self.any_waiters.fetch_sub(1, Ordering::SeqCst);
         more
     }

@@ -24,16 +24,20 @@ impl Waiter {
 
     /// Begins to count wake-ups.
     pub fn arm(&self) {
+        // Pairs with `mark`, mostly under the driver's lock, which orders them as well.
         self.state.store(WAITING, Ordering::Release);
     }
 
     /// Notes a wake-up; tells whether it is the first since [`arm`](Self::arm).
     pub fn mark(&self) -> bool {
+        // Pairs with `is_woken`, which a thread asks without the lock: it sees what it is woken
+        // for.
         self.state.swap(WOKEN, Ordering::AcqRel) == WAITING
     }
 
     /// Tells whether a wake-up has been noted since [`arm`](Self::arm).
     pub fn is_woken(&self) -> bool {
+        // Pairs with `mark`.
         self.state.load(Ordering::Acquire) == WOKEN
     }
 

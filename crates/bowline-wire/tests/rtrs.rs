@@ -96,7 +96,7 @@ fn con_rsp_is_as_the_vectors_say() {
         geometry: usual(),
         new_rkey: true,
         counted_keys: false,
-        heeds_notice: false,
+        accepts_notice: false,
     });
     assert_eq!(answer.emit()[..], vector);
     assert_eq!(ConAnswer::parse(&vector), Ok(answer));
@@ -117,7 +117,7 @@ fn con_rsp_is_judged_before_it_is_believed() {
         geometry: usual(),
         new_rkey: false,
         counted_keys: false,
-        heeds_notice: false,
+        accepts_notice: false,
     })
     .emit();
     let with = |at: usize, bytes: &[u8]| {
@@ -133,9 +133,9 @@ fn con_rsp_is_judged_before_it_is_believed() {
     assert_eq!(with(8, &[0xff; 4]), Err(E::Geometry(GeometryError::Chunk(0x1_0000_0fff))));
     assert!(matches!(with(12, &[0xff; 4]), Err(E::Geometry(GeometryError::MaxHdr(_)))));
     assert_eq!(with(16, &[0xfd, 0xff]), ConAnswer::parse(&good), "flags nobody knows");
-    let heeds =
-        ConRsp { geometry: usual(), new_rkey: false, counted_keys: false, heeds_notice: true };
-    assert_eq!(with(45, b"gu1"), Ok(ConAnswer::Accepted(heeds)), "[RT-101]");
+    let accepting =
+        ConRsp { geometry: usual(), new_rkey: false, counted_keys: false, accepts_notice: true };
+    assert_eq!(with(45, b"gu1"), Ok(ConAnswer::Accepted(accepting)), "[RT-101]");
 }
 
 // tests [RT-6] [RT-68] [RS-24]
@@ -564,7 +564,7 @@ proptest! {
         let (path, session) = (Uuid(path), Uuid(session));
         let req = ConReq { cid: cid % cid_num, cid_num, recon_cnt, path, session, first, counts_keys: !first, gives_notice: new_rkey };
         prop_assert_eq!(ConReq::parse(&req.emit()), Ok(req));
-        for answer in [ConAnswer::Accepted(ConRsp { geometry: g, new_rkey, counted_keys: !new_rkey, heeds_notice: first }), ConAnswer::Refused(errno)] {
+        for answer in [ConAnswer::Accepted(ConRsp { geometry: g, new_rkey, counted_keys: !new_rkey, accepts_notice: first }), ConAnswer::Refused(errno)] {
             prop_assert_eq!(ConAnswer::parse(&answer.emit()), Ok(answer));
         }
         let key = RkeyRsp { id: key.0, key: key.1 };

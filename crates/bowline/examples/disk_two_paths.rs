@@ -81,13 +81,13 @@ fn main() -> Result<()> {
     let device = Arc::new(SoftDevice::open(config)?);
     let near = Engine::new(vec![device.clone()], EngineConfig::default())?;
 
-    let (told, events) = channel();
+    let (sender, events) = channel();
     let options = MapOptions::new("example")
         .paths(here.into_iter().zip(there))
         // Where both paths are lost, requests wait for half a minute before they fail.
         .outage(Outage::Queue(Duration::from_secs(30)))
         .on_path(move |_session, event| {
-            let _ = told.send(event);
+            let _ = sender.send(event);
         });
     let client = Client::new(near, options);
     let disk = client.map("disk0")?;

@@ -110,8 +110,8 @@ fn main() -> Result<()> {
     writer.device.post_send(writer.qp, &[write]).map_err(|(_, why)| why)?;
     assert_eq!(writer.completion()?.wr_id, 2, "the target has it");
 
-    let told = target.completion()?;
-    assert_eq!((told.wr_id, told.imm), (1, Some(42)));
+    let completion = target.completion()?;
+    assert_eq!((completion.wr_id, completion.imm), (1, Some(42)));
     let mut read = [0; 22];
     target.memory.read(0, &mut read);
     println!("{}", String::from_utf8_lossy(&read));

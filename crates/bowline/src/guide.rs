@@ -69,7 +69,7 @@ pub mod slow_receiver {}
 ///
 /// A program that only receives needs neither: when its node is dropped, what it has received is
 /// acknowledged, and its peers learn that it has ended. A sender that waits for more than that is
-/// told by [`ErrorKind::PeerEnded`](crate::rds::ErrorKind::PeerEnded).
+/// reported as [`ErrorKind::PeerEnded`](crate::rds::ErrorKind::PeerEnded).
 ///
 /// ```
 #[doc = include_str!("../examples/graceful_end.rs")]
@@ -103,9 +103,9 @@ pub mod tokio_tasks {}
 ///
 /// [`DiskHandle`](crate::block::DiskHandle) has calls that wait, and futures; for full speed a
 /// program submits requests itself, and gets their results by a callback
-/// ([`DiskDone`](crate::block::DiskDone)). Requests of a lost path go on over another one, so the
-/// program sees a delay and no error: at most the time after which a silent path counts as lost.
-/// When all paths are lost, [`Outage`](crate::rnbd::Outage) decides.
+/// ([`DiskDone`](crate::block::DiskDone)). Requests of a lost path continue over another one, so
+/// the program sees a delay and no error: at most the time after which a silent path counts as
+/// lost. When all paths are lost, [`Outage`](crate::rnbd::Outage) decides.
 ///
 /// ```
 #[doc = include_str!("../examples/disk_two_paths.rs")]

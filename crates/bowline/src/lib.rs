@@ -43,7 +43,7 @@
 /// The error number of the errors of all modules: each has a method `errno` that returns it, and
 /// becomes a [`std::io::Error`] with its text.
 pub use bowline_base::Errno;
-/// A time of the monotonic clock of this machine, as records of the past have it.
+/// A point on the monotonic clock, used as timestamp of past events.
 pub use bowline_base::Instant;
 /// A counter with its name and what it counts, as lists of counters have it.
 pub use bowline_base::count::Described;

@@ -60,11 +60,11 @@
 //! socket.send_to(b"kept", no_node_runs_there)?;
 //! let flushed = socket.flush(Some(Duration::from_millis(200)));
 //! assert!(flushed.is_err_and(|error| error.is_timed_out()));
-//! let told = left.events().into_iter().any(|event| {
+//! let refused = left.events().into_iter().any(|event| {
 //!     matches!(event, Event::CannotConnect { remote, why: CloseReason::Refused, .. }
 //!         if remote == no_node_runs_there.ip())
 //! });
-//! assert!(told);
+//! assert!(refused);
 //! # Ok(())
 //! # }
 //! ```

@@ -2,10 +2,10 @@
 //!
 //! A client opens a [`Session`](client::Session), takes permits and makes requests: a user message
 //! and data, in one direction. A server has a [`Handler`](server::Handler), which is given requests
-//! and answers them, at once or later, from any thread. Paths may break and come back meanwhile; a
-//! request is carried on over another one. It is the protocol of the Linux kernel's `rtrs-client`
-//! and `rtrs-server`. Threads wait for permits and requests, as below; tasks of any runtime await
-//! them ([`get_permit_async`](client::Session::get_permit_async),
+//! and answers them, at once or later, from any thread. Paths may break and come back in the
+//! meantime; a request is carried on over another one. It is the protocol of the Linux kernel's
+//! `rtrs-client` and `rtrs-server`. Threads wait for permits and requests, as below; tasks of any
+//! runtime await them ([`get_permit_async`](client::Session::get_permit_async),
 //! [`call_async`](client::Session::call_async)).
 //!
 //! ```

@@ -247,9 +247,11 @@ fn a_congested_destination_is_refused_and_told_of_when_it_is_free() {
     a.wait(Interest::READ, Some(LIMIT)).unwrap();
     // Whoever takes messages only is not held up by the notification.
     assert_eq!(errno(a.recv_from(&mut [0; 10])), 11);
-    let told = a.recv_message().unwrap();
-    assert!(told.is_notification());
-    let [Control::CongestionUpdate(ports)] = told.control() else { panic!("{told:?}") };
+    let notification = a.recv_message().unwrap();
+    assert!(notification.is_notification());
+    let [Control::CongestionUpdate(ports)] = notification.control() else {
+        panic!("{notification:?}")
+    };
     assert_ne!(ports & 1 << (4000 % 64), 0);
     a.send_to(b"again", scene.b(4000)).unwrap();
     assert_eq!(b.recv_message().unwrap().to_vec(), b"again");

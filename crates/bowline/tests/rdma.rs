@@ -100,7 +100,7 @@ fn nothing_is_lost_repeated_or_overtaken_while_connections_are_cut() {
 }
 
 /// The next end of a transfer.
-fn told(socket: &Socket) -> (u64, RdmaStatus) {
+fn completion(socket: &Socket) -> (u64, RdmaStatus) {
     let message = socket.recv_message().unwrap();
     assert!(message.is_notification());
     match message.control() {
@@ -133,11 +133,11 @@ fn memory_is_written_and_read_by_a_peer_that_was_told_of_it() {
     memory.read(0, &mut all);
     assert!(all[100..100 + LEN] == bytes[..], "what was written is there before the message");
     assert!(all[..100].iter().chain(&all[100 + LEN..]).all(|byte| *byte == 0), "and nothing else");
-    assert_eq!(told(&b), (1, RdmaStatus::Success));
+    assert_eq!(completion(&b), (1, RdmaStatus::Success));
 
     let read = Transfer::read(&local, LEN..LEN + 3000, key).unwrap().at(777).fenced().notify(2);
     b.send_rdma(Some(pair.a(4000)), b"", &[read.silent()]).unwrap();
-    assert_eq!(told(&b), (2, RdmaStatus::Success));
+    assert_eq!(completion(&b), (2, RdmaStatus::Success));
     let mut part = vec![0; 3000];
     local.read(LEN, &mut part);
     assert!(part[..] == bytes[777..3777]);
@@ -147,10 +147,10 @@ fn memory_is_written_and_read_by_a_peer_that_was_told_of_it() {
     let key8 = a.rdma_register(&memory, 104..200, Some(ip(92, 2)), false).unwrap();
     let add = Transfer::fetch_add(&local, 0, key8, 1).unwrap().at(16).notify(3);
     b.send_rdma(Some(pair.a(4000)), b"added", &[add]).unwrap();
-    assert_eq!(told(&b), (3, RdmaStatus::Success));
+    assert_eq!(completion(&b), (3, RdmaStatus::Success));
     let swap = Transfer::compare_swap(&local, 8, key8, 0, 9).unwrap().at(16).notify(4);
     b.send_rdma(Some(pair.a(4000)), b"swapped", &[swap]).unwrap();
-    assert_eq!(told(&b), (4, RdmaStatus::Success));
+    assert_eq!(completion(&b), (4, RdmaStatus::Success));
     assert_eq!(a.recv_message().unwrap().to_vec(), b"added");
 
     // Taken back: the peer is refused, its message does not come, and others do.
@@ -159,7 +159,7 @@ fn memory_is_written_and_read_by_a_peer_that_was_told_of_it() {
     let late = Transfer::write(&local, 0..100, key).unwrap().notify(5);
     b.send_rdma(Some(pair.a(4000)), b"never", &[late]).unwrap();
     b.send_to(b"after", pair.a(4000)).unwrap();
-    assert_eq!(told(&b), (5, RdmaStatus::RemoteError));
+    assert_eq!(completion(&b), (5, RdmaStatus::RemoteError));
     assert_eq!(a.recv_message().unwrap().to_vec(), b"swapped");
     assert_eq!(a.recv_message().unwrap().to_vec(), b"after");
 }
@@ -190,7 +190,7 @@ fn a_key_is_of_use_to_the_peer_it_is_for_over_any_connection_and_to_no_other() {
     let writes = |socket: &Socket, memory, token| {
         let write = Transfer::write(memory, 0..100, key).unwrap().notify(token);
         socket.send_rdma(Some(to), b"written", &[write]).unwrap();
-        told(socket)
+        completion(socket)
     };
     let arrives = |source| {
         let message = a.recv_message().unwrap();
@@ -222,7 +222,7 @@ fn a_key_is_of_use_to_the_peer_it_is_for_over_any_connection_and_to_no_other() {
     let shared = a.rdma_register(&memory, 0..100, None, false).unwrap();
     let write = Transfer::write(&of_c, 0..100, shared).unwrap().notify(9);
     c.send_rdma(Some(to), b"written", &[write]).unwrap();
-    assert_eq!(told(&c), (9, RdmaStatus::Success));
+    assert_eq!(completion(&c), (9, RdmaStatus::Success));
     assert_eq!(arrives(common::addr(97, 3, 4000)), [3; 100]);
     // Its end is the end for its peer too.
     a.rdma_free(key).unwrap();
@@ -246,14 +246,14 @@ fn a_read_ends_well_although_its_message_comes_first_and_releases_the_memory() {
         b.send_rdma(Some(pair.a(4000)), b"reading", &[read]).unwrap();
         assert_eq!(a.recv_message().unwrap().to_vec(), b"reading");
         assert_eq!(a.rdma_free(key).unwrap_err().errno().0, 22, "it was for one use");
-        assert_eq!(told(&b), (1, RdmaStatus::Success), "round {round}");
+        assert_eq!(completion(&b), (1, RdmaStatus::Success), "round {round}");
         local.read(0, &mut found);
         assert!(found == bytes, "round {round}");
         // What comes after the message is refused.
         if round % 10 == 0 {
             let late = Transfer::read(&local, 0..8, key).unwrap().notify(2);
             b.send_rdma(Some(pair.a(4000)), b"never", &[late]).unwrap();
-            assert_eq!(told(&b), (2, RdmaStatus::RemoteError));
+            assert_eq!(completion(&b), (2, RdmaStatus::RemoteError));
         }
     }
 }
@@ -273,7 +273,7 @@ fn nothing_is_left_on_a_device_by_a_node_that_has_ended() {
     let key = b.rdma_register(&of_b, 0..100, Some(ip(98, 1)), false).unwrap();
     let write = Transfer::write(&memory, 0..100, key).unwrap().notify(1);
     a.send_rdma(Some(pair.b(4000)), b"written", &[write]).unwrap();
-    assert_eq!(told(&a), (1, RdmaStatus::Success));
+    assert_eq!(completion(&a), (1, RdmaStatus::Success));
     // Frames, three keys, and what was written from; domains of two peers and of all.
     let found = device.in_use();
     assert_eq!((found.qps, found.mrs, found.pds), (1, 2 + 3 + 1, 3));
@@ -462,14 +462,14 @@ fn pieces_of_local_memory_follow_one_another() {
     };
     let write = more(Transfer::write(&local, place(0), key).unwrap());
     b.send_rdma(Some(pair.a(4000)), b"written", &[write]).unwrap();
-    assert_eq!(told(&b), (1, RdmaStatus::Success));
+    assert_eq!(completion(&b), (1, RdmaStatus::Success));
     let mut found = vec![0; 21 * LEN];
     memory.read(0, &mut found);
     assert!(found == bytes);
     local.write(0, &vec![0; 2 * 21 * LEN]);
     let read = more(Transfer::read(&local, place(0), key).unwrap());
     b.send_rdma(Some(pair.a(4000)), b"read", &[read]).unwrap();
-    assert_eq!(told(&b), (1, RdmaStatus::Success));
+    assert_eq!(completion(&b), (1, RdmaStatus::Success));
     for piece in 0..21 {
         local.read(place(piece).start, &mut found[piece * LEN..][..LEN]);
     }

@@ -34,7 +34,7 @@ impl Deframer {
     fn feed(&mut self, mut bytes: &[u8], checker: &mut Checker) -> Result<u64, String> {
         let mut complete = 0;
         while !bytes.is_empty() {
-            // The usual case: header and payload are both here.
+            // The common case: header and payload are both here.
             if self.have == 0
                 && let Some((head, rest)) = bytes.split_first_chunk::<HEADER>()
             {

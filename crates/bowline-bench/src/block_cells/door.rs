@@ -51,7 +51,7 @@ impl Door for File {
 }
 
 /// Makes a folder for the socket or file. The sender removes it as soon as it has that open, since
-/// the receiver ends at once when it is told to.
+/// the receiver ends at once when it is asked to.
 fn folder() -> Result<PathBuf, String> {
     let path = std::env::temp_dir().join(format!("bowline-bench-{}", std::process::id()));
     std::fs::create_dir(&path).map_err(|e| format!("{}: {e}", path.display()))?;

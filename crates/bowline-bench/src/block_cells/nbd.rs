@@ -71,18 +71,18 @@ impl Client {
         Self::greet(Box::new(stream), Box::new(reader), ahead)
     }
 
-    /// Connects to the unix socket that the other side told the name of.
+    /// Connects to the unix socket whose name the other side has sent.
     pub(super) fn connect_near(role: &Role) -> Result<Self, String> {
         let at = SocketAddr::from_abstract_name(role.peer("name")).map_err(failed)?;
-        Self::of_unix(UnixStream::connect_addr(&at).map_err(failed)?)
+        Self::from_unix(UnixStream::connect_addr(&at).map_err(failed)?)
     }
 
     /// Connects to the unix socket at this path.
     pub(super) fn connect_at(at: &Path) -> Result<Self, String> {
-        Self::of_unix(UnixStream::connect(at).map_err(failed)?)
+        Self::from_unix(UnixStream::connect(at).map_err(failed)?)
     }
 
-    fn of_unix(stream: UnixStream) -> Result<Self, String> {
+    fn from_unix(stream: UnixStream) -> Result<Self, String> {
         let reader = stream.try_clone().map_err(failed)?;
         Self::greet(Box::new(stream), Box::new(reader), AHEAD)
     }
@@ -93,7 +93,7 @@ impl Client {
         let mut hello = [0; 18];
         client.reader.read_exact(&mut hello).map_err(failed)?;
         if !hello.starts_with(b"NBDMAGICIHAVEOPT") {
-            return Err("this is no NBD server".into());
+            return Err("this is not an NBD server".into());
         }
         // Fixed newstyle, no zeroes after the export's size.
         client.out.extend_from_slice(&3u32.to_be_bytes());
@@ -187,10 +187,10 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             let offset = load.next();
             let at = slot as usize;
             gauge.asked(at);
-            *offsets.get_mut(at).ok_or("a slot that there is not")? = offset;
+            *offsets.get_mut(at).ok_or("an invalid slot")? = offset;
             if load.write {
                 client.request(WRITE, slot, offset, size);
-                let data = memory.get_mut(at).ok_or("a slot that there is not")?;
+                let data = memory.get_mut(at).ok_or("an invalid slot")?;
                 data[..8].copy_from_slice(&offset.to_le_bytes());
                 if size < LARGE {
                     client.out.extend_from_slice(data);
@@ -205,10 +205,10 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
         loop {
             let slot = client.reply()?;
             if !load.write {
-                let data = memory.get_mut(slot as usize).ok_or("a slot that there is not")?;
+                let data = memory.get_mut(slot as usize).ok_or("an invalid slot")?;
                 client.reader.read_exact(data).map_err(|e| format!("NBD: {e}"))?;
                 let first = data.first_chunk::<8>().ok_or("requests of less than 8 bytes")?;
-                let offset = offsets.get(slot as usize).ok_or("a slot that there is not")?;
+                let offset = offsets.get(slot as usize).ok_or("an invalid slot")?;
                 load.check(*offset, *first)?;
             }
             gauge.answered(slot as usize);

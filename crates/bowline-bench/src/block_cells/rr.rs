@@ -141,7 +141,7 @@ impl Parts {
 
     /// Notes a segment; true when it was the last one.
     fn add(&mut self, slot: u64) -> Result<bool, String> {
-        let come = self.come.get_mut(slot as usize).ok_or("a slot that there is not")?;
+        let come = self.come.get_mut(slot as usize).ok_or("an invalid slot")?;
         *come = (*come + 1) % self.each;
         Ok(*come == 0)
     }
@@ -244,7 +244,7 @@ pub(super) fn ask(mut role: Role) -> Result<(), String> {
             }
             let first = data.first_chunk::<8>().ok_or("an answer without its data")?;
             load.check(offset, *first)?;
-            let begin = *offsets.get(slot as usize).ok_or("a slot that there is not")?;
+            let begin = *offsets.get(slot as usize).ok_or("an invalid slot")?;
             let within = offset.checked_sub(begin).filter(|within| *within < size as u64);
             let within = within.ok_or("an answer that nobody asked for")? as usize;
             memory.write(slot as usize * size + within, data);

@@ -20,7 +20,7 @@ use crate::role::{Role, Side, done, done_with, stopping};
 
 /// Bytes of a chunk kept for user message and header, as with default settings.
 const HEADER: u32 = 4096;
-/// Chunks and their bytes have so many bits together, and there are so many chunks at most.
+/// Bits of a chunk's number and of an offset in it together, and largest number of chunks.
 const BITS: u32 = 28;
 const CHUNKS: u16 = 512;
 
@@ -69,7 +69,7 @@ impl Store {
     }
 
     /// `chunks`: of the request's session.
-    fn carry_out(&self, chunks: &Buffer, request: &Request) -> Result<Option<MemRef>, Errno> {
+    fn execute(&self, chunks: &Buffer, request: &Request) -> Result<Option<MemRef>, Errno> {
         let offset: [u8; 8] = request.usr[..].try_into().map_err(|_| Errno::EINVAL)?;
         let offset = u64::from_le_bytes(offset);
         let region = *self.region.get().ok_or(Errno::EIO)?;
@@ -92,7 +92,7 @@ impl Handler for Store {
         let State { chunks, answers } = &mut *self.lock();
         answers.extend(requests.drain(..).map(|request| {
             let chunks = chunks.get(&request.session).ok_or(Errno::EIO);
-            match chunks.and_then(|chunks| self.carry_out(chunks, &request)) {
+            match chunks.and_then(|chunks| self.execute(chunks, &request)) {
                 Ok(from) => (request.op, 0, from),
                 Err(errno) => (request.op, errno.neg(), None),
             }

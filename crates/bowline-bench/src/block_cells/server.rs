@@ -8,7 +8,7 @@ use crate::cell::Subject;
 use crate::role::{PROGRAM, Role};
 use crate::sys;
 
-/// What a peer's server says it is, or why there is none; and the packages that have it.
+/// Version that a peer's server prints, or why it is missing; and the packages that have it.
 pub(crate) fn version(subject: Subject) -> (Result<String, String>, &'static str) {
     match subject {
         Subject::Nbdkit => (asked("nbdkit", "--version"), "nbdkit"),
@@ -29,7 +29,7 @@ fn asked(program: &str, word: &str) -> Result<String, String> {
     let out = out.map_err(|_| format!("{program} is not installed"))?;
     let text = String::from_utf8_lossy(&out.stdout);
     let line = text.lines().next().filter(|_| out.status.success());
-    line.map(|line| line.trim().to_owned()).ok_or(format!("{program} does not tell its version"))
+    line.map(|line| line.trim().to_owned()).ok_or(format!("{program} does not print its version"))
 }
 
 fn found(program: &str) -> Result<(), String> {
@@ -61,7 +61,7 @@ pub(super) fn start_with_socket(
 
 /// Starts a server with a socket that listens already.
 pub(super) fn start_on(program: &str, args: &[&str], socket: OwnedFd) -> Result<Child, String> {
-    // The number of the process must be told, which only a shell that becomes the server knows.
+    // A shell prints its process number and becomes the server: nothing else knows that number.
     const BECOME: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", BECOME, program]).args(args).stdin(socket);

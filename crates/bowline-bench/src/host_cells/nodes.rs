@@ -74,7 +74,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Nobody is left to be told that it is gone already.
+        // A failure needs no report: the receiver has ended already.
         let _ = std::fs::remove_file(&self.place);
     }
 }

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bowline_roce::Congestion;
+
 use super::plan::{Beside, CLIENTS, LINKS, MTUS, USUAL_LINK, WORKS};
-use crate::args::{bad, number, seconds};
+use crate::args::{bad, each_option, number, seconds};
 
 /// Help text.
 pub(crate) const HELP: &str = "\
@@ -25,11 +27,13 @@ when it ends, however it ends. Without root every cell is skipped. Nothing outsi
                       the router queues (default 1g-256k)
   --mtu LIST          some of 1500, 9000 (default 1500)
   --clients LIST      some of 1, 2, 4 (default 1)
-  --beside LIST       what goes on meanwhile, some of nothing, tcp, busy (default: all of them for
+  --beside LIST       load during the measurement, some of nothing, tcp, busy (default: all of them for
                       writes of 4 KiB, tcp for RDMA WRITE of 1 MiB)
   --only WORK[,WORK]  only what begins so: rdma-write, rdma-read, rnbd-write, rnbd-read, rds; or in
                       full: rnbd-write/4096x32
   --cc NAME           congestion control of TCP, nbdkit and RDS (default cubic)
+  --congestion HOW    what limits the packets of RDMA and RNBD in flight: auto, delay, fixed:PACKETS
+                      or, for comparison, cubic, swift (default auto)
   --json FILE         write every raw measurement to FILE (- for standard output)
   --list              print the names of the cells and end
 
@@ -55,6 +59,7 @@ pub(crate) struct Options {
     pub(crate) beside: Option<Vec<Beside>>,
     only: Vec<String>,
     pub(crate) cc: String,
+    pub(crate) congestion: Congestion,
     pub(crate) json: Option<PathBuf>,
     pub(crate) list: bool,
     full: bool,
@@ -74,6 +79,7 @@ impl Options {
             beside: None,
             only: Vec::new(),
             cc: "cubic".into(),
+            congestion: Congestion::default(),
             json: None,
             list: false,
             full,
@@ -86,16 +92,7 @@ impl Options {
     /// Says which argument is wrong.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
         let mut options = Self::defaults(args.iter().any(|word| word == "--full"));
-        let mut words = args.iter();
-        while let Some(word) = words.next() {
-            let (name, inline) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (word.as_str(), None),
-            };
-            let mut value = || {
-                let next = inline.clone().or_else(|| words.next().cloned());
-                next.ok_or_else(|| format!("{name} needs a value"))
-            };
+        each_option(args, |word, name, value| {
             match name {
                 "--full" => {}
                 "--list" => options.list = true,
@@ -119,12 +116,17 @@ impl Options {
                 }
                 "--only" => options.only.extend(value()?.split(',').map(str::to_owned)),
                 "--cc" => options.cc = value()?,
+                "--congestion" => {
+                    let text = value()?;
+                    options.congestion = text.parse().map_err(|known| bad(name, &text, known))?;
+                }
                 "--json" => options.json = Some(value()?.into()),
                 _ => {
                     return Err(format!("unknown option {word}; see bowline bench net --help"));
                 }
             }
-        }
+            Ok(())
+        })?;
         match WORKS.iter().any(|work| options.wants(work.name)) {
             true => Ok(options),
             false => {
@@ -170,6 +172,7 @@ mod tests {
         assert!(full.limit > parse("").unwrap().limit);
         let beside = parse("--beside=busy,tcp").unwrap().beside;
         assert_eq!(beside, Some(vec![Beside::Busy, Beside::Tcp]));
+        assert_eq!(parse("--congestion swift").unwrap().congestion, Congestion::Swift);
     }
 
     #[test]
@@ -180,6 +183,7 @@ mod tests {
             ("--clients 3", "some of 1,2,4"),
             ("--beside udp", "some of nothing,tcp,busy"),
             ("--only rdma-send", "rdma-write/1048576"),
+            ("--congestion reno", "auto, delay, cubic, swift"),
             ("--rounds 0", "a number from 1"),
             ("--frobnicate", "bench net --help"),
         ] {

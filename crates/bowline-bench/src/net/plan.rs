@@ -192,6 +192,7 @@ impl NetCell {
             policy: bowline_rtrs_driver::Policy::default() as u8,
             path_dead_ms: 0,
             cc: options.cc.clone(),
+            congestion: options.congestion,
             pin: None,
             warm_ms: options.warm.as_millis() as u64,
             window_ms: options.window.as_millis() as u64,

@@ -58,7 +58,7 @@ pub(super) fn meaning(id: &str) -> Option<&'static str> {
 pub(super) fn rival(target: &Target) -> Option<&'static str> {
     Some(match target.against {
         Against::Limit(_) => "counted",
-        Against::Twin(_) => "keys kept",
+        Against::SameIndex(_) => "keys kept",
         Against::Best(labels) => match labels {
             ["tcpb"] => "TCP, batched",
             ["tcp1"] => "TCP, a call each",

@@ -45,7 +45,7 @@ pub(super) fn by_target(machines: &[Machine]) -> String {
     let tables: Vec<String> = Suite::ALL
         .into_iter()
         .zip(titles)
-        .map(|(suite, title)| (title, of_suite(suite, machines)))
+        .map(|(suite, title)| (title, suite_tables(suite, machines)))
         .filter(|(_, table)| !table.is_empty())
         .map(|(title, table)| format!("## {title}\n\n{table}"))
         .collect();
@@ -152,7 +152,7 @@ fn outcome<'a>(run: &'a Run, target: &Target) -> Option<&'a Outcome> {
 }
 
 /// Writes a row for each target and rival, with a column for each machine that has a run.
-fn of_suite(suite: Suite, machines: &[Machine]) -> String {
+fn suite_tables(suite: Suite, machines: &[Machine]) -> String {
     let columns: Vec<(&Machine, &Run)> =
         machines.iter().filter_map(|m| Some((m, m.run(suite)?))).collect();
     if columns.is_empty() {
@@ -185,7 +185,7 @@ fn groups(targets: &[Target]) -> Vec<Vec<&Target>> {
         let alike = |other: &Target| {
             let both = [other.against, target.against];
             other.id == target.id
-                && (both[0] == both[1] || both.iter().all(|a| matches!(a, Against::Twin(_))))
+                && (both[0] == both[1] || both.iter().all(|a| matches!(a, Against::SameIndex(_))))
         };
         match groups.iter_mut().find(|group| group.first().is_some_and(|first| alike(first))) {
             Some(group) => group.push(target),

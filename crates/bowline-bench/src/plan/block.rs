@@ -20,7 +20,7 @@ const DEEP: usize = 128;
 
 /// Time after which silent paths are given up, in milliseconds: the commands' own, and a short one.
 const PATH_DEAD_MS: [(&str, u64); 2] = [("cut", 3000), ("cut, 0.5 s", 500)];
-/// Window around the loss of a path that is told, in milliseconds: it comes back within it.
+/// Window around the loss of a path, in milliseconds: the path is back within it.
 const RESET_WINDOW_MS: u64 = 1500;
 
 impl Entry {

@@ -35,11 +35,11 @@ impl Builder<'_> {
     /// Within one node, with the buffers that a program finds and with larger ones, beside unix
     /// sockets.
     fn one_node(&mut self, size: usize) {
-        let mut usual = self.entry(Subject::HostOne, Kind::Stream, size, 1);
-        usual.cell.buffer = 0;
+        let mut default_buffer = self.entry(Subject::HostOne, Kind::Stream, size, 1);
+        default_buffer.cell.buffer = 0;
         let large = self.entry(Subject::HostOne, Kind::Stream, size, 1);
         let large = Entry { label: format!("host-one-{}M", large.cell.buffer >> 20), ..large };
-        let entries = vec![self.entry(Subject::Seqp, Kind::Stream, size, 1), usual, large];
+        let entries = vec![self.entry(Subject::Seqp, Kind::Stream, size, 1), default_buffer, large];
         let title = format!("one way, {}, programs of one node", bytes(size));
         self.push(format!("host-one/{size}"), title, Figure::Rate, entries);
     }

@@ -159,7 +159,7 @@ impl Builder<'_> {
 }
 
 impl Entry {
-    /// The same while one packet in so many is lost; 0: none.
+    /// The same while one of this many packets is lost; 0: none.
     fn lossy(mut self, drop_one_in: u32) -> Self {
         self.cell.drop_one_in = drop_one_in;
         if drop_one_in > 0 {

@@ -61,7 +61,7 @@ impl End {
         let cell = &role.cell;
         let ip = if role.side == Side::Rx { cell.nodes.0 } else { cell.nodes.1 };
         let mtu = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == cell.mtu);
-        let config = SoftConfig {
+        let mut config = SoftConfig {
             addrs: vec![ip.into()],
             mtu: Some(mtu.ok_or_else(|| format!("no path MTU is {} bytes", cell.mtu))?),
             poll: match cell.wait {
@@ -72,6 +72,7 @@ impl End {
             drop_one_in: (cell.drop_one_in > 0).then_some(cell.drop_one_in),
             ..SoftConfig::default()
         };
+        config.core.congestion = cell.congestion;
         let device = SoftDevice::open(config).map_err(failed("opening a device"))?;
         let pd = device.alloc_pd().map_err(failed("alloc_pd"))?;
         let depth = cell.flows * (shape.sends + shape.receives);
@@ -186,7 +187,7 @@ impl End {
     /// nothing came.
     ///
     /// # Errors
-    /// Tells of a request that did not complete well.
+    /// A request failed.
     pub(super) fn take(&self, out: &mut Vec<Completion>) -> Result<(), String> {
         out.clear();
         loop {

@@ -275,8 +275,8 @@ impl Queue {
 
     fn max_segments(&self) -> u16 {
         let known = self.number("max_segments").filter(|segments| *segments > 0);
-        let usual = Limits::plain(0).max_segments;
-        known.map_or(usual, |segments| u16::try_from(segments).unwrap_or(u16::MAX))
+        let default = Limits::plain(0).max_segments;
+        known.map_or(default, |segments| u16::try_from(segments).unwrap_or(u16::MAX))
     }
 
     fn discard(&self) -> Option<Discard> {

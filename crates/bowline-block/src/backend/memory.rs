@@ -39,7 +39,7 @@ impl Memory {
         Ok(Self { pages: Pages::new(len)?, limits })
     }
 
-    fn carry_out(&self, io: &BackendIo) -> Result<Option<u64>, Errno> {
+    fn execute(&self, io: &BackendIo) -> Result<Option<u64>, Errno> {
         io.check(&self.limits)?;
         // The store was allocated, so what lies within the limits fits a usize.
         let (at, len) = (io.offset as usize, io.len as usize);
@@ -65,7 +65,7 @@ impl Backend for Memory {
 
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
         self.pages.note_batch();
-        answer(io, done, |io| self.carry_out(io));
+        answer(io, done, |io| self.execute(io));
     }
 
     fn region(&self) -> Option<Arc<Buffer>> {

@@ -36,12 +36,12 @@ use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 /// mode of its client and the memory that carries its data: the operation is supported, offset and
 /// length are whole blocks of the store, a discard is no longer than its limit, reads and writes
 /// have memory of `len` bytes. A store whose size changes checks again with [`BackendIo::check`],
-/// since it may have become smaller meanwhile; a [`LocalDevice`](crate::LocalDevice) leaves all
-/// checks to the store.
+/// since it may have become smaller in the meantime; a [`LocalDevice`](crate::LocalDevice) leaves
+/// all checks to the store.
 ///
 /// [`submit`](Self::submit) is called with no lock held, perhaps by several threads at once. Such a
 /// thread serves other requests and the heartbeats of their clients, so it must not wait for a
-/// disk, a network or another request. Requests in flight at the same time may be carried out in
+/// disk, a network or another request. Requests in flight at the same time may be executed in
 /// any order. A panic is contained: requests that are still in the list fail with `EIO`, while one
 /// that was taken and is never answered blocks its client, and the end of its session, for ever.
 ///
@@ -49,7 +49,7 @@ use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 ///
 /// - Each request is answered once, with its token, to the `done` it came with: inside `submit` or
 ///   later, from any thread, alone or with others. `done` may call `submit` of the same store
-///   before it returns, so no lock that `submit` takes may be held meanwhile.
+///   before it returns, so no lock that `submit` takes may be held during the call.
 /// - A read is answered when its data is in `mem`, or is in [`region`](Self::region) and the answer
 ///   says where ([`BackendResult::direct`]).
 /// - The memory of a write is only read. Behind a server it is the server's own copy, in which a
@@ -110,7 +110,7 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// Reads the size of the store anew; returns its size in bytes from now on, which `limits` has
+    /// Reads the size of the store again; returns its size in bytes from now on, which `limits` has
     /// from then on, too. Called at each open of the export and when its owner asks for it, on
     /// threads that may wait. The default is for a store of a fixed size.
     ///
@@ -275,19 +275,19 @@ fn error(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno.0)
 }
 
-/// Carries out every request with `carry_out`, answers it, and leaves `io` empty: the body of
-/// [`Backend::submit`] of a store that has its results at once. `carry_out` returns the offset of
+/// Executes every request with `execute`, answers it, and leaves `io` empty: the body of
+/// [`Backend::submit`] of a store that has its results at once. `execute` returns the offset of
 /// the data of a read that is in [`Backend::region`], else `None`.
 pub fn answer(
     io: &mut Vec<BackendIo>,
     done: &Arc<dyn BackendDone>,
-    mut carry_out: impl FnMut(&BackendIo) -> Result<Option<u64>, Errno>,
+    mut execute: impl FnMut(&BackendIo) -> Result<Option<u64>, Errno>,
 ) {
     // On the stack, so that no request needs an allocation.
     let mut results = [BackendResult { token: 0, errno: 0, direct: None }; 64];
     for batch in io.chunks(results.len()) {
         for (io, result) in batch.iter().zip(&mut results) {
-            let (errno, direct) = match carry_out(io) {
+            let (errno, direct) = match execute(io) {
                 Ok(direct) => (0, direct),
                 Err(errno) => (errno.neg(), None),
             };

@@ -25,7 +25,7 @@ impl Null {
         Ok(Self { zeroes: Arc::new(Buffer::new(ZEROES)?), limits: Limits::plain(BYTES) })
     }
 
-    fn carry_out(&self, io: &BackendIo) -> Result<Option<u64>, Errno> {
+    fn execute(&self, io: &BackendIo) -> Result<Option<u64>, Errno> {
         io.check(&self.limits)?;
         let len = io.len as usize;
         match &io.mem {
@@ -46,7 +46,7 @@ impl Backend for Null {
     }
 
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
-        answer(io, done, |io| self.carry_out(io));
+        answer(io, done, |io| self.execute(io));
     }
 
     fn region(&self) -> Option<Arc<Buffer>> {

@@ -54,9 +54,9 @@ impl Pages {
             stop: AtomicBool::new(false),
         });
         let thread = if len >= HUGE_PAGE {
-            let of_thread = Arc::clone(&shared);
+            let for_thread = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name("bowline-memory".into());
-            Some(thread.spawn(move || of_thread.enlarge_in_quiet())?)
+            Some(thread.spawn(move || for_thread.enlarge_in_quiet())?)
         } else {
             None
         };

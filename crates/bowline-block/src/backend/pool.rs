@@ -1,4 +1,4 @@
-//! Requests of a file carried out by threads with blocking calls, where there is no io_uring.
+//! Requests of a file executed by threads with blocking calls, where there is no io_uring.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -103,7 +103,7 @@ impl Shared {
             drop(queue);
             let result = loop {
                 let step = job.step(&self.facts.zeroes);
-                if let Some(result) = job.advance(sys::carry_out(self.facts.fd(), step)) {
+                if let Some(result) = job.advance(sys::execute(self.facts.fd(), step)) {
                     break result;
                 }
             };

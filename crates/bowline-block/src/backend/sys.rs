@@ -16,9 +16,9 @@ pub(super) fn read(fd: RawFd, to: u64, len: u32, offset: u64) -> i32 {
     returned(n)
 }
 
-/// Carries out one call of a job, which keeps the memory that the step names. Returns bytes, or a
+/// Executes one call of a job, which keeps the memory that the step names. Returns bytes, or a
 /// negative errno.
-pub(super) fn carry_out(fd: RawFd, step: Step) -> i32 {
+pub(super) fn execute(fd: RawFd, step: Step) -> i32 {
     match step {
         Step::Read { to, len, offset } => read(fd, to, len, offset),
         Step::Write { from, len, offset, dsync } => {

@@ -238,7 +238,7 @@ fn a_batch_larger_than_the_ring_is_answered_once_each() {
 }
 
 #[test]
-fn requests_of_a_thread_that_ended_are_carried_out() {
+fn requests_of_a_thread_that_ended_are_executed() {
     let (_temp, file) = Temp::new("ended", 64 << 20);
     let spec = BackendSpec::File { fd: file.into(), read_only: false, block: 512, direct: true };
     let store = Store::new(open(spec).unwrap());

@@ -69,10 +69,10 @@ impl Ring {
             state: Mutex::new(state),
             stop: AtomicBool::new(false),
         });
-        let of_thread = shared.clone();
+        let for_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("bowline-uring".into())
-            .spawn(move || of_thread.reap())?;
+            .spawn(move || for_thread.reap())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

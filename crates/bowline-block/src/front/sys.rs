@@ -13,12 +13,12 @@ pub(super) type Piece = libc::iovec;
 pub(super) const NOTHING: Piece = Piece { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 /// Bytes that must stay where they are until they were sent.
-pub(super) fn of_bytes(bytes: &[u8]) -> Piece {
+pub(super) fn piece_of_bytes(bytes: &[u8]) -> Piece {
     Piece { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
 /// Memory that must be kept until it was sent.
-pub(super) fn of_mem(mem: &Mem) -> Piece {
+pub(super) fn piece_of_mem(mem: &Mem) -> Piece {
     assert!(mem.offset + mem.len <= mem.buffer.len(), "memory outside of its buffer");
     Piece { iov_base: (mem.buffer.addr() + mem.offset as u64) as *mut _, iov_len: mem.len }
 }
@@ -40,8 +40,8 @@ pub(super) unsafe fn send(fd: BorrowedFd<'_>, pieces: &[Piece]) -> io::Result<us
 
 /// Waits for bytes and puts them into memory until it is full; 0 bytes at the end of the stream.
 pub(super) fn receive(fd: BorrowedFd<'_>, into: &Mem) -> io::Result<usize> {
-    let Piece { iov_base, iov_len } = of_mem(into);
-    // SAFETY: `of_mem` checked that the stretch lies in a buffer, which `into` keeps mapped;
+    let Piece { iov_base, iov_len } = piece_of_mem(into);
+    // SAFETY: `piece_of_mem` checked that the stretch lies in a buffer, which `into` keeps mapped;
     // nothing has references to a buffer's bytes.
     let n = unsafe { libc::recv(fd.as_raw_fd(), iov_base, iov_len, libc::MSG_WAITALL) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())

@@ -1,4 +1,4 @@
-//! A disk with a write cache that carries out requests only when the test says so: for tests of
+//! A disk with a write cache that executes requests only when the test says so: for tests of
 //! what reaches a disk, and when. Tests of other crates include this file by its path. It takes
 //! this crate's types from the module around it, since their paths differ in this crate's own
 //! tests.
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// What a test waits for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum News {
-    /// The disk was asked to write or to flush, and waits for [`Cached::go_on`].
+    /// The disk was asked to write or to flush, and waits for [`Cached::resume`].
     Asked { op: IoOp, offset: u64, len: u32, fua: bool },
     /// A request was answered: its number, and 0 or a negative errno.
     Answered(u64, i32),
@@ -46,7 +46,7 @@ struct State {
     medium: Vec<u8>,
     news: VecDeque<News>,
     held: VecDeque<(BackendIo, Arc<dyn BackendDone>)>,
-    /// The test has ended: requests are carried out at once.
+    /// The test has ended: requests are executed at once.
     holds_nothing: bool,
 }
 
@@ -93,13 +93,13 @@ impl Cached {
         }
     }
 
-    /// Carries out the oldest request and answers it, or fails it with a negative errno.
+    /// Executes the oldest request and answers it, or fails it with a negative errno.
     #[track_caller]
-    pub(crate) fn go_on(&self, errno: i32) {
+    pub(crate) fn resume(&self, errno: i32) {
         let mut state = self.lock();
         let (io, done) = state.held.pop_front().expect("a request");
         if errno == 0 {
-            state.carry_out(&io);
+            state.execute(&io);
         }
         drop(state);
         done.done(&[BackendResult { token: io.token, errno, direct: None }]);
@@ -111,18 +111,18 @@ impl Cached {
         self.lock().medium[at..at + len as usize].to_vec()
     }
 
-    /// From now on carries out all requests at once, so that waiting threads end, also when a test
+    /// From now on executes all requests at once, so that waiting threads end, also when a test
     /// has failed.
     pub(crate) fn hold_nothing(&self) {
         self.lock().holds_nothing = true;
         while !self.lock().held.is_empty() {
-            self.go_on(0);
+            self.resume(0);
         }
     }
 }
 
 impl State {
-    fn carry_out(&mut self, io: &BackendIo) {
+    fn execute(&mut self, io: &BackendIo) {
         let range = io.offset as usize..io.offset as usize + io.len as usize;
         match (io.op, &io.mem) {
             (IoOp::Read, Some(mem)) => mem.buffer.write(mem.offset, &self.cache[range]),
@@ -149,7 +149,7 @@ impl Backend for Cached {
             let BackendIo { token, op, offset, len, fua, .. } = io;
             let mut state = self.lock();
             if op == IoOp::Read || state.holds_nothing {
-                state.carry_out(&io);
+                state.execute(&io);
                 drop(state);
                 done.done(&[BackendResult { token, errno: 0, direct: None }]);
             } else {

@@ -10,18 +10,18 @@
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
-use bowline_node::{Failure, Outcome};
+use bowline_node::{Failure, Outcome, options};
 use clap::{CommandFactory, Parser, Subcommand};
 
+#[cfg(feature = "bench")]
 mod bench;
 mod common;
-mod confine;
 mod disk;
-mod metrics;
 mod quickstart;
 mod rdma;
 mod rds;
 mod rtrs;
+#[cfg(feature = "sim")]
 mod sim;
 mod tool;
 
@@ -42,7 +42,7 @@ enum Command {
     Quickstart(quickstart::Args),
     #[command(hide = true)]
     QuickstartPeer(quickstart::PeerArgs),
-    Node(Box<rds::node::Args>),
+    Node(Box<options::Args>),
     Run(rds::run::Args),
     Info(rds::info::Args),
     Top(rds::top::Args),
@@ -60,7 +60,9 @@ enum Command {
     Rtrs(rtrs::Args),
     #[command(hide = true)]
     RdmaCore(rdma::OthersArgs),
+    #[cfg(feature = "bench")]
     Bench(bench::Args),
+    #[cfg(feature = "sim")]
     Sim(sim::Args),
     #[command(hide = true)]
     Man(common::manual::ManArgs),
@@ -90,7 +92,9 @@ impl Command {
             Self::Rnbd(_) => "rnbd",
             Self::Rtrs(_) => "rtrs",
             Self::RdmaCore(_) => "rdma-core",
+            #[cfg(feature = "bench")]
             Self::Bench(_) => "bench",
+            #[cfg(feature = "sim")]
             Self::Sim(_) => "sim",
             Self::Man(_) => "man",
             Self::Completions(_) => "completions",
@@ -101,7 +105,7 @@ impl Command {
         match self {
             Self::Quickstart(args) => quickstart::run(&args),
             Self::QuickstartPeer(args) => quickstart::run_peer(&args),
-            Self::Node(args) => rds::node::run(*args),
+            Self::Node(args) => options::run(*args),
             Self::Run(args) => rds::run::run(&args),
             Self::Info(args) => rds::info::run(&args),
             Self::Top(args) => rds::top::run(&args),
@@ -115,13 +119,15 @@ impl Command {
             Self::Rping(args) => rdma::run_rping(&args),
             Self::Perf(args) => rdma::run_perf(&args),
             Self::CmListen(args) => rdma::run_cm_listen(&args),
-            Self::Rnbd(args) => disk::run(*args),
-            Self::Rtrs(args) => rtrs::run(args),
+            Self::Rnbd(args) => disk::run(*args, definition),
+            Self::Rtrs(args) => rtrs::run(args, definition),
             Self::RdmaCore(args) => rdma::run_others(&args),
+            #[cfg(feature = "bench")]
             Self::Bench(args) => bench::run(args),
+            #[cfg(feature = "sim")]
             Self::Sim(args) => sim::run(&args),
-            Self::Man(args) => common::manual::run_man(&args),
-            Self::Completions(args) => common::manual::run_completions(&args),
+            Self::Man(args) => common::manual::run_man(&args, definition()),
+            Self::Completions(args) => common::manual::run_completions(&args, definition()),
         }
     }
 }
@@ -146,22 +152,10 @@ pub(crate) fn main() -> ExitCode {
 
 /// Says why a command failed, if it did.
 fn exit_code(word: &str, outcome: Outcome) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Usage(text)) => {
-            note!("bowline {word}: {text}");
-            ExitCode::from(if word == "info" { 1 } else { 2 })
-        }
-        Err(Failure::Failed(text)) => {
-            note!("bowline {word}: {text}");
-            ExitCode::FAILURE
-        }
-        Err(Failure::Errno(errno, text)) => {
-            note!("error: {text}");
-            ExitCode::from(errno.neg() as u8)
-        }
-        Err(Failure::Reported) => ExitCode::FAILURE,
-    }
+    let Err(failure) = outcome else { return ExitCode::SUCCESS };
+    let code = failure.report(&format!("bowline {word}"));
+    let is_usage = matches!(failure, Failure::Usage(_));
+    ExitCode::from(if word == "info" && is_usage { 1 } else { code })
 }
 
 /// Tools that the command is when it was started by their names, their words here, and what of them
@@ -201,11 +195,7 @@ fn refuse(error: &clap::Error, words: &[OsString], tool: Option<&str>) -> ExitCo
         }
         _ => {}
     }
-    let text = error.render().to_string();
-    let first: Vec<&str> =
-        text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    let text = first.join(" ");
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let text = options::mistake(error);
     let mut place = String::from("bowline");
     let definition = Cli::command();
     let mut here = &definition;

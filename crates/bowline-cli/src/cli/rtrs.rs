@@ -18,7 +18,7 @@ use super::disk;
                   folder of it, of each process that runs here.\n\
                   get FILE, set FILE VALUE: one file of the tree, named from its root, as \
                   class/rtrs-client/s1/max_reconnect_attempts; its error is the exit status.\n\
-                  --json anywhere behind list, show, dump, policy, stats or get prints JSON.\n\
+                  --json anywhere after list, show, dump, policy, stats or get prints JSON.\n\
                   help, version.\n\
                   Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
@@ -42,11 +42,11 @@ pub(crate) struct Args {
     words: Vec<String>,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Outcome {
+/// Runs the command; `definition` is that of the whole command line, for the help page.
+pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
     if args.complete {
         disk::complete_sessions(&args.words);
         return Ok(());
     }
-    disk::run_tool(disk::ToolTarget::Sessions, args.words, args.control, args.manner)
+    disk::run_tool(disk::ToolTarget::Sessions, args.words, args.control, args.manner, definition)
 }

@@ -1,5 +1,5 @@
-//! `bowline sim`: whole clusters of nodes, RoCEv2 devices, or sessions and disks over them, in
-//! virtual time, with faults, each drawn from a seed.
+//! `bowline sim`: whole clusters of nodes, RoCEv2 devices, sessions and disks over them, or nodes
+//! and the programs of their hosts, in virtual time, with faults, each drawn from a seed.
 
 mod cells;
 
@@ -10,12 +10,12 @@ use bowline_node::{
     Failure, Outcome,
     log::{self, Progress, count},
     signals::Stop,
-    values::{congestion, number},
+    values::number,
 };
 use bowline_roce::Congestion;
 use bowline_sim::{
-    Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, rds, roce, rtrs,
-    simulator_of,
+    Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, host, rds, roce,
+    rtrs, simulator_of,
 };
 
 /// Seeds that are run where no number is given.
@@ -23,60 +23,62 @@ const SEEDS: u64 = 1_000;
 /// Lines of the trace kept without `--trace`.
 const LAST_LINES: usize = 60;
 
-/// Search for mistakes: clusters in virtual time, with faults, drawn from seeds.
+/// Search for bugs: run clusters in virtual time, with faults, generated from seeds.
 ///
-/// The same seed gives the same run on every machine. A seed that fails is printed at once (but
-/// with --json), with the command that runs it again; an interrupt ends the search with what was
-/// found. Without --roce or --rtrs the nodes speak RDS over TCP and RDMA.
+/// The same seed gives the same run on every machine. A seed that fails is printed at once, with
+/// the command that runs it again (at the end with --json). An interrupt ends the search and prints
+/// the results so far. Without --roce, --rtrs or --host the nodes speak RDS over TCP and RDMA.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 every promise was kept, 1 one was broken or the search interrupted, 2 usage. A goal that a cell misses is no promise."
+    after_help = "Exit status: 0 no failure, 1 a failure or an interrupted search, 2 usage. A goal that a cell misses is not a failure."
 )]
 pub(crate) struct Args {
-    /// RoCEv2 devices and the connections between them instead of RDS nodes
+    /// Simulate RoCEv2 devices and the connections between them instead of RDS nodes
     #[arg(long)]
     roce: bool,
-    /// RTRS sessions and RNBD disks over RoCEv2 devices
+    /// Simulate RTRS sessions and RNBD disks over RoCEv2 devices
     #[arg(long, conflicts_with = "roce")]
     rtrs: bool,
+    /// Simulate nodes and the programs of their hosts, which share memory with them
+    #[arg(long, conflicts_with_all = ["roce", "rtrs"])]
+    host: bool,
     /// Run this seed only
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
-    /// Run a plan that was kept, of whichever simulator
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "from", "scenario", "roce", "rtrs"])]
+    /// Run a saved plan, of any of the simulators
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "from", "scenario", "roce", "rtrs", "host"])]
     plan: Option<PathBuf>,
-    /// Write what seeds that fail have drawn into files here, to be run with --plan; with --seed
-    /// that of the seed, whether it fails or not
+    /// Save the plans of seeds that fail in this folder, for --plan; with --seed, save its plan in
+    /// any case
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Run this many seeds [default: 1000, of cells 1]
+    /// Run this many seeds [default: 1000, with --cells 1]
     #[arg(long, value_name = "N", value_parser = number)]
     seeds: Option<u64>,
-    /// Run seeds for this many seconds instead of a number of them
+    /// Run seeds for this many seconds instead of a number of seeds
     #[arg(long, value_name = "N", value_parser = number, conflicts_with_all = ["seeds", "seed", "plan"])]
     seconds: Option<u64>,
-    /// First of the seeds
+    /// First seed
     #[arg(long, value_name = "N", default_value = "1", value_parser = number)]
     from: u64,
-    /// Force a scenario instead of the one a seed draws
+    /// Use this scenario instead of the one that a seed generates
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
-    /// With --roce: instead of drawn clusters the cells of congestion control whose names contain
-    /// TEXT, all without one. They are networks whose ports have a rate, a short queue and a delay,
-    /// up to 400 Gb/s; each line tells the share of the link that was used, that of a foreign TCP
-    /// flow, fairness, percentiles, and which goals are missed
+    /// With --roce: run the cells of congestion control whose names contain TEXT (without it all)
+    /// instead of generated clusters. A cell is a network whose ports have a rate up to 400 Gb/s, a
+    /// short queue and a delay; each line has the share of the link that was used, that of a
+    /// competing TCP flow, fairness, percentiles, and the goals that were missed
     #[arg(long, value_name = "TEXT", requires = "roce", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = ["keep", "seconds", "scenario", "trace", "coverage"])]
     cells: Option<String>,
-    /// What limits the packets in flight in cells: delay, of queues on the way, or fixed:PACKETS of
-    /// each queue pair; what a cell must not fall below holds for delay
-    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
-        value_parser = congestion)]
+    /// Congestion control in cells: delay; fixed:PACKETS in flight for each queue pair; or, for
+    /// comparison, cubic or swift, as published. The goals of a cell are those for delay
+    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay")]
     congestion: Congestion,
     /// Print every step (with --seed or --plan)
     #[arg(long)]
     trace: bool,
-    /// Print which states, transitions and faults the runs came to, and how many runs did
+    /// Print which states, transitions and faults were reached, and by how many runs
     #[arg(long)]
     coverage: bool,
     /// Threads [default: one per processor]
@@ -95,6 +97,7 @@ enum World {
     Rds(rds::Options),
     Roce(roce::Options),
     Rtrs(rtrs::Options),
+    Host(host::Options),
 }
 
 fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
@@ -114,6 +117,11 @@ fn world(args: &Args, trace: TraceMode) -> Result<World, Failure> {
         let found = name.map(|n| rtrs::Scenario::from_name(n).ok_or_else(|| choose(names())));
         let options = rtrs::Options::default().with_trace(trace).with_time(time);
         Ok(World::Rtrs(options.with_scenario(found.transpose()?)))
+    } else if args.host {
+        let names = || host::Scenario::ALL.iter().map(|s| s.name()).collect();
+        let found = name.map(|n| host::Scenario::from_name(n).ok_or_else(|| choose(names())));
+        let options = host::Options::default().with_trace(trace).with_time(time);
+        Ok(World::Host(options.with_scenario(found.transpose()?)))
     } else {
         let names = || rds::Scenario::ALL.iter().map(|s| s.name()).collect();
         let found = name.map(|n| rds::Scenario::from_name(n).ok_or_else(|| choose(names())));
@@ -134,6 +142,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 World::Rds(options) => rds::keep(seed, &options),
                 World::Roce(options) => roce::keep(seed, &options),
                 World::Rtrs(options) => rtrs::keep(seed, &options),
+                World::Host(options) => host::keep(seed, &options),
             };
             if let Some(dir) = &args.keep {
                 write_plan(dir, seed, &plan)?;
@@ -142,10 +151,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 World::Rds(options) => show_one(args, rds::run(seed, &options)),
                 World::Roce(options) => show_one(args, roce::run(seed, &options)),
                 World::Rtrs(options) => show_one(args, rtrs::run(seed, &options)),
+                World::Host(options) => show_one(args, host::run(seed, &options)),
             }
         }
         (None, Some(file)) => run_plan(args, file, mode),
-        (None, None) if args.trace => Err(Failure::usage("--trace goes with --seed or --plan")),
+        (None, None) if args.trace => Err(Failure::usage("--trace needs --seed or --plan")),
         (None, None) => run_range(args),
     }
 }
@@ -157,6 +167,7 @@ fn run_plan(args: &Args, file: &Path, mode: TraceMode) -> Outcome {
     let wrong = |error| Failure::usage(format!("--plan {name}: {error}"));
     match simulator_of(&text).map_err(wrong)?.as_str() {
         "roce" => show_one(args, roce::run_kept(&text, &name, mode).map_err(wrong)?),
+        "host" => show_one(args, host::run_kept(&text, &name, mode).map_err(wrong)?),
         "rtrs" => show_one(args, rtrs::run_kept(&text, &name, mode).map_err(wrong)?),
         _ => show_one(args, rds::run_kept(&text, &name, mode).map_err(wrong)?),
     }
@@ -206,6 +217,9 @@ fn run_range(args: &Args) -> Outcome {
         }
         World::Rtrs(options) => {
             search.end(&rtrs::run_many(seeds, threads, &options, |event| search.on_event(&event)))
+        }
+        World::Host(options) => {
+            search.end(&host::run_many(seeds, threads, &options, |event| search.on_event(&event)))
         }
         World::Roce(options) => {
             search.end(&roce::run_many(seeds, threads, &options, |event| search.on_event(&event)))

@@ -59,7 +59,7 @@ fn one_that_reads_no_answers_does_not_stop_others() {
             ask(&neighbour, to, &[round; 2000]);
         }
     }
-    node.expect("answers dropped that nobody takes");
+    node.expect("replies dropped: the clients do not read");
     // The answers kept for it still arrive.
     for _ in 0..100 {
         assert_eq!(deaf.recv_message().expect("an answer").len(), 60_000);
@@ -128,7 +128,7 @@ fn many_sockets_of_one_host_that_acknowledges_nothing_do_not_stop_others() {
     let (mut node, to) = echo(&folder, "127.41.19.250", &["--send-buffer", "4MiB"]);
     let (_far, other) = client("127.41.19.3");
     let _mute = mute("127.41.19.2", "127.41.19.250", 200, 20_000);
-    node.expect("answers dropped that nobody takes");
+    node.expect("replies dropped: the clients do not read");
     for round in 0..12 {
         ask(&other, to, &[round; 2000]);
     }
@@ -146,7 +146,7 @@ fn many_hosts_that_acknowledge_nothing_make_way_for_others() {
             ask(&other, to, &[round; 2000]);
         }
     }
-    node.expect("answers dropped that nobody takes");
+    node.expect("replies dropped: the clients do not read");
     node.expect("paths down");
     for round in 0..12 {
         ask(&other, to, &[round; 2000]);

@@ -109,7 +109,7 @@ fn the_paths_of_disks_have_scopes() {
         "$BOWLINE" rnbd unmap rnbd0
         wait $(cat "$AT/near.pid")
         rc=0; "$BOWLINE" rnbd map d0 --from s1 --path "fe80::1%v1@fe80::2%v1" --path "fe80::1%v0@fe80::2%v0" --nbd "$AT/disk" > "$AT/near.out" 2>&1 || rc=$?
-        [ $rc = 2 ] && grep -q "fe80::1 on two links" "$AT/near.out" || fail "two links: $rc"
+        [ $rc = 2 ] && grep -q "fe80::1 is on two links" "$AT/near.out" || fail "two links: $rc"
     "#;
     let Some(done) = apart(&folder, &format!("{TWO_LINKS}\n{script}")) else { return };
     succeeded(&done);
@@ -134,7 +134,7 @@ fn rds_nodes_have_scopes() {
         "$BOWLINE" ping -c 3 -i 10ms -W 20 fe80::2%v0 > "$AT/near.out" 2>&1 || fail v0
         [ "$(pinged far0)" -ge 3 ] || fail "the first link, later"
 
-        refused 2 "fe80::1%.* and fe80::2%.* are of different links" "$BOWLINE" ping -c 1 fe80::2%v1 -I fe80::1%v0
+        refused 2 "fe80::1%.* and fe80::2%.* are on different links" "$BOWLINE" ping -c 1 fe80::2%v1 -I fe80::1%v0
         refused 2 "name the interface" "$BOWLINE" ping -c 1 fe80::2 -I fe80::1
         refused 1 "name the interface" "$BOWLINE" ping -c 1 fe80::2
         refused 2 "name the interface" "$BOWLINE" node --address fe80::1 --no-control

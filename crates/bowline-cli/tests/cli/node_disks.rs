@@ -155,7 +155,9 @@ fn exports_and_disks_come_and_go_while_a_node_runs() {
     assert_eq!(serve("exports").exits(0).out, exports);
     serve("export disk1 memory=1MiB").exits(EXISTS).complains(&["an export of this name"]);
     serve("export disk3 file=/nowhere/x").exits(NOT_FOUND);
-    serve("export disk3 memory=1MiB bock=512").exits(INVALID).complains(&["no bock here, but"]);
+    serve("export disk3 memory=1MiB bock=512")
+        .exits(INVALID)
+        .complains(&["unknown key `bock`; known keys: name"]);
     serve("export disk3").exits(2);
     serve("unexport disk3").exits(NOT_FOUND);
 
@@ -165,7 +167,9 @@ fn exports_and_disks_come_and_go_while_a_node_runs() {
     assert!(greets(&nbd));
     use_disks("map disk1 from s1 ro").exits(0);
     use_disks("map disk1 from s1 ro").exits(EXISTS);
-    use_disks("map disk9 from s1 nbds=/x").exits(INVALID).complains(&["no nbds here"]);
+    use_disks("map disk9 from s1 nbds=/x")
+        .exits(INVALID)
+        .complains(&["unknown key `nbds`; known keys: access"]);
     // Nobody answers there, and that is no reason for others to wait.
     use_disks("map disk1 from s9 ip:127.210.3.2@ip:127.210.3.9 connect-timeout=1").exits(TIMED_OUT);
     serve("unexport disk2").exits(BUSY).complains(&["it is open", "`unexport disk2 force`"]);
@@ -189,7 +193,7 @@ fn exports_and_disks_come_and_go_while_a_node_runs() {
 fn a_bad_entry_is_named_with_its_line() {
     let folder = Folder::new();
     for (tables, parts) in [
-        ("[disks]\nqueue = 5\n", ["127.210.4.1.toml:2: [disks]: there is no queue here"; 2]),
+        ("[disks]\nqueue = 5\n", ["127.210.4.1.toml:2: [disks]: unknown key `queue`"; 2]),
         ("[disks]\nchunk = 1\n", [":2: [disks]: --queue-depth 512 with --chunk 1", "8192"]),
         (
             "[[export]]\nname = \"a\"\n",
@@ -201,21 +205,21 @@ fn a_bad_entry_is_named_with_its_line() {
         ),
         (
             "[[map]]\ndevice = \"d\"\nfrom = \"s\"\npath = [\"10.0.0.1\"]\noutage = \"never\"\n",
-            [":2: [[map]] number 1 (d): ", "'never' for '--outage"],
+            [":2: [[map]] number 1 (d): ", "outage: \"never\" is not a time"],
         ),
         ("[[map]]\ndevice = \"d\"\n", [":2: [[map]] number 1 (d): ", "from is missing"]),
-        ("[[map]]\nfrom = \"s\"\n", [":2: [[map]] number 1: ", "--device"]),
+        ("[[map]]\nfrom = \"s\"\n", [":2: [[map]] number 1: ", "device is missing"]),
         ("[[map]]\ndevice = \"d\"\nfrom = \"s\"\npath = [\"x\"]\n", ["\"x\" is not a path", "(d)"]),
         (
             "[[export]]\nname = \"a\"\nmemory = 4096\n[[export]]\nname = \"a\"\nfile = \"/x\"\n",
-            [":5: [[export]] number 2 (a): ", "another entry has this name"],
+            [":5: [[export]] number 2 (a): ", "another entry has the same name"],
         ),
         (
             "[[map]]\ndevice = \"d\"\nfrom = \"s\"\nnbd = \"/n\"\n\
              [[map]]\ndevice = \"e\"\nfrom = \"s\"\nnbd = \"/n\"\n",
-            [":6: [[map]] number 2 (e): ", "another entry has /n"],
+            [":6: [[map]] number 2 (e): ", "another entry uses /n"],
         ),
-        ("[[map]]\nstayy = false\n", ["there is no stayy here, but device, from", "stay"]),
+        ("[[map]]\nstayy = false\n", ["unknown key `stayy`; known keys: device, from", "stay"]),
         ("[[maps]]\n", [":2: unknown field `maps`", "map"]),
     ] {
         begin(&folder, "127.210.4.1", tables).finish().exits(2).complains(&parts);
@@ -234,7 +238,7 @@ fn what_fails_at_the_start_stops_nothing_else() {
     // The third disk of the file has the third name, whether the others are there or not.
     assert!(node.said().contains("mapped there bytes=4096 at rnbd2"), "{}", node.said());
     node.until_told("not exported: export gone of /nowhere/x: No such file");
-    node.until_told("not mapped: a from s1: 127.210.5.2 is no address of the node's disks");
+    node.until_told("not mapped: a from s1: 127.210.5.2 is not an address of the node's disks");
     node.until_told("not mapped: b from s2: no answer from 127.210.5.9 within 1 s");
     // It ends at once although one is still being tried.
     end(node);

@@ -114,7 +114,7 @@ fn the_quickstart_does_not_pass_when_a_node_dies_or_the_user_stops_it() {
         if kill {
             assert!(done.out.contains("the second process ended"), "{done:?}");
         } else {
-            done.complains(&["nothing is proven"]);
+            done.complains(&["without a result"]);
         }
     }
 }
@@ -134,7 +134,7 @@ fn a_node_answers_pings_and_questions_and_stops_when_told() {
         assert!(usec.parse::<u64>().is_ok(), "{ping}");
     }
     assert_eq!(lines[4], "--- 127.41.3.1 rds ping statistics ---");
-    assert!(lines[5].starts_with("3 requests sent, 3 answers received, 0% lost"), "{ping}");
+    assert!(lines[5].starts_with("3 requests sent, 3 replies received, 0% lost"), "{ping}");
     assert!(lines[6].starts_with("round trip min/avg/max/mdev = "), "{ping}");
 
     let text = run(&folder, &["info", "-cknp"]).exits(0).out;
@@ -176,7 +176,7 @@ fn a_node_answers_pings_and_questions_and_stops_when_told() {
 
     node.signal("-TERM");
     let done = node.finish().exits(0);
-    assert!(done.out.contains("stopped; peers have everything"), "{done:?}");
+    assert!(done.out.contains("stopped; peers have acknowledged everything"), "{done:?}");
     run(&folder, &["info"]).exits(1).complains(&["no node runs here"]);
 }
 
@@ -188,7 +188,7 @@ fn rds_ping_is_called_as_by_scripts() {
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_bowline"), &alias).expect("a link");
     let words = ["-n", "1", "-c", "2", "-i", "10ms", "-I", "127.41.16.2", "127.41.16.1"];
     let done = start_as(alias.as_ref(), &folder, &words).finish().exits(0);
-    assert!(done.out.contains("2 requests sent, 2 answers received, 0% lost"), "{done:?}");
+    assert!(done.out.contains("2 requests sent, 2 replies received, 0% lost"), "{done:?}");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_ping_from_the_address_of_a_node_goes_through_that_node() {
         let words = ["ping", "-c", "2", "-i", "20ms", "-I", "127.41.11.1", destination];
         let done = run(&folder, &words).exits(0);
         assert!(done.out.starts_with("   1: "), "{done:?}");
-        assert!(done.out.contains("\n2 requests sent, 2 answers received, 0% lost"), "{done:?}");
+        assert!(done.out.contains("\n2 requests sent, 2 replies received, 0% lost"), "{done:?}");
     }
     let words = ["ping", "-c", "1", "-W", "0.3", "-I", "127.41.11.1", "127.41.11.3"];
     let done = run(&folder, &words).exits(1);
@@ -216,7 +216,7 @@ fn a_ping_without_an_answer_fails() {
     let words = ["ping", "-c", "2", "-i", "0.1", "-W", "0.4", "-I", "127.41.4.1", "127.41.4.2"];
     let done = run(&folder, &words).exits(1);
     assert!(done.out.contains("   1: ERROR: Connection timed out\n"), "{done:?}");
-    assert!(done.out.contains("2 requests sent, 0 answers received, 100% lost"), "{done:?}");
+    assert!(done.out.contains("2 requests sent, 0 replies received, 100% lost"), "{done:?}");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn the_control_socket_has_a_version_and_refuses_what_it_does_not_know() {
     assert_eq!(list["ok"][0]["name"], "node");
     let newer = ask(r#"{"version":2,"op":"list","path":"/class/rds"}"#);
     assert_eq!((&newer["ok"], &newer["version"]), (&false.into(), &1.into()));
-    assert!(newer["error"].as_str().is_some_and(|text| text.contains("the server is older")));
+    assert!(newer["error"].as_str().is_some_and(|text| text.contains("update the server")));
     for line in ["", "{}", "[]", r#"{"version":1}"#, r#"{"version":1,"op":"fly","path":"/"}"#] {
         assert_eq!(ask(line)["ok"], false, "{line}");
     }
@@ -402,7 +402,7 @@ fn a_socket_without_a_node_is_told_of() {
     export.expect("export disk0");
     for words in [&["info"][..], &["sysctl"], &["sysctl", "ping_enable=0"], &["drop"]] {
         let done = run(&folder, &[words, &["--control", place]].concat()).exits(1);
-        done.complains(&[place, "is no node", "/class/rds/node", "--control PATH"]);
+        done.complains(&[place, "is not a node", "/class/rds/node", "--control PATH"]);
     }
     // A node older than the control tree: it does not know the request.
     let place = folder.path().join("old.sock");
@@ -570,7 +570,7 @@ fn a_ping_through_a_node_comes_from_an_address_of_that_node() {
         run(&folder, &[&["ping", "-c", "2", "-W", "20"], &through[..], more].concat())
     };
     let done = ping(&["127.41.161.2"]).exits(0);
-    assert!(done.out.contains("2 answers received"), "{done:?}");
+    assert!(done.out.contains("2 replies received"), "{done:?}");
     ping(&["-I", "127.41.161.9", "127.41.161.2"])
         .exits(2)
         .complains(&["127.41.161.9", "127.41.161.1"]);

@@ -39,7 +39,7 @@ fn two_nodes_over_rdma_answer_and_show_it() {
     // Each of the other's addresses over its transport.
     for (from, to) in [("127.88.1.2", "127.88.1.1"), ("127.88.1.3", "127.88.1.1")] {
         let words = ["ping", "-c", "2", "-i", "10ms", "-I", from, to];
-        assert!(ask(&folder, &words, "127.88.1.2").exits(0).out.contains("2 answers"));
+        assert!(ask(&folder, &words, "127.88.1.2").exits(0).out.contains("2 replies"));
     }
     let shown = ask(&folder, &["info", "-Iv"], "127.88.1.1").exits(0);
     let rows: Vec<Vec<&str>> =
@@ -140,7 +140,10 @@ fn a_node_has_rds_and_disks_on_one_device() {
     let both = text.replace("PLACES", "\"127.88.6.1\", \"127.88.6.2\"");
     let config = folder.write("both.toml", &both);
     let refused = run(&folder, &["node", "--config", config.to_str().expect("text")]).exits(1);
-    assert!(refused.err.contains("UDP port 4791 of 127.88.6.1 is for RDS"), "{refused:?}");
+    assert!(
+        refused.err.contains("RDS over RDMA of this node uses UDP port 4791 of 127.88.6.1"),
+        "{refused:?}"
+    );
     let config = folder.write("node.toml", &text.replace("PLACES", "\"127.88.6.1\""));
     let words = ["node", "--replace", "--config", config.to_str().expect("text")];
     let used = || {
@@ -154,7 +157,7 @@ fn a_node_has_rds_and_disks_on_one_device() {
     first.expect("disks are served at 127.88.6.1:").expect("ready");
     used();
     let mut second = start(&folder, &words);
-    second.expect("taking the place").expect("disks are served at 127.88.6.1:").expect("ready");
+    second.expect("replacing the node").expect("disks are served at 127.88.6.1:").expect("ready");
     first.finish().exits(0);
     used();
     second.signal("-INT");
@@ -194,7 +197,7 @@ fn a_node_over_rdma_is_replaced_without_loss() {
     let mut program = start(&folder, &["run", "--", "python3", "-c", &program]);
     program.expect("transport 0");
     let mut second = start(&folder, &words);
-    second.expect("taking the place").expect("ready").expect("127.88.5.2: paths up");
+    second.expect("replacing the node").expect("ready").expect("127.88.5.2: paths up");
     assert!(first.finish().exits(0).out.contains("handed over"));
     fs::write(&end, "").expect("a file");
     program.expect("all came");

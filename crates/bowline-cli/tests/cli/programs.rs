@@ -89,7 +89,7 @@ fn programs_of_two_machines_lose_nothing_when_nodes_are_replaced() {
         r#"
         replace() {
             begin $1$3 $4 "$BOWLINE" node --address $2 --programs "$AT/$1.host" --control "$AT/$1.sock" --replace
-            heard $1$3 "^taking the place"
+            heard $1$3 "^replacing the node"
             heard $1$3 ready
             wait $(cat "$AT/$5.pid") || fail "$5 ended badly"
             heard $5 "handed over"
@@ -136,7 +136,7 @@ fn a_node_whose_successor_fails_goes_on() {
     let taken = std::net::TcpListener::bind("127.41.71.9:16385").unwrap();
     let words = [&node[..], &["--address", "127.41.71.9", "--replace"]].concat();
     let done = run(&folder, &words).exits(1);
-    assert!(done.err.contains("is taken"), "{done:?}");
+    assert!(done.err.contains("is in use"), "{done:?}");
     drop(taken);
     goes_on();
     // One that asks and goes away: operation 15, version 3, version 2 of what is handed over, and 1
@@ -173,7 +173,7 @@ fn a_node_without_a_manager_keeps_nothing() {
     node.expect("ready");
     node.signal("-TERM");
     let done = node.finish().exits(0);
-    assert!(done.out.contains("peers have everything"), "{done:?}");
+    assert!(done.out.contains("peers have acknowledged everything"), "{done:?}");
 }
 
 /// What can be seen to be wrong before costs the former node nothing.

@@ -121,6 +121,37 @@ fn all_that_is_measured_is_right() {
 }
 
 #[test]
+fn each_controller_carries_what_it_is_chosen_for() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf", "--verify", "-P"], "127.41.38.1");
+    // Within a host the default is a window of each queue pair, and the path has none.
+    for (how, windows) in
+        [("auto", false), ("fixed:16", false), ("delay", true), ("cubic", true), ("swift", true)]
+    {
+        let words = [
+            "perf",
+            "-c",
+            "127.41.38.1",
+            "-I",
+            "127.41.38.2",
+            "--size",
+            "16k",
+            "--count",
+            "100",
+            "--json",
+            "--congestion",
+            how,
+        ];
+        let result = object(&run(&folder, &words).exits(0).out);
+        assert_eq!(result["iterations"], 100, "{how}: {result}");
+        assert_eq!(result["peers"][0]["window"].is_u64(), windows, "{how}: {result}");
+    }
+    server.signal("-INT");
+    let done = server.finish().exits(0);
+    assert!(!done.err.contains("differs"), "{done:?}");
+}
+
+#[test]
 fn all_can_be_measured_for_a_time() {
     let folder = Folder::new();
     let server = serve(&folder, &["perf", "--verify", "-P", "-D", "200ms"], "127.41.29.1");
@@ -253,7 +284,7 @@ fn no_time_to_wait_is_a_usage_error() {
     let folder = Folder::new();
     for word in ["perf", "rping"] {
         let done = run(&folder, &[word, "-s", "-I", "127.41.28.1", "-W", "0"]).exits(2);
-        done.complains(&["give more than 0"]);
+        done.complains(&["must be greater than 0"]);
     }
 }
 

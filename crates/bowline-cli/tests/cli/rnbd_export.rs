@@ -72,7 +72,9 @@ fn exports_are_listed_whether_anybody_has_them_open_or_not() {
     assert_eq!(list, "\"s1\",\"disk1\",\"disk1\",\"ro\"\n,\"disk0\",\"disk0\",\n");
     let shown = run(&folder, &["rnbd", "server", "show", "disk0"]).exits(0).out;
     assert!(shown.contains("disk0"), "{shown}");
-    run(&folder, &["rnbd", "close", "disk0"]).exits(256 - 2).complains(&["nobody has disk0 open"]);
+    run(&folder, &["rnbd", "close", "disk0"])
+        .exits(256 - 2)
+        .complains(&["no session has disk0 open"]);
     end(client);
     end(server);
 }
@@ -89,7 +91,7 @@ fn sessions_for_which_there_is_no_memory_are_refused_and_the_server_says_so() {
     let path = "127.46.8.12@127.46.8.1";
     let refused = run(&folder, &["rnbd", "map", "disk0", "--from", "s2", "--path", path]);
     refused.exits(256 - 12);
-    server.until_told("1 of them for want of room: --session-memory is for 1 of 64 MiB");
+    server.until_told("1 of them because --session-memory is full: it has room for 1 of 64 MiB");
     end(first);
     end(server);
 }
@@ -157,12 +159,14 @@ fn what_is_no_whole_block_is_told_to_be_left_out() {
     server.signal("-HUP");
     server.expect("export b bytes=2048");
     let told = end(server);
-    let told: Vec<&str> =
-        told.lines().map(|line| line.split_once(" are left out").expect("left out").0).collect();
+    let told: Vec<&str> = told
+        .lines()
+        .map(|line| line.split_once(" are not exported").expect("a remainder").0)
+        .collect();
     let all = [
-        "export a: its last 488 of 1000 bytes",
-        "export b: its last 100 of 100 bytes",
-        "export b: its last 1 of 1537 bytes",
+        "export a: the last 488 of its 1000 bytes",
+        "export b: the last 100 of its 100 bytes",
+        "export b: the last 1 of its 1537 bytes",
     ];
     assert_eq!(told, all);
 }
@@ -190,9 +194,9 @@ fn a_file_that_is_not_there_any_more_is_told_of() {
     told(&mut server, 8192);
     let note = |what: &str| {
         let path = path.display();
-        format!("export r: {path} {what}; the one opened at the start is served\n")
+        format!("export r: {path} {what}; the file opened at the start is still served\n")
     };
-    assert_eq!(end(server), note("is another file now") + &note("is gone"));
+    assert_eq!(end(server), note("was replaced by another file") + &note("is gone"));
 }
 
 #[test]
@@ -229,7 +233,7 @@ fn whoever_has_a_file_open_that_was_replaced_can_be_closed() {
     // Both sessions have opened it under this name, and the error names both.
     let refused = words("server close a.img").exits(234);
     refused.complains(&["several sessions have a.img open", ": s1, s2"]);
-    words("server close a.img s3").exits(254).complains(&["nobody has a.img open"]);
+    words("server close a.img s3").exits(254).complains(&["no session has a.img open"]);
     words("server close a.img s2").exits(0);
     assert_eq!(list(), "\"s1\",\"a.img\"\n");
     words("set class/rnbd-server/ctl/devices/a.img/sessions/s1/force_close 1").exits(0);

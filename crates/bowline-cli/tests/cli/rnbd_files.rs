@@ -279,7 +279,7 @@ fn mounted_files_and_sockets_say_and_do_the_same() {
             assert_eq!(tree.out(&words), near(&words).exits(0).out);
         }
     }
-    assert!(tree.run("-v list").exits(0).err.starts_with("looks at "));
+    assert!(tree.run("-v list").exits(0).err.starts_with("reading "));
     let second = "ip:127.44.1.12@ip:127.44.1.2";
     tree.out(&format!("add s1 {second}"));
     tree.run(&format!("add s1 {second}")).exits(239);
@@ -449,7 +449,7 @@ fn scripts_for_a_kernel_work_on_mounted_files() {
          sessname,mapping_path,devname,access_mode\n\
          \"s1\",\"disk0\",\"disk0\",\"rw\"\n"
     );
-    assert!(done.err.ends_with("error: nobody has disk0 open\n"), "{}", done.err);
+    assert!(done.err.ends_with("error: no session has disk0 open\n"), "{}", done.err);
     pair.end();
 }
 

@@ -327,7 +327,11 @@ fn the_place_of_a_disk_is_never_that_of_another() {
     assert_eq!(size(&nbd), 1 << 20);
     // Two disks have this name on their servers: the error says which they are.
     let refused = run(&folder, &["rnbd", "unmap", "disk0"]).exits(234);
-    refused.complains(&["disk0 is several devices", "rnbd1 of session s2", "rnbd2 of session s1"]);
+    refused.complains(&[
+        "disk0 is the name of several devices",
+        "rnbd1 of session s2",
+        "rnbd2 of session s1",
+    ]);
     words("unmap rnbd1");
     client.expect("rnbd1 unmapped");
     end(client);
@@ -350,7 +354,7 @@ fn the_folder_of_a_disk_is_never_that_of_another() {
         let place = dir.to_str().expect("a plain path");
         let done = run(&folder, &[&words[..], &[front_end, place]].concat()).exits(1);
         assert!(!done.err.contains("FUSE"), "FUSE is not what is wrong: {done:?}");
-        done.complains(&[place, "mounted already"]);
+        done.complains(&[place, "has mounted it"]);
     }
     assert!(dir.join("rnbd0").exists());
     run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);

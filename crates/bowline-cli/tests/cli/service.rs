@@ -217,10 +217,10 @@ fn what_is_no_socket_to_listen_at_is_refused() {
     let words = ["-c", HAND_OVER, "sh", BOWLINE, "node", "--address", "127.146.5.1"];
     let file = fs::File::open("/dev/null").expect("/dev/null");
     let done = start_from(file, "sh", &folder, &words).finish().exits(1);
-    done.complains(&["cannot take the socket passed"]);
+    done.complains(&["cannot use the socket that the service manager passed"]);
     let (end, _other) = UnixStream::pair().expect("a pair");
     let done = start_from(OwnedFd::from(end), "sh", &folder, &words).finish().exits(1);
-    done.complains(&["it is no listening unix socket"]);
+    done.complains(&["it is not a listening unix socket"]);
     // Descriptors of another process are none of its business.
     let words = ["LISTEN_PID=1", "LISTEN_FDS=1", BOWLINE, "node", "--address", "127.146.5.1"];
     let mut node = start_as("env".as_ref(), &folder, &words);

@@ -152,7 +152,7 @@ fn failures_of_a_run_are_explained() {
     let mut passive = start(&folder, &["stress", "-r", "127.41.23.2", "-p", "4400"]);
     passive.expect("waiting");
     let done = run(&folder, &[&words[..], &["-D", "4k", "--rdma"]].concat()).exits(1);
-    done.complains(&["the peer broke off"]);
+    done.complains(&["the peer closed the connection"]);
     passive.finish().exits(1).complains(&["both sides with --rdma", "without -D"]);
 }
 
@@ -224,7 +224,7 @@ fn the_block_says_which_reads_and_writes_are_wanted() {
     assert_eq!(block[12..16], [0, 0, 0x10, 0]);
     assert_eq!(block[39..], [0, 1, 0, 1, 1, 0xff, 0, 2, 0, 0, 0, 3, 0, 0, 1, 2, 0, 0, 0, 0]);
     drop(stream);
-    active.finish().exits(1).complains(&["the peer broke off"]);
+    active.finish().exits(1).complains(&["the peer closed the connection"]);
 }
 
 /// Starts both sides and waits until they measure.
@@ -260,7 +260,7 @@ fn messages_of_strangers_are_ignored() {
     for side in [active, passive] {
         let done = side.finish().exits(0);
         assert_eq!(done.err.matches("127.41.24.3:4501").count(), 1, "told once: {done:?}");
-        assert!(done.err.contains("3 messages of others"), "{done:?}");
+        assert!(done.err.contains("3 messages from others"), "{done:?}");
         let average = done.out.lines().last().and_then(|l| l.strip_suffix("  (average)"));
         let sent = average.and_then(|line| line.split_whitespace().nth(1)).expect("a rate");
         assert!(sent.parse::<f64>().expect("a number") > 0.0, "{done:?}");
@@ -273,11 +273,11 @@ fn a_peer_that_vanishes_is_a_failure() {
     let (active, passive) = both(&folder, "127.41.25", "4600", "50");
     passive.signal("-KILL");
     passive.finish();
-    active.finish().exits(1).complains(&["the peer is gone"]);
+    active.finish().exits(1).complains(&["the peer ended before"]);
     let (active, passive) = both(&folder, "127.41.26", "4600", "50");
     active.signal("-KILL");
     active.finish();
-    passive.finish().exits(1).complains(&["the peer is gone"]);
+    passive.finish().exits(1).complains(&["the peer ended before"]);
 }
 
 #[test]

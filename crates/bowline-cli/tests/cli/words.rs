@@ -12,7 +12,7 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["ping", "-Q", "256", "127.0.0.1"], 2, &["256"]),
         (&["ping", "-n", "33", "127.0.0.1"], 2, &["33", "sockets", "--numeric"]),
         (&["recv", "-s", "127.0.0.1:7", "--from", "nobody"], 2, &["nobody", "ADDRESS:PORT"]),
-        (&["ping", "-I", "127.0.0.1", "::1"], 2, &["family"]),
+        (&["ping", "-I", "127.0.0.1", "::1"], 2, &["different address families"]),
         // As rds-info does.
         (&["info", "-x"], 1, &["-x", "bowline info --help"]),
         (&["stress", "-q", "10"], 2, &["-q 10", "63"]),
@@ -29,6 +29,10 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["sim", "--cells"], 2, &["--roce"]),
         (&["sim", "--roce", "--cells", "picnic"], 2, &["picnic", "incast-10g-64"]),
         (&["sim", "--roce", "--congestion", "delay"], 2, &["--cells"]),
+        (&["sim", "--roce", "--cells", "--congestion", "reno"], 2, &["reno", "cubic, swift"]),
+        (&["perf", "-c", "127.0.0.1", "--congestion", "fixed:15"], 2, &["fixed:15", "16 to 4096"]),
+        (&["rping", "-s", "--congestion", "Delay"], 2, &["Delay", "auto, delay, cubic, swift"]),
+        (&["bench", "net", "--congestion", "reno"], 2, &["reno", "cubic, swift"]),
         (&["sysctl", "ping_enable=yes"], 2, &["NAME=VALUE"]),
         (&["rping"], 2, &["--server", "bowline rping --help"]),
         (&["rping", "-s", "-c", "127.0.0.1"], 2, &["--client"]),
@@ -148,11 +152,41 @@ fn cells_of_congestion_control_are_measured() {
 }
 
 #[test]
+fn the_controllers_for_comparison_run_in_the_cells_and_are_held_to_no_floor() {
+    let folder = Folder::new();
+    let cell = |cell: &str, how| {
+        let words =
+            ["sim", "--roce", "--cells", cell, "--congestion", how, "--seed", "1", "--json"];
+        let told: serde_json::Value = serde_json::from_str(&run(&folder, &words).exits(0).out)
+            .unwrap_or_else(|error| panic!("{how}: {error}"));
+        assert_eq!(told["broken"], 0, "{told}");
+        told["cells"][0].clone()
+    };
+    // CUBIC fills the queue until it overflows, Swift keeps it short, and neither is delay.
+    let [cubic, swift] = ["cubic", "swift"].map(|how| cell("one-100m-50us", how));
+    for told in [&cubic, &swift] {
+        assert!(told["used"].as_f64() > Some(0.9), "{told}");
+    }
+    let queue = |told: &serde_json::Value| told["longest_queue_ns"].as_f64().expect("a queue");
+    assert!(queue(&cubic) > 4.0 * queue(&swift), "{cubic} {swift}");
+    // With 1 % of loss both are below the floor of delay.
+    for how in ["cubic", "swift"] {
+        let told = cell("loss-1", how);
+        assert!(told["used"].as_f64() < Some(0.5), "{told}");
+    }
+}
+
+#[test]
 fn a_plan_of_the_simulator_is_kept_and_runs_again() {
     let folder = Folder::new();
     let kept = folder.path().join("kept");
     let dir = kept.to_str().expect("a plain path");
-    for (kind, file) in [("", "rds-9.json"), ("--roce", "roce-9.json"), ("--rtrs", "rtrs-9.json")] {
+    for (kind, file) in [
+        ("", "rds-9.json"),
+        ("--roce", "roce-9.json"),
+        ("--rtrs", "rtrs-9.json"),
+        ("--host", "host-9.json"),
+    ] {
         let words: Vec<&str> = ["sim", "--seed", "9", "--keep", dir, "--json", kind]
             .into_iter()
             .filter(|w| !w.is_empty())

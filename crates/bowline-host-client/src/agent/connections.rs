@@ -1,5 +1,9 @@
-//! Connections to nodes, one for each: a pair of sockets, of which this process keeps the node's
-//! end as well, to send it along with each call.
+//! Connections to nodes, one for each node: a socket pair. This process also keeps the node's end,
+//! to send it with each call.
+//!
+//! All accesses are in one order (SeqCst). So a call that counts itself and then looks at the state
+//! (`use_for`) pairs with whoever changes the state and then looks at the users (`give_up`,
+//! `close_ended`); and a state that is stored pairs with the loads of it, for the descriptors.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -10,19 +14,18 @@ use super::thread;
 use crate::channel::Descriptors;
 use crate::system::{self, system};
 
-/// Most nodes of other users that a process gives memory to at a time.
+/// Most nodes of other users to which a process gives memory at a time.
 const CONNECTIONS: usize = 32;
 
 const VACANT: u32 = 0;
 const MAKING: u32 = 1;
 const OPEN: u32 = 2;
-/// The agent closes it when no call uses its descriptor any more.
+/// The agent closes the connection when no call uses its descriptor.
 const CLOSING: u32 = 3;
-/// A call looks whether it is of use to anybody.
+/// A call checks whether the connection is still used.
 const DOUBTED: u32 = 4;
 
-/// How many times a call waits, a millisecond each, for a connection that it has given up to be
-/// closed.
+/// How many milliseconds a call waits until a connection that it has given up is closed.
 const WAITS: u32 = 1000;
 
 const NONE: c_int = -1;
@@ -51,8 +54,8 @@ impl Connection {
         }
     }
 
-    /// Uses the connection, unless it is another's or ends. The order matters: who ends it looks at
-    /// the users after it has said so.
+    /// Counts a user of the connection, unless it belongs to another node or is ending. The order
+    /// matters: the side that ends it reads the users after it has set the state.
     fn use_for(&self, node: u64) -> bool {
         self.users.fetch_add(1, SeqCst);
         let is_right = self.state.load(SeqCst) == OPEN && self.node.load(SeqCst) == node;
@@ -62,14 +65,14 @@ impl Connection {
         is_right
     }
 
-    /// A call does not use the connection any more.
+    /// Removes a user of the connection.
     pub(super) fn release(&self) {
-        // In the child of a fork that a call was under way in, there are no users.
+        // In the child of a fork during a call the count is 0 already.
         let _ = self.users.fetch_update(SeqCst, SeqCst, |users| users.checked_sub(1));
     }
 
-    /// Has the agent close the connection, if nobody uses it. The order matters: nobody begins to
-    /// use one that is doubted.
+    /// Lets the agent close the connection if it has no user. The order matters: no call begins to
+    /// use a connection in this state.
     fn give_up(&self, number: usize) -> bool {
         if self.state.compare_exchange(OPEN, DOUBTED, SeqCst, Relaxed).is_err() {
             return false;
@@ -103,8 +106,8 @@ impl Connection {
     }
 }
 
-/// The connection to a node, which is made if there is none; its number, and the descriptor of the
-/// node's end. It is used until it is released.
+/// Returns the connection to a node, made if necessary: its number, and the descriptor of the
+/// node's end. The caller releases it.
 pub(super) fn to<D: Descriptors>(node: u64) -> Result<(&'static Connection, usize, c_int), c_int> {
     let found = |(number, connection): (usize, &'static Connection)| {
         let used = connection.state.load(SeqCst) == OPEN
@@ -127,8 +130,9 @@ pub(super) fn to<D: Descriptors>(node: u64) -> Result<(&'static Connection, usiz
     Ok((connection, number, theirs))
 }
 
-/// A place for a connection, for which one gives way that has no call and no memory: its node may
-/// have ended long ago, which nothing here tells, for this process has its end.
+/// Returns a slot for a connection. If all are full, a connection without a call and without memory
+/// is closed: its node may have ended long ago, which does not show, since this process has the
+/// node's end too.
 fn vacant() -> Option<(usize, &'static Connection)> {
     let take = |connection: &Connection| {
         connection.state.compare_exchange(VACANT, MAKING, SeqCst, Relaxed).is_ok()
@@ -148,7 +152,7 @@ fn vacant() -> Option<(usize, &'static Connection)> {
     None
 }
 
-/// The connections that are open: number, and descriptor of our end.
+/// Returns the open connections: number, and descriptor of the agent's end.
 pub(super) fn open() -> impl Iterator<Item = (usize, c_int)> {
     let is_open = |(number, connection): (usize, &Connection)| {
         let fd = connection.ours.load(SeqCst);
@@ -163,7 +167,7 @@ pub(super) fn descriptors() -> impl Iterator<Item = c_int> {
         .flat_map(|connection| [&connection.ours, &connection.theirs].map(|fd| fd.load(SeqCst)))
 }
 
-/// Ends a connection; it is closed as soon as no call uses it any more. For the agent alone.
+/// Ends a connection; it is closed once no call uses it. Called by the agent only.
 pub(super) fn end(number: usize) {
     if let Some(connection) = ALL.get(number)
         && connection.state.compare_exchange(OPEN, CLOSING, SeqCst, Relaxed).is_ok()
@@ -172,8 +176,8 @@ pub(super) fn end(number: usize) {
     }
 }
 
-/// Closes the connections that have ended and that no call uses; tells whether any are left. For
-/// the agent alone.
+/// Closes the ended connections that no call uses; tells whether any are left. Called by the agent
+/// only.
 pub(super) fn close_ended<D: Descriptors>() -> bool {
     let mut is_left = false;
     for (number, connection) in ALL.iter().enumerate() {

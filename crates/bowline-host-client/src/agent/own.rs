@@ -1,5 +1,5 @@
-//! Memory of this process by its addresses, which may be any: where there is nothing, an error says
-//! so, and no signal.
+//! Access to memory of this process at any address: if nothing is mapped there, the result is an
+//! error, not a signal.
 
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr;
@@ -20,9 +20,9 @@ fn transfer(call: c_long, pid: c_int, at: u64, own: *mut u8, len: usize) -> Resu
     let (own, there) = (&raw const own, &raw const there);
     let (own, there) = (own.expose_provenance(), there.expose_provenance());
     let args = [pid as usize, own, 1, there, 1, 0];
-    // SAFETY: `own` is memory of the caller for so many bytes; of the other address the system
-    // finds out itself whether there is something, and fails if not. Who asks for a write knows
-    // that the program has given the memory for that: nothing else of this library lies there.
+    // SAFETY: `own` is memory of the caller of this length; the kernel checks the other address and
+    // fails if it is not mapped. The caller of a write knows that the program has given the memory
+    // for that: no object of this library lies there.
     let done = unsafe { system::call(call, &args) };
     if done? == len { Ok(()) } else { Err(libc::EFAULT) }
 }
@@ -32,7 +32,8 @@ pub(crate) fn read(pid: c_int, at: u64, to: &mut [u8]) -> Result<(), c_int> {
     transfer(READ, pid, at, to.as_mut_ptr(), to.len())
 }
 
-/// Copies bytes into this process. Those before what cannot be written may have been.
+/// Copies bytes into this process. On an error, bytes before the faulty address may have been
+/// written.
 pub(crate) fn write(pid: c_int, at: u64, from: &[u8]) -> Result<(), c_int> {
     transfer(WRITE, pid, at, from.as_ptr().cast_mut(), from.len())
 }
@@ -45,7 +46,7 @@ pub(super) fn probe(pid: c_int) -> Result<(), c_int> {
     if found == word.to_ne_bytes() { Ok(()) } else { Err(libc::EFAULT) }
 }
 
-/// What is compared and stored where, and what was there.
+/// Operands, address and previous value of a swap.
 struct Swap {
     at: u64,
     expected: u64,
@@ -53,13 +54,13 @@ struct Swap {
     found: AtomicU64,
 }
 
-/// Compares 8 aligned bytes and if they are as expected replaces them, as one step for all threads
-/// of the program as well; returns those of before.
+/// Compares 8 aligned bytes and replaces them if they are as expected, atomically also for the
+/// threads of the program; returns the previous bytes.
 ///
-/// Only a processor's instruction is one step, and where memory is not there, or not any more, an
-/// instruction brings a signal. So a process of its own does it, which has this memory, and its own
-/// handling of signals; the calling thread stands still until it has ended. Where the system does
-/// not allow another process, reading and writing are two steps.
+/// Only a processor instruction is atomic, and an instruction raises a signal if the memory is not
+/// mapped. So a child process that shares this memory, with its own signal handlers, executes it;
+/// the calling thread waits until that process has ended. If the system does not allow a child
+/// process, the bytes are read and written in two steps.
 pub(super) fn swap(
     pid: c_int,
     at: u64,
@@ -67,7 +68,7 @@ pub(super) fn swap(
     stack: &mut [u8; SWAP_STACK],
 ) -> Result<u64, c_int> {
     let swap = Swap { at, expected, new, found: AtomicU64::new(0) };
-    // Present and writable: what is no memory at all needs no process to find out.
+    // Checked first, so that an address without memory needs no child process.
     if !at.is_multiple_of(8) || !system::populate(at, 8, true) {
         return Err(libc::EFAULT);
     }
@@ -76,7 +77,7 @@ pub(super) fn swap(
     let top = top.wrapping_sub(top.addr() % 16).cast::<c_void>();
     let job = ptr::from_ref(&swap).cast_mut().cast::<c_void>();
     // SAFETY: the stack is the new process's alone, and both it and `swap` outlive it: with
-    // CLONE_VFORK this thread goes on when it has ended.
+    // CLONE_VFORK this thread continues when it has ended.
     let child = unsafe { libc::clone(swap_in_child, top, flags, job) };
     if child < 0 {
         return swap_in_two_steps(pid, &swap);
@@ -90,9 +91,10 @@ pub(super) fn swap(
         }
     };
     match waited {
+        // Pairs with the store in `swap_in_child`; the end of that process orders them as well.
         Ok(_) if status == 0 => Ok(swap.found.load(Ordering::Acquire)),
-        // It has failed; or the program waits for whatever processes there are, and has taken its
-        // end, so that nobody knows.
+        // The child failed; or the program waits for any child and has reaped this one, so its
+        // status is lost.
         _ => Err(libc::EFAULT),
     }
 }
@@ -138,6 +140,7 @@ extern "C" fn swap_in_child(job: *mut c_void) -> c_int {
     // SAFETY: aligned, and memory that the program lets others change at any time, only ever looked
     // at by atomic or by the program's own accesses; if it is gone this process ends by `fail`.
     let word = unsafe { AtomicU64::from_ptr(at) };
+    // Pairs with whatever the program does with this word: it is as an atomic of the card.
     let order = (Ordering::AcqRel, Ordering::Acquire);
     let found = word.compare_exchange(swap.expected, swap.new, order.0, order.1);
     swap.found.store(found.unwrap_or_else(|found| found), Ordering::Release);

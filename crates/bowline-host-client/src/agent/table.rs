@@ -1,25 +1,30 @@
-//! What has been given to whom: ranges of memory, looked at for each request of a node.
+//! The ranges given to nodes, checked for each request of a node.
 //!
-//! There is no lock. A place of the table has a stamp, which is another each time that it is taken:
-//! what was read of a place counts if its stamp is the same afterwards.
+//! There is no lock. An entry of the table has a stamp that changes each time the entry is filled:
+//! values read from an entry are valid if its stamp is the same afterwards (a sequence lock).
+//!
+//! All accesses are in one order (SeqCst). So who takes a range out and then looks at the accesses
+//! under way (`thread::wait_for_access`) pairs with the agent, which says that it begins one and
+//! then looks here; and the stamp pairs with itself, around what is read and what is filled in.
+//! Relaxed are failures of exchanges, which are not used, and `last`, which is a hint.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 use super::{Access, Range, Stays};
 
-/// A place that nothing is in, and one that is being filled.
+/// Stamps of an empty entry, and of one that is being filled.
 const FREE: u64 = 0;
 const FILLING: u64 = 1;
 
-/// To whom and for what ranges were given.
+/// Connection, socket and grant of ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     /// Number of the connection over which the node may use them.
     pub(super) connection: usize,
-    /// The socket that the call was about, by the system's number.
+    /// Socket of the call, by the kernel's number.
     pub(super) socket: u64,
-    /// Number of the grant: of the call.
+    /// Number of the grant: one for each call.
     pub(super) grant: u64,
 }
 
@@ -34,7 +39,7 @@ pub(super) struct Entry {
     pub(super) is_written: bool,
 }
 
-/// Where a range was found: the place and its stamp.
+/// A range that was found: its entry and stamp.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found(usize, u64);
 
@@ -42,7 +47,7 @@ struct Place {
     stamp: AtomicU64,
     at: AtomicU64,
     len: AtomicU64,
-    /// Access in the lowest byte, above it how long it stays, above that the connection.
+    /// Access in the lowest byte, lifetime above it, connection above that.
     what: AtomicU64,
     socket: AtomicU64,
     grant: AtomicU64,
@@ -63,7 +68,7 @@ impl Place {
         }
     }
 
-    /// What is in the place, if that stays the same meanwhile.
+    /// Returns the range of the entry, if it does not change while it is read.
     fn entry(&self) -> Option<(u64, Entry)> {
         let stamp = self.stamp.load(SeqCst);
         if stamp <= FILLING {
@@ -86,7 +91,7 @@ impl Place {
         (self.stamp.load(SeqCst) == stamp).then_some((stamp, entry))
     }
 
-    /// The stamp of the place if a connection may do this here.
+    /// Returns the stamp of the entry if a connection may do this access here.
     fn lets(&self, connection: usize, at: u64, len: u64, access: u8) -> Option<u64> {
         let stamp = self.stamp.load(SeqCst);
         let what = self.what.load(SeqCst);
@@ -99,12 +104,12 @@ impl Place {
     }
 }
 
-/// The ranges that a process has given.
+/// All ranges that a process has given.
 pub(super) struct Table<const N: usize> {
     places: [Place; N],
-    /// Nothing is at or behind this one.
+    /// All entries from this one on are empty.
     end: AtomicUsize,
-    /// The place that the last request was about: the next is likely to be about the same.
+    /// The entry of the last request: the next one likely uses it, too.
     last: AtomicUsize,
     stamps: AtomicU64,
 }
@@ -120,7 +125,7 @@ impl<const N: usize> Table<N> {
         &self.places[..self.end.load(SeqCst).min(N)]
     }
 
-    /// Adds ranges; `false` if there is no room for all of them, and then some may be there.
+    /// Adds ranges; `false` if there is not enough room, and then some may have been added.
     pub(super) fn add(&self, owner: Owner, ranges: &[Range]) -> bool {
         let mut places = self.places.iter().enumerate();
         ranges.iter().all(|range| {
@@ -141,8 +146,8 @@ impl<const N: usize> Table<N> {
         })
     }
 
-    /// Finds one range in which all of this lies and that a connection may use so; `None` for the
-    /// access: in whichever way.
+    /// Finds one range that contains all these bytes and that a connection may use with this access
+    /// (`None`: any access).
     pub(super) fn find(
         &self,
         connection: usize,
@@ -168,7 +173,7 @@ impl<const N: usize> Table<N> {
         self.places.get(place).is_some_and(|place| place.stamp.load(SeqCst) == stamp)
     }
 
-    /// Takes ranges out; tells whether there was one that is written.
+    /// Removes ranges; tells whether one of them was writable.
     pub(super) fn take_out(&self, which: impl Fn(&Entry) -> bool) -> bool {
         let mut is_written = false;
         for place in self.used() {
@@ -182,12 +187,12 @@ impl<const N: usize> Table<N> {
         is_written
     }
 
-    /// Empties the table, in a process where nobody else uses it.
+    /// Empties the table, in a process where no other thread uses it.
     pub(super) fn clear(&self) {
         self.used().iter().for_each(|place| place.stamp.store(FREE, SeqCst));
     }
 
-    /// Notes the key of the region of a grant.
+    /// Records the key of the region of a grant.
     pub(super) fn set_key(&self, grant: u64, key: u32) {
         for place in self.used() {
             if let Some((_, entry)) = place.entry()

@@ -1,4 +1,4 @@
-//! The agent: a thread that answers what nodes ask.
+//! The agent: a thread that answers requests of nodes.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -19,13 +19,19 @@ const NONE: u32 = 0;
 const STARTING: u32 = 1;
 const RUNNING: u32 = 2;
 const ENDING: u32 = 3;
+/// It is about to close the descriptor that wakes it.
+const ENDED: u32 = 4;
 
-/// Bytes of its stack; what is large it has elsewhere.
+/// Bytes of its stack; large buffers are elsewhere.
 const STACK: usize = 64 << 10;
-/// How long others wait for the start or the end of the agent, and for an access of its that is
-/// under way: it takes long only where the program's own memory does.
+/// How long other threads wait for the start or end of the agent, and for its current access, which
+/// takes long only if the program's own memory is slow.
 const PATIENCE_MS: u32 = 1000;
 
+/// This and all below are in one order (SeqCst), in three pairs: an access that begins and the look
+/// at the table, with a range that is taken out and the look at accesses; a thread that counts
+/// itself in `WAKING` and looks at the state, with the agent that changes it and looks at `WAKING`;
+/// and each state that is stored with the loads of it, for the descriptor in `WAKE`.
 static STATE: AtomicU32 = AtomicU32::new(NONE);
 /// The process whose thread it is.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -40,7 +46,7 @@ pub(super) fn is_running() -> bool {
     STATE.load(SeqCst) != NONE
 }
 
-/// Waits until something is so, a while.
+/// Waits a limited time for a condition.
 fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     for _ in 0..PATIENCE_MS {
         if is_so() {
@@ -51,8 +57,8 @@ fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     is_so()
 }
 
-/// Waits for the end of an access that was under way before this call. The order matters: the agent
-/// says that it begins one, and then looks at the table.
+/// Waits for the end of an access that began before this call. The order matters: the agent
+/// announces an access before it reads the table.
 pub(super) fn wait_for_access() {
     let before = ACCESSES.load(SeqCst);
     if before % 2 == 1 && PROCESS.load(SeqCst) == system::getpid() {
@@ -147,9 +153,10 @@ fn close_wake<D: Descriptors>() {
     }
 }
 
-/// Lets the agent look at its connections.
+/// Wakes the agent, which then checks its connections.
 pub(super) fn wake() {
-    // The order matters: who closes the descriptor looks at this after it has said so.
+    // The order matters: the side that closes the descriptor reads this count after it has set the
+    // state.
     WAKING.fetch_add(1, SeqCst);
     if matches!(STATE.load(SeqCst), RUNNING | ENDING) {
         let one = 1_u64;
@@ -173,10 +180,10 @@ pub(super) fn end() {
     }
 }
 
-/// What the agent has.
+/// State of the agent.
 struct Agent {
     pid: c_int,
-    /// One byte more than the longest request: what is cut is malformed.
+    /// One byte more than the longest request: a request that is cut is malformed.
     input: Vec<u8>,
     output: Vec<u8>,
     stack: Box<[u8; SWAP_STACK]>,
@@ -197,7 +204,7 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
             connections::open().for_each(|(number, _)| connections::end(number));
         }
         let is_left = connections::close_ended::<D>();
-        if is_ending && !is_left && WAKING.load(SeqCst) == 0 {
+        if is_ending && !is_left {
             break;
         }
         let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -219,11 +226,16 @@ fn run<D: Descriptors>(pid: c_int, wake: c_int) {
             }
         }
     }
-    close_wake::<D>();
+    // The order matters: nobody begins to wake one that has ended, and its number may be another's
+    // when it is closed.
+    STATE.store(ENDED, SeqCst);
+    if wait_until(|| WAKING.load(SeqCst) == 0) {
+        close_wake::<D>();
+    }
     STATE.store(NONE, SeqCst);
 }
 
-/// Waits until one of the descriptors shows something, or a moment if that is wanted.
+/// Waits until one of the descriptors is ready, or for a moment if asked.
 fn wait_for(events: &mut [libc::pollfd], is_brief: bool) {
     let moment = libc::timespec { tv_sec: 0, tv_nsec: 2_000_000 };
     let limit = if is_brief { ptr::from_ref(&moment) } else { ptr::null() };
@@ -233,7 +245,7 @@ fn wait_for(events: &mut [libc::pollfd], is_brief: bool) {
     }
 }
 
-/// Tells the others that the agent is in the program's memory, for as long as it is.
+/// Announces to other threads that the agent accesses the program's memory, until dropped.
 struct InMemory;
 
 impl InMemory {
@@ -263,20 +275,20 @@ impl Agent {
                 forget(number, payload);
                 return Some(());
             }
-            let done = self.carry_out(number, &request, payload);
+            let done = self.execute(number, &request, payload);
             let (errno, len) = done.map_or_else(|errno| (errno.cast_unsigned(), 0), |len| (0, len));
             let answer = Answer { kind: request.kind, errno, sequence: request.sequence };
             self.output[..ANSWER_HEAD].copy_from_slice(&answer.emit());
             let answer = &self.output[..ANSWER_HEAD + len];
-            // Who does not take its answers ends the connection.
+            // A node that does not read its replies ends the connection.
             system::send(fd, answer, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).ok().map(drop)
         });
         self.input = input;
         answered
     }
 
-    /// Does what is asked; returns how many bytes of the answer there are.
-    fn carry_out(
+    /// Executes a request; returns the length of the reply in bytes.
+    fn execute(
         &mut self,
         number: usize,
         &Request { kind, at, len, .. }: &Request,
@@ -290,7 +302,7 @@ impl Agent {
                 let found = find(at, len, Some(Access::Read))?;
                 let bytes = bytes.get_mut(..len as usize).ok_or(libc::EINVAL)?;
                 own::read(self.pid, at, bytes)?;
-                // What was taken back meanwhile is not told.
+                // Bytes of a range withdrawn during the access are not sent.
                 if TABLE.is_still(found) { Ok(bytes.len()) } else { Err(libc::EFAULT) }
             }
             Kind::Write => {
@@ -319,7 +331,7 @@ impl Agent {
     }
 }
 
-/// The node gives back what was given under numbers.
+/// The node returns the ranges of these grants.
 fn forget(number: usize, payload: &[u8]) {
     let mut grants: Vec<u64> =
         payload.chunks_exact(8).filter_map(words).map(|[grant]| grant).collect();

@@ -101,7 +101,7 @@ pub fn network(text: &str) -> Result<Network, String> {
     })?;
     match network.addr() {
         IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some() => {
-            Err(format!("\"{text}\" stands for IPv4 addresses: write it as such"))
+            Err(format!("\"{text}\" is IPv4-mapped: write it as IPv4"))
         }
         _ => Ok(Network(network)),
     }

@@ -211,8 +211,8 @@ impl Service {
 }
 
 /// What a client is told that asks for another host.
-const OTHER_NAME: &str = "This host is not known here by the name in the header Host: ask by its IP \
-                          address, or name it with the option --metrics-host NAME.\n";
+const OTHER_NAME: &str = "The name in the Host header is not accepted: use an IP address of this host, or \
+                          allow the name with the option --metrics-host NAME.\n";
 
 /// What a request wants.
 #[derive(Debug, Eq, PartialEq)]

@@ -42,6 +42,17 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns the settings of a place and of the names by which clients may ask.
+    ///
+    /// # Errors
+    ///
+    /// A name that no host has.
+    pub fn of(place: Option<SocketAddr>, hosts: &[String]) -> Outcome<Self> {
+        let hosts = hosts.iter().map(|host| host_name(host));
+        let hosts = hosts.collect::<Result<_, _>>().map_err(Failure::usage)?;
+        Ok(Self { place, hosts })
+    }
+
     /// Returns the port, if metrics are served.
     pub fn port(&self) -> Option<u16> {
         self.place.map(|place| place.port())
@@ -57,7 +68,7 @@ impl Settings {
         let hosts = host::Hosts::new(self.hosts.clone());
         let server = Server::start(place, hosts, source).map_err(|error| {
             Failure::failed(format!(
-                "cannot serve metrics at {place}: {error}; choose another place with --metrics \
+                "cannot serve metrics at {place}: {error}; choose another address with --metrics \
                  ADDRESS:PORT"
             ))
         })?;

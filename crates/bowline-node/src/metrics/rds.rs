@@ -68,12 +68,12 @@ fn sockets(out: &mut Exposition, info: &Info) {
         ),
         (
             "bowline_rds_socket_receive_queue_bytes",
-            "Payload that waits for the readers of sockets.",
+            "Payload in receive queues of sockets.",
             sum(|socket| socket.recv_bytes),
         ),
         (
             "bowline_rds_socket_receive_queue_messages",
-            "Messages that wait for the readers of sockets.",
+            "Messages in receive queues of sockets.",
             sum(|socket| socket.recv_messages),
         ),
     ] {
@@ -141,13 +141,13 @@ const FAMILIES: [FamilyOf; 11] = [
     (
         "bowline_rds_connection_sent_bytes_total",
         Counter,
-        "Bytes that TCP or RDMA took for the peer.",
+        "Bytes given to TCP or RDMA for the peer.",
         |row| row.sent_bytes,
     ),
     (
         "bowline_rds_connection_received_bytes_total",
         Counter,
-        "Bytes that TCP or RDMA brought from the peer.",
+        "Bytes received from the peer over TCP or RDMA.",
         |row| row.received_bytes,
     ),
     (

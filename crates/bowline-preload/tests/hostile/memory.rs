@@ -77,7 +77,7 @@ impl Giving {
         Agent(memory.last().expect("memory was given").try_clone().unwrap())
     }
 
-    fn go_on(&mut self) {
+    fn resume(&mut self) {
         self.program.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
         assert_eq!(self.program.line(), "done");
     }
@@ -94,7 +94,7 @@ fn store(node: &FalseNode, key: u64) {
     let loot = node.loot.lock().unwrap();
     let key_at = u64::from_ne_bytes(loot.payload[16..24].try_into().unwrap());
     let agent = Agent(loot.memory.last().expect("memory").try_clone().unwrap());
-    // Unless the socket has been closed meanwhile.
+    // Unless the socket was closed before.
     let _ = agent.ask(Kind::Write, key_at, 8, &key.to_ne_bytes());
 }
 
@@ -135,7 +135,7 @@ fn a_region_ends_when_the_program_frees_it_by_whichever_descriptor() {
         let mut giving = Giving::new(way, 0x1007, well);
         let agent = giving.agent();
         assert!(giving.errno == 0 && agent.shows(giving.at), "{way}");
-        giving.go_on();
+        giving.resume();
         assert!(!agent.shows(giving.at), "{way}");
         assert!(!got_memory(&giving.node));
     }
@@ -152,7 +152,7 @@ fn what_was_given_ends_with_the_last_descriptor_however_it_is_closed() {
         let mut giving = Giving::new(way, 0x1007, well);
         let agent = giving.agent();
         assert!(giving.errno == 0 && agent.shows(giving.at), "{way}");
-        giving.go_on();
+        giving.resume();
         agent.shows(giving.at)
     });
     assert_eq!(stays.collect::<Vec<_>>(), [""; 0]);
@@ -165,18 +165,18 @@ fn nothing_stays_given_for_a_socket_that_another_thread_closes() {
         return;
     }
     let mut giving = Giving::new("race", 0x1007, well);
-    giving.go_on();
+    giving.resume();
     assert!(!giving.agent().shows(giving.at));
 }
 
 #[test]
 fn calls_that_go_well_leave_errno_as_it_is() {
     if is_root() {
-        Giving::new("errno", 0x1007, well).go_on();
+        Giving::new("errno", 0x1007, well).resume();
     }
 }
 
-/// A key that no program can free, and an answer that is none: the call has failed, or it should.
+/// A key that no program can free, and an invalid reply: the call has failed, or it should.
 // tests [RMR-12]
 #[test]
 fn what_cannot_be_freed_or_was_not_granted_is_not_given() {

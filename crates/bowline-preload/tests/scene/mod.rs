@@ -195,7 +195,7 @@ impl Scene {
         std::fs::write(self.folder.join(name), "").unwrap();
     }
 
-    /// Another node goes on in the place of this one, as a process that starts would.
+    /// Another node takes over from this one, as a process that starts would.
     pub(crate) fn replace(&mut self) {
         let all = self.host.take().unwrap().hand_over().unwrap();
         let listeners = self.driver.hand_over(all.writer().unwrap()).unwrap();
@@ -216,8 +216,8 @@ pub(crate) struct Flows {
 }
 
 impl Flows {
-    /// Begins flows of so many seconds: own address, address of the other, port; the neighbour of
-    /// each is its partner.
+    /// Begins flows of `seconds`: own address, address of the other, port; the neighbour of each is
+    /// its partner.
     pub(crate) fn begin(seconds: &str, all: &[(&Scene, &str, &str, &str)]) -> Self {
         let folder = all[0].0.folder.clone();
         let start = |&(scene, own, peer, port): &(&Scene, &str, &str, &str)| {
@@ -236,13 +236,13 @@ impl Flows {
 
     /// Waits for their ends: each got what its partner has sent, once and in order.
     pub(crate) fn finish(mut self) {
-        let told: Vec<_> =
+        let counts: Vec<_> =
             self.programs.iter_mut().map(|(out, _)| [next_line(out), next_line(out)]).collect();
         std::fs::write(self.folder.join("end"), "").unwrap();
-        for (n, [sent, _]) in told.iter().enumerate() {
-            let got = &told[n ^ 1][1];
-            assert!(sent.len() > 70, "{told:?}");
-            assert_eq!(sent.strip_prefix("sent"), got.strip_prefix("got"), "{told:?}");
+        for (n, [sent, _]) in counts.iter().enumerate() {
+            let got = &counts[n ^ 1][1];
+            assert!(sent.len() > 70, "{counts:?}");
+            assert_eq!(sent.strip_prefix("sent"), got.strip_prefix("got"), "{counts:?}");
         }
         for (_, mut flow) in self.programs {
             assert!(flow.wait().unwrap().success());

@@ -16,11 +16,7 @@ use crate::support::*;
 #[test]
 fn a_cancelled_message_that_was_begun_is_not_overtaken() {
     for cancelled_first in [true, false] {
-        let mut lab = Lab::larger();
-        let s = lab.bound("10.0.0.2:4001");
-        lab.send(s, "10.0.0.1:5000", b"early").expect("queued");
-        let first = lab.bowline(A, 7, 0);
-        assert_eq!(lab.data_frames(first).len(), 1, "it is begun");
+        let (mut lab, s, first) = at(B, 4001).begun(b"early");
         let others: Vec<_> = (1..8).map(|path| lab.bowline(A, 7, path)).collect();
         if cancelled_first {
             lab.node.cancel_all(lab.now, s).expect("bound");
@@ -44,14 +40,9 @@ fn a_cancelled_message_that_was_begun_is_not_overtaken() {
 // tests [R-2025]
 #[test]
 fn acknowledgements_for_another_process_release_nothing() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4001");
-    lab.send(s, "10.0.0.1:5000", b"mine").expect("queued");
-    let link = lab.bowline(A, 7, 0);
-    assert_eq!(lab.data_frames(link).len(), 1);
+    let (mut lab, _, link) = at(B, 4001).begun(b"mine");
     lab.fail(link, CloseReason::Reset);
-    let link = lab.accept(A);
-    lab.deliver(link, &[map_of(&[]), hello(7, 0, 1 << 40)]);
+    let link = lab.greeted(A, hello(7, 0, 1 << 40));
     assert_eq!(lab.data_frames(link).len(), 1, "it comes again");
 }
 
@@ -105,9 +96,7 @@ fn the_larger_side_begins_with_a_knock() {
 #[test]
 fn the_probe_fills_the_extension_area() {
     let mut lab = Lab::new(Config { max_message: 3 << 20, ..config(A) });
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, "10.0.0.2:5000", b"x").expect("sent");
-    let link = lab.establish();
+    let (_, link) = lab.dial("10.0.0.1:4000", "10.0.0.2:5000", b"x");
     let probe = lab.frames(link).into_iter().find(|f| f.header.is_probe_ping()).expect("a probe");
     assert_eq!(probe.header.ext, [5, 0, 8, 6, 0, 0, 0x11, 0x11, 8, 0, 0x42, 0x10, 0, 0x30, 0, 0]);
 }
@@ -133,9 +122,7 @@ fn every_connection_begins_with_map_and_greeting() {
 // tests [R-2020] [R-2021] [R-2024]
 #[test]
 fn only_the_peers_word_releases() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let link = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).bowline();
     lab.written.clear();
     for _ in 0..3 {
         lab.send(s, "10.0.0.1:5000", &[1; 100]).expect("sent");
@@ -171,9 +158,7 @@ fn only_the_peers_word_releases() {
 // tests [R-2020] [R-2024]: asked for, at once; else after 10 ms or 256 KiB
 #[test]
 fn acknowledgements_are_sent_when_asked_for_and_else_a_little_later() {
-    let mut lab = Lab::larger();
-    let link = lab.bowline(A, 7, 0);
-    let taker = lab.bound("10.0.0.2:5000");
+    let (mut lab, taker, link) = at(B, 5000).bowline();
     lab.node.set_recv_buffer(taker, 4 << 20).expect("set");
     let acks = |lab: &mut Lab| -> Vec<u64> {
         let frames = lab.frames(link);
@@ -209,9 +194,7 @@ fn acknowledgements_are_sent_when_asked_for_and_else_a_little_later() {
 // tests [R-2023]: numbers below the next are dropped, whatever the flags; gaps are legal
 #[test]
 fn old_numbers_are_dropped_whatever_the_flags() {
-    let mut lab = Lab::larger();
-    let link = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).bowline();
     lab.deliver(
         link,
         &[
@@ -280,9 +263,7 @@ fn messages_lost_behind_tcp_are_sent_again() {
 // tests [R-2022]: processed but not acknowledged is not sent again
 #[test]
 fn processed_messages_are_not_sent_again() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let link = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).bowline();
     lab.written.clear();
     for _ in 0..4 {
         lab.send(s, "10.0.0.1:5000", &[1; 100]).expect("sent");
@@ -302,15 +283,12 @@ fn processed_messages_are_not_sent_again() {
 // tests [R-346] [R-2012]: a restarted bowline peer
 #[test]
 fn a_restarted_peer_gets_no_messages_of_its_predecessor() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let link = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).bowline();
     lab.deliver(link, &[data(500, 9, 4000, b"high number")]);
     lab.send(s, "10.0.0.1:5000", b"started").expect("sent");
     lab.fail(link, CloseReason::Reset);
     lab.send(s, "10.0.0.1:5000", b"never started").expect("sent");
-    let again = lab.accept(A);
-    lab.deliver(again, &[map_of(&[]), hello(8, 0, 0)]);
+    let again = lab.greeted(A, hello(8, 0, 0));
     assert!(lab.events.contains(&Event::PeerRestarted { remote: ip(A) }));
     let sent = lab.data_frames(again);
     assert_eq!(sent.len(), 1);
@@ -351,9 +329,7 @@ fn last_words_of_a_dead_process_make_nothing_come_twice() {
 // tests
 #[test]
 fn a_connection_of_a_known_dead_process_changes_nothing() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let s = lab.bound("10.0.0.2:4001");
-    let first = lab.bowline(A, 7, 0);
+    let (mut lab, s, first) = at(B, 4001).paths(1).bowline();
     lab.fail(first, CloseReason::Reset);
     let living = lab.bowline(A, 8, 0);
     lab.events.clear();
@@ -373,9 +349,7 @@ fn a_connection_of_a_known_dead_process_changes_nothing() {
 // tests
 #[test]
 fn an_earlier_process_that_dials_again_has_returned() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:5000");
-    let first = lab.bowline(A, 7, 0);
+    let (mut lab, s, first) = at(B, 5000).bowline();
     lab.deliver(first, &[data(10, 9, 5000, b"ten")]);
     lab.fail(first, CloseReason::Reset);
     lab.bowline(A, 8, 0);
@@ -420,11 +394,7 @@ fn a_pong_that_is_moved_to_path_0_keeps_its_extensions() {
 // tests
 #[test]
 fn a_pong_without_extensions_after_a_greeting_is_no_restart() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4001");
-    lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
-    let first = lab.bowline(A, 7, 0);
-    assert_eq!(lab.data_frames(first).len(), 1);
+    let (mut lab, _, first) = at(B, 4001).begun(b"begun");
     lab.fail(first, CloseReason::Reset);
     let link = lab.bowline(A, 7, 0);
     lab.deliver(link, &[pong_with(5, [0; 16])]);
@@ -437,9 +407,7 @@ fn a_pong_without_extensions_after_a_greeting_is_no_restart() {
 // tests [R-2011]
 #[test]
 fn a_newer_connection_replaces_the_older_one_of_its_path() {
-    let mut lab = Lab::larger();
-    let old = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, old) = at(B, 5000).bowline();
     lab.deliver(old, &[data(10, 9, 5000, b"ten")]);
     let new = lab.bowline(A, 7, 0);
     assert_eq!(lab.closes, [(old, CloseHow::Reset)]);
@@ -457,11 +425,7 @@ fn a_newer_connection_replaces_the_older_one_of_its_path() {
 #[test]
 fn a_peer_that_sends_before_it_greets_is_the_same_process() {
     for same in [true, false] {
-        let mut lab = Lab::larger();
-        let s = lab.bound("10.0.0.2:4001");
-        lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
-        let first = lab.bowline(A, 7, 0);
-        assert_eq!(lab.data_frames(first).len(), 1);
+        let (mut lab, s, first) = at(B, 4001).begun(b"begun");
         lab.fail(first, CloseReason::Reset);
         lab.send(s, "10.0.0.1:5000", b"behind it").expect("queued");
         let link = lab.accept(A);
@@ -476,7 +440,7 @@ fn a_peer_that_sends_before_it_greets_is_the_same_process() {
             lab.deliver(link, &[pong_with(51, npaths_ext(8))]);
             link
         };
-        let got: Vec<_> = lab.data_frames(link).into_iter().map(|f| f.payload).collect();
+        let got = lab.payloads(link);
         let expected: &[&[u8]] = if same { &[b"begun", b"behind it"] } else { &[b"behind it"] };
         assert_eq!(got, expected);
         assert_eq!(lab.counter("bl_send_drop_restart") == 0, same);
@@ -487,9 +451,7 @@ fn a_peer_that_sends_before_it_greets_is_the_same_process() {
 // tests
 #[test]
 fn each_missed_greeting_has_its_own_time() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4001");
-    lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
+    let (mut lab, _) = at(B, 4001).sends("10.0.0.1:5000", b"begun");
     let mut link = lab.bowline(A, 7, 0);
     for wait in [3000, 3000] {
         lab.data_frames(link);
@@ -508,9 +470,7 @@ fn each_missed_greeting_has_its_own_time() {
 // tests
 #[test]
 fn a_peer_that_never_greets_is_another_node() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4001");
-    lab.send(s, "10.0.0.1:5000", b"begun").expect("queued");
+    let (mut lab, s) = at(B, 4001).sends("10.0.0.1:5000", b"begun");
     let first = lab.bowline(A, 7, 0);
     lab.fail(first, CloseReason::Reset);
     lab.send(s, "10.0.0.1:5000", b"behind it").expect("queued");
@@ -519,16 +479,14 @@ fn a_peer_that_never_greets_is_another_node() {
     lab.ms(4900);
     assert!(lab.data_frames(link).is_empty());
     lab.ms(200);
-    let got: Vec<_> = lab.data_frames(link).into_iter().map(|f| f.payload).collect();
+    let got = lab.payloads(link);
     assert_eq!(got, [b"behind it"]);
 }
 
 // tests [R-2003]: a kernel in the place of a bowline node is served as one, and loses nothing
 #[test]
 fn a_kernel_in_the_place_of_a_bowline_node_is_served() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let old = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, old) = at(B, 5000).paths(1).bowline();
     lab.deliver(old, &[data(900, 9, 5000, b"bowline")]);
     lab.fail(old, CloseReason::Reset);
     // It speaks with low numbers, and of no greeting.
@@ -546,10 +504,7 @@ fn a_kernel_in_the_place_of_a_bowline_node_is_served() {
 // tests the same for a node that dials
 #[test]
 fn a_dialled_kernel_in_the_place_of_a_bowline_node_is_served() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
-    let s = lab.bound("10.0.0.1:5000");
-    lab.send(s, "10.0.0.2:9", b"x").expect("sent");
-    let old = lab.establish();
+    let (mut lab, s, old) = at(A, 5000).paths(1).dials("10.0.0.2:9", b"x");
     lab.deliver(old, &[map_of(&[]), hello(7, 0, 0), data(900, 9, 5000, b"bowline")]);
     assert_eq!(lab.node.info().connections[0].peer, "bowline");
     lab.fail(old, CloseReason::Eof);
@@ -565,11 +520,7 @@ fn a_dialled_kernel_in_the_place_of_a_bowline_node_is_served() {
 // tests [R-2003]
 #[test]
 fn a_connection_with_a_greeting_keeps_it() {
-    let mut lab = Lab::new(Config { paths: 2, ..config(A) });
-    let s = lab.bound("10.0.0.1:5000");
-    lab.send(s, "10.0.0.2:9", b"x").expect("sent");
-    let first = lab.establish();
-    lab.deliver(first, &[map_of(&[]), hello(7, 0, 0)]);
+    let (mut lab, s, first) = at(A, 5000).paths(2).dials_bowline("10.0.0.2:9", b"x");
     let earlier = lab.establish();
     lab.fail(first, CloseReason::Reset);
     lab.ms(0);
@@ -680,8 +631,7 @@ fn one_side_alone_stays_with_the_kernels_rules() {
 #[test]
 fn a_greeting_for_an_impossible_path_costs_the_connection() {
     let mut lab = Lab::larger();
-    let link = lab.accept(A);
-    lab.deliver(link, &[map_of(&[]), hello(7, 9, 0)]);
+    let link = lab.greeted(A, hello(7, 9, 0));
     assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
     assert_eq!(lab.counter("bl_peer_errors"), 1);
     let misbehaved = Event::Misbehaved { remote: ip(A), what: Misbehaviour::PathOutOfRange };
@@ -737,11 +687,7 @@ fn small_windows_change_nothing() {
 // tests [R-2004] [R-346] [R-2023]
 #[test]
 fn a_peer_that_takes_a_connection_for_another_path_has_not_restarted() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, "10.0.0.2:5000", b"begun on path 0").expect("sent");
-    let zero = lab.establish();
-    lab.deliver(zero, &[map_of(&[]), hello(7, 0, 0)]);
+    let (mut lab, s, zero) = at(A, 4000).dials_bowline("10.0.0.2:5000", b"begun on path 0");
     let one = lab.establish();
     lab.fail(zero, CloseReason::Reset);
     let probe = ping_with(9, bowline_ext(7, 0, 1 << 20));
@@ -769,10 +715,7 @@ fn a_peer_that_takes_a_connection_for_another_path_has_not_restarted() {
 // tests [R-2004]
 #[test]
 fn a_path_above_seven_ends_the_connection() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, "10.0.0.2:5000", b"x").expect("sent");
-    let link = lab.establish();
+    let (mut lab, s, link) = at(A, 4000).dials("10.0.0.2:5000", b"x");
     lab.deliver(link, &[hello(7, 8, 0)]);
     assert_eq!(lab.closes, [(link, CloseHow::Reset)]);
     assert_eq!(lab.node.send_messages(s), Ok(1));
@@ -804,9 +747,7 @@ fn a_node_that_took_a_connection_for_another_path_knows_its_peer_then() {
 // tests [R-346] [R-2023]
 #[test]
 fn a_node_that_was_away_goes_on_where_it_was() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:5000");
-    let link = lab.bowline(A, 7, 0);
+    let (mut lab, s, link) = at(B, 5000).bowline();
     lab.deliver(link, &[data(10, 9, 5000, b"once")]);
     lab.fail(link, CloseReason::TimedOut);
     let kernel = lab.accept(A);

@@ -12,9 +12,7 @@ const FAR: &str = "10.0.0.1:4000";
 
 /// A larger node with a kernel on the smaller address, and a bound socket.
 fn with_kernel() -> (Lab, LinkId, bowline_rds::SocketId) {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (lab, s, link) = at(B, 5000).kernel(1);
     (lab, link, s)
 }
 
@@ -340,9 +338,7 @@ fn the_loopback_transport_reaches_nothing_outside() {
 // tests: maps of two connections that come together may be read in the wrong order
 #[test]
 fn a_map_that_may_be_an_old_one_is_had_again() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:5000");
-    let first = lab.kernel(A, 8);
+    let (mut lab, s, first) = at(B, 5000).kernel(8);
     let others: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
     // one connection: the last map is the newest, however long it stands
     lab.ms(300);
@@ -432,9 +428,7 @@ fn the_map_of_a_connection_that_was_accepted_late_is_doubted() {
 // tests
 #[test]
 fn a_connection_that_waited_for_a_path_brings_no_fresh_map() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:5000");
-    let first = lab.kernel(A, 8);
+    let (mut lab, s, first) = at(B, 5000).kernel(8);
     let others: Vec<_> = (1..8).map(|_| lab.accept(A)).collect();
     let waiting = lab.accept(A);
     lab.deliver(first, &[map_of(&[])]);
@@ -480,8 +474,7 @@ fn a_map_that_went_over_to_another_connection_is_sent_once_more() {
 #[test]
 fn a_connection_of_a_higher_path_brings_a_map_by_the_lowest() {
     let mut lab = Lab::larger();
-    let mut links = vec![lab.kernel(A, 8)];
-    links.extend((1..8).map(|_| lab.accept(A)));
+    let links = lab.kernel_paths(A);
     lab.fail(links[3], CloseReason::Reset);
     links.iter().for_each(|l| drop(lab.frames(*l)));
     lab.accept(A);

@@ -24,9 +24,7 @@ pub(crate) fn up(lab: &Lab) -> Vec<u8> {
 // tests [R-201] [R-206], T-5 and T-6 from the smaller side
 #[test]
 fn the_smaller_side_connects_and_opens_with_map_probe_data() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"first").expect("sent");
+    let (mut lab, s) = at(A, 4000).sends(FAR, b"first");
     lab.send(s, FAR, b"second").expect("sent");
     assert_eq!(lab.connects.len(), 1, "one attempt for both");
     assert_eq!(lab.connects[0].1, addr("10.0.0.2:16385"));
@@ -56,10 +54,7 @@ fn the_smaller_side_connects_and_opens_with_map_probe_data() {
 // tests [R-2010]: what greets a peer that may be a kernel is one that a kernel drops as old
 #[test]
 fn the_greeting_of_an_unknown_peer_is_flagged_and_unnumbered() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (mut lab, _, link) = at(A, 4000).dials(FAR, b"x");
     let frames = lab.frames(link);
     assert!(frames[1].header.is_probe_ping());
     assert_eq!((frames[1].header.sequence, frames[1].retransmitted()), (0, true));
@@ -203,9 +198,7 @@ fn peers_that_are_not_on_the_list_get_no_connection() {
 fn a_process_that_was_stopped_trusts_no_connection_before_it_has_looked() {
     let mut lab = Lab::smaller();
     lab.slow_checks = true;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     // What tells that the peer goes by TCP came on another connection of another path.
     lab.node.handle_tcp_acked(lab.now, link, 0);
     lab.ms(5000);
@@ -305,9 +298,7 @@ fn reconnect_delays_follow_the_sysctls() {
 // tests: accepted and reset at once does not count as success
 #[test]
 fn a_peer_that_accepts_and_resets_is_not_stormed() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
+    let (mut lab, s) = at(A, 4000).sends(FAR, b"x");
     let mut attempts = 0;
     let end = lab.now + Duration::from_secs(10);
     while lab.now < end {
@@ -350,9 +341,7 @@ fn a_peer_that_accepts_and_resets_is_not_stormed() {
 // tests
 #[test]
 fn a_connect_that_hangs_is_given_up() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
+    let (mut lab, _) = at(A, 4000).sends(FAR, b"x");
     let (link, ..) = lab.connects[0];
     lab.advance(Duration::from_millis(9_999));
     assert!(lab.closes.is_empty());
@@ -364,10 +353,7 @@ fn a_connect_that_hangs_is_given_up() {
 // tests [R-330]: all agreed paths, in ascending order, one by one
 #[test]
 fn the_connector_opens_all_paths_in_order_and_again_after_a_loss() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let first = lab.establish();
+    let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
     lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
     let mut links = vec![first];
     for index in 1..8 {
@@ -422,8 +408,7 @@ fn path_counts_are_read_as_the_kernel_does() {
 #[test]
 fn a_lower_count_keeps_the_order() {
     let mut lab = Lab::larger();
-    let mut links = vec![lab.kernel(A, 8)];
-    links.extend((1..8).map(|_| lab.accept(A)));
+    let links = lab.kernel_paths(A);
     let s = lab.bound("10.0.0.2:4000");
     // Messages to this port take path 5 of eight, and path 1 of two.
     let to = (5000..5400).map(|port| format!("10.0.0.1:{port}")).find(|to| {
@@ -445,9 +430,7 @@ fn a_lower_count_keeps_the_order() {
 // tests
 #[test]
 fn a_missing_count_is_one_path_whatever_was_known() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 8);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).kernel(8);
     for port in 5000..5008 {
         lab.send(s, &format!("10.0.0.1:{port}"), b"x").expect("sent");
     }
@@ -492,9 +475,7 @@ fn pings_are_answered_with_a_bare_header() {
 // tests: the pong of a peer is an empty message from port 0
 #[test]
 fn a_pong_reaches_the_application() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     lab.send(s, "10.0.0.1:0", b"anything [R-514]").expect("sent");
     lab.deliver(link, &[data(2, 0, 5000, b"")]);
     let got = lab.recv(s).expect("a pong");
@@ -533,9 +514,7 @@ fn queued_pongs_are_bounded() {
 fn dialling() -> (Lab, bowline_rds::SocketId, LinkId) {
     let mut lab = Lab::smaller();
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:11000");
-    lab.send(s, FAR, b"early").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:11000", FAR, b"early");
     (lab, s, link)
 }
 
@@ -558,10 +537,7 @@ fn other_paths_wait_until_path_0_has_caught_up() {
 // tests: a count that is no power of two is rounded down
 #[test]
 fn three_paths_are_used_as_two_but_all_are_opened() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:15000"); // with 5000: hash & 7 = 5, & 1 = 1
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (mut lab, s, link) = at(A, 15000).dials(FAR, b"x"); // with 5000: hash & 7 = 5, & 1 = 1
     lab.deliver(link, &[map_of(&[]), pong_with(1, npaths_ext(3))]);
     let one = lab.establish();
     lab.deliver(one, &[map_of(&[])]);
@@ -577,8 +553,7 @@ fn three_paths_are_used_as_two_but_all_are_opened() {
 #[test]
 fn pairs_of_sockets_spread_over_the_paths_by_the_sum_of_their_ports() {
     let mut lab = Lab::larger();
-    let mut links = vec![lab.kernel(A, 8)];
-    links.extend((1..8).map(|_| lab.accept(A)));
+    let links = lab.kernel_paths(A);
     lab.written.clear();
     for (sum, path) in [(1000, 4), (4000, 1), (10000, 3), (20000, 5), (65535, 3)] {
         for (from, to) in [(9, sum - 9), (sum - 9, 9), (7, sum - 7), (sum - 7, 7)] {
@@ -602,9 +577,7 @@ fn messages_started_for_the_new_process_survive_its_greeting() {
         |g: u32| Handshake { npaths: Some(1), generation: Some(g), ..Handshake::default() }.emit();
     let mut lab = Lab::new(Config { paths: 1, ..config(A) });
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"for the first").expect("sent");
-    let first = lab.establish();
+    let (s, first) = lab.dial("10.0.0.1:4000", FAR, b"for the first");
     lab.deliver(first, &[map_of(&[]), pong_with(1, probe(0x10))]);
     lab.fail(first, CloseReason::Reset);
     lab.ms(0);
@@ -631,9 +604,7 @@ fn messages_started_for_the_new_process_survive_its_greeting() {
 // tests [R-430] [R-2003]
 #[test]
 fn an_old_kernel_in_the_place_of_a_node_with_8_paths_has_one() {
-    let mut lab = Lab::larger();
-    let first = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, first) = at(B, 4000).bowline();
     lab.fail(first, CloseReason::TimedOut);
     for port in 5000..5008 {
         lab.send(s, &format!("10.0.0.1:{port}"), b"x").expect("queued");
@@ -652,9 +623,7 @@ fn an_old_kernel_in_the_place_of_a_node_with_8_paths_has_one() {
 // tests
 #[test]
 fn a_kernel_that_answers_no_probe_and_opens_one_path_has_one() {
-    let mut lab = Lab::larger();
-    let first = lab.kernel(A, 8);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, first) = at(B, 4000).kernel(8);
     lab.fail(first, CloseReason::TimedOut);
     lab.send(s, "10.0.0.1:5000", b"x").expect("queued");
     lab.ms(1);
@@ -672,8 +641,7 @@ fn a_kernel_that_answers_no_probe_and_opens_one_path_has_one() {
 #[test]
 fn a_kernel_with_one_path_behind_eight_dead_connections_has_one() {
     let mut lab = Lab::larger();
-    let mut old = vec![lab.kernel(A, 8)];
-    old.extend((1..8).map(|_| lab.accept(A)));
+    let old = lab.kernel_paths(A);
     lab.ms(1);
     let link = lab.accept(A);
     lab.deliver(link, &[map_of(&[])]);
@@ -728,10 +696,7 @@ fn a_kernel_that_answers_or_shows_another_path_keeps_its_count() {
 #[test]
 fn a_kernel_that_rejects_the_other_paths_and_answers_no_probe_has_one() {
     for answers in [true, false] {
-        let mut lab = Lab::smaller();
-        let s = lab.bound("10.0.0.1:4000");
-        lab.send(s, FAR, b"x").expect("sent");
-        let first = lab.establish();
+        let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
         lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
         lab.fail(first, CloseReason::TimedOut);
         for _ in 0..450 {
@@ -828,9 +793,7 @@ fn a_changed_generation_drops_what_was_started_for_the_earlier_process() {
 #[test]
 fn numbers_begin_where_they_are_told_to() {
     let mut lab = Lab::new(Config { first_sequence: 1 << 60, ..config(A) });
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (_, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     let numbers: Vec<_> = lab.frames(link).iter().map(|f| f.header.sequence).collect();
     assert!(numbers.contains(&(1 << 60)) && numbers.contains(&((1 << 60) + 1)), "{numbers:?}");
 }
@@ -838,9 +801,7 @@ fn numbers_begin_where_they_are_told_to() {
 // tests
 #[test]
 fn a_lost_local_address_only_delays() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
+    let (mut lab, _) = at(A, 4000).sends(FAR, b"x");
     lab.node.remove_local(ip(A));
     for _ in 0..5 {
         let (link, ..) = lab.connects[0];
@@ -973,9 +934,7 @@ fn dropped_links_come_back() {
 // tests
 #[test]
 fn dropped_links_lose_nothing_that_tcp_has_acknowledged() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:5000");
-    let link = lab.kernel(A, 1);
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     let out = lab.bound("10.0.0.2:4000");
     lab.slow_cuts = true;
     assert_eq!(lab.node.drop_links(lab.now, None), 1);
@@ -1009,9 +968,7 @@ fn dropped_links_are_read_oldest_first() {
 // tests the end of a node
 #[test]
 fn a_closing_node_neither_connects_nor_accepts() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).dials_kernel();
     lab.node.close_links(lab.now);
     lab.settle();
     assert_eq!(lab.closes, [(link, CloseHow::Drain)]);

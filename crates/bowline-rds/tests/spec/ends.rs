@@ -1,6 +1,6 @@
 //! Section 20.6: nodes that end in good order.
 
-use bowline_rds::{CloseHow, CloseReason, Config, Error, Event, PathState};
+use bowline_rds::{CloseHow, CloseReason, Error, Event, PathState};
 use bowline_wire::rds::{BowlineExt, Handshake};
 
 use crate::support::*;
@@ -20,9 +20,7 @@ fn is_farewell(frame: &Frame) -> bool {
 
 /// A node with the larger address and one path, connected to a bowline peer.
 fn connected() -> (Lab, bowline_rds::SocketId, bowline_rds::LinkId) {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let socket = lab.bound("10.0.0.2:4001");
-    let link = lab.bowline(A, 7, 0);
+    let (mut lab, socket, link) = at(B, 4001).paths(1).bowline();
     lab.written.clear();
     (lab, socket, link)
 }
@@ -87,9 +85,7 @@ fn a_farewell_goes_out_behind_the_message_that_was_begun() {
 // tests [R-2050]: a kernel would ignore it, and does not see it
 #[test]
 fn a_kernel_gets_no_farewell() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let socket = lab.bound("10.0.0.2:4001");
-    let link = lab.kernel(A, 1);
+    let (mut lab, socket, link) = at(B, 4001).paths(1).kernel(1);
     lab.deliver(link, &[data(2, 5000, 4001, b"one")]);
     lab.written.clear();
     end(&mut lab);
@@ -103,9 +99,7 @@ fn a_kernel_gets_no_farewell() {
 // tests [R-2050]: else a peer sends again what was taken on what might have been refused
 #[test]
 fn a_connection_on_which_nothing_came_back_lasts_until_it_counts() {
-    let mut lab = Lab::new(Config { paths: 2, ..config(B) });
-    let socket = lab.bound("10.0.0.2:4001");
-    let first = lab.kernel(A, 2);
+    let (mut lab, socket, first) = at(B, 4001).paths(2).kernel(2);
     let second = lab.accept(A);
     lab.deliver(second, &[data(1, 5000, 4001, b"one")]);
     assert!(lab.frames(second).is_empty());
@@ -125,11 +119,7 @@ fn a_connection_on_which_nothing_came_back_lasts_until_it_counts() {
 // tests [R-2050] [R-2051]
 #[test]
 fn a_connection_on_which_nobody_has_greeted_gets_no_farewell() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
-    let socket = lab.bound("10.0.0.1:4001");
-    lab.send(socket, "10.0.0.2:5000", b"x").expect("queued");
-    let link = lab.establish();
-    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    let (mut lab, socket, link) = at(A, 4001).paths(1).dials_bowline("10.0.0.2:5000", b"x");
     lab.fail(link, CloseReason::Eof);
     lab.ms(1);
     let link = lab.establish();
@@ -202,10 +192,7 @@ fn a_peer_that_is_away_is_not_waited_for() {
     end(&mut lab);
     assert!(lab.node.is_told());
 
-    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
-    let socket = lab.bound("10.0.0.1:4001");
-    lab.send(socket, "10.0.0.2:5000", b"x").expect("queued");
-    let link = lab.establish();
+    let (mut lab, _, link) = at(A, 4001).paths(1).dials("10.0.0.2:5000", b"x");
     lab.deliver(link, &[map_of(&[]), hello(7, 0, 0), data(1, 5000, 4001, b"one")]);
     lab.fail(link, CloseReason::Reset);
     lab.ms(1);
@@ -221,11 +208,7 @@ fn a_peer_that_is_away_is_not_waited_for() {
 // tests [R-2051] [R-2053]
 #[test]
 fn a_sender_learns_that_its_peer_has_ended_and_did_not_come_back() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
-    let socket = lab.bound("10.0.0.1:4001");
-    lab.send(socket, "10.0.0.2:5000", b"taken").expect("queued");
-    let link = lab.establish();
-    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    let (mut lab, socket, link) = at(A, 4001).paths(1).dials_bowline("10.0.0.2:5000", b"taken");
     lab.send(socket, "10.0.0.2:5000", b"not taken").expect("queued");
     let first = lab.data_frames(link)[0].header.sequence;
     lab.deliver(link, &[farewell(first)]);
@@ -265,11 +248,7 @@ fn a_sender_learns_that_its_peer_has_ended_and_did_not_come_back() {
 
 /// A sender with the smaller address, whose peer has said farewell.
 fn ended_peer() -> (Lab, bowline_rds::SocketId) {
-    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
-    let socket = lab.bound("10.0.0.1:4001");
-    lab.send(socket, "10.0.0.2:5000", b"taken").expect("queued");
-    let link = lab.establish();
-    lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+    let (mut lab, socket, link) = at(A, 4001).paths(1).dials_bowline("10.0.0.2:5000", b"taken");
     let last = lab.data_frames(link)[0].header.sequence;
     lab.deliver(link, &[farewell(last)]);
     lab.fail(link, CloseReason::Eof);
@@ -351,11 +330,7 @@ fn whoever_shows_another_process_brings_a_peer_back() {
 // tests [R-2051] [R-2053]
 #[test]
 fn a_late_farewell_of_an_earlier_process_does_not_end_its_successor() {
-    let mut lab = Lab::new(Config { paths: 2, ..config(A) });
-    let socket = lab.bound("10.0.0.1:4001");
-    lab.send(socket, "10.0.0.2:5000", b"taken").expect("queued");
-    let first = lab.establish();
-    lab.deliver(first, &[map_of(&[]), hello(7, 0, 0)]);
+    let (mut lab, socket, first) = at(A, 4001).paths(2).dials_bowline("10.0.0.2:5000", b"taken");
     let last = last_number(&lab);
     lab.deliver(first, &[ack_frame(last)]);
     let second = lab.establish();

@@ -20,9 +20,7 @@ fn items(lab: &Lab, option: u32) -> Vec<Vec<u8>> {
 
 /// A node with something in every table: one message of each kind.
 fn full() -> Lab {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).kernel(1);
     lab.node.connect(s, addr("10.0.0.1:7000")).expect("connected");
     lab.deliver(link, &[data(70, 9, 4000, b"received")]);
     lab.acks = false;
@@ -265,9 +263,7 @@ fn tcp_connections_tell_what_is_missing() {
 // tests the flags of a connection
 #[test]
 fn connection_flags_follow_path_0() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, "10.0.0.2:5000", b"x").expect("sent");
+    let (mut lab, _) = at(A, 4000).sends("10.0.0.2:5000", b"x");
     let flags = |lab: &Lab| items(lab, 10_001)[0][40];
     assert_eq!(flags(&lab), 2, "connecting");
     let link = lab.establish();

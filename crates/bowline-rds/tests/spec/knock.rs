@@ -162,9 +162,7 @@ fn peers_with_many_paths_are_dialled_again_at_once() {
 // tests
 #[test]
 fn the_larger_side_only_knocks() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4000");
-    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    let (mut lab, s) = at(B, 4000).sends("10.0.0.1:5000", b"x");
     assert_eq!(lab.connects.len(), 1);
     lab.send(s, "10.0.0.1:5000", b"y").expect("sent");
     assert_eq!(lab.connects.len(), 1, "one knock at a time");
@@ -183,9 +181,7 @@ fn the_larger_side_only_knocks() {
 // tests: a knock that failed is repeated while there is something to send
 #[test]
 fn a_failed_knock_is_repeated_while_something_waits() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:4000");
-    lab.send(s, "10.0.0.1:5000", b"x").expect("sent");
+    let (mut lab, s) = at(B, 4000).sends("10.0.0.1:5000", b"x");
     for _ in 0..5 {
         let (knock, ..) = lab.connects[0];
         lab.fail(knock, CloseReason::Refused);

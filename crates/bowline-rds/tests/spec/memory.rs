@@ -58,9 +58,7 @@ fn what_is_sent_to_a_silent_peer_and_cancelled_takes_no_memory() {
 #[test]
 fn what_is_cancelled_behind_a_living_message_takes_no_memory() {
     for room in [0, 100, 200_000, usize::MAX] {
-        let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-        let link = lab.bowline(A, 7, 0);
-        let living = lab.bound("10.0.0.2:4000");
+        let (mut lab, living, link) = at(B, 4000).paths(1).bowline();
         lab.send(living, "10.0.0.1:5000", b"living").expect("sent");
         lab.room = room;
         for _ in 0..300 {

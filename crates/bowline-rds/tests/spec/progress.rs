@@ -14,8 +14,7 @@ const FAR: &str = "10.0.0.2:5000";
 #[test]
 fn connections_that_replace_lost_ones_are_read() {
     let mut lab = Lab::larger();
-    let mut old = vec![lab.kernel(A, 8)];
-    old.extend((1..8).map(|_| lab.accept(A)));
+    let old = lab.kernel_paths(A);
     // The peer opens all its connections again before this side knows that they are lost.
     let mut new = Vec::new();
     for port in 0..8 {
@@ -40,9 +39,7 @@ fn a_forgotten_peer_is_not_sent_old_numbers() {
     let mut small = config(A);
     small.limits.peers = 1;
     let mut lab = Lab::new(small);
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"one").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:4000", FAR, b"one");
     let before = lab.data_frames(link)[0].header.sequence;
     lab.deliver(link, &[map_of(&[]), hello(7, 0, before)]);
     lab.ms(20);
@@ -167,9 +164,7 @@ fn reconnecting_peers_leave_no_timers_behind() {
 // tests [R-2024]: a peer that asks all the time costs the receiver no memory
 #[test]
 fn acknowledgements_asked_for_are_remembered_once_per_connection() {
-    let mut lab = Lab::larger();
-    let link = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).bowline();
     for n in 1..=100 {
         let mut frame = data(n, 9, 5000, b"");
         frame.header.flags = Flags::ACK_REQUIRED;
@@ -210,9 +205,7 @@ fn unfinished_messages_of_many_peers_are_bounded() {
 // tests
 #[test]
 fn messages_of_a_quiet_peer_are_forgotten() {
-    let mut lab = Lab::larger();
-    let s = lab.bound("10.0.0.2:5000");
-    let link = lab.kernel(A, 1);
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     lab.deliver(link, &[data(2, 9, 5000, b"once")]);
     lab.advance(Duration::from_secs(59));
     lab.fail(link, CloseReason::Reset);
@@ -232,9 +225,7 @@ fn messages_of_a_quiet_peer_are_forgotten() {
 #[test]
 fn messages_of_a_peer_are_remembered_while_they_may_come_again() {
     for (away, held_up) in [(3 * 60, 0), (0, 15)] {
-        let mut lab = Lab::larger();
-        let s = lab.bound("10.0.0.2:5000");
-        let link = lab.kernel(A, 1);
+        let (mut lab, s, link) = at(B, 5000).kernel(1);
         lab.deliver(link, &[data(2, 9, 5000, b"once")]);
         assert_eq!(lab.recv_all(s).len(), 1);
         lab.fail(link, CloseReason::Reset);
@@ -250,9 +241,7 @@ fn messages_of_a_peer_are_remembered_while_they_may_come_again() {
 // tests
 #[test]
 fn messages_of_a_peer_are_remembered_while_it_is_dialled() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).dials_kernel();
     lab.advance(Duration::from_secs(60 * 60));
     lab.deliver(link, &[data(2, 9, 4000, b"once")]);
     assert_eq!(lab.recv_all(s).len(), 1);

@@ -28,6 +28,21 @@ fn sockets(pair: &mut Pair) -> [SocketId; 2] {
     })
 }
 
+/// Two nodes with a socket each, which have no connection.
+fn unmet() -> (Pair, [SocketId; 2]) {
+    let mut pair = Pair::new();
+    let sockets = sockets(&mut pair);
+    (pair, sockets)
+}
+
+/// Two nodes with a socket each and a connection, over which one message has gone.
+fn met() -> (Pair, [SocketId; 2]) {
+    let (mut pair, [from, to]) = unmet();
+    send(&mut pair, 0, from, b"first");
+    pair.run();
+    (pair, [from, to])
+}
+
 fn send(pair: &mut Pair, side: usize, socket: SocketId, payload: &[u8]) {
     let name = Some(addr([PORT_B, PORT_A][side]));
     let payload = [IoSlice::new(payload)];
@@ -50,8 +65,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 // tests [IB-53], [IB-55]
 #[test]
 fn messages_of_all_lengths_arrive_whole_and_in_order() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     let lengths = [0, 1, 4095, 4096, 4097, 8192, 1 << 20];
     for (seed, len) in lengths.into_iter().enumerate() {
         send(&mut pair, 0, from, &pattern(len, seed));
@@ -69,8 +83,7 @@ fn messages_of_all_lengths_arrive_whole_and_in_order() {
 // tests [IB-94], [IB-82]
 #[test]
 fn what_was_not_acknowledged_comes_again_over_the_next_connection_once() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     for at in 0..20 {
         send(&mut pair, 0, from, &pattern(5000, at));
     }
@@ -98,8 +111,7 @@ fn what_was_not_acknowledged_comes_again_over_the_next_connection_once() {
 // tests [IB-65]
 #[test]
 fn the_last_messages_are_acknowledged_though_none_of_them_asks() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     for count in [10, 5] {
         for _ in 0..count {
             send(&mut pair, 0, from, b"message");
@@ -168,10 +180,7 @@ fn told(pair: &mut Pair, socket: SocketId) -> Vec<(u64, RdmaStatus)> {
 // tests [RDMA-2], [RDMA-16], [RDMA-17], [IB-63], [IB-89]
 #[test]
 fn an_operation_goes_before_its_message_and_is_reported_once() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, to]) = met();
     let mut op = write(20 << 10, 77);
     op.local = (0..20).map(|at| RdmaPiece { addr: at << 12, len: 1024, lkey: 7 }).collect();
     send_with(&mut pair, from, b"done", &[op]).expect("sent");
@@ -195,10 +204,7 @@ fn an_operation_goes_before_its_message_and_is_reported_once() {
 // tests [IB-97], [RDMA-22], [RDMA-28]
 #[test]
 fn an_operation_that_was_begun_is_never_repeated() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, to]) = met();
     let quiet = RdmaOp { notify: None, ..write(100, 0) };
     send_with(&mut pair, from, b"begun", &[write(100, 1)]).expect("sent");
     send_with(&mut pair, from, b"unreported", std::slice::from_ref(&quiet)).expect("sent");
@@ -228,10 +234,7 @@ fn an_operation_that_was_begun_is_never_repeated() {
 // tests [RDMA-22], [SAFE-7]
 #[test]
 fn a_refused_operation_is_told_from_those_around_it() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, to]) = met();
     for token in 1..=3 {
         send_with(&mut pair, from, b"x", &[write(100, token)]).expect("sent");
     }
@@ -254,10 +257,7 @@ fn a_refused_operation_is_told_from_those_around_it() {
 // tests [IB-100], [RDMA-22]
 #[test]
 fn a_cancelled_operation_is_reported_when_it_touches_memory_no_more() {
-    let mut pair = Pair::new();
-    let [from, _] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, _]) = met();
     send_with(&mut pair, from, b"x", &[write(100, 1)]).expect("sent");
     pair.sides[0].collect();
     let links = pair.links.expect("connected");
@@ -275,10 +275,7 @@ fn a_cancelled_operation_is_reported_when_it_touches_memory_no_more() {
 // tests [IB-112], [RDMA-22]: one completion stands for those before it, the operation's too
 #[test]
 fn an_operation_that_is_complete_with_the_farewell_was_carried_out() {
-    let mut pair = Pair::new();
-    let [from, _] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, _]) = met();
     send_with(&mut pair, from, b"x", &[write(100, 1)]).expect("sent");
     pair.sides[0].collect();
     let links = pair.links.expect("connected");
@@ -297,10 +294,7 @@ fn an_operation_that_is_complete_with_the_farewell_was_carried_out() {
 // tests [RDMA-24]
 #[test]
 fn a_silent_operation_sends_nothing_and_is_over_when_it_is_done() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, to]) = met();
     let silent = RdmaOp { silent: true, ..write(100, 9) };
     send_with(&mut pair, from, b"", std::slice::from_ref(&silent)).expect("sent");
     pair.run();
@@ -316,8 +310,7 @@ fn a_silent_operation_sends_nothing_and_is_over_when_it_is_done() {
 // tests [RDMA-11], [RDMA-12], [RDMA-14], [ATOM-4]
 #[test]
 fn operations_are_checked_before_anything_is_queued() {
-    let mut pair = Pair::new();
-    let [from, _] = sockets(&mut pair);
+    let (mut pair, [from, _]) = unmet();
     let good = write(100, 1);
     let atomic = |len, addr, offset| RdmaOp {
         access: RdmaAccess::FetchAdd(1),
@@ -355,8 +348,7 @@ fn operations_are_checked_before_anything_is_queued() {
 // tests [RDMA-3], [RDMA-6], [RDMA-7], [RDMA-9], [RDMA-12], [RDMA-27], [RDMA-31]
 #[test]
 fn memory_is_announced_used_and_taken_back_once() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     let now = pair.now;
     let node = &mut pair.sides[0].node;
     node.add_region(from, 0x300, 8192, None, false, 1).expect("bound");
@@ -402,10 +394,7 @@ fn memory_is_announced_used_and_taken_back_once() {
 
 #[test]
 fn room_that_comes_while_the_driver_posts_is_used() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, to]) = met();
     send(&mut pair, 0, from, &pattern(1 << 20, 1));
     pair.sides[0].collect();
     let links = pair.links.expect("connected");
@@ -425,10 +414,7 @@ fn room_that_comes_while_the_driver_posts_is_used() {
 
 #[test]
 fn a_message_that_finds_the_ring_full_is_sent_when_there_is_room() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, to]) = met();
     for at in 0..300 {
         send(&mut pair, 0, from, &pattern(10, at));
     }
@@ -454,8 +440,7 @@ fn a_message_that_finds_the_ring_full_is_sent_when_there_is_room() {
 /// A machine may fail between its NIC's acknowledgement and its node's.
 #[test]
 fn a_silent_peer_that_owes_an_acknowledgement_is_sent_a_frame_now_and_then() {
-    let mut pair = Pair::new();
-    let [from, _] = sockets(&mut pair);
+    let (mut pair, [from, _]) = unmet();
     send(&mut pair, 0, from, b"asks for an acknowledgement");
     pair.pass(30_000);
     let acks = |pair: &Pair| pair.sides[0].node.counters().ib_ack_sent;
@@ -469,8 +454,7 @@ fn a_silent_peer_that_owes_an_acknowledgement_is_sent_a_frame_now_and_then() {
 // tests [IB-114]
 #[test]
 fn a_peer_whose_old_map_refuses_a_message_is_asked_whether_it_is_there() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     pair.sides[1].node.set_recv_buffer(to, 2000).expect("open");
     let try_to_send = |pair: &mut Pair| {
         let payload = [IoSlice::new(&[7; 1000])];
@@ -495,8 +479,7 @@ fn a_peer_whose_old_map_refuses_a_message_is_asked_whether_it_is_there() {
 // tests [OBS-3], [OBS-4]
 #[test]
 fn the_tables_of_rdma_are_those_of_a_kernel() {
-    let mut pair = Pair::new();
-    let [from, _] = sockets(&mut pair);
+    let (mut pair, [from, _]) = unmet();
     let table = |pair: &Pair, option| pair.sides[0].node.info_option(option).expect("a table");
     assert_eq!(table(&pair, 10_008).item_size, 68, "the size is told without connections, too");
     send(&mut pair, 0, from, b"message");
@@ -563,8 +546,7 @@ fn connecting_again_does_not_get_round_the_limit() {
 // tests [IB-4], [IB-27]
 #[test]
 fn each_type_of_service_has_a_connection_of_its_own() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     let node = &mut pair.sides[0].node;
     let other = node.socket().expect("room");
     node.set_tos(other, 0x28).expect("not used yet");
@@ -675,8 +657,7 @@ fn what_is_cancelled_while_it_is_sent_takes_no_memory_afterwards() {
 // tests [IB-112]: the peer ends, and knows only that its farewell is complete
 #[test]
 fn a_farewell_counts_on_a_connection_that_is_being_dropped() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     for payload in [b"first", b"taken"] {
         send(&mut pair, 0, from, payload);
         pair.run();
@@ -707,10 +688,7 @@ fn a_farewell_counts_on_a_connection_that_is_being_dropped() {
 // tests [IB-112]: what comes then is neither taken nor acknowledged
 #[test]
 fn a_message_that_comes_on_a_connection_that_is_being_dropped_comes_again() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
-    send(&mut pair, 0, from, b"first");
-    pair.run();
+    let (mut pair, [from, to]) = met();
     assert!(recv(&mut pair, 1, to).is_some());
     let links = pair.links.expect("a connection");
     let now = pair.now;
@@ -728,8 +706,7 @@ fn a_message_that_comes_on_a_connection_that_is_being_dropped_comes_again() {
 // tests [IB-112] [IB-39]: frames are quicker than the event that tells of the connection
 #[test]
 fn what_was_taken_before_a_connection_was_established_is_told_on_the_next() {
-    let mut pair = Pair::new();
-    let [from, to] = sockets(&mut pair);
+    let (mut pair, [from, to]) = unmet();
     send(&mut pair, 0, from, b"taken");
     let now = pair.now;
     pair.sides.iter_mut().for_each(Side::collect);

@@ -8,9 +8,7 @@ use bowline_wire::rds::{Flags, HEADER_LEN};
 use crate::support::*;
 
 fn with_kernel() -> (Lab, LinkId, SocketId) {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (lab, s, link) = at(B, 5000).kernel(1);
     (lab, link, s)
 }
 

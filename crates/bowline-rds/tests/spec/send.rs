@@ -193,9 +193,7 @@ fn empty_messages_fill_nothing_but_their_number_is_bounded() {
 // tests
 #[test]
 fn acknowledgement_gives_the_room_back_and_wakes_writers() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).dials_kernel();
     assert_eq!(lab.node.send_bytes(s), Ok(0));
     let empty_before = lab.counter("send_queue_empty");
     lab.acks = false;
@@ -222,9 +220,7 @@ fn acknowledgement_gives_the_room_back_and_wakes_writers() {
 // tests
 #[test]
 fn a_message_to_nobody_stays_queued_without_error() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
+    let (mut lab, s) = at(A, 4000).sends(FAR, b"x");
     for _ in 0..20 {
         if let Some((link, ..)) = lab.connects.first().copied() {
             lab.fail(link, bowline_rds::CloseReason::Unreachable);
@@ -238,9 +234,7 @@ fn a_message_to_nobody_stays_queued_without_error() {
 // tests: acknowledgements are asked for by budget and when the buffer is half full
 #[test]
 fn a_sender_near_its_limit_asks_for_an_acknowledgement() {
-    let mut lab = Lab::new(Config { paths: 1, ..config(B) });
-    let link = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).bowline();
     lab.frames(link);
     let asks = |lab: &mut Lab| -> Vec<bool> {
         let frames = lab.data_frames(link);
@@ -318,9 +312,7 @@ fn cancel_needs_a_bound_socket_and_an_exact_destination() {
 // tests
 #[test]
 fn closing_cancels_and_frees_the_port_at_once() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"never seen").expect("sent");
+    let (mut lab, s) = at(A, 4000).sends(FAR, b"never seen");
     lab.node.close(lab.now, s);
     lab.node.check_invariants();
     assert_eq!(lab.node.unsent_total(), 0);
@@ -336,9 +328,7 @@ fn closing_cancels_and_frees_the_port_at_once() {
 // tests
 #[test]
 fn completions_come_eight_to_a_record() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).dials_kernel();
     lab.node.set_zerocopy(s, true).expect("set");
     lab.acks = false;
     for cookie in 0..10 {
@@ -365,9 +355,7 @@ fn completions_come_eight_to_a_record() {
 // tests: what was cancelled behind a released message holds nothing up
 #[test]
 fn a_cancelled_tail_does_not_keep_the_queue_busy() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).dials_kernel();
     lab.acks = false;
     lab.room = 10;
     lab.send(s, FAR, b"started").expect("sent");

@@ -174,9 +174,7 @@ fn receiving_on_an_unbound_socket_finds_nothing() {
 // tests
 #[test]
 fn a_peek_leaves_the_message_and_a_short_buffer_loses_the_rest() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     lab.deliver(link, &[data(2, 9, 5000, b"0123456789"), data(3, 10, 5000, b"")]);
     let peek = RecvOpts { peek: true, want_control: true, ..RecvOpts::default() };
     for _ in 0..2 {
@@ -270,9 +268,7 @@ fn one_link_local_address_of_the_two_is_enough_for_a_scope() {
 // tests
 #[test]
 fn only_messages_queued_while_enabled_carry_a_time() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     lab.deliver(link, &[data(2, 9, 5000, b"before")]);
     lab.node.set_timestamp(s, true).expect("set");
     lab.ms(5);
@@ -288,9 +284,7 @@ fn only_messages_queued_while_enabled_carry_a_time() {
 // tests
 #[test]
 fn latency_is_measured_between_the_points_asked_for() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     let bad = LatencyTrace { count: 4, positions: [0; 3] };
     assert_eq!(lab.node.set_latency_trace(s, bad), Err(Error::Fault));
     assert_eq!(Error::Fault.errno(), 14);
@@ -321,9 +315,7 @@ fn latency_is_measured_between_the_points_asked_for() {
 // tests: a remote key comes first
 #[test]
 fn a_remote_key_is_handed_over() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     lab.node.set_timestamp(s, true).expect("set");
     let mut frame = data(2, 9, 5000, b"x");
     frame.header.ext[..9].copy_from_slice(&[3, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0x40]);
@@ -350,9 +342,7 @@ fn messages_reach_only_the_address_they_came_to() {
 // tests one wake-up for a registered reader
 #[test]
 fn a_reader_is_woken_once() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     lab.deliver(link, &[data(2, 9, 5000, b"x")]);
     assert!(lab.wakes.is_empty(), "nobody asked");
     lab.node.register(s, Interest::READ).expect("registered");
@@ -418,9 +408,7 @@ fn sysctls_have_the_kernels_ranges() {
 // tests and section 9: a new TCP buffer size drops the connections, after draining
 #[test]
 fn a_new_tcp_buffer_drains_every_connection() {
-    let mut lab = Lab::larger();
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:5000");
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
     for _ in 0..2 {
         lab.node.set_sysctl(lab.now, "net.rds.tcp.rds_tcp_rcvbuf", 100_000).expect("set");
         lab.settle();

@@ -6,16 +6,10 @@ use crate::support::*;
 
 const FAR: &str = "10.0.0.2:5000";
 
-fn single(local: &str) -> Lab {
-    Lab::new(Config { paths: 1, ..config(local) })
-}
-
 // tests: what was cancelled behind a released message holds nothing up
 #[test]
 fn a_cancelled_tail_does_not_stay_in_the_queue() {
-    let mut lab = single(A);
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).paths(1).dials_kernel();
     lab.acks = false;
     lab.room = 10;
     lab.send(s, FAR, b"started").expect("sent");
@@ -32,9 +26,7 @@ fn a_cancelled_tail_does_not_stay_in_the_queue() {
 // tests [R-2021]: the same between bowline nodes, and the gate opens
 #[test]
 fn a_cancelled_message_does_not_keep_the_other_paths_waiting() {
-    let mut lab = Lab::smaller();
-    let s = lab.bound("10.0.0.1:11000"); // path 1 of 8
-    lab.send(s, FAR, b"while unknown").expect("sent");
+    let (mut lab, s) = at(A, 11000).sends(FAR, b"while unknown"); // path 1 of 8
     lab.send(s, "10.0.0.2:6000", b"cancelled").expect("sent");
     lab.room = 8240 + 48 + 10;
     let link = lab.establish();
@@ -51,33 +43,30 @@ fn a_cancelled_message_does_not_keep_the_other_paths_waiting() {
     assert_eq!(lab.data_frames(next)[0].payload, b"on path 1");
 }
 
-/// A bowline peer on the larger side's path 0, and a socket that sends to it.
-fn with_bowline(lab: &mut Lab) -> (LinkId, SocketId) {
-    let link = lab.bowline(A, 7, 0);
-    let s = lab.bound("10.0.0.2:4000");
+/// A node of one path, a bowline peer of it, and a socket that sends to it.
+fn with_bowline() -> (Lab, SocketId, LinkId) {
+    let (mut lab, s, link) = at(B, 4000).paths(1).bowline();
     lab.written.clear();
-    (link, s)
+    (lab, s, link)
+}
+
+/// A message is being written: the peer has it all, and says so, before the driver reports the
+/// write, whose length is returned.
+fn acknowledged_during_a_write(lab: &mut Lab, s: SocketId, link: LinkId) -> usize {
+    let sent = lab.send_slow(s, "10.0.0.1:5000", &[7; 1000]);
+    assert_eq!(sent.link, Some(link));
+    let mut batch = TxBatch::default();
+    let n = lab.node.poll_transmit(lab.now, link, &mut batch, 1 << 20);
+    assert!(n > 1000);
+    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(last_number(lab)).bytes()));
+    n
 }
 
 // tests [R-2021] [R-2025]
 #[test]
 fn an_acknowledgement_during_a_write_counts_when_the_write_ends() {
-    let mut lab = single(B);
-    let (link, s) = with_bowline(&mut lab);
-    let sent = lab.node.send(
-        lab.now,
-        s,
-        &bowline_rds::SendMsg {
-            name: Some(addr("10.0.0.1:5000")),
-            payload: &[std::io::IoSlice::new(&[7; 1000])],
-            ..Default::default()
-        },
-    );
-    assert_eq!(sent.expect("sent").link, Some(link));
-    let mut batch = TxBatch::default();
-    let n = lab.node.poll_transmit(lab.now, link, &mut batch, 1 << 20);
-    // The peer has it all, and says so, before the driver reports the write.
-    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(last_number(&lab)).bytes()));
+    let (mut lab, s, link) = with_bowline();
+    let n = acknowledged_during_a_write(&mut lab, s, link);
     lab.node.process(lab.now, None, usize::MAX);
     lab.node.check_invariants();
     lab.node.transmitted(lab.now, link, n, false);
@@ -88,22 +77,8 @@ fn an_acknowledgement_during_a_write_counts_when_the_write_ends() {
 // tests [R-2021]: the peer acknowledges the last message and ends before the write is reported
 #[test]
 fn an_acknowledgement_during_a_write_counts_when_the_connection_ends_first() {
-    let mut lab = single(B);
-    let (link, s) = with_bowline(&mut lab);
-    let sent = lab.node.send(
-        lab.now,
-        s,
-        &bowline_rds::SendMsg {
-            name: Some(addr("10.0.0.1:5000")),
-            payload: &[std::io::IoSlice::new(&[7; 1000])],
-            ..Default::default()
-        },
-    );
-    assert_eq!(sent.expect("sent").link, Some(link));
-    let mut batch = TxBatch::default();
-    let n = lab.node.poll_transmit(lab.now, link, &mut batch, 1 << 20);
-    assert!(n > 1000);
-    lab.node.handle_data(lab.now, link, RxBuf::from_vec(ack_frame(last_number(&lab)).bytes()));
+    let (mut lab, s, link) = with_bowline();
+    let n = acknowledged_during_a_write(&mut lab, s, link);
     lab.node.handle_closed(lab.now, link, CloseReason::Eof);
     lab.node.check_invariants();
     lab.node.transmitted(lab.now, link, n, false);
@@ -114,8 +89,7 @@ fn an_acknowledgement_during_a_write_counts_when_the_connection_ends_first() {
 // tests [R-2025]: an absurd acknowledgement in the middle of a write that TCP takes in part
 #[test]
 fn an_absurd_acknowledgement_releases_nothing_that_is_still_to_be_written() {
-    let mut lab = single(B);
-    let (link, s) = with_bowline(&mut lab);
+    let (mut lab, s, link) = with_bowline();
     lab.room = 0;
     for n in 0..3_u8 {
         let payload = [n; 1000];
@@ -140,8 +114,7 @@ fn an_absurd_acknowledgement_releases_nothing_that_is_still_to_be_written() {
 // tests [R-705] [R-2024]: what becomes due while a write is under way is not forgotten
 #[test]
 fn frames_that_become_due_during_a_write_are_sent_after_it() {
-    let mut lab = single(B);
-    let (link, s) = with_bowline(&mut lab);
+    let (mut lab, s, link) = with_bowline();
     lab.node.set_recv_buffer(s, 2000).expect("set");
     let sent = lab.send_slow(s, "10.0.0.1:5000", b"x");
     let mut batch = TxBatch::default();
@@ -172,9 +145,7 @@ fn frames_that_become_due_during_a_write_are_sent_after_it() {
 // tests, T-13
 #[test]
 fn started_messages_come_again_flagged_and_the_others_plain() {
-    let mut lab = single(A);
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).paths(1).dials_kernel();
     lab.acks = false;
     lab.room = 40_000;
     for n in 0..4_u8 {
@@ -206,11 +177,9 @@ fn started_messages_come_again_flagged_and_the_others_plain() {
 // tests
 #[test]
 fn maps_are_never_repeated_but_probes_are() {
-    let mut lab = single(A);
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (_, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     // Number 0 is the greeting, made anew for each connection [R-2010].
     let numbered = |f: &&Frame| f.header.is_probe_ping() && f.header.sequence != 0;
     let frames = lab.frames(link);
@@ -232,11 +201,9 @@ fn maps_are_never_repeated_but_probes_are() {
 // tests
 #[test]
 fn a_probe_that_is_repeated_is_followed_by_one_that_a_kernel_answers() {
-    let mut lab = single(A);
+    let mut lab = Lab::new(Config { paths: 1, ..config(A) });
     lab.acks = false;
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, b"x").expect("sent");
-    let link = lab.establish();
+    let (s, link) = lab.dial("10.0.0.1:4000", FAR, b"x");
     lab.frames(link);
     lab.fail(link, CloseReason::Eof);
     lab.send(s, FAR, b"new").expect("queued");
@@ -256,9 +223,7 @@ fn a_probe_that_is_repeated_is_followed_by_one_that_a_kernel_answers() {
 // tests: release goes by the last byte, in order
 #[test]
 fn tcp_releases_whole_messages_only() {
-    let mut lab = single(B);
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).kernel(1);
     lab.acks = false;
     for len in [100, 0, 50] {
         lab.send(s, "10.0.0.1:5000", &vec![1; len]).expect("sent");
@@ -277,9 +242,7 @@ fn tcp_releases_whole_messages_only() {
 // tests: nothing counts on a dialled connection that is not confirmed
 #[test]
 fn tcp_acknowledgement_counts_once_the_peer_has_shown_itself() {
-    let mut lab = single(A);
-    let s = lab.bound("10.0.0.1:4000");
-    let link = lab.dial_kernel(s, FAR);
+    let (mut lab, s, link) = at(A, 4000).paths(1).dials_kernel();
     lab.fail(link, CloseReason::Eof);
     lab.send(s, FAR, b"into a connection that is reset").expect("sent");
     lab.ms(0);
@@ -301,9 +264,7 @@ fn tcp_acknowledgement_counts_once_the_peer_has_shown_itself() {
 // tests: a due map goes between messages, never inside one
 #[test]
 fn a_map_waits_for_the_end_of_a_started_message() {
-    let mut lab = single(B);
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).kernel(1);
     lab.node.set_recv_buffer(s, 2000).expect("set");
     lab.room = 5_000;
     lab.send(s, "10.0.0.1:5000", &[3; 20_000]).expect("sent");
@@ -318,9 +279,7 @@ fn a_map_waits_for_the_end_of_a_started_message() {
 // tests: a full TCP stops the link until it has room
 #[test]
 fn a_full_tcp_stops_writing() {
-    let mut lab = single(B);
-    let link = lab.kernel(A, 1);
-    let s = lab.bound("10.0.0.2:4000");
+    let (mut lab, s, link) = at(B, 4000).paths(1).kernel(1);
     lab.room = 0;
     lab.send(s, "10.0.0.1:5000", b"waits").expect("sent");
     assert_eq!(lab.counter("tcp_sndbuf_full"), 1);
@@ -336,9 +295,7 @@ fn a_full_tcp_stops_writing() {
 // tests: a refused writer is woken by whatever makes room
 #[test]
 fn cancelling_wakes_a_waiting_writer() {
-    let mut lab = single(A);
-    let s = lab.bound("10.0.0.1:4000");
-    lab.send(s, FAR, &[0; 106_496]).expect("sent");
+    let (mut lab, s) = at(A, 4000).paths(1).sends(FAR, &[0; 106_496]);
     lab.node.register(s, Interest::WRITE).expect("registered");
     lab.node.cancel_sent_to(lab.now, s, addr(FAR)).expect("cancelled");
     lab.settle();

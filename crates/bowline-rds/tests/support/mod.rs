@@ -309,6 +309,13 @@ impl Lab {
         link
     }
 
+    /// A socket at one address sends to another, and the node connects for it.
+    pub(crate) fn dial(&mut self, at: &str, to: &str, payload: &[u8]) -> (SocketId, LinkId) {
+        let socket = self.bound(at);
+        self.send(socket, to, payload).expect("queued");
+        (socket, self.establish())
+    }
+
     pub(crate) fn establish_link(&mut self, link: LinkId) {
         self.connects.retain(|(l, ..)| *l != link);
         self.next_port += 1;
@@ -443,11 +450,104 @@ impl Lab {
         link
     }
 
+    /// A kernel connects on all of its eight paths.
+    pub(crate) fn kernel_paths(&mut self, peer: &str) -> Vec<LinkId> {
+        let first = self.kernel(peer, 8);
+        [first].into_iter().chain((1..8).map(|_| self.accept(peer))).collect()
+    }
+
+    /// A bowline node connects and greets.
+    pub(crate) fn greeted(&mut self, peer: &str, greeting: Frame) -> LinkId {
+        let link = self.accept(peer);
+        self.deliver(link, &[map_of(&[]), greeting]);
+        link
+    }
+
     /// A bowline node of generation `generation` connects for `path`.
     pub(crate) fn bowline(&mut self, peer: &str, generation: u32, path: u8) -> LinkId {
-        let link = self.accept(peer);
-        self.deliver(link, &[map_of(&[]), hello(generation, path, 0)]);
-        link
+        self.greeted(peer, hello(generation, path, 0))
+    }
+
+    /// Payloads of the application messages written on a connection since the last look.
+    pub(crate) fn payloads(&mut self, link: LinkId) -> Vec<Vec<u8>> {
+        self.data_frames(link).into_iter().map(|frame| frame.payload).collect()
+    }
+}
+
+/// What many tests begin with: a node, a socket of it, and a connection with the peer at the other
+/// address. Each end of the chain returns them.
+pub(crate) struct Scene {
+    config: Config,
+    port: u16,
+}
+
+/// A node at one of the two addresses, with a socket of this port.
+pub(crate) fn at(local: &str, port: u16) -> Scene {
+    Scene { config: config(local), port }
+}
+
+impl Scene {
+    /// The node has this many paths to a peer.
+    pub(crate) fn paths(mut self, paths: u8) -> Self {
+        self.config.paths = paths;
+        self
+    }
+
+    fn bound(self) -> (Lab, SocketId) {
+        let at = SocketAddr::new(self.config.addrs[0], self.port);
+        let mut lab = Lab::new(self.config);
+        let socket = lab.bound(&at.to_string());
+        (lab, socket)
+    }
+
+    /// A kernel with `npaths` paths has connected to the larger address.
+    pub(crate) fn kernel(self, npaths: u16) -> (Lab, SocketId, LinkId) {
+        let (mut lab, socket) = self.bound();
+        let link = lab.kernel(A, npaths);
+        (lab, socket, link)
+    }
+
+    /// A bowline node of generation 7 has connected to the larger address, for path 0.
+    pub(crate) fn bowline(self) -> (Lab, SocketId, LinkId) {
+        let (mut lab, socket) = self.bound();
+        let link = lab.bowline(A, 7, 0);
+        (lab, socket, link)
+    }
+
+    /// The same, and on that connection a message has been written that waited for it.
+    pub(crate) fn begun(self, payload: &[u8]) -> (Lab, SocketId, LinkId) {
+        let (mut lab, socket) = self.sends("10.0.0.1:5000", payload);
+        let link = lab.bowline(A, 7, 0);
+        assert_eq!(lab.data_frames(link).len(), 1, "it is begun");
+        (lab, socket, link)
+    }
+
+    /// The socket has sent a message, for which there is no connection yet.
+    pub(crate) fn sends(self, to: &str, payload: &[u8]) -> (Lab, SocketId) {
+        let (mut lab, socket) = self.bound();
+        lab.send(socket, to, payload).expect("queued");
+        (lab, socket)
+    }
+
+    /// The socket has sent a message, and the connection that the node made for it is new.
+    pub(crate) fn dials(self, to: &str, payload: &[u8]) -> (Lab, SocketId, LinkId) {
+        let (mut lab, socket) = self.sends(to, payload);
+        let link = lab.establish();
+        (lab, socket, link)
+    }
+
+    /// The same, and the peer has greeted as a bowline node of generation 7.
+    pub(crate) fn dials_bowline(self, to: &str, payload: &[u8]) -> (Lab, SocketId, LinkId) {
+        let (mut lab, socket, link) = self.dials(to, payload);
+        lab.deliver(link, &[map_of(&[]), hello(7, 0, 0)]);
+        (lab, socket, link)
+    }
+
+    /// The node has connected to a kernel with one path at the larger address.
+    pub(crate) fn dials_kernel(self) -> (Lab, SocketId, LinkId) {
+        let (mut lab, socket) = self.bound();
+        let link = lab.dial_kernel(socket, "10.0.0.2:5000");
+        (lab, socket, link)
     }
 }
 

@@ -63,18 +63,18 @@ impl Table {
     ///
     /// # Errors
     /// `EACCES` when those readers could not, since the blocks of the new export are larger;
-    /// `ENOMEM`.
+    /// `ENOMEM`. The export comes back, for the caller to drop it without locks.
     pub(super) fn insert(
         &mut self,
         identity: Identity,
         mut export: OpenExport,
         exports: &Exports,
-    ) -> Result<ExportId, Errno> {
+    ) -> Result<ExportId, (Errno, OpenExport)> {
         let found = self.entries.iter_mut().find(|(_, entry)| entry.identity == identity);
         if let Some((id, entry)) = found {
             let block = |export: &OpenExport| export.backend.limits().logical;
             if block(&export) > block(&entry.export) {
-                return Err(Errno::EACCES);
+                return Err((Errno::EACCES, export));
             }
             entry.opens += 1;
             export.label = Arc::clone(&entry.export.label);
@@ -82,7 +82,8 @@ impl Table {
             return Ok(*id);
         }
         let id = ExportId(self.ids);
-        self.ids = self.ids.checked_add(1).ok_or(Errno::ENOMEM)?;
+        let Some(next) = self.ids.checked_add(1) else { return Err((Errno::ENOMEM, export)) };
+        self.ids = next;
         let traffic = Traffic::default();
         export.label = self.label(identity, &export.label, exports);
         self.entries.insert(id, Entry { identity, export, superseded: None, opens: 1, traffic });
@@ -155,5 +156,31 @@ impl Table {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ExportId, &OpenExport, &Traffic)> {
         self.entries.iter().map(|(id, entry)| (*id, &entry.export, &entry.traffic))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bowline_block::backend::{BackendSpec, open};
+
+    use super::*;
+
+    fn memory(block: u32) -> OpenExport {
+        let backend = open(BackendSpec::Memory { bytes: 1 << 20, block }).unwrap();
+        OpenExport { backend, region: None, label: "disk".into(), read_only: true }
+    }
+
+    /// Dropping storage waits for its threads, so nothing may be dropped while the table is locked.
+    #[test]
+    fn an_export_that_is_refused_comes_back() {
+        let (mut table, exports) = (Table::default(), Exports::new());
+        let identity = Identity::Store(1);
+        table.insert(identity, memory(512), &exports).map_err(|(errno, _)| errno).unwrap();
+        let larger = memory(4096);
+        let backend = Arc::downgrade(&larger.backend);
+        let (errno, refused) = table.insert(identity, larger, &exports).err().unwrap();
+        assert_eq!((errno, backend.strong_count()), (Errno::EACCES, 1));
+        drop(refused);
+        assert_eq!(backend.strong_count(), 0, "the table kept it");
     }
 }

@@ -118,14 +118,25 @@ impl Pair {
         (pair, active, passive)
     }
 
-    /// Connects and accepts.
+    /// Connects and accepts; both sides know that the connection stands.
     fn handshake(&mut self, qp_a: Qpn, qp_p: Qpn) -> (CmId, CmId) {
-        let active = self.connect(&param(qp_a));
-        let (passive, _) = self.request();
-        self.accept(passive, &param(qp_p));
+        let (active, passive) = self.accepted(qp_a, qp_p);
         let established = |event: &CmEvent| matches!(event, CmEvent::Established { .. });
         assert!(self.sides.iter().all(|side| side.events.iter().any(established)));
         (active, passive)
+    }
+
+    /// Connects and accepts, whatever of the answer arrives.
+    fn accepted(&mut self, qp_a: Qpn, qp_p: Qpn) -> (CmId, CmId) {
+        let active = self.connect(&param(qp_a));
+        let (passive, _) = self.request();
+        self.accept(passive, &param(qp_p));
+        (active, passive)
+    }
+
+    /// From now on messages of this kind are lost.
+    fn lose(&mut self, kind: &'static str) {
+        self.delivery = Box::new(move |sent| usize::from(name(&sent.mad) != kind));
     }
 
     fn clear(&mut self) {

@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 
+use super::cubic::Cubic;
 use super::delay::DelayController;
 use super::fixed::FixedWindow;
 #[cfg(test)]
 use super::mock::Mock;
 use super::round_trip::RoundTrip;
+use super::swift::Swift;
 use super::unlimited::Unlimited;
 
 /// Whether the window limits the sender.
@@ -137,6 +139,12 @@ pub(crate) trait Controller: Debug {
 
     /// The peer has notified this sender of congestion [CC-7].
     fn marked(&mut self, _now: Instant) {}
+
+    /// Whether a notification makes the window smaller: who does not heed marks must not ask ports
+    /// to mark instead of dropping [CC-5].
+    fn heeds_marks(&self) -> bool {
+        true
+    }
 }
 
 /// Any controller, without a call by address on the way of each packet.
@@ -145,6 +153,8 @@ pub(crate) enum Control {
     Unlimited(Unlimited),
     Fixed(FixedWindow),
     Delay(Box<DelayController>),
+    Cubic(Box<Cubic>),
+    Swift(Box<Swift>),
     #[cfg(test)]
     Mock(Box<Mock>),
 }
@@ -156,6 +166,8 @@ macro_rules! each {
             Control::Unlimited($inner) => $call,
             Control::Fixed($inner) => $call,
             Control::Delay($inner) => $call,
+            Control::Cubic($inner) => $call,
+            Control::Swift($inner) => $call,
             #[cfg(test)]
             Control::Mock($inner) => $call,
         }
@@ -201,5 +213,10 @@ impl Controller for Control {
 
     fn marked(&mut self, now: Instant) {
         each!(self, inner => inner.marked(now));
+    }
+
+    #[inline]
+    fn heeds_marks(&self) -> bool {
+        each!(self, inner => inner.heeds_marks())
     }
 }

@@ -101,6 +101,10 @@ impl Controller for FixedWindow {
             self.ssthresh = self.size;
         }
     }
+
+    fn heeds_marks(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@
 //! line, and those in line are let through one by one.
 
 mod controller;
+mod cubic;
 mod delay;
 mod fixed;
 #[cfg(test)]
@@ -23,10 +24,14 @@ mod mock;
 mod pacer;
 mod path;
 mod round_trip;
+mod swift;
 mod unlimited;
+mod usage;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use bowline_base::Instant;
 use bowline_verbs::{PathStats, Qpn};
@@ -34,12 +39,14 @@ use bowline_verbs::{PathStats, Qpn};
 pub(crate) use self::controller::{
     Acknowledged, Cause, Control, Controller, Extent, Lost, Room, Route, TimedOut,
 };
+use self::cubic::Cubic;
 use self::delay::DelayController;
 use self::fixed::FixedWindow;
 #[cfg(test)]
 pub(crate) use self::mock::{Call, Mock};
 pub(crate) use self::path::Path;
 pub(crate) use self::round_trip::{DeviationWeight, RoundTrip};
+use self::swift::Swift;
 pub(crate) use self::unlimited::Unlimited;
 
 /// How the window of packets in flight is determined.
@@ -53,6 +60,40 @@ pub enum Congestion {
     Delay,
     /// A number of packets of each queue pair, 16 to 4096, that only losses reduce.
     Fixed(u32),
+    /// As TCP does it (RFC 9438), for all queue pairs to a destination together. For comparison:
+    /// queues are filled until packets are lost.
+    Cubic,
+    /// As Swift does it (SIGCOMM 2020), for all queue pairs to a destination together. For
+    /// comparison: a target of 25 us, that of fast networks.
+    Swift,
+}
+
+impl fmt::Display for Congestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Delay => f.write_str("delay"),
+            Self::Fixed(packets) => write!(f, "fixed:{packets}"),
+            Self::Cubic => f.write_str("cubic"),
+            Self::Swift => f.write_str("swift"),
+        }
+    }
+}
+
+impl FromStr for Congestion {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fixed = text.strip_prefix("fixed:").map(str::parse);
+        match (text, fixed) {
+            ("auto", _) => Ok(Self::Auto),
+            ("delay", _) => Ok(Self::Delay),
+            ("cubic", _) => Ok(Self::Cubic),
+            ("swift", _) => Ok(Self::Swift),
+            (_, Some(Ok(packets @ 16..=4096))) => Ok(Self::Fixed(packets)),
+            _ => Err("must be auto, delay, cubic, swift, or fixed:PACKETS with 16 to 4096 packets"),
+        }
+    }
 }
 
 /// Packets of the window within a host.
@@ -74,6 +115,8 @@ impl Congestion {
     fn of_path(self, now: Instant) -> Control {
         match self {
             Self::Delay => Control::Delay(Box::new(DelayController::new(now))),
+            Self::Cubic => Control::Cubic(Box::new(Cubic::new(now))),
+            Self::Swift => Control::Swift(Box::new(Swift::new(now))),
             Self::Auto | Self::Fixed(_) => Control::Unlimited(Unlimited),
         }
     }
@@ -82,7 +125,7 @@ impl Congestion {
     pub(crate) fn of_queue_pair(self) -> Control {
         match self {
             Self::Fixed(packets) => Control::Fixed(FixedWindow::new(packets)),
-            Self::Auto | Self::Delay => Control::Unlimited(Unlimited),
+            Self::Auto | Self::Delay | Self::Cubic | Self::Swift => Control::Unlimited(Unlimited),
         }
     }
 }
@@ -182,5 +225,39 @@ impl Paths {
             .map(|id| self.get(*id))
             .filter(|path| !path.is_unused())
             .map(Path::stats)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again_and_nothing_else() {
+        let all = [Congestion::Auto, Congestion::Delay, Congestion::Cubic, Congestion::Swift];
+        for how in all.into_iter().chain([16, 240, 4096].map(Congestion::Fixed)) {
+            assert_eq!(how.to_string().parse(), Ok(how));
+        }
+        for text in ["", "fixed", "fixed:", "fixed:15", "fixed:4097", "fixed:-1", "Delay", "reno"] {
+            assert!(text.parse::<Congestion>().is_err(), "{text}");
+        }
+    }
+
+    // tests [CC-5]
+    #[test]
+    fn who_was_chosen_controls_the_path_or_its_queue_pairs() {
+        let now = Instant::from_nanos(1);
+        for how in [Congestion::Delay, Congestion::Cubic, Congestion::Swift] {
+            assert!(how.of_path(now).window().is_some(), "{how}");
+            assert_eq!(how.of_queue_pair().window(), None, "{how}");
+        }
+        // Who does not heed marks sends no ECT.
+        let marks =
+            [(Congestion::Delay, true), (Congestion::Cubic, true), (Congestion::Swift, false)];
+        for (how, heeds) in marks.into_iter().chain([(Congestion::Fixed(64), false)]) {
+            assert_eq!(how.of_path(now).heeds_marks(), heeds, "{how}");
+        }
+        assert_eq!(Congestion::Fixed(64).of_path(now).window(), None);
+        assert_eq!(Congestion::Fixed(64).of_queue_pair().window(), Some(64));
     }
 }

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use bowline_base::Instant;
 
+use super::delay;
+
 /// Time in which an empty bucket becomes full.
 const DEPTH: Duration = Duration::from_micros(250);
 
@@ -20,6 +22,17 @@ const DEPTH_MIN: Duration = Duration::from_micros(20);
 const LATE_MAX: Duration = Duration::from_millis(10);
 /// Weight of a timer that is less late than those before.
 const LATE_FADES: u32 = 16;
+
+/// What may be sent in a round trip, of a window in packets, where a controller's publication says
+/// nothing of pacing: as much as the delay controller sends.
+pub(super) fn paced(packets: f64, start: bool) -> f64 {
+    packets
+        * match start {
+            true => delay::START_PACING_GAIN,
+            false if packets < delay::EXACTLY_PACED => 1.0,
+            false => delay::PACING_GAIN,
+        }
+}
 
 /// State of the bucket.
 #[derive(Clone, Copy, Debug)]

@@ -145,10 +145,10 @@ impl Path {
         self.smoothed().filter(|_| !self.round_trip.is_guess())
     }
 
-    /// Tells whether the window of the path limits its queue pairs.
+    /// Tells whether ports may mark what is sent instead of dropping it [CC-5].
     #[inline]
-    pub(crate) fn is_controlled(&self) -> bool {
-        self.control.window().is_some()
+    pub(crate) fn takes_marks(&self) -> bool {
+        self.control.heeds_marks()
     }
 
     /// Sets the payload bytes of a full packet.

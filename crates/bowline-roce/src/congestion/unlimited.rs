@@ -11,4 +11,9 @@ impl Controller for Unlimited {
     fn window(&self) -> Option<u64> {
         None
     }
+
+    #[inline]
+    fn heeds_marks(&self) -> bool {
+        false
+    }
 }

@@ -228,7 +228,7 @@ impl Shared {
         }
         qp.replies_next = half == Half::Requester && !stays && responder.has_reply();
         if half == Half::Requester {
-            if self.paths.get(qp.path).is_controlled() {
+            if self.paths.get(qp.path).takes_marks() {
                 burst.tos |= ECT;
             }
             requester.end_burst(burst.count);

@@ -300,6 +300,25 @@ impl Pair {
         node.dev.post_send(self.now, node.qp, &[wr]).unwrap();
     }
 
+    /// Numbers of packets in the bursts that a side has to send, which go nowhere.
+    pub fn burst_sizes(&mut self, side: usize) -> Vec<usize> {
+        let (now, dev) = (self.now, &mut self.nodes[side].dev);
+        let mut burst = Burst::new();
+        std::iter::from_fn(|| dev.poll_transmit(now, &mut burst).then_some(burst.count)).collect()
+    }
+
+    /// Carries what side 0 has to send to side 1, and nothing back.
+    pub fn carry(&mut self) {
+        let [from, to] = &mut self.nodes;
+        let mut burst = Burst::new();
+        while from.dev.poll_transmit(self.now, &mut burst) {
+            let source = SocketAddr::new(burst.from, burst.source_port);
+            for packet in burst.segments() {
+                to.dev.handle_datagram(self.now, source, burst.to, IdentHint::Unknown, packet);
+            }
+        }
+    }
+
     fn transmit(&mut self) -> bool {
         let mut any = false;
         for side in 0..2 {

@@ -66,11 +66,7 @@ fn a_short_last_packet_goes_with_a_burst_that_is_full() {
     let to = pair.nodes[1].remote(0);
     let sges = [pair.nodes[0].sge(0, 32 * 4096 + 100)];
     pair.post(0, 0, SendOp::WriteImm(to, 1), &sges);
-    let mut burst = Burst::new();
-    let mut counts = Vec::new();
-    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
-        counts.push(burst.count);
-    }
+    let counts = pair.burst_sizes(0);
     assert_eq!(counts.iter().sum::<usize>(), 33);
     assert_eq!(counts.len(), 3, "{counts:?}");
 }
@@ -90,12 +86,7 @@ fn short_packets_that_follow_one_another_stay_together() {
         if read {
             pair.post(0, 40, SendOp::Read(to), &long);
         }
-        let mut burst = Burst::new();
-        let mut counts = Vec::new();
-        while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
-            counts.push(burst.count);
-        }
-        counts
+        pair.burst_sizes(0)
     };
     assert_eq!(bursts(1, 0, false), [16]);
     assert_eq!(bursts(3, 0, false), [15, 3]);
@@ -143,12 +134,7 @@ fn an_immediate_does_not_end_a_burst() {
         pair.post(0, 2 * id, SendOp::Write(to), &data);
         pair.post(0, 2 * id + 1, SendOp::WriteImm(to, 1), &message);
     }
-    let mut burst = Burst::new();
-    let mut counts = Vec::new();
-    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
-        counts.push(burst.count);
-    }
-    assert_eq!(counts, [30]);
+    assert_eq!(pair.burst_sizes(0), [30]);
 }
 
 /// [REQ-26]: a message is not split when each packet is sent alone, nor when the peer's program is

@@ -1,9 +1,7 @@
 //! An acknowledgement may end a burst of requests, but is not put off by more than one [REQ-23].
 
-use std::net::SocketAddr;
-
 use crate::common::{Pair, Setup};
-use bowline_roce::{Burst, Config, Congestion, IdentHint};
+use bowline_roce::{Burst, Config, Congestion};
 use bowline_verbs::{Mtu, SendOp};
 use bowline_wire::roce::{Opcode, Packet};
 
@@ -21,13 +19,7 @@ fn burst_of_the_acknowledgement(mtu: Mtu, len: usize) -> usize {
     let small = [pair.nodes[0].sge(0, 64)];
     pair.post(0, 2, SendOp::Send, &small);
     let mut burst = Burst::new();
-    while pair.nodes[0].dev.poll_transmit(pair.now, &mut burst) {
-        for packet in burst.segments() {
-            let from = SocketAddr::new(burst.from, burst.source_port);
-            let dev = &mut pair.nodes[1].dev;
-            dev.handle_datagram(pair.now, from, burst.to, IdentHint::Unknown, packet);
-        }
-    }
+    pair.carry();
     for n in 1.. {
         assert!(pair.nodes[1].dev.poll_transmit(pair.now, &mut burst));
         let opcode = |bytes: &[u8]| Packet::parse(&bytes[..bytes.len() - 4]).unwrap().opcode;

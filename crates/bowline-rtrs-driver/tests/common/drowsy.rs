@@ -15,15 +15,6 @@ const LONG: Duration = Duration::from_millis(100);
 
 pub(crate) struct Drowsy(pub(crate) Arc<SoftDevice>);
 
-/// Functions that are delegated to the other device.
-macro_rules! as_ever {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        $(fn $name(&self, $($arg: $type),*) -> $result {
-            self.0.$name($($arg),*)
-        })*
-    };
-}
-
 impl Device for Drowsy {
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
         self.0.wait_cq(cq, solicited, limit.filter(|limit| *limit < LONG))
@@ -42,6 +33,7 @@ impl Device for Drowsy {
     }
 
     as_ever! {
+        0:
         fn attr() -> DeviceAttr;
         fn alloc_pd() -> Result<PdId, Error>;
         fn dealloc_pd(pd: PdId) -> Result<(), Error>;

@@ -66,17 +66,9 @@ impl Frail {
 }
 
 impl Device for Frail {
-    fn attr(&self) -> DeviceAttr {
-        self.of.attr()
-    }
-
     fn alloc_pd(&self) -> Result<PdId, Error> {
         self.room()?;
         self.of.alloc_pd()
-    }
-
-    fn dealloc_pd(&self, pd: PdId) -> Result<(), Error> {
-        self.of.dealloc_pd(pd)
     }
 
     fn reg_mr(
@@ -91,48 +83,9 @@ impl Device for Frail {
         self.of.reg_mr(pd, buffer, offset, len, iova, access)
     }
 
-    fn alloc_mr(&self, pd: PdId) -> Result<MrKeys, Error> {
-        self.of.alloc_mr(pd)
-    }
-
-    fn dereg_mr(&self, lkey: u32) -> Result<(), Error> {
-        self.of.dereg_mr(lkey)
-    }
-
-    fn withdraw_keys(&self, keys: &[u32]) -> Result<(), Error> {
-        self.of.withdraw_keys(keys)
-    }
-
-    fn renew_keys(&self, keys: &[(u32, u32)]) -> Result<(), Error> {
-        self.of.renew_keys(keys)
-    }
-
-    fn alloc_mw(&self, pd: PdId, kind: MwType) -> Result<u32, Error> {
-        self.of.alloc_mw(pd, kind)
-    }
-
-    fn bind_mw(
-        &self,
-        qp: Qpn,
-        window: u32,
-        id: u64,
-        to: &MwBind,
-        flags: SendFlags,
-    ) -> Result<u32, Error> {
-        self.of.bind_mw(qp, window, id, to, flags)
-    }
-
-    fn dealloc_mw(&self, window: u32) -> Result<(), Error> {
-        self.of.dealloc_mw(window)
-    }
-
     fn create_cq(&self, depth: usize) -> Result<CqId, Error> {
         self.room()?;
         self.of.create_cq(depth)
-    }
-
-    fn destroy_cq(&self, cq: CqId) -> Result<(), Error> {
-        self.of.destroy_cq(cq)
     }
 
     fn poll_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> Result<usize, Error> {
@@ -153,14 +106,6 @@ impl Device for Frail {
         if self.is_mute() { Ok(()) } else { self.of.modify_qp(qp, attr) }
     }
 
-    fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error> {
-        self.of.query_qp(qp)
-    }
-
-    fn destroy_qp(&self, qp: Qpn) -> Result<(), Error> {
-        self.of.destroy_qp(qp)
-    }
-
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
         if self.is_mute() { Ok(()) } else { self.of.post_send(qp, wrs) }
     }
@@ -176,37 +121,33 @@ impl Device for Frail {
         if self.sleep(limit) { self.of.async_event(limit) } else { Err(Error::TimedOut) }
     }
 
-    fn listen(&self, at: SocketAddr) -> Result<CmId, Error> {
-        self.of.listen(at)
-    }
-
-    fn connect(
-        &self,
-        local: Option<SocketAddr>,
-        remote: SocketAddr,
-        param: &ConnParam,
-    ) -> Result<CmId, Error> {
-        self.of.connect(local, remote, param)
-    }
-
-    fn accept(&self, id: CmId, param: &ConnParam) -> Result<(), Error> {
-        self.of.accept(id, param)
-    }
-
-    fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        self.of.reject(id, private_data)
-    }
-
     fn disconnect(&self, id: CmId) -> Result<(), Error> {
         if self.is_mute() { Ok(()) } else { self.of.disconnect(id) }
-    }
-
-    fn destroy_id(&self, id: CmId) -> Result<(), Error> {
-        self.of.destroy_id(id)
     }
 
     fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {
         let limit = limit.min(LOOK);
         if self.sleep(limit) { self.of.cm_event(limit) } else { Err(Error::TimedOut) }
+    }
+
+    as_ever! {
+        of:
+        fn attr() -> DeviceAttr;
+        fn dealloc_pd(pd: PdId) -> Result<(), Error>;
+        fn alloc_mr(pd: PdId) -> Result<MrKeys, Error>;
+        fn dereg_mr(lkey: u32) -> Result<(), Error>;
+        fn withdraw_keys(keys: &[u32]) -> Result<(), Error>;
+        fn renew_keys(keys: &[(u32, u32)]) -> Result<(), Error>;
+        fn alloc_mw(pd: PdId, kind: MwType) -> Result<u32, Error>;
+        fn bind_mw(qp: Qpn, window: u32, id: u64, to: &MwBind, flags: SendFlags) -> Result<u32, Error>;
+        fn dealloc_mw(window: u32) -> Result<(), Error>;
+        fn destroy_cq(cq: CqId) -> Result<(), Error>;
+        fn query_qp(qp: Qpn) -> Result<(QpState, QpAttr), Error>;
+        fn destroy_qp(qp: Qpn) -> Result<(), Error>;
+        fn listen(at: SocketAddr) -> Result<CmId, Error>;
+        fn connect(local: Option<SocketAddr>, remote: SocketAddr, param: &ConnParam) -> Result<CmId, Error>;
+        fn accept(id: CmId, param: &ConnParam) -> Result<(), Error>;
+        fn reject(id: CmId, private_data: &[u8]) -> Result<(), Error>;
+        fn destroy_id(id: CmId) -> Result<(), Error>;
     }
 }

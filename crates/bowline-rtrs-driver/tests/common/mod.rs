@@ -1,6 +1,15 @@
 //! A client and a server in one process, each with a device and an engine of its own.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+/// Functions of a device that are another's, which is this field.
+macro_rules! as_ever {
+    ($field:tt: $(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($arg: $type),*) -> $result {
+            self.$field.$name($($arg),*)
+        })*
+    };
+}
+
 pub(crate) mod drowsy;
 pub(crate) mod frail;
 pub(crate) mod load;
@@ -118,6 +127,60 @@ impl Handler for Store {
         self.links.lock().unwrap().push(event);
         if self.refuse { Err(Errno::EPERM) } else { Ok(()) }
     }
+}
+
+/// Answers no request until it is told to; reads return bytes of 9.
+#[derive(Default)]
+pub(crate) struct Slow(pub(crate) Mutex<Vec<Request>>);
+
+impl Slow {
+    pub(crate) fn asked(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// The only request it has.
+    pub(crate) fn one(&self) -> Request {
+        eventually("a request comes", || self.asked() == 1);
+        self.0.lock().unwrap().pop().unwrap()
+    }
+
+    pub(crate) fn answer(&self, server: &Server) {
+        for request in std::mem::take(&mut *self.0.lock().unwrap()) {
+            let chunk = server.chunk(&request).unwrap();
+            chunk.buffer.write(chunk.offset, &vec![9; request.room as usize]);
+            server.respond(&mut std::iter::once((request.op, 0, None)));
+        }
+    }
+}
+
+impl Handler for Slow {
+    fn rdma_ev(&self, _: &Server, requests: &mut Vec<Request>) {
+        self.0.lock().unwrap().append(requests);
+    }
+
+    fn link_ev(&self, _: &Server, _: LinkEv) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// A server with what it runs on.
+pub(crate) struct Far {
+    pub(crate) server: Arc<Server>,
+    _engine: Arc<Engine>,
+    pub(crate) device: Arc<SoftDevice>,
+}
+
+/// Opens a server with default settings on hosts 101 and 102 of a net.
+pub(crate) fn far(net: u8, handler: Arc<dyn Handler>) -> Far {
+    let device = device(&[ip(net, 101), ip(net, 102)]);
+    let engine = engine(&device);
+    Far { server: serve(&engine, handler), _engine: engine, device }
+}
+
+/// Opens a server with default settings on all addresses of an engine.
+pub(crate) fn serve(engine: &Arc<Engine>, handler: Arc<dyn Handler>) -> Arc<Server> {
+    let anywhere = [SocketAddr::new(IpAddr::from([0, 0, 0, 0]), PORT)];
+    Server::open(engine, &anywhere, ServerConfig::default(), handler).unwrap()
 }
 
 /// Both sides.

@@ -6,7 +6,7 @@ use bowline_verbs::{Remote, SendOp, Status, next_key};
 use bowline_wire::rtrs::{Desc, Imm, Uuid, emit_info_req, read_hdr, write_hdr};
 
 use crate::common::{at, eventually, ip};
-use crate::raw::{Conn, Ids, Outcome, Path, Raw};
+use crate::raw::{Conn, Ids, Outcome, Path, Raw, raw};
 use crate::scene::{CHUNK, DEPTH, ELSEWHERE, End, Scene, config};
 
 const ENXIO: u16 = 6;
@@ -52,8 +52,7 @@ fn connection_requests_that_make_no_sense_are_refused() {
         let after = scene.counters();
         assert_eq!(after.refused - before.refused, 1, "{what}");
         assert_eq!(after.accepted, before.accepted, "{what}");
-        scene.alone(what);
-        scene.check(what);
+        scene.settles(what);
     }
     // The server ignores the minor version and reserved bits.
     let mut ids = Ids::new();
@@ -85,9 +84,7 @@ fn connection_requests_that_make_no_sense_are_refused() {
         other @ Outcome::Accepted(..) => panic!("{other:?}"),
     }
     scene.raw.leave(&[conn]);
-    scene.alone("it has left");
-    scene.check("paths that contradict themselves");
-    scene.finish();
+    scene.ends("paths that contradict themselves");
 }
 
 // tests [RT-20], [RT-68], [RS-48], [RT-70]
@@ -131,16 +128,13 @@ fn requests_for_the_chunks_that_make_no_sense_end_the_path() {
     scene.raw.send(conn, 2, &good);
     assert!(scene.raw.is_dropped(conn), "too early");
     scene.raw.leave(&[conn]);
-    scene.alone("too early");
-    scene.check("too early");
+    scene.settles("too early");
     // A request before INFO_REQ finds no posted receive, and the client has no key.
     let (conns, _) = scene.raw.conns(to, &Ids::new(), 2);
     scene.raw.imm(conns[0], Imm::Request(0).to_u32());
     assert!(scene.raw.is_dropped(conns[0]), "no INFO_REQ");
     scene.raw.leave(&conns);
-    scene.alone("no INFO_REQ");
-    scene.check("no INFO_REQ");
-    scene.finish();
+    scene.ends("no INFO_REQ");
 }
 
 /// Contents of the chunk from its beginning, with a header at `off`.
@@ -330,8 +324,7 @@ fn a_chunk_in_use_is_the_servers() {
         scene.server.respond(&mut std::iter::once((held.op, 0, None)));
         assert!(scene.raw.is_dropped(path.conns[0]), "{what}");
         scene.raw.leave(&path.conns);
-        scene.alone(what);
-        scene.check(what);
+        scene.settles(what);
     }
     // An invalidated key stays invalid: the next key differs.
     let to = scene.to();
@@ -342,9 +335,7 @@ fn a_chunk_in_use_is_the_servers() {
     let status = scene.raw.put(path.conns[1], path.chunks[1], 0, &[0xff; 64]);
     assert_eq!(status, Status::RemAccessErr, "an old key");
     scene.raw.leave(&path.conns);
-    scene.alone("an old key");
-    scene.check("an old key");
-    scene.finish();
+    scene.ends("an old key");
 
     // Without refresh the chunk can still be written, which is why refresh is the default. But the
     // header is read only once, and a second request there ends the path.
@@ -363,9 +354,7 @@ fn a_chunk_in_use_is_the_servers() {
     assert_eq!(scene.counters().paths_violated, violated + 1);
     scene.server.respond(&mut std::iter::once((held.op, 0, None)));
     scene.raw.leave(&path.conns);
-    scene.alone("a chunk twice");
-    scene.check("a chunk twice");
-    scene.finish();
+    scene.ends("a chunk twice");
 }
 
 // tests [RT-65], [RS-9]: a client can write to its own chunks by another path of its session.
@@ -374,7 +363,7 @@ fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
     for (net, always_invalidate) in [(240, true), (241, false)] {
         let mut scene = Scene::new(net, config(always_invalidate));
         let to = scene.to();
-        let mut other = Raw::new(ip(net, 67));
+        let mut other = raw(ip(net, 67));
         let ids = Ids::new();
         let path = scene.raw.path(to, &ids, 2, "hostile");
         let second = other.path(to, &Ids::into(ids.session), 2, "hostile");
@@ -406,9 +395,7 @@ fn a_chunk_in_use_is_that_of_all_paths_of_its_session() {
 
         scene.raw.leave(&path.conns);
         other.leave(&second.conns);
-        scene.alone("they have left");
-        scene.check("a chunk of two paths");
-        scene.finish();
+        scene.ends("a chunk of two paths");
     }
 }
 
@@ -418,7 +405,7 @@ fn keys_of_others_open_nothing() {
     for (net, always_invalidate) in [(77, true), (78, false)] {
         let mut scene = Scene::new(net, config(always_invalidate));
         let to = scene.to();
-        let mut other = Raw::new(ip(net, 2));
+        let mut other = raw(ip(net, 2));
         let theirs = other.path(to, &Ids::new(), 2, "other");
         keep(&mut other, &theirs, theirs.conns[1], 0);
         eventually("kept", || scene.guard.held.lock().unwrap().len() == 2);
@@ -472,9 +459,7 @@ fn keys_of_others_open_nothing() {
         other.post_recvs(theirs.conns[1], 8);
         assert_eq!(other.recv(1).unwrap().status, Status::Success, "the other session goes on");
         other.leave(&theirs.conns);
-        scene.alone("the other has left");
-        scene.check("keys of others");
-        scene.finish();
+        scene.ends("keys of others");
     }
 }
 
@@ -498,8 +483,7 @@ fn chunks_are_not_read_by_peers() {
             assert_ne!(scene.raw.sent(5), Status::Success);
         }
         scene.raw.leave(&path.conns);
-        scene.alone("it has left");
-        scene.check("a read of a chunk");
+        scene.settles("a read of a chunk");
     }
     scene.finish();
 }
@@ -540,16 +524,14 @@ fn a_session_is_joined_only_by_whom_the_list_admits() {
     let path = scene.raw.path(to, &Ids::new(), 1, "guest-1");
     scene.raw.leave(&path.conns);
     // From an address that is not listed.
-    let mut stranger = Raw::new(ip(80, 67));
+    let mut stranger = raw(ip(80, 67));
     for ids in [Ids::into(session), Ids::new()] {
         match stranger.connect(to, ids.port, &ids.request(0, 1).emit()) {
             Outcome::Refused(errno) => assert_eq!(errno, EPERM),
             other @ Outcome::Accepted(..) => panic!("{other:?}"),
         }
     }
-    scene.alone("they have left");
-    scene.check("a stranger");
-    scene.finish();
+    scene.ends("a stranger");
 
     // Without a list knowing the id is all it takes, as between kernels; but not under another
     // name, nor as the path that is there.

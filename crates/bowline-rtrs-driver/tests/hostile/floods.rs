@@ -5,16 +5,14 @@ use std::time::{Duration, Instant};
 
 use bowline_rtrs_driver::server::{ServerConfig, ServerLimits};
 use bowline_rtrs_driver::{HbConfig, PORT};
+use bowline_testkit::cm;
 use bowline_verbs::{Device, Remote, SendFlags, SendOp, SendWr, Status};
-use bowline_wire::roce::cm::{CmMad, CmMessage, REQ_PRIVATE_LEN, Req, TRANSPORT_RC};
-use bowline_wire::roce::{
-    Bth, CMA_HEADER_LEN, CmaHeader, DEFAULT_PKEY, Deth, GSI_QKEY, GSI_QPN, Opcode, Outer, Packet,
-    UDP_PORT, service_id,
-};
+use bowline_wire::roce::cm::{CmMad, CmMessage, Req};
+use bowline_wire::roce::{Bth, Deth, GSI_QKEY, GSI_QPN, Opcode, Outer, Packet, UDP_PORT};
 use bowline_wire::rtrs::{Imm, write_hdr};
 
 use crate::common::{at, eventually, ip, write_and_read};
-use crate::raw::{Conn, Ids, Outcome, Raw};
+use crate::raw::{Conn, Ids, Outcome, Raw, raw};
 use crate::scene::{DEPTH, ELSEWHERE, Scene, config};
 
 const ENOMEM: u16 = 12;
@@ -49,7 +47,7 @@ fn paths_half_made_are_few_and_end() {
     let mut scene = Scene::new(82, ServerConfig { limits, ..config(true) });
     let to = scene.to();
     let before = scene.counters();
-    let mut raw = Raw::new(ip(82, 67));
+    let mut raw = raw(ip(82, 67));
     assert_eq!(refused(&mut raw, &scene, 21), Some(ENOMEM), "connections of an address");
     let mut begun = Vec::new();
     for n in 0..10 {
@@ -118,7 +116,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     let resident_then = resident();
     flood(&mut scene.raw, path.conns[0], Imm::HbMsg.to_u32(), COUNT / 3);
     // Others are served meanwhile.
-    let mut other = Raw::new(ip(83, 67));
+    let mut other = raw(ip(83, 67));
     let theirs = other.path(scene.to(), &Ids::new(), 2, "other");
     scene.guard.serves(&mut other, &theirs, theirs.conns[1], "a request in the flood");
     other.leave(&theirs.conns);
@@ -131,8 +129,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     let grown = resident().saturating_sub(resident_then);
     assert!(grown < 8 << 20, "{grown} bytes more");
     scene.raw.leave(&path.conns);
-    scene.alone("it leaves");
-    scene.check("a flood of heartbeats");
+    scene.settles("a flood of heartbeats");
 
     // Immediates of unknown kinds have no effect, and are counted.
     let path = scene.raw.path(scene.to(), &Ids::new(), 2, "hostile");
@@ -141,9 +138,7 @@ fn a_flood_of_heartbeats_is_answered_as_far_as_it_is_taken() {
     let ignored = scene.counters().immediates_ignored - before.immediates_ignored;
     assert_eq!(ignored, COUNT as u64 / 3);
     scene.raw.leave(&path.conns);
-    scene.alone("it leaves");
-    scene.check("a flood of the unknown");
-    scene.finish();
+    scene.ends("a flood of the unknown");
 }
 
 // tests [RT-53], [RT-67] 3: requests whose answers the client does not receive
@@ -225,50 +220,15 @@ fn forged(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
         IpAddr::V4(ip) => ip.octets(),
         IpAddr::V6(_) => unreachable!("of IPv4"),
     });
-    let (source, destination) = (from.ip(), to.ip());
-    let header = CmaHeader { source_port: 5, source, destination };
     let asked = Ids::new().request(0, 4096).emit();
-    let mut private_data = [0; REQ_PRIVATE_LEN];
-    private_data[..CMA_HEADER_LEN].copy_from_slice(&header.emit());
-    private_data[CMA_HEADER_LEN..].copy_from_slice(&asked);
-    let req = Req {
-        local_id: number,
-        vendor: 0,
-        service_id: service_id(to.port()),
-        guid: u64::from(number),
-        qpn: 0x100,
-        responder_resources: 0,
-        initiator_depth: 0,
-        remote_timeout: 20,
-        transport: TRANSPORT_RC,
-        flow_control: false,
-        starting_psn: 0,
-        local_timeout: 20,
-        retry_count: 7,
-        pkey: DEFAULT_PKEY,
-        mtu: 3,
-        rnr_retry_count: 7,
-        max_retries: 15,
-        srq: false,
-        local_lid: 0,
-        remote_lid: 0,
-        local_gid: source.into(),
-        remote_gid: destination.into(),
-        flow_label: 0,
-        packet_rate: 0,
-        traffic_class: 0,
-        hop_limit: 64,
-        service_level: 0,
-        subnet_local: false,
-        ack_timeout: 17,
-        private_data,
-    };
+    let req = cm::request(from, to, &asked);
+    let req = Req { local_id: number, guid: u64::from(number), qpn: 0x100, ..req };
     let mad = CmMad { transaction: 1, message: CmMessage::Req(req) }.emit();
     let bth = Bth { dest_qpn: GSI_QPN, ..Bth::default() };
     let deth = Some(Deth { qkey: GSI_QKEY, source_qpn: GSI_QPN });
     let mut bytes = Vec::new();
     Packet { deth, payload: &mad, ..Packet::new(Opcode::UdSendOnly, bth) }.emit(&mut bytes);
-    let outer = Outer { from: source, to: destination, source_port: from.port() };
+    let outer = Outer { from: from.ip(), to: to.ip(), source_port: from.port() };
     outer.append_icrc(0, &mut bytes, 0);
     bytes
 }
@@ -302,7 +262,5 @@ fn forged_requests_keep_nobody_out() {
     let path = scene.raw.path(to, &Ids::new(), 2, "honest");
     scene.works(&path, path.conns[1], "a request in the flood");
     scene.raw.leave(&path.conns);
-    scene.alone("the forged ones are forgotten");
-    scene.check("forged requests");
-    scene.finish();
+    scene.ends("forged requests");
 }

@@ -10,7 +10,7 @@ use bowline_verbs::{Device, Remote, SendFlags, SendOp, SendWr, Sge};
 use bowline_wire::rtrs::{Imm, PathLife, write_hdr};
 
 use crate::common::{at, device, engine, eventually, ip};
-use crate::raw::{Conn, Ids, Raw};
+use crate::raw::{Conn, Ids, Raw, raw};
 use crate::scene::{ELSEWHERE, Turn, config};
 
 /// Looks, before it serves anything, whether a connection of somebody has ended.
@@ -43,7 +43,7 @@ fn a_path_that_is_given_up_is_dead_before_its_requests_begin_elsewhere() {
     let watcher = Arc::new(Watcher { other: Mutex::default(), ended: Mutex::default() });
     let at_port = [SocketAddr::new(to, PORT)];
     let server = Server::open(&engine, &at_port, config(true), Arc::clone(&watcher) as _).unwrap();
-    let (mut one, mut two) = (Raw::new(ip(net, 66)), Raw::new(ip(net, 67)));
+    let (mut one, mut two) = (raw(ip(net, 66)), raw(ip(net, 67)));
     let ids = Ids { gives_notice: true, ..Ids::new() };
     let given_up = one.path(to, &ids, 2, "moves");
     let goes_on = Ids { gives_notice: true, ..Ids::into(ids.session) };

@@ -17,7 +17,7 @@ use bowline_rtrs_driver::{Dir, Engine, Errno, Geometry, HbConfig, PORT};
 use bowline_wire::rtrs::write_hdr;
 
 use crate::common::{Store, at, device, engine, eventually, ip, write_and_read};
-use crate::raw::{Conn, Ids, Path, Raw};
+use crate::raw::{Conn, Ids, Path, Raw, raw};
 
 /// Chunks of a session: 4 bits of number, of which 12 to 15 name none.
 pub(crate) const DEPTH: u16 = 12;
@@ -182,7 +182,7 @@ impl Scene {
         let piece = [region.piece(0, BYTES as u32)];
         victim.request(Dir::Write, &permit, &HOLD, &piece, done).unwrap();
         eventually("the request has come", || guard.held.lock().unwrap().len() == 1);
-        let raw = Raw::new(ip(net, 66));
+        let raw = raw(ip(net, 66));
         let mut scene = Self {
             net,
             server,
@@ -254,6 +254,18 @@ impl Scene {
     /// Waits until the honest client is the server's only one.
     pub(crate) fn alone(&self, what: &str) {
         eventually(what, || self.server.sessions().len() == 1);
+    }
+
+    /// Waits until the honest client is alone, and asserts that nothing of it has changed.
+    pub(crate) fn settles(&self, what: &str) {
+        self.alone(what);
+        self.check(what);
+    }
+
+    /// The same at the end of a test.
+    pub(crate) fn ends(self, what: &str) {
+        self.settles(what);
+        self.finish();
     }
 
     /// A client connects normally and does something; checks the outcome.

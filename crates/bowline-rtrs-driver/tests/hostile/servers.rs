@@ -18,7 +18,7 @@ use bowline_wire::rtrs::{
 };
 
 use crate::common::{Store, device, engine, eventually, ip, write_and_read};
-use crate::raw::{Conn, Raw};
+use crate::raw::{Conn, Raw, raw};
 use crate::scene::{Turn, quiet};
 
 const DEPTH: u16 = 8;
@@ -51,7 +51,7 @@ fn answer(new_rkey: bool) -> [u8; 56] {
         geometry: geometry(),
         new_rkey,
         counted_keys: false,
-        heeds_notice: false,
+        accepts_notice: false,
     })
     .emit()
 }
@@ -69,7 +69,7 @@ impl Stage {
         let honest = Session::open(&near_engine, builder).unwrap();
         let honest_region = honest.region(65_536).unwrap();
         honest_region.buffer().write(0, &[0x11; 65_536]);
-        let raw = Raw::new(ip(net, 66));
+        let raw = raw(ip(net, 66));
         raw.dev.listen((ip(net, 66), PORT).into()).unwrap();
         let _server = (far_engine, server);
         let name = "prey";

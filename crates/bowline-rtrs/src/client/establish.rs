@@ -144,7 +144,7 @@ impl Session {
             return Err(Errno::ECONNRESET);
         }
         (incarnation.new_rkey, incarnation.counted_keys) = (rsp.new_rkey, rsp.counted_keys);
-        incarnation.heeds_notice = rsp.heeds_notice;
+        incarnation.accepts_notice = rsp.accepts_notice;
         if self.headers.is_none() {
             self.make_headers(depth, rsp.geometry.max_hdr())?;
         }

@@ -56,7 +56,7 @@ pub(super) struct Incarnation {
     /// Each reply advances the key of its chunk without carrying it [RT-99].
     pub(super) counted_keys: bool,
     /// The server ends paths when it gets notice that they are given up [RT-101].
-    pub(super) heeds_notice: bool,
+    pub(super) accepts_notice: bool,
     /// Given-up incarnations that its INFO_REQ named.
     pub(super) named: Vec<PathLife>,
     /// Address and key of each chunk.
@@ -94,7 +94,7 @@ impl Incarnation {
             geometry: None,
             new_rkey: false,
             counted_keys: false,
-            heeds_notice: false,
+            accepts_notice: false,
             named: Vec::new(),
             chunks: Vec::new(),
             keys: Keys::None,

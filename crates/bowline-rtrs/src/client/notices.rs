@@ -26,7 +26,7 @@ impl Session {
         self.given_up.push(generation);
         for id in self.incarnations.ids() {
             let Some(incarnation) =
-                self.incarnations.get_mut(id).filter(|incarnation| incarnation.heeds_notice)
+                self.incarnations.get_mut(id).filter(|incarnation| incarnation.accepts_notice)
             else {
                 continue;
             };
@@ -70,7 +70,7 @@ impl Session {
         info_req.extend(emit_info_req(&self.config.name));
         let Some(incarnation) = self.incarnations.get_mut(inc_id) else { return info_req };
         incarnation.named = self.given_up.iter().take(MAX_PATHS).copied().collect();
-        if incarnation.heeds_notice {
+        if incarnation.accepts_notice {
             emit_given_up(&incarnation.named, &mut info_req);
         }
         info_req

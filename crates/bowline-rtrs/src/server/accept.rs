@@ -29,15 +29,15 @@ pub(super) const QUEUE_MIN: usize = 16;
 struct Kind {
     port: PortId,
     refresh: bool,
-    heeds_notice: bool,
+    accepts_notice: bool,
     /// The path has only one connection, for everything.
     single: bool,
 }
 
 impl Kind {
     const fn of(path: &Path) -> Self {
-        let &Path { port, refresh, heeds_notice, .. } = path;
-        Self { port, refresh, heeds_notice, single: path.conns.len() == 1 }
+        let &Path { port, refresh, accepts_notice, .. } = path;
+        Self { port, refresh, accepts_notice, single: path.conns.len() == 1 }
     }
 }
 
@@ -170,8 +170,8 @@ impl Server {
         let buffer =
             Buffer::new(InternalMemory::bytes(depth, refresh)).map_err(|_| Errno::ENOMEM)?;
         let own = InternalMemory::new(self.next_region(), Arc::new(buffer), depth);
-        let (heeds_notice, single) = (asked.gives_notice, asked.cid_num == 1);
-        let kind = Kind { port, refresh, heeds_notice, single };
+        let (accepts_notice, single) = (asked.gives_notice, asked.cid_num == 1);
+        let kind = Kind { port, refresh, accepts_notice, single };
         let mut conns = Conns::new(asked.cid_num);
         conns.ask(asked.cid, self.conn(&kind, asked.cid, request));
         let path = Path {
@@ -187,7 +187,7 @@ impl Server {
             proven: false,
             refresh,
             counted: refresh && asked.counts_keys,
-            heeds_notice,
+            accepts_notice,
             given_up: false,
             conns,
             internal: own,
@@ -233,7 +233,7 @@ impl Server {
     /// Sizes of a connection's queues: those of the kernel [RT-22], plus one entry in each for the
     /// drain marker.
     fn shape(&self, path: &Kind, cid: u16) -> QpShape {
-        let &Kind { port, refresh, heeds_notice, single } = path;
+        let &Kind { port, refresh, accepts_notice, single } = path;
         let depth = usize::from(self.config.geometry.queue_depth());
         let service = 2 * SERVICE_DEPTH + 2;
         let send = match (cid, refresh) {
@@ -245,11 +245,11 @@ impl Server {
         };
         QpShape {
             send_wr: (send + 1).max(QUEUE_MIN).min(self.queue_max(port)),
-            recv_wr: self.receives(port, cid, heeds_notice) + 2,
+            recv_wr: self.receives(port, cid, accepts_notice) + 2,
             send_sge: 1,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             queue: 0,
-            give_up: (!heeds_notice).then(|| self.silence_limit()),
+            give_up: (!accepts_notice).then(|| self.silence_limit()),
         }
     }
 
@@ -262,9 +262,9 @@ impl Server {
 
     /// Receives for immediates on a connection [RT-25]. All requests of a client may come on one,
     /// with some notices between them.
-    fn receives(&self, port: PortId, cid: u16, heeds_notice: bool) -> usize {
+    fn receives(&self, port: PortId, cid: u16, accepts_notice: bool) -> usize {
         let depth = usize::from(self.config.geometry.queue_depth());
-        let notices = if heeds_notice { NOTICE_RECVS } else { 0 };
+        let notices = if accepts_notice { NOTICE_RECVS } else { 0 };
         let wanted = notices + if cid == 0 { SERVICE_DEPTH.max(depth + 8) } else { depth };
         wanted.min(self.queue_max(port) - 2)
     }
@@ -279,13 +279,13 @@ impl Server {
             return;
         };
         let kind = Kind::of(path);
-        let heeds_notice = path.heeds_notice;
-        let info_req = path.internal.info_req(heeds_notice);
+        let accepts_notice = path.accepts_notice;
+        let info_req = path.internal.info_req(accepts_notice);
         let count = path.conns.len();
         let counted_keys = path.counted;
         let new_rkey = path.refresh && !counted_keys;
         let geometry = self.config.geometry;
-        let answer = ConRsp { geometry, new_rkey, counted_keys, heeds_notice };
+        let answer = ConRsp { geometry, new_rkey, counted_keys, accepts_notice };
         let private = ConAnswer::Accepted(answer).emit();
         for cid in 0..count {
             let shape = self.shape(&kind, cid);
@@ -358,13 +358,13 @@ impl Server {
         given_up.into_iter().for_each(|generation| self.notice(now, id, generation));
         let Some(path) = self.paths.get_mut(id) else { return };
         path.setup = Setup::Registering;
-        let (port, heeds_notice) = (path.port, path.heeds_notice);
+        let (port, accepts_notice) = (path.port, path.accepts_notice);
         let (refresh, session) = (path.refresh, path.session);
         let count = path.conns.len();
         for cid in 0..count {
             let (conn, tag) = (ConnId { path: id, cid }, Tag::new(Tag::RECV, 0));
             let slot = RecvSlot { conn, tag, mem: None };
-            let receives = self.receives(port, cid, heeds_notice);
+            let receives = self.receives(port, cid, accepts_notice);
             self.batch.recvs.extend(std::iter::repeat_n(slot, receives));
         }
         let region = self.next_region();
@@ -417,7 +417,7 @@ impl Server {
         if clash {
             return Err(CloseReason::NameTaken);
         }
-        let given_up = rtrs::parse_given_up(&bytes[..len]).filter(|_| path.heeds_notice);
+        let given_up = rtrs::parse_given_up(&bytes[..len]).filter(|_| path.accepts_notice);
         Ok((name, given_up.collect()))
     }
 
@@ -510,7 +510,7 @@ impl Server {
         path.state = PathState::Connected;
         let heartbeat = Heartbeat::new(self.config.heartbeat, now);
         // Clients that do not give notice have no given-up paths to name [RT-101].
-        let heartbeat = if path.heeds_notice { heartbeat } else { heartbeat.patient() };
+        let heartbeat = if path.accepts_notice { heartbeat } else { heartbeat.patient() };
         let next = heartbeat.next();
         path.heartbeat = Some(heartbeat);
         let (conn, mem) = (path.conn_id(0), path.internal.info_rsp(path.info_rsp_len));

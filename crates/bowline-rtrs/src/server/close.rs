@@ -105,13 +105,13 @@ impl fmt::Display for CloseReason {
             Self::GivenUp => "given up by the client",
             Self::NotAllowed => "not admitted",
             Self::NameTaken => "another session has this name",
-            Self::Info => "a wrong INFO_REQ",
-            Self::Message => "a message that does not belong here",
-            Self::Chunk => "a request in no chunk",
+            Self::Info => "an invalid INFO_REQ",
+            Self::Message => "an unexpected message",
+            Self::Chunk => "a request outside the chunks",
             Self::ChunkBusy => "a request in a chunk that is in use",
             Self::Header => "a malformed request",
-            Self::TooMany => "too many requests wait",
-            Self::Withdraw => "a key could not be withdrawn",
+            Self::TooMany => "too many requests are waiting",
+            Self::Withdraw => "a memory key could not be invalidated",
         })
     }
 }

@@ -197,7 +197,7 @@ pub(super) struct Path {
     /// They are refreshed, but not sent to the client, which counts them [RT-99].
     pub(super) counted: bool,
     /// The client gives notice of paths it has given up [RT-101].
-    pub(super) heeds_notice: bool,
+    pub(super) accepts_notice: bool,
     /// The client has given up this path.
     pub(super) given_up: bool,
     pub(super) conns: Conns,

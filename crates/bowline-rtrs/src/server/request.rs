@@ -155,7 +155,7 @@ impl Server {
                     self.wake_at(next);
                 }
             }
-            Imm::GivenUp(generation) if connected && path.heeds_notice => {
+            Imm::GivenUp(generation) if connected && path.accepts_notice => {
                 self.notice(now, conn.path, generation);
             }
             Imm::HbMsg | Imm::HbAck | Imm::GivenUp(_) | Imm::Done { .. } | Imm::Unknown(_) => {

@@ -173,7 +173,7 @@ fn tables_of_chunks_that_make_no_sense_are_refused() {
 fn answers_to_a_connect_that_make_no_sense_are_refused() {
     let geometry = Rig::new(config(), false).geometry;
     let answer = |new_rkey, counted_keys| {
-        ConAnswer::Accepted(ConRsp { geometry, new_rkey, counted_keys, heeds_notice: false })
+        ConAnswer::Accepted(ConRsp { geometry, new_rkey, counted_keys, accepts_notice: false })
             .emit()
             .to_vec()
     };
@@ -266,8 +266,7 @@ fn reads_of_a_dead_path_are_asked_for_with_the_key_of_the_next() {
     rig.session.request(rig.now, Dir::Read, &permit, b"r", &data, 4).unwrap();
     rig.pump();
     let first = rig.ios.remove(0);
-    rig.break_conn(first.conn);
-    rig.pump();
+    rig.lose(first.conn);
     assert_eq!(rig.ios[0].req, first.req);
     assert_ne!(rig.ios[0].conn.path, first.conn.path);
 }

@@ -7,7 +7,7 @@ use bowline_rtrs::{Errno, MemRef, Policy, PortAttr};
 use bowline_verbs::Access;
 use bowline_wire::rtrs::{Desc, Dir, Imm, IoHdr};
 
-use crate::peer::{ATTR, CHUNK, Rig, addr, config};
+use crate::peer::{ATTR, CHUNK, Rig, Written, addr, config};
 
 // tests [RT-38], [RT-39], [RT-40], [RT-11]
 #[test]
@@ -211,9 +211,7 @@ fn a_read_needs_memory_the_server_may_write() {
 #[test]
 fn a_permit_has_one_request_at_a_time() {
     let mut rig = Rig::opened(true, 1);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    let Written { permit, memory } = rig.write_one(1);
     assert_eq!(rig.write(&permit, memory, 2), Err(Errno::EBUSY));
     // Put back too early: the permit is free when the request has ended.
     rig.session.put_permit(permit);
@@ -311,11 +309,7 @@ fn requests_wait_for_room() {
         rig.session.open(rig.now, &[addr(1)]);
         rig.pump();
         rig.sends_complete = false;
-        let memory = rig.memory();
-        let permits: Vec<_> = (0..63).map(|_| rig.permit()).collect();
-        for (tag, permit) in permits.iter().enumerate() {
-            rig.write(permit, memory, tag as u64).unwrap();
-        }
+        rig.write_many(63);
         assert!(rig.ios.len() < 32, "{}", rig.ios.len());
         let mut ended = 0;
         while ended < 63 {
@@ -344,11 +338,7 @@ fn nothing_is_posted_on_a_path_that_ends() {
         let second = rig.path(1);
         rig.session.disconnect_path(rig.now, second).unwrap();
         rig.pump();
-        let memory = rig.memory();
-        let permits: Vec<_> = (0..40).map(|_| rig.permit()).collect();
-        for (tag, permit) in (0..).zip(&permits) {
-            rig.write(permit, memory, tag).unwrap();
-        }
+        let permits = rig.write_many(40);
         let ios = std::mem::take(&mut rig.ios);
         assert!(ios.len() < permits.len(), "some wait");
         rig.drains = false;

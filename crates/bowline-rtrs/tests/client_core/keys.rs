@@ -161,8 +161,7 @@ fn a_request_that_moves_gets_another_key() {
     let lost = rig.ios.iter().find(|io| io.conn == dead).unwrap().clone();
     rig.ios.retain(|io| io.conn != dead);
     rig.drains = false;
-    rig.break_conn(dead);
-    rig.pump();
+    rig.lose(dead);
     // All of the path's keys are invalid before its queues are empty, and the request has not moved
     // yet.
     assert!(rig.granted.keys().all(|(path, _)| *path == other.path));
@@ -285,8 +284,7 @@ fn a_chunk_given_up_is_not_used_over_a_path_that_joined_before() {
         }
         let io = rig.ios.remove(0);
         rig.connects = Connects::Fail(Errno::ETIMEDOUT);
-        rig.break_conn(io.conn);
-        rig.pump();
+        rig.lose(io.conn);
         assert_eq!(rig.take_completed(), [(1, Errno::ENOMEM.neg())]);
         assert_eq!(rig.write(&permit, memory, 4), Err(Errno::ECONNABORTED));
         rig.connects = Connects::Accept;

@@ -13,7 +13,7 @@ fn rig(paths: u8) -> Rig {
     let mut config = config();
     config.io_connections = 2;
     let mut rig = Rig::new(config, true);
-    rig.heeds_notice = true;
+    rig.accepts_notice = true;
     assert_eq!(rig.open(paths), Ok(()));
     rig
 }
@@ -33,16 +33,11 @@ fn named(rig: &mut Rig) -> Vec<Vec<PathLife>> {
 #[test]
 fn notice_goes_before_the_requests_that_move() {
     let mut rig = rig(3);
-    let memory = rig.memory();
-    let permits: Vec<_> = (0..6).map(|_| rig.permit()).collect();
-    for (tag, permit) in permits.iter().enumerate() {
-        rig.write(permit, memory, tag as u64).unwrap();
-    }
+    rig.write_many(6);
     assert_eq!(rig.ios.len(), 6);
     let dead = rig.live(1);
     rig.connects = Connects::Ignore;
-    rig.break_conn(dead[1]);
-    rig.pump();
+    rig.lose(dead[1]);
     assert!(rig.ios.len() > 6, "none has moved");
     // The notice is sent once on each connection of the other paths, before anything else.
     let others: Vec<ConnId> = [rig.live(2), rig.live(3)].concat();
@@ -52,8 +47,7 @@ fn notice_goes_before_the_requests_that_move() {
     // The next path is lost: both are named, each with its own generation.
     rig.notices.clear();
     let before = rig.ios.len();
-    rig.break_conn(rig.live(2)[0]);
-    rig.pump();
+    rig.lose(rig.live(2)[0]);
     let told: Vec<_> = rig.live(3).iter().map(|conn| (*conn, generation(2, 1), before)).collect();
     assert_eq!(rig.notices, told);
 }
@@ -62,12 +56,9 @@ fn notice_goes_before_the_requests_that_move() {
 #[test]
 fn a_path_without_requests_needs_no_notice() {
     let mut rig = rig(2);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    rig.write_one(1);
     rig.reply_all();
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     rig.pass(Duration::from_secs(40));
     assert_eq!(rig.state(0), PathState::Connected);
     assert!(rig.notices.is_empty());
@@ -77,15 +68,14 @@ fn a_path_without_requests_needs_no_notice() {
 
 // tests [RT-101]: kernels are sent no notices
 #[test]
-fn a_server_that_does_not_heed_notices_gets_none() {
+fn a_server_that_does_not_accept_notices_gets_none() {
     let mut rig = Rig::opened(true, 2);
     let memory = rig.memory();
     let permit = rig.permit();
     for n in 1..=4 {
         rig.write(&permit, memory, 1).unwrap();
         let dead = rig.live(1 + n % 2)[0];
-        rig.break_conn(dead);
-        rig.pump();
+        rig.lose(dead);
         rig.ios.retain(|one| one.conn.path != dead.path);
         rig.reply_all();
         rig.pass(Duration::from_secs(40));
@@ -100,20 +90,15 @@ fn a_server_that_does_not_heed_notices_gets_none() {
 fn notice_is_not_lost_for_want_of_room() {
     let attr = PortAttr { max_qp_wr: 24, ..ATTR };
     let mut rig = Rig::of_device(config(), true, attr, 0x77);
-    rig.heeds_notice = true;
+    rig.accepts_notice = true;
     assert_eq!(rig.open(3), Ok(()));
-    let memory = rig.memory();
     rig.sends_complete = false;
-    let permits: Vec<_> = (0..60).map(|_| rig.permit()).collect();
-    for (tag, permit) in permits.iter().enumerate() {
-        rig.write(permit, memory, tag as u64).unwrap();
-    }
+    rig.write_many(60);
     assert!(rig.ios.len() < 60, "all found room");
     rig.connects = Connects::Ignore;
     let io = rig.live(3)[1];
     for n in 1..=2 {
-        rig.break_conn(rig.live(n)[0]);
-        rig.pump();
+        rig.lose(rig.live(n)[0]);
     }
     // One notice fits where no request does, the other does not.
     let over = |rig: &Rig| {
@@ -150,19 +135,13 @@ fn notice_is_not_lost_for_want_of_room() {
 #[test]
 fn a_path_that_is_just_coming_up_brings_notice() {
     let mut rig = rig(3);
-    let memory = rig.memory();
     rig.answers_info = false;
-    rig.break_conn(rig.live(2)[0]);
-    rig.pump();
+    rig.lose(rig.live(2)[0]);
     assert_eq!(rig.state(1), PathState::Connecting);
     let joining = rig.live(2);
     assert_eq!(named(&mut rig).last(), Some(&vec![]));
-    let permits: Vec<_> = (0..4).map(|_| rig.permit()).collect();
-    for (tag, permit) in permits.iter().enumerate() {
-        rig.write(permit, memory, tag as u64).unwrap();
-    }
-    rig.break_conn(rig.live(1)[1]);
-    rig.pump();
+    rig.write_many(4);
+    rig.lose(rig.live(1)[1]);
     let third = rig.live(3);
     let over: Vec<_> =
         rig.notices.drain(..).map(|(conn, generation, _)| (conn, generation)).collect();
@@ -181,17 +160,11 @@ fn a_path_that_is_just_coming_up_brings_notice() {
 #[test]
 fn the_next_path_names_those_given_up() {
     let mut rig = rig(2);
-    let memory = rig.memory();
-    let permits: Vec<_> = (0..4).map(|_| rig.permit()).collect();
-    for (tag, permit) in permits.iter().enumerate() {
-        rig.write(permit, memory, tag as u64).unwrap();
-    }
+    rig.write_many(4);
     named(&mut rig);
     rig.answers_info = false;
-    rig.break_conn(rig.live(1)[1]);
-    rig.pump();
-    rig.break_conn(rig.live(2)[1]);
-    rig.pump();
+    rig.lose(rig.live(1)[1]);
+    rig.lose(rig.live(2)[1]);
     assert!(rig.take_events().contains(&Event::Disconnected));
     assert_eq!(rig.take_completed().len(), 4);
     rig.notices.clear();
@@ -209,8 +182,7 @@ fn the_next_path_names_those_given_up() {
     assert!(rig.notices.is_empty(), "the server has answered that there is nothing left of them");
     // From then on no path is named any more.
     rig.answers_info = true;
-    rig.break_conn(rig.live(2)[0]);
-    rig.pump();
+    rig.lose(rig.live(2)[0]);
     rig.pass(Duration::from_secs(40));
     assert_eq!(rig.state(1), PathState::Connected);
     assert_eq!(named(&mut rig).last(), Some(&vec![]));

@@ -7,7 +7,7 @@ use bowline_rtrs::{Errno, Input};
 use bowline_verbs::RejectReason;
 use bowline_wire::rtrs::{ConAnswer, Geometry};
 
-use crate::peer::{CHUNK, Connects, Rig, addr, config};
+use crate::peer::{CHUNK, Connects, Rig, Written, addr, config};
 
 // tests [RT-18], [RT-33], [RT-34], [RT-35], [RS-24]
 #[test]
@@ -156,9 +156,7 @@ fn a_close_waits_for_permits_and_requests() {
 #[test]
 fn a_close_ends_though_the_server_is_silent() {
     let mut rig = Rig::opened(false, 2);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    let Written { permit, .. } = rig.write_one(1);
     rig.parts = false;
     rig.session.put_permit(permit);
     rig.session.close(rig.now);

@@ -7,7 +7,7 @@ use bowline_rtrs::{Batch, ConnId, Errno, Input, Instant, Tag};
 use bowline_verbs::WcOpcode;
 use bowline_wire::rtrs::{Geometry, Imm};
 
-use crate::peer::{CHUNK, Connects, Rig, addr, config, done};
+use crate::peer::{CHUNK, Connects, Rig, Written, addr, config, done};
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -18,17 +18,12 @@ fn secs(n: u64) -> Duration {
 fn requests_of_a_dead_path_move_to_the_other() {
     for refresh in [false, true] {
         let mut rig = Rig::opened(refresh, 2);
-        let memory = rig.memory();
-        let permits: Vec<_> = (0..8).map(|_| rig.permit()).collect();
-        for (tag, permit) in permits.iter().enumerate() {
-            rig.write(permit, memory, tag as u64).unwrap();
-        }
+        rig.write_many(8);
         let dead = rig.live(1)[1];
         let lost: Vec<_> = rig.ios.iter().filter(|io| io.conn == dead).cloned().collect();
         assert_eq!(lost.len(), 4);
         rig.ios.retain(|io| io.conn != dead);
-        rig.break_conn(dead);
-        rig.pump();
+        rig.lose(dead);
         // The same chunks and bytes, except for the key.
         let moved = &rig.ios[4..];
         assert_eq!(moved.len(), 4);
@@ -52,9 +47,7 @@ fn requests_of_a_dead_path_move_to_the_other() {
 #[test]
 fn requests_move_when_the_queues_are_empty() {
     let mut rig = Rig::opened(true, 2);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    rig.write_one(1);
     rig.ios.clear();
     rig.drains = false;
     let conns = rig.live(1);
@@ -88,9 +81,7 @@ fn stuck(rig: &mut Rig) -> [ConnId; 2] {
 fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
     for refresh in [false, true] {
         let mut rig = Rig::opened(refresh, 2);
-        let memory = rig.memory();
-        let permit = rig.permit();
-        rig.write(&permit, memory, 1).unwrap();
+        rig.write_one(1);
         rig.ios.clear();
         let [other, stuck] = stuck(&mut rig);
         rig.pass(Duration::from_millis(2_999));
@@ -123,9 +114,7 @@ fn requests_of_a_device_that_empties_no_queue_move_after_a_while() {
 #[test]
 fn requests_end_when_the_server_can_reach_nothing_any_more() {
     let mut rig = Rig::opened(true, 1);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    rig.write_one(1);
     rig.connects = Connects::Ignore;
     stuck(&mut rig);
     rig.now = rig.now + secs(3);
@@ -153,12 +142,9 @@ fn a_close_does_not_wait_for_ever_for_a_device() {
 #[test]
 fn the_last_path_takes_its_requests_with_it() {
     let mut rig = Rig::opened(true, 1);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    let Written { permit, memory } = rig.write_one(1);
     rig.connects = Connects::Ignore;
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     assert_eq!(rig.take_completed(), [(1, -103)]);
     assert!(rig.take_events().contains(&Event::Disconnected));
     assert!(rig.session.geometry().is_none());
@@ -208,8 +194,7 @@ fn attempts_come_at_growing_distances() {
         rig.parts = false;
         rig.connects = Connects::Refuse(17);
         let start = rig.now;
-        rig.break_conn(rig.live(1)[0]);
-        rig.pump();
+        rig.lose(rig.live(1)[0]);
         let at = attempts(&mut rig, secs(200));
         assert_eq!(at[0], start + secs(1), "no answer to the disconnect for a second");
         assert!(at.len() > expected.len(), "{at:?}");
@@ -284,8 +269,7 @@ fn a_path_that_does_not_last_is_given_time() {
         rig.pass(secs(1));
         answer_heartbeats(&mut rig);
     }
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     assert_eq!(rig.state(0), PathState::Connected);
 }
 
@@ -296,8 +280,7 @@ fn the_loss_of_the_last_path_hurries_the_others() {
     let mut rig = Rig::opened(true, 2);
     // The first path has failed for long.
     rig.connects = Connects::Refuse(17);
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     for _ in 0..100 {
         rig.pass(secs(1));
         answer_heartbeats(&mut rig);
@@ -307,8 +290,7 @@ fn the_loss_of_the_last_path_hurries_the_others() {
     rig.connects = Connects::Accept;
     rig.parts = false;
     let lost = rig.now;
-    rig.break_conn(rig.live(2)[0]);
-    rig.pump();
+    rig.lose(rig.live(2)[0]);
     while rig.state(0) != PathState::Connected {
         let next = rig.session.poll_timeout().unwrap();
         rig.pass(next.saturating_since(rig.now));
@@ -324,8 +306,7 @@ fn a_server_that_still_has_the_path_is_asked_again_soon() {
     settings.max_reconnects = 2;
     let mut rig = Rig::opened_with(settings, true, 1);
     rig.connects = Connects::Refuse(104);
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     let at = attempts(&mut rig, secs(5));
     assert!(at.len() > 5, "{at:?}");
     assert_eq!(rig.session.paths().next().unwrap().stats.reconnects_failed, 0);
@@ -343,8 +324,7 @@ fn a_delay_that_was_set_is_kept_as_the_kernel_keeps_it() {
     let mut rig = Rig::opened_with(settings, true, 1);
     rig.connects = Connects::Fail(Errno::EHOSTUNREACH);
     let start = rig.now;
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     let at = attempts(&mut rig, secs(200));
     assert_eq!(at.len(), 2);
     for (at, before) in at.iter().zip([start, at[0]]) {
@@ -358,8 +338,7 @@ fn a_delay_that_was_set_is_kept_as_the_kernel_keeps_it() {
     let mut rig = Rig::opened_with(settings, true, 1);
     rig.parts = false;
     let start = rig.now;
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     let at = attempts(&mut rig, secs(70));
     let ms = at[0].saturating_since(start).as_millis();
     assert!((61_000..61_008).contains(&ms), "{ms}");
@@ -371,8 +350,7 @@ fn no_attempts_means_closed() {
     let mut settings = config();
     settings.max_reconnects = 0;
     let mut rig = Rig::opened_with(settings, false, 1);
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     assert_eq!(rig.state(0), PathState::Closed);
     let id = rig.path(0);
     assert!(rig.take_events().contains(&Event::PathClosed { path: id }));
@@ -387,8 +365,7 @@ fn a_server_of_another_depth_is_left_alone() {
     let mut rig = Rig::opened(false, 1);
     let before = rig.geometry;
     rig.geometry = Geometry::of_chunk(32, CHUNK, 4096).unwrap();
-    rig.break_conn(rig.live(1)[0]);
-    rig.pump();
+    rig.lose(rig.live(1)[0]);
     rig.pass(secs(60));
     assert_eq!(rig.state(0), PathState::Closed);
     let id = rig.path(0);
@@ -407,11 +384,7 @@ fn a_server_of_another_depth_is_left_alone() {
 #[test]
 fn a_disconnect_on_order_moves_nothing() {
     let mut rig = Rig::opened(true, 2);
-    let memory = rig.memory();
-    let permits: Vec<_> = (0..4).map(|_| rig.permit()).collect();
-    for (tag, permit) in permits.iter().enumerate() {
-        rig.write(permit, memory, tag as u64).unwrap();
-    }
+    rig.write_many(4);
     let id = rig.path(0);
     rig.session.disconnect_path(rig.now, id).unwrap();
     rig.pump();
@@ -439,9 +412,7 @@ fn a_disconnect_on_order_moves_nothing() {
 #[test]
 fn a_disconnect_on_order_waits_a_second() {
     let mut rig = Rig::opened(true, 2);
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    rig.write_one(1);
     rig.ios.clear();
     let id = rig.path(0);
     rig.session.disconnect_path(rig.now, id).unwrap();
@@ -537,9 +508,7 @@ fn the_last_path_may_go_and_another_revive_the_session() {
     assert!(events.contains(&Event::Reconnected));
     assert!(rig.conns.values().all(|conn| conn.req.first), "no path: may make a session");
     assert_eq!(rig.session.add_path(rig.now, addr(2).0, addr(9).1), Err(Errno::EEXIST));
-    let memory = rig.memory();
-    let permit = rig.permit();
-    rig.write(&permit, memory, 1).unwrap();
+    rig.write_one(1);
     rig.reply_all();
     assert_eq!(rig.take_completed(), [(1, 0)]);
 }
@@ -630,8 +599,7 @@ fn a_path_can_be_closed_at_any_time() {
             let mut rig = Rig::opened(true, 1);
             rig.connects = connects;
             rig.answers_info = false;
-            rig.break_conn(rig.live(1)[0]);
-            rig.pump();
+            rig.lose(rig.live(1)[0]);
             assert_eq!(rig.state(0), PathState::Connecting);
             rig.drains = drains;
             rig.session.close(rig.now);

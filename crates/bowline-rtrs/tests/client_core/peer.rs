@@ -65,6 +65,13 @@ impl Io {
     }
 }
 
+/// What a request was submitted with.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) permit: Permit,
+    pub(crate) memory: RegionId,
+}
+
 pub(crate) struct Rig {
     pub(crate) session: Session,
     pub(crate) now: Instant,
@@ -79,7 +86,7 @@ pub(crate) struct Rig {
     /// The server does not send keys to clients that count them.
     pub(crate) counted: bool,
     /// The server accepts notices.
-    pub(crate) heeds_notice: bool,
+    pub(crate) accepts_notice: bool,
     pub(crate) geometry: Geometry,
     pub(crate) buffers: BTreeMap<RegionId, Arc<Buffer>>,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
@@ -155,7 +162,7 @@ impl Rig {
             drains: true,
             refresh,
             counted: false,
-            heeds_notice: false,
+            accepts_notice: false,
             geometry: Geometry::of_chunk(64, CHUNK, 4096).unwrap(),
             buffers: BTreeMap::new(),
             conns: BTreeMap::new(),
@@ -300,8 +307,8 @@ impl Rig {
                 self.conns.get_mut(&conn).unwrap().established = true;
                 let (geometry, counted_keys) = (self.geometry, self.counted);
                 let new_rkey = self.refresh && !counted_keys;
-                let heeds_notice = self.heeds_notice;
-                let rsp = ConRsp { geometry, new_rkey, counted_keys, heeds_notice };
+                let accepts_notice = self.accepts_notice;
+                let rsp = ConRsp { geometry, new_rkey, counted_keys, accepts_notice };
                 let private = ConAnswer::Accepted(rsp).emit().to_vec();
                 Input::Established { conn, private }
             }
@@ -542,6 +549,12 @@ impl Rig {
         self.session.handle_done(self.now, &[one]);
     }
 
+    /// The queue pair of a connection fails, and the client deals with it.
+    pub(crate) fn lose(&mut self, conn: ConnId) {
+        self.break_conn(conn);
+        self.pump();
+    }
+
     /// Lets time pass, and runs the timers that are due.
     pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
@@ -580,6 +593,23 @@ impl Rig {
         let result = self.session.request(self.now, Dir::Write, permit, b"message", &data, tag);
         self.pump();
         result
+    }
+
+    /// Submits a write with a permit and memory of its own.
+    pub(crate) fn write_one(&mut self, tag: u64) -> Written {
+        let (memory, permit) = (self.memory(), self.permit());
+        self.write(&permit, memory, tag).unwrap();
+        Written { permit, memory }
+    }
+
+    /// Submits `count` writes, tagged from 0, with a permit each; returns the permits.
+    pub(crate) fn write_many(&mut self, count: u64) -> Vec<Permit> {
+        let memory = self.memory();
+        let permits: Vec<_> = (0..count).map(|_| self.permit()).collect();
+        for (tag, permit) in (0..).zip(&permits) {
+            self.write(permit, memory, tag).unwrap();
+        }
+        permits
     }
 
     pub(crate) fn state(&self, path: usize) -> PathState {

@@ -76,7 +76,7 @@ impl History {
         let (refresh, counted) = [(false, false), (true, false), (true, true)][rng.below(3)];
         let mut rig = Rig::new(settings, refresh);
         rig.counted = counted;
-        rig.heeds_notice = rng.below(2) == 0;
+        rig.accepts_notice = rng.below(2) == 0;
         assert_eq!(rig.open(paths), Ok(()));
         rig.sends_complete = rng.below(4) > 0;
         let memory = rig.memory();

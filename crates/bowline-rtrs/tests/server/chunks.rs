@@ -5,7 +5,7 @@ use std::time::Duration;
 use bowline_rtrs::server::{CloseReason, Request};
 use bowline_rtrs::{ConnId, Input, PortAttr, Tag, WrKind};
 
-use super::rig::{PORT, Path, Rig, config, desc};
+use super::rig::{PORT, Path, Rig, config};
 
 const A: &str = "10.0.0.2";
 const B: &str = "10.0.0.3";
@@ -28,21 +28,25 @@ fn answered(rig: &mut Rig) -> Vec<ConnId> {
     sent.iter().filter(|sent| sent.tag.kind() == Tag::REPLY).map(|sent| sent.conn).collect()
 }
 
+/// The second copy of a request, with user message "2", is the one that begins now, and is answered
+/// over its own path.
+fn serve_second(rig: &mut Rig, over: &Path) {
+    let second = rig.one();
+    assert_eq!(*second.usr, b"2"[..]);
+    rig.respond(second.op, 0, None);
+    assert_eq!(answered(rig), [over.conn(1)]);
+}
+
 // tests [RT-7]: every path has its own keys for the same memory
 #[test]
 fn paths_of_a_session_share_its_chunks() {
     let (mut rig, mut a, b) = rig();
-    let done = rig.write(&a, 1, 4, b"a", b"from a");
-    rig.deliver(&[done]);
-    let request = rig.one();
+    let request = rig.begin(a.io(4).usr(b"a").data(b"from a"));
     rig.respond(request.op, 0, None);
     rig.take_sent(&mut a);
     // Only the key of the path that the request came by was invalidated and renewed.
     assert_ne!(a.chunks[4].1, b.chunks[4].1);
-    let done = rig.read(&b, 1, 4, b"b", 6, Some((desc(6), false)));
-    rig.deliver(&[done]);
-    let request = rig.one();
-    rig.respond(request.op, 0, None);
+    rig.serve(b.io(4).usr(b"b").reads(6).to(6), 0);
     assert_eq!(rig.sent[0].bytes, b"from a");
 }
 
@@ -50,57 +54,41 @@ fn paths_of_a_session_share_its_chunks() {
 #[test]
 fn a_repeated_request_waits_for_the_first_one() {
     let (mut rig, a, b) = rig();
-    let done = rig.write(&a, 1, 4, b"1", b"data");
-    rig.deliver(&[done]);
-    let first = rig.one();
-    rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
-    rig.settle();
-    let done = rig.write(&b, 1, 4, b"2", b"data");
-    rig.deliver(&[done]);
+    let first = rig.begin(a.io(4).usr(b"1").data(b"data"));
+    rig.disconnect(a.conn(0));
+    rig.receive(b.io(4).usr(b"2").data(b"data"));
     assert!(rig.requests.is_empty(), "the first one is not answered yet");
     assert!(rig.server.has_waiting());
     assert_eq!(rig.server.sessions().next().unwrap().operations, 2);
     rig.respond(first.op, 0, None);
     assert!(answered(&mut rig).is_empty(), "nobody is left to hear it");
     assert!(!rig.server.has_waiting());
-    let second = rig.one();
-    assert_eq!(*second.usr, b"2"[..]);
-    rig.respond(second.op, 0, None);
-    assert_eq!(answered(&mut rig), [b.conn(1)]);
+    serve_second(&mut rig, &b);
 }
 
 // tests [RS-9]: the server has not noticed yet that the client has given up the first path
 #[test]
 fn the_path_a_client_has_given_up_is_closed() {
     let (mut rig, a, b) = rig();
-    let done = rig.write(&a, 1, 4, b"1", b"data");
-    rig.deliver(&[done]);
-    let first = rig.one();
+    let first = rig.begin(a.io(4).usr(b"1").data(b"data"));
     rig.hold_drain = true;
-    let done = rig.write(&b, 1, 4, b"2", b"data");
-    rig.deliver(&[done]);
+    rig.receive(b.io(4).usr(b"2").data(b"data"));
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
     assert!(rig.requests.is_empty());
     // Answered, but writes of the client may still arrive as long as the queue pairs exist.
     rig.respond(first.op, 0, None);
     assert!(rig.requests.is_empty());
     rig.drain_all();
-    let second = rig.one();
-    assert_eq!(*second.usr, b"2"[..]);
-    rig.respond(second.op, 0, None);
-    assert_eq!(answered(&mut rig), [b.conn(1)]);
+    serve_second(&mut rig, &b);
 }
 
 // tests [RT-100]: a device that does not drain its queues does not keep the chunks of its path
 #[test]
 fn chunks_of_a_device_that_empties_no_queue_are_free_after_a_while() {
     let (mut rig, a, b) = rig();
-    let done = rig.write(&a, 1, 4, b"1", b"data");
-    rig.deliver(&[done]);
-    let first = rig.one();
+    let first = rig.begin(a.io(4).usr(b"1").data(b"data"));
     (rig.hold_drain, rig.silent) = (true, true);
-    let done = rig.write(&b, 1, 4, b"2", b"data");
-    rig.deliver(&[done]);
+    rig.receive(b.io(4).usr(b"2").data(b"data"));
     rig.respond(first.op, 0, None);
     rig.pass(Duration::from_millis(2_999));
     assert!(rig.requests.is_empty(), "the client may reach the chunk still");
@@ -110,10 +98,7 @@ fn chunks_of_a_device_that_empties_no_queue_are_free_after_a_while() {
     assert!(rig.requests.is_empty(), "the queue pairs are there still");
     rig.settle();
     assert_eq!(rig.forgotten, [a.conn(0), a.conn(1)]);
-    let second = rig.one();
-    assert_eq!(*second.usr, b"2"[..]);
-    rig.respond(second.op, 0, None);
-    assert_eq!(answered(&mut rig), [b.conn(1)]);
+    serve_second(&mut rig, &b);
     assert!(rig.server.path(a.id).is_none(), "nothing is left to be told");
 }
 
@@ -123,17 +108,12 @@ fn only_the_last_path_of_a_client_is_answered() {
     let (mut rig, a, b) = rig();
     let c = rig.path(1, 4, C, 2);
     rig.sent.clear();
-    let done = rig.write(&a, 1, 4, b"1", b"data");
-    rig.deliver(&[done]);
-    let first = rig.one();
-    let done = rig.write(&b, 1, 4, b"2", b"data");
-    rig.deliver(&[done]);
-    let done = rig.write(&c, 1, 4, b"3", b"data");
-    rig.deliver(&[done]);
+    let first = rig.begin(a.io(4).usr(b"1").data(b"data"));
+    rig.receive(b.io(4).usr(b"2").data(b"data"));
+    rig.receive(c.io(4).usr(b"3").data(b"data"));
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
     // The second path is lost too, and the request that waited there with it.
-    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(1) });
-    rig.settle();
+    rig.disconnect(b.conn(1));
     assert_eq!(rig.server.counters().requests_dropped, 1);
     rig.respond(first.op, 0, None);
     let last = rig.one();
@@ -150,8 +130,7 @@ fn those_that_wait_begin_in_order() {
     let c = rig.path(1, 4, C, 2);
     rig.sent.clear();
     for (path, name) in [(&a, b"1"), (&b, b"2"), (&c, b"3")] {
-        let done = rig.write(path, 1, 4, name, b"data");
-        rig.deliver(&[done]);
+        rig.receive(path.io(4).usr(name).data(b"data"));
     }
     let mut seen = Vec::new();
     while let Some(request) = rig.requests.pop() {
@@ -171,7 +150,7 @@ fn a_request_does_not_wait_for_an_answer_nobody_takes() {
     rig.sent.clear();
     rig.complete = false;
     let dones: Vec<_> = (0..8)
-        .map(|chunk| rig.read(&a, 1, chunk, &[chunk as u8], 8, Some((desc(8), true))))
+        .map(|chunk| rig.send(a.io(chunk).usr(&[chunk as u8]).reads(8).to(8).invalidate(true)))
         .collect();
     rig.deliver(&dones);
     for request in std::mem::take(&mut rig.requests) {
@@ -180,8 +159,7 @@ fn a_request_does_not_wait_for_an_answer_nobody_takes() {
     let last = rig.sent.iter().any(|sent| sent.kind == WrKind::SendInv(0x1234));
     assert!(last && rig.server.counters().answers_waited > 0);
     rig.sent.clear();
-    let done = rig.read(&b, 1, 7, &[70], 8, Some((desc(8), true)));
-    rig.deliver(&[done]);
+    rig.receive(b.io(7).usr(&[70]).reads(8).to(8).invalidate(true));
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
     assert_eq!(usr(&rig.requests), [70]);
     let request = rig.one();
@@ -197,14 +175,11 @@ fn no_more_wait_than_may() {
     let mut rig = Rig::with(config);
     let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
     for chunk in 0..3 {
-        let done = rig.write(&a, 1, chunk, b"u", b"");
-        rig.deliver(&[done]);
+        rig.receive(a.io(chunk));
     }
-    let done = rig.write(&b, 1, 0, b"u", b"");
-    rig.deliver(&[done]);
+    rig.receive(b.io(0));
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::Overtaken)]);
-    let done = rig.write(&b, 1, 1, b"u", b"");
-    rig.deliver(&[done]);
+    rig.receive(b.io(1));
     assert_eq!(rig.take_closed(), [(b.id, CloseReason::TooMany)]);
     assert_eq!(rig.server.sessions().next().unwrap().operations, 3);
 }
@@ -213,12 +188,9 @@ fn no_more_wait_than_may() {
 #[test]
 fn a_session_ends_with_its_last_operation() {
     let (mut rig, a, b) = rig();
-    let done = rig.write(&a, 1, 4, b"1", b"data");
-    rig.deliver(&[done]);
-    let request = rig.one();
+    let request = rig.begin(a.io(4).usr(b"1").data(b"data"));
     rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
-    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(0) });
-    rig.settle();
+    rig.disconnect(b.conn(0));
     assert!(rig.downs().is_empty());
     let info = rig.server.sessions().next().unwrap();
     assert_eq!((info.paths.len(), info.operations), (0, 1));
@@ -241,17 +213,14 @@ fn a_path_that_joins_waits_for_what_is_under_way() {
     let mut rig = Rig::new();
     let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
     rig.sent.clear();
-    let dones = [rig.write(&a, 1, 0, b"0", b""), rig.write(&a, 1, 1, b"1", b"")];
+    let dones = [rig.send(a.io(0).usr(b"0")), rig.send(a.io(1).usr(b"1"))];
     rig.deliver(&dones);
     let requests = std::mem::take(&mut rig.requests);
-    rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
-    rig.settle();
+    rig.disconnect(a.conn(0));
     let mut c = rig.connect(1, 4, C, 2);
     assert!(rig.info(&mut c, "s1").is_none(), "not yet");
     // What begins later does not matter.
-    let done = rig.write(&b, 1, 2, b"2", b"");
-    rig.deliver(&[done]);
-    let later = rig.one();
+    let later = rig.begin(b.io(2).usr(b"2"));
     rig.respond(requests[0].op, 0, None);
     assert!(rig.learn(&mut c).is_none());
     rig.respond(requests[1].op, 0, None);
@@ -264,11 +233,8 @@ fn a_path_that_joins_waits_for_what_is_under_way() {
 #[test]
 fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
     let (mut rig, a, b) = rig();
-    let done = rig.write(&a, 1, 0, b"1", b"");
-    rig.deliver(&[done]);
-    let first = rig.one();
-    let done = rig.write(&b, 1, 0, b"2", b"");
-    rig.deliver(&[done]);
+    let first = rig.begin(a.io(0).usr(b"1"));
+    rig.receive(b.io(0).usr(b"2"));
     let mut c = rig.connect(1, 4, C, 1);
     assert!(rig.info(&mut c, "s1").is_none());
     rig.respond(first.op, 0, None);
@@ -278,15 +244,11 @@ fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
     rig.learn(&mut c).expect("now");
 
     let (mut rig, a, b) = self::rig();
-    let done = rig.write(&a, 1, 0, b"1", b"");
-    rig.deliver(&[done]);
-    let first = rig.one();
-    let done = rig.write(&b, 1, 0, b"2", b"");
-    rig.deliver(&[done]);
+    let first = rig.begin(a.io(0).usr(b"1"));
+    rig.receive(b.io(0).usr(b"2"));
     let mut c = rig.connect(1, 4, C, 1);
     assert!(rig.info(&mut c, "s1").is_none());
-    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(0) });
-    rig.settle();
+    rig.disconnect(b.conn(0));
     rig.respond(first.op, 0, None);
     assert!(rig.requests.is_empty());
     rig.learn(&mut c).expect("now");
@@ -297,9 +259,7 @@ fn a_path_that_joins_does_not_wait_for_what_is_dropped() {
 fn fill(rig: &mut Rig, path: &mut Path) -> Vec<usize> {
     let chunks = path.chunks.len() as u16;
     let request = |chunk| {
-        let done = rig.write(path, 1, chunk, b"u", b"data");
-        rig.deliver(&[done]);
-        let request = rig.one();
+        let request = rig.begin(path.io(chunk).data(b"data"));
         rig.respond(request.op, 0, None);
         rig.take_sent(path);
         std::iter::from_fn(|| rig.server.take_filled()).count()
@@ -319,15 +279,11 @@ fn memory_that_is_used_as_a_whole_is_told_of_once() {
 fn memory_that_is_used_goes_with_its_session_all_the_same() {
     let (mut rig, mut a, b) = rig();
     for chunk in 0..8 {
-        let done = rig.write(&a, 1, chunk, b"u", b"data");
-        rig.deliver(&[done]);
-        let request = rig.one();
-        rig.respond(request.op, 0, None);
+        rig.serve(a.io(chunk).data(b"data"), 0);
         rig.take_sent(&mut a);
     }
     rig.server.handle(rig.now, Input::Disconnected { conn: a.conn(0) });
-    rig.server.handle(rig.now, Input::Disconnected { conn: b.conn(0) });
-    rig.settle();
+    rig.disconnect(b.conn(0));
     rig.assert_empty();
     assert!(rig.server.take_filled().is_none());
     // The next session has areas of its own.

@@ -91,8 +91,7 @@ fn a_client_that_does_not_answer_is_told_for_a_while() {
     assert_ne!(again.id, path.id);
     rig.pass(Duration::from_millis(29_900));
     assert!(!rig.forgotten.contains(&path.conn(0)));
-    rig.server.handle(rig.now, Input::Disconnected { conn: path.conn(0) });
-    rig.settle();
+    rig.disconnect(path.conn(0));
     assert_eq!(rig.forgotten, [path.conn(0)], "told");
     rig.pass(Duration::from_millis(200));
     assert_eq!(rig.forgotten, [path.conn(0), path.conn(1)], "given up");
@@ -105,9 +104,7 @@ fn a_client_that_does_not_answer_is_told_for_a_while() {
 fn a_server_closes_when_all_is_answered() {
     let mut rig = Rig::new();
     let (a, _b) = (rig.path(1, 2, A, 2), rig.path(2, 3, B, 1));
-    let write = rig.write(&a, 1, 0, b"u", b"");
-    rig.deliver(&[write]);
-    let request = rig.one();
+    let request = rig.begin(a.io(0));
     rig.silent = true;
     rig.server.close(rig.now);
     rig.settle();
@@ -161,7 +158,7 @@ fn answers_nobody_waits_for_are_dropped() {
     let mut rig = Rig::new();
     let mut path = rig.path(1, 2, A, 2);
     rig.sent.clear();
-    let dones = [rig.write(&path, 1, 0, b"u", b""), rig.write(&path, 1, 1, b"u", b"")];
+    let dones = [rig.send(path.io(0)), rig.send(path.io(1))];
     rig.deliver(&dones);
     let requests = std::mem::take(&mut rig.requests);
     rig.hold_drain = true;
@@ -182,13 +179,9 @@ fn sessions_come_and_go() {
     let mut rig = Rig::new();
     for round in 0..600_u32 {
         let mut path = rig.path(1, 2, A, 3);
-        let done = rig.write(&path, 1 + (round % 2) as u16, 0, b"u", b"data");
-        rig.deliver(&[done]);
-        let request = rig.one();
-        rig.respond(request.op, 0, None);
+        rig.serve(path.io(0).cid(1 + (round % 2) as u16).data(b"data"), 0);
         rig.take_sent(&mut path);
-        rig.server.handle(rig.now, Input::Disconnected { conn: path.conn(0) });
-        rig.settle();
+        rig.disconnect(path.conn(0));
         rig.assert_empty();
         (rig.closed, rig.forgotten) = (Vec::new(), Vec::new());
     }

@@ -20,9 +20,7 @@ fn attack(act: &Act, expected: Option<CloseReason>) {
         let mut rig = Rig::with(ServerConfig { always_invalidate, ..config() });
         let mut victim = rig.path(1, 1, A, 2);
         rig.sent.clear();
-        let done = rig.write(&victim, 1, 3, b"victim", &[5; 1000]);
-        rig.deliver(&[done]);
-        let request = rig.one();
+        let request = rig.begin(victim.io(3).usr(b"victim").data(&[5; 1000]));
         let path = rig.path(2, 2, B, 2);
         rig.sent.clear();
         let before = state(&rig, &request);
@@ -92,9 +90,7 @@ fn answers_of_a_client_are_ignored_and_counted() {
         assert_eq!(rig.server.counters().immediates_ignored, ignored);
     }
     assert!(rig.take_closed().is_empty());
-    let request = rig.write(&path, 1, 0, b"u", b"d");
-    rig.deliver(&[request]);
-    rig.one();
+    rig.begin(path.io(0).data(b"d"));
 }
 
 // tests [RT-67] 1, 2
@@ -164,9 +160,7 @@ fn chunks_and_offsets_that_do_not_exist() {
 fn a_chunk_that_is_in_use() {
     let mut rig = Rig::new();
     let path = rig.path(1, 1, A, 2);
-    let done = rig.write(&path, 1, 0, b"u", b"");
-    rig.deliver(&[done]);
-    let request = rig.one();
+    let request = rig.begin(path.io(0));
     let done = rig.request(&path, 1, 0, 1, 5);
     rig.deliver(&[done]);
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::ChunkBusy)]);
@@ -177,7 +171,7 @@ fn a_chunk_that_is_in_use() {
     // Both at once, on two connections: only the first is examined, and neither is carried out.
     let mut rig = Rig::new();
     let path = rig.path(1, 1, A, 3);
-    let dones = [rig.write(&path, 1, 0, b"u", b""), rig.request(&path, 2, 0, 1, 5)];
+    let dones = [rig.send(path.io(0)), rig.request(&path, 2, 0, 1, 5)];
     let withdrawn = rig.withdrawn.len();
     rig.deliver(&dones);
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::ChunkBusy)]);
@@ -216,11 +210,8 @@ fn malformed_headers() {
 fn a_user_message_shorter_than_the_upper_layer_reads() {
     let mut rig = Rig::with(ServerConfig { usr_min: 2, ..config() });
     let path = rig.path(1, 1, A, 2);
-    let done = rig.write(&path, 1, 0, b"ab", b"");
-    rig.deliver(&[done]);
-    rig.one();
-    let done = rig.write(&path, 1, 1, b"a", b"");
-    rig.deliver(&[done]);
+    rig.begin(path.io(0).usr(b"ab"));
+    rig.receive(path.io(1).usr(b"a"));
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::Header)]);
 }
 
@@ -231,20 +222,20 @@ fn other_lengths_than_the_header_says() {
     for len in [header, header + 1, header + 99, header + 100] {
         let mut rig = Rig::new();
         let path = rig.path(1, 1, A, 2);
-        let done = rig.write(&path, 1, 0, b"usr", &[1; 100]);
+        let done = rig.send(path.io(0).usr(b"usr").data(&[1; 100]));
         assert_eq!(done.len, header + 100);
         rig.deliver(&[Done { len, ..done }]);
         assert_eq!(rig.one().data.len, 100, "data may come before, whole or in part");
     }
     for len in [1, header - 1, header + 101] {
         let write = move |rig: &mut Rig, path: &Path| {
-            vec![Done { len, ..rig.write(path, 1, 0, b"usr", &[1; 100]) }]
+            vec![Done { len, ..rig.send(path.io(0).usr(b"usr").data(&[1; 100])) }]
         };
         refused(write, CloseReason::Header);
     }
     for more in [u32::MAX, 1] {
         let read = move |rig: &mut Rig, path: &Path| {
-            let done = rig.read(path, 1, 0, b"usr", 100, Some((desc(100), true)));
+            let done = rig.send(path.io(0).usr(b"usr").reads(100).to(100).invalidate(true));
             vec![Done { len: done.len.wrapping_add(more), ..done }]
         };
         refused(read, CloseReason::Header);
@@ -257,7 +248,7 @@ fn a_key_that_cannot_be_withdrawn() {
     let mut rig = Rig::new();
     let (path, other) = (rig.path(1, 1, A, 2), rig.path(2, 2, B, 2));
     rig.stuck = vec![path.chunks[0].1];
-    let dones = [rig.write(&path, 1, 0, b"u", b""), rig.write(&other, 1, 0, b"u", b"")];
+    let dones = [rig.send(path.io(0)), rig.send(other.io(0))];
     rig.deliver(&dones);
     assert_eq!(rig.take_closed(), [(path.id, CloseReason::Withdraw)]);
     rig.one();
@@ -269,9 +260,7 @@ fn a_chunk_that_changes_while_it_is_used() {
     let mut rig = Rig::with(ServerConfig { always_invalidate: false, ..config() });
     let mut path = rig.path(1, 1, A, 2);
     rig.sent.clear();
-    let done = rig.read(&path, 1, 0, b"user", 100, Some((desc(100), false)));
-    rig.deliver(&[done]);
-    let request = rig.one();
+    let request = rig.begin(path.io(0).usr(b"user").reads(100).to(100));
     assert!(rig.put(&path, 0, 100, &[0xff; 28]), "without refresh nothing hinders it");
     assert_eq!(*request.usr, b"user"[..]);
     rig.respond(request.op, 0, None);
@@ -287,8 +276,7 @@ fn a_flood_of_heartbeats() {
     rig.sent.clear();
     rig.complete = false;
     for _ in 0..10_000 {
-        let done = rig.imm(path.conn(0), Imm::HbMsg.to_u32(), 0);
-        rig.deliver(&[done]);
+        rig.hear(path.conn(0), Imm::HbMsg);
     }
     assert!(rig.sent.len() < 2000, "{} unanswered", rig.sent.len());
     let counters = rig.server.counters();

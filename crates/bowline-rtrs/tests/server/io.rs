@@ -8,7 +8,7 @@ use bowline_rtrs::{HbConfig, MemRef, PortAttr, Tag, WrKind};
 use bowline_verbs::{Access, Buffer, Remote, next_key};
 use bowline_wire::rtrs::{Dir, Geometry, Imm};
 
-use super::rig::{PORT, Path, Rig, Sent, config, desc};
+use super::rig::{PORT, Path, Rig, Sent, config};
 
 const A: &str = "10.0.0.2";
 const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
@@ -38,8 +38,7 @@ fn key_msg(chunk: u16, key: u32) -> Vec<u8> {
 fn a_write_comes_whole_and_is_answered_with_a_new_key() {
     let (mut rig, mut path) = rig(true);
     let old = path.chunks[5].1;
-    let done = rig.write(&path, 1, 5, b"message", &[7; 4000]);
-    rig.deliver(&[done]);
+    rig.receive(path.io(5).usr(b"message").data(&[7; 4000]));
     assert_eq!(rig.withdrawn.last().unwrap().1, old);
     assert!(!rig.put(&path, 5, 0, b"late"), "the client cannot reach it any more");
     let request = rig.one();
@@ -59,10 +58,7 @@ fn a_write_comes_whole_and_is_answered_with_a_new_key() {
     // Several times around, so that the low byte wraps.
     for _ in 0..300 {
         let key = path.chunks[5].1;
-        let done = rig.write(&path, 1, 5, b"m", b"d");
-        rig.deliver(&[done]);
-        let request = rig.one();
-        rig.respond(request.op, -5, None);
+        rig.serve(path.io(5).usr(b"m").data(b"d"), -5);
         let sent = rig.take_sent(&mut path);
         assert_eq!(kinds(&sent), [WrKind::SendImm(ok(5, 5, false))]);
         assert_eq!(path.chunks[5].1, next_key(key));
@@ -82,8 +78,7 @@ fn a_client_that_counts_keys_is_not_told_them() {
         let to = Remote { addr: 0x7000, rkey: 0x1234 };
         for inval in [false, true, false] {
             let key = path.chunks[3].1;
-            let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(1000), inval)));
-            rig.deliver(&[done]);
+            rig.receive(path.io(3).usr(b"usr").reads(4096).to(1000).invalidate(inval));
             assert_eq!(rig.put(&path, 3, 0, b"late"), !always_invalidate, "withdrawn");
             // A client that counts keys knows the next one already.
             path.chunks[3].1 = next_key(key);
@@ -107,10 +102,7 @@ fn a_client_that_counts_keys_is_not_told_them() {
             assert!(rig.put(&path, 3, 0, b"next"));
         }
         // Errors renew the key too.
-        let done = rig.write(&path, 1, 3, b"m", b"d");
-        rig.deliver(&[done]);
-        let request = rig.one();
-        rig.respond(request.op, -5, None);
+        rig.serve(path.io(3).usr(b"m").data(b"d"), -5);
         let sent = rig.take_sent(&mut path);
         assert_eq!(kinds(&sent), [WrKind::WriteImm(Remote::default(), ok(3, 5, false))]);
         assert_eq!(rig.put(&path, 3, 0, b"late"), !always_invalidate);
@@ -124,9 +116,7 @@ fn a_read_is_answered_in_the_order_of_the_rule() {
     let to = Remote { addr: 0x7000, rkey: 0x1234 };
     for inval in [false, true] {
         let key = path.chunks[3].1;
-        let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(1000), inval)));
-        rig.deliver(&[done]);
-        let request = rig.one();
+        let request = rig.begin(path.io(3).usr(b"usr").reads(4096).to(1000).invalidate(inval));
         assert_eq!((request.dir, request.room, request.data.len), (Dir::Read, 1000, 4096));
         assert_eq!(&*request.usr, b"usr");
         let memory = Arc::clone(rig.server.memory(request.session).unwrap());
@@ -143,10 +133,7 @@ fn a_read_is_answered_in_the_order_of_the_rule() {
         assert!(sent.iter().all(|sent| sent.conn == path.conn(1)));
     }
     // An error brings no data.
-    let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(1000), true)));
-    rig.deliver(&[done]);
-    let request = rig.one();
-    rig.respond(request.op, -28, None);
+    rig.serve(path.io(3).usr(b"usr").reads(4096).to(1000).invalidate(true), -28);
     let sent = rig.take_sent(&mut path);
     assert_eq!(kinds(&sent), [WrKind::SendInv(0x1234), WrKind::SendImm(ok(3, 28, true))]);
 }
@@ -156,8 +143,7 @@ fn a_read_is_answered_in_the_order_of_the_rule() {
 fn without_refresh_a_read_is_one_message_unless_its_key_is_to_be_invalidated() {
     let (mut rig, mut path) = rig(false);
     let to = Remote { addr: 0x7000, rkey: 0x1234 };
-    let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(4096), false)));
-    rig.deliver(&[done]);
+    rig.receive(path.io(3).usr(b"usr").reads(4096).to(4096));
     assert!(rig.withdrawn.is_empty());
     let request = rig.one();
     rig.respond(request.op, 0, None);
@@ -165,19 +151,13 @@ fn without_refresh_a_read_is_one_message_unless_its_key_is_to_be_invalidated() {
     assert_eq!(kinds(&sent), [WrKind::WriteImm(to, ok(3, 0, false))]);
     assert_eq!(sent[0].bytes.len(), 4096);
 
-    let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(4096), true)));
-    rig.deliver(&[done]);
-    let request = rig.one();
-    rig.respond(request.op, 0, None);
+    rig.serve(path.io(3).usr(b"usr").reads(4096).to(4096).invalidate(true), 0);
     let sent = rig.take_sent(&mut path);
     let expected =
         [WrKind::Write(to), WrKind::SendInv(0x1234), WrKind::WriteImm(NOWHERE, ok(3, 0, true))];
     assert_eq!(kinds(&sent), expected);
 
-    let done = rig.write(&path, 1, 3, b"usr", b"data");
-    rig.deliver(&[done]);
-    let request = rig.one();
-    rig.respond(request.op, -5, None);
+    rig.serve(path.io(3).usr(b"usr").data(b"data"), -5);
     let sent = rig.take_sent(&mut path);
     assert_eq!(kinds(&sent), [WrKind::WriteImm(NOWHERE, ok(3, 5, false))]);
     assert!(sent[0].bytes.is_empty());
@@ -196,10 +176,7 @@ fn more_data_than_fits_a_packet_is_told_of_by_a_write_behind_it_where_the_device
         let mut rig = Rig::on(config, &[PortAttr { burst, ..PORT }]);
         let mut path = rig.path(1, 2, A, 2);
         rig.sent.clear();
-        let done = rig.read(&path, 1, 3, b"usr", 8192, Some((desc(len), false)));
-        rig.deliver(&[done]);
-        let request = rig.one();
-        rig.respond(request.op, 0, None);
+        rig.serve(path.io(3).usr(b"usr").reads(8192).to(len), 0);
         let sent = rig.take_sent(&mut path);
         let imm = ok(3, 0, false);
         let end = Remote { addr: to.addr + u64::from(len), ..to };
@@ -217,8 +194,8 @@ fn more_data_than_fits_a_packet_is_told_of_by_a_write_behind_it_where_the_device
 fn requests_without_data_are_answered_without() {
     for refresh in [false, true] {
         let (mut rig, mut path) = rig(refresh);
-        let flush = rig.read(&path, 0, 0, &[1; 32], 0, None);
-        let discard = rig.write(&path, 0, 1, &[2; 32], &[]);
+        let flush = rig.send(path.io(0).cid(0).usr(&[1; 32]).reads(0));
+        let discard = rig.send(path.io(1).cid(0).usr(&[2; 32]));
         rig.deliver(&[flush, discard]);
         assert_eq!(rig.requests.len(), 2);
         for request in std::mem::take(&mut rig.requests) {
@@ -243,16 +220,12 @@ fn a_read_can_be_answered_from_other_memory() {
     buffer.write(500, &[6; 4000]);
     let region = rig.server.add_region(buffer, Access::LOCAL_WRITE);
     rig.settle();
-    let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(3000), false)));
-    rig.deliver(&[done]);
-    let request = rig.one();
+    let request = rig.begin(path.io(3).usr(b"usr").reads(4096).to(3000));
     rig.respond(request.op, 0, Some(MemRef { region, offset: 500, len: 4000 }));
     let sent = rig.take_sent(&mut path);
     assert_eq!(sent[0].bytes, [6; 3000]);
     // Too few bytes are an error, and no other memory is sent.
-    let done = rig.read(&path, 1, 3, b"usr", 4096, Some((desc(3000), false)));
-    rig.deliver(&[done]);
-    let request = rig.one();
+    let request = rig.begin(path.io(3).usr(b"usr").reads(4096).to(3000));
     rig.respond(request.op, 0, Some(MemRef { region, offset: 500, len: 2999 }));
     let sent = rig.take_sent(&mut path);
     assert_eq!(kinds(&sent), [WrKind::SendImm(ok(3, 5, false))]);
@@ -265,10 +238,7 @@ fn a_read_can_be_answered_from_other_memory() {
 fn an_error_the_immediate_cannot_hold_is_eio() {
     let (mut rig, mut path) = rig(true);
     for (errno, shown) in [(-511, 511), (-512, 5), (i32::MIN, 5), (-95, 95)] {
-        let done = rig.write(&path, 1, 2, b"u", b"");
-        rig.deliver(&[done]);
-        let request = rig.one();
-        rig.respond(request.op, errno, None);
+        rig.serve(path.io(2), errno);
         let sent = rig.take_sent(&mut path);
         assert_eq!(kinds(&sent), [WrKind::SendImm(ok(2, shown, false))]);
     }
@@ -278,14 +248,11 @@ fn an_error_the_immediate_cannot_hold_is_eio() {
 #[test]
 fn an_operation_is_answered_once() {
     let (mut rig, mut path) = rig(true);
-    let done = rig.write(&path, 1, 2, b"u", b"");
-    rig.deliver(&[done]);
-    let request = rig.one();
+    let request = rig.begin(path.io(2));
     rig.respond(request.op, 0, None);
     rig.respond(request.op, 0, None);
     assert_eq!(rig.take_sent(&mut path).len(), 1);
-    let done = rig.write(&path, 1, 2, b"u", b"");
-    rig.deliver(&[done]);
+    rig.receive(path.io(2));
     rig.respond(request.op, 0, None);
     assert_eq!(rig.take_sent(&mut path).len(), 0, "the slot has another operation now");
     let request = rig.one();
@@ -298,9 +265,7 @@ fn user_messages_of_all_lengths_come_whole() {
     let (mut rig, mut path) = rig(true);
     for len in [0, 1, 47, 48, 49, 264, 4092] {
         let usr: Vec<u8> = (0..len).map(|at| at as u8).collect();
-        let done = rig.write(&path, 1, 2, &usr, &[1; 100]);
-        rig.deliver(&[done]);
-        let request = rig.one();
+        let request = rig.begin(path.io(2).usr(&usr).data(&[1; 100]));
         assert_eq!(*request.usr, usr[..]);
         rig.respond(request.op, 0, None);
         rig.take_sent(&mut path);
@@ -316,9 +281,8 @@ fn answers_wait_for_room_and_go_in_order() {
     let mut path = rig.path(1, 2, A, 2);
     rig.sent.clear();
     rig.complete = false;
-    let reads: Vec<_> = (0..8)
-        .map(|chunk| rig.read(&path, 1, chunk, b"u", 4096, Some((desc(100), true))))
-        .collect();
+    let reads: Vec<_> =
+        (0..8).map(|chunk| rig.send(path.io(chunk).reads(4096).to(100).invalidate(true))).collect();
     rig.deliver(&reads);
     for request in std::mem::take(&mut rig.requests) {
         rig.respond(request.op, 0, None);
@@ -345,9 +309,7 @@ fn answers_wait_for_room_and_go_in_order() {
     let expected: Vec<u32> = (0..8).map(|id| ok(id, 0, true)).collect();
     assert_eq!(order, expected);
     // All chunks can be used again.
-    let done = rig.write(&path, 1, 0, b"u", b"");
-    rig.deliver(&[done]);
-    rig.one();
+    rig.begin(path.io(0));
 }
 
 // tests [RT-52]
@@ -358,10 +320,7 @@ fn few_answers_are_signalled() {
     rig.sent.clear();
     let mut signals = 0;
     for round in 0..1024_u16 {
-        let done = rig.write(&path, 1, round % 512, b"u", b"");
-        rig.deliver(&[done]);
-        let request = rig.one();
-        rig.respond(request.op, 0, None);
+        rig.serve(path.io(round % 512), 0);
         signals += rig.take_sent(&mut path).iter().filter(|sent| sent.signal).count();
     }
     assert_eq!(signals, 4);
@@ -371,8 +330,7 @@ fn few_answers_are_signalled() {
 #[test]
 fn heartbeats_are_answered_at_once_and_sent_on_silence() {
     let (mut rig, mut path) = rig(true);
-    let done = rig.imm(path.conn(0), Imm::HbMsg.to_u32(), 0);
-    rig.deliver(&[done]);
+    rig.hear(path.conn(0), Imm::HbMsg);
     let sent = rig.take_sent(&mut path);
     assert_eq!(kinds(&sent), [WrKind::WriteImm(NOWHERE, 0x9000_0000)]);
     assert_eq!(sent[0].conn, path.conn(0));
@@ -382,8 +340,7 @@ fn heartbeats_are_answered_at_once_and_sent_on_silence() {
     assert_eq!(kinds(&sent), [WrKind::WriteImm(NOWHERE, 0x8000_0000)]);
     assert!(sent[0].signal && sent[0].tag.kind() == Tag::HEARTBEAT);
     // After the answer, the server probes again at the next silence.
-    let done = rig.imm(path.conn(0), Imm::HbAck.to_u32(), 0);
-    rig.deliver(&[done]);
+    rig.hear(path.conn(0), Imm::HbAck);
     rig.pass(Duration::from_millis(1100));
     assert_eq!(kinds(&rig.take_sent(&mut path)), [WrKind::WriteImm(NOWHERE, 0x8000_0000)]);
     // The client answers no more.
@@ -407,8 +364,8 @@ fn a_silent_client_is_given_up_as_the_kernel_does() {
 #[test]
 fn what_a_path_does_is_counted() {
     let (mut rig, mut path) = rig(true);
-    let write = rig.write(&path, 1, 0, b"user", &[0; 100]);
-    let read = rig.read(&path, 1, 1, b"user", 200, Some((desc(200), false)));
+    let write = rig.send(path.io(0).usr(b"user").data(&[0; 100]));
+    let read = rig.send(path.io(1).usr(b"user").reads(200).to(200));
     rig.deliver(&[write, read]);
     let stats = rig.server.path(path.id).unwrap().stats;
     assert_eq!((stats.reads, stats.read_bytes), (1, 204));
@@ -436,7 +393,7 @@ fn a_client_with_one_connection_is_served() {
     let mut rig = Rig::new();
     let mut path = rig.path(1, 2, A, 1);
     rig.sent.clear();
-    let dones: Vec<_> = (0..8).map(|chunk| rig.write(&path, 0, chunk, b"u", b"d")).collect();
+    let dones: Vec<_> = (0..8).map(|chunk| rig.send(path.io(chunk).cid(0).data(b"d"))).collect();
     rig.deliver(&dones);
     for request in std::mem::take(&mut rig.requests) {
         rig.respond(request.op, 0, None);

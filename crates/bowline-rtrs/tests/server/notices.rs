@@ -1,7 +1,7 @@
 //! Notices: a client tells over one path that it has given up another [RT-101].
 
+use bowline_rtrs::WrKind;
 use bowline_rtrs::server::{CloseReason, PathState, Request};
-use bowline_rtrs::{Done, WrKind};
 use bowline_wire::rtrs::{
     ConReq, INFO_REQ_LEN, INFO_REQ_MAX, Imm, PathLife, SessionName, emit_given_up, emit_info_req,
 };
@@ -27,10 +27,6 @@ fn generation(path: u8, attempt: u16) -> PathLife {
     PathLife::new(&uuid(path), attempt)
 }
 
-fn notice(rig: &mut Rig, over: &Path, cid: u16, generation: PathLife) -> Done {
-    rig.imm(over.conn(cid), Imm::GivenUp(generation).to_u32(), 0)
-}
-
 fn usr(requests: &[Request]) -> Vec<u8> {
     requests.iter().flat_map(|request| request.usr.to_vec()).collect()
 }
@@ -41,8 +37,7 @@ fn the_path_that_is_named_is_closed() {
     for cid in 0..2 {
         let (mut rig, a, b) = rig();
         let c = rig.path(1, 4, C, 2);
-        let told = notice(&mut rig, &b, cid, generation(2, 1));
-        rig.deliver(&[told]);
+        rig.hear(b.conn(cid), Imm::GivenUp(generation(2, 1)));
         assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
         assert_eq!(rig.closed, [a.conn(0), a.conn(1)]);
         for path in [b.id, c.id] {
@@ -63,8 +58,7 @@ fn the_path_that_is_named_is_closed() {
         let (id, rsp) = again.unwrap();
         let mut again = Path::new(id, &rsp);
         rig.info(&mut again, "s1").expect("connected");
-        let told = notice(&mut rig, &b, cid, generation(2, 1));
-        rig.deliver(&[told]);
+        rig.hear(b.conn(cid), Imm::GivenUp(generation(2, 1)));
         assert_eq!(rig.take_closed(), []);
         assert_eq!(rig.server.counters().notices_ignored, 1);
     }
@@ -87,16 +81,14 @@ fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
     names.extend((0..1000).map(|n| PathLife::from_u32(n * 7919)));
     let count = names.len() as u64;
     for name in names {
-        let told = notice(&mut rig, &b, 1, name);
-        rig.deliver(&[told]);
+        rig.hear(b.conn(1), Imm::GivenUp(name));
     }
     assert_eq!(rig.take_closed(), []);
     let counters = *rig.server.counters();
     assert_eq!((counters.notices, counters.notices_ignored), (count, count));
     assert!(!rig.server.ends_given_up());
     // In its own session the notice closes the path of that name.
-    let told = notice(&mut rig, &own, 0, generation(2, 1));
-    rig.deliver(&[told]);
+    rig.hear(own.conn(0), Imm::GivenUp(generation(2, 1)));
     assert_eq!(rig.take_closed(), [(other.id, CloseReason::GivenUp)]);
     assert_eq!(rig.server.sessions().map(|session| session.paths.len()).sum::<usize>(), 3);
 }
@@ -107,10 +99,9 @@ fn nobody_elses_path_is_closed_nor_the_one_it_came_over() {
 fn who_has_not_agreed_gives_no_notice() {
     let mut rig = Rig::new();
     let (a, b) = (rig.path(1, 2, A, 2), rig.path(1, 3, B, 2));
-    assert!(!a.heeds_notice && !b.heeds_notice);
+    assert!(!a.accepts_notice && !b.accepts_notice);
     for cid in 0..2 {
-        let told = notice(&mut rig, &b, cid, generation(2, 1));
-        rig.deliver(&[told]);
+        rig.hear(b.conn(cid), Imm::GivenUp(generation(2, 1)));
     }
     assert_eq!(rig.take_closed(), []);
     let counters = *rig.server.counters();
@@ -123,9 +114,8 @@ fn who_has_not_agreed_gives_no_notice() {
     // This is agreed for each path: other paths of the session may use notices.
     rig.gives_notice = true;
     let d = rig.path(1, 5, "10.0.0.5", 1);
-    assert!(d.heeds_notice);
-    let told = notice(&mut rig, &d, 0, generation(2, 1));
-    rig.deliver(&[told]);
+    assert!(d.accepts_notice);
+    rig.hear(d.conn(0), Imm::GivenUp(generation(2, 1)));
     assert_eq!(rig.take_closed(), [(a.id, CloseReason::GivenUp)]);
     // A path that is still connecting accepts no notice.
     let e = rig.connect(1, 6, "10.0.0.6", 1);
@@ -139,20 +129,17 @@ fn what_comes_late_over_a_path_that_is_given_up_is_not_carried_out() {
         let (mut rig, a, b) = rig();
         rig.hold_drain = held;
         // One came before, one with the notice, one after.
-        let before = rig.write(&a, 1, 0, b"0", b"data");
-        rig.deliver(&[before]);
-        let running = rig.one();
-        let beside = rig.write(&a, 1, 1, b"1", b"data");
-        let told = notice(&mut rig, &b, 1, generation(2, 1));
-        let moved = rig.write(&b, 1, 2, b"2", b"data");
-        let late = rig.write(&a, 1, 3, b"3", b"data");
+        let running = rig.begin(a.io(0).usr(b"0").data(b"data"));
+        let beside = rig.send(a.io(1).usr(b"1").data(b"data"));
+        let told = rig.imm(b.conn(1), Imm::GivenUp(generation(2, 1)).to_u32(), 0);
+        let moved = rig.send(b.io(2).usr(b"2").data(b"data"));
+        let late = rig.send(a.io(3).usr(b"3").data(b"data"));
         rig.deliver(&[beside, told, moved, late]);
         assert_eq!(usr(&rig.requests), b"2", "of those that came over it nothing begins");
         let moved = rig.one();
         rig.respond(moved.op, 0, None);
         // A request that has begun continues, and its repetition waits for it [RS-9].
-        let again = rig.write(&b, 1, 0, b"4", b"data");
-        rig.deliver(&[again]);
+        rig.receive(b.io(0).usr(b"4").data(b"data"));
         assert!(rig.requests.is_empty());
         rig.respond(running.op, 0, None);
         if held {
@@ -172,7 +159,7 @@ fn what_comes_late_over_a_path_that_is_given_up_is_not_carried_out() {
 fn it_is_told_that_a_path_has_to_be_closed_first() {
     let (mut rig, _, b) = rig();
     rig.hold_drain = true;
-    let told = notice(&mut rig, &b, 1, generation(2, 1));
+    let told = rig.imm(b.conn(1), Imm::GivenUp(generation(2, 1)).to_u32(), 0);
     assert!(!rig.server.ends_given_up());
     rig.server.handle_done(rig.now, &[told]);
     assert!(rig.server.ends_given_up());
@@ -195,9 +182,7 @@ fn info_req(rig: &mut Rig, path: &Path, lives: &[PathLife]) {
 #[test]
 fn a_path_joins_when_those_it_names_are_dead() {
     let (mut rig, a, b) = rig();
-    let under_way = rig.write(&a, 1, 0, b"0", b"data");
-    rig.deliver(&[under_way]);
-    let running = rig.one();
+    let running = rig.begin(a.io(0).usr(b"0").data(b"data"));
     rig.hold_drain = true;
     let mut c = rig.connect(1, 4, C, 2);
     let names = [generation(9, 1), generation(2, 1), generation(4, 1)];

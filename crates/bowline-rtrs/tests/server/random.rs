@@ -12,7 +12,7 @@ use bowline_wire::rtrs::{
     ConReq, Imm, PathLife, RkeyRsp, SessionName, emit_given_up, emit_info_req, parse_info_rsp,
 };
 
-use super::rig::{Answer, Path, Rig, con_req, config, desc, done, uuid};
+use super::rig::{Answer, Path, Rig, con_req, config, done, uuid};
 
 const ADDRS: [&str; 4] = ["10.0.0.2", "10.0.0.3", "::ffff:10.0.0.2", "fd00::2"];
 const NAMES: [&str; 3] = ["s1", "s2", "other"];
@@ -127,7 +127,7 @@ impl Play {
 
     fn remember(&mut self, path: Path) {
         if let Some(known) = self.paths.iter().find(|known| known.id == path.id) {
-            let told = |path: &Path| (path.new_rkey, path.counted_keys, path.heeds_notice);
+            let told = |path: &Path| (path.new_rkey, path.counted_keys, path.accepts_notice);
             let what = "as the first connection was told [RT-99, RT-101]";
             assert_eq!(told(known), told(&path), "{what}");
             return;
@@ -205,13 +205,14 @@ impl Play {
             return;
         }
         let len = input.below(200) as u32;
-        let done = if input.one_in(2) {
-            self.rig.write(&path, conn.cid, chunk, usr, &vec![3; len as usize])
-        } else {
-            let desc = (len > 0).then(|| (desc(1 + len / 2), input.one_in(2)));
-            self.rig.read(&path, conn.cid, chunk, usr, len, desc)
+        let io = path.io(chunk).cid(conn.cid).usr(usr);
+        let data = vec![3; len as usize];
+        let io = match (input.one_in(2), len) {
+            (true, _) => io.data(&data),
+            (false, 0) => io.reads(0),
+            (false, _) => io.reads(len).to(1 + len / 2).invalidate(input.one_in(2)),
         };
-        self.rig.deliver(&[done]);
+        self.rig.receive(io);
     }
 
     /// Any bytes in a chunk and any immediate.

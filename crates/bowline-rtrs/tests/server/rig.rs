@@ -56,18 +56,73 @@ pub(crate) struct Path {
     pub(crate) new_rkey: bool,
     pub(crate) counted_keys: bool,
     /// Whether the server accepts its notices.
-    pub(crate) heeds_notice: bool,
+    pub(crate) accepts_notice: bool,
 }
 
 impl Path {
     /// Makes a path from the answer to a connection request.
     pub(crate) fn new(id: PathId, rsp: &ConRsp) -> Self {
-        let &ConRsp { new_rkey, counted_keys, heeds_notice, .. } = rsp;
-        Self { id, chunks: Vec::new(), new_rkey, counted_keys, heeds_notice }
+        let &ConRsp { new_rkey, counted_keys, accepts_notice, .. } = rsp;
+        Self { id, chunks: Vec::new(), new_rkey, counted_keys, accepts_notice }
     }
 
     pub(crate) fn conn(&self, cid: u16) -> ConnId {
         ConnId { path: self.id, cid }
+    }
+
+    /// A request in a chunk.
+    pub(crate) fn io(&self, chunk: u16) -> Io<'_> {
+        Io { path: self, cid: 1, chunk, usr: b"u", data: b"", read: None }
+    }
+}
+
+/// A request of a client [RT-39]: a write without data, whose user message is "u", on connection 1,
+/// but for what a test says otherwise.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Io<'a> {
+    path: &'a Path,
+    cid: u16,
+    chunk: u16,
+    usr: &'a [u8],
+    data: &'a [u8],
+    read: Option<Read>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Read {
+    len: u32,
+    to: Option<u32>,
+    invalidate: bool,
+}
+
+impl<'a> Io<'a> {
+    pub(crate) fn cid(self, cid: u16) -> Self {
+        Self { cid, ..self }
+    }
+
+    pub(crate) fn usr(self, usr: &'a [u8]) -> Self {
+        Self { usr, ..self }
+    }
+
+    pub(crate) fn data(self, data: &'a [u8]) -> Self {
+        Self { data, ..self }
+    }
+
+    /// A read of `len` bytes, into no memory of the client.
+    pub(crate) fn reads(self, len: u32) -> Self {
+        Self { read: Some(Read { len, to: None, invalidate: false }), ..self }
+    }
+
+    /// What is read goes to `len` bytes of memory of the client.
+    pub(crate) fn to(mut self, len: u32) -> Self {
+        self.read.as_mut().expect("a read").to = Some(len);
+        self
+    }
+
+    /// Whether the server is to invalidate the key of that memory.
+    pub(crate) fn invalidate(mut self, invalidate: bool) -> Self {
+        self.read.as_mut().expect("a read").invalidate = invalidate;
+        self
     }
 }
 
@@ -446,39 +501,49 @@ impl Rig {
         true
     }
 
-    /// A write request [RT-39]; its completion is to be delivered.
-    pub(crate) fn write(
-        &mut self,
-        path: &Path,
-        cid: u16,
-        chunk: u16,
-        usr: &[u8],
-        data: &[u8],
-    ) -> Done {
-        let mut bytes = data.to_vec();
-        bytes.extend_from_slice(usr);
-        bytes.extend_from_slice(&write_hdr(usr.len() as u16));
-        assert!(self.put(path, chunk, 0, &bytes), "the key does not allow it");
-        let off = (data.len() + usr.len()) as u32;
-        self.request(path, cid, chunk, off, bytes.len() as u32)
+    /// Writes a request into its chunk; its completion is to be delivered.
+    pub(crate) fn send(&mut self, io: Io<'_>) -> Done {
+        let (mut header, usr_len) = ([0; 24], io.usr.len() as u16);
+        let (start, data_len, bytes) = match io.read {
+            None => (0, io.data.len() as u32, [io.data, io.usr, &write_hdr(usr_len)].concat()),
+            Some(Read { len, to, invalidate }) => {
+                let header_len = read_hdr(usr_len, invalidate, to.map(desc), &mut header);
+                (len, len, [io.usr, &header[..header_len]].concat())
+            }
+        };
+        assert!(self.put(io.path, io.chunk, start.into(), &bytes), "the key does not allow it");
+        let off = data_len + u32::from(usr_len);
+        self.request(io.path, io.cid, io.chunk, off, bytes.len() as u32)
     }
 
-    /// A read request [RT-39]; its completion is to be delivered.
-    pub(crate) fn read(
-        &mut self,
-        path: &Path,
-        cid: u16,
-        chunk: u16,
-        usr: &[u8],
-        data_len: u32,
-        desc: Option<(Desc, bool)>,
-    ) -> Done {
-        let mut header = [0; 24];
-        let inval = desc.is_some_and(|(_, inval)| inval);
-        let len = read_hdr(usr.len() as u16, inval, desc.map(|(desc, _)| desc), &mut header);
-        let bytes = [usr, &header[..len]].concat();
-        assert!(self.put(path, chunk, data_len.into(), &bytes), "the key does not allow it");
-        self.request(path, cid, chunk, data_len + usr.len() as u32, bytes.len() as u32)
+    /// A request arrives.
+    pub(crate) fn receive(&mut self, io: Io<'_>) {
+        let done = self.send(io);
+        self.deliver(&[done]);
+    }
+
+    /// A request arrives and begins, as the only one.
+    pub(crate) fn begin(&mut self, io: Io<'_>) -> Request {
+        self.receive(io);
+        self.one()
+    }
+
+    /// A request arrives, begins and is answered.
+    pub(crate) fn serve(&mut self, io: Io<'_>, errno: i32) {
+        let request = self.begin(io);
+        self.respond(request.op, errno, None);
+    }
+
+    /// An immediate of the protocol arrives.
+    pub(crate) fn hear(&mut self, conn: ConnId, imm: Imm) {
+        let done = self.imm(conn, imm.to_u32(), 0);
+        self.deliver(&[done]);
+    }
+
+    /// The client ends a connection.
+    pub(crate) fn disconnect(&mut self, conn: ConnId) {
+        self.server.handle(self.now, Input::Disconnected { conn });
+        self.settle();
     }
 
     /// The immediate of a request, whatever is in the chunk.

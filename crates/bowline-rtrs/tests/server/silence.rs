@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bowline_rtrs::server::{CloseReason, ServerConfig};
 use bowline_rtrs::{HbConfig, PathId};
+use bowline_wire::rtrs::Imm;
 
 use super::rig::{Path, Rig, config};
 
@@ -35,8 +36,7 @@ fn pass_busy(
     rig.cut = cut.iter().copied().collect();
     for _ in 0..seconds * 2 {
         rig.pass(Duration::from_millis(500));
-        let done = rig.imm(alive.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
-        rig.deliver(&[done]);
+        rig.hear(alive.conn(0), Imm::HbAck);
     }
     rig.take_closed()
 }
@@ -64,8 +64,7 @@ fn the_last_paths_of_a_kernel_outlive_an_outage() {
         if cut.len() == 2 {
             // Both paths are mended.
             for path in &paths {
-                let done = rig.imm(path.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
-                rig.deliver(&[done]);
+                rig.hear(path.conn(0), Imm::HbAck);
             }
         }
     }
@@ -83,8 +82,7 @@ fn of_two_silent_paths_neither_is_the_better_one() {
         let ids = paths.each_ref().map(|path| path.id);
         for path in &paths {
             rig.pass(Duration::from_millis(shift));
-            let done = rig.imm(path.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
-            rig.deliver(&[done]);
+            rig.hear(path.conn(0), Imm::HbAck);
         }
         assert_eq!(pass(&mut rig, &ids, 28), [], "{shift} ms apart");
     }
@@ -101,8 +99,7 @@ fn the_last_path_to_come_back_is_not_given_up() {
         let mut answers = |cut: &[PathId], ms: u64| {
             rig.cut = cut.iter().copied().collect();
             for path in paths.iter().filter(|path| !cut.contains(&path.id)) {
-                let done = rig.imm(path.conn(0), bowline_wire::rtrs::Imm::HbAck.to_u32(), 0);
-                rig.deliver(&[done]);
+                rig.hear(path.conn(0), Imm::HbAck);
             }
             rig.pass(Duration::from_millis(ms));
         };

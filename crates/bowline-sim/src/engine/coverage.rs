@@ -54,6 +54,66 @@ impl Coverage {
     }
 }
 
+/// Makes the names of all pairs of a row and a column. With an enum, its variants name the rows.
+macro_rules! table {
+    (
+        $(#[$about:meta])* $vis:vis enum $row:ident { $($variant:ident = $name:literal,)+ }
+        const $table:ident = $columns:tt;
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug)]
+        $vis enum $row {
+            $($variant),+
+        }
+
+        const $table: &[&[&str]] = &[$(&$crate::engine::coverage::table!(@row $name $columns)),+];
+    };
+    ([$($row:literal),+ $(,)?] $columns:tt) => {
+        [$($crate::engine::coverage::table!(@row $row $columns)),+]
+    };
+    (@row $row:literal [$($column:literal),+ $(,)?]) => { [$(concat!($row, ", ", $column)),+] };
+}
+pub(crate) use table;
+
+/// Names what happens: by an enum, or by a list of all names and a function from what happens to
+/// its name, if it has one.
+macro_rules! named {
+    ($(#[$about:meta])* $vis:vis enum $what:ident { $($variant:ident = $name:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug)]
+        $vis enum $what {
+            $($variant),+
+        }
+
+        impl $what {
+            const NAMES: &[&str] = &[$($name),+];
+
+            const fn name(self) -> &'static str {
+                Self::NAMES[self as usize]
+            }
+        }
+    };
+    ($(#[$about:meta])* const $names:ident = $of:ident($what:ty) {
+        $($is:pat => $name:literal,)+
+    }) => {
+        $(#[$about])*
+        const $names: &[&str] = &[$($name),+];
+
+        $(#[$about])*
+        const fn $of(what: $what) -> Option<&'static str> {
+            #[allow(unreachable_patterns, reason = "not everything has a name")]
+            Some(match what {
+                $($is => $name,)+
+                _ => return None,
+            })
+        }
+    };
+}
+pub(crate) use named;
+
+/// A choice that a plan can make: its name, and whether a plan, or a part of it, has made it.
+pub(crate) type Choice<P> = (&'static str, fn(&P) -> bool);
+
 /// Names for the fraction of a promised time that an operation needed.
 pub(crate) const TIME_SHARES: [&str; 6] =
     ["1/64 of it", "1/16 of it", "1/8 of it", "1/4 of it", "1/2 of it", "nearly all of it"];

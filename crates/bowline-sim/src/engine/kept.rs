@@ -17,7 +17,7 @@ pub(crate) struct Start<P> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kept<P> {
-    /// Name of the simulator: `rds`, `roce` or `rtrs`.
+    /// Name of the simulator: `rds`, `roce`, `rtrs` or `host`.
     pub(crate) simulator: String,
     /// The fault that the run showed.
     pub(crate) about: String,
@@ -38,7 +38,8 @@ impl std::fmt::Display for NotAPlan {
 
 impl std::error::Error for NotAPlan {}
 
-/// Returns the simulator of the text of a kept plan: `rds`, `roce` or `rtrs`.
+/// Returns the simulator of the text of a kept plan: `rds`, `roce`, `rtrs` or
+/// `host`.
 ///
 /// # Errors
 /// When the text is no kept plan.

@@ -1,6 +1,7 @@
-//! Parts that the three simulators share: seeds and random numbers, virtual time, traces, kept
+//! Parts that the four simulators share: seeds and random numbers, virtual time, traces, kept
 //! plans, coverage, and the search over many seeds.
 
+pub(crate) mod base;
 pub(crate) mod coverage;
 pub(crate) mod kept;
 pub(crate) mod numbers;

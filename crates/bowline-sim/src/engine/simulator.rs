@@ -1,4 +1,4 @@
-//! The steps that all three simulators share: a seed draws a start, a start makes a world, and the
+//! The steps that all four simulators share: a seed draws a start, a start makes a world, and the
 //! world is stepped to its end.
 
 use std::fmt::Debug;

@@ -316,9 +316,9 @@ impl BowlineHost {
                 Ok(received) if received.source.is_none() => {
                     for control in received.control {
                         let Control::RdmaStatus { token, status } = control else { continue };
-                        ctx.op_told(slot, token, status);
-                        if self.sabotage == Some(Sabotage::RdmaTellTwice) {
-                            ctx.op_told(slot, token, status);
+                        ctx.op_reported(slot, token, status);
+                        if self.sabotage == Some(Sabotage::RdmaReportTwice) {
+                            ctx.op_reported(slot, token, status);
                         }
                     }
                 }

@@ -9,8 +9,7 @@ use super::ops::Ops;
 use super::oracle::Oracle;
 use super::rdma::{Fabric, QpId, RdmaEvent, RdmaNotice};
 use super::stats::Stats;
-use crate::engine::coverage::Coverage;
-use crate::engine::queue::{Queue, SEC};
+use crate::engine::base::{Base, has_base};
 use crate::engine::rng::Rng;
 use crate::engine::trace::Trace;
 
@@ -118,78 +117,38 @@ pub(crate) enum Heal {
 
 /// The shared state of a run.
 pub(crate) struct Ctx {
-    pub(crate) now: u64,
-    queue: Queue<Event>,
-    pub(crate) rng: Rng,
+    pub(crate) base: Base<Event, Stats>,
     pub(crate) net: Net,
     pub(crate) rdma: Fabric,
     pub(crate) ops: Ops,
     pub(crate) oracle: Oracle,
-    pub(crate) trace: Trace,
-    pub(crate) stats: Stats,
-    pub(crate) coverage: Coverage,
     /// Reports of TCP to hosts; empty again before the step ends.
     pub(crate) notices: VecDeque<(EndId, Notice)>,
     /// The same of queue pairs.
     pub(crate) rdma_notices: VecDeque<(HostId, QpId, RdmaNotice)>,
     /// Sockets that are ready and have waiting users, as (slot, readable, writable).
     pub(crate) wakes: VecDeque<(usize, bool, bool)>,
-    /// The first broken promise.
-    pub(crate) failure: Option<String>,
 }
+
+has_base!(Ctx, Event, Stats);
 
 impl Ctx {
     pub(crate) fn new(rng: Rng, net: Net, trace: Trace) -> Self {
         Self {
-            now: SEC,
-            queue: Queue::default(),
-            rng,
+            base: Base::new(rng, trace),
             net,
             rdma: Fabric::default(),
             ops: Ops::default(),
             oracle: Oracle::default(),
-            trace,
-            stats: Stats::default(),
-            coverage: Coverage::default(),
             notices: VecDeque::new(),
             rdma_notices: VecDeque::new(),
             wakes: VecDeque::new(),
-            failure: None,
         }
-    }
-
-    /// Puts `event` into the queue, due after `delay` nanoseconds.
-    pub(crate) fn schedule(&mut self, delay: u64, event: Event) {
-        self.schedule_at(self.now.saturating_add(delay), event);
-    }
-
-    /// Puts `event` into the queue, due at a time that has not passed.
-    pub(crate) fn schedule_at(&mut self, at: u64, event: Event) {
-        self.queue.push(at.max(self.now), event);
-    }
-
-    /// Takes the next event and moves the clock to it.
-    pub(crate) fn next_event(&mut self) -> Option<Event> {
-        let (at, event) = self.queue.pop()?;
-        self.now = at;
-        Some(event)
     }
 
     /// Schedules work of a host, valid for its present boot.
     pub(crate) fn schedule_host(&mut self, delay: u64, host: HostId, what: HostEvent) {
         let boot = self.net.hosts[host].boot;
         self.schedule(delay, Event::Host { host, boot, what });
-    }
-
-    /// Records the first broken promise; later ones are its consequences.
-    pub(crate) fn fail(&mut self, what: impl FnOnce() -> String) {
-        if self.failure.is_none() {
-            self.failure = Some(what());
-        }
-    }
-
-    /// Adds an event to the trace.
-    pub(crate) fn note(&mut self, facts: [u64; 3], text: impl FnOnce() -> String) {
-        self.trace.note(self.now, facts, text);
     }
 }

@@ -178,15 +178,15 @@ struct Op {
     refused: bool,
     /// The node knows that it was carried out.
     completed: bool,
-    /// The node knows that it has failed.
+    /// The node knows that the operation has failed.
     failed: Option<RdmaStatus>,
     cancelled: bool,
-    /// Its message has come to the peer's node.
+    /// The message of the operation has arrived at the peer's node.
     came: bool,
-    /// Its connection has ended.
+    /// The connection of the operation has ended.
     ended: bool,
-    told: Option<RdmaStatus>,
-    /// Its process or socket has ended: nothing is told any more.
+    reported: Option<RdmaStatus>,
+    /// Its process or socket has ended: nothing is reported any more.
     gone: bool,
 }
 
@@ -229,9 +229,9 @@ pub(crate) struct Ops {
     ops: Vec<Op>,
     by_message: HashMap<MessageId, Vec<usize>>,
     by_qp: HashMap<QpId, Vec<usize>>,
-    /// Regions that the peers of a socket have told it of.
+    /// Regions that the peers of a socket have announced to it.
     known: BTreeMap<(usize, usize), Vec<u32>>,
-    /// Failures without a token that a socket was told.
+    /// Failures without a token that were reported to a socket.
     nameless: BTreeMap<usize, u64>,
 }
 
@@ -266,7 +266,7 @@ impl Ops {
         let key = rng.pick(&all);
         let cookie = self.cookie(key);
         self.region_mut(key)?.freed = true;
-        // Its peers are told by other means, or not.
+        // Its peers learn of it in another way, or not at all.
         if rng.chance(800) {
             self.known.values_mut().for_each(|keys| keys.retain(|k| *k != key));
         }
@@ -390,7 +390,7 @@ impl Ops {
                 failed: None,
                 cancelled: false,
                 ended: false,
-                told: None,
+                reported: None,
                 gone: false,
             });
             extras.ops.push(RdmaOp {
@@ -433,7 +433,7 @@ impl Ops {
 
     /// Notes that a user cancels.
     pub(crate) fn cancelled(&mut self, slot: usize, target: usize) {
-        let hit = |op: &&mut Op| op.slot == slot && op.target == target && op.told.is_none();
+        let hit = |op: &&mut Op| op.slot == slot && op.target == target && op.reported.is_none();
         self.ops.iter_mut().filter(hit).for_each(|op| op.cancelled = true);
     }
 
@@ -470,15 +470,15 @@ impl Ops {
             region.used &= !process;
             region.live &= !process;
         }
-        let told = rng.chance(800);
-        self.known.retain(|(one, of), _| *one != slot && (*of != slot || !told));
+        let announced = rng.chance(800);
+        self.known.retain(|(one, of), _| *one != slot && (*of != slot || !announced));
     }
 
-    /// Describes an operation whose end was not told.
+    /// Describes an operation whose completion was not reported.
     pub(crate) fn missing(&self) -> Option<String> {
-        let owed = |op: &&Op| op.notify && op.told.is_none() && !op.gone;
+        let owed = |op: &&Op| op.notify && op.reported.is_none() && !op.gone;
         if let Some(op) = self.ops.iter().find(owed) {
-            return Some(format!("the end of {op:?} was not told"));
+            return Some(format!("the completion of {op:?} was not reported"));
         }
         // Failures of operations without a token. What the peer has acknowledged is no failure of a
         // write.
@@ -490,8 +490,9 @@ impl Ops {
         let mut counts = BTreeMap::<usize, u64>::new();
         self.ops.iter().filter(nameless).for_each(|op| *counts.entry(op.slot).or_default() += 1);
         counts.into_iter().find_map(|(slot, count)| {
-            let told = self.nameless.get(&slot).copied().unwrap_or(0);
-            (told < count).then(|| format!("socket {slot}: {told} failures told of {count}"))
+            let reported = self.nameless.get(&slot).copied().unwrap_or(0);
+            (reported < count)
+                .then(|| format!("socket {slot}: {reported} failures reported of {count}"))
         })
     }
 
@@ -508,9 +509,9 @@ impl Ops {
             let key = FIRST_KEY + at as u32;
             let count = region.contents.word(0);
             let of = |op: &&Op| op.key == key && op.access == RdmaAccess::FetchAdd(1);
-            let sure = |op: &&Op| op.told == Some(RdmaStatus::Success);
+            let sure = |op: &&Op| op.reported == Some(RdmaStatus::Success);
             let least = self.ops.iter().filter(of).filter(sure).count() as u64;
-            let unsure = |op: &&Op| op.told != Some(RdmaStatus::RemoteError);
+            let unsure = |op: &&Op| op.reported != Some(RdmaStatus::RemoteError);
             let most = self.ops.iter().filter(of).filter(unsure).count() as u64;
             if count != region.adds || !(least..=most).contains(&count) {
                 return Err(format!("region {key:#x} counts {count}, not {least} to {most}"));
@@ -575,7 +576,7 @@ impl Ops {
         for at in self.by_message.get(&message).into_iter().flatten() {
             let op = &self.ops[*at];
             if !op.is_done() {
-                return Err(format!("a message comes though its operation did not: {op:?}"));
+                return Err(format!("a message arrives without its operation: {op:?}"));
             }
             if let Some(region) = self.region(op.key)
                 && region.slot == slot
@@ -590,8 +591,8 @@ impl Ops {
         Ok(())
     }
 
-    /// Checks what a socket is told of an operation.
-    pub(crate) fn told(
+    /// Checks a completion that a socket gets.
+    pub(crate) fn reported(
         &mut self,
         slot: usize,
         token: u64,
@@ -605,12 +606,12 @@ impl Ops {
             let count = self.nameless.entry(slot).or_default();
             *count += 1;
             if !fault || *count > most {
-                return Err(format!("socket {slot} is told {status:?} {count} times, of {most}"));
+                return Err(format!("socket {slot} gets {status:?} {count} times, of {most}"));
             }
             return Ok(None);
         };
         let Some(op) = self.ops.get_mut(number) else {
-            return Err(format!("socket {slot} is told {status:?} of no operation"));
+            return Err(format!("socket {slot} gets {status:?} of no operation"));
         };
         let right = match status {
             RdmaStatus::Success => op.is_done() && op.failed.is_none(),
@@ -620,15 +621,15 @@ impl Ops {
             RdmaStatus::OtherError => op.failed == Some(status),
         };
         let what = if op.slot != slot || op.gone || !op.notify {
-            "is told to another"
-        } else if op.told.is_some() {
-            "is told twice"
+            "is reported to another socket"
+        } else if op.reported.is_some() {
+            "is reported twice"
         } else if !right {
-            "is not true"
+            "is the wrong status"
         } else if op.hold.strong_count() > 0 {
-            "is told while memory is held"
+            "is reported while memory is held"
         } else {
-            op.told = Some(status);
+            op.reported = Some(status);
             if status == RdmaStatus::Success {
                 self.check_home(number)?;
             }
@@ -637,7 +638,7 @@ impl Ops {
         Err(format!("{status:?} {what}: {op:?}"))
     }
 
-    /// Checks the memory of an operation of which success is told.
+    /// Checks the memory of an operation that succeeded.
     fn check_home(&mut self, number: usize) -> Result<(), String> {
         let op = &self.ops[number];
         let Some(at) = op.key.checked_sub(FIRST_KEY) else { return Ok(()) };
@@ -646,7 +647,7 @@ impl Ops {
             return Ok(());
         }
         if op.home.len() != op.len {
-            return Err(format!("success is told before all has come: {op:?}"));
+            return Err(format!("success is reported before all bytes have arrived: {op:?}"));
         }
         if op.access == RdmaAccess::Read
             && let Some(at) = op.home.wrong(&region.contents)
@@ -671,8 +672,8 @@ impl Ops {
     /// Checks that local memory may still be touched.
     fn touch(&self, work: &Work) -> Result<(), String> {
         let Some(op) = self.ops.get(work.op) else { return Ok(()) };
-        if op.told.is_some() || op.hold.strong_count() == 0 {
-            return Err(format!("memory is touched after the end was told: {op:?}"));
+        if op.reported.is_some() || op.hold.strong_count() == 0 {
+            return Err(format!("memory is accessed after the completion was reported: {op:?}"));
         }
         Ok(())
     }
@@ -684,7 +685,7 @@ impl Ops {
         }
     }
 
-    /// Notes that a node is told that a request is complete, and all before it.
+    /// Notes that a node gets the completion of a request and of all before it.
     pub(crate) fn completed(&mut self, qp: QpId, id: u64) {
         for at in self.by_qp.get(&qp).into_iter().flatten() {
             let op = &mut self.ops[*at];
@@ -692,7 +693,7 @@ impl Ops {
         }
     }
 
-    /// Notes that a node is told that a request has failed.
+    /// Notes that a node gets the failure of a request.
     pub(crate) fn failed(&mut self, qp: QpId, id: u64, status: RdmaStatus) {
         for at in self.by_qp.get(&qp).into_iter().flatten() {
             let op = &mut self.ops[*at];
@@ -713,8 +714,9 @@ impl Ops {
             && work.remote == op.remote + work.at
             && work.rkey == op.key;
         let again = op.qp.is_some_and(|of| of != qp) || op.posted.insert(work.at, id).is_some();
-        if again || !expected || op.told.is_some() {
-            let what = if again { "is posted again" } else { "is not what was asked for" };
+        if again || !expected || op.reported.is_some() {
+            let what =
+                if again { "is posted again" } else { "is not the request of the operation" };
             return Err(format!("{work:?} {what}: {op:?}"));
         }
         if op.qp.replace(qp).is_none() {
@@ -738,7 +740,7 @@ impl Ops {
             return Ok(Answer::Refused);
         };
         if op.done.insert(work.at, share).is_some() {
-            return Err(format!("{work:?} is carried out twice: {op:?}"));
+            return Err(format!("{work:?} is executed twice: {op:?}"));
         }
         let Some(region) = self.region_mut(work.rkey) else { return Ok(Answer::Refused) };
         region.adds += u64::from(work.access == RdmaAccess::FetchAdd(1));
@@ -840,23 +842,23 @@ impl Ctx {
         }
     }
 
-    /// Notes what a socket is told of an operation.
-    pub(crate) fn op_told(&mut self, slot: usize, token: u64, status: RdmaStatus) {
+    /// Notes the completion that a socket gets.
+    pub(crate) fn op_reported(&mut self, slot: usize, token: u64, status: RdmaStatus) {
         self.note([92, slot as u64, token], || format!("socket {slot}: {token} is {status:?}"));
-        let judged = self.ops.told(slot, token, status);
+        let judged = self.ops.reported(slot, token, status);
         let name = match status {
-            RdmaStatus::Success => "told: success",
-            RdmaStatus::RemoteError => "told: remote error",
-            RdmaStatus::Cancelled => "told: cancelled",
-            RdmaStatus::Dropped => "told: dropped",
-            RdmaStatus::OtherError => "told: other error",
+            RdmaStatus::Success => "reported: success",
+            RdmaStatus::RemoteError => "reported: remote error",
+            RdmaStatus::Cancelled => "reported: cancelled",
+            RdmaStatus::Dropped => "reported: dropped",
+            RdmaStatus::OtherError => "reported: other error",
         };
         self.coverage.hit("ops", name);
         if let Some(Some(number)) = self.judge(judged)
             && let Some(qp) = self.ops.ops[number].qp
             && self.rdma.has_work(qp, number)
         {
-            self.fail(|| format!("operation {number} is told {status:?} and still under way"));
+            self.fail(|| format!("operation {number} is reported {status:?} and still in flight"));
         }
     }
 }

@@ -82,7 +82,7 @@ impl simulator::World<Stats> for World {
     fn end(mut self) -> (Stats, Coverage, Trace) {
         self.report_coverage();
         self.ctx.stats.virtual_ms = self.ctx.now / 1_000_000;
-        (self.ctx.stats, self.ctx.coverage, self.ctx.trace)
+        self.ctx.base.end()
     }
 }
 

@@ -49,8 +49,8 @@ pub(crate) enum Sabotage {
     RdmaOverdraw,
     /// What was under way of an operation when its connection ended is done once more.
     RdmaOpAgain,
-    /// The end of an operation is told twice.
-    RdmaTellTwice,
+    /// The completion of an operation is reported twice.
+    RdmaReportTwice,
     /// Memory for one use is not released.
     RdmaKeep,
     /// The answer of a read or an atomic does not come, although the NIC says that it came.
@@ -85,7 +85,7 @@ impl Sabotage {
                 | Self::RdmaUnsolicited
                 | Self::RdmaOverdraw
                 | Self::RdmaOpAgain
-                | Self::RdmaTellTwice
+                | Self::RdmaReportTwice
                 | Self::RdmaKeep
                 | Self::RdmaNoAnswer
                 | Self::RdmaOneTos
@@ -311,10 +311,13 @@ mod tests {
         caught_over_rdma(Sabotage::RdmaSkip, &lost);
         caught_over_rdma(Sabotage::RdmaUnsolicited, &["not solicited"]);
         caught_over_rdma(Sabotage::RdmaOverdraw, &["no receive posted", "broke a rule"]);
-        caught_over_rdma(Sabotage::RdmaOpAgain, &["carried out twice", "is not true", "counts"]);
-        caught_over_rdma(Sabotage::RdmaTellTwice, &["told twice", " times, of "]);
-        caught_over_rdma(Sabotage::RdmaKeep, &["not released", "cannot be used"]);
-        caught_over_rdma(Sabotage::RdmaNoAnswer, &["before all has come"]);
+        caught_over_rdma(
+            Sabotage::RdmaOpAgain,
+            &["executed twice", "is the wrong status", "counts"],
+        );
+        caught_over_rdma(Sabotage::RdmaReportTwice, &["reported twice", " times, of "]);
+        caught_over_rdma(Sabotage::RdmaKeep, &["not released", "invalid control messages"]);
+        caught_over_rdma(Sabotage::RdmaNoAnswer, &["before all bytes have arrived"]);
         caught_over_rdma(Sabotage::RdmaOneTos, &["of another type"]);
     }
 
@@ -339,7 +342,7 @@ mod tests {
         Sabotage::RdmaUnsolicited,
         Sabotage::RdmaOverdraw,
         Sabotage::RdmaOpAgain,
-        Sabotage::RdmaTellTwice,
+        Sabotage::RdmaReportTwice,
         Sabotage::RdmaKeep,
         Sabotage::RdmaNoAnswer,
         Sabotage::RdmaOneTos,
@@ -355,7 +358,7 @@ mod tests {
         (Sabotage::RdmaOneTos, "two-types-of-service"),
         (Sabotage::RdmaOverdraw, "overdrawn"),
         (Sabotage::RdmaOpAgain, "operation-again"),
-        (Sabotage::RdmaTellTwice, "operations"),
+        (Sabotage::RdmaReportTwice, "operations"),
         (Sabotage::RdmaKeep, "used-region"),
         (Sabotage::RdmaNoAnswer, "operations"),
     ];

@@ -158,7 +158,7 @@ impl World {
     }
 
     fn make_host(&mut self, host: HostId) -> Host {
-        let rng = &mut self.ctx.rng;
+        let rng = &mut self.ctx.base.rng;
         let generation = (rng.next() as u32).max(1);
         match &self.plan.nodes[host].kind {
             NodeKind::Kernel(flavour) => {
@@ -172,7 +172,7 @@ impl World {
                 config.generation = generation;
                 // The library does the same: the clock, and a random number below a millisecond.
                 config.first_sequence = if self.plan.clock_sequences {
-                    ((self.ctx.now / MS) << 20) + u64::from(generation & 0xf_ffff)
+                    ((self.ctx.base.now / MS) << 20) + u64::from(generation & 0xf_ffff)
                 } else {
                     1
                 };
@@ -231,10 +231,7 @@ impl World {
 
     /// Takes one step; returns false when the run is over.
     pub(crate) fn step(&mut self) -> bool {
-        let Some(event) = self.ctx.next_event() else {
-            self.ctx.fail(|| "nothing left to happen".into());
-            return false;
-        };
+        let Some(event) = self.ctx.next_event() else { return false };
         self.ctx.stats.steps += 1;
         self.dispatch(event);
         self.deliver_notices();

@@ -602,7 +602,7 @@ impl World {
         let host = side.host;
         let Some(device) = &mut self.hosts[host].device else { return };
         if let Ok((state, _)) = device.query_qp(side.qpn) {
-            reach::stepped(&mut self.coverage, Step::Destroyed(state));
+            reach::stepped(&mut self.base.coverage, Step::Destroyed(state));
         }
         let result = remove(device, now, side);
         self.judge(result.map_err(|e| format!("side {id}: something is left: {e}")));

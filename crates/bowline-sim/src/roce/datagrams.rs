@@ -103,7 +103,7 @@ impl World {
         }
         let at = Place { now: self.instant(), mtu: self.plan.hosts[host].mtu.bytes(), left };
         let Some(device) = &mut self.hosts[host].device else { return };
-        let port = Port::new(device, &mut self.rng, at);
+        let port = Port::new(device, &mut self.base.rng, at);
         self.ports[host] = self.judge(port.map_err(|e| format!("host {host}: a UD port: {e}")));
         for _ in 0..DEPTH {
             self.post_ud_receive(host);
@@ -116,11 +116,13 @@ impl World {
         let now = self.instant();
         let Some(port) = &mut self.ports[host] else { return };
         let Some(device) = &mut self.hosts[host].device else { return };
-        let Some(area) = port.memory.take(&mut self.rng, Purpose::Receive, HEADER) else { return };
+        let Some(area) = port.memory.take(&mut self.base.rng, Purpose::Receive, HEADER) else {
+            return;
+        };
         let (_, room) = port.memory.range(area);
         // Some receives are too short for some datagrams.
-        let len = if self.rng.chance(200) { self.rng.index(room + 1) } else { room };
-        let pieces = port.memory.cut(&mut self.rng, area, len, SGES);
+        let len = if self.base.rng.chance(200) { self.base.rng.index(room + 1) } else { room };
+        let pieces = port.memory.cut(&mut self.base.rng, area, len, SGES);
         port.next += 1;
         let number = port.next;
         let list = sges(&pieces, port.iova, port.local.lkey);
@@ -131,7 +133,7 @@ impl World {
 
     /// Sends a datagram of a program to another host, some with a wrong key.
     pub(crate) fn send_ud(&mut self, host: usize) {
-        let to = self.rng.index(self.hosts.len());
+        let to = self.base.rng.index(self.hosts.len());
         let there = self.ports[to].as_ref().map(|p| (p.qpn, p.key));
         let now = self.instant();
         let Some(port) = self.ports[host].as_mut().filter(|port| port.left > 0) else { return };
@@ -142,18 +144,18 @@ impl World {
             return;
         };
         let mtu = self.plan.hosts[host].mtu.min(self.plan.hosts[to].mtu).bytes();
-        let len = if self.rng.chance(200) { mtu } else { 8 + self.rng.index(mtu - 7) };
+        let len = if self.base.rng.chance(200) { mtu } else { 8 + self.base.rng.index(mtu - 7) };
         let number = self.ud_datagrams.len() as u64;
         let mut bytes = number.to_le_bytes().to_vec();
         fill(number, len - 8, &mut bytes);
-        let Some(area) = port.memory.take(&mut self.rng, Purpose::Source, len) else { return };
-        let pieces = port.memory.cut(&mut self.rng, area, len, SGES);
+        let Some(area) = port.memory.take(&mut self.base.rng, Purpose::Source, len) else { return };
+        let pieces = port.memory.cut(&mut self.base.rng, area, len, SGES);
         port.memory.write(&pieces, &bytes);
         port.next += 1;
         port.sends.push_back((port.next, area));
-        let imm = self.rng.chance(300).then(|| self.rng.next() as u32);
-        let right_key = !self.rng.chance(100);
-        let qkey = if right_key { key } else { key ^ 1 << self.rng.below(31) };
+        let imm = self.base.rng.chance(300).then(|| self.base.rng.next() as u32);
+        let right_key = !self.base.rng.chance(100);
+        let qkey = if right_key { key } else { key ^ 1 << self.base.rng.below(31) };
         let dest = UdDest { addr: self.hosts[to].addr(), qpn, qkey };
         let from = (self.hosts[host].addr(), port.qpn);
         self.ud_datagrams.push(UdDatagram { from, to: qpn, bytes, imm, right_key, came: 0 });

@@ -1,21 +1,13 @@
 //! Everything that runs of devices can reach, declared by name, so that what no seed reaches shows.
 
 use bowline_roce::Counters;
-use bowline_verbs::{Completion, QpState, Status, WcOpcode};
+use bowline_verbs::{Completion, Mtu, QpState, Status, WcOpcode};
 use bowline_wire::roce::IcrcPolicy;
 
 use super::net::{Delivery, Loss};
-use super::plan::{Hints, Plan, Scenario};
+use super::plan::{Hints, HostPlan, Plan, Scenario};
 use super::side::{Side, Stage};
-use crate::engine::coverage::{Coverage, TIME_SHARES};
-
-/// Makes the names of all pairs of a row and a column.
-macro_rules! table {
-    ([$($row:literal),+ $(,)?] $columns:tt) => { [$(table!(@row $row $columns)),+] };
-    (@row $row:literal [$($column:literal),+ $(,)?]) => { [$(concat!($row, ", ", $column)),+] };
-}
-
-pub(crate) use table;
+use crate::engine::coverage::{Choice, Coverage, TIME_SHARES, named, table};
 
 /// Outcomes of requests.
 const REQUESTS: [[&str; 10]; 10] = table!(
@@ -121,85 +113,21 @@ const NETWORK_EFFECTS: [[&str; 6]; 4] = table!(
 );
 const NETWORK_EFFECT_CELLS: usize = NETWORK_EFFECTS.len() * NETWORK_EFFECTS[0].len();
 
-/// Faults, by the stage of the connection that they struck.
-const FAULTS: [[&str; 6]; 8] = table!(
-    [
-        "device dies",
-        "receiver of a management datagram dies before",
-        "receiver of a management datagram dies after",
-        "sender of a management datagram dies",
-        "line cut one way",
-        "line cut both ways",
-        "line held one way",
-        "line held both ways"
-    ]
-    ["no connection", "connecting", "idle", "busy", "ending", "lingering"]
-);
-
-/// A fault that hits connections: a row of [`FAULTS`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FaultRow {
-    Dies,
-    ReceiverBefore,
-    ReceiverAfter,
-    Sender,
-    OneWay,
-    BothWays,
-    Held,
-    HeldBoth,
+table! {
+    /// A fault that hits connections.
+    pub(crate) enum FaultRow {
+        Dies = "device dies",
+        ReceiverBefore = "receiver of a management datagram dies before",
+        ReceiverAfter = "receiver of a management datagram dies after",
+        Sender = "sender of a management datagram dies",
+        OneWay = "line cut one way",
+        BothWays = "line cut both ways",
+        Held = "line held one way",
+        HeldBoth = "line held both ways",
+    }
+    // By the stage of the connection that they struck.
+    const FAULTS = ["no connection", "connecting", "idle", "busy", "ending", "lingering"];
 }
-
-/// States that queue pairs leave, and the reason.
-const QUEUE_PAIRS: [&str; 14] = [
-    "Init to RTR for a while",
-    "Init to RTS, by its program",
-    "Init to RTS, by the connection manager",
-    "RTS to SQD",
-    "SQD to RTS",
-    "Init to Error",
-    "RTR to Error",
-    "RTS to Error, by its program",
-    "SQD to Error",
-    "RTS to Error, by a failure",
-    "RTS to Error, by the connection manager",
-    "destroyed in Init",
-    "destroyed in RTS",
-    "destroyed in Error",
-];
-
-/// Events of connections that programs receive, and their reactions.
-const CONNECTIONS: [&str; 18] = [
-    "asked for",
-    "made without a manager",
-    "active: established",
-    "passive: established",
-    "active: refused by the program",
-    "active: nobody listens",
-    "active: MTU too large",
-    "active: refused for another reason",
-    "active: unreachable",
-    "passive: unreachable",
-    "active: disconnected",
-    "passive: disconnected",
-    "time wait is over",
-    "given up by the active side while connecting",
-    "given up by the passive side while connecting",
-    "left without a word",
-    "asked of a dead program",
-    "withdrawn before the answer",
-];
-
-/// Events of memory that peers may use for a time.
-const MEMORY: [&str; 8] = [
-    "region registered",
-    "window bound",
-    "window bound from zero",
-    "given back by an invalidation",
-    "given back by a word",
-    "invalidated by its own side",
-    "region taken away, idle",
-    "region taken away, in use",
-];
 
 /// Mistakes of programs, in the order of [`super::app::mistakes::MISTAKES`].
 const MISTAKES: [&str; 12] = [
@@ -219,26 +147,26 @@ const MISTAKES: [&str; 12] = [
 
 const SEQUENCE: [&str; 3] = ["wraps", "wraps in what is sent again", "wraps in answers"];
 
-/// Choices of plans.
-const CHOICES: [&str; 17] = [
-    "IPv4, strict ICRC",
-    "IPv4, ICRC solved",
-    "IPv4, no ICRC",
-    "IPv6, strict ICRC",
-    "IPv6, ICRC solved",
-    "IPv6, no ICRC",
-    "identifications right",
-    "identifications missing",
-    "identifications mixed",
-    "bursts",
-    "single packets",
-    "MTU 256",
-    "MTU 512",
-    "MTU 1024",
-    "MTU 2048",
-    "MTU 4096",
-    "MTUs differ",
+/// Choices of plans, by host.
+const CHOICES: [Choice<HostPlan>; 16] = [
+    ("IPv4, strict ICRC", |host| !host.addr.is_ipv6() && host.icrc == IcrcPolicy::Strict),
+    ("IPv4, ICRC solved", |host| !host.addr.is_ipv6() && host.icrc == IcrcPolicy::Solve),
+    ("IPv4, no ICRC", |host| !host.addr.is_ipv6() && host.icrc == IcrcPolicy::Off),
+    ("IPv6, strict ICRC", |host| host.addr.is_ipv6() && host.icrc == IcrcPolicy::Strict),
+    ("IPv6, ICRC solved", |host| host.addr.is_ipv6() && host.icrc == IcrcPolicy::Solve),
+    ("IPv6, no ICRC", |host| host.addr.is_ipv6() && host.icrc == IcrcPolicy::Off),
+    ("identifications right", |host| host.hints == Hints::Right),
+    ("identifications missing", |host| host.hints == Hints::None),
+    ("identifications mixed", |host| host.hints == Hints::Mixed),
+    ("bursts", |host| host.gso),
+    ("single packets", |host| !host.gso),
+    ("MTU 256", |host| host.mtu == Mtu::M256),
+    ("MTU 512", |host| host.mtu == Mtu::M512),
+    ("MTU 1024", |host| host.mtu == Mtu::M1024),
+    ("MTU 2048", |host| host.mtu == Mtu::M2048),
+    ("MTU 4096", |host| host.mtu == Mtu::M4096),
 ];
+const MTUS_DIFFER: &str = "MTUs differ";
 
 /// Counters that stay 0 in these runs: a device has one address, and networks bring it no other
 /// packets; management datagrams of another kind are hardly ever forged; a listener never has 128
@@ -273,14 +201,15 @@ pub(super) fn declare(coverage: &mut Coverage) {
     let cells: Vec<_> = NETWORK_EFFECTS.iter().flatten().copied().collect();
     coverage.declare("network", &cells[..NETWORK_EFFECT_CELLS - 1]);
     FAULTS.iter().for_each(|row| coverage.declare("fault", row));
-    coverage.declare("queue pair", &QUEUE_PAIRS);
+    coverage.declare("queue pair", QUEUE_PAIRS);
     // A connection request that outlives its listener comes once in many thousands of seeds.
-    let all = CONNECTIONS.into_iter().filter(|name| *name != "asked of a dead program");
-    all.for_each(|name| coverage.declare("connection", &[name]));
-    coverage.declare("memory", &MEMORY);
+    let all = CONNECTIONS.iter().filter(|name| **name != "asked of a dead program");
+    all.for_each(|name| coverage.declare("connection", &[*name]));
+    coverage.declare("memory", MEMORY);
     coverage.declare("mistake", &MISTAKES);
     coverage.declare("sequence number", &SEQUENCE);
-    coverage.declare("plan", &CHOICES);
+    coverage.declare("plan", &CHOICES.map(|(name, _)| name));
+    coverage.declare("plan", &[MTUS_DIFFER]);
     coverage.declare("plan", &Scenario::ALL.map(Scenario::name));
     for (name, _) in Counters::default().iter().filter(|(name, _)| !NEVER_COUNTED.contains(name)) {
         coverage.declare("device", &[name]);
@@ -430,24 +359,13 @@ fn connection(bytes: &[u8]) -> u64 {
 
 /// Counts the choices of a plan.
 pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
-    let mut hit = |at: usize| coverage.hit("plan", CHOICES[at]);
     for host in &plan.hosts {
-        let policy = match host.icrc {
-            IcrcPolicy::Strict => 0,
-            IcrcPolicy::Off => 2,
-            _ => 1,
-        };
-        hit(3 * usize::from(host.addr.is_ipv6()) + policy);
-        hit(6 + match host.hints {
-            Hints::Right => 0,
-            Hints::None => 1,
-            Hints::Mixed => 2,
-        });
-        hit(if host.gso { 9 } else { 10 });
-        hit(11 + (host.mtu.bytes().ilog2() as usize).saturating_sub(8));
+        for (name, _) in CHOICES.iter().filter(|(_, is)| is(host)) {
+            coverage.hit("plan", name);
+        }
     }
     if plan.hosts.iter().any(|host| host.mtu != plan.hosts[0].mtu) {
-        hit(16);
+        coverage.hit("plan", MTUS_DIFFER);
     }
     coverage.hit("plan", plan.scenario.name());
 }
@@ -497,28 +415,31 @@ pub(crate) enum Step {
     Destroyed(QpState),
 }
 
-pub(super) fn stepped(coverage: &mut Coverage, step: Step) {
-    let at = match step {
-        Step::Receives => 0,
-        Step::UpByProgram => 1,
-        Step::UpByManager => 2,
-        Step::Pauses => 3,
-        Step::GoesOn => 4,
-        Step::Ends(QpState::Init) => 5,
-        Step::Ends(QpState::Rtr) => 6,
-        Step::Ends(QpState::Rts) => 7,
-        Step::Ends(QpState::Sqd) => 8,
-        Step::Fails => 9,
-        Step::Disconnected => 10,
-        Step::Destroyed(QpState::Init) => 11,
-        Step::Destroyed(QpState::Rts) => 12,
-        Step::Destroyed(QpState::Err) => 13,
-        Step::Ends(_) | Step::Destroyed(_) => return,
-    };
-    coverage.hit("queue pair", QUEUE_PAIRS[at]);
+named! {
+    /// States that queue pairs leave, and the reason.
+    const QUEUE_PAIRS = queue_pair(Step) {
+        Step::Receives => "Init to RTR for a while",
+        Step::UpByProgram => "Init to RTS, by its program",
+        Step::UpByManager => "Init to RTS, by the connection manager",
+        Step::Pauses => "RTS to SQD",
+        Step::GoesOn => "SQD to RTS",
+        Step::Ends(QpState::Init) => "Init to Error",
+        Step::Ends(QpState::Rtr) => "RTR to Error",
+        Step::Ends(QpState::Rts) => "RTS to Error, by its program",
+        Step::Ends(QpState::Sqd) => "SQD to Error",
+        Step::Fails => "RTS to Error, by a failure",
+        Step::Disconnected => "RTS to Error, by the connection manager",
+        Step::Destroyed(QpState::Init) => "destroyed in Init",
+        Step::Destroyed(QpState::Rts) => "destroyed in RTS",
+        Step::Destroyed(QpState::Err) => "destroyed in Error",
+    }
 }
 
-/// Events of a connection, as numbered in [`CONNECTIONS`].
+pub(super) fn stepped(coverage: &mut Coverage, step: Step) {
+    queue_pair(step).inspect(|name| coverage.hit("queue pair", name));
+}
+
+/// Events of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Link {
     Asked,
@@ -537,28 +458,35 @@ pub(crate) enum Link {
     Withdrawn,
 }
 
-pub(super) fn linked(coverage: &mut Coverage, link: Link) {
-    let passive = |active: bool| usize::from(!active);
-    let at = match link {
-        Link::Asked => 0,
-        Link::Unmanaged => 1,
-        Link::Established { active } => 2 + passive(active),
-        Link::RefusedByProgram => 4,
-        Link::Nobody => 5,
-        Link::TooLarge => 6,
-        Link::RefusedOtherwise => 7,
-        Link::Unreachable { active } => 8 + passive(active),
-        Link::Disconnected { active } => 10 + passive(active),
-        Link::TimewaitOver => 12,
-        Link::GivenUp { active } => 13 + passive(active),
-        Link::Abrupt => 15,
-        Link::TooLate => 16,
-        Link::Withdrawn => 17,
-    };
-    coverage.hit("connection", CONNECTIONS[at]);
+named! {
+    /// Events of connections that programs receive, and their reactions.
+    const CONNECTIONS = connection_event(Link) {
+        Link::Asked => "asked for",
+        Link::Unmanaged => "made without a manager",
+        Link::Established { active: true } => "active: established",
+        Link::Established { active: false } => "passive: established",
+        Link::RefusedByProgram => "active: refused by the program",
+        Link::Nobody => "active: nobody listens",
+        Link::TooLarge => "active: MTU too large",
+        Link::RefusedOtherwise => "active: refused for another reason",
+        Link::Unreachable { active: true } => "active: unreachable",
+        Link::Unreachable { active: false } => "passive: unreachable",
+        Link::Disconnected { active: true } => "active: disconnected",
+        Link::Disconnected { active: false } => "passive: disconnected",
+        Link::TimewaitOver => "time wait is over",
+        Link::GivenUp { active: true } => "given up by the active side while connecting",
+        Link::GivenUp { active: false } => "given up by the passive side while connecting",
+        Link::Abrupt => "left without a word",
+        Link::TooLate => "asked of a dead program",
+        Link::Withdrawn => "withdrawn before the answer",
+    }
 }
 
-/// Events of memory, as numbered in [`MEMORY`].
+pub(super) fn linked(coverage: &mut Coverage, link: Link) {
+    connection_event(link).inspect(|name| coverage.hit("connection", name));
+}
+
+/// Events of memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LoanEvent {
     Registered,
@@ -569,16 +497,22 @@ pub(crate) enum LoanEvent {
     TakenAway { busy: bool },
 }
 
+named! {
+    /// Events of memory that peers may use for a time.
+    const MEMORY = memory_event(LoanEvent) {
+        LoanEvent::Registered => "region registered",
+        LoanEvent::Bound { from_zero: false } => "window bound",
+        LoanEvent::Bound { from_zero: true } => "window bound from zero",
+        LoanEvent::Invalidated => "given back by an invalidation",
+        LoanEvent::Released => "given back by a word",
+        LoanEvent::InvalidatedHere => "invalidated by its own side",
+        LoanEvent::TakenAway { busy: false } => "region taken away, idle",
+        LoanEvent::TakenAway { busy: true } => "region taken away, in use",
+    }
+}
+
 pub(super) fn loan(coverage: &mut Coverage, what: LoanEvent) {
-    let at = match what {
-        LoanEvent::Registered => 0,
-        LoanEvent::Bound { from_zero } => 1 + usize::from(from_zero),
-        LoanEvent::Invalidated => 3,
-        LoanEvent::Released => 4,
-        LoanEvent::InvalidatedHere => 5,
-        LoanEvent::TakenAway { busy } => 6 + usize::from(busy),
-    };
-    coverage.hit("memory", MEMORY[at]);
+    memory_event(what).inspect(|name| coverage.hit("memory", name));
 }
 
 /// Counts a mistake of a program, as numbered in [`MISTAKES`].

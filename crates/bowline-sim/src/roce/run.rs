@@ -73,8 +73,8 @@ impl simulator::World<Stats> for World {
 
     fn end(mut self) -> (Stats, Coverage, Trace) {
         self.stats.virtual_ms = self.now / 1_000_000;
-        self.reached.report(&mut self.coverage);
-        (self.stats, self.coverage, self.trace)
+        self.reached.report(&mut self.base.coverage);
+        self.base.end()
     }
 }
 

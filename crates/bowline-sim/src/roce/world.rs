@@ -1,6 +1,5 @@
 //! A run, step by step: devices, their programs and the faults.
 
-use bowline_roce::Instant;
 use bowline_verbs::{CmId, Completion, ConnRequest};
 
 use self::fresh::Fresh;
@@ -12,8 +11,8 @@ use super::reach::{self, Reached};
 use super::sabotage::Sabotage;
 use super::side::{Side, SideId, Stage};
 use super::stats::Stats;
-use crate::engine::coverage::Coverage;
-use crate::engine::queue::{Queue, SEC};
+use crate::engine::base::{Base, has_base};
+use crate::engine::queue::SEC;
 use crate::engine::rng::Rng;
 use crate::engine::trace::Trace;
 
@@ -79,16 +78,9 @@ enum Phase {
 
 /// State of a run.
 pub(crate) struct World {
+    pub(crate) base: Base<Event, Stats>,
     pub(crate) plan: Plan,
-    pub(crate) now: u64,
-    queue: Queue<Event>,
-    pub(crate) rng: Rng,
-    pub(crate) trace: Trace,
-    pub(crate) stats: Stats,
-    pub(crate) coverage: Coverage,
     pub(crate) reached: Reached,
-    /// The first broken promise.
-    pub(crate) failure: Option<String>,
     pub(crate) net: Net,
     pub(crate) hosts: Vec<Host>,
     pub(crate) sides: Vec<Side>,
@@ -110,6 +102,8 @@ pub(crate) struct World {
     entries: Vec<Completion>,
 }
 
+has_base!(World, Event, Stats);
+
 /// Number of steps after which a run is taken to make no progress.
 const STEPS_MAX: u64 = 1_500_000;
 
@@ -118,14 +112,8 @@ impl World {
         let hosts = plan.hosts.iter().map(|host| Host::new(host.clone())).collect();
         let net = Net::new(plan.net.clone(), plan.hosts.len());
         let mut world = Self {
-            now: SEC,
-            queue: Queue::default(),
-            rng,
-            trace,
-            stats: Stats::default(),
-            coverage: Coverage::default(),
+            base: Base::new(rng, trace),
             reached: Reached::default(),
-            failure: None,
             net,
             hosts,
             sides: Vec::new(),
@@ -142,7 +130,7 @@ impl World {
             entries: Vec::new(),
             plan,
         };
-        reach::chosen(&mut world.coverage, &world.plan);
+        reach::chosen(&mut world.base.coverage, &world.plan);
         for host in 0..world.hosts.len() {
             world.boot(host);
         }
@@ -159,51 +147,9 @@ impl World {
         world
     }
 
-    /// Puts `event` into the queue, due after `delay` nanoseconds.
-    pub(crate) fn schedule(&mut self, delay: u64, event: Event) {
-        self.queue.push(self.now.saturating_add(delay), event);
-    }
-
-    /// Puts `event` into the queue, due after a random time of at most `most` nanoseconds.
-    pub(crate) fn schedule_within(&mut self, most: u64, event: Event) {
-        let delay = self.rng.below(most + 1);
-        self.schedule(delay, event);
-    }
-
-    /// Records the first broken promise; later ones are its consequences.
-    pub(crate) fn fail(&mut self, what: impl FnOnce() -> String) {
-        if self.failure.is_none() {
-            self.failure = Some(what());
-        }
-    }
-
-    /// Records a broken promise, if `result` is one.
-    pub(crate) fn judge<T>(&mut self, result: Result<T, String>) -> Option<T> {
-        match result {
-            Ok(value) => Some(value),
-            Err(what) => {
-                self.fail(|| what);
-                None
-            }
-        }
-    }
-
-    /// Adds an event to the trace.
-    pub(crate) fn note(&mut self, facts: [u64; 3], text: impl FnOnce() -> String) {
-        self.trace.note(self.now, facts, text);
-    }
-
-    pub(crate) fn instant(&self) -> Instant {
-        Instant::from_nanos(self.now)
-    }
-
     /// Takes one step; returns false when the run is over.
     pub(crate) fn step(&mut self) -> bool {
-        let Some((at, event)) = self.queue.pop() else {
-            self.fail(|| "nothing left to happen".into());
-            return false;
-        };
-        self.now = at;
+        let Some(event) = self.next_event() else { return false };
         self.stats.steps += 1;
         if self.stats.steps > STEPS_MAX {
             self.fail(|| format!("still going after {STEPS_MAX} steps"));
@@ -221,7 +167,7 @@ impl World {
             Event::Arrive { host, datagram } => self.arrive(host, &datagram),
             Event::Timer { host, boot } => {
                 if self.lives(host, boot) {
-                    let result = self.hosts[host].timer(self.now);
+                    let result = self.hosts[host].timer(self.base.now);
                     if self.judge(result) == Some(true) {
                         self.note([2, host as u64, 0], || format!("timer of host {host}"));
                         self.schedule_turn(host);

@@ -140,7 +140,7 @@ impl Process {
         if self.wake_at.is_none_or(|at| at > due) {
             self.wake_at = Some(due);
             let event = Event::Wake { node: self.node, boot: self.boot };
-            base.schedule(due - base.now, event);
+            base.schedule_at(due, event);
         }
     }
 }

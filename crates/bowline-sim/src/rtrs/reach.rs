@@ -9,11 +9,9 @@ use bowline_rtrs::client::{PathState, ReadKeys};
 use bowline_rtrs::server::ServerCounters;
 
 use super::client::{Client, Stage};
-use super::plan::{Fault, Plan, Scenario};
+use super::plan::{ClientPlan, DiskPlan, Fault, Plan, Scenario};
 use super::trial::TrialKind;
-use crate::engine::coverage::Coverage;
-use crate::engine::coverage::TIME_SHARES;
-use crate::roce::reach::table;
+use crate::engine::coverage::{Choice, Coverage, TIME_SHARES, named, table};
 
 /// Changes of a client's path, from the row's state to the column's.
 const PATHS: [[&str; 7]; 7] = table!(
@@ -57,19 +55,18 @@ pub(super) fn path(coverage: &mut Coverage, from: PathState, to: PathState) {
     coverage.hit("path of a client", PATHS[path_row(from)][path_row(to)]);
 }
 
-/// Events of sessions, by the stage of the program.
-const SESSIONS: [[&str; 6]; 4] = table!(
-    ["opened", "not opened", "lost its last path", "has a path again"]
-    ["at first", "while disks are mapped", "while it works", "in the end", "being closed", "over"]
-);
-
-/// An event of a session: a row of [`SESSIONS`].
-#[derive(Clone, Copy, Debug)]
-pub(super) enum SessionEventClass {
-    Opened,
-    NotOpened,
-    Lost,
-    Back,
+table! {
+    /// An event of a session.
+    pub(super) enum SessionEventClass {
+        Opened = "opened",
+        NotOpened = "not opened",
+        Lost = "lost its last path",
+        Back = "has a path again",
+    }
+    // By the stage of the program.
+    const SESSIONS = [
+        "at first", "while disks are mapped", "while it works", "in the end", "being closed", "over"
+    ];
 }
 
 const fn session_column(stage: Stage) -> usize {
@@ -87,44 +84,26 @@ pub(super) fn session(coverage: &mut Coverage, word: SessionEventClass, stage: S
     coverage.hit("session", SESSIONS[word as usize][session_column(stage)]);
 }
 
-/// Faults, by the stage of the client they affect.
-const FAULTS: [[&str; 6]; 14] = table!(
-    [
-        "cut",
-        "cut one way",
-        "held",
-        "held one way",
-        "all lines held",
-        "server dies",
-        "client dies",
-        "server stalls",
-        "client stalls",
-        "order about a path",
-        "server closes a path",
-        "server dies unseen",
-        "a device falls mute",
-        "a machine falls silent"
-    ]
-    ["no session", "opening", "mapping", "idle", "busy", "closing"]
-);
-
-/// A class of faults: a row of [`FAULTS`].
-#[derive(Clone, Copy, Debug)]
-pub(super) enum FaultClass {
-    Cut,
-    HalfCut,
-    MapState,
-    HalfHeld,
-    AllHeld,
-    ServerDies,
-    ClientDies,
-    ServerStalls,
-    ClientStalls,
-    Order,
-    Kick,
-    UnnoticedCrash,
-    Mute,
-    Silent,
+table! {
+    /// A class of faults.
+    pub(super) enum FaultClass {
+        Cut = "cut",
+        HalfCut = "cut one way",
+        MapState = "held",
+        HalfHeld = "held one way",
+        AllHeld = "all lines held",
+        ServerDies = "server dies",
+        ClientDies = "client dies",
+        ServerStalls = "server stalls",
+        ClientStalls = "client stalls",
+        Order = "order about a path",
+        Kick = "server closes a path",
+        UnnoticedCrash = "server dies unseen",
+        Mute = "a device falls mute",
+        Silent = "a machine falls silent",
+    }
+    // By the stage of the client they affect.
+    const FAULTS = ["no session", "opening", "mapping", "idle", "busy", "closing"];
 }
 
 impl FaultClass {
@@ -191,143 +170,100 @@ pub(super) fn ordered(coverage: &mut Coverage, what: u64, taken: bool) {
     coverage.hit("order", ORDERS[what.min(3) as usize][usize::from(!taken)]);
 }
 
-/// Events of disks.
-const DISKS: [&str; 6] = [
-    "mapped",
-    "not mapped",
-    "given up, idle",
-    "given up, busy",
-    "given up while it is mapped",
-    "given up at once after requests",
-];
-
-/// An event of a disk: one of [`DISKS`].
-#[derive(Clone, Copy, Debug)]
-pub(super) enum DiskEventClass {
-    Mapped,
-    NotMapped,
-    Idle,
-    Busy,
-    Mapping,
-    AfterSubmit,
+named! {
+    /// An event of a disk.
+    pub(super) enum DiskEventClass {
+        Mapped = "mapped",
+        NotMapped = "not mapped",
+        Idle = "given up, idle",
+        Busy = "given up, busy",
+        Mapping = "given up while it is mapped",
+        AfterSubmit = "given up at once after requests",
+    }
 }
 
 pub(super) fn disk(coverage: &mut Coverage, what: DiskEventClass) {
-    coverage.hit("disk", DISKS[what as usize]);
+    coverage.hit("disk", what.name());
 }
 
-/// Misbehaviour of clients and servers, and other rare events.
-pub(super) const MISDEEDS: [&str; 7] = [
-    "a write with the key of a request",
-    "a write with the next key",
-    "a key left to the client",
-    "a write with a key that was",
-    "a silence noticed",
-    "the server closes, and starts again",
-    "attempts to connect are used up",
-];
-
-/// One of [`MISDEEDS`].
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Misdeed {
-    Attack,
-    AttackNext,
-    KeyLeft,
-    LateWrite,
-    Noticed,
-    Restart,
-    UsedUp,
+named! {
+    /// Misbehaviour of clients and servers, and other rare events.
+    pub(super) enum Misdeed {
+        Attack = "a write with the key of a request",
+        AttackNext = "a write with the next key",
+        KeyLeft = "a key left to the client",
+        LateWrite = "a write with a key that was",
+        Noticed = "a silence noticed",
+        Restart = "the server closes, and starts again",
+        UsedUp = "attempts to connect are used up",
+    }
 }
 
 pub(super) fn misdeed(coverage: &mut Coverage, what: Misdeed) {
-    coverage.hit("beside", MISDEEDS[what as usize]);
+    coverage.hit("beside", what.name());
 }
 
 /// Choices that plans can make.
-const CHOICES: [&str; 27] = [
-    "round robin",
-    "least inflight",
-    "least latency",
-    "long-lived key",
-    "keys for single READs",
-    "servers tell keys",
-    "clients count keys",
-    "READs to several places",
-    "waits as kernels",
-    "attempts to connect bounded",
-    "no attempt to connect",
-    "requests wait for the session",
-    "requests fail with the session",
-    "polled connections",
-    "one connection for all",
-    "several paths",
-    "several disks",
-    "blocks of 4096",
-    "a write cache",
-    "FUA",
-    "answers from a disk's own memory",
-    "chunk keys refreshed",
-    "chunk keys kept",
-    "a rude server",
-    "a hostile client",
-    "bursts of another size",
-    "IPv6",
+const CHOICES: [Choice<Plan>; 27] = [
+    ("round robin", |plan| client(plan, |it| it.policy == Policy::RoundRobin)),
+    ("least inflight", |plan| client(plan, |it| it.policy == Policy::MinInflight)),
+    ("least latency", |plan| client(plan, |it| it.policy == Policy::MinLatency)),
+    ("long-lived key", |plan| client(plan, |it| it.read_keys == ReadKeys::LongLived)),
+    ("keys for single READs", |plan| client(plan, |it| it.read_keys != ReadKeys::LongLived)),
+    ("servers tell keys", |plan| client(plan, |it| !it.counts_keys)),
+    ("clients count keys", |plan| client(plan, |it| it.counts_keys)),
+    ("READs to several places", |plan| client(plan, |it| it.scattered > 0)),
+    ("waits as kernels", |plan| client(plan, |it| it.kernel_delay.is_some())),
+    ("attempts to connect bounded", |plan| client(plan, |it| it.max_reconnects > 0)),
+    ("no attempt to connect", |plan| client(plan, |it| it.max_reconnects == 0)),
+    ("requests wait for the session", |plan| client(plan, |it| it.queues)),
+    ("requests fail with the session", |plan| client(plan, |it| !it.queues)),
+    ("polled connections", |plan| client(plan, |it| it.poll_connections > 0)),
+    ("one connection for all", |plan| {
+        client(plan, |it| it.io_connections + it.poll_connections == 0)
+    }),
+    ("several paths", |plan| client(plan, |it| it.paths.len() > 1)),
+    ("several disks", |plan| client(plan, |it| it.disks.len() > 1)),
+    ("blocks of 4096", |plan| disk_of(plan, |it| it.logical == 4096)),
+    ("a write cache", |plan| disk_of(plan, |it| it.cache)),
+    ("FUA", |plan| disk_of(plan, |it| it.fua)),
+    ("answers from a disk's own memory", |plan| disk_of(plan, |it| it.direct)),
+    ("chunk keys refreshed", |plan| plan.invalidate),
+    ("chunk keys kept", |plan| !plan.invalidate),
+    ("a rude server", |plan| plan.misbehaving),
+    ("a hostile client", |plan| client(plan, |it| it.hostile)),
+    ("bursts of another size", |plan| plan.burst.is_some()),
+    ("IPv6", |plan| plan.nodes[0].hosts[0].addr.is_ipv6()),
 ];
+
+fn client(plan: &Plan, is: impl Fn(&ClientPlan) -> bool) -> bool {
+    plan.clients.iter().any(is)
+}
+
+fn disk_of(plan: &Plan, is: impl Fn(&DiskPlan) -> bool) -> bool {
+    plan.clients.iter().flat_map(|client| &client.disks).any(is)
+}
 
 /// Records the choices of a plan.
 pub(super) fn chosen(coverage: &mut Coverage, plan: &Plan) {
-    let mut chosen = [false; CHOICES.len()];
-    for client in &plan.clients {
-        let keys = client.read_keys == ReadKeys::LongLived;
-        let policy = match client.policy {
-            Policy::RoundRobin => 0,
-            Policy::MinInflight => 1,
-            _ => 2,
-        };
-        chosen[policy] = true;
-        chosen[if keys { 3 } else { 4 }] = true;
-        chosen[if client.counts_keys { 6 } else { 5 }] = true;
-        chosen[7] |= client.scattered > 0;
-        chosen[8] |= client.kernel_delay.is_some();
-        chosen[9] |= client.max_reconnects > 0;
-        chosen[10] |= client.max_reconnects == 0;
-        chosen[if client.queues { 11 } else { 12 }] = true;
-        chosen[13] |= client.poll_connections > 0;
-        chosen[14] |= client.io_connections + client.poll_connections == 0;
-        chosen[15] |= client.paths.len() > 1;
-        chosen[16] |= client.disks.len() > 1;
-        chosen[24] |= client.hostile;
-        for disk in &client.disks {
-            chosen[17] |= disk.logical == 4096;
-            chosen[18] |= disk.cache;
-            chosen[19] |= disk.fua;
-            chosen[20] |= disk.direct;
-        }
-    }
-    chosen[if plan.invalidate { 21 } else { 22 }] = true;
-    chosen[23] |= plan.misbehaving;
-    chosen[25] |= plan.burst.is_some();
-    chosen[26] |= plan.nodes[0].hosts[0].addr.is_ipv6();
-    for (name, _) in CHOICES.iter().zip(chosen).filter(|(_, is)| *is) {
+    for (name, _) in CHOICES.iter().filter(|(_, is)| is(plan)) {
         coverage.hit("plan", name);
     }
     coverage.hit("plan", plan.scenario.name());
     for trial in &plan.trials {
-        coverage.hit("plan", trial_kind(trial.what));
+        trial_kind(trial.what).inspect(|name| coverage.hit("plan", name));
     }
 }
 
-const TRIAL_KINDS: [&str; 5] =
-    ["silent server", "silent client", "restart", "mute server", "mute client"];
-
-const fn trial_kind(what: TrialKind) -> &'static str {
-    TRIAL_KINDS[match what {
-        TrialKind::Silence { node: 0 } => 0,
-        TrialKind::Silence { .. } => 1,
-        TrialKind::Restart { .. } => 2,
-        TrialKind::Mute { node: 0, .. } => 3,
-        TrialKind::Mute { .. } => 4,
-    }]
+named! {
+    /// Trials of plans.
+    const TRIAL_KINDS = trial_kind(TrialKind) {
+        TrialKind::Silence { node: 0 } => "silent server",
+        TrialKind::Silence { .. } => "silent client",
+        TrialKind::Restart { .. } => "restart",
+        TrialKind::Mute { node: 0, .. } => "mute server",
+        TrialKind::Mute { .. } => "mute client",
+    }
 }
 
 /// Names for the times that paths needed to be connected after the last fault, and that final IO
@@ -362,10 +298,10 @@ pub(super) fn declare(coverage: &mut Coverage) {
     // These runs never reach the limit of paths, so adding one is never refused.
     ORDERS[..3].iter().for_each(|row| coverage.declare("order", row));
     coverage.declare("order", &ORDERS[3][..1]);
-    coverage.declare("disk", &DISKS);
-    coverage.declare("beside", &MISDEEDS);
-    coverage.declare("plan", &CHOICES);
-    coverage.declare("plan", &TRIAL_KINDS);
+    coverage.declare("disk", DiskEventClass::NAMES);
+    coverage.declare("beside", Misdeed::NAMES);
+    coverage.declare("plan", &CHOICES.map(|(name, _)| name));
+    coverage.declare("plan", TRIAL_KINDS);
     let drawn = Scenario::ALL.into_iter().filter(|scenario| *scenario != Scenario::SingleFault);
     drawn.for_each(|scenario| coverage.declare("plan", &[scenario.name()]));
     for (name, _) in

@@ -79,7 +79,7 @@ impl simulator::World<Stats> for World {
 
     fn end(mut self) -> (Stats, Coverage, Trace) {
         self.base.stats.virtual_ms = self.base.now / 1_000_000;
-        (self.base.stats, self.base.coverage, self.base.trace)
+        self.base.base.end()
     }
 }
 

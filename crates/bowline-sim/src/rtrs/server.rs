@@ -512,16 +512,16 @@ impl Interceptor<'_> {
             left += u64::from(leaves);
             !leaves
         });
-        self.base.stats.keys_left += left;
+        self.base.base.stats.keys_left += left;
         if left > 0 {
-            reach::misdeed(&mut self.base.coverage, Misdeed::KeyLeft);
+            reach::misdeed(&mut self.base.base.coverage, Misdeed::KeyLeft);
         }
         if extra.chance(100)
             && let Some((write, mems)) = later.pop_front()
         {
             batch.send(write.conn, Tag::new(Tag::HEARTBEAT, 1), write.kind, &mems, false);
-            self.base.stats.late_writes += 1;
-            reach::misdeed(&mut self.base.coverage, Misdeed::LateWrite);
+            self.base.base.stats.late_writes += 1;
+            reach::misdeed(&mut self.base.base.coverage, Misdeed::LateWrite);
         }
         let gone: Vec<(ConnId, u32)> = (batch.wrs.iter())
             .filter_map(|wr| match wr.kind {

@@ -20,9 +20,8 @@ use super::reach::{self, FaultClass};
 use super::sabotage::Sabotage;
 use super::server::Server;
 use super::single_fault::{FaultCase, SingleFault, hold_length};
-use super::stats::Stats;
-use crate::engine::coverage::Coverage;
-use crate::engine::queue::{MS, Queue, SEC, US};
+use crate::engine::base;
+use crate::engine::queue::{MS, SEC, US};
 use crate::engine::rng::Rng;
 use crate::engine::trace::Trace;
 use crate::roce::host::Host;
@@ -123,18 +122,8 @@ impl World {
             ..HbConfig::default()
         };
         let holds = Rng::new(extra.clone().next() ^ HOLDS);
-        let mut base = Base {
-            now: SEC,
-            queue: Queue::default(),
-            rng,
-            extra,
-            trace,
-            stats: Stats::default(),
-            coverage: Coverage::default(),
-            failure: None,
-            sabotage,
-            final_io: false,
-        };
+        let base = base::Base::new(rng, trace);
+        let mut base = Base { base, extra, sabotage, final_io: false };
         reach::chosen(&mut base.coverage, &plan);
         base.note([0, 0, 0], || format!("{plan:#?}"));
         let disks = plan.clients.iter().flat_map(|client| &client.disks);
@@ -198,11 +187,7 @@ impl World {
 
     /// Takes one step; false when the run is over.
     pub(crate) fn step(&mut self) -> bool {
-        let Some((at, event)) = self.base.queue.pop() else {
-            self.base.fail(|| "nothing left to happen".into());
-            return false;
-        };
-        self.base.now = at;
+        let Some(event) = self.base.next_event() else { return false };
         self.base.stats.steps += 1;
         if self.base.stats.steps > STEPS_MAX {
             self.base.fail(|| format!("still going after {STEPS_MAX} steps"));
@@ -382,7 +367,7 @@ impl World {
     fn set_timer(&mut self, host: usize) {
         if let Some(due) = self.hosts[host].next_timer(self.base.now) {
             let boot = self.hosts[host].boot;
-            self.base.schedule(due - self.base.now, Event::Timer { host, boot });
+            self.base.schedule_at(due, Event::Timer { host, boot });
         }
     }
 
@@ -403,7 +388,7 @@ impl World {
                 let delivery = net.send(now, &mut base.rng, (host, to), datagram);
                 base.stats.lost += u64::from(delivery.arrivals.is_empty());
                 for (at, datagram) in delivery.arrivals {
-                    base.queue.push(at, Event::Arrive { host: to, datagram });
+                    base.schedule_at(at, Event::Arrive { host: to, datagram });
                 }
             });
             if self.base.judge(sent) != Some(true) {

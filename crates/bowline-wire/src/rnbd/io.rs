@@ -103,8 +103,8 @@ pub struct Io {
     /// Bytes read, written or discarded.
     #[doc(alias = "bi_size")]
     pub len: u32,
-    /// Linux IO priority, the class in bits 13 to 15; 0 where the message has none. Not to be
-    /// heeded before the session has agreed on version 2 [NB-11].
+    /// Linux IO priority, the class in bits 13 to 15; 0 if the message has none. Ignored before the
+    /// session has agreed on version 2 [NB-11].
     pub prio: u16,
 }
 

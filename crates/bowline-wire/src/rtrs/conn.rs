@@ -20,12 +20,12 @@ use super::{CON_LEN, Geometry, GeometryError, MAGIC, MAX_CONNECTIONS, Uuid, VERS
 
 /// Bit of CON_REQ: the session may be new [RT-34].
 const FIRST_CONN: u8 = 1;
-/// The last bytes of both, where kernels have zeros that nobody looks at: the client counts keys,
-/// and the server does not tell them [RT-99].
+/// The last bytes of both, where kernels have zeros and ignore them: the client counts keys, and
+/// the server does not send them [RT-99].
 const COUNTED_KEYS: [u8; 8] = *b"bowline1";
 const COUNTED_KEYS_AT: usize = CON_LEN - COUNTED_KEYS.len();
-/// What is before it in both: the client gives notice of paths it has given up, and the server
-/// heeds it [RT-101].
+/// The bytes before it in both: the client gives notice of paths it has given up, and the server
+/// accepts such notices [RT-101].
 const NOTICES: [u8; 3] = *b"gu1";
 const NOTICES_AT: usize = COUNTED_KEYS_AT - NOTICES.len();
 /// Flag of CON_RSP: keys are renewed with every reply [RT-4].
@@ -87,7 +87,7 @@ pub struct ConReq {
     pub first: bool,
     /// The client knows how keys are renewed, and need not be told them [RT-99].
     pub counts_keys: bool,
-    /// The client gives notice of paths it has given up, if the server heeds it [RT-101].
+    /// The client gives notice of paths it has given up, if the server accepts notices [RT-101].
     pub gives_notice: bool,
 }
 
@@ -154,7 +154,7 @@ pub enum ConRspError {
     Magic(u16),
     /// Another major version.
     Version(u16),
-    /// It accepts with numbers that cannot be. A client heeds them on connection 0 only [RT-5].
+    /// An acceptance with invalid numbers. A client evaluates them on connection 0 only [RT-5].
     Geometry(GeometryError),
 }
 
@@ -183,7 +183,7 @@ pub struct ConRsp {
     /// Every reply renews the key of its chunk: it is the next one [RT-99].
     pub counted_keys: bool,
     /// The server ends paths of which it gets notice that they are given up [RT-101].
-    pub heeds_notice: bool,
+    pub accepts_notice: bool,
 }
 
 /// A server's answer to a connect.
@@ -222,8 +222,8 @@ impl ConAnswer {
             Geometry::new(queue_depth, max_io, max_hdr).map_err(ConRspError::Geometry)?;
         let counted_keys = b[COUNTED_KEYS_AT..] == COUNTED_KEYS;
         let new_rkey = flags & NEW_RKEY != 0;
-        let heeds_notice = b[NOTICES_AT..COUNTED_KEYS_AT] == NOTICES;
-        Ok(Self::Accepted(ConRsp { geometry, new_rkey, counted_keys, heeds_notice }))
+        let accepts_notice = b[NOTICES_AT..COUNTED_KEYS_AT] == NOTICES;
+        Ok(Self::Accepted(ConRsp { geometry, new_rkey, counted_keys, accepts_notice }))
     }
 
     /// Writes the private data of the CM's REP or REJ [RT-4] [RT-29].
@@ -232,12 +232,12 @@ impl ConAnswer {
         out[..2].copy_from_slice(&MAGIC.to_le_bytes());
         out[2..4].copy_from_slice(&VERSION.to_le_bytes());
         match self {
-            Self::Accepted(ConRsp { geometry, new_rkey, counted_keys, heeds_notice }) => {
+            Self::Accepted(ConRsp { geometry, new_rkey, counted_keys, accepts_notice }) => {
                 let flags = if *new_rkey { NEW_RKEY } else { 0 };
                 if *counted_keys {
                     out[COUNTED_KEYS_AT..].copy_from_slice(&COUNTED_KEYS);
                 }
-                if *heeds_notice {
+                if *accepts_notice {
                     out[NOTICES_AT..COUNTED_KEYS_AT].copy_from_slice(&NOTICES);
                 }
                 out[6..8].copy_from_slice(&geometry.queue_depth().to_le_bytes());

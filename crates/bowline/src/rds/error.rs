@@ -83,7 +83,7 @@ impl ErrorKind {
         matches!(self, Self::Empty | Self::QueueFull | Self::Congested | Self::PeerUnknown)
     }
 
-    fn of_core(error: Core) -> Self {
+    fn from_core(error: Core) -> Self {
         match error {
             Core::Empty => Self::Empty,
             Core::QueueFull => Self::QueueFull,
@@ -109,14 +109,14 @@ impl ErrorKind {
         }
     }
 
-    const fn of_system(errno: Errno) -> Self {
+    const fn from_system(errno: Errno) -> Self {
         match errno {
             Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::EAGAIN => Self::Limit,
             _ => Self::System,
         }
     }
 
-    const fn of_host(error: HostError) -> Self {
+    const fn from_host(error: HostError) -> Self {
         match error {
             HostError::Absent(_) => Self::NoNode,
             HostError::Version => Self::OtherVersion,
@@ -128,12 +128,12 @@ impl ErrorKind {
             HostError::Call(Errno::ECONNREFUSED) => Self::PeerEnded,
             HostError::Call(Errno::EINVAL | Errno::EFAULT) => Self::Misuse,
             HostError::Call(Errno::EOPNOTSUPP | Errno::ENOPROTOOPT) => Self::NotSupported,
-            HostError::Call(errno) => Self::of_system(errno),
+            HostError::Call(errno) => Self::from_system(errno),
         }
     }
 
     /// The nearest kind of the standard library; that of the errno where there is none.
-    const fn of_io(self) -> Option<io::ErrorKind> {
+    const fn io_kind(self) -> Option<io::ErrorKind> {
         Some(match self {
             Self::Empty | Self::QueueFull | Self::Congested | Self::PeerUnknown => {
                 io::ErrorKind::WouldBlock
@@ -176,7 +176,7 @@ pub(super) enum HostError {
 
 impl HostError {
     /// Why there is no node.
-    pub(super) const fn of_search(errno: Errno) -> Self {
+    pub(super) const fn from_search(errno: Errno) -> Self {
         match errno {
             Errno::EPROTONOSUPPORT => Self::Version,
             Errno::EACCES | Errno::EMFILE | Errno::ENFILE => Self::Refused(errno),
@@ -185,7 +185,7 @@ impl HostError {
     }
 
     /// Why a call of a socket failed.
-    pub(super) const fn of_call(errno: Errno) -> Self {
+    pub(super) const fn from_call(errno: Errno) -> Self {
         match errno {
             Errno::EPROTONOSUPPORT => Self::Version,
             Errno::EMFILE | Errno::ENFILE => Self::Refused(errno),
@@ -210,10 +210,10 @@ impl fmt::Display for HostError {
         match self {
             Self::Absent(why) => write!(
                 f,
-                "no node serves programs of this host, {why}: start one with `bowline node`"
+                "no node serves programs of this host ({why}): start one with `bowline node`"
             ),
             Self::Version => f.write_str(
-                "the host's node is of another version: restart it with the one of this program",
+                "the host's node has another version: restart it with the version of this program",
             ),
             Self::Refused(Errno::EACCES) => f.write_str(
                 "the host's node does not serve this user: see `--allow-user` of `bowline node`",
@@ -225,14 +225,14 @@ impl fmt::Display for HostError {
             ),
             Self::Call(Errno::ECONNREFUSED) => Core::PeerEnded.fmt(f),
             Self::Ended => f.write_str(
-                "the host's node has ended, and this socket with it: start one with `bowline \
-                 node`, and look for it again",
+                "the host's node has ended, and this socket with it: start a node with `bowline \
+                 node` and open a new socket",
             ),
             Self::OwnersAffair => f.write_str(
-                "that is up to whoever runs the host's node: use the command `bowline` there",
+                "only the owner of the host's node can do that, with the command `bowline`",
             ),
             Self::NotForIts => f.write_str(
-                "sockets of the host's node do not have that: see the documentation of the call",
+                "sockets of the host's node do not support this: see the documentation of the call",
             ),
             Self::Call(errno) => errno.fmt(f),
         }
@@ -261,14 +261,14 @@ impl Error {
     /// Returns what a program may want to tell apart.
     pub fn kind(&self) -> ErrorKind {
         match &self.0 {
-            Cause::Node(Driver::Core(error)) => ErrorKind::of_core(*error),
+            Cause::Node(Driver::Core(error)) => ErrorKind::from_core(*error),
             Cause::Node(Driver::TimedOut) => ErrorKind::TimedOut,
             Cause::Node(Driver::ShutDown) => ErrorKind::ShutDown,
             Cause::Node(Driver::PortTaken { .. }) => ErrorKind::AddressInUse,
             Cause::Node(Driver::Rdma { .. }) => ErrorKind::Device,
-            Cause::Node(Driver::Os { errno, .. }) => ErrorKind::of_system(*errno),
+            Cause::Node(Driver::Os { errno, .. }) => ErrorKind::from_system(*errno),
             Cause::Node(_) => ErrorKind::Misuse,
-            Cause::Host(error) => ErrorKind::of_host(*error),
+            Cause::Host(error) => ErrorKind::from_host(*error),
             Cause::NotAnAddress { .. } => ErrorKind::BadAddress,
         }
     }
@@ -314,7 +314,7 @@ impl From<HostError> for Error {
 
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
-        let kind = error.kind().of_io().unwrap_or_else(|| error.errno().kind());
+        let kind = error.kind().io_kind().unwrap_or_else(|| error.errno().kind());
         Self::new(kind, error)
     }
 }
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(os(Errno::EMFILE).kind(), ErrorKind::Limit);
         assert_eq!(os(Errno::EACCES).kind(), ErrorKind::System);
         assert_eq!(io::Error::from(os(Errno::EACCES)).kind(), io::ErrorKind::PermissionDenied);
-        let absent = Error::from(HostError::of_search(Errno::ENOENT));
+        let absent = Error::from(HostError::from_search(Errno::ENOENT));
         assert_eq!(absent.kind(), ErrorKind::NoNode);
         assert_eq!(io::Error::from(absent).kind(), io::ErrorKind::NotFound);
     }

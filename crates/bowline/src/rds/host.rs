@@ -63,7 +63,7 @@ fn failed(errno: i32) -> Error {
         Errno::EDESTADDRREQ => Core::DestinationRequired.into(),
         Errno::EPROTOTYPE => Core::WrongProtocolType.into(),
         Errno::EHOSTUNREACH => Core::PeerNotPermitted.into(),
-        other => HostError::of_call(other).into(),
+        other => HostError::from_call(other).into(),
     }
 }
 
@@ -78,7 +78,7 @@ fn failed_to_send(errno: i32) -> Error {
 
 /// The host's node: at `place`, or where it serves by default.
 pub(super) fn find(place: Option<&[u8]>) -> Result<Host, Error> {
-    Host::find(place).map_err(|errno| HostError::of_search(Errno(errno)).into())
+    Host::find(place).map_err(|errno| HostError::from_search(Errno(errno)).into())
 }
 
 /// The counters of the node; none when it is gone.

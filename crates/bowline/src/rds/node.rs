@@ -23,8 +23,8 @@ use super::{Builder, Error, Event, Info, Socket, ToAddr};
 /// millisecond or two, and half a second at most when a peer does not answer. It does not wait for
 /// acknowledgements of what was sent: see [`shutdown`](Self::shutdown) and [`Socket::flush`]. A
 /// process that ends without dropping its node, as by [`std::process::exit`], leaves up to 10
-/// milliseconds of what it received unacknowledged. The host's node goes on, and belongs to whoever
-/// runs it: what changes it, or shows all of it, is not for its users.
+/// milliseconds of what it received unacknowledged. The host's node continues, and belongs to
+/// whoever runs it: what changes it, or shows all of it, is not for its users.
 #[derive(Clone, Debug)]
 pub struct Node {
     of: Of,
@@ -107,7 +107,7 @@ impl Node {
                 let id = driver.with_core(|core, _| core.socket())?;
                 Ok(Socket::new(driver.clone(), id))
             }
-            Of::Host(host) => Ok(Socket::of_host(HostSocket::open(host)?)),
+            Of::Host(host) => Ok(Socket::from_host(HostSocket::open(host)?)),
         }
     }
 
@@ -173,16 +173,16 @@ impl Node {
 
     /// Waits until all sent messages are acknowledged, at most `limit`, then ends all connections
     /// in good order, which takes half a second at most; later calls fail with `ESHUTDOWN`. Tells
-    /// whether everything was acknowledged in time. The host's node goes on: for it, this does
+    /// whether everything was acknowledged in time. The host's node continues: for it, this does
     /// nothing and returns `false`; [`Socket::flush`] waits for one socket.
     pub fn shutdown(&self, limit: Duration) -> bool {
         self.owned().is_some_and(|driver| driver.shutdown(limit))
     }
 
-    /// Ends all connections and writes down everything else, for a node that goes on in another
-    /// process of this machine: see [`Builder::resume`]. Peers lose nothing and see a cut of less
-    /// than a second; later calls fail with `ESHUTDOWN`. Returns the listeners, at which
-    /// connections wait meanwhile.
+    /// Ends all connections and saves everything else, for a node that resumes in another process
+    /// of this machine: see [`Builder::resume`]. Peers lose nothing and see a cut of less than a
+    /// second; later calls fail with `ESHUTDOWN`. Returns the listeners, at which connections wait
+    /// meanwhile.
     ///
     /// # Errors
     /// Those of `out`; the node is shut down all the same. `EOPNOTSUPP` for the host's node.

@@ -11,7 +11,7 @@ use bowline_rds_driver::RdmaMemory;
 use super::{Error, Socket};
 
 /// An operation on memory that a peer has announced ([`Control::RdmaDest`](super::Control)). It is
-/// carried out before its message is sent, at most once: after a connection was lost it is not
+/// executed before its message is sent, at most once: after a connection was lost it is not
 /// repeated, and its message is not sent.
 #[derive(Clone, Debug)]
 pub struct Transfer(RdmaOp);
@@ -137,7 +137,7 @@ impl Socket {
     /// `ENOTCONN` when the socket is not bound; `EOPNOTSUPP` unless to an address on RDMA;
     /// `ENOMEM`.
     pub fn rdma_memory(&self, len: usize) -> Result<Arc<RdmaMemory>, Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         Ok(driver.rdma_memory(id, len)?)
     }
 
@@ -162,7 +162,7 @@ impl Socket {
         peer: Option<IpAddr>,
         use_once: bool,
     ) -> Result<u64, Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         Ok(driver.rdma_register(id, memory, part, peer, use_once)?)
     }
 
@@ -172,11 +172,11 @@ impl Socket {
     /// `EINVAL` for a key that is not of this socket, or is taken back already.
     #[doc(alias = "RDS_FREE_MR")]
     pub fn rdma_free(&self, key: u64) -> Result<(), Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         Ok(driver.rdma_free(id, key)?)
     }
 
-    /// Carries out transfers, at most one that moves data and one atomic, then sends a message;
+    /// Executes transfers, at most one that moves data and one atomic, then sends a message;
     /// returns its length. When this returns, they are queued, and memory must stay as it is until
     /// they are over: see [`Transfer::notify`].
     ///

@@ -58,7 +58,7 @@ impl Socket {
         Self::with(Of::Process(driver, id))
     }
 
-    pub(super) fn of_host(socket: HostSocket) -> Self {
+    pub(super) fn from_host(socket: HostSocket) -> Self {
         Self::with(Of::Host(socket))
     }
 
@@ -182,7 +182,7 @@ impl Socket {
     }
 
     /// Sends a message whose payload is not copied: it stays in this buffer, which the socket
-    /// shares until the message is released. With a cookie, that is told by
+    /// shares until the message is released. With a cookie, this is reported by
     /// [`Control::ZcopyCompletion`](super::Control::ZcopyCompletion), if
     /// [`set_zerocopy`](Self::set_zerocopy) is on; `Arc::try_unwrap` gives the buffer back then.
     /// After that nothing is sent from it, not even after a connection was lost. Pays for messages
@@ -254,14 +254,14 @@ impl Socket {
 
     /// Sends a message of a socket of this process.
     fn send_own(&self, msg: SendMsg<'_>) -> Result<usize, Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         let blocking = self.blocking(&self.send_timeout);
         let msg = SendMsg { blocking: blocking != Blocking::Never, ..msg };
         Ok(driver.send(id, &msg, blocking)?)
     }
 
     /// Returns what a socket of this process has; the host's node has none of it.
-    pub(super) fn of_process(&self) -> Result<(&Driver, SocketId), Error> {
+    pub(super) fn in_process(&self) -> Result<(&Driver, SocketId), Error> {
         match &self.of {
             Of::Process(driver, id) => Ok((driver, *id)),
             Of::Host(_) => Err(HostError::NotForIts.into()),

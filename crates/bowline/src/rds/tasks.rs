@@ -101,7 +101,7 @@ impl Socket {
     }
 
     async fn send_waiting(&self, msg: &SendMsg<'_>) -> Result<usize, Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         let msg = SendMsg { blocking: true, ..*msg };
         let sent = poll_fn(|cx| driver.poll_send(id, &msg, cx));
         limited(from_nanos(self.send_timeout.load(Relaxed)), sent).await
@@ -119,7 +119,7 @@ impl Socket {
         let Some(((to, payload), rest)) = messages.split_first() else { return Ok(0) };
         self.send_to_async(payload, *to).await?;
         // No await from here on: the first message is sent, so this must become ready.
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         let rest = rest.iter().map(|(to, payload)| (Some(*to), *payload));
         Ok(1 + driver.send_batch(id, rest, Blocking::Never).unwrap_or(0))
     }
@@ -132,7 +132,7 @@ impl Socket {
     /// `ETIMEDOUT` after the receive timeout; `EOPNOTSUPP` (95) for a socket of the host's node:
     /// wait for its [descriptor](Self::event_fd).
     pub async fn recv_async(&self) -> Result<Message, Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let received = poll_fn(|cx| driver.poll_recv(id, opts, cx));
         let received = limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await?;
@@ -148,7 +148,7 @@ impl Socket {
     /// # Errors
     /// As [`recv_async`](Self::recv_async).
     pub async fn recv_from_async(&self, buf: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         let received = poll_fn(|cx| driver.poll_recv_into(id, buf, cx));
         limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await
     }
@@ -170,7 +170,7 @@ impl Socket {
         }
         messages.push(self.recv_async().await?);
         // No await from here on: the first message is taken, so this must become ready.
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let push = |received| messages.push(Message::new(received, driver));
         Ok(1 + driver.recv_batch(id, opts, max - 1, Blocking::Never, push).unwrap_or(0))
@@ -183,7 +183,7 @@ impl Socket {
     /// # Errors
     /// `EBADF` after [`close`](Self::close); `EOPNOTSUPP` (95) for a socket of the host's node.
     pub async fn wait_async(&self, interest: Interest) -> Result<(), Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         poll_fn(|cx| driver.poll_ready(id, interest, cx)).await?;
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Socket {
     /// `ECONNREFUSED` (111) as [`flush`](Self::flush); `EOPNOTSUPP` (95) for a socket of the host's
     /// node.
     pub async fn flush_async(&self) -> Result<(), Error> {
-        let (driver, id) = self.of_process()?;
+        let (driver, id) = self.in_process()?;
         Ok(poll_fn(|cx| driver.poll_flush(id, cx)).await?)
     }
 }

@@ -90,7 +90,7 @@ impl OnDisk {
         // What comes later is answered, so an answer that did not wait would be there.
         self.begin(READ, IoOp::Read, 0, false);
         assert_eq!(self.disk.news(), News::Answered(READ, 0), "before {what:?} was over");
-        self.disk.go_on(errno);
+        self.disk.resume(errno);
     }
 }
 

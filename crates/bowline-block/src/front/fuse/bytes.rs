@@ -85,7 +85,7 @@ struct Op {
 enum Stage {
     /// Reads the old contents of blocks that are changed in parts.
     ReadOld,
-    /// Carries out the request.
+    /// Executes the request.
     Main,
     /// Makes it durable.
     Flush,

@@ -58,7 +58,7 @@ fn limits(disk: &dyn BlockDevice, options: &NbdOptions) -> Limits {
     Limits { read_only: limits.read_only || options.read_only, ..limits }
 }
 
-/// Carries out the handshake with a client.
+/// Executes the handshake with a client.
 fn negotiate(
     socket: &UnixStream,
     disk: &dyn BlockDevice,
@@ -231,7 +231,7 @@ impl Connection {
 }
 
 impl ClientHandler for Connection {
-    /// Requests sent before are still carried out, except reads.
+    /// Requests sent before are still executed, except reads.
     fn hung_up(&self) {
         self.hung_up.store(true, Relaxed);
         self.requests.stop_waiting();

@@ -126,13 +126,13 @@ impl State {
         let mut pieces = [sys::NOTHING; 2 * BATCH];
         let mut skip = self.sent;
         for (reply, pair) in self.queue.iter().zip(pieces.chunks_exact_mut(2)) {
-            pair[0] = sys::of_bytes(&reply.header[skip.min(REPLY_LEN)..]);
+            pair[0] = sys::piece_of_bytes(&reply.header[skip.min(REPLY_LEN)..]);
             if reply.has_data
                 && let Some((mut mem, _)) = requests.memory(&reply.place, reply.len)
             {
-                let of_data = skip.saturating_sub(REPLY_LEN);
-                (mem.offset, mem.len) = (mem.offset + of_data, mem.len - of_data);
-                pair[1] = sys::of_mem(&mem);
+                let data_skip = skip.saturating_sub(REPLY_LEN);
+                (mem.offset, mem.len) = (mem.offset + data_skip, mem.len - data_skip);
+                pair[1] = sys::piece_of_mem(&mem);
             }
             skip = 0;
         }

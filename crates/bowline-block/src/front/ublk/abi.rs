@@ -170,10 +170,10 @@ mod tests {
         let max_bytes = u64::from(Limits::IO_MAX);
         let discard = Discard { max_bytes, granularity: 1 << 31, alignment: (1 << 31) - 512 };
         let bytes = Limits::BYTES_MAX - 511;
-        let told = params(&Limits { discard: Some(discard), ..Limits::plain(bytes) }, 1 << 19);
-        assert_eq!(told[24..32], (bytes / 512).to_ne_bytes());
+        let reported = params(&Limits { discard: Some(discard), ..Limits::plain(bytes) }, 1 << 19);
+        assert_eq!(reported[24..32], (bytes / 512).to_ne_bytes());
         let words = [(1 << 31) - 512, 1 << 31, Limits::IO_MAX / 512].map(u32::to_ne_bytes);
-        assert_eq!(told[40..52], words.concat());
+        assert_eq!(reported[40..52], words.concat());
         assert_eq!(params(&Limits::plain(0), 1 << 19)[24..32], [0; 8]);
     }
 

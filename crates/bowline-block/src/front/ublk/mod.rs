@@ -121,10 +121,10 @@ impl Ublk {
     /// never.
     fn delete(&self) {
         let (id, control) = (self.id, Arc::clone(&self.control));
-        let (told, is_gone) = mpsc::channel();
+        let (done, is_gone) = mpsc::channel();
         let thread = std::thread::Builder::new().name("bowline-ublk-end".into()).spawn(move || {
             // The receiver may be gone when this took too long.
-            let _ = told.send(lock(&control).delete(id));
+            let _ = done.send(lock(&control).delete(id));
         });
         match thread {
             Ok(_) => drop(is_gone.recv_timeout(DELETE_TIMEOUT)),

@@ -4,7 +4,7 @@ mod more;
 
 use std::{fs, io, path::PathBuf};
 
-use bowline_node::{Failure, Outcome};
+use bowline_node::{Failure, Outcome, log, options};
 use clap_complete::Shell;
 use clap_mangen::{
     Man,
@@ -12,8 +12,6 @@ use clap_mangen::{
 };
 
 use self::more::{Entry, more};
-use crate::cli::definition;
-
 /// Write the manual pages into a folder.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArgs {
@@ -26,16 +24,19 @@ pub(crate) struct ManArgs {
 pub(crate) struct CompletionArgs {
     /// bash, zsh, fish, elvish or powershell
     shell: Shell,
+    /// The program: bowline, or bowline-node, which the service starts
+    #[arg(long, value_name = "PROGRAM", default_value = "bowline", value_parser = ["bowline", "bowline-node"])]
+    of: String,
 }
 
 /// Writes `bowline.1`, and one page per word and per word below a word.
-pub(crate) fn run_man(args: &ManArgs) -> Outcome {
+pub(crate) fn run_man(args: &ManArgs, definition: clap::Command) -> Outcome {
     let dir = &args.dir;
     let failed = |error: io::Error| {
         Failure::failed(format!("cannot write pages into {}: {error}", dir.display()))
     };
     fs::create_dir_all(dir).map_err(failed)?;
-    let mut all = without_help(definition());
+    let mut all = without_help(definition);
     all.build();
     let mut pages = Vec::new();
     gather(&all, "bowline", &mut pages);
@@ -127,12 +128,14 @@ fn gather(command: &clap::Command, prefix: &str, pages: &mut Vec<clap::Command>)
 }
 
 /// Prints the completion script.
-pub(crate) fn run_completions(args: &CompletionArgs) -> Outcome {
+pub(crate) fn run_completions(args: &CompletionArgs, definition: clap::Command) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut definition(), "bowline", &mut script);
-    bowline_node::log::text(&String::from_utf8_lossy(&script));
-    if args.shell == Shell::Bash {
-        bowline_node::log::text(include_str!("rnbd.bash"));
+    let is_daemon = args.of == "bowline-node";
+    let mut program = if is_daemon { options::definition() } else { definition };
+    clap_complete::generate(args.shell, &mut program, &args.of, &mut script);
+    log::text(&String::from_utf8_lossy(&script));
+    if args.shell == Shell::Bash && !is_daemon {
+        log::text(include_str!("rnbd.bash"));
     }
     Ok(())
 }
@@ -140,6 +143,7 @@ pub(crate) fn run_completions(args: &CompletionArgs) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::definition;
 
     fn pages() -> Vec<clap::Command> {
         let mut all = without_help(definition());

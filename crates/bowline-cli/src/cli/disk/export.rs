@@ -14,6 +14,10 @@ use std::{
 use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome,
+    disks::{
+        DeviceConfig, Export, Served, ServingConfig, server_classes, server_modules,
+        values::granted,
+    },
     log::Duty,
     metrics, namespaces,
     service_manager::Supervisor,
@@ -26,63 +30,63 @@ use bowline_rnbd_driver::{
 };
 
 use super::{
-    exported::{Export, Serving, Storage, granted},
-    served::{Served, server_classes, server_modules},
+    options::{DeviceArgs, ServingArgs, StorageArgs},
     serving::Controls,
-    side::Side,
 };
 
 /// How often the process checks whether its input has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serve disks to RNBD clients, those of the Linux kernel included.
+/// Serve disks to RNBD clients, including those of the Linux kernel.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`, then there is one line per \
-                  export. A client that opens a file or block device gets the size it has then. On SIGHUP all sizes \
-                  are looked at again, and `export NAME bytes=N` is printed for each that has changed; IO of clients \
-                  that have it open is judged by the new size, but they use more only after `rnbd resize` there, or \
-                  when they open it again. Exports are added with `rnbd export NAME file=PATH` and \
-                  taken away with `rnbd unexport NAME`. A file of --file that is deleted, or replaced by another of its name, is \
-                  served as it was opened until the end; SIGHUP has that told on standard error. Sessions that come and go, what \
-                  they open and close or may not open, and paths that are lost or back are told there, too, with the time \
-                  (unless the journal has it), at most 100 lines at once and 10 a second. Ends with SIGINT or SIGTERM."
+    after_help = "The first line of the output is `listening on ADDRESS:PORT, ..`; then there is one line per \
+                  export. A client that opens a file or block device gets its size at that time. On SIGHUP all \
+                  sizes are read again, and `export NAME bytes=N` is printed for each that has changed. Requests of \
+                  clients that have it open are then checked against the new size, but these clients use more space \
+                  only after `rnbd resize` there, or when they open it again. `rnbd export NAME file=PATH` adds an \
+                  export, `rnbd unexport NAME` removes one. A file of --file that is deleted or replaced is served as \
+                  it was opened until the process ends; SIGHUP logs that on standard error. Logged there, too: \
+                  sessions that connect and disconnect, exports that they open, close or may not open, and paths that \
+                  are lost or back, with the time (unless the journal adds it), at most 100 lines at once and 10 a \
+                  second. Ends with SIGINT or SIGTERM."
 )]
 pub(super) struct Args {
-    /// An export to add to the server that runs here, and its options; see `rnbd --help`
+    /// Name of an export to add to the running server; see `rnbd --help`
     #[arg(value_name = "NAME", requires = "words", conflicts_with_all = ["memory", "file", "dir"])]
     name: Option<String>,
-    /// file=PATH or memory=BYTES, and options
+    /// file=PATH or memory=BYTES, and options of the export
     #[arg(value_name = "OPTION=VALUE")]
     words: Vec<String>,
-    /// An export of memory, zero at first and lost at the end; repeat it for more
+    /// Export memory, zero at the start and lost at the end; may be repeated
     #[arg(long, value_name = "NAME=BYTES", value_parser = named)]
     memory: Vec<(String, String)>,
-    /// An export of a file or block device; repeat it for more
+    /// Export a file or block device; may be repeated
     #[arg(long, value_name = "NAME=PATH", value_parser = named)]
     file: Vec<(String, String)>,
-    /// Every file and block device below a folder is an export; %SESSNAME% in the name stands for
-    /// that of the session
+    /// Export every file and block device below a folder; %SESSNAME% in the path stands for the
+    /// session name
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     #[command(flatten)]
-    storage: Storage,
-    /// Allow sessions of this name to open an export in this mode (* stands for anything; without
-    /// @SESSION, all sessions); repeat it for more. An export with grants is open to no other
-    /// session, one without to every session. Below --dir, EXPORT is the name that clients use for
-    /// the file. A grant applies to the file under its other names too
+    storage: StorageArgs,
+    /// Allow sessions of this name to open an export in this mode (* matches anything; without
+    /// @SESSION, all sessions); may be repeated. An export with grants is closed to other sessions,
+    /// one without is open to all. For a file below --dir, EXPORT is the name that clients use; the
+    /// grant applies to the file's other names too
     #[arg(long, value_name = "EXPORT=ro|rw|migration[@SESSION]", value_parser = granted)]
     grant: Vec<Grant>,
-    /// Address to listen on; repeat it for more paths; without it, all addresses but loopback
+    /// Address to listen on; may be repeated, for more paths. Without it, all addresses except
+    /// loopback
     #[arg(short = 'I', long, value_name = "ADDRESS")]
     address: Vec<String>,
     #[command(flatten)]
-    serving: Serving,
-    /// End when the standard input ends, for programs that start this one
+    serving: ServingArgs,
+    /// Exit at the end of standard input, for programs that start this one
     #[arg(long)]
     until_input_ends: bool,
     #[command(flatten)]
-    side: Side,
+    device: DeviceArgs,
     #[command(flatten)]
     controls: Controls,
 }
@@ -92,14 +96,19 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let hangups = hangups()?;
     let (exports, said) = args.exports()?;
-    let config = args.serving.config(args.side.path_dead)?;
-    let addresses = args.side.places(&args.address)?;
-    let engine = args.side.engine(&addresses)?;
-    let places = args.side.with_port(&addresses);
+    let device = DeviceConfig::from(&args.device);
+    let config = ServingConfig::from(&args.serving).config(device.path_dead)?;
+    let addresses = device.places(&args.address)?;
+    let engine = device.engine(&addresses)?;
+    let places = device.with_port(&addresses);
     let served = Served::open(&engine, &places, config, exports, said)?;
     let metrics = metrics::exports(Arc::clone(&engine), Arc::clone(served.server()));
-    let controlled =
-        args.controls.serve(&args.tree(&served), control.as_deref(), "export", metrics)?;
+    let controlled = args.controls.serve(
+        &args.tree(&served, device.port),
+        control.as_deref(),
+        "export",
+        metrics,
+    )?;
     let names: Vec<String> = places.iter().map(ToString::to_string).collect();
     say!("listening on {}", names.join(", "));
     served.announce();
@@ -152,14 +161,8 @@ impl Args {
 
     /// Opens everything that is to be exported; returns it, and what was said of it.
     fn exports(&self) -> Outcome<(Exports, Vec<Export>)> {
-        let empty = Export {
-            name: None,
-            memory: None,
-            file: None,
-            dir: None,
-            storage: self.storage,
-            grant: Vec::new(),
-        };
+        let StorageArgs { ro, buffered, block } = self.storage;
+        let empty = Export { ro, buffered, block, ..Export::default() };
         let mut said = Vec::new();
         for (name, size) in &self.memory {
             let bytes = number(size).map_err(Failure::Usage)?;
@@ -186,10 +189,10 @@ impl Args {
         Ok((exports, said))
     }
 
-    fn tree(&self, served: &Arc<Served>) -> Tree {
+    fn tree(&self, served: &Arc<Served>, port: u16) -> Tree {
         let sys =
             server_classes(Sys::new().proc(namespaces::proc()), served, self.controls.files());
-        let (config, port) = (served.server().rtrs().config(), self.side.port);
+        let config = served.server().rtrs().config();
         server_modules(sys, config, served.invalidates(), self.dir.as_deref(), port)
             .blocks(exports_node(Arc::<Served>::clone(served)))
             .tree()

@@ -464,11 +464,7 @@ fn described(block: u64, version: u32, got: &[u8]) -> String {
         let bytes = got.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
         bytes.map_or(0, u64::from_le_bytes)
     };
-    format!(
-        "block {block} version {version} was read as what claims to be block {} version {}",
-        word(0),
-        word(8)
-    )
+    format!("block {block} version {version} was read as block {} version {}", word(0), word(8))
 }
 
 #[cfg(test)]

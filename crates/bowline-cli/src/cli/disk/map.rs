@@ -5,35 +5,33 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        mpsc::{self, RecvTimeoutError, TryRecvError},
+        mpsc::{self, TryRecvError},
     },
     thread,
     time::Duration,
 };
 
-use bowline_block::DiskEvent;
 use bowline_ctl::Sys;
 use bowline_node::{
-    Failure, Outcome, log::Duty, metrics, namespaces, service_manager::Supervisor, signals::Stop,
+    Failure, Outcome,
+    disks::{
+        DeviceConfig, DiskFrontEnds, FrontEndConfig, MapConfig, Mapping, Route, UNMAP_PATIENCE,
+        client_classes, refused, report_all, unmap_all, watch,
+    },
+    log::Duty,
+    metrics, namespaces,
+    service_manager::Supervisor,
+    signals::Stop,
 };
-use bowline_rnbd::{Errno, client::Outage};
 use bowline_rnbd_driver::{
-    client::{Client, Disk, MapOptions},
-    tree::{Disks, client_node, disks_node},
+    client::{Client, Disk},
+    tree::disks_node,
 };
-use bowline_rtrs_driver::{
-    Engine, Policy,
-    client::{PathEv, ReadKeys, Refusal},
-    tree::{ClientSession, Files, client_node as sessions_node},
-};
-use bowline_verbs::RejectReason;
-use bowline_wire::rnbd::Access;
+use bowline_rtrs_driver::client::PathEv;
 
 use super::{
-    front_ends::{self, DiskFrontEnds, DiskNotice, Mapping},
+    options::{DeviceArgs, FrontEndArgs, Further, MapArgs, RouteArgs},
     serving::Controls,
-    side::{Further, Route, Side, Towards, some_time},
-    watch,
 };
 
 /// How often the process checks whether it still has disks.
@@ -43,19 +41,17 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const IDLE_CHECKS: u32 = 10;
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
-/// How long the end of the process waits for a server that does not answer an unmap.
-pub(super) const UNMAP_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Map a disk of a server: in this process with --from, or in the client that runs here with the
-/// argument from.
+/// Map a disk of a server: with --from in this process, with the word from in the client that runs
+/// here.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The first line of the output is `mapped DEVICE bytes=N at rnbd0, ..` with the front ends that were \
-                  opened, and there is one for each disk that is mapped later by commands; then there is one line \
-                  for each change of any of them, as `rnbd0 offline`: offline, online, bytes=N, gone (it will not \
-                  come back), unmapped. Paths that are lost or back are told on standard error. Ends with SIGINT or \
-                  SIGTERM, or when no disk has been mapped for a second; unmount what is mounted from the disks before \
-                  you end it, or what was not written back is lost."
+                  opened; each disk that a command maps later has such a line, too. Each change of a disk is one \
+                  line, such as `rnbd0 offline`: offline, online, bytes=N, gone (it will not come back), unmapped. \
+                  Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
+                  disk has been mapped for a second. Unmount file systems on the disks first, or data that was not \
+                  written back is lost."
 )]
 pub(super) struct Args {
     /// Name of the disk on the server
@@ -65,92 +61,20 @@ pub(super) struct Args {
     #[arg(value_name = "WORD", conflicts_with = "from")]
     words: Vec<String>,
     #[command(flatten)]
-    towards: Towards,
+    route: RouteArgs,
     #[command(flatten)]
     further: Further,
     #[command(flatten)]
-    how: How,
+    how: MapArgs,
     #[command(flatten)]
-    front_ends: front_ends::Options,
-    /// Go on when no disk is mapped any more, and wait for commands to map some
+    front_ends: FrontEndArgs,
+    /// Keep running when no disk is mapped, and wait for commands that map one
     #[arg(long)]
     stay: bool,
     #[command(flatten)]
-    side: Side,
+    device_options: DeviceArgs,
     #[command(flatten)]
     controls: Controls,
-}
-
-/// Options of mapping a disk.
-#[derive(Clone, Debug, clap::Args)]
-pub(super) struct How {
-    /// Access mode: ro, rw or migration
-    #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
-    access: Access,
-    /// What happens to requests while no path is connected: they fail, or wait up to TIME; a forced
-    /// unmap and the end of the process end the wait. If the server's machine (not just its
-    /// process) goes down meanwhile, data written and not flushed is lost silently
-    #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
-    outage: Outage,
-    /// Longest time of a request, and half the longest wait for a server that does not answer when
-    /// the disk is unmapped; without it, no limit. Costs a copy of all data
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
-    timeout: Option<Duration>,
-    /// How paths are chosen: round-robin, min-inflight or min-latency
-    #[arg(long, value_name = "POLICY", default_value = "min-inflight", value_parser = policy)]
-    policy: Policy,
-    /// Longest wait for each step of connecting
-    #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
-    connect_timeout: Duration,
-    /// Attempts to connect a lost path again, -1: for ever; can be changed later, as
-    /// max_reconnect_attempts
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i16).range(-1..=9999))]
-    max_reconnects: i16,
-    /// Time before each of these attempts, as kernels have it; without it, at once, then after 1,
-    /// 2, 4 .. 30 s, a quarter more or less, and about 8 s at most while no path is connected
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
-    reconnect_delay: Option<Duration>,
-    /// Time between heartbeats to the server, of which five may fail; kernels do not bear less than
-    /// a second
-    #[arg(long, value_name = "TIME", default_value = "5", value_parser = some_time)]
-    heartbeat: Duration,
-    /// Memory that the server can write to: only that of reads in flight, with a key for each
-    /// (request), or all memory used for requests (memory), which is faster
-    #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
-    read_keys: ReadKeys,
-    /// Connections of each path for IO; without it, as many as suit the device
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..4096))]
-    connections: Option<u16>,
-    /// Do not ask the server to write zeroes by itself: for kernels before 5.18
-    #[arg(long)]
-    no_write_zeroes: bool,
-    /// Have the server itself write zeroes that must keep their space, instead of sending them: for
-    /// servers of bowline and kernels of protocol 2.2; others would give the space up
-    #[arg(long)]
-    nounmap: bool,
-}
-
-impl How {
-    /// Returns the options of a session without paths.
-    pub(super) fn options(&self, session: &str, port: u16) -> MapOptions {
-        let mut options = MapOptions::new(session).outage(self.outage);
-        options.port = port;
-        options.access = self.access;
-        options.policy = self.policy;
-        options.io.io_timeout = self.timeout;
-        options.io.write_zeroes = !self.no_write_zeroes;
-        options.io.nounmap = self.nounmap;
-        options.connect_timeout = self.connect_timeout;
-        options.max_reconnects = self.max_reconnects;
-        options.reconnect_delay = self.reconnect_delay;
-        options.heartbeat.interval = self.heartbeat;
-        // A silent server is probed at least once per heartbeat.
-        options.heartbeat.probe_interval = options.heartbeat.probe_interval.min(self.heartbeat);
-        options.read_keys = self.read_keys;
-        options.io_connections = self.connections;
-        options
-    }
 }
 
 impl Args {
@@ -169,13 +93,13 @@ impl Args {
 pub(super) fn mapped(
     device: &str,
     route: Route,
-    how: &How,
-    side: &Side,
+    how: &MapConfig,
+    local: &DeviceConfig,
     stop: &Stop,
     on_path: impl Fn(&str, PathEv) + Send + Sync + 'static,
 ) -> Outcome<(Arc<Client>, Arc<Disk>)> {
-    let engine = side.engine(&route.own)?;
-    let defaults = how.options(&route.session, side.port).on_path(on_path);
+    let engine = local.engine(&route.own)?;
+    let defaults = how.options(&route.session, local.port).on_path(on_path);
     let options = route.on(defaults.clone());
     let client = Client::new(engine, defaults);
     let (told, answer) = mpsc::channel();
@@ -192,7 +116,7 @@ pub(super) fn mapped(
         match answer.try_recv() {
             Ok(Ok(disk)) => return Ok((client, disk)),
             Ok(Err(error)) => {
-                return Err(refused(device, &route, how, side, client.engine(), &error));
+                return Err(refused(device, &route, how, local, client.engine(), &error));
             }
             Err(TryRecvError::Empty) if !stop.wait(Some(ANSWER_POLL)) => {}
             Err(_) => return Err(Failure::failed("stopped before the disk was mapped")),
@@ -200,115 +124,20 @@ pub(super) fn mapped(
     }
 }
 
-/// Runs `close`, which unmaps disks. After a stop signal, the wait for a server that does not
-/// answer is short.
-pub(super) fn unmap_all(client: &Client, stop: &Stop, close: impl FnOnce() + Send) {
-    let (ended, end) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            close();
-            drop(ended);
-        });
-        while end.recv_timeout(ANSWER_POLL) == Err(RecvTimeoutError::Timeout) {
-            if stop.asked() {
-                return client.limit_unmap_wait(UNMAP_PATIENCE);
-            }
-        }
-    });
-}
-
-/// Explains why a disk could not be mapped, and what to check.
-pub(super) fn refused(
-    device: &str,
-    route: &Route,
-    how: &How,
-    side: &Side,
-    engine: &Engine,
-    error: &bowline_rnbd_driver::Error,
-) -> Failure {
-    let errno = error.errno();
-    let servers: Vec<String> = route.paths.iter().map(|(_, dst)| dst.to_string()).collect();
-    // If one path cannot be connected, the session is not opened.
-    let one_of = if servers.len() > 1 { "one of " } else { "" };
-    let (servers, session, port) = (servers.join(", "), &route.session, side.port);
-    let text = match errno {
-        Errno::ETIMEDOUT => {
-            let fault = route.paths.iter().find_map(|(src, dst)| engine.fault((*src)?, *dst));
-            let why = fault.map_or_else(
-                || "does a server run there, and does UDP port 4791 get through?".to_owned(),
-                |fault| fault.to_string(),
-            );
-            format!(
-                "no answer from {one_of}{servers} within {}: {why}",
-                seconds(how.connect_timeout)
-            )
-        }
-        Errno::ECONNRESET => format!(
-            "{one_of}{servers} refused the connection: {}",
-            match error.refusal() {
-                Some(Refusal::Manager(RejectReason::INVALID_SERVICE_ID)) => {
-                    format!("no server on port {port}")
-                }
-                Some(Refusal::Manager(RejectReason::STALE_CONNECTION)) => {
-                    "it has not forgotten an earlier connection of this machine; try again"
-                        .to_owned()
-                }
-                Some(Refusal::Manager(RejectReason::INVALID_MTU)) => {
-                    "the path MTU is too large for it; give a smaller --mtu".to_owned()
-                }
-                Some(Refusal::Manager(reason)) => reason.to_string(),
-                Some(Refusal::Answer(why)) => format!(
-                    "what answers on port {port} is no RTRS server, or none of version 2: {why}"
-                ),
-                Some(Refusal::Server(_)) => format!(
-                    "the server on port {port} has not noticed that an earlier path of this session is lost, is \
-                     ending, or speaks another version"
-                ),
-                None => format!(
-                    "it does not admit a session {session} from here: another machine, or another client of this \
-                     one, has the name (choose one with --from NAME --path {}), or --allow leaves it out",
-                    route.path_text()
-                ),
-            }
-        ),
-        Errno::ENOENT => format!("{servers} has no disk {device} for session {session}"),
-        Errno::EPERM if error.is_of_session() => format!(
-            "{one_of}{servers} does not admit a client at the address this path comes from: its --allow leaves \
-             that out"
-        ),
-        Errno::EPERM => format!(
-            "{servers} does not open {device} for {}: another session has it open for writing",
-            how.access
-        ),
-        Errno::EACCES => format!(
-            "{servers} does not open {device} for {} to session {session}: it is read-only there, or no --grant \
-             allows it{}",
-            how.access,
-            if how.access == Access::Ro { "" } else { "; try --access ro" }
-        ),
-        _ => error.to_string(),
-    };
-    Failure::Errno(errno, text)
-}
-
-fn seconds(time: Duration) -> String {
-    format!("{} s", time.as_secs_f64())
-}
-
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
     let (on_path, mut paths) = watch::new();
-    let mut route = args.towards.route()?;
-    args.further.add_to(&mut route)?;
-    let (client, disk) = mapped(device, route, &args.how, &args.side, &stop, on_path)?;
+    let route = args.route.route(&args.further)?;
+    let (how, local) = (MapConfig::from(&args.how), DeviceConfig::from(&args.device_options));
+    let (client, disk) = mapped(device, route, &how, &local, &stop, on_path)?;
     let (sender, notices) = mpsc::channel();
-    let front_ends = DiskFrontEnds::new(Arc::clone(&client), args.front_ends.clone(), sender);
-    let mapping =
-        Mapping { options: client.defaults().clone(), front_ends: args.front_ends.clone() };
+    let wanted = FrontEndConfig::from(&args.front_ends);
+    let front_ends = DiskFrontEnds::new(Arc::clone(&client), wanted.clone(), sender);
+    let mapping = Mapping { options: client.defaults().clone(), front_ends: wanted.clone() };
     front_ends.remember(&disk, mapping);
-    let opened = front_ends.open(&disk, &args.front_ends);
+    let opened = front_ends.open(&disk, &wanted);
     let of = Arc::clone(&client);
     let metrics = metrics::mapped(
         Arc::clone(client.engine()),
@@ -346,108 +175,4 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     });
     unmap_all(&client, &stop, || front_ends.close());
     result
-}
-
-/// Prints what has happened to disks since the last call.
-pub(super) fn report_all(notices: &mpsc::Receiver<(String, DiskNotice)>) {
-    for (name, notice) in notices.try_iter() {
-        report(&name, notice);
-    }
-}
-
-fn report(name: &str, notice: DiskNotice) {
-    match notice {
-        DiskNotice::Mapped { device, bytes, places } => {
-            say!("mapped {device} bytes={bytes} at {}", places.join(", "));
-        }
-        DiskNotice::Changed(DiskEvent::Resized(bytes)) => say_of_peer!("{name} bytes={bytes}"),
-        DiskNotice::Changed(DiskEvent::Offline) => say_of_peer!("{name} offline"),
-        DiskNotice::Changed(DiskEvent::Online) => say_of_peer!("{name} online"),
-        DiskNotice::Changed(DiskEvent::Gone) => say_of_peer!("{name} gone"),
-        DiskNotice::Changed(other) => say_of_peer!("{name} {other:?}"),
-        DiskNotice::Unmapped => say!("{name} unmapped"),
-    }
-}
-
-/// The disks of a process, and the sessions that carry them.
-pub(super) trait ClientObjects: Disks {
-    /// Returns the sessions.
-    fn sessions(&self) -> Vec<Arc<dyn ClientSession>>;
-}
-
-/// Adds the classes of a client to a tree.
-pub(super) fn client_classes<T>(sys: Sys, client: &Arc<T>, files: Files) -> Sys
-where
-    T: ClientObjects + 'static,
-{
-    let of = Arc::clone(client);
-    let disks: Arc<dyn Disks> = Arc::<T>::clone(client);
-    sys.class("rtrs-client", sessions_node(move || of.sessions(), files))
-        .class("rnbd-client", client_node(disks))
-}
-
-fn access(text: &str) -> Result<Access, String> {
-    let all = [Access::Ro, Access::Rw, Access::Migration];
-    let found = all.into_iter().find(|access| access.name() == text);
-    found.ok_or_else(|| format!("\"{text}\" is not ro, rw or migration"))
-}
-
-fn outage(text: &str) -> Result<Outage, String> {
-    if text == "fail" { Ok(Outage::FailFast) } else { some_time(text).map(Outage::Queue) }
-}
-
-fn read_keys(text: &str) -> Result<ReadKeys, String> {
-    match text {
-        "request" => Ok(ReadKeys::PerRequest),
-        "memory" => Ok(ReadKeys::LongLived),
-        _ => Err(format!("\"{text}\" is not request or memory")),
-    }
-}
-
-fn policy(text: &str) -> Result<Policy, String> {
-    let bad = |_| format!("\"{text}\" is not round-robin, min-inflight or min-latency");
-    text.parse().map_err(bad)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn outages_are_bridged_for_a_time_or_not() {
-        assert_eq!(outage("fail"), Ok(Outage::FailFast));
-        assert_eq!(outage("1.5"), Ok(Outage::Queue(Duration::from_millis(1500))));
-        for text in ["", "0", "x", "-1"] {
-            assert!(outage(text).is_err(), "{text}");
-        }
-        assert_eq!(access("migration"), Ok(Access::Migration));
-        assert!(access("w").is_err() && policy("x").is_err());
-        assert_eq!(policy("rr"), Ok(Policy::RoundRobin));
-        assert_eq!(read_keys("request"), Ok(ReadKeys::PerRequest));
-        assert_eq!(read_keys("memory"), Ok(ReadKeys::LongLived));
-        assert!(read_keys("").is_err());
-    }
-
-    #[test]
-    fn reconnecting_and_heartbeats_are_as_said() {
-        // tests [RS-10] [RS-13] [RT-63]
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            how: How,
-        }
-        let parse = |words: &str| <Line as clap::Parser>::try_parse_from(words.split(' '));
-        let options = |words: &str| parse(words).unwrap().how.options("s1", 1234);
-        let (usual, library) = (options("map"), MapOptions::new("s1"));
-        assert_eq!((usual.max_reconnects, usual.reconnect_delay), (-1, None));
-        assert_eq!(usual.heartbeat, library.heartbeat);
-        let said = options("map --max-reconnects 3 --reconnect-delay 2 --heartbeat 500ms");
-        assert_eq!((said.max_reconnects, said.reconnect_delay), (3, Some(Duration::from_secs(2))));
-        assert_eq!(said.heartbeat.interval, Duration::from_millis(500));
-        assert_eq!(said.heartbeat.probe_interval, Duration::from_millis(500));
-        assert_eq!(options("map --max-reconnects -1").max_reconnects, -1);
-        for words in ["--max-reconnects -2", "--max-reconnects 10000", "--heartbeat 0"] {
-            assert!(parse(&format!("map {words}")).is_err(), "{words}");
-        }
-    }
 }

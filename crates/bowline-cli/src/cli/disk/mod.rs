@@ -2,43 +2,26 @@
 //! running processes, as the tool that administers the kernel modules does.
 //!
 //! ```text
-//! export --> served (exports, log)      --.
-//! map    --> front_ends (disks)         --+-> side (devices, engine) -> rnbd-driver
-//! verify --------------------------------'
-//! bowline node -> settings -> host -> served, front_ends      one device for all of them
+//! export, map, verify -> options (clap) -> bowline_node::disks
 //!
 //! trees of these -> control socket, files
 //! list, show, .. -> tool -> control sockets of all of these, or trees of files
 //! ```
 
-mod clients;
 mod export;
-mod exported;
-mod front_ends;
-mod host;
 pub(super) mod load;
-mod lost;
 mod map;
-mod served;
+mod options;
 mod serving;
-mod settings;
-mod side;
-mod trouble;
 mod verify;
-mod watch;
-mod words;
 
 use std::path::PathBuf;
 
 use bowline_node::{Failure, Outcome};
 
-pub(super) use host::HostDisks;
-pub(super) use serving::mounted;
-pub(super) use settings::{Settings, Tables};
-
 use super::tool::{self, Place, RunOptions};
 
-/// Block devices over RTRS: export disks, map them, look at them.
+/// Block devices over RTRS: export, map and inspect disks.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = false,
@@ -46,7 +29,7 @@ use super::tool::{self, Place, RunOptions};
     subcommand_value_name = "WORD",
     subcommand_help_heading = "Words",
     after_help = "Other words: [client|server|both] [device|session|path] COMMAND [NAME..] [OPTION..]; what is \
-clear may be left out. They work on what runs here, on a kernel's own tree and on one of --tree.\n  \
+clear may be left out. They work on the processes that run here, on a kernel's own tree and on one of --tree.\n  \
 list [FIELDS] [csv|json|xml] [B|K|M|G|T|P|E] [notree] [noheaders] [nototals]\n  \
 show NAME [FIELDS] [csv|json|xml] [UNIT]     one device, session or path\n  \
 dump [csv|json|xml]                          everything\n  \
@@ -58,16 +41,16 @@ close DEVICE [SESSION] [force]               on the server\n  \
 export NAME file=PATH|memory=BYTES [OPTION=VALUE..], unexport NAME [force]     of the server that runs here\n  \
 policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n  \
 tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
---json anywhere behind list, show, dump, policy, stats or get prints JSON.\n\
+--json anywhere after list, show, dump, policy, stats or get prints JSON.\n\
 OPTION of map is one of `rnbd map`, as nbd=/run/a.sock, outage=60 or ublk=true; of export: ro=true, \
-buffered=true, block=4096, grant=rw@host*. FIELDS are keys with commas, +KEYS or -KEYS to change the usual ones, or all. PATH is \
+buffered=true, block=4096, grant=rw@host*. FIELDS are keys with commas, +KEYS or -KEYS to change the default ones, or all. PATH is \
 [SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
 class/rtrs-client/s1/max_reconnect_attempts.\n\
 Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
 )]
 pub(crate) struct Args {
-    /// Control socket: of the process to talk to, or of this one if it serves; without it, all
-    /// processes that run in this network namespace
+    /// Control socket: of the process to ask, or of this process if it serves disks; without it,
+    /// all processes of this network namespace
     #[arg(long, value_name = "SOCKET", global = true)]
     control: Option<PathBuf>,
     #[command(flatten)]
@@ -82,14 +65,14 @@ pub(crate) struct Args {
 /// Options before the arguments of a command, or after them.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Read a tree of files with the names of /sys instead, such as one of --tree; repeat it for
-    /// more; without it, /sys is read if no process answers
+    /// Read a folder with files named as in /sys instead, such as one of --tree; may be repeated.
+    /// Without it, /sys is read if no process answers
     #[arg(long, value_name = "FOLDER", conflicts_with = "control")]
     sysfs: Vec<PathBuf>,
-    /// Print every write to a control file before it is done
+    /// Print every write to a control file before it happens
     #[arg(short, long)]
     debug: bool,
-    /// Print every write to a control file, and do none
+    /// Print every write to a control file, but do not write
     #[arg(short, long)]
     simulate: bool,
     /// Print which sockets and trees are read
@@ -110,7 +93,7 @@ impl Options {
         match given.iter().find(|(given, _)| *given) {
             None => Ok(()),
             Some((_, option)) => Err(Failure::usage(format!(
-                "{option} is for words that work on a control tree: {word} does its work itself, and would not heed it"
+                "{option} applies to words that use a control tree, which {word} does not"
             ))),
         }
     }
@@ -121,14 +104,14 @@ enum Word {
     Export(export::Args),
     Map(map::Args),
     Verify(verify::Args),
-    /// Print what the servers of this machine serve: size, and who has it open
+    /// Print the exports of the servers of this machine: size, and the sessions that have them open
     Exports,
     #[command(external_subcommand)]
     Others(Vec<String>),
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> Outcome {
+/// Runs the command; `definition` is that of the whole command line, for the help page.
+pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
     let Args { control, manner, complete, word } = args;
     let words = match word {
         None => Vec::new(),
@@ -144,7 +127,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         Some(Word::Verify(args)) => {
             manner.refuse_any("verify")?;
             if control.is_some() {
-                return Err(Failure::usage("verify has no control socket: leave --control out"));
+                return Err(Failure::usage("verify has no control socket: leave out --control"));
             }
             return verify::run(&args);
         }
@@ -167,33 +150,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         tool::complete(&words, &words, |_| true);
         return Ok(());
     }
-    run_tool(ToolTarget::Disks, words, control, manner)
-}
-
-/// Checks the options of a command that maps a disk: mistakes are reported before anything is sent.
-pub(super) fn check_map_options(words: &[String]) -> Result<(), String> {
-    front_ends::Manner::of_words(words).map(drop)
-}
-
-/// Returns the text that adds an export to a server, which may run in another folder.
-pub(super) fn export_text(name: &str, words: &[String]) -> Result<String, String> {
-    let absolute = |word: &String| match word.split_once('=') {
-        Some((key @ ("file" | "dir"), path)) => {
-            let path = std::path::absolute(path).map_err(|error| format!("{word}: {error}"))?;
-            Ok(format!("{key}={}", path.display()))
-        }
-        _ => Ok(word.clone()),
-    };
-    let words = words.iter().map(absolute).collect::<Result<Vec<String>, String>>()?;
-    let all: Vec<String> = [format!("name={name}")].into_iter().chain(words).collect();
-    if let Some(word) = all.iter().find(|word| word.contains(char::is_whitespace)) {
-        return Err(format!(
-            "\"{word}\" has a blank, which only [[export]] of a node's configuration can have"
-        ));
-    }
-    let text = all.join(" ");
-    served::export_of_text(&text)?;
-    Ok(text)
+    run_tool(ToolTarget::Disks, words, control, manner, definition)
 }
 
 /// The object of commands that name none; also selects the command's help page.
@@ -211,19 +168,20 @@ pub(crate) fn run_tool(
     arguments: Vec<String>,
     mut control: Option<PathBuf>,
     mut options: Options,
+    definition: fn() -> clap::Command,
 ) -> Outcome {
     let mut kept: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter();
     let place = |option: &str, place: Option<String>| {
-        place.map(PathBuf::from).ok_or_else(|| Failure::usage(format!("{option} needs a place")))
+        place.map(PathBuf::from).ok_or_else(|| Failure::usage(format!("{option} needs a path")))
     };
     while let Some(word) = rest.next() {
         match word.as_str() {
             "-d" | "--debug" => options.debug = true,
             "-s" | "--simulate" => options.simulate = true,
             "-v" | "--verbose" => options.verbose = true,
-            "-h" | "--help" => return help(target),
-            "help" if kept.is_empty() => return help(target),
+            "-h" | "--help" => return help(target, definition),
+            "help" if kept.is_empty() => return help(target, definition),
             "--control" => control = Some(place(&word, rest.next())?),
             "--sysfs" => options.sysfs.push(place(&word, rest.next())?),
             // As in the original tool: the word before all others.
@@ -266,12 +224,12 @@ fn with_target(mut arguments: Vec<String>) -> Vec<String> {
 }
 
 /// Prints the help page.
-fn help(target: ToolTarget) -> Outcome {
+fn help(target: ToolTarget, definition: fn() -> clap::Command) -> Outcome {
     let name = match target {
         ToolTarget::Disks => "rnbd",
         ToolTarget::Sessions => "rtrs",
     };
-    let mut definition = super::definition();
+    let mut definition = definition();
     definition.build();
     let page = definition.find_subcommand_mut(name).map(clap::Command::render_long_help);
     bowline_node::log::text(&page.map(|page| page.to_string()).unwrap_or_default());

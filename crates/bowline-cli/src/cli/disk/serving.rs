@@ -1,15 +1,10 @@
 //! Control socket, tree of files and metrics of a process that serves until a stop signal.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use bowline_ctl::{Server, Tree, folder, fusefs, sweep};
-use bowline_node::{Failure, Outcome, metrics};
+use bowline_node::{Failure, Outcome, metrics, mount::mounted, options::MetricsOptions};
 use bowline_rtrs_driver::tree::Files;
-
-use crate::cli::metrics::MetricsOptions;
 
 /// Options of controlling the process.
 #[derive(Clone, Debug, clap::Args)]
@@ -59,7 +54,7 @@ impl Controls {
             let served = Server::start(place, tree.clone());
             Some(served.map_err(|error| {
                 Failure::failed(format!(
-                    "cannot listen on {}: {error}; choose another place with --control SOCKET, or \
+                    "cannot listen on {}: {error}; choose another path with --control SOCKET, or \
                      --no-control",
                     place.display()
                 ))
@@ -77,34 +72,5 @@ fn files(text: &str) -> Result<Files, String> {
         "all" => Ok(Files::All),
         "6.12" => Ok(Files::Linux612),
         _ => Err(format!("\"{text}\" is not all or 6.12")),
-    }
-}
-
-/// Shows a tree as files below a folder until the result is dropped.
-pub(in crate::cli) fn mounted(tree: &Tree, dir: &Path) -> Outcome<fusefs::Mount> {
-    fusefs::mount(tree.clone(), dir).map_err(|error| Failure::failed(no_mount(dir, &error)))
-}
-
-/// Explains why mounting failed, and what it needs.
-pub(super) fn no_mount(dir: &Path, error: &io::Error) -> String {
-    let text = format!("cannot mount {}: {error}", dir.display());
-    // A folder that cannot be used has nothing to do with FUSE.
-    if error.kind() != io::ErrorKind::ResourceBusy && dir.is_dir() {
-        format!("{text}; FUSE needs /dev/fuse, and fusermount3 for others than root")
-    } else {
-        text
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fuse_is_named_where_the_folder_is_there() {
-        let error = io::Error::from_raw_os_error(2);
-        assert!(no_mount(Path::new("/"), &error).contains("; FUSE needs /dev/fuse"));
-        let text = "cannot mount /nowhere/x: No such file or directory (os error 2)";
-        assert_eq!(no_mount(Path::new("/nowhere/x"), &error), text);
     }
 }

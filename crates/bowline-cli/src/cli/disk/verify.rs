@@ -13,24 +13,26 @@ use bowline_block::{
 use bowline_ctl::address_text;
 use bowline_node::{
     Failure, Outcome,
+    disks::{DeviceConfig, MapConfig, unmap_all},
     log::{Progress, bytes, count},
     signals::Stop,
-    values::number,
+    values::{number, some_time},
 };
 use bowline_rnbd_driver::client::{Client, Disk};
 use bowline_rtrs_driver::tree::{ClientPath, ClientSession};
 
 use super::{
     load::{BYTES_MIN, Load, Report, Shape},
-    map::{How, mapped, unmap_all},
-    side::{Further, Side, Towards, some_time},
+    map::mapped,
+    options::{DeviceArgs, Further, MapArgs, RouteArgs},
 };
 
-/// Read and write a disk at random and compare every byte; its contents are lost.
+/// Read and write a disk at random and compare every byte; its contents are overwritten.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Fills the disk, reads and writes one block (512 bytes, say) to 256 KiB at random places, with flushes \
-                  and writes that are durable at once between them, then reads all of it. Exit status: 0 nothing failed and everything was as it was written, 1 not."
+    after_help = "Fills the disk, then reads and writes one block (such as 512 bytes) to 256 KiB at random offsets, \
+                  with flushes and FUA writes in between, then reads all of it. Exit status: 0 if no request \
+                  failed and all data was right, else 1."
 )]
 pub(super) struct Args {
     /// Name of the disk on the server; with --file, the path of a file or block device
@@ -40,23 +42,23 @@ pub(super) struct Args {
     #[arg(long, conflicts_with = "from")]
     file: bool,
     #[command(flatten)]
-    towards: Towards,
+    route: RouteArgs,
     #[command(flatten)]
     further: Further,
     #[command(flatten)]
-    how: How,
+    how: MapArgs,
     #[command(flatten)]
-    side: Side,
+    device_options: DeviceArgs,
     /// How long to read and write at random
     #[arg(short = 'T', long, value_name = "TIME", default_value = "10", value_parser = some_time)]
     time: Duration,
-    /// Requests at a time
+    /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
-    /// How much of the disk is used, from its start; takes 5 bytes of memory for each block
+    /// Bytes used, from the start of the disk; needs 5 bytes of memory for each block
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = number)]
     span: u64,
-    /// Reads in a hundred requests
+    /// Percentage of reads
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     reads: u8,
     /// Seed of all random choices
@@ -80,9 +82,9 @@ pub(super) fn run(args: &Args) -> Outcome {
         let backend = open(spec).map_err(failed)?;
         return verify(args, LocalDevice::new(&args.device, backend), None, &stop);
     }
-    let mut route = args.towards.route()?;
-    args.further.add_to(&mut route)?;
-    let (client, disk) = mapped(&args.device, route, &args.how, &args.side, &stop, |_, _| {})?;
+    let route = args.route.route(&args.further)?;
+    let (how, local) = (MapConfig::from(&args.how), DeviceConfig::from(&args.device_options));
+    let (client, disk) = mapped(&args.device, route, &how, &local, &stop, |_, _| {})?;
     let device: Arc<dyn BlockDevice> = disk.clone();
     let result = verify(args, device, Some((&client, &disk)), &stop);
     unmap_all(&client, &stop, || client.close());
@@ -121,12 +123,12 @@ fn verify(
             _ => {
                 return Failure::Errno(
                     errno,
-                    format!("{}: no verified load on it: {errno}", args.device),
+                    format!("{}: cannot run the verified load: {errno}", args.device),
                 );
             }
         };
         let text =
-            format!("{}: {why}; a verified load needs {BYTES_MIN} bytes at least", args.device);
+            format!("{}: {why}; a verified load needs at least {BYTES_MIN} bytes", args.device);
         Failure::Errno(errno, text)
     })?;
     let mut progress = Progress::new(false);
@@ -145,7 +147,7 @@ fn verify(
     });
     progress.clear();
     if stop.asked() {
-        return Err(Failure::failed("stopped before the end, so nothing is proven"));
+        return Err(Failure::failed("stopped before the end, without a result"));
     }
     let sessions = mapped.map(|(client, _)| client.sessions()).unwrap_or_default();
     let paths = sessions.iter().flat_map(|session| ClientSession::paths(&**session)).collect();
@@ -208,7 +210,7 @@ fn tell(args: &Args, reports: &[&Report; 3], paths: Vec<ClientPath>) -> Outcome 
             random.pause.as_millis()
         );
         say!(
-            "          {} of these writes durable at once, {} flushes",
+            "          {} of these writes with FUA, {} flushes",
             count(random.durable),
             count(random.flushes)
         );

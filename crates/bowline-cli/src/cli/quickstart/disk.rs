@@ -81,7 +81,7 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
         seed: args.seed,
     };
     let mut load = Load::new(device, shape, stop.flag())
-        .map_err(|errno| Failure::failed(format!("no load on the disk: {errno}")))?;
+        .map_err(|errno| Failure::failed(format!("cannot run the load on the disk: {errno}")))?;
     let filled = load.fill(|report| {
         progress.show(format_args!("   filled {}", bytes(report.bytes)));
         !stop.asked()
@@ -169,7 +169,7 @@ fn copy_tree(
 }
 
 fn stopped() -> Failure {
-    Failure::failed("stopped before the end, so nothing is proven")
+    Failure::failed("stopped before the end, without a result")
 }
 
 /// A tree on the disk, and the results of reading it.
@@ -339,7 +339,7 @@ fn free_paths() -> Outcome<Paths> {
         }
     }
     Err(Failure::failed(format!(
-        "UDP port {ROCE_PORT} is taken on the loopback addresses; what listens there? (ss -ulnp)"
+        "UDP port {ROCE_PORT} is in use on the loopback addresses (ss -ulnp)"
     )))
 }
 

@@ -48,21 +48,22 @@ const TICK: Duration = Duration::from_millis(5);
 
 /// See for yourself: two nodes, then a disk and its user, broken connections, nothing lost.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 everything arrived, 1 it did not, 2 usage.")]
+#[command(after_help = "Exit status: 0 everything arrived, 1 failed, 2 usage.")]
 pub(crate) struct Args {
-    /// Show one act only: rds (datagrams) or rnbd (a disk over two paths)
+    /// Show one part only: rds (datagrams) or rnbd (a disk over two paths)
     #[arg(long, value_name = "ACT", value_parser = ["rds", "rnbd"])]
     only: Option<String>,
-    /// Exchange the datagrams over RDMA, on soft RoCE devices, and write and read memory remotely
+    /// Exchange the datagrams over RDMA, on soft RoCE devices, with remote writes and reads of
+    /// memory
     #[arg(long)]
     rdma: bool,
-    /// Amount of data, both ways together
+    /// Amount of data, both directions together
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = number)]
     bytes: u64,
-    /// How often all connections are cut meanwhile
+    /// How often all connections are cut during the exchange
     #[arg(long, value_name = "N", default_value_t = 6)]
     cuts: u32,
-    /// Address of node A [default: 127.0.0.1, or another loopback address when it is taken]
+    /// Address of node A [default: 127.0.0.1, or another loopback address if that is in use]
     #[arg(long, value_name = "ADDRESS", requires = "remote")]
     local: Option<IpAddr>,
     /// Address of node B, also local to this machine [default: 127.0.0.2 or another]
@@ -107,7 +108,7 @@ struct Verdict {
 pub(crate) fn run(args: &Args) -> Outcome {
     if args.rdma && args.only.as_deref() == Some("rnbd") {
         return Err(Failure::usage(
-            "--rdma is for the datagrams: leave out --only rnbd; the disk's act is over RDMA anyway",
+            "--rdma applies to the datagrams: leave out --only rnbd; the disk always uses RDMA",
         ));
     }
     let stop = Stop::install()?;
@@ -147,7 +148,7 @@ fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
     tell!(args, "Next, each in a shell of its own:");
     if args.only.as_deref() != Some("rnbd") {
         tell!(args, "   bowline node --address 127.0.0.1 --echo 4000     run a node");
-        tell!(args, "   bowline ping -I 127.0.0.2 127.0.0.1              ask it for an answer");
+        tell!(args, "   bowline ping -I 127.0.0.2 127.0.0.1              ping it");
         tell!(args, "   bowline info                                     look inside it");
         if args.rdma {
             tell!(args, "   bowline stress --rdma -r 127.0.0.3               wait for load, then");
@@ -224,7 +225,7 @@ fn datagrams(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     peer.tell("quit");
     drop(peer);
     if stop.asked() {
-        return Err(Failure::failed("stopped before the end, so nothing is proven"));
+        return Err(Failure::failed("stopped before the end, without a result"));
     }
     Ok(conclude(args, &result))
 }
@@ -261,12 +262,12 @@ fn free_pair(rdma: bool) -> Outcome<(IpAddr, IpAddr)> {
     }
     if rdma {
         return Err(Failure::failed(format!(
-            "TCP port {RDS_PORT} or UDP port {ROCE_PORT} is taken on the loopback addresses \
+            "TCP port {RDS_PORT} or UDP port {ROCE_PORT} is in use on the loopback addresses \
              (ss -tulnp); name two other local addresses with --local and --remote"
         )));
     }
     Err(Failure::failed(format!(
-        "TCP port {RDS_PORT} is taken on the loopback addresses, perhaps by the kernel's rds_tcp; \
+        "TCP port {RDS_PORT} is in use on the loopback addresses, perhaps by the kernel's rds_tcp; \
          unload it (modprobe -r rds_tcp) or name two other local addresses with --local and \
          --remote"
     )))

@@ -96,7 +96,7 @@ impl<'a> Arrivals<'a> {
         match self.wait_answer(id, &peer, RTU_WAIT)? {
             Answer::Established(_) => Ok(()),
             Answer::Busy | Answer::Silent => {
-                Err(Ended::Failed("it was gone when its turn came".to_owned()))
+                Err(Ended::Failed("the client had left when its turn came".to_owned()))
             }
         }
     }
@@ -124,7 +124,10 @@ impl<'a> Arrivals<'a> {
                 Answer::Silent if busy => {}
                 Answer::Silent => {
                     let why = self.device.fault().map_or_else(
-                        || "is a RoCE device there, and does UDP port 4791 get through?".to_owned(),
+                        || {
+                            "is a RoCE device there, and does a firewall block UDP port 4791?"
+                                .to_owned()
+                        },
                         |fault| fault.to_string(),
                     );
                     return Err(Ended::Failed(format!("no answer from {peer}; {why}")));
@@ -301,7 +304,7 @@ fn refusal(peer: &str, reason: RejectReason, data: &[u8]) -> String {
         RejectReason::CONSUMER => format!("the program at {peer} refused: {text}"),
         RejectReason::STALE_CONNECTION => {
             format!(
-                "{peer} refused: it knows this queue pair from an earlier connection; try again"
+                "{peer} refused: it still has an earlier connection of this queue pair; try again"
             )
         }
         RejectReason::INVALID_MTU => {

@@ -11,13 +11,13 @@ use super::local::Local;
 use super::serving::serve_each;
 
 /// Text of the refusal.
-const REFUSAL: &str = "bowline cm-listen only looks";
+const REFUSAL: &str = "bowline cm-listen only listens";
 
-/// Show RDMA connection requests that come in, and refuse them.
+/// Show incoming RDMA connection requests, and refuse them.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "To see why a program cannot connect: stop its server, start this on the same \
-    --port and let the program try. Exit status: 0 stopped or all shown, 1 not, 2 usage."
+    --port and let the program try. Exit status: 0 stopped or all shown, 1 failed, 2 usage."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Stop after N requests; 0 means never
     #[arg(short = 'C', long, value_name = "N", default_value = "0", value_parser = number)]
     count: u64,
-    /// Print a JSON object for each
+    /// Print a JSON object for each request
     #[arg(long)]
     json: bool,
 }
@@ -68,8 +68,8 @@ fn text(request: &ConnRequest) -> String {
         data => format!("data {} \"{}\"", hex(data), data.escape_ascii()),
     };
     format!(
-        "{remote} to {local}: queue pair {:#08x}, answers {responder_resources} reads and asks \
-         {initiator_depth} at once, {data}; refused",
+        "{remote} to {local}: queue pair {:#08x}, responder resources {responder_resources}, \
+         initiator depth {initiator_depth}, {data}; refused",
         remote_qpn.0
     )
 }
@@ -106,8 +106,8 @@ mod tests {
         };
         assert_eq!(
             text(&request),
-            "10.0.0.2:40000 to 10.0.0.1:7174: queue pair 0x000123, answers 16 reads and asks 1 at \
-             once, data 1b5b324a627722 \"\\x1b[2Jbw\\\"\"; refused"
+            "10.0.0.2:40000 to 10.0.0.1:7174: queue pair 0x000123, responder resources 16, \
+             initiator depth 1, data 1b5b324a627722 \"\\x1b[2Jbw\\\"\"; refused"
         );
         assert_eq!(object(&request)["private_data"], "1b5b324a627722");
         let request = ConnRequest { private_data: vec![0; 56], ..request };

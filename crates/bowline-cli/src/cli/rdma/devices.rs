@@ -1,27 +1,25 @@
 //! `bowline devices`: the RDMA devices that programs on this machine can use.
 
-use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::path::Path;
+use std::net::{IpAddr, UdpSocket};
 
-use bowline_node::Outcome;
+use bowline_node::{
+    Outcome,
+    rdma_device::{Holder, PORT, addresses, holder},
+};
 use bowline_rdmacore::{Listed, list};
 use bowline_roce::Congestion;
 use bowline_roce_driver::SoftConfig;
 use bowline_verbs::{Device, DeviceAttr};
 use serde_json::{Value, json};
 
-use super::local::{addresses, soft};
+use super::local::soft;
 
-/// RoCE's UDP port [OUT-1].
-const PORT: u16 = 4791;
-
-/// List the RDMA devices that can be used here.
+/// List the RDMA devices of this machine.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The provider soft needs no hardware: an address of this machine, with its \
-    UDP port 4791 free, is a device. Those of rdma-core are named with --device."
+    after_help = "The provider soft needs no hardware: each address of this machine whose UDP \
+    port 4791 is free is a device. Use a device of rdma-core with --device NAME."
 )]
 pub(crate) struct Args {
     /// Print a JSON object
@@ -42,13 +40,6 @@ struct Row {
     trouble: Option<String>,
     /// Process that has bound its UDP port.
     holder: Option<Holder>,
-}
-
-/// A process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
-    pub(super) pid: u32,
-    pub(super) name: String,
 }
 
 /// Runs the command.
@@ -94,8 +85,8 @@ fn wanted() -> usize {
 fn small_buffer(bytes: usize, wanted: usize) -> Option<String> {
     (bytes < wanted).then(|| {
         format!(
-            "receive buffers get {} of the {} wanted; what comes while one is full is lost and sent \
-             again. The limit is raised by: sysctl -w net.core.rmem_max={wanted}",
+            "receive buffers have {} instead of {}; packets that arrive while one is full are lost \
+             and sent again. Raise the limit with: sysctl -w net.core.rmem_max={wanted}",
             kib(bytes),
             kib(wanted)
         )
@@ -179,96 +170,15 @@ fn look(address: IpAddr) -> Row {
     }
 }
 
-/// The process that has bound the port of an address, if this user may see it.
-pub(super) fn holder(address: IpAddr) -> Option<Holder> {
-    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
-    let tables: Vec<String> = tables.into_iter().flatten().collect();
-    let inodes: Vec<u64> = tables.iter().flat_map(|table| holding(table, address)).collect();
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    processes.filter_map(|process| owner(&process.path(), &inodes)).next()
-}
-
-/// Tells whether a process, given by its folder in /proc, has one of these sockets open.
-fn owner(process: &Path, inodes: &[u64]) -> Option<Holder> {
-    let pid = process.file_name()?.to_str()?.parse().ok()?;
-    let mut files = fs::read_dir(process.join("fd")).ok()?.flatten();
-    files.find(|file| {
-        let target = fs::read_link(file.path()).unwrap_or_default();
-        let inode = target.to_str().and_then(|text| text.strip_prefix("socket:["));
-        let inode = inode.and_then(|text| text.strip_suffix(']')).and_then(|n| n.parse().ok());
-        inode.is_some_and(|inode| inodes.contains(&inode))
-    })?;
-    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-    Some(Holder { pid, name: name.trim().to_owned() })
-}
-
-/// Sockets of a table of the system that hold the port of an address, or of all addresses.
-fn holding(table: &str, address: IpAddr) -> Vec<u64> {
-    let line = |line: &str| {
-        let mut words = line.split_whitespace().skip(1);
-        let (at, port) = words.next()?.split_once(':')?;
-        let inode = words.nth(7)?.parse().ok()?;
-        let at = unhex(at)?;
-        let same = at == address || at.is_unspecified();
-        (same && u16::from_str_radix(port, 16) == Ok(PORT)).then_some(inode)
-    };
-    table.lines().filter_map(line).collect()
-}
-
-/// Reads an address of the tables: words of 32 bits in this machine's order.
-fn unhex(text: &str) -> Option<IpAddr> {
-    let word = |n: usize| {
-        let word = u32::from_str_radix(text.get(n * 8..n * 8 + 8)?, 16).ok()?;
-        Some(word.to_ne_bytes())
-    };
-    match text.len() {
-        8 => Some(Ipv4Addr::from(word(0)?).into()),
-        32 => {
-            let mut bytes = [0; 16];
-            for (n, to) in bytes.chunks_mut(4).enumerate() {
-                to.copy_from_slice(&word(n)?);
-            }
-            Some(Ipv6Addr::from(bytes).into())
-        }
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_of_a_port_is_found() {
-        let socket = UdpSocket::bind(("127.41.90.1", PORT)).unwrap();
-        let me = holder("127.41.90.1".parse().unwrap()).unwrap();
-        assert_eq!(me.pid, std::process::id());
-        assert!(!me.name.is_empty());
-        assert_eq!(holder("127.41.90.2".parse().unwrap()), None);
-        drop(socket);
-        assert_eq!(holder("127.41.90.1".parse().unwrap()), None);
-    }
-
-    #[test]
     fn a_small_receive_buffer_is_told_with_its_remedy() {
         assert_eq!(small_buffer(8 << 20, 8 << 20), None);
         let text = small_buffer(212_992, 8 << 20).unwrap();
-        assert!(text.contains("208 KiB of the 8192 KiB"), "{text}");
+        assert!(text.contains("208 KiB instead of 8192 KiB"), "{text}");
         assert!(text.ends_with("sysctl -w net.core.rmem_max=8388608"), "{text}");
-    }
-
-    #[test]
-    #[cfg(target_endian = "little")]
-    fn the_tables_of_the_system_are_read() {
-        let table = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
-  123: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0 0
-  124: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0 0
-  125: 0100007F:12B8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4713 2 0 0
-";
-        assert_eq!(holding(table, Ipv4Addr::LOCALHOST.into()), [4711, 4712]);
-        assert_eq!(holding(table, Ipv4Addr::new(10, 0, 0, 1).into()), [4712]);
-        let table = "1: 000099FD000000000000000001000000:12B7 0:0 07 0:0 0:0 0 0 0 4714 2 0 0";
-        assert_eq!(holding(table, "fd99::1".parse().unwrap()), [4714]);
-        assert!(holding("1: 01:12B7", Ipv4Addr::LOCALHOST.into()).is_empty());
     }
 }

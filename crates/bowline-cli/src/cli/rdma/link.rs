@@ -249,7 +249,7 @@ impl<'a> Link<'a> {
             let left = self.options.timeout.saturating_sub(silence);
             if left.is_zero() {
                 let seconds = self.options.timeout.as_secs_f64();
-                return Err(Ended::Failed(format!("nothing from the peer for {seconds} s")));
+                return Err(Ended::Failed(format!("no data from the peer for {seconds} s")));
             }
             if let Some((remote, arrivals)) = self.probed {
                 if !self.probing && silence >= PROBE_PAUSE * (looked + 1) {
@@ -277,14 +277,14 @@ impl<'a> Link<'a> {
             Status::WrFlushErr => return Err(Ended::Left),
             // A fault of the local device explains the silence better than the peer does.
             Status::RetryExcErr => match self.device.fault() {
-                Some(fault) => format!("nothing gets to the peer: {fault}"),
+                Some(fault) => format!("packets do not reach the peer: {fault}"),
                 None => "the peer does not answer any more".to_owned(),
             },
-            Status::RnrRetryExcErr => "the peer posts no receive".to_owned(),
-            Status::LocLenErr => "the peer sent more than was expected".to_owned(),
+            Status::RnrRetryExcErr => "the peer has not posted a receive".to_owned(),
+            Status::LocLenErr => "the peer sent more than expected".to_owned(),
             Status::RemAccessErr => "the peer's memory key does not allow it".to_owned(),
-            Status::RemInvReqErr => "the peer takes the request for invalid".to_owned(),
-            Status::RemOpErr => "the peer could not do it".to_owned(),
+            Status::RemInvReqErr => "the peer says that the request is invalid".to_owned(),
+            Status::RemOpErr => "the peer could not execute the request".to_owned(),
             status => format!("{status:?}"),
         };
         Err(Ended::Failed(format!("request failed with status {}: {text}", done.status as u8)))

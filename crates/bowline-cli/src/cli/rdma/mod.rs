@@ -15,7 +15,6 @@ mod others;
 mod perf;
 mod rping;
 mod serving;
-mod taken;
 mod wire;
 
 use std::time::Duration;
@@ -25,7 +24,6 @@ use bowline_verbs::Error;
 
 pub(crate) use cm_listen::{Args as CmListenArgs, run as run_cm_listen};
 pub(crate) use devices::{Args as DevicesArgs, run as run_devices};
-pub(crate) use local::{addresses, mtu, open_soft};
 pub(crate) use others::{Args as OthersArgs, run as run_others};
 pub(crate) use perf::{Args as PerfArgs, run as run_perf};
 pub(crate) use rping::{Args as RpingArgs, run as run_rping};
@@ -53,7 +51,7 @@ impl From<Error> for Ended {
 impl From<Ended> for Failure {
     fn from(ended: Ended) -> Self {
         match ended {
-            Ended::Stopped => Self::failed("stopped before it was done"),
+            Ended::Stopped => Self::failed("stopped before the end"),
             Ended::Left => Self::failed("the peer has ended the connection"),
             Ended::Failed(text) => Self::Failed(text),
         }

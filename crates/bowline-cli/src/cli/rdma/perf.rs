@@ -32,14 +32,14 @@ const MIN_RNR_TIMER: u8 = 1;
 /// Largest number of outstanding reads and atomics.
 const READS: u8 = 16;
 
-/// Measure bandwidth or latency of send, write, read or atomic between two bowlines.
+/// Measure bandwidth or latency of send, write, read or atomic against another `bowline perf`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Start the server first, on the other machine: `bowline perf --server`. It does \
-    what the client asks for; if the server was told --op, --mode, --size, --count, --duration or \
-    --depth as well, a client that asks for something else is refused. Then, for example, \
+    after_help = "Start the server first, on the other machine: `bowline perf --server`. It runs \
+    what the client asks for; if the server has --op, --mode, --size, --count, --duration or \
+    --depth too, it refuses a client that asks for something else. Then, for example, \
     `bowline perf --client 10.0.0.1 --op read --size 1m --duration 5`. Exit status: 0 measured, \
-    1 not, 2 usage."
+    1 failed, 2 usage."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -56,13 +56,13 @@ pub(crate) struct Args {
     /// Messages [default: 1000]
     #[arg(short = 'n', long, alias = "iters", value_name = "N", value_parser = number)]
     count: Option<u64>,
-    /// Measure so long instead of a count: seconds, or a number with ms
+    /// Measure for this long instead of a count: seconds, or a number with ms
     #[arg(short = 'D', long, value_name = "TIME", conflicts_with = "count", value_parser = interval)]
     duration: Option<Duration>,
-    /// Most messages under way, up to 4096; for latency it is 1 [default: 64]
+    /// Messages in flight, up to 4096; for latency always 1 [default: 64]
     #[arg(long, value_name = "N", value_parser = number32)]
     depth: Option<u32>,
-    /// Check the data: a server what was sent or written, a client what was read
+    /// Check the data: a server those sent or written, a client those read
     #[arg(short = 'V', long)]
     verify: bool,
     #[command(flatten)]
@@ -149,7 +149,7 @@ fn agree(args: &Args, order: &Order) -> Result<(), Ended> {
     match mine.is_empty() {
         true => Ok(()),
         false => Err(Ended::Failed(format!(
-            "tell both sides the same: the server has {}, the client {}",
+            "options differ: the server has {}, the client {}",
             mine.join(" "),
             theirs.join(" ")
         ))),
@@ -386,7 +386,7 @@ fn check_sum(
     memory.buffer.read(0, &mut sum);
     match u64::from_ne_bytes(sum) {
         sum if sum == wanted => Ok(()),
-        sum => Err(Ended::Failed(format!("{wanted} additions of 1 make {sum} at the server"))),
+        sum => Err(Ended::Failed(format!("the sum at the server is {sum} instead of {wanted}"))),
     }
 }
 

@@ -39,14 +39,15 @@ const LEAVING: Duration = Duration::from_secs(1);
 
 /// Ping by RDMA read and write, as rdma-core's rping does: client or server.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 all pings done and right, 1 not, 2 usage.")]
+#[command(after_help = "Exit status: 0 all pings done and right, 1 failed, 2 usage.")]
 pub(crate) struct Args {
     #[command(flatten)]
     side: Side,
-    /// Stop after N pings; 0 means for ever, for a server as long as the client likes
+    /// Stop after N pings; 0 means never, for a server when the client disconnects
     #[arg(short = 'C', long, value_name = "N", default_value = "0", value_parser = number)]
     count: u64,
-    /// Bytes of a ping, 23 to 65535; for a server the most it takes [default: 64, server 65535]
+    /// Bytes of a ping, 23 to 65535; for a server the largest it accepts [default: 64, server
+    /// 65535]
     #[arg(short = 'S', long, value_name = "BYTES", value_parser = ping_size)]
     size: Option<u32>,
     /// Check every byte
@@ -120,7 +121,7 @@ fn serve(
         let began = Instant::now();
         let len = source.len as usize;
         if len > room {
-            return Err(Ended::Failed(format!("pings of {len} bytes; there is room for {room}")));
+            return Err(Ended::Failed(format!("a ping of {len} bytes is larger than {room}")));
         }
         let part = data.part(0, len);
         link.send(1, SendOp::Read(source.memory), part)?;

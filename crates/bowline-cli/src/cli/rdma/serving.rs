@@ -23,11 +23,11 @@ pub(super) struct Side {
 /// Options of serving and printing.
 #[derive(Debug, clap::Args)]
 pub(super) struct ServeOptions {
-    /// Serve one client after another. One that comes while another is served waits; bowline's wait
-    /// for as long as their --timeout says
+    /// Serve one client after another. A client that connects while another is served waits, a
+    /// bowline client as long as its --timeout
     #[arg(short = 'P', long, conflicts_with = "client")]
     pub(super) persistent: bool,
-    /// Print what is found as JSON objects, one in a line
+    /// Print the results as JSON objects, one per line
     #[arg(long)]
     pub(super) json: bool,
 }

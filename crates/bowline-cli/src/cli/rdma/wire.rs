@@ -171,15 +171,17 @@ impl Order {
             return Err("not a client of bowline perf".to_owned());
         }
         let Some([version, op, mode, _]) = reader.take::<4>() else {
-            return Err("a short order".to_owned());
+            return Err("the request is too short".to_owned());
         };
         if version != VERSION {
-            return Err(format!("version {version} of the order; known is {VERSION}"));
+            return Err(format!(
+                "unknown version {version} of the request; this side has {VERSION}"
+            ));
         }
         let op = [Op::Send, Op::Write, Op::Read, Op::Atomic].into_iter().find(|o| *o as u8 == op);
         let mode = [Mode::Bw, Mode::Lat].into_iter().find(|m| *m as u8 == mode);
         let (Some(op), Some(mode)) = (op, mode) else {
-            return Err("an unknown operation".to_owned());
+            return Err("unknown operation".to_owned());
         };
         let read = |reader: &mut Reader<'_>| {
             let size = u32::from_be_bytes(reader.take()?);
@@ -194,7 +196,7 @@ impl Order {
             };
             Some(Self { op, mode, size, length, depth, memory, warm_up })
         };
-        let order = read(&mut reader).ok_or("a short order")?;
+        let order = read(&mut reader).ok_or("the request is too short")?;
         order.check()?;
         Ok(order)
     }
@@ -206,14 +208,14 @@ impl Order {
             return Err(format!("size {size} is above {}", Self::SIZE_MAX));
         }
         if op == Op::Atomic && size != 8 {
-            return Err(format!("size {size}: atomics are of 8 bytes"));
+            return Err(format!("size {size}: atomics have 8 bytes"));
         }
         if depth == 0 || depth > Self::DEPTH_MAX {
             return Err(format!("depth {depth} is not between 1 and {}", Self::DEPTH_MAX));
         }
         match length {
             Length::Count(count) if count > 0 && count <= u64::from(self.warm_up) => {
-                Err(format!("a count of {count}, all to warm up"))
+                Err(format!("a count of {count} is not more than the warm-up"))
             }
             Length::Count(0) => Err("a count of 0: there is nothing to measure".to_owned()),
             // The order carries whole milliseconds.
@@ -322,7 +324,7 @@ mod tests {
             assert!(Order::decode(&order().encode()[..len]).is_err(), "{len}");
         }
         let error = Order::decode(&Order { warm_up: 1000, ..order() }.encode()).unwrap_err();
-        assert!(error.contains("warm up"), "{error}");
+        assert!(error.contains("warm-up"), "{error}");
         for (length, word) in [
             (Length::Count(0), "at least 1 ms"),
             (Length::Time(Duration::ZERO), "at least 1 ms"),

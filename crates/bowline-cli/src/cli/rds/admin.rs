@@ -4,16 +4,15 @@ use std::path::PathBuf;
 
 use bowline_node::{
     Failure, Outcome,
+    control::Client,
     values::{Address, setting},
 };
 use bowline_rds::SYSCTL_NAMES;
 
-use super::control::Client;
-
 /// Show or change settings of a running node, named as the kernel's sysctls.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SysctlArgs {
-    /// NAME to show a setting, NAME=VALUE to change it; nothing shows all
+    /// NAME to show a setting, NAME=VALUE to change it; without any, show all
     #[arg(value_name = "NAME[=VALUE]", value_parser = wish)]
     settings: Vec<(String, Option<i64>)>,
     /// Print one JSON object
@@ -26,14 +25,13 @@ pub(crate) struct SysctlArgs {
 
 /// Cut the TCP and RDMA connections of a running node; it connects again and loses nothing.
 ///
-/// What has arrived on a connection is read first, then it is reset. Connections come back by
-/// themselves, and both ends send again what was not acknowledged, which the node takes only once.
-/// A kernel as the peer may lose or double messages when its connections are reset: it throws away
-/// what it has acknowledged and not read. That is the kernel's limit; between bowline nodes nothing
-/// is lost.
+/// The node reads what has arrived on a connection, then resets it. Connections are made again, and
+/// both ends send unacknowledged messages again; duplicates are dropped. A kernel as the peer may
+/// lose or duplicate messages when its connections are reset, because it discards data that it has
+/// acknowledged and not read. Between bowline nodes nothing is lost.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DropArgs {
-    /// Peer whose connections are cut; without it, those of all peers
+    /// Peer whose connections are cut; without it, all peers
     peer: Option<Address>,
     /// Control socket of the node [default: that of the only node in this network namespace]
     #[arg(long, value_name = "PATH")]

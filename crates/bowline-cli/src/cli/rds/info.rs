@@ -9,11 +9,15 @@ use std::{
 };
 
 use bowline_base::Errno;
-use bowline_node::{Outcome, log, signals::Stop, values::interval};
-
-use super::{
-    control::Client,
-    snapshot::{MessageRow, RdmaRow, Snapshot},
+use bowline_node::{
+    Outcome,
+    control::{
+        Client,
+        snapshot::{MessageRow, RdmaRow, Snapshot},
+    },
+    log,
+    signals::Stop,
+    values::interval,
 };
 
 /// Look inside a running node (as rds-info does).
@@ -366,7 +370,7 @@ fn queue(text: &mut String, title: &str, messages: &[MessageRow]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::rds::snapshot::{ConnectionRow, Counter, Flags, NodeFacts, TcpRow};
+    use bowline_node::control::snapshot::{ConnectionRow, Counter, Flags, NodeFacts, TcpRow};
 
     fn snapshot() -> Snapshot {
         let (local, remote) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));

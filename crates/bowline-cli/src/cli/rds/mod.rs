@@ -1,18 +1,11 @@
-//! RDS: a node as a service, its control tree and socket, and the equivalents of the rds-tools
-//! commands.
+//! RDS: the equivalents of the rds-tools commands, and commands for a node that runs.
 
 pub(crate) mod admin;
-pub(crate) mod config;
-pub(crate) mod control;
 pub(crate) mod info;
 mod libc;
-pub(crate) mod node;
 pub(crate) mod over_rdma;
 pub(crate) mod ping;
 pub(crate) mod pipe;
 pub(crate) mod run;
-pub(crate) mod shares;
-pub(crate) mod snapshot;
 pub(crate) mod stress;
 pub(crate) mod top;
-mod tree;

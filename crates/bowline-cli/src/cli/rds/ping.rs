@@ -16,11 +16,12 @@ use bowline::rds::{Interest, Node, Socket};
 use bowline_base::Errno;
 use bowline_node::{
     Failure, Outcome,
+    control::Client,
     signals::Stop,
     values::{Address, Family, address, interval, joined, number, number32, route_to, with_link},
 };
 
-use super::{control::Client, over_rdma::RdmaOption};
+use super::over_rdma::RdmaOption;
 use crate::cli::common::histogram::Histogram;
 
 /// Sockets by default, and at most, as rds-ping 2.3 has it.
@@ -30,34 +31,34 @@ const SOCKETS_MAX: u64 = 32;
 const SLICE: Duration = Duration::from_millis(1);
 const SIGNAL_SLICE: Duration = Duration::from_millis(100);
 
-/// Ask the RDS of another node for an answer and show the round trip (as rds-ping does).
+/// Ping the RDS of another node and show the round-trip time (as rds-ping does).
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 at least one answer, 1 none, 2 usage.")]
+#[command(after_help = "Exit status: 0 at least one reply, 1 none, 2 usage.")]
 pub(crate) struct Args {
-    /// Stop after N answers; 0 means for ever
+    /// Stop after N replies; 0 means never
     #[arg(short = 'c', value_name = "N", default_value = "0", value_parser = number)]
     count: u64,
     /// Time between requests: seconds, or a number with ms or us
     #[arg(short = 'i', value_name = "TIME", default_value = "1", value_parser = interval)]
     interval: Duration,
     /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one
-    /// that routing picks
+    /// that the route has
     #[arg(short = 'I', long = "address", value_name = "ADDRESS")]
     local: Option<String>,
-    /// Type of service, 0 to 255; bowline's nodes carry all of them alike
+    /// Type of service, 0 to 255; bowline nodes treat all values alike
     #[arg(short = 'Q', value_name = "TOS", default_value = "0", value_parser = number32)]
     tos: u32,
-    /// Longest wait for one answer
+    /// Longest wait for one reply
     #[arg(short = 'W', value_name = "TIME", default_value = "2", value_parser = interval)]
     timeout: Duration,
     /// Print the summary only
     #[arg(short = 'q')]
     quiet: bool,
-    /// Send from this many sockets, 1 to 32, each of which waits for one answer; without it 8, or
-    /// as many as requests if those are fewer
+    /// Send from this many sockets, 1 to 32, each of which waits for one reply; without it 8, or
+    /// the number of requests if that is smaller
     #[arg(short = 'n', long, value_name = "N", value_parser = number)]
     sockets: Option<u64>,
-    /// Print addresses only, not the name that was given
+    /// Print the address of the node, not the name given
     #[arg(long)]
     numeric: bool,
     /// Use IPv6
@@ -65,14 +66,15 @@ pub(crate) struct Args {
     v6: bool,
     #[command(flatten)]
     rdma: RdmaOption,
-    /// Let this running node send, by its control socket; by default the one that owns the address
+    /// Send from the running node with this control socket; without it, from the one that serves
+    /// the local address, if there is one
     #[arg(long, value_name = "PATH", conflicts_with = "rdma")]
     control: Option<PathBuf>,
-    /// Print one JSON object per line: every answer, then the summary
+    /// Print one JSON object per line: every reply, then the summary
     #[arg(long)]
     json: bool,
-    /// Node to ask: an address or a host name; a link-local address has the interface of -I, or
-    /// names it
+    /// Node to ping: an address or a host name; a link-local address without an interface has that
+    /// of -I
     remote: String,
 }
 
@@ -123,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         )));
     }
     if args.timeout.is_zero() {
-        return Err(Failure::usage("-W 0 leaves no time for an answer; give a time above 0"));
+        return Err(Failure::usage("-W must be greater than 0"));
     }
     let family = if args.v6 { Family::V6 } else { Family::Any };
     let mut remote = address(&args.remote, family)?;
@@ -142,7 +144,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         with_link(address).map_err(Failure::usage)?;
     }
     if local.ip.is_ipv4() != remote.ip.is_ipv4() {
-        return Err(Failure::usage(format!("{local} and {remote} are not of one family")));
+        return Err(Failure::usage(format!(
+            "{local} and {remote} are of different address families"
+        )));
     }
     let stop = Stop::install()?;
     let times = Histogram::default();
@@ -452,7 +456,7 @@ impl Figures<'_> {
         say!("");
         say!("--- {name} rds ping statistics ---");
         say!(
-            "{} requests sent, {} answers received, {percent:.0}% lost, time {} ms",
+            "{} requests sent, {} replies received, {percent:.0}% lost, time {} ms",
             self.sent,
             self.received,
             elapsed.as_millis()

@@ -18,15 +18,13 @@ use bowline::rds::{ErrorKind, Message, Node, Socket};
 use bowline_node::{
     Failure, Outcome,
     log::{Progress, bytes},
+    shares::{Amount, Bounds, Shares},
     signals::Stop,
     values::{Address, endpoint, interval, joined, number, own_endpoint, sender, towards},
 };
 use output::Output;
 
-use super::{
-    over_rdma::RdmaOption,
-    shares::{Amount, Bounds, Shares},
-};
+use super::over_rdma::RdmaOption;
 
 const SLICE: Duration = Duration::from_millis(100);
 const MESSAGE_BYTES_MAX: u64 = 1 << 20;
@@ -46,8 +44,8 @@ pub(crate) struct SendArgs {
     /// Local address and port, of a link-local address with its interface, as [fe80::1%eth0]:4000
     #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = own_endpoint)]
     source: SocketAddr,
-    /// Destination; with several, each message goes to one of them, in turn. One that takes nothing
-    /// is passed over. A link-local one is on the link of the local address
+    /// Destination; may be repeated: each message then goes to one of them, in turn, and one that
+    /// does not accept messages is skipped. A link-local one is on the link of the local address
     #[arg(short = 'd', value_name = "ADDRESS:PORT", value_parser = endpoint, required = true)]
     destination: Vec<SocketAddr>,
     /// File to send; - is standard input
@@ -71,18 +69,18 @@ pub(crate) struct SendArgs {
 
 /// Receive messages into a file or standard output (as rds-sink did).
 ///
-/// One sender is heard at a time, from its first message to the empty one that ends its stream;
-/// messages of others are thrown away meanwhile. RDS does not know who its senders are: without
-/// --from anybody who can reach this address may come first.
+/// One sender is received at a time, from its first message to the empty message that ends its
+/// stream; messages of other senders are discarded until then. RDS does not authenticate senders:
+/// without --from anybody who can reach this address may be the first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RecvArgs {
     /// Local address and port, of a link-local address with its interface, as [fe80::1%eth0]:4000
     #[arg(short = 's', value_name = "ADDRESS:PORT", value_parser = own_endpoint)]
     source: SocketAddr,
-    /// Take messages of this sender only; may be repeated
+    /// Receive from this sender only; may be repeated
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = sender)]
     from: Vec<(Address, Option<u16>)>,
-    /// Take messages of several senders at the same time, mixed as they come
+    /// Receive from several senders at the same time, in the order of arrival
     #[arg(long)]
     mix: bool,
     /// File to write; - is standard output
@@ -93,7 +91,7 @@ pub(crate) struct RecvArgs {
     interval: Option<Duration>,
     #[command(flatten)]
     rdma: RdmaOption,
-    /// End after the first stream, at its empty message
+    /// Stop after the first stream, at its empty message
     #[arg(long, conflicts_with = "mix")]
     once: bool,
 }
@@ -203,7 +201,7 @@ pub(crate) fn run_send(args: &SendArgs) -> Outcome {
     }
     let names: Vec<String> = late.iter().map(ToString::to_string).collect();
     Err(Failure::failed(format!(
-        "{} did not take everything, and nothing for {} s; is `bowline recv` running there?",
+        "{} did not accept everything, and nothing for {} s; is `bowline recv` running there?",
         names.join(", "),
         FLUSH_TIMEOUT.as_secs()
     )))
@@ -404,8 +402,8 @@ impl Listener<'_> {
                 match self.heard.filter(|_| may) {
                     None => note!("bowline recv: messages of {source} are ignored"),
                     Some(heard) => note!(
-                        "bowline recv: messages of {source} are ignored until the end of what \
-                         {heard} sends; take all with --mix"
+                        "bowline recv: messages of {source} are ignored until the stream of \
+                         {heard} ends; receive all with --mix"
                     ),
                 }
             }

@@ -14,16 +14,16 @@ use rustix::fs::{Access, access};
 
 use super::libc::{self, Libc};
 
-/// Run a program whose RDS sockets (AF_RDS) are those of a node on this host.
+/// Run a program whose RDS sockets (AF_RDS) are served by a node on this host.
 ///
-/// The program needs no change, and the kernel no module: start a node with `bowline node` before.
-/// What the program starts runs so as well, if it has the same C library: glibc or musl. Programs
-/// that are linked statically, that gain privileges when they are started, or that make system
-/// calls past the C library cannot be run so.
+/// The program runs unmodified, and the kernel needs no module: start a node with `bowline node`
+/// first. Child processes use the node too, if they have the same C library (glibc or musl). Not
+/// possible for programs that are linked statically, that gain privileges when they start (setuid),
+/// or that make system calls without the C library.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Place at which the node serves programs [default: in bowline/rds in $XDG_RUNTIME_DIR or
-    /// /run, that of the network namespace in which the program asks for a socket]
+    /// Path of the node's socket for programs [default: that of the network namespace in which the
+    /// program opens a socket, in bowline/rds in $XDG_RUNTIME_DIR or /run]
     #[arg(long, value_name = "PATH")]
     node: Option<PathBuf>,
     /// Program and its arguments
@@ -34,7 +34,7 @@ pub(crate) struct Args {
 /// Replaces this process by the program.
 pub(crate) fn run(args: &Args) -> Outcome {
     let Some((name, words)) = args.program.split_first() else {
-        return Err(Failure::usage("no program is named"));
+        return Err(Failure::usage("the program is missing"));
     };
     let program = find(name)?;
     let library = library_for(&program)?;
@@ -53,7 +53,7 @@ fn library_for(program: &Path) -> Outcome<PathBuf> {
         Libc::Other => preload_library().map_err(Failure::failed),
         Libc::Musl => preload_library_of_musl().map_err(Failure::failed),
         Libc::None => Err(Failure::failed(format!(
-            "{} is linked statically, so its calls cannot be reached: use one that is linked \
+            "{} is linked statically, so its calls cannot be intercepted: use one that is linked \
              dynamically",
             program.display()
         ))),

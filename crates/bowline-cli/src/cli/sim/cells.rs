@@ -88,7 +88,7 @@ pub(super) fn run_cells(args: &Args, text: &str) -> Outcome {
 /// Results as text, or gathered for one JSON object.
 struct Table {
     json: Option<Vec<serde_json::Value>>,
-    /// Cells have floors for the controller only.
+    /// Cells have floors for the delay controller only.
     congestion: Congestion,
     progress: Progress,
     runs: u64,
@@ -123,7 +123,9 @@ impl Table {
     fn add(&mut self, cell: &Cell, seed: u64, report: &Report, took: Duration) {
         let missed = cell.missed(report);
         let broken = match self.congestion {
-            Congestion::Fixed(_) => report.failure.iter().cloned().collect(),
+            Congestion::Fixed(_) | Congestion::Cubic | Congestion::Swift => {
+                report.failure.iter().cloned().collect()
+            }
             Congestion::Auto | Congestion::Delay => cell.broken(report),
         };
         self.runs += 1;

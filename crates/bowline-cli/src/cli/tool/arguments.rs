@@ -1,44 +1,20 @@
 //! Parsers of arguments: paths, servers, names of sessions, sizes.
 
-use std::{
-    fs,
-    net::{IpAddr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv6Addr};
 
 use bowline_ctl::{Errno, PathSpec};
-use bowline_node::values::{self, Address, Family};
-use bowline_wire::rtrs::SessionName;
+use bowline_node::{
+    disks::{no_path, prefixed},
+    values::{self, Address, Family},
+};
 
 use super::{Refusal, format::Unit};
-
-/// Most bytes of a session's name [RT-68].
-const NAME_MAX: usize = 254;
-
-/// Parses a path; a bare address gets its prefix.
-pub(super) fn path_spec(text: &str) -> Result<PathSpec, Refusal> {
-    path_order(text)?.parse().map_err(|errno| no_path(errno, text))
-}
 
 /// Returns a path as it is sent to a process: a bare address gets its prefix, and keeps its scope.
 pub(super) fn path_order(text: &str) -> Result<String, Refusal> {
     // Mistakes are reported before anything is sent.
     path_text(text)?;
     Ok(prefixed(text))
-}
-
-/// Puts the prefix before bare addresses.
-fn prefixed(text: &str) -> String {
-    let one = |part: &str| {
-        let address = part.split_once('%').map_or(part, |(address, _)| address);
-        match address.parse::<IpAddr>() {
-            Ok(_) => format!("ip:{part}"),
-            Err(_) => part.to_owned(),
-        }
-    };
-    match text.split_once(',').or_else(|| text.split_once('@')) {
-        Some((src, dst)) => format!("{}@{}", one(src), one(dst)),
-        None => one(text),
-    }
 }
 
 /// Returns the canonical spelling of a path, as in its name: without scopes. Also of a path through
@@ -61,24 +37,18 @@ pub(super) fn path_text(text: &str) -> Result<String, Refusal> {
         }
         None => normal(text, true),
     };
-    whole.map_err(|errno| no_path(errno, given))
-}
-
-/// Every mistake in a path has the error number that a kernel's tree gives for it [RS-34].
-fn no_path(errno: Errno, text: &str) -> Refusal {
-    let errno = if errno == Errno::ENODEV { errno } else { Errno::EINVAL };
-    Refusal::new(errno, format!("\"{text}\" is not a path such as ip:10.0.0.1@ip:10.0.0.2"))
+    whole.map_err(|errno| no_path(errno, given).into())
 }
 
 pub(super) fn address(server: &str) -> Result<Address, Refusal> {
     let bare = server.strip_prefix("ip:").unwrap_or(server);
     values::address(bare, Family::Any).map_err(|_| {
-        Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; name a path"))
+        Refusal::new(Errno::ENXIO, format!("{server} is neither a session nor a host; give a path"))
     })
 }
 
 /// Returns the addresses of a server from a session's name: a host, or an address with the dashes
-/// that [`session_name`] puts in.
+/// that `bowline_node::disks::session_name` puts in.
 pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     if server.is_empty() {
         return Err(Refusal::new(Errno::ENXIO, "it has no @"));
@@ -93,38 +63,6 @@ pub(super) fn addresses(server: &str) -> Result<Vec<IpAddr>, Refusal> {
     all.sort();
     all.dedup();
     Ok(all)
-}
-
-/// Returns the default name of a session with a server. A server accepts one session of a name, and
-/// cloned machines share their host name; so the source address of the first path is part of it.
-/// Names of sessions have neither dots nor slashes, and 254 bytes at most [RS-24] [RT-68].
-pub(crate) fn session_name(server: &str, from: Option<IpAddr>) -> String {
-    let bare = server.strip_prefix("ip:").unwrap_or(server);
-    // The interface has a meaning on this machine only.
-    let bare = bare.split('%').next().unwrap_or(bare);
-    let from = from.map(|from| format!("_{}", from.to_canonical())).unwrap_or_default();
-    let name = format!("{}{from}@{bare}", own_name()).replace(['.', ':', '/'], "-");
-    let ends = name.char_indices().map(|(at, c)| at + c.len_utf8());
-    let end = ends.take_while(|end| *end <= NAME_MAX).last();
-    name[..end.unwrap_or(0)].to_owned()
-}
-
-/// Refuses a text that cannot be the name of a session [RT-68], such as a server's address given
-/// together with paths.
-pub(crate) fn no_address(name: &str) -> Result<(), Refusal> {
-    SessionName::new(name).map(drop).map_err(|error| {
-        Refusal::usage(format!(
-            "{error}: where a path is given, a name of the session is wanted in place of the server's, with \
-             neither . nor / in it, such as {}@{}",
-            own_name(),
-            name.replace(['.', ':', '/'], "-")
-        ))
-    })
-}
-
-fn own_name() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().split('.').next().filter(|name| !name.is_empty()).unwrap_or("localhost").to_owned()
 }
 
 /// Returns a size in sectors, from a number of bytes or of a unit, which may follow without a
@@ -145,7 +83,7 @@ pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
         let (below, above) = (bytes - bytes % 512, (bytes - bytes % 512).checked_add(512));
         let above = above.map(|above| format!(" and {above}")).unwrap_or_default();
         let text = format!(
-            "{bytes} bytes are no whole sectors of 512 bytes; the nearest sizes are {below}{above}"
+            "{bytes} bytes are not a multiple of 512; the nearest sizes are {below}{above}"
         );
         return Err(Refusal::usage(text));
     }
@@ -154,6 +92,8 @@ pub(super) fn sectors(size: &str, unit: &str) -> Result<u64, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use bowline_node::disks::session_name;
+
     use super::*;
 
     #[test]
@@ -179,20 +119,10 @@ mod tests {
     }
 
     #[test]
-    fn paths_may_be_bare_addresses() {
-        for text in ["10.0.0.1,10.0.0.2", "ip:10.0.0.1@10.0.0.2", "ip:10.0.0.1,ip:10.0.0.2"] {
-            assert_eq!(path_spec(text).unwrap().to_string(), "ip:10.0.0.1@ip:10.0.0.2");
-        }
-        let scoped = "ip:fe80::2%eth0@ip:fe80::1%7";
-        for text in ["fe80::2%eth0@fe80::1%7", "ip:fe80::2%eth0,fe80::1%7", scoped] {
-            assert_eq!(prefixed(text), scoped);
-        }
+    fn paths_through_infiniband_have_a_canonical_spelling() {
         let gid = "gid:fe80:0000:0000:0000:0000:0000:0000:0001@gid:FE80::2";
         assert_eq!(path_text(gid).unwrap(), "gid:fe80::1@gid:fe80::2");
-        assert_eq!(path_spec(gid).unwrap_err().errno, 19);
-        // tests [RS-34]: not EPROTONOSUPPORT, which parsing alone would give.
-        assert_eq!(path_spec("x").unwrap_err().errno, 22);
-        assert_eq!(path_spec("ip:x").unwrap_err().errno, 22);
+        assert_eq!(path_text("x").unwrap_err().errno, 22);
     }
 
     #[test]
@@ -203,18 +133,5 @@ mod tests {
             assert_eq!(addresses(server), Ok(vec![address.parse().unwrap()]), "{name}");
         }
         assert_eq!(addresses("").unwrap_err().errno, Errno::ENXIO);
-    }
-
-    #[test]
-    fn machines_of_one_name_have_sessions_of_their_own() {
-        // tests [RT-68] [NB-42]
-        let name = |server: &str, from: &str| session_name(server, Some(from.parse().unwrap()));
-        let host = own_name();
-        assert_eq!(session_name("store", None), format!("{host}@store"));
-        assert_eq!(name("ip:10.0.0.1", "10.0.0.7"), format!("{host}_10-0-0-7@10-0-0-1"));
-        assert_ne!(name("store", "10.0.0.7"), name("store", "10.0.0.8"));
-        assert_eq!(name("store", "::ffff:10.0.0.7"), name("store", "10.0.0.7"));
-        let long = name(&"x".repeat(300), "fe80::1");
-        assert!(SessionName::new(&long).is_ok() && long.starts_with(&format!("{host}_fe80--1@x")));
     }
 }

@@ -115,10 +115,10 @@ impl Verb {
             .map(|(mode, target)| format!("{} {}", mode.name(), target.name()))
             .collect();
         if fitting.is_empty() {
-            return format!("{word} is about all devices, sessions and paths: leave out {said}");
+            return format!("{word} covers all devices, sessions and paths: leave out {said}");
         }
         format!(
-            "there is no {word} for {said}; say before the word what is meant: {}",
+            "there is no {word} for {said}; put one of these before the word: {}",
             fitting.join(", ")
         )
     }
@@ -457,16 +457,16 @@ mod tests {
         let refusal = |text: &str| parse(&arguments(text)).unwrap_err().to_string();
         assert_eq!(
             refusal("client session disconnect s1"),
-            "there is no disconnect for client session; say before the word what is meant: client path, \
-             server session, server path"
+            "there is no disconnect for client session; put one of these before the word: client path, server \
+             session, server path"
         );
         assert_eq!(
             refusal("server map a from b"),
-            "there is no map for server; say before the word what is meant: client device"
+            "there is no map for server; put one of these before the word: client device"
         );
         assert_eq!(
             refusal("device dump"),
-            "dump is about all devices, sessions and paths: leave out device"
+            "dump covers all devices, sessions and paths: leave out device"
         );
     }
 

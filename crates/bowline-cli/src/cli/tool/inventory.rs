@@ -9,7 +9,10 @@ use std::{
 };
 
 use bowline_ctl::{Client, Errno, Json, Op, folders};
-use bowline_node::namespaces::Whose;
+use bowline_node::{
+    control::{looked_in, none_here},
+    namespaces::Whose,
+};
 
 use super::{
     Refusal,
@@ -17,7 +20,6 @@ use super::{
     format::{Cell, Item},
     sysfs,
 };
-use crate::cli::rds::control::{looked_in, none_here};
 
 /// How long a process may take to accept a connection, and to answer a read. Commands may take any
 /// time.
@@ -78,13 +80,13 @@ impl Inventory {
         let (mut unresponsive, mut elsewhere) = (Vec::new(), Vec::new());
         let sources = match place {
             Place::Socket(place) => vec![socket(place).map_err(|error| {
-                Refusal::system(&error, format!("nobody answers on {}", place.display()))
+                Refusal::system(&error, format!("no process answers on {}", place.display()))
             })?],
             Place::Files(roots) => {
                 let all = roots.iter().map(|root| {
                     files(root).map_err(|error| {
                         let root = root.display();
-                        Refusal::system(&error, format!("{root} is no tree as /sys is"))
+                        Refusal::system(&error, format!("{root} is not a tree like /sys"))
                     })
                 });
                 all.collect::<Result<_, _>>()?
@@ -233,7 +235,7 @@ impl Inventory {
             return Err(Refusal::new(
                 Errno::ETIMEDOUT,
                 format!(
-                    "{} does not answer, and may have {shown} as well; choose a process with --control",
+                    "{} does not answer, and may have {shown} too; choose a process with --control",
                     other.display()
                 ),
             ));
@@ -248,7 +250,10 @@ impl Inventory {
                 let limit = if matches!(op, Op::Write(_)) { None } else { Some(PROBE_TIMEOUT) };
                 let answer = client.set_limit(limit).and_then(|()| client.ask(op, path));
                 let answer = answer.map_err(|error| {
-                    Refusal::system(&error, format!("{} broke off", source.place.display()))
+                    Refusal::system(
+                        &error,
+                        format!("lost the connection to {}", source.place.display()),
+                    )
                 })?;
                 answer
                     .map(|json| json.as_str().unwrap_or_default().to_owned())
@@ -289,7 +294,7 @@ fn here(unresponsive: &mut Vec<PathBuf>, elsewhere: &mut Vec<PathBuf>) -> Vec<So
             // Sockets of another user, in the folder of services.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => {
-                note!("{} does not answer and is left out: {error}", place.display());
+                note!("{} does not answer and is skipped: {error}", place.display());
                 unresponsive.push(place.clone());
             }
         }

@@ -22,10 +22,9 @@ mod sysfs;
 use std::{fmt, io};
 
 use bowline_ctl::Errno;
-use bowline_node::{Failure, Outcome};
+use bowline_node::{Failure, Outcome, disks::Trouble};
 use columns::Target;
 
-pub(super) use arguments::session_name;
 pub(super) use grammar::{has_target, is_mode, is_of_sessions, names_path};
 pub(super) use inventory::Place;
 
@@ -70,6 +69,12 @@ impl fmt::Display for Refusal {
     }
 }
 
+impl From<Trouble> for Refusal {
+    fn from(trouble: Trouble) -> Self {
+        Self { errno: trouble.errno, text: trouble.text }
+    }
+}
+
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         Self::Errno(refusal.errno, refusal.text)
@@ -100,7 +105,7 @@ pub(super) fn run(arguments: &[String], run_options: RunOptions<'_>) -> Outcome 
     let mut inventory = inventory::Inventory::collect(run_options.place)?;
     if run_options.verbose || request.options.verbose {
         for place in inventory.places() {
-            note!("looks at {}", place.display());
+            note!("reading {}", place.display());
         }
     }
     run::run(&request, &mut inventory, run_options)?;
@@ -134,14 +139,4 @@ pub(super) fn complete(arguments: &[String], full: &[String], fits: fn(&str) -> 
     for name in names {
         say!("{name}");
     }
-}
-
-/// Parses a path such as `ip:10.0.0.1@ip:10.0.0.2`; a bare address gets its prefix.
-pub(super) fn path_spec(text: &str) -> Outcome<bowline_ctl::PathSpec> {
-    Ok(arguments::path_spec(text)?)
-}
-
-/// Refuses a text that cannot be the name of a session.
-pub(super) fn no_address(name: &str) -> Outcome {
-    Ok(arguments::no_address(name)?)
 }

@@ -6,19 +6,22 @@ mod stats;
 use std::io::{self, IsTerminal};
 
 use bowline_ctl::{Errno, address_text};
-use bowline_node::{log, values::route_to};
+use bowline_node::{
+    disks::{map_options, no_address, session_name},
+    log,
+    values::route_to,
+};
 use bowline_rnbd_driver::tree::MapSpec;
 use serde_json::{Map, Value, json};
 
 use super::{
     Refusal, RunOptions,
-    arguments::{address, addresses, no_address, path_order, path_text, sectors, session_name},
+    arguments::{address, addresses, path_order, path_text, sectors},
     columns::{Mode, Target, all, chosen},
     format::{Format, Group, Look, csv, json, sheet, table, xml},
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
-use crate::cli::disk::check_map_options;
 
 /// Carries out a parsed command.
 pub(super) fn run(
@@ -222,12 +225,16 @@ impl Run<'_> {
             format!("{side}{known}{place}")
         };
         let how = match (sides, places) {
-            (true, _) => "say `client` or `server` first",
+            (true, _) => "put `client` or `server` first",
             (false, true) => "choose one with --control",
             (false, false) => "say which",
         };
         let all: Vec<String> = found.iter().map(candidate).collect();
-        Refusal::usage(format!("{name} is several {}s; {how}: {}", target.name(), all.join(", ")))
+        Refusal::usage(format!(
+            "{name} is the name of several {}s; {how}: {}",
+            target.name(),
+            all.join(", ")
+        ))
     }
 
     /// Returns the only object of the client side with this name.
@@ -264,7 +271,8 @@ impl Run<'_> {
         }
         let (own, mut arguments): (Vec<String>, Vec<String>) =
             names[3..].iter().cloned().partition(|word| word.contains('='));
-        check_map_options(&own).map_err(Refusal::usage)?;
+        // Mistakes are reported before anything is sent.
+        map_options(&own).map_err(Refusal::usage)?;
         let own: String = own.iter().map(|word| format!(" {word}")).collect();
         let access = match arguments.last().map(|word| word.to_ascii_lowercase()).as_deref() {
             Some(word @ ("ro" | "rw" | "migration")) => {
@@ -412,8 +420,8 @@ impl Run<'_> {
             lost => {
                 let arguments = lost.join(", ");
                 let text = format!(
-                    "{refusal}; what is unmapped now comes back with {arguments}, or, when its client has \
-                     ended (one without --stay does), with the command that started it"
+                    "{refusal}; disks that are unmapped now can be mapped with {arguments}, or, if the client has \
+                     ended (as without --stay), with the command that started it"
                 );
                 Refusal::new(refusal.errno, text)
             }
@@ -478,8 +486,8 @@ impl Run<'_> {
         let all = addresses(session.item.text("srvname")).map_err(|refusal| {
             let name = session.item.text("sessname");
             let text = format!(
-                "no addresses for session {name}: what stands behind the @ of its name is looked up, as in {}: \
-                 {refusal}",
+                "no addresses for session {name}: they are looked up with the part after the @ of its name, as in \
+                 {}: {refusal}",
                 session_name("SERVER", None)
             );
             Refusal::new(refusal.errno, text)
@@ -536,8 +544,8 @@ impl Run<'_> {
         };
         if target == Target::Session && row.mode == Mode::Client {
             return Err(Refusal::usage(format!(
-                "{name} is a session of a client, which ends when its devices are unmapped; its paths can be \
-                 disconnected, one by one: {}",
+                "{name} is a client session, which ends when its devices are unmapped; disconnect its paths one by \
+                 one instead: {}",
                 self.paths_of(&row)
                     .iter()
                     .map(|path| path.item.text("pathname"))
@@ -592,7 +600,7 @@ impl Run<'_> {
             }
         };
         match found.len() {
-            0 => Err(Refusal::missing(format!("nobody has {device} open"))),
+            0 => Err(Refusal::missing(format!("no session has {device} open"))),
             1 => self.each(&found, |row| (format!("{}/force_close", row.at), "1".to_owned())),
             _ if self.request.options.force => {
                 self.each(&found, |row| (format!("{}/force_close", row.at), "1".to_owned()))
@@ -601,7 +609,7 @@ impl Run<'_> {
                 let sessions = found.iter().map(|row| row.item.text("sessname"));
                 let sessions: Vec<&str> = sessions.collect();
                 Err(Refusal::usage(format!(
-                    "several sessions have {device} open; name one, or say force for all: {}",
+                    "several sessions have {device} open; name one, or use force for all: {}",
                     sessions.join(", ")
                 )))
             }
@@ -711,7 +719,7 @@ impl Run<'_> {
 fn no_such(target: Option<Target>, name: &str) -> Refusal {
     let kind = target.map(|target| format!("{} ", target.name())).unwrap_or_default();
     let is_path = target == Some(Target::Session) && path_text(name).is_ok();
-    let hint = if is_path { "; for a path, say `path` before the word" } else { "" };
+    let hint = if is_path { "; for a path, put `path` before the word" } else { "" };
     Refusal::missing(format!("there is no {kind}{name} here{hint}"))
 }
 

@@ -42,9 +42,7 @@ fn faults() -> Vec<(&'static str, Vec<Raw>, Misbehaviour)> {
 #[test]
 fn a_frame_that_lies_costs_its_sender_the_connection_and_delivers_nothing() {
     for (what, frames, why) in faults() {
-        let mut lab = Lab::new();
-        let socket = lab.socket(PORT);
-        let link = lab.connected(LOW);
+        let (mut lab, socket, link) = with_peer();
         let other = lab.connected(HIGH);
         let before = raw(message(0, b"").header, b"");
         lab.feed(link, &[before]);
@@ -80,9 +78,7 @@ fn what_is_no_header_or_has_a_wrong_checksum_ends_the_connection() {
         lab.collect();
         assert!(lab.is_closed(link), "{bytes} bytes");
     }
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     let mut head = message(1, b"").header.to_bytes();
     let frame = |header| RdmaFrame { bytes: 48, header, start: 0 };
     let none = RxBuf::from_vec(Vec::new());
@@ -106,9 +102,7 @@ fn what_is_no_header_or_has_a_wrong_checksum_ends_the_connection() {
 // tests [IB-81]
 #[test]
 fn surplus_payload_of_the_last_frame_is_cut_off() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     let whole = |sequence, len| Header { len, ..message(sequence, b"").header };
     lab.feed(link, &[raw(whole(1, 5), &[7; 4096]), raw(whole(2, 0), &[7; 100])]);
     lab.feed(link, &[raw(whole(3, 4097), &[7; 4096]), raw(whole(3, 4097), &[8; 4096])]);
@@ -122,9 +116,7 @@ fn surplus_payload_of_the_last_frame_is_cut_off() {
 // tests [IB-56], [IB-59]
 #[test]
 fn acknowledgements_may_come_between_the_frames_of_a_message() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     let payload = pattern(10_000);
     let mut frames = fragments(1, &payload);
     for at in [3, 2, 1, 0] {
@@ -142,9 +134,7 @@ fn acknowledgements_may_come_between_the_frames_of_a_message() {
 // tests [IB-60]
 #[test]
 fn a_map_with_another_flag_is_no_map_and_is_acknowledged() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.feed(link, &[asking(message(7, b"first"))]);
     assert_eq!(headers(&lab.frames(link))[0].ack, 7);
     let flagged: Vec<_> = map(&[9]).into_iter().map(asking).collect();
@@ -216,9 +206,7 @@ fn pings_without_a_port_or_while_they_are_off_are_not_answered() {
 // tests [SAFE-4], [IB-64]
 #[test]
 fn an_acknowledgement_of_what_was_not_sent_frees_nothing_more() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.feed(link, &[ack(u64::MAX)]);
     for _ in 0..3 {
         lab.send(socket, LOW, &pattern(10_000));
@@ -249,9 +237,7 @@ fn an_acknowledgement_in_the_private_data_frees_only_what_was_sent_before() {
     for (ack, by_frame, left) in
         [(2, false, 1), (2, true, 1), (1, false, 2), (3, false, 3), (u64::MAX, true, 3)]
     {
-        let mut lab = Lab::new();
-        let socket = lab.socket(PORT);
-        let link = lab.connected(LOW);
+        let (mut lab, socket, link) = with_peer();
         lab.send(socket, LOW, b"1");
         lab.send(socket, LOW, b"2");
         assert_eq!(lab.frames(link).len(), 2);
@@ -275,9 +261,7 @@ fn an_acknowledgement_in_the_private_data_frees_only_what_was_sent_before() {
 // tests [IB-82], [IB-69]
 #[test]
 fn duplicates_are_dropped_and_a_peer_that_restarted_is_believed() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.feed(link, &[message(41, b"a"), message(42, b"b")]);
     lab.feed(link, &[again(asking(message(41, b"a")))]);
     assert_eq!(headers(&lab.frames(link))[0].ack, 41, "steps back");
@@ -296,9 +280,7 @@ fn duplicates_are_dropped_and_a_peer_that_restarted_is_believed() {
 // tests [IB-82]
 #[test]
 fn the_first_message_of_a_boot_is_known_by_its_contents() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     let early: Vec<_> = (1..=20).map(|number| message(number, b"of the boot before")).collect();
     lab.feed(link, &early);
     assert_eq!(std::iter::from_fn(|| lab.recv(socket)).count(), 20);
@@ -320,9 +302,7 @@ fn the_first_message_of_a_boot_is_known_by_its_contents() {
 // tests [IB-82]
 #[test]
 fn the_first_message_after_a_long_boot_is_taken() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.feed(link, &[message(1 << 20, b"a million later")]);
     lab.closed(link);
     let link = lab.connected(LOW);
@@ -335,9 +315,7 @@ fn the_first_message_after_a_long_boot_is_taken() {
 // tests [IB-82]
 #[test]
 fn what_came_over_rdma_is_known_to_the_process_that_goes_on() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.feed(link, &[message(1, b"one"), message(2, b"two"), message(3, b"three")]);
     assert_eq!(std::iter::from_fn(|| lab.recv(socket)).count(), 3);
     let mut bytes = Vec::new();

@@ -150,6 +150,14 @@ impl Lab {
         link
     }
 
+    /// The same peer connects again after a connection of it has ended; the map is not taken.
+    fn reconnected(&mut self, ended: RdmaLinkId) -> RdmaLinkId {
+        self.closed(ended);
+        let link = self.request(LOW).expect("accepted").link;
+        self.up(link);
+        link
+    }
+
     fn up(&mut self, link: RdmaLinkId) {
         self.side.node.handle_rdma_established(self.now, link, None);
         self.collect();
@@ -247,6 +255,14 @@ impl Lab {
     fn is_closed(&self, link: RdmaLinkId) -> bool {
         self.side.closed.contains(&link)
     }
+}
+
+/// A node with a socket, and a peer whose connection is up.
+fn with_peer() -> (Lab, SocketId, RdmaLinkId) {
+    let mut lab = Lab::new();
+    let socket = lab.socket(PORT);
+    let link = lab.connected(LOW);
+    (lab, socket, link)
 }
 
 fn header(sent: &Sent) -> Header {

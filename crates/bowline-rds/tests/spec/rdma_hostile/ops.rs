@@ -240,9 +240,7 @@ fn the_number_of_regions_is_limited() {
 // tests [RDMA-27], [RDMA-1]
 #[test]
 fn a_cookie_of_zero_is_not_told() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     let dest = |sequence, rkey, offset| {
         let mut frame = message(sequence, b"x");
         frame.header.ext = RdmaExt::Dest(RdmaDest { rkey, offset }).emit();
@@ -259,9 +257,7 @@ fn a_cookie_of_zero_is_not_told() {
 // tests [SAFE-8], [SAFE-16]
 #[test]
 fn memory_that_an_application_keeps_does_not_hold_up_the_next_connection() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.side.node.add_region(socket, 0x300, 64, None, false, 1).expect("bound");
     lab.pass(Duration::from_secs(1));
     lab.closed(link);
@@ -315,9 +311,7 @@ fn the_end_of_an_operation_is_told_exactly_once_in_every_order() {
 }
 
 fn end_in_order(order: &[End], access: RdmaAccess, silent: bool) {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     let hold = std::sync::Arc::new(());
     let op = RdmaOp {
         silent,
@@ -383,9 +377,7 @@ fn end_in_order(order: &[End], access: RdmaAccess, silent: bool) {
 // tests [SAFE-6], [IB-97], [IB-98], [RDMA-18]
 #[test]
 fn operations_are_not_repeated_however_often_connections_end() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let mut link = lab.connected(LOW);
+    let (mut lab, socket, mut link) = with_peer();
     for (token, access) in [RdmaAccess::FetchAdd(1), RdmaAccess::Write].into_iter().enumerate() {
         lab.send_with(socket, LOW, b"with", &[op(access, token as u64)]).expect("sent");
         lab.send(socket, LOW, b"plain");
@@ -408,9 +400,7 @@ fn operations_are_not_repeated_however_often_connections_end() {
 // tests [IB-97], [RDMA-18], [RDMA-22]
 #[test]
 fn operations_end_with_their_process_and_what_became_of_them_is_told_by_the_next() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.side.node.add_region(socket, 0x300, 64, None, false, 1).expect("bound");
     lab.send_with(socket, LOW, b"done", &[write(1)]).expect("sent");
     let done = lab.posted(link);
@@ -456,9 +446,7 @@ fn operations_end_with_their_process_and_what_became_of_them_is_told_by_the_next
 // tests [IB-88], [RDMA-32]
 #[test]
 fn an_operation_is_posted_with_all_its_requests_or_not_at_all() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     let local = vec![RdmaPiece { addr: 0, len: 1024, lkey: 7 }; 1024];
     let largest = RdmaOp { local, len: 1 << 20, ..write(1) };
     for token in 1..=2 {
@@ -484,9 +472,7 @@ fn op_atomic(token: u64) -> RdmaOp {
 // tests [ZC-2], [ZC-3], [ZC-5]
 #[test]
 fn the_cookie_of_a_zero_copy_send_comes_back_once_and_not_with_an_operation() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.side.node.set_zerocopy(socket, true).expect("open");
     let payload = [IoSlice::new(b"x")];
     let name = Some(SocketAddr::new(ip(LOW), 9));

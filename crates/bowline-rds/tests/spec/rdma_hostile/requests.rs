@@ -84,9 +84,7 @@ fn a_request_with_other_addresses_than_its_own_is_refused() {
 // tests [IB-4]
 #[test]
 fn connections_of_another_type_of_service_are_others() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let plain = lab.connected(LOW);
+    let (mut lab, socket, plain) = with_peer();
     let data = ConnectData { tos: 7, ..Lab::data(LOW) };
     let other = lab.request_with(ip(LOW), &data.to_bytes()).expect("accepted");
     assert_eq!(other.shape.tos, 7);
@@ -130,9 +128,7 @@ fn a_request_ends_a_connection_of_which_the_peer_knows_nothing_any_more() {
 #[test]
 fn forged_requests_neither_end_a_connection_nor_acknowledge() {
     for by_frame in [false, true] {
-        let mut lab = Lab::new();
-        let socket = lab.socket(PORT);
-        let link = lab.connected(LOW);
+        let (mut lab, socket, link) = with_peer();
         lab.send(socket, LOW, b"on its way");
         assert_eq!(lab.frames(link).len(), 1);
         let forged = ConnectData { ack: u64::MAX, ..Lab::data(LOW) }.to_bytes();
@@ -159,9 +155,7 @@ fn forged_requests_neither_end_a_connection_nor_acknowledge() {
 // tests [IB-113]
 #[test]
 fn only_what_was_posted_after_a_request_shows_that_the_peer_has_the_connection() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     lab.pass(Duration::from_millis(250));
     lab.send(socket, LOW, b"before");
     let before = lab.posted(link);

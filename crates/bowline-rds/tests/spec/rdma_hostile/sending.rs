@@ -21,14 +21,10 @@ fn every_ninth_message_asks_for_an_acknowledgement() {
     assert_eq!(asked(&mut lab, link, 28), [1, 10, 19, 28]);
     lab.feed(link, &[ack(28)]);
     // After a reconnect the counters start full.
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     assert_eq!(asked(&mut lab, link, 18), [37, 46]);
     // What is sent again asks, and says so.
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     let again = headers(&lab.frames(link));
     let both = Flags::ACK_REQUIRED.with(Flags::RETRANSMITTED);
     assert_eq!(again.len(), 2 + 18);
@@ -36,9 +32,7 @@ fn every_ninth_message_asks_for_an_acknowledgement() {
     lab.feed(link, &[ack(46)]);
     // Bytes count too, and half of the send buffer.
     lab.side.node.set_sysctl(lab.now, "max_unacked_bytes", 10_000).expect("a setting");
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     assert_eq!(lab.frames(link).len(), 2);
     for len in [4000, 4000, 2001, 4000] {
         lab.send(socket, LOW, &pattern(len));
@@ -56,9 +50,7 @@ fn every_ninth_message_asks_for_an_acknowledgement() {
 // tests [IB-65], [IB-66], [IB-67], [IB-70]
 #[test]
 fn acknowledgements_merge_ride_along_and_are_outstanding_one_at_a_time() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     // Not asked, not sent.
     lab.feed(link, &[message(1, b"x"), message(2, b"x")]);
     assert!(lab.posted(link).is_empty());
@@ -97,9 +89,7 @@ fn acknowledgements_merge_ride_along_and_are_outstanding_one_at_a_time() {
     one.extend(headers(&lab.posted(link)));
     assert_eq!(one.iter().map(|header| header.ack).collect::<Vec<_>>(), [8, 8]);
     // After a reconnect it begins from 0.
-    lab.closed(link);
-    let link = lab.request(LOW).expect("accepted").link;
-    lab.up(link);
+    let link = lab.reconnected(link);
     assert!(headers(&lab.frames(link)).iter().all(|header| header.ack == 0));
 }
 
@@ -151,9 +141,7 @@ fn the_last_frame_of_a_message_has_a_completion_and_others_in_between() {
 // tests [IB-91]
 #[test]
 fn what_found_the_queue_full_is_sent_when_requests_complete() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     for _ in 0..300 {
         lab.send(socket, LOW, b"x");
     }
@@ -188,9 +176,7 @@ fn what_found_the_queue_full_is_sent_when_requests_complete() {
 // tests [IB-91]
 #[test]
 fn room_that_comes_while_the_driver_posts_is_used() {
-    let mut lab = Lab::new();
-    let socket = lab.socket(PORT);
-    let link = lab.connected(LOW);
+    let (mut lab, socket, link) = with_peer();
     for _ in 0..300 {
         lab.send(socket, LOW, b"x");
     }

@@ -197,10 +197,8 @@ fn destroyed_names_are_silent_in_every_state() {
     // Established, and REP sent.
     for lost in ["", "RTU"] {
         let (mut pair, _) = Pair::listening(config());
-        pair.delivery = Box::new(move |sent| usize::from(name(&sent.mad) != lost));
-        let active = pair.connect(&param(QP_A));
-        let (passive, _) = pair.request();
-        pair.accept(passive, &param(QP_P));
+        pair.lose(lost);
+        let (active, passive) = pair.accepted(QP_A, QP_P);
         pair.clear();
         pair.sides[P].manager.destroy_id(pair.now, passive).unwrap();
         pair.settle();

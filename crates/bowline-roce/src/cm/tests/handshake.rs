@@ -112,10 +112,8 @@ fn bowlines_agree_on_reports_of_gaps_and_kernels_do_not() {
     // A kernel returns the vendor ID of the REQ or has none.
     for vendor in [VENDOR_BOWLINE, 0] {
         let (mut pair, _) = Pair::listening(config());
-        pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
-        pair.connect(&param(QP_A));
-        let (passive, _) = pair.request();
-        pair.accept(passive, &param(QP_P));
+        pair.lose("REP");
+        pair.accepted(QP_A, QP_P);
         let (transaction, rep) = pair.rep();
         let from = pair.sides[P].ip;
         pair.inject(A, from, transaction, CmMessage::Rep(Rep { vendor, ..rep }));
@@ -125,7 +123,7 @@ fn bowlines_agree_on_reports_of_gaps_and_kernels_do_not() {
 
     // Nor has it one as the active side.
     let (mut pair, _) = Pair::listening(config());
-    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REQ"));
+    pair.lose("REQ");
     pair.connect(&param(QP_A));
     let (transaction, req) = pair.req();
     let from = pair.sides[A].ip;
@@ -294,34 +292,20 @@ fn the_listener_of_the_address_comes_first() {
     let manager = &mut pair.sides[P].manager;
     let any6 = manager.listen(at("::")).unwrap();
     assert!(matches!(manager.listen(at("::")), Err(Error::AddrInUse(_))));
-    let mut listener = || {
+    let listener = |pair: &mut Pair| {
         pair.connect(&param(QP_A));
         let (id, request) = pair.request();
         pair.sides[P].manager.reject(id, &[]).unwrap();
         pair.settle();
         request.listener
     };
-    assert_eq!(listener(), any6);
+    assert_eq!(listener(&mut pair), any6);
     let manager = &mut pair.sides[P].manager;
     let any4 = manager.listen(at("0.0.0.0")).unwrap();
     let own = manager.listen(at("192.0.2.2")).unwrap();
-    let mut listener = || {
-        pair.connect(&param(QP_A));
-        let (id, request) = pair.request();
-        pair.sides[P].manager.reject(id, &[]).unwrap();
-        pair.settle();
-        request.listener
-    };
-    assert_eq!(listener(), own);
+    assert_eq!(listener(&mut pair), own);
     pair.sides[P].manager.destroy_id(pair.now, own).unwrap();
-    let mut listener = || {
-        pair.connect(&param(QP_A));
-        let (id, request) = pair.request();
-        pair.sides[P].manager.reject(id, &[]).unwrap();
-        pair.settle();
-        request.listener
-    };
-    assert_eq!(listener(), any4);
+    assert_eq!(listener(&mut pair), any4);
     let manager = &mut pair.sides[P].manager;
     for id in [any4, any6, elsewhere] {
         manager.destroy_id(pair.now, id).unwrap();
@@ -336,10 +320,8 @@ fn the_listener_of_the_address_comes_first() {
 #[test]
 fn the_first_data_stands_for_the_rtu() {
     let (mut pair, _) = Pair::listening(config());
-    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "RTU"));
-    pair.connect(&param(QP_A));
-    let (passive, _) = pair.request();
-    pair.accept(passive, &param(QP_P));
+    pair.lose("RTU");
+    let (_, passive) = pair.accepted(QP_A, QP_P);
     let manager = &mut pair.sides[P].manager;
     assert!(manager.awaits_data());
     manager.data_arrived(Qpn(5));
@@ -464,10 +446,8 @@ fn a_queue_pair_that_comes_again_ends_its_old_connection() {
 #[test]
 fn a_rep_for_another_connection_changes_nothing() {
     let (mut pair, _) = Pair::listening(config());
-    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
-    pair.connect(&param(QP_A));
-    let (passive, _) = pair.request();
-    pair.accept(passive, &param(QP_P));
+    pair.lose("REP");
+    pair.accepted(QP_A, QP_P);
     let (transaction, rep) = pair.rep();
     let from = pair.sides[P].ip;
     let stranger = IpAddr::from([192, 0, 2, 50]);

@@ -1,5 +1,6 @@
 //! Floods, and messages nobody should send.
 
+use bowline_testkit::cm;
 use bowline_wire::roce::cm::{Answered, Dreq, Ids, Mra};
 use bowline_wire::roce::{CmaHeader, service_id};
 use proptest::prelude::*;
@@ -8,41 +9,16 @@ use super::*;
 
 /// A good REQ from the active side.
 fn good_req(pair: &Pair, n: u32) -> Req {
-    let (source, destination) = (pair.sides[A].ip, pair.sides[P].ip);
-    let mut private_data = [0; 92];
-    let header = CmaHeader { source_port: 5, source, destination };
-    private_data[..36].copy_from_slice(&header.emit());
+    let from = SocketAddr::new(pair.sides[A].ip, 5);
+    let to = SocketAddr::new(pair.sides[P].ip, PORT);
+    let req = cm::request(from, to, &[]);
     Req {
-        vendor: 0,
         local_id: 2 + n,
-        service_id: service_id(PORT),
         guid: 0xa,
         qpn: 2 + n,
         responder_resources: 1,
         initiator_depth: 1,
-        remote_timeout: 20,
-        transport: 0,
-        flow_control: false,
-        starting_psn: 0,
-        local_timeout: 20,
-        retry_count: 7,
-        pkey: 0xffff,
-        mtu: 3,
-        rnr_retry_count: 7,
-        max_retries: 15,
-        srq: false,
-        local_lid: 0,
-        remote_lid: 0,
-        local_gid: source.into(),
-        remote_gid: destination.into(),
-        flow_label: 0,
-        packet_rate: 0,
-        traffic_class: 0,
-        hop_limit: 64,
-        service_level: 0,
-        subnet_local: false,
-        ack_timeout: 17,
-        private_data,
+        ..req
     }
 }
 
@@ -416,9 +392,7 @@ fn a_request_of_nobody_draws_few_messages() {
 fn a_repeated_request_is_answered_when_the_rep_is_not_repeated_any_more() {
     let (mut pair, _) = Pair::listening(config());
     pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) == "REQ"));
-    let active = pair.connect(&param(QP_A));
-    let (passive, _) = pair.request();
-    pair.accept(passive, &param(QP_P));
+    let (active, passive) = pair.accepted(QP_A, QP_P);
     // REQs every 4.6 s come while the REP is repeated, every 4.1 s up to 20.5 s, or after that.
     pair.pass(Duration::from_millis(23_000));
     assert_eq!(pair.names(P), ["REP"; 6]);

@@ -158,7 +158,7 @@ fn early_repetitions_come_before_the_period() {
 fn a_rep_is_sent_as_the_req_asks() {
     for (code, retries, period) in [(20, 15, 4096), (17, 3, 512), (10, 3, 256), (31, 1, 4096)] {
         let (mut pair, _) = Pair::listening(config());
-        pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
+        pair.lose("REP");
         pair.connect(&param(QP_A));
         let (first, _) = pair.request();
         pair.sides[P].manager.reject(first, &[]).unwrap();
@@ -190,10 +190,8 @@ fn a_rep_is_sent_as_the_req_asks() {
 #[test]
 fn half_a_connection_does_not_last() {
     let (mut pair, _) = Pair::listening(config());
-    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "RTU"));
-    let active = pair.connect(&param(QP_A));
-    let (passive, _) = pair.request();
-    pair.accept(passive, &param(QP_P));
+    pair.lose("RTU");
+    let (active, passive) = pair.accepted(QP_A, QP_P);
     assert!(matches!(pair.sides[A].events[..], [CmEvent::Established { .. }]));
     pair.pass(Duration::from_secs(70));
     let id = passive;
@@ -212,10 +210,8 @@ fn half_a_connection_does_not_last() {
 #[test]
 fn an_mra_of_the_rep_gives_time_once() {
     let (mut pair, _) = Pair::listening(config());
-    pair.delivery = Box::new(|sent| usize::from(name(&sent.mad) != "REP"));
-    pair.connect(&param(QP_A));
-    let (passive, _) = pair.request();
-    pair.accept(passive, &param(QP_P));
+    pair.lose("REP");
+    pair.accepted(QP_A, QP_P);
     let (transaction, rep) = pair.rep();
     let mra = bowline_wire::roce::cm::Mra {
         local_id: rep.remote_id,

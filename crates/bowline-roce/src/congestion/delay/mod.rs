@@ -49,6 +49,7 @@ use self::losses::LossShare;
 use self::marks::MarkShare;
 use self::round::{RECENT, Recent, Round};
 use self::route::StandingQueue;
+pub(super) use self::start::PACING_GAIN as START_PACING_GAIN;
 use self::target::Target;
 use super::controller::{Acknowledged, Cause, Controller, Lost, Room, Route, TimedOut};
 use super::round_trip::RoundTrip;
@@ -58,9 +59,9 @@ const WINDOW_MAX: f64 = (256 << 20) as f64;
 /// Smallest window, in packets: one packet in 20 round trips. Chosen; Swift has a thousandth.
 const WINDOW_MIN: f64 = 0.05;
 /// Pacing after the start: the window, not the pacer, decides. BBR's gain that looks for more rate.
-const PACING_GAIN: f64 = 1.25;
+pub(super) const PACING_GAIN: f64 = 1.25;
 /// Windows of fewer packets are paced exactly, so that they do not leave in pairs. Chosen.
-const EXACTLY_PACED: f64 = 2.0;
+pub(super) const EXACTLY_PACED: f64 = 2.0;
 /// Round trips after which a round without a sample ends: while much is sent again, no round trip
 /// is measured. Chosen.
 const OLD_ROUND: f64 = 3.0;

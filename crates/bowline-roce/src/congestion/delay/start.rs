@@ -12,7 +12,7 @@ const QUEUE_PART: u32 = 4;
 /// window has doubled in the round trip before the queue showed.
 pub(super) const AT_END: f64 = 0.5;
 /// Pacing in the start: the window doubles in a round trip, so that twice as much is sent.
-pub(super) const PACING_GAIN: f64 = 2.0;
+pub(in crate::congestion) const PACING_GAIN: f64 = 2.0;
 
 /// Tells whether a queue ends the start. The first burst of a round queues behind itself, so that a
 /// queue has to be longer than in later rounds.

@@ -64,7 +64,7 @@ impl Ctx {
         let send_cap = self.rng.magnitude(lo, hi);
         let (lo, hi) = self.net.plan.recv_buffer;
         let recv_cap = self.rng.magnitude(lo, hi);
-        let breaks = self.net.faulty && self.rng.chance(self.net.plan.cut_permille);
+        let breaks = self.net.faulty && self.base.rng.chance(self.net.plan.cut_permille);
         let cut = breaks.then(|| (self.rng.magnitude(1, 200_000), self.draw_cut()));
         Stream::new(send_cap, recv_cap, cut)
     }

@@ -46,7 +46,7 @@ impl Ctx {
         match cut {
             Cut::Reset => {
                 for to in [0, 1] {
-                    let delay = self.rng.between(0, self.net.plan.delay.1);
+                    let delay = self.base.rng.between(0, self.net.plan.delay.1);
                     self.schedule(delay, Event::Net(NetEvent::RelayedRst { conn, to }));
                 }
             }

@@ -56,7 +56,7 @@ impl Ctx {
         let ends = (end.addr.ip(), conn.ends[1 - side].addr.ip());
         let stream = &mut conn.streams[side];
         if over && let Some(stub) = stream.tap.take_stub() {
-            self.coverage.hit("excused", "begun there by less than its name");
+            self.base.coverage.hit("excused", "begun there by less than its name");
             self.oracle.excuse_started(ends, stub.ports, sender.conn);
         }
         let Some((from, to)) = stream.discarded else { return };

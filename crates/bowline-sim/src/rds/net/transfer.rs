@@ -24,10 +24,10 @@ impl Ctx {
         let n = bytes.len().min(stream.room() as usize);
         if n < bytes.len() {
             conn.ends[side].blocked = true;
-            self.coverage.hit("tcp", "send buffer full");
+            self.base.coverage.hit("tcp", "send buffer full");
         }
         if n > 0 {
-            stream.write(self.now, &bytes[..n]);
+            stream.write(self.base.now, &bytes[..n]);
             let (local, remote) = (conn.ends[side].addr.ip(), conn.ends[1 - side].addr.ip());
             stream.tap.feed(&bytes[..n], (local, remote), id.conn, &mut self.oracle);
             self.pump(id);
@@ -78,7 +78,7 @@ impl Ctx {
             let start = stream.sent;
             let mut end = stream.written.min(stream.limit).min(start + plan.segment_max as u64);
             if plan.segment_random && end > start + 1 {
-                end = start + self.rng.magnitude(1, end - start);
+                end = start + self.base.rng.magnitude(1, end - start);
             }
             if let Some((at, _)) = stream.cut
                 && start < at
@@ -232,7 +232,7 @@ impl Ctx {
             self.break_end(id, Reason::TimedOut);
             return;
         }
-        self.coverage.hit("tcp", "retransmission timeout");
+        self.base.coverage.hit("tcp", "retransmission timeout");
         stream.rewind();
         let at = stream.sent;
         if stream.limit <= at && stream.written > at {

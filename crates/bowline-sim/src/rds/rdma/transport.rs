@@ -146,7 +146,7 @@ impl Ctx {
         }
         let sender = self.rdma.qp(from);
         if !matches!(sender.state, QpState::Ready) {
-            self.coverage.hit("rdma", "frame of an end that has broken");
+            self.base.coverage.hit("rdma", "frame of an end that has broken");
         }
         let Some(frame) = number
             .checked_sub(sender.acked)
@@ -328,7 +328,7 @@ impl Ctx {
                 self.end_qp(id, Reason::TimedOut);
                 return;
             }
-            self.coverage.hit("rdma", "frames sent again");
+            self.base.coverage.hit("rdma", "frames sent again");
             qp.sent = qp.acked;
         }
         let qp = self.rdma.qp_mut(id);

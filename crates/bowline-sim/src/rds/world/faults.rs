@@ -291,7 +291,7 @@ impl World {
         let slots: Vec<usize> = (0..self.open.len()).filter(|s| self.host_of(*s) == host).collect();
         self.ctx.oracle.process_gone(&slots);
         for slot in &slots {
-            self.ctx.ops.closed(&mut self.ctx.rng, *slot, true);
+            self.ctx.ops.closed(&mut self.ctx.base.rng, *slot, true);
         }
         self.stalled[host] = false;
         self.ending[host] = None;
@@ -453,7 +453,7 @@ impl World {
             node.hand_over(&mut self.ctx);
             // Memory, and the operations that use it, end with the process.
             for slot in slots {
-                for message in self.ctx.ops.handed_over(&mut self.ctx.rng, slot) {
+                for message in self.ctx.ops.handed_over(&mut self.ctx.base.rng, slot) {
                     self.ctx.oracle.excuse_one(message);
                 }
             }

@@ -69,7 +69,7 @@ impl World {
         let host = self.host_of(slot);
         self.open[slot] = false;
         self.excuse_socket(slot);
-        self.ctx.ops.closed(&mut self.ctx.rng, slot, false);
+        self.ctx.ops.closed(&mut self.ctx.base.rng, slot, false);
         self.ctx.note([41, slot as u64, 0], || format!("host {host} closes socket {slot}"));
         self.hosts[host].close(&mut self.ctx, slot);
         self.wake_senders_of(slot);
@@ -225,11 +225,11 @@ impl World {
         if ctx.ops.plan.is_none() || !over_rdma || late || ctx.net.owner(to) == Some(host) {
             return Extras::default();
         }
-        if let Some(cookie) = ctx.ops.draw_free(&mut ctx.rng, slot) {
+        if let Some(cookie) = ctx.ops.draw_free(&mut ctx.base.rng, slot) {
             ctx.coverage.hit("ops", "region taken back");
             node.free_region(ctx, slot, cookie);
         }
-        if let Some((cookie, new)) = ctx.ops.draw_announced(&mut ctx.rng, slot) {
+        if let Some((cookie, new)) = ctx.ops.draw_announced(&mut ctx.base.rng, slot) {
             ctx.coverage.hit("ops", "region announced");
             if let Some(new) = new {
                 node.add_region(ctx, slot, new);
@@ -237,7 +237,7 @@ impl World {
             return Extras { announced: Some(cookie), ..Extras::default() };
         }
         let faulty = ctx.net.faulty;
-        ctx.ops.draw(&mut ctx.rng, (slot, target), faulty)
+        ctx.ops.draw(&mut ctx.base.rng, (slot, target), faulty)
     }
 
     /// Notes operations that are about to be sent.

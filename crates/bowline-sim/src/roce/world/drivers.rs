@@ -22,7 +22,7 @@ const BURSTS_MAX: usize = 20_000;
 impl World {
     /// Delivers a datagram to a host.
     pub(crate) fn deliver(&mut self, host: usize, datagram: &Datagram) {
-        if self.hosts[host].deliver(self.now, &mut self.rng, datagram) {
+        if self.hosts[host].deliver(self.base.now, &mut self.base.rng, datagram) {
             let here = self.sides.iter_mut().filter(|side| side.host == host);
             here.for_each(|side| side.memory.wiped = true);
         }
@@ -51,7 +51,7 @@ impl World {
         });
         let deadly = opcode == UD_SEND
             && self.phase == Phase::Active
-            && self.rng.chance(self.plan.deadly_mads);
+            && self.base.rng.chance(self.plan.deadly_mads);
         let which = if deadly { self.rng.below(3) } else { 3 };
         let length = self.plan.fault_max;
         if which == 0 {
@@ -78,14 +78,14 @@ impl World {
         let Host { boot, turning, .. } = self.hosts[host];
         if !turning && self.hosts[host].device.is_some() {
             self.hosts[host].turning = true;
-            self.schedule_within(self.hosts[host].plan.turn, Event::Turn { host, boot });
+            self.base.schedule_within(self.hosts[host].plan.turn, Event::Turn { host, boot });
         }
     }
 
     pub(super) fn set_timer(&mut self, host: usize) {
-        if let Some(due) = self.hosts[host].next_timer(self.now) {
+        if let Some(due) = self.hosts[host].next_timer(self.base.now) {
             let boot = self.hosts[host].boot;
-            self.schedule(due - self.now, Event::Timer { host, boot });
+            self.base.schedule(due - self.base.now, Event::Timer { host, boot });
         }
     }
 
@@ -97,20 +97,20 @@ impl World {
                 self.fail(|| format!("host {host} never stops sending"));
                 return;
             }
-            let Self { hosts, net, rng, now, queue, stats, plan, coverage, reached, .. } = self;
-            let (now, number) = (*now, host);
+            let Self { base, hosts, net, plan, reached, .. } = self;
+            let (now, number) = (base.now, host);
             let sent = hosts[host].send(now, |datagram| {
                 let Some(to) = plan.hosts.iter().position(|h| h.addr == datagram.to) else {
                     return;
                 };
-                stats.sent += 1;
+                base.stats.sent += 1;
                 let head = Head::of(&datagram.bytes);
-                let delivery = net.send(now, rng, (number, to), datagram);
-                reached.sent(coverage, &head, &delivery);
-                stats.damaged += u64::from(delivery.damaged);
-                stats.lost += u64::from(delivery.arrivals.is_empty());
+                let delivery = net.send(now, &mut base.rng, (number, to), datagram);
+                reached.sent(&mut base.coverage, &head, &delivery);
+                base.stats.damaged += u64::from(delivery.damaged);
+                base.stats.lost += u64::from(delivery.arrivals.is_empty());
                 for (at, datagram) in delivery.arrivals {
-                    queue.push(at, Event::Arrive { host: to, datagram });
+                    base.schedule_at(at, Event::Arrive { host: to, datagram });
                 }
             });
             if self.judge(sent) != Some(true) {

@@ -108,7 +108,7 @@ impl World {
             let (Some(id), Some(device)) = (listener, &mut self.hosts[host].device) else {
                 continue;
             };
-            let result = device.destroy_id(Instant::from_nanos(self.now), id);
+            let result = device.destroy_id(Instant::from_nanos(self.base.now), id);
             self.judge(result.map_err(|e| format!("host {host}: the listener stays: {e}")));
             self.schedule_turn(host);
         }

@@ -13,7 +13,7 @@ const HOLD_MAX: u64 = 250 * MS;
 
 impl World {
     pub(super) fn next_fault(&mut self, kind: usize) {
-        let wait = self.rng.wait(self.plan.faults[kind].1);
+        let wait = self.base.rng.wait(self.plan.faults[kind].1);
         self.schedule(wait, Event::Fault(kind));
     }
 
@@ -22,12 +22,12 @@ impl World {
             return;
         }
         self.next_fault(kind);
-        let host = self.rng.index(self.hosts.len());
-        let length = self.rng.magnitude(self.plan.fault_min.max(US), self.plan.fault_max);
+        let host = self.base.rng.index(self.hosts.len());
+        let length = self.base.rng.magnitude(self.plan.fault_min.max(US), self.plan.fault_max);
         match self.plan.faults[kind].0 {
             FaultKind::Crash => self.crash(host, length, FaultRow::Dies),
             FaultKind::Hold => {
-                let other = self.rng.index(self.hosts.len());
+                let other = self.base.rng.index(self.hosts.len());
                 let both = self.rng.chance(500);
                 self.note([15, host as u64, other as u64], || {
                     format!("FAULT held from host {host} to {other}, both {both}")
@@ -44,7 +44,7 @@ impl World {
                 }
             }
             FaultKind::Cut => {
-                let other = self.rng.index(self.hosts.len());
+                let other = self.base.rng.index(self.hosts.len());
                 let both = self.rng.chance(500);
                 self.note([9, host as u64, other as u64], || {
                     format!("FAULT no way from host {host} to {other}, both {both}")
@@ -66,7 +66,7 @@ impl World {
             let conn = &self.plan.conns[side.conn];
             [(conn.from, conn.to), (conn.to, conn.from)].contains(&(host, other))
         };
-        reach::count_fault(&mut self.coverage, fault, self.sides.iter().filter(ends));
+        reach::count_fault(&mut self.base.coverage, fault, self.sides.iter().filter(ends));
     }
 
     pub(super) fn crash(&mut self, host: usize, length: u64, fault: FaultRow) {
@@ -77,7 +77,7 @@ impl World {
         self.stats.crashes += 1;
         let boot = self.hosts[host].boot;
         let mine = self.sides.iter().filter(|s| s.host == host && s.boot == boot);
-        reach::count_fault(&mut self.coverage, fault, mine);
+        reach::count_fault(&mut self.base.coverage, fault, mine);
         self.count(host);
         self.ports[host] = None;
         self.ud_sends_left[host] = self.plan.hosts[host].datagrams;
@@ -104,20 +104,20 @@ impl World {
     pub(super) fn count(&mut self, host: usize) {
         let Some(device) = &self.hosts[host].device else { return };
         let counted = device.counters();
-        reach::count_device(&mut self.coverage, counted);
-        self.stats.icrc_drops += counted.drop_icrc;
-        self.stats.landed += counted.rx_landed;
-        self.stats.resent += counted.packets_resent;
-        self.stats.repeated += counted.requests_duplicate;
-        self.stats.rnr_naks += counted.rnr_naks_sent;
-        self.stats.given_up += counted.retries_exceeded;
-        self.stats.cm_resent += counted.cm_resent;
+        reach::count_device(&mut self.base.coverage, counted);
+        self.base.stats.icrc_drops += counted.drop_icrc;
+        self.base.stats.landed += counted.rx_landed;
+        self.base.stats.resent += counted.packets_resent;
+        self.base.stats.repeated += counted.requests_duplicate;
+        self.base.stats.rnr_naks += counted.rnr_naks_sent;
+        self.base.stats.given_up += counted.retries_exceeded;
+        self.base.stats.cm_resent += counted.cm_resent;
     }
 
     pub(super) fn boot(&mut self, host: usize) {
         if self.hosts[host].device.is_none() {
             self.note([11, host as u64, 0], || format!("host {host} starts"));
-            let result = self.hosts[host].start(self.now, &mut self.rng, host);
+            let result = self.hosts[host].start(self.base.now, &mut self.base.rng, host);
             self.judge(result);
             self.open_port(host);
             self.schedule_turn(host);

@@ -107,7 +107,7 @@ impl World {
 
     fn begin_fresh(&mut self) {
         let rested = self.now - self.phase_since;
-        self.coverage.hit("rest after the last fault", time_share(rested, self.end_bound()));
+        self.base.coverage.hit("rest after the last fault", time_share(rested, self.end_bound()));
         self.phase = Phase::Fresh;
         let up: Vec<SideId> =
             (0..self.sides.len()).filter(|id| self.sides[*id].stage == Stage::Up).collect();
@@ -119,7 +119,7 @@ impl World {
         }
         for conn in self.new_conns() {
             self.fresh.conns.push(self.plan.conns.len());
-            self.schedule(0, Event::Connect(self.plan.conns.len()));
+            self.base.schedule(0, Event::Connect(self.plan.conns.len()));
             self.plan.conns.push(conn);
         }
         self.fresh.conns.sort_unstable();

@@ -123,14 +123,15 @@ impl World {
             return;
         }
         let conn = self.sides[id].conn;
-        let burst = 1 + self.rng.below(self.plan.conns[conn].burst);
+        let burst = 1 + self.base.rng.below(self.plan.conns[conn].burst);
         let mut requests: Vec<OwnedRequest> = Vec::new();
         for _ in 0..burst {
             if self.sides[id].left == 0 {
                 break;
             }
-            let Self { sides, plan, rng, coverage, .. } = self;
+            let Self { base, sides, plan, .. } = self;
             let plan = &plan.conns[conn];
+            let (rng, coverage) = (&mut base.rng, &mut base.coverage);
             let next = App { sides, id, peer, plan, rng, coverage }.next();
             if next.is_empty() {
                 break;
@@ -208,7 +209,7 @@ impl World {
         let side = &mut self.sides[id];
         let plan = &self.plan.conns[side.conn];
         side.receives_due -= 1;
-        let Some((number, sges)) = app::receive(side, plan, &mut self.rng) else {
+        let Some((number, sges)) = app::receive(side, plan, &mut self.base.rng) else {
             self.fail(|| format!("side {id}: no memory for a receive"));
             return;
         };

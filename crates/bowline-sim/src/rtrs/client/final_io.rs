@@ -21,7 +21,7 @@ impl Client {
     /// Begins the final IO; later, if a path may still only seem connected.
     pub(super) fn begin_final_io(&mut self, base: &mut Base, common: &Common<'_>) {
         if base.now < common.sure_from {
-            return base.schedule(common.sure_from - base.now, go(&self.process, self.number));
+            return base.schedule_at(common.sure_from, go(&self.process, self.number));
         }
         let Some(active) = &mut self.active else { return };
         active.stage = Stage::FinalIo;

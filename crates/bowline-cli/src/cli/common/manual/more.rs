@@ -21,8 +21,8 @@ const RUNTIME: Entry = (
 );
 const NOTIFY: Entry = (
     "NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID",
-    "Set by a service manager, as systemd for Type=notify and WatchdogSec=: it is told READY=1 when \
-     everything is served, WATCHDOG=1 while the process makes progress, STATUS, and STOPPING=1.",
+    "Set by a service manager, such as systemd for Type=notify and WatchdogSec=. The process sends it \
+     READY=1 when it serves everything, WATCHDOG=1 while it makes progress, STATUS, and STOPPING=1.",
 );
 const CONTROL: Entry =
     ("/run/bowline/*.sock", "Control sockets of nodes that are services, one for each node.");
@@ -38,14 +38,14 @@ pub(super) fn more(name: &str) -> More {
             examples: &[
                 ("bowline quickstart", "Show on this machine that nothing is lost."),
                 ("bowline node --address 127.0.0.1", "Run a node."),
-                ("bowline ping 127.0.0.1", "Ask it for an answer, in another terminal."),
+                ("bowline ping 127.0.0.1", "Ping it, in another terminal."),
             ],
             files: &[
                 (
                     "/usr/lib/bowline/bin",
-                    "The names rds-info, rds-ping, rds-stress and rnbd, as which this command has \
-                     the options of the tools of these names. Put the folder in front of PATH to \
-                     use them.",
+                    "Links rds-info, rds-ping, rds-stress and rnbd, under which this command has the \
+                     options of the tools with these names. Put the folder first in PATH to use \
+                     them.",
                 ),
                 CONTROL,
             ],
@@ -66,8 +66,11 @@ pub(super) fn more(name: &str) -> More {
         },
         "ping" => More {
             examples: &[
-                ("bowline ping 192.0.2.2", "Ask once a second, until SIGINT."),
-                ("bowline ping -c 3 -I 192.0.2.1 192.0.2.2", "Ask three times, from an address."),
+                ("bowline ping 192.0.2.2", "Send a request each second, until SIGINT."),
+                (
+                    "bowline ping -c 3 -I 192.0.2.1 192.0.2.2",
+                    "Send three requests from an address.",
+                ),
             ],
             files: &[CONTROL],
             environment: &[RUNTIME],
@@ -81,12 +84,12 @@ pub(super) fn more(name: &str) -> More {
                     "Be the other side: 10 s of messages of 8 KiB.",
                 ),
             ],
-            see_also: &["ping", "bench"],
+            see_also: &["ping"],
             ..More::default()
         },
         "send" | "recv" => More {
             examples: &[
-                ("bowline recv -s 192.0.2.2:4000 --once", "Write what comes to standard output."),
+                ("bowline recv -s 192.0.2.2:4000 --once", "Receive to standard output."),
                 ("bowline send -s 192.0.2.1:4000 -d 192.0.2.2:4000", "Send standard input there."),
             ],
             see_also: &["send", "recv", "node"],
@@ -121,7 +124,7 @@ const DROP: &[Entry] = &[
 ];
 
 const RNBD: &[Entry] = &[
-    ("bowline rnbd exports", "Print what is served here, and who has it open."),
+    ("bowline rnbd exports", "Print the exports of this machine and who has them open."),
     ("bowline rnbd list", "Print the disks of all processes of this machine."),
     ("bowline rnbd unmap rnbd0", "Unmap one."),
     (
@@ -129,7 +132,7 @@ const RNBD: &[Entry] = &[
         "Map one in the node that runs here.",
     ),
     ("bowline rnbd export data file=/srv/data.img", "Add an export to it."),
-    ("bowline rnbd unexport data", "Take it away, unless somebody has it open."),
+    ("bowline rnbd unexport data", "Remove it, unless a session has it open."),
 ];
 
 const RTRS: &[Entry] = &[
@@ -141,20 +144,27 @@ const NODE: More = More {
     examples: &[
         ("bowline node --example-config", "Print a configuration file with all settings."),
         ("bowline node --config /etc/bowline/node.toml", "Run as the service does."),
-        ("bowline node --address 192.0.2.1 --echo 4000", "Run with a socket that sends all back."),
+        (
+            "bowline node --address 192.0.2.1 --echo 4000",
+            "Run with a socket that sends everything back.",
+        ),
         ("bowline node --address 192.0.2.1 --rdma", "Speak RDS over RDMA, without hardware."),
         ("bowline node --rdma=rxe0", "The same over a device of rdma-core, at its addresses."),
     ],
     files: &[
+        (
+            "/usr/bin/bowline-node",
+            "The node alone, with the same options: what the service bowline-node.service starts.",
+        ),
         ("/etc/bowline/node.toml", "Configuration of the service bowline-node.service."),
         CONTROL,
         (
             "/run/bowline/rnbd/node-ADDRESS-PID.sock",
-            "Where the commands of rnbd find the node's disks.",
+            "Control socket of the node's disks, for the rnbd commands.",
         ),
         (
             "/run/bowline/rds/host.sock",
-            "Where a node that is a service serves programs of `bowline run`. \
+            "Socket of a node that is a service for programs of `bowline run`. \
              bowline-node.socket listens there, and starts the node at the first connection.",
         ),
     ],
@@ -177,24 +187,24 @@ const RUN: More = More {
     files: &[
         (
             "/usr/lib/bowline/libbowline_preload.so",
-            "The library that takes the place of system calls. It is looked for next to the \
-             command, too.",
+            "The library that intercepts system calls. It is searched for next to the command, \
+             too.",
         ),
         (
             "/usr/lib/bowline/libbowline_preload-musl.so",
             "The same for programs of musl. No package has it: `cargo xtask preload-musl` builds it.",
         ),
-        ("/run/bowline/rds/host.sock", "Where a node that is a service serves programs."),
+        ("/run/bowline/rds/host.sock", "Socket for programs of a node that is a service."),
     ],
     environment: &[
         RUNTIME,
-        ("LD_PRELOAD", "The library is put in front of what is named there."),
+        ("LD_PRELOAD", "The library is put first in this list."),
         (
             "BOWLINE_RDS_SOCKET",
-            "Set for the program: where its node serves. With it and LD_PRELOAD a program runs so \
-             without this command.",
+            "Set for the program: path of the node's socket. With it and LD_PRELOAD a program \
+             needs no `bowline run`.",
         ),
-        ("PATH", "Where the program is looked for."),
+        ("PATH", "Where the program is searched for."),
     ],
     see_also: &["node"],
 };
@@ -225,7 +235,7 @@ const MAP: More = More {
     examples: &[
         (
             "bowline rnbd map data --from 192.0.2.1 --nbd /run/data.sock",
-            "Use a disk as an NBD server's.",
+            "Serve a disk as an NBD server does.",
         ),
         (
             "bowline rnbd map data --from disks --path 192.0.2.9@192.0.2.1 \

@@ -23,7 +23,7 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_node::{
-    Failure, Outcome, log,
+    Failure, Outcome, control, log,
     signals::Stop,
     values::{Family, address, number, number32},
 };
@@ -35,7 +35,7 @@ use self::{
     report::{RULE, Rates, Totals, heading, histogram_lines, perfdata_heading, round_trips},
     task::{Setup, Tally, Task},
 };
-use super::{control, over_rdma::RdmaOption};
+use super::over_rdma::RdmaOption;
 
 /// Longest message of RDS, bytes.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
@@ -59,21 +59,21 @@ const END_SLACK: Duration = Duration::from_secs(1);
 
 /// Exchange messages with a peer as fast as possible and show the rates (as rds-stress does).
 ///
-/// Start it once without -s, then with -s and the address of the first on another host. Either
-/// end can be the original rds-stress 2.0.7. Messages of others than the peer are ignored.
+/// Start it once without -s, then with -s and the address of the first on another host. Either end
+/// can be the original rds-stress 2.0.7. Messages from others than the peer are ignored.
 ///
-/// With -D, and --rdma on both sides, each request but the first eleven messages offers memory,
-/// which the peer reads or writes before it acknowledges. The columns mbi and mbo are what remote
-/// reads and writes bring to the memory of this side, and take from it, in KiB/s.
+/// With -D, and --rdma on both sides, each request except the first eleven messages offers memory
+/// that the peer reads or writes before it acknowledges. The columns mbi and mbo are the rates of
+/// remote operations into and out of the memory of this side, in KiB/s.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 after a normal run, 1 failure or when the peer is gone before its end, 2 usage."
+    after_help = "Exit status: 0 after a complete run, 1 after a failure or if the peer ended early, 2 usage."
 )]
 pub(crate) struct Args {
     /// Local address of this side's node
     #[arg(short = 'r', long = "recv-addr", visible_alias = "address", value_name = "ADDRESS")]
     recv_addr: Option<String>,
-    /// Peer to connect to; makes this the active side, whose options count
+    /// Peer to connect to; makes this the active side, whose options apply to both
     #[arg(short = 's', long, value_name = "ADDRESS")]
     send_addr: Option<String>,
     /// TCP port of the control connection; the RDS ports follow it
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     /// Tasks per side
     #[arg(short, long, value_name = "N", default_value = "1", value_parser = number32)]
     tasks: u32,
-    /// Run time in seconds; 0 is without end
+    /// Run time in seconds; 0 means for ever
     #[arg(short = 'T', long, value_name = "SECONDS", default_value = "0", value_parser = number32)]
     time: u32,
     /// Type of service
@@ -103,7 +103,7 @@ pub(crate) struct Args {
     /// Local buffers of a remote read or write, each of the size of -D
     #[arg(short = 'I', long, value_name = "N", default_value = "1", value_parser = number32)]
     rdma_buffers: u32,
-    /// 0 remote reads and writes by turns, 1 reads, 2 writes
+    /// 0 remote reads and writes alternately, 1 reads, 2 writes
     #[arg(short = 'M', long, value_name = "MODE", default_value_t = 0, value_parser = value_parser!(u8).range(0..=2))]
     rdma_mode: u8,
     /// Only the active side sends requests
@@ -118,32 +118,33 @@ pub(crate) struct Args {
     /// Ask the peer for real-time priority; this side keeps its own
     #[arg(short = 'R', long)]
     rtprio: bool,
-    /// Check payloads, and what is read and written remotely
+    /// Check payloads and the data of remote reads and writes
     #[arg(short, long)]
     verify: bool,
     /// Print every message on standard error, on both sides
     #[arg(short = 'V', long)]
     trace: bool,
-    /// Keys of memory end with the peer's operation, not by the requester
+    /// The peer's operation invalidates the memory key, not the requester
     #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
     rdma_use_once: u8,
-    /// Register memory by a call of its own, not with the request: the same for a bowline node
+    /// Register memory by a separate call, not with the request; a bowline node does the same for
+    /// both
     #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
     rdma_use_get_mr: u8,
-    /// Acknowledge a remote read after the data have come. With 0, -v may find others, and
+    /// Acknowledge a remote read after its data have arrived. With 0, -v may find wrong data, and
     /// --rdma-use-once may end the connection
     #[arg(long, value_name = "0|1", default_value_t = 1, value_parser = switch())]
     rdma_use_fence: u8,
-    /// Use keys of memory again; needs --rdma-use-get-mr 1
+    /// Use memory keys more than once; needs --rdma-use-get-mr 1
     #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
     rdma_cache_mrs: u8,
-    /// Accepted and ignored, as in the original: the end of an operation is always told
+    /// Accepted and ignored, as in the original: operations always report their completion
     #[arg(long, value_name = "0|1", hide = true)]
     rdma_use_notify: Option<u8>,
-    /// Offset of buffers from a page, at most 4096
+    /// Offset of buffers from a page boundary, at most 4096
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = number32)]
     rdma_alignment: u32,
-    /// Tell at the end how many keys of memory were issued again
+    /// Print at the end how many memory keys were issued more than once
     #[arg(long)]
     rdma_key_o_meter: bool,
     /// Print the options first
@@ -164,7 +165,7 @@ pub(crate) struct Args {
     /// Watch congestion explicitly
     #[arg(long, value_name = "0|1", default_value_t = 1)]
     use_cong_monitor: u8,
-    /// Send this side's messages without copying them, but those with remote reads and writes
+    /// Send this side's messages without copying them, except those with remote reads or writes
     #[arg(long)]
     zerocopy: bool,
     #[command(flatten)]
@@ -348,7 +349,7 @@ fn run_active(args: &Args, local: Option<Ipv4Addr>, peer: Ipv4Addr, stop: &Stop)
     }
     let mut stream = connect(local, target, args.connect_retries, stop)?;
     let lost = |error: io::Error| {
-        Failure::failed(format!("{target} broke off while agreeing on options: {error}"))
+        Failure::failed(format!("{target} closed the connection during negotiation: {error}"))
     };
     let local = match stream.local_addr().map_err(lost)?.ip() {
         IpAddr::V4(address) => address,
@@ -427,7 +428,7 @@ fn run_passive(args: &Args, local: Option<Ipv4Addr>, stop: &Stop) -> Outcome {
             }
             // This may be any program; the peer is still expected.
             Err(ReadError::Stream(error)) => note!(
-                "bowline stress: {peer} broke off while agreeing on options: {error}; waiting for \
+                "bowline stress: {peer} closed the connection during negotiation: {error}; waiting for \
                  another"
             ),
         }
@@ -472,7 +473,7 @@ fn accept(listener: &TcpListener, stop: &Stop) -> Outcome<(TcpStream, SocketAddr
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 if stop.wait(Some(Duration::from_millis(100))) {
-                    return Err(Failure::failed("stopped before a peer came"));
+                    return Err(Failure::failed("stopped before a peer connected"));
                 }
             }
             Err(error) => return Err(failed(error)),
@@ -524,7 +525,9 @@ impl<'a> Run<'a> {
         }
         let broke_off = |error: io::Error| {
             let hint = if self.active { "; if it is rds-stress, it must be 2.0.7" } else { "" };
-            Failure::failed(format!("the peer broke off before the start: {error}{hint}"))
+            Failure::failed(format!(
+                "the peer closed the connection before the start: {error}{hint}"
+            ))
         };
         keep_alive(&self.stream).map_err(broke_off)?;
         exchange_start(&mut &self.stream, self.active).map_err(broke_off)?;
@@ -560,7 +563,7 @@ impl<'a> Run<'a> {
         let mut failed = false;
         if self.measure(stop, end) == End::PeerGone {
             failed = true;
-            note!("bowline stress: the peer is gone before the end of the run; look at its output");
+            note!("bowline stress: the peer ended before the run was complete; look at its output");
         }
         self.over.store(true, Ordering::Relaxed);
         for thread in threads {
@@ -574,7 +577,7 @@ impl<'a> Run<'a> {
         }
         let foreign = self.foreign.load(Ordering::Relaxed);
         if foreign > 0 {
-            note!("bowline stress: {foreign} messages of others than the peer were ignored");
+            note!("bowline stress: {foreign} messages from others than the peer were ignored");
         }
         // The end of the control connection ends the other side. Sockets are closed after it, so
         // that no task there sends to a closed port.

@@ -18,22 +18,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_node::{Failure, Outcome, log, signals::Stop, values::interval};
+use bowline_node::{Failure, Outcome, control::Client, log, signals::Stop, values::interval};
 
 use self::{
     screen::Screen,
     view::{Sample, View},
 };
-use super::control::Client;
 
 /// Shortest time between two looks.
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// Watch a running node: connections, rates, queues, sockets and who has them.
+/// Watch a running node: connections, rates, queues, sockets and their processes.
 ///
 /// On a terminal the view changes in place; q or Ctrl-C ends it. Elsewhere one view is printed
-/// after another. Rates are those since the look before, so the first view has none. Connections
-/// that are not in service come first, with the time and the reason of what ended them.
+/// after another. Rates are those since the previous view, so the first view has none. Connections
+/// that are not established come first, with the time and the reason of their end.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Columns: OVER tcp or rdma; PATHS in service and agreed; TX/s, RX/s messages; TXB/s, RXB/s bytes with headers; QUEUED bytes of \
@@ -42,7 +41,7 @@ both in messages; LOST times that a path lost its connection; LAST when and why 
 made. SENDQ, RECVQ bytes in the queues of a \
 socket. A socket without PID is one of the node itself.")]
 pub(crate) struct Args {
-    /// Time between looks
+    /// Time between views
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = delay)]
     delay: Duration,
     /// End after this number of views
@@ -59,7 +58,7 @@ pub(crate) struct Args {
 fn delay(text: &str) -> Result<Duration, String> {
     match interval(text)? {
         time if time >= DELAY_MIN => Ok(time),
-        _ => Err(format!("\"{text}\" is too short; 0.1 is the least")),
+        _ => Err(format!("\"{text}\" is too short; the minimum is 0.1")),
     }
 }
 

@@ -9,10 +9,12 @@ use std::{
     time::Instant,
 };
 
-use bowline_node::{Failure, Outcome, log};
+use bowline_node::{
+    Failure, Outcome,
+    control::snapshot::{ConnectionRow, EndRow, NodeFacts, Snapshot, SocketRow},
+    log,
+};
 use serde::Serialize;
-
-use super::super::snapshot::{ConnectionRow, EndRow, NodeFacts, Snapshot, SocketRow};
 
 /// State of a path in service, and what stands in the place of it.
 const UP: &str = "up";
@@ -413,7 +415,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cli::rds::snapshot::{Counter, Flags, PathRow};
+    use bowline_node::control::snapshot::{Counter, Flags, PathRow};
 
     const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 

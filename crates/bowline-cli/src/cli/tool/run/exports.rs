@@ -1,13 +1,13 @@
 //! Exports that are added to a running server, and taken away.
 
 use bowline_ctl::Errno;
+use bowline_node::disks::Export;
 
 use super::{Mode, Refusal, Run};
-use crate::cli::disk::export_text;
 
 /// What a node says that takes no disks.
-pub(super) const CONFINED: &str = "a node that has given up access to files takes no disks: start it with a [disks] table in its \
-     configuration file, or with --no-sandbox";
+pub(super) const CONFINED: &str = "a restricted node cannot add disks: start it with a [disks] table in its configuration file, or \
+     with --no-sandbox";
 
 impl Run<'_> {
     /// `NAME file=PATH|memory=BYTES [OPTION=VALUE..]`.
@@ -17,9 +17,9 @@ impl Run<'_> {
         let source = match self.changeable(servers).as_slice() {
             [one] => *one,
             [] => {
-                let none = self.inventory.none_here("server that takes exports");
+                let none = self.inventory.none_here("server that accepts exports");
                 return Err(Refusal::missing(none.unwrap_or_else(|| {
-                    "no server that takes exports runs here; start one with `bowline node`, or `bowline rnbd export \
+                    "no server that accepts exports runs here; start one with `bowline node`, or `bowline rnbd export \
                      --file NAME=PATH -I ADDRESS`"
                         .to_owned()
                 })));
@@ -30,7 +30,7 @@ impl Run<'_> {
             match refusal.errno {
                 Errno::EEXIST => refusal.with("it has an export of this name"),
                 Errno::EPERM => refusal.with(CONFINED),
-                _ => refusal.with("the server's own output says more"),
+                _ => refusal.with("see the output of the server"),
             }
         })
     }
@@ -70,4 +70,25 @@ impl Run<'_> {
         let places: Vec<String> = places.collect();
         Refusal::usage(format!("several {what}; choose one with --control: {}", places.join(", ")))
     }
+}
+
+/// Returns the text that adds an export to a server, which may run in another folder.
+fn export_text(name: &str, words: &[String]) -> Result<String, String> {
+    let absolute = |word: &String| match word.split_once('=') {
+        Some((key @ ("file" | "dir"), path)) => {
+            let path = std::path::absolute(path).map_err(|error| format!("{word}: {error}"))?;
+            Ok(format!("{key}={}", path.display()))
+        }
+        _ => Ok(word.clone()),
+    };
+    let words = words.iter().map(absolute).collect::<Result<Vec<String>, String>>()?;
+    let all: Vec<String> = [format!("name={name}")].into_iter().chain(words).collect();
+    if let Some(word) = all.iter().find(|word| word.contains(char::is_whitespace)) {
+        return Err(format!(
+            "\"{word}\" has a blank; only [[export]] in a node's configuration can have blanks"
+        ));
+    }
+    let text = all.join(" ");
+    Export::of_words(&text)?;
+    Ok(text)
 }

@@ -1,0 +1,973 @@
+//! The server's logic without its outside: requests, rings, accounts and what becomes of programs
+//! that end. No descriptor, thread or clock is in here: it reaches those by [`Outside`], which the
+//! host implements with the system's, and the simulator (`bowline_sim::host`) with its own.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, SystemTime};
+
+use bowline_base::{Errno, Instant};
+use bowline_host_wire::{
+    Area, ChannelId, Frame, NodeId, Op, RING_MESSAGE_MAX, Reply, SocketHandle, VERSION,
+};
+use bowline_rds::{Interest, Node, Readiness, Received, RecvOpts, SendMsg, SocketId};
+use bowline_rds_driver::{Error, RdmaMemory};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::accounts::{Accounts, Charge};
+pub use crate::caller::{Caller, Credentials};
+use crate::channel::{Channel, SavedChannel, Waiting};
+pub use crate::closer::Owner;
+pub use crate::heap::HeapMemory;
+use crate::policy::{Policy, Quota};
+pub use crate::rdma::{ProcessMemory, Shown};
+pub use crate::ready::Bell;
+use crate::ready::{Ready, SocketWaker};
+use crate::requests::{Answer, Outcome};
+use crate::socket::{HostSocket, Offer, SavedSocket};
+
+/// Nothing is taken of who sends it, for now.
+pub const EDQUOT: Errno = Errno(122);
+
+/// A table whose keys the server chooses, or the system: it is the same in each run of a simulator.
+pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
+/// The same without values.
+pub(crate) type Set<K> = HashSet<K, BuildHasherDefault<DefaultHasher>>;
+
+/// Most channels, of all processes together.
+const CHANNELS_MAX: usize = 32_768;
+/// Bytes of a channel that are read at once; a message of a ring has room there as well.
+const READ: usize = 64 << 10;
+const _: () = assert!(READ >= RING_MESSAGE_MAX);
+/// Requests of one channel that are executed before others get their turn.
+const REQUESTS: usize = 64;
+/// How long a channel may be full of requests that wait for the one before them.
+const STUFFED: Duration = Duration::from_secs(60);
+/// How often the server looks at what tells nobody of itself, and its longest sleep.
+pub const LOOK: Duration = Duration::from_millis(200);
+
+/// What the server's logic needs from outside.
+pub trait Outside: Sized {
+    /// The RDS node.
+    type Rds: Rds;
+    /// A descriptor that programs have a hand in: the node's end of a channel or socket, or what
+    /// came with a request.
+    type Descriptor: Descriptor<Given = Self::Given>;
+    /// A descriptor that is given to a program.
+    type Given;
+    /// Memory that a socket shares with programs.
+    type Memory: SharedMemory<Given = Self::Given>;
+    /// What wakes the server.
+    type Bell: Bell;
+
+    /// The time.
+    fn now(&self) -> Instant;
+
+    /// A number that nobody guesses.
+    fn random(&self) -> u64;
+
+    /// Tells whether nothing is to be taken of a user.
+    fn is_behind(&self, owner: Owner) -> bool;
+
+    /// Makes the descriptors of a new socket, and its memory.
+    ///
+    /// # Errors
+    /// Errors of the system: no descriptors or memory left.
+    fn open(&self) -> Result<Opened<Self>, Errno>;
+
+    /// Has [`Core::channel_event`] called when something happens on a channel.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn watch_channel(&self, number: ChannelId, stream: &Self::Descriptor) -> Result<(), Errno>;
+
+    /// Has [`Core::socket_event`] called when something happens on a socket.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn watch_socket(&self, handle: SocketHandle, end: &Self::Descriptor) -> Result<(), Errno>;
+
+    /// Ends that.
+    fn unwatch(&self, descriptor: &Self::Descriptor);
+
+    /// The memory that a process shows by a descriptor.
+    ///
+    /// # Errors
+    /// EBADF for another descriptor.
+    fn process_memory(
+        &self,
+        descriptor: Self::Descriptor,
+        shown: &Shown<'_>,
+    ) -> Result<ProcessMemory, Errno>;
+
+    /// Another node asks on this channel, over what becomes the connection to it, that everything
+    /// be handed over. The numbers are the versions that it speaks.
+    ///
+    /// # Errors
+    /// The error to answer.
+    fn name_successor(
+        &self,
+        stream: &Self::Descriptor,
+        asked: (i32, i32, i64),
+    ) -> Result<(), Errno>;
+
+    /// Between two steps that a program may see apart; for the simulator.
+    #[inline]
+    fn pause(&self) {}
+}
+
+/// A new socket.
+pub struct Opened<O: Outside> {
+    /// The node's end.
+    pub end: O::Descriptor,
+    /// The system's number of the program's end.
+    pub cookie: u64,
+    /// What both share.
+    pub memory: O::Memory,
+    /// The program's end, and the memory for it.
+    pub given: Vec<O::Given>,
+}
+
+/// The RDS node, as the server uses it. Calls never wait: those that a task waits for wake it when
+/// another attempt may succeed.
+pub trait Rds {
+    /// Calls a function with the node and the time.
+    fn with_core<R>(&self, f: impl FnOnce(&mut Node, Instant) -> R) -> R;
+
+    /// Sends a message, if there is room.
+    ///
+    /// # Errors
+    /// Those of the node.
+    fn send(&self, id: SocketId, msg: &SendMsg<'_>) -> Result<usize, Error>;
+
+    /// Sends a message when there is room.
+    fn poll_send(
+        &self,
+        id: SocketId,
+        msg: &SendMsg<'_>,
+        cx: &Context<'_>,
+    ) -> Poll<Result<usize, Error>>;
+
+    /// Takes a message or a notification.
+    fn poll_recv(
+        &self,
+        id: SocketId,
+        opts: RecvOpts,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Received, Error>>;
+
+    /// Lends messages to `put`, which takes or leaves them.
+    fn poll_lend(
+        &self,
+        id: SocketId,
+        cx: &Context<'_>,
+        put: impl FnMut(SocketAddr, usize, &mut dyn Iterator<Item = &[u8]>) -> bool,
+    ) -> Poll<Result<usize, Error>>;
+
+    /// Waits until a socket is ready for something.
+    fn poll_ready(
+        &self,
+        id: SocketId,
+        interest: Interest,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Readiness, Error>>;
+
+    /// Waits until everything is acknowledged.
+    fn poll_flush(&self, id: SocketId, cx: &Context<'_>) -> Poll<Result<(), Error>>;
+
+    /// Binds a socket.
+    ///
+    /// # Errors
+    /// Those of the node.
+    fn bind(&self, id: SocketId, name: SocketAddr) -> Result<(), Error>;
+
+    /// Closes a socket.
+    fn close(&self, id: SocketId);
+
+    /// Lets peers use memory.
+    ///
+    /// # Errors
+    /// Those of the node and of the device.
+    fn rdma_register(
+        &self,
+        id: SocketId,
+        memory: &Arc<RdmaMemory>,
+        part: Range<usize>,
+        peer: Option<IpAddr>,
+        use_once: bool,
+    ) -> Result<u64, Error>;
+
+    /// Takes memory back.
+    ///
+    /// # Errors
+    /// Those of the node.
+    fn rdma_free(&self, id: SocketId, cookie: u64) -> Result<(), Error>;
+
+    /// The calendar's time of a moment.
+    fn wall_clock(&self, at: Instant) -> SystemTime;
+}
+
+/// A descriptor that programs have a hand in. Nothing here waits.
+pub trait Descriptor: Sized {
+    /// What is sent along.
+    type Given;
+
+    /// Sends bytes, and descriptors with the first of them.
+    ///
+    /// # Errors
+    /// EAGAIN when there is no room; those of the system.
+    fn send(&self, bytes: &[u8], given: &[Self::Given]) -> Result<usize, Errno>;
+
+    /// Receives what is there. Where the system does not say who has sent it, that was `otherwise`.
+    ///
+    /// # Errors
+    /// EAGAIN when there is nothing; EDQUOT for what somebody sends of whom nothing is taken now;
+    /// those of the system.
+    fn receive(&self, to: &mut [u8], otherwise: Owner) -> Result<Arrival<Self>, Errno>;
+
+    /// Tells whether the other end has read everything.
+    fn is_all_read(&self) -> bool;
+
+    /// Bytes of the next messages that came.
+    fn unread(&self) -> u64;
+
+    /// Tells whether the last descriptor of the other end was closed.
+    fn has_ended(&self) -> bool;
+
+    /// Prepares the end of a channel.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn prepare(&self) -> Result<(), Errno>;
+
+    /// The system's number of a socket.
+    ///
+    /// # Errors
+    /// It is none.
+    fn cookie(&self) -> Result<u64, Errno>;
+
+    /// Tells whether there is a request that takes such a descriptor.
+    fn may_be_wanted(&self) -> bool;
+
+    /// Who offers it as a channel, if that is who has made it.
+    fn offered_by(&self, sender: Credentials) -> Option<Caller>;
+
+    /// The same, as another's.
+    #[must_use]
+    fn owned_by(self, owner: Owner) -> Self;
+
+    /// Ends a connection, which its other end learns of at once.
+    fn end(self);
+}
+
+/// What came.
+#[derive(Debug)]
+pub struct Arrival<D> {
+    /// Bytes of it.
+    pub len: usize,
+    /// As those of whoever has sent them.
+    pub descriptors: Vec<D>,
+    /// Who has sent it, if the socket asks for that.
+    pub sender: Option<Credentials>,
+}
+
+/// Memory of a socket, as long as this is there.
+pub trait SharedMemory {
+    /// What programs get of it.
+    type Given;
+
+    /// Where it is.
+    fn area(&self) -> Area;
+
+    /// A descriptor for a program.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    fn share(&self) -> Result<Self::Given, Errno>;
+}
+
+/// The server of one node.
+pub struct Core<O: Outside> {
+    pub(crate) outside: O,
+    pub(crate) rds: O::Rds,
+    pub(crate) accounts: Accounts,
+    pub(crate) ready: Arc<Ready<O::Bell>>,
+    /// Number of this node, by which programs know it again.
+    pub(crate) number: NodeId,
+    /// The network namespace of this node's sockets.
+    pub(crate) namespace: u64,
+    pub(crate) channels: Map<ChannelId, Channel<O::Descriptor>>,
+    /// Which sockets a channel may name.
+    pub(crate) known: Map<ChannelId, Set<SocketHandle>>,
+    pub(crate) sockets: Map<SocketHandle, (HostSocket<O>, Waker)>,
+    /// Sockets that get a turn in each round.
+    pub(crate) active: Vec<SocketHandle>,
+    /// Handles by the system's number of the programs' ends.
+    pub(crate) by_cookie: Map<u64, SocketHandle>,
+    deadlines: BTreeSet<(Instant, ChannelId)>,
+    /// Channels that have more requests than they may have in one round.
+    again: BTreeSet<ChannelId>,
+    /// Number of the next channel.
+    pub(crate) next: ChannelId,
+    /// Where requests are read to, and messages are copied to.
+    pub(crate) scratch: Box<[u8]>,
+}
+
+impl<O: Outside> Core<O> {
+    /// A server without channels and sockets.
+    pub(crate) fn new(
+        outside: O,
+        rds: O::Rds,
+        accounts: Accounts,
+        bell: O::Bell,
+        (number, namespace): (NodeId, u64),
+    ) -> Self {
+        Self {
+            outside,
+            rds,
+            accounts,
+            ready: Arc::new(Ready::new(bell)),
+            number,
+            namespace,
+            channels: Map::default(),
+            known: Map::default(),
+            sockets: Map::default(),
+            active: Vec::new(),
+            by_cookie: Map::default(),
+            deadlines: BTreeSet::new(),
+            again: BTreeSet::new(),
+            next: ChannelId(1),
+            scratch: vec![0; READ].into_boxed_slice(),
+        }
+    }
+
+    /// A server that runs as the user `own`, with what its programs may do.
+    pub fn start(
+        outside: O,
+        rds: O::Rds,
+        bell: O::Bell,
+        (own, policy, default_quota): (u32, Policy, Quota),
+        number: NodeId,
+    ) -> Self {
+        let accounts = Accounts::new(own, policy, default_quota, Arc::default());
+        Self::new(outside, rds, accounts, bell, (number, 0))
+    }
+
+    /// Wakes the server, or keeps it from falling asleep.
+    pub fn ring(&self) {
+        self.ready.ring();
+    }
+
+    /// What each user has: sockets, channels, bytes of send and receive buffers, and bytes of
+    /// requests and replies.
+    pub fn usage(&self) -> Vec<(u32, [usize; 5])> {
+        self.accounts.usage()
+    }
+
+    /// Channels and sockets.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.channels.len(), self.sockets.len())
+    }
+
+    /// The sockets, in the order of their handles.
+    pub fn sockets(&self) -> Vec<SocketView> {
+        let view = |(handle, (socket, _)): (&SocketHandle, &(HostSocket<O>, Waker))| SocketView {
+            handle: *handle,
+            id: socket.id,
+            user: socket.charge.user,
+            cookie: socket.cookie,
+            has_sends: !socket.rings.has_no_sends(),
+            has_work: socket.rings.has_work(),
+            senders: socket.senders.len(),
+        };
+        let mut all: Vec<_> = self.sockets.iter().map(view).collect();
+        all.sort_unstable_by_key(|view| view.handle);
+        all
+    }
+
+    /// When the server is to wake up at the latest, though nothing happens.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Looks at what tells nobody of itself; to be called each [`LOOK`].
+    pub fn look(&mut self) {
+        self.check_idle();
+        self.check_full();
+        self.end_stuffed(self.outside.now());
+    }
+
+    /// A program has connected. Returns what is to become of a connection that is refused: see
+    /// [`turn_away`](Self::turn_away).
+    ///
+    /// # Errors
+    /// The error to answer.
+    pub fn accept(
+        &mut self,
+        stream: O::Descriptor,
+        caller: Caller,
+    ) -> Result<ChannelId, (Errno, O::Descriptor)> {
+        let owner = self.accounts.owner(&caller);
+        self.admit(stream.owned_by(owner), caller, Set::default())
+    }
+    /// Takes in a channel, if its user may have one; it may name some sockets. Returns its number.
+    fn admit(
+        &mut self,
+        stream: O::Descriptor,
+        caller: Caller,
+        known: Set<SocketHandle>,
+    ) -> Result<ChannelId, (Errno, O::Descriptor)> {
+        let user = caller.user;
+        let full = self.channels.len() >= CHANNELS_MAX;
+        let is_behind = self.outside.is_behind(Some(user));
+        let admitted = match self.accounts.open_channel(&caller) {
+            Ok(()) if full || is_behind => {
+                self.accounts.close_channel(user, 0);
+                Err(if full { Errno::ENFILE } else { Errno::EMFILE })
+            }
+            admitted => admitted,
+        };
+        if let Err(errno) = admitted {
+            return Err((errno, stream));
+        }
+        let number = self.next;
+        self.next = ChannelId(number.0 + 1);
+        let random = [self.outside.random(), self.outside.random()];
+        let watched = Channel::new(stream, caller, random)
+            .and_then(|channel| self.watch_channel(number, channel));
+        match watched {
+            Ok(()) => _ = self.known.insert(number, known),
+            // It has ended without an answer.
+            Err(_) => self.accounts.close_channel(user, 0),
+        }
+        Ok(number)
+    }
+
+    /// A program has sent one end of a pair on a socket, for a channel.
+    pub(crate) fn take_offer(&mut self, handle: SocketHandle, offer: Offer<O::Descriptor>) {
+        let Some((stream, caller, version)) = offer.channel() else { return };
+        let stream = stream.owned_by(self.accounts.owner(&caller));
+        let admitted = if version == VERSION {
+            self.admit(stream, caller, Set::from_iter([handle]))
+        } else {
+            Err((Errno::EPROTONOSUPPORT, stream))
+        };
+        match admitted {
+            Ok(number) => self.greet(number),
+            Err((errno, stream)) => self.turn_away(stream, errno),
+        }
+    }
+
+    /// Greets on a channel that was offered. One whose other end is a channel of this node as well
+    /// ends by that: nobody greets twice.
+    fn greet(&mut self, number: ChannelId) {
+        let answer = self.hello(number);
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.greeted = true;
+        }
+        if !self.answer(number, Op::Hello, answer) {
+            self.end_channel(number);
+        }
+    }
+
+    /// Answers the greeting that a process is about to send, and ends its channel.
+    pub fn turn_away(&mut self, stream: O::Descriptor, errno: Errno) {
+        let head = Reply::error(errno.0).emit(Op::Hello);
+        if let Some(bytes) = head.emit(0, 0, 0) {
+            // A new socket has room for it.
+            let _ = stream.send(&bytes, &[]);
+        }
+        stream.end();
+    }
+
+    /// Watches a channel, for which there may be no descriptors or memory left.
+    pub(crate) fn watch_channel(
+        &mut self,
+        number: ChannelId,
+        channel: Channel<O::Descriptor>,
+    ) -> Result<(), Errno> {
+        self.outside.watch_channel(number, channel.stream())?;
+        self.channels.insert(number, channel);
+        Ok(())
+    }
+
+    /// Requests of a channel may be there already.
+    pub(crate) fn resume_requests(&mut self, number: ChannelId) {
+        self.again.insert(number);
+    }
+
+    /// A request waits that began to wait in another process.
+    pub(crate) fn resume_wait(&mut self, number: ChannelId, waiting: Waiting) {
+        if let Some(at) = waiting.deadline {
+            self.deadlines.insert((at, number));
+        }
+    }
+
+    /// Takes a socket in.
+    pub(crate) fn add_socket(
+        &mut self,
+        handle: SocketHandle,
+        socket: HostSocket<O>,
+    ) -> Result<(), (Errno, Charge)> {
+        if let Err(errno) = self.outside.watch_socket(handle, socket.end()) {
+            return Err((errno, socket.charge));
+        }
+        let waker = SocketWaker { handle, ready: Arc::clone(&self.ready) };
+        self.by_cookie.insert(socket.cookie, handle);
+        self.sockets.insert(handle, (socket, Waker::from(Arc::new(waker))));
+        Ok(())
+    }
+
+    /// Reads a channel, and executes what it asks for; the other end may be gone, `has_ended`.
+    pub fn channel_event(&mut self, number: ChannelId, has_ended: bool) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
+        let goes_on = matches!(open, Ok(true))
+            && self.count_held(number)
+            && self.serve(number)
+            && self.has_taken_descriptor(number);
+        // The request and the end of a short-lived process are told of together; the read does not
+        // return 0.
+        if !goes_on || has_ended || !self.count_held(number) {
+            self.end_channel(number);
+        }
+    }
+
+    /// Ends channels that have been full for long: what is behind is not read, and may be what
+    /// keeps the other end open when its process is gone. The library has one request under way.
+    pub(crate) fn end_stuffed(&mut self, now: Instant) {
+        let is_stuffed = |channel: &mut Channel<O::Descriptor>| {
+            let since = if channel.is_full() { channel.full_since.or(Some(now)) } else { None };
+            channel.full_since = since;
+            since.is_some_and(|since| now.saturating_since(since) >= STUFFED)
+        };
+        let stuffed = self.channels.iter_mut().filter_map(|(n, c)| is_stuffed(c).then_some(*n));
+        for number in stuffed.collect::<Vec<_>>() {
+            self.end_channel(number);
+        }
+    }
+
+    /// Tells whether a channel keeps no descriptor. One comes in one piece with a request that
+    /// takes it; kept for a request that does not come, it could keep the channel's own other end
+    /// open, which waits in its queue.
+    fn has_taken_descriptor(&self, number: ChannelId) -> bool {
+        let keeps = |channel: &Channel<O::Descriptor>| {
+            channel.has_descriptor() && !self.again.contains(&number)
+        };
+        !self.channels.get(&number).is_some_and(keeps)
+    }
+
+    /// Executes the requests of a channel, up to one that waits. Returns `false` when the
+    /// channel is of no use any more.
+    fn serve(&mut self, number: ChannelId) -> bool {
+        for _ in 0..REQUESTS {
+            let Some(channel) = self.channels.get_mut(&number) else { return true };
+            if channel.is_answering() {
+                return true;
+            }
+            if channel.waiting.is_some() {
+                match channel.is_interrupted() {
+                    Err(_) => return false,
+                    Ok(false) => return true,
+                    Ok(true) => {
+                        if !self.end_wait(number, Errno::EINTR) {
+                            return false;
+                        }
+                        continue;
+                    }
+                }
+            }
+            match self.step(number) {
+                None => return false,
+                Some(true) => {}
+                // What ends its wait may have come already.
+                Some(false) if self.is_waiting(number) => {}
+                Some(false) => return true,
+            }
+        }
+        // Others have their turn first.
+        self.again.insert(number);
+        true
+    }
+
+    /// Resumes channels that had more requests than they may have in one round. Returns
+    /// whether there were any.
+    pub fn serve_again(&mut self) -> bool {
+        let again = std::mem::take(&mut self.again);
+        for number in &again {
+            if !self.serve(*number) || !self.has_taken_descriptor(*number) {
+                self.end_channel(*number);
+            }
+        }
+        !again.is_empty()
+    }
+
+    fn is_waiting(&self, number: ChannelId) -> bool {
+        self.channels.get(&number).is_some_and(|channel| channel.waiting.is_some())
+    }
+
+    /// Executes the first request of a channel. Returns whether it is done; `None`: the channel
+    /// is of no use any more.
+    fn step(&mut self, number: ChannelId) -> Option<bool> {
+        let channel = self.channels.get_mut(&number)?;
+        let (input, start) = channel.take_input();
+        let greeted = channel.greeted;
+        let parsed = Frame::parse(&input[start..]).ok()?;
+        let Some((frame, len)) = parsed else {
+            let channel = self.channels.get_mut(&number)?;
+            channel.put_input(input, 0);
+            return Some(false);
+        };
+        let op = frame.head.op;
+        if op == Op::Interrupt {
+            // What it was to end has been answered meanwhile.
+            self.channels.get_mut(&number)?.put_input(input, len);
+            return Some(true);
+        }
+        let is_first = matches!(op, Op::Hello | Op::HandOver);
+        if greeted == is_first {
+            return None;
+        }
+        // What was read along with it may have come before the request that brings a descriptor.
+        let descriptor = match op {
+            Op::Attach | Op::Memory => self.channels.get_mut(&number)?.take_descriptor(),
+            _ => None,
+        };
+        let outcome = self.execute(number, frame, descriptor);
+        let channel = self.channels.get_mut(&number)?;
+        match outcome {
+            Outcome::Wait(waiting) => {
+                channel.put_input(input, 0);
+                channel.waiting = Some(waiting);
+                if let Some(at) = waiting.deadline {
+                    self.deadlines.insert((at, number));
+                }
+                Some(false)
+            }
+            Outcome::Nothing => {
+                channel.put_input(input, len);
+                Some(true)
+            }
+            Outcome::Answer(answer) => {
+                channel.put_input(input, len);
+                channel.greeted |= matches!(answer.reply, Reply::Welcome { .. });
+                self.answer(number, op, answer).then_some(true)
+            }
+        }
+    }
+
+    fn answer(&mut self, number: ChannelId, op: Op, answer: Answer<O::Given>) -> bool {
+        let Some(channel) = self.channels.get_mut(&number) else { return false };
+        let Answer { reply, name, control, bytes, message, descriptors } = answer;
+        let mut pieces: Vec<&[u8]> = vec![&bytes];
+        if let Some((rope, mut left)) = message.as_ref().map(|(rope, len)| (rope, *len)) {
+            for slice in rope.slices() {
+                let piece = &slice[..slice.len().min(left)];
+                left -= piece.len();
+                pieces.push(piece);
+            }
+        }
+        channel.answer(reply.emit(op), &name, &control, &pieces, &descriptors).is_ok()
+    }
+
+    /// Something happened on a socket: those who wait for it try again, in their order.
+    pub(crate) fn socket_is_ready(&mut self, handle: SocketHandle) {
+        self.activate(handle);
+        self.turn(handle);
+        self.resume_senders(handle);
+        self.refresh(handle);
+    }
+
+    /// Makes another attempt at the request that a channel waits for.
+    pub(crate) fn try_again(&mut self, number: ChannelId) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let Some(waiting) = channel.waiting else { return };
+        match self.step(number) {
+            None => self.end_channel(number),
+            Some(false) => {}
+            Some(true) => {
+                self.forget_wait(number, waiting);
+                if !self.serve(number) {
+                    self.end_channel(number);
+                }
+            }
+        }
+    }
+
+    /// Ends the wait of a channel, answering its request with an error.
+    pub(crate) fn end_wait(&mut self, number: ChannelId, errno: Errno) -> bool {
+        let Some(channel) = self.channels.get_mut(&number) else { return false };
+        let Some(waiting) = channel.waiting else { return true };
+        let (input, start) = channel.take_input();
+        let Ok(Some((frame, len))) = Frame::parse(&input[start..]) else { return false };
+        let op = frame.head.op;
+        channel.put_input(input, len);
+        self.forget_wait(number, waiting);
+        self.answer(number, op, Answer::error(errno))
+    }
+
+    fn forget_wait(&mut self, number: ChannelId, waiting: Waiting) {
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.waiting = None;
+        }
+        if let Some(at) = waiting.deadline {
+            self.deadlines.remove(&(at, number));
+        }
+        if let Some((socket, _)) = self.sockets.get_mut(&waiting.handle) {
+            socket.senders.retain(|n| *n != number);
+        }
+    }
+
+    /// Ends waits whose time is over.
+    pub fn end_waits(&mut self) {
+        while let Some((at, number)) = self.deadlines.first().copied() {
+            if at > self.outside.now() {
+                return;
+            }
+            self.deadlines.remove(&(at, number));
+            if !self.end_wait(number, Errno::ETIMEDOUT) || !self.serve(number) {
+                self.end_channel(number);
+            }
+        }
+    }
+
+    /// Something has happened on a socket; all programs may have closed it, `has_ended`.
+    pub fn socket_event(&mut self, handle: SocketHandle, has_ended: bool) {
+        if has_ended {
+            // A program may have pushed and ended.
+            self.drain(handle);
+            self.close(handle);
+        } else {
+            self.activate(handle);
+            self.refresh(handle);
+        }
+    }
+
+    /// The last descriptor of a socket was closed.
+    pub(crate) fn close(&mut self, handle: SocketHandle) {
+        let Some((mut socket, _)) = self.sockets.remove(&handle) else { return };
+        // Who still has it asks, and hears that it is closed.
+        socket.rings.allow_nothing();
+        self.active.retain(|active| *active != handle);
+        self.rds.close(socket.id);
+        self.accounts.close_socket(&socket.charge);
+        self.by_cookie.remove(&socket.cookie);
+        for number in &socket.senders {
+            if !self.end_wait(*number, Errno::EBADF) {
+                self.end_channel(*number);
+            }
+        }
+        self.outside.unwatch(socket.end());
+        socket.close();
+        for known in self.known.values_mut() {
+            known.remove(&handle);
+        }
+    }
+
+    pub(crate) fn end_channel(&mut self, number: ChannelId) {
+        if let Some(channel) = self.remove_channel(number) {
+            channel.end();
+        }
+    }
+
+    /// Takes a channel out of the table, whatever becomes of its connection.
+    pub(crate) fn remove_channel(&mut self, number: ChannelId) -> Option<Channel<O::Descriptor>> {
+        if let Some(waiting) = self.channels.get(&number).and_then(|channel| channel.waiting) {
+            self.forget_wait(number, waiting);
+        }
+        let removed = self.channels.remove(&number);
+        if let Some(channel) = &removed {
+            self.accounts.close_channel(channel.caller.user, channel.counted);
+            self.outside.unwatch(channel.stream());
+        }
+        let known = self.known.remove(&number).unwrap_or_default();
+        // The process may have had the lock of a socket, or a wake token, or have pushed without
+        // being able to say so.
+        for (handle, (socket, _)) in &mut self.sockets {
+            socket.rings.owner_is_gone(number.owner());
+            if known.contains(handle) {
+                socket.replace_wake_token();
+            }
+        }
+        for handle in known {
+            self.activate(handle);
+        }
+        removed
+    }
+}
+
+/// A socket of a server, as a judge sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketView {
+    /// Its handle.
+    pub handle: SocketHandle,
+    /// Its number in the node.
+    pub id: SocketId,
+    /// Who has opened it.
+    pub user: u32,
+    /// The system's number of the programs' end.
+    pub cookie: u64,
+    /// Something is pushed and not sent.
+    pub has_sends: bool,
+    /// Something is pushed that may be sent now.
+    pub has_work: bool,
+    /// Channels whose requests wait for room to send.
+    pub senders: usize,
+}
+
+/// What programs have of a server that is taken apart, for another that resumes in its place.
+pub struct Parts<O: Outside> {
+    /// Number of the next channel.
+    pub next: ChannelId,
+    /// Its channels.
+    pub channels: Vec<ChannelPart<O>>,
+    /// Its sockets.
+    pub sockets: Vec<SocketPart<O>>,
+}
+
+/// A channel of a server that is taken apart.
+pub struct ChannelPart<O: Outside> {
+    pub(crate) number: ChannelId,
+    /// The node's end.
+    pub stream: O::Descriptor,
+    /// What came with a request.
+    pub descriptor: Option<O::Descriptor>,
+    /// Sockets that it may name.
+    pub(crate) known: Set<SocketHandle>,
+    pub(crate) state: SavedChannel,
+}
+
+/// A socket of a server that is taken apart.
+pub struct SocketPart<O: Outside> {
+    pub(crate) handle: SocketHandle,
+    /// The node's end.
+    pub end: O::Descriptor,
+    /// Its memory.
+    pub memory: O::Memory,
+    pub(crate) state: SavedSocket,
+}
+
+impl<O: Outside> Parts<O> {
+    /// The same after its state was written and read again, as another process gets it; `None` when
+    /// that does not succeed.
+    #[must_use]
+    pub fn copied(self) -> Option<Self> {
+        fn copy<T: Serialize + DeserializeOwned>(state: &T) -> Option<T> {
+            rmp_serde::from_slice(&rmp_serde::to_vec_named(state).ok()?).ok()
+        }
+        let mut parts = Self { channels: Vec::new(), sockets: Vec::new(), ..self };
+        for part in self.channels {
+            parts.channels.push(ChannelPart { state: copy(&part.state)?, ..part });
+        }
+        for part in self.sockets {
+            parts.sockets.push(SocketPart { state: copy(&part.state)?, ..part });
+        }
+        Some(parts)
+    }
+}
+
+impl<O: Outside> Core<O> {
+    /// Takes apart what programs have of this server.
+    pub fn take_apart(mut self) -> Parts<O> {
+        let mut parts = Parts { next: self.next, channels: Vec::new(), sockets: Vec::new() };
+        for (number, channel) in self.channels {
+            let state = channel.saved();
+            let (stream, descriptor) = channel.into_descriptors();
+            let known = self.known.remove(&number).unwrap_or_default();
+            parts.channels.push(ChannelPart { number, stream, descriptor, known, state });
+        }
+        for (handle, (socket, _)) in self.sockets {
+            // Whoever pushes from now on says so in the channel.
+            socket.rings.set_asleep(true);
+            let state = socket.saved();
+            let (end, memory) = socket.into_parts();
+            parts.sockets.push(SocketPart { handle, end, memory, state });
+        }
+        parts
+    }
+
+    /// Resumes what another server had. A socket or channel that cannot be taken is closed: its
+    /// user may not have it any more, or there is no memory left.
+    pub fn resume(&mut self, parts: Parts<O>) {
+        self.next = parts.next;
+        for part in parts.sockets {
+            let id = part.state.id;
+            if self.resume_socket(part).is_err() {
+                self.rds.close(id);
+            }
+        }
+        for part in parts.channels {
+            let number = part.number;
+            if self.resume_channel(part).is_err() {
+                self.end_channel(number);
+            }
+        }
+        let lost = |channel: &Channel<O::Descriptor>| {
+            channel.waiting.is_some_and(|waiting| !self.sockets.contains_key(&waiting.handle))
+        };
+        let waiting = self.channels.iter().filter(|(_, channel)| lost(channel));
+        for number in waiting.map(|(number, _)| *number).collect::<Vec<_>>() {
+            if !self.end_wait(number, Errno::EBADF) {
+                self.end_channel(number);
+            }
+        }
+        let handles: Vec<SocketHandle> = self.sockets.keys().copied().collect();
+        for handle in handles {
+            self.activate(handle);
+            self.socket_is_ready(handle);
+        }
+    }
+
+    fn resume_socket(&mut self, part: SocketPart<O>) -> Result<(), Errno> {
+        let SocketPart { handle, end, memory, state } = part;
+        let (id, user) = (state.id, state.user);
+        let end = end.owned_by(Some(user));
+        let sizes =
+            self.rds.with_core(|core, _| Ok((core.send_buffer(id)?, core.recv_buffer(id)?)));
+        let (send, recv) = sizes.map_err(|error: bowline_rds::Error| error.errno())?;
+        let charge = self.accounts.open_socket(user, send, recv)?;
+        let socket = HostSocket::resume(end, memory, charge, state);
+        self.add_socket(handle, socket).map_err(|(errno, charge)| {
+            self.accounts.close_socket(&charge);
+            errno
+        })
+    }
+
+    fn resume_channel(&mut self, part: ChannelPart<O>) -> Result<(), Errno> {
+        let ChannelPart { number, stream, descriptor, known, state } = part;
+        let owner = Some(state.caller().user);
+        let (stream, descriptor) =
+            (stream.owned_by(owner), descriptor.map(|one| one.owned_by(owner)));
+        self.accounts.open_channel(state.caller())?;
+        let (user, waiting) = (state.caller().user, state.waiting);
+        let watched = Channel::resume(stream, descriptor, state)
+            .and_then(|channel| self.watch_channel(number, channel));
+        if let Err(errno) = watched {
+            self.accounts.close_channel(user, 0);
+            return Err(errno);
+        }
+        self.known.insert(number, known);
+        match waiting {
+            Some(waiting) => self.resume_wait(number, waiting),
+            None => self.resume_requests(number),
+        }
+        Ok(())
+    }
+}
+
+/// Has structs with types of the outside shown by their names.
+macro_rules! shown_by_name {
+    ($($name:ident),+) => {
+        $(impl<O: Outside> fmt::Debug for $name<O> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        })+
+    };
+}
+shown_by_name!(Core, Opened, Parts, ChannelPart, SocketPart);

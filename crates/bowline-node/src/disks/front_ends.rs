@@ -1,0 +1,545 @@
+//! Front ends of mapped disks, for software that knows nothing of RNBD.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use bowline_block::{
+    BlockDevice, DiskEvent,
+    front::{
+        fuse::{self, FuseOptions, Mount},
+        nbd::{self, NbdOptions, NbdServer},
+        ublk::{self, Ublk, UblkOptions},
+    },
+};
+use bowline_ctl::{Errno, fusefs};
+use bowline_rnbd_driver::{
+    client::{Client, Disk, MapOptions},
+    tree::{DiskInfo, Disks, MapSpec},
+};
+use bowline_rtrs_driver::tree::ClientSession;
+use serde::Deserialize;
+
+use super::{Trouble, client::ClientObjects, mapping::MapConfig};
+use crate::{config::entry::Entry, mount::no_mount};
+
+/// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
+/// the program has closed its file.
+const CLOSE_GRACE: Duration = Duration::from_millis(200);
+/// How long opening front ends may take: a block device takes the longest.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
+/// Most disks whose front ends are remembered after they were unmapped.
+const REMEMBERED_MAX: usize = 1024;
+/// How often the state is checked meanwhile.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Which front ends a disk has.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct FrontEndConfig {
+    /// Unix socket at which the disk is served with the NBD protocol.
+    pub nbd: Option<PathBuf>,
+    /// Folder in which the disk is a file, by FUSE.
+    pub fuse: Option<PathBuf>,
+    /// Whether the disk is a block device of this machine.
+    pub ublk: bool,
+}
+
+impl FrontEndConfig {
+    /// Returns a place that these front ends and others both want.
+    pub fn shared_with(&self, other: &Self) -> Option<&Path> {
+        let both = |one: &Option<PathBuf>, other: &Option<PathBuf>| one.is_some() && one == other;
+        let nbd = self.nbd.as_deref().filter(|_| both(&self.nbd, &other.nbd));
+        nbd.or_else(|| self.fuse.as_deref().filter(|_| both(&self.fuse, &other.fuse)))
+    }
+
+    /// Returns the front ends of another disk, with its local name appended to each place.
+    fn beside(&self, name: &str) -> Self {
+        let sibling = |path: &PathBuf| sibling_path(path, name);
+        Self {
+            nbd: self.nbd.as_ref().map(sibling),
+            fuse: self.fuse.as_ref().map(sibling),
+            ublk: self.ublk,
+        }
+    }
+}
+
+/// Parses the options of a command that says how a disk is mapped [NB-63]; the access mode has a
+/// word of its own there.
+pub fn map_options(words: &[String]) -> Result<(MapConfig, FrontEndConfig), String> {
+    let mut entry = Entry::of_words(words.iter().map(String::as_str))?;
+    if entry.has("access") {
+        return Err("the access mode is a word of its own: ro, rw or migration".to_owned());
+    }
+    let options = (entry.group()?, entry.group()?);
+    entry.finish().map(|()| options)
+}
+
+/// The front ends of one disk.
+#[derive(Default)]
+struct FrontEnds {
+    nbd: Option<NbdServer>,
+    fuse: Option<Mount>,
+    ublk: Option<Ublk>,
+}
+
+impl FrontEnds {
+    /// Disables all front ends if none is in use; returns true if so. They may be disabled already.
+    fn disable_if_unused(&self) -> bool {
+        let unused = self.nbd.as_ref().is_none_or(NbdServer::disable_if_unused)
+            && self.fuse.as_ref().is_none_or(Mount::disable_if_unused)
+            && self.ublk.as_ref().is_none_or(Ublk::disable_if_unused);
+        if !unused {
+            self.enable();
+        }
+        unused
+    }
+
+    /// Enables all front ends again.
+    fn enable(&self) {
+        self.nbd.iter().for_each(NbdServer::enable);
+        self.fuse.iter().for_each(Mount::enable);
+        self.ublk.iter().for_each(Ublk::enable);
+    }
+}
+
+/// State of the front ends of a disk.
+enum FrontState {
+    /// Being opened: that may take as long as the kernel's first scan of the disk.
+    Opening,
+    /// Open.
+    Open(Box<FrontEnds>),
+    /// Being closed, after which the disk is unmapped.
+    Closing,
+}
+
+impl FrontState {
+    /// Takes the front ends, if they are open, and unused or `force` is given.
+    fn take(&mut self, force: bool) -> Option<Box<FrontEnds>> {
+        match self {
+            Self::Open(front_ends) if force || front_ends.disable_if_unused() => {
+                let front_ends = std::mem::take(front_ends);
+                *self = Self::Closing;
+                Some(front_ends)
+            }
+            Self::Opening | Self::Open(_) | Self::Closing => None,
+        }
+    }
+}
+
+/// Identity of a disk, independent of its local name: its session, and its name on the server.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct DiskKey {
+    session: String,
+    device: String,
+}
+
+impl DiskKey {
+    fn of(disk: &Disk) -> Self {
+        Self { session: disk.session_name().to_owned(), device: disk.name().to_owned() }
+    }
+}
+
+/// An event of a disk that is reported.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum DiskNotice {
+    /// The disk is mapped, and its front ends are open.
+    Mapped {
+        /// Name of the disk on the server.
+        device: String,
+        /// Its size.
+        bytes: u64,
+        /// Its local name, and the locations of its front ends.
+        places: Vec<String>,
+    },
+    /// An event of the disk.
+    Changed(DiskEvent),
+    /// A command has unmapped the disk.
+    Unmapped,
+}
+
+#[derive(Default)]
+struct State {
+    /// Disks that have had front ends, and those that they were given. A program that returns to
+    /// such a path expects this disk, should it be unmapped and mapped again.
+    remembered: Vec<(DiskKey, Mapping)>,
+    /// State of each disk's front ends, by its local name.
+    front_states: BTreeMap<String, FrontState>,
+    /// Number of tree commands in progress that map or unmap disks.
+    commands: usize,
+    /// All disks are unmapped for good.
+    closed: bool,
+}
+
+/// How a disk was mapped; a command that does not say more maps it so again.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// Options but session and paths.
+    pub options: MapOptions,
+    /// Its front ends.
+    pub front_ends: FrontEndConfig,
+}
+
+impl State {
+    fn remember(&mut self, disk: DiskKey, mapping: Mapping) {
+        self.remembered.retain(|(known, _)| *known != disk);
+        if self.remembered.len() == REMEMBERED_MAX {
+            self.remembered.remove(0);
+        }
+        self.remembered.push((disk, mapping));
+    }
+
+    fn recall(&self, disk: &DiskKey) -> Option<Mapping> {
+        let known = self.remembered.iter().find(|(known, _)| known == disk);
+        known.map(|(_, mapping)| mapping.clone())
+    }
+}
+
+/// The disks of a client with the front ends of each. Commands of the control tree open and close
+/// front ends too.
+pub struct DiskFrontEnds {
+    client: Arc<Client>,
+    options: FrontEndConfig,
+    state: Mutex<State>,
+    /// Receives events of disks, by their local names.
+    notices: Sender<(String, DiskNotice)>,
+}
+
+impl fmt::Debug for DiskFrontEnds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskFrontEnds").finish_non_exhaustive()
+    }
+}
+
+impl DiskFrontEnds {
+    /// Manages front ends for the disks of a client. Events of a disk are sent to `notices` once
+    /// its front ends are open.
+    pub fn new(
+        client: Arc<Client>,
+        options: FrontEndConfig,
+        notices: Sender<(String, DiskNotice)>,
+    ) -> Arc<Self> {
+        Arc::new(Self { client, options, state: Mutex::default(), notices })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the client.
+    pub const fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// Remembers how a disk was mapped, should it be unmapped and mapped again.
+    pub fn remember(&self, disk: &Disk, mapping: Mapping) {
+        self.lock().remember(DiskKey::of(disk), mapping);
+    }
+
+    /// Opens front ends of a disk, and reports their locations. Those of other disks may be opened
+    /// and closed meanwhile.
+    pub fn open(&self, disk: &Arc<Disk>, front_ends: &FrontEndConfig) -> Result<(), Trouble> {
+        let name = disk.local_name();
+        let mut state = self.lock();
+        if state.closed {
+            return Err(unmapping());
+        }
+        if let Some(FrontState::Closing) =
+            state.front_states.insert(name.to_owned(), FrontState::Opening)
+        {
+            // The unmap of the last disk of this name has not ended yet.
+            self.notify(name, DiskNotice::Unmapped);
+        }
+        drop(state);
+        let opened = open_front_ends(disk, front_ends);
+        let mut state = self.lock();
+        let front =
+            state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
+        match (opened, front) {
+            (Ok((front_ends, places)), Some(front)) => {
+                *front = FrontState::Open(Box::new(front_ends));
+                // With the lock held, so that it is the first notice of the disk.
+                let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
+                self.notify(name, DiskNotice::Mapped { device, bytes, places });
+                let (notices, local_name) = (self.notices.clone(), name.to_owned());
+                disk.on_change(Box::new(move |event| {
+                    // The receiver is gone when the process ends.
+                    let _ = notices.send((local_name.clone(), DiskNotice::Changed(event)));
+                }));
+                Ok(())
+            }
+            (Ok(unused), None) => {
+                drop(state);
+                drop(unused);
+                Err(unmapping())
+            }
+            (Err(why), front) => {
+                if front.is_some() {
+                    state.front_states.remove(name);
+                }
+                Err(why)
+            }
+        }
+    }
+
+    fn notify(&self, disk: &str, notices: DiskNotice) {
+        // The receiver is gone when the process ends.
+        let _ = self.notices.send((disk.to_owned(), notices));
+    }
+
+    /// Reports whether disks are mapped, or a command is in progress.
+    pub fn is_needed(&self) -> bool {
+        let state = self.lock();
+        state.commands > 0 || !state.front_states.is_empty()
+    }
+
+    /// Counts a command until the returned guard is dropped.
+    fn command(&self) -> impl Drop {
+        struct Counted<'a>(&'a DiskFrontEnds);
+        impl Drop for Counted<'_> {
+            fn drop(&mut self) {
+                self.0.lock().commands -= 1;
+            }
+        }
+        self.lock().commands += 1;
+        Counted(self)
+    }
+
+    /// Takes the front ends of a disk, if they are unused or `force` is given [NB-37]. With
+    /// `force`, requests that wait for a lost session fail, also those that delay an unmap in
+    /// progress or the opening of front ends.
+    fn take(&self, disk: &str, force: bool) -> Result<Box<FrontEnds>, Errno> {
+        let opened = Instant::now() + OPEN_TIMEOUT;
+        let mut left = None;
+        loop {
+            let mut state = self.lock();
+            let mapped = self.client.disk(disk).ok_or(Errno::ENODEV)?;
+            let (taken, end) = match state.front_states.get_mut(disk) {
+                Some(FrontState::Closing) => (Some(Err(Errno::EALREADY)), opened),
+                // It is being mapped, and its front ends are opened next.
+                None | Some(FrontState::Opening) => (None, opened),
+                Some(front) => {
+                    let left = left.get_or_insert_with(|| Instant::now() + CLOSE_GRACE);
+                    (front.take(force).map(Ok), *left)
+                }
+            };
+            drop(state);
+            if force {
+                mapped.fail_fast();
+            }
+            if let Some(taken) = taken {
+                return taken;
+            }
+            if Instant::now() >= end {
+                return Err(Errno::EBUSY);
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Makes requests fail while the session is lost, so that closing front ends, by commands in
+    /// progress too, does not wait for it.
+    pub fn fail_fast(&self) {
+        self.client.disks().iter().for_each(|disk| disk.fail_fast());
+    }
+
+    /// Closes all front ends and unmaps all disks. Waits for commands in progress, since front ends
+    /// that they open would be left behind.
+    pub fn close(&self) {
+        let end = Instant::now() + OPEN_TIMEOUT;
+        loop {
+            self.fail_fast();
+            let mut state = self.lock();
+            state.closed = true;
+            state.front_states.retain(|_, front| matches!(front, FrontState::Opening));
+            if state.commands == 0 || Instant::now() >= end {
+                state.front_states.clear();
+                break;
+            }
+            drop(state);
+            thread::sleep(POLL_INTERVAL);
+        }
+        self.client.close();
+    }
+}
+
+/// Why nothing is mapped at the end of the process.
+fn unmapping() -> Trouble {
+    Trouble::new("all disks are being unmapped", Errno::ENODEV)
+}
+
+/// Opens front ends of a disk and returns their locations.
+fn open_front_ends(
+    disk: &Arc<Disk>,
+    options: &FrontEndConfig,
+) -> Result<(FrontEnds, Vec<String>), Trouble> {
+    let name = disk.local_name();
+    let mut front_ends = FrontEnds::default();
+    let mut locations = vec![name.to_owned()];
+    if let Some(path) = &options.nbd {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let served = nbd::serve(device, path, NbdOptions::default());
+        front_ends.nbd = Some(served.map_err(|error| {
+            Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
+        })?);
+        locations.push(format!("nbd {}", path.display()));
+    }
+    if let Some(dir) = &options.fuse {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let mounted = fusefs::folder(dir)
+            .and_then(|()| fuse::mount(device, dir, name, FuseOptions::default()));
+        front_ends.fuse =
+            Some(mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?);
+        locations.push(format!("fuse {}", dir.join(name).display()));
+    }
+    if options.ublk {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let attached = ublk::attach(device, UblkOptions::default());
+        let ublk =
+            attached.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
+        locations.push(format!("ublk {}", ublk.path().display()));
+        front_ends.ublk = Some(ublk);
+    }
+    Ok((front_ends, locations))
+}
+
+/// Returns the path of a front end of another disk.
+fn sibling_path(path: &Path, name: &str) -> PathBuf {
+    let mut text: OsString = path.as_os_str().to_owned();
+    text.push(".");
+    text.push(name);
+    text.into()
+}
+
+impl ClientObjects for DiskFrontEnds {
+    fn sessions(&self) -> Vec<Arc<dyn ClientSession>> {
+        let all = self.client.sessions().into_iter();
+        all.map(|session| session as Arc<dyn ClientSession>).collect()
+    }
+}
+
+impl DiskFrontEnds {
+    /// Returns how a command wants its disk mapped, if it says so or has done so before.
+    fn wanted(&self, spec: &MapSpec) -> Result<Option<Mapping>, Errno> {
+        if spec.options.is_empty() {
+            let (session, device) = (spec.session.clone(), spec.device.clone());
+            return Ok(self.lock().recall(&DiskKey { session, device }));
+        }
+        let (how, front_ends) = map_options(&spec.options).map_err(|_| Errno::EINVAL)?;
+        let defaults = self.client.defaults();
+        let on_path = defaults.on_path.clone();
+        let options = MapOptions { on_path, ..how.options(&spec.session, defaults.port) };
+        Ok(Some(Mapping { options, front_ends }))
+    }
+}
+
+impl Disks for DiskFrontEnds {
+    fn map(&self, spec: &MapSpec) -> Result<(), Errno> {
+        let _command = self.command();
+        let wanted = self.wanted(spec)?;
+        let options = wanted.as_ref().map_or(self.client.defaults(), |wanted| &wanted.options);
+        let disk = self.client.map_spec(spec, options).map_err(|error| error.errno())?;
+        let opened = match wanted {
+            Some(mapping) => {
+                self.remember(&disk, mapping.clone());
+                self.open(&disk, &mapping.front_ends)
+            }
+            None => self.open(&disk, &self.options.beside(disk.local_name())),
+        };
+        opened.map_err(|error| {
+            // Without its front ends the disk is of no use; the caller gets the error.
+            let _ = self.client.unmap(&disk);
+            error.errno
+        })
+    }
+
+    fn disks(&self) -> Vec<DiskInfo> {
+        Disks::disks(&*self.client)
+    }
+
+    fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno> {
+        let _command = self.command();
+        // Front ends are closed first: the kernel writes its cached data through them, while there
+        // is a session.
+        drop(self.take(disk, force)?);
+        let unmapped = Disks::unmap(&*self.client, disk, force);
+        let mut state = self.lock();
+        // Another disk may have the name already.
+        if matches!(state.front_states.get(disk), Some(FrontState::Closing)) {
+            state.front_states.remove(disk);
+            if unmapped.is_ok() {
+                self.notify(disk, DiskNotice::Unmapped);
+            }
+        }
+        unmapped
+    }
+
+    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
+        Disks::resize(&*self.client, disk, sectors)
+    }
+
+    fn remap(&self, disk: &str) -> Result<(), Errno> {
+        Disks::remap(&*self.client, disk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bowline_rnbd::client::Outage;
+
+    use super::*;
+
+    #[test]
+    fn front_ends_of_later_disks_have_sibling_paths() {
+        let path = sibling_path(Path::new("/run/disk.sock"), "rnbd1");
+        assert_eq!(path, Path::new("/run/disk.sock.rnbd1"));
+    }
+
+    #[test]
+    fn a_disk_comes_back_as_it_was_mapped() {
+        let which = |session: &str, device: &str| DiskKey {
+            session: session.into(),
+            device: device.into(),
+        };
+        let at = |place: &str| Mapping {
+            options: MapOptions::new("s"),
+            front_ends: FrontEndConfig { nbd: Some(place.into()), ..FrontEndConfig::default() },
+        };
+        let mut state = State::default();
+        state.remember(which("s1", "a"), at("/a"));
+        state.remember(which("s1", "b"), at("/b"));
+        state.remember(which("s1", "a"), at("/c"));
+        let nbd = |state: &State, session, device| {
+            state.recall(&which(session, device)).and_then(|mapping| mapping.front_ends.nbd)
+        };
+        assert_eq!(nbd(&state, "s1", "a"), Some("/c".into()));
+        assert_eq!(nbd(&state, "s1", "b"), Some("/b".into()));
+        assert_eq!(nbd(&state, "s2", "a"), None);
+        for number in 0..REMEMBERED_MAX {
+            state.remember(which("s3", &number.to_string()), at("/d"));
+        }
+        assert_eq!((state.remembered.len(), nbd(&state, "s1", "b")), (REMEMBERED_MAX, None));
+    }
+
+    #[test]
+    fn commands_say_how_a_disk_is_mapped() {
+        // tests [NB-63]
+        let options = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            map_options(&words)
+        };
+        let (how, found) = options(&["nbd=/run/a.sock", "outage=fail", "ublk=true"]).unwrap();
+        assert_eq!(how.outage, Outage::FailFast);
+        assert_eq!(found.nbd.as_deref(), Some(Path::new("/run/a.sock")));
+        assert!(found.ublk && found.fuse.is_none());
+        for word in ["nbd", "x=y", "access=ro", "outage=never", "ublk=2"] {
+            assert!(options(&[word]).is_err(), "{word}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Disks over RTRS, of a node and of the commands that serve or map some by themselves.
+//!
+//! ```text
+//! exports: Export -> Served (exports, log)                --.
+//! maps:    MapConfig -> DiskFrontEnds (disks, front ends) --+-> Engine -> rnbd-driver
+//! node:    Settings -> HostDisks -> Served, DiskFrontEnds      one device for all of them
+//! ```
+
+mod client;
+mod clients;
+mod device;
+mod exported;
+mod front_ends;
+mod host;
+mod lost;
+mod mapping;
+mod paths;
+mod served;
+mod settings;
+mod trouble;
+pub mod values;
+pub mod watch;
+
+pub use client::{ClientObjects, UNMAP_PATIENCE, client_classes, report_all, unmap_all};
+pub use device::{DeviceConfig, Route, RouteConfig};
+pub use exported::{Export, ServingConfig};
+pub use front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping, map_options};
+pub use mapping::{MapConfig, refused};
+pub use paths::{no_address, no_path, path_spec, prefixed, session_name};
+pub use served::{Served, server_classes, server_modules};
+pub use settings::Settings;
+pub use trouble::Trouble;
+
+pub(crate) use host::HostDisks;
+pub(crate) use settings::Tables;

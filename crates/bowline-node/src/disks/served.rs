@@ -1,0 +1,356 @@
+//! A server of disks that runs: its exports with what was said of them, its log, and its part of
+//! the control tree. `rnbd export` has one, and a node with exports.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bowline_ctl::{Errno, Sys};
+use bowline_rnbd_driver::{
+    server::{ExportServer, Exports, Moved, ServerConfig},
+    tree::{self as rnbd_tree, ExportCommands, ExportInfo},
+};
+use bowline_rtrs_driver::{
+    Engine, PathId,
+    server::ServerConfig as RtrsConfig,
+    tree::{self as rtrs_tree, Files, ServerSessions},
+};
+use bowline_verbs::DeviceAttr;
+
+use super::{
+    Trouble, clients,
+    exported::{Export, left_out},
+    lost::Lost,
+};
+use crate::{Failure, Outcome, log::stamp};
+
+/// A server and what was said of its exports.
+pub struct Served {
+    engine: Arc<Engine>,
+    server: Arc<ExportServer>,
+    exports: Mutex<Vec<Export>>,
+    log: Mutex<Log>,
+}
+
+/// What the log has told.
+#[derive(Default)]
+struct Log {
+    offences: Offences,
+    lost: Lost,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").finish_non_exhaustive()
+    }
+}
+
+impl Served {
+    /// Serves exports; `said` is what was said of each of them.
+    pub fn open(
+        engine: &Arc<Engine>,
+        places: &[SocketAddr],
+        config: ServerConfig,
+        exports: Exports,
+        said: Vec<Export>,
+    ) -> Outcome<Arc<Self>> {
+        let refreshes = config.rtrs.always_invalidate;
+        let server = ExportServer::open(engine, places, config, exports)
+            .map_err(|error| Failure::Failed(error.to_string()))?;
+        let devices = engine.devices().iter().map(|device| device.attr());
+        let exposed = if refreshes { without_refresh(devices) } else { Vec::new() };
+        if !exposed.is_empty() {
+            note!(
+                "memory keys are not invalidated while requests are executed, because {} cannot do so: serve trusted \
+                 clients only, as with --no-invalidate",
+                exposed.join(", ")
+            );
+        }
+        let (exports, log) = (Mutex::new(said), Mutex::default());
+        Ok(Arc::new(Self { engine: Arc::clone(engine), server, exports, log }))
+    }
+
+    /// Returns the server.
+    pub const fn server(&self) -> &Arc<ExportServer> {
+        &self.server
+    }
+
+    /// Prints a line for each export.
+    pub fn announce(&self) {
+        for export in rnbd_tree::Exports::exports(&*self.server) {
+            self.announce_one(&export);
+        }
+    }
+
+    fn announce_one(&self, export: &ExportInfo) {
+        let mode = if export.read_only { " ro" } else { "" };
+        // Checked before the line is printed after which another program may change the file.
+        if let Some(left) = self.whole(&export.name).and_then(|whole| left_out(whole, export.bytes))
+        {
+            note!("export {}: {left}", export.name);
+        }
+        say!("export {} bytes={}{mode}", export.name, export.bytes);
+    }
+
+    /// Returns the size of what an export is of in bytes, incomplete blocks included, if known.
+    fn whole(&self, name: &str) -> Option<u64> {
+        let exports = lock(&self.exports);
+        exports.iter().find(|export| export.name.as_deref() == Some(name))?.whole()
+    }
+
+    /// Adds an export, and prints a line for it.
+    pub fn add(&self, export: Export) -> Result<(), Trouble> {
+        self.server.add(|exports| export.add_to(exports))?;
+        let name = export.name.clone();
+        lock(&self.exports).push(export);
+        let all = rnbd_tree::Exports::exports(&*self.server);
+        if let Some(info) = all.iter().find(|info| Some(&info.name) == name.as_ref()) {
+            self.announce_one(info);
+        }
+        Ok(())
+    }
+
+    /// Takes an export away, and prints a line for it.
+    fn remove(&self, name: &str, force: bool) -> Result<(), Errno> {
+        self.server.remove(name, force).map_err(|error| error.errno())?;
+        lock(&self.exports).retain(|export| export.name.as_deref() != Some(name));
+        say!("export {name} removed");
+        Ok(())
+    }
+
+    /// Reads the sizes of all exports anew.
+    pub fn resize(&self) {
+        let moved = self.server.moved();
+        for file in &moved {
+            note!("{}", moved_text(file));
+        }
+        // The file at the path of a moved export is another one.
+        let whole = |name: &str| {
+            let is_there = moved.iter().all(|file| file.export != name);
+            self.whole(name).filter(|_| is_there)
+        };
+        for (name, bytes) in self.server.resize_all() {
+            match bytes {
+                Ok(bytes) => {
+                    if let Some(left) = whole(&name).and_then(|whole| left_out(whole, bytes)) {
+                        note!("export {name}: {left}");
+                    }
+                    say!("export {name} bytes={bytes}");
+                }
+                Err(error) => note!("{error}"),
+            }
+        }
+    }
+
+    /// Prints what clients have done since the last call, and what became of their paths.
+    pub fn log(&self) {
+        let now = Instant::now();
+        let server = &self.server;
+        let mut log = lock(&self.log);
+        let (news, missed) = server.rtrs().take_path_events();
+        let why = |own, client| self.engine.fault(own, client);
+        let paths = log.lost.lines(now, &news, missed, why);
+        let (events, missed) = server.take_client_events();
+        let clients = clients::lines(&events, missed, |session| client_address(server, session));
+        for line in clients.into_iter().chain(paths).chain(log.offences.look(now, server)) {
+            note_of_peer!("{}{line}", stamp());
+        }
+    }
+
+    /// Tells whether keys are withdrawn while requests are worked on.
+    pub fn invalidates(&self) -> bool {
+        let devices = self.engine.devices().iter().map(|device| device.attr());
+        self.server.rtrs().config().always_invalidate && without_refresh(devices).is_empty()
+    }
+}
+
+/// Adds the parameters of a server's modules to a tree.
+pub fn server_modules(
+    sys: Sys,
+    config: RtrsConfig,
+    invalidates: bool,
+    dir: Option<&Path>,
+    port: u16,
+) -> Sys {
+    let transport = rtrs_tree::ServerParameters {
+        always_invalidate: invalidates,
+        max_chunk_size: config.geometry.chunk(),
+        sess_queue_depth: config.geometry.queue_depth(),
+    };
+    let dev_search_path = dir.map_or_else(String::new, |dir| dir.display().to_string());
+    let exports = rnbd_tree::Parameters { dev_search_path, port_nr: port };
+    sys.module("rtrs_server", Arc::new(transport)).module("rnbd_server", Arc::new(exports))
+}
+
+/// Adds the classes of a server to a tree; [`Files::Linux612`] leaves out the files by which
+/// exports come and go [NB-64].
+pub fn server_classes<T>(sys: Sys, server: &Arc<T>, files: Files) -> Sys
+where
+    T: rnbd_tree::Exports + ExportCommands + ServerSessions + 'static,
+{
+    let exports: Arc<dyn rnbd_tree::Exports> = Arc::<T>::clone(server);
+    let sessions: Arc<dyn ServerSessions> = Arc::<T>::clone(server);
+    let commands: Arc<dyn ExportCommands> = Arc::<T>::clone(server);
+    let commands = (files != Files::Linux612).then_some(commands);
+    sys.class("rtrs-server", rtrs_tree::server_node(sessions, files))
+        .class("rnbd-server", rnbd_tree::server_node(exports, commands))
+}
+
+impl rnbd_tree::Exports for Served {
+    fn exports(&self) -> Vec<ExportInfo> {
+        rnbd_tree::Exports::exports(&*self.server)
+    }
+
+    /// Logs devices that are closed by force [NB-50].
+    fn force_close(&self, export: &str, session: &str) -> Result<(), Errno> {
+        rnbd_tree::Exports::force_close(&*self.server, export, session)?;
+        note!("export {export} closed by force for session {session}");
+        Ok(())
+    }
+}
+
+impl ExportCommands for Served {
+    fn export(&self, text: &str) -> Result<(), Errno> {
+        let export = Export::of_words(text).map_err(|_| Errno::EINVAL)?;
+        self.add(export).map_err(|trouble| {
+            note!("{trouble}");
+            trouble.errno
+        })
+    }
+
+    fn unexport(&self, export: &str, force: bool) -> Result<(), Errno> {
+        self.remove(export, force)
+    }
+}
+
+impl ServerSessions for Served {
+    fn sessions(&self) -> Vec<rtrs_tree::ServerSession> {
+        ServerSessions::sessions(&**self.server.rtrs())
+    }
+
+    fn disconnect(&self, path: PathId) -> Result<(), Errno> {
+        ServerSessions::disconnect(&**self.server.rtrs(), path)
+    }
+
+    fn reset(&self, path: PathId, what: rtrs_tree::Stats) {
+        ServerSessions::reset(&**self.server.rtrs(), path, what);
+    }
+}
+
+/// Returns the address of the first path of a session.
+fn client_address(server: &ExportServer, session: &str) -> Option<IpAddr> {
+    let sessions = server.rtrs().sessions();
+    let found = sessions
+        .iter()
+        .find(|info| info.name.as_ref().is_some_and(|name| name.as_str() == session));
+    found.and_then(|info| info.paths.first()).map(|path| path.remote.ip())
+}
+
+/// Returns a text about an export whose file has moved, and what that means.
+fn moved_text(file: &Moved) -> String {
+    let Moved { export, path, missing } = file;
+    let what = match missing {
+        None => "was replaced by another file".to_owned(),
+        Some(Errno::ENOENT | Errno::ENOTDIR) => "is gone".to_owned(),
+        Some(errno) => format!("cannot be read: {errno}"),
+    };
+    format!(
+        "export {export}: {} {what}; the file opened at the start is still served",
+        path.display()
+    )
+}
+
+/// Clients that break rules, or are not admitted: logged at intervals, and counted in between, so
+/// that they cannot fill the log.
+#[derive(Default)]
+struct Offences {
+    told: Option<Instant>,
+    /// Paths of clients that broke rules, paths of those not admitted, connection requests that
+    /// were refused, and those among them for which there was no room.
+    counted: [u64; 4],
+}
+
+impl Offences {
+    /// Shortest time between two lines.
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    fn look(&mut self, now: Instant, server: &ExportServer) -> Option<String> {
+        let counters = server.rtrs().counters();
+        let now_counted = [
+            counters.paths_violated,
+            counters.paths_refused,
+            counters.refused,
+            counters.refused_full,
+        ];
+        if now_counted == self.counted || self.told.is_some_and(|told| now - told < Self::PAUSE) {
+            return None;
+        }
+        self.told = Some(now);
+        let before = std::mem::replace(&mut self.counted, now_counted);
+        let [violated, paths, requests, full] =
+            std::array::from_fn(|at| now_counted[at] - before[at]);
+        let config = server.rtrs().config();
+        let full = (full > 0).then(|| {
+            format!(
+                " ({full} of them because --session-memory is full: it has room for {} of {} MiB)",
+                config.sessions_max(),
+                config.session_bytes() >> 20
+            )
+        });
+        let last = server.rtrs().last_offence().filter(|_| violated + paths > 0);
+        let last = last.map(|last| format!("; the last: {}: {}", last.remote, last.reason));
+        Some(format!(
+            "clients: {violated} paths closed for protocol violations, {paths} not accepted, {requests} connections \
+             refused{}{}",
+            full.unwrap_or_default(),
+            last.unwrap_or_default()
+        ))
+    }
+}
+
+/// Returns the names of the devices that cannot invalidate and renew keys [RT-73].
+fn without_refresh(devices: impl Iterator<Item = DeviceAttr>) -> Vec<String> {
+    devices.filter(|attr| !attr.key_refresh).map(|attr| attr.name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use bowline_roce_driver::{SoftConfig, SoftDevice};
+    use bowline_rtrs_driver::{EngineConfig, PORT};
+
+    use super::*;
+
+    #[test]
+    fn the_parameter_says_what_devices_do_about_keys() {
+        // tests [RS-29] [RT-73]
+        let ip = IpAddr::from([127, 47, 5, 1]);
+        let config = SoftConfig { addrs: vec![ip], ..SoftConfig::default() };
+        let device = Arc::new(SoftDevice::open(config).unwrap());
+        let engine = Engine::new(vec![device], EngineConfig::default()).unwrap();
+        let can = engine.devices()[0].attr();
+        let cannot = DeviceAttr { name: "rxe0".to_owned(), key_refresh: false, ..can.clone() };
+        assert_eq!(without_refresh([can, cannot].into_iter()), ["rxe0"]);
+        let (places, config) = ([SocketAddr::new(ip, PORT)], ServerConfig::default());
+        let served = Served::open(&engine, &places, config, Exports::new(), Vec::new()).unwrap();
+        let shown = |invalidates| {
+            let path = "/module/rtrs_server/parameters/always_invalidate";
+            let config = served.server().rtrs().config();
+            let tree = server_modules(Sys::new(), config, invalidates, None, PORT).tree();
+            tree.read(path).unwrap().to_string()
+        };
+        assert!(served.invalidates());
+        assert_eq!((shown(true), shown(false)), ("Y\n".to_owned(), "N\n".to_owned()));
+        served.server().close();
+        engine.close();
+    }
+}

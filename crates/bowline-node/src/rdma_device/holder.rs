@@ -1,0 +1,106 @@
+//! Which process has the UDP port of a soft RDMA device.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
+
+use super::PORT;
+
+/// A process that has bound the port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number.
+    pub pid: u32,
+    /// The name of its program, as the system shows it.
+    pub name: String,
+}
+
+/// The process that has bound the port of an address, if this user may see it.
+pub fn holder(address: IpAddr) -> Option<Holder> {
+    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
+    let tables: Vec<String> = tables.into_iter().flatten().collect();
+    let inodes: Vec<u64> = tables.iter().flat_map(|table| holding(table, address)).collect();
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    processes.filter_map(|process| owner(&process.path(), &inodes)).next()
+}
+
+/// Tells whether a process, given by its folder in /proc, has one of these sockets open.
+fn owner(process: &Path, inodes: &[u64]) -> Option<Holder> {
+    let pid = process.file_name()?.to_str()?.parse().ok()?;
+    let mut files = fs::read_dir(process.join("fd")).ok()?.flatten();
+    files.find(|file| {
+        let target = fs::read_link(file.path()).unwrap_or_default();
+        let inode = target.to_str().and_then(|text| text.strip_prefix("socket:["));
+        let inode = inode.and_then(|text| text.strip_suffix(']')).and_then(|n| n.parse().ok());
+        inode.is_some_and(|inode| inodes.contains(&inode))
+    })?;
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    Some(Holder { pid, name: name.trim().to_owned() })
+}
+
+/// Sockets of a table of the system that hold the port of an address, or of all addresses.
+fn holding(table: &str, address: IpAddr) -> Vec<u64> {
+    let line = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (at, port) = words.next()?.split_once(':')?;
+        let inode = words.nth(7)?.parse().ok()?;
+        let at = unhex(at)?;
+        let same = at == address || at.is_unspecified();
+        (same && u16::from_str_radix(port, 16) == Ok(PORT)).then_some(inode)
+    };
+    table.lines().filter_map(line).collect()
+}
+
+/// Reads an address of the tables: words of 32 bits in this machine's order.
+fn unhex(text: &str) -> Option<IpAddr> {
+    let word = |n: usize| {
+        let word = u32::from_str_radix(text.get(n * 8..n * 8 + 8)?, 16).ok()?;
+        Some(word.to_ne_bytes())
+    };
+    match text.len() {
+        8 => Some(Ipv4Addr::from(word(0)?).into()),
+        32 => {
+            let mut bytes = [0; 16];
+            for (n, to) in bytes.chunks_mut(4).enumerate() {
+                to.copy_from_slice(&word(n)?);
+            }
+            Some(Ipv6Addr::from(bytes).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_port_is_found() {
+        let socket = UdpSocket::bind(("127.41.90.1", PORT)).unwrap();
+        let me = holder("127.41.90.1".parse().unwrap()).unwrap();
+        assert_eq!(me.pid, std::process::id());
+        assert!(!me.name.is_empty());
+        assert_eq!(holder("127.41.90.2".parse().unwrap()), None);
+        drop(socket);
+        assert_eq!(holder("127.41.90.1".parse().unwrap()), None);
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn the_tables_of_the_system_are_read() {
+        let table = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
+  123: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0 0
+  124: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0 0
+  125: 0100007F:12B8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4713 2 0 0
+";
+        assert_eq!(holding(table, Ipv4Addr::LOCALHOST.into()), [4711, 4712]);
+        assert_eq!(holding(table, Ipv4Addr::new(10, 0, 0, 1).into()), [4712]);
+        let table = "1: 000099FD000000000000000001000000:12B7 0:0 07 0:0 0:0 0 0 0 4714 2 0 0";
+        assert_eq!(holding(table, "fd99::1".parse().unwrap()), [4714]);
+        assert!(holding("1: 01:12B7", Ipv4Addr::LOCALHOST.into()).is_empty());
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests of the device that reach below it, to its sockets.
+
+mod marks;
