@@ -22,7 +22,7 @@ const RECEIVE_TIMEOUT: [c_int; 2] = [20, 66];
 /// Options of SOL_SOCKET that the system has for sockets of any kind, and that an RDS socket makes
 /// nothing of: the descriptor itself keeps them. An option that changes what comes on the
 /// descriptor, as a filter does, is not among them.
-const OF_ANY_SOCKET: [c_int; 18] = [
+const GENERIC_OPTIONS: [c_int; 18] = [
     libc::SO_BSDCOMPAT,
     libc::SO_SNDLOWAT,
     libc::SO_BINDTODEVICE,
@@ -48,8 +48,8 @@ const SO_BUSY_POLL_BUDGET: c_int = 70;
 /// Longest value of such an option that is asked for, bytes.
 const VALUE_MAX: usize = 256;
 
-fn is_of_any_socket(level: c_int, name: c_int) -> bool {
-    level == libc::SOL_SOCKET && OF_ANY_SOCKET.contains(&name)
+fn is_generic(level: c_int, name: c_int) -> bool {
+    level == libc::SOL_SOCKET && GENERIC_OPTIONS.contains(&name)
 }
 
 /// An RDS socket of this process.
@@ -354,7 +354,7 @@ impl<D: Descriptors> Socket<'_, D> {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
-        if is_of_any_socket(level, name) {
+        if is_generic(level, name) {
             return system::set_any_option(self.fd, (level, name), value).map(|()| 0);
         }
         let reach = Reach::for_option(level, name, value);
@@ -382,7 +382,7 @@ impl<D: Descriptors> Socket<'_, D> {
         name: c_int,
         room: usize,
     ) -> Result<(Vec<u8>, c_int, c_int), c_int> {
-        if is_of_any_socket(level, name) {
+        if is_generic(level, name) {
             let mut value = vec![0; room.min(VALUE_MAX)];
             let len = system::get_any_option(self.fd, (level, name), &mut value)?;
             value.truncate(len);

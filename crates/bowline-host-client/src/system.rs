@@ -540,10 +540,10 @@ pub(crate) fn set_any_option(
 /// Copies bytes that a program points at.
 ///
 /// # Safety
-/// The program promises that they are there, and is told where they are not.
+/// The program promises that they are there; where the kernel checks, this fails if they are not.
 ///
 /// # Errors
-/// EFAULT where there are none.
+/// EFAULT where nothing is mapped.
 pub unsafe fn read_of_program(at: *const c_void, to: &mut [u8]) -> Result<(), c_int> {
     match own::read(getpid(), at.expose_provenance() as u64, to) {
         Ok(()) => Ok(()),

@@ -58,7 +58,8 @@ pub const OFFER_LEN: usize = 32;
 /// Most fill tokens on a socket. It has as little room as the system lets it have: two take it.
 pub const FILL_MAX: usize = 3;
 
-const _: () = assert!(FILL_MAX * FILL_TOKEN_LEN < OFFER_LEN, "an offer is told by its length");
+const _: () =
+    assert!(FILL_MAX * FILL_TOKEN_LEN < OFFER_LEN, "an offer is recognized by its length");
 
 const OFFER: &[u8; OFFER_LEN - 4] = b"bowline: here is a channel\0\0";
 

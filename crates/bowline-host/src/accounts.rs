@@ -75,8 +75,8 @@ impl std::fmt::Display for Refused {
             Self::Writing { process } => {
                 return write!(
                     f,
-                    "wrote to the descriptor of a socket past the library, which was closed since \
-                     that cannot be sent: process {process}"
+                    "wrote to the descriptor of a socket past the library; such bytes are not sent, \
+                     and the socket was closed: process {process}"
                 );
             }
         })

@@ -168,7 +168,7 @@ impl Options {
                         rds(core.set_zerocopy(id, value != 0))?;
                     }
                     SO_REUSEPORT | SO_PEEK_OFF => return Err(Errno::EOPNOTSUPP),
-                    // Nobody else may look at what a filter leaves, so there are none.
+                    // Nobody else may look at what a filter leaves, so filters are refused.
                     SO_ATTACH_FILTER => return Err(Errno::EINVAL),
                     SO_ATTACH_BPF if bytes_given != size_of::<i32>() => return Err(Errno::EINVAL),
                     SO_ATTACH_BPF => return Err(Errno::EBADF),
@@ -298,7 +298,7 @@ impl Options {
                     SO_SNDTIMEO | SO_SNDTIMEO_NEW => timeval(self.send_timeout),
                     SO_LINGER => self.linger.map(i32::to_ne_bytes).concat(),
                     SO_PEERCRED => NO_CREDENTIALS.map(i32::to_ne_bytes).concat(),
-                    // The length of a filter, of which there is none.
+                    // The length of the filter: no socket has one.
                     SO_ATTACH_FILTER => Vec::new(),
                     SO_PEERNAME => {
                         let name = core.peer_addr(id).map_err(|e| e.errno())?;

@@ -284,7 +284,7 @@ impl<O: Outside> Core<O> {
     }
 
     /// Closes a socket at an address whose last descriptor was closed before this request was made:
-    /// the system tells of both in any order. Returns whether there was one.
+    /// the system reports both in any order. Returns whether there was one.
     fn close_ended(&mut self, name: SocketAddr) -> bool {
         let is_there = |socket: &HostSocket<O>| {
             let own = self.rds.with_core(|core, _| core.local_addr(socket.id));

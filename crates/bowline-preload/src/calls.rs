@@ -114,7 +114,7 @@ functions! {
 }
 
 /// A node hears of the last `close` of a socket a moment after it, and may have held one of its
-/// descriptors meanwhile; a kernel's is closed when the call returns.
+/// descriptors until then; a kernel's is closed when the call returns.
 fn bind_to(rds: &Rds, name: &[u8]) -> Result<c_int, c_int> {
     const TRIES: usize = 10;
     for _ in 0..TRIES {
@@ -614,7 +614,7 @@ unsafe fn forget_descriptors(msg: *mut msghdr) {
 }
 
 /// Requests that a unix socket answers and an RDS socket does not: FIONREAD, SIOCOUTQ, SIOCATMARK.
-const OF_UNIX_SOCKETS: [c_int; 3] = [0x541b, 0x5411, 0x8905];
+const UNIX_ONLY: [c_int; 3] = [0x541b, 0x5411, 0x8905];
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(
@@ -625,7 +625,7 @@ pub unsafe extern "C-unwind" fn ioctl(
     let number = request as c_int;
     match table::find(fd) {
         Some(Err(errno)) => fail(errno),
-        Some(Ok(_)) if OF_UNIX_SOCKETS.contains(&number) => fail(libc::ENOTTY),
+        Some(Ok(_)) if UNIX_ONLY.contains(&number) => fail(libc::ENOTTY),
         Some(Ok(rds)) if [SIOCRDSSETTOS, SIOCRDSGETTOS].contains(&number) => {
             int(unsafe { type_of_service(&rds, number, arg) })
         }

@@ -192,7 +192,7 @@ fn splice_from(
 
 /// Where a call goes whose arguments nobody knows but the C library: to its function of this name,
 /// or nowhere.
-macro_rules! of_any_arguments {
+macro_rules! variadic {
     ($name:ident, $target:ident) => {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
@@ -216,6 +216,6 @@ macro_rules! of_any_arguments {
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-of_any_arguments!(dprintf, dprintf_target);
+variadic!(dprintf, dprintf_target);
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-of_any_arguments!(__dprintf_chk, dprintf_chk_target);
+variadic!(__dprintf_chk, dprintf_chk_target);

@@ -52,8 +52,8 @@ fn real() -> *mut c_void {
 /// The object that has an address: where it begins, and its path.
 fn object(at: *const c_void) -> Option<libc::Dl_info> {
     let mut found: libc::Dl_info = unsafe { core::mem::zeroed() };
-    let told: c_int = unsafe { libc::dladdr(at, &raw mut found) };
-    (told != 0).then_some(found)
+    let is_found: c_int = unsafe { libc::dladdr(at, &raw mut found) };
+    (is_found != 0).then_some(found)
 }
 
 unsafe extern "C" fn by_handle(handle: *mut c_void, name: *const c_char) -> *mut c_void {

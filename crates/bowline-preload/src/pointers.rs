@@ -92,7 +92,7 @@ impl Name {
     /// The name of a message.
     ///
     /// # Safety
-    /// The name is readable for so many bytes, unless [`check`] finds that it is nowhere.
+    /// The name is readable for `len` bytes, unless [`check`] finds that it is nowhere.
     ///
     /// # Errors
     /// As [`loaded`](Self::loaded).

@@ -65,7 +65,7 @@ fn comes() {
 }
 
 extern "C" fn goes() {
-    // A process that was made meanwhile has begun anew.
+    // A process that was made since then has begun at 0.
     let _ = VISITORS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
 }
 
@@ -111,7 +111,7 @@ extern "C" fn vfork_fails(errno: c_int) {
     fail(errno);
 }
 
-/// The child has the stack as well: where the call returns to is in a register meanwhile.
+/// The child has the stack as well: the return address is in a register until then.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

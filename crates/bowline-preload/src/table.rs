@@ -99,8 +99,8 @@ fn find_slowly(fd: c_int, word: u64) -> Option<Result<Rds, c_int>> {
 pub(crate) fn is_something_else(fd: c_int) -> bool {
     let kept = KeptErrno::new();
     // Errors of sockets that are well.
-    let usual = [libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::ENOBUFS];
-    if usual.contains(&kept.value()) || is_socket_of_node(fd) {
+    let harmless = [libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::ENOBUFS];
+    if harmless.contains(&kept.value()) || is_socket_of_node(fd) {
         return false;
     }
     forget(fd);

@@ -148,7 +148,7 @@ fn a_c_program_links_with_the_library() {
 
 // what no library sees is never taken for sent
 #[test]
-fn what_is_written_past_the_library_closes_the_socket_and_is_told() {
+fn what_is_written_past_the_library_closes_the_socket_and_is_reported() {
     let scene = Scene::new();
     let Some(program) = scene.compiles("past.c", &[]) else {
         return skipped::because("there is no C compiler");
@@ -156,9 +156,9 @@ fn what_is_written_past_the_library_closes_the_socket_and_is_told() {
     let past = scene.command(program.to_str().unwrap()).arg(&scene.addresses[0]).spawn().unwrap();
     let process = past.id().cast_signed();
     finish(past, "past.c");
-    let told = scene.refusals();
-    let of_it = told.iter().filter(|one| one.what == Refused::Writing { process });
-    assert_eq!(of_it.map(|one| one.count).sum::<u64>(), 4, "{told:?}");
+    let refusals = scene.refusals();
+    let its = refusals.iter().filter(|one| one.what == Refused::Writing { process });
+    assert_eq!(its.map(|one| one.count).sum::<u64>(), 4, "{refusals:?}");
     scene.is_empty_again();
 }
 

@@ -35,8 +35,8 @@ pub(super) fn of(program: &Path) -> io::Result<Libc> {
         match script(&start) {
             Some(next) => program = next,
             None => {
-                let libc = of_binary(&file, &start);
-                return Ok(if libc == Libc::None { of_name(&program) } else { libc });
+                let libc = from_binary(&file, &start);
+                return Ok(if libc == Libc::None { from_name(&program) } else { libc });
             }
         }
     }
@@ -45,7 +45,7 @@ pub(super) fn of(program: &Path) -> io::Result<Libc> {
 
 /// The C library of a program that names no loader: one that is a loader itself, as
 /// `ld-linux-x86-64.so.2 PROGRAM`, loads what it is given.
-fn of_name(program: &Path) -> Libc {
+fn from_name(program: &Path) -> Libc {
     let begins = |text: &str| {
         let name = program.file_name().unwrap_or_default();
         name.as_bytes().starts_with(text.as_bytes())
@@ -67,7 +67,7 @@ fn script(start: &[u8]) -> Option<PathBuf> {
 }
 
 /// Looks for the interpreter that a 64-bit ELF program names.
-fn of_binary(file: &File, start: &[u8]) -> Libc {
+fn from_binary(file: &File, start: &[u8]) -> Libc {
     const PT_INTERP: u32 = 3;
     if !start.starts_with(b"\x7fELF\x02") {
         return Libc::Other;

@@ -88,7 +88,7 @@ fn find(name: &OsStr) -> Outcome<PathBuf> {
     found.ok_or_else(|| Failure::failed(format!("{}: no such command", path.display())))
 }
 
-/// The first that is a file which this process may start, as `execvp` goes on to the next folder.
+/// The first that is a file which this process may start: `execvp`, too, tries the next folder.
 fn first_program(mut places: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
     places.find(|place| place.is_file() && access(place, Access::EXEC_OK).is_ok())
 }
