@@ -15,7 +15,7 @@ use bowline_host::core::{
     Arrival, Bell, Caller, Credentials, Descriptor, HeapMemory, Opened, Outside, Owner,
     ProcessMemory, Rds, SharedMemory, Shown,
 };
-use bowline_host_wire::{Area, ChannelId, SocketHandle};
+use bowline_host_wire::{Area, ChannelId, FILL_TOKEN_LEN, SocketHandle};
 use bowline_rds::{
     Error as CoreError, Interest, Node, Output, Readiness, Received, RecvOpts, SendMsg, Sent,
     SocketId,
@@ -376,6 +376,10 @@ impl Descriptor for SimDescriptor {
         self.shared.interleave();
         let end = self.socket()?;
         let taken = end.receive(to.len()).map_err(Errno)?;
+        let is_fill = taken.bytes.is_empty() || taken.bytes.len() == FILL_TOKEN_LEN;
+        if self.shared.sabotage == Some(Sabotage::TakeForFill) && end.is_packet() && !is_fill {
+            return Err(Errno::EAGAIN);
+        }
         to[..taken.bytes.len()].copy_from_slice(&taken.bytes);
         let own = |fd| Self { fd, shared: Rc::clone(&self.shared) };
         Ok(Arrival {

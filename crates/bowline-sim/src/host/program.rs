@@ -11,7 +11,7 @@ use super::plan::ProcessPlan;
 use super::process::Process;
 use super::shared::Shared;
 use super::world::Hosts;
-use crate::engine::queue::MS;
+use crate::engine::queue::{MS, SEC};
 
 const EINTR: i32 = 4;
 const ENOBUFS: i32 = 105;
@@ -22,6 +22,9 @@ const EBADF: i32 = 9;
 const EIO: i32 = 5;
 /// Attempts to have a socket, where a quota is in the way.
 const ATTEMPTS: u32 = 5;
+/// How long a socket that was written to past the library stays open at most: the node leaves what
+/// comes on a full one for 10 s.
+const CLOSES: u64 = 11 * SEC;
 /// Words of the shared memory in front of the rings.
 const WORDS: [usize; 17] =
     [64, 72, 80, 128, 192, 200, 208, 256, 264, 272, 320, 328, 512, 520, 528, 536, 576];
@@ -162,7 +165,11 @@ impl Program {
         }
         if shared.chance(self.plan.lies) {
             self.lied = true;
-            self.lie(&socket);
+            if shared.chance(200) {
+                self.write_past(&socket).await;
+            } else {
+                self.lie(&socket);
+            }
             return Ok(());
         }
         if shared.chance(self.plan.forks) {
@@ -277,6 +284,24 @@ impl Program {
         let lies = if self.lied { self.plan.lies } else { 0 };
         let plan = ProcessPlan { calls, dies_at, ends, lies, forks: 0, ..self.plan.clone() };
         start(shared, &self.client.hosts, plan, self.sockets.clone());
+    }
+
+    /// Writes to the descriptor of a socket, as by a system call that no library sees: the node
+    /// closes the socket, since these bytes are not sent.
+    async fn write_past(&self, socket: &Socket) {
+        let shared = self.shared();
+        shared.judge.borrow_mut().socket(socket.number).is_spoiled = true;
+        let len = 1 + shared.below(40) as usize;
+        if socket.end.send(&vec![b'!'; len], &[]).is_err() {
+            return;
+        }
+        shared.hit("a program does", "write past the library");
+        let limit = shared.now.get() + CLOSES;
+        let end = Rc::clone(&socket.end);
+        self.client.process.until("the end of a socket", Some(limit), move || end.is_over()).await;
+        if !socket.end.is_over() {
+            shared.fail(|| format!("{} is written to and stays open", socket.addr));
+        }
     }
 
     /// Writes to shared memory what must not be there.

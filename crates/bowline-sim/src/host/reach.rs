@@ -3,7 +3,7 @@
 use crate::engine::coverage::Coverage;
 
 /// What a process that is killed is at.
-const KILLED: [&str; 19] = [
+const KILLED: [&str; 20] = [
     "running",
     "greeting",
     "open",
@@ -23,6 +23,7 @@ const KILLED: [&str; 19] = [
     "flush",
     "time",
     "a node",
+    "the end of a socket",
 ];
 
 pub(super) fn declare(coverage: &mut Coverage) {
@@ -35,6 +36,7 @@ pub(super) fn declare(coverage: &mut Coverage) {
         "interrupt a call",
         "connect a socket",
         "change a buffer",
+        "write past the library",
     ];
     coverage.declare("a program does", &does);
     coverage.declare("a send is", &["refused", "given up", "interrupted"]);

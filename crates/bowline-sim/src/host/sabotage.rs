@@ -40,6 +40,8 @@ pub(crate) enum Sabotage {
     NoQuota,
     /// A channel is lost when a node hands over.
     LoseChannel,
+    /// The node takes what a program writes past the library for a fill token.
+    TakeForFill,
 }
 
 #[cfg(test)]
@@ -50,7 +52,7 @@ mod tests {
     use crate::engine::simulator::run_seed;
     use crate::engine::simulator::tests::{assert_found, seeds_to_find};
 
-    const ALL: [Sabotage; 18] = [
+    const ALL: [Sabotage; 19] = [
         Sabotage::LoseToken,
         Sabotage::DumbBell,
         Sabotage::LoseEvent,
@@ -69,6 +71,7 @@ mod tests {
         Sabotage::NoDeadlines,
         Sabotage::NoQuota,
         Sabotage::LoseChannel,
+        Sabotage::TakeForFill,
     ];
     /// First of the seeds of these tests, and how many of them find a mistake at most.
     const SEEDS: u64 = 500_000;
