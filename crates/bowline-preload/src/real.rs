@@ -86,9 +86,9 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// The body of a function that continues in another one with all arguments, whatever they are, and at
-/// the place that it was called from. `$target` gets the first of them and returns the address of
-/// that function, or null: then this one returns -1.
+/// The body of a function that continues in another one with all arguments, whatever they are, and
+/// at the place that it was called from. `$target` gets the first of them and returns the address
+/// of that function, or null: then this one returns -1.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump_or_fail {
     ($target:path) => {
