@@ -9,6 +9,8 @@ const PAGES: [&str; 2] = ["README.md", "ARCHITECTURE.md"];
 const BENCH: &str = "bench/README.md";
 /// The page with the table of threads.
 const THREADS: &str = "ARCHITECTURE.md";
+/// The heading of its section.
+const THREAD_TABLE: &str = "### Threads";
 /// What stands before the name of a thread in the code, white space left out.
 const NAMED: [&str; 4] =
     ["Builder::new().name(\"", "named(\"bowline-", ".spawn(\"bowline-", "Acceptor::open(\""];
@@ -31,6 +33,7 @@ pub(crate) fn check() -> Outcome {
     let missing = notes(&names).filter(|note| !text.contains(&format!("]({note})")));
     problems.extend(missing.map(|note| format!("{BENCH} does not link {note}")));
     let text = page(THREADS);
+    let text = first_cells(section(&text, THREAD_TABLE));
     for name in names.iter().filter(|name| is_production_code(name)) {
         let missing = threads(&page(name)).into_iter().filter(|thread| !text.contains(thread));
         problems
@@ -69,6 +72,22 @@ fn threads(code: &str) -> Vec<String> {
     all
 }
 
+/// The part of a page from a heading to the next one; nothing where the heading is missing.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let begin = page.find(&format!("\n{heading}\n")).map(|at| at + heading.len() + 1);
+    let rest = begin.map_or("", |at| &page[at..]);
+    rest.find("\n#").map_or(rest, |end| &rest[..end])
+}
+
+/// The first cells of the rows of tables, and what is in no table.
+fn first_cells(text: &str) -> String {
+    let first = |line: &str| match line.strip_prefix('|') {
+        Some(row) => row.split('|').next().unwrap_or_default().to_owned(),
+        None => line.to_owned(),
+    };
+    text.lines().map(first).collect::<Vec<_>>().join("\n")
+}
+
 /// Tells whether a text has the name of a crate, and not only a longer one that begins with it.
 fn names_crate(text: &str, krate: &str) -> bool {
     let goes_on = |rest: &str| rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-');
@@ -101,6 +120,18 @@ mod tests {
                 fn b() { Builder::new().name(\"test\"); }
             }";
         assert_eq!(threads(code), ["`log`", "`bowline-rtrs`", "`bowline-nbd`"]);
+    }
+
+    #[test]
+    fn a_thread_is_named_by_the_first_cell_of_its_row() {
+        assert_eq!(first_cells("| `a`, `b` | of `c` |\nalso `d`"), " `a`, `b` \nalso `d`");
+    }
+
+    #[test]
+    fn a_section_ends_at_the_next_heading() {
+        let page = "# a\n`log`\n### Threads\n`map`\n### b\n`top`\n";
+        assert_eq!(section(page, "### Threads").trim(), "`map`");
+        assert_eq!(section(page, "### Locks"), "");
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! The lock is never held over a system call that waits for somebody. A few are made under it:
 //! reading how much TCP has acknowledged, writes to event descriptors, closing what ends with the
 //! node, and what ends with the last use of memory for RDMA (its registration at the device, and a
-//! message to the program whose it is). A node that hands over writes its state down under it.
+//! message to the program that owns it). A node that hands over writes its state down under it.
 //! ARCHITECTURE.md, "Threads and locks", has the order of all locks.
 //!
 //! A process must not `fork` and go on using a driver in the child: the background thread exists
