@@ -183,8 +183,8 @@ fn a_client_that_wants_something_else_than_the_server_is_told_both() {
     let server = serve(&folder, &words, "127.41.30.1");
     let client = ["perf", "-c", "127.41.30.1", "-I", "127.41.30.2", "--mtu", "1024"];
     let words = [&client[..], &["--size", "64", "-n", "20"]].concat();
-    run(&folder, &words).exits(1).complains(&["127.41.30.1:7174 refused: tell both sides the same: \
-        the server has --op read --size 1048576 --count 50 --depth 4, the client --op write --size 64 \
+    run(&folder, &words).exits(1).complains(&["127.41.30.1:7174 refused: give both sides the same \
+        options: the server has --op read --size 1048576 --count 50 --depth 4, the client --op write --size 64 \
         --count 20 --depth 64"]);
     let same = ["--op", "read", "--size", "1m", "--depth", "4"];
     let words = [&client[..], &same, &["--duration", "5"]].concat();
@@ -207,7 +207,7 @@ fn what_makes_no_sense_is_not_measured() {
         (&["--duration", "0"], "at least 1 ms"),
         (&["--count", "5", "--duration", "1"], "cannot be used with"),
         (&["--size", "65m"], "above"),
-        (&["--op", "atomic", "--size", "16"], "atomics are of 8 bytes"),
+        (&["--op", "atomic", "--size", "16"], "atomics have 8 bytes"),
         (&["--depth", "0"], "between 1 and 4096"),
         (&["--mtu", "1500"], "not 256, 512, 1024, 2048 or 4096"),
         (&["--persistent"], "cannot be used with"),
@@ -223,7 +223,7 @@ fn requests_are_shown_and_refused() {
     let mut looker = serve_nobody(&folder, &["cm-listen", "--count", "2"], "127.41.32.1");
     for (word, data) in [("rping", "no data"), ("perf", "data 62777066")] {
         let done = run(&folder, &[word, "-c", "127.41.32.1", "-I", "127.41.32.2"]).exits(1);
-        assert!(done.err.contains("refused: bowline cm-listen only looks"), "{done:?}");
+        assert!(done.err.contains("refused: bowline cm-listen only listens"), "{done:?}");
         looker.expect(data);
     }
     assert!(looker.said().contains("127.41.32.2:"), "{}", looker.said());

@@ -73,7 +73,7 @@ fn a_node_that_ends_ends_it_with_an_error() {
     let mut top = start(&folder, &["top", "-d", "0.1"]);
     top.expect("127.48.14.1");
     drop(node);
-    top.finish().exits(1).complains(&["the connection", "look at its output"]);
+    top.finish().exits(1).complains(&["broke off", "look at its output"]);
 }
 
 /// Runs a command line in a terminal of its own; `then` is done once the first view is there, with

@@ -152,11 +152,11 @@ impl Client {
         })
     }
 
-    /// Returns the failure for a missing file that every node serves: the process is no node.
+    /// Returns the failure for a missing file that every node serves: the process is not a node.
     fn refused(&self, file: &str, errno: Errno) -> Failure {
         let path = self.path.display();
         Failure::failed(format!(
-            "the process on {path} is no node: {NODE}/{file}: {}; choose a node with --control \
+            "the process on {path} is not a node: {NODE}/{file}: {}; choose a node with --control \
              PATH",
             errno.strerror()
         ))

@@ -52,7 +52,7 @@ impl InheritedState {
     pub(super) fn announce(&self) {
         match &self.source {
             StateSource::OtherNode(_, place) => {
-                say!("taking the place of the node that served programs at {}", place.display());
+                say!("replacing the node that served programs at {}", place.display());
             }
             StateSource::FdStore => say!("going on with the programs of before"),
             StateSource::Reclaimed => {}
