@@ -2,26 +2,27 @@
 //! that end. No descriptor, thread or clock is in here: it reaches those by [`Outside`], which the
 //! host implements with the system's, and the simulator (`bowline_sim::host`) with its own.
 
+mod outside;
+mod parts;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasherDefault, DefaultHasher};
-use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, SystemTime};
+use std::task::Waker;
+use std::time::Duration;
 
 use bowline_base::{Errno, Instant};
 use bowline_host_wire::{
-    Area, ChannelId, Frame, NodeId, Op, RING_MESSAGE_MAX, Reply, SocketHandle, VERSION,
+    ChannelId, Frame, NodeId, Op, RING_MESSAGE_MAX, Reply, SocketHandle, VERSION,
 };
-use bowline_rds::{Interest, Node, Readiness, Received, RecvOpts, SendMsg, SocketId};
-use bowline_rds_driver::{Error, RdmaMemory};
-use serde::{Serialize, de::DeserializeOwned};
+use bowline_rds::SocketId;
 
+pub use self::outside::{Arrival, Descriptor, Opened, Outside, Rds, SharedMemory};
+pub use self::parts::{ChannelPart, Parts, SocketPart};
 use crate::accounts::{Accounts, Charge};
 pub use crate::caller::{Caller, Credentials};
-use crate::channel::{Channel, SavedChannel, Waiting};
+use crate::channel::{Channel, Waiting};
 pub use crate::closer::Owner;
 pub use crate::heap::HeapMemory;
 use crate::policy::{Policy, Quota};
@@ -29,7 +30,7 @@ pub use crate::rdma::{ProcessMemory, Shown};
 pub use crate::ready::Bell;
 use crate::ready::{Ready, SocketWaker};
 use crate::requests::{Answer, Outcome};
-use crate::socket::{HostSocket, Offer, SavedSocket};
+use crate::socket::{HostSocket, Offer};
 
 /// Nothing is taken of who sends it, for now.
 pub const EDQUOT: Errno = Errno(122);
@@ -50,246 +51,6 @@ const REQUESTS: usize = 64;
 const STUFFED: Duration = Duration::from_secs(60);
 /// How often the server looks at what tells nobody of itself, and its longest sleep.
 pub const LOOK: Duration = Duration::from_millis(200);
-
-/// What the server's logic needs from outside.
-pub trait Outside: Sized {
-    /// The RDS node.
-    type Rds: Rds;
-    /// A descriptor that programs have a hand in: the node's end of a channel or socket, or what
-    /// came with a request.
-    type Descriptor: Descriptor<Given = Self::Given>;
-    /// A descriptor that is given to a program.
-    type Given;
-    /// Memory that a socket shares with programs.
-    type Memory: SharedMemory<Given = Self::Given>;
-    /// What wakes the server.
-    type Bell: Bell;
-
-    /// The time.
-    fn now(&self) -> Instant;
-
-    /// A number that nobody guesses.
-    fn random(&self) -> u64;
-
-    /// Tells whether nothing is to be taken of a user.
-    fn is_behind(&self, owner: Owner) -> bool;
-
-    /// Makes the descriptors of a new socket, and its memory.
-    ///
-    /// # Errors
-    /// Errors of the system: no descriptors or memory left.
-    fn open(&self) -> Result<Opened<Self>, Errno>;
-
-    /// Has [`Core::channel_event`] called when something happens on a channel.
-    ///
-    /// # Errors
-    /// No memory left.
-    fn watch_channel(&self, number: ChannelId, stream: &Self::Descriptor) -> Result<(), Errno>;
-
-    /// Has [`Core::socket_event`] called when something happens on a socket.
-    ///
-    /// # Errors
-    /// No memory left.
-    fn watch_socket(&self, handle: SocketHandle, end: &Self::Descriptor) -> Result<(), Errno>;
-
-    /// Ends that.
-    fn unwatch(&self, descriptor: &Self::Descriptor);
-
-    /// The memory that a process shows by a descriptor.
-    ///
-    /// # Errors
-    /// EBADF for another descriptor.
-    fn process_memory(
-        &self,
-        descriptor: Self::Descriptor,
-        shown: &Shown<'_>,
-    ) -> Result<ProcessMemory, Errno>;
-
-    /// Another node asks on this channel, over what becomes the connection to it, that everything
-    /// be handed over. The numbers are the versions that it speaks.
-    ///
-    /// # Errors
-    /// The error to answer.
-    fn name_successor(
-        &self,
-        stream: &Self::Descriptor,
-        asked: (i32, i32, i64),
-    ) -> Result<(), Errno>;
-
-    /// Between two steps that a program may see apart; for the simulator.
-    #[inline]
-    fn pause(&self) {}
-}
-
-/// A new socket.
-pub struct Opened<O: Outside> {
-    /// The node's end.
-    pub end: O::Descriptor,
-    /// The system's number of the program's end.
-    pub cookie: u64,
-    /// What both share.
-    pub memory: O::Memory,
-    /// The program's end, and the memory for it.
-    pub given: Vec<O::Given>,
-}
-
-/// The RDS node, as the server uses it. Calls never wait: those that a task waits for wake it when
-/// another attempt may succeed.
-pub trait Rds {
-    /// Calls a function with the node and the time.
-    fn with_core<R>(&self, f: impl FnOnce(&mut Node, Instant) -> R) -> R;
-
-    /// Sends a message, if there is room.
-    ///
-    /// # Errors
-    /// Those of the node.
-    fn send(&self, id: SocketId, msg: &SendMsg<'_>) -> Result<usize, Error>;
-
-    /// Sends a message when there is room.
-    fn poll_send(
-        &self,
-        id: SocketId,
-        msg: &SendMsg<'_>,
-        cx: &Context<'_>,
-    ) -> Poll<Result<usize, Error>>;
-
-    /// Takes a message or a notification.
-    fn poll_recv(
-        &self,
-        id: SocketId,
-        opts: RecvOpts,
-        cx: &Context<'_>,
-    ) -> Poll<Result<Received, Error>>;
-
-    /// Lends messages to `put`, which takes or leaves them.
-    fn poll_lend(
-        &self,
-        id: SocketId,
-        cx: &Context<'_>,
-        put: impl FnMut(SocketAddr, usize, &mut dyn Iterator<Item = &[u8]>) -> bool,
-    ) -> Poll<Result<usize, Error>>;
-
-    /// Waits until a socket is ready for something.
-    fn poll_ready(
-        &self,
-        id: SocketId,
-        interest: Interest,
-        cx: &Context<'_>,
-    ) -> Poll<Result<Readiness, Error>>;
-
-    /// Waits until everything is acknowledged.
-    fn poll_flush(&self, id: SocketId, cx: &Context<'_>) -> Poll<Result<(), Error>>;
-
-    /// Binds a socket.
-    ///
-    /// # Errors
-    /// Those of the node.
-    fn bind(&self, id: SocketId, name: SocketAddr) -> Result<(), Error>;
-
-    /// Closes a socket.
-    fn close(&self, id: SocketId);
-
-    /// Lets peers use memory.
-    ///
-    /// # Errors
-    /// Those of the node and of the device.
-    fn rdma_register(
-        &self,
-        id: SocketId,
-        memory: &Arc<RdmaMemory>,
-        part: Range<usize>,
-        peer: Option<IpAddr>,
-        use_once: bool,
-    ) -> Result<u64, Error>;
-
-    /// Takes memory back.
-    ///
-    /// # Errors
-    /// Those of the node.
-    fn rdma_free(&self, id: SocketId, cookie: u64) -> Result<(), Error>;
-
-    /// The calendar's time of a moment.
-    fn wall_clock(&self, at: Instant) -> SystemTime;
-}
-
-/// A descriptor that programs have a hand in. Nothing here waits.
-pub trait Descriptor: Sized {
-    /// What is sent along.
-    type Given;
-
-    /// Sends bytes, and descriptors with the first of them.
-    ///
-    /// # Errors
-    /// EAGAIN when there is no room; those of the system.
-    fn send(&self, bytes: &[u8], given: &[Self::Given]) -> Result<usize, Errno>;
-
-    /// Receives what is there. Where the system does not say who has sent it, that was `otherwise`.
-    ///
-    /// # Errors
-    /// EAGAIN when there is nothing; EDQUOT for what somebody sends of whom nothing is taken now;
-    /// those of the system.
-    fn receive(&self, to: &mut [u8], otherwise: Owner) -> Result<Arrival<Self>, Errno>;
-
-    /// Tells whether the other end has read everything.
-    fn is_all_read(&self) -> bool;
-
-    /// Bytes of the next messages that came.
-    fn unread(&self) -> u64;
-
-    /// Tells whether the last descriptor of the other end was closed.
-    fn has_ended(&self) -> bool;
-
-    /// Prepares the end of a channel.
-    ///
-    /// # Errors
-    /// Those of the system.
-    fn prepare(&self) -> Result<(), Errno>;
-
-    /// The system's number of a socket.
-    ///
-    /// # Errors
-    /// It is none.
-    fn cookie(&self) -> Result<u64, Errno>;
-
-    /// Tells whether there is a request that takes such a descriptor.
-    fn may_be_wanted(&self) -> bool;
-
-    /// Who offers it as a channel, if that is who has made it.
-    fn offered_by(&self, sender: Credentials) -> Option<Caller>;
-
-    /// The same, as another's.
-    #[must_use]
-    fn owned_by(self, owner: Owner) -> Self;
-
-    /// Ends a connection, which its other end learns of at once.
-    fn end(self);
-}
-
-/// What came.
-#[derive(Debug)]
-pub struct Arrival<D> {
-    /// Bytes of it.
-    pub len: usize,
-    /// As those of whoever has sent them.
-    pub descriptors: Vec<D>,
-    /// Who has sent it, if the socket asks for that.
-    pub sender: Option<Credentials>,
-}
-
-/// Memory of a socket, as long as this is there.
-pub trait SharedMemory {
-    /// What programs get of it.
-    type Given;
-
-    /// Where it is.
-    fn area(&self) -> Area;
-
-    /// A descriptor for a program.
-    ///
-    /// # Errors
-    /// No descriptors left.
-    fn share(&self) -> Result<Self::Given, Errno>;
-}
 
 /// The server of one node.
 pub struct Core<O: Outside> {
@@ -818,146 +579,6 @@ pub struct SocketView {
     pub has_work: bool,
     /// Channels whose requests wait for room to send.
     pub senders: usize,
-}
-
-/// What programs have of a server that is taken apart, for another that resumes in its place.
-pub struct Parts<O: Outside> {
-    /// Number of the next channel.
-    pub next: ChannelId,
-    /// Its channels.
-    pub channels: Vec<ChannelPart<O>>,
-    /// Its sockets.
-    pub sockets: Vec<SocketPart<O>>,
-}
-
-/// A channel of a server that is taken apart.
-pub struct ChannelPart<O: Outside> {
-    pub(crate) number: ChannelId,
-    /// The node's end.
-    pub stream: O::Descriptor,
-    /// What came with a request.
-    pub descriptor: Option<O::Descriptor>,
-    /// Sockets that it may name.
-    pub(crate) known: Set<SocketHandle>,
-    pub(crate) state: SavedChannel,
-}
-
-/// A socket of a server that is taken apart.
-pub struct SocketPart<O: Outside> {
-    pub(crate) handle: SocketHandle,
-    /// The node's end.
-    pub end: O::Descriptor,
-    /// Its memory.
-    pub memory: O::Memory,
-    pub(crate) state: SavedSocket,
-}
-
-impl<O: Outside> Parts<O> {
-    /// The same after its state was written and read again, as another process gets it; `None` when
-    /// that does not succeed.
-    #[must_use]
-    pub fn copied(self) -> Option<Self> {
-        fn copy<T: Serialize + DeserializeOwned>(state: &T) -> Option<T> {
-            rmp_serde::from_slice(&rmp_serde::to_vec_named(state).ok()?).ok()
-        }
-        let mut parts = Self { channels: Vec::new(), sockets: Vec::new(), ..self };
-        for part in self.channels {
-            parts.channels.push(ChannelPart { state: copy(&part.state)?, ..part });
-        }
-        for part in self.sockets {
-            parts.sockets.push(SocketPart { state: copy(&part.state)?, ..part });
-        }
-        Some(parts)
-    }
-}
-
-impl<O: Outside> Core<O> {
-    /// Takes apart what programs have of this server.
-    pub fn take_apart(mut self) -> Parts<O> {
-        let mut parts = Parts { next: self.next, channels: Vec::new(), sockets: Vec::new() };
-        for (number, channel) in self.channels {
-            let state = channel.saved();
-            let (stream, descriptor) = channel.into_descriptors();
-            let known = self.known.remove(&number).unwrap_or_default();
-            parts.channels.push(ChannelPart { number, stream, descriptor, known, state });
-        }
-        for (handle, (socket, _)) in self.sockets {
-            // Whoever pushes from now on says so in the channel.
-            socket.rings.set_asleep(true);
-            let state = socket.saved();
-            let (end, memory) = socket.into_parts();
-            parts.sockets.push(SocketPart { handle, end, memory, state });
-        }
-        parts
-    }
-
-    /// Resumes what another server had. A socket or channel that cannot be taken is closed: its
-    /// user may not have it any more, or there is no memory left.
-    pub fn resume(&mut self, parts: Parts<O>) {
-        self.next = parts.next;
-        for part in parts.sockets {
-            let id = part.state.id;
-            if self.resume_socket(part).is_err() {
-                self.rds.close(id);
-            }
-        }
-        for part in parts.channels {
-            let number = part.number;
-            if self.resume_channel(part).is_err() {
-                self.end_channel(number);
-            }
-        }
-        let lost = |channel: &Channel<O::Descriptor>| {
-            channel.waiting.is_some_and(|waiting| !self.sockets.contains_key(&waiting.handle))
-        };
-        let waiting = self.channels.iter().filter(|(_, channel)| lost(channel));
-        for number in waiting.map(|(number, _)| *number).collect::<Vec<_>>() {
-            if !self.end_wait(number, Errno::EBADF) {
-                self.end_channel(number);
-            }
-        }
-        let handles: Vec<SocketHandle> = self.sockets.keys().copied().collect();
-        for handle in handles {
-            self.activate(handle);
-            self.socket_is_ready(handle);
-        }
-    }
-
-    fn resume_socket(&mut self, part: SocketPart<O>) -> Result<(), Errno> {
-        let SocketPart { handle, end, memory, state } = part;
-        let (id, user) = (state.id, state.user);
-        let end = end.owned_by(Some(user));
-        let sizes =
-            self.rds.with_core(|core, _| Ok((core.send_buffer(id)?, core.recv_buffer(id)?)));
-        let (send, recv) = sizes.map_err(|error: bowline_rds::Error| error.errno())?;
-        let charge = self.accounts.open_socket(user, send, recv)?;
-        let socket = HostSocket::resume(end, memory, charge, state);
-        self.add_socket(handle, socket).map_err(|(errno, charge)| {
-            self.accounts.close_socket(&charge);
-            errno
-        })
-    }
-
-    fn resume_channel(&mut self, part: ChannelPart<O>) -> Result<(), Errno> {
-        let ChannelPart { number, stream, descriptor, known, state } = part;
-        let owner = Some(state.caller().user);
-        let (stream, descriptor) =
-            (stream.owned_by(owner), descriptor.map(|one| one.owned_by(owner)));
-        self.accounts.open_channel(state.caller())?;
-        let (user, waiting) = (state.caller().user, state.waiting);
-        let watched = Channel::resume(stream, descriptor, state)
-            .and_then(|channel| self.watch_channel(number, channel));
-        if let Err(errno) = watched {
-            self.accounts.close_channel(user, 0);
-            return Err(errno);
-        }
-        self.known.insert(number, known);
-        match waiting {
-            Some(waiting) => self.resume_wait(number, waiting),
-            None => self.resume_requests(number),
-        }
-        Ok(())
-    }
 }
 
 /// Has structs with types of the outside shown by their names.
