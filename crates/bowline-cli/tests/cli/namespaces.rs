@@ -66,7 +66,7 @@ fn commands_and_programs_take_the_node_of_their_namespace() {
         # The first stands still, and then is gone.
         kill -STOP $(cat "$AT/near.pid")
         is_taken there 127.152.1.2 12
-        refused here "nodes here do not answer" info
+        refused here "one runs that does not answer" info
         kill -CONT $(cat "$AT/near.pid")
         is_taken here 127.152.1.1 11
         # The second, likewise.

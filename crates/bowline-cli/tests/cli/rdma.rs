@@ -183,8 +183,8 @@ fn a_client_that_wants_something_else_than_the_server_is_told_both() {
     let server = serve(&folder, &words, "127.41.30.1");
     let client = ["perf", "-c", "127.41.30.1", "-I", "127.41.30.2", "--mtu", "1024"];
     let words = [&client[..], &["--size", "64", "-n", "20"]].concat();
-    run(&folder, &words).exits(1).complains(&["127.41.30.1:7174 refused: give both sides the same \
-        options: the server has --op read --size 1048576 --count 50 --depth 4, the client --op write --size 64 \
+    run(&folder, &words).exits(1).complains(&["127.41.30.1:7174 refused: use the same options: \
+        the server has --op read --size 1048576 --count 50 --depth 4, the client --op write --size 64 \
         --count 20 --depth 64"]);
     let same = ["--op", "read", "--size", "1m", "--depth", "4"];
     let words = [&client[..], &same, &["--duration", "5"]].concat();

@@ -237,7 +237,7 @@ fn one_link_each(own: &[Address]) -> Outcome {
     let is_of_another = |one: &Address| own.iter().any(|other| other.ip == one.ip && other != one);
     match own.iter().find(|one| is_of_another(one)) {
         Some(one) => Err(Failure::usage(format!(
-            "{} on two links: a process can have it on one of them; give the others other addresses",
+            "{} is on two links: a process can have it on one of them; give the others other addresses",
             one.ip
         ))),
         None => Ok(()),

@@ -149,7 +149,7 @@ fn agree(args: &Args, order: &Order) -> Result<(), Ended> {
     match mine.is_empty() {
         true => Ok(()),
         false => Err(Ended::Failed(format!(
-            "give both sides the same options: the server has {}, the client {}",
+            "use the same options: the server has {}, the client {}",
             mine.join(" "),
             theirs.join(" ")
         ))),
