@@ -60,7 +60,7 @@ fn it_serves_until_a_signal() {
     assert!(lines.any(|line| line == "echo on 127.61.1.1:4000"), "no service");
     assert!(lines.any(|line| line.starts_with("ready; ")), "it is not ready");
     kill_process(Pid::from_child(&node.0), Signal::TERM).expect("a signal");
-    assert!(lines.any(|line| line == "stopped; peers have everything"), "no end");
+    assert!(lines.any(|line| line == "stopped; peers have acknowledged everything"), "no end");
     assert!(node.0.wait().expect("its end").success());
 }
 
