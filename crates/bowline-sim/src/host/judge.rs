@@ -24,6 +24,8 @@ pub(super) struct SocketRecord {
     pub(super) is_spoiled: bool,
     /// A process ended with a message in its hands, or the node did.
     pub(super) may_lose: bool,
+    /// Its node was killed: what is sent to its address is for nobody.
+    pub(super) is_gone: bool,
     /// Several processes have received on it.
     pub(super) is_shared: bool,
     /// A process that had it was killed, perhaps with a wake token in its hands or before it could
@@ -93,6 +95,7 @@ impl Judge {
             holders: 1,
             is_spoiled: false,
             may_lose: false,
+            is_gone: false,
             is_shared: false,
             is_unsure: false,
             wrong_since: None,
@@ -164,7 +167,8 @@ impl Judge {
         let senders = to.senders.iter().map(|from| &self.sockets[*from as usize]);
         let remote = senders.filter(|from| from.node != to.node);
         let most = local + in_hands + remote.map(|from| from.send_buffer).sum::<usize>();
-        if to.holders > 0 && !to.is_spoiled && !is_spoiled && to.unread > most {
+        let is_open = to.holders > 0 && !to.is_gone;
+        if is_open && !to.is_spoiled && !is_spoiled && to.unread > most {
             return Err(format!("{} bytes wait for {}, of {most} at most", to.unread, to.addr));
         }
         Ok(())
@@ -182,8 +186,11 @@ impl Judge {
         }
         let (_, from, to) = key;
         let own: usize = self.outstanding(from);
+        // A message whose process does not know yet what became of it may wait there.
+        let mut others = self.flows.iter().filter(|(_, flow)| flow.is_open);
+        let is_unsure = others.any(|((_, by, at), _)| *at == to || *by == from);
         let record = &self.sockets[to as usize];
-        let is_idle = record.unread == 0 && !record.was_taken && own == 0;
+        let is_idle = record.unread == 0 && !record.was_taken && own == 0 && !is_unsure;
         if congested && is_idle && !record.is_spoiled && record.holders > 0 && !record.may_lose {
             return Err(format!("a message to {} is refused, where nothing waits", record.addr));
         }

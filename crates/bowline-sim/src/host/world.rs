@@ -278,6 +278,7 @@ impl World {
         self.shared.count(|stats| stats.nodes_killed += 1);
         for socket in &mut self.shared.judge.borrow_mut().sockets {
             socket.may_lose |= socket.node == at;
+            socket.is_gone |= socket.node == at;
         }
         self.hosts.all[at].is_up.set(false);
         self.hosts.all[at].backlog.borrow_mut().clear();
