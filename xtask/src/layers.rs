@@ -204,6 +204,7 @@ mod tests {
     fn rejects_an_edge_that_goes_up_or_sideways() {
         let json = r#"{"packages":[{"name":"bowline-rds-driver","dependencies":[]},
             {"name":"bowline-verbs","dependencies":[{"name":"bowline-rds-driver","kind":null}]},
+            {"name":"bowline-sim","dependencies":[]},
             {"name":"bowline-wire","dependencies":[{"name":"bowline-sim","kind":"dev"}]}]}"#;
         assert_eq!(
             problems(json),
