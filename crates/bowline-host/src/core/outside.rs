@@ -44,13 +44,13 @@ pub trait Outside: Sized {
     /// Errors of the system: no descriptors or memory left.
     fn open(&self) -> Result<Opened<Self>, Errno>;
 
-    /// Has [`Core::channel_event`](super::Core::channel_event) called when something happens on a channel.
+    /// Has `Core::channel_event` called when something happens on a channel.
     ///
     /// # Errors
     /// No memory left.
     fn watch_channel(&self, number: ChannelId, stream: &Self::Descriptor) -> Result<(), Errno>;
 
-    /// Has [`Core::socket_event`](super::Core::socket_event) called when something happens on a socket.
+    /// Has `Core::socket_event` called when something happens on a socket.
     ///
     /// # Errors
     /// No memory left.
