@@ -307,8 +307,8 @@ impl Path {
         self.round_trip.guess(now, now.saturating_since(first_at));
     }
 
-    /// Takes the longest that the round trip can be, in the place of a longer guess: packets left at
-    /// the pace of a link that was cut [CC-2].
+    /// Takes the longest that the round trip can be, in the place of a longer guess: packets left
+    /// at the pace of a link that was cut [CC-2].
     pub(crate) fn bound_guess(&mut self, now: Instant, longest: Duration) {
         if self.round_trip.bound_guess(now, longest) {
             self.pacer.forget_debt(now);

@@ -149,7 +149,7 @@ fn send(pair: &mut Pair, len: usize) -> Duration {
 }
 
 /// The answers of a peer that has no receive show that the round trip is not the time of the cut.
-/// While it has none, packets that overtake others are dropped, and it does not tell of them again.
+/// While it has none, packets that overtake others are dropped, and it does not report them again.
 // tests [CC-13], [RSP-12]
 #[test]
 fn what_is_lost_after_a_cut_does_not_wait_for_as_long() {

@@ -165,9 +165,9 @@ impl RetransmissionTimer {
         }
     }
 
-    /// Takes an answer to the packet `psn` or a later one, while `end` is the first PSN that has not
-    /// been sent. Returns the longest that it can have taken, the time since these packets were
-    /// first sent, if that is known: they were sent after the last such answer, or after nothing
+    /// Takes an answer to the packet `psn` or a later one; `end` is the first PSN that is not sent.
+    /// Returns the longest time that the answer can have taken, which is that since these packets
+    /// were first sent. It is known if they were sent after the last such answer, or after nothing
     /// had been in flight.
     pub(super) fn answer_took(&mut self, now: Instant, psn: Psn, end: Psn) -> Option<Duration> {
         let (first, at) = self.unsent;
@@ -519,7 +519,7 @@ mod tests {
         timer.begin(at(1000), Psn::new(1));
         timer.sent(at(1000), 2);
         assert_eq!(timer.deadline(), Some(at(1000 + 805)));
-        // An answer is no progress: the timer that runs begins anew.
+        // An answer is no progress: the timer that runs is set again.
         timer.bound_guess(at(1010), 10 * MS, 2);
         assert!(timer.round_trip().is_guess());
         assert_eq!(timer.deadline(), Some(at(1010 + 25)));

@@ -252,7 +252,7 @@ impl Requester {
     pub(super) fn note_sent(&mut self, ctx: &TxCtx<'_>, upto: Psn) {
         if self.window.is_empty() {
             self.timer.begin(ctx.now, self.window.end());
-            // Others may have measured the path meanwhile.
+            // Others may have measured the path since then.
             self.timer.replace_guess(ctx.now, ctx.path.measured());
         }
         self.window.sent(upto, 1);

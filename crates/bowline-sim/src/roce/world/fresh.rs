@@ -66,7 +66,7 @@ impl World {
         self.fresh.over
     }
 
-    /// Tells whether fresh work is under way.
+    /// Tells whether fresh work is in progress.
     pub(crate) fn is_fresh(&self) -> bool {
         self.phase == Phase::Fresh
     }
