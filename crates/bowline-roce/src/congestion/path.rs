@@ -307,6 +307,21 @@ impl Path {
         self.round_trip.guess(now, now.saturating_since(first_at));
     }
 
+    /// Takes the longest that the round trip can be, in the place of a longer guess: packets left
+    /// at the pace of a link that was cut [CC-2].
+    pub(crate) fn bound_guess(&mut self, now: Instant, longest: Duration) {
+        if self.round_trip.bound_guess(now, longest) {
+            self.pacer.forget_debt(now);
+            self.set_rate(now);
+        }
+    }
+
+    /// Tells whether the round trip is no more than a guess.
+    #[inline]
+    pub(crate) const fn guesses(&self) -> bool {
+        self.round_trip.is_guess()
+    }
+
     fn set_rate(&mut self, now: Instant) {
         let short = self.is_lossy(now);
         if let (Some(bytes), Some(smoothed)) = (self.control.pacing(), self.round_trip.smoothed()) {

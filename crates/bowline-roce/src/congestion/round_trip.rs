@@ -56,6 +56,16 @@ impl RoundTrip {
         self.guessed = true;
     }
 
+    /// Takes the longest that the round trip can be, in the place of a longer guess; tells whether
+    /// there was one.
+    pub(crate) fn bound_guess(&mut self, now: Instant, longest: Duration) -> bool {
+        let gives_way = self.guessed && self.smoothed.is_some_and(|guess| guess > longest);
+        if gives_way {
+            self.guess(now, longest);
+        }
+        gives_way
+    }
+
     /// Takes a sample.
     pub(crate) fn sample(&mut self, now: Instant, sample: Duration) {
         let Some(smoothed) = self.smoothed.filter(|_| !self.guessed) else {

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use crate::common::{self, Fate, Pair, Setup, pattern};
-use bowline_roce::{Config, Counters, GiveUp, Limits};
-use bowline_verbs::{Access, Mtu, Piece, QpState, SendFlags, SendOp, Status};
+use bowline_roce::{Config, Congestion, Counters, GiveUp, Limits};
+use bowline_verbs::{
+    Access, Mtu, Piece, QpCap, QpInit, QpState, QpType, Qpn, SendFlags, SendOp, Status,
+};
 use bowline_wire::roce::{NakCode, Opcode, Syndrome};
 
 /// The exchange whose packets are lost one at a time: every kind of message, several packets each,
@@ -121,6 +123,97 @@ fn every_packet_may_come_twice_or_late() {
         }
         check(exchange(move |_, _| fate), &format!("all {fate:?}"));
     }
+}
+
+/// A pair whose side 0 knows no more of its round trip than that its first packet was answered
+/// when a cut was over.
+fn after_a_cut(congestion: Congestion, cut: Duration) -> Pair {
+    let config = Config { congestion, ..Config::default() };
+    let mut pair = Pair::new(&Setup { mtu: Mtu::M256, config, ..Setup::default() });
+    let over = pair.now + cut;
+    pair.fate = Box::new(move |_, seen| if seen.at < over { Fate::Drop } else { Fate::Pass });
+    send(&mut pair, 256);
+    assert!(pair.now > over);
+    pair
+}
+
+/// Sends a message of this many bytes from side 0, for which side 1 has a receive; returns how long
+/// it took until that was known.
+fn send(pair: &mut Pair, len: usize) -> Duration {
+    let (since, done) = (pair.now, pair.nodes[0].sent.len() + 1);
+    let (from, room) = ([pair.nodes[0].sge(0, len)], [pair.nodes[1].sge(0, len)]);
+    pair.post_recv(1, done as u64, &room);
+    pair.post(0, done as u64, SendOp::Send, &from);
+    pair.finish(0, done);
+    pair.now.saturating_since(since)
+}
+
+/// The answers of a peer that has no receive show that the round trip is not the time of the cut.
+/// While it has none, packets that overtake others are dropped, and it does not report them again.
+// tests [CC-13], [RSP-12]
+#[test]
+fn what_is_lost_after_a_cut_does_not_wait_for_as_long() {
+    let mut pair = after_a_cut(Congestion::Fixed(240), Duration::from_millis(430));
+    let took = refused_and_overtaken(&mut pair, 512);
+    assert!(took < Duration::from_millis(20), "{took:?}");
+}
+
+/// The same for the pace at which packets leave: that of a path is not the length of the cut.
+// tests [CC-2], [CC-13]
+#[test]
+fn what_is_sent_after_a_cut_does_not_leave_at_its_pace() {
+    // A probe is answered, so that the time since the first packet is the guess.
+    let mut pair = after_a_cut(Congestion::Delay, Duration::from_millis(60));
+    let took = refused_and_overtaken(&mut pair, 40 * 256);
+    assert!(took < Duration::from_millis(5), "{took:?}");
+}
+
+/// Sends a message of this many bytes from side 0, for which side 1 has a receive only after it has
+/// refused it; then the second packet overtakes the first one. Returns how long all of it took.
+fn refused_and_overtaken(pair: &mut Pair, len: usize) -> Duration {
+    let since = pair.now;
+    let from = [pair.nodes[0].sge(0, len)];
+    pair.post(0, 7, SendOp::Send, &from);
+    let refused = pair
+        .run(Duration::from_millis(1), |pair| pair.nodes[0].dev.counters().rnr_naks_received > 0);
+    assert!(refused);
+    let room = [pair.nodes[1].sge(0, len)];
+    pair.post_recv(1, 7, &room);
+    let next = pair.packets();
+    pair.fate = Box::new(move |n, _| if n == next { Fate::Late } else { Fate::Pass });
+    pair.finish(0, 2);
+    assert!(pair.nodes[1].dev.counters().requests_discarded > 0);
+    pair.now.saturating_since(since)
+}
+
+/// Another queue pair measures the path after the cut: then the first one knows it as well.
+// tests [CC-13]
+#[test]
+fn a_guess_gives_way_to_what_others_measure() {
+    let setup = Setup { mtu: Mtu::M256, ..Setup::default() };
+    let mut pair = after_a_cut(Congestion::Fixed(240), Duration::from_millis(430));
+    let first = [pair.nodes[0].qp, pair.nodes[1].qp];
+    let second = [0, 1].map(|side| {
+        let node = &mut pair.nodes[side];
+        let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
+        let (pd, send_cq, recv_cq) = (node.pd, node.send_cq, node.recv_cq);
+        let init = QpInit { pd, send_cq, recv_cq, qp_type: QpType::Rc, cap, sq_sig_all: false };
+        node.dev.create_qp(&init).unwrap()
+    });
+    for side in 0..2 {
+        for attr in common::rts_steps(&setup, side, second[1 - side]) {
+            pair.nodes[side].dev.modify_qp(pair.now, second[side], &attr).unwrap();
+        }
+    }
+    let use_qps = |pair: &mut Pair, qps: [Qpn; 2]| {
+        (pair.nodes[0].qp, pair.nodes[1].qp) = (qps[0], qps[1]);
+    };
+    use_qps(&mut pair, second);
+    send(&mut pair, 256);
+    use_qps(&mut pair, first);
+    pair.lose(&[pair.packets()]);
+    let took = send(&mut pair, 256);
+    assert!(took < Duration::from_millis(20), "{took:?}");
 }
 
 /// Losses at random, with much in flight; everything arrives once and in order.

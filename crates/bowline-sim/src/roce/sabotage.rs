@@ -5,6 +5,7 @@ use bowline_verbs::{Completion, Status};
 use super::net::Datagram;
 use super::side::Stage;
 use super::world::World;
+use crate::engine::queue::MS;
 
 /// A mistake that a run makes on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +33,20 @@ pub(crate) enum Sabotage {
     LoseReady,
     /// A side does not answer any more when fresh work begins.
     DeafToFresh,
+    /// Timers of devices expire too late when fresh work begins.
+    LateTimers,
 }
 
+/// By how many nanoseconds they do: the timer of a queue pair that knows no round trip.
+const LATE: u64 = 200 * MS;
+
 impl World {
+    /// Returns the time in nanoseconds by which a timer is too late.
+    pub(crate) fn sabotaged_timer(&self) -> u64 {
+        let late = self.sabotage == Some(Sabotage::LateTimers) && self.is_fresh();
+        if late { LATE } else { 0 }
+    }
+
     /// Passes a datagram wrongly to a device; returns false if it is to be passed unchanged.
     pub(crate) fn sabotaged_arrival(&mut self, host: usize, datagram: &Datagram) -> bool {
         let Some(how) = self.sabotage else { return false };
@@ -96,7 +108,7 @@ impl World {
 
 #[cfg(test)]
 impl Sabotage {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Unwrite,
         Self::DoubleAtomic,
         Self::FlipByte,
@@ -108,6 +120,7 @@ impl Sabotage {
         Self::WrongEntry,
         Self::LoseReady,
         Self::DeafToFresh,
+        Self::LateTimers,
     ];
 }
 

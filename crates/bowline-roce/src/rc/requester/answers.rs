@@ -26,6 +26,9 @@ impl Requester {
             ctx.counters.responses_ignored += 1;
             return Outcome::Idle;
         }
+        if self.timer.round_trip().is_guess() || ctx.path.guesses() {
+            self.bound_guesses(ctx, psn);
+        }
         match packet.opcode {
             Opcode::Acknowledge => match packet.aeth.map(|aeth| aeth.syndrome) {
                 Some(Syndrome::Ack(_)) => self.handle_ack(ctx, psn),
@@ -52,6 +55,15 @@ impl Requester {
                     self.handle_read(ctx, packet)
                 }
             }
+        }
+    }
+
+    /// Lets guesses of the round trip be no longer than the answer to the packet `psn`, or a later
+    /// one, can have taken.
+    fn bound_guesses(&mut self, ctx: &mut TxCtx<'_>, psn: Psn) {
+        if let Some(longest) = self.timer.answer_took(ctx.now, psn, self.window.end()) {
+            self.timer.bound_guess(ctx.now, longest, self.window.unanswered());
+            ctx.path.bound_guess(ctx.now, longest);
         }
     }
 

@@ -110,6 +110,9 @@ pub(super) struct RetransmissionTimer {
     guesses: bool,
     /// PSN of the packet whose round trip is being measured, and when it was sent.
     sample: Option<(Psn, Instant)>,
+    /// The first PSN that had not been sent at a time: what answers this packet or a later one took
+    /// no longer than since then.
+    unsent: (Psn, Instant),
 }
 
 impl RetransmissionTimer {
@@ -128,6 +131,7 @@ impl RetransmissionTimer {
             lossy: false,
             guesses: false,
             sample: None,
+            unsent: (Psn::ZERO, Instant::default()),
         }
     }
 
@@ -158,6 +162,31 @@ impl RetransmissionTimer {
             self.round_trip.sample(now, measured);
             self.guesses = false;
             self.sample = None;
+        }
+    }
+
+    /// Takes an answer to the packet `psn` or a later one; `end` is the first PSN that is not sent.
+    /// Returns the longest time that the answer can have taken, which is that since these packets
+    /// were first sent. It is known if they were sent after the last such answer, or after nothing
+    /// had been in flight.
+    pub(super) fn answer_took(&mut self, now: Instant, psn: Psn, end: Psn) -> Option<Duration> {
+        let (first, at) = self.unsent;
+        if psn.is_before(first) {
+            return None;
+        }
+        self.unsent = (end, now);
+        Some(now.saturating_since(at))
+    }
+
+    /// Takes the longest that the round trip can be, with `unanswered` packets in flight. A guess,
+    /// and a silence, that is longer gives way to it: what was lost next would wait for as long as
+    /// a link was cut once [CC-13].
+    pub(super) fn bound_guess(&mut self, now: Instant, longest: Duration, unanswered: u32) {
+        if self.round_trip.bound_guess(now, longest) {
+            self.silence = self.silence.min(longest);
+            if self.expires_at.is_some() {
+                self.arm(now, unanswered);
+            }
         }
     }
 
@@ -199,6 +228,12 @@ impl RetransmissionTimer {
         self.expires_at = None;
         self.probe_at = None;
         self.sample = None;
+    }
+
+    /// Notes that a packet is sent, `first`, while nothing is in flight.
+    pub(super) const fn begin(&mut self, now: Instant, first: Psn) {
+        self.waiting_since = now;
+        self.unsent = (first, now);
     }
 
     /// Notes that a packet was sent, so that `unanswered` packets are in flight.
@@ -463,6 +498,53 @@ mod tests {
             timer.progress(at(now + 98), Psn::new(psn + 1), 0, answered);
         }
         assert_eq!(copies, 2, "and then the round trip is known");
+    }
+
+    /// A timer that only knows that an answer took no longer than 400 ms.
+    fn guessing() -> RetransmissionTimer {
+        let mut timer = timer(20, 10_000 * MS);
+        timer.begin(at(0), Psn::new(0));
+        timer.sent(at(0), 1);
+        timer.measure(Psn::new(0), at(0));
+        timer.cancel_measurement();
+        timer.progress(at(400), Psn::new(1), 0, Answered::AfterSilence);
+        assert_eq!(timer.round_trip().smoothed(), Some(400 * MS));
+        timer
+    }
+
+    // tests [CC-13]
+    #[test]
+    fn a_guess_gives_way_to_the_time_that_an_answer_took() {
+        let mut timer = guessing();
+        timer.begin(at(1000), Psn::new(1));
+        timer.sent(at(1000), 2);
+        assert_eq!(timer.deadline(), Some(at(1000 + 805)));
+        // An answer is no progress: the timer that runs is set again.
+        timer.bound_guess(at(1010), 10 * MS, 2);
+        assert!(timer.round_trip().is_guess());
+        assert_eq!(timer.deadline(), Some(at(1010 + 25)));
+        // One that took longer makes no guess longer.
+        timer.bound_guess(at(1020), 11 * MS, 2);
+        assert_eq!(timer.deadline(), Some(at(1010 + 25)));
+        // What was measured is more than a bound.
+        let mut timer = measured();
+        timer.bound_guess(at(1010), MS, 0);
+        assert_eq!(timer.round_trip().smoothed(), Some(10 * MS));
+    }
+
+    // tests [CC-13]
+    #[test]
+    fn an_answer_took_no_longer_than_since_its_packet_was_first_sent() {
+        let (mut timer, psn) = (timer(20, 1000 * MS), Psn::new);
+        timer.begin(at(1000), psn(1));
+        assert_eq!(timer.answer_took(at(1010), psn(1), psn(3)), Some(10 * MS));
+        // A later answer to the same packets tells nothing.
+        assert_eq!(timer.answer_took(at(1011), psn(2), psn(4)), None);
+        // What was sent after the first answer.
+        assert_eq!(timer.answer_took(at(1014), psn(3), psn(6)), Some(4 * MS));
+        assert_eq!(timer.answer_took(at(1015), psn(5), psn(6)), None);
+        timer.begin(at(2000), psn(6));
+        assert_eq!(timer.answer_took(at(2001), psn(6), psn(7)), Some(MS));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Conversion of a request to PSNs and packets, and execution of local operations, which have
 //! neither.
 
-use bowline_base::Instant;
 use bowline_verbs::{FlushOf, Mtu, Remote, SendFlags, SendOp, Status};
 use bowline_wire::roce::{AtomicEth, Bth, ICRC_LEN, Opcode, Packet, Psn, Reth};
 
@@ -219,7 +218,7 @@ impl Requester {
             ctx.counters.packets_resent += 1;
             ctx.path.resent(1);
         }
-        self.note_sent(ctx.now, upto);
+        self.note_sent(ctx, upto);
         if part.ack_req {
             self.window.requested_ack();
         }
@@ -250,12 +249,14 @@ impl Requester {
 
     /// Notes that a packet is sent now, up to the PSN `upto`.
     #[inline]
-    pub(super) fn note_sent(&mut self, now: Instant, upto: Psn) {
+    pub(super) fn note_sent(&mut self, ctx: &TxCtx<'_>, upto: Psn) {
         if self.window.is_empty() {
-            self.timer.wait_from(now);
+            self.timer.begin(ctx.now, self.window.end());
+            // Others may have measured the path since then.
+            self.timer.replace_guess(ctx.now, ctx.path.measured());
         }
         self.window.sent(upto, 1);
-        self.timer.sent(now, self.window.unanswered());
+        self.timer.sent(ctx.now, self.window.unanswered());
     }
 
     /// Notes the end of a burst of `count` packets.

@@ -74,7 +74,7 @@ impl Requester {
         }
 
         // The timers start with the first packet of the run. None of its packets fills the window.
-        self.note_sent(ctx.now, next + 1);
+        self.note_sent(ctx, next + 1);
         self.cursor.advance(count as u32);
         self.window.sent(self.cursor.next(), count as u32 - 1);
         self.window.close_if_full(self.cursor.next());

@@ -84,8 +84,8 @@ impl World {
 
     pub(super) fn set_timer(&mut self, host: usize) {
         if let Some(due) = self.hosts[host].next_timer(self.base.now) {
-            let boot = self.hosts[host].boot;
-            self.base.schedule(due - self.base.now, Event::Timer { host, boot });
+            let (boot, late) = (self.hosts[host].boot, self.sabotaged_timer());
+            self.base.schedule(due - self.base.now + late, Event::Timer { host, boot });
         }
     }
 

@@ -66,10 +66,15 @@ impl World {
         self.fresh.over
     }
 
+    /// Tells whether fresh work is in progress.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.phase == Phase::Fresh
+    }
+
     /// Tells whether a packet of this operation belongs to fresh work; then all packets of its
     /// connection do.
     pub(crate) fn is_fresh_for(&self, opcode: u8) -> bool {
-        self.phase == Phase::Fresh && opcode < 0x60
+        self.is_fresh() && opcode < 0x60
     }
 
     /// Tells whether both sides are up, and no earlier mistake is left that a request may meet.
