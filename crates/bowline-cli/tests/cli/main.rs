@@ -8,6 +8,7 @@ mod control;
 mod echo;
 mod exposition;
 mod folders;
+mod hand_over;
 mod links;
 mod log;
 mod metrics;

@@ -131,7 +131,16 @@ impl Daemon {
         let process = Process { settings, confinement, supervisor, stop, hangups, is_managers };
         inherited.iter().for_each(InheritedState::announce);
         let keep_programs = keep_programs && process.supervisor.is_there();
-        let serving = process.serve(&mut places, listener, inherited)?;
+        let predecessor = inherited.as_ref().and_then(InheritedState::predecessor);
+        let serving = process.serve(&mut places, listener, inherited).inspect_err(|_| {
+            // The former node resumes with these files.
+            if predecessor.is_some() {
+                places.leave();
+            }
+        })?;
+        if let Some(predecessor) = predecessor {
+            predecessor.release();
+        }
         Ok(Self { process, places, serving, keep_programs })
     }
 
@@ -224,9 +233,9 @@ impl Daemon {
         drop((control, disk_control, files, metrics));
         disks.close(stop);
         drop(disks);
-        let back = hand_over::send(node, port, programs, &mut places, successor, supervisor)?;
-        let Some(back) = back else { return Ok(None) };
-        let inherited = hand_over::reclaimed(back)?;
+        let left = hand_over::send(node, port, programs, &mut places, successor, supervisor)?;
+        let Some(left) = left else { return Ok(None) };
+        let inherited = hand_over::reclaimed(left)?;
         let serving = process.serve(&mut places, None, Some(inherited))?;
         Ok(Some(Self { process, places, serving, keep_programs: false }))
     }
@@ -268,11 +277,12 @@ impl Process {
         let control = control.transpose()?;
         let disk_control = places.disks.as_ref().and_then(|place| disks.control(place));
         let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
-        let place = places.programs.take();
-        let programs = self.programs(&node, former, listener, place)?;
         let shown = Arc::clone(&disks);
         let metrics = metrics::node(node.clone(), move |out| shown.metrics(out));
         let metrics = settings.metrics.serve(metrics)?;
+        // Last: where something fails, a former node resumes with its socket.
+        let place = places.programs.take();
+        let programs = self.programs(&node, former, listener, place)?;
         let serving = Serving {
             node,
             port,

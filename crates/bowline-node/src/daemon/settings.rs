@@ -201,6 +201,11 @@ impl Settings {
         else {
             return Ok(Started::Fresh(self.build(None)?));
         };
+        if matches!(source, StateSource::Lost) {
+            // The listeners of the next one, which has ended, are free.
+            drop((listeners, state));
+            return Ok(Started::WithListener(host.listener().ok(), self.build(None)?));
+        }
         let is_stored = matches!(source, StateSource::FdStore);
         let commit = Box::new(|| source.commit(supervisor));
         let former = SavedNode { state, listeners, commit };

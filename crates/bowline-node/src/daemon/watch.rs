@@ -49,11 +49,12 @@ pub(super) fn watch(
             }
         }
         watched.log();
-        if stop.asked() {
-            return None;
-        }
+        // A successor comes before the end: else nobody serves the programs.
         if let Some(successor) = watched.programs.and_then(Programs::take_successor) {
             return Some(successor);
+        }
+        if stop.asked() {
+            return None;
         }
         // Relaxed: the flag publishes nothing but itself.
         if hangups.swap(false, Ordering::Relaxed) {
