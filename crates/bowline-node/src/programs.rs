@@ -102,6 +102,13 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Returns its path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Programs {
     /// Serves programs at this place.
     pub fn start(node: &Node, place: Place, policy: Policy, default_quota: Quota) -> Outcome<Self> {

@@ -17,6 +17,7 @@ mod namespaces;
 mod node_disks;
 mod nodes;
 mod over_rdma;
+mod own_node;
 mod programs;
 mod queue;
 mod rdma;

@@ -113,6 +113,11 @@ impl Daemon {
             ))
         })?;
         raise_descriptors();
+        if config.until_unused {
+            // So that no signal of the terminal ends the node before its programs. Where this
+            // process leads a group, it has left that of the terminal already.
+            let _ = rustix::process::setsid();
+        }
         let (replace, keep_programs) = (config.replace, config.keep_programs);
         let mut settings = Settings::new(config)?;
         let supervisor = Supervisor::of_this_process();
@@ -160,8 +165,9 @@ impl Daemon {
                 say!(
                     "ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM"
                 );
-                successor =
-                    watch(&self.serving.watched(), stop, hangups, supervisor).map(Successor::Node);
+                let leases = self.places.leases.as_mut();
+                successor = watch(&self.serving.watched(), leases, stop, hangups, supervisor)
+                    .map(Successor::Node);
                 if self.keep_programs && successor.is_none() {
                     successor = Some(Successor::Manager);
                 }

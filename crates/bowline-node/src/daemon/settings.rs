@@ -44,6 +44,8 @@ pub(super) struct Settings {
     pub(super) control: Option<Option<PathBuf>>,
     /// Programs are served at this path, or at the default one.
     pub(super) programs: Option<Option<PathBuf>>,
+    /// The node ends when no program is left.
+    pub(super) until_unused: bool,
     pub(super) peers: PeerList,
     pub(super) policy: Policy,
     /// Limits and buffers of the node.
@@ -121,6 +123,7 @@ impl Settings {
             sink: config.sink,
             control: (!config.no_control).then_some(config.control),
             programs: (!config.no_programs).then_some(config.programs),
+            until_unused: config.until_unused,
             tree: config.tree,
             metrics: metrics::Settings::of(config.metrics, &config.metrics_host)?,
             drain: Duration::from_secs_f64(drain),
