@@ -24,6 +24,7 @@ pub mod rdma_device;
 pub mod service_manager;
 pub mod shares;
 pub mod signals;
+pub mod tentative;
 pub mod values;
 
 pub use failure::{Failure, Outcome, node_on, start_node};

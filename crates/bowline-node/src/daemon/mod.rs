@@ -47,6 +47,7 @@ use crate::{
     programs::{self, Programs},
     service_manager::Supervisor,
     signals::{Stop, hangups},
+    tentative,
 };
 
 /// A node that serves, and what it has from its start to its end.
@@ -126,6 +127,8 @@ impl Daemon {
             let place = settings.programs.as_ref().and_then(Option::as_deref);
             inherited = hand_over::receive(place)?;
         }
+        // Sockets of devices are made before the node is.
+        tentative::wait(&settings.addresses);
         let listener = passed.listener;
         let is_managers = listener.is_some();
         let mut places = Places::listen(&settings, is_managers, inherited.as_mut())?;
