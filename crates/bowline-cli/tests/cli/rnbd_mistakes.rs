@@ -149,10 +149,33 @@ fn a_name_that_is_taken_is_told_with_a_way_out() {
     let first = mapped(&folder, 8, &["--no-control"]);
     let other = "127.61.8.12@127.61.8.1";
     let words = ["rnbd", "map", "disk1", "--from", "s1", "--path", other, "--no-control"];
-    let done = run(&folder, &words).exits(256 - 104);
+    // Perhaps the other one has lost its power, and the server has not noticed.
+    let patience = ["--connect-timeout", "2"];
+    let mut done = run(&folder, &[&words[..], &patience].concat()).exits(256 - 104);
     assert!(!done.err.contains("no server"), "{done:?}");
+    let (first_line, rest) = done.err.split_once('\n').expect("two lines");
+    assert!(first_line.ends_with("trying again for 2 s"), "{done:?}");
+    done.err = rest.to_owned();
     done.complains(&["refused the connection", "uses the name", "--from NAME --path 127.61.8.12@"]);
     drop(first);
+    end(server);
+}
+
+/// As after a loss of power: nobody tells the server that its client is gone, since the notes of
+/// what was connected are gone as well, and it takes the client that comes back for another one.
+#[test]
+fn a_client_that_comes_back_after_power_loss_is_let_in() {
+    // tests [RS-48]
+    let (server_folder, before, after) = (Folder::new(), Folder::new(), Folder::new());
+    let server = export(&server_folder, 18, &[]);
+    let first = mapped(&before, 18, &["--no-control"]);
+    first.signal("-KILL");
+    let _ = first.finish();
+    let mut again = map(&after, 18, &["--no-control"]);
+    again.expect("mapped disk0 ");
+    again.until_told("has not noticed yet that an earlier client of this name is gone");
+    again.signal("-INT");
+    again.finish().exits(0);
     end(server);
 }
 
