@@ -23,6 +23,7 @@ pub(crate) mod tree;
 use std::{
     fs, io, iter,
     net::IpAddr,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -358,6 +359,12 @@ pub fn none_here(something: &str, elsewhere: &[PathBuf]) -> String {
 /// The node of this network namespace. One that does not answer is not asked, and others are.
 fn only_node() -> Outcome<Client> {
     let Running { mut here, elsewhere, silent } = running();
+    let own = rustix::process::geteuid().as_raw();
+    let is_own = |client: &Client| fs::metadata(&client.path).is_ok_and(|at| at.uid() == own);
+    // Root may ask nodes of others as well, and means its own where it has one.
+    if here.len() > 1 && here.iter().any(is_own) {
+        here.retain(is_own);
+    }
     if here.len() > 1 {
         return Err(Failure::failed(format!(
             "several nodes run; choose one with --control PATH: {}",
