@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use bowline_base::Errno;
 
-use crate::{tentative, values::Address};
+use crate::{log::shown, tentative, values::Address};
 
 /// Why a command did not do its work.
 #[derive(Debug)]
@@ -29,15 +29,15 @@ impl Failure {
     pub fn report(&self, name: &str) -> u8 {
         match self {
             Self::Usage(text) => {
-                note!("{name}: {text}");
+                note!("{name}: {}", shown(text));
                 2
             }
             Self::Failed(text) => {
-                note!("{name}: {text}");
+                note!("{name}: {}", shown(text));
                 1
             }
             Self::Errno(errno, text) => {
-                note!("error: {text}");
+                note!("error: {}", shown(text));
                 errno.neg() as u8
             }
             Self::Reported => 1,

@@ -161,6 +161,34 @@ fn a_name_that_is_taken_is_told_with_a_way_out() {
     end(server);
 }
 
+/// They move no cursor and forge no lines of a terminal or a log.
+#[test]
+fn names_with_control_characters_are_shown_escaped() {
+    let folder = Folder::new();
+    let address = server_ip(19);
+    let name = "a\x1b[2J\nexport b=1MiB";
+    let words = ["rnbd", "export", "--memory", name, "-I", &address];
+    let mut server = start(&folder, &words);
+    server.expect(r"export a\u001b[2J\nexport b bytes=1048576");
+    let shown = |words: &str| {
+        let out = rnbd(&folder, words).exits(0).out;
+        assert!(!out.contains('\x1b') && out.contains(r"a\u001b[2J\nexport b"), "{words}: {out}");
+    };
+    shown("exports");
+    let client = {
+        let words = ["rnbd", "map", "a\x1b[2J\nexport b", "--from", "s1", "--path", &path(19)];
+        let mut client = start(&folder, &words);
+        client.expect(r"mapped a\u001b[2J\nexport b bytes=");
+        client
+    };
+    for words in ["list", "client device list", "server device list csv", "show rnbd0"] {
+        shown(words);
+    }
+    client.signal("-INT");
+    client.finish().exits(0);
+    end(server);
+}
+
 /// As after a loss of power: nobody tells the server that its client is gone, since the notes of
 /// what was connected are gone as well, and it takes the client that comes back for another one.
 #[test]

@@ -37,6 +37,7 @@ use self::{
 };
 use crate::{
     Failure, Outcome,
+    log::shown,
     namespaces::{Whose, numbered},
     programs,
     values::Address,
@@ -342,8 +343,8 @@ fn running() -> Running {
 
 /// Lists places for a message.
 pub fn listed<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
-    let names: Vec<String> = paths.into_iter().map(|path| path.display().to_string()).collect();
-    names.join(", ")
+    let names = paths.into_iter().map(|path| shown(&path.display().to_string()).into_owned());
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// Why there is nothing to ask in this network namespace, where there is `something` in another:
