@@ -263,7 +263,9 @@ fn an_address_that_is_tentative_is_waited_for() {
         begin disks "$BOWLINE" rnbd export --memory disk0=1MiB -I fd00:45::1 --no-control
         heard node "waiting up to 10 s for fd00:45::1, which is tentative"
         heard disks "waiting up to 10 s for fd00:45::1, which is tentative"
-        n=0; until grep -q ready "$AT/node.out" && grep -q "in use" "$AT/disks.out" || grep -q "listening on" "$AT/disks.out" && grep -q "in use" "$AT/node.out"; do
+        # One of the two has the UDP port.
+        begun() { grep -q "$2" "$AT/$1.out" && grep -q "in use" "$AT/$3.out"; }
+        n=0; until begun node ready disks || begun disks "listening on" node; do
             n=$((n + 1)); [ $n -lt 600 ] || fail "neither has begun"; sleep 0.1
         done
         # It asks for longer than anybody waits.

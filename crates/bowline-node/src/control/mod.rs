@@ -360,11 +360,15 @@ pub fn none_here(something: &str, elsewhere: &[PathBuf]) -> String {
 /// The node of this network namespace. One that does not answer is not asked, and others are.
 fn only_node() -> Outcome<Client> {
     let Running { mut here, elsewhere, silent } = running();
-    let own = rustix::process::geteuid().as_raw();
-    let is_own = |client: &Client| fs::metadata(&client.path).is_ok_and(|at| at.uid() == own);
-    // Root may ask nodes of others as well, and means its own where it has one.
-    if here.len() > 1 && here.iter().any(is_own) {
-        here.retain(is_own);
+    // As programs do, which look in this user's folder first. Root may ask nodes of others as well.
+    let (own_folder, user) = (folder(), rustix::process::geteuid().as_raw());
+    let is_near = |client: &Client| bowline_ctl::folder_of(&client.path) == own_folder;
+    let is_own = |client: &Client| fs::metadata(&client.path).is_ok_and(|at| at.uid() == user);
+    let nearer: [&dyn Fn(&Client) -> bool; 2] = [&is_near, &is_own];
+    for is_nearer in nearer {
+        if here.len() > 1 && here.iter().any(is_nearer) {
+            here.retain(is_nearer);
+        }
     }
     if here.len() > 1 {
         return Err(Failure::failed(format!(

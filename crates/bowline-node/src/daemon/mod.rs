@@ -122,13 +122,13 @@ impl Daemon {
         let (replace, keep_programs) = (config.replace, config.keep_programs);
         let mut settings = Settings::new(config)?;
         let supervisor = Supervisor::of_this_process();
+        // Before a former node waits for this one, and before sockets of devices are made.
+        tentative::wait(&settings.addresses);
         let mut inherited = hand_over::stored(passed.stored);
         if inherited.is_none() && replace && settings.programs.is_some() {
             let place = settings.programs.as_ref().and_then(Option::as_deref);
             inherited = hand_over::receive(place)?;
         }
-        // Sockets of devices are made before the node is.
-        tentative::wait(&settings.addresses);
         let listener = passed.listener;
         let is_managers = listener.is_some();
         let mut places = Places::listen(&settings, is_managers, inherited.as_mut())?;

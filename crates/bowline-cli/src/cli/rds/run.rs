@@ -85,7 +85,9 @@ fn library_for(program: &Path) -> Outcome<PathBuf> {
 fn node(given: Option<&Path>) -> Outcome<Found> {
     let (place, given) = match given {
         None => return find_or_start(),
-        Some(word) if word == REQUIRE => (programs::reachable(&programs::places()), None),
+        Some(word) if word == REQUIRE => {
+            (programs::reachable(&programs::places()).map_err(|none| none.why), None)
+        }
         // What is told is not asked of which namespace it is.
         Some(place) => {
             let failed = |error| format!("{}: {error}", place.display());

@@ -28,7 +28,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_node::{Failure, Outcome, leases, programs, rdma_device};
+use bowline_node::{
+    Failure, Outcome, leases,
+    programs::{self, Unreachable},
+    rdma_device,
+};
 use bowline_wire::rds::TCP_PORT;
 
 /// How long a node may take to start, or to end before the next one starts.
@@ -65,9 +69,9 @@ pub(super) fn find_or_start() -> Outcome<Found> {
     let home = Home::own();
     let until = Instant::now() + PATIENCE;
     loop {
-        let why = match home.found() {
+        let Unreachable { why, is_closed } = match home.found() {
             Ok(found) => return Ok(found),
-            Err(why) => why,
+            Err(none) => none,
         };
         let cannot = |error: String| {
             Failure::failed(format!(
@@ -77,7 +81,7 @@ pub(super) fn find_or_start() -> Outcome<Found> {
         let lock = home.lock().map_err(|error| cannot(home.trouble(&error)))?;
         // Whoever had the lock before may have started one.
         if let (Some(lock), Err(_)) = (lock, home.found()) {
-            return home.start(lock, until).map_err(cannot);
+            return home.start(lock, is_closed, until).map_err(cannot);
         }
         if Instant::now() > until {
             return Err(cannot("another one is about to start or to end, for too long".to_owned()));
@@ -118,12 +122,14 @@ impl Home {
     }
 
     /// Finds a node that serves, and takes a lease of one that needs it.
-    fn found(&self) -> Result<Found, String> {
+    fn found(&self) -> Result<Found, Unreachable> {
         let own = Some(&self.place).filter(|_| self.is_temporary && self.is_own());
         let places: Vec<_> = programs::places().into_iter().chain(own.cloned()).collect();
         let place = programs::reachable(&places)?;
-        let lease = leases::take(&place);
-        let lease = lease.map_err(|error| format!("{}: it ends: {error}", place.display()))?;
+        let lease = leases::take(&place).map_err(|error| {
+            let why = format!("{}: it ends: {error}", place.display());
+            Unreachable { why, is_closed: false }
+        })?;
         Ok(Found { place: Some(place).filter(|place| Some(place) == own), lease })
     }
 
@@ -154,9 +160,9 @@ impl Home {
     }
 
     /// Starts a node, which has the lock until it ends.
-    fn start(&self, lock: File, until: Instant) -> Result<Found, String> {
+    fn start(&self, lock: File, is_closed: bool, until: Instant) -> Result<Found, String> {
         let trouble = |error: io::Error| self.trouble(&error);
-        let addresses = free_addresses()?;
+        let addresses = free_addresses(is_closed)?;
         let log = self.file("log");
         let out = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&log);
         let out = out.map_err(trouble)?;
@@ -232,8 +238,10 @@ fn is_writable(folder: &Path) -> bool {
     rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-/// Addresses for a node: none, which stands for all, or where others have some, the rest.
-fn free_addresses() -> Result<Vec<IpAddr>, String> {
+/// Addresses for a node: none, which stands for all, or where others have some, the rest. Where a
+/// node may serve that is `closed` to this user, and others have some, it is there: what it keeps
+/// from this user, another node is not to give.
+fn free_addresses(closed: bool) -> Result<Vec<IpAddr>, String> {
     let bind = |ip: IpAddr| TcpListener::bind((ip, TCP_PORT));
     let all = bind(Ipv6Addr::UNSPECIFIED.into());
     let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
@@ -244,17 +252,17 @@ fn free_addresses() -> Result<Vec<IpAddr>, String> {
             },
         );
     let Err(error) = all else { return Ok(Vec::new()) };
-    let free: Vec<_> =
-        rdma_device::addresses().into_iter().filter(|ip| bind(*ip).is_ok()).collect();
-    if !free.is_empty() {
-        return Ok(free);
+    if !is_taken(&error) {
+        return Err(format!("TCP port {TCP_PORT}: {error}"));
     }
-    Err(if is_taken(&error) {
-        format!(
-            "TCP port {TCP_PORT} of each address of this machine is in use, perhaps by a node of \
-             another user or namespace, who may give you access (--allow-user)"
-        )
-    } else {
-        format!("TCP port {TCP_PORT}: {error}")
-    })
+    let is_free = |ip: &IpAddr| bind(*ip).is_ok();
+    let free: Vec<_> =
+        rdma_device::addresses().into_iter().filter(|ip| !closed && is_free(ip)).collect();
+    if free.is_empty() {
+        return Err(format!(
+            "TCP port {TCP_PORT} is in use, perhaps by a node of another user, who may give you \
+             access (--allow-user)"
+        ));
+    }
+    Ok(free)
 }
