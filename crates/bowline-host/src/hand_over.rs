@@ -10,7 +10,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bowline_base::Errno;
@@ -33,7 +33,7 @@ use crate::channel::SavedChannel;
 use crate::closer::Passed;
 use crate::core::{ChannelPart, Core, Outside, Parts, Set, SocketPart};
 use crate::memory::{self, Memory};
-use crate::namespace::network_namespace;
+use crate::namespace::{connect_within, network_namespace};
 use crate::service::Service;
 use crate::socket::SavedSocket;
 
@@ -43,6 +43,27 @@ const WANTED: (i32, i32, i64) = (VERSION, HAND_OVER_VERSION, SAVED_FORMAT as i64
 const BATCH: usize = 250;
 /// How long the node that hands over may take, and how long the one that takes over.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the two nodes say to each other, a byte each, after the reply to the request: the former
+/// one with each batch of descriptors, the next one that it is ready, the former one that all is
+/// the other's, the next one that it begins, and that it serves. Nodes of before send `PLAIN`,
+/// and end the connection instead of saying the last two; whoever sends `TELLS` says these, and
+/// that it has taken everything back. So its silent end is that of its process.
+const PLAIN: u8 = 0;
+const TELLS: u8 = 1;
+const TAKEN_BACK: u8 = 2;
+const BEGINS: u8 = 3;
+const SERVES: u8 = 4;
+
+/// How a hand-over has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// The other process serves.
+    Taken,
+    /// The other process has begun to change what it was given, and then ended: what programs had
+    /// is lost, but [`HostState::listener`] of what was sent is still there.
+    Lost,
+}
 /// Attempts to send a message, a millisecond apart, while the kernel has too many descriptors of
 /// this user on their way.
 const ATTEMPTS: u32 = 2000;
@@ -142,12 +163,19 @@ impl HandOver {
         Ok(io::BufWriter::new(File::from(self.state.try_clone()?)))
     }
 
-    /// Sends everything to the process that has asked for it, and waits until it is ready to
-    /// resume. With an error it does not, and [`open`](Self::open) takes everything back.
+    /// Sends everything to the process that has asked for it, and waits until it serves. With an
+    /// error it does not, and [`open`](Self::open) takes everything back.
     ///
     /// # Errors
     /// Those of the connection; `TimedOut`.
-    pub fn send(&self, to: &UnixStream) -> io::Result<()> {
+    pub fn send(&self, to: &UnixStream) -> io::Result<Sent> {
+        self.offer(to).inspect_err(|_| {
+            // Who is gone need not know.
+            let _ = say(to, TAKEN_BACK);
+        })
+    }
+
+    fn offer(&self, to: &UnixStream) -> io::Result<Sent> {
         to.set_nonblocking(false)?;
         to.set_write_timeout(Some(PATIENCE))?;
         to.set_read_timeout(Some(PATIENCE))?;
@@ -157,9 +185,23 @@ impl HandOver {
         let all: Vec<_> =
             std::iter::once(&self.state).chain(&self.programs).map(AsFd::as_fd).collect();
         all.chunks(BATCH).try_for_each(|batch| send_batch(to, batch))?;
-        (&*to).read_exact(&mut [0])?;
+        let tells = heard(to)? == TELLS;
         // From here on it is the other's.
-        (&*to).write_all(&[0])
+        say(to, PLAIN)?;
+        if !tells {
+            return Ok(Sent::Taken);
+        }
+        // One that takes too long is there, and has everything.
+        let is_late = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        match heard(to) {
+            Ok(_) => {}
+            Err(error) if is_late(&error) => return Ok(Sent::Taken),
+            Err(error) => return Err(error),
+        }
+        match heard(to) {
+            Err(error) if !is_late(&error) => Ok(Sent::Lost),
+            _ => Ok(Sent::Taken),
+        }
     }
 
     /// Asks the node that serves programs at `place` to hand over, and takes what it has; `None`:
@@ -169,9 +211,10 @@ impl HandOver {
     /// `EACCES` when one of the two processes is of another user than the other and root,
     /// `EPROTONOSUPPORT` when the other node
     /// is of a version that cannot hand over to this one, `EALREADY` when it hands over to
-    /// somebody else; errors of the connection.
+    /// somebody else; `TimedOut` when it does not accept; [`is_gone`](Self::is_gone) tells those
+    /// of a node that ends before.
     pub fn receive(place: &Path) -> io::Result<Option<(Self, Predecessor)>> {
-        let from = match UnixStream::connect(place) {
+        let from = match connect_within(place, PATIENCE) {
             Ok(from) => from,
             Err(error)
                 if matches!(
@@ -189,6 +232,7 @@ impl HandOver {
             return Err(rustix::io::Errno::ACCESS.into());
         }
         from.set_read_timeout(Some(PATIENCE))?;
+        from.set_write_timeout(Some(PATIENCE))?;
         let (version, hand_over_version, state_format) = WANTED;
         let request = Request::HandOver { version, hand_over_version, state_format };
         let request = request.emit(0).ok_or(io::ErrorKind::InvalidData)?;
@@ -204,13 +248,25 @@ impl HandOver {
             Ok(Reply::Failed { errno, .. }) => return Err(io::Error::from_raw_os_error(errno)),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
-        let mut all = Vec::new();
+        let (mut all, mut tells) = (Vec::new(), false);
         while all.len() < count {
-            receive_batch(&from, &mut all)?;
+            tells = receive_batch(&from, &mut all)? == TELLS;
         }
         let programs = all.split_off(1.min(all.len()));
         let state = all.pop().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Some((Self { state, programs }, Predecessor(from))))
+        let predecessor = Predecessor { stream: Arc::new(from), tells };
+        Ok(Some((Self { state, programs }, predecessor)))
+    }
+
+    /// Tells whether this error of [`receive`](Self::receive) is that of a node which has ended
+    /// before it had handed over.
+    pub fn is_gone(error: &io::Error) -> bool {
+        matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+        )
     }
 
     /// Reads the host's part of the state; the node's is what is left of the returned reader, and
@@ -251,18 +307,46 @@ impl HandOver {
 }
 
 /// The node that hands over, which takes everything back unless it is told otherwise.
-#[derive(Debug)]
-pub struct Predecessor(UnixStream);
+#[derive(Clone, Debug)]
+pub struct Predecessor {
+    stream: Arc<UnixStream>,
+    /// It says when it takes everything back.
+    tells: bool,
+}
 
 impl Predecessor {
-    /// This process is ready to resume: the other node ends.
+    /// This process is ready to resume, and the other node is to end; one that was killed has
+    /// ended, too.
     ///
     /// # Errors
-    /// The other node has taken everything back, or is gone.
-    pub fn dismiss(self) -> io::Result<()> {
-        (&self.0).write_all(&[0])?;
-        (&self.0).read_exact(&mut [0])
+    /// The other node has taken everything back, or perhaps has.
+    pub fn dismiss(&self) -> io::Result<()> {
+        // The other has perhaps said something before it closed the connection.
+        let _ = say(&self.stream, TELLS);
+        match heard(&self.stream) {
+            Ok(PLAIN) => {}
+            Err(error) if self.tells && HandOver::is_gone(&error) => {}
+            Ok(_) => return Err(io::Error::other("it has taken everything back")),
+            Err(error) => return Err(error),
+        }
+        let _ = say(&self.stream, BEGINS);
+        Ok(())
     }
+
+    /// This process serves: the other one need not resume in its place.
+    pub fn release(&self) {
+        let _ = say(&self.stream, SERVES);
+    }
+}
+
+fn say(mut to: &UnixStream, word: u8) -> io::Result<()> {
+    to.write_all(&[word])
+}
+
+fn heard(mut from: &UnixStream) -> io::Result<u8> {
+    let mut word = [0];
+    from.read_exact(&mut word)?;
+    Ok(word[0])
 }
 
 /// Reads a file that other processes may read as well.
@@ -284,7 +368,7 @@ fn send_batch(to: &UnixStream, batch: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(batch));
-        match sendmsg(to, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(to, &[IoSlice::new(&[TELLS])], &mut control, SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::TOOMANYREFS) => std::thread::sleep(Duration::from_millis(1)),
             Err(rustix::io::Errno::INTR) => {}
             sent => return Ok(sent.map(drop)?),
@@ -293,7 +377,7 @@ fn send_batch(to: &UnixStream, batch: &[BorrowedFd<'_>]) -> io::Result<()> {
     Err(rustix::io::Errno::TOOMANYREFS.into())
 }
 
-fn receive_batch(from: &UnixStream, to: &mut Vec<OwnedFd>) -> io::Result<()> {
+fn receive_batch(from: &UnixStream, to: &mut Vec<OwnedFd>) -> io::Result<u8> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -314,7 +398,7 @@ fn receive_batch(from: &UnixStream, to: &mut Vec<OwnedFd>) -> io::Result<()> {
     if got.bytes == 0 || to.len() == before {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(())
+    Ok(byte[0])
 }
 
 /// The host's part of what was handed over.

@@ -30,19 +30,37 @@ pub fn network_namespace() -> u64 {
     if result == 0 { cookie } else { 0 }
 }
 
+/// Connects to a unix socket, in whose queue there may be no place: whoever listens there stands
+/// still, or others connect faster than it accepts.
+///
+/// # Errors
+/// Those of `connect(2)`; `TimedOut` when there was no place for so long.
+pub fn connect_within(place: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
+    let address = SocketAddrUnix::new(place)?;
+    match rustix::io::retry_on_intr(|| connect(&socket, &address)) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::AGAIN) => {
+            let text = format!("it has accepted no connection for {} s", limit.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    // The limit was that of the wait for a place.
+    set_socket_timeout(&socket, Timeout::Send, None)?;
+    Ok(socket.into())
+}
+
 /// The network namespace of the node that serves programs at a place; 0 if it does not tell this
 /// user.
 ///
 /// # Errors
 /// Those of the connection: nobody listens there, or nobody answers within two seconds.
 pub fn namespace_at(place: &Path) -> io::Result<u64> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Before it connects, since there may be no place in the node's queue.
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    let address = SocketAddrUnix::new(place)?;
-    rustix::io::retry_on_intr(|| connect(&socket, &address))?;
-    let mut stream = UnixStream::from(socket);
+    let mut stream = connect_within(place, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
     let hello = hello.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?;
     // Whoever is turned away has been answered, perhaps before it has asked.

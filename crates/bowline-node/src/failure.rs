@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use bowline_base::Errno;
 
-use crate::values::Address;
+use crate::{log::shown, tentative, values::Address};
 
 /// Why a command did not do its work.
 #[derive(Debug)]
@@ -29,15 +29,15 @@ impl Failure {
     pub fn report(&self, name: &str) -> u8 {
         match self {
             Self::Usage(text) => {
-                note!("{name}: {text}");
+                note!("{name}: {}", shown(text));
                 2
             }
             Self::Failed(text) => {
-                note!("{name}: {text}");
+                note!("{name}: {}", shown(text));
                 1
             }
             Self::Errno(errno, text) => {
-                note!("error: {text}");
+                note!("error: {}", shown(text));
                 errno.neg() as u8
             }
             Self::Reported => 1,
@@ -90,11 +90,14 @@ pub fn node_on(
         Address { ip, .. } => builder.address(ip),
     };
     let builder = addresses.iter().fold(builder, add);
+    tentative::wait(addresses);
     start(builder).map_err(|error| {
         let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let place = if names.is_empty() { "every address".to_owned() } else { names.join(", ") };
         Failure::Failed(if error.errno() == Errno::EADDRNOTAVAIL {
-            format!("no node on {place}: this machine has no such address; see `ip address`")
+            let why = tentative::why(addresses)
+                .unwrap_or_else(|| "this machine has no such address; see `ip address`".to_owned());
+            format!("no node on {place}: {why}")
         } else {
             format!("no node on {place}: {error}")
         })

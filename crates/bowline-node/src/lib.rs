@@ -12,6 +12,7 @@ pub mod control;
 pub mod daemon;
 pub mod disks;
 mod failure;
+pub mod leases;
 pub mod metrics;
 pub mod mount;
 pub mod namespaces;
@@ -23,6 +24,7 @@ pub mod rdma_device;
 pub mod service_manager;
 pub mod shares;
 pub mod signals;
+pub mod tentative;
 pub mod values;
 
 pub use failure::{Failure, Outcome, node_on, start_node};

@@ -4,7 +4,8 @@ mod stamp;
 mod writer;
 
 use std::{
-    fmt,
+    borrow::Cow,
+    fmt::{self, Write as _},
     io::{self, IsTerminal, Write},
     process,
     time::{Duration, Instant},
@@ -30,7 +31,9 @@ macro_rules! note {
 #[macro_export]
 macro_rules! say_of_peer {
     ($($arg:tt)*) => {
-        if $crate::log::admits_line() { $crate::say!($($arg)*) }
+        if $crate::log::admits_line() {
+            $crate::say!("{}", $crate::log::shown(&format!($($arg)*)))
+        }
     };
 }
 
@@ -38,14 +41,58 @@ macro_rules! say_of_peer {
 #[macro_export]
 macro_rules! note_of_peer {
     ($($arg:tt)*) => {
-        if $crate::log::admits_error_line() { $crate::note!($($arg)*) }
+        if $crate::log::admits_error_line() {
+            $crate::note!("{}", $crate::log::shown(&format!($($arg)*)))
+        }
     };
+}
+
+/// A text that others have chosen, such as the name of a process or of a disk, for one line of a
+/// terminal or a log: what would move the cursor, end the line or turn the direction of writing
+/// stands as `\n`, or as `\u001b` with the number of the character, which JSON has, too.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    escaped(text, |_| false)
+}
+
+/// The same, but with the ends of lines and the tabs of a text of ours.
+fn lines(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| matches!(c, '\n' | '\t'))
+}
+
+fn escaped(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let moves = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(|c| moves(c) && !is_kept(c)) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            c if !moves(c) || is_kept(c) => out.push(c),
+            '\n' => out.push_str("\\n"),
+            '\t' => out.push_str("\\t"),
+            '\r' => out.push_str("\\r"),
+            // Writing into a String cannot fail.
+            c => drop(write!(out, "\\u{:04x}", u32::from(c))),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Writes what is in a file to standard output, as it is, but for what a terminal would do with it.
+pub fn content(text: &str) {
+    if io::stdout().is_terminal() {
+        return put(lines(text).into_owned());
+    }
+    put(text.to_owned());
 }
 
 /// Writes one line to standard output. The command's [`Duty`] decides what happens if that fails; a
 /// command without one ends.
 pub fn line(args: fmt::Arguments<'_>) {
-    put(format!("{args}\n"));
+    put(format!("{}\n", lines(&args.to_string())));
 }
 
 /// Writes text without an end of line to standard output, under the same rule as [`line()`].
@@ -76,7 +123,7 @@ fn cannot_write(error: &io::Error) -> ! {
 
 /// Writes one line to standard error; a failure has nowhere to be reported.
 pub fn error_line(args: fmt::Arguments<'_>) {
-    error_text(format!("{args}\n"));
+    error_text(format!("{}\n", lines(&args.to_string())));
 }
 
 fn error_text(text: String) {
@@ -199,6 +246,17 @@ pub fn count(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_others_move_no_cursor_and_begin_no_line() {
+        assert!(matches!(shown("data 1\\ü"), Cow::Borrowed("data 1\\ü")));
+        assert_eq!(shown("a\x1b[2J\nb\r\t\x7f\u{9b}"), r"a\u001b[2J\nb\r\t\u007f\u009b");
+        assert_eq!(shown("\u{202e}gpj.exe"), r"\u202egpj.exe");
+        assert_eq!(lines("two\n\tlines\x07"), "two\n\tlines\\u0007");
+        let json = serde_json::json!({ "name": "a\x1b\u{9b}\x7f" }).to_string();
+        let read: serde_json::Value = serde_json::from_str(&lines(&json)).expect("still JSON");
+        assert_eq!(read["name"], "a\x1b\u{9b}\x7f");
+    }
 
     #[test]
     fn numbers_are_readable() {

@@ -119,6 +119,9 @@ pub struct Args {
     /// them over a restart of the service. Needs FileDescriptorStoreMax= in the unit
     #[arg(long, conflicts_with = "no_programs")]
     keep_programs: bool,
+    /// End when no program of `bowline run` is left, which has started this node
+    #[arg(long, hide = true, conflicts_with = "no_programs")]
+    until_unused: bool,
     /// Also serve programs of this user, by name or number, * for all users; may be repeated.
     /// Programs of root and of the node's own user are always served
     #[arg(long, value_name = "USER")]
@@ -219,6 +222,7 @@ impl Args {
         file.no_programs = self.no_programs;
         file.replace = self.replace;
         file.keep_programs = self.keep_programs;
+        file.until_unused = self.until_unused;
         file
     }
 }

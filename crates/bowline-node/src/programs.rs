@@ -102,6 +102,13 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Returns its path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Programs {
     /// Serves programs at this place.
     pub fn start(node: &Node, place: Place, policy: Policy, default_quota: Quota) -> Outcome<Self> {
@@ -274,13 +281,22 @@ pub fn places() -> Vec<PathBuf> {
     folders.iter().flat_map(|folder| names().into_iter().map(|name| folder.join(name))).collect()
 }
 
+/// Why no node is reachable.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Unreachable {
+    /// What is at each place.
+    pub why: String,
+    /// A place is closed to this user, who cannot see whether a node serves there.
+    pub is_closed: bool,
+}
+
 /// The first of these places at which a node of this network namespace serves programs; else one at
 /// which nobody has answered yet, as where a service manager starts the node.
 ///
 /// # Errors
 /// Why there is none.
-pub fn reachable(places: &[PathBuf]) -> Result<PathBuf, String> {
-    let (mut why, mut unknown) = (Vec::new(), None);
+pub fn reachable(places: &[PathBuf]) -> Result<PathBuf, Unreachable> {
+    let (mut why, mut unknown, mut is_closed) = (Vec::new(), None, false);
     for place in places {
         match whose(place) {
             Ok(Whose::Ours) => return Ok(place.clone()),
@@ -288,8 +304,11 @@ pub fn reachable(places: &[PathBuf]) -> Result<PathBuf, String> {
                 why.push(format!("{}: its node serves another network namespace", place.display()));
             }
             Ok(Whose::Unknown) => unknown = unknown.or_else(|| Some(place.clone())),
-            Err(error) => why.push(format!("{}: {error}", place.display())),
+            Err(error) => {
+                is_closed |= error.kind() == ErrorKind::PermissionDenied;
+                why.push(format!("{}: {error}", place.display()));
+            }
         }
     }
-    unknown.ok_or_else(|| why.join("; "))
+    unknown.ok_or_else(|| Unreachable { why: why.join("; "), is_closed })
 }

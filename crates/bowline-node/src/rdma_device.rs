@@ -11,7 +11,7 @@ use std::{
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_verbs::Error;
 
-use crate::{Failure, Outcome, values::Address};
+use crate::{Failure, Outcome, tentative, values::Address};
 
 mod holder;
 mod taken;
@@ -28,6 +28,7 @@ pub fn open_soft(
     addresses: &[Address],
     change: impl FnOnce(&mut SoftConfig),
 ) -> Outcome<Arc<SoftDevice>> {
+    tentative::wait(addresses);
     let mut config = soft_config(addresses);
     change(&mut config);
     SoftDevice::open(config).map(Arc::new).map_err(|error| not_opened(addresses, error))
@@ -38,10 +39,12 @@ pub fn not_opened(addresses: &[Address], error: Error) -> Failure {
     Failure::Failed(match error {
         Error::AddrNotAvailable => {
             let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-            format!(
-                "this machine does not have all of these addresses: {}; see `ip address`",
-                names.join(", ")
-            )
+            tentative::why(addresses).unwrap_or_else(|| {
+                format!(
+                    "this machine does not have all of these addresses: {}; see `ip address`",
+                    names.join(", ")
+                )
+            })
         }
         Error::AddrInUse(text) => taken(addresses).unwrap_or(text),
         error => error.to_string(),

@@ -248,3 +248,32 @@ fn a_congested_path_is_not_a_dead_path() {
     }
     println!("{said}");
 }
+
+/// As at a boot: for some seconds the system asks whether another machine has an address.
+#[test]
+fn an_address_that_is_tentative_is_waited_for() {
+    let folder = Folder::new();
+    let script = r#"
+        ip link add v0 type veth peer name w0
+        echo 3 > /proc/sys/net/ipv6/conf/v0/dad_transmits
+        ip link set v0 up
+        ip link set w0 up
+        ip address add fd00:45::1/64 dev v0
+        begin node "$BOWLINE" node --address fd00:45::1 --rdma --control "$AT/node.sock" --no-programs
+        begin disks "$BOWLINE" rnbd export --memory disk0=1MiB -I fd00:45::1 --no-control
+        heard node "waiting up to 10 s for fd00:45::1, which is tentative"
+        heard disks "waiting up to 10 s for fd00:45::1, which is tentative"
+        # One of the two has the UDP port.
+        begun() { grep -q "$2" "$AT/$1.out" && grep -q "in use" "$AT/$3.out"; }
+        n=0; until begun node ready disks || begun disks "listening on" node; do
+            n=$((n + 1)); [ $n -lt 600 ] || fail "neither has begun"; sleep 0.1
+        done
+        # It asks for longer than anybody waits.
+        echo 100 > /proc/sys/net/ipv6/conf/v0/dad_transmits
+        ip address add fd00:45::2/64 dev v0
+        rc=0; "$BOWLINE" node --address fd00:45::2 --no-control --no-programs > "$AT/late.out" 2>&1 || rc=$?
+        [ $rc = 1 ] && grep -q "fd00:45::2 is still tentative; is its link up?" "$AT/late.out" || fail "$rc"
+    "#;
+    let Some(done) = apart(&folder, script) else { return };
+    succeeded(&done);
+}

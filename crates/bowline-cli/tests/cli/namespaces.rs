@@ -47,7 +47,7 @@ fn commands_and_programs_take_the_node_of_their_namespace() {
     with_two_nodes(
         r#"
         refused there "no node runs in this network namespace" info
-        refused there "serves another network namespace" run -- python3 -c "print(1)"
+        refused there "serves another network namespace" run --node=require -- python3 -c "print(1)"
         # At the same address, which is the same name.
         begin far nsenter -t $P -n "$BOWLINE" node --address 127.0.0.1 --address 127.152.1.2 --sysctl net.rds.max_unacked_packets=12
         heard far ready

@@ -589,7 +589,7 @@ pub(crate) fn build_library() {
 fn a_program_runs_on_the_sockets_of_a_node() {
     build_library();
     let folder = Folder::new();
-    let none = run(&folder, &["run", "python3", "-c", ""]).exits(1);
+    let none = run(&folder, &["run", "--node=require", "python3", "-c", ""]).exits(1);
     assert!(none.err.contains("start one with `bowline node`"), "{none:?}");
     let mut node = node(&folder, "127.41.40.1", &[]);
     let program = "from socket import *\n\

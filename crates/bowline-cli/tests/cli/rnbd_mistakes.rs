@@ -149,10 +149,61 @@ fn a_name_that_is_taken_is_told_with_a_way_out() {
     let first = mapped(&folder, 8, &["--no-control"]);
     let other = "127.61.8.12@127.61.8.1";
     let words = ["rnbd", "map", "disk1", "--from", "s1", "--path", other, "--no-control"];
-    let done = run(&folder, &words).exits(256 - 104);
+    // Perhaps the other one has lost its power, and the server has not noticed.
+    let patience = ["--connect-timeout", "2"];
+    let mut done = run(&folder, &[&words[..], &patience].concat()).exits(256 - 104);
     assert!(!done.err.contains("no server"), "{done:?}");
+    let (first_line, rest) = done.err.split_once('\n').expect("two lines");
+    assert!(first_line.ends_with("trying again for 2 s"), "{done:?}");
+    done.err = rest.to_owned();
     done.complains(&["refused the connection", "uses the name", "--from NAME --path 127.61.8.12@"]);
     drop(first);
+    end(server);
+}
+
+/// They move no cursor and forge no lines of a terminal or a log.
+#[test]
+fn names_with_control_characters_are_shown_escaped() {
+    let folder = Folder::new();
+    let address = server_ip(19);
+    let name = "a\x1b[2J\nexport b=1MiB";
+    let words = ["rnbd", "export", "--memory", name, "-I", &address];
+    let mut server = start(&folder, &words);
+    server.expect(r"export a\u001b[2J\nexport b bytes=1048576");
+    let shown = |words: &str| {
+        let out = rnbd(&folder, words).exits(0).out;
+        assert!(!out.contains('\x1b') && out.contains(r"a\u001b[2J\nexport b"), "{words}: {out}");
+    };
+    shown("exports");
+    let client = {
+        let words = ["rnbd", "map", "a\x1b[2J\nexport b", "--from", "s1", "--path", &path(19)];
+        let mut client = start(&folder, &words);
+        client.expect(r"mapped a\u001b[2J\nexport b bytes=");
+        client
+    };
+    for words in ["list", "client device list", "server device list csv", "show rnbd0"] {
+        shown(words);
+    }
+    client.signal("-INT");
+    client.finish().exits(0);
+    end(server);
+}
+
+/// As after a loss of power: nobody tells the server that its client is gone, since the notes of
+/// what was connected are gone as well, and it takes the client that comes back for another one.
+#[test]
+fn a_client_that_comes_back_after_power_loss_is_let_in() {
+    // tests [RS-48]
+    let (server_folder, before, after) = (Folder::new(), Folder::new(), Folder::new());
+    let server = export(&server_folder, 18, &[]);
+    let first = mapped(&before, 18, &["--no-control"]);
+    first.signal("-KILL");
+    let _ = first.finish();
+    let mut again = map(&after, 18, &["--no-control"]);
+    again.expect("mapped disk0 ");
+    again.until_told("has not noticed yet that an earlier client of this name is gone");
+    again.signal("-INT");
+    again.finish().exits(0);
     end(server);
 }
 

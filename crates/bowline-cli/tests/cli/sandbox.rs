@@ -108,7 +108,7 @@ fn a_confined_node_does_all_it_does() {
     let control = folder.path().join(sockets[0]);
     let words = ["info", "--control", &control.to_string_lossy()];
     run(&folder, &words).exits(1).complains(&["no node answers", "is `bowline node` running?"]);
-    let words = ["run", "--", "python3", "-c", "print(1)"];
+    let words = ["run", "--node=require", "--", "python3", "-c", "print(1)"];
     run(&folder, &words).exits(1).complains(&["start one with `bowline node`"]);
     run(&folder, &["ping", "-c", "1", "-I", "127.151.1.1", "127.151.1.1"]).exits(0);
     // Those of other names, which are nobody's usual ones, go when the next node comes.

@@ -78,7 +78,7 @@ pub(crate) struct Running {
     out: Option<BufReader<ChildStdout>>,
     seen: String,
     /// What came on standard error so far, and the thread that reads it.
-    told: Arc<Mutex<String>>,
+    heard: Arc<Mutex<String>>,
     errors: Option<thread::JoinHandle<()>>,
 }
 
@@ -120,19 +120,19 @@ fn spawn(program: &OsStr, folder: &Folder, words: &[&str], input: Stdio, out: St
         .spawn()
         .expect("bowline starts");
     let out = child.stdout.take().map(BufReader::new);
-    let told = Arc::<Mutex<String>>::default();
+    let heard = Arc::<Mutex<String>>::default();
     let errors = child.stderr.take().map(|stream| {
-        let told = Arc::clone(&told);
+        let heard = Arc::clone(&heard);
         thread::spawn(move || {
             let mut stream = BufReader::new(stream);
             let mut line = String::new();
             while stream.read_line(&mut line).expect("text on standard error") > 0 {
-                told.lock().expect("whole").push_str(&line);
+                heard.lock().expect("whole").push_str(&line);
                 line.clear();
             }
         })
     });
-    Running { child, out, seen: String::new(), told, errors }
+    Running { child, out, seen: String::new(), heard, errors }
 }
 
 /// Runs `bowline` to its end.
@@ -179,8 +179,8 @@ impl Running {
     #[track_caller]
     pub(crate) fn until_told(&self, part: &str) {
         let start = Instant::now();
-        while !self.told.lock().expect("whole").contains(part) {
-            assert!(start.elapsed() < DEADLINE, "no {part:?} in {:?}", self.told);
+        while !self.heard.lock().expect("whole").contains(part) {
+            assert!(start.elapsed() < DEADLINE, "no {part:?} in {:?}", self.heard);
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -190,7 +190,7 @@ impl Running {
         if let Some(errors) = self.errors.take() {
             errors.join().expect("errors were read");
         }
-        self.told.lock().expect("whole").clone()
+        self.heard.lock().expect("whole").clone()
     }
 
     /// Waits until the program handles signals itself: an earlier signal would just kill it.

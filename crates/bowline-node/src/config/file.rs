@@ -97,6 +97,9 @@ pub struct Config {
     /// At the end, leave programs' sockets with the service manager.
     #[serde(skip)]
     pub keep_programs: bool,
+    /// End when no program is left, in a session of its own: see [`leases`](crate::leases).
+    #[serde(skip)]
+    pub until_unused: bool,
 }
 
 impl Config {

@@ -23,6 +23,7 @@ pub(crate) mod tree;
 use std::{
     fs, io, iter,
     net::IpAddr,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -36,6 +37,7 @@ use self::{
 };
 use crate::{
     Failure, Outcome,
+    log::shown,
     namespaces::{Whose, numbered},
     programs,
     values::Address,
@@ -341,8 +343,8 @@ fn running() -> Running {
 
 /// Lists places for a message.
 pub fn listed<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
-    let names: Vec<String> = paths.into_iter().map(|path| path.display().to_string()).collect();
-    names.join(", ")
+    let names = paths.into_iter().map(|path| shown(&path.display().to_string()).into_owned());
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// Why there is nothing to ask in this network namespace, where there is `something` in another:
@@ -358,6 +360,16 @@ pub fn none_here(something: &str, elsewhere: &[PathBuf]) -> String {
 /// The node of this network namespace. One that does not answer is not asked, and others are.
 fn only_node() -> Outcome<Client> {
     let Running { mut here, elsewhere, silent } = running();
+    // As programs do, which look in this user's folder first. Root may ask nodes of others as well.
+    let (own_folder, user) = (folder(), rustix::process::geteuid().as_raw());
+    let is_near = |client: &Client| bowline_ctl::folder_of(&client.path) == own_folder;
+    let is_own = |client: &Client| fs::metadata(&client.path).is_ok_and(|at| at.uid() == user);
+    let nearer: [&dyn Fn(&Client) -> bool; 2] = [&is_near, &is_own];
+    for is_nearer in nearer {
+        if here.len() > 1 && here.iter().any(is_nearer) {
+            here.retain(is_nearer);
+        }
+    }
     if here.len() > 1 {
         return Err(Failure::failed(format!(
             "several nodes run; choose one with --control PATH: {}",

@@ -7,12 +7,13 @@ use std::{
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use bowline::rds::Node;
 use bowline_base::Errno;
-use bowline_host::{HandOver, HostState, Predecessor};
+use bowline_host::{HandOver, HostState, Predecessor, Sent};
 
 use super::sandbox::Places;
 use crate::{
@@ -45,6 +46,8 @@ pub(super) enum StateSource {
     FdStore,
     /// This process: a hand-over failed.
     Reclaimed,
+    /// This process: the next node has begun with the state, and has ended before it served.
+    Lost,
 }
 
 impl InheritedState {
@@ -55,7 +58,15 @@ impl InheritedState {
                 say!("replacing the node that served programs at {}", place.display());
             }
             StateSource::FdStore => say!("going on with the programs of before"),
-            StateSource::Reclaimed => {}
+            StateSource::Reclaimed | StateSource::Lost => {}
+        }
+    }
+
+    /// The node whose place this process takes, which is to hear when this one serves.
+    pub(super) fn predecessor(&self) -> Option<Predecessor> {
+        match &self.source {
+            StateSource::OtherNode(predecessor, _) => Some(predecessor.clone()),
+            _ => None,
         }
     }
 }
@@ -69,7 +80,7 @@ impl StateSource {
                 forget(supervisor);
                 Ok(())
             }
-            Self::Reclaimed => Ok(()),
+            Self::Reclaimed | Self::Lost => Ok(()),
         }
     }
 }
@@ -86,11 +97,37 @@ fn opened(all: HandOver, source: StateSource) -> io::Result<InheritedState> {
     Ok(InheritedState { host, listeners, state: Box::new(state), source })
 }
 
+/// How long a node may listen that ends each connection.
+const END_TIME: Duration = Duration::from_secs(2);
+const END_PAUSE: Duration = Duration::from_millis(20);
+
+/// Asks the node at a place for everything. If that one ends first, its place is free.
+fn asked(place: &Path) -> io::Result<Option<(HandOver, Predecessor)>> {
+    let (mut is_gone, until) = (false, Instant::now() + END_TIME);
+    loop {
+        match HandOver::receive(place) {
+            Err(error) if HandOver::is_gone(&error) && Instant::now() < until => {
+                is_gone = true;
+                thread::sleep(END_PAUSE);
+            }
+            Ok(None) if is_gone => {
+                note!(
+                    "bowline node: the node at {} has ended before it handed over; its programs \
+                     have lost their sockets",
+                    place.display()
+                );
+                return Ok(None);
+            }
+            received => return received,
+        }
+    }
+}
+
 /// Receives the state of the node that serves programs at `place`, or at the default one; that node
-/// ends when this one begins. `None`: there is no such node.
+/// ends when this one begins. `None`: there is no such node, or none any more.
 pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<InheritedState>> {
     let place = place.map_or_else(programs::default_path, Path::to_owned);
-    let received = HandOver::receive(&place).map_err(|error| {
+    let received = asked(&place).map_err(|error| {
         let what = match error.raw_os_error().map(Errno) {
             Some(Errno::EPROTONOSUPPORT) => {
                 "it is of a version that cannot hand over to this one; stop it and start this one, \
@@ -98,6 +135,8 @@ pub(super) fn receive(place: Option<&Path>) -> Outcome<Option<InheritedState>> {
                     .to_owned()
             }
             Some(Errno::EACCES) => "it belongs to another user".to_owned(),
+            Some(Errno::EALREADY) => "it is handing over to another one".to_owned(),
+            Some(Errno::EAGAIN) => "it has not answered for 10 s".to_owned(),
             _ => error.to_string(),
         };
         Failure::failed(format!("cannot replace the node at {}: {what}", place.display()))
@@ -137,9 +176,9 @@ pub(super) fn forget(supervisor: &Supervisor) {
     STORED.iter().for_each(|name| supervisor.forget(name));
 }
 
-/// Reclaims state that could not be handed over.
-pub(super) fn reclaimed(all: HandOver) -> Outcome<InheritedState> {
-    opened(all, StateSource::Reclaimed).map_err(|error| {
+/// What is left of a hand-over that has failed: this process resumes.
+pub(super) fn reclaimed((all, source): (HandOver, StateSource)) -> Outcome<InheritedState> {
+    opened(all, source).map_err(|error| {
         Failure::failed(format!("cannot go on: {error}; programs have lost their sockets"))
     })
 }
@@ -152,7 +191,7 @@ pub(super) enum Successor {
     Manager,
 }
 
-/// Sends the state of this node to its successor; returns it if that one does not accept it.
+/// Sends the state of this node to its successor; returns it if that one does not serve with it.
 ///
 /// The soft RDMA device ends before, since its UDP port is for one process at a time: the successor
 /// opens one of its own.
@@ -163,7 +202,7 @@ pub(super) fn send(
     places: &mut Places,
     successor: Successor,
     supervisor: &Supervisor,
-) -> Outcome<Option<HandOver>> {
+) -> Outcome<Option<(HandOver, StateSource)>> {
     let to = match successor {
         Successor::Node(_) => "another node",
         Successor::Manager => "the service manager",
@@ -188,24 +227,36 @@ pub(super) fn send(
         Failure::failed(format!("cannot hand over: {error}; programs have lost their sockets"))
     })?;
     let sent = match successor {
-        Successor::Node(node) => all.send(&node).map(|()| places.leave()),
+        Successor::Node(node) => all.send(&node).inspect(|sent| {
+            if matches!(sent, Sent::Taken) {
+                places.leave();
+            }
+        }),
         Successor::Manager => {
             supervisor.stopping(Duration::ZERO, "handing over");
             let programs: Vec<_> = all.programs.iter().map(AsFd::as_fd).collect();
             supervisor
                 .store(PROGRAMS, &programs)
                 .and_then(|()| supervisor.store(STATE, &[all.state.as_fd()]))
+                .map(|()| Sent::Taken)
                 .inspect_err(|_| forget(supervisor))
         }
     };
     match sent {
-        Ok(()) => {
+        Ok(Sent::Taken) => {
             say!("handed over");
             Ok(None)
         }
+        Ok(Sent::Lost) => {
+            note!(
+                "bowline node: {to} has ended before it served, and this node continues; programs \
+                 have lost their sockets"
+            );
+            Ok(Some((all, StateSource::Lost)))
+        }
         Err(error) => {
-            note!("bowline node: {to} has not taken over, and this node goes on: {error}");
-            Ok(Some(all))
+            note!("bowline node: {to} has not taken over, and this node continues: {error}");
+            Ok(Some((all, StateSource::Reclaimed)))
         }
     }
 }

@@ -47,6 +47,7 @@ use crate::{
     programs::{self, Programs},
     service_manager::Supervisor,
     signals::{Stop, hangups},
+    tentative,
 };
 
 /// A node that serves, and what it has from its start to its end.
@@ -113,9 +114,16 @@ impl Daemon {
             ))
         })?;
         raise_descriptors();
+        if config.until_unused {
+            // So that no signal of the terminal ends the node before its programs. Where this
+            // process leads a group, it has left that of the terminal already.
+            let _ = rustix::process::setsid();
+        }
         let (replace, keep_programs) = (config.replace, config.keep_programs);
         let mut settings = Settings::new(config)?;
         let supervisor = Supervisor::of_this_process();
+        // Before a former node waits for this one, and before sockets of devices are made.
+        tentative::wait(&settings.addresses);
         let mut inherited = hand_over::stored(passed.stored);
         if inherited.is_none() && replace && settings.programs.is_some() {
             let place = settings.programs.as_ref().and_then(Option::as_deref);
@@ -131,7 +139,16 @@ impl Daemon {
         let process = Process { settings, confinement, supervisor, stop, hangups, is_managers };
         inherited.iter().for_each(InheritedState::announce);
         let keep_programs = keep_programs && process.supervisor.is_there();
-        let serving = process.serve(&mut places, listener, inherited)?;
+        let predecessor = inherited.as_ref().and_then(InheritedState::predecessor);
+        let serving = process.serve(&mut places, listener, inherited).inspect_err(|_| {
+            // The former node resumes with these files.
+            if predecessor.is_some() {
+                places.leave();
+            }
+        })?;
+        if let Some(predecessor) = predecessor {
+            predecessor.release();
+        }
         Ok(Self { process, places, serving, keep_programs })
     }
 
@@ -151,8 +168,9 @@ impl Daemon {
                 say!(
                     "ready; ask with `bowline ping` and `bowline info`, stop with SIGINT or SIGTERM"
                 );
-                successor =
-                    watch(&self.serving.watched(), stop, hangups, supervisor).map(Successor::Node);
+                let leases = self.places.leases.as_mut();
+                successor = watch(&self.serving.watched(), leases, stop, hangups, supervisor)
+                    .map(Successor::Node);
                 if self.keep_programs && successor.is_none() {
                     successor = Some(Successor::Manager);
                 }
@@ -224,9 +242,9 @@ impl Daemon {
         drop((control, disk_control, files, metrics));
         disks.close(stop);
         drop(disks);
-        let back = hand_over::send(node, port, programs, &mut places, successor, supervisor)?;
-        let Some(back) = back else { return Ok(None) };
-        let inherited = hand_over::reclaimed(back)?;
+        let left = hand_over::send(node, port, programs, &mut places, successor, supervisor)?;
+        let Some(left) = left else { return Ok(None) };
+        let inherited = hand_over::reclaimed(left)?;
         let serving = process.serve(&mut places, None, Some(inherited))?;
         Ok(Some(Self { process, places, serving, keep_programs: false }))
     }
@@ -268,11 +286,12 @@ impl Process {
         let control = control.transpose()?;
         let disk_control = places.disks.as_ref().and_then(|place| disks.control(place));
         let files = settings.tree.as_deref().map(|dir| mounted(&tree, dir)).transpose()?;
-        let place = places.programs.take();
-        let programs = self.programs(&node, former, listener, place)?;
         let shown = Arc::clone(&disks);
         let metrics = metrics::node(node.clone(), move |out| shown.metrics(out));
         let metrics = settings.metrics.serve(metrics)?;
+        // Last: where something fails, a former node resumes with its socket.
+        let place = places.programs.take();
+        let programs = self.programs(&node, former, listener, place)?;
         let serving = Serving {
             node,
             port,

@@ -15,9 +15,11 @@ use rustix::{
 
 use super::{hand_over::InheritedState, settings::Settings};
 use crate::{
-    Outcome,
+    Failure, Outcome,
     confine::{Confinement, Needs, confine},
-    control, programs,
+    control,
+    leases::Leases,
+    programs,
 };
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
@@ -42,6 +44,8 @@ pub(super) struct Places {
     /// reason.
     pub(super) disks: Option<Place>,
     pub(super) programs: Option<programs::Place>,
+    /// Where programs ask the node to stay.
+    pub(super) leases: Option<Leases>,
 }
 
 impl Places {
@@ -70,6 +74,8 @@ impl Places {
         }
         if let (Some(path), false) = (&settings.programs, is_passed || inherited.is_some()) {
             places.programs = programs::Place::listen(path.as_deref(), &settings.policy)?;
+            let of = places.programs.as_ref().filter(|_| settings.until_unused);
+            places.leases = of.map(leases_at).transpose()?;
         }
         Ok(places)
     }
@@ -87,6 +93,13 @@ impl Places {
     pub(super) fn leave(&mut self) {
         self.control.take().into_iter().for_each(Place::leave);
     }
+}
+
+fn leases_at(place: &programs::Place) -> Outcome<Leases> {
+    Leases::listen(place.path()).map_err(|error| {
+        let place = place.path().display();
+        Failure::failed(format!("cannot listen for leases beside {place}: {error}"))
+    })
 }
 
 /// A path by which all processes know a file.

@@ -44,6 +44,8 @@ pub(super) struct Settings {
     pub(super) control: Option<Option<PathBuf>>,
     /// Programs are served at this path, or at the default one.
     pub(super) programs: Option<Option<PathBuf>>,
+    /// The node ends when no program is left.
+    pub(super) until_unused: bool,
     pub(super) peers: PeerList,
     pub(super) policy: Policy,
     /// Limits and buffers of the node.
@@ -121,6 +123,7 @@ impl Settings {
             sink: config.sink,
             control: (!config.no_control).then_some(config.control),
             programs: (!config.no_programs).then_some(config.programs),
+            until_unused: config.until_unused,
             tree: config.tree,
             metrics: metrics::Settings::of(config.metrics, &config.metrics_host)?,
             drain: Duration::from_secs_f64(drain),
@@ -201,6 +204,11 @@ impl Settings {
         else {
             return Ok(Started::Fresh(self.build(None)?));
         };
+        if matches!(source, StateSource::Lost) {
+            // The listeners of the next one, which has ended, are free.
+            drop((listeners, state));
+            return Ok(Started::WithListener(host.listener().ok(), self.build(None)?));
+        }
         let is_stored = matches!(source, StateSource::FdStore);
         let commit = Box::new(|| source.commit(supervisor));
         let former = SavedNode { state, listeners, commit };

@@ -12,7 +12,8 @@ use bowline_rds::{Event, PathState};
 
 use super::services::Running;
 use crate::{
-    disks::HostDisks, log::stamp, programs::Programs, service_manager::Supervisor, signals::Stop,
+    disks::HostDisks, leases::Leases, log::stamp, programs::Programs, service_manager::Supervisor,
+    signals::Stop,
 };
 
 /// Time between looks at what happened.
@@ -26,11 +27,13 @@ pub(super) struct Watched<'a> {
     pub(super) disks: &'a HostDisks,
 }
 
-/// Tells of the node until a stop is requested, or until another node asks for its place: returns
-/// the connection to it. Reads sizes of exports anew when asked to. The watchdog hears of it after
-/// each look, for which the node has to answer: one that is stuck is not kept alive.
+/// Tells of the node until a stop is requested, until no program is left that the node was started
+/// for, or until another node asks for its place: returns the connection to it. Reads sizes of
+/// exports anew when asked to. The watchdog hears of it after each look, for which the node has to
+/// answer: one that is stuck is not kept alive.
 pub(super) fn watch(
     watched: &Watched<'_>,
+    mut leases: Option<&mut Leases>,
     stop: &Stop,
     hangups: &AtomicBool,
     supervisor: &Supervisor,
@@ -39,21 +42,29 @@ pub(super) fn watch(
     supervisor.ready(&shown);
     loop {
         let time = supervisor.pause(EVENT_PAUSE);
-        match watched.programs {
-            // What fails here is tried again.
-            Some(programs) => {
+        // What fails here is tried again.
+        match (watched.programs, &leases) {
+            (Some(programs), Some(leases)) => {
+                let _ = stop.wait_for_any([programs.successor_bell(), leases.bell()], time);
+            }
+            (Some(programs), None) => {
                 let _ = stop.wait_for_any([programs.successor_bell()], time);
             }
-            None => {
+            (None, _) => {
                 stop.wait(Some(time));
             }
         }
         watched.log();
+        // A successor comes before the end: else nobody serves the programs.
+        if let Some(successor) = watched.programs.and_then(Programs::take_successor) {
+            return Some(successor);
+        }
         if stop.asked() {
             return None;
         }
-        if let Some(successor) = watched.programs.and_then(Programs::take_successor) {
-            return Some(successor);
+        if leases.as_mut().is_some_and(|leases| leases.is_over(watched.has_sockets())) {
+            say!("no program is left");
+            return None;
         }
         // Relaxed: the flag publishes nothing but itself.
         if hangups.swap(false, Ordering::Relaxed) {
@@ -71,6 +82,11 @@ pub(super) fn watch(
 }
 
 impl Watched<'_> {
+    /// Tells whether programs have sockets.
+    fn has_sockets(&self) -> bool {
+        !self.node.driver().with_core(|core, _| core.info_without_messages()).sockets.is_empty()
+    }
+
     /// Returns how many peers and disks there are, in one line.
     fn status(&self) -> String {
         let info = self.node.driver().with_core(|core, _| core.info_without_messages());

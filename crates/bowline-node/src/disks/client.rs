@@ -19,7 +19,7 @@ use bowline_rnbd_driver::{
 use bowline_rtrs_driver::tree::{ClientSession, Files, client_node as sessions_node};
 
 use super::front_ends::DiskNotice;
-use crate::signals::Stop;
+use crate::{log::shown, signals::Stop};
 
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
@@ -53,7 +53,8 @@ pub fn report_all(notices: &mpsc::Receiver<(String, DiskNotice)>) {
 fn report(name: &str, notice: DiskNotice) {
     match notice {
         DiskNotice::Mapped { device, bytes, places } => {
-            say!("mapped {device} bytes={bytes} at {}", places.join(", "));
+            let (device, places) = (shown(&device), places.join(", "));
+            say!("mapped {device} bytes={bytes} at {}", shown(&places));
         }
         DiskNotice::Changed(DiskEvent::Resized(bytes)) => say_of_peer!("{name} bytes={bytes}"),
         DiskNotice::Changed(DiskEvent::Offline) => say_of_peer!("{name} offline"),

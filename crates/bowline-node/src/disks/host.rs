@@ -37,7 +37,7 @@ use super::{
     client::{UNMAP_PATIENCE, report_all, unmap_all},
     exported::Export,
     front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping},
-    mapping::{MapConfig, refused},
+    mapping::{MapConfig, map_patiently, refused},
     served::Served,
     settings::{Map, Settings},
     watch::{self, Watch},
@@ -332,7 +332,9 @@ impl HostDisks {
             ..map.how.options(&route.session, device.port)
         };
         let client = disks.client();
-        let disk = client.map_with(&map.device, &route.on(options.clone())).map_err(|error| {
+        let options_here = route.on(options.clone());
+        let sleep = |time| !self.ends_within(time);
+        let disk = map_patiently(client, &map.device, &options_here, sleep).map_err(|error| {
             refused(&map.device, &route, &map.how, device, client.engine(), &error)
         })?;
         disks.remember(&disk, Mapping { options, front_ends: map.front_ends.clone() });

@@ -1,9 +1,12 @@
 //! How a disk is mapped, and why it could not be.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bowline_rnbd::{Errno, client::Outage};
-use bowline_rnbd_driver::client::MapOptions;
+use bowline_rnbd_driver::client::{Client, Disk, MapOptions};
 use bowline_rtrs_driver::{
     Engine, Policy,
     client::{ReadKeys, Refusal},
@@ -110,6 +113,57 @@ impl MapConfig {
     }
 }
 
+/// Time between attempts to map a disk while its server has a session of before.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Maps a disk. A server that a machine comes back to after a loss of power has its former
+/// session until it notices that nobody answers [RS-48]: that is waited for as long as for a server
+/// that does not answer. `sleep` returns whether to continue afterwards.
+///
+/// # Errors
+/// Why it could not be mapped.
+pub fn map_patiently(
+    client: &Client,
+    device: &str,
+    options: &MapOptions,
+    mut sleep: impl FnMut(Duration) -> bool,
+) -> Result<Arc<Disk>, bowline_rnbd_driver::Error> {
+    let until = Instant::now() + options.connect_timeout;
+    let mut is_noted = false;
+    loop {
+        let error = match client.map_with(device, options) {
+            Ok(disk) => return Ok(disk),
+            Err(error) => error,
+        };
+        if !may_have_former_session(&error) || Instant::now() + AGAIN > until {
+            return Err(error);
+        }
+        if !is_noted {
+            is_noted = true;
+            note!(
+                "{device}: its server does not accept the session {}, perhaps since it has not \
+                 noticed yet that an earlier client of this name is gone; trying again for {}",
+                options.session,
+                seconds(options.connect_timeout)
+            );
+        }
+        if !sleep(AGAIN) {
+            return Err(error);
+        }
+    }
+}
+
+/// Tells whether the name of a session may be that of a client of before, whose end the server has
+/// not noticed.
+fn may_have_former_session(error: &bowline_rnbd_driver::Error) -> bool {
+    error.is_of_session()
+        && error.errno() == Errno::ECONNRESET
+        && matches!(
+            error.refusal(),
+            None | Some(Refusal::Server(_) | Refusal::Manager(RejectReason::STALE_CONNECTION))
+        )
+}
+
 /// Explains why a disk could not be mapped, and what to check.
 pub fn refused(
     device: &str,
@@ -156,7 +210,8 @@ pub fn refused(
                      is ending, or it has another protocol version"
                 ),
                 None => format!(
-                    "it does not accept a session {session} from here: another machine or another client of this one \
+                    "it does not accept a session {session} from here: it still has one of this name, of a client that \
+                     is gone without saying so (try again), or of another one, here or on another machine, which \
                      uses the name (choose another with --from NAME --path {}), or its --allow does not include it",
                     route.path_text()
                 ),

@@ -25,7 +25,7 @@ pub use client::{ClientObjects, UNMAP_PATIENCE, client_classes, report_all, unma
 pub use device::{DeviceConfig, Route, RouteConfig};
 pub use exported::{Export, ServingConfig};
 pub use front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping, map_options};
-pub use mapping::{MapConfig, refused};
+pub use mapping::{MapConfig, map_patiently, refused};
 pub use paths::{no_address, no_path, path_spec, prefixed, session_name};
 pub use served::{Served, server_classes, server_modules};
 pub use settings::Settings;

@@ -26,7 +26,10 @@ use super::{
     exported::{Export, left_out},
     lost::Lost,
 };
-use crate::{Failure, Outcome, log::stamp};
+use crate::{
+    Failure, Outcome,
+    log::{shown, stamp},
+};
 
 /// A server and what was said of its exports.
 pub struct Served {
@@ -95,9 +98,9 @@ impl Served {
         // Checked before the line is printed after which another program may change the file.
         if let Some(left) = self.whole(&export.name).and_then(|whole| left_out(whole, export.bytes))
         {
-            note!("export {}: {left}", export.name);
+            note!("export {}: {left}", shown(&export.name));
         }
-        say!("export {} bytes={}{mode}", export.name, export.bytes);
+        say!("export {} bytes={}{mode}", shown(&export.name), export.bytes);
     }
 
     /// Returns the size of what an export is of in bytes, incomplete blocks included, if known.
@@ -122,7 +125,7 @@ impl Served {
     fn remove(&self, name: &str, force: bool) -> Result<(), Errno> {
         self.server.remove(name, force).map_err(|error| error.errno())?;
         lock(&self.exports).retain(|export| export.name.as_deref() != Some(name));
-        say!("export {name} removed");
+        say!("export {} removed", shown(name));
         Ok(())
     }
 
@@ -141,9 +144,9 @@ impl Served {
             match bytes {
                 Ok(bytes) => {
                     if let Some(left) = whole(&name).and_then(|whole| left_out(whole, bytes)) {
-                        note!("export {name}: {left}");
+                        note!("export {}: {left}", shown(&name));
                     }
-                    say!("export {name} bytes={bytes}");
+                    say!("export {} bytes={bytes}", shown(&name));
                 }
                 Err(error) => note!("{error}"),
             }
@@ -212,7 +215,7 @@ impl rnbd_tree::Exports for Served {
     /// Logs devices that are closed by force [NB-50].
     fn force_close(&self, export: &str, session: &str) -> Result<(), Errno> {
         rnbd_tree::Exports::force_close(&*self.server, export, session)?;
-        note!("export {export} closed by force for session {session}");
+        note!("export {} closed by force for session {}", shown(export), shown(session));
         Ok(())
     }
 }

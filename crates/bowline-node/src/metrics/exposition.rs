@@ -11,6 +11,8 @@ use std::{
     fmt::{self, Write},
 };
 
+use crate::log::shown;
+
 /// The type of a family.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
@@ -99,7 +101,9 @@ impl Family<'_> {
 
 /// Escapes the value of a label.
 fn escaped(text: &str) -> String {
-    text.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
+    // The format has no escapes for other characters that a terminal would not show.
+    let line = |line: &str| shown(line).replace('\\', r"\\").replace('"', r#"\""#);
+    text.split('\n').map(line).collect::<Vec<_>>().join(r"\n")
 }
 
 #[cfg(test)]
@@ -111,11 +115,13 @@ mod tests {
         let mut out = Exposition::default();
         let mut family = out.family("sessions", Kind::Gauge, "One\nline, \\ kept.");
         family.sample(&[("session", "a\"} 7\nb\\c"), ("port", "1")], 3);
+        family.sample(&[("session", "\x1b[2J")], 4);
         drop(family);
         assert_eq!(
             out.finish(),
             "# HELP sessions One\\nline, \\\\ kept.\n# TYPE sessions gauge\n\
-             sessions{session=\"a\\\"} 7\\nb\\\\c\",port=\"1\"} 3\n"
+             sessions{session=\"a\\\"} 7\\nb\\\\c\",port=\"1\"} 3\n\
+             sessions{session=\"\\\\u001b[2J\"} 4\n"
         );
     }
 

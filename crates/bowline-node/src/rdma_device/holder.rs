@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::PORT;
+use crate::log::shown;
 
 /// A process that has bound the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ fn owner(process: &Path, inodes: &[u64]) -> Option<Holder> {
         inode.is_some_and(|inode| inodes.contains(&inode))
     })?;
     let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-    Some(Holder { pid, name: name.trim().to_owned() })
+    Some(Holder { pid, name: shown(name.trim()).into_owned() })
 }
 
 /// Sockets of a table of the system that hold the port of an address, or of all addresses.

@@ -16,7 +16,7 @@ use bowline_node::{
     Failure, Outcome,
     disks::{
         DeviceConfig, DiskFrontEnds, FrontEndConfig, MapConfig, Mapping, Route, UNMAP_PATIENCE,
-        client_classes, refused, report_all, unmap_all, watch,
+        client_classes, map_patiently, refused, report_all, unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -102,11 +102,15 @@ pub(super) fn mapped(
     let defaults = how.options(&route.session, local.port).on_path(on_path);
     let options = route.on(defaults.clone());
     let client = Client::new(engine, defaults);
-    let (told, answer) = mpsc::channel();
+    let (done, answer) = mpsc::channel();
     let mapping = {
         let (client, device) = (Arc::clone(&client), device.to_owned());
+        let sleep = |time| {
+            thread::sleep(time);
+            true
+        };
         // The receiver is gone when the wait was ended.
-        move || drop(told.send(client.map_with(&device, &options)))
+        move || drop(done.send(map_patiently(&client, &device, &options, sleep)))
     };
     thread::Builder::new()
         .name("map".to_owned())

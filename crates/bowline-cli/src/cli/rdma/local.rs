@@ -8,6 +8,7 @@ use std::time::Duration;
 use bowline_node::{
     Failure, Outcome,
     rdma_device::{addresses, not_opened, soft_config},
+    tentative,
     values::{Address, Family, address, joined, mtu, number32, route_to, some_time},
 };
 use bowline_rdmacore::RdmaCoreDevice;
@@ -146,6 +147,7 @@ pub(super) fn soft(
     let poll = if poll { PollMode::Spin } else { PollMode::default() };
     let mut config = SoftConfig { mtu, capture, poll, ..soft_config(addresses) };
     config.core.congestion = congestion;
+    tentative::wait(addresses);
     Ok(Arc::new(SoftDevice::open(config)?))
 }
 

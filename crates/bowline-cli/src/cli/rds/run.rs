@@ -1,30 +1,51 @@
 //! `bowline run`: a program whose RDS sockets are those of the host's node.
 
+pub(crate) mod started;
+
 use std::{
     env,
     ffi::{OsStr, OsString},
-    os::unix::{net::UnixStream, process::CommandExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
-use bowline_host::{preload, preload_library, preload_library_of_musl};
-use bowline_node::{Failure, Outcome, programs};
-use rustix::fs::{Access, access};
+use bowline_host::{connect_within, preload, preload_library, preload_library_of_musl};
+use bowline_node::{Failure, Outcome, leases, programs};
+use rustix::{
+    fs::{Access, access},
+    io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd},
+    process::{Resource, getrlimit},
+};
 
+use self::started::{Found, find_or_start};
 use super::libc::{self, Libc};
+
+/// How long a node whose path is given may take to accept a connection.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Instead of a path: a node has to run.
+const REQUIRE: &str = "require";
 
 /// Run a program whose RDS sockets (AF_RDS) are served by a node on this host.
 ///
-/// The program runs unmodified, and the kernel needs no module: start a node with `bowline node`
-/// first. Child processes use the node too, if they have the same C library (glibc or musl). Not
-/// possible for programs that are linked statically, that gain privileges when they start (setuid),
-/// or that make system calls without the C library.
+/// The program runs unmodified, and the kernel needs no module. Where no node runs, one is started,
+/// with all addresses of this machine that nobody else has at TCP port 16385; all programs of this
+/// user share it, and it ends with the last of them. Peers reach it as any node: for rules, limits
+/// and a node that stays, start one with `bowline node` first.
+///
+/// Child processes use the node too, if they have the same C library (glibc or musl). Not possible
+/// for programs that are linked statically, that gain privileges when they start (setuid), or that
+/// make system calls without the C library.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Path of the node's socket for programs [default: that of the network namespace in which the
-    /// program opens a socket, in bowline/rds in $XDG_RUNTIME_DIR or /run]
-    #[arg(long, value_name = "PATH")]
+    /// Path of the node's socket for programs, or `require`: fail where no node runs [default: that
+    /// of the network namespace in which the program opens a socket, in bowline/rds in
+    /// $XDG_RUNTIME_DIR or /run; where no node serves there, one is started]
+    #[arg(long, value_name = "PATH|require")]
     node: Option<PathBuf>,
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -38,10 +59,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let program = find(name)?;
     let library = library_for(&program)?;
-    let node = args.node.as_deref();
-    reachable(node)?;
+    let Found { place, lease } = node(args.node.as_deref())?;
+    let _lease = lease.map(|lease| kept(&lease)).transpose()?;
     let mut command = Command::new(&program);
-    preload(&mut command, &library, node);
+    preload(&mut command, &library, place.as_deref());
     let error = command.arg0(name).args(words).exec();
     Err(Failure::failed(format!("cannot start {}: {error}", program.display())))
 }
@@ -60,20 +81,45 @@ fn library_for(program: &Path) -> Outcome<PathBuf> {
     }
 }
 
-/// Looks whether a node answers.
-fn reachable(given: Option<&Path>) -> Outcome<()> {
-    let found = match given {
+/// Looks for a node that answers.
+fn node(given: Option<&Path>) -> Outcome<Found> {
+    let (place, given) = match given {
+        None => return find_or_start(),
+        Some(word) if word == REQUIRE => {
+            (programs::reachable(&programs::places()).map_err(|none| none.why), None)
+        }
         // What is told is not asked of which namespace it is.
         Some(place) => {
             let failed = |error| format!("{}: {error}", place.display());
-            UnixStream::connect(place).map(drop).map_err(failed)
+            let place = connect_within(place, PATIENCE).map(|_| place.to_owned()).map_err(failed);
+            (place, given)
         }
-        None => programs::reachable(&programs::places()).map(drop),
     };
-    found.map_err(|why| {
+    let leased = place.and_then(|place| {
+        leases::take(&place).map_err(|error| format!("{}: it ends: {error}", place.display()))
+    });
+    let place = given.map(Path::to_owned);
+    leased.map(|lease| Found { place, lease }).map_err(|why| {
         Failure::failed(format!(
             "no node serves programs here ({why}): start one with `bowline node`"
         ))
+    })
+}
+
+/// A number that programs do not expect to be the next one.
+const LEASE_NUMBER: u64 = 1000;
+
+/// Makes a lease one that the program inherits.
+fn kept(lease: &OwnedFd) -> Outcome<OwnedFd> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let from = limit.saturating_sub(16).min(LEASE_NUMBER) as i32;
+    let keep = || {
+        let kept = fcntl_dupfd_cloexec(lease.as_fd(), from)?;
+        fcntl_setfd(&kept, FdFlags::empty())?;
+        Ok(kept)
+    };
+    keep().map_err(|error: rustix::io::Errno| {
+        Failure::failed(format!("cannot keep a node for the program: {error}"))
     })
 }
 

@@ -2,6 +2,7 @@
 //! and everybody who has it open; in the tables of the other commands each open has a row.
 
 use bowline_ctl::Json;
+use bowline_node::log::shown;
 
 use super::{Place, Refusal, columns::Mode, inventory::Inventory};
 
@@ -27,10 +28,11 @@ fn line(name: &str, export: &Json, sessions: Option<&Json>) -> String {
     let sessions = sessions.map_or(&[][..], Json::members).iter();
     let opens = sessions.map(|(session, open)| {
         let access = open.member("access_mode").and_then(Json::as_str).unwrap_or("?");
-        format!("{session} ({access})")
+        format!("{} ({access})", shown(session))
     });
     let opens: Vec<String> = opens.collect();
     let opens = if opens.is_empty() { "nobody".to_owned() } else { opens.join(", ") };
     // A directory cannot have a slash in its name.
-    format!("export {} bytes={bytes}{mode} open by {opens}", name.replace('!', "/"))
+    let name = name.replace('!', "/");
+    format!("export {} bytes={bytes}{mode} open by {opens}", shown(&name))
 }

@@ -1,5 +1,6 @@
 //! Tables, csv, json and xml [NB-44].
 
+use bowline_node::log::shown;
 use serde_json::{Map, Value};
 
 use super::columns::{Column, Mode, Target};
@@ -65,7 +66,7 @@ impl Cell {
     pub(super) fn shown(&self, unit: Option<Unit>) -> String {
         match self {
             Self::Nothing => String::new(),
-            Self::Text(text) => text.clone(),
+            Self::Text(text) => shown(text).into_owned(),
             Self::Number(number) => number.to_string(),
             Self::Bytes(bytes) => size(*bytes, unit),
             Self::Sectors(sectors) => size(sectors.saturating_mul(512), unit),
@@ -271,7 +272,9 @@ pub(super) fn tree(below: &[String]) -> String {
     let last = below.len().saturating_sub(1);
     let lines = below.iter().enumerate();
     lines
-        .map(|(index, name)| format!("{} {name}  \n", if index == last { "└─" } else { "├─" }))
+        .map(|(index, name)| {
+            format!("{} {}  \n", if index == last { "└─" } else { "├─" }, shown(name))
+        })
         .collect()
 }
 
@@ -301,7 +304,7 @@ pub(super) fn csv(groups: &[Group], no_headers: bool) -> String {
         for item in &group.items {
             let cells = group.columns.iter().map(|(key, _)| match item.cell(key) {
                 Cell::Nothing => String::new(),
-                Cell::Text(text) => format!("\"{}\"", text.replace('"', "\"\"")),
+                Cell::Text(text) => format!("\"{}\"", shown(text).replace('"', "\"\"")),
                 cell => cell.json().to_string(),
             });
             out += &(cells.collect::<Vec<_>>().join(",") + "\n");

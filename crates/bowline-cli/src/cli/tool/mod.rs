@@ -22,7 +22,7 @@ mod sysfs;
 use std::{fmt, io};
 
 use bowline_ctl::Errno;
-use bowline_node::{Failure, Outcome, disks::Trouble};
+use bowline_node::{Failure, Outcome, disks::Trouble, log::shown};
 use columns::Target;
 
 pub(super) use grammar::{has_target, is_mode, is_of_sessions, names_path};
@@ -137,6 +137,6 @@ pub(super) fn complete(arguments: &[String], full: &[String], fits: fn(&str) -> 
     names.sort();
     names.dedup();
     for name in names {
-        say!("{name}");
+        say!("{}", shown(&name));
     }
 }

@@ -698,7 +698,7 @@ impl Run<'_> {
             let value = text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
             say!("{}", json!({ "file": absolute(file), "value": value }));
         } else {
-            log::text(&text);
+            log::content(&text);
         }
         Ok(())
     }

@@ -181,7 +181,12 @@ const NODE: More = More {
 
 const RUN: More = More {
     examples: &[
-        ("bowline run rds-app --its-option", "Run a program of RDS on the node of this machine."),
+        (
+            "bowline run rds-app --its-option",
+            "Run a program of RDS on the node of this machine, or where none runs, on one that \
+             ends with its programs.",
+        ),
+        ("bowline run --node=require rds-app", "Fail where no node runs."),
         ("bowline run --node /run/bowline/rds/host.sock sh", "Run a shell, and what it starts."),
     ],
     files: &[
@@ -195,6 +200,11 @@ const RUN: More = More {
             "The same for programs of musl. No package has it: `cargo xtask preload-musl` builds it.",
         ),
         ("/run/bowline/rds/host.sock", "Socket for programs of a node that is a service."),
+        (
+            "$XDG_RUNTIME_DIR/bowline/rds/host-NUMBER.log",
+            "What a node has said that was started by `bowline run`; below /run without that \
+             variable, and in $TMPDIR/bowline-USER where this user may make no folder there.",
+        ),
     ],
     environment: &[
         RUNTIME,

@@ -1,6 +1,7 @@
 //! Statistics of paths: shown, and set to 0.
 
 use bowline_ctl::{Errno, Json};
+use bowline_node::log::shown;
 use serde_json::{Value, json};
 
 use super::{Mode, Refusal, Row, Run};
@@ -15,7 +16,8 @@ impl Run<'_> {
             return self.stats_as_json(name);
         }
         for path in self.paths_named(name)? {
-            say!("{} {}", path.item.text("sessname"), path.item.text("pathname"));
+            let [session, name] = ["sessname", "pathname"].map(|key| shown(path.item.text(key)));
+            say!("{session} {name}");
             let names: &[&str] = match path.mode {
                 Mode::Client => &[
                     "rdma",

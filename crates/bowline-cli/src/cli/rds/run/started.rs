@@ -1,0 +1,268 @@
+//! A node for programs that find none: `bowline run` starts it, for all programs of this user in
+//! this network namespace, and it ends with the last of them.
+//!
+//! ```text
+//! bowline run --> bowline run-node --> bowline node --until-unused     in a session of its own
+//!      |          ends at once                |
+//!      +-- exec: the program                  | locks a file while it runs; listens for leases
+//!            its children                     |
+//!            a lease, open in all of them ----+
+//! ```
+//!
+//! The process between them ends, so that the node is no child of the program, which may wait for
+//! any of its children.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use bowline_node::{
+    Failure, Outcome, leases,
+    programs::{self, Unreachable},
+    rdma_device,
+};
+use bowline_wire::rds::TCP_PORT;
+
+/// How long a node may take to start, or to end before the next one starts.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What service managers tell a process, which is not for its child.
+const SERVICE_VARIABLES: [&str; 5] =
+    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"];
+
+/// Start a command in the background (internal).
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<OsString>,
+}
+
+/// Starts `bowline` with these words, and leaves it alone.
+pub(crate) fn run(args: &Args) -> Outcome {
+    let start = || Command::new(env::current_exe()?).args(&args.words).spawn();
+    start().map(drop).map_err(|error| Failure::failed(format!("cannot start a node: {error}")))
+}
+
+/// A node, and what keeps it.
+pub(super) struct Found {
+    /// Where it serves programs, unless that is where they look.
+    pub(super) place: Option<PathBuf>,
+    /// Of a node that ends without programs.
+    pub(super) lease: Option<OwnedFd>,
+}
+
+/// Finds a node of this network namespace, or starts one.
+pub(super) fn find_or_start() -> Outcome<Found> {
+    let home = Home::own();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let Unreachable { why, is_closed } = match home.found() {
+            Ok(found) => return Ok(found),
+            Err(none) => none,
+        };
+        let cannot = |error: String| {
+            Failure::failed(format!(
+                "no node serves programs here ({why}), and none starts: {error}"
+            ))
+        };
+        let lock = home.lock().map_err(|error| cannot(home.trouble(&error)))?;
+        // Whoever had the lock before may have started one.
+        if let (Some(lock), Err(_)) = (lock, home.found()) {
+            return home.start(lock, is_closed, until).map_err(cannot);
+        }
+        if Instant::now() > until {
+            return Err(cannot("another one is about to start or to end, for too long".to_owned()));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// The folder in which a node is started, and the name of its files.
+struct Home {
+    place: PathBuf,
+    /// Programs do not look there by themselves.
+    is_temporary: bool,
+}
+
+impl Home {
+    /// Where nodes of this user are, or where this user may make no folder there, one for temporary
+    /// files.
+    fn own() -> Self {
+        let default = programs::default_path();
+        let make = |place: &Path| {
+            DirBuilder::new().recursive(true).mode(0o700).create(bowline_ctl::folder_of(place))
+        };
+        if make(&default).is_ok() && is_writable(bowline_ctl::folder_of(&default)) {
+            return Self { place: default, is_temporary: false };
+        }
+        let user = rustix::process::geteuid().as_raw();
+        let folder = env::temp_dir().join(format!("bowline-{user}"));
+        let place = folder.join(default.file_name().unwrap_or_default());
+        // If this fails, so does what is made there.
+        let _ = make(&place);
+        Self { place, is_temporary: true }
+    }
+
+    /// A file of this node, beside its place.
+    fn file(&self, extension: &str) -> PathBuf {
+        self.place.with_extension(extension)
+    }
+
+    /// Finds a node that serves, and takes a lease of one that needs it.
+    fn found(&self) -> Result<Found, Unreachable> {
+        let own = Some(&self.place).filter(|_| self.is_temporary && self.is_own());
+        let places: Vec<_> = programs::places().into_iter().chain(own.cloned()).collect();
+        let place = programs::reachable(&places)?;
+        let lease = leases::take(&place).map_err(|error| {
+            let why = format!("{}: it ends: {error}", place.display());
+            Unreachable { why, is_closed: false }
+        })?;
+        Ok(Found { place: Some(place).filter(|place| Some(place) == own), lease })
+    }
+
+    /// Tells whether nobody else has a say in this folder.
+    fn is_own(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        fs::symlink_metadata(bowline_ctl::folder_of(&self.place))
+            .is_ok_and(|found| found.is_dir() && found.uid() == own && found.mode() & 0o077 == 0)
+    }
+
+    /// Locks this folder's node; `None`: one that runs has the lock.
+    fn lock(&self) -> io::Result<Option<File>> {
+        if self.is_temporary && !self.is_own() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(self.file("lock"))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    fn trouble(&self, error: &io::Error) -> String {
+        format!("{}: {error}", self.file("lock").display())
+    }
+
+    /// Starts a node, which has the lock until it ends.
+    fn start(&self, lock: File, is_closed: bool, until: Instant) -> Result<Found, String> {
+        let trouble = |error: io::Error| self.trouble(&error);
+        let addresses = free_addresses(is_closed)?;
+        let log = self.file("log");
+        let out = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&log);
+        let out = out.map_err(trouble)?;
+        let mut command = Command::new(env::current_exe().map_err(trouble)?);
+        command.args(["run-node", "--", "node", "--until-unused"]);
+        for address in &addresses {
+            command.arg("--address").arg(address.to_string());
+        }
+        if self.is_temporary {
+            command.arg("--programs").arg(&self.place);
+            command.arg("--control").arg(self.file("control"));
+        }
+        SERVICE_VARIABLES.iter().chain(&["LD_PRELOAD"]).for_each(|name| {
+            command.env_remove(name);
+        });
+        command.current_dir("/").stdin(Stdio::from(lock));
+        command.stdout(out.try_clone().map_err(trouble)?).stderr(out);
+        command.status().map_err(trouble)?;
+        // It has the lock as long as it runs, by its standard input.
+        drop(command);
+        let lease = Some(self.wait(until)?);
+        self.tell(&addresses, &log);
+        Ok(Found { place: Some(self.place.clone()).filter(|_| self.is_temporary), lease })
+    }
+
+    /// Waits until the node gives a lease.
+    fn wait(&self, until: Instant) -> Result<OwnedFd, String> {
+        loop {
+            if let Ok(Some(lease)) = leases::take(&self.place) {
+                return Ok(lease);
+            }
+            if self.lock().is_ok_and(|lock| lock.is_some()) {
+                return Err(self.last_words());
+            }
+            if Instant::now() > until {
+                return Err(format!("it is not ready; see {}", self.file("log").display()));
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// What the node has said last, without its name.
+    fn last_words(&self) -> String {
+        let log = self.file("log");
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        match text.lines().last() {
+            Some(line) => line.strip_prefix("bowline node: ").unwrap_or(line).to_owned(),
+            None => format!("it ended; see {}", log.display()),
+        }
+    }
+
+    /// Says that a node runs now, in one line.
+    fn tell(&self, addresses: &[IpAddr], log: &Path) {
+        let on = match addresses {
+            [] => "all addresses of this machine".to_owned(),
+            some => some.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", "),
+        };
+        let control = self.file("control");
+        let ask = if self.is_temporary {
+            format!("; ask it with --control {}", control.display())
+        } else {
+            String::new()
+        };
+        note!(
+            "bowline run: no node ran here; started one for programs of this user, on {on}; it \
+             ends with the last of them; its log: {}{ask}",
+            log.display()
+        );
+    }
+}
+
+fn is_writable(folder: &Path) -> bool {
+    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+/// Addresses for a node: none, which stands for all, or where others have some, the rest. Where a
+/// node may serve that is `closed` to this user, and others have some, it is there: what it keeps
+/// from this user, another node is not to give.
+fn free_addresses(closed: bool) -> Result<Vec<IpAddr>, String> {
+    let bind = |ip: IpAddr| TcpListener::bind((ip, TCP_PORT));
+    let all = bind(Ipv6Addr::UNSPECIFIED.into());
+    let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    let all =
+        all.or_else(
+            |error| {
+                if is_taken(&error) { Err(error) } else { bind(Ipv4Addr::UNSPECIFIED.into()) }
+            },
+        );
+    let Err(error) = all else { return Ok(Vec::new()) };
+    if !is_taken(&error) {
+        return Err(format!("TCP port {TCP_PORT}: {error}"));
+    }
+    let is_free = |ip: &IpAddr| bind(*ip).is_ok();
+    let free: Vec<_> =
+        rdma_device::addresses().into_iter().filter(|ip| !closed && is_free(ip)).collect();
+    if free.is_empty() {
+        return Err(format!(
+            "TCP port {TCP_PORT} is in use, perhaps by a node of another user, who may give you \
+             access (--allow-user)"
+        ));
+    }
+    Ok(free)
+}

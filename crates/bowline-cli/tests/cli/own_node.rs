@@ -1,0 +1,159 @@
+//! `bowline run` where no node runs: it starts one, which ends with its programs.
+
+use crate::links::{apart, succeeded};
+use crate::nodes::build_library;
+use crate::support::Folder;
+
+/// What the scripts have in common. `one` receives a message at 127.0.0.1 and `two` sends it.
+const COMMON: &str = r#"
+    unset XDG_CONFIG_HOME
+    PLACES="$XDG_RUNTIME_DIR/bowline/rds"
+    # The node that was started here has its lock until it ends.
+    node_is_gone() { n=0; until flock -n "$PLACES"/host*.lock true; do n=$((n + 1)); [ $n -lt 600 ] || fail "a node is left"; sleep 0.1; done; }
+    node_runs() { ! flock -n "$PLACES"/host*.lock true || fail "no node runs"; }
+    bound='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 0)); print("bound", flush=True)'
+    one='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 4000)); print("waits", flush=True); print(s.recv(9).decode(), flush=True)'
+    two='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 0)); s.sendto(b"hello", ("127.0.0.1", 4000))'
+"#;
+
+fn in_a_machine_without_nodes(script: &str) {
+    build_library();
+    let folder = Folder::new();
+    let Some(done) = apart(&folder, &format!("{COMMON}\n{script}")) else { return };
+    succeeded(&done);
+}
+
+#[test]
+fn a_node_is_started_for_a_program_and_ends_with_it() {
+    in_a_machine_without_nodes(
+        r#"
+        "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err" || { cat "$AT/err" >&2; fail run; }
+        grep -q bound "$AT/bound.out"
+        [ "$(wc -l < "$AT/err")" = 1 ] || fail "$(cat "$AT/err")"
+        grep -q "no node ran here; started one .* on all addresses of this machine; it ends with the last of them; its log: $PLACES/host" "$AT/err"
+        node_is_gone
+        grep -q "no program is left" "$PLACES"/host*.log
+        # The next one has its own, and says so too.
+        "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err"
+        grep -q "started one" "$AT/err"
+        # Its exit status is that of the program, which sees no other process as its child.
+        code=0
+        "$BOWLINE" run python3 -c 'import os, sys
+try: os.wait()
+except ChildProcessError: sys.exit(7)' 2> "$AT/err" || code=$?
+        [ $code = 7 ] || fail "exit status $code"
+        node_is_gone
+        "#,
+    );
+}
+
+#[test]
+fn two_shells_share_a_node_and_the_last_one_ends_it() {
+    in_a_machine_without_nodes(
+        r#"
+        mkfifo "$AT/hold"
+        begin first "$BOWLINE" run sh -c 'echo holds; read line < "$AT/hold"'
+        heard first holds
+        begin one "$BOWLINE" run python3 -c "$one"
+        heard one waits
+        node_runs
+        # The first one, which has started the node, ends.
+        echo end > "$AT/hold"
+        wait $(cat "$AT/first.pid")
+        "$BOWLINE" run python3 -c "$two" 2> "$AT/err"
+        [ ! -s "$AT/err" ] || fail "$(cat "$AT/err")"
+        heard one hello
+        wait $(cat "$AT/one.pid")
+        node_is_gone
+        "#,
+    );
+}
+
+#[test]
+fn programs_that_begin_at_the_same_time_start_one_node() {
+    in_a_machine_without_nodes(
+        r#"
+        for n in 1 2 3 4 5 6; do
+            begin same$n "$BOWLINE" run python3 -c "$bound; import time; time.sleep(1)"
+        done
+        for n in 1 2 3 4 5 6; do
+            wait $(cat "$AT/same$n.pid") || fail "the one of $n"
+        done
+        [ "$(cat "$AT"/same?.out | grep -c "started one")" = 1 ] || fail "nodes"
+        [ "$(cat "$AT"/same?.out | grep -c bound)" = 6 ] || fail "programs"
+        node_is_gone
+        "#,
+    );
+}
+
+/// Children that outlive the program, those that close all that they do not know, and signals of
+/// the terminal, which go to its group.
+#[test]
+fn children_keep_the_node_and_terminal_signals_do_not_reach_it() {
+    in_a_machine_without_nodes(
+        r#"
+        # In a session of its own.
+        begin shell setsid "$BOWLINE" run sh -c 'echo $$; (trap "" TERM; echo begins; sleep 1; exec python3 -c "$0") & read line' "$bound"
+        heard shell begins
+        env kill -TERM -- -$(grep -m 1 "^[0-9]*$" "$AT/shell.out")
+        heard shell bound
+        node_is_gone
+        # A program that closes all descriptors keeps it by being there, and what it has begun by its socket.
+        begin closing "$BOWLINE" run python3 -c "import os, time; os.closerange(3, 4096); time.sleep(1)
+$bound; s.set_inheritable(True)
+if os.fork(): os._exit(0)
+time.sleep(1); s.sendto(b'x', s.getsockname()); print(s.recv(2).decode() + 'y', flush=True)"
+        heard closing xy
+        node_is_gone
+        "#,
+    );
+}
+
+#[test]
+fn a_node_is_required_on_request_and_found_where_it_runs() {
+    in_a_machine_without_nodes(
+        r#"
+        code=0; "$BOWLINE" run --node=require true 2> "$AT/err" || code=$?
+        [ $code = 1 ] && grep -q "no node serves programs here (.*): start one with .bowline node." "$AT/err" || fail "$code: $(cat "$AT/err")"
+        ! ls "$PLACES"/host*.lock 2> "$AT/none" || fail "a lock"
+        begin node "$BOWLINE" node --address 127.0.0.1
+        heard node ready
+        for words in "" "--node=require"; do
+            "$BOWLINE" run $words python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err"
+            [ ! -s "$AT/err" ] || fail "$(cat "$AT/err")"
+        done
+        ! ls "$PLACES"/host*.lock 2> "$AT/none" || fail "a lock"
+        kill $(cat "$AT/node.pid")
+        wait $(cat "$AT/node.pid")
+        # Others have an address: the node has the rest.
+        ip address add 10.9.9.9/32 dev lo
+        begin other "$BOWLINE" node --address 10.9.9.9 --control "$AT/other.sock" --programs "$AT/other.host"
+        heard other ready
+        "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err"
+        grep -q "for programs of this user, on 127.0.0.1[;,]" "$AT/err" || fail "$(cat "$AT/err")"
+        "#,
+    );
+}
+
+/// A user without a folder of run-time files, as in a container.
+#[test]
+fn without_its_own_folder_a_user_has_one_for_temporary_files() {
+    in_a_machine_without_nodes(
+        r#"
+        # What is no folder is of no use as one.
+        : > "$AT/file"
+        export XDG_RUNTIME_DIR="$AT/file" TMPDIR="$AT"
+        begin one "$BOWLINE" run python3 -c "$one"
+        heard one waits
+        grep -q "ask it with --control $AT/bowline-$(id -u)/host" "$AT/one.out"
+        "$BOWLINE" info -k --control "$AT/bowline-$(id -u)"/host*.control | grep -q "127.0.0.1 .*4000" || fail info
+        "$BOWLINE" run python3 -c "$two" 2> "$AT/err"
+        heard one hello
+        # Others could replace what is in such a folder.
+        wait $(cat "$AT/one.pid")
+        chmod 777 "$AT/bowline-$(id -u)"
+        code=0; "$BOWLINE" run true 2> "$AT/err" || code=$?
+        [ $code = 1 ] || fail "a folder of others: $code"
+        "#,
+    );
+}
