@@ -27,6 +27,7 @@ mod reach;
 mod socket;
 pub mod system;
 mod trust;
+mod watch;
 
 pub use channel::{Channel, Descriptors, Welcome, is_refusal};
 pub use node::{Node, Opened};

@@ -206,7 +206,7 @@ impl<D: Descriptors> Socket<'_, D> {
             let memory = system::open_memory()?;
             let shown = channel.show_memory(&welcome, memory);
             system::close(memory);
-            shown
+            shown.and_then(|()| channel.show_watch(&welcome))
         } else {
             channel.show_given(self.give(trust::number_of(greeter), reach)?)
         };

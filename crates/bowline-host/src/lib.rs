@@ -41,6 +41,7 @@ mod service;
 mod socket;
 mod system;
 mod turns;
+mod watch;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -63,6 +64,10 @@ pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;
 use system::Eventfd;
+
+/// What a node asks of a `userfaultfd` of a program, with `ioctl`.
+pub const WATCH_REQUESTS: [u32; 2] =
+    [bowline_host_wire::watch::REGISTER, bowline_host_wire::watch::LOOK];
 
 /// Sockets of a node for the programs of its host, until it is dropped.
 #[derive(Debug)]

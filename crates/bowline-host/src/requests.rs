@@ -108,6 +108,7 @@ impl<O: Outside> Core<O> {
             Request::ShowMemory { grant, nonce_at } => {
                 self.show_memory(number, grant, nonce_at, descriptor)
             }
+            Request::ShowWatch => self.show_watch(number, descriptor),
             Request::Wake(handle) => {
                 self.activate(handle);
                 return Outcome::Nothing;

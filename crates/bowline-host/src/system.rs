@@ -146,6 +146,15 @@ impl Outside for System {
         ProcessMemory::new(descriptor, shown)
     }
 
+    fn watch_memory(
+        &self,
+        memory: &mut ProcessMemory,
+        descriptor: Passed,
+        process: i32,
+    ) -> Result<(), Errno> {
+        memory.watch_by(descriptor, process)
+    }
+
     fn name_successor(&self, stream: &Passed, asked: (i32, i32, i64)) -> Result<(), Errno> {
         hand_over::name_successor(&self.successor, stream, asked)
     }

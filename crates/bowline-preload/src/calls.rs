@@ -668,7 +668,7 @@ fn make_way(fd: c_int) -> Closing {
 /// Called before the program takes or closes numbers that the agent may use.
 fn make_way_of_agent(first: c_uint, last: c_uint) {
     if process::is_owner() {
-        agent::make_way(first, last);
+        agent::make_way::<nodes::Hidden>(first, last);
     }
 }
 

@@ -9,6 +9,7 @@
 //!   raw        the same: the function `syscall`
 //!   lookup     the same: `dlsym`
 //!   closing    what becomes of memory that was given for sockets, when descriptors are closed
+//!   mapping    what becomes of memory that was given to nodes, when it is unmapped
 //!   table      which descriptors are RDS sockets
 //!   areas      the memory of each
 //!   pointers   what a program points at
@@ -35,6 +36,7 @@ mod closing;
 mod files;
 #[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod lookup;
+mod mapping;
 mod nodes;
 mod pointers;
 mod process;

@@ -69,6 +69,17 @@ pub trait Outside: Sized {
         shown: &Shown<'_>,
     ) -> Result<ProcessMemory, Errno>;
 
+    /// A process has given what watches memory that it has shown.
+    ///
+    /// # Errors
+    /// EBADF for a descriptor that does not watch.
+    fn watch_memory(
+        &self,
+        memory: &mut ProcessMemory,
+        descriptor: Self::Descriptor,
+        process: i32,
+    ) -> Result<(), Errno>;
+
     /// Another node asks on this channel, over what becomes the connection to it, that everything
     /// be handed over. The numbers are the versions that it speaks.
     ///

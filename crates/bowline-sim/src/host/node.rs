@@ -517,6 +517,15 @@ impl Outside for Sim {
         Err(Errno::EBADF)
     }
 
+    fn watch_memory(
+        &self,
+        _memory: &mut ProcessMemory,
+        _descriptor: SimDescriptor,
+        _process: i32,
+    ) -> Result<(), Errno> {
+        Err(Errno::EBADF)
+    }
+
     fn name_successor(
         &self,
         _stream: &SimDescriptor,
