@@ -42,6 +42,8 @@ const GENERIC_OPTIONS: [c_int; 18] = [
     SO_PREFER_BUSY_POLL,
     SO_BUSY_POLL_BUDGET,
 ];
+/// Options of SOL_SOCKET that the kernel lets some processes set; the node, root's of these.
+const FORCED_BUFFERS: [c_int; 2] = [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
 const SO_PREFER_BUSY_POLL: c_int = 69;
 const SO_BUSY_POLL_BUDGET: c_int = 70;
 
@@ -356,6 +358,10 @@ impl<D: Descriptors> Socket<'_, D> {
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<c_int, c_int> {
         if is_generic(level, name) {
             return system::set_any_option(self.fd, (level, name), value).map(|()| 0);
+        }
+        let forces = level == libc::SOL_SOCKET && FORCED_BUFFERS.contains(&name);
+        if forces && value.len() >= size_of::<c_int>() && !system::may(name, value)? {
+            return Err(libc::EPERM);
         }
         let reach = Reach::for_option(level, name, value);
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);

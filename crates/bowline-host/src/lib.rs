@@ -63,6 +63,7 @@ pub use namespace::{namespace_at, network_namespace};
 pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;
+pub use system::BUFFERS_MAX;
 use system::Eventfd;
 
 /// What a node asks of a `userfaultfd` of a program, with `ioctl`.

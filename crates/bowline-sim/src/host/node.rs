@@ -471,6 +471,10 @@ impl Outside for Sim {
         self.shared.random()
     }
 
+    fn usual_buffers(&self) -> (usize, usize) {
+        (212_992, 212_992)
+    }
+
     fn is_behind(&self, _owner: Owner) -> bool {
         false
     }
