@@ -20,6 +20,7 @@
 
 pub mod agent;
 mod channel;
+pub mod guarded;
 pub mod memory;
 mod node;
 mod owned;

@@ -13,6 +13,7 @@
 //!   table      which descriptors are RDS sockets
 //!   areas      the memory of each
 //!   pointers   what a program points at
+//!   faults     copies where it points at nothing
 //!   process    whose memory the tables are, after calls that make processes
 //!   sparse     a table of which little is mapped
 //!   nodes      nodes that this process has sockets of
@@ -33,6 +34,7 @@
 mod areas;
 mod calls;
 mod closing;
+mod faults;
 mod files;
 #[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod lookup;

@@ -37,6 +37,12 @@ fn a_slow_reader_holds_back_those_who_send_to_it_and_loses_nothing() {
     Scene::new().runs("congestion.py");
 }
 
+// tests section 8 of tools.md: a pointer to nowhere
+#[test]
+fn memory_that_is_not_there_is_an_error() {
+    Scene::new().runs("nowhere.py");
+}
+
 #[test]
 fn who_waits_to_send_holds_up_no_other() {
     Scene::new().runs("waiting.py");
