@@ -251,18 +251,22 @@ unsafe fn receive(
         }
         return unsafe { receive(rds, flags, control_room, &[]) };
     }
-    let may_wait = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 && !rds.is_nonblocking(flags);
+    let may_wait = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) == 0;
     let mut is_awake = false;
     loop {
-        match unsafe { receive_now(rds, flags, control_room, to) } {
-            Err(libc::EAGAIN) if may_wait => {}
-            done => return done,
+        // Where there is nothing, no system call is made before the wait: a signal that comes
+        // between the two does not end it.
+        if !may_wait || !area_of(rds)?.has_nothing() {
+            match unsafe { receive_now(rds, flags, control_room, to) } {
+                Err(libc::EAGAIN) if may_wait => {}
+                done => return done,
+            }
         }
         if is_awake && area_of(rds).is_ok_and(|area| area.has_more()) {
             // What there is is nothing for this call.
             system::pause();
         }
-        let token = wait_for_token(rds.fd)?;
+        let token = wait_for_token(rds)?;
         let area = area_of(rds)?;
         area.took_wake_token(rds, token);
         is_awake = true;
@@ -282,12 +286,14 @@ unsafe fn receive_now(
     rds.receive(&area, flags | libc::MSG_DONTWAIT, control_room, to)
 }
 
-/// Waits for a wake token, as long as the socket's limit allows. A thread that waits here can be
-/// cancelled, as in any `recv`: nothing on its stack has something left to do.
-fn wait_for_token(fd: c_int) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
+/// Waits for a wake token, if the descriptor lets calls wait, and as long as the socket's limit
+/// allows. A thread that waits here can be cancelled, as in any `recv`: nothing on its stack has
+/// something left to do.
+fn wait_for_token(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
     const LEN: ssize_t = WAKE_TOKEN_LEN as ssize_t;
     let mut token = [0; WAKE_TOKEN_LEN];
     let (to, len, flags) = (token.as_mut_ptr().cast::<c_void>(), WAKE_TOKEN_LEN, 0);
+    let fd = rds.fd;
     let got: ssize_t =
         hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t);
     match got {
@@ -295,6 +301,7 @@ fn wait_for_token(fd: c_int) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
         // The node has closed its end, which may have had unread tokens.
         0.. => Err(libc::ENETDOWN),
         _ => Err(match crate::real::errno() {
+            libc::EAGAIN if rds.is_nonblocking(0) => libc::EAGAIN,
             libc::EAGAIN => libc::ETIMEDOUT,
             libc::ECONNRESET => libc::ENETDOWN,
             errno => errno,
