@@ -126,7 +126,7 @@ pub fn give<D: Descriptors>(node: u64, socket: u64, reach: &Reach) -> Result<Giv
     let watch = watch::own::<D>();
     let is_watched = |range: &Range| {
         let own = watch.filter(|_| range.stays != Stays::Call);
-        own.is_some_and(|watch| watch_anew(watch, range))
+        own.is_some_and(|watch| watch_again(watch, range))
     };
     // Ranges added so far are withdrawn when `given` is dropped.
     if TABLE.add(owner, reach.ranges(), is_watched) { Ok(given) } else { Err(libc::EAGAIN) }
@@ -134,12 +134,12 @@ pub fn give<D: Descriptors>(node: u64, socket: u64, reach: &Reach) -> Result<Giv
 
 /// Watches a range. Ranges of before whose memory is gone are withdrawn: what is in its place is
 /// watched as well from here on.
-fn watch_anew(watch: c_int, range: &Range) -> bool {
+fn watch_again(watch: c_int, range: &Range) -> bool {
     take_out(|entry| entry.overlaps(range.at, range.len) && entry.is_gone(watch));
     watch::begin(watch, range.at, range.len)
 }
 
-/// Withdraws memory that this process is about to unmap or to map anew. What the calls of the
+/// Withdraws memory that this process is about to unmap or to map again. What the calls of the
 /// program do that this library does not see, the [watch] tells.
 pub fn goes_away(at: usize, len: usize) {
     if thread::is_running() && len > 0 {

@@ -14,8 +14,8 @@ use crate::system::{self, system};
 /// One for all, since a mapping has one only.
 static OWN: AtomicU64 = AtomicU64::new(0);
 
-/// The `userfaultfd` of this process, which is made when it is needed first; `None` where there can
-/// be none.
+/// The `userfaultfd` of this process, which is made when it is needed first; `None` if the system
+/// refuses one.
 pub(crate) fn own<D: Descriptors>() -> Option<c_int> {
     if !D::are_kept() {
         return None; // another process has this memory
@@ -80,7 +80,7 @@ fn make() -> Result<c_int, c_int> {
     }
 }
 
-/// Watches a range from now on; `false` where that cannot be.
+/// Watches a range from now on; `false` where the system refuses.
 pub(crate) fn begin(watch: c_int, at: u64, len: u64) -> bool {
     register(at, len)
         .any(|mut range| system!(SYS_ioctl, watch, REGISTER, ptr::from_mut(&mut range)).is_ok())

@@ -33,7 +33,7 @@ const RECV_BUFFER_SET: i32 = 2;
 /// What SO_PEERCRED says where nobody has connected: no process, no user and no group.
 const NO_CREDENTIALS: [i32; 3] = [0, -1, -1];
 
-/// Largest buffer that can be forced, bytes: twice as many are told.
+/// Largest buffer that can be forced, bytes: twice that is reported.
 const FORCED_MAX: usize = i32::MAX as usize / 2;
 
 /// Largest buffers that a program gets.
@@ -42,7 +42,7 @@ pub(crate) struct Most {
     /// Send and receive buffer by its quota, bytes.
     pub(crate) quota: (usize, usize),
     /// The same by what is set for all sockets: `net.core.wmem_max` and `rmem_max`.
-    pub(crate) usual: (usize, usize),
+    pub(crate) largest: (usize, usize),
     /// It may go beyond that.
     pub(crate) forces: bool,
 }
@@ -153,7 +153,7 @@ impl Options {
             _ => {
                 let bytes_given = value.len();
                 let value = int(value)?;
-                let Most { quota, usual, forces } = *most;
+                let Most { quota, largest, forces } = *most;
                 // As the kernel has it: a negative number is a very large one, but to be forced.
                 let wanted = usize::try_from(value).unwrap_or(usize::MAX);
                 let forced = usize::try_from(value).unwrap_or(0).min(FORCED_MAX);
@@ -161,12 +161,12 @@ impl Options {
                 match name {
                     SO_SNDBUFFORCE | SO_RCVBUFFORCE if !forces => return Err(Errno::EPERM),
                     SO_SNDBUF | SO_SNDBUFFORCE => {
-                        let bytes = if name == SO_SNDBUF { wanted.min(usual.0) } else { forced };
+                        let bytes = if name == SO_SNDBUF { wanted.min(largest.0) } else { forced };
                         rds(core.set_send_buffer(id, bytes.min(quota.0)))?;
                         *self.kept.entry(SO_BUF_LOCK).or_default() |= SEND_BUFFER_SET;
                     }
                     SO_RCVBUF | SO_RCVBUFFORCE => {
-                        let bytes = if name == SO_RCVBUF { wanted.min(usual.1) } else { forced };
+                        let bytes = if name == SO_RCVBUF { wanted.min(largest.1) } else { forced };
                         rds(core.set_recv_buffer(id, bytes.min(quota.1)))?;
                         *self.kept.entry(SO_BUF_LOCK).or_default() |= RECV_BUFFER_SET;
                     }

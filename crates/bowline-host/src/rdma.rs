@@ -59,6 +59,11 @@ pub struct ProcessMemory {
     agent: Option<Arc<Agent>>,
 }
 
+/// Memory of a process as devices have it.
+fn device_memory(memory: Arc<dyn ForeignMemory>) -> Arc<RdmaMemory> {
+    RdmaMemory::of_process(memory)
+}
+
 /// What watches the memory of a process, and the memory for operations whose pieces are watched.
 #[derive(Debug)]
 struct Watching {
@@ -95,7 +100,7 @@ impl ProcessMemory {
             return Err(Errno::EBADF);
         }
         let memory: Arc<dyn ForeignMemory> = Arc::new(memory);
-        let whole = RdmaMemory::of_process(Arc::clone(&memory));
+        let whole = device_memory(Arc::clone(&memory));
         Ok(Self { memory, whole, watched: None, agent: None })
     }
 
@@ -106,23 +111,20 @@ impl ProcessMemory {
     pub(crate) fn watch_by(&mut self, descriptor: Passed, process: i32) -> Result<(), Errno> {
         let watch = Watch::of(descriptor, process)?;
         let memory = Watched::for_operations(&self.memory, &watch);
-        let whole = RdmaMemory::of_process(Arc::new(memory));
+        let whole = device_memory(Arc::new(memory));
         self.watched = self.agent.is_none().then_some(Watching { watch, whole });
         Ok(())
     }
 
     /// A range for peers, for as long as it is what it is now.
-    fn for_peers(&self, range: (u64, u64)) -> Arc<RdmaMemory> {
+    fn region(&self, range: (u64, u64)) -> Arc<RdmaMemory> {
         let watched = self.watched.as_ref();
         let memory = watched.and_then(|own| Watched::for_peers(&self.memory, &own.watch, range));
-        memory.map_or_else(
-            || Arc::clone(&self.whole),
-            |memory| RdmaMemory::of_process(Arc::new(memory)),
-        )
+        memory.map_or_else(|| Arc::clone(&self.whole), |memory| device_memory(Arc::new(memory)))
     }
 
     /// The memory for an operation with these pieces.
-    fn for_operation(&self, ranges: &[(u64, u64)]) -> &Arc<RdmaMemory> {
+    fn operation_memory(&self, ranges: &[(u64, u64)]) -> &Arc<RdmaMemory> {
         let begins = |own: &&Watching| ranges.iter().all(|(at, len)| own.watch.begin(*at, *len));
         self.watched.as_ref().filter(begins).map_or(&self.whole, |own| &own.whole)
     }
@@ -158,7 +160,7 @@ impl ProcessMemory {
     /// Pieces of the memory for an operation, and what keeps it until that has ended.
     fn pieces(&self, ranges: &[(u64, u64)]) -> Result<(Vec<RdmaPiece>, RdmaHold), Errno> {
         self.check(ranges)?;
-        let whole = self.for_operation(ranges);
+        let whole = self.operation_memory(ranges);
         let piece = |&(at, len): &(u64, u64)| {
             let end = at.checked_add(len).and_then(|end| usize::try_from(end).ok());
             let range = usize::try_from(at).ok().zip(end);
@@ -306,7 +308,7 @@ impl<O: Outside> Core<O> {
         let range = usize::try_from(at).ok().zip(usize::try_from(end).ok());
         let (start, end) = range.ok_or(Errno::EFAULT)?;
         let use_once = flags & RDS_RDMA_USE_ONCE != 0;
-        let memory = process.for_peers((at, len));
+        let memory = process.region((at, len));
         let cookie = self.rds.rdma_register(id, &memory, start..end, peer, use_once);
         let cookie = cookie.map_err(|error| error.errno())?;
         if cookie_at != 0 && process.store(cookie_at, cookie).is_err() {

@@ -252,13 +252,13 @@ impl<O: Outside> Core<O> {
                 {
                     return Ok(done.unwrap_or_else(Answer::from));
                 }
-                let usual = self.usual_buffers(option);
+                let largest = self.largest_buffers(option);
                 let caller = self.channels.get(&number).map(|channel| channel.caller.user);
                 let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
                 let options = &mut socket.options;
                 let quota = self.accounts.most(&socket.charge);
                 // Of root's programs the library has asked the kernel which of them may.
-                let most = Most { quota, usual, forces: caller == Some(0) };
+                let most = Most { quota, largest, forces: caller == Some(0) };
                 let (name, value) = ((level, option), (value, &most));
                 self.rds.with_core(|core, now| options.set(core, now, id, name, value))?;
                 self.count_buffers(handle);
@@ -290,13 +290,13 @@ impl<O: Outside> Core<O> {
 
     /// Largest buffers that sockets get for the asking, if an option is about one. A node may have
     /// larger ones from the start.
-    fn usual_buffers(&self, option: i32) -> (usize, usize) {
+    fn largest_buffers(&self, option: i32) -> (usize, usize) {
         if ![SO_SNDBUF, SO_RCVBUF].contains(&option) {
             return (0, 0);
         }
-        let usual = self.outside.usual_buffers();
+        let largest = self.outside.largest_buffers();
         let own = self.rds.with_core(|core, _| core.default_buffers());
-        (usual.0.max(own.0), usual.1.max(own.1))
+        (largest.0.max(own.0), largest.1.max(own.1))
     }
 
     /// Closes a socket at an address whose last descriptor was closed before this request was made:

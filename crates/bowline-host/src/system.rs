@@ -104,7 +104,7 @@ impl Outside for System {
         entropy::random_u64()
     }
 
-    fn usual_buffers(&self) -> (usize, usize) {
+    fn largest_buffers(&self) -> (usize, usize) {
         let [send, receive] = BUFFERS_MAX.map(|file| {
             let text = std::fs::read_to_string(file).ok();
             text.and_then(|text| text.trim().parse().ok()).unwrap_or(BUFFER_MAX_DEFAULT)

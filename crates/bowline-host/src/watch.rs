@@ -96,7 +96,7 @@ impl Watch {
         look(0, 1).is_some_and(|mut page| self.request(LOOK, &mut page) != Err(libc::ESRCH))
     }
 
-    /// Watches a range from now on; `false` where that cannot be.
+    /// Watches a range from now on; `false` where the system refuses.
     pub(crate) fn begin(&self, at: u64, len: u64) -> bool {
         register(at, len).any(|mut range| self.request(REGISTER, &mut range).is_ok())
     }

@@ -54,7 +54,7 @@ fn default() -> libc::sigaction {
 /// Handles the signals, if the program does not.
 pub(crate) fn handle() {
     let _kept = KeptErrno::new();
-    // Relaxed: who sets an action meanwhile has it either way.
+    // Relaxed: another thread that sets an action during this call has it either way.
     HANDLES.store(true, Ordering::Relaxed);
     SIGNALS.into_iter().for_each(handle_one);
 }

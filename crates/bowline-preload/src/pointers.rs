@@ -129,7 +129,7 @@ impl Vector {
             vector.many = vec![Self::NOTHING; count];
         }
         let to = if count > Self::FEW { &mut vector.many[..] } else { &mut vector.few[..count] };
-        // SAFETY: as the caller promises; there is room for so many.
+        // SAFETY: as the caller promises; there is room for all of them.
         let is_there =
             unsafe { guarded::copy(to.as_mut_ptr().cast(), from.cast(), size_of_val(to)) };
         if is_there { Ok(vector) } else { Err(libc::EFAULT) }

@@ -36,7 +36,7 @@ pub trait Outside: Sized {
     fn random(&self) -> u64;
 
     /// Largest send and receive buffer that a program may ask for, bytes.
-    fn usual_buffers(&self) -> (usize, usize);
+    fn largest_buffers(&self) -> (usize, usize);
 
     /// Tells whether nothing is to be taken of a user.
     fn is_behind(&self, owner: Owner) -> bool;

@@ -103,7 +103,8 @@ const FCNTL: [i32; 16] = [
 ];
 
 /// What `ioctl` is for: bytes in a socket, flags of a descriptor, whether it is a terminal and how
-/// large, interfaces and their MTU, watching memory that a program has shown. Not typing into a terminal, nor owners of sockets.
+/// large, interfaces and their MTU, watching memory that a program has shown. Not typing into a
+/// terminal, nor owners of sockets.
 const IOCTL: [u32; 14] = [
     libc::TIOCOUTQ as u32,
     libc::FIONREAD as u32,

@@ -471,7 +471,7 @@ impl Outside for Sim {
         self.shared.random()
     }
 
-    fn usual_buffers(&self) -> (usize, usize) {
+    fn largest_buffers(&self) -> (usize, usize) {
         (212_992, 212_992)
     }
 
