@@ -42,7 +42,7 @@ use core::sync::atomic::Ordering::SeqCst;
 use self::connections::Connection;
 use self::table::{Owner, Table};
 use crate::channel::Descriptors;
-use crate::system;
+use crate::{system, watch};
 
 pub use crate::reach::{Access, Range, Reach, Stays};
 
@@ -123,8 +123,28 @@ pub fn give<D: Descriptors>(node: u64, socket: u64, reach: &Reach) -> Result<Giv
     let owner = Owner { connection: number, socket, grant };
     let key_at = reach.key_at();
     let given = Given { connection, descriptor, owner, key_at, is_accepted: false };
+    let watch = watch::own::<D>();
+    let is_watched = |range: &Range| {
+        let own = watch.filter(|_| range.stays != Stays::Call);
+        own.is_some_and(|watch| watch_again(watch, range))
+    };
     // Ranges added so far are withdrawn when `given` is dropped.
-    if TABLE.add(owner, reach.ranges()) { Ok(given) } else { Err(libc::EAGAIN) }
+    if TABLE.add(owner, reach.ranges(), is_watched) { Ok(given) } else { Err(libc::EAGAIN) }
+}
+
+/// Watches a range. Ranges of before whose memory is gone are withdrawn: what is in its place is
+/// watched as well from here on.
+fn watch_again(watch: c_int, range: &Range) -> bool {
+    take_out(|entry| entry.overlaps(range.at, range.len) && entry.is_gone(watch));
+    watch::begin(watch, range.at, range.len)
+}
+
+/// Withdraws memory that this process is about to unmap or to map again. What the calls of the
+/// program do that this library does not see, the [watch] tells.
+pub fn goes_away(at: usize, len: usize) {
+    if thread::is_running() && len > 0 {
+        take_out(|entry| entry.overlaps(at as u64, len as u64));
+    }
 }
 
 /// Returns this module's identity of a socket: the kernel's unique number, which all descriptors of
@@ -181,9 +201,10 @@ pub fn has_closed_some() {
 
 /// Withdraws everything and closes the descriptors of this module if one of them is in this range.
 /// Called before calls that close the range, after which the number would belong to the program.
-pub fn make_way(first: u32, last: u32) {
+pub fn make_way<D: Descriptors>(first: u32, last: u32) {
     let is_in = |fd: c_int| u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd));
     if thread::is_running() && thread::descriptors().any(is_in) {
         thread::end();
     }
+    watch::make_way::<D>(is_in);
 }

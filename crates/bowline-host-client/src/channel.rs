@@ -14,6 +14,7 @@ use bowline_host_wire::{
 use crate::agent::Given;
 use crate::system::{self, Process};
 use crate::trust::{self, Place};
+use crate::watch;
 
 /// Longest time for a whole greeting, or for the rest of a reply that has begun: longer than a
 /// hand-over to another process takes.
@@ -320,6 +321,18 @@ impl<D: Descriptors> Channel<D> {
         core::hint::black_box(&nonce);
         self.has_shown = shown.is_ok();
         shown
+    }
+
+    /// Has the node watch the memory that it was shown, if both can: it is not used any more where
+    /// something else is in its place.
+    pub(crate) fn show_watch(&mut self, welcome: &Welcome) -> Result<(), c_int> {
+        if !welcome.features.include(Features::WATCH) {
+            return Ok(());
+        }
+        let Some(watch) = watch::own::<D>() else { return Ok(()) };
+        self.send(&Request::ShowWatch, &[], Some(watch))?;
+        let (_, lengths) = self.reply(false)?;
+        self.skip(lengths)
     }
 
     /// Lets the node use the memory given for one call. The channel is as for

@@ -20,6 +20,7 @@
 
 pub mod agent;
 mod channel;
+pub mod guarded;
 pub mod memory;
 mod node;
 mod owned;
@@ -27,6 +28,7 @@ mod reach;
 mod socket;
 pub mod system;
 mod trust;
+mod watch;
 
 pub use channel::{Channel, Descriptors, Welcome, is_refusal};
 pub use node::{Node, Opened};

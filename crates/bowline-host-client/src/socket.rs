@@ -12,6 +12,7 @@ use bowline_host_wire::{
 
 use crate::agent::{self, Given};
 use crate::channel::{Channel, Descriptors};
+use crate::guarded;
 use crate::node::Node;
 use crate::reach::{self, Reach};
 use crate::system;
@@ -42,6 +43,8 @@ const GENERIC_OPTIONS: [c_int; 18] = [
     SO_PREFER_BUSY_POLL,
     SO_BUSY_POLL_BUDGET,
 ];
+/// Options of SOL_SOCKET that the kernel lets some processes set; the node, root's of these.
+const FORCED_BUFFERS: [c_int; 2] = [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
 const SO_PREFER_BUSY_POLL: c_int = 69;
 const SO_BUSY_POLL_BUDGET: c_int = 70;
 
@@ -100,9 +103,9 @@ pub struct Message {
 pub trait To {
     /// Room in bytes.
     fn room(&self) -> usize;
-    /// Copies a payload of `len` bytes, which fit, out of a ring. The last of several copies
-    /// counts.
-    fn copy(&mut self, area: &Area, place: Place, len: usize);
+    /// Copies a payload of `len` bytes, which fit, out of a ring; tells whether it could. The last
+    /// of several copies counts.
+    fn copy(&mut self, area: &Area, place: Place, len: usize) -> bool;
     /// Memory for a payload of `len` bytes, as far as they fit. The caller writes to it before it
     /// calls anything else here.
     fn pieces(&mut self, len: usize) -> Vec<libc::iovec>;
@@ -136,14 +139,15 @@ impl To for Pieces<'_> {
         self.all().iter().map(|piece| piece.iov_len).fold(0, usize::saturating_add)
     }
 
-    fn copy(&mut self, area: &Area, mut place: Place, mut len: usize) {
-        for piece in self.all() {
+    fn copy(&mut self, area: &Area, mut place: Place, mut len: usize) -> bool {
+        self.all().iter().all(|piece| {
             let n = piece.iov_len.min(len);
-            // SAFETY: writable, as `new` was promised.
-            unsafe { area.copy_out_to(place, piece.iov_base.cast(), n) };
+            let from = area.bytes_at(place, n);
             place = place.skip(n);
             len -= n;
-        }
+            // SAFETY: writable, as `new` was promised.
+            unsafe { guarded::copy(piece.iov_base.cast(), from, n) }
+        })
     }
 
     fn pieces(&mut self, _len: usize) -> Vec<libc::iovec> {
@@ -157,9 +161,10 @@ impl To for Vec<u8> {
         usize::MAX
     }
 
-    fn copy(&mut self, area: &Area, place: Place, len: usize) {
+    fn copy(&mut self, area: &Area, place: Place, len: usize) -> bool {
         self.resize(len, 0);
         area.copy_out(place, self);
+        true
     }
 
     fn pieces(&mut self, len: usize) -> Vec<libc::iovec> {
@@ -206,7 +211,7 @@ impl<D: Descriptors> Socket<'_, D> {
             let memory = system::open_memory()?;
             let shown = channel.show_memory(&welcome, memory);
             system::close(memory);
-            shown
+            shown.and_then(|()| channel.show_watch(&welcome))
         } else {
             channel.show_given(self.give(trust::number_of(greeter), reach)?)
         };
@@ -357,6 +362,10 @@ impl<D: Descriptors> Socket<'_, D> {
         if is_generic(level, name) {
             return system::set_any_option(self.fd, (level, name), value).map(|()| 0);
         }
+        let forces = level == libc::SOL_SOCKET && FORCED_BUFFERS.contains(&name);
+        if forces && value.len() >= size_of::<c_int>() && !system::may(name, value)? {
+            return Err(libc::EPERM);
+        }
         let reach = Reach::for_option(level, name, value);
         let may_write = reach.as_ref().is_none_or(Reach::is_writable);
         if let Some(cookie) = reach::freed(level, name, value) {
@@ -477,13 +486,17 @@ impl<D: Descriptors> Socket<'_, D> {
             *piece = Piece { base: given.iov_base.cast(), len: given.iov_len };
         }
         let mut channel = self.node.channel(self.fd)?;
-        // SAFETY: the caller's pieces, who promises that they are readable.
-        let pushed = unsafe { area.push(channel.owner(), name, &pieces[..payload.len()]) };
-        if pushed == Pushed::Wake {
+        let copy = |place: Place, piece: &Piece| {
+            let to = area.bytes_at(place, piece.len);
+            // SAFETY: the caller's pieces, who promises that they are readable.
+            unsafe { guarded::copy(to, piece.base, piece.len) }
+        };
+        let pushed = area.push_with(channel.owner(), name, &pieces[..payload.len()], copy);
+        if pushed == Some(Pushed::Wake) {
             channel.wake(self.handle)?;
         }
         self.node.keep(channel);
-        Ok(pushed != Pushed::Ask)
+        pushed.map(|pushed| pushed != Pushed::Ask).ok_or(libc::EFAULT)
     }
 
     /// `recvmsg(2)` into `to`.
@@ -515,8 +528,15 @@ impl<D: Descriptors> Socket<'_, D> {
             }
         }
         loop {
-            let copy = |place: Place, len: usize| to.copy(area, place, len.min(room));
-            let taken = area.take(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
+            let mut is_there = true;
+            let copy = |place: Place, len: usize| {
+                is_there = to.copy(area, place, len.min(room));
+                is_there
+            };
+            let taken = area.take_with(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
+            if !is_there && taken.is_none() {
+                return Err(libc::EFAULT);
+            }
             if let Some(taken) = taken {
                 if taken.notice {
                     self.wake_node();

@@ -537,6 +537,15 @@ pub(crate) fn set_any_option(
     system!(SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()).map(drop)
 }
 
+/// Tells whether this process may set an option of SOL_SOCKET, as the kernel judges with a socket
+/// that is closed again.
+pub(crate) fn may(name: c_int, value: &[u8]) -> Result<bool, c_int> {
+    let fd = unix_stream()?;
+    let done = set_any_option(fd, (libc::SOL_SOCKET, name), value);
+    close(fd);
+    Ok(done != Err(libc::EPERM))
+}
+
 /// Copies bytes that a program points at.
 ///
 /// # Safety

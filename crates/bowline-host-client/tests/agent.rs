@@ -616,7 +616,7 @@ fn descriptors() -> usize {
 #[test]
 fn the_agent_is_in_nobody_s_way() {
     let _only = only();
-    agent::make_way(0, u32::MAX);
+    agent::make_way::<Plain>(0, u32::MAX);
     assert_eq!(status_of_agent(), None);
     let before = descriptors();
     let mut memory = Memory::new(8);
@@ -634,9 +634,9 @@ fn the_agent_is_in_nobody_s_way() {
     // SAFETY: changes nothing.
     assert_eq!(unsafe { libc::setresuid(u32::MAX, u32::MAX, u32::MAX) }, 0);
     accepted(given);
-    agent::make_way(20_000, u32::MAX);
+    agent::make_way::<Plain>(20_000, u32::MAX);
     assert!(status_of_agent().is_some(), "it is in the way of none of these");
-    agent::make_way(3, u32::MAX);
+    agent::make_way::<Plain>(3, u32::MAX);
     assert!(node.is_ended());
     drop(node);
     assert_eq!((status_of_agent(), descriptors()), (None, before));

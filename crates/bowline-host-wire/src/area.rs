@@ -207,6 +207,15 @@ impl Area {
         Some(Reserved { place: Place { ring, offset: 0 }, end })
     }
 
+    /// Where bytes of a ring are, which other processes may change at any time.
+    ///
+    /// # Panics
+    /// When they do not lie between the place and the end of the ring.
+    pub fn bytes_at(&self, place: Place, len: usize) -> *mut u8 {
+        assert!(place.has(len), "the bytes lie in the ring");
+        self.0.as_ptr().wrapping_add(place.ring.0 + place.offset)
+    }
+
     /// Copies bytes into a ring.
     ///
     /// # Panics

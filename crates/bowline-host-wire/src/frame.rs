@@ -63,10 +63,12 @@ pub enum Op {
     CancelAll = 17,
     /// [`Request::ShowMemory`](crate::Request::ShowMemory).
     Memory = 18,
+    /// [`Request::ShowWatch`](crate::Request::ShowWatch).
+    Watch = 19,
 }
 
 impl Op {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::Hello,
         Self::Open,
         Self::Attach,
@@ -85,6 +87,7 @@ impl Op {
         Self::Flush,
         Self::CancelAll,
         Self::Memory,
+        Self::Watch,
     ];
 
     fn of(number: u8) -> Option<Self> {

@@ -29,6 +29,7 @@ mod request;
 mod sends;
 mod sync;
 mod tokens;
+pub mod watch;
 
 pub use area::{
     AREA_LEN, Area, DESTINATIONS, FILL_TOKEN_LEN, Place, RING_LEN, RING_MESSAGE_MAX, RING_NAME_MAX,

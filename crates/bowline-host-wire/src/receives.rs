@@ -41,6 +41,22 @@ impl Area {
         peek: bool,
         mut copy: impl FnMut(Place, usize),
     ) -> Result<Option<Received>, Broken> {
+        self.take_with(peek, |place, len| {
+            copy(place, len);
+            true
+        })
+    }
+
+    /// The same with a copy that tells whether it could. Where not, the message stays, and the
+    /// result is `None`.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn take_with(
+        &self,
+        peek: bool,
+        mut copy: impl FnMut(Place, usize) -> bool,
+    ) -> Result<Option<Received>, Broken> {
         loop {
             // Pairs with `advance` of another program.
             let head = self.u64(at::TAKEN).load(Ordering::Acquire);
@@ -81,7 +97,9 @@ impl Area {
             let name_len = name_len.min(RING_NAME_MAX);
             self.copy_out(place.skip(NAME), &mut name[..name_len]);
             // Pairs with the fence in `reclaim`, as above.
-            copy(place.skip(HEAD), len);
+            if !copy(place.skip(HEAD), len) {
+                return Ok(None);
+            }
             fence(Ordering::Acquire);
             let is_ours = if peek {
                 self.u64(at::TAKEN).load(Ordering::Relaxed) == head

@@ -11,8 +11,15 @@ use crate::ids::{LockOwner, NodeId, SocketHandle};
 pub struct Features(pub u32);
 
 impl Features {
+    /// A node takes [`Request::ShowWatch`](crate::Request::ShowWatch).
+    pub const WATCH: Self = Self(1);
     /// What this version can do.
-    pub const OWN: Self = Self(0);
+    pub const OWN: Self = Self::WATCH;
+
+    /// Tells whether all of these are among them.
+    pub const fn include(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 /// The numbers of a reply; what comes with them follows its head.
@@ -147,7 +154,8 @@ impl Reply {
             | Op::Ioctl
             | Op::Flush
             | Op::CancelAll
-            | Op::Memory => Self::Done,
+            | Op::Memory
+            | Op::Watch => Self::Done,
             Op::Interrupt | Op::Wake => return Err(Malformed),
         })
     }

@@ -42,6 +42,10 @@ pub enum Request<'a> {
         /// The address at which the nonce of this channel stands.
         nonce_at: u64,
     },
+    /// Gives the node a means to see whether memory is still what a call has named: a `userfaultfd`
+    /// of the process comes along. A program sends it after [`Request::ShowMemory`] with its whole
+    /// memory, to nodes that have [`Features::WATCH`].
+    ShowWatch,
     /// Asks the node, as the first of a channel, to hand over all it has to the process that asks,
     /// which is another node. Each 250 of the descriptors come with one more byte, and that of the
     /// state is the first. When the process is ready to resume, it sends a byte; the node answers
@@ -196,6 +200,7 @@ impl<'a> Request<'a> {
                 let nonce_at = nonce_at.map_err(|_| Invalid { socket: None })?;
                 return Ok(Self::ShowMemory { grant: value.cast_unsigned(), nonce_at });
             }
+            Op::Watch => return Ok(Self::ShowWatch),
             Op::HandOver => {
                 let (version, hand_over_version, state_format) = (a, b, value);
                 return Ok(Self::HandOver { version, hand_over_version, state_format });
@@ -216,6 +221,7 @@ impl<'a> Request<'a> {
             Self::Wake(socket) => Head::new(Op::Wake, socket.0.cast_signed()),
             Self::Interrupt => Head::new(Op::Interrupt, 0),
             Self::ShowMemory { grant, .. } => Head::new(Op::Memory, grant.cast_signed()),
+            Self::ShowWatch => Head::new(Op::Watch, 0),
             Self::HandOver { version: a, hand_over_version: b, state_format: value } => {
                 Head { op: Op::HandOver, value, a, b }
             }
@@ -278,7 +284,8 @@ impl<'a> Call<'a> {
             | Op::Interrupt
             | Op::Wake
             | Op::HandOver
-            | Op::Memory => return None,
+            | Op::Memory
+            | Op::Watch => return None,
         })
     }
 

@@ -46,15 +46,31 @@ impl Area {
     /// # Safety
     /// The pieces are readable.
     pub unsafe fn push(&self, owner: LockOwner, name: &[u8], pieces: &[Piece]) -> Pushed {
+        let copy = |place: Place, piece: &Piece| {
+            // SAFETY: as the caller promises.
+            unsafe { self.copy_in_from(place, piece.base, piece.len) };
+            true
+        };
+        self.push_with(owner, name, pieces, copy).unwrap_or(Pushed::Ask)
+    }
+
+    /// The same with a copy of the caller's own, which tells whether it could: `None` where not,
+    /// and then nothing was pushed.
+    pub fn push_with(
+        &self,
+        owner: LockOwner,
+        name: &[u8],
+        pieces: &[Piece],
+        copy: impl FnMut(Place, &Piece) -> bool,
+    ) -> Option<Pushed> {
         let len = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.len));
         if len > RING_MESSAGE_MAX || !self.lock(owner) {
-            return Pushed::Ask;
+            return Some(Pushed::Ask);
         }
-        // SAFETY: as the caller promises.
-        let done = unsafe { self.push_locked(name, pieces, len) };
+        let done = self.push_locked(name, pieces, len, copy);
         self.unlock();
-        if !done {
-            return Pushed::Ask;
+        if !done? {
+            return Some(Pushed::Ask);
         }
         // Pairs with the fence in `set_asleep`:
         // either the node sees the message before it sleeps, or the program sees that it sleeps.
@@ -63,14 +79,19 @@ impl Area {
         // Of several programs one wakes the node. What it does then goes over its channel.
         let must_wake =
             asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0;
-        if must_wake { Pushed::Wake } else { Pushed::Done }
+        Some(if must_wake { Pushed::Wake } else { Pushed::Done })
     }
 
-    /// # Safety
-    /// The pieces are readable.
-    unsafe fn push_locked(&self, name: &[u8], pieces: &[Piece], len: usize) -> bool {
+    /// Tells whether it was pushed; `None` where it could not be copied.
+    fn push_locked(
+        &self,
+        name: &[u8],
+        pieces: &[Piece],
+        len: usize,
+        mut copy: impl FnMut(Place, &Piece) -> bool,
+    ) -> Option<bool> {
         let Some(destination) = (0..DESTINATIONS).find(|n| self.is_destination(*n, name)) else {
-            return false;
+            return Some(false);
         };
         let slot = at::destination(destination);
         // What programs write, the lock orders. Credit pairs with `set_credit` and `set_credit_to`.
@@ -79,30 +100,31 @@ impl Area {
         if to_it > self.u64(slot).load(Ordering::Acquire)
             || bytes >= self.u64(at::CREDIT).load(Ordering::Acquire)
         {
-            return false;
+            return Some(false);
         }
         let tail = self.u64(at::SENDS).load(Ordering::Relaxed);
         // Pairs with `Sends::advance`: the node has read what was there before this writes over it.
         let head = self.u64(at::SENDS_POPPED).load(Ordering::Acquire);
         if !is_aligned(tail) {
-            return false; // the node will find what is wrong
+            return Some(false); // the node will find what is wrong
         }
         let Some(room) = self.reserve(SENDS, head, tail, entry_len(HEAD, len)) else {
-            return false;
+            return Some(false);
         };
         self.number(room.place).store(len as u32, Ordering::Relaxed);
         self.number(room.place.skip(4)).store(destination as u32, Ordering::Relaxed);
         let mut place = room.place.skip(HEAD);
         for piece in pieces {
-            // SAFETY: as the caller promises.
-            unsafe { self.copy_in_from(place, piece.base, piece.len) };
+            if !copy(place, piece) {
+                return None;
+            }
             place = place.skip(piece.len);
         }
         self.u64(slot + 8).store(to_it.wrapping_add(len as u64), Ordering::Relaxed);
         self.u64(at::SENT_BYTES).store(bytes, Ordering::Relaxed);
         // Pairs with the loads in `peek` and `set_destination`: who sees it sees the entry.
         self.u64(at::SENDS).store(room.end, Ordering::Release);
-        true
+        Some(true)
     }
 
     fn is_destination(&self, n: usize, name: &[u8]) -> bool {

@@ -244,6 +244,9 @@ fn requests_without_their_arguments_are_invalid() {
         let invalid = Err(Invalid { socket: None });
         assert_eq!(Request::parse(&frame(Op::Memory, &[0; 9][..len])), invalid, "{len}");
     }
+    assert_eq!(Request::parse(&frame(Op::Watch, b"")), Ok(Request::ShowWatch));
+    let emitted = Request::ShowWatch.emit(0).unwrap();
+    assert_eq!(emitted.parts()[0], Head::new(Op::Watch, 0).emit(0, 0, 0).unwrap());
     let ioctl = Call::Ioctl { request: 0, byte: None };
     assert_eq!(Request::parse(&frame(Op::Ioctl, b"")), Ok(Request::Call(SOCKET, ioctl)));
 }

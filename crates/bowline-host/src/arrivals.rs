@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketType};
 use crate::caller::Credentials;
 use crate::closer::{self, Owner, Passed};
 use crate::core::Arrival;
+use crate::watch;
 
 /// Most descriptors that the system passes with one message. There is room for all: it would close
 /// others itself, in the thread that receives.
@@ -166,9 +167,10 @@ pub(crate) fn may_be_socket_of_node(descriptor: impl AsFd) -> bool {
         && socket_type(&descriptor) == Ok(SocketType::SEQPACKET)
 }
 
-/// Tells whether there is a request that takes such a descriptor: a socket of a node, or memory.
-pub(crate) fn may_be_wanted(descriptor: impl AsFd) -> bool {
+/// Tells whether there is a request that takes such a descriptor: a socket of a node, memory, or
+/// what watches memory.
+pub(crate) fn may_be_wanted(descriptor: &Passed) -> bool {
     let is_of_proc =
-        || fstatfs(&descriptor).is_ok_and(|found| i128::from(found.f_type) == PROC_SUPER_MAGIC);
-    may_be_socket_of_node(&descriptor) || is_of_proc()
+        || fstatfs(descriptor).is_ok_and(|found| i128::from(found.f_type) == PROC_SUPER_MAGIC);
+    may_be_socket_of_node(descriptor) || is_of_proc() || watch::may_be_one(descriptor)
 }

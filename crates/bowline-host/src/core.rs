@@ -396,7 +396,9 @@ impl<O: Outside> Core<O> {
         }
         // What was read along with it may have come before the request that brings a descriptor.
         let descriptor = match op {
-            Op::Attach | Op::Memory => self.channels.get_mut(&number)?.take_descriptor(),
+            Op::Attach | Op::Memory | Op::Watch => {
+                self.channels.get_mut(&number)?.take_descriptor()
+            }
             _ => None,
         };
         let outcome = self.execute(number, frame, descriptor);

@@ -41,6 +41,7 @@ mod service;
 mod socket;
 mod system;
 mod turns;
+mod watch;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -62,7 +63,12 @@ pub use namespace::{connect_within, namespace_at, network_namespace};
 pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;
+pub use system::BUFFERS_MAX;
 use system::Eventfd;
+
+/// What a node asks of a `userfaultfd` of a program, with `ioctl`.
+pub const WATCH_REQUESTS: [u32; 2] =
+    [bowline_host_wire::watch::REGISTER, bowline_host_wire::watch::LOOK];
 
 /// Sockets of a node for the programs of its host, until it is dropped.
 #[derive(Debug)]

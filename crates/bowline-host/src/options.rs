@@ -33,9 +33,19 @@ const RECV_BUFFER_SET: i32 = 2;
 /// What SO_PEERCRED says where nobody has connected: no process, no user and no group.
 const NO_CREDENTIALS: [i32; 3] = [0, -1, -1];
 
-/// Largest buffer that a program may ask for, bytes: the default `net.core.wmem_max` and
-/// `rmem_max`.
-const BUFFER_MAX: usize = 212_992;
+/// Largest buffer that can be forced, bytes: twice that is reported.
+const FORCED_MAX: usize = i32::MAX as usize / 2;
+
+/// Largest buffers that a program gets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Most {
+    /// Send and receive buffer by its quota, bytes.
+    pub(crate) quota: (usize, usize),
+    /// The same by what is set for all sockets: `net.core.wmem_max` and `rmem_max`.
+    pub(crate) largest: (usize, usize),
+    /// It may go beyond that.
+    pub(crate) forces: bool,
+}
 
 /// Socket options that the core does not store.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -109,14 +119,14 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 }
 
 impl Options {
-    /// Sets an option to `value`; the buffers get at most `most` bytes, as the kernel caps them.
+    /// Sets an option to `value`; the buffers get `most` bytes, as the kernel caps them.
     pub(crate) fn set(
         &mut self,
         core: &mut Node,
         now: Instant,
         id: SocketId,
         (level, name): (i32, i32),
-        (value, most): (&[u8], (usize, usize)),
+        (value, most): (&[u8], &Most),
     ) -> Result<(), Errno> {
         match level {
             SOL_SOCKET => self.set_general(core, id, name, (value, most)),
@@ -130,7 +140,7 @@ impl Options {
         core: &mut Node,
         id: SocketId,
         name: i32,
-        (value, most): (&[u8], (usize, usize)),
+        (value, most): (&[u8], &Most),
     ) -> Result<(), Errno> {
         match name {
             SO_RCVTIMEO | SO_RCVTIMEO_NEW => self.recv_timeout = timeout(value)?,
@@ -143,18 +153,23 @@ impl Options {
             _ => {
                 let bytes_given = value.len();
                 let value = int(value)?;
-                let bytes = usize::try_from(value).unwrap_or(0).min(BUFFER_MAX);
+                let Most { quota, largest, forces } = *most;
+                // As the kernel has it: a negative number is a very large one, but to be forced.
+                let wanted = usize::try_from(value).unwrap_or(usize::MAX);
+                let forced = usize::try_from(value).unwrap_or(0).min(FORCED_MAX);
                 let rds = |result: Result<(), bowline_rds::Error>| result.map_err(|e| e.errno());
                 match name {
-                    SO_SNDBUF => {
-                        rds(core.set_send_buffer(id, bytes.min(most.0)))?;
+                    SO_SNDBUFFORCE | SO_RCVBUFFORCE if !forces => return Err(Errno::EPERM),
+                    SO_SNDBUF | SO_SNDBUFFORCE => {
+                        let bytes = if name == SO_SNDBUF { wanted.min(largest.0) } else { forced };
+                        rds(core.set_send_buffer(id, bytes.min(quota.0)))?;
                         *self.kept.entry(SO_BUF_LOCK).or_default() |= SEND_BUFFER_SET;
                     }
-                    SO_RCVBUF => {
-                        rds(core.set_recv_buffer(id, bytes.min(most.1)))?;
+                    SO_RCVBUF | SO_RCVBUFFORCE => {
+                        let bytes = if name == SO_RCVBUF { wanted.min(largest.1) } else { forced };
+                        rds(core.set_recv_buffer(id, bytes.min(quota.1)))?;
                         *self.kept.entry(SO_BUF_LOCK).or_default() |= RECV_BUFFER_SET;
                     }
-                    SO_SNDBUFFORCE | SO_RCVBUFFORCE => return Err(Errno::EPERM),
                     SO_TIMESTAMP | SO_TIMESTAMP_NEW | SO_TIMESTAMPNS | SO_TIMESTAMPNS_NEW => {
                         self.timestamp = value != 0;
                         // RDS tells microseconds all the same.

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use bowline_base::Errno;
 use bowline_host_wire::{ChannelId, NONCE_LEN, name};
 use bowline_rds::{
-    RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaOp, RdmaPiece, SendControl, SocketId, Transport,
+    RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaHold, RdmaOp, RdmaPiece, SendControl, SocketId,
+    Transport,
 };
 use bowline_rds_driver::{ForeignMemory, ProcessFile, RdmaMemory};
 use bowline_wire::rds::uapi::*;
@@ -25,6 +26,7 @@ use crate::closer::Passed;
 use crate::control::Given;
 use crate::core::{Core, Outside, Rds};
 use crate::requests::Answer;
+use crate::watch::{Watch, Watched};
 
 /// Most pieces of local memory of an operation [RDMA-32].
 const PIECES_MAX: u64 = RDMA_PIECES_MAX as u64;
@@ -51,8 +53,22 @@ pub struct ProcessMemory {
     memory: Arc<dyn ForeignMemory>,
     /// The same, for devices.
     whole: Arc<RdmaMemory>,
+    /// The same, where it is watched.
+    watched: Option<Watching>,
     /// Whose it is to give, if that is an agent.
     agent: Option<Arc<Agent>>,
+}
+
+/// Memory of a process as devices have it.
+fn device_memory(memory: Arc<dyn ForeignMemory>) -> Arc<RdmaMemory> {
+    RdmaMemory::of_process(memory)
+}
+
+/// What watches the memory of a process, and the memory for operations whose pieces are watched.
+#[derive(Debug)]
+struct Watching {
+    watch: Arc<Watch>,
+    whole: Arc<RdmaMemory>,
 }
 
 impl ProcessMemory {
@@ -67,7 +83,12 @@ impl ProcessMemory {
         if kind == Ok(FileType::Socket) {
             let agent = Agent::of(descriptor, shown.caller)?;
             let whole = agent.memory(shown.grant);
-            return Ok(Self { whole, memory: Arc::clone(&agent) as _, agent: Some(agent) });
+            return Ok(Self {
+                whole,
+                memory: Arc::clone(&agent) as _,
+                watched: None,
+                agent: Some(agent),
+            });
         }
         if !Self::is_of_procfs(&descriptor) {
             return Err(Errno::EBADF);
@@ -79,8 +100,33 @@ impl ProcessMemory {
             return Err(Errno::EBADF);
         }
         let memory: Arc<dyn ForeignMemory> = Arc::new(memory);
-        let whole = RdmaMemory::of_process(Arc::clone(&memory));
-        Ok(Self { memory, whole, agent: None })
+        let whole = device_memory(Arc::clone(&memory));
+        Ok(Self { memory, whole, watched: None, agent: None })
+    }
+
+    /// Watches it by a descriptor that the program has sent. An agent watches by itself.
+    ///
+    /// # Errors
+    /// EBADF for a descriptor that does not watch.
+    pub(crate) fn watch_by(&mut self, descriptor: Passed, process: i32) -> Result<(), Errno> {
+        let watch = Watch::of(descriptor, process)?;
+        let memory = Watched::for_operations(&self.memory, &watch);
+        let whole = device_memory(Arc::new(memory));
+        self.watched = self.agent.is_none().then_some(Watching { watch, whole });
+        Ok(())
+    }
+
+    /// A range for peers, for as long as it is what it is now.
+    fn region(&self, range: (u64, u64)) -> Arc<RdmaMemory> {
+        let watched = self.watched.as_ref();
+        let memory = watched.and_then(|own| Watched::for_peers(&self.memory, &own.watch, range));
+        memory.map_or_else(|| Arc::clone(&self.whole), |memory| device_memory(Arc::new(memory)))
+    }
+
+    /// The memory for an operation with these pieces.
+    fn operation_memory(&self, ranges: &[(u64, u64)]) -> &Arc<RdmaMemory> {
+        let begins = |own: &&Watching| ranges.iter().all(|(at, len)| own.watch.begin(*at, *len));
+        self.watched.as_ref().filter(begins).map_or(&self.whole, |own| &own.whole)
     }
 
     /// What is done with it until what is returned is dropped has one limit of time.
@@ -111,15 +157,17 @@ impl ProcessMemory {
         if self.memory.write(at, &bytes) == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
     }
 
-    /// Pieces of the memory for an operation.
-    fn pieces(&self, ranges: &[(u64, u64)]) -> Result<Vec<RdmaPiece>, Errno> {
+    /// Pieces of the memory for an operation, and what keeps it until that has ended.
+    fn pieces(&self, ranges: &[(u64, u64)]) -> Result<(Vec<RdmaPiece>, RdmaHold), Errno> {
         self.check(ranges)?;
+        let whole = self.operation_memory(ranges);
         let piece = |&(at, len): &(u64, u64)| {
             let end = at.checked_add(len).and_then(|end| usize::try_from(end).ok());
             let range = usize::try_from(at).ok().zip(end);
-            range.and_then(|(start, end)| self.whole.piece(start..end)).ok_or(Errno::EFAULT)
+            range.and_then(|(start, end)| whole.piece(start..end)).ok_or(Errno::EFAULT)
         };
-        ranges.iter().map(piece).collect()
+        let pieces = ranges.iter().map(piece).collect::<Result<_, _>>()?;
+        Ok((pieces, whole.hold()))
     }
 }
 
@@ -210,6 +258,20 @@ impl<O: Outside> Core<O> {
         Ok(Answer::done())
     }
 
+    /// A process gives what watches the memory that it has shown.
+    pub(crate) fn show_watch(
+        &mut self,
+        number: ChannelId,
+        descriptor: Option<O::Descriptor>,
+    ) -> Result<Answer<O::Given>, Errno> {
+        let channel = self.channels.get_mut(&number).ok_or(Errno::EBADF)?;
+        let descriptor = descriptor.ok_or(Errno::EBADF)?;
+        let process = channel.caller.process;
+        let memory = channel.memory.as_mut().ok_or(Errno::EINVAL)?;
+        self.outside.watch_memory(memory, descriptor, process)?;
+        Ok(Answer::done())
+    }
+
     /// The memory of the process that has a channel.
     fn memory(&self, number: ChannelId) -> Result<&ProcessMemory, Refusal> {
         let channel = self.channels.get(&number).ok_or(Errno::EBADF)?;
@@ -246,7 +308,8 @@ impl<O: Outside> Core<O> {
         let range = usize::try_from(at).ok().zip(usize::try_from(end).ok());
         let (start, end) = range.ok_or(Errno::EFAULT)?;
         let use_once = flags & RDS_RDMA_USE_ONCE != 0;
-        let cookie = self.rds.rdma_register(id, &process.whole, start..end, peer, use_once);
+        let memory = process.region((at, len));
+        let cookie = self.rds.rdma_register(id, &memory, start..end, peer, use_once);
         let cookie = cookie.map_err(|error| error.errno())?;
         if cookie_at != 0 && process.store(cookie_at, cookie).is_err() {
             let _ = self.rds.rdma_free(id, cookie);
@@ -378,7 +441,7 @@ impl<O: Outside> Core<O> {
         if pieces.iter().map(|(_, len)| len).sum::<u64>() > len {
             return Err(Errno::EINVAL.into());
         }
-        let local = process.pieces(&pieces)?;
+        let (local, hold) = process.pieces(&pieces)?;
         if !may_write {
             return Err(Errno::EFAULT.into());
         }
@@ -395,7 +458,7 @@ impl<O: Outside> Core<O> {
             fence: flags & RDS_RDMA_FENCE != 0,
             silent: flags & RDS_RDMA_SILENT != 0,
             notify: (flags & RDS_RDMA_NOTIFY_ME != 0).then_some(args.user_token),
-            hold: Some(process.whole.hold()),
+            hold: Some(hold),
         })
     }
 
@@ -413,7 +476,7 @@ impl<O: Outside> Core<O> {
         if at % 8 != 0 || !may_write {
             return Err(Errno::EFAULT.into()); // [ATOM-4]
         }
-        let local = process.pieces(&[(at, 8)])?;
+        let (local, hold) = process.pieces(&[(at, 8)])?;
         Ok(RdmaOp {
             access,
             cookie,
@@ -423,7 +486,7 @@ impl<O: Outside> Core<O> {
             fence: false,
             silent: flags & RDS_RDMA_SILENT != 0,
             notify: (flags & RDS_RDMA_NOTIFY_ME != 0).then_some(args.user_token),
-            hold: Some(process.whole.hold()),
+            hold: Some(hold),
         })
     }
 }

@@ -12,14 +12,14 @@ use bowline_host_wire::{
 use bowline_rds::{Interest, RecvOpts, Rope, SendMsg, SocketId, Transport};
 use bowline_wire::rds::uapi::{
     MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_ZEROCOPY, SIOCRDSGETTOS,
-    SIOCRDSSETTOS, SOCK_SEQPACKET, SOL_RDS, cmsg_space,
+    SIOCRDSSETTOS, SO_RCVBUF, SO_SNDBUF, SOCK_SEQPACKET, SOL_RDS, cmsg_space,
 };
 
 use crate::channel::Waiting;
 use crate::control::{self, COMPLETION_ROOM, Room, STATUS_ROOM};
 use crate::core::{Core, Descriptor, Opened, Outside, Rds, SharedMemory};
 use crate::names;
-use crate::options::Value;
+use crate::options::{Most, Value};
 use crate::rdma::Asked;
 use crate::rings::Rings;
 use crate::socket::HostSocket;
@@ -108,6 +108,7 @@ impl<O: Outside> Core<O> {
             Request::ShowMemory { grant, nonce_at } => {
                 self.show_memory(number, grant, nonce_at, descriptor)
             }
+            Request::ShowWatch => self.show_watch(number, descriptor),
             Request::Wake(handle) => {
                 self.activate(handle);
                 return Outcome::Nothing;
@@ -251,10 +252,14 @@ impl<O: Outside> Core<O> {
                 {
                     return Ok(done.unwrap_or_else(Answer::from));
                 }
+                let largest = self.largest_buffers(option);
+                let caller = self.channels.get(&number).map(|channel| channel.caller.user);
                 let (socket, _) = self.sockets.get_mut(&handle).ok_or(Errno::EBADF)?;
                 let options = &mut socket.options;
-                let most = self.accounts.most(&socket.charge);
-                let (name, value) = ((level, option), (value, most));
+                let quota = self.accounts.most(&socket.charge);
+                // Of root's programs the library has asked the kernel which of them may.
+                let most = Most { quota, largest, forces: caller == Some(0) };
+                let (name, value) = ((level, option), (value, &most));
                 self.rds.with_core(|core, now| options.set(core, now, id, name, value))?;
                 self.count_buffers(handle);
                 self.refresh(handle);
@@ -281,6 +286,17 @@ impl<O: Outside> Core<O> {
             Call::Send(_) | Call::Receive { .. } | Call::Flush(_) => return Err(Errno::EINVAL),
         }
         Ok(Answer::done())
+    }
+
+    /// Largest buffers that sockets get for the asking, if an option is about one. A node may have
+    /// larger ones from the start.
+    fn largest_buffers(&self, option: i32) -> (usize, usize) {
+        if ![SO_SNDBUF, SO_RCVBUF].contains(&option) {
+            return (0, 0);
+        }
+        let largest = self.outside.largest_buffers();
+        let own = self.rds.with_core(|core, _| core.default_buffers());
+        (largest.0.max(own.0), largest.1.max(own.1))
     }
 
     /// Closes a socket at an address whose last descriptor was closed before this request was made:

@@ -29,6 +29,11 @@ use crate::rdma::{ProcessMemory, Shown};
 use crate::ready::Bell;
 use crate::service::{CHANNEL, SOCKET};
 
+/// Files with the largest send and receive buffer that a socket of this machine may ask for.
+pub const BUFFERS_MAX: [&str; 2] = ["/proc/sys/net/core/wmem_max", "/proc/sys/net/core/rmem_max"];
+/// What the kernel has there unless it is set, bytes.
+const BUFFER_MAX_DEFAULT: usize = 212_992;
+
 /// How the node writes to programs. A channel that a program has offered shares its flags with the
 /// program, which may let writes wait.
 const AT_ONCE: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
@@ -99,6 +104,14 @@ impl Outside for System {
         entropy::random_u64()
     }
 
+    fn largest_buffers(&self) -> (usize, usize) {
+        let [send, receive] = BUFFERS_MAX.map(|file| {
+            let text = std::fs::read_to_string(file).ok();
+            text.and_then(|text| text.trim().parse().ok()).unwrap_or(BUFFER_MAX_DEFAULT)
+        });
+        (send, receive)
+    }
+
     fn is_behind(&self, owner: Owner) -> bool {
         closer::is_behind(owner)
     }
@@ -144,6 +157,15 @@ impl Outside for System {
         shown: &Shown<'_>,
     ) -> Result<ProcessMemory, Errno> {
         ProcessMemory::new(descriptor, shown)
+    }
+
+    fn watch_memory(
+        &self,
+        memory: &mut ProcessMemory,
+        descriptor: Passed,
+        process: i32,
+    ) -> Result<(), Errno> {
+        memory.watch_by(descriptor, process)
     }
 
     fn name_successor(&self, stream: &Passed, asked: (i32, i32, i64)) -> Result<(), Errno> {

@@ -632,7 +632,7 @@ fn a_channel_with_its_own_other_end_ends() {
     let before = descriptors();
     for n in 0..100 {
         let channel = scene.channel();
-        let op = [Op::Wake, Op::Attach, Op::Memory, Op::Open][n % 4];
+        let op = [Op::Wake, Op::Attach, Op::Memory, Op::Open, Op::Watch][n % 5];
         let request = Head { op, value: 0, a: 5, b: 0 }.emit(0, 0, 0).unwrap();
         let len = if n % 3 == 0 { 20 } else { HEAD_LEN };
         assert!(send_along(&channel, &request[..len], &[channel.as_fd()]));
@@ -991,7 +991,7 @@ fn what_cannot_be_closed_stops_nobody() {
         works(&scene, (stream, peer));
     }
     // With requests that want one, that do not, and with none.
-    for op in [Op::Attach, Op::Memory, Op::Open] {
+    for op in [Op::Attach, Op::Memory, Op::Watch, Op::Open] {
         for len in [5, HEAD_LEN] {
             let (stream, peer) = lingering(15);
             let channel = scene.channel();
@@ -1033,7 +1033,7 @@ fn a_hand_over_takes_for_a_listener_what_listens() {
     let place = (std::net::Ipv4Addr::new(127, 79, 16, 1), 16_385);
     let datagrams = std::net::UdpSocket::bind(place).unwrap();
     let mut channels = Vec::new();
-    for op in [Op::Open, Op::Attach, Op::Memory, Op::LocalName] {
+    for op in [Op::Open, Op::Attach, Op::Memory, Op::Watch, Op::LocalName] {
         let mut channel = scene.channel();
         let (_, fd) = open(&mut channel);
         assert!(send_along(&fd, b"x", &[datagrams.as_fd()]));
@@ -1130,8 +1130,16 @@ fn send_anything(channel: &mut UnixStream, passed: &[OwnedFd], handle: i64, rand
             0 => offer(random.below(5) as i32).to_vec(),
             1 => (0..random.below(200)).map(|_| random.below(256) as u8).collect(),
             _ => {
-                let op = [Op::Hello, Op::Attach, Op::Memory, Op::Send, Op::Wake, Op::HandOver]
-                    [random.below(6) as usize];
+                let ops = [
+                    Op::Hello,
+                    Op::Attach,
+                    Op::Memory,
+                    Op::Watch,
+                    Op::Send,
+                    Op::Wake,
+                    Op::HandOver,
+                ];
+                let op = ops[random.below(7) as usize];
                 let value = sockets.first().map_or(handle, |(handle, _)| *handle);
                 let payload = random.below(50) as usize;
                 let head = Head { op, value, a: VERSION, b: 2 };

@@ -17,8 +17,8 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_host_client::{Message, Pieces, agent, system};
-use bowline_host_wire::WAKE_TOKEN_LEN;
+use bowline_host_client::{Message, Pieces, agent, guarded, system};
+use bowline_host_wire::{CONTROL_MAX, WAKE_TOKEN_LEN};
 use bowline_wire::rds::uapi::{
     AF_RDS, RDS_INFO_FIRST, RDS_INFO_LAST, RDS_RECVERR, SIOCRDSGETTOS, SIOCRDSSETTOS,
     SO_RDS_TRANSPORT, SOL_RDS,
@@ -26,7 +26,9 @@ use bowline_wire::rds::uapi::{
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::closing::Closing;
-use crate::pointers::{self, NAME_MAX, Name, load, store};
+use crate::pointers::{
+    self, NAME_MAX, Name, Vector, load, load_quickly, read_quickly, store, store_quickly,
+};
 use crate::real::{fail, functions, hidden};
 #[cfg(target_env = "gnu")]
 use crate::streams;
@@ -134,24 +136,6 @@ pub(crate) fn size(result: Result<usize, c_int>) -> ssize_t {
     result.map_or_else(|errno| fail(errno) as ssize_t, |n| n as ssize_t)
 }
 
-/// # Safety
-/// `from` is readable for `len` bytes, or null.
-unsafe fn bytes<'a>(from: *const c_void, len: usize) -> &'a [u8] {
-    if from.is_null() || len == 0 {
-        return &[];
-    }
-    unsafe { core::slice::from_raw_parts(from.cast(), len) }
-}
-
-/// # Safety
-/// As [`bytes`].
-unsafe fn pieces<'a>(from: *const iovec, len: usize) -> &'a [iovec] {
-    if from.is_null() || len == 0 {
-        return &[];
-    }
-    unsafe { core::slice::from_raw_parts(from, len) }
-}
-
 pub(crate) const fn piece(base: *const c_void, len: usize) -> iovec {
     iovec { iov_base: base.cast_mut(), iov_len: len }
 }
@@ -159,26 +143,25 @@ pub(crate) const fn piece(base: *const c_void, len: usize) -> iovec {
 /// The pieces of memory of a call; `Err` for more than there may be.
 ///
 /// # Safety
-/// As [`bytes`].
-pub(crate) unsafe fn vector<'a>(
+/// As [`Vector::load`].
+pub(crate) unsafe fn vector(
     from: *const iovec,
     count: usize,
     over: c_int,
-) -> Result<&'a [iovec], c_int> {
+) -> Result<Vector, c_int> {
     /// Most pieces that the system takes (`UIO_MAXIOV`).
     const PIECES_MAX: usize = 1024;
     if count > PIECES_MAX {
         return Err(over);
     }
-    pointers::check(from.cast(), count * size_of::<iovec>())?;
-    let pieces = unsafe { pieces(from, count) };
-    for piece in pieces {
+    let vector = unsafe { Vector::load(from, count) }?;
+    for piece in vector.pieces() {
         if piece.iov_len > isize::MAX as usize {
             return Err(libc::EINVAL);
         }
         pointers::check(piece.iov_base, piece.iov_len)?;
     }
-    Ok(pieces)
+    Ok(vector)
 }
 
 /// Copies a name to the caller, cut to the caller's room; stores the whole length.
@@ -193,8 +176,7 @@ unsafe fn give_name(name: &[u8], to: *mut sockaddr, len: *mut socklen_t) -> Resu
     unsafe { store(len.cast(), &(name.len() as socklen_t).to_ne_bytes()) }
 }
 
-/// The same with a message, where another system call would be felt: what is surely nowhere is an
-/// error, what is unmapped ends the program.
+/// The same with a message, where another system call would be felt.
 ///
 /// # Safety
 /// As [`give_name`].
@@ -203,13 +185,10 @@ unsafe fn give_name_quickly(
     to: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<(), c_int> {
-    pointers::check(len.cast(), size_of::<socklen_t>())?;
-    let room = usize::try_from(unsafe { *len }.cast_signed()).map_err(|_| libc::EINVAL)?;
-    let n = name.len().min(room);
-    pointers::check(to.cast(), n)?;
-    unsafe { core::ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), n) };
-    unsafe { *len = name.len() as socklen_t };
-    Ok(())
+    let room = unsafe { read_quickly(len.cast_const()) }?;
+    let room = usize::try_from(room.cast_signed()).map_err(|_| libc::EINVAL)?;
+    unsafe { store_quickly(to.cast(), &name[..name.len().min(room)]) }?;
+    unsafe { store_quickly(len.cast(), &(name.len() as socklen_t).to_ne_bytes()) }
 }
 
 /// The memory of a socket.
@@ -272,18 +251,22 @@ unsafe fn receive(
         }
         return unsafe { receive(rds, flags, control_room, &[]) };
     }
-    let may_wait = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 && !rds.is_nonblocking(flags);
+    let may_wait = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) == 0;
     let mut is_awake = false;
     loop {
-        match unsafe { receive_now(rds, flags, control_room, to) } {
-            Err(libc::EAGAIN) if may_wait => {}
-            done => return done,
+        // Where there is nothing, no system call is made before the wait: a signal that comes
+        // between the two does not end it.
+        if !may_wait || !area_of(rds)?.has_nothing() {
+            match unsafe { receive_now(rds, flags, control_room, to) } {
+                Err(libc::EAGAIN) if may_wait => {}
+                done => return done,
+            }
         }
         if is_awake && area_of(rds).is_ok_and(|area| area.has_more()) {
             // What there is is nothing for this call.
             system::pause();
         }
-        let token = wait_for_token(rds.fd)?;
+        let token = wait_for_token(rds)?;
         let area = area_of(rds)?;
         area.took_wake_token(rds, token);
         is_awake = true;
@@ -303,12 +286,14 @@ unsafe fn receive_now(
     rds.receive(&area, flags | libc::MSG_DONTWAIT, control_room, to)
 }
 
-/// Waits for a wake token, as long as the socket's limit allows. A thread that waits here can be
-/// cancelled, as in any `recv`: nothing on its stack has something left to do.
-fn wait_for_token(fd: c_int) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
+/// Waits for a wake token, if the descriptor lets calls wait, and as long as the socket's limit
+/// allows. A thread that waits here can be cancelled, as in any `recv`: nothing on its stack has
+/// something left to do.
+fn wait_for_token(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
     const LEN: ssize_t = WAKE_TOKEN_LEN as ssize_t;
     let mut token = [0; WAKE_TOKEN_LEN];
     let (to, len, flags) = (token.as_mut_ptr().cast::<c_void>(), WAKE_TOKEN_LEN, 0);
+    let fd = rds.fd;
     let got: ssize_t =
         hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t);
     match got {
@@ -316,6 +301,7 @@ fn wait_for_token(fd: c_int) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
         // The node has closed its end, which may have had unread tokens.
         0.. => Err(libc::ENETDOWN),
         _ => Err(match crate::real::errno() {
+            libc::EAGAIN if rds.is_nonblocking(0) => libc::EAGAIN,
             libc::EAGAIN => libc::ETIMEDOUT,
             libc::ECONNRESET => libc::ENETDOWN,
             errno => errno,
@@ -344,7 +330,7 @@ pub(crate) unsafe fn read_vector(
 ) -> Result<usize, c_int> {
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
     let to = unsafe { vector(to, count, libc::EINVAL) }?;
-    unsafe { read_pieces(rds, flags, to) }
+    unsafe { read_pieces(rds, flags, to.pieces()) }
 }
 
 /// # Safety
@@ -378,15 +364,32 @@ const fn is_option_of_rds(name: c_int) -> bool {
 /// # Safety
 /// `msg` is the caller's, as for `sendmsg`.
 unsafe fn send_one(rds: &Rds, msg: *const msghdr, flags: c_int) -> Result<usize, c_int> {
-    pointers::check(msg.cast(), size_of::<msghdr>())?;
-    let msg = unsafe { &*msg };
+    let msg = unsafe { read_quickly(msg) }?;
     let payload = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
-    pointers::check(msg.msg_control, msg.msg_controllen as usize)?;
+    let control = unsafe { control_of(&msg) }?;
     let len = if msg.msg_name.is_null() { 0 } else { msg.msg_namelen };
     let len = if len.cast_signed() > NAME_MAX as c_int { NAME_MAX as socklen_t } else { len };
     let name = unsafe { Name::of(msg.msg_name.cast(), len) }?;
-    let control = unsafe { bytes(msg.msg_control, msg.msg_controllen as usize) };
-    unsafe { send_pieces(rds, flags, name.bytes(), control, payload) }
+    unsafe { send_pieces(rds, flags, name.bytes(), &control, payload.pieces()) }
+}
+
+/// The control messages of a message; of too many, the first.
+///
+/// # Safety
+/// As [`load_quickly`].
+unsafe fn control_of(msg: &msghdr) -> Result<Vec<u8>, c_int> {
+    let len = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
+    pointers::check(msg.msg_control, len)?;
+    let mut control = vec![0; len.min(CONTROL_MAX + 1)];
+    unsafe { load_quickly(msg.msg_control, &mut control) }?;
+    Ok(control)
+}
+
+/// # Safety
+/// As [`store_quickly`].
+unsafe fn tell_length(msg: *mut mmsghdr, len: usize) -> Result<(), c_int> {
+    let to = unsafe { &raw mut (*msg).msg_len };
+    unsafe { store_quickly(to.cast(), &(len as c_uint).to_ne_bytes()) }
 }
 
 /// # Safety
@@ -395,10 +398,9 @@ unsafe fn send_many(rds: &Rds, msgs: *mut mmsghdr, count: c_uint, flags: c_int) 
     for n in 0..count {
         let msg = msgs.wrapping_add(n as usize);
         let own = if n + 1 < count { flags | MSG_BATCH } else { flags };
-        let sent = pointers::check(msg.cast(), size_of::<mmsghdr>())
-            .and_then(|()| unsafe { send_one(rds, &raw const (*msg).msg_hdr, own) });
-        match sent.map(|len| (len, unsafe { &mut *msg })) {
-            Ok((len, msg)) => msg.msg_len = len as c_uint,
+        let sent = unsafe { send_one(rds, (&raw const (*msg).msg_hdr).cast(), own) };
+        match sent.and_then(|len| unsafe { tell_length(msg, len) }) {
+            Ok(()) => {}
             Err(errno) if n == 0 => return fail(errno),
             Err(_) => return n as c_int,
         }
@@ -426,25 +428,27 @@ unsafe fn receive_from(
 /// # Safety
 /// `msg` is the caller's, as for `recvmsg`.
 unsafe fn receive_one(rds: &Rds, msg: *mut msghdr, flags: c_int) -> Result<usize, c_int> {
-    pointers::check(msg.cast(), size_of::<msghdr>())?;
-    let msg = unsafe { &mut *msg };
+    let at = msg;
+    let mut msg = unsafe { read_quickly(at.cast_const()) }?;
     let to = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
     let room = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
     let asked = flags & libc::MSG_CMSG_CLOEXEC;
-    let Message { len, flags, name, control } = unsafe { receive(rds, flags, room, to) }?;
+    let Message { len, flags, name, control } = unsafe { receive(rds, flags, room, to.pieces()) }?;
     if msg.msg_name.is_null() {
         msg.msg_namelen = 0;
     } else {
-        unsafe { give_name_quickly(&name, msg.msg_name.cast(), &raw mut msg.msg_namelen) }?;
+        let room = usize::try_from(msg.msg_namelen.cast_signed()).map_err(|_| libc::EINVAL)?;
+        unsafe { store_quickly(msg.msg_name, &name[..name.len().min(room)]) }?;
+        msg.msg_namelen = name.len() as socklen_t;
     }
     pointers::check(msg.msg_control, room)?;
     let n = control.len().min(room);
-    if n > 0 {
-        unsafe { core::ptr::copy_nonoverlapping(control.as_ptr(), msg.msg_control.cast(), n) };
-    }
+    unsafe { store_quickly(msg.msg_control, &control[..n]) }?;
     msg.msg_controllen = n as _;
     msg.msg_flags = flags | asked;
-    Ok(len)
+    let (to, from) = (at.cast::<u8>(), (&raw const msg).cast::<u8>());
+    let is_there = unsafe { guarded::copy(to, from, size_of::<msghdr>()) };
+    if is_there { Ok(len) } else { Err(libc::EFAULT) }
 }
 
 /// # Safety
@@ -460,10 +464,9 @@ unsafe fn receive_many(
     let mut own = flags & !libc::MSG_WAITFORONE;
     for n in 0..count {
         let msg = msgs.wrapping_add(n as usize);
-        let received = pointers::check(msg.cast(), size_of::<mmsghdr>())
-            .and_then(|()| unsafe { receive_one(rds, &raw mut (*msg).msg_hdr, own) });
-        match received.map(|len| (len, unsafe { &mut *msg })) {
-            Ok((len, msg)) => msg.msg_len = len as c_uint,
+        let received = unsafe { receive_one(rds, &raw mut (*msg).msg_hdr, own) };
+        match received.and_then(|len| unsafe { tell_length(msg, len) }) {
+            Ok(()) => {}
             Err(errno) if n == 0 => return fail(errno),
             Err(_) => return n as c_int,
         }
@@ -668,7 +671,7 @@ fn make_way(fd: c_int) -> Closing {
 /// Called before the program takes or closes numbers that the agent may use.
 fn make_way_of_agent(first: c_uint, last: c_uint) {
     if process::is_owner() {
-        agent::make_way(first, last);
+        agent::make_way::<nodes::Hidden>(first, last);
     }
 }
 

@@ -91,7 +91,7 @@ unsafe fn write_at(from: *const iovec, count: c_int, at: off_t) -> Result<usize,
     }
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
     let from = unsafe { vector(from, count, libc::EINVAL) }?;
-    let is_empty = from.iter().all(|piece| piece.iov_len == 0);
+    let is_empty = from.pieces().iter().all(|piece| piece.iov_len == 0);
     if is_empty { Ok(0) } else { Err(libc::EOPNOTSUPP) }
 }
 

@@ -9,9 +9,11 @@
 //!   raw        the same: the function `syscall`
 //!   lookup     the same: `dlsym`
 //!   closing    what becomes of memory that was given for sockets, when descriptors are closed
+//!   mapping    what becomes of memory that was given to nodes, when it is unmapped
 //!   table      which descriptors are RDS sockets
 //!   areas      the memory of each
 //!   pointers   what a program points at
+//!   faults     copies where it points at nothing
 //!   process    whose memory the tables are, after calls that make processes
 //!   sparse     a table of which little is mapped
 //!   nodes      nodes that this process has sockets of
@@ -32,9 +34,11 @@
 mod areas;
 mod calls;
 mod closing;
+mod faults;
 mod files;
 #[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod lookup;
+mod mapping;
 mod nodes;
 mod pointers;
 mod process;

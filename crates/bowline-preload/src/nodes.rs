@@ -9,7 +9,7 @@ use bowline_host_client::{
     Channel, Descriptors, Opened, Welcome, is_refusal, system, wanted_namespace,
 };
 
-use crate::{areas, process, table};
+use crate::{areas, faults, process, table};
 
 pub(crate) type Node = bowline_host_client::Node<Hidden>;
 
@@ -140,6 +140,7 @@ fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         process::adopt();
+        faults::handle();
         // SAFETY: the function is there as long as the library, which is never unloaded: programs
         // do not unload what was preloaded.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };

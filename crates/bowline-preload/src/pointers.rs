@@ -2,13 +2,15 @@
 //! the program.
 //!
 //! Calls that ask the node have the system copy, which says the same. Those that send and receive
-//! look at the address alone, which costs nothing: null, what lies beside it, and addresses that no
-//! program has. The rest, memory that is not mapped, ends the program there.
+//! look at the address, which costs nothing: null, what lies beside it, and addresses that no
+//! program has. The rest, memory that is not mapped, ends the copy ([`guarded`]).
 
 use core::ffi::{c_int, c_void};
 
-use bowline_host_client::system;
-use libc::{sockaddr, socklen_t};
+use core::mem::MaybeUninit;
+
+use bowline_host_client::{guarded, system};
+use libc::{iovec, sockaddr, socklen_t};
 
 /// Longest name that is looked at, bytes: a `sockaddr_storage`.
 pub(crate) const NAME_MAX: usize = 128;
@@ -58,6 +60,86 @@ pub(crate) unsafe fn store(at: *mut c_void, from: &[u8]) -> Result<(), c_int> {
     if from.is_empty() { Ok(()) } else { unsafe { system::write_to_program(at, from) } }
 }
 
+/// Copies from where a program points, for a message: without a system call.
+///
+/// # Safety
+/// As for [`guarded::copy`].
+///
+/// # Errors
+/// EFAULT where there is nothing.
+pub(crate) unsafe fn load_quickly(at: *const c_void, to: &mut [u8]) -> Result<(), c_int> {
+    check(at, to.len())?;
+    // SAFETY: as the caller promises.
+    let is_there = unsafe { guarded::copy(to.as_mut_ptr(), at.cast(), to.len()) };
+    if is_there { Ok(()) } else { Err(libc::EFAULT) }
+}
+
+/// Copies a structure of the C library's from where a program points, for a message.
+///
+/// # Safety
+/// As for [`load_quickly`]; any bytes are a value of it.
+///
+/// # Errors
+/// EFAULT where there is nothing.
+pub(crate) unsafe fn read_quickly<T: Copy>(at: *const T) -> Result<T, c_int> {
+    check(at.cast(), size_of::<T>())?;
+    let mut found = MaybeUninit::<T>::uninit();
+    // SAFETY: as the caller promises; it has room for one.
+    let is_there = unsafe { guarded::copy(found.as_mut_ptr().cast(), at.cast(), size_of::<T>()) };
+    // SAFETY: all of it was copied.
+    if is_there { Ok(unsafe { found.assume_init() }) } else { Err(libc::EFAULT) }
+}
+
+/// Copies to where a program points, for a message.
+///
+/// # Safety
+/// As for [`guarded::copy`].
+///
+/// # Errors
+/// EFAULT where there is no room.
+pub(crate) unsafe fn store_quickly(at: *mut c_void, from: &[u8]) -> Result<(), c_int> {
+    check(at, from.len())?;
+    // SAFETY: as the caller promises.
+    let is_there = unsafe { guarded::copy(at.cast(), from.as_ptr(), from.len()) };
+    if is_there { Ok(()) } else { Err(libc::EFAULT) }
+}
+
+/// Pieces of memory that a call names.
+pub(crate) struct Vector {
+    few: [iovec; Self::FEW],
+    many: Vec<iovec>,
+    count: usize,
+}
+
+impl Vector {
+    const FEW: usize = 8;
+    const NOTHING: iovec = iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+
+    /// Copies them from where a program points.
+    ///
+    /// # Safety
+    /// As for [`load_quickly`].
+    ///
+    /// # Errors
+    /// EFAULT where there is nothing.
+    pub(crate) unsafe fn load(from: *const iovec, count: usize) -> Result<Self, c_int> {
+        check(from.cast(), count * size_of::<iovec>())?;
+        let mut vector = Self { few: [Self::NOTHING; Self::FEW], many: Vec::new(), count };
+        if count > Self::FEW {
+            vector.many = vec![Self::NOTHING; count];
+        }
+        let to = if count > Self::FEW { &mut vector.many[..] } else { &mut vector.few[..count] };
+        // SAFETY: as the caller promises; there is room for all of them.
+        let is_there =
+            unsafe { guarded::copy(to.as_mut_ptr().cast(), from.cast(), size_of_val(to)) };
+        if is_there { Ok(vector) } else { Err(libc::EFAULT) }
+    }
+
+    pub(crate) fn pieces(&self) -> &[iovec] {
+        if self.count > Self::FEW { &self.many } else { &self.few[..self.count] }
+    }
+}
+
 /// A name that a program gives.
 pub(crate) struct Name {
     bytes: [u8; NAME_MAX],
@@ -92,16 +174,15 @@ impl Name {
     /// The name of a message.
     ///
     /// # Safety
-    /// The name is readable for `len` bytes, unless [`check`] finds that it is nowhere.
+    /// As for [`load_quickly`].
     ///
     /// # Errors
     /// As [`loaded`](Self::loaded).
     pub(crate) unsafe fn of(name: *const sockaddr, len: socklen_t) -> Result<Self, c_int> {
         let len = if name.is_null() { 0 } else { Self::len(len)? };
-        check(name.cast(), len)?;
         let mut bytes = [0; NAME_MAX];
         // SAFETY: as the caller promises.
-        unsafe { core::ptr::copy_nonoverlapping(name.cast(), bytes.as_mut_ptr(), len) };
+        unsafe { load_quickly(name.cast(), &mut bytes[..len]) }?;
         Ok(Self { bytes, len })
     }
 }

@@ -37,6 +37,12 @@ fn a_slow_reader_holds_back_those_who_send_to_it_and_loses_nothing() {
     Scene::new().runs("congestion.py");
 }
 
+// tests section 8 of tools.md: a pointer to nowhere
+#[test]
+fn memory_that_is_not_there_is_an_error() {
+    Scene::new().runs("nowhere.py");
+}
+
 #[test]
 fn who_waits_to_send_holds_up_no_other() {
     Scene::new().runs("waiting.py");
@@ -56,13 +62,21 @@ fn memory_of_programs_is_written_and_read_by_programs_of_another_node() {
     peer.is_empty_again();
 }
 
+// tests [RMR-13]
+#[test]
+fn what_replaces_memory_of_peers_is_not_theirs() {
+    let [own, peer] = Scene::rdma_pair();
+    let place = peer.folder.join("host.sock");
+    finish(own.start("replaced.py", &[place.to_str().unwrap()]), "replaced.py");
+}
+
 // tests [RMR-12]
 #[test]
 fn nodes_of_another_user_use_the_memory_that_programs_name_as_any_node_does() {
     let Some([own, peer]) = Scene::rdma_pair_of_others() else {
         return skipped::because("only root may start a node as another user");
     };
-    for script in ["rdma.py", "rdma_others.py"] {
+    for script in ["rdma.py", "rdma_others.py", "replaced.py"] {
         let place = peer.folder.join("host.sock");
         let mut program = own.command("python3");
         program.arg(scene::script(script)).args(&own.addresses).arg(place);

@@ -11,7 +11,10 @@
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
+use core::ffi::c_int;
+
 use super::{Access, Range, Stays};
+use crate::watch;
 
 /// Stamps of an empty entry, and of one that is being filled.
 const FREE: u64 = 0;
@@ -37,11 +40,34 @@ pub(super) struct Entry {
     pub(super) key: Option<u32>,
     /// The node may write there.
     pub(super) is_written: bool,
+    at: u64,
+    len: u64,
+    /// Something else may be in its place by now, which can be seen.
+    is_watched: bool,
+}
+
+impl Entry {
+    /// Tells whether memory of this range is [watched](watch) and gone.
+    pub(super) fn is_gone(&self, watch: c_int) -> bool {
+        self.is_watched && !watch::is_there(watch, self.at, self.len)
+    }
+
+    pub(super) const fn overlaps(&self, at: u64, len: u64) -> bool {
+        self.at < at.saturating_add(len) && at < self.at.saturating_add(self.len)
+    }
 }
 
 /// A range that was found: its entry and stamp.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found(usize, u64);
+pub(super) struct Found {
+    place: usize,
+    stamp: u64,
+    /// The range is watched.
+    pub(super) is_watched: bool,
+}
+
+/// In the word with access and lifetime: the range is watched.
+const WATCHED: u64 = 1 << 15;
 
 struct Place {
     stamp: AtomicU64,
@@ -80,19 +106,22 @@ impl Place {
             socket: self.socket.load(SeqCst),
             grant: self.grant.load(SeqCst),
         };
-        let stays = match what >> 8 & 0xff {
+        let stays = match what >> 8 & 0x7f {
             0 => Stays::Call,
             1 => Stays::Region,
             _ => Stays::Operation,
         };
         let key = self.key.load(SeqCst).checked_sub(1).map(|key| key as u32);
         let is_written = what & Access::Write as u64 != 0;
-        let entry = Entry { owner, stays, key, is_written };
+        let (at, len) = (self.at.load(SeqCst), self.len.load(SeqCst));
+        let is_watched = what & WATCHED != 0;
+        let entry = Entry { owner, stays, key, is_written, at, len, is_watched };
         (self.stamp.load(SeqCst) == stamp).then_some((stamp, entry))
     }
 
-    /// Returns the stamp of the entry if a connection may do this access here.
-    fn lets(&self, connection: usize, at: u64, len: u64, access: u8) -> Option<u64> {
+    /// Returns the stamp of the entry if a connection may do this access here, and whether it is
+    /// watched.
+    fn lets(&self, connection: usize, at: u64, len: u64, access: u8) -> Option<(u64, bool)> {
         let stamp = self.stamp.load(SeqCst);
         let what = self.what.load(SeqCst);
         let offset = at.checked_sub(self.at.load(SeqCst))?;
@@ -100,7 +129,7 @@ impl Place {
             && (what >> 16) as usize == connection
             && what as u8 & access == access
             && offset.checked_add(len)? <= self.len.load(SeqCst);
-        (is_let && self.stamp.load(SeqCst) == stamp).then_some(stamp)
+        (is_let && self.stamp.load(SeqCst) == stamp).then_some((stamp, what & WATCHED != 0))
     }
 }
 
@@ -125,8 +154,14 @@ impl<const N: usize> Table<N> {
         &self.places[..self.end.load(SeqCst).min(N)]
     }
 
-    /// Adds ranges; `false` if there is not enough room, and then some may have been added.
-    pub(super) fn add(&self, owner: Owner, ranges: &[Range]) -> bool {
+    /// Adds ranges, of which some are watched; `false` if there is not enough room, and then some
+    /// may have been added.
+    pub(super) fn add(
+        &self,
+        owner: Owner,
+        ranges: &[Range],
+        is_watched: impl Fn(&Range) -> bool,
+    ) -> bool {
         let mut places = self.places.iter().enumerate();
         ranges.iter().all(|range| {
             let take = |place: &Place| {
@@ -134,7 +169,8 @@ impl<const N: usize> Table<N> {
             };
             let Some((at, place)) = places.find(|(_, place)| take(place)) else { return false };
             self.end.fetch_max(at + 1, SeqCst);
-            let what = range.access as u64 | (range.stays as u64) << 8;
+            let watched = if is_watched(range) { WATCHED } else { 0 };
+            let what = range.access as u64 | (range.stays as u64) << 8 | watched;
             place.at.store(range.at, SeqCst);
             place.len.store(range.len, SeqCst);
             place.what.store(what | (owner.connection as u64) << 16, SeqCst);
@@ -157,19 +193,20 @@ impl<const N: usize> Table<N> {
     ) -> Option<Found> {
         let access = access.map_or(0, |access| access as u8);
         let lets = |n: usize, place: &Place| {
-            place.lets(connection, at, len, access).map(|stamp| Found(n, stamp))
+            let (stamp, is_watched) = place.lets(connection, at, len, access)?;
+            Some(Found { place: n, stamp, is_watched })
         };
         let last = self.last.load(Relaxed);
         if let Some(found) = self.places.get(last).and_then(|place| lets(last, place)) {
             return Some(found);
         }
         let found = self.used().iter().enumerate().find_map(|(n, place)| lets(n, place))?;
-        self.last.store(found.0, Relaxed);
+        self.last.store(found.place, Relaxed);
         Some(found)
     }
 
     /// Tells whether a range that was found is still given.
-    pub(super) fn is_still(&self, Found(place, stamp): Found) -> bool {
+    pub(super) fn is_still(&self, Found { place, stamp, .. }: Found) -> bool {
         self.places.get(place).is_some_and(|place| place.stamp.load(SeqCst) == stamp)
     }
 
@@ -227,7 +264,7 @@ mod tests {
         let region = range(1000, 100, Access::Both, Stays::Region);
         let read = range(1100, 50, Access::Read, Stays::Operation);
         let last = range(u64::MAX - 9, 8, Access::Write, Stays::Operation);
-        assert!(table.add(OWNER, &[region, read, last]));
+        assert!(table.add(OWNER, &[region, read, last], |_| false));
         let finds = |at, len, access| table.find(3, at, len, Some(access)).is_some();
         for access in [Access::Read, Access::Write, Access::Both] {
             assert!(finds(1000, 100, access) && finds(1099, 1, access) && finds(1000, 1, access));
@@ -249,8 +286,8 @@ mod tests {
         let table = Table::<2>::new();
         let region = range(1000, 100, Access::Both, Stays::Region);
         let read = range(5000, 100, Access::Read, Stays::Operation);
-        assert!(table.add(OWNER, &[region, read]));
-        assert!(!table.add(OWNER, &[region]), "full");
+        assert!(table.add(OWNER, &[region, read], |_| false));
+        assert!(!table.add(OWNER, &[region], |_| false), "full");
         let found = table.find(3, 1000, 8, None).unwrap();
         table.set_key(8, 1);
         table.set_key(9, 0xffff_ffff);
@@ -260,7 +297,7 @@ mod tests {
         assert!(table.take_out(|entry| entry.key == Some(0xffff_ffff) && entry.owner == OWNER));
         assert!(!table.is_still(found) && table.find(3, 1000, 8, None).is_none());
         assert!(!table.any(|_| true));
-        assert!(table.add(OWNER, &[region, region]));
+        assert!(table.add(OWNER, &[region, region], |_| false));
         assert!(!table.is_still(found), "another in the same place");
         assert!(table.take_out(|entry| entry.key.is_none()), "the key of before is not its");
     }

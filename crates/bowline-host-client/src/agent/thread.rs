@@ -11,9 +11,11 @@ use bowline_host_wire::agent::{
 };
 
 use super::own::{self, SWAP_STACK};
+use super::table::Found;
 use super::{Access, TABLE, connections};
 use crate::channel::Descriptors;
 use crate::system::{self, system};
+use crate::watch;
 
 const NONE: u32 = 0;
 const STARTING: u32 = 1;
@@ -302,11 +304,19 @@ impl Agent {
                 let found = find(at, len, Some(Access::Read))?;
                 let bytes = bytes.get_mut(..len as usize).ok_or(libc::EINVAL)?;
                 own::read(self.pid, at, bytes)?;
-                // Bytes of a range withdrawn during the access are not sent.
-                if TABLE.is_still(found) { Ok(bytes.len()) } else { Err(libc::EFAULT) }
+                // Bytes of a range withdrawn during the access are not sent, nor what something
+                // else has in its place.
+                if TABLE.is_still(found) && is_there(found, at, len) {
+                    Ok(bytes.len())
+                } else {
+                    Err(libc::EFAULT)
+                }
             }
             Kind::Write => {
-                find(at, len, Some(Access::Write))?;
+                let found = find(at, len, Some(Access::Write))?;
+                if !is_there(found, at, len) {
+                    return Err(libc::EFAULT);
+                }
                 own::write(self.pid, at, payload).map(|()| 0)
             }
             Kind::Has => {
@@ -322,13 +332,25 @@ impl Agent {
             Kind::Swap => {
                 let found = find(at, len, Some(Access::Both))?;
                 let words = words(payload).ok_or(libc::EINVAL)?;
+                if !is_there(found, at, len) {
+                    return Err(libc::EFAULT);
+                }
                 let before = own::swap(self.pid, at, words, &mut self.stack)?;
                 bytes[..8].copy_from_slice(&before.to_ne_bytes());
-                if TABLE.is_still(found) { Ok(8) } else { Err(libc::EFAULT) }
+                if TABLE.is_still(found) && is_there(found, at, len) {
+                    Ok(8)
+                } else {
+                    Err(libc::EFAULT)
+                }
             }
             Kind::Forget => Err(libc::EINVAL),
         }
     }
+}
+
+/// Tells whether memory is still what was given.
+fn is_there(found: Found, at: u64, len: u64) -> bool {
+    !found.is_watched || watch::known().is_some_and(|watch| watch::is_there(watch, at, len))
 }
 
 /// The node returns the ranges of these grants.

@@ -35,6 +35,9 @@ pub trait Outside: Sized {
     /// A number that nobody guesses.
     fn random(&self) -> u64;
 
+    /// Largest send and receive buffer that a program may ask for, bytes.
+    fn largest_buffers(&self) -> (usize, usize);
+
     /// Tells whether nothing is to be taken of a user.
     fn is_behind(&self, owner: Owner) -> bool;
 
@@ -68,6 +71,17 @@ pub trait Outside: Sized {
         descriptor: Self::Descriptor,
         shown: &Shown<'_>,
     ) -> Result<ProcessMemory, Errno>;
+
+    /// A process has given what watches memory that it has shown.
+    ///
+    /// # Errors
+    /// EBADF for a descriptor that does not watch.
+    fn watch_memory(
+        &self,
+        memory: &mut ProcessMemory,
+        descriptor: Self::Descriptor,
+        process: i32,
+    ) -> Result<(), Errno>;
 
     /// Another node asks on this channel, over what becomes the connection to it, that everything
     /// be handed over. The numbers are the versions that it speaks.

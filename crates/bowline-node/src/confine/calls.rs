@@ -103,8 +103,9 @@ const FCNTL: [i32; 16] = [
 ];
 
 /// What `ioctl` is for: bytes in a socket, flags of a descriptor, whether it is a terminal and how
-/// large, interfaces and their MTU. Not typing into a terminal, nor owners of sockets.
-const IOCTL: [u32; 12] = [
+/// large, interfaces and their MTU, watching memory that a program has shown. Not typing into a
+/// terminal, nor owners of sockets.
+const IOCTL: [u32; 14] = [
     libc::TIOCOUTQ as u32,
     libc::FIONREAD as u32,
     libc::FIONBIO as u32,
@@ -117,6 +118,8 @@ const IOCTL: [u32; 12] = [
     libc::SIOCGIFNAME as u32,
     libc::SIOCGIFINDEX as u32,
     libc::SIOCGIFFLAGS as u32,
+    bowline_host::WATCH_REQUESTS[0],
+    bowline_host::WATCH_REQUESTS[1],
 ];
 
 /// What `prctl` is for: names of threads and of memory.

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
-/// namespace, and how many processors there are.
+/// namespace, and how many processors there are. Beside them, how large buffers may be.
 const READ: [&str; 2] = ["/proc/self", "/sys/devices/system/cpu"];
 /// Those that the soft RDMA device reads: by what a machine is known, and what holds its port.
 const READ_FOR_RDMA: [&str; 3] = ["/etc/machine-id", "/proc/sys/kernel/hostname", "/proc/modules"];
@@ -129,7 +129,8 @@ pub(super) fn enter(settings: &Settings) -> Confinement {
 
 /// What a node with these settings does after it is confined.
 fn needs(settings: &Settings) -> Needs {
-    let mut read = READ.map(PathBuf::from).to_vec();
+    let mut read =
+        READ.iter().chain(&bowline_host::BUFFERS_MAX).map(PathBuf::from).collect::<Vec<_>>();
     if !settings.rdma.soft().is_empty() {
         read.extend(READ_FOR_RDMA.map(PathBuf::from));
     }

@@ -84,6 +84,36 @@ gives("error queue", "EAGAIN", s.recv, 10, socket.MSG_ERRQUEUE)
 gives("SO_SNDBUF", 212992, lambda: s.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 gives("SO_RCVBUF", 212992, lambda: s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
 s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20000)
+# beyond the limit of the machine only by force, which not all have
+for name, forced in (socket.SO_SNDBUF, 32), (socket.SO_RCVBUF, 33):
+    before = s.getsockopt(socket.SOL_SOCKET, name)
+    most = int(open("/proc/sys/net/core/%s" % ("wmem_max" if forced == 32 else "rmem_max")).read())
+    for asked in 1 << 30, -1:
+        s.setsockopt(socket.SOL_SOCKET, name, asked)
+        gives("the largest", 2 * most, lambda: s.getsockopt(socket.SOL_SOCKET, name))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        for asked in 20 << 20, -1, 2**31 - 1:
+            try:
+                other.setsockopt(socket.SOL_SOCKET, forced, asked)
+            except PermissionError:
+                gives("forced", "EPERM", s.setsockopt, socket.SOL_SOCKET, forced, asked)
+            else:
+                s.setsockopt(socket.SOL_SOCKET, forced, asked)
+                other.setsockopt(socket.SOL_SOCKET, forced, asked)
+                gives("forced", other.getsockopt(socket.SOL_SOCKET, name),
+                      lambda: s.getsockopt(socket.SOL_SOCKET, name))
+    s.setsockopt(socket.SOL_SOCKET, name, before // 2)
+with new() as sender, new() as receiver:
+    sender.bind((ONE, 5010))
+    receiver.bind((OTHER, 5010))
+    receiver.settimeout(10)
+    # a message is no longer than a MiB
+    most = min(most, 1 << 20)
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, most)
+    gives("as long as the buffer", most, sender.sendto, bytes(most), (OTHER, 5010))
+    gives("longer", "EMSGSIZE", sender.sendto, bytes(most + 1), (OTHER, 5010))
+    gives("all of it", most, lambda: len(receiver.recv(most + 1)))
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20000)
 gives("SO_SNDBUF doubled", 40000, lambda: s.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 gives("longer than half of it", "EMSGSIZE", s.send, b"x" * 20001)
 for request in (0x541B, 0x5411):

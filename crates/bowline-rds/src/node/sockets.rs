@@ -490,6 +490,12 @@ impl Node {
         self.sock(id).map(|s| s.snd_msgs)
     }
 
+    /// Returns the effective send and receive buffer that a new socket has, in bytes.
+    pub fn default_buffers(&self) -> (usize, usize) {
+        let send = self.config.send_buffer.max(SEND_BUFFER_MIN);
+        (send, self.config.recv_buffer.max(RECV_BUFFER_MIN))
+    }
+
     /// Returns the effective send buffer in bytes.
     ///
     /// # Errors

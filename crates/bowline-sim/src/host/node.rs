@@ -471,6 +471,10 @@ impl Outside for Sim {
         self.shared.random()
     }
 
+    fn largest_buffers(&self) -> (usize, usize) {
+        (212_992, 212_992)
+    }
+
     fn is_behind(&self, _owner: Owner) -> bool {
         false
     }
@@ -514,6 +518,15 @@ impl Outside for Sim {
         _descriptor: SimDescriptor,
         _shown: &Shown<'_>,
     ) -> Result<ProcessMemory, Errno> {
+        Err(Errno::EBADF)
+    }
+
+    fn watch_memory(
+        &self,
+        _memory: &mut ProcessMemory,
+        _descriptor: SimDescriptor,
+        _process: i32,
+    ) -> Result<(), Errno> {
         Err(Errno::EBADF)
     }
 
