@@ -18,7 +18,8 @@ pub(crate) struct SysctlArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Control socket of the node [default: that of the only node in this network namespace]
+    /// Control socket of the node [default: that of the only node in this network
+    /// namespace; a node in the folder of this user comes first]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
@@ -33,7 +34,8 @@ pub(crate) struct SysctlArgs {
 pub(crate) struct DropArgs {
     /// Peer whose connections are cut; without it, all peers
     peer: Option<Address>,
-    /// Control socket of the node [default: that of the only node in this network namespace]
+    /// Control socket of the node [default: that of the only node in this network
+    /// namespace; a node in the folder of this user comes first]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }

@@ -57,7 +57,8 @@ pub(crate) struct Args {
     /// More about RDMA connections
     #[arg(short = 'v')]
     verbose: bool,
-    /// Control socket of the node [default: that of the only node in this network namespace]
+    /// Control socket of the node [default: that of the only node in this network
+    /// namespace; a node in the folder of this user comes first]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// Print one JSON object with everything

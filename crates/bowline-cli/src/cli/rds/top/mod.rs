@@ -50,7 +50,8 @@ pub(crate) struct Args {
     /// Print a line of JSON for each view
     #[arg(long)]
     json: bool,
-    /// Control socket of the node [default: that of the only node in this network namespace]
+    /// Control socket of the node [default: that of the only node in this network
+    /// namespace; a node in the folder of this user comes first]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
