@@ -178,6 +178,11 @@ pub fn on(descriptor: BorrowedFd<'_>) -> [Call; 5] {
     ]
 }
 
+/// `ioctl` of nothing: EBADF where it is permitted.
+pub fn request(number: u32) -> Call {
+    of("ioctl", libc::SYS_ioctl, [-1, libc::c_long::from(number), 0])
+}
+
 /// `prctl` that lets others trace this process, and that changes what it is.
 pub const SELF: &[Call] = calls! {
     SYS_prctl(libc::PR_SET_PTRACER, 0);
