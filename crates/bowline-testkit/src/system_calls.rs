@@ -178,9 +178,11 @@ pub fn on(descriptor: BorrowedFd<'_>) -> [Call; 5] {
     ]
 }
 
-/// `ioctl` of nothing: EBADF where it is permitted.
-pub fn request(number: u32) -> Call {
-    of("ioctl", libc::SYS_ioctl, [-1, libc::c_long::from(number), 0])
+/// The error of an `ioctl` without a descriptor: EBADF where it is permitted.
+pub fn request(number: u32) -> io::Error {
+    // SAFETY: it fails before it looks at an argument.
+    let _ = unsafe { libc::syscall(libc::SYS_ioctl, -1, libc::c_long::from(number), 0) };
+    io::Error::last_os_error()
 }
 
 /// `prctl` that lets others trace this process, and that changes what it is.
