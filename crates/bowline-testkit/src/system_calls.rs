@@ -178,6 +178,13 @@ pub fn on(descriptor: BorrowedFd<'_>) -> [Call; 5] {
     ]
 }
 
+/// The error of an `ioctl` without a descriptor: EBADF where it is permitted.
+pub fn request(number: u32) -> io::Error {
+    // SAFETY: it fails before it looks at an argument.
+    let _ = unsafe { libc::syscall(libc::SYS_ioctl, -1, libc::c_long::from(number), 0) };
+    io::Error::last_os_error()
+}
+
 /// `prctl` that lets others trace this process, and that changes what it is.
 pub const SELF: &[Call] = calls! {
     SYS_prctl(libc::PR_SET_PTRACER, 0);

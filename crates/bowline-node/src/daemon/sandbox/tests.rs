@@ -196,6 +196,21 @@ apart!(it_has_no_capabilities, |folder| {
     assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
 });
 
+apart!(it_watches_memory_of_programs_and_reads_how_large_buffers_may_be, |folder| {
+    let scene = Scene::new(folder);
+    if scene.confined().is_none() {
+        return;
+    }
+    for number in bowline_host::WATCH_REQUESTS {
+        let error = system_calls::request(number);
+        assert_eq!(error.raw_os_error(), Some(Errno::BADF.raw_os_error()), "{number:#x}");
+    }
+    for file in bowline_host::BUFFERS_MAX {
+        let text = fs::read_to_string(file).expect("a setting");
+        assert!(text.trim().parse::<usize>().is_ok_and(|bytes| bytes > 0), "{text}");
+    }
+});
+
 apart!(capabilities_that_the_settings_need_are_kept_and_named, |folder| {
     if !is_root() {
         return;
