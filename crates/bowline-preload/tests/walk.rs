@@ -1,6 +1,7 @@
 //! A random walk over calls on descriptors, compared with what a kernel's sockets gave: see
 //! `programs/walk.c`. What differs on purpose is in `walk/explained.tsv`, with its reason; the
-//! scenario `programs-walk` of `interop/` walks further, and makes the record.
+//! scenario `programs-walk` of `interop/` walks further, and makes the record. `BOWLINE_WALK="FIRST
+//! COUNT STEPS RECORD"` in the environment walks what another record of a kernel has.
 
 mod scene;
 
@@ -22,16 +23,20 @@ fn sequences_of_calls_give_what_a_kernel_gave() {
     let Some(program) = scene.compiles("walk.c", &[]) else {
         return skipped::because("there is no C compiler");
     };
+    let asked = std::env::var("BOWLINE_WALK").unwrap_or_default();
+    let asked: Vec<&str> = asked.split_whitespace().collect();
+    let usual = folder.join("kernel.txt.gz");
+    let (which, record) = match &asked[..] {
+        [first, count, steps, record] => ([*first, *count, *steps], Path::new(*record)),
+        _ => (["1", SEQUENCES, STEPS], &*usual),
+    };
     let walked = scene.folder.join("walked");
     let mut walk = scene.command(program.to_str().unwrap());
-    walk.args(&scene.addresses)
-        .args(["1", SEQUENCES, STEPS])
-        .stdout(File::create(&walked).unwrap());
+    walk.args(&scene.addresses).args(which).stdout(File::create(&walked).unwrap());
     let output = walk.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let mut compare = Command::new("python3");
-    compare.arg(script("walk.py")).arg(folder.join("explained.tsv"));
-    compare.arg(folder.join("kernel.txt.gz")).arg(&walked);
+    compare.arg(script("walk.py")).arg(folder.join("explained.tsv")).arg(record).arg(&walked);
     compare.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     finish(compare.spawn().unwrap(), "walk.py");
     scene.is_empty_again();
