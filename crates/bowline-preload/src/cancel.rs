@@ -8,7 +8,7 @@ use core::ptr;
 use bowline_host_client::system;
 
 use crate::real::{Hidden, errno, hidden};
-use crate::table;
+use crate::{filters, table};
 
 /// What the C library keeps of a function that is called when a thread ends: four words in glibc,
 /// three in musl.
@@ -33,7 +33,7 @@ unsafe extern "C" fn end(channel: *mut c_void) {
 /// EINTR when a signal has come first.
 pub(crate) fn wait(fd: c_int) -> Result<(), c_int> {
     let (push, pop) = (PUSH.address(), POP.address());
-    if push.is_null() || pop.is_null() {
+    if push.is_null() || pop.is_null() || filters::is_filtered() {
         return Ok(());
     }
     // SAFETY: the C library's functions of these names have these signatures.

@@ -184,6 +184,19 @@ fn a_user_s_program_locks_its_memory() {
 }
 
 #[test]
+fn a_program_that_forbids_itself_all_calls_but_those_on_sockets_lives() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("filtered.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    for how in ["prctl", "syscall"] {
+        let mut filtered = scene.command(program.to_str().unwrap());
+        finish(filtered.args([&scene.addresses[0], how]).spawn().unwrap(), how);
+    }
+    scene.is_empty_again();
+}
+
+#[test]
 fn functions_that_are_looked_up_in_the_c_library_are_ours() {
     Scene::new().runs("looked_up.py");
 }

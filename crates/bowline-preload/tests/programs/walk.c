@@ -1299,6 +1299,9 @@ static void do_fill(void) {
     call("setsockopt(%d, SO_RCVBUF, %d) to be filled", fd, buffer), GAVE(r);
     getsockopt(s->fd, SOL_SOCKET, SO_SNDTIMEO, &old, &len);
     setsockopt(s->fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    /* When it tells of congestion is a matter of time. */
+    int off = 0;
+    setsockopt(s->fd, SOL_RDS_, 6, &off, sizeof off);
     message(FILL_LEN);
     for (; count < FILL_MAX; count++) {
         memcpy(data, &count, sizeof count);
@@ -1339,7 +1342,7 @@ static void do_fill(void) {
 /* A small buffer for sending: what is larger is refused. */
 static void do_small(void) {
     struct slot *s = some();
-    int small = (int[]){0, 1, 2000, 4000, -1}[below(5)], got = 0, usual = 200000;
+    int small = (int[]){0, 1, 2000, 4000, 8000}[below(5)], got = 0, usual = 200000;
     unsigned len = ONE_OF(lengths);
     int port = (int)below(PORTS);
     socklen_t room = sizeof got;
