@@ -73,14 +73,13 @@ static struct sock socks[SLOTS];
 static struct slot slots[SLOTS];
 static unsigned sequence, step, messages;
 static int waiting_max = 16; /* messages at a socket */
-static int namespaces[2] = {-1, -1};
-static const char *nodes[2];
+static int maker = -1; /* of sockets of the other machine */
 static uint64_t dice;
 static int temp_file, null_file, pipe_in, pipe_out, pair[2];
 #define WORDS_MAX 512
 static char *words; /* shared with children, who may be ended by a signal */
 
-static int are_two(void) { return namespaces[1] >= 0 || nodes[1]; }
+static int are_two(void) { return getenv("WALK_NAMESPACE") || getenv("WALK_NODE"); }
 
 /* What the sequence before has sent comes to none of this one's ports. */
 static int first_port(void) { return 4100 + (int)(sequence % 400) * 10; }
@@ -306,19 +305,39 @@ static const struct flag recv_flags[] = {
 
 /* ---- sockets and names ---- */
 
+/* A process of the other machine makes its sockets, and passes them: type and protocol are asked for. */
+static void make_for(int asks) {
+    int asked[2];
+    while (read(asks, asked, sizeof asked) == sizeof asked) {
+        int fd = socket(AF_RDS_, asked[0], asked[1]), error = fd < 0 ? errno : 0;
+        char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8))) = {0};
+        struct iovec piece = {&error, sizeof error};
+        struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1};
+        if (fd >= 0) {
+            m.msg_control = control, m.msg_controllen = sizeof control;
+            struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+            c->cmsg_level = SOL_SOCKET, c->cmsg_type = SCM_RIGHTS, c->cmsg_len = CMSG_LEN(sizeof fd);
+            memcpy(CMSG_DATA(c), &fd, sizeof fd);
+        }
+        if (sendmsg(asks, &m, 0) < 0)
+            break;
+        close(fd);
+    }
+    _exit(0);
+}
+
 /* A socket of one machine or the other. */
 static int socket_of(int machine, int type, int protocol) {
-    if (!are_two())
+    if (!machine)
         return socket(AF_RDS_, type, protocol);
-    if (nodes[1])
-        setenv("BOWLINE_RDS_SOCKET", nodes[machine], 1);
-    else if (setns(namespaces[machine], CLONE_NEWNET))
+    int asked[2] = {type, protocol}, error = EPIPE, fd = -1;
+    char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
+    struct iovec piece = {&error, sizeof error};
+    struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    if (write(maker, asked, sizeof asked) < 0 || recvmsg(maker, &m, type & SOCK_CLOEXEC ? MSG_CMSG_CLOEXEC : 0) < 0)
         return -1;
-    int fd = socket(AF_RDS_, type, protocol), error = errno;
-    if (nodes[1])
-        setenv("BOWLINE_RDS_SOCKET", nodes[0], 1);
-    else
-        setns(namespaces[0], CLONE_NEWNET);
+    if (m.msg_controllen)
+        memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof fd);
     errno = error;
     return fd;
 }
@@ -1400,7 +1419,8 @@ static void do_signal(void) {
     /* Waiting for what does not come, with a mask of signals or without. */
     struct sigaction action = {.sa_handler = on_alarm, .sa_flags = way == 1 ? SA_RESTART : 0}, before;
     struct itimerval timer = {{0, 10000}, {0, 10000}}, off = {{0, 0}, {0, 0}};
-    struct pollfd p = {.fd = s->fd, .events = POLLIN};
+    /* Two machines tell each other of congestion at any time. */
+    struct pollfd p = {.fd = s->fd, .events = are_two() ? 0 : POLLIN};
     struct timespec limit = {5, 0};
     settle_congestion(s->fd);
     sigset_t none;
@@ -1516,6 +1536,9 @@ static void do_few(void) {
         return;
     struct rlimit old, few;
     int room = (int)below(3), fresh[3], n, way = (int)below(3), error;
+    /* A channel that is made now has a number that the program would have, and keeps it. */
+    if (are_two() && way == 0)
+        way = 1;
     long r = 0;
     int next = dup(null_file);
     close(next);
@@ -1631,7 +1654,7 @@ static int act(int fd, unsigned what, int port, const char *where) {
     socklen_t len = sizeof name;
     char bytes[64] = "";
     long r;
-    struct pollfd p = {.fd = fd, .events = POLLIN | POLLOUT};
+    struct pollfd p = {.fd = fd, .events = are_two() ? POLLOUT : POLLIN | POLLOUT};
     switch (what) {
     case 0:
         call("%s: getsockname(%d)", where, fd), TRY(r, getsockname(fd, (void *)&name, &len));
@@ -1881,6 +1904,40 @@ static void walk(unsigned steps) {
     settle_all();
 }
 
+static void start_maker(void) {
+    int asks[2];
+    const char *space = getenv("WALK_NAMESPACE"), *node = getenv("WALK_NODE");
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, asks))
+        _exit(2);
+    if (!fork()) {
+        close(asks[0]);
+        if (node)
+            setenv("BOWLINE_RDS_SOCKET", node, 1);
+        if (space && setns(open(space, O_RDONLY), CLONE_NEWNET))
+            _exit(2);
+        make_for(asks[1]);
+    }
+    close(asks[1]);
+    maker = aside(asks[0]);
+}
+
+/* Two machines tell each other of congestion when they are connected, which is before the walk. */
+static void connect_machines(void) {
+    struct sockaddr_in names[2] = {address_of(0, -20), address_of(1, -19)};
+    int fds[2];
+    for (int i = 0; i < 2; i++) {
+        fds[i] = socket_of(i, SOCK_SEQPACKET, 0);
+        bind(fds[i], (void *)&names[i], sizeof names[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        sendto(fds[i & 1], "hello", 5, 0, (void *)&names[!(i & 1)], sizeof names[0]);
+        settle_fd(fds[!(i & 1)]);
+        recv(fds[!(i & 1)], data, 5, MSG_DONTWAIT);
+    }
+    close(fds[0]), close(fds[1]);
+    usleep(300000);
+}
+
 int main(int argc, char **argv) {
     words = mmap(NULL, WORDS_MAX, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (argc == 9 && !strcmp(argv[1], "act")) {
@@ -1902,14 +1959,11 @@ int main(int argc, char **argv) {
         return 2;
     own_name = name;
     addresses[0] = argv[1], addresses[1] = argv[2];
-    const char *other = getenv("WALK_NAMESPACE");
-    nodes[0] = getenv("BOWLINE_RDS_SOCKET"), nodes[1] = getenv("WALK_NODE");
-    if (nodes[1])
-        nodes[0] = strdup(nodes[0]);
-    if (other)
-        namespaces[0] = aside(open("/proc/self/ns/net", O_RDONLY)), namespaces[1] = aside(open(other, O_RDONLY));
-    if (are_two())
+    if (are_two()) {
         waiting_max = 1;
+        start_maker();
+        connect_machines();
+    }
     unsigned first = (unsigned)atoi(argv[3]), count = (unsigned)atoi(argv[4]);
     char text[] = "/tmp/walk-XXXXXX";
     int ends[2];
