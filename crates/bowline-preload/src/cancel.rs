@@ -36,9 +36,10 @@ pub(crate) fn wait(fd: c_int) -> Result<(), c_int> {
     if push.is_null() || pop.is_null() || filters::is_filtered() {
         return Ok(());
     }
-    // SAFETY: the C library's functions of these names have these signatures.
-    let (push, pop) =
-        unsafe { (core::mem::transmute::<_, Push>(push), core::mem::transmute::<_, Pop>(pop)) };
+    // SAFETY: the C library's function of this name has this signature.
+    let push = unsafe { core::mem::transmute::<*mut c_void, Push>(push) };
+    // SAFETY: as above.
+    let pop = unsafe { core::mem::transmute::<*mut c_void, Pop>(pop) };
     let mut kept = Kept([0; 4]);
     // SAFETY: `kept` stays until `pop`, or until the thread ends, which calls `end` before its
     // stack is gone.
