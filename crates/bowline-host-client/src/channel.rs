@@ -400,8 +400,9 @@ impl<D: Descriptors> Channel<D> {
         Ok(())
     }
 
-    /// Waits until the reply comes. The hook of this process has the channel alone meanwhile, so that
-    /// the thread may end there; what a signal ends, the node is told of.
+    /// Waits until the reply comes; returns whether a signal has ended the wait, after it has asked
+    /// the node for an end as well. Until then only the hook of this process has the channel, so
+    /// that the thread may end there.
     pub(crate) fn wait_long(self) -> Result<(Self, bool), c_int> {
         if self.is_for_one_call() {
             return Ok((self, false));

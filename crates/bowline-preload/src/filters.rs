@@ -87,7 +87,7 @@ pub(crate) fn is_filtered() -> bool {
 /// The instructions that come before a program's filter: they allow what is asked for right before
 /// `site`, by the process `pid`.
 fn front(site: usize, pid: u32) -> Vec<sock_filter> {
-    /// Where the tests of calls begin, where two go on that look at an argument, and both ends.
+    /// Where the tests of calls begin, where two continue that look at an argument, and both ends.
     const TESTS: usize = 7;
     const MAPPING: usize = TESTS + CALLS.len() + 3;
     const OWN: usize = MAPPING + 2;

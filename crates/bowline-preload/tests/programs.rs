@@ -206,7 +206,7 @@ fn an_agent_reads_tables_through_the_c_library() {
     Scene::new().runs("agent.py");
 }
 
-/// Runs a compiler; `false` where there is none, or it lacks what the program needs.
+/// Runs a compiler; `false` where it is missing, or lacks what the program needs.
 fn compiles(command: &mut Command) -> bool {
     command.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
 }

@@ -40,10 +40,10 @@ fn walk(scene: &Scene, other: Option<&Scene>, record: &str, which: [&str; 3]) {
     let name = if other.is_some() { "BOWLINE_WALK_TWO" } else { "BOWLINE_WALK" };
     let asked = std::env::var(name).unwrap_or_default();
     let asked: Vec<&str> = asked.split_whitespace().collect();
-    let usual = folder.join(record);
+    let kept = folder.join(record);
     let (which, record) = match &asked[..] {
         [first, count, steps, record] => ([*first, *count, *steps], Path::new(*record)),
-        _ => (which, &*usual),
+        _ => (which, &*kept),
     };
     let walked = scene.folder.join("walked");
     let mut walk = scene.command(program.to_str().unwrap());
