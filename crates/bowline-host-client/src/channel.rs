@@ -33,6 +33,14 @@ pub trait Descriptors {
     fn are_kept() -> bool {
         true
     }
+    /// Called before a wait that may be long, for what comes on the descriptor of a channel; a hook
+    /// whose thread ends in it has closed the descriptor.
+    ///
+    /// # Errors
+    /// EINTR when a signal has come.
+    fn waits(_fd: c_int) -> Result<(), c_int> {
+        Ok(())
+    }
 }
 
 /// Tells whether an error means that the node refuses a channel to this process.
@@ -403,6 +411,24 @@ impl<D: Descriptors> Channel<D> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until the reply comes; returns whether a signal has ended the wait, after it has asked
+    /// the node for an end as well. Until then only the hook of this process has the channel, so
+    /// that the thread may end there.
+    pub(crate) fn wait_long(self) -> Result<(Self, bool), c_int> {
+        if self.is_for_one_call() {
+            return Ok((self, false));
+        }
+        let fd = self.fd;
+        let word = self.into_word();
+        let waited = D::waits(fd);
+        let mut channel = Self::from_word(word).ok_or(libc::ENETDOWN)?;
+        let is_interrupted = waited == Err(libc::EINTR);
+        if is_interrupted {
+            channel.send(&Request::Interrupt, &[], None)?;
+        }
+        Ok((channel, is_interrupted))
     }
 
     /// Waits for the reply; returns it with the lengths of its parts. With `may_wait` a signal ends

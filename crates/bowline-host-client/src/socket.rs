@@ -260,7 +260,13 @@ impl<D: Descriptors> Socket<'_, D> {
                 }
             }
             channel.send(&Request::Call(handle, asked.call), asked.pieces, None)?;
-            let (reply, lengths) = channel.reply(asked.may_wait)?;
+            let mut may_wait = asked.may_wait;
+            if may_wait {
+                let is_interrupted;
+                (channel, is_interrupted) = channel.wait_long()?;
+                may_wait = !is_interrupted;
+            }
+            let (reply, lengths) = channel.reply(may_wait)?;
             if reply.errno() == Some(libc::EBADF) && !is_known {
                 channel.skip(lengths)?;
                 self.node.keep(channel);

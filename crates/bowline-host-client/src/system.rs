@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 use std::ffi::CString;
 
@@ -64,40 +65,89 @@ pub unsafe fn call(number: c_long, args: &[usize]) -> Result<usize, c_int> {
     if value > usize::MAX - ERROR_MAX { Err(value.wrapping_neg() as c_int) } else { Ok(value) }
 }
 
+/// All system calls are made here, at one instruction: see [`call_site`].
+///
 /// # Safety
 /// As for [`call`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
-    let value;
-    // SAFETY: as the caller promises; the system changes no other registers.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            inlateout("rax") number => value,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
+#[unsafe(naked)]
+unsafe extern "C" fn enter(
+    number: usize,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> usize {
+    core::arch::naked_asm!(
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "mov r10, r8",
+        "mov r8, r9",
+        "mov r9, [rsp + 8]",
+        "syscall",
+        "ret",
+    )
+}
+
+/// As for x86-64.
+///
+/// # Safety
+/// As for [`call`].
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn enter(
+    number: usize,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> usize {
+    core::arch::naked_asm!(
+        "mov x8, x0",
+        "mov x0, x1",
+        "mov x1, x2",
+        "mov x2, x3",
+        "mov x3, x4",
+        "mov x4, x5",
+        "mov x5, x6",
+        "svc 0",
+        "ret",
+    )
+}
+
+/// Where the instruction of `enter` ends, in bytes from its beginning, and the instruction.
+#[cfg(target_arch = "x86_64")]
+const SITE: (usize, &[u8]) = (25, &[0x0f, 0x05]);
+#[cfg(target_arch = "aarch64")]
+const SITE: (usize, &[u8]) = (32, &[0x01, 0x00, 0x00, 0xd4]);
+
+/// The address after the instruction that makes all system calls of this library, as the kernel
+/// tells a filter of system calls where a call comes from; `None` where there is no one such place.
+pub fn call_site() -> Option<usize> {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    {
+        let (end, instruction) = SITE;
+        let begin = enter as *const u8;
+        // SAFETY: the function is at least as long.
+        let code = unsafe { core::slice::from_raw_parts(begin, end) };
+        code.ends_with(instruction).then(|| begin.addr() + end)
     }
-    value
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    None
 }
 
 /// # Safety
 /// As for [`call`].
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
-    let value;
-    // SAFETY: as the caller promises; the system changes no other registers.
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            in("x8") number,
-            inlateout("x0") a => value,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
-            options(nostack),
-        );
-    }
-    value
+    // SAFETY: as the caller promises.
+    unsafe { enter(number, a, b, c, d, e, f) }
 }
 
 /// # Safety
@@ -480,7 +530,11 @@ pub(crate) fn send(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize, c_int
     system!(SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, none, 0)
 }
 
-pub(crate) fn recv(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
+/// `recv(2)`.
+///
+/// # Errors
+/// Those of the system.
+pub fn recv(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
     let none = ptr::null::<c_void>();
     system!(SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), flags, none, none)
 }
@@ -546,6 +600,22 @@ pub(crate) fn may(name: c_int, value: &[u8]) -> Result<bool, c_int> {
     Ok(done != Err(libc::EPERM))
 }
 
+/// The only process whose system makes copies for it, as far as a filter of system calls allows; 0
+/// without one. Relaxed: children have what their parent had.
+static COPIES_FOR: AtomicI32 = AtomicI32::new(0);
+
+/// From now on the system makes copies of the memory of this process for it alone, not for its
+/// children.
+pub fn copy_for_this_process_alone() {
+    COPIES_FOR.store(getpid(), Ordering::Relaxed);
+}
+
+/// This process, if the system may be asked for copies of its memory.
+fn may_be_copied() -> Option<c_int> {
+    let (only, own) = (COPIES_FOR.load(Ordering::Relaxed), getpid());
+    (only == 0 || only == own).then_some(own)
+}
+
 /// Copies bytes that a program points at.
 ///
 /// # Safety
@@ -554,7 +624,8 @@ pub(crate) fn may(name: c_int, value: &[u8]) -> Result<bool, c_int> {
 /// # Errors
 /// EFAULT where nothing is mapped.
 pub unsafe fn read_of_program(at: *const c_void, to: &mut [u8]) -> Result<(), c_int> {
-    match own::read(getpid(), at.expose_provenance() as u64, to) {
+    let copy = |own| own::read(own, at.expose_provenance() as u64, to);
+    match may_be_copied().map_or(Err(libc::EPERM), copy) {
         Ok(()) => Ok(()),
         Err(libc::EFAULT) => Err(libc::EFAULT),
         // The system makes no copies for this process, as under some filters of system calls.
@@ -574,7 +645,8 @@ pub unsafe fn read_of_program(at: *const c_void, to: &mut [u8]) -> Result<(), c_
 /// # Errors
 /// EFAULT where there is no room.
 pub unsafe fn write_to_program(at: *mut c_void, from: &[u8]) -> Result<(), c_int> {
-    match own::write(getpid(), at.expose_provenance() as u64, from) {
+    let copy = |own| own::write(own, at.expose_provenance() as u64, from);
+    match may_be_copied().map_or(Err(libc::EPERM), copy) {
         Ok(()) => Ok(()),
         Err(libc::EFAULT) => Err(libc::EFAULT),
         Err(_) => {

@@ -33,7 +33,7 @@ use crate::real::{fail, functions, hidden};
 #[cfg(target_env = "gnu")]
 use crate::streams;
 use crate::table::{self, Rds};
-use crate::{areas, nodes, process};
+use crate::{areas, filters, nodes, process};
 
 /// Longest option value that is read, in bytes; all are shorter.
 const OPTION_MAX: usize = 4096;
@@ -293,6 +293,9 @@ fn wait_for_token(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
     const LEN: ssize_t = WAKE_TOKEN_LEN as ssize_t;
     let mut token = [0; WAKE_TOKEN_LEN];
     let (to, len, flags) = (token.as_mut_ptr().cast::<c_void>(), WAKE_TOKEN_LEN, 0);
+    if filters::is_filtered() {
+        return wait_past_filter(rds);
+    }
     let fd = rds.fd;
     let got: ssize_t =
         hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t);
@@ -306,6 +309,19 @@ fn wait_for_token(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
             libc::ECONNRESET => libc::ENETDOWN,
             errno => errno,
         }),
+    }
+}
+
+/// The same where the program may not call `recv`; no thread is cancelled there.
+#[cold]
+fn wait_past_filter(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
+    let mut token = [0; WAKE_TOKEN_LEN];
+    match system::recv(rds.fd, &mut token, 0) {
+        Ok(WAKE_TOKEN_LEN) => Ok(token),
+        Ok(_) | Err(libc::ECONNRESET) => Err(libc::ENETDOWN),
+        Err(libc::EAGAIN) if rds.is_nonblocking(0) => Err(libc::EAGAIN),
+        Err(libc::EAGAIN) => Err(libc::ETIMEDOUT),
+        Err(errno) => Err(errno),
     }
 }
 

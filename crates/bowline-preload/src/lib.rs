@@ -8,6 +8,8 @@
 //!   streams    the same: streams of the C library
 //!   raw        the same: the function `syscall`
 //!   lookup     the same: `dlsym`
+//!   filters    the same: filters of system calls
+//!   cancel     threads that are cancelled where a call waits for a node
 //!   closing    what becomes of memory that was given for sockets, when descriptors are closed
 //!   mapping    what becomes of memory that was given to nodes, when it is unmapped
 //!   table      which descriptors are RDS sockets
@@ -33,9 +35,11 @@
 
 mod areas;
 mod calls;
+mod cancel;
 mod closing;
 mod faults;
 mod files;
+mod filters;
 #[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod lookup;
 mod mapping;

@@ -9,7 +9,7 @@ use bowline_host_client::{
     Channel, Descriptors, Opened, Welcome, is_refusal, system, wanted_namespace,
 };
 
-use crate::{areas, faults, process, table};
+use crate::{areas, cancel, faults, process, table};
 
 pub(crate) type Node = bowline_host_client::Node<Hidden>;
 
@@ -43,6 +43,10 @@ impl Descriptors for Hidden {
 
     fn are_kept() -> bool {
         !process::is_visitor()
+    }
+
+    fn waits(fd: c_int) -> Result<(), c_int> {
+        cancel::wait(fd)
     }
 }
 

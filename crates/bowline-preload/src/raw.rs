@@ -16,7 +16,7 @@ use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::ptr;
 
 use crate::real::Hidden;
-use crate::{calls, files};
+use crate::{calls, files, filters};
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[unsafe(naked)]
@@ -126,6 +126,8 @@ calls! {
     SYS_pwritev2 => write_at { a, b, c, d, e, f }
     SYS_sendfile => files::sendfile { a, b, c, d }
     SYS_splice => files::splice { a, b, c, d, e, f }
+    SYS_prctl => filters::prctl { a, b, c, d, e }
+    SYS_seccomp => filters::seccomp { a, b, c }
 }
 
 /// The place in the file comes in two halves, of which the upper one counts for nothing.

@@ -198,8 +198,63 @@ fn a_user_s_program_locks_its_memory() {
 }
 
 #[test]
+fn a_program_that_forbids_itself_all_calls_but_those_on_sockets_lives() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("filtered.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    for how in ["prctl", "syscall"] {
+        let mut filtered = scene.command(program.to_str().unwrap());
+        finish(filtered.args([&scene.addresses[0], how]).spawn().unwrap(), how);
+    }
+    scene.is_empty_again();
+}
+
+#[test]
 fn functions_that_are_looked_up_in_the_c_library_are_ours() {
     Scene::new().runs("looked_up.py");
+}
+
+#[test]
+fn an_agent_reads_tables_through_the_c_library() {
+    Scene::new().runs("agent.py");
+}
+
+/// Runs a compiler; `false` where it is missing, or lacks what the program needs.
+fn compiles(command: &mut Command) -> bool {
+    command.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn a_program_of_go_with_c_s_calls_runs() {
+    let scene = Scene::new();
+    let program = scene.folder.join("rds-go");
+    let path = format!("{}:/usr/lib/go-1.19/bin", std::env::var("PATH").unwrap_or_default());
+    let mut go = Command::new("sh");
+    go.args(["-c", r#"exec go build -o "$0" "$1""#]).arg(&program).arg(scene::script("rds.go"));
+    go.env("PATH", path).env("GO111MODULE", "off").env("GOCACHE", scene.folder.join("go"));
+    if !compiles(&mut go) {
+        return skipped::because("there is no Go with cgo");
+    }
+    let mut command = scene.command(program.to_str().unwrap());
+    finish(command.arg(&scene.addresses[0]).spawn().unwrap(), "rds.go");
+    scene.is_empty_again();
+}
+
+#[test]
+fn a_program_of_java_with_jna_runs() {
+    const JNA: &str = "/usr/share/java/jna.jar";
+    let scene = Scene::new();
+    let mut javac = Command::new("javac");
+    javac.args(["-cp", JNA, "-d"]).arg(&scene.folder).arg(scene::script("Rds.java"));
+    if !compiles(&mut javac) {
+        return skipped::because("there is no Java with JNA");
+    }
+    let classes = format!("{JNA}:{}", scene.folder.display());
+    let mut java = scene.command("java");
+    java.args(["-cp", &classes, "Rds", &scene.addresses[0]]);
+    finish(java.spawn().unwrap(), "Rds.java");
+    scene.is_empty_again();
 }
 
 #[test]

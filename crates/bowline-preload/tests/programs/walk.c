@@ -10,11 +10,16 @@
  * Which call comes next depends on the numbers of the sequence and of the step alone, and on what
  * the walk believes of its descriptors. It waits where a message that was sent is to arrive, as it
  * does at once over a kernel's loopback, and nowhere else.
+ *
+ * With WALK_NAMESPACE, the path of a network namespace, or WALK_NODE, the place of a node, in the
+ * environment, sockets are those of two machines: OTHER is an address of the second one. Messages
+ * are then some time on their way, so that one at most waits at a socket.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/io_uring.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -46,10 +51,8 @@
 #define SOL_RDS_ 276
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 #define PORTS 6
-#define FIRST_PORT 4100
 #define SLOTS 10
 #define NUMBERS 64 /* descriptors that a sequence may have */
-#define SENT_MAX 16 /* messages that wait at a socket, at most */
 #define SECONDS_MAX 20
 
 /* What the walk believes of its sockets, and of its descriptors. */
@@ -69,10 +72,17 @@ static const char *addresses[2], *own_name;
 static struct sock socks[SLOTS];
 static struct slot slots[SLOTS];
 static unsigned sequence, step, messages;
+static int waiting_max = 16; /* messages at a socket */
+static int maker = -1; /* of sockets of the other machine */
 static uint64_t dice;
 static int temp_file, null_file, pipe_in, pipe_out, pair[2];
 #define WORDS_MAX 512
 static char *words; /* shared with children, who may be ended by a signal */
+
+static int are_two(void) { return getenv("WALK_NAMESPACE") || getenv("WALK_NODE"); }
+
+/* What the sequence before has sent comes to none of this one's ports. */
+static int first_port(void) { return 4100 + (int)(sequence % 400) * 10; }
 
 static unsigned below(unsigned n) {
     dice = dice * 6364136223846793005u + 1442695040888963407u;
@@ -137,7 +147,7 @@ static const char *shown(const void *bytes, long len) {
 }
 
 static struct sockaddr_in address_of(int which, int port) {
-    struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = htons(FIRST_PORT + port)};
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = htons(first_port() + port)};
     inet_pton(AF_INET, addresses[which], &name.sin_addr);
     return name;
 }
@@ -156,7 +166,7 @@ static const char *name_of(const void *bytes, socklen_t len) {
     for (int i = 0; i < 2; i++)
         if (!strcmp(text, addresses[i]))
             known = i ? "OTHER" : "OWN";
-    int port = ntohs(name->sin_port) - FIRST_PORT;
+    int port = ntohs(name->sin_port) - first_port();
     if (port >= 0 && port < 1000)
         snprintf(out, sizeof out, "%s:%d/%d", known, port, (int)len);
     else
@@ -265,7 +275,7 @@ static void was_sent(long result, int port) {
 /* Tells whether a message may be sent there: what is full is another matter. */
 static int has_room(int port) {
     struct sock *to = port >= 0 ? at_port(port) : NULL;
-    return !to || to->waiting < SENT_MAX;
+    return !to || to->waiting < waiting_max;
 }
 
 static char data[1 << 17];
@@ -295,6 +305,43 @@ static const struct flag recv_flags[] = {
 
 /* ---- sockets and names ---- */
 
+/* A process of the other machine makes its sockets, and passes them: type and protocol are asked for. */
+static void make_for(int asks) {
+    int asked[2];
+    while (read(asks, asked, sizeof asked) == sizeof asked) {
+        int fd = socket(AF_RDS_, asked[0], asked[1]), error = fd < 0 ? errno : 0;
+        char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8))) = {0};
+        struct iovec piece = {&error, sizeof error};
+        struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1};
+        if (fd >= 0) {
+            m.msg_control = control, m.msg_controllen = sizeof control;
+            struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+            c->cmsg_level = SOL_SOCKET, c->cmsg_type = SCM_RIGHTS, c->cmsg_len = CMSG_LEN(sizeof fd);
+            memcpy(CMSG_DATA(c), &fd, sizeof fd);
+        }
+        if (sendmsg(asks, &m, 0) < 0)
+            break;
+        close(fd);
+    }
+    _exit(0);
+}
+
+/* A socket of one machine or the other. */
+static int socket_of(int machine, int type, int protocol) {
+    if (!machine)
+        return socket(AF_RDS_, type, protocol);
+    int asked[2] = {type, protocol}, error = EPIPE, fd = -1;
+    char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
+    struct iovec piece = {&error, sizeof error};
+    struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    if (write(maker, asked, sizeof asked) < 0 || recvmsg(maker, &m, type & SOCK_CLOEXEC ? MSG_CMSG_CLOEXEC : 0) < 0)
+        return -1;
+    if (m.msg_controllen)
+        memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof fd);
+    errno = error;
+    return fd;
+}
+
 static void do_socket(void) {
     static const struct flag types[] = {
         F(SOCK_SEQPACKET), F(SOCK_SEQPACKET), F(SOCK_SEQPACKET), F(SOCK_SEQPACKET), F(SOCK_SEQPACKET),
@@ -305,8 +352,9 @@ static void do_socket(void) {
     int protocol = below(20) ? 0 : (int)below(3) * 17, fd;
     if (free_slot() < 0 || free_sock() < 0)
         return;
-    TRY(fd, socket(AF_RDS_, type.value, protocol));
-    call("socket(AF_RDS, %s, %d)", type.name, protocol);
+    int machine = are_two() ? (int)below(2) : 0;
+    TRY(fd, socket_of(machine, type.value, protocol));
+    call("socket(AF_RDS, %s, %d)%s", type.name, protocol, machine ? " of the other" : "");
     GAVE(fd);
     if (fd >= 0) {
         int sock = free_sock();
@@ -412,7 +460,7 @@ static void do_send(void) {
     unsigned len = ONE_OF(lengths);
     struct sockaddr_in name = place_of(port);
     int to = way == 0 ? sock->connected : port;
-    if (!has_room(to))
+    if (!has_room(to) || (are_two() && (way == 5 || flag.value == MSG_ZEROCOPY)))
         return;
     void *bytes = message(len);
     struct iovec pieces[3] = {{bytes, len / 3}, {NULL, 0}, {(char *)bytes + len / 3, len - len / 3}};
@@ -1005,6 +1053,56 @@ static void do_pass(void) {
     socks[sock].slots--;
 }
 
+/* Passes descriptors in ways that leave nothing behind. */
+static void do_rights(void) {
+    struct slot *s = some();
+    if (!s)
+        return;
+    unsigned way = below(5);
+    char byte = 'r', control[CMSG_SPACE(2 * sizeof(int))] __attribute__((aligned(8))) = {0};
+    struct iovec piece = {&byte, 1};
+    struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    int both[2] = {s->fd, s->fd}, got[2] = {-1, -1}, flags = 0;
+    c->cmsg_level = SOL_SOCKET, c->cmsg_type = SCM_RIGHTS, c->cmsg_len = CMSG_LEN(sizeof both);
+    memcpy(CMSG_DATA(c), both, sizeof both);
+    static const char *const ways[] = {"", ", peeked at first", ", room for one", ", close-on-exec", ", to a child"};
+    long r;
+    call("passing %d twice%s", s->fd, ways[way]);
+    TRY(r, sendmsg(pair[0], &m, 0));
+    if (r != 1) {
+        GAVE(r);
+        return;
+    }
+    fflush(stdout);
+    pid_t child = way == 4 ? fork() : -1;
+    if (child > 0) {
+        waitpid(child, NULL, 0);
+        return;
+    }
+    for (int again = way == 1; again >= 0; again--) {
+        m.msg_controllen = way == 2 ? CMSG_SPACE(sizeof(int)) - 4 : sizeof control;
+        TRY(r, recvmsg(pair[1], &m, (again ? MSG_PEEK : 0) | (way == 3 ? MSG_CMSG_CLOEXEC : 0)));
+        int error = errno, n = 0;
+        c = r == 1 ? CMSG_FIRSTHDR(&m) : NULL;
+        if (c)
+            n = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int)), memcpy(got, CMSG_DATA(c), (size_t)n * sizeof(int));
+        for (int i = 0; i < n; i++) {
+            struct sockaddr_in name;
+            socklen_t len = sizeof name;
+            flags = fcntl(got[i], F_GETFD);
+            if (getsockname(got[i], (void *)&name, &len))
+                flags += 100;
+            close(got[i]);
+        }
+        gave_with(r, error, "%d came, flags %#x, %d", n, m.msg_flags, flags);
+    }
+    if (child == 0) {
+        fflush(stdout);
+        _exit(0);
+    }
+}
+
 /* ---- waiting ---- */
 
 static void do_poll(void) {
@@ -1114,7 +1212,353 @@ static void do_cancel(void) {
     gave_with(r, r, "%s", r ? error_name(r) : end == PTHREAD_CANCELED ? "cancelled" : "returned");
 }
 
+/* ---- full queues ---- */
+
+#define FILL_LEN 1000
+#define FILL_MAX 200
+
+struct blocked {
+    int fd, port;
+};
+
+static long send_full(int fd, int port, int flags) {
+    struct sockaddr_in name = place_of(port);
+    return sendto(fd, data, FILL_LEN, flags, (void *)&name, sizeof name);
+}
+
+static void *cancelled_send(void *of) {
+    struct blocked *blocked = of;
+    send_full(blocked->fd, blocked->port, 0);
+    return NULL;
+}
+
+static void cancel_send(struct blocked *blocked) {
+    pthread_t thread;
+    void *end = NULL;
+    struct timespec until;
+    call("pthread_cancel in sendto(%d), full", blocked->fd);
+    if (pthread_create(&thread, NULL, cancelled_send, blocked))
+        return;
+    usleep(20000);
+    pthread_cancel(thread);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 2;
+    int r = pthread_timedjoin_np(thread, &end, &until);
+    gave_with(r, r, "%s", r ? error_name(r) : end == PTHREAD_CANCELED ? "cancelled" : "returned");
+}
+
+/* A limit of time is none for who waits for room at another socket: the signal comes later. */
+static void interrupt_send(struct blocked *blocked, int limited) {
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = 0}, before;
+    struct itimerval timer = {{0, 10000}, {0, limited ? 60000 : 10000}}, off = {{0, 0}, {0, 0}};
+    struct timeval limit = {0, 10000}, none = {0, 0};
+    long r;
+    if (limited)
+        setsockopt(blocked->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    sigaction(SIGALRM, &action, &before);
+    setitimer(ITIMER_REAL, &timer, NULL);
+    call("sendto(%d), full, with a signal%s", blocked->fd, limited ? " and SO_SNDTIMEO" : "");
+    TRY(r, send_full(blocked->fd, blocked->port, 0));
+    setitimer(ITIMER_REAL, &off, NULL);
+    sigaction(SIGALRM, &before, NULL);
+    setsockopt(blocked->fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    alarm(SECONDS_MAX);
+    GAVE(r);
+}
+
+/* Receives `count` messages; returns how many were as they were sent. */
+static int drained(int fd, int count) {
+    static char got[2 * FILL_LEN];
+    int good = 0;
+    for (int i = 0; i < count; i++) {
+        settle_fd(fd);
+        int n = -1;
+        if (recv(fd, got, sizeof got, MSG_DONTWAIT) == FILL_LEN)
+            memcpy(&n, got, sizeof n);
+        good += n == i && !memcmp(got + sizeof n, data + sizeof n, FILL_LEN - sizeof n);
+    }
+    return good;
+}
+
+/* Takes what RDS_CONG_MONITOR has to tell, which a kernel does not of addresses of its own. */
+static void settle_monitor(struct slot *s) {
+    char control[64] __attribute__((aligned(8)));
+    struct msghdr m = {.msg_control = control, .msg_controllen = sizeof control};
+    usleep(2000);
+    settle_congestion(s->fd);
+    if (!socks[s->sock].waiting)
+        recvmsg(s->fd, &m, MSG_DONTWAIT);
+}
+
+/* A port of a socket of these, or -1. */
+static int some_bound(void) {
+    int first = (int)below(SLOTS);
+    for (int i = 0; i < SLOTS; i++) {
+        struct sock *one = &socks[(first + i) % SLOTS];
+        if (one->slots && one->port >= 0 && !one->waiting)
+            return one->port;
+    }
+    return -1;
+}
+
+static void do_fill(void) {
+    struct slot *s = some();
+    int port = some_bound(), way = (int)below(4), buffer = 4000 << below(3);
+    struct sock *to = port < 0 ? NULL : at_port(port);
+    struct timeval old, none = {0, 0};
+    socklen_t len = sizeof old;
+    if (!s || !to || socks[s->sock].port < 0)
+        return;
+    int fd = -1, flags = fcntl(s->fd, F_GETFL), count = 0, error = 0;
+    for (int i = 0; i < SLOTS; i++)
+        if (slots[i].kind == RDS && &socks[slots[i].sock] == to)
+            fd = slots[i].fd;
+    long r;
+    TRY(r, setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer));
+    call("setsockopt(%d, SO_RCVBUF, %d) to be filled", fd, buffer), GAVE(r);
+    getsockopt(s->fd, SOL_SOCKET, SO_SNDTIMEO, &old, &len);
+    setsockopt(s->fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    /* When it tells of congestion is a matter of time. */
+    int off = 0;
+    setsockopt(s->fd, SOL_RDS_, 6, &off, sizeof off);
+    message(FILL_LEN);
+    for (; count < FILL_MAX; count++) {
+        memcpy(data, &count, sizeof count);
+        if (send_full(s->fd, port, MSG_DONTWAIT) < 0) {
+            error = errno;
+            break;
+        }
+    }
+    /* How many are on their way is a matter of time. */
+    call("filling port %d from %d", port, s->fd), gave_with(count ? -1 : 0, error, "%s", count == FILL_MAX ? "all went" : "");
+    /* Between two addresses of one machine a kernel holds nobody back. */
+    int is_held = (port & 1) == (socks[s->sock].port & 1) || are_two();
+    if (count && error && is_held && !(flags & O_NONBLOCK)) {
+        struct blocked blocked = {s->fd, port};
+        switch (way) {
+        case 0: cancel_send(&blocked); break;
+        case 1:
+        case 2: interrupt_send(&blocked, way == 2); break;
+        }
+    }
+    setsockopt(s->fd, SOL_SOCKET, SO_SNDTIMEO, &old, len);
+    int good = drained(fd, count);
+    char byte;
+    call("draining %d", fd), gave_with(good == count ? 0 : good, 0, "%s", good == count ? "all came" : "");
+    call("recv(%d), drained", fd), TRY(r, recv(fd, &byte, 1, MSG_DONTWAIT)), GAVE(r);
+    buffer = 100000;
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+    /* Who is told that there is room again, and when, is a matter of time. */
+    struct pollfd p = {.fd = s->fd, .events = POLLOUT};
+    for (int i = 0; i < 2000 && !(poll(&p, 1, 0) > 0 && p.revents & POLLOUT); i++)
+        usleep(500);
+    for (int i = 0; i < SLOTS; i++)
+        if (slots[i].kind == RDS)
+            settle_monitor(&slots[i]);
+    call("poll(%d) with room again", s->fd), gave_with(0, 0, "%#x", p.revents & POLLOUT);
+}
+
+/* A small buffer for sending: what is larger is refused. */
+static void do_small(void) {
+    struct slot *s = some();
+    int small = (int[]){0, 1, 2000, 4000, 8000}[below(5)], got = 0, usual = 200000;
+    unsigned len = ONE_OF(lengths);
+    int port = (int)below(PORTS);
+    socklen_t room = sizeof got;
+    struct sockaddr_in name = place_of(port);
+    if (!s || !has_room(port))
+        return;
+    long r;
+    call("setsockopt(%d, SO_SNDBUF, %d)", s->fd, small), TRY(r, setsockopt(s->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small)), GAVE(r);
+    TRY(r, getsockopt(s->fd, SOL_SOCKET, SO_SNDBUF, &got, &room));
+    call("getsockopt(%d, SO_SNDBUF)", s->fd), gave_with(r, errno, "%d", got);
+    call("sendto(%d, %u, port %d), small", s->fd, len, port);
+    TRY(r, sendto(s->fd, message(len), len, 0, (void *)&name, sizeof name)), GAVE(r);
+    was_sent(r, port);
+    setsockopt(s->fd, SOL_SOCKET, SO_SNDBUF, &usual, sizeof usual);
+}
+
+/* ---- signals ---- */
+
+static volatile sig_atomic_t signals;
+static void on_io(int signal) { signals += signal == SIGIO; }
+
+static void do_signal(void) {
+    struct slot *s = some();
+    int port = some_bound(), way = (int)below(3);
+    struct sock *to = port < 0 ? NULL : at_port(port);
+    if (!s || (way == 0 && (!to || socks[s->sock].port < 0)))
+        return;
+    long r;
+    if (way == 0) {
+        /* What tells of an arrival by a signal. */
+        struct sockaddr_in name = place_of(port);
+        struct sigaction action = {.sa_handler = on_io, .sa_flags = SA_RESTART}, before;
+        int fd = -1, flags;
+        for (int i = 0; i < SLOTS; i++)
+            if (slots[i].kind == RDS && &socks[slots[i].sock] == to)
+                fd = slots[i].fd;
+        flags = fcntl(fd, F_GETFL);
+        sigaction(SIGIO, &action, &before);
+        signals = 0;
+        call("fcntl(%d, F_SETOWN)", fd), TRY(r, fcntl(fd, F_SETOWN, getpid())), GAVE(r);
+        call("fcntl(%d, F_SETFL, O_ASYNC)", fd), TRY(r, fcntl(fd, F_SETFL, flags | O_ASYNC)), GAVE(r);
+        call("sendto(%d, 3, port %d), asynchronous", s->fd, port);
+        TRY(r, sendto(s->fd, message(3), 3, MSG_DONTWAIT, (void *)&name, sizeof name)), GAVE(r);
+        was_sent(r, port);
+        if (r >= 0)
+            settle_fd(fd);
+        fcntl(fd, F_SETFL, flags);
+        fcntl(fd, F_SETOWN, 0);
+        call("SIGIO of %d", fd), gave_with(signals != 0, 0, "%s", "");
+        sigaction(SIGIO, &before, NULL);
+        return;
+    }
+    if (socks[s->sock].waiting)
+        return;
+    /* Waiting for what does not come, with a mask of signals or without. */
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = way == 1 ? SA_RESTART : 0}, before;
+    struct itimerval timer = {{0, 10000}, {0, 10000}}, off = {{0, 0}, {0, 0}};
+    /* Two machines tell each other of congestion at any time. */
+    struct pollfd p = {.fd = s->fd, .events = are_two() ? 0 : POLLIN};
+    struct timespec limit = {5, 0};
+    settle_congestion(s->fd);
+    sigset_t none;
+    sigemptyset(&none);
+    sigaction(SIGALRM, &action, &before);
+    setitimer(ITIMER_REAL, &timer, NULL);
+    call("%s(%d) with a signal", way == 1 ? "poll" : "ppoll", s->fd);
+    TRY(r, way == 1 ? poll(&p, 1, 5000) : ppoll(&p, 1, &limit, &none));
+    setitimer(ITIMER_REAL, &off, NULL);
+    sigaction(SIGALRM, &before, NULL);
+    alarm(SECONDS_MAX);
+    gave_with(r, errno, "%#x", p.revents);
+}
+
+/* ---- io_uring, on sockets that nothing else is asked of ---- */
+
+struct ring {
+    int fd;
+    char *rings;
+    struct io_uring_sqe *entries;
+    struct io_uring_params p;
+};
+
+static int ring_opens(struct ring *ring) {
+    memset(ring, 0, sizeof *ring);
+    int fd = (int)syscall(SYS_io_uring_setup, 4, &ring->p);
+    if (fd < 0)
+        return 0;
+    ring->fd = aside(fd);
+    ring->rings = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, IORING_OFF_SQ_RING);
+    ring->entries = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, IORING_OFF_SQES);
+    return ring->rings != MAP_FAILED && ring->entries != MAP_FAILED;
+}
+
+static int ring_does(struct ring *ring, struct io_uring_sqe *entry) {
+    unsigned *tail = (void *)(ring->rings + ring->p.sq_off.tail), *array = (void *)(ring->rings + ring->p.sq_off.array);
+    unsigned *head = (void *)(ring->rings + ring->p.cq_off.head);
+    struct io_uring_cqe *done = (void *)(ring->rings + ring->p.cq_off.cqes);
+    ring->entries[0] = *entry;
+    array[*tail & 3] = 0;
+    __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
+    struct timespec limit = {0, 500000000};
+    struct io_uring_getevents_arg wait = {.ts = (uintptr_t)&limit};
+    int flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
+    if (syscall(SYS_io_uring_enter, ring->fd, 1, 1, flags, &wait, sizeof wait) != 1)
+        return -errno;
+    if (__atomic_load_n((unsigned *)(void *)(ring->rings + ring->p.cq_off.tail), __ATOMIC_ACQUIRE) == *head)
+        return -ETIME;
+    int r = done[*head & (ring->p.cq_entries - 1)].res;
+    __atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+    return r;
+}
+
+static void do_ring(void) {
+    static const struct {
+        int op, receives;
+        const char *name;
+    } ops[] = {{IORING_OP_NOP, 0, "NOP"},     {IORING_OP_SEND, 0, "SEND"},       {IORING_OP_SENDMSG, 0, "SENDMSG"},
+               {IORING_OP_WRITE, 0, "WRITE"}, {IORING_OP_WRITEV, 0, "WRITEV"},   {IORING_OP_RECV, 1, "RECV"},
+               {IORING_OP_READ, 1, "READ"},   {IORING_OP_RECVMSG, 1, "RECVMSG"}, {IORING_OP_POLL_ADD, 1, "POLL_ADD"},
+               {IORING_OP_FSYNC, 0, "FSYNC"}, {IORING_OP_CLOSE, 0, "CLOSE"},     {IORING_OP_SHUTDOWN, 0, "SHUTDOWN"},
+               {IORING_OP_ACCEPT, 0, "ACCEPT"}};
+    unsigned which = below(COUNT(ops));
+    struct sockaddr_in names[2] = {place_of(6), place_of(8)};
+    struct ring ring;
+    if (!ring_opens(&ring))
+        return;
+    int a = socket(AF_RDS_, SOCK_SEQPACKET | SOCK_NONBLOCK, 0), b = socket(AF_RDS_, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+    a = aside(a), b = aside(b);
+    bind(a, (void *)&names[0], sizeof names[0]);
+    bind(b, (void *)&names[1], sizeof names[1]);
+    connect(a, (void *)&names[1], sizeof names[1]);
+    char bytes[32] = "ring";
+    struct iovec piece = {bytes, 4};
+    struct msghdr m = {.msg_name = &names[1], .msg_namelen = sizeof names[1], .msg_iov = &piece, .msg_iovlen = 1};
+    struct io_uring_sqe entry = {.opcode = (uint8_t)ops[which].op, .fd = ops[which].receives ? b : a,
+                                 .addr = (uintptr_t)bytes, .len = 4};
+    if (ops[which].op == IORING_OP_SENDMSG || ops[which].op == IORING_OP_RECVMSG)
+        m.msg_namelen = ops[which].receives ? 0 : sizeof names[1], m.msg_name = ops[which].receives ? NULL : &names[1],
+        entry.addr = (uintptr_t)&m, entry.len = 1;
+    if (ops[which].op == IORING_OP_WRITEV)
+        entry.addr = (uintptr_t)&piece, entry.len = 1;
+    if (ops[which].op == IORING_OP_POLL_ADD)
+        entry.addr = 0, entry.len = 0, entry.poll32_events = POLLIN;
+    if (ops[which].op == IORING_OP_FSYNC || ops[which].op == IORING_OP_CLOSE || ops[which].op == IORING_OP_ACCEPT)
+        entry.addr = 0, entry.len = 0;
+    if (ops[which].op == IORING_OP_SHUTDOWN)
+        entry.addr = 0, entry.len = 2;
+    long r;
+    if (ops[which].receives) {
+        call("sendto for a ring"), TRY(r, sendto(a, "came", 4, 0, (void *)&names[1], sizeof names[1])), GAVE(r);
+        settle_fd(b);
+        memset(bytes, 0, sizeof bytes);
+    }
+    call("ring: %s%s", ops[which].name, ops[which].receives ? " of what came" : "");
+    r = ring_does(&ring, &entry);
+    gave_with(r < 0 ? -1 : r, (int)-r, "%s", ops[which].receives && r >= 0 ? shown(bytes, 4) : "");
+    munmap(ring.rings, 8192);
+    munmap(ring.entries, 4096);
+    close(ring.fd);
+    usleep(2000);
+    call("ring: recv after %s", ops[which].name), TRY(r, recv(b, bytes, sizeof bytes, MSG_DONTWAIT)), GAVE(r);
+    call("ring: sendto after %s", ops[which].name), TRY(r, sendto(a, "on", 2, 0, (void *)&names[1], sizeof names[1])), GAVE(r);
+    close(a), close(b);
+}
+
 /* ---- limits, and pointers to nowhere ---- */
+
+/* As few numbers as there are, and one or two more. */
+static void do_few(void) {
+    struct slot *s = some();
+    if (!s)
+        return;
+    struct rlimit old, few;
+    int room = (int)below(3), fresh[3], n, way = (int)below(3), error;
+    /* A channel that is made now has a number that the program would have, and keeps it. */
+    if (are_two() && way == 0)
+        way = 1;
+    long r = 0;
+    int next = dup(null_file);
+    close(next);
+    getrlimit(RLIMIT_NOFILE, &old);
+    few = (struct rlimit){(rlim_t)(next + room), old.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+    for (n = 0; n < 3; n++) {
+        TRY(r, way == 0 ? socket(AF_RDS_, SOCK_SEQPACKET, 0) : way == 1 ? dup(s->fd) : fcntl(s->fd, F_DUPFD, next));
+        error = errno;
+        if (r < 0)
+            break;
+        fresh[n] = (int)r;
+    }
+    setrlimit(RLIMIT_NOFILE, &old);
+    call("%s with room for %d", way == 0 ? "socket()" : way == 1 ? "dup" : "F_DUPFD", room);
+    gave_with(r, error, "%d made", n);
+    while (n)
+        close(fresh[--n]);
+}
+
 
 static void do_limit(void) {
     struct slot *s = some();
@@ -1210,7 +1654,7 @@ static int act(int fd, unsigned what, int port, const char *where) {
     socklen_t len = sizeof name;
     char bytes[64] = "";
     long r;
-    struct pollfd p = {.fd = fd, .events = POLLIN | POLLOUT};
+    struct pollfd p = {.fd = fd, .events = are_two() ? POLLOUT : POLLIN | POLLOUT};
     switch (what) {
     case 0:
         call("%s: getsockname(%d)", where, fd), TRY(r, getsockname(fd, (void *)&name, &len));
@@ -1253,6 +1697,8 @@ static int act(int fd, unsigned what, int port, const char *where) {
 static int act_twice(int fd, unsigned acts, int port, const char *where) {
     unsigned first = acts % 9, second = acts / 9 % 9;
     int done = act(fd, first, port, where);
+    if (done & 2)
+        usleep(20000); /* perhaps to itself */
     /* One message at most is taken or sent. */
     if (!done || (second != 1 && second != 2))
         done |= act(fd, second, port, where);
@@ -1272,6 +1718,26 @@ static int clone_main(void *of) {
     _exit(done);
 }
 
+static void *thread_main(void *of) {
+    struct job *job = of;
+    return (void *)(intptr_t)act_twice(job->fd, job->acts, job->port, job->where);
+}
+
+static void *forking_main(void *of) {
+    pid_t child = fork();
+    if (!child)
+        clone_main(of);
+    return (void *)(intptr_t)child;
+}
+
+/* What `act` has done. */
+static void finished(struct slot *s, int port, int done) {
+    if (done & 1)
+        taken(s, 0, 0);
+    else if (done & 2)
+        was_sent(0, port);
+}
+
 extern char **environ;
 
 static void do_process(void) {
@@ -1283,7 +1749,7 @@ static void do_process(void) {
     if (!has_room(port))
         return;
     struct job job = {s->fd, port, below(81), NULL};
-    unsigned way = below(10);
+    unsigned way = below(16);
     char fd[16], acts[16], ports[16], sequences[16], steps[16];
     snprintf(fd, sizeof fd, "%d", s->fd), snprintf(acts, sizeof acts, "%u", job.acts);
     snprintf(ports, sizeof ports, "%d", port), snprintf(sequences, sizeof sequences, "%u", sequence);
@@ -1314,6 +1780,66 @@ static void do_process(void) {
             child = -1;
         posix_spawn_file_actions_destroy(&actions);
         break;
+    case 9:
+        posix_spawn_file_actions_init(&actions);
+        posix_spawn_file_actions_addopen(&actions, 51, "/dev/null", O_RDWR, 0);
+        posix_spawn_file_actions_adddup2(&actions, s->fd, 52);
+        posix_spawn_file_actions_adddup2(&actions, 51, s->fd);
+        posix_spawn_file_actions_addclosefrom_np(&actions, 53);
+        argv[4] = (char *)(below(2) ? "52" : fd);
+        cloexec = 0;
+        if (posix_spawn(&child, own_name, &actions, NULL, argv, environ))
+            child = -1;
+        posix_spawn_file_actions_destroy(&actions);
+        break;
+    case 10: {
+        struct clone_args {
+            uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, more[6];
+        } args = {.exit_signal = SIGCHLD};
+        job.where = "syscall(SYS_clone3)";
+        if (!(child = (pid_t)syscall(SYS_clone3, &args, 64)))
+            clone_main(&job);
+        break;
+    }
+    case 11: {
+        int self = open(own_name, O_RDONLY | O_CLOEXEC);
+        if (!(child = fork()))
+            fexecve(self, argv, environ), _exit(99);
+        close(self);
+        break;
+    }
+    case 12:
+        /* A grandchild, whose parent has ended. */
+        job.where = "fork of a fork";
+        if (!(child = fork())) {
+            int grandchild = fork();
+            if (!grandchild)
+                clone_main(&job);
+            waitpid(grandchild, &status, 0);
+            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 98);
+        }
+        break;
+    case 13: {
+        pthread_t thread;
+        void *done = NULL;
+        job.where = "thread";
+        if (pthread_create(&thread, NULL, thread_main, &job) || pthread_join(thread, &done))
+            return;
+        finished(s, port, (int)(intptr_t)done);
+        if (fcntl(s->fd, F_GETFD) < 0)
+            number_gone(s->fd);
+        return;
+    }
+    case 14: {
+        /* A thread makes the process. */
+        pthread_t thread;
+        void *made = NULL;
+        job.where = "fork of a thread";
+        if (pthread_create(&thread, NULL, forking_main, &job) || pthread_join(thread, &made))
+            return;
+        child = (pid_t)(intptr_t)made;
+        break;
+    }
     default:
         if (posix_spawnp(&child, own_name, NULL, NULL, argv, environ))
             child = -1;
@@ -1330,10 +1856,8 @@ static void do_process(void) {
     int done = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     if (done == 99)
         gave_with(0, 0, "no exec");
-    else if (done & 1)
-        taken(s, 0, 0);
-    else if (done & 2)
-        was_sent(0, port);
+    else
+        finished(s, port, done);
 }
 
 /* ---- the walk ---- */
@@ -1349,7 +1873,8 @@ static const struct {
     {do_set_option, 8, "set"},      {do_ioctl, 4, "ioctl"},    {do_fcntl, 5, "fcntl"},      {do_as_file, 4, "file"},
     {do_copy, 6, "copy"},           {do_replace, 2, "replace"}, {do_close, 5, "close"},     {do_pass, 4, "pass"},
     {do_poll, 8, "poll"},           {do_wait, 2, "wait"},      {do_cancel, 1, "cancel"},    {do_limit, 1, "limit"},
-    {do_nowhere, 3, "nowhere"},     {do_process, 6, "process"}};
+    {do_nowhere, 3, "nowhere"},     {do_process, 7, "process"}, {do_fill, 2, "fill"},       {do_small, 2, "small"},
+    {do_signal, 3, "signal"},       {do_ring, 2, "ring"},      {do_few, 2, "few"},          {do_rights, 3, "rights"}};
 
 static unsigned weight_of(int kind, const char *only) {
     return !only || strstr(only, kinds[kind].name) ? kinds[kind].weight : 0;
@@ -1376,6 +1901,41 @@ static void walk(unsigned steps) {
             kinds[kind].run();
         fflush(stdout);
     }
+    settle_all();
+}
+
+static void start_maker(void) {
+    int asks[2];
+    const char *space = getenv("WALK_NAMESPACE"), *node = getenv("WALK_NODE");
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, asks))
+        _exit(2);
+    if (!fork()) {
+        close(asks[0]);
+        if (node)
+            setenv("BOWLINE_RDS_SOCKET", node, 1);
+        if (space && setns(open(space, O_RDONLY), CLONE_NEWNET))
+            _exit(2);
+        make_for(asks[1]);
+    }
+    close(asks[1]);
+    maker = aside(asks[0]);
+}
+
+/* Two machines tell each other of congestion when they are connected, which is before the walk. */
+static void connect_machines(void) {
+    struct sockaddr_in names[2] = {address_of(0, -20), address_of(1, -19)};
+    int fds[2];
+    for (int i = 0; i < 2; i++) {
+        fds[i] = socket_of(i, SOCK_SEQPACKET, 0);
+        bind(fds[i], (void *)&names[i], sizeof names[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        sendto(fds[i & 1], "hello", 5, 0, (void *)&names[!(i & 1)], sizeof names[0]);
+        settle_fd(fds[!(i & 1)]);
+        recv(fds[!(i & 1)], data, 5, MSG_DONTWAIT);
+    }
+    close(fds[0]), close(fds[1]);
+    usleep(300000);
 }
 
 int main(int argc, char **argv) {
@@ -1399,6 +1959,11 @@ int main(int argc, char **argv) {
         return 2;
     own_name = name;
     addresses[0] = argv[1], addresses[1] = argv[2];
+    if (are_two()) {
+        waiting_max = 1;
+        start_maker();
+        connect_machines();
+    }
     unsigned first = (unsigned)atoi(argv[3]), count = (unsigned)atoi(argv[4]);
     char text[] = "/tmp/walk-XXXXXX";
     int ends[2];

@@ -47,6 +47,19 @@ impl Scene {
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Two nodes, each with the first of its addresses.
+    pub(crate) fn pair() -> [Self; 2] {
+        let net = Self::next();
+        let addresses = [1, 2].map(|host| format!("127.80.{net}.{host}"));
+        [0, 1].map(|n| {
+            let addresses = [addresses[n].clone(), addresses[1 - n].clone()];
+            let addrs = vec![addresses[0].parse().unwrap()];
+            let name = format!("bowline-{}-{net}-{n}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            Self::with(folder, addresses, addrs, RdmaDevices::default(), None)
+        })
+    }
+
     pub(crate) fn at(net: u8, addresses: [String; 2]) -> Self {
         let addrs = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let folder = std::env::temp_dir().join(format!("bowline-{}-{net}", std::process::id()));

@@ -100,8 +100,8 @@ impl Node {
     ///
     /// # Errors
     /// In this order: [`Error::BadSocket`]; [`Error::AlreadyBound`]; [`Error::BadAddress`];
-    /// [`Error::ReservedPort`]; [`Error::ScopeMismatch`]; [`Error::AddrNotAvailable`] or, with a
-    /// transport chosen, [`Error::TransportAddress`]; [`Error::AddrInUse`].
+    /// [`Error::ScopeMismatch`]; [`Error::AddrNotAvailable`] or, with a transport chosen,
+    /// [`Error::TransportAddress`]; [`Error::ReservedPort`]; [`Error::AddrInUse`].
     pub fn bind(&mut self, id: SocketId, addr: SocketAddr) -> Result<(), Error> {
         let at = endpoint(addr);
         let at = at.or_scope(self.link_of(at.addr));
@@ -109,10 +109,6 @@ impl Node {
         let sock = self.sock(id)?;
         if sock.bound.is_some() {
             return Err(Error::AlreadyBound);
-        }
-        if at.port == bowline_wire::rds::PROBE_PORT {
-            self.sock_mut(id)?.transport = None;
-            return Err(Error::ReservedPort);
         }
         if sock.dest.is_some_and(|d| d.scope != 0 && at.scope != 0 && d.scope != at.scope) {
             return Err(Error::ScopeMismatch);
@@ -123,6 +119,10 @@ impl Node {
             Some(_) => return Err(Error::TransportAddress),
             None => self.transport_for(at)?,
         };
+        if at.port == bowline_wire::rds::PROBE_PORT {
+            self.sock_mut(id)?.transport = None;
+            return Err(Error::ReservedPort);
+        }
         let local_addr = self.local_addr_of(at.addr, at.scope);
         let Some(port) = self.free_port(local_addr, at.port) else {
             self.sock_mut(id)?.transport = None;

@@ -29,6 +29,8 @@ fn bind_refuses_what_is_no_address_of_one_host() {
     }
     assert_eq!(bind(&mut lab, "10.0.0.1:1"), Err(Error::ReservedPort));
     assert_eq!(Error::ReservedPort.errno(), 22);
+    // what is no address of the node is found first
+    assert_eq!(bind(&mut lab, "10.0.0.99:1"), Err(Error::AddrNotAvailable));
     let s = bind(&mut lab, "10.0.0.1:5").expect("bound");
     assert_eq!(lab.node.bind(s, addr("10.0.0.1:6")), Err(Error::AlreadyBound));
     assert_eq!(Error::AlreadyBound.errno(), 22);

@@ -1,0 +1,120 @@
+/* A program that lets the system end it at all calls but the few that it makes: filtered ADDRESS HOW */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define AF_RDS_ 21
+#define ALLOWS(call) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##call, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+
+static const char *doing = "";
+
+static void fails(int line) {
+    char text[128];
+    int n = snprintf(text, sizeof text, "line %d, %s: %d\n", line, doing, errno);
+    if (write(2, text, (size_t)n))
+        _exit(1);
+    _exit(1);
+}
+
+#define MUST(what) (doing = #what, (what) ? (void)0 : fails(__LINE__))
+
+static struct sockaddr_in name_of(const char *address, int port) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = htons(port)};
+    inet_pton(AF_INET, address, &name.sin_addr);
+    return name;
+}
+
+static int bound(struct sockaddr_in name) {
+    int fd = socket(AF_RDS_, SOCK_SEQPACKET, 0);
+    MUST(fd >= 0);
+    MUST(bind(fd, (void *)&name, sizeof name) == 0);
+    return fd;
+}
+
+/* By the function of libseccomp, and by that of others. */
+static void filter(int by_syscall) {
+    struct sock_filter all[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        ALLOWS(sendto), ALLOWS(recvfrom), ALLOWS(sendmsg), ALLOWS(recvmsg), ALLOWS(ppoll),
+#ifdef SYS_poll
+        ALLOWS(poll),
+#endif
+        ALLOWS(close), ALLOWS(write), ALLOWS(exit_group), ALLOWS(rt_sigreturn),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)};
+    struct sock_fprog program = {sizeof all / sizeof *all, all};
+    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (by_syscall)
+        MUST(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
+    else
+        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static char large[100000], got[100000];
+
+static void exchange(int a, int b, struct sockaddr_in to) {
+    struct iovec piece = {got, sizeof got};
+    struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1};
+    struct pollfd p = {.fd = b, .events = POLLIN};
+    for (int i = 0; i < 20; i++) {
+        size_t len = i == 7 ? sizeof large : 1 + (size_t)i * 500;
+        large[0] = (char)i;
+        MUST(sendto(a, large, len, 0, (void *)&to, sizeof to) == (ssize_t)len);
+        if (i % 3 == 0)
+            MUST(poll(&p, 1, 5000) == 1);
+        if (i % 2)
+            MUST(recvmsg(b, &m, 0) == (ssize_t)len);
+        else
+            MUST(recvfrom(b, got, sizeof got, 0, NULL, NULL) == (ssize_t)len);
+        MUST(got[0] == i);
+    }
+    piece = (struct iovec){large, 10};
+    m.msg_name = &to, m.msg_namelen = sizeof to;
+    MUST(sendmsg(a, &m, 0) == 10);
+    m.msg_name = NULL;
+    MUST(recvmsg(b, &m, 0) == 10);
+    errno = 0;
+    MUST(recvfrom(b, got, 1, MSG_DONTWAIT, NULL, NULL) == -1 && errno == EAGAIN);
+}
+
+int main(int argc, char **argv) {
+    MUST(argc == 3);
+    int by_syscall = !strcmp(argv[2], "syscall");
+    struct sockaddr_in names[] = {name_of(argv[1], 4440), name_of(argv[1], 4441)};
+    int a = bound(names[0]), b = bound(names[1]);
+    /* It is a filter all the same: for what the program does, and for what the library may not. */
+    for (int i = 0; i < 2; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            filter(by_syscall);
+            if (i == 0)
+                syscall(SYS_getppid);
+            else
+                open("/dev/null", O_RDONLY);
+            _exit(0);
+        }
+        int status;
+        MUST(waitpid(child, &status, 0) == child);
+        MUST(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS);
+    }
+    filter(by_syscall);
+    exchange(a, b, names[1]);
+    MUST(close(a) == 0);
+    MUST(close(b) == 0);
+    return 0;
+}
