@@ -617,6 +617,10 @@ impl Client {
                     Err(EAGAIN) if waited => {
                         let until = Some(self.shared.now.get() + MS);
                         self.process.until("pause", until, || false).await;
+                        // Spoiled memory says so for ever.
+                        if limit.is_some_and(|limit| self.shared.now.get() >= limit) {
+                            return Err(EAGAIN);
+                        }
                     }
                     Err(EAGAIN) => {}
                     done => {

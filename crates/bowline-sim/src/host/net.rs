@@ -133,6 +133,11 @@ impl Net {
         self.coming.retain(|place, _| place.0 != at);
     }
 
+    /// Tells whether a connection between two nodes stands.
+    pub(super) fn is_connected(&self, one: usize, other: usize) -> bool {
+        self.peers.iter().any(|(from, to)| from.0 == one && to.0 == other)
+    }
+
     /// Connections on which something can come now.
     pub(super) fn arrivals(&self, nodes: &[Option<Rc<RdsNode>>]) -> Vec<Place> {
         let can = |(place, queue): (&Place, &VecDeque<Arrival>)| {

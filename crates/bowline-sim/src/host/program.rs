@@ -137,13 +137,18 @@ impl Program {
         if self.plan.ends || self.is_spoiled() {
             return Ok(());
         }
+        let mut patience = MS;
         loop {
             // In spoiled memory there may seem to be something for ever.
             if self.is_spoiled() {
                 return Ok(());
             }
             match self.client.drain(&self.sockets).await {
-                Err(EMFILE) if self.client.process.user != 0 => self.pause(MS).await,
+                // Processes that are idle may have all channels of their user until they end.
+                Err(EMFILE) if self.client.process.user != 0 => {
+                    self.pause(patience).await;
+                    patience = (2 * patience).min(SEC);
+                }
                 done => done?,
             }
         }
