@@ -140,7 +140,7 @@ fn watch_again(watch: c_int, range: &Range) -> bool {
 }
 
 /// Withdraws memory that this process is about to unmap or to map again. What the calls of the
-/// program do that this library does not see, the [watch] tells.
+/// program do that this library does not see, the watch tells.
 pub fn goes_away(at: usize, len: usize) {
     if thread::is_running() && len > 0 {
         take_out(|entry| entry.overlaps(at as u64, len as u64));

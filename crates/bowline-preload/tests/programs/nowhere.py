@@ -5,6 +5,7 @@ import ctypes
 import errno
 import mmap
 import os
+import select
 import signal
 import socket
 import struct
@@ -43,6 +44,12 @@ def gives(what, expected, call, *args):
                  for arg in args])
     got = got if got >= 0 else errno.errorcode[ctypes.get_errno()]
     assert got == expected, "%s: %r, not %r" % (what, got, expected)
+
+
+def send(data):
+    """Sends, and waits until it is there: the descriptor of a socket with a limit does not wait."""
+    sender.send(data)
+    assert select.select([receiver], [], [], 10)[0], "nothing came"
 
 
 sender, receiver = (socket.socket(socket.AF_RDS, socket.SOCK_SEQPACKET, 0) for _ in range(2))
@@ -101,7 +108,7 @@ gives("a name that is not all there", "EFAULT", libc.sendto, s, here, 4, 0, edge
 sender.send(b"after")
 assert receiver.recv(100) == b"after", "nothing of all that was sent"
 
-sender.send(b"stays")
+send(b"stays")
 for at in nothing, secret, constant, behind, edge + 4093:
     gives("recv", "EFAULT", libc.recv, r, at, 100, 0)
     gives("recv, and look", "EFAULT", libc.recv, r, at, 100, socket.MSG_PEEK)
@@ -114,11 +121,11 @@ for at in nothing, secret, constant, behind, edge + 4093:
     gives("recvmmsg", "EFAULT", libc.recvmmsg, r, nothing, 1, 0, None)
 assert receiver.recv(100) == b"stays"
 for where in nothing, constant:
-    sender.send(b"lost")
+    send(b"lost")
     gives("a sender's name", "EFAULT", libc.recvfrom, r, here, 100, 0, where, of(size))
-    sender.send(b"lost")
+    send(b"lost")
     gives("its length", "EFAULT", libc.recvfrom, r, here, 100, 0, here + 1000, where)
-    sender.send(b"lost")
+    send(b"lost")
     gives("a name of recvmsg", "EFAULT", libc.recvmsg, r, of(message(name=where, name_len=16)), 0)
 sender.send(b"last")
 got = receiver.recv(100)
