@@ -261,7 +261,10 @@ impl<O: Outside> Core<O> {
                 let most = Most { quota, largest, forces: caller == Some(0) };
                 let (name, value) = ((level, option), (value, &most));
                 self.rds.with_core(|core, now| options.set(core, now, id, name, value))?;
+                // A smaller buffer may be full of what programs were lent for a larger one.
+                socket.rings.renew_notice(&self.rds, id);
                 self.count_buffers(handle);
+                self.activate(handle);
                 self.refresh(handle);
             }
             Call::GetOption { level, option, room } => {

@@ -257,10 +257,16 @@ impl<M: SharedMemory> Rings<M> {
             self.receives.publish(more);
         }
         if lent_any || released {
-            let buffer = rds.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
-            self.set_notice(NOTICE_BYTES.min(buffer / 4));
+            self.renew_notice(rds, id);
         }
         Ok(lent_any || released)
+    }
+
+    /// Asks for a request to wake as what is lent and the receive buffer are now. After a change of
+    /// the buffer alone, the socket has another turn: what was taken meanwhile is told by nobody.
+    pub(crate) fn renew_notice(&mut self, rds: &impl Rds, id: SocketId) {
+        let buffer = rds.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
+        self.set_notice(NOTICE_BYTES.min(buffer / 4));
     }
 
     fn release(&mut self, rds: &impl Rds, id: SocketId) -> Result<bool, Broken> {
