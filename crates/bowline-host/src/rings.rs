@@ -262,8 +262,8 @@ impl<M: SharedMemory> Rings<M> {
         Ok(lent_any || released)
     }
 
-    /// Asks for a request to wake as what is lent and the receive buffer are now. After a change of
-    /// the buffer alone, the socket has another turn: what was taken meanwhile is told by nobody.
+    /// Asks for a request to wake by what is lent and by the size of the receive buffer. After a
+    /// change of that size the socket needs another turn: nobody reports what was taken until now.
     pub(crate) fn renew_notice(&mut self, rds: &impl Rds, id: SocketId) {
         let buffer = rds.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
         self.set_notice(NOTICE_BYTES.min(buffer / 4));

@@ -602,9 +602,9 @@ impl World {
                 let is_empty = judge.sockets[to as usize].unread == 0;
                 // While no connection stands, nobody learns that a port of another node has room.
                 let [here, there] = [from, to].map(|socket| judge.sockets[socket as usize].node);
-                let is_told = here == there || self.net.is_connected(here, there);
+                let is_notified = here == there || self.net.is_connected(here, there);
                 let is_empty = is_empty && judge.outstanding(from) == 0;
-                if is_sure(from) && is_sure(to) && is_empty && is_told {
+                if is_sure(from) && is_sure(to) && is_empty && is_notified {
                     self.shared.fail(|| format!("process {id} waits to send, and there is room"));
                 }
             }
