@@ -265,8 +265,10 @@ impl<M: SharedMemory> Rings<M> {
     /// Asks for a request to wake by what is lent and by the size of the receive buffer. After a
     /// change of that size the socket needs another turn: nobody reports what was taken until now.
     pub(crate) fn renew_notice(&mut self, rds: &impl Rds, id: SocketId) {
-        let buffer = rds.with_core(|core, _| core.recv_buffer(id)).unwrap_or(0);
-        self.set_notice(NOTICE_BYTES.min(buffer / 4));
+        let (buffer, is_congested) =
+            rds.with_core(|core, _| (core.recv_buffer(id).unwrap_or(0), core.is_congested(id)));
+        // Senders wait for the room at a congested port, however little is lent.
+        self.set_notice(if is_congested { 0 } else { NOTICE_BYTES.min(buffer / 4) });
     }
 
     fn release(&mut self, rds: &impl Rds, id: SocketId) -> Result<bool, Broken> {

@@ -504,6 +504,12 @@ impl Node {
         self.sock(id).map(|s| s.sndbuf)
     }
 
+    /// Tells whether a socket's port is marked congested: senders wait until enough is received.
+    #[must_use]
+    pub fn is_congested(&self, id: SocketId) -> bool {
+        self.sockets.get(id.0).is_some_and(|sock| sock.congested)
+    }
+
     /// Returns the effective receive buffer in bytes.
     ///
     /// # Errors
