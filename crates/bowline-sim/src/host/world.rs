@@ -604,6 +604,7 @@ impl World {
                 let [here, there] = [from, to].map(|socket| judge.sockets[socket as usize].node);
                 let is_notified = here == there || self.net.is_connected(here, there);
                 let is_empty = is_empty && judge.outstanding(from) == 0;
+                let is_empty = is_empty && !self.has_unacknowledged(from);
                 if is_sure(from) && is_sure(to) && is_empty && is_notified {
                     self.shared.fail(|| format!("process {id} waits to send, and there is room"));
                 }
@@ -629,6 +630,19 @@ impl World {
                     .fail(|| format!("user {user} has {counted} sockets, and pays for {sockets}"));
             }
         }
+    }
+
+    /// Tells whether a node keeps what a socket has sent until its peer acknowledges it, which may
+    /// take until a timer of that peer.
+    fn has_unacknowledged(&self, socket: u32) -> bool {
+        let memories = self.shared.memories.borrow();
+        let Some((handle, _)) = memories.get(&socket) else { return false };
+        self.nodes.iter().any(|host| {
+            let (Some(core), Some(rds)) = (&host.core, &host.rds) else { return false };
+            let views = core.sockets();
+            let view = views.iter().find(|view| view.handle == *handle);
+            view.is_some_and(|view| rds.node.borrow().send_bytes(view.id) != Ok(0))
+        })
     }
 
     fn has_room(&self, id: SocketId, host: &Host) -> bool {
