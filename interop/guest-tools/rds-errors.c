@@ -34,7 +34,7 @@
 static const char *own, *peer, *nobody;
 
 /* A limit of this machine in bytes, by its name below net.core; machines that are compared differ in it. */
-static int limit(const char *name)
+static int net_core(const char *name)
 {
 	char path[64];
 	int bytes = -1;
@@ -388,11 +388,11 @@ static void calls(void)
 	ROW("SO_RCVBUF", get(s, SOL_SOCKET, SO_RCVBUF));
 	int b = bound(own, 4010);
 	ROW("SO_SNDBUF to 1000000000", set(b, SOL_SOCKET, SO_SNDBUF, 1000000000));
-	SAYS("SO_SNDBUF, capped: twice wmem_max", get(b, SOL_SOCKET, SO_SNDBUF) == 2 * limit("wmem_max"));
+	SAYS("SO_SNDBUF, capped: twice wmem_max", get(b, SOL_SOCKET, SO_SNDBUF) == 2 * net_core("wmem_max"));
 	ROW("SO_SNDBUF to 1", set(b, SOL_SOCKET, SO_SNDBUF, 1));
 	ROW("SO_SNDBUF, least", get(b, SOL_SOCKET, SO_SNDBUF));
 	ROW("SO_RCVBUF to 1000000000", set(b, SOL_SOCKET, SO_RCVBUF, 1000000000));
-	SAYS("SO_RCVBUF, capped: twice rmem_max", get(b, SOL_SOCKET, SO_RCVBUF) == 2 * limit("rmem_max"));
+	SAYS("SO_RCVBUF, capped: twice rmem_max", get(b, SOL_SOCKET, SO_RCVBUF) == 2 * net_core("rmem_max"));
 	ROW("SO_RCVBUF to 1", set(b, SOL_SOCKET, SO_RCVBUF, 1));
 	ROW("SO_RCVBUF, least", get(b, SOL_SOCKET, SO_RCVBUF));
 	ROW("SO_SNDBUFFORCE", set(b, SOL_SOCKET, 32, 500000));
