@@ -359,7 +359,7 @@ const NEEDED: [(Model, Lines); 19] = [
     (RECEIVING, &["let tail = self.u64(at::PUSHED).load"]),
     (RECEIVING_AT_ONCE, &["node have used its place again"]),
     (RECEIVING_AT_ONCE, &["self.head = head;"]),
-    (LOOKING, &["copy(place.skip(HEAD), len);"]),
+    (LOOKING, &["behind all that was copied"]),
     (NOTICE, &["at::NOTICE).load"]),
     (NOTICE, &["let head = self.area.u64(at::TAKEN).load"]),
     (TOKEN, &["taken.fetch_update", "Behind `wake_token_taken`"]),

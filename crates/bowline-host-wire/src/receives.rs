@@ -96,10 +96,10 @@ impl Area {
             let mut name = [0; RING_NAME_MAX];
             let name_len = name_len.min(RING_NAME_MAX);
             self.copy_out(place.skip(NAME), &mut name[..name_len]);
-            // Pairs with the fence in `reclaim`, as above.
             if !copy(place.skip(HEAD), len) {
                 return Ok(None);
             }
+            // Pairs with the fence in `reclaim`, as above, behind all that was copied.
             fence(Ordering::Acquire);
             let is_ours = if peek {
                 self.u64(at::TAKEN).load(Ordering::Relaxed) == head

@@ -145,10 +145,11 @@ impl Program {
             }
             match self.client.drain(&self.sockets).await {
                 // Processes that are idle may have all channels of their user until they end.
-                Err(EMFILE) if self.client.process.user != 0 => {
+                Err(EMFILE) if self.client.process.user != 0 && patience < SEC => {
                     self.pause(patience).await;
-                    patience = (2 * patience).min(SEC);
+                    patience *= 2;
                 }
+                Err(EMFILE) if self.client.process.user != 0 => return Ok(()),
                 done => done?,
             }
         }
