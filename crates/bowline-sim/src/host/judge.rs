@@ -39,6 +39,9 @@ pub(super) struct SocketRecord {
     senders: BTreeSet<u32>,
     /// Something was taken since everything was last at rest.
     pub(super) was_taken: bool,
+    /// Something was accepted from it for another node, and it was not at rest since with
+    /// everything acknowledged: until then it fills the send buffer.
+    pub(super) is_unacknowledged: bool,
     send_buffer: usize,
     recv_buffer: usize,
     longest: usize,
@@ -102,6 +105,7 @@ impl Judge {
             unread: 0,
             senders: BTreeSet::new(),
             was_taken: false,
+            is_unacknowledged: false,
             send_buffer,
             recv_buffer,
             longest: 0,
@@ -151,6 +155,8 @@ impl Judge {
         let is_there = flow.seen.contains(&flow.accepted);
         flow.accepted += 1;
         let (_, from, to) = key;
+        let is_remote = self.sockets[from as usize].node != self.sockets[to as usize].node;
+        self.sockets[from as usize].is_unacknowledged |= is_remote;
         let to = &mut self.sockets[to as usize];
         to.senders.insert(from);
         to.longest = to.longest.max(len);
@@ -190,12 +196,20 @@ impl Judge {
         // A message whose process does not know yet what became of it may wait there.
         let mut others = self.flows.iter().filter(|(_, flow)| flow.is_open);
         let is_unsure = others.any(|((_, by, at), _)| *at == to || *by == from);
+        let is_unsure = is_unsure || self.sockets[from as usize].is_unacknowledged;
         let record = &self.sockets[to as usize];
         let is_idle = record.unread == 0 && !record.was_taken && own == 0 && !is_unsure;
         if congested && is_idle && !record.is_spoiled && record.holders > 0 && !record.may_lose {
             return Err(format!("a message to {} is refused, where nothing waits", record.addr));
         }
         Ok(())
+    }
+
+    /// Tells whether a socket may have a message waiting of a process that has ended before it knew
+    /// whether it was accepted.
+    pub(super) fn may_have_more(&self, at: u32, has_ended: impl Fn(u32) -> bool) -> bool {
+        let mut flows = self.flows.iter();
+        flows.any(|((by, _, to), flow)| *to == at && flow.is_open && has_ended(*by))
     }
 
     /// Messages that a socket has sent, and that did not come.

@@ -479,7 +479,10 @@ impl World {
     fn rest(&mut self) -> bool {
         self.check_rest();
         let mut judge = self.shared.judge.borrow_mut();
-        judge.sockets.iter_mut().for_each(|socket| socket.was_taken = false);
+        for (socket, record) in judge.sockets.iter_mut().enumerate() {
+            record.was_taken = false;
+            record.is_unacknowledged &= self.has_unacknowledged(socket as u32);
+        }
         drop(judge);
         let now = self.shared.now.get();
         let processes = self.shared.processes.borrow().clone();
@@ -605,6 +608,7 @@ impl World {
                 let is_notified = here == there || self.net.is_connected(here, there);
                 let is_empty = is_empty && judge.outstanding(from) == 0;
                 let is_empty = is_empty && !self.has_unacknowledged(from);
+                let is_empty = is_empty && !judge.may_have_more(to, |id| self.has_ended(id));
                 if is_sure(from) && is_sure(to) && is_empty && is_notified {
                     self.shared.fail(|| format!("process {id} waits to send, and there is room"));
                 }
@@ -630,6 +634,11 @@ impl World {
                     .fail(|| format!("user {user} has {counted} sockets, and pays for {sockets}"));
             }
         }
+    }
+
+    fn has_ended(&self, process: u32) -> bool {
+        let processes = self.shared.processes.borrow();
+        processes.iter().find(|p| p.id == process).is_none_or(|p| p.is_over())
     }
 
     /// Tells whether a node keeps what a socket has sent until its peer acknowledges it, which may
