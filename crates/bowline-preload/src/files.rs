@@ -215,7 +215,5 @@ macro_rules! variadic {
     };
 }
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 variadic!(dprintf, dprintf_target);
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 variadic!(__dprintf_chk, dprintf_chk_target);
