@@ -34,6 +34,21 @@ impl Descriptors for Plain {
     fn closes(_fd: c_int) {}
 }
 
+/// Descriptors of a process that has the memory of another.
+struct OfVisitor;
+
+impl Descriptors for OfVisitor {
+    fn opened(fd: c_int) -> c_int {
+        fd
+    }
+
+    fn closes(_fd: c_int) {}
+
+    fn are_kept() -> bool {
+        false
+    }
+}
+
 /// A node of some other user, which does as it likes.
 struct Hostile(OwnedFd);
 
@@ -640,6 +655,24 @@ fn the_agent_is_in_nobody_s_way() {
     assert!(node.is_ended());
     drop(node);
     assert_eq!((status_of_agent(), descriptors()), (None, before));
+}
+
+// tests [RMR-12]
+#[test]
+fn who_has_the_memory_of_another_process_starts_no_agent_there() {
+    let _only = only();
+    agent::make_way::<Plain>(0, u32::MAX);
+    let mut memory = Memory::new(8);
+    let at = memory.at();
+    let reach = get_mr(at, 8, 0);
+    assert_eq!(agent::give::<OfVisitor>(1, 7, &reach).map(drop), Err(libc::EOPNOTSUPP));
+    assert_eq!(status_of_agent(), None);
+    let given = give(1, 7, &reach);
+    let node = Hostile::of(&given);
+    accepted(given);
+    assert_eq!(agent::give::<OfVisitor>(1, 7, &reach).map(drop), Err(libc::EOPNOTSUPP));
+    assert!(node.read(at, 8).is_ok());
+    agent::take_back(7, None);
 }
 
 /// What a child does has to be little: other threads of this process are not there in it.

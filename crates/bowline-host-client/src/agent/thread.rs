@@ -68,8 +68,12 @@ pub(super) fn wait_for_access() {
     }
 }
 
-/// Starts the agent unless there is one.
+/// Starts the agent unless there is one. A process that has the memory of another starts none: it
+/// would be the other's, and end with this process.
 pub(super) fn start<D: Descriptors>() -> Result<(), c_int> {
+    if !D::are_kept() {
+        return Err(libc::EOPNOTSUPP);
+    }
     let may_start = || match STATE.compare_exchange(NONE, STARTING, SeqCst, SeqCst) {
         Ok(_) => Some(true),
         Err(RUNNING) => Some(false),
