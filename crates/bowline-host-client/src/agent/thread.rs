@@ -11,7 +11,7 @@ use bowline_host_wire::agent::{
 };
 
 use super::own::{self, SWAP_STACK};
-use super::table::Found;
+use super::table::{Found, Wanted};
 use super::{Access, TABLE, connections};
 use crate::channel::Descriptors;
 use crate::system::{self, system};
@@ -297,10 +297,13 @@ impl Agent {
     fn execute(
         &mut self,
         number: usize,
-        &Request { kind, at, len, .. }: &Request,
+        &Request { kind, grant, at, len, .. }: &Request,
         payload: &[u8],
     ) -> Result<usize, c_int> {
-        let find = |at, len, access| TABLE.find(number, at, len, access).ok_or(libc::EFAULT);
+        let find = |at, len, access| {
+            let wanted = Wanted { grant, at, len, access };
+            TABLE.find(number, &wanted).ok_or(libc::EFAULT)
+        };
         let bytes = &mut self.output[ANSWER_HEAD..];
         let _in_memory = InMemory::enter();
         match kind {
