@@ -105,18 +105,22 @@ pub fn look(at: u64, len: u64) -> Option<[u64; 3]> {
     pages(at, len).map(|[start, end]| [start, end - start, 0])
 }
 
-/// Makes a request, which returns an error number, and makes it again for as long as the system
-/// asks for that.
+/// Makes a request, which returns an error number, and makes it again where the system asks for
+/// that. It does so for as long as an event about the memory has not been read. The library asks
+/// for no events; a program that does may never read them. So this ends after some attempts, with
+/// `EAGAIN`.
 ///
 /// # Errors
 /// Those of the request.
 pub fn insist(mut request: impl FnMut() -> Result<(), i32>) -> Result<(), i32> {
-    loop {
+    const ATTEMPTS: u32 = 64;
+    for _ in 0..ATTEMPTS {
         match request() {
             Err(EINTR | EAGAIN) => {}
             done => return done,
         }
     }
+    Err(EAGAIN)
 }
 
 /// Registers a range, each time by a request that is made as [`insist`] says; `false` where the
@@ -182,5 +186,25 @@ mod tests {
         let around = [page(16), 87 * 4096, 2, 0];
         assert_eq!(room.register(), [around, [page(100), 3 * 4096, 2, 0]]);
         assert_eq!(room.bounds(), [page(16), page(103)]);
+    }
+
+    #[test]
+    fn a_request_that_is_always_to_be_made_again_is_made_some_times() {
+        let count = |answer: fn(u32) -> Result<(), i32>| {
+            let mut made = 0;
+            let done = insist(|| {
+                made += 1;
+                answer(made)
+            });
+            (done, made < 1000)
+        };
+        assert_eq!(count(|_| Err(EAGAIN)), (Err(EAGAIN), true));
+        assert_eq!(count(|_| Err(EINTR)), (Err(EAGAIN), true));
+        assert_eq!(count(|made| if made < 9 { Err(EAGAIN) } else { Ok(()) }), (Ok(()), true));
+        assert_eq!(count(|_| Err(2)), (Err(2), true));
+        let room = Room::of(4096, 1).unwrap();
+        assert_eq!(begin(&room, |_| Err(EAGAIN)), Err(EBUSY));
+        assert_eq!(begin(&room, |_| Err(22)), Ok(false));
+        assert_eq!(begin(&room, |range| if range[1] > 4096 { Err(22) } else { Ok(()) }), Ok(true));
     }
 }

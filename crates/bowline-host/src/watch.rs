@@ -433,6 +433,58 @@ mod tests {
         }
     }
 
+    /// A program may ask for an event and leave the mapping in the midst of a change until it has
+    /// read it, which it never does.
+    // tests [RMR-13]
+    #[test]
+    fn a_program_that_does_not_read_its_events_keeps_the_node_for_a_moment_only() {
+        /// UFFD_FEATURE_EVENT_REMOVE.
+        const REMOVE: u64 = 1 << 3;
+        const CHUNK: usize = 2 << 20;
+        let Some(descriptor) = descriptor(REMOVE) else {
+            return skipped::because("there is no userfaultfd with events");
+        };
+        let events = descriptor.try_clone().unwrap();
+        let watch = of(descriptor);
+        // What is registered around it is the test's: no other thread may have to wait for it.
+        let all = map(0, 3 * CHUNK, MapFlags::PRIVATE);
+        let at = all.next_multiple_of(CHUNK as u64);
+        let peers = for_peers(&watch, at, 100);
+        assert_eq!(peers.write(at, b"w"), 1);
+        let program = std::thread::spawn(move || {
+            let at = std::ptr::with_exposed_provenance_mut(at as usize + LEN - PAGE);
+            // SAFETY: a page of this test's, which nothing refers to.
+            unsafe { rustix::mm::madvise(at, PAGE, rustix::mm::Advice::LinuxDontNeed) }.unwrap();
+        });
+        let waits = |watch: &Watch| {
+            let mut page = look(at, 1).unwrap();
+            watch.request(LOOK, &mut page) == Err(libc::EAGAIN)
+        };
+        let begun = std::time::Instant::now();
+        while !waits(&watch) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(20));
+            std::thread::yield_now();
+        }
+        let (says, said) = std::sync::mpsc::channel();
+        let node = std::thread::spawn(move || {
+            let done = (peers.read(at, &mut [0]), peers.write(at, b"w"), watch.has_process());
+            let begun = watch.begin(at, 100);
+            says.send((done, begun)).unwrap();
+            (peers, watch)
+        });
+        let found =
+            said.recv_timeout(std::time::Duration::from_secs(20)).expect("it does not wait");
+        assert_eq!(found.0, (0, 0, true));
+        assert!(matches!(found.1, Ok(true) | Err(Errno::EBUSY)));
+        assert!(rustix::io::read(&events, &mut [0; 32]).is_ok(), "the event");
+        program.join().unwrap();
+        let (peers, watch) = node.join().unwrap();
+        // Who registered in between could not tell whether it was the same.
+        assert_eq!((peers.write(at, b"w"), waits(&watch)), (0, false));
+        assert_eq!(for_peers(&watch, at, 100).write(at, b"w"), 1);
+        unmap(all, 3 * CHUNK);
+    }
+
     #[test]
     fn only_a_userfaultfd_watches() {
         let other = |descriptor| Watch::of(Passed::new(None, descriptor), 1).map(drop);
