@@ -21,6 +21,9 @@ use rustix::fs::fstatfs;
 
 use crate::closer::Passed;
 
+/// What stands for every process that this one cannot see: two programs may have it.
+const UNSEEN: i32 = 0;
+
 /// What watches, of all processes, by the number of the process.
 static KNOWN: Mutex<Vec<(i32, Weak<Watch>)>> = Mutex::new(Vec::new());
 
@@ -32,6 +35,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Watch {
     descriptor: OwnedFd,
+    process: i32,
     regions: Mutex<Regions>,
 }
 
@@ -59,7 +63,7 @@ pub(crate) fn may_be_one(descriptor: &Passed) -> bool {
 
 impl Watch {
     /// Takes the descriptor that a process has sent. One that came before stays, for what it
-    /// watches.
+    /// watches, where it is known to be of the same process.
     ///
     /// # Errors
     /// EBADF for another descriptor.
@@ -75,13 +79,13 @@ impl Watch {
         known.retain(|(_, watch)| watch.strong_count() > 0);
         // The process of before may have had the same number.
         let found = known.iter().position(|(number, _)| *number == process);
-        if let Some(at) = found {
+        if let Some(at) = found.filter(|_| process != UNSEEN) {
             if let Some(watch) = known[at].1.upgrade().filter(|watch| watch.has_process()) {
                 return Ok(watch);
             }
             known.swap_remove(at);
         }
-        let watch = Arc::new(Self { descriptor, regions: Mutex::default() });
+        let watch = Arc::new(Self { descriptor, process, regions: Mutex::default() });
         known.push((process, Arc::downgrade(&watch)));
         Ok(watch)
     }
@@ -118,6 +122,13 @@ impl Watch {
     pub(crate) fn begin(&self, at: u64, len: u64) -> Result<bool, Errno> {
         let Some(mut room) = Room::of(at, len) else { return Ok(false) };
         self.find_gone(&mut room);
+        if self.process == UNSEEN {
+            // Each channel of such a process has one, for the same memory.
+            let all: Vec<Arc<Self>> =
+                locked(&KNOWN).iter().filter_map(|(_, watch)| watch.upgrade()).collect();
+            let is_other = |one: &&Arc<Self>| one.process == UNSEEN && !std::ptr::eq(&***one, self);
+            all.iter().filter(is_other).for_each(|other| other.find_gone(&mut room));
+        }
         let begun = wire::begin(&room, |range| self.request(REGISTER, range));
         begun.map_err(|_| Errno::EBUSY)
     }
@@ -270,7 +281,7 @@ mod tests {
     }
 
     fn of(descriptor: OwnedFd) -> Arc<Watch> {
-        Arc::new(Watch { descriptor, regions: Mutex::default() })
+        Arc::new(Watch { descriptor, process: 1, regions: Mutex::default() })
     }
 
     /// What watches this process.
@@ -483,6 +494,28 @@ mod tests {
         assert_eq!((peers.write(at, b"w"), waits(&watch)), (0, false));
         assert_eq!(for_peers(&watch, at, 100).write(at, b"w"), 1);
         unmap(all, 3 * CHUNK);
+    }
+
+    /// Two programs in other PID namespaces have the same number, 0.
+    // tests [RMR-13]
+    #[test]
+    fn programs_that_the_node_cannot_see_do_not_share_what_watches() {
+        let (Some(first), Some(second)) = (descriptor(0), descriptor(0)) else {
+            return skipped::because("there is no userfaultfd");
+        };
+        let passed = |descriptor: &OwnedFd| Passed::new(None, descriptor.try_clone().unwrap());
+        let of = |descriptor| Watch::of(passed(descriptor), UNSEEN).expect("one that watches");
+        let (a, b) = (of(&first), of(&second));
+        assert!(!Arc::ptr_eq(&a, &b));
+        // Nor do channels of one, whose memory stays gone nevertheless.
+        let again = of(&first);
+        let at = map(0, LEN, MapFlags::PRIVATE);
+        let peers = for_peers(&a, at, 100);
+        assert_eq!(peers.write(at, b"w"), 1);
+        replace(at, LEN);
+        let later = for_peers(&again, at, LEN);
+        assert_eq!((peers.write(at, b"w"), later.write(at, b"w")), (0, 1));
+        unmap(at, LEN);
     }
 
     #[test]
