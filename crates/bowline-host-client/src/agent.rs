@@ -39,6 +39,8 @@ use core::ffi::c_int;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
 
+use bowline_host_wire::watch::Room;
+
 use self::connections::Connection;
 use self::table::{Owner, Table};
 use crate::channel::Descriptors;
@@ -114,29 +116,51 @@ fn take_out(which: impl Fn(&table::Entry) -> bool) {
 /// # Errors
 /// EFAULT where the system does not let a process read its own memory by address
 /// (`process_vm_readv`; some seccomp filters); EAGAIN when there are too many ranges, or no thread
-/// can be started; EMFILE when there are no descriptors, or connections to too many nodes;
+/// can be started; EBUSY when memory cannot be watched, since the program changes mappings and does
+/// not read the events about it that it has asked for; EMFILE when there are no descriptors, or
+/// connections to too many nodes;
 /// EOPNOTSUPP in a process that has the memory of another (`vfork`).
 pub fn give<D: Descriptors>(node: u64, socket: u64, reach: &Reach) -> Result<Given, c_int> {
     thread::start::<D>()?;
     let (connection, number, descriptor) = connections::to::<D>(node)?;
-    let grant = GRANTS.fetch_add(1, SeqCst);
+    let grant = next_grant();
     let owner = Owner { connection: number, socket, grant };
     let key_at = reach.key_at();
     let given = Given { connection, descriptor, owner, key_at, is_accepted: false };
+    // Ranges added so far are withdrawn when `given` is dropped.
     let watch = watch::own::<D>();
     let is_watched = |range: &Range| {
         let own = watch.filter(|_| range.stays != Stays::Call);
-        own.is_some_and(|watch| watch_again(watch, range))
+        own.map_or(Ok(false), |watch| watch_from_now(watch, range))
     };
-    // Ranges added so far are withdrawn when `given` is dropped.
+    let watched = reach.ranges().iter().map(is_watched).collect::<Result<Vec<bool>, c_int>>()?;
+    let is_watched = |n: usize| watched[n];
     if TABLE.add(owner, reach.ranges(), is_watched) { Ok(given) } else { Err(libc::EAGAIN) }
 }
 
-/// Watches a range. Ranges of before whose memory is gone are withdrawn: what is in its place is
-/// watched as well from here on.
-fn watch_again(watch: c_int, range: &Range) -> bool {
-    take_out(|entry| entry.overlaps(range.at, range.len) && entry.is_gone(watch));
-    watch::begin(watch, range.at, range.len)
+/// A number whose lower half, which nodes name, is not 0.
+fn next_grant() -> u64 {
+    let next = || GRANTS.fetch_add(1, SeqCst);
+    Some(next()).filter(|grant| *grant as u32 != 0).unwrap_or_else(next)
+}
+
+/// Watches a range. Ranges with which it shares pages and whose memory is gone are withdrawn: from
+/// here on it would not show.
+fn watch_from_now(watch: c_int, range: &Range) -> Result<bool, c_int> {
+    let Some(room) = Room::of(range.at, range.len) else { return Ok(false) };
+    let room = Cell::new(room);
+    // Pieces are often in the same pages.
+    let last = Cell::new((None, false));
+    take_out(|entry| {
+        let mut rest = room.get();
+        let shares_page = entry.shares_page(&mut rest);
+        room.set(rest);
+        if shares_page && last.get().0 != Some(entry.pages()) {
+            last.set((Some(entry.pages()), entry.is_gone(watch)));
+        }
+        shares_page && last.get().1
+    });
+    watch::begin(watch, &room.get())
 }
 
 /// Withdraws memory that this process is about to unmap or to map again. What the calls of the

@@ -352,7 +352,8 @@ impl<D: Descriptors> Channel<D> {
     }
 
     fn show(&mut self, grant: u64, nonce_at: u64, descriptor: c_int) -> Result<(), c_int> {
-        self.send(&Request::ShowMemory { grant, nonce_at }, &[], Some(descriptor))?;
+        let features = Features::OWN;
+        self.send(&Request::ShowMemory { grant, nonce_at, features }, &[], Some(descriptor))?;
         let (reply, lengths) = self.reply(false)?;
         self.skip(lengths)?;
         reply.errno().map_or(Ok(()), Err)

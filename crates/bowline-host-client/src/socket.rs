@@ -213,7 +213,11 @@ impl<D: Descriptors> Socket<'_, D> {
             system::close(memory);
             shown.and_then(|()| channel.show_watch(&welcome))
         } else {
-            channel.show_given(self.give(trust::number_of(greeter), reach)?)
+            match self.give(trust::number_of(greeter), reach) {
+                // The node says so, unless something else is wrong with the request.
+                Err(libc::EOPNOTSUPP) => return Ok(channel),
+                given => channel.show_given(given?),
+            }
         };
         match shown {
             Err(libc::ENETDOWN) => Err(libc::ENETDOWN),

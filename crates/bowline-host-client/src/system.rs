@@ -60,8 +60,9 @@ pub unsafe fn call(number: c_long, args: &[usize]) -> Result<usize, c_int> {
     const ERROR_MAX: usize = 4095;
     let mut all = [0; 6];
     all[..args.len()].copy_from_slice(args);
+    let [a, b, c, d, e, f] = all;
     // SAFETY: as the caller promises.
-    let value = unsafe { raw(number as usize, all) };
+    let value = unsafe { enter(number as usize, a, b, c, d, e, f) };
     if value > usize::MAX - ERROR_MAX { Err(value.wrapping_neg() as c_int) } else { Ok(value) }
 }
 
@@ -130,39 +131,11 @@ const SITE: (usize, &[u8]) = (32, &[0x01, 0x00, 0x00, 0xd4]);
 /// The address after the instruction that makes all system calls of this library, as the kernel
 /// tells a filter of system calls where a call comes from; `None` where there is no one such place.
 pub fn call_site() -> Option<usize> {
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    {
-        let (end, instruction) = SITE;
-        let begin = enter as *const u8;
-        // SAFETY: the function is at least as long.
-        let code = unsafe { core::slice::from_raw_parts(begin, end) };
-        code.ends_with(instruction).then(|| begin.addr() + end)
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    None
-}
-
-/// # Safety
-/// As for [`call`].
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
-    // SAFETY: as the caller promises.
-    unsafe { enter(number, a, b, c, d, e, f) }
-}
-
-/// # Safety
-/// As for [`call`].
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
-    // SAFETY: as the caller promises.
-    let value = unsafe { libc::syscall(number as c_long, a, b, c, d, e, f) };
-    if value != -1 {
-        return value as usize;
-    }
-    // SAFETY: the C library returns the place of this thread's errno.
-    let place = unsafe { libc::__errno_location() };
-    // SAFETY: the place is valid for as long as the thread is.
-    (unsafe { *place } as usize).wrapping_neg()
+    let (end, instruction) = SITE;
+    let begin = enter as *const u8;
+    // SAFETY: the function is at least as long.
+    let code = unsafe { core::slice::from_raw_parts(begin, end) };
+    code.ends_with(instruction).then(|| begin.addr() + end)
 }
 
 /// `close(2)`.

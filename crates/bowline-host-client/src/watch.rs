@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use bowline_host_wire::watch::{API, FLAGS, LOOK, REGISTER, api, look, register};
+use bowline_host_wire::watch::{self as wire, API, FLAGS, LOOK, REGISTER, Room, api, insist, look};
 
 use crate::channel::Descriptors;
 use crate::system::{self, system};
@@ -81,18 +81,14 @@ fn make() -> Result<c_int, c_int> {
 }
 
 /// Watches a range from now on; `false` where the system refuses.
-pub(crate) fn begin(watch: c_int, at: u64, len: u64) -> bool {
-    register(at, len)
-        .any(|mut range| system!(SYS_ioctl, watch, REGISTER, ptr::from_mut(&mut range)).is_ok())
+pub(crate) fn begin(watch: c_int, room: &Room) -> Result<bool, c_int> {
+    wire::begin(room, |range| system!(SYS_ioctl, watch, REGISTER, ptr::from_mut(range)).map(drop))
 }
 
 /// Tells whether a range is what it was when it was first watched.
 pub(crate) fn is_there(watch: c_int, at: u64, len: u64) -> bool {
-    let Some(mut range) = look(at, len) else { return false };
-    loop {
-        match system!(SYS_ioctl, watch, LOOK, ptr::from_mut(&mut range)) {
-            Err(libc::EINTR | libc::EAGAIN) => {}
-            done => return done.is_ok(),
-        }
-    }
+    let look_at = |range: &mut [u64; 3]| {
+        insist(|| system!(SYS_ioctl, watch, LOOK, ptr::from_mut(range)).map(drop)).is_ok()
+    };
+    look(at, len).is_some_and(|mut range| look_at(&mut range))
 }

@@ -34,8 +34,23 @@ impl Descriptors for Plain {
     fn closes(_fd: c_int) {}
 }
 
-/// A node of some other user, which does as it likes.
-struct Hostile(OwnedFd);
+/// Descriptors of a process that has the memory of another.
+struct OfVisitor;
+
+impl Descriptors for OfVisitor {
+    fn opened(fd: c_int) -> c_int {
+        fd
+    }
+
+    fn closes(_fd: c_int) {}
+
+    fn are_kept() -> bool {
+        false
+    }
+}
+
+/// A node of some other user, which does as it likes. It names this grant, or with 0 none.
+struct Hostile(OwnedFd, u32);
 
 impl Hostile {
     /// The node has been sent the descriptor.
@@ -52,7 +67,12 @@ impl Hostile {
             let set = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, limit, len) };
             assert_eq!(set, 0);
         }
-        Self(end)
+        Self(end, 0)
+    }
+
+    /// The same node for what uses a region by its key: it asks for what was given then.
+    fn with_key(given: &Given) -> Self {
+        Self(Self::of(given).0, given.number() as u32)
     }
 
     fn send(&self, message: &[u8]) -> io::Result<()> {
@@ -74,7 +94,7 @@ impl Hostile {
 
     /// The error number of the answer, or its bytes.
     fn ask(&self, kind: Kind, at: u64, len: u64, payload: &[u8]) -> Result<Vec<u8>, u32> {
-        let request = Request { kind, sequence: at ^ len, at, len };
+        let request = Request { kind, grant: self.1, sequence: at ^ len, at, len };
         self.send(&[&request.emit()[..], payload].concat()).unwrap();
         let answer = self.receive();
         let (head, bytes) = answer.split_first_chunk().expect("an answer");
@@ -109,7 +129,8 @@ impl Hostile {
 
     fn give_back(&self, grants: &[u64]) {
         let request =
-            Request { kind: Kind::Forget, sequence: 0, at: 0, len: grants.len() as u64 }.emit();
+            Request { kind: Kind::Forget, grant: 0, sequence: 0, at: 0, len: grants.len() as u64 }
+                .emit();
         let numbers: Vec<u8> = grants.iter().flat_map(|grant| grant.to_ne_bytes()).collect();
         self.send(&[&request[..], &numbers].concat()).unwrap();
     }
@@ -399,7 +420,8 @@ fn a_malformed_message_ends_the_connection_and_all_that_was_given_over_it() {
         vec![7; REQUEST_HEAD - 1],
         vec![0; REQUEST_HEAD],
         head(6, at, 8),
-        head(1 | 1 << 40, at, 8),
+        head(6 | 1 << 40, at, 8),
+        [head(5 | 1 << 40, 0, 1), vec![0; 8]].concat(),
         head(1, at, 0),
         head(1, at, max + 1),
         head(1, u64::MAX, 2),
@@ -442,7 +464,8 @@ fn floods_cost_a_node_its_connection_and_nobody_else_anything() {
     let flooding = give(4, 7, &get_mr(at, 64 << 10, 0));
     let patient = give(5, 7, &get_mr(at, 64 << 10, 0));
     let (flood, node) = (Hostile::of(&flooding), Hostile::of(&patient));
-    let request = Request { kind: Kind::Read, sequence: 1, at, len: BYTES_MAX as u64 }.emit();
+    let request =
+        Request { kind: Kind::Read, grant: 0, sequence: 1, at, len: BYTES_MAX as u64 }.emit();
     let mut sent = 0;
     // No answer is taken.
     while flood.send(&request).is_ok() {
@@ -478,6 +501,101 @@ fn a_node_that_gives_nothing_back_fills_only_what_there_is_for_it() {
     assert_eq!((errno, kept), (libc::EAGAIN, 15));
     agent::take_back(7, None);
     assert!(agent::give::<Plain>(6, 7, &reach).is_ok(), "all of it is there again");
+}
+
+const PAGE: u64 = 4096;
+
+/// Maps private memory, at an address where the test has some, or anywhere for 0, without a call
+/// that the library would see.
+fn map(at: u64, len: u64) -> u64 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let flags = if at == 0 { flags } else { flags | libc::MAP_FIXED };
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let to = std::ptr::with_exposed_provenance_mut(at as usize);
+    // SAFETY: it replaces nothing but memory that the test has mapped and nothing refers to.
+    let at = unsafe { libc::mmap(to, len as usize, access, flags, -1, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    at.expose_provenance() as u64
+}
+
+/// Tells whether this process can watch its memory.
+fn watches() -> bool {
+    // SAFETY: makes a descriptor.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, bowline_host_wire::watch::FLAGS) };
+    // SAFETY: it was just made.
+    fd >= 0 && unsafe { libc::close(fd as c_int) } == 0
+}
+
+// tests [RMR-13]
+#[test]
+fn what_was_replaced_stays_gone_whatever_is_given_afterwards() {
+    let _only = only();
+    if !watches() {
+        return skipped::because("there is no userfaultfd");
+    }
+    for is_operation in [false, true] {
+        for (name, offset, len) in [
+            ("the same", PAGE + 8, 100),
+            ("of the same page", PAGE + 2000, 100),
+            ("the next page", 2 * PAGE, 100),
+            ("the page before", 0, PAGE),
+            ("all of it", 0, 4 * PAGE),
+            ("a part", PAGE + 48, 8),
+        ] {
+            let at = map(0, 4 * PAGE);
+            let region = |at, len| {
+                let given = give(1, 7, &get_mr(at, len, 0));
+                let node = Hostile::with_key(&given);
+                accepted(given);
+                node
+            };
+            let (first, beside) = (region(at + PAGE + 8, 100), region(at + 3 * PAGE, 100));
+            assert_eq!(first.write(at + PAGE + 8, b"w"), Ok(()), "{name}");
+            map(at + PAGE, PAGE);
+            let second = if is_operation {
+                let pieces = [at + offset, len];
+                accepted(give(1, 7, &operation(&pieces, false)));
+                None
+            } else {
+                Some(region(at + offset, len))
+            };
+            let there = at + PAGE + 64;
+            assert_eq!(first.write(there, b"w"), Err(EFAULT), "{name}");
+            assert_eq!(first.read(there, 8), Err(EFAULT), "{name}");
+            assert_eq!(first.swap(there, 0, 1), Err(EFAULT), "{name}");
+            assert_eq!(beside.write(at + 3 * PAGE, b"w"), Ok(()), "{name}");
+            if let Some(second) = second {
+                assert_eq!(second.write(at + offset, b"w"), Ok(()), "{name}");
+            }
+            agent::take_back(7, None);
+            // SAFETY: the test has mapped it.
+            unsafe {
+                libc::munmap(std::ptr::with_exposed_provenance_mut(at as usize), 4 * PAGE as usize)
+            };
+        }
+    }
+}
+
+/// The library sees that the memory goes away, and that what comes in its place is given.
+// tests [RMR-13]
+#[test]
+fn what_went_away_is_not_what_is_given_at_its_address_later() {
+    let _only = only();
+    let mut memory = Memory::new(64);
+    let at = memory.at();
+    let given = give(1, 7, &get_mr(at, 64, 0));
+    let first = Hostile::with_key(&given);
+    accepted(given);
+    assert!(first.read(at, 8).is_ok());
+    agent::goes_away(at as usize, 64);
+    let given = give(1, 7, &get_mr(at, 64, 0));
+    let second = Hostile::with_key(&given);
+    accepted(given);
+    assert_eq!(first.read(at, 8), Err(EFAULT));
+    assert_eq!(first.write(at, b"w"), Err(EFAULT));
+    assert_eq!(first.has(&[(at, 8)]), Err(EFAULT));
+    assert!(second.write(at, b"w").is_ok() && second.has(&[(at, 8)]).is_ok());
+    agent::take_back(7, None);
 }
 
 /// Two pages of memory, of which an access to the second waits until it is let.
@@ -640,6 +758,24 @@ fn the_agent_is_in_nobody_s_way() {
     assert!(node.is_ended());
     drop(node);
     assert_eq!((status_of_agent(), descriptors()), (None, before));
+}
+
+// tests [RMR-12]
+#[test]
+fn who_has_the_memory_of_another_process_starts_no_agent_there() {
+    let _only = only();
+    agent::make_way::<Plain>(0, u32::MAX);
+    let mut memory = Memory::new(8);
+    let at = memory.at();
+    let reach = get_mr(at, 8, 0);
+    assert_eq!(agent::give::<OfVisitor>(1, 7, &reach).map(drop), Err(libc::EOPNOTSUPP));
+    assert_eq!(status_of_agent(), None);
+    let given = give(1, 7, &reach);
+    let node = Hostile::of(&given);
+    accepted(given);
+    assert_eq!(agent::give::<OfVisitor>(1, 7, &reach).map(drop), Err(libc::EOPNOTSUPP));
+    assert!(node.read(at, 8).is_ok());
+    agent::take_back(7, None);
 }
 
 /// What a child does has to be little: other threads of this process are not there in it.

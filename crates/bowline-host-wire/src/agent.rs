@@ -6,9 +6,13 @@
 //!
 //! ```text
 //!   0      4        8          16       24       32
-//!   | kind | status | sequence | at     | len    | bytes          requests
+//!   | kind | grant  | sequence | at     | len    | bytes          requests
 //!   | kind | status | sequence | bytes                            answers
 //! ```
+//!
+//! The grant is the lower half of the number under which a call has given what is meant, or 0 for
+//! whatever call: the number of a region of before is not that of what was given at its address
+//! later. A node names it to programs that have [`Features::GRANTS`](crate::Features::GRANTS).
 //!
 //! Numbers are in the byte order of the machine. A node has one request under way, and the answer
 //! has its kind and its sequence number. Both sides take the other for hostile: who gets a message
@@ -49,6 +53,8 @@ pub enum Kind {
 pub struct Request {
     /// What is asked.
     pub kind: Kind,
+    /// By what it was given, or 0 for any; 0 with [`Kind::Forget`].
+    pub grant: u32,
     /// Comes back with the answer.
     pub sequence: u64,
     /// Address in the program.
@@ -74,8 +80,9 @@ impl Request {
     /// Reads a request and what comes along; `None` for one that is malformed.
     pub fn parse(message: &[u8]) -> Option<(Self, &[u8])> {
         let (head, payload) = message.split_first_chunk::<REQUEST_HEAD>()?;
-        let [kinds, sequence, at, len] = words(head)?;
-        let kind = match kinds {
+        let [what, sequence, at, len] = words(head)?;
+        let grant = (what >> 32) as u32;
+        let kind = match what as u32 {
             1 => Kind::Read,
             2 => Kind::Write,
             3 => Kind::Has,
@@ -83,13 +90,14 @@ impl Request {
             5 => Kind::Forget,
             _ => return None,
         };
-        let is_whole = Self::payload(kind, at, len)? == payload.len();
-        is_whole.then_some((Self { kind, sequence, at, len }, payload))
+        let is_whole =
+            Self::payload(kind, at, len)? == payload.len() && (grant == 0 || kind != Kind::Forget);
+        is_whole.then_some((Self { kind, grant, sequence, at, len }, payload))
     }
 
     /// The bytes of the request before those that come along.
     pub fn emit(&self) -> [u8; REQUEST_HEAD] {
-        bytes([self.kind as u64, self.sequence, self.at, self.len])
+        bytes([self.kind as u64 | u64::from(self.grant) << 32, self.sequence, self.at, self.len])
     }
 }
 
@@ -170,7 +178,8 @@ mod tests {
             (Kind::Swap, 8, 8, 16),
             (Kind::Forget, 0, 1024, 8 * 1024),
         ] {
-            let request = Request { kind, sequence: 9, at, len };
+            let grant = if kind == Kind::Forget { 0 } else { u32::MAX - 1 };
+            let request = Request { kind, grant, sequence: 9, at, len };
             let mut message = request.emit().to_vec();
             message.resize(REQUEST_HEAD + payload, 7);
             assert_eq!(Request::parse(&message), Some((request, &message[REQUEST_HEAD..])));
@@ -187,7 +196,7 @@ mod tests {
         for (words, payload) in [
             ([0, 0, 0, 1], 0),
             ([6, 0, 0, 1], 0),
-            ([1 | 1 << 32, 0, 0, 1], 0),
+            ([6 | 1 << 32, 0, 0, 1], 0),
             ([1, 0, 0, 0], 0),
             ([1, 0, 0, max + 1], 0),
             ([1, 0, u64::MAX, 1], 0),
@@ -202,6 +211,7 @@ mod tests {
             ([4, 0, 8, 4], 16),
             ([4, 0, 8, 16], 16),
             ([5, 0, 8, 1], 8),
+            ([5 | 1 << 32, 0, 0, 1], 8),
             ([5, 0, 0, 1025], 8 * 1025),
         ] {
             assert_eq!(Request::parse(&message(words, payload)), None, "{words:?}");
@@ -212,7 +222,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_that_to_its_request_or_none() {
-        let to = Request { kind: Kind::Read, sequence: 9, at: 4, len: 3 };
+        let to = Request { kind: Kind::Read, grant: 7, sequence: 9, at: 4, len: 3 };
         let answer = Answer { kind: Kind::Read, errno: 0, sequence: 9 };
         let failed = Answer { errno: 14, ..answer };
         assert_eq!(Answer::parse(&answer.emit(), &to, 3, 3), Some(0));

@@ -3,18 +3,21 @@
 use crate::frame::{Head, Malformed, Op};
 use crate::ids::{LockOwner, NodeId, SocketHandle};
 
-/// What one side can do beyond what [`VERSION`](crate::VERSION) says, a bit each. No bit has a
-/// meaning yet. They stand where both sides of before write zeroes and read nothing: a side that
-/// does not know a bit leaves the other without what it is for. A program on an
-/// [offered](crate::offer) channel has said nothing of itself.
+/// What one side can do beyond what [`VERSION`](crate::VERSION) says, a bit each. They stand
+/// where both sides of before write zeroes and read nothing: a side that does not know a bit leaves
+/// the other without what it is for. A program on an [offered](crate::offer) channel has said
+/// nothing of itself in a greeting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
 
 impl Features {
     /// A node takes [`Request::ShowWatch`](crate::Request::ShowWatch).
     pub const WATCH: Self = Self(1);
+    /// The agent of a program knows by which call memory was given
+    /// ([`agent::Request::grant`](crate::agent::Request)).
+    pub const GRANTS: Self = Self(2);
     /// What this version can do.
-    pub const OWN: Self = Self::WATCH;
+    pub const OWN: Self = Self(Self::WATCH.0 | Self::GRANTS.0);
 
     /// Tells whether all of these are among them.
     pub const fn include(self, other: Self) -> bool {

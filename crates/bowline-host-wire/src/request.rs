@@ -41,6 +41,8 @@ pub enum Request<'a> {
         grant: u64,
         /// The address at which the nonce of this channel stands.
         nonce_at: u64,
+        /// What that other end can do; nothing of a program of before.
+        features: Features,
     },
     /// Gives the node a means to see whether memory is still what a call has named: a `userfaultfd`
     /// of the process comes along. A program sends it after [`Request::ShowMemory`] with its whole
@@ -198,7 +200,8 @@ impl<'a> Request<'a> {
             Op::Memory => {
                 let nonce_at = frame.payload.try_into().map(u64::from_ne_bytes);
                 let nonce_at = nonce_at.map_err(|_| Invalid { socket: None })?;
-                return Ok(Self::ShowMemory { grant: value.cast_unsigned(), nonce_at });
+                let (grant, features) = (value.cast_unsigned(), Features(b.cast_unsigned()));
+                return Ok(Self::ShowMemory { grant, nonce_at, features });
             }
             Op::Watch => return Ok(Self::ShowWatch),
             Op::HandOver => {
@@ -220,7 +223,10 @@ impl<'a> Request<'a> {
             Self::Attach => Head::new(Op::Attach, 0),
             Self::Wake(socket) => Head::new(Op::Wake, socket.0.cast_signed()),
             Self::Interrupt => Head::new(Op::Interrupt, 0),
-            Self::ShowMemory { grant, .. } => Head::new(Op::Memory, grant.cast_signed()),
+            Self::ShowMemory { grant, features, .. } => {
+                let (value, b) = (grant.cast_signed(), features.0.cast_signed());
+                Head { op: Op::Memory, value, a: 0, b }
+            }
             Self::ShowWatch => Head::new(Op::Watch, 0),
             Self::HandOver { version: a, hand_over_version: b, state_format: value } => {
                 Head { op: Op::HandOver, value, a, b }

@@ -26,6 +26,10 @@ pub const REGISTER: u32 = 0xc020_aa00;
 /// `UFFDIO_WRITEPROTECT`, which here protects nothing.
 pub const LOOK: u32 = 0xc018_aa06;
 
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+const EBUSY: i32 = 16;
+
 const PAGE: u64 = 4096;
 /// What is registered around a range where that can be: so that few mappings are split, and no huge
 /// page is.
@@ -36,28 +40,106 @@ pub const fn api() -> [u64; 3] {
     [0xaa, 0, 0]
 }
 
-/// Address and length of what has this alignment and contains a range; `None` for what is too long
-/// or empty.
-fn around(at: u64, len: u64, alignment: u64) -> Option<[u64; 2]> {
+/// The pages that a range touches: the first address, and the one behind them; `None` for what is
+/// too long or empty.
+fn pages(at: u64, len: u64) -> Option<[u64; 2]> {
     let end = at.checked_add(len).filter(|_| len > 0)?;
-    let end = end.checked_next_multiple_of(alignment)?;
-    let start = at - at % alignment;
-    Some([start, end - start])
+    Some([at - at % PAGE, end.checked_next_multiple_of(PAGE)?])
 }
 
-/// Arguments of [`REGISTER`] for a range: the next is for where one is refused.
-pub fn register(at: u64, len: u64) -> impl Iterator<Item = [u64; 4]> {
-    /// `UFFDIO_REGISTER_MODE_WP`.
-    const MODE: u64 = 2;
-    [AROUND, PAGE]
-        .into_iter()
-        .filter_map(move |alignment| around(at, len, alignment))
-        .map(|[start, len]| [start, len, MODE, 0])
+/// Where a range may be registered. What is registered counts as being what it was, whatever it is:
+/// a watched range whose memory was replaced would be there again. So nothing is registered that is
+/// of other watched ranges, but for those that share a page with this one; these are to be looked
+/// at before, for good.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// The pages of the range.
+    start: u64,
+    end: u64,
+    /// What is around them and of no other range.
+    from: u64,
+    to: u64,
+}
+
+impl Room {
+    /// Where a range may be registered if no other is watched; `None` for one that is too long or
+    /// empty.
+    pub fn of(at: u64, len: u64) -> Option<Self> {
+        let [start, end] = pages(at, len)?;
+        let from = start - start % AROUND;
+        // At the end of all addresses there is no whole chunk.
+        let to = end.checked_next_multiple_of(AROUND).unwrap_or(end);
+        Some(Self { start, end, from, to })
+    }
+
+    /// The address from which on other ranges matter, and the one behind the last that does.
+    pub const fn bounds(&self) -> [u64; 2] {
+        [self.from, self.to]
+    }
+
+    /// Keeps clear of another range that is watched; tells whether it cannot, since both have a
+    /// page together.
+    pub fn shares_page_with(&mut self, at: u64, len: u64) -> bool {
+        let Some([start, end]) = pages(at, len) else { return false };
+        if end <= self.start {
+            self.from = self.from.max(end);
+        } else if start >= self.end {
+            self.to = self.to.min(start);
+        } else {
+            return true;
+        }
+        false
+    }
+
+    /// Arguments of [`REGISTER`]: the second is for where the first is refused.
+    pub const fn register(&self) -> [[u64; 4]; 2] {
+        /// `UFFDIO_REGISTER_MODE_WP`.
+        const MODE: u64 = 2;
+        let Self { start, end, from, to } = *self;
+        [[from, to - from, MODE, 0], [start, end - start, MODE, 0]]
+    }
 }
 
 /// The argument of [`LOOK`] for a range.
 pub fn look(at: u64, len: u64) -> Option<[u64; 3]> {
-    around(at, len, PAGE).map(|[start, len]| [start, len, 0])
+    pages(at, len).map(|[start, end]| [start, end - start, 0])
+}
+
+/// Makes a request, which returns an error number, and makes it again where the system asks for
+/// that. It does so for as long as an event about the memory has not been read. The library asks
+/// for no events; a program that does may never read them. So this ends after some attempts, with
+/// `EAGAIN`.
+///
+/// # Errors
+/// Those of the request.
+pub fn insist(mut request: impl FnMut() -> Result<(), i32>) -> Result<(), i32> {
+    const ATTEMPTS: u32 = 64;
+    for _ in 0..ATTEMPTS {
+        match request() {
+            Err(EINTR | EAGAIN) => {}
+            done => return done,
+        }
+    }
+    Err(EAGAIN)
+}
+
+/// Registers a range, each time by a request that is made as [`insist`] says; `false` where the
+/// system refuses that, as for files.
+///
+/// # Errors
+/// `EBUSY` where no attempt was the last.
+pub fn begin(
+    room: &Room,
+    mut register: impl FnMut(&mut [u64; 4]) -> Result<(), i32>,
+) -> Result<bool, i32> {
+    for mut range in room.register() {
+        match insist(|| register(&mut range)) {
+            Ok(()) => return Ok(true),
+            Err(EAGAIN) => return Err(EBUSY),
+            Err(_) => {}
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]
@@ -65,7 +147,6 @@ mod tests {
     extern crate std;
 
     use super::*;
-    use std::vec::Vec;
 
     #[test]
     fn ranges_are_whole_pages() {
@@ -74,8 +155,56 @@ mod tests {
         assert_eq!(look(5, 0), None);
         assert_eq!(look(u64::MAX, 1), None);
         assert_eq!(look(u64::MAX - 5, 2), None);
-        let all: Vec<_> = register((2 << 20) - 5, 10).collect();
-        assert_eq!(all, [[0, 4 << 20, 2, 0], [(2 << 20) - 4096, 8192, 2, 0]]);
-        assert_eq!(register(u64::MAX - 8192, 1).count(), 1, "no chunk ends there");
+        let register = |at, len| Room::of(at, len).map(|room| room.register());
+        let both = [[0, 4 << 20, 2, 0], [(2 << 20) - 4096, 8192, 2, 0]];
+        assert_eq!(register((2 << 20) - 5, 10), Some(both));
+        let last = u64::MAX - 8191;
+        let both = [[last - last % (2 << 20), (2 << 20) - 4096, 2, 0], [last, 4096, 2, 0]];
+        assert_eq!(register(last + 5, 1), Some(both), "no chunk ends there");
+        assert_eq!(register(5, 0), None);
+    }
+
+    // tests [RMR-13]
+    #[test]
+    fn what_is_registered_has_no_page_of_another_range_but_of_one_that_is_looked_at() {
+        const CHUNK: u64 = 2 << 20;
+        let page = |n: u64| 5 * CHUNK + 4096 * n;
+        let mut room = Room::of(page(100) + 5, 8192).unwrap();
+        for (at, len, shares) in [
+            (page(10), 4096, false),
+            (page(7), 9 * 4096 - 1, false),
+            (page(100), 4, true),
+            (page(102) + 4095, 1, true),
+            (page(90), 20 * 4096, true),
+            (page(103), 1, false),
+            (page(110), 1, false),
+            (page(99), 4097, true),
+            (page(100), 0, false),
+        ] {
+            assert_eq!(room.shares_page_with(at, len), shares, "{at:x} {len}");
+        }
+        let around = [page(16), 87 * 4096, 2, 0];
+        assert_eq!(room.register(), [around, [page(100), 3 * 4096, 2, 0]]);
+        assert_eq!(room.bounds(), [page(16), page(103)]);
+    }
+
+    #[test]
+    fn a_request_that_is_always_to_be_made_again_is_made_some_times() {
+        let count = |answer: fn(u32) -> Result<(), i32>| {
+            let mut made = 0;
+            let done = insist(|| {
+                made += 1;
+                answer(made)
+            });
+            (done, made < 1000)
+        };
+        assert_eq!(count(|_| Err(EAGAIN)), (Err(EAGAIN), true));
+        assert_eq!(count(|_| Err(EINTR)), (Err(EAGAIN), true));
+        assert_eq!(count(|made| if made < 9 { Err(EAGAIN) } else { Ok(()) }), (Ok(()), true));
+        assert_eq!(count(|_| Err(2)), (Err(2), true));
+        let room = Room::of(4096, 1).unwrap();
+        assert_eq!(begin(&room, |_| Err(EAGAIN)), Err(EBUSY));
+        assert_eq!(begin(&room, |_| Err(22)), Ok(false));
+        assert_eq!(begin(&room, |range| if range[1] > 4096 { Err(22) } else { Ok(()) }), Ok(true));
     }
 }

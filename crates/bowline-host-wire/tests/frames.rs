@@ -24,7 +24,7 @@ const fn call(call: Call<'static>) -> Request<'static> {
 }
 
 /// Each request, and its bytes on a little-endian machine as taken before.
-const REQUESTS: [(Request<'static>, &str); 21] = {
+const REQUESTS: [(Request<'static>, &str); 22] = {
     use Request::{Attach, HandOver, Hello, Interrupt, Open, ShowMemory, Wake};
     [
         (
@@ -101,9 +101,14 @@ const REQUESTS: [(Request<'static>, &str); 21] = {
         ),
         (call(Call::CancelAll), "2000000011000000aa9988776655000000000000000000000000000000000000"),
         (
-            ShowMemory { grant: 3, nonce_at: 0x7fff_1234_5678 },
+            ShowMemory { grant: 3, nonce_at: 0x7fff_1234_5678, features: Features(0) },
             "2800000012000000030000000000000000000000000000000000000000000000\
           78563412ff7f0000",
+        ),
+        (
+            ShowMemory { grant: 3, nonce_at: 0, features: Features::GRANTS },
+            "2800000012000000030000000000000000000000020000000000000000000000\
+          0000000000000000",
         ),
     ]
 };

@@ -90,7 +90,7 @@ pub(crate) struct Agent {
     /// Held for one request: the sequence number of the last.
     turn: Mutex<u64>,
     gone: AtomicBool,
-    /// What it gives, for devices; in it keys are the same for all grants.
+    /// What any call has given, for operations; in it keys are the same for all grants.
     memory: Mutex<Weak<RdmaMemory>>,
 }
 
@@ -215,7 +215,7 @@ impl Agent {
         while !all.is_empty() && !self.gone.load(Ordering::Acquire) {
             let count = all.len().min(GRANTS_MAX);
             let (kind, len) = (Kind::Forget, count as u64);
-            let head = Request { kind, sequence: 0, at: 0, len }.emit();
+            let head = Request { kind, grant: 0, sequence: 0, at: 0, len }.emit();
             let numbers: Vec<u8> = all[..count].iter().flat_map(|n| n.to_ne_bytes()).collect();
             if self.send(&[IoSlice::new(&head), IoSlice::new(&numbers)]).is_err() {
                 return;
@@ -322,17 +322,18 @@ impl Agent {
     }
 }
 
-const fn request(kind: Kind, at: u64, len: usize) -> Request {
-    Request { kind, sequence: 0, at, len: len as u64 }
+const fn request(kind: Kind, grant: u32, at: u64, len: usize) -> Request {
+    Request { kind, grant, sequence: 0, at, len: len as u64 }
 }
 
-impl ForeignMemory for Agent {
-    fn read(&self, at: u64, out: &mut [u8]) -> usize {
+/// Accesses to what was given by one call, or with 0 by any.
+impl Agent {
+    fn read_given(&self, grant: u32, at: u64, out: &mut [u8]) -> usize {
         let until = self.until();
         let mut done = 0;
         for chunk in out.chunks_mut(BYTES_MAX) {
             let Some(at) = at.checked_add(done as u64) else { break };
-            if !self.ask(until, request(Kind::Read, at, chunk.len()), &[], chunk) {
+            if !self.ask(until, request(Kind::Read, grant, at, chunk.len()), &[], chunk) {
                 break;
             }
             done += chunk.len();
@@ -340,12 +341,12 @@ impl ForeignMemory for Agent {
         done
     }
 
-    fn write(&self, at: u64, bytes: &[u8]) -> usize {
+    fn write_given(&self, grant: u32, at: u64, bytes: &[u8]) -> usize {
         let until = self.until();
         let mut done = 0;
         for chunk in bytes.chunks(BYTES_MAX) {
             let Some(at) = at.checked_add(done as u64) else { break };
-            if !self.ask(until, request(Kind::Write, at, chunk.len()), chunk, &mut []) {
+            if !self.ask(until, request(Kind::Write, grant, at, chunk.len()), chunk, &mut []) {
                 break;
             }
             done += chunk.len();
@@ -354,16 +355,17 @@ impl ForeignMemory for Agent {
     }
 
     /// One step as seen by the program's threads, too.
-    fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+    fn update_given(&self, grant: u32, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
         let until = self.until();
         let mut word = [0; 8];
-        if !at.is_multiple_of(8) || !self.ask(until, request(Kind::Read, at, 8), &[], &mut word) {
+        let read = request(Kind::Read, grant, at, 8);
+        if !at.is_multiple_of(8) || !self.ask(until, read, &[], &mut word) {
             return None;
         }
         for _ in 0..SWAPS_MAX {
             let old = u64::from_ne_bytes(word);
             let words = [word, change(old).to_ne_bytes()].concat();
-            if !self.ask(until, request(Kind::Swap, at, 8), &words, &mut word) {
+            if !self.ask(until, request(Kind::Swap, grant, at, 8), &words, &mut word) {
                 return None;
             }
             if u64::from_ne_bytes(word) == old {
@@ -373,13 +375,32 @@ impl ForeignMemory for Agent {
         None
     }
 
-    fn has(&self, ranges: &[(u64, u64)]) -> bool {
+    fn has_given(&self, grant: u32, ranges: &[(u64, u64)]) -> bool {
         let until = self.until();
         ranges.chunks(RANGES_MAX).all(|ranges| {
             let bytes = |&(at, len): &(u64, u64)| [at.to_ne_bytes(), len.to_ne_bytes()].concat();
             let payload: Vec<u8> = ranges.iter().flat_map(bytes).collect();
-            self.ask(until, request(Kind::Has, 0, ranges.len()), &payload, &mut [])
+            self.ask(until, request(Kind::Has, grant, 0, ranges.len()), &payload, &mut [])
         })
+    }
+}
+
+/// What any call has given.
+impl ForeignMemory for Agent {
+    fn read(&self, at: u64, out: &mut [u8]) -> usize {
+        self.read_given(0, at, out)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> usize {
+        self.write_given(0, at, bytes)
+    }
+
+    fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+        self.update_given(0, at, change)
+    }
+
+    fn has(&self, ranges: &[(u64, u64)]) -> bool {
+        self.has_given(0, ranges)
     }
 }
 
@@ -393,28 +414,62 @@ impl Drop for Work<'_> {
     }
 }
 
-/// What was given for one call, until nothing uses it any more.
+/// What was given by one call, until nothing uses it any more.
 #[derive(Debug)]
-struct Grant {
+pub(crate) struct Grant {
     agent: Arc<Agent>,
     /// What the program calls it.
     number: u64,
-    /// Kept for the grants that come.
-    _memory: Arc<RdmaMemory>,
+    /// By which name its agent is asked for it, or 0.
+    name: u32,
+    /// What any call has given, kept for the grants that come.
+    memory: Arc<RdmaMemory>,
 }
 
 impl Agent {
-    /// What the agent gives, for devices: it gives back what it has given under a number when
-    /// nothing uses that any more.
-    pub(crate) fn memory(self: &Arc<Self>, number: u64) -> Arc<RdmaMemory> {
+    /// What a call has given under a number, which is given back when nothing uses it any more.
+    /// Unless `is_named`, the program is of before, and its agent cannot tell it from what other
+    /// calls have given.
+    pub(crate) fn grant(self: &Arc<Self>, number: u64, is_named: bool) -> Arc<Grant> {
         let mut known = locked(&self.memory);
         let memory = known.upgrade().unwrap_or_else(|| {
             let memory = RdmaMemory::of_process(Arc::clone(self) as _);
             *known = Arc::downgrade(&memory);
             memory
         });
-        let grant = Grant { agent: Arc::clone(self), number, _memory: Arc::clone(&memory) };
-        memory.guarded(Arc::new(grant))
+        let name = if is_named { number as u32 } else { 0 };
+        Arc::new(Grant { agent: Arc::clone(self), number, name, memory })
+    }
+}
+
+impl Grant {
+    /// For operations of the program, for devices. Keys are the same for all grants.
+    pub(crate) fn for_operations(self: &Arc<Self>) -> Arc<RdmaMemory> {
+        self.memory.guarded(Arc::clone(self) as _)
+    }
+
+    /// What is done until what is returned is dropped has one limit of time.
+    pub(crate) fn begin(&self) -> Work<'_> {
+        self.agent.begin()
+    }
+}
+
+/// This and nothing that other calls give, even at the same addresses.
+impl ForeignMemory for Grant {
+    fn read(&self, at: u64, out: &mut [u8]) -> usize {
+        self.agent.read_given(self.name, at, out)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> usize {
+        self.agent.write_given(self.name, at, bytes)
+    }
+
+    fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+        self.agent.update_given(self.name, at, change)
+    }
+
+    fn has(&self, ranges: &[(u64, u64)]) -> bool {
+        self.agent.has_given(self.name, ranges)
     }
 }
 
@@ -697,11 +752,36 @@ mod tests {
         assert!(begun.elapsed() < SOON);
     }
 
+    /// What a peer uses by a key is asked for by what the key was for.
+    // tests [RMR-13]
+    #[test]
+    fn regions_are_asked_for_by_the_number_under_which_they_were_given() {
+        let (end, agent) = agent();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let all = Arc::clone(&asked);
+        let other = program(end, move |request, _| {
+            locked(&all).push((request.kind, request.grant));
+            answer(request, 0, &vec![0; if request.kind == Kind::Read { 8 } else { 0 }])
+        });
+        let grant = agent.grant(1 << 32 | 7, true);
+        assert_eq!(grant.write(8, &[0; 8]), 8);
+        grant.for_operations().write(8, &[0; 8]);
+        assert!(grant.has(&[(8, 8)]) && grant.read(8, &mut [0; 8]) == 8);
+        let older = agent.grant(8, false);
+        assert_eq!(older.read(8, &mut [0; 8]), 8);
+        let expected =
+            [(Kind::Write, 7), (Kind::Write, 0), (Kind::Has, 7), (Kind::Read, 7), (Kind::Read, 0)];
+        assert_eq!(*locked(&asked), expected);
+        drop((grant, older, agent));
+        other.join().unwrap();
+    }
+
     // tests [RMR-12]
     #[test]
     fn what_nothing_uses_any_more_is_given_back() {
         let (end, agent) = agent();
-        let (first, second) = (agent.memory(7), agent.memory(8));
+        let memory = |number| agent.grant(number, true).for_operations();
+        let (first, second) = (memory(7), memory(8));
         let also = first.guarded(Arc::new(()));
         drop(first);
         drop(second);
@@ -714,7 +794,7 @@ mod tests {
         assert_eq!(numbers(next(&end)), (Kind::Forget, vec![8]));
         drop(also);
         // What there was no room for is told later.
-        let held: Vec<_> = (0..5000).map(|n| agent.memory(n)).collect();
+        let held: Vec<_> = (0..5000).map(memory).collect();
         drop(held);
         let mut told = Vec::new();
         rustix::io::ioctl_fionbio(&end, true).unwrap();

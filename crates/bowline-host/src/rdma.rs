@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use bowline_base::Errno;
-use bowline_host_wire::{ChannelId, NONCE_LEN, name};
+use bowline_host_wire::{ChannelId, Features, NONCE_LEN, name};
 use bowline_rds::{
     RDMA_MAX, RDMA_PIECES_MAX, RdmaAccess, RdmaHold, RdmaOp, RdmaPiece, SendControl, SocketId,
     Transport,
@@ -19,7 +19,7 @@ use bowline_rds_driver::{ForeignMemory, ProcessFile, RdmaMemory};
 use bowline_wire::rds::uapi::*;
 use rustix::fs::{FileType, OFlags};
 
-use crate::agent::{Agent, Work};
+use crate::agent::{Agent, Grant, Work};
 use crate::arrivals::PROC_SUPER_MAGIC;
 use crate::caller::Caller;
 use crate::closer::Passed;
@@ -45,6 +45,8 @@ pub struct Shown<'a> {
     pub(crate) proof: (u64, [u8; NONCE_LEN]),
     /// What an agent calls the memory.
     pub(crate) grant: u64,
+    /// The agent is asked for it by that name.
+    pub(crate) names_grants: bool,
 }
 
 /// The memory of a process, or what it gives of it.
@@ -55,8 +57,8 @@ pub struct ProcessMemory {
     whole: Arc<RdmaMemory>,
     /// The same, where it is watched.
     watched: Option<Watching>,
-    /// Whose it is to give, if that is an agent.
-    agent: Option<Arc<Agent>>,
+    /// The call that has given it, if it is an agent's to give.
+    grant: Option<Arc<Grant>>,
 }
 
 /// Memory of a process as devices have it.
@@ -82,12 +84,12 @@ impl ProcessMemory {
             rustix::fs::fstat(&descriptor).map(|found| FileType::from_raw_mode(found.st_mode));
         if kind == Ok(FileType::Socket) {
             let agent = Agent::of(descriptor, shown.caller)?;
-            let whole = agent.memory(shown.grant);
+            let grant = agent.grant(shown.grant, shown.names_grants);
             return Ok(Self {
-                whole,
-                memory: Arc::clone(&agent) as _,
+                whole: grant.for_operations(),
+                memory: Arc::clone(&grant) as _,
                 watched: None,
-                agent: Some(agent),
+                grant: Some(grant),
             });
         }
         if !Self::is_of_procfs(&descriptor) {
@@ -101,7 +103,7 @@ impl ProcessMemory {
         }
         let memory: Arc<dyn ForeignMemory> = Arc::new(memory);
         let whole = device_memory(Arc::clone(&memory));
-        Ok(Self { memory, whole, watched: None, agent: None })
+        Ok(Self { memory, whole, watched: None, grant: None })
     }
 
     /// Watches it by a descriptor that the program has sent. An agent watches by itself.
@@ -112,26 +114,37 @@ impl ProcessMemory {
         let watch = Watch::of(descriptor, process)?;
         let memory = Watched::for_operations(&self.memory, &watch);
         let whole = device_memory(Arc::new(memory));
-        self.watched = self.agent.is_none().then_some(Watching { watch, whole });
+        self.watched = self.grant.is_none().then_some(Watching { watch, whole });
         Ok(())
     }
 
     /// A range for peers, for as long as it is what it is now.
-    fn region(&self, range: (u64, u64)) -> Arc<RdmaMemory> {
-        let watched = self.watched.as_ref();
-        let memory = watched.and_then(|own| Watched::for_peers(&self.memory, &own.watch, range));
-        memory.map_or_else(|| Arc::clone(&self.whole), |memory| device_memory(Arc::new(memory)))
+    fn region(&self, range: (u64, u64)) -> Result<Arc<RdmaMemory>, Errno> {
+        if let Some(grant) = &self.grant {
+            return Ok(device_memory(Arc::clone(grant) as _));
+        }
+        let watched = match &self.watched {
+            Some(own) => Watched::for_peers(&self.memory, &own.watch, range)?,
+            None => None,
+        };
+        let whole = || Arc::clone(&self.whole);
+        Ok(watched.map_or_else(whole, |memory| device_memory(Arc::new(memory))))
     }
 
     /// The memory for an operation with these pieces.
-    fn operation_memory(&self, ranges: &[(u64, u64)]) -> &Arc<RdmaMemory> {
-        let begins = |own: &&Watching| ranges.iter().all(|(at, len)| own.watch.begin(*at, *len));
-        self.watched.as_ref().filter(begins).map_or(&self.whole, |own| &own.whole)
+    fn operation_memory(&self, ranges: &[(u64, u64)]) -> Result<&Arc<RdmaMemory>, Errno> {
+        let Some(own) = &self.watched else { return Ok(&self.whole) };
+        for (at, len) in ranges {
+            if !own.watch.begin(*at, *len)? {
+                return Ok(&self.whole);
+            }
+        }
+        Ok(&own.whole)
     }
 
     /// What is done with it until what is returned is dropped has one limit of time.
     fn begin(&self) -> Option<Work<'_>> {
-        self.agent.as_ref().map(|agent| agent.begin())
+        self.grant.as_ref().map(|grant| grant.begin())
     }
 
     fn is_of_procfs(descriptor: impl AsFd) -> bool {
@@ -160,7 +173,7 @@ impl ProcessMemory {
     /// Pieces of the memory for an operation, and what keeps it until that has ended.
     fn pieces(&self, ranges: &[(u64, u64)]) -> Result<(Vec<RdmaPiece>, RdmaHold), Errno> {
         self.check(ranges)?;
-        let whole = self.operation_memory(ranges);
+        let whole = self.operation_memory(ranges)?;
         let piece = |&(at, len): &(u64, u64)| {
             let end = at.checked_add(len).and_then(|end| usize::try_from(end).ok());
             let range = usize::try_from(at).ok().zip(end);
@@ -241,11 +254,11 @@ fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
 }
 
 impl<O: Outside> Core<O> {
-    /// A process shows its memory, which an agent calls `grant`.
+    /// A process shows its memory, which an agent with these features calls `grant`.
     pub(crate) fn show_memory(
         &mut self,
         number: ChannelId,
-        grant: u64,
+        (grant, features): (u64, Features),
         nonce_at: u64,
         descriptor: Option<O::Descriptor>,
     ) -> Result<Answer<O::Given>, Errno> {
@@ -253,7 +266,8 @@ impl<O: Outside> Core<O> {
         let descriptor = descriptor.ok_or(Errno::EBADF)?;
         self.accounts.check_rdma(&channel.caller)?;
         let proof = (nonce_at, channel.nonce);
-        let shown = Shown { caller: &channel.caller, proof, grant };
+        let names_grants = features.include(Features::GRANTS);
+        let shown = Shown { caller: &channel.caller, proof, grant, names_grants };
         channel.memory = Some(self.outside.process_memory(descriptor, &shown)?);
         Ok(Answer::done())
     }
@@ -308,7 +322,7 @@ impl<O: Outside> Core<O> {
         let range = usize::try_from(at).ok().zip(usize::try_from(end).ok());
         let (start, end) = range.ok_or(Errno::EFAULT)?;
         let use_once = flags & RDS_RDMA_USE_ONCE != 0;
-        let memory = process.region((at, len));
+        let memory = process.region((at, len))?;
         let cookie = self.rds.rdma_register(id, &memory, start..end, peer, use_once);
         let cookie = cookie.map_err(|error| error.errno())?;
         if cookie_at != 0 && process.store(cookie_at, cookie).is_err() {
@@ -516,7 +530,10 @@ mod tests {
     }
 
     fn shown(descriptor: OwnedFd, proof: (u64, [u8; NONCE_LEN])) -> Result<ProcessMemory, Errno> {
-        ProcessMemory::new(passed(descriptor), &Shown { caller: &own(), proof, grant: 0 })
+        ProcessMemory::new(
+            passed(descriptor),
+            &Shown { caller: &own(), proof, grant: 0, names_grants: true },
+        )
     }
 
     const NONCE: [u8; NONCE_LEN] = *b"sixteen of them.";
@@ -639,7 +656,7 @@ mod tests {
         let shown = |descriptor: OwnedFd, caller| {
             ProcessMemory::new(
                 passed(descriptor),
-                &Shown { caller: &caller, proof: (0, NONCE), grant: 0 },
+                &Shown { caller: &caller, proof: (0, NONCE), grant: 0, names_grants: true },
             )
         };
         let (_kept, end) = pair(SocketType::SEQPACKET);
@@ -651,7 +668,7 @@ mod tests {
             "the same socket"
         );
         // Programs send it with each call, also when the node has used it, or one before this.
-        drop(first.memory(7));
+        drop(first.grant(7, true));
         assert!(Arc::ptr_eq(&Agent::of(passed(copy()), &own()).unwrap(), &first));
         drop(first);
         let first = Agent::of(passed(again), &own()).expect("an agent");

@@ -105,8 +105,8 @@ impl<O: Outside> Core<O> {
             }
             Request::Open { kind, protocol } => self.open(number, kind, protocol),
             Request::Attach => self.attach(number, descriptor),
-            Request::ShowMemory { grant, nonce_at } => {
-                self.show_memory(number, grant, nonce_at, descriptor)
+            Request::ShowMemory { grant, nonce_at, features } => {
+                self.show_memory(number, (grant, features), nonce_at, descriptor)
             }
             Request::ShowWatch => self.show_watch(number, descriptor),
             Request::Wake(handle) => {

@@ -138,9 +138,27 @@ pub unsafe extern "C-unwind" fn splice(
     }
 }
 
+/// Checks the other descriptor of a splice, in the order of the system: that it is a pipe, without
+/// a place, and not opened for the other direction alone.
+fn check_pipe(pipe: c_int, has_place: bool, wrong: c_int, flags: c_uint) -> Result<(), c_int> {
+    /// SPLICE_F_MOVE, SPLICE_F_NONBLOCK, SPLICE_F_MORE, SPLICE_F_GIFT.
+    const KNOWN: c_uint = 0xf;
+    if flags & !KNOWN != 0 {
+        return Err(libc::EINVAL);
+    }
+    let opened = system::flags(pipe)?;
+    let room = system::pipe_room(pipe);
+    if has_place && room.is_ok() {
+        return Err(libc::ESPIPE);
+    }
+    if opened & libc::O_PATH != 0 || opened & libc::O_ACCMODE == wrong {
+        return Err(libc::EBADF);
+    }
+    room.map(drop)
+}
+
 /// Waits for a pipe; EAGAIN if the call may not.
 fn wait_for_pipe(pipe: c_int, event: i16, flags: c_uint) -> Result<(), c_int> {
-    system::pipe_room(pipe)?;
     let may_wait =
         flags & libc::SPLICE_F_NONBLOCK == 0 && system::flags(pipe)? & libc::O_NONBLOCK == 0;
     let ready = system::wait_for(pipe, event, may_wait)?;
@@ -157,10 +175,7 @@ fn splice_to(
     if len == 0 {
         return Ok(0);
     }
-    system::pipe_room(pipe)?;
-    if has_place {
-        return Err(libc::ESPIPE);
-    }
+    check_pipe(pipe, has_place, libc::O_WRONLY, flags)?;
     check_splice(rds)?;
     wait_for_pipe(pipe, libc::POLLIN, flags)?;
     Err(libc::EOPNOTSUPP)
@@ -176,10 +191,7 @@ fn splice_from(
     if len == 0 {
         return Ok(0);
     }
-    system::pipe_room(pipe)?;
-    if has_place {
-        return Err(libc::ESPIPE);
-    }
+    check_pipe(pipe, has_place, libc::O_RDONLY, flags)?;
     wait_for_pipe(pipe, libc::POLLOUT, flags)?;
     let room = system::pipe_room(pipe)?.min(len).min(SPLICE_MAX);
     let mut bytes = vec![0; room];
@@ -215,7 +227,5 @@ macro_rules! variadic {
     };
 }
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 variadic!(dprintf, dprintf_target);
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 variadic!(__dprintf_chk, dprintf_chk_target);

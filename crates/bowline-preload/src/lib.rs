@@ -40,7 +40,7 @@ mod closing;
 mod faults;
 mod files;
 mod filters;
-#[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(target_env = "gnu")]
 mod lookup;
 mod mapping;
 mod nodes;

@@ -9,9 +9,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use bowline_host_client::system;
 
 use crate::nodes;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use crate::real::fail;
-use crate::real::hidden;
+use crate::real::{fail, hidden};
 
 /// The process that the tables describe. Relaxed: it changes in a process that has one thread.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -101,12 +99,10 @@ unsafe extern "C-unwind" fn clone(
     made
 }
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 extern "C" fn vfork_begins() {
     comes();
 }
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 extern "C" fn vfork_fails(errno: c_int) {
     fail(errno);
 }

@@ -18,7 +18,6 @@ use core::ptr;
 use crate::real::Hidden;
 use crate::{calls, files, filters};
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall() -> c_long {
@@ -26,7 +25,6 @@ pub unsafe extern "C" fn syscall() -> c_long {
 }
 
 /// The function that makes a system call: ours, or the C library's.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 extern "C" fn target(number: c_long) -> *const c_void {
     static HIDDEN: Hidden = Hidden::named("syscall\0");
     if is_ours(number) {

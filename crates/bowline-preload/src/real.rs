@@ -173,7 +173,6 @@ macro_rules! jump_or_fail {
         )
     };
 }
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use jump_or_fail;
 
 /// Sets `errno` and returns -1, as C's functions do.

@@ -86,6 +86,20 @@ fn nodes_of_another_user_use_the_memory_that_programs_name_as_any_node_does() {
     }
 }
 
+// tests [RMR-12]
+#[test]
+fn the_child_of_a_vfork_gives_no_memory_and_learns_what_is_wrong() {
+    let Some([own, _peer]) = Scene::rdma_pair_of_others() else {
+        return skipped::because("only root may start a node as another user");
+    };
+    let Some(program) = own.compiles("visits_memory.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    let mut visits = own.command(program.to_str().unwrap());
+    finish(visits.arg(&own.addresses[0]).spawn().unwrap(), "visits_memory.c");
+    own.is_empty_again();
+}
+
 #[test]
 fn what_a_program_writes_comes_whole_or_not_at_all_when_it_ends() {
     let [own, peer] = Scene::rdma_pair();

@@ -13,6 +13,8 @@ use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 use core::ffi::c_int;
 
+use bowline_host_wire::watch::{Room, look};
+
 use super::{Access, Range, Stays};
 use crate::watch;
 
@@ -31,6 +33,12 @@ pub(super) struct Owner {
     pub(super) grant: u64,
 }
 
+/// Tells whether a node means a grant, of which it names the lower half of the number; with 0 it
+/// means any.
+const fn is_meant(grant: u64, named: u32) -> bool {
+    named == 0 || grant as u32 == named
+}
+
 /// A range in the table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
@@ -47,14 +55,36 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Tells whether memory of this range is [watched](watch) and gone.
+    /// Tells whether memory of this range, which is [watched](watch), is gone.
     pub(super) fn is_gone(&self, watch: c_int) -> bool {
-        self.is_watched && !watch::is_there(watch, self.at, self.len)
+        !watch::is_there(watch, self.at, self.len)
+    }
+
+    /// The pages of this range.
+    pub(super) fn pages(&self) -> Option<[u64; 3]> {
+        look(self.at, self.len)
+    }
+
+    /// Tells whether this range is watched and shares a page with one that is to be watched, which
+    /// keeps clear of it otherwise.
+    pub(super) fn shares_page(&self, room: &mut Room) -> bool {
+        self.is_watched && room.shares_page_with(self.at, self.len)
     }
 
     pub(super) const fn overlaps(&self, at: u64, len: u64) -> bool {
         self.at < at.saturating_add(len) && at < self.at.saturating_add(self.len)
     }
+}
+
+/// What a node wants to use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// As in a request of a node.
+    pub(super) grant: u32,
+    pub(super) at: u64,
+    pub(super) len: u64,
+    /// `None`: any.
+    pub(super) access: Option<Access>,
 }
 
 /// A range that was found: its entry and stamp.
@@ -121,12 +151,15 @@ impl Place {
 
     /// Returns the stamp of the entry if a connection may do this access here, and whether it is
     /// watched.
-    fn lets(&self, connection: usize, at: u64, len: u64, access: u8) -> Option<(u64, bool)> {
+    fn lets(&self, connection: usize, wanted: &Wanted) -> Option<(u64, bool)> {
+        let Wanted { grant, at, len, access } = *wanted;
+        let access = access.map_or(0, |access| access as u8);
         let stamp = self.stamp.load(SeqCst);
         let what = self.what.load(SeqCst);
         let offset = at.checked_sub(self.at.load(SeqCst))?;
         let is_let = stamp > FILLING
             && (what >> 16) as usize == connection
+            && is_meant(self.grant.load(SeqCst), grant)
             && what as u8 & access == access
             && offset.checked_add(len)? <= self.len.load(SeqCst);
         (is_let && self.stamp.load(SeqCst) == stamp).then_some((stamp, what & WATCHED != 0))
@@ -154,22 +187,22 @@ impl<const N: usize> Table<N> {
         &self.places[..self.end.load(SeqCst).min(N)]
     }
 
-    /// Adds ranges, of which some are watched; `false` if there is not enough room, and then some
-    /// may have been added.
+    /// Adds ranges, of which those with some indices are watched; `false` if there is not enough
+    /// room, and then some may have been added.
     pub(super) fn add(
         &self,
         owner: Owner,
         ranges: &[Range],
-        is_watched: impl Fn(&Range) -> bool,
+        is_watched: impl Fn(usize) -> bool,
     ) -> bool {
         let mut places = self.places.iter().enumerate();
-        ranges.iter().all(|range| {
+        ranges.iter().enumerate().all(|(n, range)| {
             let take = |place: &Place| {
                 place.stamp.compare_exchange(FREE, FILLING, SeqCst, Relaxed).is_ok()
             };
             let Some((at, place)) = places.find(|(_, place)| take(place)) else { return false };
             self.end.fetch_max(at + 1, SeqCst);
-            let watched = if is_watched(range) { WATCHED } else { 0 };
+            let watched = if is_watched(n) { WATCHED } else { 0 };
             let what = range.access as u64 | (range.stays as u64) << 8 | watched;
             place.at.store(range.at, SeqCst);
             place.len.store(range.len, SeqCst);
@@ -182,18 +215,10 @@ impl<const N: usize> Table<N> {
         })
     }
 
-    /// Finds one range that contains all these bytes and that a connection may use with this access
-    /// (`None`: any access).
-    pub(super) fn find(
-        &self,
-        connection: usize,
-        at: u64,
-        len: u64,
-        access: Option<Access>,
-    ) -> Option<Found> {
-        let access = access.map_or(0, |access| access as u8);
+    /// Finds one range that contains all that is wanted and that a connection may use so.
+    pub(super) fn find(&self, connection: usize, wanted: &Wanted) -> Option<Found> {
         let lets = |n: usize, place: &Place| {
-            let (stamp, is_watched) = place.lets(connection, at, len, access)?;
+            let (stamp, is_watched) = place.lets(connection, wanted)?;
             Some(Found { place: n, stamp, is_watched })
         };
         let last = self.last.load(Relaxed);
@@ -257,6 +282,10 @@ mod tests {
         Range { at, len, access, stays }
     }
 
+    fn any(at: u64, len: u64, access: Option<Access>) -> Wanted {
+        Wanted { grant: 0, at, len, access }
+    }
+
     // tests [RMR-12]
     #[test]
     fn only_what_lies_in_one_given_range_is_found() {
@@ -265,7 +294,7 @@ mod tests {
         let read = range(1100, 50, Access::Read, Stays::Operation);
         let last = range(u64::MAX - 9, 8, Access::Write, Stays::Operation);
         assert!(table.add(OWNER, &[region, read, last], |_| false));
-        let finds = |at, len, access| table.find(3, at, len, Some(access)).is_some();
+        let finds = |at, len, access| table.find(3, &any(at, len, Some(access))).is_some();
         for access in [Access::Read, Access::Write, Access::Both] {
             assert!(finds(1000, 100, access) && finds(1099, 1, access) && finds(1000, 1, access));
             assert!(!finds(999, 1, access) && !finds(999, 2, access) && !finds(1000, 101, access));
@@ -276,8 +305,24 @@ mod tests {
         assert!(!finds(1100, 1, Access::Both));
         assert!(finds(u64::MAX - 9, 8, Access::Write) && !finds(u64::MAX - 9, 8, Access::Read));
         assert!(!finds(u64::MAX - 9, 9, Access::Write) && !finds(u64::MAX - 1, 1, Access::Write));
-        assert!(table.find(3, 1100, 50, None).is_some() && table.find(3, 1150, 1, None).is_none());
-        assert!(table.find(2, 1000, 1, None).is_none(), "of another node");
+        assert!(
+            table.find(3, &any(1100, 50, None)).is_some()
+                && table.find(3, &any(1150, 1, None)).is_none()
+        );
+        assert!(table.find(2, &any(1000, 1, None)).is_none(), "of another node");
+    }
+
+    // tests [RMR-13]
+    #[test]
+    fn a_node_that_names_a_grant_finds_nothing_of_another() {
+        let table = Table::<2>::new();
+        let region = range(1000, 100, Access::Both, Stays::Region);
+        let (first, second) = (1 << 32 | 8, 1 << 32 | 9);
+        assert!(table.add(Owner { grant: second, ..OWNER }, &[region], |_| false));
+        let finds = |grant| table.find(3, &Wanted { grant, ..any(1000, 8, None) }).is_some();
+        assert!(finds(9) && finds(0) && !finds(8) && !finds(1));
+        assert!(table.add(Owner { grant: first, ..OWNER }, &[region], |_| false));
+        assert!(finds(8) && finds(9) && !finds(7));
     }
 
     // tests [RMR-12]
@@ -288,14 +333,14 @@ mod tests {
         let read = range(5000, 100, Access::Read, Stays::Operation);
         assert!(table.add(OWNER, &[region, read], |_| false));
         assert!(!table.add(OWNER, &[region], |_| false), "full");
-        let found = table.find(3, 1000, 8, None).unwrap();
+        let found = table.find(3, &any(1000, 8, None)).unwrap();
         table.set_key(8, 1);
         table.set_key(9, 0xffff_ffff);
         assert!(!table.take_out(|entry| entry.key == Some(1)));
         assert!(table.is_still(found));
         assert!(!table.take_out(|entry| entry.stays == Stays::Operation), "it was only read");
         assert!(table.take_out(|entry| entry.key == Some(0xffff_ffff) && entry.owner == OWNER));
-        assert!(!table.is_still(found) && table.find(3, 1000, 8, None).is_none());
+        assert!(!table.is_still(found) && table.find(3, &any(1000, 8, None)).is_none());
         assert!(!table.any(|_| true));
         assert!(table.add(OWNER, &[region, region], |_| false));
         assert!(!table.is_still(found), "another in the same place");

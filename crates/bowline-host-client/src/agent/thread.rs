@@ -11,7 +11,7 @@ use bowline_host_wire::agent::{
 };
 
 use super::own::{self, SWAP_STACK};
-use super::table::Found;
+use super::table::{Found, Wanted};
 use super::{Access, TABLE, connections};
 use crate::channel::Descriptors;
 use crate::system::{self, system};
@@ -68,8 +68,12 @@ pub(super) fn wait_for_access() {
     }
 }
 
-/// Starts the agent unless there is one.
+/// Starts the agent unless there is one. A process that has the memory of another starts none: it
+/// would be the other's, and end with this process.
 pub(super) fn start<D: Descriptors>() -> Result<(), c_int> {
+    if !D::are_kept() {
+        return Err(libc::EOPNOTSUPP);
+    }
     let may_start = || match STATE.compare_exchange(NONE, STARTING, SeqCst, SeqCst) {
         Ok(_) => Some(true),
         Err(RUNNING) => Some(false),
@@ -293,10 +297,13 @@ impl Agent {
     fn execute(
         &mut self,
         number: usize,
-        &Request { kind, at, len, .. }: &Request,
+        &Request { kind, grant, at, len, .. }: &Request,
         payload: &[u8],
     ) -> Result<usize, c_int> {
-        let find = |at, len, access| TABLE.find(number, at, len, access).ok_or(libc::EFAULT);
+        let find = |at, len, access| {
+            let wanted = Wanted { grant, at, len, access };
+            TABLE.find(number, &wanted).ok_or(libc::EFAULT)
+        };
         let bytes = &mut self.output[ANSWER_HEAD..];
         let _in_memory = InMemory::enter();
         match kind {

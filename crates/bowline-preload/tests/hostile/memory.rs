@@ -15,7 +15,7 @@ struct Agent(OwnedFd);
 impl Agent {
     /// What the program answers: bytes, or an error number; `None` if it does not.
     fn ask(&self, kind: Kind, at: u64, len: u64, payload: &[u8]) -> Option<Result<Vec<u8>, u32>> {
-        let request = Request { kind, sequence: at, at, len };
+        let request = Request { kind, grant: 0, sequence: at, at, len };
         let bytes = [&request.emit()[..], payload].concat();
         rustix::net::send(&self.0, &bytes, SendFlags::NOSIGNAL).ok()?;
         let mut answer = vec![0; ANSWER_HEAD + 4096];
@@ -108,7 +108,8 @@ pub(crate) fn ask_for_anything(node: &FalseNode, random: &mut Random) {
         let at = if random.below(4) == 0 { random.next() } else { named + random.below(10_000) };
         let len = if random.below(8) == 0 { random.next() } else { random.below(100) };
         let kind = KINDS[random.below(5) as usize];
-        let request = Request { kind, sequence: random.next(), at, len };
+        let grant = random.below(3) as u32;
+        let request = Request { kind, grant, sequence: random.next(), at, len };
         let mut bytes = request.emit().to_vec();
         let along = random.below(200) as usize;
         bytes.extend(random.bytes(along));

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 import socket
 import struct
 import sys
@@ -150,6 +151,37 @@ gives("an empty message", "EAGAIN", s.sendto, b"", ("192.0.2.9", 5000))
 s.setblocking(True)
 s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("qq", 0, 50000))
 gives("a limit of time", "ETIMEDOUT", s.sendto, b"x", ("192.0.2.9", 5000))
+
+# Names that are shorter than an address, also of one to which a message has just gone.
+s, to = bound(), bound(5900, OTHER)
+raw = struct.pack("=H", socket.AF_INET) + struct.pack(">H", 5900) + socket.inet_aton(OTHER) + bytes(8)
+for _ in range(3):
+    gives("sendto", 1, libc.sendto, s.fileno(), b"x", 1, 0, raw, 16)
+    gives("what came", b"x", to.recv, 10)
+for length in 1, 2, 8, 15:
+    gives(f"sendto of {length} bytes of a name", -1, libc.sendto, s.fileno(), b"x", 1, 0, raw, length)
+    gives("why", "EINVAL", lambda: errno.errorcode[ctypes.get_errno()])
+
+# What splice says of the other descriptor: it must not wait for a pipe that is open for the other direction.
+signal.alarm(30)
+ready, full = os.pipe()
+os.write(full, b"some")
+null = [os.open("/dev/null", flags) for flags in (os.O_RDWR, os.O_RDONLY, os.O_WRONLY)]
+path = os.open("/tmp", os.O_PATH)
+for what, expected, other, at, flags, count in (
+    ("a pipe of the other direction", "EBADF", (full, ready), None, 0, 10),
+    ("that pipe with a place", "ESPIPE", (full, ready), 0, 0, 10),
+    ("no bytes", 0, (full, ready), 0, 0x100, 0),
+    ("unknown flags", "EINVAL", (full, ready), 0, 0x100, 10),
+    ("no pipe", "EINVAL", null[:1] * 2, None, 0, 10),
+    ("no pipe, with a place", "EINVAL", null[:1] * 2, 0, 0, 10),
+    ("no pipe, of the other direction", "EBADF", (null[2], null[1]), None, 0, 10),
+    ("a path", "EBADF", (path, path), None, 0, 10),
+    ("nothing", "EBADF", (999, 999), None, 0, 10),
+):
+    gives(f"splice from {what}", expected, lambda: os.splice(other[0], s.fileno(), count, at, None, flags))
+    gives(f"splice to {what}", expected, lambda: os.splice(s.fileno(), other[1], count, None, at, flags))
+signal.alarm(0)
 
 if wrong:
     sys.exit("\n".join(wrong))
