@@ -71,6 +71,8 @@ pub struct Core<O: Outside> {
     /// Handles by the system's number of the programs' ends.
     pub(crate) by_cookie: Map<u64, SocketHandle>,
     deadlines: BTreeSet<(Instant, ChannelId)>,
+    /// When it last looked at what tells nobody of itself.
+    looked: Option<Instant>,
     /// Channels that have more requests than they may have in one round.
     again: BTreeSet<ChannelId>,
     /// Number of the next channel.
@@ -101,6 +103,7 @@ impl<O: Outside> Core<O> {
             active: Vec::new(),
             by_cookie: Map::default(),
             deadlines: BTreeSet::new(),
+            looked: None,
             again: BTreeSet::new(),
             next: ChannelId(1),
             scratch: vec![0; READ].into_boxed_slice(),
@@ -151,16 +154,26 @@ impl<O: Outside> Core<O> {
         all
     }
 
-    /// When the server is to wake up at the latest, though nothing happens.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.first().map(|(at, _)| *at)
+    /// How long the server may sleep, though nothing happens: [`LOOK`] at most.
+    pub fn time_to_sleep(&self) -> Duration {
+        let now = self.outside.now();
+        let look = self.looked.map_or(now, |at| at + LOOK);
+        let until = self.deadlines.first().map_or(look, |(at, _)| look.min(*at));
+        until.saturating_since(now)
     }
 
-    /// Looks at what tells nobody of itself; to be called each [`LOOK`].
-    pub fn look(&mut self) {
+    /// Looks at what tells nobody of itself, where that is due: at first, and [`LOOK`] after the
+    /// last time, however much happens meanwhile. Tells whether it was.
+    pub fn look_if_due(&mut self) -> bool {
+        let now = self.outside.now();
+        if self.looked.is_some_and(|at| now.saturating_since(at) < LOOK) {
+            return false;
+        }
+        self.looked = Some(now);
         self.check_idle();
         self.check_full();
-        self.end_stuffed(self.outside.now());
+        self.end_stuffed(now);
+        true
     }
 
     /// A program has connected. Returns what is to become of a connection that is refused: see

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bowline_base::{Instant, clock};
 use bowline_host_wire::{ChannelId, NodeId, SocketHandle};
 use bowline_rds_driver::Driver;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -16,7 +15,7 @@ use crate::accounts::Accounts;
 use crate::agent;
 use crate::caller::{Caller, take_descriptors};
 use crate::closer::{self, Passed};
-use crate::core::{Core, LOOK};
+use crate::core::Core;
 use crate::hand_over::Successor;
 use crate::namespace::network_namespace;
 use crate::network::Network;
@@ -43,8 +42,6 @@ pub(crate) struct Service {
     stop: Arc<AtomicBool>,
     network: Network,
     pub(crate) listener: UnixListener,
-    /// When what tells nobody of itself was last looked at.
-    looked: Instant,
     /// A descriptor that is given up to refuse a connection when there is no other.
     spare: Option<OwnedFd>,
 }
@@ -65,7 +62,7 @@ impl Service {
         let system = System { epoll, successor };
         let core = Core::new(system, driver, accounts, bell, (number, network_namespace()));
         let spare = Some(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let service = Self { core, stop, network, listener, looked: clock::now(), spare };
+        let service = Self { core, stop, network, listener, spare };
         service.watch(service.core.ready.bell().as_fd(), BELL)?;
         // Before it is known who connects, nobody sends anything but bytes.
         take_descriptors(&service.listener, false);
@@ -97,7 +94,8 @@ impl Service {
             let is_busy = self.core.serve_again() | self.core.round();
             let next = self.network.turn(&self.core.outside.epoll);
             let may_sleep = !is_busy && self.core.fall_asleep();
-            let sleep = if may_sleep { self.time_to_sleep().min(next) } else { Duration::ZERO };
+            let sleep =
+                if may_sleep { self.core.time_to_sleep().min(next) } else { Duration::ZERO };
             let sleep = Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
             let space = rustix::buffer::spare_capacity(&mut events);
             let waited = epoll::wait(self.epoll(), space, Some(&sleep));
@@ -125,20 +123,12 @@ impl Service {
             }
             self.core.end_waits();
             self.core.count_refusals();
-            let now = clock::now();
-            if now.saturating_since(self.looked) >= LOOK {
-                self.looked = now;
-                self.core.look();
+            if self.core.look_if_due() {
                 agent::look_at_all();
                 closer::tidy();
             }
         }
         self
-    }
-
-    fn time_to_sleep(&self) -> Duration {
-        let until = self.core.next_deadline().map(|at| at.saturating_since(clock::now()));
-        until.unwrap_or(LOOK).min(LOOK)
     }
 
     fn accept(&mut self) {

@@ -10,8 +10,8 @@ use crate::engine::rng::mix;
 pub(super) const HEAD: usize = 16;
 
 /// How long who sleeps is not woken at most, after the end of a process that had the socket: the
-/// server looks twice in that time.
-const HEALS: u64 = 450 * MS;
+/// server looks in that time.
+const HEALS: u64 = 210 * MS;
 
 /// A socket that some process opened and bound.
 #[derive(Debug)]

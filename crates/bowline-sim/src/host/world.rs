@@ -95,8 +95,6 @@ struct Host {
     events: Rc<Events>,
     bell: Arc<SimBell>,
     phase: Phase,
-    /// When it last looked at what tells nobody of itself.
-    looked: u64,
     /// It is to hand over at the end of this round.
     hands_over: Option<u64>,
 }
@@ -168,7 +166,6 @@ impl World {
                 events: Rc::default(),
                 bell: Arc::default(),
                 phase: Phase::Round,
-                looked: 0,
                 hands_over: None,
             };
             world.nodes.push(host);
@@ -208,7 +205,6 @@ impl World {
             Core::start(outside, SimRds(Rc::clone(&rds)), bell, (OWN, policy, quota), number);
         (host.core, host.rds) = (Some(core), Some(rds));
         host.phase = Phase::Round;
-        host.looked = shared.now.get();
         self.hosts.all[at].is_up.set(true);
     }
 
@@ -337,9 +333,8 @@ impl World {
                 let Some(core) = &mut host.core else { return };
                 let mut may_sleep = !is_busy && core.fall_asleep();
                 may_sleep |= wrong(Sabotage::SleepAnyway) && !is_busy;
-                let wakes = core.next_deadline().filter(|_| !wrong(Sabotage::NoDeadlines));
-                let wakes = wakes.map_or(u64::MAX, Instant::as_nanos);
-                let until = may_sleep.then(|| (now + LOOK.as_nanos() as u64).min(wakes));
+                let sleep = if wrong(Sabotage::NoDeadlines) { LOOK } else { core.time_to_sleep() };
+                let until = may_sleep.then(|| now + sleep.as_nanos() as u64);
                 host.phase = Phase::Wait { is_busy, until };
             }
             Phase::Wait { is_busy, .. } => {
@@ -376,10 +371,7 @@ impl World {
                             core.end_waits();
                         }
                         core.count_refusals();
-                        if now.saturating_sub(host.looked) >= LOOK.as_nanos() as u64 {
-                            host.looked = now;
-                            core.look();
-                        }
+                        core.look_if_due();
                     }
                 }
             }
