@@ -56,69 +56,112 @@ impl<T> Word for *mut T {
 /// # Errors
 /// What the system says.
 pub unsafe fn call(number: c_long, args: &[usize]) -> Result<usize, c_int> {
+    // SAFETY: as the caller promises.
+    unsafe { call_by(enter, number, args) }
+}
+
+/// Makes a system call that is the program's own, which a function of the C library's name was
+/// called for: at another instruction, so that a filter of the program's judges it as it would
+/// without this library.
+///
+/// # Safety
+/// As for [`call`].
+///
+/// # Errors
+/// What the system says.
+pub unsafe fn call_for_program(number: c_long, args: &[usize]) -> Result<usize, c_int> {
+    // SAFETY: as the caller promises.
+    unsafe { call_by(enter_for_program, number, args) }
+}
+
+/// What makes a system call: its number, and what it takes.
+type Enter = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize) -> usize;
+
+/// # Safety
+/// As for [`call`].
+unsafe fn call_by(enter: Enter, number: c_long, args: &[usize]) -> Result<usize, c_int> {
     /// Numbers above are errors.
     const ERROR_MAX: usize = 4095;
     let mut all = [0; 6];
     all[..args.len()].copy_from_slice(args);
+    let [a, b, c, d, e, f] = all;
     // SAFETY: as the caller promises.
-    let value = unsafe { raw(number as usize, all) };
+    let value = unsafe { enter(number as usize, a, b, c, d, e, f) };
     if value > usize::MAX - ERROR_MAX { Err(value.wrapping_neg() as c_int) } else { Ok(value) }
 }
 
-/// All system calls are made here, at one instruction: see [`call_site`].
-///
-/// # Safety
-/// As for [`call`].
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-unsafe extern "C" fn enter(
-    number: usize,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> usize {
-    core::arch::naked_asm!(
-        "mov rax, rdi",
-        "mov rdi, rsi",
-        "mov rsi, rdx",
-        "mov rdx, rcx",
-        "mov r10, r8",
-        "mov r8, r9",
-        "mov r9, [rsp + 8]",
-        "syscall",
-        "ret",
-    )
+/// A function that makes system calls at an instruction of its own. What comes after its end tells
+/// two of them apart, which a linker might else make one of.
+macro_rules! entrance {
+    ($(#[$doc:meta])* $name:ident, $after:literal) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As for [`call`].
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(
+            number: usize,
+            a: usize,
+            b: usize,
+            c: usize,
+            d: usize,
+            e: usize,
+            f: usize,
+        ) -> usize {
+            core::arch::naked_asm!(
+                "mov rax, rdi",
+                "mov rdi, rsi",
+                "mov rsi, rdx",
+                "mov rdx, rcx",
+                "mov r10, r8",
+                "mov r8, r9",
+                "mov r9, [rsp + 8]",
+                "syscall",
+                "ret",
+                $after,
+            )
+        }
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As for [`call`].
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(
+            number: usize,
+            a: usize,
+            b: usize,
+            c: usize,
+            d: usize,
+            e: usize,
+            f: usize,
+        ) -> usize {
+            core::arch::naked_asm!(
+                "mov x8, x0",
+                "mov x0, x1",
+                "mov x1, x2",
+                "mov x2, x3",
+                "mov x3, x4",
+                "mov x4, x5",
+                "mov x5, x6",
+                "svc 0",
+                "ret",
+                $after,
+            )
+        }
+    };
 }
 
-/// As for x86-64.
-///
-/// # Safety
-/// As for [`call`].
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn enter(
-    number: usize,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> usize {
-    core::arch::naked_asm!(
-        "mov x8, x0",
-        "mov x0, x1",
-        "mov x1, x2",
-        "mov x2, x3",
-        "mov x3, x4",
-        "mov x4, x5",
-        "mov x5, x6",
-        "svc 0",
-        "ret",
-    )
+entrance! {
+    /// All system calls of this library itself are made here, at one instruction: see
+    /// [`call_site`].
+    enter, ""
+}
+entrance! {
+    /// The same for calls of the program.
+    enter_for_program, "nop"
 }
 
 /// Where the instruction of `enter` ends, in bytes from its beginning, and the instruction.
@@ -127,42 +170,14 @@ const SITE: (usize, &[u8]) = (25, &[0x0f, 0x05]);
 #[cfg(target_arch = "aarch64")]
 const SITE: (usize, &[u8]) = (32, &[0x01, 0x00, 0x00, 0xd4]);
 
-/// The address after the instruction that makes all system calls of this library, as the kernel
-/// tells a filter of system calls where a call comes from; `None` where there is no one such place.
+/// The address after the instruction that makes all system calls of this library itself, as the
+/// kernel tells a filter of system calls where a call comes from; `None` if it is not there.
 pub fn call_site() -> Option<usize> {
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    {
-        let (end, instruction) = SITE;
-        let begin = enter as *const u8;
-        // SAFETY: the function is at least as long.
-        let code = unsafe { core::slice::from_raw_parts(begin, end) };
-        code.ends_with(instruction).then(|| begin.addr() + end)
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    None
-}
-
-/// # Safety
-/// As for [`call`].
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
-    // SAFETY: as the caller promises.
-    unsafe { enter(number, a, b, c, d, e, f) }
-}
-
-/// # Safety
-/// As for [`call`].
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn raw(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
-    // SAFETY: as the caller promises.
-    let value = unsafe { libc::syscall(number as c_long, a, b, c, d, e, f) };
-    if value != -1 {
-        return value as usize;
-    }
-    // SAFETY: the C library returns the place of this thread's errno.
-    let place = unsafe { libc::__errno_location() };
-    // SAFETY: the place is valid for as long as the thread is.
-    (unsafe { *place } as usize).wrapping_neg()
+    let (end, instruction) = SITE;
+    let begin = enter as *const u8;
+    // SAFETY: the function is at least as long.
+    let code = unsafe { core::slice::from_raw_parts(begin, end) };
+    code.ends_with(instruction).then(|| begin.addr() + end)
 }
 
 /// `close(2)`.

@@ -2,7 +2,7 @@
 //! program that needs only `sendto` and `recvfrom` with a kernel's sockets allows only those; this
 //! library needs some more for them. What the library asks for at its one instruction goes past the
 //! program's filter, if it is one of a few calls on descriptors, time and memory; all else, and all
-//! calls of the program, are for the filter.
+//! calls of the program, which are made at other instructions, are for the filter.
 //!
 //! SAFETY of every block here: as in [`calls`](crate::calls).
 #![allow(
@@ -186,7 +186,8 @@ pub unsafe extern "C-unwind" fn prctl(
 pub(crate) unsafe fn seccomp(operation: c_uint, flags: c_uint, args: *const c_void) -> c_int {
     let call = |args: usize| {
         let all = [operation as usize, flags as usize, args];
-        unsafe { system::call(libc::SYS_seccomp, &all) }.map_or_else(fail, |value| value as c_int)
+        unsafe { system::call_for_program(libc::SYS_seccomp, &all) }
+            .map_or_else(fail, |value| value as c_int)
     };
     if operation == SECCOMP_SET_MODE_FILTER {
         return unsafe { give_amended(args.cast(), |filter| call(filter.expose_provenance())) };

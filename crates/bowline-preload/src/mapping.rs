@@ -1,7 +1,8 @@
 //! The C library's functions that map memory: what was given to a node is withdrawn before
 //! something else is in its place [RMR-13].
 //!
-//! They make the system call themselves: allocators map memory before the linker is done.
+//! They make the system call themselves: allocators map memory before the linker is done. It is the
+//! program's, at the instruction for those: a filter of system calls has to allow it.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -29,13 +30,13 @@ fn pointer(done: Result<usize, c_int>) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(result(done))
 }
 
-/// Makes a system call.
+/// Makes a system call of the program's.
 ///
 /// # Safety
 /// The arguments are those of the caller of a C function, who promises its conditions.
 unsafe fn call<const N: usize>(number: c_long, args: [usize; N]) -> Result<usize, c_int> {
     // SAFETY: as the caller promises.
-    unsafe { system::call(number, &args) }
+    unsafe { system::call_for_program(number, &args) }
 }
 
 #[unsafe(no_mangle)]
