@@ -6,6 +6,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -84,7 +85,9 @@ static void refuse_memory(int by_syscall) {
     give(&program, by_syscall);
 }
 
+#define PIECES 1024
 static char large[100000], got[100000];
+static struct iovec many[PIECES];
 
 static void exchange(int a, int b, struct sockaddr_in to) {
     struct iovec piece = {got, sizeof got};
@@ -107,6 +110,13 @@ static void exchange(int a, int b, struct sockaddr_in to) {
     MUST(sendmsg(a, &m, 0) == 10);
     m.msg_name = NULL;
     MUST(recvmsg(b, &m, 0) == 10);
+    /* The list of so many pieces takes memory. */
+    for (int i = 0; i < PIECES; i++)
+        many[i] = (struct iovec){large + i, 1};
+    m = (struct msghdr){.msg_name = &to, .msg_namelen = sizeof to, .msg_iov = many, .msg_iovlen = PIECES};
+    MUST(sendmsg(a, &m, 0) == PIECES);
+    m.msg_name = NULL;
+    MUST(recvmsg(b, &m, 0) == PIECES);
     errno = 0;
     MUST(recvfrom(b, got, 1, MSG_DONTWAIT, NULL, NULL) == -1 && errno == EAGAIN);
 }
@@ -126,6 +136,15 @@ static void has_no_memory(int by_syscall, int a, int b, struct sockaddr_in to) {
     MUST(shmat(1, NULL, 0) == (void *)-1 && errno == ENOSTR);
     MUST(*page == 'x');
     exchange(a, b, to);
+}
+
+/* Little is left of the heap, which may not grow under a filter. */
+static void use_up_heap(void) {
+#ifdef __GLIBC__
+    static void *volatile last;
+    while (mallinfo2().keepcost > 8 << 10)
+        MUST(last = malloc(4 << 10));
+#endif
 }
 
 /* Calls that end a program under the filter that allows few. */
@@ -162,6 +181,7 @@ int main(int argc, char **argv) {
         _exit(0);
     }
     MUST(waitpid(child, &status, 0) == child && status == 0);
+    use_up_heap();
     filter(by_syscall);
     exchange(a, b, names[1]);
     MUST(close(a) == 0);
