@@ -7,6 +7,7 @@ use core::time::Duration;
 use std::ffi::CString;
 
 use crate::agent::own;
+use crate::guarded;
 
 /// Makes a system call without the C library, whose functions the preload library replaces.
 macro_rules! system {
@@ -646,8 +647,8 @@ pub unsafe fn read_of_program(at: *const c_void, to: &mut [u8]) -> Result<(), c_
         // The system makes no copies for this process, as under some filters of system calls.
         Err(_) => {
             // SAFETY: as the program promises.
-            unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), to.as_mut_ptr(), to.len()) };
-            Ok(())
+            let is_there = unsafe { guarded::copy(to.as_mut_ptr(), at.cast(), to.len()) };
+            if is_there { Ok(()) } else { Err(libc::EFAULT) }
         }
     }
 }
@@ -666,8 +667,8 @@ pub unsafe fn write_to_program(at: *mut c_void, from: &[u8]) -> Result<(), c_int
         Err(libc::EFAULT) => Err(libc::EFAULT),
         Err(_) => {
             // SAFETY: as the program promises.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), at.cast::<u8>(), from.len()) };
-            Ok(())
+            let is_there = unsafe { guarded::copy(at.cast(), from.as_ptr(), from.len()) };
+            if is_there { Ok(()) } else { Err(libc::EFAULT) }
         }
     }
 }

@@ -17,7 +17,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_host_client::{Message, Pieces, agent, guarded, system};
+use bowline_host_client::{Message, Pieces, agent, system};
 use bowline_host_wire::{CONTROL_MAX, WAKE_TOKEN_LEN};
 use bowline_wire::rds::uapi::{
     AF_RDS, RDS_INFO_FIRST, RDS_INFO_LAST, RDS_RECVERR, SIOCRDSGETTOS, SIOCRDSSETTOS,
@@ -28,6 +28,7 @@ use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 use crate::closing::Closing;
 use crate::pointers::{
     self, NAME_MAX, Name, Vector, load, load_quickly, read_quickly, store, store_quickly,
+    write_quickly,
 };
 use crate::real::{fail, functions, hidden};
 #[cfg(target_env = "gnu")]
@@ -381,12 +382,21 @@ const fn is_option_of_rds(name: c_int) -> bool {
 /// `msg` is the caller's, as for `sendmsg`.
 unsafe fn send_one(rds: &Rds, msg: *const msghdr, flags: c_int) -> Result<usize, c_int> {
     let msg = unsafe { read_quickly(msg) }?;
+    let name = unsafe { Name::of(msg.msg_name.cast(), name_room(&msg)?) }?;
     let payload = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
     let control = unsafe { control_of(&msg) }?;
-    let len = if msg.msg_name.is_null() { 0 } else { msg.msg_namelen };
-    let len = if len.cast_signed() > NAME_MAX as c_int { NAME_MAX as socklen_t } else { len };
-    let name = unsafe { Name::of(msg.msg_name.cast(), len) }?;
     unsafe { send_pieces(rds, flags, name.bytes(), &control, payload.pieces()) }
+}
+
+/// Length of the name of a message, or of the room for one, as the system takes it.
+fn name_room(msg: &msghdr) -> Result<socklen_t, c_int> {
+    if msg.msg_name.is_null() {
+        return Ok(0);
+    }
+    if msg.msg_namelen.cast_signed() < 0 {
+        return Err(libc::EINVAL);
+    }
+    Ok(msg.msg_namelen.min(NAME_MAX as socklen_t))
 }
 
 /// The control messages of a message; of too many, the first.
@@ -394,7 +404,12 @@ unsafe fn send_one(rds: &Rds, msg: *const msghdr, flags: c_int) -> Result<usize,
 /// # Safety
 /// As [`load_quickly`].
 unsafe fn control_of(msg: &msghdr) -> Result<Vec<u8>, c_int> {
-    let len = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
+    /// Most bytes that the system copies (`net.core.optmem_max`, as it is by default).
+    const COPIED_MAX: usize = 128 << 10;
+    let len = msg.msg_controllen as usize;
+    if len > COPIED_MAX {
+        return Err(libc::ENOBUFS);
+    }
     pointers::check(msg.msg_control, len)?;
     let mut control = vec![0; len.min(CONTROL_MAX + 1)];
     unsafe { load_quickly(msg.msg_control, &mut control) }?;
@@ -446,6 +461,7 @@ unsafe fn receive_from(
 unsafe fn receive_one(rds: &Rds, msg: *mut msghdr, flags: c_int) -> Result<usize, c_int> {
     let at = msg;
     let mut msg = unsafe { read_quickly(at.cast_const()) }?;
+    let name_room = name_room(&msg)? as usize;
     let to = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
     let room = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
     let asked = flags & libc::MSG_CMSG_CLOEXEC;
@@ -453,18 +469,69 @@ unsafe fn receive_one(rds: &Rds, msg: *mut msghdr, flags: c_int) -> Result<usize
     if msg.msg_name.is_null() {
         msg.msg_namelen = 0;
     } else {
-        let room = usize::try_from(msg.msg_namelen.cast_signed()).map_err(|_| libc::EINVAL)?;
-        unsafe { store_quickly(msg.msg_name, &name[..name.len().min(room)]) }?;
+        unsafe { store_quickly(msg.msg_name, &name[..name.len().min(name_room)]) }?;
         msg.msg_namelen = name.len() as socklen_t;
     }
-    pointers::check(msg.msg_control, room)?;
+    // Where no control message comes, it does not matter where it would go.
     let n = control.len().min(room);
     unsafe { store_quickly(msg.msg_control, &control[..n]) }?;
     msg.msg_controllen = n as _;
     msg.msg_flags = flags | asked;
-    let (to, from) = (at.cast::<u8>(), (&raw const msg).cast::<u8>());
-    let is_there = unsafe { guarded::copy(to, from, size_of::<msghdr>()) };
-    if is_there { Ok(len) } else { Err(libc::EFAULT) }
+    unsafe { write_quickly(at, &msg) }?;
+    Ok(len)
+}
+
+/// The limit of a call; `None` for none.
+///
+/// # Safety
+/// As [`load_quickly`].
+unsafe fn limit_of(at: *const timespec) -> Result<Option<Duration>, c_int> {
+    const SECOND: u32 = 1_000_000_000;
+    if at.is_null() {
+        return Ok(None);
+    }
+    let limit = unsafe { read_quickly(at) }?;
+    let seconds = u64::try_from(limit.tv_sec).map_err(|_| libc::EINVAL)?;
+    let rest = u32::try_from(limit.tv_nsec).ok().filter(|rest| *rest < SECOND);
+    Ok(Some(Duration::new(seconds, rest.ok_or(libc::EINVAL)?)))
+}
+
+/// Tells the caller what is left of a limit.
+///
+/// # Safety
+/// As [`store_quickly`].
+unsafe fn tell_left(at: *mut timespec, left: Duration) -> Result<(), c_int> {
+    let left = timespec {
+        tv_sec: left.as_secs().cast_signed() as _,
+        tv_nsec: left.subsec_nanos() as _,
+    };
+    unsafe { write_quickly(at, &left) }
+}
+
+/// # Safety
+/// The pointers are the caller's, as for `recvmmsg`.
+unsafe fn receive_limited(
+    rds: &Rds,
+    msgs: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    limit_at: *mut timespec,
+) -> c_int {
+    let limit = match unsafe { limit_of(limit_at) } {
+        Ok(Some(limit)) => limit,
+        Ok(None) => return unsafe { receive_many(rds, msgs, count, flags, &|| false) },
+        Err(errno) => return fail(errno),
+    };
+    let begun = Instant::now();
+    let is_over = || begun.elapsed() >= limit;
+    let got = unsafe { receive_many(rds, msgs, count, flags, &is_over) };
+    if got <= 0 {
+        return got;
+    }
+    match unsafe { tell_left(limit_at, limit.saturating_sub(begun.elapsed())) } {
+        Ok(()) => got,
+        Err(errno) => fail(errno),
+    }
 }
 
 /// # Safety
@@ -474,9 +541,8 @@ unsafe fn receive_many(
     msgs: *mut mmsghdr,
     count: c_uint,
     flags: c_int,
-    limit: Option<Duration>,
+    is_over: &dyn Fn() -> bool,
 ) -> c_int {
-    let begun = Instant::now();
     let mut own = flags & !libc::MSG_WAITFORONE;
     for n in 0..count {
         let msg = msgs.wrapping_add(n as usize);
@@ -490,7 +556,7 @@ unsafe fn receive_many(
             own |= libc::MSG_DONTWAIT;
         }
         // As in the kernel, the limit is checked only after each message.
-        if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+        if is_over() {
             return n as c_int + 1;
         }
     }
@@ -590,9 +656,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     match table::find(fd) {
         Some(Err(errno)) => fail(errno),
         Some(Ok(rds)) => {
-            let limit = unsafe { limit.as_ref() };
-            let limit = limit.map(|at| Duration::new(at.tv_sec as u64, at.tv_nsec as u32));
-            unsafe { receive_many(&rds, msgs, count, flags, limit) }
+            unsafe { receive_limited(&rds, msgs, count, flags, limit) }
         }
         None => {
             let got = hidden!(

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use bowline_host_client::system;
 use libc::{sock_filter, sock_fprog};
 
-use crate::pointers;
+use crate::{faults, pointers};
 use crate::real::{fail, hidden};
 
 /// What the library asks for on behalf of a call on a socket that there is.
@@ -124,6 +124,26 @@ fn front(site: usize, pid: u32) -> Vec<sock_filter> {
     all
 }
 
+/// The instructions of a filter behind those of the library; `None` where the program has none
+/// there, none at all, or too many.
+///
+/// # Safety
+/// As for [`pointers::read_quickly`].
+unsafe fn amend(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
+    const NOTHING: sock_filter = sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
+    // It looks at what the program points at, perhaps before there is a socket.
+    faults::handle();
+    let own = unsafe { pointers::read_quickly(filter) }.ok()?;
+    let mut whole = front(system::call_site()?, system::getpid().cast_unsigned());
+    let (front, len) = (whole.len(), usize::from(own.len));
+    if len == 0 || front + len > INSTRUCTIONS_MAX {
+        return None;
+    }
+    whole.resize(front + len, NOTHING);
+    unsafe { pointers::read_all_quickly(own.filter, &mut whole[front..]) }.ok()?;
+    Some(whole)
+}
+
 /// Calls `give` with a filter that is the program's for all but the library's calls.
 ///
 /// # Safety
@@ -132,23 +152,13 @@ unsafe fn give_amended(
     filter: *const sock_fprog,
     give: impl FnOnce(*const sock_fprog) -> c_int,
 ) -> c_int {
-    let mut whole = Vec::new();
-    let mut amended = sock_fprog { len: 0, filter: core::ptr::null_mut() };
-    let mut given = filter;
-    if pointers::check(filter.cast(), size_of::<sock_fprog>()).is_ok()
-        && let Some(site) = system::call_site()
-    {
-        let own = unsafe { &*filter };
-        let len = usize::from(own.len);
-        whole = front(site, system::getpid().cast_unsigned());
-        let is_small = len > 0 && whole.len() + len <= INSTRUCTIONS_MAX;
-        if is_small && pointers::check(own.filter.cast(), len * size_of::<sock_filter>()).is_ok() {
-            whole.extend_from_slice(unsafe { core::slice::from_raw_parts(own.filter, len) });
-            amended.len = whole.len() as u16;
-            amended.filter = whole.as_mut_ptr();
-            given = &raw const amended;
-        }
-    }
+    let mut whole = unsafe { amend(filter) };
+    let amended = whole.as_mut().map(|whole| sock_fprog {
+        len: whole.len() as u16,
+        filter: whole.as_mut_ptr(),
+    });
+    // What cannot be amended the system judges as it is.
+    let given = amended.as_ref().map_or(filter, core::ptr::from_ref);
     // Without the hint there would be no allocation.
     drop(core::hint::black_box(vec![0_u8; HEAP]));
     let result = give(given);
