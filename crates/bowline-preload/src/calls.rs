@@ -501,10 +501,8 @@ unsafe fn limit_of(at: *const timespec) -> Result<Option<Duration>, c_int> {
 /// # Safety
 /// As [`store_quickly`].
 unsafe fn tell_left(at: *mut timespec, left: Duration) -> Result<(), c_int> {
-    let left = timespec {
-        tv_sec: left.as_secs().cast_signed() as _,
-        tv_nsec: left.subsec_nanos() as _,
-    };
+    let left =
+        timespec { tv_sec: left.as_secs().cast_signed() as _, tv_nsec: left.subsec_nanos() as _ };
     unsafe { write_quickly(at, &left) }
 }
 
@@ -655,9 +653,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 ) -> c_int {
     match table::find(fd) {
         Some(Err(errno)) => fail(errno),
-        Some(Ok(rds)) => {
-            unsafe { receive_limited(&rds, msgs, count, flags, limit) }
-        }
+        Some(Ok(rds)) => unsafe { receive_limited(&rds, msgs, count, flags, limit) },
         None => {
             let got = hidden!(
                 recvmmsg(

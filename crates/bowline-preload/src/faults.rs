@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use bowline_host_client::{guarded, system};
 use libc::{sighandler_t, siginfo_t};
 
+use crate::process;
 use crate::real::{KeptErrno, hidden};
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
@@ -54,8 +55,11 @@ fn default() -> libc::sigaction {
 /// Handles the signals, if the program does not.
 pub(crate) fn handle() {
     let _kept = KeptErrno::new();
-    // Relaxed: another thread that sets an action during this call has it either way.
-    HANDLES.store(true, Ordering::Relaxed);
+    // Relaxed: another thread that sets an action during this call has it either way. The child of
+    // a `vfork` has actions of its own.
+    if !process::is_visitor() {
+        HANDLES.store(true, Ordering::Relaxed);
+    }
     SIGNALS.into_iter().for_each(handle_one);
 }
 

@@ -103,12 +103,7 @@ fn check_splice(rds: &Rds) -> Result<(), c_int> {
 
 /// # Safety
 /// As `sendfile` wants.
-unsafe fn send_file(
-    rds: &Rds,
-    from: c_int,
-    at: *const off_t,
-    len: usize,
-) -> Result<usize, c_int> {
+unsafe fn send_file(rds: &Rds, from: c_int, at: *const off_t, len: usize) -> Result<usize, c_int> {
     let at = if at.is_null() { 0 } else { unsafe { read_quickly(at) }? };
     let mode = system::flags(from)? & libc::O_ACCMODE;
     if mode == libc::O_WRONLY {

@@ -20,8 +20,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use bowline_host_client::system;
 use libc::{sock_filter, sock_fprog};
 
-use crate::{faults, pointers};
 use crate::real::{fail, hidden};
+use crate::{faults, pointers};
 
 /// What the library asks for on behalf of a call on a socket that there is.
 const CALLS: [c_long; 20] = [
@@ -153,10 +153,9 @@ unsafe fn give_amended(
     give: impl FnOnce(*const sock_fprog) -> c_int,
 ) -> c_int {
     let mut whole = unsafe { amend(filter) };
-    let amended = whole.as_mut().map(|whole| sock_fprog {
-        len: whole.len() as u16,
-        filter: whole.as_mut_ptr(),
-    });
+    let amended = whole
+        .as_mut()
+        .map(|whole| sock_fprog { len: whole.len() as u16, filter: whole.as_mut_ptr() });
     // What cannot be amended the system judges as it is.
     let given = amended.as_ref().map_or(filter, core::ptr::from_ref);
     // Without the hint there would be no allocation.
