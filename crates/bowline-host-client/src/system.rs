@@ -200,6 +200,34 @@ pub fn open_memory() -> Result<c_int, c_int> {
     system!(SYS_openat, libc::AT_FDCWD, c"/proc/self/mem".as_ptr(), flags, 0).map(|fd| fd as c_int)
 }
 
+/// Reads a file to its end.
+///
+/// # Errors
+/// Those of `open(2)` and `read(2)`.
+pub fn read_file(path: &CStr) -> Result<Vec<u8>, c_int> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let fd = system!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)? as c_int;
+    let mut all = Vec::new();
+    let mut part = [0_u8; 4096];
+    let done = loop {
+        match system!(SYS_read, fd, part.as_mut_ptr(), part.len()) {
+            Ok(0) => break Ok(()),
+            Ok(n) => all.extend_from_slice(&part[..n]),
+            Err(libc::EINTR) => {}
+            Err(errno) => break Err(errno),
+        }
+    };
+    close(fd);
+    done.map(|()| all)
+}
+
+/// Bytes of a page of memory.
+pub fn page() -> usize {
+    // SAFETY: it takes a number only.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page).unwrap_or(4096)
+}
+
 /// The status flags of a descriptor.
 ///
 /// # Errors
