@@ -18,7 +18,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use bowline_host_client::{Message, Pieces, agent, system};
-use bowline_host_wire::{CONTROL_MAX, WAKE_TOKEN_LEN};
+use bowline_host_wire::{CONTROL_MAX, ProgramEnd, WAKE_TOKEN_LEN};
 use bowline_wire::rds::uapi::{
     AF_RDS, RDS_INFO_FIRST, RDS_INFO_LAST, RDS_RECVERR, SIOCRDSGETTOS, SIOCRDSSETTOS,
     SO_RDS_TRANSPORT, SOL_RDS,
@@ -294,36 +294,23 @@ fn wait_for_token(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
     const LEN: ssize_t = WAKE_TOKEN_LEN as ssize_t;
     let mut token = [0; WAKE_TOKEN_LEN];
     let (to, len, flags) = (token.as_mut_ptr().cast::<c_void>(), WAKE_TOKEN_LEN, 0);
-    if filters::is_filtered() {
-        return wait_past_filter(rds);
-    }
     let fd = rds.fd;
-    let got: ssize_t =
-        hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t);
-    match got {
-        LEN => Ok(token),
-        // The node has closed its end, which may have had unread tokens.
-        0.. => Err(libc::ENETDOWN),
-        _ => Err(match crate::real::errno() {
-            libc::EAGAIN if rds.is_nonblocking(0) => libc::EAGAIN,
-            libc::EAGAIN => libc::ETIMEDOUT,
-            libc::ECONNRESET => libc::ENETDOWN,
-            errno => errno,
-        }),
-    }
-}
-
-/// The same where the program may not call `recv`; no thread is cancelled there.
-#[cold]
-fn wait_past_filter(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
-    let mut token = [0; WAKE_TOKEN_LEN];
-    match system::recv(rds.fd, &mut token, 0) {
-        Ok(WAKE_TOKEN_LEN) => Ok(token),
-        Ok(_) | Err(libc::ECONNRESET) => Err(libc::ENETDOWN),
-        Err(libc::EAGAIN) if rds.is_nonblocking(0) => Err(libc::EAGAIN),
-        Err(libc::EAGAIN) => Err(libc::ETIMEDOUT),
-        Err(errno) => Err(errno),
-    }
+    let taken = if filters::is_filtered() {
+        // The program may not call `recv`; no thread is cancelled here.
+        rds.take_token(true)
+    } else {
+        match hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t) {
+            LEN => Ok(token),
+            // The node has closed its end, which may have had unread tokens.
+            0.. => Err(libc::ENETDOWN),
+            _ => Err(crate::real::errno()),
+        }
+    };
+    taken.map_err(|errno| match errno {
+        libc::EAGAIN if !rds.is_nonblocking(0) => libc::ETIMEDOUT,
+        libc::ECONNRESET => libc::ENETDOWN,
+        errno => errno,
+    })
 }
 
 /// As `read` has it: no message is taken where there is no room at all.
@@ -622,25 +609,30 @@ pub unsafe extern "C-unwind" fn socketpair(
     let made: c_int =
         hidden!(socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int);
     if made == 0 {
-        // The receiver of the other end may give it a name like that of a node.
-        unsafe { core::slice::from_raw_parts(pair, 2) }.iter().for_each(|fd| table::set_other(*fd));
+        for fd in unsafe { core::slice::from_raw_parts(pair, 2) } {
+            // Its number may be that of a socket that was closed past this library.
+            table::forget(*fd);
+            // The receiver of the other end may give it a name like that of a node.
+            table::set_other(*fd);
+        }
     }
     made
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    match table::find(fd) {
-        Some(Err(errno)) => fail(errno) as ssize_t,
-        Some(Ok(rds)) => size(unsafe { receive_one(&rds, msg, flags) }),
-        None => {
-            let got = hidden!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t);
-            if got >= 0 {
-                unsafe { forget_descriptors(msg) };
-            }
-            got
+    if let Some(found) = table::find(fd) {
+        let is_rds = found.is_ok();
+        let got = size(found.and_then(|rds| unsafe { receive_one(&rds, msg, flags) }));
+        if got >= 0 || !is_rds || !table::is_something_else(fd) {
+            return got;
         }
     }
+    let got = hidden!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t);
+    if got >= 0 {
+        unsafe { forget_descriptors(msg) };
+    }
+    got
 }
 
 #[unsafe(no_mangle)]
@@ -652,24 +644,28 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     limit: *mut timespec,
 ) -> c_int {
     match table::find(fd) {
-        Some(Err(errno)) => fail(errno),
-        Some(Ok(rds)) => unsafe { receive_limited(&rds, msgs, count, flags, limit) },
-        None => {
-            let got = hidden!(
-                recvmmsg(
-                    fd: c_int,
-                    msgs: *mut mmsghdr,
-                    count: c_uint,
-                    flags: c_int,
-                    limit: *mut timespec,
-                ) -> c_int
-            );
-            for n in 0..got.max(0) {
-                unsafe { forget_descriptors(&raw mut (*msgs.add(n as usize)).msg_hdr) };
+        Some(Err(errno)) => return fail(errno),
+        Some(Ok(rds)) => {
+            let got = unsafe { receive_limited(&rds, msgs, count, flags, limit) };
+            if got >= 0 || !table::is_something_else(fd) {
+                return got;
             }
-            got
         }
+        None => {}
     }
+    let got = hidden!(
+        recvmmsg(
+            fd: c_int,
+            msgs: *mut mmsghdr,
+            count: c_uint,
+            flags: c_int,
+            limit: *mut timespec,
+        ) -> c_int
+    );
+    for n in 0..got.max(0) {
+        unsafe { forget_descriptors(&raw mut (*msgs.add(n as usize)).msg_hdr) };
+    }
+    got
 }
 
 /// Forgets the table entries of descriptors that came with a message.
@@ -702,13 +698,17 @@ pub unsafe extern "C-unwind" fn ioctl(
     arg: *mut c_void,
 ) -> c_int {
     let number = request as c_int;
-    match table::find(fd) {
-        Some(Err(errno)) => fail(errno),
-        Some(Ok(_)) if UNIX_ONLY.contains(&number) => fail(libc::ENOTTY),
+    let done = match table::find(fd) {
+        Some(Err(errno)) => return fail(errno),
+        Some(Ok(_)) if UNIX_ONLY.contains(&number) => Some(fail(libc::ENOTTY)),
         Some(Ok(rds)) if [SIOCRDSSETTOS, SIOCRDSGETTOS].contains(&number) => {
-            int(unsafe { type_of_service(&rds, number, arg) })
+            Some(int(unsafe { type_of_service(&rds, number, arg) }))
         }
         // What the system has for sockets of any kind, as the requests about interfaces.
+        _ => None,
+    };
+    match done {
+        Some(done) if done >= 0 || !table::is_something_else(fd) => done,
         _ => hidden!(ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_void) -> c_int),
     }
 }

@@ -125,24 +125,33 @@ pub unsafe extern "C-unwind" fn splice(
     len: usize,
     flags: c_uint,
 ) -> ssize_t {
-    let ours = [table::find(from), table::find(to)];
-    match ours {
-        [None, None] => hidden!(
-            splice(
-                from: c_int,
-                from_at: *mut off_t,
-                to: c_int,
-                to_at: *mut off_t,
-                len: usize,
-                flags: c_uint,
-            ) -> ssize_t
-        ),
-        [Some(Err(errno)), _] | [_, Some(Err(errno))] => fail(errno) as ssize_t,
+    let found = [table::find(from), table::find(to)];
+    let are_ours = [&found[0], &found[1]].map(|found| matches!(found, Some(Ok(_))));
+    let done = match found {
+        [None, None] => {
+            return hidden!(
+                splice(
+                    from: c_int,
+                    from_at: *mut off_t,
+                    to: c_int,
+                    to_at: *mut off_t,
+                    len: usize,
+                    flags: c_uint,
+                ) -> ssize_t
+            );
+        }
+        [Some(Err(errno)), _] | [_, Some(Err(errno))] => return fail(errno) as ssize_t,
         // One of both has to be a pipe.
         [Some(Ok(_)), Some(Ok(_))] => fail(libc::EINVAL) as ssize_t,
         [Some(Ok(rds)), None] => size(splice_from(&rds, to, !to_at.is_null(), len, flags)),
         [None, Some(Ok(rds))] => size(splice_to(from, !from_at.is_null(), &rds, len, flags)),
+    };
+    let is_other = |(fd, is_ours): (c_int, bool)| is_ours && table::is_something_else(fd);
+    if done < 0 && [from, to].into_iter().zip(are_ours).any(is_other) {
+        // It is forgotten.
+        return unsafe { splice(from, from_at, to, to_at, len, flags) };
     }
+    done
 }
 
 /// Waits for a pipe; EAGAIN if the call may not.
