@@ -1,15 +1,15 @@
 //! Memory that a program points at and does not have: the signal that a copy gets there ends the
 //! copy, and the call fails with EFAULT.
 //!
-//! The signals come here, and go on to the program's handler, if it has one, by a jump: it finds the
-//! stack and the registers that the system has made for it, on the stack and with the signals
-//! blocked that it wants. What the program asks for in its action the system has, but for the
-//! address of the handler and the flags that a [`PLACES`] keeps; and what the program is told of its
-//! action is what it has set. So it never sees that there is something between. A signal that it
-//! does not handle does what it does without the library; one that it ignores is left alone.
+//! The library's handler comes first, and jumps to the program's, if it has one: that finds the
+//! registers and the stack that the system has made for it, and the signals blocked that it wants.
+//! The system has the program's action but for the address of the handler and a few flags, which
+//! are kept in [`PLACES`]; and the program gets its own action back when it asks for it. A signal
+//! that it does not handle does what it does without the library; one that it ignores is left
+//! alone.
 //!
-//! There is no lock, and an action is set by one system call, as without the library: it names the
-//! place, which never changes once it is taken.
+//! There is no lock. An action is set by one system call, as without the library: its handler is
+//! the entrance of a place, which never changes once it is taken.
 
 #![allow(
     clippy::missing_safety_doc,

@@ -1,4 +1,4 @@
-/* A program for which between.c sets a handler: meanwhile ADDRESS */
+/* A program for which between.c sets a handler: between_main ADDRESS */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
