@@ -199,6 +199,13 @@ pub(crate) fn handle() {
     SIGNALS.into_iter().for_each(handle_one);
 }
 
+/// The same for who may not make system calls for it twice, since a filter may forbid them by then.
+pub(crate) fn handle_unless_done() {
+    if !HANDLES.load(Ordering::SeqCst) {
+        handle();
+    }
+}
+
 fn handle_one(signal: c_int) {
     let mut now = default();
     if real_sigaction(signal, ptr::null(), &raw mut now) != 0 {

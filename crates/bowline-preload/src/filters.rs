@@ -132,7 +132,7 @@ fn front(site: usize, pid: u32) -> Vec<sock_filter> {
 unsafe fn amend(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
     const NOTHING: sock_filter = sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
     // It looks at what the program points at, perhaps before there is a socket.
-    faults::handle();
+    faults::handle_unless_done();
     let own = unsafe { pointers::read_quickly(filter) }.ok()?;
     let mut whole = front(system::call_site()?, system::getpid().cast_unsigned());
     let (front, len) = (whole.len(), usize::from(own.len));
