@@ -211,7 +211,7 @@ fn handle_one(signal: c_int) {
     if real_sigaction(signal, ptr::null(), &raw mut now) != 0 {
         return;
     }
-    let is_unset = now.sa_sigaction == libc::SIG_DFL && now.sa_flags == 0;
+    let is_unset = now.sa_flags == 0 && is_same(&now, &default());
     if let Some(action) = guarded_action(&now, is_unset) {
         replace(signal, now, action);
     }

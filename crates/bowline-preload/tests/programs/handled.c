@@ -70,6 +70,15 @@ static void other(int number) {
     siglongjmp(back, 1);
 }
 
+#define H(n)                                                                                      \
+    static void h##n(int number) {                                                                \
+        came(100 + n, number, NULL);                                                              \
+        siglongjmp(back, 1);                                                                      \
+    }
+H(0) H(1) H(2) H(3) H(4) H(5) H(6) H(7) H(8) H(9) H(10) H(11) H(12) H(13) H(14) H(15) H(16) H(17) H(18) H(19)
+static const sighandler_t others[] = {h0, h1, h2,  h3,  h4,  h5,  h6,  h7,  h8,  h9,
+                                      h10, h11, h12, h13, h14, h15, h16, h17, h18, h19};
+
 /* Mends the memory, and goes on. */
 static void informed(int number, siginfo_t *info, void *context) {
     came(3, number, info);
@@ -250,5 +259,14 @@ int main(int argc, char **argv) {
     printf("was ignored %d\n", signal(SIGSEGV, SIG_DFL) == SIG_IGN);
     is_guarded();
     now();
+    /* More handlers than the library has places for. */
+    for (int i = 0; i < 20; i++) {
+        struct sigaction action = {.sa_handler = others[i], .sa_flags = SA_NODEFER}, old;
+        MUST(sigaction(SIGSEGV, &action, &old) == 0);
+        printf("other %d was right %d\n", i, old.sa_handler == (i ? others[i - 1] : SIG_DFL));
+        faults(0);
+    }
+    sets(plain, 0, 0);
+    faults(0);
     return 0;
 }
